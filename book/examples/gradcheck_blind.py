@@ -1,6 +1,6 @@
-"""The gradcheck chapter: five functions of which gradcheck says the wrong thing, and what it takes to see it.
+"""The gradcheck chapter: three functions of which gradcheck says the wrong thing, and what it takes to see it.
 
-`python gradcheck_blind.py PART` runs one of in_float32, in_no_order, at_flat_points, at_kinks, with_strides.
+`python gradcheck_blind.py PART` runs one of in_float32, at_flat_points, at_kinks.
 """
 
 import torch
@@ -57,32 +57,6 @@ def in_float32():
 # ANCHOR_END: float32
 
 
-# ANCHOR: order
-class AnyOrder(Function):
-    """y = sum of the rows of x, added up in another order at each call, as atomics do."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.rows = len(x)
-        return x[torch.randperm(len(x))].cumsum(0)[-1]
-
-    @staticmethod
-    def backward(ctx, dy):
-        parts = torch.randn(3, *dy.shape, dtype=dy.dtype) * 1e3
-        return ((dy + parts.sum(0)) - parts.flip(0).sum(0)).expand(
-            ctx.rows, -1
-        )  # dy, and what rounding leaves
-
-
-def in_no_order():
-    x = leaf(5, 2)
-    print("equal bits are asked for:  ", verdict(AnyOrder.apply, x))
-    print("nondet_tol = 1e-9:         ", verdict(AnyOrder.apply, x, nondet_tol=1e-9))
-
-
-# ANCHOR_END: order
-
-
 # ANCHOR: flat
 class Clamp(Function):
     """y = x, cut off at 3. The gradient forgets the cut."""
@@ -115,27 +89,6 @@ def at_kinks():
 
 # ANCHOR_END: kink
 
-
-# ANCHOR: layout
-class Doubled(Function):
-    """y = 2 x; the gradient is read as it lies in memory, whatever the strides say."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, dy):
-        return 2 * torch.as_strided(dy, dy.shape, (dy.shape[1], 1))
-
-
-def with_strides():
-    x = leaf(3, 3)
-    print("gradcheck:                 ", verdict(Doubled.apply, x))
-    print("with a transpose after it:", verdict(lambda x: Doubled.apply(x).T.cos(), x))
-
-
-# ANCHOR_END: layout
 
 if __name__ == "__main__":
     import sys

@@ -57,19 +57,16 @@ def task(command: str, exact: bool = False, anywhere: bool = True, **options) ->
 
 
 EXAMPLES = (
-    "autograd_graph autograd_function opcheck diagonal_formula one_row row_descent rms_row flash_rows "
-    "gather_twice stale_code parameter_gradients backend_levels inductor_kernels inductor_residual "
-    "compile_settings compile_saved what_is_kept"
+    "autograd_graph autograd_function diagonal_formula one_row row_descent rms_row flash_rows "
+    "gather_twice parameter_gradients backend_levels inductor_kernels inductor_residual "
+    "compile_saved what_is_kept"
 )
 """Programs of book/examples without arguments, whose output has their name and is the same everywhere."""
 COMMANDS = {
     **{name: example(name) for name in EXAMPLES.split()},
     "gradcheck_float32": example("gradcheck_blind", "in_float32"),
-    "gradcheck_order": example("gradcheck_blind", "in_no_order"),
     "gradcheck_flat": example("gradcheck_blind", "at_flat_points"),
     "gradcheck_kink": example("gradcheck_blind", "at_kinks"),
-    "gradcheck_strides": example("gradcheck_blind", "with_strides"),
-    "debug_bisect": example("debugging", "bisecting"),
     "algebra": example("algebra", exact=False),
     "hunt_matrix": task("p21 --matrix", exact=True),
     "hunt_wrong": example("hunted", "attention", exact=False, exit_code=3),
@@ -80,7 +77,6 @@ COMMANDS = {
     "backend_report": example("backend_report", exact=False),
     "backend_rewrites": task("p26 --rewrites", exact=True),
     "one_path": example("one_path", exit_code=1),
-    "first_graph": task("p20 --rung derive --solution", exact=True),
     "first_functions": task("p20 --rung torch --solution", exact=True),
     "first_registration": task("p20 --rung register --solution", exact=True),
     "saving_less": example("saving_less", exact=False),
@@ -104,10 +100,8 @@ COMMANDS = {
     "order_draw": task("p24 --draw --size 6 10", exact=True),
     "order_numbers": task("p24 --draw --size 4 4 --numbers", exact=True),
     "order_z_numbers": task("p24 --draw --order z-order --size 4 4 --numbers", exact=True),
-    "order_count": task("p24 --count", exact=True),
     "order_radius": task("p24 --count --sides 64 --radii 8 9", exact=True),
     "fast_steps": task("p28 --backward --solution --device virtual", anywhere=False),
-    "forward_fused": task("p22 --fused --solution --device virtual", anywhere=False),
     "backward_solution": task("p22 --backward --solution --device virtual", anywhere=False),
 }
 

@@ -5,21 +5,6 @@ import shutil
 import pytest
 
 
-def test_what_the_settings_do_is_what_the_page_says():
-    from book.measure import outputs
-
-    lines = outputs.load("compile_settings").text.splitlines()
-    numbers = {line[:34].strip(): line[34:].split() for line in lines[1:7]}
-    assert numbers["batch sizes, dynamic=False"] == ["8", "8", "4"], "a graph for each size, up to the limit"
-    assert numbers["batch sizes, default"] == ["2", "12", "0"]
-    assert numbers["batch sizes, dynamic=True"] == ["1", "12", "0"]
-    assert numbers["constants, limit 8 (the default)"] == ["8", "8", "4"]
-    assert numbers["constants, limit 8, fullgraph=True"][0] == "FailOnRecompileLimitHit"
-    assert numbers["constants, limit 64"] == ["12", "12", "0"]
-    assert "suppress_errors=False: TorchRuntimeError" in lines
-    assert lines[-1] == "suppress_errors=True: (4, 1), calls of a compiled graph: 0"
-
-
 def test_half_the_budget_keeps_what_the_layer_keeps():
     """The recorded run against the shapes: x and two numbers for each row, and the LayerNorm output without a budget."""
     from book.measure import outputs

@@ -13,7 +13,8 @@ PAGES = [
     for name in (
         "puzzle_23/softmax_jacobian",
         "puzzle_23/flash_attention",
-        "puzzle_23/flash_engineering",
+        "puzzle_23/flash_kernels",
+        "puzzle_25/puzzle_25",
     )
 ]
 S, T, D = 4, 6, 3
@@ -212,7 +213,7 @@ def dropout(v):
 
 
 OF_SOFTMAX = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
-OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, parts, slots, dropout, halves)
+OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, slots, dropout, halves, parts)
 FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
 
 

@@ -7,6 +7,7 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function, `{{#diff FILE:ID}}` the
   difference between the code that a blank is given with and its solution;
+- `{{#solution FILE:NAME,... ...}}`, with files under solutions/, is the fold with the lines that fill these blanks or functions;
 - `{{#wrong PUZZLE}}` counts the wrong solutions that the gates of the page's hint ladders reject, and links them;
 - `{{#hints PUZZLE:BLANK}}` is the task of a blank, where the page has not shown it, and its hint ladder; a further rung with the same
   gate has a line that names its file;
@@ -56,6 +57,7 @@ TOKEN = re.compile(
     | (?<!\\) \{\{\#include[ ]+(?P<snippet>[^}:\s]+\.md)\}\}
     | \{\{\#hints[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
     | \{\{\#wrong[ ]+(?P<zoo>\w+)\}\}
+    | \{\{\#solution[ ]+(?P<solution>[^}]+)\}\}
     | (?P<skip> ^\{\{\#skip\}\}$ )
     | \{\{\#time[ ]+(?P<timed>[^}]+)\}\}
     | (?P<clone> \{\{\#clone\}\} )
@@ -223,6 +225,27 @@ def find_function(file: Path, name: str) -> str | None:
 def find_blank(file: Path, name: str) -> blanks.Blank | None:
     """A blank of a problem or solution file, or None."""
     return blanks.find(file.read_text(encoding="utf-8"), str(file)).get(name) if file.is_file() else None
+
+
+def solution(chapter: Chapter, place: re.Match, book: Path) -> str:
+    """The fold with the solution of some blanks, each below its name where there are several."""
+    solved: list[tuple[str, str]] = []
+    sources = place["solution"].split()
+    for source in sources:
+        path, _, names = source.rpartition(":")
+        file = book.parent / "solutions" / path
+        for name in names.split(","):
+            blank = find_blank(file, name)
+            code = textwrap.dedent("\n".join(blank.body)) if blank else find_function(file, name)
+            if code is None:
+                chapter.fault(place.start(), f"no solution {name} in {path}")
+                continue
+            label = f"`{name}`" if len(sources) == 1 else f"`{name}` in `{file.name}`"
+            language = "mojo" if file.suffix == ".mojo" else "python"
+            fence = f"```{language}\n{filled(code, file)}\n```"
+            solved.append((label, withhold(fence, withheld_folder(book))))
+    shown = [f"{label}:\n\n{fence}" if len(solved) > 1 else fence for label, fence in solved]
+    return "\n\n".join(['<details class="solution-details">\n' + SUMMARY, *shown, "</details>\n"])
 
 
 def in_solution(chapter: Chapter, position: int) -> bool:
@@ -431,6 +454,8 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
             return SUMMARY
         if token["snippet"]:
             return snippet(chapter, token, folder, setting, within)
+        if token["solution"]:
+            return solution(chapter, token, setting.book)
         if token["zoo"]:
             return wrong_solutions(chapter, token)
         if token["ladder"]:

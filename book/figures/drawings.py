@@ -3,7 +3,7 @@
 from functools import partial
 
 from book.figures.figures import LEGIBLE, Drawing, kernel_constant, svgs, wide
-from book.measure import ledger, outputs
+from book.measure import ledger
 from book.measure.ledger import GPT2_SMALL
 from harness.puzzles.p19.spec import DIMS
 
@@ -58,41 +58,6 @@ def two_halves() -> str:
     drawing.text(242, 96, "ln")
     drawing.text(393, 96, "y")
     drawing.text(242, 220, "dln")
-    return drawing.svg()
-
-
-def recorded_graph() -> dict[str, tuple[float, float]]:
-    """Name -> value and gradient, as the program of the page printed them."""
-    lines = outputs.load("autograd_graph").text.splitlines()[1:]
-    return {name: (float(value), float(gradient)) for name, value, gradient in map(str.split, lines)}
-
-
-def autograd_nodes() -> str:
-    """The page's small graph: values forward, the local derivative on each edge, gradients backward."""
-    recorded = recorded_graph()
-    value = {name: pair[0] for name, pair in recorded.items()}
-    edges = {
-        ("w", "u"): value["x"], ("x", "u"): value["w"], ("u", "v"): 1.0, ("b", "v"): 1.0, ("v", "L"): 2 * value["v"],
-    }  # fmt: skip
-    places = {"w": (52, 40), "x": (52, 150), "u": (178, 95), "b": (178, 205), "v": (304, 95), "L": (428, 95)}
-    formulas = {"u": "u = w x", "v": "v = u + b", "L": "L = v²"}
-    drawing = Drawing(
-        245,
-        "A graph: w and x make u, u and b make v, v makes L. "
-        + "; ".join(f"{name} is {v:g}, its gradient {g:g}" for name, (v, g) in recorded.items()),
-    )
-    for (start, end), slope in edges.items():
-        (x0, y0), (x1, y1) = places[start], places[end]
-        drawing.arrow(x0 + 46, y0, x1 - 46, y1 + (8 if y0 > y1 else -8 if y0 < y1 else 0))
-        aside, below = (
-            (8, -10) if y0 < y1 else (0, -10) if y0 == y1 else (-20, 8) if start == "b" else (10, 22)
-        )
-        drawing.text((x0 + x1) / 2 + aside, (y0 + y1) / 2 + below, f"×{slope:g}")
-    for name, (x, y) in places.items():
-        v, g = recorded[name]
-        drawing.labelled(
-            x - 45, y - 32, 90, 64, formulas.get(name, name), f"{v:g}", f"gradient {g:g}", shade=0.06
-        )
     return drawing.svg()
 
 
@@ -533,7 +498,7 @@ def backend_path() -> str:
 
 
 FILES = svgs(
-    two_halves, autograd_nodes, through_memory, backward_flow, normalisations, block_orders, glossary, two_stage, two_passes,
+    two_halves, through_memory, backward_flow, normalisations, block_orders, glossary, two_stage, two_passes,
     fast_block, backend_path,
 ) | {
     "ramp_map.svg": map_picture, "ramp_index.svg": index_picture, "ramp_reduce.svg": reduce_picture,

@@ -414,6 +414,24 @@ def test_blank_is_included_by_its_id(small_book):
     assert "src/page.md:4: cannot include blank dx of ../../p.mojo" in faults
 
 
+def test_solutions_are_named_and_folded_and_not_in_the_search_index(small_book):
+    folder = small_book.book.parent / "solutions" / "p1"
+    folder.mkdir(parents=True)
+    (folder / "a.mojo").write_text(
+        "def f():\n    # BLANK-START db: sum\n    zebra(1)\n    # BLANK-END db\n\n\ndef g():\n    two()\n"
+    )
+    (folder / "b.py").write_text("def f():\n    return 3\n")
+    assert small_book("# P\n\n{{#solution p1/a.mojo:db,g p1/b.py:f}}\n") == []
+    html = (small_book.html / "page.html").read_text()
+    assert ">zebra(1)\n</code>" in html and ">def g():\n    two()\n</code>" in html
+    assert "<code>g</code> in <code>a.mojo</code>" in html and "<code>f</code> in <code>b.py</code>" in html
+    (index,) = small_book.html.glob("searchindex*.js")
+    assert "zebra" not in index.read_text() and html.count("<details") == 1
+    assert small_book("# P\n\n{{#solution p1/a.mojo:db}}\n") == []
+    assert "<code>db</code>" not in (small_book.html / "page.html").read_text()
+    assert "src/page.md:3: no solution dx in p1/a.mojo" in small_book("# P\n\n{{#solution p1/a.mojo:dx}}\n")
+
+
 def test_problem_code_is_shown_without_what_a_learner_wrote(small_book):
     text = (
         "# ANCHOR: k{}\ndef k():\n    # BLANK-START db: sum\n    {}\n    # BLANK-END db\n# ANCHOR_END: k{}\n"

@@ -288,8 +288,8 @@ def test_two_kernel_mistakes_that_the_page_warns_of_change_the_result():
     ("first", "second"), [(0.0, 1.0), (2.0, 1.884), (3.0, 3.0 + 1e-4), (0.5, 0.5), (-40.0, 7.0)]
 )
 def test_two_columns(first, second):
-    """The autograd page's dx of a row of two numbers, {#two}, against autograd, and the numbers that it gives."""
-    page = (BOOK / "src" / "autograd.md").read_text(encoding="utf-8")
+    """The dx of a row of two numbers, {#two}, against autograd, and the numbers that the page gives."""
+    page = (BOOK / "src" / "puzzle_22" / "derive.md").read_text(encoding="utf-8")
     assert "{#two}" in page and r"\tfrac12\,\varepsilon\,\mathrm{rstd}^3\,(g_1 - g_2)" in page
     g = np.array([1.7, -0.4])
     row = torch.tensor([first, second], dtype=torch.float64, requires_grad=True)
@@ -336,7 +336,7 @@ def page(name: str, *formulas: str) -> str:
 
 def test_the_four_factors_of_the_parameters():
     """The derivatives {#local} of one row, each against a finite difference."""
-    page("puzzle_22/derive.md", "local")
+    page("puzzle_22/derive.md", "local", "two")
     s = Sample(3)
     ln = s.ln_out[0, 0]
     by_W = central_difference(lambda W: W @ ln + s.b, s.W)  # [o, o', h]

@@ -50,7 +50,7 @@ HELD_ELSEWHERE = {
 }
 
 SLOW = {
-    "algebra", "autograd_function", "autograd_graph", "compile_saved",
+    "algebra", "compile_saved",
     "diagonal_formula", "gradcheck_flat", "gradcheck_float32",
     "gradcheck_kink", "inductor_kernels", "parameter_gradients",
     "saving_less",

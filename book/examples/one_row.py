@@ -37,13 +37,13 @@ def nudged(g, x, step=1e-6):
 x_hat, rstd = layer_norm(x)
 dx, slopes = backward(g, x), nudged(g, x)
 diagonal = rstd * g * (1 - 1 / len(x) - x_hat**2 / len(x))
-print("    x   x_hat       g  nudged      dx  tutorial")
+print("    x   x_hat       g  nudged      dx  diagonal")
 for row in zip(x, x_hat, g, slopes, dx, diagonal, strict=True):
     print("{:5.1f} {:7.3f} {:7.1f} {:7.3f} {:7.3f} {:9.3f}".format(*row))
 print(f"mean {x.mean():.3f}  rstd {rstd:.3f}  c1 {(g * x_hat).mean():.3f}  c2 {g.mean():.3f}")
-for name, gradient in (("dx", dx), ("tutorial", diagonal)):
+for name, gradient in (("dx", dx), ("diagonal", diagonal)):
     total, along = (round(float(value), 3) + 0.0 for value in (gradient.sum(), (gradient * x_hat).sum()))
     print(f"{name:8}  sums to {total:6.3f}, along x_hat {along:6.3f}")
 
-g[2] = 0  # as where the third weight of gamma is zero
-print(f"with a third g of zero, dx_3: {backward(g, x)[2]:.3f}, nudged {nudged(g, x)[2]:.3f}")
+g[2] = 0  # as where gamma[2] is zero
+print(f"with g[2] = 0, dx[2]: {backward(g, x)[2]:.3f}, nudged {nudged(g, x)[2]:.3f}")

@@ -10,7 +10,7 @@ def right(g, x_hat, rstd):
     return rstd * (g - g.mean() - x_hat * (g * x_hat).mean())
 
 
-def tutorial(g, x_hat, rstd):
+def by_diagonal(g, x_hat, rstd):
     return rstd * g * (1 - 1 / len(g) - x_hat**2 / len(g))
 
 
@@ -28,12 +28,12 @@ def descend(gradient, steps=400, rate=0.5):
     return losses, means, deviations
 
 
-(loss, mean, deviation), (half_loss, half_mean, half_deviation) = descend(right), descend(tutorial)
-print("         by the gradient   by the tutorial's")
+(loss, mean, deviation), (half_loss, half_mean, half_deviation) = descend(right), descend(by_diagonal)
+print("         by the gradient   by the diagonal's")
 print("  step     loss     mean      loss     mean")
 for step in (0, 1, 2, 5, 10, 20, 50, 100, 200, 400):
     print(f"{step:6} {loss[step]:8.3f} {mean[step]:8.3f}  {half_loss[step]:8.3f} {half_mean[step]:8.3f}")
 for step in (0, 5, 400):
     print(f"deviation after {step} steps: {deviation[step]:.3f} and {half_deviation[step]:.3f}")
-slow, half_slow = (descend(gradient, 5, 0.05)[0][5] for gradient in (right, tutorial))
+slow, half_slow = (descend(gradient, 5, 0.05)[0][5] for gradient in (right, by_diagonal))
 print(f"loss after 5 steps at a tenth of the rate: {slow:.3f} and {half_slow:.3f}")

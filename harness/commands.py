@@ -167,18 +167,18 @@ def hint(arguments: list[str]) -> int:
     flags = parser.parse_intermixed_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     progress = Progress.load()
-    wanted = flags.gate or ""
-    prefix, _, rest = wanted.partition("-")
+    requested = flags.gate or ""
+    prefix, _, rest = requested.partition("-")
     if prefix in NAMES:
-        flags.rung, wanted = prefix, rest
-    named = re.fullmatch(r"(\w+?)-(\d+)", wanted)
-    wanted = named[1] if named else wanted
-    check_gate(puzzle, flags.rung, None if flags.gate is None else wanted)
-    holding = [work for work in works(puzzle) if wanted in work.rung.gates]
+        flags.rung, requested = prefix, rest
+    named = re.fullmatch(r"(\w+?)-(\d+)", requested)
+    requested = named[1] if named else requested
+    check_gate(puzzle, flags.rung, None if flags.gate is None else requested)
+    holding = [work for work in works(puzzle) if requested in work.rung.gates]
     # A rung of a ladder has a name of its own; a gate's may be that of several files.
     here = None if flags.rung or named else current_work(holding, progress)
-    work = here or work_of(puzzle, flags.rung, None if flags.gate is None else wanted)
-    gate = current_blank(work, progress) if flags.gate is None else work.gate(wanted)
+    work = here or work_of(puzzle, flags.rung, None if flags.gate is None else requested)
+    gate = current_blank(work, progress) if flags.gate is None else work.gate(requested)
     if gate is None:
         print("Every blank has passed: there is nothing to hint at.")
         return 0
@@ -309,13 +309,13 @@ def verify(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
     there = [work for puzzle in chosen(flags.puzzle) for work in works(puzzle)]
-    wanted = [work for work in there if flags.rung in (None, work.rung.id)]
-    if not wanted:
+    requested = [work for work in there if flags.rung in (None, work.rung.id)]
+    if not requested:
         ids = dict.fromkeys(work.rung.id for work in there)
         raise BadUse(
             f"--rung {flags.rung}: no such rung of {flags.puzzle or 'any puzzle'}; there is {', '.join(ids)}"
         )
-    codes = [verify_work(console, work, verbose=flags.verbose) for work in wanted]
+    codes = [verify_work(console, work, verbose=flags.verbose) for work in requested]
     code = next((code for code in (5, 4, 1, 2, 3, 0) if code in codes), 3)
     words = VERDICTS[code].format(diff=command(f"diff {flags.puzzle or 'pNN'}"))
     console.print(Text(f"   {words}", style="bold"))
@@ -426,8 +426,8 @@ def build_ext(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
     names = [architectures.canonical(name) for name in flags.arch] if flags.arch else architectures.present()
-    wanted = host.select_libraries(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
-    for library, built in libraries.build_all(wanted, flags.output):
+    requested = host.select_libraries(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
+    for library, built in libraries.build_all(requested, flags.output):
         size = built.path.stat().st_size / 2**20
         how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
         print_lines(console, [f"{library.name}: {how}, {size:.1f} MiB: {shown(built.path)}"])

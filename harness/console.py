@@ -126,12 +126,12 @@ def make_console(stream, *, paged: bool = False) -> Console:
     """
     piped = not stream.isatty()
     obeyed = paged if piped else os.environ.get("TERM") in ("dumb", "unknown")
-    asked = requested_width() if obeyed else 0
-    width = asked or (200 if piped else None)
+    requested = requested_width() if obeyed else 0
+    width = requested or (200 if piped else None)
     console = PipedConsole(
-        file=stream, highlight=False, emoji=False, width=width, height=25 if asked else None
+        file=stream, highlight=False, emoji=False, width=width, height=25 if requested else None
     )
-    console.wraps = paged and bool(asked)
+    console.wraps = paged and bool(requested)
     return console
 
 

@@ -43,14 +43,14 @@ class MaxCalls(Calls):
         target = targets.gpu() if next(iter(inputs.values())).is_cuda else targets.cpu()
         if target is None:
             raise Unavailable("MAX sees no GPU")
-        given = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
+        arguments = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
         dtype = str(next(iter(inputs.values())).dtype).removeprefix("torch.")
         programs = compile_graphs(puzzle, variants, dtype, target)
         self.device = target.device
         self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
-        written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, given)
-        given |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
-        _, backward = graphs.make_buffers(puzzle, self.programs["backward"], target, given)
+        written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, arguments)
+        arguments |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
+        _, backward = graphs.make_buffers(puzzle, self.programs["backward"], target, arguments)
         # What forward keeps for backward is one buffer of both.
         backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.saved_quantities(variant)}
         self.buffers = {"forward": forward, "backward": backward}

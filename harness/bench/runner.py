@@ -214,9 +214,9 @@ class Bench:
         graph()
         torch.cuda.synchronize()
         limit = 2 * torch.finfo(problem.dtype).eps + 1e-4  # a capture may choose another product algorithm
-        for got, wanted in zip(graph.outputs, expected, strict=True):
-            difference = (got.detach().float() - wanted.detach().float()).norm()
-            if not difference <= limit * wanted.detach().float().norm():
+        for got, eager in zip(graph.outputs, expected, strict=True):
+            difference = (got.detach().float() - eager.detach().float()).norm()
+            if not difference <= limit * eager.detach().float().norm():
                 raise WrongGraph("the replayed graph does not write what a plain call writes")
 
     def clock(self, column: str):

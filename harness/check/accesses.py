@@ -193,8 +193,10 @@ class Accesses:
 
     def access(self, row: int) -> Access:
         """Return a row, with names."""
-        who = Thread(int(self.launch[row]), int(self.block[row]), int(self.thread[row]))
-        return Access(int(self.step[row]), who, str(self.kind[row]), self.place(row), float(self.value[row]))
+        thread = Thread(int(self.launch[row]), int(self.block[row]), int(self.thread[row]))
+        return Access(
+            int(self.step[row]), thread, str(self.kind[row]), self.place(row), float(self.value[row])
+        )
 
     def line(self, step: int) -> Line | None:
         """Return the source line of a step."""

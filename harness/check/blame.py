@@ -106,25 +106,29 @@ class Search:
         """Compare the writers of a place before a step of each run: a fault, and the hop that may lead
         further back."""
         mine, theirs = self.writes(self.mine, place, before), self.writes(self.theirs, place, other)
-        for who in sorted({*mine, *theirs}):
-            ours, right = mine.get(who, []), theirs.get(who, [])
+        for thread in sorted({*mine, *theirs}):
+            ours, right = mine.get(thread, []), theirs.get(thread, [])
             if not right and len(theirs) and all(self.harmless(access, theirs) for access in ours):
                 continue
             if not ours or not right:
-                return self.one_sided(place, who, ours, right), None, 0
+                return self.one_sided(place, thread, ours, right), None, 0
             kind = self.other_kind(ours, right)
             if kind:
-                return self.fault(kind, place, who, ours[0], right[0].value), None, 0
+                return self.fault(kind, place, thread, ours[0], right[0].value), None, 0
             if not self.differ(amount(ours), amount(right), place):
                 continue
             if len(ours) != len(right):
                 last = ours[len(right)] if len(ours) > len(right) else ours[-1]
-                return self.fault("count", place, who, last, float("nan")), None, 0
+                return self.fault("count", place, thread, last, float("nan")), None, 0
             pairs = list(zip(ours, right, strict=True))
             apart = [(a, b) for a, b in pairs if self.differ(a.value, b.value, place)] or pairs[-1:]
-            return self.behind(place, who, *apart[0])
-        who = next(iter(sorted(mine)), None)
-        return (self.fault("same", place, who, mine[who][-1], mine[who][-1].value) if who else None), None, 0
+            return self.behind(place, thread, *apart[0])
+        thread = next(iter(sorted(mine)), None)
+        return (
+            (self.fault("same", place, thread, mine[thread][-1], mine[thread][-1].value) if thread else None),
+            None,
+            0,
+        )
 
     def harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
         """Check for a store in one run only, of the value that the others store there too."""

@@ -97,18 +97,18 @@ class Checker:
         package = OpPackage(path.path if isinstance(path, OpPackage) else path)
         wanted = requested_gates(self.puzzle, self.rung, gates)
         blanks = package_blanks(package, self.puzzle)
-        given = provided_code_gates(gates, blanks)
-        empty = {id for id, blank in blanks.items() if blank.size == 0} - given
+        provided = provided_code_gates(gates, blanks)
+        empty = {id for id, blank in blanks.items() if blank.size == 0} - provided
         variants = sorted({gate.variant for gate in wanted if gate.id not in empty})
         if not variants:
             return [GateResult(gate, "unsolved") for gate in wanted]
         if cases is None:
             cases = [*self.puzzle.cases(None), *self.puzzle.gate_cases]
-        asked = {self.dtype: cases}
+        requested = {self.dtype: cases}
         if self.other and (narrow := [case for case in cases if case.in_16_bits]):
-            asked[self.other] = narrow
+            requested[self.other] = narrow
         try:
-            recordings = self._record(package, asked, variants)
+            recordings = self._record(package, requested, variants)
         except CompileFailed as error:
             raise name_owner(error, package.path / self.puzzle.source, blanks, gates or [*blanks]) from error
         from harness.check.execution import VirtualDevice
@@ -117,16 +117,16 @@ class Checker:
         def check_dtype(dtype: str, cases: Sequence[Case], wanted: Sequence[Gate], runs: int = 1):
             again = [quantity for gate in wanted for quantity in gate.own]
             reference = self._reference(dtype)
-            judge = Grader(reference, package, blanks, variants, cases, wanted, (), again, runs, given)
+            judge = Grader(reference, package, blanks, variants, cases, wanted, (), again, runs, provided)
             return judge.by_gate(VirtualDevice(recordings[dtype], judge.source, self.blocks))
 
         if on_first and len(cases) > 1:
             on_first(check_dtype(self.dtype, cases[:1], wanted))
         results = check_dtype(self.dtype, cases, wanted, self.repeat)
         right = [result.gate for result in results if result.state == "correct"]
-        if self.other not in asked or not right:
+        if self.other not in requested or not right:
             return results
-        narrowed = check_dtype(self.other, asked[self.other], right)
+        narrowed = check_dtype(self.other, requested[self.other], right)
         wrong = {result.gate.id: result for result in narrowed if result.state == "wrong"}
         for result in wrong.values():
             result.diagnosis.insert(0, f"right in {self.dtype}, and wrong in {self.other}:")

@@ -91,8 +91,8 @@ def diagnose(
     worst = most_telling(evidence, puzzle.dims)
     axes = puzzle.axes(quantity, worst.got.ndim)
     argument = puzzle.written(quantity)
-    told = elements(worst, name, axes, bits=argument is not None and argument.bits)
-    values = [*told, f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
+    reports = elements(worst, name, axes, bits=argument is not None and argument.bits)
+    values = [*reports, f"where in '{worst.case.name}': {place(worst.wrong, axes)}"]
     known = explanation(puzzle, quantity, evidence, right)
     symptom = None if known else describe_unexplained(puzzle, quantity, evidence, worst)
     rung = known.mistakes[0].hint if known else 2 if symptom and symptom.mistake in NO_NUMBERS else 1
@@ -183,12 +183,12 @@ def elements(evidence: Evidence, name: str, axes: Shape, bits: bool = False) -> 
         at = tuple(index)
         got, truth = float(evidence.got[at]), float(evidence.truth[at])
         if bits and not evidence.unwritten[at]:
-            said = describe_wrong_bits(got, truth)
+            text = describe_wrong_bits(got, truth)
         elif evidence.unwritten[at]:
-            said = f"never written, expected {truth:.7g}"
+            text = f"never written, expected {truth:.7g}"
         else:
-            said = got_and_expected(got, truth, evidence.verdict.limit * evidence.scale)
-        line = f"{name}{index or ''} {said}{times(evidence, at)}"
+            text = got_and_expected(got, truth, evidence.verdict.limit * evidence.scale)
+        line = f"{name}{index or ''} {text}{times(evidence, at)}"
         words = index_words(index, axes)
         yield f"{line} ({words})" if words and not number else line
     if len(wrong) > SHOWN:
@@ -280,7 +280,7 @@ def explanation(
     steps = puzzle.derive(evidence[0].arrays, {})
     with np.errstate(all="ignore"):
         getattr(steps, quantity)
-    asked = [
+    requested = [
         mistake
         for mistake in puzzle.mistakes
         if not mistake.changes.keys().isdisjoint(
@@ -289,19 +289,21 @@ def explanation(
         and not (mistake.together and not mistake.changes.keys().isdisjoint(right))
     ]
     if all(is_not_finite(e.case.values) for e in evidence):
-        asked = [mistake for mistake in asked if not shows_in_numbers(puzzle, quantity, evidence[0], mistake)]
+        requested = [
+            mistake for mistake in requested if not shows_in_numbers(puzzle, quantity, evidence[0], mistake)
+        ]
     small_first = sorted(evidence, key=lambda e: e.got.size)
-    fit = fitting(puzzle, quantity, small_first, asked, numbers_only=False)
+    fit = fitting(puzzle, quantity, small_first, requested, numbers_only=False)
     numbers = sum(int((e.wrong & np.isfinite(e.got)).sum()) for e in evidence)
     if (
         not fit
         and numbers >= NUMBERS
         and any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence)
     ):
-        fit = fitting(puzzle, quantity, small_first, asked, numbers_only=True)
+        fit = fitting(puzzle, quantity, small_first, requested, numbers_only=True)
     finite = [e for e in small_first if not is_not_finite(e.case.values) and np.isfinite(e.truth).all()]
     if not fit and 0 < len(finite) < len(evidence):
-        fit = fitting(puzzle, quantity, finite, asked, numbers_only=False)
+        fit = fitting(puzzle, quantity, finite, requested, numbers_only=False)
         return fit and replace(fit, finite_only=True)
     return fit
 
@@ -466,8 +468,8 @@ def find_misplaced(evidence: Sequence[Evidence], worst: Evidence) -> Symptom | N
         )
     if not (np.isfinite(worst.truth) & ~np.isfinite(worst.got) & ~worst.unwritten).any():
         return None
-    given = np.concatenate([array.ravel() for e in evidence for array in e.arrays.values()])
-    if not (np.isnan(given) | np.isposinf(given)).any():
+    inputs = np.concatenate([array.ravel() for e in evidence for array in e.arrays.values()])
+    if not (np.isnan(inputs) | np.isposinf(inputs)).any():
         return Symptom(
             "nan-at-infinity",
             "is NaN or infinite where PyTorch's is finite, and only where an input is -inf: a guard is missing (-inf - -inf, 0 / 0), "

@@ -115,9 +115,9 @@ class VirtualDevice:
     def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
         outcome, saved = self._replay(variant, cases, reference), reference.puzzle.saved_quantities(variant)
         if outcome.failure is None and not all(
-            verdict.ok
+            result.ok
             for case in cases
-            for verdict in reference.compare_all(
+            for result in reference.compare_all(
                 case, self.target, variant, outcome.outputs[case.name], saved
             ).values()
         ):

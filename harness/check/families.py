@@ -71,19 +71,19 @@ def constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | No
     times = {e.case.name: r for e, r in zip(evidence, ratios, strict=True)}
     if not explains(lambda e: times[e.case.name] * e.truth, evidence):
         return None
-    told = [(e, r) for e, r in zip(evidence, ratios, strict=True) if largest(e.truth)]
-    first = max(told, key=lambda pair: is_conclusive(pair[0].truth, pair[0]))[1]
-    if all(same(first, r) for _, r in told):
+    conclusive = [(e, r) for e, r in zip(evidence, ratios, strict=True) if largest(e.truth)]
+    first = max(conclusive, key=lambda pair: is_conclusive(pair[0].truth, pair[0]))[1]
+    if all(same(first, r) for _, r in conclusive):
         if same(first, -1):
             return Symptom("negated", "has the opposite sign in every element, and is right otherwise")
         few = next((words for number, words in CONSTANTS.items() if same(number, first)), f"{first:.6g}")
-        sizes = [words for words, value in sizes_of(puzzle) if all(same(value(e), r) for e, r in told)]
+        sizes = [words for words, value in sizes_of(puzzle) if all(same(value(e), r) for e, r in conclusive)]
         as_many = f", which is {' or '.join(sizes[:2])} here" if sizes else ""
         return Symptom("times-a-constant", f"is exactly {few} times what it should be{as_many}")
-    (one, few), (other, many) = (pick(told, key=lambda pair: pair[1]) for pick in (min, max))
+    (one, few), (other, many) = (pick(conclusive, key=lambda pair: pair[1]) for pick in (min, max))
     example = f"{few:.6g} times in '{one.case.name}', {many:.6g} in '{other.case.name}'"
     for words, value in sizes_of(puzzle):
-        if all(same(value(e), r) for e, r in told):
+        if all(same(value(e), r) for e, r in conclusive):
             return Symptom("times-a-constant", f"is exactly {words} times what it should be: {example}")
     words = f"is a constant times what it should be, another one in each case: {example}"
     return None if numbers else Symptom("times-a-constant", words)
@@ -259,11 +259,11 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
         def fits_shift(e: Evidence, by: Fit = summands) -> np.ndarray:
             return e.truth + by(e)
 
-        ways: tuple[tuple[Fit, Fit, str, str], ...] = (
+        methods: tuple[tuple[Fit, Fit, str, str], ...] = (
             (factors, fits_scale, "times what it should be", "factor"),
             (summands, fits_shift, "away from what it should be", "summand"),
         )
-        for values, fit, words, what in ways:
+        for values, fit, words, what in methods:
             if explains(fit, evidence):
                 if what == "factor" and all(is_a_part(values(e)) for e in matrices):
                     return None  # which elements are 0 is said already

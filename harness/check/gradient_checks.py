@@ -308,12 +308,12 @@ def inputs_unchanged(subject: Subject) -> str | None:
     shown = [t.detach().clone() for t in outputs]
     asking = tuple(t for t in outputs if t.requires_grad)
     incoming = random_like(asking)
-    given = [t.clone() for t in incoming]
+    arguments = [t.clone() for t in incoming]
     torch.autograd.grad(asking, leaves(inputs), incoming, allow_unused=True)
     for what, now, then in (
         ("an input", inputs, before),
         ("its result", outputs, shown),
-        ("the gradient coming in", incoming, given),
+        ("the gradient coming in", incoming, arguments),
     ):
         if not all(torch.equal(a.detach(), b) for a, b in zip(now, then, strict=True)):
             return f"{what} is changed in place: later reads of it, autograd's too, get wrong numbers"

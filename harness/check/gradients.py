@@ -85,8 +85,8 @@ class Subject:
         tensors = [
             t.to(dtype) if t.is_floating_point() else t for t in self.make(sizes, seed)
         ]  # masks and indices stay what they are
-        wanted = self.differentiable or [i for i, t in enumerate(tensors) if t.is_floating_point()]
-        return [t.detach().clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
+        requested = self.differentiable or [i for i, t in enumerate(tensors) if t.is_floating_point()]
+        return [t.detach().clone().requires_grad_(i in requested) for i, t in enumerate(tensors)]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -106,10 +106,10 @@ class Grader:
         attempted = [gate for gate in mine if gate.id not in self.empty]
         waiting = {q: (gate.id,) for gate in mine if gate.id in self.empty for q in gate.own}
         outcome = device.outcome(name, cases, self.reference)
-        judged = [q for gate in attempted for q in (*gate.own, *gate.given)]
-        wanted = [q for q in dict.fromkeys((*self.quantities, *judged)) if q not in waiting]
+        checked = [q for gate in attempted for q in (*gate.own, *gate.given)]
+        requested = [q for q in dict.fromkeys((*self.quantities, *checked)) if q not in waiting]
         comparisons = [
-            Comparison(case, self.reference.compare_all(case, device.target, name, outputs, wanted))
+            Comparison(case, self.reference.compare_all(case, device.target, name, outputs, requested))
             for case in cases
             if (outputs := outcome.outputs.get(case.name)) is not None
         ]
@@ -121,8 +121,8 @@ class Grader:
         errors = [finding for finding in result.findings if finding.is_error]
         result.gates = [by_values(gate, comparisons, result.failure) for gate in attempted]
         self._share(errors, result.gates, waits=bool(waiting))
-        told = [finding for gate in result.gates for finding in gate.findings]
-        result.errors = [f for f in errors if f in told or not (waiting and f.kind in UNWRITTEN)]
+        reports = [finding for gate in result.gates for finding in gate.findings]
+        result.errors = [f for f in errors if f in reports or not (waiting and f.kind in UNWRITTEN)]
         for gate in result.gates:
             if gate.state == "wrong":
                 self._explain(gate, diagnoses, result.failure)
@@ -159,9 +159,11 @@ class Grader:
         If the order of sums is fixed the bits must be equal, or the gate is wrong.
         """
         name, written = result.variant, self.puzzle.writes(result.variant)
-        asked = [q for q in self.repeated if q in written and q not in result.unsolved]
+        requested = [q for q in self.repeated if q in written and q not in result.unsolved]
         again = partial(device.outputs, name, hard, self.reference)
-        result.repeats = self.reference.compare_repeats(again, hard, device.target, name, asked, self.runs)
+        result.repeats = self.reference.compare_repeats(
+            again, hard, device.target, name, requested, self.runs
+        )
         for gate in result.gates:
             gate.repeats = {q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own}
             if gate.state == "correct" and not all(repeats.ok for repeats in gate.repeats.values()):
@@ -175,10 +177,10 @@ class Grader:
         hints = {quantity: gate.id for gate in gates for quantity in gate.own}
         wrong: dict[str, list[Evidence]] = {}
         for c in comparisons:
-            for q, verdict in c.verdicts.items():
-                if not verdict.ok:
+            for q, result in c.verdicts.items():
+                if not result.ok:
                     got = outcome.outputs[c.case.name][q]
-                    shown = self.reference.evidence(c.case, device.target, q, got, verdict)
+                    shown = self.reference.evidence(c.case, device.target, q, got, result)
                     wrong.setdefault(q, []).append(shown)
         return {
             q: diagnose(puzzle, q, cases, name=puzzle.printed_name(q), gate=hints.get(q), right=right)

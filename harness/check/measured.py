@@ -135,7 +135,7 @@ def compare(
         within: The dtype of autocast, in which the reference's errors are measured too.
     """
     inputs = change(subject.inputs(sizes, seed, dtype))
-    given, exact = [leaf(t, t) for t in inputs], wide(inputs)
+    arguments, exact = [leaf(t, t) for t in inputs], wide(inputs)
     right = outputs_of(guard(subject.reference), exact)
     outputs = outputs_of(around(subject.function), inputs)
     if len(outputs) != len(right):
@@ -154,7 +154,7 @@ def compare(
     between(inputs, outputs)
     grads = [g.detach() for g in pull([outputs[i] for i in asking], inputs, coming)]
     truth = guard(pulled_back)([right[i] for i in asking], exact, [g.double() for g in kept])
-    evidence = Evidence(given, kept, names, [*results, *grads], [*(t.detach() for t in right), *truth])
+    evidence = Evidence(arguments, kept, names, [*results, *grads], [*(t.detach() for t in right), *truth])
     if subject.measured:
         distance = Measured(subject, evidence, asking, least, floor, steady, within).distance()
     else:
@@ -229,10 +229,10 @@ class Measured:
 
     def run(self, inputs: list[Tensor], incoming: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run the reference on other inputs."""
-        given = self.evidence.incoming if incoming is None else incoming
+        arguments = self.evidence.incoming if incoming is None else incoming
         outputs = outputs_of(guard(self.subject.reference), inputs)
         chosen = [outputs[i] for i in self.asking]
-        incoming = [g.to(t.dtype) for g, t in zip(given, chosen, strict=True)]
+        incoming = [g.to(t.dtype) for g, t in zip(arguments, chosen, strict=True)]
         return [*(t.detach() for t in outputs), *guard(pulled_back)(chosen, inputs, incoming)]
 
     def usual(self) -> list[float]:
@@ -254,10 +254,12 @@ class Measured:
                 inputs = wide(self.evidence.inputs)
                 with torch.no_grad():
                     for t in filter(torch.is_floating_point, inputs):
-                        way = torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t) * 2 - 1
-                        way = way if absolute else way.sign()
+                        direction = (
+                            torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t) * 2 - 1
+                        )
+                        direction = direction if absolute else direction.sign()
                         far = (t.abs() + absolute * (largest(t) or 1.0)).nan_to_num(posinf=0.0)
-                        t += sign * way * far
+                        t += sign * direction * far
                 yield self.run(inputs)
 
     def find_swallowed(self) -> list[Tensor]:

@@ -122,8 +122,8 @@ class Options:
     def of_checker(self) -> dict[str, object]:
         """The keywords of the checker of a file: the seed, and the kernel options that were passed."""
         kernels = {name: getattr(self, name) for name in OF_KERNELS}
-        asked = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
-        return {"seed": self.seed, **asked}
+        requested = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
+        return {"seed": self.seed, **requested}
 
     @property
     def cases(self) -> list[Case] | None:
@@ -146,11 +146,13 @@ class Options:
     @property
     def gates(self) -> list[Gate]:
         """The gates of the kernels that a run is about."""
-        asked = {*self.quantities}
+        requested = {*self.quantities}
         return [
             gate
             for gate in self.puzzle.kernel_gates
-            if gate.variant in self.variants and asked & {*gate.quantities} and self.gate in (None, gate.id)
+            if gate.variant in self.variants
+            and requested & {*gate.quantities}
+            and self.gate in (None, gate.id)
         ]
 
 
@@ -378,15 +380,15 @@ def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
     )
     if of_kernels and flags.show is not None and flags.device not in ("auto", "virtual", "all"):
         raise BadUse(f"--show: pictures are made on the virtual GPU, not with --device {flags.device}")
-    given: dict[str, Any] = {name: value for name, value in vars(flags).items() if name in FIELDS}
-    given |= {
+    arguments: dict[str, Any] = {name: value for name, value in vars(flags).items() if name in FIELDS}
+    arguments |= {
         "demo": next((each for each in puzzle.demos if getattr(flags, each.dest)), None),
         "root": str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
         "backward": flags.backward or gradients or not puzzle.forward,
         "variants": chosen,
         "dims": tuple(flags.dims) if flags.dims else None,
     }
-    return Options(puzzle, **given)
+    return Options(puzzle, **arguments)
 
 
 def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
@@ -399,10 +401,10 @@ def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
     largest = max((*dims, *counts))
     if largest > LARGEST:
         raise BadUse(f"{flag}: kernels count sizes and rows up to {LARGEST:,}, not {largest:,}")
-    wanted = HELD * sum(math.prod(shape) for shape in shapes)
-    if wanted > memory():
+    requested = HELD * sum(math.prod(shape) for shape in shapes)
+    if requested > memory():
         raise BadUse(
-            f"{flag}: needs more than {wanted / 2**30:,.0f} GiB, and this machine has {memory() / 2**30:,.0f} GiB"
+            f"{flag}: needs more than {requested / 2**30:,.0f} GiB, and this machine has {memory() / 2**30:,.0f} GiB"
         )
 
 

@@ -246,10 +246,10 @@ def runner(package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker) -
 
     def run(case: Case) -> Side:
         side = replay(case, {})
-        judged = (
+        checked = (
             {} if side.failure else reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, saved)
         )
-        if all(verdict.ok for verdict in judged.values()):
+        if all(result.ok for result in checked.values()):
             return side
         right = reference.saved_arrays(case, VIRTUAL, gate.variant)
         return replay(case, {name: tensor for name, tensor in right.items() if name in saved})
@@ -261,11 +261,11 @@ def wrong_elements(gate: Gate, case: Case, checker: Checker, side: Side) -> list
     """Return the wrong quantities of a gate, each with its wrong elements, in the order in which they are
     written."""
     out: list[Wrong] = []
-    asked = (*gate.given, *gate.quantities) if side.outputs else ()
-    judged = checker.reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, asked)
-    for quantity in (quantity for quantity, verdict in judged.items() if not verdict.ok):
+    requested = (*gate.given, *gate.quantities) if side.outputs else ()
+    checked = checker.reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, requested)
+    for quantity in (quantity for quantity, result in checked.items() if not result.ok):
         compared = checker.reference.evidence(
-            case, VIRTUAL, quantity, side.outputs[quantity], judged[quantity]
+            case, VIRTUAL, quantity, side.outputs[quantity], checked[quantity]
         )
         flat = np.flatnonzero(compared.wrong)
         if not len(flat):

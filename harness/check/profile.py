@@ -84,8 +84,8 @@ class Counting:
 
         puzzle = self.work.puzzle
         case = puzzle.cases(self.dims)[0]
-        wanted = puzzle.compiled_with(self.variants)
-        recording = record(self.work.whole_package(), puzzle.name, self.dtype, [case.dims], wanted)
+        requested = puzzle.compiled_with(self.variants)
+        recording = record(self.work.whole_package(), puzzle.name, self.dtype, [case.dims], requested)
         player = replay.Replay(recording, puzzle, self.dtype, blocks=self.blocks)
         inputs = Reference(puzzle, self.dtype, self.seed).inputs(case)
         runs: dict[str, Replayed] = {}

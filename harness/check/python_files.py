@@ -78,18 +78,20 @@ class PythonChecker:
         Raises DamagedFile, naming file and line, if the file cannot be read, has broken markers or is not
         Python.
         """
-        wanted = requested_gates(self.puzzle, self.rung, gates)
+        requested = requested_gates(self.puzzle, self.rung, gates)
         by_id = rung_blanks(path, self.rung)
-        given = provided_code_gates(gates, by_id)
+        provided = provided_code_gates(gates, by_id)
         cases = self.puzzle.cases(None) if cases is None else cases
         self.on_step("begun", (None, self.limit(cases)))
         module = load(path)
         results: list[GateResult] = []
-        for gate in wanted:
+        for gate in requested:
             self.on_step("begun", (gate.id, self.limit(cases)))
-            judged = by_id[gate.id].size or gate.id in given
-            result = self._check_safely(gate, module, path, cases) if judged else GateResult(gate, "unsolved")
-            results.append(leave_unsolved(result) if gate.id in given else result)
+            checked = by_id[gate.id].size or gate.id in provided
+            result = (
+                self._check_safely(gate, module, path, cases) if checked else GateResult(gate, "unsolved")
+            )
+            results.append(leave_unsolved(result) if gate.id in provided else result)
             self.on_step("judged", results[-1])
         blame_gates(results, self.rung.needs)
         return results
@@ -150,13 +152,11 @@ class CaseChecker(PythonChecker):
         self, result: GateResult, case: Case, outputs: Mapping[str, Any], wrong: dict[str, list[Evidence]]
     ) -> None:
         """Add the results of one case, and the evidence against wrong quantities."""
-        verdicts = {
-            quantity: self._compare_quantity(case, quantity, got) for quantity, got in outputs.items()
-        }
-        result.comparisons.append(Comparison(case, verdicts))
-        for quantity, verdict in verdicts.items():
-            if not verdict.ok:
-                evidence = self._evidence(case, quantity, outputs[quantity], verdict)
+        results = {quantity: self._compare_quantity(case, quantity, got) for quantity, got in outputs.items()}
+        result.comparisons.append(Comparison(case, results))
+        for quantity, outcome in results.items():
+            if not outcome.ok:
+                evidence = self._evidence(case, quantity, outputs[quantity], outcome)
                 wrong.setdefault(quantity, []).append(evidence)
 
     def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Mapping[str, Any]:

@@ -266,13 +266,13 @@ class Reference:
             s = allowance(atomic, puzzle.summands(case.dims))
             return self.compare_quantity(case, target, quantity, outputs[quantity], s, variant, propagated)
 
-        verdicts = {quantity: compare_one(quantity) for quantity in quantities if quantity in outputs}
-        wrong = [quantity for quantity, each in verdicts.items() if not each.ok and not each.nonfinite]
+        results = {quantity: compare_one(quantity) for quantity in quantities if quantity in outputs}
+        wrong = [quantity for quantity, each in results.items() if not each.ok and not each.nonfinite]
         if wrong:
             kept = {q: values(outputs[q]) for q in puzzle.saved_quantities(variant) if compare_one(q).ok}
             moved = puzzle.propagated(self.arrays(case), kept)
-            verdicts |= {q: compare_one(q, moved[q]) for q in wrong if q in moved}
-        return verdicts
+            results |= {q: compare_one(q, moved[q]) for q in wrong if q in moved}
+        return results
 
     def compare_repeats(
         self,
@@ -293,12 +293,12 @@ class Reference:
         wrong = dict.fromkeys(quantities, 0)
         for _ in range(runs):
             outputs = run()
-            verdicts = self.compare_all(case, target, variant, outputs, quantities)
+            results = self.compare_all(case, target, variant, outputs, quantities)
             for quantity in quantities:
                 got = values(outputs[quantity])
                 low[quantity] = np.minimum(low.get(quantity, got), got)
                 high[quantity] = np.maximum(high.get(quantity, got), got)
-                wrong[quantity] += not verdicts[quantity].ok
+                wrong[quantity] += not results[quantity].ok
         return {
             q: Repeats(
                 runs,

@@ -25,10 +25,8 @@ class Comparison:
 
 def correct_in_all(comparisons: Iterable[Comparison]) -> set[str]:
     """Return the quantities that are correct in every case that compares them."""
-    verdicts = [item for comparison in comparisons for item in comparison.verdicts.items()]
-    return {quantity for quantity, _ in verdicts} - {
-        quantity for quantity, verdict in verdicts if not verdict.ok
-    }
+    results = [item for comparison in comparisons for item in comparison.verdicts.items()]
+    return {quantity for quantity, _ in results} - {quantity for quantity, result in results if not result.ok}
 
 
 @dataclass

@@ -106,14 +106,14 @@ class Run:
 def checked_gates(run: Run) -> dict[str, bool]:
     """Return gate -> whether it is correct, in its own cases too, for gates whose quantities were all
     compared on a real or virtual GPU."""
-    judged: dict[str, bool] = {}
+    checked: dict[str, bool] = {}
     for device in run.devices:
         for variant in device.variants.values():
             for result in variant.gates:
                 if set(result.gate.quantities) <= set(run.quantities):
                     right = result.state == "correct" and bool(result.comparisons)
-                    judged[result.gate.id] = right and judged.get(result.gate.id, True)
-    return judged | {result.gate.id: False for result in run.rejected}
+                    checked[result.gate.id] = right and checked.get(result.gate.id, True)
+    return checked | {result.gate.id: False for result in run.rejected}
 
 
 @dataclass
@@ -145,9 +145,9 @@ class Running(Run):
 
     def compute_gates(self) -> None:
         options, puzzle = self.options, self.options.puzzle
-        own, ran = [*puzzle.cases(None), *puzzle.gate_cases], self.cases
+        own, executed = [*puzzle.cases(None), *puzzle.gate_cases], self.cases
         if any(device.kind == "virtual" for device in self.devices):  # what a real GPU has run shows no race
-            own = [case for case in own if case not in ran or case.in_16_bits]
+            own = [case for case in own if case not in executed or case.in_16_bits]
         if own and (left := self.gates_left()):
             checker = Checker(puzzle, seed=options.seed, other=NARROW, blocks=options.blocks)
             results = checker.check(self.package, left, own)

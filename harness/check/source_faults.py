@@ -147,16 +147,16 @@ def exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple
         if callee is None:
             continue
         declared = arguments_of(callee)
-        given = parts(find_bracketed(code, match.end() - 1))
-        meant = [scope.sizes.get(argument, argument) for argument in given]
+        arguments = parts(find_bracketed(code, match.end() - 1))
+        meant = [scope.sizes.get(argument, argument) for argument in arguments]
         for k, (name, other) in enumerate(zip(declared, meant, strict=False)):
             at = declared.index(other) if other in declared and other != name else -1
             if at > k and at < len(meant) and meant[at] == name:
                 yield (
                     "arguments-exchanged",
                     (
-                        f"`{match[1]}(... {', '.join(given[k : at + 1])})`: `{given[k]}` is in place of {name} and "
-                        f"`{given[at]}` in place of {other}"
+                        f"`{match[1]}(... {', '.join(arguments[k : at + 1])})`: `{arguments[k]}` is in place of {name} and "
+                        f"`{arguments[at]}` in place of {other}"
                     ),
                 )
 

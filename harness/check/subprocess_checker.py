@@ -63,25 +63,25 @@ class SubprocessChecker:
 
         Raises what the rung's checker raises, and DamagedFile if the file does so before any gate.
         """
-        wanted = [gate.id for gate in requested_gates(self.work.puzzle, self.work.rung, gates)]
-        verdicts: dict[str, GateResult] = {}
-        while left := [id for id in wanted if id not in verdicts]:
+        requested = [gate.id for gate in requested_gates(self.work.puzzle, self.work.rung, gates)]
+        outcomes: dict[str, GateResult] = {}
+        while left := [id for id in requested if id not in outcomes]:
             self._process = judge = self._process or Worker(self.work, self.options, self.terminal)
             try:
-                judge.request(path, left, cases, verdicts)
+                judge.request(path, left, cases, outcomes)
             except WorkerDied as gone:
                 self.close()
                 if judge.gate is None:
                     raise DamagedFile(str(gone)) from gone
                 hint = f"{self.work.ladder(judge.gate)}-1"
                 wrong = GateResult(self.work.gate(judge.gate), "wrong", diagnosis=[str(gone)], hint=hint)
-                verdicts[judge.gate] = wrong
+                outcomes[judge.gate] = wrong
             except WorkbookError:
                 raise
             except BaseException:
                 self.close()
                 raise
-        results = [verdicts[id] for id in wanted]
+        results = [outcomes[id] for id in requested]
         blame_gates(results, self.work.rung.needs)
         return results
 
@@ -241,8 +241,8 @@ def serve(
     def check(path: Path, gates: list[str], cases: list[Case] | None, folder: str) -> list[GateResult]:
         os.chdir(folder)
         if not checkers:
-            asked = find_puzzle(puzzle)
-            checkers.append(asked.resolve(asked.rung(rung).checker)(asked, asked.rung(rung), **options))
+            owner = find_puzzle(puzzle)
+            checkers.append(owner.resolve(owner.rung(rung).checker)(owner, owner.rung(rung), **options))
             checkers[0].on_step = say
         return checkers[0].check(path, gates, cases)
 

@@ -39,18 +39,18 @@ class TorchChecker(CaseChecker):
     def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
         """Run finite differences in float64 on the smallest case, as a function is called for every element.
         Raises GradcheckError."""
-        asked = self.rung.functions[gate.id]
-        if not asked.gradients:
+        interface = self.rung.functions[gate.id]
+        if not interface.gradients:
             return
         case = min(cases, key=lambda each: sum(array.size for array in self.wide.arrays(each).values()))
         self.where = f"by torch.autograd.gradcheck in case '{case.name}'"
-        function = function_of(path, asked)
+        function = function_of(path, interface)
         tensors = {name: tensor.contiguous() for name, tensor in self.wide.strided_inputs(case).items()}
-        leaves = [tensors[name].requires_grad_() for name in asked.gradients]
+        leaves = [tensors[name].requires_grad_() for name in interface.gradients]
 
         def outputs(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            given = {**tensors, **dict(zip(asked.gradients, moved, strict=True))}
-            return returned_by(function, asked, given)[: len(asked.grad_outputs)]
+            arguments = {**tensors, **dict(zip(interface.gradients, moved, strict=True))}
+            return returned_by(function, interface, arguments)[: len(interface.grad_outputs)]
 
         torch.autograd.gradcheck(outputs, leaves)
 
@@ -58,8 +58,8 @@ class TorchChecker(CaseChecker):
         return describe(error, path, longest=LONGEST)
 
     def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Tensors:
-        asked = self.rung.functions[gate.id]
-        outputs = call_function(path, asked, self.reference.strided_inputs(case))
+        interface = self.rung.functions[gate.id]
+        outputs = call_function(path, interface, self.reference.strided_inputs(case))
         for quantity, got in outputs.items():
             shape = self.reference.truth(case, CPU)[quantity].shape
             if tuple(got.shape) != shape:

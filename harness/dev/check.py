@@ -104,11 +104,11 @@ def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     except BadUse as error:
         yield str(error).replace(f"{checkout}/", "")
         return
-    wanted = [puzzle.ladder(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
-    for name in wanted:
+    requested = [puzzle.ladder(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
+    for name in requested:
         if len(ladders.get(name, ())) < RUNGS_OF_A_LADDER:
             yield f"{where}: {name} has {len(ladders.get(name, ()))} rungs, at least {RUNGS_OF_A_LADDER} are required"
-    yield from (f"{where}: {name} is the ladder of no gate" for name in ladders if name not in wanted)
+    yield from (f"{where}: {name} is the ladder of no gate" for name in ladders if name not in requested)
 
 
 def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
@@ -117,10 +117,10 @@ def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     try:
         for relative in layout.layout(solution).edited:
             path = problem / relative
-            given = blanks.skeleton(blanks.read(solution / relative), str(solution / relative))
+            skeleton = blanks.skeleton(blanks.read(solution / relative), str(solution / relative))
             if not path.is_file():
                 yield f"{path.relative_to(checkout)} is missing; `workbook dev generate` writes it"
-            elif blanks.outside(blanks.read(path), str(path)) != blanks.outside(given):
+            elif blanks.outside(blanks.read(path), str(path)) != blanks.outside(skeleton):
                 yield f"{path.relative_to(checkout)} is out of step; `workbook dev generate` writes it"
     except DamagedFile as error:
         yield str(error).replace(f"{checkout}/", "")

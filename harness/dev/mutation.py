@@ -74,11 +74,12 @@ def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
     """
     tally, known = Tally(), explanations(work.puzzle.name)
     chosen = drawn(work, seed=seed, most=most)
-    asked = [each for each in chosen if key_of(work, each) not in known]
-    tally.explained = len(chosen) - len(asked)
-    for count, (mutant, passes) in enumerate(check_mutants(work, asked), 1):
+    requested = [each for each in chosen if key_of(work, each) not in known]
+    tally.explained = len(chosen) - len(requested)
+    for count, (mutant, passes) in enumerate(check_mutants(work, requested), 1):
         tell(
-            f"{work.puzzle.name} {work.rung.id}: {count} of {len(asked)} mutants checked", count == len(asked)
+            f"{work.puzzle.name} {work.rung.id}: {count} of {len(requested)} mutants checked",
+            count == len(requested),
         )
         if passes:
             tally.survived.append(mutant)

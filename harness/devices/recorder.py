@@ -259,16 +259,16 @@ def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording
             return {}
         for order, text in zip(unplanned, texts, strict=True):
             _keep_parts(order, puzzle, text)
-    wanted: list[tuple[Kernels, list[Instance]]] = []
+    requested: list[tuple[Kernels, list[Instance]]] = []
     listed: set[Path | None] = {None}
     for order in orders:
         kernels = _kernels(order)
         files = {kernel: kernels.file_of(kernel) for kernel in _missing(order, puzzle)}
         if new := [kernel for kernel, file in files.items() if file not in listed]:
-            wanted.append((kernels, new))
+            requested.append((kernels, new))
         listed.update(files.values())
-    output = compile_together(wanted) if wanted else ""
-    for kernels, new in wanted if output else ():
+    output = compile_together(requested) if requested else ""
+    for kernels, new in requested if output else ():
         kernels.refuse(new, output)
     parts = {order: _from_parts(order, puzzle) for order in orders}
     return {order: recording for order, recording in parts.items() if recording}

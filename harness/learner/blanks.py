@@ -102,7 +102,7 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
     opened: re.Match[str] | None = None
     opened_at = 0
     body: list[str] = []
-    given: list[str] | None = None
+    provided: list[str] | None = None
     others: dict[str, str | None] = {}
 
     def damage_error(number: int, what: str) -> DamagedFile:
@@ -118,10 +118,10 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
             raise damage_error(number, f"blank {start['id']} occurs twice")
         if end and (not opened or end["id"] != opened["id"]):
             raise damage_error(number, f"BLANK-END {end['id']} without its BLANK-START")
-        if middle and (not opened or middle["id"] != opened["id"] or given is not None):
+        if middle and (not opened or middle["id"] != opened["id"] or provided is not None):
             raise damage_error(number, f"BLANK-GIVEN {middle['id']} without its BLANK-START")
         if start:
-            opened, opened_at, body, given = start, number, [], None
+            opened, opened_at, body, provided = start, number, [], None
             ids.add(start["id"])
             pieces.append(line)
         elif end and opened:
@@ -132,19 +132,19 @@ def split(text: str, name: str = "the file") -> list[str | Blank]:
                     opened["indent"],
                     tuple(body),
                     opened_at + 1,
-                    tuple(given or ()),
+                    tuple(provided or ()),
                     end["mark"] or opened["mark"] or "",
                 )
             )
             pieces.append(line)
-            opened, given = None, None
+            opened, provided = None, None
         elif middle:
-            given, others[middle["id"]] = [], middle["other"]
-        elif opened and given is not None:
+            provided, others[middle["id"]] = [], middle["other"]
+        elif opened and provided is not None:
             if not line.startswith(f"{opened['indent']}#"):
                 raise damage_error(number, f"the provided code of blank {opened['id']} must be in comments")
             rest = line[len(opened["indent"]) + 1 :].removeprefix(" ")
-            given.append(f"{opened['indent']}{rest}" if rest else "")
+            provided.append(f"{opened['indent']}{rest}" if rest else "")
         elif opened:
             body.append(line)
         else:
@@ -261,17 +261,17 @@ def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Pa
     written: list[Path] = []
     parts = layout(solutions)
     for relative in parts.edited:
-        wanted = skeleton((solutions / relative).read_text(encoding="utf-8"), str(solutions / relative))
+        expected = skeleton((solutions / relative).read_text(encoding="utf-8"), str(solutions / relative))
         target = problems / relative
         # A link is not written through: what it leads to is the solution.
         present = target.read_text(encoding="utf-8") if target.is_file() and not target.is_symlink() else None
-        if present == wanted:
+        if present == expected:
             continue
         if present is not None and not force and any(b.size for b in find(present, str(target)).values()):
             raise DamagedFile(f"{target}: a blank holds work; --force overwrites it")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        target.write_text(wanted, encoding="utf-8")
+        target.write_text(expected, encoding="utf-8")
         written.append(target)
     for relative in parts.linked:
         solution, target = solutions / relative, problems / relative
@@ -298,11 +298,11 @@ def check(solutions: Path, problems: Path) -> int:
     path; 0 if there is nothing to print."""
     different = False
     for relative in layout(solutions).edited:
-        wanted = skeleton((solutions / relative).read_text(encoding="utf-8"))
+        requested = skeleton((solutions / relative).read_text(encoding="utf-8"))
         target = problems / relative
         present = target.read_text(encoding="utf-8") if target.is_file() else ""
         diff = list(
-            difflib.unified_diff(present.splitlines(), wanted.splitlines(), str(target), "generated", n=1)
+            difflib.unified_diff(present.splitlines(), requested.splitlines(), str(target), "generated", n=1)
         )
         different |= bool(diff)
         print(*diff, sep="\n", end="\n" if diff else "")

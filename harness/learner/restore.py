@@ -24,16 +24,16 @@ def restore(path: Path, solution: Path, blank: str | None = None) -> str:
     skeleton = blanks.skeleton(blanks.read(solution), str(solution))
     if blank is None:
         return skeleton
-    wanted = blanks.find(skeleton)
-    if blank not in wanted:
-        raise BadUse(f"unknown blank {blank!r}; there is {', '.join(wanted)}")
+    requested = blanks.find(skeleton)
+    if blank not in requested:
+        raise BadUse(f"unknown blank {blank!r}; there is {', '.join(requested)}")
     try:
         text = blanks.read(path)
         pieces = blanks.split(text, str(path))
         blanks.complete({p.id: p for p in pieces if isinstance(p, blanks.Blank)}, [blank], str(path))
     except DamagedFile as error:
         raise DamagedFile(f"one blank of a damaged file cannot be found: {error}") from None
-    joined = blanks.join(pieces, {blank: wanted[blank].body})
+    joined = blanks.join(pieces, {blank: requested[blank].body})
     return joined.replace("\n", "\r\n") if text.count("\r\n") * 2 > text.count("\n") else joined
 
 

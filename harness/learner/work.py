@@ -51,9 +51,11 @@ class Work:
         before anything is compiled, for the package of another puzzle."""
         if self.ops:
             package = OpPackage(self.ops)
-            wanted, there = [call.op.name for call in self.puzzle.calls], package.registers()
-            if there and not there & {*wanted}:
-                words = f"{self.ops} is not a package of {self.puzzle.name}: it registers no op {wanted[0]!r}"
+            requested, there = [call.op.name for call in self.puzzle.calls], package.registers()
+            if there and not there & {*requested}:
+                words = (
+                    f"{self.ops} is not a package of {self.puzzle.name}: it registers no op {requested[0]!r}"
+                )
                 raise CompileFailed(words)
             return package
         layout.notes(self.puzzle.name, self.root)

@@ -76,10 +76,10 @@ def attention(
         ValueError: Ranks, sizes or devices do not fit, dropout_p is not a probability, or a mask is given
             with `is_causal`.
     """
-    given = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+    arguments = query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
     try:
         if not host.load(LAYER, query.device.type):
-            return torchs_own(*given)
+            return torchs_own(*arguments)
         if dropout_p:
             check_probability(dropout_p)
         check_flag("enable_gqa", enable_gqa)
@@ -89,7 +89,7 @@ def attention(
             query, key, value, mask, dropout_p, diagonal, scale, enable_gqa
         )
     except Exception:
-        check_call(*given)  # says it better, where an argument is wrong
+        check_call(*arguments)  # says it better, where an argument is wrong
         raise
 
 
@@ -219,8 +219,8 @@ def gradients(
             grad_out, query, key, value, out, lse, delta, mask, diagonal, scale, mask_block
         )
     delta = attention_delta(grad_out, out) if delta is None else delta
-    given = grad_out, query, key, value, lse, delta, mask, factor(scale, query), diagonal, mask_block
-    return attention_formula.backward(*given)
+    arguments = grad_out, query, key, value, lse, delta, mask, factor(scale, query), diagonal, mask_block
+    return attention_formula.backward(*arguments)
 
 
 # ---- Which kernels ------------------------------------------------------------------------------------------

@@ -73,10 +73,10 @@ def fused_layernorm_linear(
     """
     options = options_of(algorithm, memory)
     check_sizes(x, linear_weight)
-    given = x, ln_weight, ln_bias, linear_weight, linear_bias
+    arguments = x, ln_weight, ln_bias, linear_weight, linear_bias
     if host.load(LAYER, x.device.type):
-        return torch.ops.mojo_workbook.layernorm_linear(*given, eps, options)
-    return with_torch(*given, eps)
+        return torch.ops.mojo_workbook.layernorm_linear(*arguments, eps, options)
+    return with_torch(*arguments, eps)
 
 
 def with_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps: float, options: int = 0) -> Tensor:
@@ -186,8 +186,8 @@ class LayerNormLinear(nn.Module):
         children: dict[str, Any] = self._modules
         ln, linear = children["0"], children["1"]
         norm = parameter(ln, "weight"), parameter(ln, "bias"), parameter(linear, "weight")
-        given = x, *norm, parameter(linear, "bias"), ln.eps
-        return fused_layernorm_linear(*given, algorithm=self.algorithm, memory=self.memory)
+        arguments = x, *norm, parameter(linear, "bias"), ln.eps
+        return fused_layernorm_linear(*arguments, algorithm=self.algorithm, memory=self.memory)
 
     def explain(self, x: Tensor) -> dict[str, str]:
         """Return what computes an input like x, as calls select it; it may build the kernels, and launches none.

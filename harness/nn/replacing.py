@@ -76,10 +76,10 @@ def replace(
             if linear in (other for _, other in found):
                 raise ValueError(f"{linear}: it is in two pairs")
             found.append((norm, linear))
-    made: dict[str, Any] = {name: PassedNorm(modules[name]) for name, _ in found}
+    created: dict[str, Any] = {name: PassedNorm(modules[name]) for name, _ in found}
     for norm, linear in found:
-        made[linear] = NormLinear(made[norm], modules[linear], algorithm=algorithm, memory=memory)
-    for name, module in made.items():
+        created[linear] = NormLinear(created[norm], modules[linear], algorithm=algorithm, memory=memory)
+    for name, module in created.items():
         model.set_submodule(name, module)
     return found
 

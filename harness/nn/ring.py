@@ -112,14 +112,14 @@ def agreed_length(
     `options` must be the same on all ranks, as must `balanced`, and whether gradients are needed.
     """
     size = dist.get_world_size(group)
-    said: list[Any] = [None] * size
+    gathered: list[Any] = [None] * size
     mine = what_is_here(query, key, value, {"balanced": balanced, **(options or {})})
-    dist.all_gather_object(said, mine, group=group)
-    for rank, own in enumerate(said):
+    dist.all_gather_object(gathered, mine, group=group)
+    for rank, own in enumerate(gathered):
         if isinstance(own, Exception):
             raise type(own)(f"rank {rank} of {size}: {own}" if size > 1 else str(own))
-    check_alike(said, size)
-    return length_of([shapes for _, shapes in said], balanced, positions)
+    check_alike(gathered, size)
+    return length_of([shapes for _, shapes in gathered], balanced, positions)
 
 
 def what_is_here(query, key, value, options: dict[str, Any]) -> tuple[dict[str, Any], list] | Exception:
@@ -156,8 +156,8 @@ def length_of(shapes: list, balanced: bool, positions: Positions) -> int:
             continue
         have = f"rank {rank} of {size} has query, key and value of {', '.join(map(str, own))}"
         if length == total:
-            wanted = f"{[B, N, part, d]} and {[B, M, part, d]}"
-            raise ValueError(f"{have}, and not {wanted}, its part of {length} positions")
+            expected = f"{[B, N, part, d]} and {[B, M, part, d]}"
+            raise ValueError(f"{have}, and not {expected}, its part of {length} positions")
         parts = [
             ", ".join(str(positions(each, size, whole, balanced)) for each in range(size))
             for whole in (length, total)

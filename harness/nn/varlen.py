@@ -54,8 +54,8 @@ def attention_varlen(
     """
     check_flag("is_causal", is_causal)
     check_flag("enable_gqa", enable_gqa)
-    given = in_autocast_dtype((query, key, value))
-    check_packed(*given, enable_gqa)
+    arguments = in_autocast_dtype((query, key, value))
+    check_packed(*arguments, enable_gqa)
     for name, offsets in (("offsets_q", offsets_q), ("offsets_k", offsets_k)):
         check_dense(name, offsets, query)
         if offsets.dtype != torch.int32 or offsets.dim() != 1 or len(offsets) < 2:
@@ -65,11 +65,11 @@ def attention_varlen(
         raise ValueError(f"offsets_k: expected {len(offsets_q)} of them, as offsets_q, got {len(offsets_k)}")
     scale = factor(scale, query)
     diagonal = 0 if is_causal else None
-    narrow = given[0].dtype in (torch.bfloat16, torch.float16)
+    narrow = arguments[0].dtype in (torch.bfloat16, torch.float16)
     if narrow and host.load("attention", query.device.type):
         offsets = torch.stack([offsets_q, offsets_k])
         return torch.ops.mojo_workbook.attention_varlen(query, key, value, offsets, diagonal, scale)
-    return each_alone(*given, bounds((offsets_q, offsets_k), (len(query), len(key))), scale, diagonal)
+    return each_alone(*arguments, bounds((offsets_q, offsets_k), (len(query), len(key))), scale, diagonal)
 
 
 def each_alone(query, key, value, sequences, scale: float, diagonal: int | None) -> Tensor:

@@ -76,9 +76,9 @@ class GateCheck:
         if gates and work.in_package:
             print_lines(console, [Text(f"   {self.about(dtype, seed)}", style="dim")])
         results = self.check_gates(console, gates)
-        wanted = gates or rung.gates
-        judged = {result.gate.id for result in results}
-        if silent := [id for id in wanted if id not in judged]:
+        requested = gates or rung.gates
+        checked = {result.gate.id for result in results}
+        if silent := [id for id in requested if id not in checked]:
             raise WorkbookError(f"{shown(work.target)}: no result for {', '.join(silent)}")
         noted, counts = Progress.load(), work.is_learners
         was_solved = counts and is_solved(work, noted)
@@ -94,7 +94,7 @@ class GateCheck:
             print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
         elif counts and (not was_solved or not gates) and (step := next_step(work, noted)):
             print_lines(console, [Text(f"   {step}", style="green")])
-        code = exit_code(results, wanted)
+        code = exit_code(results, requested)
         about = {"rung": rung.id, "file": str(work.path), "dtype": dtype, "seed": seed}
         return code, report.gates_json(results, puzzle, **about, exit_code=code)
 
@@ -109,12 +109,10 @@ class GateCheck:
 
     def about(self, dtype: object, seed: object) -> str:
         """Describe the check about to run, with its dtypes."""
-        ran = self.work.package
+        executed = self.work.package
         narrow = any(case.in_16_bits for case in self.cases or self.work.puzzle.cases(None))
         then = f", then {NARROW}" if narrow and "dtype" not in self.settings else ""
-        return (
-            f"ran {shown(ran.path)} (hash {ran.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
-        )
+        return f"ran {shown(executed.path)} (hash {executed.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
 
 
 @dataclass(frozen=True)

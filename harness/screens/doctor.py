@@ -102,9 +102,9 @@ def satisfies(version: str, versions: str) -> bool:
     def fill(numbers_: tuple[int, ...]) -> tuple[int, ...]:
         return (*numbers_, 0, 0, 0, 0)[:4]
 
-    given = fill(numbers(version))
+    arguments = fill(numbers(version))
     bounds = [re.fullmatch(r"(==|>=|<)\s*(.+)", part.strip()) for part in versions.split(",")]
-    return all(COMPARE[bound[1]](given, fill(numbers(bound[2]))) for bound in bounds if bound)
+    return all(COMPARE[bound[1]](arguments, fill(numbers(bound[2]))) for bound in bounds if bound)
 
 
 def python() -> Iterator[Finding]:

@@ -107,9 +107,9 @@ def case_lines(result: GateResult) -> Iterator[Text]:
     """Yield the lines of --verbose: every case of a gate, with each quantity's error and limit, and every
     finding."""
     for comparison in result.comparisons:
-        for quantity, verdict in comparison.verdicts.items():
-            mark = MARKS["correct" if verdict.ok else "wrong"]
-            words = f"error {verdict.error:.1e}, the limit {verdict.limit:.1e}"
+        for quantity, outcome in comparison.verdicts.items():
+            mark = MARKS["correct" if outcome.ok else "wrong"]
+            words = f"error {outcome.error:.1e}, the limit {outcome.limit:.1e}"
             yield Text(f"      {mark} {comparison.case.name}: {quantity}: {words}", style="dim")
     for finding in result.findings:
         yield from (Text(f"      {relative(line)}", style="dim") for line in finding.text().splitlines())
@@ -151,8 +151,8 @@ def hardest(pairs: Iterable[tuple[TensorResult, Case]]) -> tuple[TensorResult, C
 
 def describe_worst(result: GateResult) -> str:
     """Return how near to the limit the hardest case of a gate came."""
-    verdict, _ = hardest((v, c.case) for c in result.comparisons for v in c.verdicts.values())
-    return f"largest error {verdict.error:.1e}, the limit there {verdict.limit:.1e}"
+    outcome, _ = hardest((v, c.case) for c in result.comparisons for v in c.verdicts.values())
+    return f"largest error {outcome.error:.1e}, the limit there {outcome.limit:.1e}"
 
 
 def repeat_lines(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
@@ -320,16 +320,16 @@ def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
     come later."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
-    told = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
+    reports = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
     for quantity in run.quantities:
         bad = [pair for pair in in_every_case(variant.comparisons, quantity) if not pair[0].ok]
         if bad:
-            verdict, case = hardest(bad)
+            outcome, case = hardest(bad)
             cases = f"{len(bad)} of {len(variant.comparisons)} cases"
             where = f"wrong in {cases}, most in '{case.name}' ({case.why})"
             yield Text(f"   ❌ {puzzle.printed_name(quantity)} is {where}", style="red")
-            yield f"      {explain(verdict)}"
-            diagnosis = variant.diagnoses.get(quantity) if quantity not in told else None
+            yield f"      {explain(outcome)}"
+            diagnosis = variant.diagnoses.get(quantity) if quantity not in reports else None
             yield from (f"      {text}" for text in (diagnosis.lines if diagnosis else ()))
     if variant.failure and not gates:
         yield Text(f"   ❌ {variant.failure}", style="red")
@@ -367,12 +367,12 @@ def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
         pairs = [pair for variant in variants for pair in in_every_case(variant.comparisons, quantity)]
         if not pairs:
             continue
-        verdict, case = hardest(pairs)
+        result, case = hardest(pairs)
         if heading:
             yield Text(heading, style="dim")
             heading = ""
-        name, ratio = run.options.puzzle.printed_name(quantity), f"{verdict.ratio:.1f}x"
-        ours, theirs, limit = (f"{x:.1e}" for x in (verdict.error, verdict.baseline, verdict.limit))
+        name, ratio = run.options.puzzle.printed_name(quantity), f"{result.ratio:.1f}x"
+        ours, theirs, limit = (f"{x:.1e}" for x in (result.error, result.baseline, result.limit))
         yield row(name, ours, theirs, ratio, limit, case.name)
 
 
@@ -388,7 +388,7 @@ def findings(run: Run, verbose: bool) -> Iterator[Line]:
             continue
         variants = device.variants.values()
         errors = [finding for variant in variants for finding in variant.errors]
-        told = [f for variant in variants for result in variant.gates for f in result.findings]
+        reports = [f for variant in variants for result in variant.gates for f in result.findings]
         notes = sum(not finding.is_error for finding in device.findings)
         yield ""
         yield Text(
@@ -396,7 +396,7 @@ def findings(run: Run, verbose: bool) -> Iterator[Line]:
             + (f", {format_count(notes, 'note')} on library code" if notes else ""),
             style="bold",
         )
-        for finding in device.findings if verbose else [f for f in errors if f not in told]:
+        for finding in device.findings if verbose else [f for f in errors if f not in reports]:
             for text in finding.text().splitlines():
                 yield Text(f"   {relative(text)}", style="red" if finding.is_error else "dim")
 
@@ -449,8 +449,8 @@ def costs(run: Run) -> Iterator[Line]:
             cost, first = measured.get((gate.id, limit.id)), limit.first.get(run.options.dtype)
             yours = amount(cost.value) if cost else "-"
             mark = MARKS["correct" if cost.ok else "wrong"] if cost else MARKS["unsolved"]
-            given = "-" if first is None else amount(first)
-            yield row(gate.id, limit.short, given, yours, amount(limit.most), mark)
+            arguments = "-" if first is None else amount(first)
+            yield row(gate.id, limit.short, arguments, yours, amount(limit.most), mark)
     if run.options.puzzle.times:
         yield from run.options.puzzle.resolve(run.options.puzzle.times)()
 
@@ -598,7 +598,7 @@ def repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> di
 def cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict[str, object]:
     """Return case -> printed name -> result, as plain data, for the quantities with a printed name."""
     return {
-        c.case.name: {names[q]: plain(verdict, VERDICT) for q, verdict in c.verdicts.items() if q in names}
+        c.case.name: {names[q]: plain(result, VERDICT) for q, result in c.verdicts.items() if q in names}
         for c in comparisons
     }
 

@@ -84,14 +84,14 @@ def lines(picture: Picture, page: Path | None = None) -> Iterator[Text]:
     puzzle, case = picture.puzzle, picture.case
     where = f"in '{case.name}' ({puzzle.say_dims(case.dims)}), on the virtual GPU"
     yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.about}   {where}", style="bold")
-    said = None
+    text = None
     for sentence in story.tell(picture):
         style, sign = STYLES[sentence.kind]
         yield Text(f" {sign} {sentence.text}", style=style)
         source = picture_page.source_line(sentence)
-        if source and sentence.line != said:
+        if source and sentence.line != text:
             yield Text(f"     {'   '.join(source)}", style="cyan")
-        said = sentence.line or said
+        text = sentence.line or text
     if dropped := picture.mine.accesses.dropped:
         yield Text(f"cut: {dropped:,} further accesses are not recorded", style="yellow")
     if page:  # whole, so that a terminal makes a link of it

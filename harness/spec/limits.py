@@ -44,13 +44,13 @@ class Counts:
 
     def sites(self, space: str, tensors: Iterable[str] = (), verb: str = "") -> "list[Site]":
         """Return the memory instructions on some tensors in a space, on all of them without names."""
-        wanted = set(tensors)
+        requested = set(tensors)
         return [
             site
             for launch in self.launches
             for site in launch.counters.sites.values()
             if site.space == space
-            and (not wanted or site.tensor in wanted)
+            and (not requested or site.tensor in requested)
             and (not verb or site.verb == verb)
         ]
 

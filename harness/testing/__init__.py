@@ -121,10 +121,10 @@ def make_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> Tri
             raise ValueError(str(error)) from error
         return Tried(name, "dropped", str(error))
     except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if may_refuse and is_refusal(error):
-            return Tried(name, "refused", said)
-        line = f"it raises {said}" if is_refusal(error) else f"its backward pass raises {said}"
+            return Tried(name, "refused", text)
+        line = f"it raises {text}" if is_refusal(error) else f"its backward pass raises {text}"
     if line and name not in ALONE and not passes(check, problem):
         return Tried(name, "dropped", "the reference does not pass it either")
     if not line and problem.dropped:

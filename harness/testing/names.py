@@ -95,8 +95,8 @@ class WrongGradient:
         """Check whether the gradient is right for another gradient coming in."""
         inputs = wide(self.evidence.inputs)
         outputs = [t for t in outputs_of(self.problem.reference, inputs) if t.requires_grad]
-        given = [g.double() for g in incoming]
-        (gradient,) = torch.autograd.grad(outputs, [inputs[self.number]], given, materialize_grads=True)
+        arguments = [g.double() for g in incoming]
+        (gradient,) = torch.autograd.grad(outputs, [inputs[self.number]], arguments, materialize_grads=True)
         return self.equals(gradient)
 
     def describe_factor(self) -> str:

@@ -75,11 +75,11 @@ def compare_calls(
         change = {"change": functools.partial(problem.edit_inputs, edit=edit, alone=alone)} if edit else {}
         raised: list[Exception] = []
         for sizes, dtype in itertools.product(kinds, dtypes(problem)):
-            said = words.format(dtype_name(dtype)) + f" ({sizes})" * bool(at)
+            text = words.format(dtype_name(dtype)) + f" ({sizes})" * bool(at)
             try:
                 if problem.device != "cpu" and sizes.startswith("0 "):
                     refuse_bad_index(problem, sizes)
-                if line := off(compare(problem, sizes, dtype=dtype, **change, **setting), said):
+                if line := off(compare(problem, sizes, dtype=dtype, **change, **setting), text):
                     return line
             except Exception as error:
                 if not (is_refusal(error) or isinstance(error, ReferenceRaised)):
@@ -246,10 +246,10 @@ def check_autocast(problem: Problem) -> str | None:
 
 def check_no_grad(problem: Problem) -> str | None:
     """Compare the result under no_grad with that outside."""
-    wanted = outputs_of(problem.function, problem.inputs())
+    requested = outputs_of(problem.function, problem.inputs())
     with torch.no_grad():
         got = outputs_of(problem.function, problem.inputs())
-    pairs = [(a.double(), b.double()) for a, b in zip(got, wanted, strict=True)]
+    pairs = [(a.double(), b.double()) for a, b in zip(got, requested, strict=True)]
     same = all(torch.allclose(a, b, equal_nan=True) for a, b in pairs)
     return None if same else "under no_grad the result is another one"
 

@@ -285,9 +285,9 @@ def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, 
     env["TMPDIR"] = str(tools)  # mojo leaves intermediate files
     done = run([sys.executable, *MOJO, *command], env)
     # A GPU target's code generator may print an error and the compiler go on.
-    said = done.stdout + done.stderr
-    if done.returncode != 0 or re.search(r"^error: ", said, re.MULTILINE):
-        raise build_failed(source, said)
+    text = done.stdout + done.stderr
+    if done.returncode != 0 or re.search(r"^error: ", text, re.MULTILINE):
+        raise build_failed(source, text)
     return target
 
 

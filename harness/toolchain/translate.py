@@ -220,11 +220,11 @@ def conversion(text: str) -> str | None:
     match = CONVERSION.search(text)
     if not match or "unresolved parameter" in text:
         return None
-    got, wanted = match["got"] or match["got2"], match["wanted"] or match["wanted2"]
+    got, requested = match["got"] or match["got2"], match["wanted"] or match["wanted2"]
     for describe in (integers, float_from_integer, integer_from_float, generic_dtype, dtypes):
-        if sentence := describe(got, wanted):
+        if sentence := describe(got, requested):
             return sentence
-    return f"A `{wanted}` is expected here, and this is a `{got}`; Mojo converts nothing implicitly."
+    return f"A `{requested}` is expected here, and this is a `{got}`; Mojo converts nothing implicitly."
 
 
 def integers(got: str, wanted: str) -> str | None:

@@ -335,9 +335,11 @@ class VirtualGPU:
             )
         if len(args) != len(kernel.params):
             raise LaunchError(f"{kernel.name} takes {len(kernel.params)} arguments, {len(args)} were given")
-        for k, (given, size) in enumerate(zip(args, kernel.params, strict=True)):
-            if len(given) != size:
-                raise LaunchError(f"argument {k} of {kernel.name} has {size} bytes, {len(given)} were given")
+        for k, (arguments, size) in enumerate(zip(args, kernel.params, strict=True)):
+            if len(arguments) != size:
+                raise LaunchError(
+                    f"argument {k} of {kernel.name} has {size} bytes, {len(arguments)} were given"
+                )
         size = cluster[0] * cluster[1] * cluster[2]
         if size < 1 or size > 16 or any(g % c for g, c in zip(grid, cluster, strict=True)):
             raise LaunchError(

@@ -64,15 +64,15 @@ def find_heads(gm: GraphModule, asked: bool | None) -> Matches:
 
 def match_head(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) -> HeadMatch | Left | None:
     """Return a match, the reason against one, or None if no Linear leads to this loss."""
-    given = bound(loss, LOSS)
-    path, why = walk_back(loss, given["input"])
+    arguments = bound(loss, LOSS)
+    path, why = walk_back(loss, arguments["input"])
     linear = path[-1]
     if linear.target not in PRODUCTS:
         return None
     product = bound(linear, PRODUCTS[linear.target])
-    given |= {"x": product["input"], "matrix": product["weight"], "bias": product.get("bias")}
+    arguments |= {"x": product["input"], "matrix": product["weight"], "bias": product.get("bias")}
     slices = tuple(node.args[1] for node in reversed(path) if node.target is operator.getitem)
-    match = HeadMatch(linear, loss, path, given, slices)
+    match = HeadMatch(linear, loss, path, arguments, slices)
     why = why or unread(path) or unfit(match) or list_factors(linear)
     why = why or find_write(nodes[order[linear] + 1 : order[loss]])
     if not why and not asked and value(linear).numel() * 4 < SMALL:
@@ -124,23 +124,23 @@ def unread(path: tuple[Node, ...]) -> str:
 
 def unfit(match: HeadMatch) -> str:
     """Return why `linear_cross_entropy` does not support a match; else ""."""
-    given, out = match.given, value(match.linear)
-    if not all(isinstance(given[name], Node) for name in ("x", "matrix", "target")):
+    arguments, out = match.given, value(match.linear)
+    if not all(isinstance(arguments[name], Node) for name in ("x", "matrix", "target")):
         return "an input is not a tensor of the graph"
-    if given.get("weight") is not None:
+    if arguments.get("weight") is not None:
         return "its loss has weights for classes"
-    if given.get("size_average") is not None or given.get("reduce") is not None:
+    if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
         return "its loss has an argument of old: size_average or reduce"
-    if given.get("reduction", "mean") not in ("mean", "sum"):
-        return f"its loss has the reduction {given['reduction']!r}"
-    if value(given["target"]).dtype != torch.int64:
-        return f"its targets are {plain(value(given['target']).dtype)}, not classes"
-    if len(shape(given["input"])) not in (1, 2):
-        return f"its loss gets {len(shape(given['input']))} axes, not rows"
+    if arguments.get("reduction", "mean") not in ("mean", "sum"):
+        return f"its loss has the reduction {arguments['reduction']!r}"
+    if value(arguments["target"]).dtype != torch.int64:
+        return f"its targets are {plain(value(arguments['target']).dtype)}, not classes"
+    if len(shape(arguments["input"])) not in (1, 2):
+        return f"its loss gets {len(shape(arguments['input']))} axes, not rows"
     for node in match.path[1:-1]:
         if value(node).dtype not in (out.dtype, wide(out.dtype)):
             return f"its logits are cast to {plain(value(node).dtype)}"
-    return unfit_linear(out, value(given["x"]), given["matrix"], given["bias"])
+    return unfit_linear(out, value(arguments["x"]), arguments["matrix"], arguments["bias"])
 
 
 def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
@@ -148,24 +148,28 @@ def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
     # Here, because a model without a head does not need the kernels' module.
     from harness.nn.cross_entropy import linear_cross_entropy
 
-    given, dtype, wanted = match.given, value(match.linear).dtype, value(match.loss).dtype
-    rows, features = shape(given["input"])[:-1], shape(given["x"])[-1]
+    arguments, dtype, requested = match.given, value(match.linear).dtype, value(match.loss).dtype
+    rows, features = shape(arguments["input"])[:-1], shape(arguments["x"])[-1]
     with Adder(gm, match.loss) as add:
-        x = given["x"]
+        x = arguments["x"]
         for index in match.slices:
             x = add.function(operator.getitem, x, index)
         if rows and len(shape(x)) == 1:
             x = add.method("unsqueeze", x, 0)
         elif rows:
             x = add.method("flatten", x, 0, -2)
-        weight = add.method("t", given["matrix"]) if match.linear.target in TRANSPOSED else given["matrix"]
-        x, weight, bias = add.cast(dtype, x, weight, given["bias"])
+        weight = (
+            add.method("t", arguments["matrix"]) if match.linear.target in TRANSPOSED else arguments["matrix"]
+        )
+        x, weight, bias = add.cast(dtype, x, weight, arguments["bias"])
         options = {
-            name: given[name] for name in ("ignore_index", "label_smoothing", "reduction") if name in given
+            name: arguments[name]
+            for name in ("ignore_index", "label_smoothing", "reduction")
+            if name in arguments
         }
-        loss = add.function(linear_cross_entropy, x, weight, given["target"], bias, **options)
-        if value(loss).dtype != wanted:
-            loss = add.method("to", loss, wanted)
+        loss = add.function(linear_cross_entropy, x, weight, arguments["target"], bias, **options)
+        if value(loss).dtype != requested:
+            loss = add.method("to", loss, requested)
     done = Swap(name_of(match.linear), rows, features, shape(match.linear)[-1], plain(dtype), with_loss=True)
     match.loss.replace_all_uses_with(loss)
     for node in match.path:

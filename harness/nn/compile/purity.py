@@ -104,5 +104,5 @@ def is_pure_operator(packet: Any) -> bool:
 def writes_on_request(node: Node) -> bool:
     """Return whether a function in Python is called with `inplace`, or with `max_norm`, for which it scales a table's rows."""
     assert callable(node.target)
-    given = inspect.signature(node.target).bind_partial(*node.args, **node.kwargs).arguments
-    return given.get("inplace", False) is not False or given.get("max_norm") is not None
+    arguments = inspect.signature(node.target).bind_partial(*node.args, **node.kwargs).arguments
+    return arguments.get("inplace", False) is not False or arguments.get("max_norm") is not None

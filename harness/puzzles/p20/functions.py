@@ -93,9 +93,9 @@ class FunctionsChecker(PythonChecker):
             words = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
             return self.wrong(gate, [words], hint=2)
         what = subject(gate.id, function)
-        wanted = RELU if gate.id.startswith("relu") else COMMON
+        requested = RELU if gate.id.startswith("relu") else COMMON
         lines: dict[str, str] = {}
-        for check in wanted:
+        for check in requested:
             if line := check(what):
                 lines[check.__name__] = line
                 if check in (checks.forward, checks.against_autograd):
@@ -106,7 +106,7 @@ class FunctionsChecker(PythonChecker):
             wrong[-1:] = wrong_gradients(self.puzzle, what, function, path) or wrong[-1:]
         if wrong:
             return self.wrong(gate, wrong, next(iter(lines)), hint=2)
-        return GateResult(gate, "correct", summary=f"{len(wanted)} checks; keeps {describe_saved(what)}")
+        return GateResult(gate, "correct", summary=f"{len(requested)} checks; keeps {describe_saved(what)}")
 
 
 # ---- Diagnosis of a wrong gradient -------------------------------------------------------------------------
@@ -164,10 +164,10 @@ def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]
                 continue
             shape = (-1, mine.shape[-1]) if name == "x" else mine.shape
             ours, theirs = (t.detach().numpy().reshape(shape) for t in (mine, right))
-            verdict = compare(ours, theirs, theirs, "float64")
-            if not verdict.ok:
+            result = compare(ours, theirs, theirs, "float64")
+            if not result.ok:
                 case, nothing = Case(sizes, "", ours.shape, ""), np.zeros(ours.shape, bool)
-                one = Evidence(case, arrays, ours, theirs, nothing, verdict, "float64")
+                one = Evidence(case, arrays, ours, theirs, nothing, result, "float64")
                 by_quantity.setdefault(quantity, []).append(one)
     known = {quantity: explanation(puzzle, quantity, each) for quantity, each in by_quantity.items()}
     return [
@@ -181,8 +181,8 @@ def matrices(names: list[str], tensors: list[Tensor]) -> dict[str, np.ndarray]:
     """Name the tensors as the derivation's inputs, with elements as matrices of rows; the last is dy."""
     arrays = [t.detach().numpy() for t in tensors]
     x, dy = (array.reshape(-1, array.shape[-1]) for array in (arrays[0], arrays[-1]))
-    given = {"input": x, "logits": x, "grad_output": dy}
-    return given | {name: array for name, array in zip(names[1:], arrays[1:-1], strict=False)}
+    arguments = {"input": x, "logits": x, "grad_output": dy}
+    return arguments | {name: array for name, array in zip(names[1:], arrays[1:-1], strict=False)}
 
 
 def describe_wrong(
@@ -194,8 +194,8 @@ def describe_wrong(
         return None
     place = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     limit = TOLERANCE * expected.abs().max().item()
-    told = got_and_expected(got[place].item(), expected[place].item(), limit, 6)
-    words = f"the gradient of {name} is wrong: {list(place)} {told}"
+    reports = got_and_expected(got[place].item(), expected[place].item(), limit, 6)
+    words = f"the gradient of {name} is wrong: {list(place)} {reports}"
     if torch.allclose(got, of_sum):
         return f"{words}; it is what the sum of the output would have: dy is not used"
     factor = checks.constant_factor(got, expected, inputs)

@@ -92,8 +92,8 @@ class GraphChecker(PythonChecker):
             except Exception as error:  # an exception of the learner's code is a result
                 line = describe(error, path)
             if line and x is None:
-                given = ", ".join(f"{edge} {number:g}" for edge, number in STEEP.items())
-                return self.wrong(gate, [f"along other edges ({given}): {line}"])
+                arguments = ", ".join(f"{edge} {number:g}" for edge, number in STEEP.items())
+                return self.wrong(gate, [f"along other edges ({arguments}): {line}"])
             if line:
                 known = known_mistake(gate.id, module)
                 lines = [f"at x = {x:g}: {line}", *([KNOWN[known]] if known else [])]

@@ -125,9 +125,9 @@ def tries(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Try]:
         done = []
         for op, gate, held_back in todo:
             torch.manual_seed(0)
-            said, late = run_check(check, op, path, seconds)
-            kind = failing_call_kind(op, gate) if gate and not said else ""
-            done.append(Try(op.name, not gate, held_back, said, late, kind))
+            text, late = run_check(check, op, path, seconds)
+            kind = failing_call_kind(op, gate) if gate and not text else ""
+            done.append(Try(op.name, not gate, held_back, text, late, kind))
             if late:
                 break  # a hang on one repeats on the next
         return done
@@ -160,9 +160,9 @@ class CatchChecker(PythonChecker):
             return self.wrong(
                 gate, [f"on {late.name} {late.said}; one op may take so long, no more"], "too-slow"
             )
-        given, held = ([each for each in wrong if each.held_back is value] for value in (False, True))
+        arguments, held = ([each for each in wrong if each.held_back is value] for value in (False, True))
         caught = f"caught {len(wrong) - len(missed)} of {len(wrong)} wrong ones"
-        parts = f"{count(given)} of those in your folder, {count(held)} held back"
+        parts = f"{count(arguments)} of those in your folder, {count(held)} held back"
         if not alarms and not missed:
             words = f"{caught} ({len(held)} of them held back), no false alarm in {len(right)} right ones"
             return GateResult(gate, "correct", summary=words)

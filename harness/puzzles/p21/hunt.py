@@ -64,8 +64,8 @@ def opcheck(subject: Subject) -> str | None:
     )
     operator.register_fake(function.forward)
     operator.register_autograd(function.backward, setup_context=function.setup_context)
-    verdicts = torch.library.opcheck(operator, tuple(subject.inputs()), raise_exception=False)
-    failed = [test for test, words in verdicts.items() if words != "SUCCESS"]
+    results = torch.library.opcheck(operator, tuple(subject.inputs()), raise_exception=False)
+    failed = [test for test, words in results.items() if words != "SUCCESS"]
     return f"{', '.join(failed)} failed" if failed else None
 
 
@@ -107,10 +107,10 @@ class HuntChecker(PythonChecker):
             subject = WANTED[gate.id].subject(function_of(gate.id, module).apply)
         except ValueError as error:
             return self.wrong(gate, [str(error)])
-        wanted = decisive(gate.id)
-        lines = {check.__name__: line for check in wanted if (line := check(subject))}
+        requested = decisive(gate.id)
+        lines = {check.__name__: line for check in requested if (line := check(subject))}
         if not lines:
-            return GateResult(gate, "correct", summary=f"{len(wanted)} checks")
+            return GateResult(gate, "correct", summary=f"{len(requested)} checks")
         first, *others = lines
         # The others mostly fail for the same reason, and their words would mislead.
         shown = [f"{first}: {lines[first]}"]

@@ -36,8 +36,15 @@ class Op(Subject):
 
 def op_of(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] | None = None) -> Op:
     """Return a function as an op of a gate's class."""
-    wanted = WANTED[gate]
-    return Op(function, wanted.reference, wanted.make, sizes=wanted.sizes, name=name, dtypes=dtypes or EVERY)
+    requested = WANTED[gate]
+    return Op(
+        function,
+        requested.reference,
+        requested.make,
+        sizes=requested.sizes,
+        name=name,
+        dtypes=dtypes or EVERY,
+    )
 
 
 # ---- Written differently ------------------------------------------------------------------------------------
@@ -155,7 +162,7 @@ def correct_ops(solution: dict) -> list[Op]:
     """Return every correct implementation: the classes of the solution (a module's names), and those of this
     file."""
     return [
-        *(op_of(gate, solution[wanted.name].apply, gate) for gate, wanted in WANTED.items()),
+        *(op_of(gate, solution[requested.name].apply, gate) for gate, requested in WANTED.items()),
         op_of("softmax", softmax_by_logsumexp, "softmax, by logsumexp"),
         op_of("attention", scaled_query_attention, "attention, with the scale in the query"),
         op_of("attention", F.scaled_dot_product_attention, "attention, PyTorch's own"),

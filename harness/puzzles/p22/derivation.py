@@ -67,9 +67,9 @@ def derive(
     arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
 ) -> Derivation:
     """Run the derivation on the puzzle's input arrays, in float64 or another dtype."""
-    given = as_dtype(arrays, dtype)
-    given["given_dln"] = given.pop("dln")
-    return Derivation(STEPS, given, changes)
+    arguments = as_dtype(arrays, dtype)
+    arguments["given_dln"] = arguments.pop("dln")
+    return Derivation(STEPS, arguments, changes)
 
 
 def values(v: Derivation) -> int:

@@ -120,8 +120,8 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
     scores = query @ keys.mT / query.shape[-1] ** 0.5
     probabilities = torch.ops.aten._safe_softmax(scores + mask, -1)
     output = probabilities @ values
-    wanted = (query, key, value, mask, scores, probabilities)
-    dQ, dK, dV, dM, dS, dP = torch.autograd.grad(output, wanted, grad_output)
+    requested = (query, key, value, mask, scores, probabilities)
+    dQ, dK, dV, dM, dS, dP = torch.autograd.grad(output, requested, grad_output)
     wide = {
         "scores": scores,
         "probabilities": probabilities,

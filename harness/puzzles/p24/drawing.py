@@ -30,15 +30,15 @@ OPPOSITE = {"r": "l", "l": "r", "d": "u", "u": "d"}
 
 def text(order: np.ndarray, width: int) -> Iterator[str]:
     """Yield the lines of a drawing: steps between neighbours are drawn, a jump is a gap."""
-    ways: list[set[str]] = [set() for _ in order]
+    methods: list[set[str]] = [set() for _ in order]
     for here, there in steps(order, width):
-        way = DIRECTIONS.get((there[0] - here[0], there[1] - here[1]))
-        if way:
-            ways[here[0] * width + here[1]].add(way)
-            ways[there[0] * width + there[1]].add(OPPOSITE[way])
+        method = DIRECTIONS.get((there[0] - here[0], there[1] - here[1]))
+        if method:
+            methods[here[0] * width + here[1]].add(method)
+            methods[there[0] * width + there[1]].add(OPPOSITE[method])
     for first in range(0, len(order), width):
-        row = ways[first : first + width]
-        yield "".join(LINES[frozenset(way)] + ("─" if "r" in way else " ") for way in row).rstrip()
+        row = methods[first : first + width]
+        yield "".join(LINES[frozenset(method)] + ("─" if "r" in method else " ") for method in row).rstrip()
 
 
 def steps(order: np.ndarray, width: int) -> Iterator[tuple[list[int], list[int]]]:

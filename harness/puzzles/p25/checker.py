@@ -244,7 +244,7 @@ class ListChecker(RingChecker):
             parts = {name: layout.split(arrays[name], size, balanced) for name in TENSORS}
             ranges = [layout.held(rank, size, length, balanced) for rank in range(size)]
             qkv = [parts[name] for name in TENSORS[:3]]
-            given = {name: [part.copy() for part in own] for name, own in parts.items()}
+            arguments = {name: [part.copy() for part in own] for name, own in parts.items()}
             try:
                 with np.errstate(all="ignore"):
                     output, lse = module["ring_forward"](*qkv, ranges, scale, causal)
@@ -254,7 +254,7 @@ class ListChecker(RingChecker):
                 by_rank: dict[str, list[np.ndarray]] = dict(zip(EVERY, (output, *gradients), strict=True))
                 check_shapes(by_rank, parts)
                 for name, own in parts.items():
-                    if not all(map(np.array_equal, own, given[name])):
+                    if not all(map(np.array_equal, own, arguments[name])):
                         raise Failed(f"in case '{case.name}': {changed_input(name)}", "changed-input")
                 whole = {name: layout.join_parts(each, balanced) for name, each in by_rank.items()}
             except Failed:

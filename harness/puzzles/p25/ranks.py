@@ -128,7 +128,7 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     }
     if part.transposed:
         tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
-    given = {name: tensor.clone() for name, tensor in tensors.items()}
+    arguments = {name: tensor.clone() for name, tensor in tensors.items()}
     leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
     wire = Wire(patience, leaves[0].dtype)
     try:
@@ -141,7 +141,7 @@ def one_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
         check_saved(count, leaves, output)
         check_travelling(wire.coarse, part.size, leaves[0].dtype)
         for name, tensor in tensors.items():
-            if not torch.equal(tensor.detach(), given[name]):
+            if not torch.equal(tensor.detach(), arguments[name]):
                 raise Broken("changed-input", changed_input(name))
     except Broken as broken:
         return Answer(words=str(broken), mistake=broken.mistake, stuck=broken.stuck)

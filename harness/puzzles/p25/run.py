@@ -186,12 +186,12 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     wrong: list[str] = []
     for name in EVERY:
         got = layout.join_parts([each.values[name] for each in done], balanced)
-        verdict = reference.compare_quantity(case, CPU, name, got)
-        if not verdict.ok:
+        result = reference.compare_quantity(case, CPU, name, got)
+        if not result.ok:
             wrong.append(name)
-        mark = "✅" if verdict.ok else "❌"
-        follows = not verdict.ok and wrong[0] == "output" != name
-        words = FOLLOWS if follows else f"error {verdict.error:.1e}, the limit {verdict.limit:.1e}"
+        mark = "✅" if result.ok else "❌"
+        follows = not result.ok and wrong[0] == "output" != name
+        words = FOLLOWS if follows else f"error {result.error:.1e}, the limit {result.limit:.1e}"
         print_lines(console, [f"   {mark} {name:<10} {words}"])
     print_lines(console, ledger(case, done))
     words = "✅ output and all gradients agree with one device" if not wrong else "❌ WRONG"
@@ -208,10 +208,10 @@ def check(flags) -> tuple[int, int, str] | None:
         raise BadUse(f"--dims {B} {N} {G} {S} {d}: sizes must be at least 1, and {G} heads must divide {N}")
     if flags.seconds <= 0:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
-    wanted, there = flags.ranks * NEEDED, available()
-    if wanted > there:
+    requested, there = flags.ranks * NEEDED, available()
+    if requested > there:
         raise EnvironmentProblem(
-            f"--ranks {flags.ranks}: that many processes take {wanted / 2**30:.1f} GiB, and {there / 2**30:.1f} are free"
+            f"--ranks {flags.ranks}: that many processes take {requested / 2**30:.1f} GiB, and {there / 2**30:.1f} are free"
         )
     if flags.fault is None:
         return None
@@ -272,9 +272,9 @@ def start(
         )
     except RankFailed as error:
         lines = [re.sub(r"^(rank \d+ of \d+): (?=\1,)", "", line) for line in str(error).split("; ")]
-        said = {line.partition(": ")[2] for line in lines}
-        alike = len(said) == 1 and len(lines) > 1
-        print_lines(console, [f"   every rank: {said.pop()}"] if alike else [f"   {line}" for line in lines])
+        text = {line.partition(": ")[2] for line in lines}
+        alike = len(text) == 1 and len(lines) > 1
+        print_lines(console, [f"   every rank: {text.pop()}"] if alike else [f"   {line}" for line in lines])
         if any(f"{path}:" in line and "hangs at" not in line for line in lines):
             raise WorkbookError(f"{shown(path)} fails in {len(lines)} of {case.world_size} ranks") from error
         raise EnvironmentProblem(

@@ -111,7 +111,7 @@ def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
                 words = (
                     f"{where(inner, path, gate)}{type(inner).__name__}: {' '.join(str(inner).split())[:300]}"
                 )
-                kind = next((kind for said, kind in SAID.items() if said in words), "raises")
+                kind = next((kind for text, kind in SAID.items() if text in words), "raises")
                 return Fault(kind, words)
             finally:
                 torch._dynamo.reset()

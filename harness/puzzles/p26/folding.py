@@ -173,19 +173,19 @@ FACTORS = (
 
 def factors(m: Module) -> None:
     """Check what counts as a product with a number."""
-    for words, function, wanted in FACTORS:
+    for words, function, requested in FACTORS:
         gm = capture_graph(function, X.detach(), dynamic=True)
         *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
         got = m["factor"](node)
-        if wanted is None:
+        if requested is None:
             expect(got, None, f"{words}: factor(node)", "factor")
             continue
         if got is None:
-            raise Fault("not-rewritten", f"{words}: factor(node) is None, expected x and {wanted}")
+            raise Fault("not-rewritten", f"{words}: factor(node) is None, expected x and {requested}")
         x, c = got
         expect(
             (getattr(x, "op", x), c),
-            ("placeholder", wanted),
+            ("placeholder", requested),
             f"{words}: the tensor's op and the number",
             "factor",
         )

@@ -111,5 +111,5 @@ def show_symptoms(console: Console) -> int:
 
 def symptom(name: str, words: str, path: Path) -> str:
     """Return the message of a wrong backend's gate, without the graph and cut after a word."""
-    said = words.split(" graph(): ")[0].replace(str(path), path.name)
-    return f"{name:<28} {textwrap.shorten(said, SHOWN, placeholder=' ...')}"
+    text = words.split(" graph(): ")[0].replace(str(path), path.name)
+    return f"{name:<28} {textwrap.shorten(text, SHOWN, placeholder=' ...')}"

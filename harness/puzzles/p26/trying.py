@@ -80,7 +80,7 @@ class Probe:
         self.graphs += 1
         results = gm.graph.output_node().args[0]
         assert isinstance(results, tuple | list)  # Dynamo's graphs return tuples
-        wanted = len(results)
+        requested = len(results)
         compiled = self.backend(gm, example_inputs)
         if not callable(compiled):
             raise Fault("not-callable", f"the backend returns {type(compiled).__name__}, expected a function")
@@ -94,8 +94,8 @@ class Probe:
             if not isinstance(outputs, tuple | list):
                 kind = type(outputs).__name__
                 raise Fault("not-a-tuple", f"the compiled function returns a {kind}, expected a tuple")
-            if len(outputs) != wanted:
-                words = f"the compiled function returns {len(outputs)} outputs, the graph has {wanted}"
+            if len(outputs) != requested:
+                words = f"the compiled function returns {len(outputs)} outputs, the graph has {requested}"
                 raise Fault("output-missing", words)
             return outputs
 
@@ -130,11 +130,11 @@ def outcome(
     ]
     gradients: list[Tensor | None] = []
     if one.gradients:
-        wanted = [t for t in (*leaves, *parameters) if t.requires_grad]
+        requested = [t for t in (*leaves, *parameters) if t.requires_grad]
         parts = [(t * weights(t)).sum().double() for t in outputs if t.requires_grad]
-        gradients = [None] * len(wanted)
+        gradients = [None] * len(requested)
         if parts:
-            gradients = list(torch.autograd.grad(torch.stack(parts).sum(), wanted, allow_unused=True))
+            gradients = list(torch.autograd.grad(torch.stack(parts).sum(), requested, allow_unused=True))
     return Outcome([t.detach() for t in outputs], gradients, leaves, shares)
 
 

@@ -122,11 +122,11 @@ def compare(gate: str, ran: list[TryResult]) -> None:
         return
     (first, names), *_ = failing
     order = ", from the loss backwards" if len(first.right) > 6 else ""
-    if told := explained_by_formula(gate, failing, correct_values(ran)):
+    if reports := explained_by_formula(gate, failing, correct_values(ran)):
         others = (
             f"wrong are {' and '.join(names)}, of {', '.join(first.right)}" if len(first.right) > 2 else ""
         )
-        raise Fault.of(told, others)
+        raise Fault.of(reports, others)
     lines = [f"with {first.one.words}{order}: {describe_wrong(first.got, first.right, names[0])}"]
     if len(names) > 1:
         lines.append(f"{len(names)} of {len(first.right)} tensors are wrong, of which it is the first")
@@ -151,7 +151,7 @@ def explained_by_formula(
     formula, or a shape is wrong."""
     if not (formula := formula_of(gate)):
         return None
-    told: list[Diagnosis] = []
+    reports: list[Diagnosis] = []
     correct = [quantity for quantity, (name, _, _) in formula.quantities.items() if name in right]
     for quantity, (name, words, view) in formula.quantities.items():
         wrong = [each for each, names in failing if name in names]
@@ -160,8 +160,8 @@ def explained_by_formula(
         pairs = [(each, *(view(values[name]) for values in (each.got, each.right))) for each in wrong]
         evidence = [e for each, *pair in pairs for e in evidence_in(formula, each, *pair)]
         if evidence:
-            told.append(diagnose(formula.puzzle, quantity, evidence, name=words, gate=gate, right=correct))
-    return next((each for each in told if each.mistake), told[0] if told else None)
+            reports.append(diagnose(formula.puzzle, quantity, evidence, name=words, gate=gate, right=correct))
+    return next((each for each in reports if each.mistake), reports[0] if reports else None)
 
 
 def evidence_in(formula: Formula, ran: TryResult, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
@@ -188,10 +188,12 @@ def explains(ran: TryResult, id: str) -> bool:
 
 def check_part(gate: str, module: Module, seed: int) -> str:
     """Check a part on every try; return a note for a correct one. Raise Fault."""
-    ran = [run_part(gate, module, one, seed) for one in TRIES if one.scale == 1 or gate == "cross_entropy"]
-    compare(gate, ran)
+    executed = [
+        run_part(gate, module, one, seed) for one in TRIES if one.scale == 1 or gate == "cross_entropy"
+    ]
+    compare(gate, executed)
     kept = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
-    return f"values and gradients of {len(ran)} sizes; {kept.get(gate, 'keeps what it needs')}"
+    return f"values and gradients of {len(executed)} sizes; {kept.get(gate, 'keeps what it needs')}"
 
 
 def make_inputs(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
@@ -272,9 +274,9 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> TryResult:
         words = f"the tape still holds {', '.join(map(repr, tape.kept))} after the backward pass: take() gives it back"
         raise Fault(words, "not-given-back")
     for name, grad in grads.items():
-        wanted = right[f"the gradient of {name}"]
-        kept = (grad == start[name]) & (wanted == 0)  # of a table, the rows that nothing was written to
-        if near(torch.where(kept, wanted, grad), wanted) and not near(grad - start[name], wanted):
+        requested = right[f"the gradient of {name}"]
+        kept = (grad == start[name]) & (requested == 0)  # of a table, the rows that nothing was written to
+        if near(torch.where(kept, requested, grad), requested) and not near(grad - start[name], requested):
             raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
     given_part = {"x": x, "dy": dy, "targets": targets, **p}
     return TryResult(one, given_part, by_hand(output, watched, grads, start), right, truth)
@@ -368,15 +370,15 @@ def check_tape(gate: str, module: Module, seed: int) -> str:
         ("two tensors of one size", {"a": (whole, torch.ones(4, 6))}, 192),
         ("an expanded one", {"a": (other[:1].expand(1000),)}, 24),
     )
-    said = []
+    text = []
     for _, kept, _ in story:
         tape = module["Tape"]()
         tape.kept = kept
-        said.append(tape.bytes())
-    for (words, _, right), got in zip(story, said, strict=True):
+        text.append(tape.bytes())
+    for (words, _, right), got in zip(story, text, strict=True):
         if got != right:
             known = {id: [count([*kept.values()]) for _, kept, _ in story] for id, count in COUNTS.items()}
-            mistake = next((id for id, counts in known.items() if counts == said), "wrong-values")
+            mistake = next((id for id, counts in known.items() if counts == text), "wrong-values")
             raise Fault(f"of {words} the tape says {got} bytes, and holds {right}", mistake)
     return f"{len(story)} tapes, to the byte"
 

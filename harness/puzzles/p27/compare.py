@@ -48,14 +48,14 @@ def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
 def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
     """Yield (name, largest difference, whether it is correct) of each value; without a difference for values
     the file does not compute."""
-    for name, wanted in right.items():
+    for name, requested in right.items():
         if name not in got:
             yield name, "not computed by itself", True
-        elif got[name].shape != wanted.shape:
-            yield name, f"shape {list(got[name].shape)}, expected {list(wanted.shape)}", False
+        elif got[name].shape != requested.shape:
+            yield name, f"shape {list(got[name].shape)}, expected {list(requested.shape)}", False
         else:
-            apart = (got[name] - wanted).abs().max().item() if wanted.numel() else 0.0
-            yield name, f"{apart:.1e}", near(got[name], wanted)
+            apart = (got[name] - requested).abs().max().item() if requested.numel() else 0.0
+            yield name, f"{apart:.1e}", near(got[name], requested)
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
@@ -79,7 +79,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
         listed = [*rows(*both(module, flags.seed))]
     width = max(len(name) for name, *_ in listed)
     wrong = [name for name, _, ok in listed if not ok]
-    verdict = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"
+    result = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"
     lines = [f"{name:<{width}}  {apart:<24}{'ok' if ok else 'NOT OK'}" for name, apart, ok in listed]
-    print_lines(console, [*lines, verdict])
+    print_lines(console, [*lines, result])
     return int(bool(wrong))

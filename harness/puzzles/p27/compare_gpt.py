@@ -96,8 +96,8 @@ def lines_of(values: list[Compared | str]) -> list[str]:
         if isinstance(each, str):
             lines.append(f"{each:<{width}}  not computed by itself")
         else:
-            said = "ok" if each.ok else "NOT OK"
-            lines.append(f"{each.name:<{width}}  {each.error:.1e}  {each.baseline:.1e}  {said}")
+            text = "ok" if each.ok else "NOT OK"
+            lines.append(f"{each.name:<{width}}  {each.error:.1e}  {each.baseline:.1e}  {text}")
     wrong = wrong_of(values)
     first = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"
     return [*lines, first]

@@ -119,10 +119,10 @@ def by_autograd(
     input's."""
     leaves = {f"the gradient of {name}": t for name, t in p.items()}
     order: dict[str, Tensor] = {}
-    for part, given in reversed(model.inputs.items()):
+    for part, arguments in reversed(model.inputs.items()):
         of_part = [f"the gradient of {part}.{each}" for each in ("bias", "weight")]
         order |= {name: leaves[name] for name in of_part if name in leaves}
-        order[f"the gradient of what {part} is given"] = given
+        order[f"the gradient of what {part} is given"] = arguments
     order |= leaves
     gradients = torch.autograd.grad(output, [*order.values()], grad_output, materialize_grads=True)
     return {"the output": output.detach()} | dict(zip(order, gradients, strict=True))
@@ -147,8 +147,8 @@ def leaves(tensors: Mapping[str, Tensor]) -> Tensors:
 def wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the names of wrong values in the reference's order, without those that the learner's code does
     not compute."""
-    for name, wanted in right.items():
-        if name in got and not near(got[name], wanted):
+    for name, requested in right.items():
+        if name in got and not near(got[name], requested):
             yield name
 
 
@@ -162,14 +162,14 @@ def near(got: Tensor, wanted: Tensor) -> bool:
 
 def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
     """Describe a wrong value by its worst element."""
-    mine, wanted = got[name], right[name]
-    if mine.shape != wanted.shape:
-        return f"{name} has shape {list(mine.shape)}, expected {list(wanted.shape)}"
-    apart = torch.where(torch.isfinite(mine), (mine - wanted).abs(), torch.inf)
+    mine, requested = got[name], right[name]
+    if mine.shape != requested.shape:
+        return f"{name} has shape {list(mine.shape)}, expected {list(requested.shape)}"
+    apart = torch.where(torch.isfinite(mine), (mine - requested).abs(), torch.inf)
     at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     place = f" at {list(at)}" if at else ""
-    limit = TOLERANCE * (wanted.abs().max().item() or 1.0)
-    return f"{name} is wrong{place}: {got_and_expected(mine[at].item(), wanted[at].item(), limit, 6)}"
+    limit = TOLERANCE * (requested.abs().max().item() or 1.0)
+    return f"{name} is wrong{place}: {got_and_expected(mine[at].item(), requested[at].item(), limit, 6)}"
 
 
 def evidence_of(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
@@ -177,5 +177,5 @@ def evidence_of(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) 
     if near(torch.from_numpy(got.copy()), torch.from_numpy(right.copy())):
         return []
     error = relative_error(np.where(np.isfinite(got), got, right), right)
-    verdict = TensorResult(False, error, 0.0, TOLERANCE, error, nonfinite=int((~np.isfinite(got)).sum()))
-    return [Evidence(case, arrays, got, right, np.zeros(right.shape, bool), verdict, "float64")]
+    result = TensorResult(False, error, 0.0, TOLERANCE, error, nonfinite=int((~np.isfinite(got)).sum()))
+    return [Evidence(case, arrays, got, right, np.zeros(right.shape, bool), result, "float64")]

@@ -39,8 +39,8 @@ class StepKernels:
             ctypes.c_int64,
         )
         self.message.value = b""
-        given = argument if isinstance(argument, int) else ctypes.addressof(argument)
-        result = function(given, ctypes.addressof(self.message), len(self.message))
+        arguments = argument if isinstance(argument, int) else ctypes.addressof(argument)
+        result = function(arguments, ctypes.addressof(self.message), len(self.message))
         if self.message.value:
             raise RuntimeError(self.message.value.decode())
         return result
@@ -48,11 +48,11 @@ class StepKernels:
     def launch(self, name: str, *arguments: Tensor | float) -> None:
         """Launch a pass on tensors and numbers, with its workspace."""
         device = next(each.device for each in arguments if isinstance(each, Tensor))
-        given = list(map(word, arguments))
-        needed = self.call(name, words(0, 0, 0, 0, *given))
+        values = list(map(word, arguments))
+        needed = self.call(name, words(0, 0, 0, 0, *values))
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         lent = torch.empty(needed, dtype=torch.uint8, device=device)
-        self.call(name, words(self.gpu, stream, lent.data_ptr(), needed, *given))
+        self.call(name, words(self.gpu, stream, lent.data_ptr(), needed, *values))
 
 
 def words(*numbers: int) -> ctypes.Array[ctypes.c_int64]:

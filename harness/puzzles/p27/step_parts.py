@@ -63,8 +63,8 @@ def layernorm_linear_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of x, weight, bias, W and the product's bias."""
     if host.load(LAYER, x.device.type):
-        given = dy, x, statistics, weight, bias, W
-        return torch.ops.mojo_workbook.layernorm_linear_backward(*given, ALL_GRADIENTS)
+        arguments = dy, x, statistics, weight, bias, W
+        return torch.ops.mojo_workbook.layernorm_linear_backward(*arguments, ALL_GRADIENTS)
     y, _ = layernorm(x, weight, bias)
     return *layernorm_backward(dy @ W, x, statistics, weight), dy.t() @ y, dy.sum(0)
 

@@ -29,7 +29,7 @@ def lines() -> Iterator[str]:
     yield f"Times on an {MACHINE} ({DATE}), bfloat16: recorded of the given and the solution's forms, not of yours"
     row = "   {:10} {:>6} {:>12} {:>12} {:>12} {:>12} {:>14}".format
     yield row("step", "rows", "given us", "solution us", "of products", "of memory", "both passes us")
-    for number, (step, (rows, given, solution, share, passes)) in enumerate(TIMES.items(), 1):
+    for number, (step, (rows, arguments, solution, share, passes)) in enumerate(TIMES.items(), 1):
         of = (share, "") if number > 6 else ("", share)
-        yield row(step, rows, f"{given:,.0f}", f"{solution:,.0f}", *of, f"{passes:,.0f}").rstrip()
+        yield row(step, rows, f"{arguments:,.0f}", f"{solution:,.0f}", *of, f"{passes:,.0f}").rstrip()
     yield f"   both passes have three products; PyTorch's bare ones take {BARE:.0f} us"

@@ -110,15 +110,15 @@ class Finding:
         lines += [f"  called from {caller}" for caller in callers(self.instr)]
         if self.other:
             lines.append(f"  the other place: {self.other}")
-        who = []
+        name = []
         if self.kernel:
-            who.append(f"kernel {self.kernel}")
+            name.append(f"kernel {self.kernel}")
         if self.block is not None:
-            who.append(f"block {_triple(self.block)}")
+            name.append(f"block {_triple(self.block)}")
         if self.thread is not None:
-            who.append(f"thread {_triple(self.thread)}")
-        if who:
-            lines.append("  first seen in " + ", ".join(who))
+            name.append(f"thread {_triple(self.thread)}")
+        if name:
+            lines.append("  first seen in " + ", ".join(name))
         if self.count > 1:
             lines.append(f"  {self.count} times in all")
         if not self.is_error:

@@ -109,10 +109,10 @@ class Hazards:
             return
         reads, writes = reads_and_writes(i)
         if is_product(i):
-            sums, given = registers(i.args[0]), factors(i)
+            sums, arguments = registers(i.args[0]), factors(i)
             if out is not None:
-                out.product(i, sums, given, uses, dirty)
-            uses.update((r, Use(0, (i,), FACTOR)) for r in given)
+                out.product(i, sums, arguments, uses, dirty)
+            uses.update((r, Use(0, (i,), FACTOR)) for r in arguments)
             uses.update((r, Use(0, (i,), SUMS)) for r in sums)
             dirty.difference_update(sums)
             return

@@ -61,8 +61,8 @@ class Run(Reports):
     def _layout(self, args):
         program = self.code.program
         block = bytearray(max(program.param_bytes, 1))
-        for (offset, size), given in zip(program.params.values(), args, strict=True):
-            block[offset : offset + size] = given
+        for (offset, size), arguments in zip(program.params.values(), args, strict=True):
+            block[offset : offset + size] = arguments
         block += bytes(64)
         data = np.frombuffer(
             bytes(block[: len(block) // 64 * 64 + 64]).ljust(-(-len(block) // 64) * 64, b"\0"), np.uint8

@@ -261,13 +261,13 @@ class Program:
             first = self._link(callee, (*stack, self.functions[number].name))
             self._callees[number].add(self._index[name])
             block.succs = [first, after.index]  # [callee, return block]
-        for given, parameter in zip(params, callee.params, strict=True):
+        for arguments, parameter in zip(params, callee.params, strict=True):
             for store, variable, _ in pending:
-                if variable == given.name:
+                if variable == arguments.name:
                     place = self._frames[name, parameter.name]
                     store.args = (Mem(None, place + store.args[0].offset), *store.args[1:])
-        for given, parameter in zip(returns, callee.returns, strict=True):
-            last_call[given.name] = self._frames[name, parameter.name]
+        for arguments, parameter in zip(returns, callee.returns, strict=True):
+            last_call[arguments.name] = self._frames[name, parameter.name]
         pending.clear()
 
     def _register(self, number: int, register: Reg) -> Reg:

@@ -25,14 +25,14 @@ def shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
     """Map PTX variables to their source names, where these are unambiguous."""
     shared_names_at.cache_clear()  # the file may have changed since
     source_lines.cache_clear()
-    wanted = set(variables)
-    held = holders(program.instrs, wanted)
+    requested = set(variables)
+    held = holders(program.instrs, requested)
     choices: dict[str, set[str]] = {}
     for i in program.instrs:
         if i.op not in ACCESSES or is_library_algorithm(i.loc):
             continue
         for base in (a.base for a in i.args if isinstance(a, Mem) and a.base is not None):
-            touched = {base.name} & wanted if isinstance(base, Sym) else held.get(base.name, set())
+            touched = {base.name} & requested if isinstance(base, Sym) else held.get(base.name, set())
             names = used_names(i)
             for variable in touched if names else ():
                 choices[variable] = choices.get(variable, names) & names

@@ -405,13 +405,13 @@ class Batch(WarpgroupOps):
         """Map each barrier to a mask of the thread blocks that have completed it."""
         complete: dict[int | str, np.ndarray] = {}
         counts: dict[int | str, np.ndarray] = {}
-        wanted: dict[int | str, np.ndarray] = {}
+        requested: dict[int | str, np.ndarray] = {}
         for _, L, (number, count, _) in waiting:
             for k, mine in threads_by_barrier(number, len(L)):
                 blocks = np.bincount(self.block_of[L[mine]], minlength=self.count)
                 counts[k] = counts.get(k, 0) + blocks
                 if count is not None:
-                    wanted[k] = np.where(blocks > 0, int(np.max(count)), wanted.get(k, 0))
+                    requested[k] = np.where(blocks > 0, int(np.max(count)), requested.get(k, 0))
         for k, there in counts.items():
             if isinstance(k, str):
                 size = self.run.cluster_size
@@ -420,16 +420,16 @@ class Batch(WarpgroupOps):
                 continue
             arrived = self.arrivals.get(k, 0)
             need = self.alive
-            if k in wanted:
-                need = np.where(wanted[k] > 0, np.minimum(wanted[k], self.alive + arrived), self.alive)
+            if k in requested:
+                need = np.where(requested[k] > 0, np.minimum(requested[k], self.alive + arrived), self.alive)
             complete[k] = (there > 0) & (there + arrived >= need)
         return complete
 
     def reduce_barrier(self, waiting) -> list:
         """Return the results of bar.red (popc, and, or) for each waiting group, or None."""
         out = []
-        for index, L, (number, _, given) in waiting:
-            if given is None:
+        for index, L, (number, _, arguments) in waiting:
+            if arguments is None:
                 out.append(None)
                 continue
             mods = self.program.blocks[index].term.mods

@@ -211,14 +211,14 @@ class BulkOps(WarpOps):
         """Store elements, or reduce them into memory."""
         if not len(address):
             return
-        who = np.full(len(address), position)
+        name = np.full(len(address), position)
         if op is None:
-            self.store(W, address, values, who)
+            self.store(W, address, values, name)
             return
-        index = self.global_index(W, address, who)
+        index = self.global_index(W, address, name)
         data, written, full = W.views(self.global_space)
         if self.checks.uninitialised and not (written[index] == full).all():
-            self.run.report_unwritten(self, W, written[index] != full, index, who)
+            self.run.report_unwritten(self, W, written[index] != full, index, name)
         written[index] = full
         atomic_update(data, index, op, kind, [values], False)
 

@@ -318,9 +318,9 @@ def _emit_expression(modifiers: tuple[str, ...], operands: str, result: str, exp
         check(i, *modifiers)
         t = type_of(i)
         kinds = {"T": KIND[t], "U": f"u{WIDTH[t]}"}
-        given = [_Operand(w, a, kinds.get(operands, operands)) for a in i.args]
-        said = {m: m in i.mods for m in modifiers}
-        w.define(i.args[0], kinds.get(result, result), expression.format(*given, **said, **kinds))
+        arguments = [_Operand(w, a, kinds.get(operands, operands)) for a in i.args]
+        text = {m: m in i.mods for m in modifiers}
+        w.define(i.args[0], kinds.get(result, result), expression.format(*arguments, **text, **kinds))
 
     emitter.__doc__ = row
     return emitter

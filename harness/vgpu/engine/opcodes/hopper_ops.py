@@ -205,12 +205,12 @@ def wgmma(w: Writer, i: Instr):
     w.code.namespace |= dict(zip(names, (a, b), strict=True))
     accesses = [w.code.access(i, "R", "shared", *_WIDE) for _ in range(2)]
     first = "None" if from_registers else f"A{accesses[0].number}"
-    given = f"[{', '.join(w.use(r, 'u4') for r in left.items)}]" if from_registers else w.use(left, "u8")
+    arguments = f"[{', '.join(w.use(r, 'u4') for r in left.items)}]" if from_registers else w.use(left, "u8")
     old = ", ".join(w.use(r, "u4") for r in sums.items)
     w.flops += 2 * 64 * n * depth // 128
     w.multiply_adds += 64 * n * depth // 128
     value = w.temp(
-        f"m.wgmma({first}, A{accesses[1].number}, [{old}], {sums_kind!r}, {given}, {names[0]},"
+        f"m.wgmma({first}, A{accesses[1].number}, [{old}], {sums_kind!r}, {arguments}, {names[0]},"
         f" {w.use(right, 'u8')},"
         f" {names[1]}, {w.use(keep, 'p')}, L)"
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
 
 STARTED = time.time()
-"""When this process began to load the code."""
+"""Start time of the process."""
 
 __all__ = ["LayerNormLinear", "fused_layernorm_linear"]
 

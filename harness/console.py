@@ -113,7 +113,7 @@ class PipedConsole(Console):
     """A console that leaves the end of a pipe to the command line; rich would exit with 1, "a wrong result"."""
 
     wraps = False
-    """Whether lines are wrapped although the output is not a terminal."""
+    """Wrap lines although the output is not a terminal."""
 
     def on_broken_pipe(self) -> None:
         raise  # the error that is being handled

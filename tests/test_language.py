@@ -1,6 +1,7 @@
 """Names and docstrings use the words of CONTRIBUTING.md."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +28,14 @@ DECORATED_AS_VALUES = {"property", "opcode", "cached_property", "cached", "fixtu
 
 
 def names_and_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]]:
-    """Yield line, kind, name and docstring of every module, class, function and property."""
+    """Yield line, kind, name and docstring of every module, class, function, property and attribute."""
     yield 1, "module", "", ast.get_docstring(tree) or ""
     for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for named, text in itertools.pairwise(body if isinstance(body, list) else []):
+            if isinstance(named, ast.Assign | ast.AnnAssign) and isinstance(text, ast.Expr):
+                if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
+                    yield text.lineno, "attribute", "", text.value.value
         if isinstance(node, ast.ClassDef):
             yield node.lineno, "class", node.name, ast.get_docstring(node) or ""
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -58,7 +64,7 @@ def faults(kind: str, name: str, docstring: str) -> Iterator[str]:
     opening = docstring.split(maxsplit=1)[0].rstrip(".,:;") if docstring else ""
     not_a_verb = opening in NOT_A_VERB or THIRD_PERSON.fullmatch(opening)
     if opening in NOUN_CLAUSES or (kind == "function" and not_a_verb):
-        yield f"{name or 'module'}: begin the docstring with a verb in the imperative, not {opening!r}"
+        yield f"{name or kind}: begin the docstring with a verb in the imperative, not {opening!r}"
 
 
 def test_words():
@@ -91,6 +97,10 @@ def faults_of(path: Path) -> list[str]:
         ("class Row:\n    'A row.'", None),
         ("def read():\n    'Pass a row on.'", None),
         ("class A:\n    @property\n    def shared(self):\n        'The shared rows.'", None),
+        (
+            "N = 3\n'How many rows.'",
+            "attribute: begin the docstring with a verb in the imperative, not 'How'",
+        ),
     ],
 )
 def test_faults_are_reported(source, fault):

@@ -68,7 +68,7 @@ class CudaClock:
 
 
 class ColdClock(CudaClock):
-    """As CudaClock, but everything that a call left in the L2 cache is pushed out before the next."""
+    """A CudaClock that flushes the L2 cache before every call."""
 
     def __init__(self, device):
         import torch

@@ -14,14 +14,14 @@ from harness.check.compare import Evidence, largest
 from harness.spec.puzzle import Puzzle, Symptom
 
 FEWEST = 3
-"""Values that a constant has to explain before it is more than chance."""
+"""Number of values that a constant has to explain."""
 ENOUGH = 16
 """A value is conclusive if it is this many times as large as the effect of rounding."""
 BLOCKS = (32, 64, 128, 256)
 """Common numbers of threads in a warp or a block."""
 CONSTANTS = {math.log(2): "ln 2", 1 / math.log(2): "1 / ln 2", math.e: "e"}
 FACTORS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
-"""How many times a step may be added or missing."""
+"""Factors of a step that may be added or missing."""
 
 Fit = Callable[[Evidence], np.ndarray]
 """The values of a family in a case, in the shape of the tensor."""

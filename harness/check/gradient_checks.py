@@ -37,7 +37,7 @@ from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare, wide
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that a function of any floating-point dtype is tried in, in addition to float64."""
 FAR = 800.0
-"""Where exp overflows in float64, and underflows at its negative."""
+"""An input for which exp overflows in float64, and underflows at its negative."""
 Check = Callable[[Subject], str | None]
 
 
@@ -58,7 +58,7 @@ def guard(check: Check) -> Check:
 
 
 ECHOES = ("modified by an inplace operation", "has been modified inplace", "used in an in-place operation")
-"""How autograd speaks of a change that `inputs_unchanged` names."""
+"""Parts of autograd's messages about a change that `inputs_unchanged` reports."""
 
 
 def without_echoes(lines: dict[str, str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ gradient."""
 
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""What a function of any floating-point dtype computes in."""
+"""Dtypes of a function of any floating-point dtype."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Measured:
     def lines(self) -> list[str]:
         """Describe a cost above its limit."""
         first = self.limit.first.get(self.dtype)
-        before = f"; the form before had {amount(first)}" if first is not None else ""
+        before = f"; the initial code has {amount(first)}" if first is not None else ""
         words = [f"{self.limit.counter}: {amount(self.value)}, at most {amount(self.limit.most)}{before}"]
         return [*words, *([f"{self.line}: {self.part:.0%} of it"] if self.line else [])]
 

@@ -34,7 +34,7 @@ from harness.check.gradients import (
 )
 
 FACTOR = 2.0
-"""How many times PyTorch's own error a result may have."""
+"""Factor between PyTorch's own error and the limit."""
 UNITS, SIXTEEN = 8, 2
 """And how many units of rounding more, since another formula may lose a few; the second is for 16-bit dtypes."""
 ORDERS = 8

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # it needs torch, and the NumPy rung none
     from harness.check.reference import Reference
 
 SECONDS = 120.0
-"""For a file or a gate: of NumPy's the slowest takes 2, of PyTorch's some 20."""
+"""Time limit of a file or a gate; the slowest takes 2 in NumPy, some 20 in PyTorch."""
 LEFT = "the code exited the process, so it was not checked"
 """Message for code that exits the process, whatever its exit code: without a result nothing is correct."""
 
@@ -131,7 +131,7 @@ class CaseChecker(PythonChecker):
     """Checks the values of a gate's function in each case, then runs further checks of the puzzle."""
 
     where = ""
-    """What is being checked, for messages about exceptions of the learner's code."""
+    """The current check, for messages about exceptions of the learner's code."""
 
     def _check_gate(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:
         result = GateResult(gate, "correct")

@@ -45,7 +45,7 @@ class Instance:
 
     @property
     def spelled(self) -> str:
-        """As Mojo code names it."""
+        """The kernel's spelling in Mojo."""
         values = (f"DType.{value}" if DTYPE.fullmatch(value) else value for value in self.parameters)
         return f"{self.function}[{', '.join(values)}]" if self.parameters else self.function
 

@@ -21,7 +21,7 @@ compiling = threading.Lock()
 ran: set[str] = set()
 """The functions that have run through MAX in this process."""
 forked_from: list[int] = []
-"""In a child that was forked after MAX had started: the parent's process number."""
+"""The parent's process number, in a child that was forked after MAX had started."""
 
 
 class Graphs:

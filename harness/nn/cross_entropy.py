@@ -17,7 +17,7 @@ from harness.nn.arguments import in_autocast_dtype, plain, wide
 
 Tensor = torch.Tensor
 REDUCTIONS = ("none", "mean", "sum")
-"""In the order of PyTorch's own numbers."""
+"""Reductions in the order of PyTorch's own numbers."""
 IGNORED = -100
 OPTIONS = ("ignore_index", "label_smoothing", "reduction", "z_loss", "softcap", "chunk_rows")
 

@@ -31,7 +31,7 @@ STYLES = {
     "instead": ("yellow", " "),
     "right": ("green", "✓"),
 }
-"""Of each kind of sentence its style and its sign."""
+"""Style and sign of each kind of sentence."""
 SAID = "Recording every access of your kernels and of the solution's (a few seconds where they are not cached) ..."
 
 

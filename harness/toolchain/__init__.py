@@ -1,1 +1,1 @@
-"""From Mojo files to something that runs: the compiler, its messages, packages, extension modules, the cache."""
+"""Build Mojo files: the compiler, its messages, packages, extension modules, the cache."""

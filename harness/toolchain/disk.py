@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 
 FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded|available space).*")
-"""How the C library, LLVM, Mojo and MAX report a full disk."""
+"""Messages of the C library, LLVM, Mojo and MAX about a full disk."""
 
 
 def check_target(flag: str, target: str | Path) -> None:

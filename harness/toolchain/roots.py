@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parents[1]
 MARK = ".workbook.json"
 """The marker file of a folder created by `init`."""
 FOLDER = "WORKBOOK_FOLDER"
-"""The variable by which a command tells the processes that it starts which folder it works in."""
+"""Environment variable with the working folder, for child processes."""
 CHECKOUT = Path(os.environ.get(FOLDER) or HERE.parent)
 """The folder of problems/ and solutions/: the checkout of this file, or the folder that `enter` found."""
 CARRIED = HERE / "_solutions"

@@ -50,7 +50,7 @@ def test_the_line_that_costs_most_is_named():
     cost = cost_of(launch((7, 128), (9, 128), (9, 128)), launch((3, 4096), name="other"))
     assert cost.value == 3 and not cost.ok
     words, line = cost.lines
-    assert words == "bytes read of x, over its size: 3, at most 1.05; the form before had 3"
+    assert words == "bytes read of x, over its size: 3, at most 1.05; the initial code has 3"
     assert line == "/reader/kernel.mojo:9: 67% of it"
 
 

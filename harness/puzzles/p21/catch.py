@@ -25,13 +25,13 @@ from harness.spec.puzzle import Case, Gate
 from harness.toolchain import roots
 
 SECONDS = 20.0
-"""For which `check` may run on one op."""
+"""Time limit of `check` on one op."""
 TOGETHER = 300.0
-"""For which it may run on all."""
+"""Time limit of `check` on all ops."""
 SHOWN = 3
-"""How many false alarms are quoted."""
+"""Number of false alarms that are quoted."""
 KINDS_SHOWN = 6
-"""How many kinds of call are named in which one that was not caught is wrong."""
+"""Number of kinds of call listed for an op that was not caught."""
 LONGEST = 80
 """Characters of an exception or an answer that are quoted."""
 

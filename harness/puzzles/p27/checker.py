@@ -51,7 +51,7 @@ KINDS = {
 }
 """Gate of a part -> its class."""
 SEED = 27
-"""Of the checks; --seed is added."""
+"""Seed of the checks; --seed is added."""
 CONCERN = {"block": ("residual", "fork"), "model": ("head", "embedding")}
 """Gate of several parts -> the parts whose known mistakes its own code can make."""
 

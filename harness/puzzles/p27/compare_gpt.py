@@ -21,7 +21,7 @@ from harness.puzzles.p27.running import by_autograd, no_autograd
 BATCH = 4
 """Excerpts that are compared: float64 takes four times the memory."""
 MOVED = 0.1
-"""How far biases and LayerNorms are moved from 0 and 1, which would hide mistakes."""
+"""Offset of biases and LayerNorms from 0 and 1, which would hide mistakes."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Puzzle 28: its spec, known mistakes, and what else only it knows."""
+"""Puzzle 28: its spec, limits and known mistakes."""
 
 from harness.puzzles.p28.spec import PUZZLE
 

@@ -1,8 +1,8 @@
-"""Puzzle 28, make it fast: twelve steps from slow kernels of LayerNorm and Linear to fast ones, each judged by values and by a
-counter of the virtual GPU.
+"""Puzzle 28, make it fast: twelve steps from slow to fast kernels of LayerNorm and Linear, checked by values and by
+counters of the virtual GPU.
 
-Names: x [rows, hidden] is the input, dln the gradient of LayerNorm's output, ln_out what the Linear multiplies, its weight
-[outputs, hidden]. Every step is a variant by itself, with tensors of its own, so that nobody's slow step holds up another.
+Names: x [rows, hidden] is the input, dln the gradient of LayerNorm's output, ln_out the Linear's input, its weight
+[outputs, hidden]. Every step is a variant with its own tensors, so that a slow step does not slow down another.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ from harness.spec.rungs import MojoRung
 DIMS = (16, 8, 16)
 """The chapter's rows, hidden and outputs, which are puzzle 22's."""
 COUNTED = (64, 768, 64)
-"""Where the counters are held to the limits: GPT-2's width, and no more of the rest than a laptop likes."""
+"""Sizes at which the counters are checked: GPT-2's width, and few rows and outputs, to run on a laptop."""
 LARGE = (128, 768, 128)
 """The same for tensor cores: a block's tile of results."""
 LANES, BLOCK_ROWS = 32, 4
@@ -73,7 +73,7 @@ LAUNCHES = {
     **{s: f"launch_{s}(..., rows, hidden, outputs)" for s in ("layouts", "epilogue")},
 }
 STEPPED = (*FORWARD_STEPS, *PRODUCT_STEPS, *NARROW_STEPS)
-"""The steps whose op is told which it is."""
+"""Steps whose op takes the number of the step."""
 ABOUT = {
     "rows": "neighbouring threads read neighbouring elements",
     "once": "x is read once and kept in registers",
@@ -89,7 +89,7 @@ ABOUT = {
     "epilogue": "bias and its gradient inside the products",
 }
 OWN = {"epilogue": ("output", "grad_linear_bias")}
-"""What a step makes, where that is not all that its op writes."""
+"""Results of a step that are not all results of its op."""
 GATES = tuple(
     Gate(id, id, OWN.get(id, tuple(op.writes)), ABOUT[id], limits=LIMITS[id]) for id, op in OPS.items()
 )
@@ -98,7 +98,7 @@ AXES = (
     tiled_axis("hidden", LANES, 8 * LANES + 8, 515),
     listed_axis("outputs", 1, 31, 65),
 )
-"""What the cases vary: rows by blocks, hidden by warps of one element and of a vector a thread, outputs by tiles."""
+"""Axes of the cases: rows by blocks, hidden by warps of one element or one vector per thread, outputs by tiles."""
 
 
 cases = chapter_and(
@@ -149,7 +149,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's own answers, in the dtype and on the device of the tensors. Below float64 each is the unluckiest of several
+    """Return PyTorch's results, in the dtype and on the device of the tensors. Below float64 each is the worst of several
     orders of the columns."""
     columns = ("input", "dln", "ln_out", "linear_weight", "ln_weight", "ln_bias", *A16)
     back = {
@@ -161,8 +161,8 @@ def reference(tensors: dict) -> dict:
 
 
 def by_pytorch(tensors: dict) -> dict:
-    """PyTorch's answers: everything is computed in the type of sums and rounded once, as on a GPU. Sums of the steps that begin
-    with a thread a row, or a result, are added up one by one, which is how a thread may do it."""
+    """Return PyTorch's results, computed in the type of sums and rounded once, as on a GPU. Sums of steps whose initial
+    code has one thread per row, or per result, are added term by term, as a thread may do."""
     import torch
 
     x = tensors["input"]

@@ -59,10 +59,10 @@ Clock = dict[int, Prefix]
 """Block -> its known prefix."""
 
 Domain = tuple[int | None, bool]
-"""Who may acquire: a block, a cluster (its first block, negative) or all (None); and only by a fence.sc?"""
+"""Scope of an acquire: a block, a cluster (its first block, negative) or all (None); and whether only by a fence.sc."""
 
 Step = tuple[int, int, int]
-"""Which accesses of a launch: (segment, barrier epoch, warp)."""
+"""Accesses of a launch: (segment, barrier epoch, warp)."""
 
 
 class Place:

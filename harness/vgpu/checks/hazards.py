@@ -60,7 +60,7 @@ def factors(i: Instr) -> list[str]:
 
 
 class Hazards:
-    """For every instruction of a program, by id: its hazards, and the register that lacks a fence."""
+    """Hazards of every instruction of a program, by id, and the register that lacks a fence."""
 
     def __init__(self, program: Program):
         self.hazards: dict[int, list[Hazard]] = {}

@@ -482,7 +482,7 @@ class Order:
         return -1 - int(threads[0])
 
     def check_wgmma_copies(self, instr: Instr, threads, units):
-        """Check that all threads of the warpgroup know that the copies have ended which a product reads."""
+        """Check that all threads of the warpgroup have observed the end of the copies that a product reads."""
         for copy, mine in self.writers(units):
             late = threads[~self.happens_before(copy, threads)]
             if len(late):

@@ -15,8 +15,11 @@ from book.measure.forks import Forks
 
 
 def shown_outputs() -> set[str]:
-    pages = (page.read_text() for page in (BOOK / "src").rglob("*.md"))
-    return {name for page in pages for name in re.findall(r"^```output (\S+)(?: \d+-\d+)?$", page, re.M)}
+    """Those that a page prints, and those that a figure or a table is made from."""
+    pages = "\n".join(page.read_text() for page in (BOOK / "src").rglob("*.md"))
+    figures = "\n".join(file.read_text() for file in (BOOK / "figures").glob("*.py"))
+    printed = re.findall(r"^```output (\S+)(?: \d+-\d+)?$", pages, re.M)
+    return {*printed, *re.findall(r"outputs\.load\(\"(\w+)\"\)", figures)}
 
 
 def test_every_shown_output_has_a_command_and_none_is_left_over():

@@ -33,15 +33,20 @@ def names_and_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for named, text in itertools.pairwise(body if isinstance(body, list) else []):
-            if isinstance(named, ast.Assign | ast.AnnAssign) and isinstance(text, ast.Expr):
-                if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-                    yield text.lineno, "attribute", "", text.value.value
+            if isinstance(named, ast.Assign | ast.AnnAssign) and (attribute := text_of(text)):
+                yield text.lineno, "attribute", "", attribute
         if isinstance(node, ast.ClassDef):
             yield node.lineno, "class", node.name, ast.get_docstring(node) or ""
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             decorators = {ast.unparse(each).split("(")[0].split(".")[-1] for each in node.decorator_list}
             kind = "property" if decorators & DECORATED_AS_VALUES else "function"
             yield node.lineno, kind, node.name, ast.get_docstring(node) or ""
+
+
+def text_of(statement: ast.stmt) -> str:
+    """Return the text of a statement that is a string alone, or ""."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
 def private_words(name: str) -> set[str]:

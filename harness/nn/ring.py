@@ -106,8 +106,7 @@ def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tenso
 def agreed_length(
     query, key, value, balanced: bool, group, positions: Positions, options: dict[str, Any] | None = None
 ) -> int:
-    """Compare sizes and options of the ranks and return the length of the whole sequence; raise the same
-    error on every rank.
+    """Return the length of the whole sequence; raise the same error on every rank if what they have differs.
 
     `options` must be the same on all ranks, as must `balanced`, and whether gradients are needed.
     """

@@ -226,8 +226,8 @@ def may_be_slower(node: Node) -> str | None:
 def attention_arguments(node: Node) -> tuple[Any, ...]:
     """Return query, key, value, attn_mask and dropout_p of scaled_dot_product_attention, tensors as fake ones."""
     names = ("query", "key", "value", "attn_mask", "dropout_p")
-    arguments = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    fake = [value(each) if isinstance(each, Node) else each for each in map(arguments.get, names)]
+    args = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    fake = [value(each) if isinstance(each, Node) else each for each in map(args.get, names)]
     return *fake[:4], fake[4] or 0.0
 
 
@@ -235,15 +235,13 @@ def swap_attention(gm: GraphModule, node: Node) -> Attention:
     """Replace PyTorch's attention by the workbook's; raise without a change if that has no kernels for it."""
     from harness.nn.attention_layer import attention, explain
 
-    arguments = attention_arguments(node)
-    text = explain(*arguments, enable_gqa=True)
+    args = attention_arguments(node)
+    text = explain(*args, enable_gqa=True)
     if text.startswith("PyTorch"):
         raise NotImplementedError(f"attention leaves it to {text}")
     with Adder(gm, node) as add:
         output = add.function(attention, *node.args, **node.kwargs)
-    done = Attention(
-        name_of(node), tuple(arguments[0].shape), tuple(arguments[1].shape), plain(value(node).dtype)
-    )
+    done = Attention(name_of(node), tuple(args[0].shape), tuple(args[1].shape), plain(value(node).dtype))
     node.replace_all_uses_with(output)
     gm.graph.erase_node(node)
     return done

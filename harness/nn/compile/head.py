@@ -45,7 +45,7 @@ SMALL = 2**25
 class HeadMatch:
     """A Linear and the cross-entropy of its logits.
 
-    `path` are all nodes from the loss to the Linear, both included; `given` the arguments of both by name:
+    `path` are all nodes from the loss to the Linear, both included; `given` the args of both by name:
     `x`, `matrix` and `bias`, and those of the loss; `slices` the indices of rows, to be applied in order.
     """
 
@@ -64,15 +64,15 @@ def find_heads(gm: GraphModule, asked: bool | None) -> Matches:
 
 def match_head(loss: Node, nodes: list[Node], order: dict[Node, int], asked: bool) -> HeadMatch | Left | None:
     """Return a match, the reason against one, or None if no Linear leads to this loss."""
-    arguments = bound(loss, LOSS)
-    path, why = walk_back(loss, arguments["input"])
+    args = bound(loss, LOSS)
+    path, why = walk_back(loss, args["input"])
     linear = path[-1]
     if linear.target not in PRODUCTS:
         return None
     product = bound(linear, PRODUCTS[linear.target])
-    arguments |= {"x": product["input"], "matrix": product["weight"], "bias": product.get("bias")}
+    args |= {"x": product["input"], "matrix": product["weight"], "bias": product.get("bias")}
     slices = tuple(node.args[1] for node in reversed(path) if node.target is operator.getitem)
-    match = HeadMatch(linear, loss, path, arguments, slices)
+    match = HeadMatch(linear, loss, path, args, slices)
     why = why or unread(path) or unfit(match) or list_factors(linear)
     why = why or find_write(nodes[order[linear] + 1 : order[loss]])
     if not why and not asked and value(linear).numel() * 4 < SMALL:
@@ -124,23 +124,23 @@ def unread(path: tuple[Node, ...]) -> str:
 
 def unfit(match: HeadMatch) -> str:
     """Return why `linear_cross_entropy` does not support a match; else ""."""
-    arguments, out = match.given, value(match.linear)
-    if not all(isinstance(arguments[name], Node) for name in ("x", "matrix", "target")):
+    args, out = match.given, value(match.linear)
+    if not all(isinstance(args[name], Node) for name in ("x", "matrix", "target")):
         return "an input is not a tensor of the graph"
-    if arguments.get("weight") is not None:
+    if args.get("weight") is not None:
         return "its loss has weights for classes"
-    if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
+    if args.get("size_average") is not None or args.get("reduce") is not None:
         return "its loss has an argument of old: size_average or reduce"
-    if arguments.get("reduction", "mean") not in ("mean", "sum"):
-        return f"its loss has the reduction {arguments['reduction']!r}"
-    if value(arguments["target"]).dtype != torch.int64:
-        return f"its targets are {plain(value(arguments['target']).dtype)}, not classes"
-    if len(shape(arguments["input"])) not in (1, 2):
-        return f"its loss gets {len(shape(arguments['input']))} axes, not rows"
+    if args.get("reduction", "mean") not in ("mean", "sum"):
+        return f"its loss has the reduction {args['reduction']!r}"
+    if value(args["target"]).dtype != torch.int64:
+        return f"its targets are {plain(value(args['target']).dtype)}, not classes"
+    if len(shape(args["input"])) not in (1, 2):
+        return f"its loss gets {len(shape(args['input']))} axes, not rows"
     for node in match.path[1:-1]:
         if value(node).dtype not in (out.dtype, wide(out.dtype)):
             return f"its logits are cast to {plain(value(node).dtype)}"
-    return unfit_linear(out, value(arguments["x"]), arguments["matrix"], arguments["bias"])
+    return unfit_linear(out, value(args["x"]), args["matrix"], args["bias"])
 
 
 def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
@@ -148,26 +148,22 @@ def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
     # Here, because a model without a head does not need the kernels' module.
     from harness.nn.cross_entropy import linear_cross_entropy
 
-    arguments, dtype, requested = match.given, value(match.linear).dtype, value(match.loss).dtype
-    rows, features = shape(arguments["input"])[:-1], shape(arguments["x"])[-1]
+    args, dtype, requested = match.given, value(match.linear).dtype, value(match.loss).dtype
+    rows, features = shape(args["input"])[:-1], shape(args["x"])[-1]
     with Adder(gm, match.loss) as add:
-        x = arguments["x"]
+        x = args["x"]
         for index in match.slices:
             x = add.function(operator.getitem, x, index)
         if rows and len(shape(x)) == 1:
             x = add.method("unsqueeze", x, 0)
         elif rows:
             x = add.method("flatten", x, 0, -2)
-        weight = (
-            add.method("t", arguments["matrix"]) if match.linear.target in TRANSPOSED else arguments["matrix"]
-        )
-        x, weight, bias = add.cast(dtype, x, weight, arguments["bias"])
+        weight = add.method("t", args["matrix"]) if match.linear.target in TRANSPOSED else args["matrix"]
+        x, weight, bias = add.cast(dtype, x, weight, args["bias"])
         options = {
-            name: arguments[name]
-            for name in ("ignore_index", "label_smoothing", "reduction")
-            if name in arguments
+            name: args[name] for name in ("ignore_index", "label_smoothing", "reduction") if name in args
         }
-        loss = add.function(linear_cross_entropy, x, weight, arguments["target"], bias, **options)
+        loss = add.function(linear_cross_entropy, x, weight, args["target"], bias, **options)
         if value(loss).dtype != requested:
             loss = add.method("to", loss, requested)
     done = Swap(name_of(match.linear), rows, features, shape(match.linear)[-1], plain(dtype), with_loss=True)

@@ -108,15 +108,15 @@ def match_calls(gm: GraphModule, functions: Collection[Any], match: Callable[...
 
 def match_linear(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Left | None:
     """Return a match, the reason against one, or None if the Linear's input is not a LayerNorm."""
-    arguments = bound(linear, PRODUCTS[linear.target])
-    between, node, why = walk_back(arguments["input"])
+    args = bound(linear, PRODUCTS[linear.target])
+    between, node, why = walk_back(args["input"])
     ln = layer_norm(node)
     if ln is None:
         return None
     if why:
         return Left(linear, why)
     norm = bound(ln, LAYER_NORM[ln.target])
-    affine = norm["input"], norm.get("weight"), norm.get("bias"), arguments["weight"], arguments.get("bias")
+    affine = norm["input"], norm.get("weight"), norm.get("bias"), args["weight"], args.get("bias")
     eps = norm.get("eps", DEFAULT_EPS)
     match = Match(ln, linear, *affine, eps, between, linear.target in TRANSPOSED)
     why = unfit(match, norm["normalized_shape"]) or list_factors(linear)
@@ -183,15 +183,13 @@ def slices_rows(node: Node) -> bool:
     if node.op != "call_function" or node.target is not operator.getitem:
         return False
     axes = len(shape(node.all_input_nodes[0]))
-    arguments = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-    if not axes or not all(
-        part is None or part is ... or isinstance(part, int | slice) for part in arguments
-    ):
+    args = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    if not axes or not all(part is None or part is ... or isinstance(part, int | slice) for part in args):
         return False
-    taken = sum(part is not None and part is not ... for part in arguments)
+    taken = sum(part is not None and part is not ... for part in args)
     rest = (slice(None),) * (axes - taken)
-    at = arguments.index(...) if ... in arguments else len(arguments)
-    return bool((arguments[:at] + rest + arguments[at + 1 :])[-1] == slice(None))
+    at = args.index(...) if ... in args else len(args)
+    return bool((args[:at] + rest + args[at + 1 :])[-1] == slice(None))
 
 
 def is_no_op(node: Node) -> bool:
@@ -200,10 +198,8 @@ def is_no_op(node: Node) -> bool:
         return True
     if node.target is not F.dropout:
         return False
-    arguments = bound(node, ("input", "p", "training", "inplace"))
-    return not arguments.get("inplace", False) and (
-        arguments.get("training", True) is False or arguments.get("p") == 0.0
-    )
+    args = bound(node, ("input", "p", "training", "inplace"))
+    return not args.get("inplace", False) and (args.get("training", True) is False or args.get("p") == 0.0)
 
 
 def unfit(match: Match, normalized_shape: Any) -> str:

@@ -1,5 +1,4 @@
-"""Classify the nodes of a graph into those that write to no tensor and those that may: unknown calls count
-as writers.
+"""Tell nodes of a graph that write to no tensor from those that may; unknown calls count as writers.
 
 No call may be moved across a writer.
 """

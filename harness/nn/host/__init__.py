@@ -56,15 +56,8 @@ def kernels(layer: str, part: str, architecture: str) -> libraries.Library:
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
     files = [first, *(file for folder in folders for file in mojo_files(folder) if file != first)]
     seconds = SECONDS.get(f"{layer}/{part}", SECONDS[layer])
-    return libraries.mojo_library(
-        f"{layer}_{part}",
-        files,
-        KERNELS,
-        architecture,
-        seconds,
-        PART=part,
-        LIBRARY=f"workbook_{layer}_{part}",
-    )
+    defines = {"PART": part, "LIBRARY": f"workbook_{layer}_{part}"}
+    return libraries.mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, **defines)
 
 
 def layers() -> list[str]:
@@ -104,13 +97,11 @@ def load(layer: str, kind: str = "cuda") -> bool:
     """
     if kind != DEVICE:
         return False
-    there = _loaded.get(layer)
-    if there is None:
+    if layer not in _loaded:
         with _loading:
             if layer not in _loaded:
                 _loaded[layer] = _load(layer)
-            there = _loaded[layer]
-    return there
+    return _loaded[layer]
 
 
 # As torch.compiler.assume_constant_result marks it, which would import all of torch._dynamo.

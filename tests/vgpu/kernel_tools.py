@@ -1,8 +1,9 @@
-"""Helpers of the virtual GPU's tests: the PTX of the Mojo test kernels (one compiler run a file) and easy launches."""
+"""Helpers of the virtual GPU's tests: the PTX of the Mojo test kernels and easy launches."""
 
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import subprocess
 import sys
@@ -19,18 +20,37 @@ from harness.vgpu.machine import Launch
 KERNELS = Path(__file__).parent / "kernels"
 
 
+PRINTS = """
+def show[F: TrivialRegisterPassable, //, f: F](name: StaticString):
+    var info = compile_info[f, emission_kind="asm", target=get_gpu_target["sm_90a"]()]()
+    print("//==", name, sep="")
+    print(info.asm)
+
+def main():
+"""
+
+
 @functools.cache
-def compiled(file: str) -> dict[str, str]:
-    """Kernel name -> PTX for one file of tests/vgpu/kernels, which prints them all after lines `//==NAME`; from the cache."""
-    source = (KERNELS / file).resolve()
+def compiled() -> dict[str, str]:
+    """Kernel name -> PTX for the files of tests/vgpu/kernels, compiled as one program; from the cache."""
+    texts = {file.stem: file.read_text() for file in sorted(KERNELS.glob("*.mojo"))}
+    found = {stem: re.findall(r"^def (\w+)\(\s*(?:o|flag): ", text, re.M) for stem, text in texts.items()}
+    imports = [f"from {stem} import {', '.join(names)}" for stem, names in found.items()]
+    imports += ["from max.gpu.host.compile import get_gpu_target", "from std.compile import compile_info"]
+    calls = [f'    show[{name}]("{name}")' for names in found.values() for name in names]
+    program = "\n".join([*imports, PRINTS, *calls, ""])
 
     def make(staged: Path) -> None:
         mojo = shutil.which("mojo") or str(Path(sys.executable).parent / "mojo")
-        done = subprocess.run([mojo, "run", "-g1", str(source)], capture_output=True, text=True, timeout=300)
+        main = staged.with_suffix(".mojo")
+        main.write_text(program)
+        command = [mojo, "run", "-g1", "-I", str(KERNELS), str(main)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        main.unlink()
         assert done.returncode == 0, done.stderr
         staged.write_text(done.stdout)
 
-    name = f"{source.stem}-{digest([mojo_version(), str(source), source.read_bytes()])}.txt"
+    name = f"kernels-{digest([mojo_version(), str(KERNELS), program, *texts.values()])}.txt"
     text = keep(cache_folder("tests") / name, make, "PTX of the tests' kernels").read_text()
     parts = (part.partition("\n") for part in text.split("//==")[1:])
     return {name.strip(): ptx for name, _, ptx in parts}

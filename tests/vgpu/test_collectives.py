@@ -25,7 +25,7 @@ def run(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[Bench, n
     bench = Bench()
     a = bench.place("a", np.ones(1024, np.float32))
     o = bench.place("o", np.full(1024, NAN))
-    bench.run(compiled(FILE)[kernel], grid, threads, o, a, *(np.int32(x) for x in args))
+    bench.run(compiled()[kernel], grid, threads, o, a, *(np.int32(x) for x in args))
     return bench, bench.get(o)
 
 

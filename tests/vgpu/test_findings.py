@@ -19,7 +19,7 @@ FILE = "basics.mojo"
 
 @pytest.fixture(scope="module")
 def ptx():
-    return compiled(FILE)
+    return compiled()
 
 
 def at(finding, text: str, nth: int = 0) -> bool:

@@ -17,7 +17,7 @@ F4, I4 = np.float32, np.int32
 
 @pytest.fixture(scope="module")
 def ptx():
-    return compiled("basics.mojo")
+    return compiled()
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
-"""Small GPU kernels for the tests of the virtual GPU's executor; `main` prints the PTX of each."""
+"""Small GPU kernels for the tests of the virtual GPU's executor."""
 
 from max.gpu import barrier, block_dim, block_idx, global_idx, grid_dim, lane_id, syncwarp, thread_idx
 from max.gpu.compute.mma import ld_matrix, mma
-from max.gpu.host.compile import get_gpu_target
 from max.gpu.memory import async_copy, async_copy_commit_group, async_copy_wait_group, external_memory
 from max.gpu.primitives import block, warp
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 from std.atomic import Atomic, Ordering, fence
-from std.compile import compile_info
 from std.math import ceildiv, exp, rsqrt, sqrt, tanh
 from std.memory import AddressSpace
 
@@ -310,39 +308,3 @@ def bank_conflicts(o: Out, a: In):
     barrier()
     comptime for r in range(32):
         o[unsafe_offset=r * 32 + thread_idx.x] = rebind[Float32](s[thread_idx.x, r])
-
-
-def show[F: TrivialRegisterPassable, //, f: F](name: StaticString):
-    """Prints a heading and the PTX of one kernel."""
-    var info = compile_info[f, emission_kind="asm", target=get_gpu_target["sm_90a"]()]()
-    print("//==", name, sep="")
-    print(info.asm)
-
-
-def main() raises:
-    show[vector_add]("vector_add")
-    show[vector_add_wide]("vector_add_wide")
-    show[vector_add_past_end]("vector_add_past_end")
-    show[collatz]("collatz")
-    show[transcendental]("transcendental")
-    show[matmul_tiled]("matmul_tiled")
-    show[matmul_no_barrier]("matmul_no_barrier")
-    show[block_sum_no_atomic]("block_sum_no_atomic")
-    show[zero_in_first_block]("zero_in_first_block")
-    show[last_block_reduces]("last_block_reduces")
-    show[last_block_no_fence]("last_block_no_fence")
-    show[warp_tree]("warp_tree")
-    show[barrier_in_branch]("barrier_in_branch")
-    show[barrier_in_branch_of_warp]("barrier_in_branch_of_warp")
-    show[two_barriers]("two_barriers")
-    show[shared_unwritten]("shared_unwritten")
-    show[mma_tf32]("mma_tf32")
-    show[matrix_load]("matrix_load")
-    show[warp_things]("warp_things")
-    show[block_prefix_sum]("block_prefix_sum")
-    show[local_array]("local_array")
-    show[bfloat_scale]("bfloat_scale")
-    show[double_axpy]("double_axpy")
-    show[spin_forever]("spin_forever")
-    show[unwritten_tail]("unwritten_tail")
-    show[bank_conflicts]("bank_conflicts")

@@ -1,12 +1,10 @@
-"""Library collectives called rightly and wrongly, for the tests of whose fault a finding is; `main` prints the PTX.
+"""Library collectives called rightly and wrongly, for the tests of whose fault a finding is.
 
 All run in blocks of 128 threads and sum, spread or shift ones.
 """
 
 from max.gpu import block_idx, lane_id, thread_idx, warp_id
-from max.gpu.host.compile import get_gpu_target
 from max.gpu.primitives import block, warp
-from std.compile import compile_info
 
 comptime In = Pointer[Float32, ImmutAnyOrigin]
 comptime Out = MutPointer[Float32, MutAnyOrigin]
@@ -125,25 +123,3 @@ def sum_then_return(o: Out, a: In, h: Int32):
     if t >= Int(h):
         return
     o[unsafe_offset=t] = total
-
-
-def show[F: TrivialRegisterPassable, //, f: F](name: StaticString):
-    """Prints a heading and the PTX of one kernel."""
-    var info = compile_info[f, emission_kind="asm", target=get_gpu_target["sm_90a"]()]()
-    print("//==", name, sep="")
-    print(info.asm)
-
-
-def main() raises:
-    show[return_before_block_sum]("return_before_block_sum")
-    show[return_before_block_broadcast]("return_before_block_broadcast")
-    show[block_sum_in_branch]("block_sum_in_branch")
-    show[block_sum_in_uneven_loop]("block_sum_in_uneven_loop")
-    show[warp_sum_in_branch]("warp_sum_in_branch")
-    show[warp_sum_after_return]("warp_sum_after_return")
-    show[shuffle_in_half_a_warp]("shuffle_in_half_a_warp")
-    show[helper_in_branch]("helper_in_branch")
-    show[block_collectives]("block_collectives")
-    show[one_warp_sums]("one_warp_sums")
-    show[rows_by_warps]("rows_by_warps")
-    show[sum_then_return]("sum_then_return")

@@ -1,4 +1,4 @@
-"""What CPU paths and GPU kernels share: pointer types, types of sums, the GPU's limits, row statistics."""
+"""Shared code of CPU paths and GPU kernels: pointer types, types of sums, the GPU's limits, row statistics."""
 
 from std.atomic import Atomic, Ordering
 from std.math import sqrt
@@ -59,7 +59,7 @@ def shared_memory() -> Int:
 
 @always_inline
 def wait_for_earlier_grids():
-    """Waits until the grids launched before this one are done and what they wrote can be read.
+    """Wait until the grids launched before this one are done and what they wrote can be read.
 
     It returns at once unless the launch asked for programmatic serialization.
     """
@@ -68,13 +68,13 @@ def wait_for_earlier_grids():
 
 @always_inline
 def start_later_grids():
-    """Lets the next grid start, if it was launched with programmatic serialization; it waits for this one itself.
+    """Let the next grid start, if it was launched with programmatic serialization; it waits for this one itself.
     """
     inlined_assembly["griddepcontrol.launch_dependents;", NoneType, constraints="~{memory}"]()
 
 
 struct CompensatedSum[dtype: DType](Copyable, Movable):
-    """A running sum that remembers what rounding took from it and gives it back (Kahan, 1965).
+    """A running sum that compensates for its rounding errors (Kahan, 1965).
 
     A plain float32 sum of n terms loses digits as n grows; this one keeps all but the last at any length.
     """
@@ -90,10 +90,10 @@ struct CompensatedSum[dtype: DType](Copyable, Movable):
 
     @always_inline
     def __iadd__(mut self, term: Scalar[Self.dtype]):
-        """Adds a term."""
+        """Add a term."""
         var corrected = term - self._excess
         var grown = self.total + corrected
-        # What `total` really grew by, minus what it should have grown by.
+        # The real increase of `total`, minus the exact one.
         self._excess = (grown - self.total) - corrected
         self.total = grown
 
@@ -165,7 +165,7 @@ def rounded_product[
 
 @always_inline
 def atomic_add[sum_dtype: DType, dtype: DType](sums: MutPtr[sum_dtype], index: Int, value: Scalar[dtype]):
-    """Adds `value` to `sums[index]` while other blocks may add to it too; the order is not fixed.
+    """Add `value` to `sums[index]` while other blocks may add to it too; the order is not fixed.
 
     Relaxed: the sum needs no order among the additions, and the end of the kernel publishes it.
     """

@@ -1,4 +1,4 @@
-"""How a kernel is launched: the one trait that the launch code beside the kernels is written against.
+"""Launching of kernels: the trait that all launch code uses.
 
 `DeviceLauncher` enqueues on a MAX `DeviceContext`. Another implementation may do anything else with the same
 calls, for example write down the PTX, the geometry and the argument bytes without a driver.
@@ -12,7 +12,7 @@ from .common import MutPtr, shared_memory
 
 
 trait Launcher:
-    """Launches kernels in order on one device, and lends them scratch memory."""
+    """Launch kernels in order on one device, and lends them scratch memory."""
 
     comptime wgmma: Bool
     """Whether every device that this launcher serves runs Hopper's wgmma and TMA instructions: a choice of kernels."""
@@ -31,10 +31,10 @@ trait Launcher:
         shared_bytes: Int = 0,
         early: Bool = False,
     ) raises:
-        """Enqueues `kernel` after everything launched before it.
+        """Enqueue `kernel` after everything launched before it.
 
         Args:
-            name: What reports call this launch.
+            name: The launch's name in reports.
             args: The kernel's arguments, in the kernel's order.
             grid_dim: Blocks along x, y, z.
             block_dim: Threads of a block along x, y, z.
@@ -49,10 +49,10 @@ trait Launcher:
         return None
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
-        """Lends `count` uninitialised elements that stay valid until every launch of this launcher is done.
+        """Allocate `count` uninitialised elements that stay valid until every launch of this launcher is done.
 
         Args:
-            name: What reports call this memory.
+            name: The memory's name in reports.
             count: How many elements.
 
         Returns:
@@ -62,7 +62,7 @@ trait Launcher:
 
 
 struct DeviceLauncher(Launcher):
-    """Enqueues on the stream of a `DeviceContext`."""
+    """Enqueue on the stream of a `DeviceContext`."""
 
     comptime wgmma = False
 

@@ -56,7 +56,7 @@ FROM_THE_END = """
 PLAIN = """
         var corrected = term - self._excess
         var grown = self.total + corrected
-        # What `total` really grew by, minus what it should have grown by.
+        # The real increase of `total`, minus the exact one.
         self._excess = (grown - self.total) - corrected
         self.total = grown"""
 

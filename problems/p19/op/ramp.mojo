@@ -36,7 +36,7 @@ comptime EPS = 1e-5
 def map_kernel[dtype: DType](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
     """`mapped = 2 * vector + 1`. Blocks of THREADS threads, one thread for each element; the last block has threads to spare.
     """
-    # BLANK-START map: this thread's element of `mapped`, where it has one
+    # BLANK-START map: this thread's element of `mapped`, if it has one
     # FILL IN (about 3 lines)
     # BLANK-END map
 
@@ -58,7 +58,7 @@ def index_kernel[
     var x = TileTensor(matrix, row_major(R, C))
     var y = TileTensor(shifted, row_major(R, C))
     var b = TileTensor(offset, row_major(C))
-    # BLANK-START index: this thread's element of y, where it has one: which row, which column?
+    # BLANK-START index: this thread's element of y, if it has one: which row, which column?
     # FILL IN (about 4 lines)
     # BLANK-END index
 
@@ -108,13 +108,13 @@ def tile_kernel[dtype: DType](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n:
     var t = thread_idx.x
     var start = block_idx.x * THREADS
     var count = min(THREADS, Int(n) - start)
-    # BLANK-START tile: the vector's elements into `tile`, and out of it the other way round: what has to be between?
+    # BLANK-START tile: the vector's elements into `tile`, and out of it in reverse: what has to be between?
     # FILL IN (about 5 lines)
     # BLANK-END tile
 
 
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], n: Int32):
-    """Zeroes the n sums that `atomic_kernel` adds to. A launch of its own: in one launch no block waits for another.
+    """Zero the n sums that `atomic_kernel` adds to. A launch of its own: in one launch no block waits for another.
     """
     var place = global_idx.x
     if place < Int(n):
@@ -161,7 +161,7 @@ def stages_kernel[
     var first = slab * Int(slab_rows)
     var end = min(first + Int(slab_rows), Int(rows))
     var c = global_idx.x
-    # BLANK-START stages: the sum of this thread's column over the slab's rows, where it has a column; where in `sums` is it?
+    # BLANK-START stages: the sum of this thread's column over the slab's rows, if it has a column; where in `sums` is it?
     # FILL IN (about 5 lines)
     # BLANK-END stages
 

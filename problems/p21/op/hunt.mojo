@@ -1,4 +1,4 @@
-"""Puzzle 21, the four kernels of the hunt: gradients on [batch, sequence, width], each with a mistake seen somewhere.
+"""Puzzle 21, the four kernels of the hunt: gradients on [batch, sequence, width], each with a mistake from practice.
 
     dbias         y = x + bias          dbias = sum of dy over batch and sequence
     dscale        y = x * scale         dscale = sum of dy * x over batch and sequence
@@ -20,7 +20,7 @@ from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
 from .shared.launcher import Launcher
 
 comptime EPS = 1e-5
-"""What is added to the variance."""
+"""The constant added to the variance."""
 comptime THREADS = 128
 """Threads of a block."""
 
@@ -34,7 +34,7 @@ def bias_gradient_kernel[
     sequence: Int32,
     width: Int32,
 ):
-    """The gradient of a bias. A thread owns one column: nobody else writes its element."""
+    """The gradient of a bias. A thread owns one column: no other thread writes its element."""
     comptime accum = accum_type[dtype]
     var c = global_idx.x
     if c >= Int(width):
@@ -49,7 +49,7 @@ def bias_gradient_kernel[
 
 
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], count: Int32):
-    """Sets `count` elements to 0. A thread owns one."""
+    """Set `count` elements to 0. A thread owns one."""
     var i = global_idx.x
     if i < Int(count):
         sums[unsafe_offset=i] = 0
@@ -63,7 +63,7 @@ def scale_gradient_kernel[
     input: ImmPtr[dtype],  # [batch, sequence, width]
     width: Int32,
 ):
-    """Adds one row's part of the gradient of a scale to what is there. A block owns a row; blocks meet in the sums.
+    """Add one row's part of the gradient of a scale to the sums. A block owns a row; blocks share the sums.
     """
     comptime accum = accum_type[dtype]
     var W = Int(width)
@@ -113,7 +113,7 @@ def standardise_gradient_kernel[
     input: ImmPtr[dtype],  # [batch, sequence, width]
     width: Int32,
 ):
-    """The gradient of what is standardised, from statistics that are computed again. A block owns a row."""
+    """The gradient of the standardised input, from recomputed statistics. A block owns a row."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "rstd is of floating-point numbers"
     var W = Int(width)
@@ -177,8 +177,8 @@ def launch_scale_gradient[
     rows: Int,
     width: Int,
 ) raises:
-    """A block for each row adds to `grad_scale`; the caller hands in memory that nobody has written."""
-    # BLANK-START dscale: mend what is launched for the gradient of the scale
+    """A block for each row adds to `grad_scale`; the caller passes uninitialised memory."""
+    # BLANK-START dscale: fix the launches for the gradient of the scale
     launcher.launch[scale_gradient_kernel[dtype]](
         "scale_gradient", grad_scale, grad_output, input, Int32(width), grid_dim=rows, block_dim=THREADS
     )

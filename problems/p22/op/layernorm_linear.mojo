@@ -187,7 +187,7 @@ def matmul_idiomatic_tiled[
         comptime for i in range(TILE):
             tile_sum += a_tile[local_row, i].cast[accum]() * b_tile[i, local_column].cast[accum]()
         total += tile_sum
-        # Nobody may load the next tile while a neighbour still reads this one.
+        # No thread may load the next tile while another still reads this one.
         barrier()
 
     if row < M and column < N:
@@ -206,7 +206,7 @@ def add_bias_kernel[
     rows: Int32,
     output_dim: Int32,
 ):
-    """Adds the bias to every row, in place. One block owns one row; its threads share the columns."""
+    """Add the bias to every row, in place. One block owns one row; its threads share the columns."""
     comptime accum = accum_type[dtype]
     var y = TileTensor(output, row_major(Int(rows), Int(output_dim)))
     for o in range(thread_idx.x, Int(output_dim), block_dim.x):
@@ -287,7 +287,7 @@ def ln_backward_row_sums[
     rows: Int32,
     hidden_dim: Int32,
 ):
-    """The two means that dx needs of every row: c1, what g has along x_hat, and c2, what it has along ones.
+    """The two means that dx needs of every row: c1, the component of g along x_hat, and c2, that along ones.
 
     One block of ROW_THREADS threads owns one row.
     """
@@ -419,7 +419,7 @@ def rmsnorm_linear_backward_kernel[
 ):
     """All three gradients of RMSNorm + Linear: output = (x_hat * gamma) @ linear_weight^T, x_hat = input * rstd.
 
-    The pair that many language models have in the place of LayerNorm + Linear: no mean, no biases. The geometry is that
+    The pair that many language models have in place of LayerNorm + Linear: no mean, no biases. The geometry is that
     of the fused kernel above: one block of one thread owns one sequence position, and all blocks add to the same sums.
     """
     comptime accum = accum_type[dtype]
@@ -444,7 +444,7 @@ def rmsnorm_linear_backward_kernel[
 # ANCHOR_END: rmsnorm_linear_backward_kernel
 
 
-# ---- Public ops: what MAX and PyTorch see -------------------------------------------------------------------
+# ---- Public ops for MAX and PyTorch -------------------------------------------------------------------
 
 
 # ANCHOR: layernorm_linear_custom_op

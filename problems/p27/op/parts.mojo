@@ -32,7 +32,7 @@ comptime THREADS = 128
 comptime CHUNK = 256
 """Elements of the gradients that a block squares and adds up."""
 comptime NORM_EPS = 1e-6
-"""What is added to the norm that the limit is divided by."""
+"""The constant added to the norm that the limit is divided by."""
 
 
 # ---- Cross-entropy: a block owns a row of logits ------------------------------------------------------------
@@ -47,14 +47,15 @@ def cross_entropy_kernel[
     targets: ImmPtr[DType.int64],  # [places]
     vocabulary: Int32,
 ):
-    """What every place pays, 0 where its target is IGNORED, and its lse. The row is read once ("online")."""
+    """The loss of every position, 0 if its target is IGNORED, and its lse. The row is read once ("online").
+    """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "logits are floating-point numbers"
     var V = Int(vocabulary)
     var row = block_idx.x
     var z = TileTensor(logits.unsafe_offset(row * V), row_major(V))
     var target = Int(targets[unsafe_offset=row])
-    # A finite one, so that largest - wider is no NaN in a thread without a column.
+    # Finite, so that largest - wider is not NaN in a thread without a column.
     var largest = Scalar[accum].MIN_FINITE
     var total = Scalar[accum](0)
     # BLANK-START row_loss: keep largest and total of this thread's columns, join the threads', write lse and loss
@@ -142,10 +143,12 @@ def embedding_backward_kernel[
     grad_token: MutPtr[dtype],  # [vocabulary, channels]
     grad_output: ImmPtr[dtype],  # [places, channels]
     order: ImmPtr[DType.int32],  # [places]: the places, sorted by token
-    starts: ImmPtr[DType.int32],  # [vocabulary + 1]: where each token's places begin in `order`, and the end
+    starts: ImmPtr[
+        DType.int32
+    ],  # [vocabulary + 1]: the start of each token's positions in `order`, and the end
     channels: Int32,
 ):
-    """The gradient of a table, 0 in the rows that nobody has read. A block adds up its row's readers, in their order: no
+    """The gradient of a table, 0 in rows without a reader. A block adds up its row's readers, in their order: no
     other block writes there.
     """
     comptime accum = accum_type[dtype]
@@ -160,7 +163,7 @@ def embedding_backward_kernel[
 
 
 def correction(beta: Float64, step: Int32) -> Float64:
-    """What a running mean that began at 0 has seen by `step`, counted from 1. On the host, in float64: of a beta near 1
+    """The weight of a running mean that starts at 0, by `step`, counted from 1. On the host, in float64: for a beta near 1
     the difference would cancel in float32.
     """
     var seen = Float64(0)
@@ -201,7 +204,7 @@ def adamw_kernel[
         return
     var x = parameter[unsafe_offset=i].cast[accum]()
     var g = gradient[unsafe_offset=i].cast[accum]()
-    # BLANK-START adamw_update: both running means, then the step: corrected, eps beside the root, decay apart
+    # BLANK-START adamw_update: both running means, then the step: corrected, eps outside the root, separate decay
     # FILL IN (about 6 lines)
     # BLANK-END adamw_update
 
@@ -243,8 +246,7 @@ def clip_kernel[
     limit: Scalar[accum_type[dtype]],
     count: Int32,
 ):
-    """All gradients times one factor, which is 1 where the norm is below the limit. A thread owns an element.
-    """
+    """All gradients times one factor, which is 1 if the norm is below the limit. A thread owns an element."""
     comptime accum = accum_type[dtype]
     var i = global_idx.x
     if i >= Int(count):

@@ -1,4 +1,4 @@
-"""Puzzle 28, make it fast: LayerNorm and Linear in steps, each of which brings one counter down.
+"""Puzzle 28, make it fast: LayerNorm and Linear in steps, each of which lowers one counter.
 
     rows        a warp for each row: neighbouring threads read neighbouring elements
     once        x is read once, and kept in registers
@@ -51,8 +51,7 @@ def rows_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """`y = (x - mean) * rstd * gamma + beta`, a row at a time. The blocks have room for a thread or a warp a row.
-    """
+    """`y = (x - mean) * rstd * gamma + beta`, a row at a time. The blocks have a thread or a warp per row."""
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var C = Int(hidden)
@@ -89,7 +88,7 @@ def once_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """The same. A loop over what a thread keeps is `comptime for i in range(KEPT)`, else the array is no register.
+    """The same. A loop over a thread's elements is `comptime for i in range(KEPT)`, else the array is not in registers.
     """
     comptime accum = accum_type[dtype]
     var R = Int(rows)
@@ -101,7 +100,7 @@ def once_kernel[
     # ANCHOR: once
     # BLANK-START once: read x once, and keep a thread's elements: Array[Scalar[accum], KEPT](fill=0)
     var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
-    var end = C if row < R else 0  # a row that is none has no elements
+    var end = C if row < R else 0  # a row past the end has no elements
     var total = Scalar[accum](0)
     for c in range(thread_idx.x % LANES, end, LANES):
         total += x[row, c].cast[accum]()
@@ -113,7 +112,7 @@ def once_kernel[
     for c in range(thread_idx.x % LANES, end, LANES):
         var x_hat = (x[row, c].cast[accum]() - mean) * rstd
         y[row, c] = (x_hat * gamma[c].cast[accum]() + beta[c].cast[accum]()).cast[dtype]()
-    # BLANK-END once (unsolved while it reads as given: 91a17645)
+    # BLANK-END once (unsolved while it reads as given: 4d84aeeb)
     # ANCHOR_END: once
 
 
@@ -127,7 +126,7 @@ def vectors_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """The same. A vector of `width` elements has 16 bytes. Where a row is no whole number of them, the rows after the first
+    """The same. A vector of `width` elements has 16 bytes. If a row is not a whole number of them, the rows after the first
     begin between two vectors: `load`, `store` and `only` are for that."""
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
@@ -173,7 +172,7 @@ def shuffles_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """The same, without shared memory: `warp.shuffle_xor(v, UInt32(distance))` gives what another lane has.
+    """The same, without shared memory: `warp.shuffle_xor(v, UInt32(distance))` returns another lane's value.
     """
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
@@ -191,7 +190,7 @@ def shuffles_kernel[
         if c < end:
             kept[i] = load[width](input, row * C + c, end - c, aligned)
     var total = SIMD[accum, width](0)
-    comptime for i in range(KEPT // width):  # behind all loads, so that none waits for another
+    comptime for i in range(KEPT // width):  # after all loads, so that none waits for another
         total += kept[i]
     var mean = shared_sum(total.reduce_add()) / Scalar[accum](C)
     var squares = SIMD[accum, width](0)
@@ -206,7 +205,7 @@ def shuffles_kernel[
             store(
                 vectors_out, row * C + c, end - c, aligned, scaled + load[width](ln_bias, c, end - c, aligned)
             )
-    # BLANK-END shuffles (unsolved while it reads as given: 2aafad58)
+    # BLANK-END shuffles (unsolved while it reads as given: e58596c0)
     # ANCHOR_END: shuffles
 
 
@@ -240,7 +239,7 @@ def dx_kernel[
     var dx = TileTensor(grad_input, row_major(R, C))
     var gamma = TileTensor(ln_weight, row_major(C))
     # ANCHOR: dx
-    # BLANK-START dx: read x and dln once, by vectors: what has a thread to keep?
+    # BLANK-START dx: read x and dln once, by vectors: what does a thread have to keep?
     var c1 = Scalar[accum](0)
     var c2 = Scalar[accum](0)
     for c in range(lane, C, LANES):
@@ -320,7 +319,7 @@ def tiled_kernel[
     var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
     var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
     # ANCHOR: tiled
-    # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: who loads what, and who waits when?
+    # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: which thread loads what, who waits when?
     if row < R and column < O:
         var total = Scalar[accum](0)
         for k in range(C):
@@ -407,7 +406,7 @@ def copies_kernel(
     var b_tiles = tiles_in_shared_memory[2 * size]()
     var totals = Array[Float32, EACH * EACH](fill=0)
     # ANCHOR: copies
-    # BLANK-START copies: a tile is on its way while the one before is multiplied: when may its buffer be overwritten?
+    # BLANK-START copies: a tile is copied while the one before is multiplied: when may its buffer be overwritten?
     for first in range(0, C, DEEP):
         copy_tile[BLOCK, DEEP, DEPTH * DEPTH](a_tiles, ln_out, row, first, R, C, thread)
         copy_tile[BLOCK, DEEP, DEPTH * DEPTH](b_tiles, linear_weight, column, first, O, C, thread)
@@ -452,7 +451,7 @@ def multiply_by_warps(mut totals: Array[Sums, 32], a: SharedTile, b: SharedTile)
 
 
 # ANCHOR: layouts
-# BLANK-START layouts: read a matrix where it lies: what does ld_matrix[..., transpose=True] make of a tile?
+# BLANK-START layouts: read a matrix without a copy: what does ld_matrix[..., transpose=True] make of a tile?
 comptime TRANSPOSED_BEFORE = True
 
 
@@ -463,11 +462,11 @@ def copy_part[turned: Bool](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k:
 
 @always_inline
 def fragment[turned: Bool, count: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, count]:
-    """What `mma` takes of 2 * count rows of a tile, 16 elements each: `count` a lane, 8 of a and 4 of b."""
+    """The operand of `mma`: 2 * count rows of a tile, 16 elements each; `count` per lane, 8 of a and 4 of b."""
     var lane = thread_idx.x % LANES
     var down = row + lane % (2 * count)
     return ld_matrix[count](tile.unsafe_offset(at[DEEP](down, k + lane // (2 * count) % 2 * 8)))
-# BLANK-END layouts (unsolved while it reads as given: 1ea7fe5b)
+# BLANK-END layouts (unsolved while it reads as given: 91dba069)
 # ANCHOR_END: layouts
 
 
@@ -495,15 +494,15 @@ def product_kernel[
     step: Int, a_turned: Bool = False, b_turned: Bool = False, biased: Bool = False, summed: Bool = False
 ](
     output: MutPtr[BF16],  # [height, width]
-    a_sums: MutPtr[BF16],  # [height], where `summed`
-    a: ImmPtr[BF16],  # [height, depth], or [depth, height] where `a_turned`
-    b: ImmPtr[BF16],  # [width, depth], or [depth, width] where `b_turned`
-    bias: ImmPtr[BF16],  # [width], where `biased`
+    a_sums: MutPtr[BF16],  # [height], if `summed`
+    a: ImmPtr[BF16],  # [height, depth], or [depth, height] if `a_turned`
+    b: ImmPtr[BF16],  # [width, depth], or [depth, width] if `b_turned`
+    bias: ImmPtr[BF16],  # [width], if `biased`
     height: Int32,
     width: Int32,
     depth: Int32,
 ):
-    """`a @ b.T` on tensor cores, in the steps 10 to 12. As in `copies`, but with BUFFERS tiles, all but one of them on their way.
+    """`a @ b.T` on tensor cores, in the steps 10 to 12. As in `copies`, but with BUFFERS tiles, all but one of them in flight.
     """
     var H = Int(height)
     var W = Int(width)

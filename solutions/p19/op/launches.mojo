@@ -1,4 +1,4 @@
-"""How the kernels of the ramp are launched: with which blocks, and what comes before."""
+"""Launch of the ramp's kernels: their grids and blocks, and the launches before."""
 
 from std.math import ceildiv
 from max.gpu.host import Dim
@@ -23,7 +23,7 @@ from .shared.launcher import Launcher
 comptime SLAB_ROWS = 4
 """Rows that the first stage adds up in one thread, at least."""
 comptime MAX_SLABS = 65535
-"""What a grid holds along y."""
+"""The largest grid along y."""
 
 
 def launch_map[

@@ -1,4 +1,4 @@
-"""The ops of the ramp, one for each kernel: what MAX and PyTorch see. Outputs first, then inputs; every size comes from the
+"""The ops of the ramp for MAX and PyTorch, one for each kernel. Outputs first, then inputs; every size comes from the
 tensors.
 """
 

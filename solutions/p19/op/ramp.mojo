@@ -36,7 +36,7 @@ comptime EPS = 1e-5
 def map_kernel[dtype: DType](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
     """`mapped = 2 * vector + 1`. Blocks of THREADS threads, one thread for each element; the last block has threads to spare.
     """
-    # BLANK-START map: this thread's element of `mapped`, where it has one
+    # BLANK-START map: this thread's element of `mapped`, if it has one
     var i = global_idx.x
     if i < Int(n):
         mapped[unsafe_offset=i] = 2 * vector[unsafe_offset=i] + 1
@@ -60,7 +60,7 @@ def index_kernel[
     var x = TileTensor(matrix, row_major(R, C))
     var y = TileTensor(shifted, row_major(R, C))
     var b = TileTensor(offset, row_major(C))
-    # BLANK-START index: this thread's element of y, where it has one: which row, which column?
+    # BLANK-START index: this thread's element of y, if it has one: which row, which column?
     var row = global_idx.y
     var column = global_idx.x
     if row < R and column < C:
@@ -121,7 +121,7 @@ def tile_kernel[dtype: DType](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n:
     var t = thread_idx.x
     var start = block_idx.x * THREADS
     var count = min(THREADS, Int(n) - start)
-    # BLANK-START tile: the vector's elements into `tile`, and out of it the other way round: what has to be between?
+    # BLANK-START tile: the vector's elements into `tile`, and out of it in reverse: what has to be between?
     if t < count:
         tile[t] = vector[unsafe_offset=start + t]
     barrier()
@@ -131,7 +131,7 @@ def tile_kernel[dtype: DType](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n:
 
 
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], n: Int32):
-    """Zeroes the n sums that `atomic_kernel` adds to. A launch of its own: in one launch no block waits for another.
+    """Zero the n sums that `atomic_kernel` adds to. A launch of its own: in one launch no block waits for another.
     """
     var place = global_idx.x
     if place < Int(n):
@@ -179,7 +179,7 @@ def stages_kernel[
     var first = slab * Int(slab_rows)
     var end = min(first + Int(slab_rows), Int(rows))
     var c = global_idx.x
-    # BLANK-START stages: the sum of this thread's column over the slab's rows, where it has a column; where in `sums` is it?
+    # BLANK-START stages: the sum of this thread's column over the slab's rows, if it has a column; where in `sums` is it?
     if c < C:
         var total = Scalar[accum](0)
         for r in range(first, end):

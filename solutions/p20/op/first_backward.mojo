@@ -27,11 +27,11 @@ comptime ROW_THREADS = 128
 """Threads of a block that share one row."""
 
 
-# ---- ReLU: what is saved is one bit an element --------------------------------------------------------------
+# ---- ReLU: saves one bit per element ------------------------------------------------------------------------
 
 
 def ballot(lane_says: Bool) -> Int32:
-    """A word that holds what 32 neighbouring lanes say, the first in its lowest bit. Every lane of the warp must call it.
+    """Pack a bit of each of 32 neighbouring lanes into a word, the first lane lowest. Every lane of the warp must call it.
     """
     comptime if WARP_SIZE == WORD:
         return bitcast[DType.int32](vote[DType.uint32](lane_says))
@@ -130,7 +130,7 @@ def softmax_backward_kernel[
 ](
     grad_input: MutPtr[dtype],  # [rows, columns]
     grad_output: ImmPtr[dtype],  # [rows, columns]
-    output: ImmPtr[dtype],  # [rows, columns], P: what the forward pass wrote
+    output: ImmPtr[dtype],  # [rows, columns], P: saved by the forward pass
     columns: Int32,
 ):
     """The gradient of softmax's input, from its output alone. A block owns one row."""
@@ -182,7 +182,7 @@ def layernorm_kernel[
     for c in range(thread_idx.x, C, block_dim.x):
         partial += x[c].cast[accum]()
     var row_mean = block.sum[block_size=ROW_THREADS](partial) / Scalar[accum](C)
-    # Squared deviations from the mean, never E[x^2] - mean^2, which cancels where the mean is large.
+    # Squared deviations from the mean, never E[x^2] - mean^2, which cancels if the mean is large.
     var squares = Scalar[accum](0)
     for c in range(thread_idx.x, C, block_dim.x):
         var deviation = x[c].cast[accum]() - row_mean
@@ -252,7 +252,7 @@ def layernorm_parameters_kernel[
     rows: Int32,
     columns: Int32,
 ):
-    """The gradients of LayerNorm's weight and bias. A thread owns one column and walks down the rows: nobody else adds
+    """The gradients of LayerNorm's weight and bias. A thread owns one column and walks down the rows: no other thread adds
     to its sums, so there is nothing to clear and no atomic.
     """
     comptime accum = accum_type[dtype]

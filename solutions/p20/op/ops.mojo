@@ -142,7 +142,7 @@ def launch_layernorm_backward[
         )  # fmt: skip
 
 
-# ---- What MAX and PyTorch see -------------------------------------------------------------------------------
+# ---- Ops for MAX and PyTorch -------------------------------------------------------------------------------
 
 
 @extensibility.register("relu_mask")

@@ -83,7 +83,7 @@ struct SoftmaxGradient:
 
 @extensibility.register("standardise_gradient_train")
 struct StandardiseGradient:
-    """The gradient of what is standardised."""
+    """The gradient of the standardised input."""
 
     @staticmethod
     def execute[

@@ -262,6 +262,6 @@ def backward_fused_cpu[
 
 
 def convert_cpu[dtype: DType](target: MutPtr[dtype], source: ImmPtr[accum], count: Int):
-    """Rounds `count` sums to the dtype of the gradients."""
+    """Round `count` sums to the dtype of the gradients."""
     for i in range(count):
         target[unsafe_offset=i] = source[unsafe_offset=i].cast[dtype]()

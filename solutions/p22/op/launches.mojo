@@ -1,4 +1,4 @@
-"""How the kernels of the unfused and the fused variant are launched: order, geometry, and what lies in between.
+"""Launch of the unfused and the fused kernels: order, geometry, and the workspaces in between.
 
 This file and `layernorm_linear.mojo` import each other, because the
 public ops stand in the same file as the kernels.
@@ -37,7 +37,7 @@ comptime MAX_GRID_Y = get_defined_int["MAX_GRID_Y", 65535]()
 
 
 def checked_sizes(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: Int) raises -> Sizes:
-    """The sizes in the kernels' type, or an error where a kernel cannot cover them."""
+    """Return the sizes in the kernels' type; raise if a kernel cannot cover them."""
     if hidden_dim < 1 or output_dim < 1:
         raise Error(t"hidden_dim and output_dim must be at least 1, got {hidden_dim} and {output_dim}")
     comptime most = TILE * MAX_GRID_Y

@@ -1,4 +1,4 @@
-"""RMSNorm + Linear, backward: everything around the kernel of the last gate, which stands in `layernorm_linear.mojo`.
+"""RMSNorm + Linear, backward: everything around the kernel of the last gate, which is in `layernorm_linear.mojo`.
 
     x_hat  = input * rstd                      rstd = 1 / sqrt(mean of input^2 over H + eps)
     output = (x_hat * rms_weight) @ linear_weight^T
@@ -32,7 +32,7 @@ def rms_rstd[
 ](input: ImmPtr[dtype], row: Int, hidden_dim: Int, eps: Scalar[accum_type[dtype]]) -> Scalar[
     accum_type[dtype]
 ]:
-    """What RMSNorm multiplies a row with: 1 / sqrt(mean of input^2 + eps). Nothing is taken away from the row first.
+    """Return the factor of a row in RMSNorm: 1 / sqrt(mean of input^2 + eps). Nothing is subtracted from the row.
 
     The squares are added up in chunks, so that rounding hardly grows with the row. A compensated sum would make NaN of an
     infinity, and rstd of such a row is 0.

@@ -1,4 +1,4 @@
-"""What puzzle 22 computes on: its sizes, and the tensors of each pass as one value.
+"""The data of puzzle 22: its sizes, and the tensors of each pass as one value.
 
 Launch functions and the CPU paths take these; a kernel takes the addresses that it needs, one by one. The addresses are
 those of `ImmPtr` and `MutPtr`: the compiler wants origins that stand for anything to be parameters of a struct.
@@ -25,7 +25,7 @@ struct Sizes(Copyable, Movable):
 struct ForwardTensors[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What a forward pass writes, and what it reads."""
+    """The outputs and inputs of a forward pass."""
 
     var output: Pointer[Scalar[Self.dtype], Self.written]  # [B, S, O]
     var mean: Pointer[Scalar[accum_type[Self.dtype]], Self.written]  # [B, S]
@@ -43,7 +43,7 @@ struct ForwardTensors[dtype: DType, written: MutOrigin = MutAnyOrigin, read: Imm
 struct BackwardTensors[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What a backward pass writes, the five gradients, and what it reads."""
+    """The outputs of a backward pass, five gradients, and its inputs."""
 
     var grad_input: Pointer[Scalar[Self.dtype], Self.written]  # [B, S, H]
     var grad_ln_weight: Pointer[Scalar[Self.dtype], Self.written]  # [H], dgamma

@@ -48,7 +48,7 @@ def ln_backward_input[
 
 @always_inline
 def sum_over_row_lanes[accum: DType](partial: Scalar[accum]) -> Scalar[accum]:
-    """Adds the partial sums that the COLUMN_TILE threads of one column hold; complete where thread_idx.y is 0.
+    """Add the partial sums of the COLUMN_TILE threads of one column; complete where thread_idx.y is 0.
 
     Always in the same order, so the result is the same in every run. Every thread of the block must call it.
     """
@@ -67,7 +67,7 @@ def sum_over_row_lanes[accum: DType](partial: Scalar[accum]) -> Scalar[accum]:
 def column_sums_kernel[
     dtype: DType
 ](sums: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32):  # [columns] from [rows, columns]
-    """Sums every column, as db = sum over rows of grad_output. Thread (x, y) adds rows y, y + COLUMN_TILE, ...
+    """Sum every column, as db = sum over rows of grad_output. Thread (x, y) adds rows y, y + COLUMN_TILE, ...
     """
     comptime accum = accum_type[dtype]
     var dy = TileTensor(input, row_major(Int(rows), Int(columns)))
@@ -128,7 +128,7 @@ def clear_gradients_kernel[
     hidden_dim: Int32,
     output_dim: Int32,
 ):
-    """Zeroes what the fused backward kernel adds to. One thread owns one element of grad_weight.
+    """Zero the sums of the fused backward kernel. One thread owns one element of grad_weight.
 
     This is a launch of its own because nothing inside a kernel makes one block wait for another: a block that
     clears in the same launch may wipe out what the others have already added.
@@ -157,7 +157,7 @@ def convert_gradients_kernel[
     hidden_dim: Int32,
     output_dim: Int32,
 ):
-    """Rounds the sums of the fused backward pass to the dtype of the gradients. One thread owns one element of dW.
+    """Round the sums of the fused backward pass to the dtype of the gradients. One thread owns one element of dW.
     """
     var index = global_idx.x
     if index < Int(hidden_dim):

@@ -1,4 +1,4 @@
-"""Puzzle 23: self-attention, forward and backward, as five plain kernels, then without storing the scores.
+"""Puzzle 23: self-attention, forward and backward, as five unfused kernels, then without storing the scores.
 
     S = scale * Q K^T          O = P V          P = softmax(S + mask), over the keys, scale = 1 / sqrt(head_dim)
     dV = P^T dO                dP = dO V^T      dS = P * (dP - rowsum(dP * P))
@@ -41,7 +41,7 @@ comptime ROW_THREADS = 128
 """Threads of a block that share one row of the scores."""
 
 
-# ---- The plain kernels --------------------------------------------------------------------------------------
+# ---- The unfused kernels ------------------------------------------------------------------------------------
 
 
 # ANCHOR: tiled_matmul_kernel_solution
@@ -49,8 +49,8 @@ def tiled_matmul_kernel[
     out_dtype: DType, a_dtype: DType, b_dtype: DType, transpose_a: Bool, transpose_b: Bool
 ](
     output: MutPtr[out_dtype],  # [batches, M, N]
-    a: ImmPtr[a_dtype],  # [batches, M, K], or [batches, K, M] where transpose_a
-    b: ImmPtr[b_dtype],  # [batches, K, N], or [batches, N, K] where transpose_b
+    a: ImmPtr[a_dtype],  # [batches, M, K], or [batches, K, M] if transpose_a
+    b: ImmPtr[b_dtype],  # [batches, K, N], or [batches, N, K] if transpose_b
     batches: Int32,
     m: Int32,
     n: Int32,
@@ -93,7 +93,7 @@ def tiled_matmul_kernel[
             comptime for i in range(TILE):
                 tile_sum += a_tile[y, i].cast[accum]() * b_tile[i, x].cast[accum]()
             total += tile_sum
-            # Nobody may load the next tile while a neighbour still reads this one.
+            # No thread may load the next tile while another still reads this one.
             barrier()
             # BLANK-END matmul
         if row0 + y < M and column0 + x < N:
@@ -180,7 +180,7 @@ def softmax_backward_kernel[
 # ANCHOR_END: softmax_backward_kernel_solution
 
 
-# ---- How the plain kernels are launched ---------------------------------------------------------------------
+# ---- Launches of the unfused kernels ------------------------------------------------------------------------
 
 
 def launch_matmul[
@@ -205,7 +205,7 @@ def launch_matmul[
     k: Int32,
     alpha: Float64 = 1,
 ) raises:
-    """One launch: output [batches, m, n] = alpha * a @ b, with k summands; `name` is what reports call it."""
+    """One launch: output [batches, m, n] = alpha * a @ b, with k summands; `name` is its name in reports."""
     if batches == 0 or m == 0 or n == 0:
         return
     launcher.launch[tiled_matmul_kernel[out_dtype, a_dtype, b_dtype, transpose_a, transpose_b]](
@@ -447,11 +447,11 @@ def flash_forward_kernel[
                 comptime for i in range(TILE):
                     sum += weights[y, i] * values[i, x].cast[accum]()
                 sums[chunk] = sums[chunk] * rescale + sum
-                # Nobody may write the next values while a neighbour still reads these.
+                # No thread may write the next values while another still reads these.
                 barrier()
             # BLANK-END online
         if s < S:
-            # A row that sees no key: total and sums are 0, unless a value is no number.
+            # A row that sees no key: total and sums are 0, unless a value is NaN.
             var divisor = Scalar[accum](1) if total == 0 else total
             for chunk in range(ceildiv(d, TILE)):
                 if chunk * TILE + x < d:
@@ -474,7 +474,7 @@ def delta_kernel[
     output: ImmPtr[dtype],  # [rows, d]
     head_dim: Int32,
 ):
-    """One number for each row that stands for rowsum(dP * P), without dP and without P. A block owns a row.
+    """Compute one number for each row that equals rowsum(dP * P), without dP and without P. A block owns a row.
     """
     comptime accum = accum_type[dtype]
     var d = Int(head_dim)

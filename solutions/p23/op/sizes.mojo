@@ -1,4 +1,4 @@
-"""The sizes of puzzle 23, in the type in which kernels take them, what is checked of them before a launch, and the tensors of a
+"""The sizes of puzzle 23, in the type in which kernels take them, checks of them before a launch, and the tensors of a
 pass of the flash kernels as one value. A kernel takes addresses, and the sizes as one vector.
 """
 
@@ -31,12 +31,12 @@ struct Sizes(Copyable, Movable):
         return self.rows() * Int(self.key_len)
 
     def scale(self) -> Float64:
-        """What the scores are multiplied by: 1 / sqrt(head_dim)."""
+        """The factor of the scores: 1 / sqrt(head_dim)."""
         return 1 / sqrt(Float64(self.head_dim))
 
 
 def checked_sizes(batch: Int, heads: Int, query_len: Int, key_len: Int, head_dim: Int) raises -> Sizes:
-    """The sizes in the kernels' type, or an error where a kernel cannot cover them."""
+    """Return the sizes in the kernels' type; raise if a kernel cannot cover them."""
     if head_dim < 1:
         raise Error(t"the head dimension must be at least 1, got {head_dim}")
     if head_dim > MOST_COLUMNS or key_len > MOST_COLUMNS:
@@ -67,7 +67,7 @@ struct FlashSizes(Copyable, Movable):
 
     @always_inline
     def __init__(out self, packed: PackedSizes):
-        """The sizes that `packed` made an argument of."""
+        """Unpack the sizes of `packed`."""
         self.batch = packed[0]
         self.query_heads = packed[1]
         self.key_heads = packed[2]
@@ -111,7 +111,7 @@ struct FlashSizes(Copyable, Movable):
 struct FlashForward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What the forward pass writes, and what it reads."""
+    """The outputs and inputs of the forward pass."""
 
     var output: Pointer[Scalar[Self.dtype], Self.written]  # [B, N, S, d]
     var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.written]  # [B, N, S]
@@ -127,7 +127,7 @@ struct FlashForward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOr
 struct FlashBackward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What the backward pass writes, the three gradients, and what it reads."""
+    """The outputs of the backward pass, three gradients, and its inputs."""
 
     var grad_query: Pointer[Scalar[Self.dtype], Self.written]  # [B, N, S, d]
     var grad_key: Pointer[Scalar[Self.dtype], Self.written]  # [B, G, T, d]
@@ -146,7 +146,7 @@ struct FlashBackward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmO
 def checked_flash_sizes(
     batch: Int, query_heads: Int, key_heads: Int, query_len: Int, key_len: Int, head_dim: Int
 ) raises -> FlashSizes:
-    """The sizes in the kernels' type, or an error where a flash kernel cannot cover them."""
+    """Return the sizes in the kernels' type; raise if a flash kernel cannot cover them."""
     _ = checked_sizes(batch, query_heads, query_len, key_len, head_dim)
     if head_dim > MAX_HEAD:
         raise Error(t"the head dimension must be at most {MAX_HEAD}, got {head_dim}")

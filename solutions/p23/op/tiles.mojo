@@ -1,4 +1,4 @@
-"""What the kernels of puzzle 23 have in common, given: the tile, an element of a matrix, and what the flash kernels do with tiles.
+"""Shared code of puzzle 23's kernels, provided: the tile, an element of a matrix, and operations of the flash kernels on tiles.
 
 A block of TILE x TILE threads holds a tile of the scores, one element in each thread. `tile_product` makes it, `seen_score`
 hides what a query must not see; the threads of a row add up or compare by shuffles, without shared memory.

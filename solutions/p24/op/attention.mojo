@@ -31,7 +31,7 @@ def cell_at(order: ImmPtr[DType.int32], position: Int, sizes: WindowSizes) -> In
 
 @always_inline
 def row_element[dtype: DType](matrix: ImmPtr[dtype], cell: Int, column: Int, d: Int) -> Scalar[dtype]:
-    """An element of a cell's row, 0 where there is none."""
+    """Return an element of a cell's row, 0 if there is none."""
     return matrix[unsafe_offset=cell * d + column] if cell >= 0 and column < d else Scalar[dtype](0)
 
 

@@ -135,8 +135,7 @@ def hilbert_scatter_kernel[
     length: Int32,
     head_dim: Int32,
 ):
-    """The gradient of the tensor that was gathered: each row back where it came from. A thread owns one element.
-    """
+    """The gradient of the gathered tensor: each row goes back to its origin. A thread owns one element."""
     var d = Int(head_dim)
     var count = Int(length) * d
     var element = block_idx.x * THREADS + thread_idx.x
@@ -167,7 +166,7 @@ def window_tiles_kernel(
     radius: Int32,
     tile: Int32,
 ):
-    """Which tiles hold a pair of cells that are `radius` apart at most, along rows and along columns.
+    """Mark the tiles with a pair of cells at most `radius` apart, along rows and along columns.
 
     A block owns a tile of queries and one of keys, tile * tile pairs of positions in the order; the last tile may hold fewer.
     """

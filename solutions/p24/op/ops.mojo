@@ -27,7 +27,7 @@ from .window import MAX_HEAD, TILE, WindowBackward, WindowForward, WindowSizes
 def checked_sizes(
     batches: Int, length: Int, head_dim: Int, width: Int32, radius: Int32, tile: Int32
 ) raises -> WindowSizes:
-    """The sizes in the kernels' type, or an error where they make no grid, no window or no tile."""
+    """Return the sizes in the kernels' type; raise if they make no grid, window or tile."""
     if width < 1 or length % Int(width) != 0:
         raise Error(t"{length} cells are no grid of {width} columns")
     if radius < 0:
@@ -122,7 +122,7 @@ struct HilbertGatherTrain:
 
 @extensibility.register("hilbert_scatter")
 struct HilbertScatter:
-    """Rows back where they came from: row i becomes row order[i]. The backward of the gather, as it is of this one.
+    """Scatter rows to their origin: row i becomes row order[i]. The backward of the gather, as it is of this one.
     """
 
     @staticmethod
@@ -154,7 +154,7 @@ struct HilbertScatter:
 
 @extensibility.register("hilbert_scatter_train")
 struct HilbertScatterTrain:
-    """Rows back where they came from, written in place."""
+    """Scatter rows to their origin, written in place."""
 
     @staticmethod
     def execute[

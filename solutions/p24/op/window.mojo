@@ -1,4 +1,4 @@
-"""What attention in a window computes on, given: its sizes, and the tensors of a pass as one value."""
+"""The data of windowed attention, provided: its sizes, and the tensors of a pass as one value."""
 
 from std.math import ceildiv, sqrt
 
@@ -26,7 +26,7 @@ struct WindowSizes(Copyable, Movable):
 
     @always_inline
     def __init__(out self, packed: PackedSizes):
-        """The sizes that `packed` made an argument of."""
+        """Unpack the sizes of `packed`."""
         self.batches = packed[0]
         self.length = packed[1]
         self.head_dim = packed[2]
@@ -58,7 +58,7 @@ struct WindowSizes(Copyable, Movable):
 
     @always_inline
     def scale(self) -> Float64:
-        """What the scores are multiplied by: 1 / sqrt(head_dim)."""
+        """The factor of the scores: 1 / sqrt(head_dim)."""
         return 1 / sqrt(Float64(self.head_dim))
 
 
@@ -66,7 +66,7 @@ struct WindowSizes(Copyable, Movable):
 struct WindowForward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What the forward pass writes, and what it reads."""
+    """The outputs and inputs of the forward pass."""
 
     var output: Pointer[Scalar[Self.dtype], Self.written]  # [batches, L, d]
     var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.written]  # [batches, L]
@@ -82,7 +82,7 @@ struct WindowForward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmO
 struct WindowBackward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOrigin = ImmutAnyOrigin](
     Copyable, Movable
 ):
-    """What the backward pass writes, the gradients and delta = rowsum(dO * O), and what it reads."""
+    """The outputs of the backward pass, the gradients and delta = rowsum(dO * O), and its inputs."""
 
     var grad_query: Pointer[Scalar[Self.dtype], Self.written]  # [batches, L, d]
     var grad_key: Pointer[Scalar[Self.dtype], Self.written]  # [batches, L, d]

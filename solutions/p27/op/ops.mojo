@@ -1,4 +1,4 @@
-"""Puzzle 27, given complete: how each kernel is launched, and the ops that MAX sees.
+"""Puzzle 27, provided: the launch of each kernel, and the ops for MAX.
 
 Tensors are [batch, sequence, ...]; places are batch * sequence. What an op writes comes first, then gradients coming in, then
 inputs, then numbers. AdamW and clipping write beside what they read; their kernels may be launched in place.
@@ -181,12 +181,12 @@ def launch_clip[
     )  # fmt: skip
 
 
-# ---- What MAX sees ------------------------------------------------------------------------------------------
+# ---- Ops for MAX --------------------------------------------------------------------------------------------
 
 
 @extensibility.register("cross_entropy_train")
 struct CrossEntropy:
-    """What every place pays, and its lse."""
+    """The loss and lse of every position."""
 
     @staticmethod
     def execute[
@@ -211,7 +211,7 @@ struct CrossEntropy:
 
 @extensibility.register("mean_loss_train")
 struct MeanLoss:
-    """The mean of what is paid, and how many pay."""
+    """The mean loss, and the number of positions that count."""
 
     @staticmethod
     def execute[
@@ -324,7 +324,7 @@ struct EmbeddingBackward:
 
 @extensibility.register("adamw_train")
 struct AdamW:
-    """One step of AdamW; what it divides the two means by is written too."""
+    """One step of AdamW; also writes the corrections of the two means."""
 
     @staticmethod
     def execute[

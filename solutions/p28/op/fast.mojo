@@ -1,4 +1,4 @@
-"""Puzzle 28, make it fast: LayerNorm and Linear in steps, each of which brings one counter down.
+"""Puzzle 28, make it fast: LayerNorm and Linear in steps, each of which lowers one counter.
 
     rows        a warp for each row: neighbouring threads read neighbouring elements
     once        x is read once, and kept in registers
@@ -51,8 +51,7 @@ def rows_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """`y = (x - mean) * rstd * gamma + beta`, a row at a time. The blocks have room for a thread or a warp a row.
-    """
+    """`y = (x - mean) * rstd * gamma + beta`, a row at a time. The blocks have a thread or a warp per row."""
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var C = Int(hidden)
@@ -63,7 +62,7 @@ def rows_kernel[
     # ANCHOR: rows_solution
     # BLANK-START rows: a warp for each row: which elements does a lane take? See shared_sum
     var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
-    var end = C if row < R else 0  # a row that is none has no elements
+    var end = C if row < R else 0  # a row past the end has no elements
     var total = Scalar[accum](0)
     for c in range(thread_idx.x % LANES, end, LANES):
         total += x[row, c].cast[accum]()
@@ -103,7 +102,7 @@ def once_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """The same. A loop over what a thread keeps is `comptime for i in range(KEPT)`, else the array is no register.
+    """The same. A loop over a thread's elements is `comptime for i in range(KEPT)`, else the array is not in registers.
     """
     comptime accum = accum_type[dtype]
     var R = Int(rows)
@@ -149,7 +148,7 @@ def vectors_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """The same. A vector of `width` elements has 16 bytes. Where a row is no whole number of them, the rows after the first
+    """The same. A vector of `width` elements has 16 bytes. If a row is not a whole number of them, the rows after the first
     begin between two vectors: `load`, `store` and `only` are for that."""
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
@@ -170,7 +169,7 @@ def vectors_kernel[
         if c < end:
             kept[i] = load[width](input, row * C + c, end - c, aligned)
     var total = SIMD[accum, width](0)
-    comptime for i in range(KEPT // width):  # behind all loads, so that none waits for another
+    comptime for i in range(KEPT // width):  # after all loads, so that none waits for another
         total += kept[i]
     var mean = shared_sum(total.reduce_add()) / Scalar[accum](C)
     var squares = SIMD[accum, width](0)
@@ -200,7 +199,7 @@ def shuffles_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """The same, without shared memory: `warp.shuffle_xor(v, UInt32(distance))` gives what another lane has.
+    """The same, without shared memory: `warp.shuffle_xor(v, UInt32(distance))` returns another lane's value.
     """
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
@@ -218,7 +217,7 @@ def shuffles_kernel[
         if c < end:
             kept[i] = load[width](input, row * C + c, end - c, aligned)
     var total = SIMD[accum, width](0)
-    comptime for i in range(KEPT // width):  # behind all loads, so that none waits for another
+    comptime for i in range(KEPT // width):  # after all loads, so that none waits for another
         total += kept[i]
     var mean = total.reduce_add() / Scalar[accum](C)
     comptime for step in range(5):
@@ -272,7 +271,7 @@ def dx_kernel[
     var dx = TileTensor(grad_input, row_major(R, C))
     var gamma = TileTensor(ln_weight, row_major(C))
     # ANCHOR: dx_solution
-    # BLANK-START dx: read x and dln once, by vectors: what has a thread to keep?
+    # BLANK-START dx: read x and dln once, by vectors: what does a thread have to keep?
     var aligned = C % width == 0
     var x_hat = Array[SIMD[accum, width], KEPT // width](fill=0)
     var g = Array[SIMD[accum, width], KEPT // width](fill=0)
@@ -288,7 +287,7 @@ def dx_kernel[
         if c < C:
             x_hat[i] = (x_hat[i] - mean[unsafe_offset=row]) * rstd[unsafe_offset=row]
             g[i] *= load[width](ln_weight, c, C - c, aligned)
-        first += g[i] * x_hat[i]  # behind the end of the row g is 0
+        first += g[i] * x_hat[i]  # past the end of the row g is 0
         second += g[i]
     var c1 = warp.sum(first.reduce_add()) / Scalar[accum](C)
     var c2 = warp.sum(second.reduce_add()) / Scalar[accum](C)
@@ -388,7 +387,7 @@ def tiled_kernel[
     var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
     var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
     # ANCHOR: tiled_solution
-    # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: who loads what, and who waits when?
+    # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: which thread loads what, who waits when?
     var total = Scalar[accum](0)
     for first in range(0, C, TILE):
         var k = first + tx
@@ -498,14 +497,14 @@ def copies_kernel(
     var b_tiles = tiles_in_shared_memory[2 * size]()
     var totals = Array[Float32, EACH * EACH](fill=0)
     # ANCHOR: copies_solution
-    # BLANK-START copies: a tile is on its way while the one before is multiplied: when may its buffer be overwritten?
+    # BLANK-START copies: a tile is copied while the one before is multiplied: when may its buffer be overwritten?
     copy_tile[BLOCK, DEEP, DEPTH * DEPTH](a_tiles, ln_out, row, 0, R, C, thread)
     copy_tile[BLOCK, DEEP, DEPTH * DEPTH](b_tiles, linear_weight, column, 0, O, C, thread)
     async_copy_commit_group()
     for first in range(0, C, DEEP):
         var now = first // DEEP % 2 * size
         async_copy_wait_group(0)
-        barrier()  # the tile is there for everybody, and nobody is still at the one before
+        barrier()  # the tile is there for all threads, and none still reads the one before
         if first + DEEP < C:
             var a_next = a_tiles.unsafe_offset(size - now)
             var b_next = b_tiles.unsafe_offset(size - now)
@@ -570,13 +569,13 @@ def multiply_by_warps(mut totals: Array[Sums, 32], a: SharedTile, b: SharedTile)
 
 
 # ANCHOR: layouts_solution
-# BLANK-START layouts: read a matrix where it lies: what does ld_matrix[..., transpose=True] make of a tile?
+# BLANK-START layouts: read a matrix without a copy: what does ld_matrix[..., transpose=True] make of a tile?
 comptime TRANSPOSED_BEFORE = False
 
 
 @always_inline
 def copy_part[turned: Bool](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
-    """Begins to copy SIDE rows of DEEP elements of a matrix [rows, depth], which lies as [depth, rows] if it is `turned`.
+    """Start to copy SIDE rows of DEEP elements of a matrix [rows, depth], which is stored as [depth, rows] if `turned`.
     """
     comptime if turned:
         copy_tile[DEEP, SIDE, WARPS * LANES](tile, matrix, k, row, depth, rows, thread_idx.x)
@@ -586,7 +585,8 @@ def copy_part[turned: Bool](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k:
 
 @always_inline
 def fragment[turned: Bool, count: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, count]:
-    """What `mma` takes of 2 * count rows of a tile, 16 elements each: `count` a lane, 8 of a and 4 of b."""
+    """The operand of `mma`: 2 * count rows of a tile, 16 elements each; `count` per lane, 8 of a and 4 of b.
+    """
     var lane = thread_idx.x % LANES
     comptime if turned:
         var down = k + lane % 8 + (lane // 16 if count == 8 else lane // 8 % 2) * 8
@@ -608,7 +608,7 @@ def fragment[turned: Bool, count: Int](tile: SharedTile, row: Int, k: Int) -> SI
 #
 # @always_inline
 # def fragment[turned: Bool, count: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, count]:
-#     """What `mma` takes of 2 * count rows of a tile, 16 elements each: `count` a lane, 8 of a and 4 of b."""
+#     """The operand of `mma`: 2 * count rows of a tile, 16 elements each; `count` per lane, 8 of a and 4 of b."""
 #     var lane = thread_idx.x % LANES
 #     var down = row + lane % (2 * count)
 #     return ld_matrix[count](tile.unsafe_offset(at[DEEP](down, k + lane // (2 * count) % 2 * 8)))
@@ -634,7 +634,7 @@ def with_bias(
 
 @always_inline
 def add_up(mut sums: Sums, rows: SIMD[BF16, 8]):
-    """Adds the elements of each of 16 rows, a fragment for `mma`, to the row's result in every column."""
+    """Add the elements of each of 16 rows, a fragment for `mma`, to the row's result in every column."""
     var before = sums
     mma(sums, rows, SIMD[BF16, 4](1), before)
 
@@ -662,15 +662,15 @@ def product_kernel[
     step: Int, a_turned: Bool = False, b_turned: Bool = False, biased: Bool = False, summed: Bool = False
 ](
     output: MutPtr[BF16],  # [height, width]
-    a_sums: MutPtr[BF16],  # [height], where `summed`
-    a: ImmPtr[BF16],  # [height, depth], or [depth, height] where `a_turned`
-    b: ImmPtr[BF16],  # [width, depth], or [depth, width] where `b_turned`
-    bias: ImmPtr[BF16],  # [width], where `biased`
+    a_sums: MutPtr[BF16],  # [height], if `summed`
+    a: ImmPtr[BF16],  # [height, depth], or [depth, height] if `a_turned`
+    b: ImmPtr[BF16],  # [width, depth], or [depth, width] if `b_turned`
+    bias: ImmPtr[BF16],  # [width], if `biased`
     height: Int32,
     width: Int32,
     depth: Int32,
 ):
-    """`a @ b.T` on tensor cores, in the steps 10 to 12. As in `copies`, but with BUFFERS tiles, all but one of them on their way.
+    """`a @ b.T` on tensor cores, in the steps 10 to 12. As in `copies`, but with BUFFERS tiles, all but one of them in flight.
     """
     var H = Int(height)
     var W = Int(width)

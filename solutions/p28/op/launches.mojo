@@ -1,4 +1,4 @@
-"""How the kernels of puzzle 28 are launched: with which blocks, and what comes before and after."""
+"""Launch of puzzle 28's kernels: grids, blocks, and the launches before and after."""
 
 from std.math import ceildiv
 from max.gpu.host import Dim
@@ -26,7 +26,7 @@ def launch_layernorm[
     rows: Int,
     hidden: Int,
 ) raises:
-    """Steps 1 to 4: one launch, with room for a warp a row."""
+    """Steps 1 to 4: one launch, with a warp per row."""
     expect_narrow(hidden)
     var r = Int32(rows)
     var h = Int32(hidden)
@@ -50,7 +50,7 @@ def launch_layernorm[
 
 
 def expect_narrow(hidden: Int) raises:
-    """Raises where a row has more elements than a warp can keep."""
+    """Raise if a row has more elements than a warp can keep."""
     if hidden > KEPT * LANES:
         raise Error(
             t"hidden is {hidden}, but the kernels keep a row in registers, at most {KEPT * LANES} elements"
@@ -186,7 +186,7 @@ def launch_tiles[
 def transposed[
     L: Launcher, //
 ](mut launcher: L, name: StaticString, matrix: ImmPtr[BF16], rows: Int, columns: Int) raises -> ImmPtr[BF16]:
-    """A copy of a matrix that lies the other way, in memory of its own."""
+    """Return a transposed copy of a matrix, in a workspace."""
     var turned = launcher.workspace[BF16](name, rows * columns)
     launcher.launch[transpose_kernel](
         "transpose", turned, matrix, Int32(rows), Int32(columns),
@@ -207,7 +207,7 @@ def launch_grad_weight[
     hidden: Int,
     outputs: Int,
 ) raises:
-    """`dW = dy.T @ ln_out`, [outputs, hidden], and where it is `summed` the sums of dy's columns."""
+    """`dW = dy.T @ ln_out`, [outputs, hidden], and if `summed` the sums of dy's columns."""
     comptime if TRANSPOSED_BEFORE:
         var a = transposed(launcher, "dy_turned", dy, rows, outputs)
         var b = transposed(launcher, "ln_out_turned", ln_out, rows, hidden)
@@ -291,7 +291,7 @@ def launch_epilogue[
 def launch_bias[
     L: Launcher, //
 ](mut launcher: L, output: MutPtr[BF16], linear_bias: ImmPtr[BF16], rows: Int, outputs: Int) raises:
-    """Adds the bias to what is in memory."""
+    """Add the bias to what is in memory."""
     launcher.launch[bias_kernel](
         "bias", output, linear_bias, Int32(rows * outputs), Int32(outputs),
         grid_dim=Dim(ceildiv(rows * outputs, THREADS)), block_dim=Dim(THREADS),
@@ -301,7 +301,7 @@ def launch_bias[
 def launch_column_sums[
     L: Launcher, //
 ](mut launcher: L, sums: MutPtr[BF16], dy: ImmPtr[BF16], rows: Int, outputs: Int) raises:
-    """Adds up the columns of dy."""
+    """Add up the columns of dy."""
     launcher.launch[column_sums_kernel](
         "column_sums", sums, dy, Int32(rows), Int32(outputs),
         grid_dim=Dim(ceildiv(outputs, THREADS)), block_dim=Dim(THREADS),

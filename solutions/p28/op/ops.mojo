@@ -1,4 +1,4 @@
-"""The ops of puzzle 28: what MAX and PyTorch see. Outputs first, then inputs; sizes come from the tensors."""
+"""The ops of puzzle 28 for MAX and PyTorch. Outputs first, then inputs; sizes come from the tensors."""
 
 from extensibility import InputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor

@@ -1,4 +1,4 @@
-"""What the kernels of puzzle 28 are made of, and kernels without a blank: sums, vectors, tiles in shared memory."""
+"""Building blocks of puzzle 28's kernels, and kernels without a blank: sums, vectors, tiles in shared memory."""
 
 from std.math import iota
 from std.memory import AddressSpace
@@ -15,11 +15,11 @@ comptime BLOCK_ROWS = 4
 """Rows of a block."""
 comptime THREADS = BLOCK_ROWS * LANES
 comptime KEPT = 32
-"""Elements of a row that a thread can keep in registers: a row has at most KEPT * LANES."""
+"""Elements of a row that fit in a thread's registers: a row has at most KEPT * LANES."""
 comptime VECTOR_BYTES = 16
 """The widest load of a thread."""
 comptime EPS = 1e-5
-"""What is added to the variance."""
+"""The constant added to the variance."""
 comptime SLAB = 16
 """Rows whose dgamma and dbeta one block adds up in the first of the two stages."""
 comptime TILE = 32
@@ -37,26 +37,25 @@ comptime SIDE = 128
 comptime WARPS = 4
 """And has so many warps, each with 64 x 64 of them."""
 comptime BUFFERS = 3
-"""How many tiles of each factor it has room for."""
+"""Number of tiles of each factor."""
 comptime VECTOR = 8
 """Elements of bfloat16 in 16 bytes."""
 comptime BF16 = DType.bfloat16
 comptime SharedTile = Pointer[BFloat16, MutAnyOrigin, address_space=AddressSpace.SHARED]
 comptime Sums = SIMD[DType.float32, 4]
-"""What a thread keeps of the 16 x 8 results of an `mma`: two neighbours in each of two rows."""
+"""A thread's part of the 16 x 8 results of an `mma`: two neighbours in each of two rows."""
 
 
 @always_inline
 def shared_sum[dtype: DType](mine: Scalar[dtype]) -> Scalar[dtype]:
-    """The sum of what the LANES threads of a row have, by shared memory. Every thread of the block must call it.
-    """
+    """Sum over the LANES threads of a row, through shared memory. Every thread of the block must call it."""
     var parts = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[THREADS]())
     parts[thread_idx.x] = mine
     barrier()
     var total = Scalar[dtype](0)
     for lane in range(LANES):
         total += parts[thread_idx.x // LANES * LANES + lane]
-    barrier()  # before somebody calls it again
+    barrier()  # before the next call
     return total
 
 
@@ -91,7 +90,7 @@ def store[
 
 @always_inline
 def only[accum: DType, width: SIMDLength, //](values: SIMD[accum, width], left: Int) -> SIMD[accum, width]:
-    """The first `left` of some values, and zeros behind them."""
+    """Return the first `left` of some values, and zeros after them."""
     return iota[DType.int32, width]().lt(Int32(left)).select(values, SIMD[accum, width](0))
 
 
@@ -105,7 +104,7 @@ def tiles_in_shared_memory[count: Int]() -> SharedTile:
 
 @always_inline
 def at[columns: Int](row: Int, column: Int) -> Int:
-    """Where an element of a tile lies. Its rows follow each other; the vectors of a row are exchanged, in another way in each of
+    """Return the place of an element of a tile. Rows are consecutive; the vectors of a row are permuted, differently in each of
     eight neighbouring rows or pairs, so that both a row's vectors and a column's lie in different banks."""
     comptime pairs = max(1, 64 // columns)  # rows in the 128 bytes of all banks
     var vector = (column // VECTOR) ^ (row // pairs % min(8, columns // VECTOR))
@@ -124,7 +123,7 @@ def copy_tile[
     width: Int,
     thread: Int,
 ):
-    """Begins to copy a part of `source`, [height, width], into shared memory, by 16 bytes a thread, and zeros for what lies
+    """Start to copy a part of `source`, [height, width], into shared memory, by 16 bytes per thread, with zeros
     outside. Where rows begin between two vectors it copies one by one, and at once."""
     comptime vectors = columns // VECTOR
     comptime for i in range(rows * vectors // threads):
@@ -181,7 +180,7 @@ def transpose_kernel(turned: MutPtr[BF16], source: ImmPtr[BF16], rows: Int32, co
 
 
 def bias_kernel(output: MutPtr[BF16], linear_bias: ImmPtr[BF16], count: Int32, width: Int32):
-    """Adds the bias to every row."""
+    """Add the bias to every row."""
     if global_idx.x < Int(count):
         var sum = output[unsafe_offset=global_idx.x].cast[DType.float32]()
         sum += linear_bias[unsafe_offset=global_idx.x % Int(width)].cast[DType.float32]()
@@ -198,7 +197,7 @@ def column_sums_kernel(sums: MutPtr[BF16], dy: ImmPtr[BF16], rows: Int32, column
 
 
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], count: Int32):
-    """Zeroes what `dgamma_kernel` may add to."""
+    """Zero the sums of `dgamma_kernel`."""
     if global_idx.x < Int(count):
         sums[unsafe_offset=global_idx.x] = 0
 
@@ -212,7 +211,7 @@ def second_stage_kernel[
     slabs: Int32,
     hidden: Int32,
 ):
-    """Adds up the slabs, in an order that depends on nothing, so that every run gives the same bits. A block has TILE columns
+    """Add up the slabs, in an order that depends on nothing, so that every run gives the same bits. A block has TILE columns
     and TILE threads for each; thread y takes the slabs y, y + TILE, ..."""
     comptime accum = accum_type[dtype]
     var parts = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[2, TILE, TILE]())

@@ -10,6 +10,8 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from harness.check.gradients import (
     Function,
     Incoming,
     Subject,
+    dtype_name,
     furthest,
     gradients,
     gradients_or_none,
@@ -66,6 +69,22 @@ def without_echoes(lines: dict[str, str]) -> dict[str, str]:
     if inputs_unchanged.__name__ not in lines:
         return lines
     return {name: line for name, line in lines.items() if not any(echo in line for echo in ECHOES)}
+
+
+def in_calls(name: str, *kinds: tuple[str, dict[str, Any]], measured: bool = False) -> Check:
+    """Return a check of some kinds of call: what to say, and what `compare` takes."""
+
+    def check(subject: Subject) -> str | None:
+        subject = measure(subject) if measured else subject
+        return next((line for words, call in kinds if (line := off(compare(subject, **call), words))), None)
+
+    check.__name__ = name
+    return guard(check)
+
+
+def measure(subject: Subject) -> Subject:
+    """Return a subject whose limits are measured by PyTorch's own errors, for dtypes and numbers that no fixed limit suits."""
+    return replace(subject, measured=True, subgradients=False)
 
 
 @guard
@@ -146,10 +165,8 @@ def allclose_on_ones(subject: Subject) -> str | None:
     return None if close else "differs by more than 1e-4"
 
 
-@guard
-def square_shapes(subject: Subject) -> str | None:
-    """Check the gradients against PyTorch's with all sizes equal, where a swapped axis still fits."""
-    return off(compare(subject, "square"), "gradients at square sizes")
+square_shapes = in_calls("square_shapes", ("gradients at square sizes", {"sizes": "square"}))
+"""The gradients where all sizes are equal: a swapped axis fits everywhere."""
 
 
 @guard
@@ -182,17 +199,15 @@ def wrong_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
     return f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
 
 
-@guard
-def expanded_gradient(subject: Subject) -> str | None:
-    """Check a gradient with stride 0, as `out.sum().backward()` passes it."""
+def expand_one(out: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return gradients with stride 0, as `out.sum().backward()` passes them."""
+    return [t.new_tensor(1.25).expand(t.shape) for t in out]
 
-    def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
-        return [t.new_tensor(1.25).expand(t.shape) for t in out]
 
-    return off(
-        compare(subject, incoming=incoming),
-        "an expanded gradient, as from sum(), is read as if it were contiguous",
-    )
+expanded_gradient = in_calls(
+    "expanded_gradient",
+    ("an expanded gradient, as from sum(), is read as if it were contiguous", {"incoming": expand_one}),
+)
 
 
 def transpose(t: Tensor) -> Tensor:
@@ -228,26 +243,21 @@ def relaid(
     ]
 
 
-@guard
-def strided_gradient(subject: Subject) -> str | None:
-    """Check a gradient that is not contiguous, as from a transpose or a slice after the function."""
-    for words, laid in LAYOUTS.items():
-        error = compare(subject, incoming=lambda out, laid=laid: [laid(g) for g in random_like(out)])
-        if line := off(error, f"a gradient that is not contiguous is read as if it were ({words})"):
-            return line
-    return None
+def lay_out(lay: Callable[[Tensor], Tensor]) -> Incoming:
+    """Return what hands in random gradients in another layout."""
+    return lambda out: [lay(g) for g in random_like(out)]
 
 
-@guard
-def strided_inputs(subject: Subject) -> str | None:
-    """Check inputs that are not contiguous, as from a transpose or a slice before the function."""
-    for words, laid in LAYOUTS.items():
-        error = compare(subject, change=relaid(laid))
-        if line := off(error, f"an input that is not contiguous is read as if it were ({words})"):
-            return line
-    return None
-
-
+strided_gradient = in_calls("strided_gradient", *(
+    (f"a gradient that is not contiguous is read as if it were ({words})", {"incoming": lay_out(lay)})
+    for words, lay in LAYOUTS.items()
+))  # fmt: skip
+"""A gradient as from a transpose or a slice after the function."""
+strided_inputs = in_calls("strided_inputs", *(
+    (f"an input that is not contiguous is read as if it were ({words})", {"change": relaid(lay)})
+    for words, lay in LAYOUTS.items()
+))  # fmt: skip
+"""Inputs as from a transpose or a slice before the function."""
 FEW = 4
 """With up to this many inputs every subset that requires a gradient is tried; with more, each one and all
 but each one."""
@@ -326,13 +336,11 @@ def twice(outputs: Sequence[Tensor], inputs: list[Tensor], incoming: Sequence[Te
     return pulled_back(outputs, inputs, incoming)
 
 
-@guard
-def second_backward(subject: Subject) -> str | None:
-    """Check a second backward pass on one graph, as with retain_graph: its gradients are the first's."""
-    return off(
-        compare(subject, pull=twice),
-        "a second backward pass of the same call differs: the first changes what was saved",
-    )
+second_backward = in_calls(
+    "second_backward",
+    ("a second backward pass of the same call differs: the first changes what is kept", {"pull": twice}),
+)
+"""A second backward pass on one graph, as with retain_graph."""
 
 
 @guard
@@ -415,11 +423,8 @@ def put_number(number: float, every: int = 3) -> Callable[[Tensor], Tensor]:
     )
 
 
-@guard
-def at_zero(subject: Subject) -> str | None:
-    """Check inputs with exact zeros among them: PyTorch's gradient there."""
-    error = compare(subject, change=lambda inputs: subject.edit_inputs(inputs, put_number(0.0)))
-    return off(error, "where an input is exactly 0")
+at_zero = in_calls("at_zero", ("where an input is exactly 0", {"edit": put_number(0.0)}))
+"""Exact zeros among the inputs: PyTorch's gradient there."""
 
 
 def send_infinity(part: Callable[[Tensor], Tensor]) -> Incoming:
@@ -435,100 +440,55 @@ def send_infinity(part: Callable[[Tensor], Tensor]) -> Incoming:
     return incoming
 
 
-@guard
-def infinite_gradient(subject: Subject) -> str | None:
-    """Check an infinite gradient for a part of the result: finite and equal where PyTorch's is."""
-    incoming = send_infinity(lambda gradient: gradient[:1])
-    got, expected = (gradients(f, subject.inputs(), incoming) for f in (subject.function, subject.reference))
-
-    def finite(grads: list[Tensor]) -> list[Tensor]:
-        return [torch.where(right.isfinite(), t, 0.0) for t, right in zip(grads, expected, strict=True)]
-
-    return off(
-        furthest(finite(got), finite(expected)),
+infinite_gradient = in_calls(
+    "infinite_gradient",
+    (
         "infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)",
-    )
+        {"incoming": send_infinity(lambda gradient: gradient[:1])},
+    ),
+    measured=True,
+)
+"""An infinite gradient for a part of the result: where PyTorch's is finite, so is this one, and the same."""
 
 
-@guard
-def far_from_zero(subject: Subject) -> str | None:
-    """Check inputs so far from 0 that exp of them is infinite or 0; errors are relative to at least 1."""
-    for far in (FAR, -FAR):
-        error = compare(
-            subject, change=lambda inputs, far=far: subject.edit_inputs(inputs, lambda t: t + far), least=1.0
-        )
-        if words := off(error, f"with inputs near {far:g}, where exp is {'infinite' if far > 0 else '0'}"):
-            return words
-    return None
+far_from_zero = in_calls("far_from_zero", *(
+    (f"with inputs near {far:g}, where exp is {exp}", {"edit": functools.partial(torch.add, other=far), "least": 1.0})
+    for far, exp in ((FAR, "infinite"), (-FAR, "0"))
+))  # fmt: skip
+"""Inputs so far from 0 that exp of them is infinite or 0; errors are relative to 1 where gradients are small."""
 
 
-@guard
-def at_no_numbers(subject: Subject) -> str | None:
-    """Check inputs with NaN, both infinities and -0 among them: PyTorch's result."""
-
-    def special() -> list[Tensor]:
-        inputs = subject.inputs()
-        with torch.no_grad():
-            for leaf in leaves(inputs):
-                values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0], dtype=leaf.dtype)
-                leaf.view(-1)[: len(values)] = values
-        return inputs
-
-    def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
-        dys = random_like(out)
-        for dy in dys:
-            dy.view(-1)[1::2] = torch.inf
-        return dys
-
-    both = (subject.function, subject.reference)
-    if not alike(*([t.detach() for t in outputs_of(function, special())] for function in both)):
-        return "the result is not PyTorch's where an input is NaN or infinite: infinity times 0 is NaN"
-    if not alike(*(gradients(function, special(), incoming) for function in both)):
-        return (
-            "the gradient is not PyTorch's where an input is NaN or what comes in is infinite: "
-            "NaN > 0 is false, and infinity times 0 is NaN"
-        )
-    return None
+def put_no_numbers(t: Tensor) -> Tensor:
+    """Return numbers with NaN, both infinities and -0 in the first places."""
+    special = t.new_tensor([torch.nan, torch.inf, -torch.inf, -0.0])[: t.numel()]
+    return torch.cat((special, t.flatten()[len(special) :])).view(t.shape)
 
 
-def alike(got: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Check that all tensors are equal to rounding, with NaN in the same places."""
-    return all(torch.allclose(g, e, equal_nan=True) for g, e in zip(got, expected, strict=True))
-
-
-def rounding(subject: Subject, sizes: str, narrow: torch.dtype) -> tuple[Distance, Distance]:
-    """Return the errors in a dtype against float64 on the same rounded numbers: the function's, and PyTorch's
-    own."""
-    tensors = subject.make(sizes, 0)
-
-    def grads_of(function: Function, dtype: torch.dtype) -> list[Tensor]:
-        inputs = [t.to(narrow).to(dtype) if t.is_floating_point() else t for t in tensors]
-        inputs = [t.requires_grad_(t.is_floating_point()) for t in inputs]
-        return gradients(function, inputs, lambda out: [g.to(narrow).to(dtype) for g in random_like(out)])
-
-    truth = grads_of(subject.reference, torch.float64)
-    ours, baseline = (furthest(grads_of(f, narrow), truth) for f in (subject.function, subject.reference))
-    return ours, baseline
-
-
-@guard
-def many_rows_bfloat16(subject: Subject) -> str | None:
-    """Check bfloat16 with thousands of rows: no more than twice PyTorch's own error against float64."""
-    ours, baseline = rounding(subject, "tall", torch.bfloat16)
-    if ours <= FACTOR * baseline + 2.0**-8:
-        return None
-    return f"in bfloat16 over many rows the error is {ours:.1e}, PyTorch's own {baseline:.1e}; {ours.element}"
+at_no_numbers = in_calls(
+    "at_no_numbers",
+    ("where an input is NaN or infinite (infinity times 0 is NaN)", {"edit": put_no_numbers}),
+    (
+        "where an input is NaN and what comes in infinite (NaN > 0 is false, and infinity times 0 is NaN)",
+        {"edit": put_no_numbers, "incoming": send_infinity(lambda gradient: gradient.view(-1)[1::2])},
+    ),
+    measured=True,
+)
+many_rows_bfloat16 = in_calls(
+    "many_rows_bfloat16",
+    ("in bfloat16 over many rows", {"sizes": "tall", "dtype": torch.bfloat16, "steady": True}),
+    measured=True,
+)
 
 
 @guard
 def narrow_dtypes(subject: Subject) -> str | None:
-    """Check float32, bfloat16 and float16: about PyTorch's own error against float64, at several sizes."""
-    for narrow, sizes in itertools.product(DTYPES, subject.sizes):
-        ours, baseline = rounding(subject, sizes, narrow)
-        if not ours <= FACTOR * baseline + UNITS * torch.finfo(narrow).eps:
-            name = str(narrow).removeprefix("torch.")
-            words = f"in {name} at {sizes} sizes the error is {ours:.1e}, PyTorch's own {baseline:.1e}"
-            return f"{words}; {ours.element}"
+    """Check float32, bfloat16 and float16 at several sizes."""
+    measured = measure(subject)
+    for dtype, sizes in itertools.product(DTYPES, subject.sizes):
+        floor = UNITS * torch.finfo(dtype).eps
+        error = compare(measured, sizes, dtype=dtype, steady=True, floor=floor)
+        if line := off(error, f"in {dtype_name(dtype)} at {sizes} sizes"):
+            return line
     return None
 
 

@@ -82,7 +82,7 @@ def narrow_of(inputs: Sequence[Tensor]) -> torch.dtype:
     return next((t.dtype for t in inputs if t.is_floating_point()), torch.float64)
 
 
-def guard(reference: Callable[P, R]) -> Callable[P, R]:
+def guard(reference: Callable[P, R], called: str = "the reference") -> Callable[P, R]:
     """Return a reference whose exceptions are ReferenceRaised."""
 
     @functools.wraps(reference)
@@ -91,7 +91,7 @@ def guard(reference: Callable[P, R]) -> Callable[P, R]:
             return reference(*args, **kwargs)
         except Exception as error:
             words = " ".join(str(error).split())
-            raise ReferenceRaised(f"the reference raises {type(error).__name__}: {words[:200]}") from error
+            raise ReferenceRaised(f"{called} raises {type(error).__name__}: {words[:200]}") from error
 
     return run
 
@@ -115,6 +115,8 @@ def compare(
     least: float = CANCELLED,
     *,
     dtype: torch.dtype | None = None,
+    edit: Callable[[Tensor], Tensor] | None = None,
+    alone: bool = False,
     around: Callable[[Function], Function] = lambda function: function,
     between: Callable[[list[Tensor], Sequence[Tensor]], object] = lambda inputs, outputs: None,
     pull: Pull = pulled_back,
@@ -126,6 +128,7 @@ def compare(
 
     Args:
         change: Inputs -> the inputs to pass.
+        edit: Puts other values into all inputs that may be moved, or into the first, `alone`.
         least: The smallest scale of a relative error.
         around: Wraps the function.
         between: Called between the passes.
@@ -135,6 +138,7 @@ def compare(
         within: The dtype of autocast, in which the reference's errors are measured too.
     """
     inputs = change(subject.inputs(sizes, seed, dtype))
+    inputs = subject.edit_inputs(inputs, edit, alone) if edit else inputs
     arguments, exact = [leaf(t, t) for t in inputs], wide(inputs)
     right = outputs_of(guard(subject.reference), exact)
     outputs = outputs_of(around(subject.function), inputs)
@@ -181,21 +185,30 @@ class Measured:
         dtype = self.within or narrow_of(e.inputs)
         floor = max(self.floor, floor_of(dtype))
         scales = [max(self.least, largest(t)) for t in e.truth]
-        first = self.worst(e.truth, e.truth, scales, [floor] * len(scales))
-        if first <= first.limit:
-            return first
+        found = self.worst(e.truth, e.truth, scales, [floor] * len(scales))
+        if found <= found.limit:
+            return found
         if self.least <= CANCELLED and not self.steady:
             scales = [max(a, b) for a, b in zip(scales, self.usual(), strict=True)]
-        low, high = self.sides() if self.subject.subgradients else (e.truth, e.truth)
-        own, excused = self.own_errors(dtype, low, high, scales)
-        excused = [a | b for a, b in zip(excused, self.find_swallowed(), strict=True)]
-        limits = [FACTOR * error + floor if error <= COARSE else math.inf for error in own]
+        low, high = self.sides(scales) if self.subject.subgradients else (e.truth, e.truth)
+        own, excused = [0.0] * len(scales), self.find_swallowed()
+        for results, narrow in self.reruns(dtype):
+            for k, (one, truth) in enumerate(zip(results, e.truth, strict=True)):
+                excused[k] |= narrow & (
+                    one.isfinite() != truth.isfinite()
+                )  # it cannot hold them in the dtype
+                apart = distance_to(one, truth, low[k], high[k], result=narrow)
+                own[k] = max(own[k], largest(torch.where(excused[k] & narrow, 0.0, apart)) / scales[k])
+            limits = [FACTOR * error + floor if error <= COARSE else math.inf for error in own]
+            found = self.worst(low, high, scales, limits, excused)
+            if found <= found.limit:
+                break  # no further run makes a limit smaller
         self.subject.dropped.extend(
             f"{name} (PyTorch's own error is {error:.0e})"
             for name, error in zip(e.names, own, strict=True)
             if error > COARSE
         )
-        return self.worst(low, high, scales, limits, excused)
+        return found
 
     def worst(
         self,
@@ -273,40 +286,29 @@ class Measured:
             return leaf(torch.where(t.isnan(), number.to(t), t), t) if t.is_floating_point() else t
 
         first, second = (self.run([fill(t, seed) for t in wide(self.evidence.inputs)]) for seed in (1, 2))
-        return [(a != b) & t.isfinite() for a, b, t in zip(first, second, self.evidence.truth, strict=True)]
+        each = zip(first, second, self.evidence.truth, strict=True)
+        return [((a != b) | ~a.isclose(t)) & t.isfinite() for a, b, t in each]
 
-    def sides(self) -> tuple[list[Tensor], list[Tensor]]:
+    def sides(self, scales: Sequence[float]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the smallest and the largest correct value of each element: at a kink they differ."""
         low, high = list(self.evidence.truth), list(self.evidence.truth)
-        for moved in self.moves(NUDGE, SIDES, absolute=1.0):
+        for count, moved in enumerate(self.moves(NUDGE, SIDES, absolute=1.0), 1):
             low = [torch.where(m.isnan(), t, torch.minimum(t, m)) for t, m in zip(low, moved, strict=True)]
             high = [torch.where(m.isnan(), t, torch.maximum(t, m)) for t, m in zip(high, moved, strict=True)]
+            apart = (h - t > TOLERANCE * scale for t, h, scale in zip(low, high, scales, strict=True))
+            if count == 2 and not any(each.any() for each in apart):
+                break  # opposite moves cross every kink
         return low, high
 
-    def own_errors(
-        self, dtype: torch.dtype, low: list[Tensor], high: list[Tensor], scales: Sequence[float]
-    ) -> tuple[list[float], list[Tensor]]:
-        """Return PyTorch's own worst errors, and which elements it cannot hold in the dtype, in finite numbers or at all."""
-        e = self.evidence
-        excused = [torch.zeros_like(t, dtype=torch.bool) for t in e.truth]
-        own = [0.0] * len(e.truth)
-
-        def add(results: list[Tensor], *, result: bool) -> None:
-            for k, (got, truth) in enumerate(zip(results, e.truth, strict=True)):
-                if result:
-                    excused[k] |= got.isfinite() != truth.isfinite()
-                apart = distance_to(got, truth, low[k], high[k], result=result)
-                own[k] = max(own[k], largest(torch.where(excused[k] & result, 0.0, apart)) / scales[k])
-
-        narrow = [leaf(t, t) for t in e.inputs]
-        device = e.inputs[0].device.type
+    def reruns(self, dtype: torch.dtype) -> Iterator[tuple[list[Tensor], bool]]:
+        """Run the reference in the dtype, in several orders of summation (True), then in float64 on moved inputs (False)."""
+        inputs = [leaf(t, t) for t in self.evidence.inputs]
         for order in (contextlib.nullcontext(), *map(OtherOrder, range(ORDERS))):
-            with torch.autocast(device, self.within, enabled=self.within is not None), order:
-                results = self.run(narrow)
-            add(results, result=True)
+            with torch.autocast(inputs[0].device.type, self.within, enabled=self.within is not None), order:
+                results = self.run(inputs)
+            yield results, True
         for results in () if self.steady else self.moves(torch.finfo(dtype).eps / 2, ORDERS):
-            add(results, result=False)
-        return own, excused
+            yield results, False
 
 
 def floor_of(dtype: torch.dtype) -> float:

@@ -55,11 +55,11 @@ def check_backward(
     the gradient of weight is the mean over N, and should be the sum
 
     Args:
-        function: A function of tensors, or a module; it returns a tensor or several.
+        function: A function of tensors by position, or a module; it returns a tensor or several.
         reference: The same by PyTorch's own operations; in float64 it is the truth. Where both are modules with parameters of the
             same names, the parameters are inputs too.
         inputs: Name -> a shape of names and numbers, in which one name is one size and `...` any leading axes; or a tensor; or a
-            function of (sizes, generator) that makes one, for integers, masks and positive numbers.
+            function of (sizes, generator) that makes one, for integers, masks and positive numbers. In the order of the arguments.
         dtypes: Those to try, the widest first. Most tries are in the first that the function takes.
         leave_out: Names of tries to leave out.
         only: Names of the tries to make; None for all.
@@ -70,19 +70,25 @@ def check_backward(
         device: Where the tensors are.
 
     Raises:
-        ValueError: For an unknown try, or a reference that does not take the inputs.
+        ValueError: For arguments of another kind, an unknown try, or a reference that does not take the inputs.
     """
-    if unknown := {*leave_out, *(only or ())} - TRIES.keys():
-        raise ValueError(f"there is no try {', '.join(sorted(unknown))}; there are {', '.join(TRIES)}")
-    start = time.perf_counter()
-    finish_all()  # what ran before is not this function's
-    problem = make_problem(
-        function, reference, inputs, dtypes, device, saved=saved, subgradients=subgradients
-    )
-    where = f"{dtype_name(problem.dtypes[0])} on {'the virtual GPU (sm_90a)' if Worker.running else device}"
-    left_out = {*leave_out, *(dtype_name(dtype) for dtype in DTYPES if dtype not in dtypes)}
     if allow_refusal is False:
         allow_refusal = MAY_REFUSE
+    for option, names in (("leave_out", leave_out), ("only", only), ("allow_refusal", allow_refusal)):
+        if isinstance(names, str):
+            raise ValueError(f"{option} is the string {names!r}, and should be a list of names")
+        if names and names is not True and (unknown := set(names) - TRIES.keys()):
+            raise ValueError(f"there is no try {', '.join(sorted(unknown))}; there are {', '.join(TRIES)}")
+    start = time.perf_counter()
+    finish_all()  # what ran before is not this function's
+    try:
+        problem = make_problem(
+            function, reference, inputs, dtypes, device, saved=saved, subgradients=subgradients
+        )
+    except ReferenceRaised as error:
+        raise ValueError(str(error)) from error
+    where = f"{dtype_name(problem.dtypes[0])} on {'the virtual GPU (sm_90a)' if Worker.running else device}"
+    left_out = {*leave_out, *(dtype_name(dtype) for dtype in DTYPES if dtype not in dtypes)}
     tries: list[Tried] = []
     evidence = None
     with warnings.catch_warnings():
@@ -122,6 +128,7 @@ def make_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> Tri
         return Tried(name, "dropped", str(error))
     except Exception as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        text += f" ({vars(error)['call']})" if "call" in vars(error) else ""
         if may_refuse and is_refusal(error):
             return Tried(name, "refused", text)
         line = f"it raises {text}" if is_refusal(error) else f"its backward pass raises {text}"

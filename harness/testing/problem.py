@@ -1,6 +1,7 @@
 """A function, its reference, and inputs of many sizes from the caller's description."""
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from harness.check.gradients import Function, Subject, gradients, random_like
-from harness.check.measured import guard
+from harness.check.gradients import Function, Subject, gradients, outputs_of, random_like
+from harness.check.measured import guard, narrow_of
 
 Shape = Sequence[str | int | EllipsisType]
 Sizes = Mapping[str, int]
@@ -56,7 +57,12 @@ def make_problem(
     **options: Any,
 ) -> Problem:
     """Make the problem of a call of `check_backward`, in the dtypes that the function takes."""
-    entries: dict[str, Entry] = dict(inputs)
+    if isinstance(dtypes, torch.dtype) or not dtypes or not all(d.is_floating_point for d in dtypes):
+        raise ValueError(
+            f"dtypes is {dtypes}, and should be a list of floating-point dtypes, such as [torch.float32]"
+        )
+    torch.empty(0, device=device)  # raises where there is no such device
+    entries = {name: check_entry(name, entry) for name, entry in inputs.items()}
     ours, theirs = function, reference
     if isinstance(function, torch.nn.Module) and isinstance(reference, torch.nn.Module):
         parameters = {name: p.detach() for name, p in function.named_parameters()}
@@ -80,7 +86,26 @@ def make_problem(
         sizes=("odd", *kinds), dtypes=tuple(dtypes), names=tuple(entries), movable=tuple(shapes),
         measured=True, free=free, module=function, device=device, **options,
     )  # fmt: skip
+    if not any(t.requires_grad for t in outputs_of(guard(problem.reference), problem.inputs())):
+        raise ValueError("no output of the reference has a gradient: there is nothing to check")
+    if isinstance(function, torch.nn.Module) and not isinstance(reference, torch.nn.Module):
+        problem.notes.append(
+            "the gradients of the module's parameters are not checked: the reference is no module"
+        )
     return replace(problem, dtypes=tuple(d for d in dtypes if runs_in(problem, d)) or tuple(dtypes[:1]))
+
+
+def check_entry(name: str, entry: Entry) -> Entry:
+    """Return what makes an input. Raises ValueError for what does not."""
+    if isinstance(entry, Tensor):
+        return entry
+    if callable(entry):
+        return guard(entry, f"the function of input {name}")
+    if isinstance(entry, tuple | list) and all(isinstance(s, str | int | EllipsisType) for s in entry):
+        return entry
+    raise ValueError(
+        f"input {name} is {entry!r}, and should be a shape such as ('N', 3), a tensor, or a function of (sizes, generator)"
+    )
 
 
 def runs_in(problem: Problem, dtype: torch.dtype) -> bool:
@@ -118,24 +143,28 @@ def take_tensors(returned: object) -> Tensor | tuple[Tensor, ...]:
 
 
 def bind_parameters(module: torch.nn.Module, names: Sequence[str]) -> Run:
-    """Return a module as a function of its inputs and, after them, its parameters."""
+    """Return a module as a function of its inputs and, after them, its parameters; its buffers take their dtype."""
 
     def call(*tensors: Tensor) -> object:
-        count = len(tensors) - len(names)
-        return functional_call(module, dict(zip(names, tensors[count:], strict=True)), tensors[:count])
+        count, dtype = len(tensors) - len(names), narrow_of(tensors)
+        buffers = {
+            name: b.to(dtype if b.is_floating_point() else b.dtype, copy=True)
+            for name, b in module.named_buffers()
+        }
+        return functional_call(
+            module, buffers | dict(zip(names, tensors[count:], strict=True)), tensors[:count]
+        )
 
     return call
 
 
 def list_size_names(make: Callable[[Sizes, torch.Generator], Tensor]) -> list[str]:
     """Return the names of the sizes that a function reads."""
-
-    class Recorder(dict[str, int]):
-        def __missing__(self, name: str) -> int:
-            return self.setdefault(name, 3)
-
-    sizes = Recorder()
-    make(sizes, torch.Generator())
+    sizes: defaultdict[str, int] = defaultdict(lambda: 3)
+    if not isinstance(made := make(sizes, torch.Generator()), Tensor):
+        raise ValueError(
+            f"the function of an input returns {type(made).__name__}, and should return a tensor"
+        )
     return list(sizes)
 
 
@@ -169,7 +198,7 @@ def make_inputs(
         if isinstance(entry, Tensor):
             tensor = entry.detach()
         elif callable(entry):
-            tensor = guard(entry)(sizes, generator).detach()
+            tensor = entry(sizes, generator).detach()
         else:
             axes = (leading if s is ... else (sizes[s] if isinstance(s, str) else int(s),) for s in entry)
             tensor = 0.5 + torch.randn(sum(axes, ()), generator=generator, dtype=torch.float64)

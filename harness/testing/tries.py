@@ -28,9 +28,10 @@ from harness.check.gradients import (
     leaves,
     off,
     outputs_of,
+    pulled_back,
     random_like,
 )
-from harness.check.measured import ReferenceRaised, compare, guard
+from harness.check.measured import ReferenceRaised, compare
 from harness.devices.custom_ops import finish_all
 from harness.testing.problem import LARGE, Problem, bind_parameters, is_refusal, mark_refusal, mark_refusals
 
@@ -46,15 +47,21 @@ class NotHere(Exception):
     """This try does not apply to the function or the machine."""
 
 
-def refuse_bad_index(problem: Problem, sizes: str) -> None:
-    """Call the reference on the CPU first if an input is an index: on a GPU one out of range ends the
-    context.
+def judge(problem: Problem, words: str, sizes: str = "odd", **call: Any) -> str | None:
+    """Compare one call; `words` say which it is, also where it raises."""
+    try:
+        return off(compare(problem, sizes, **call), words)
+    except Exception as error:
+        vars(error).setdefault("call", words)
+        raise
 
-    Only there: PyTorch 2.11's attention of no rows ends the process on a CPU.
-    """
+
+def refuse_bad_index(problem: Problem, sizes: str) -> None:
+    """Raise ReferenceRaised for an index beside an empty tensor: PyTorch's own kernels read past it, which ends a GPU's context."""
     inputs = problem.inputs(sizes)
-    if not all(tensor.is_floating_point() for tensor in inputs):
-        guard(problem.reference)(*(tensor.cpu() for tensor in inputs))
+    index = any(t.numel() and not t.is_floating_point() and t.dtype != torch.bool for t in inputs)
+    if index and any(t.is_floating_point() and not t.numel() for t in inputs):
+        raise ReferenceRaised("an index into an empty tensor may end the GPU's context")
 
 
 def compare_calls(
@@ -72,14 +79,13 @@ def compare_calls(
         kinds = at(problem) if at else problem.sizes[:1]
         if not kinds or (edit and not problem.movable):
             raise NotHere("no size has a name" if not kinds else "no input is made here")
-        change = {"change": functools.partial(problem.edit_inputs, edit=edit, alone=alone)} if edit else {}
         raised: list[Exception] = []
         for sizes, dtype in itertools.product(kinds, dtypes(problem)):
             text = words.format(dtype_name(dtype)) + f" ({sizes})" * bool(at)
             try:
                 if problem.device != "cpu" and sizes.startswith("0 "):
                     refuse_bad_index(problem, sizes)
-                if line := off(compare(problem, sizes, dtype=dtype, **change, **setting), text):
+                if line := judge(problem, text, sizes, dtype=dtype, edit=edit, alone=alone, **setting):
                     return line
             except Exception as error:
                 if not (is_refusal(error) or isinstance(error, ReferenceRaised)):
@@ -108,7 +114,7 @@ def check_ordinary(problem: Problem) -> str | None:
     for sizes, (incoming, words) in itertools.product(
         problem.sizes, ((random_like, ""), (ones, ", a gradient of ones"))
     ):
-        if line := off(compare(problem, sizes, incoming=incoming), f"{sizes} sizes{words}"):
+        if line := judge(problem, f"{sizes} sizes{words}", sizes, incoming=incoming):
             return line
     return None
 
@@ -156,8 +162,8 @@ LAYOUTS: dict[str, Edit] = {
 }
 """Layouts in memory, as transposes, slices, chunks and expand make them."""
 INCOMING: dict[str, Incoming] = {
-    **{name: lambda out, lay=lay: [lay(g) for g in random_like(out)] for name, lay in LAYOUTS.items()},
-    "one number, as from sum": lambda out: [t.new_tensor(1.25).expand(t.shape) for t in out],
+    **{name: checks.lay_out(lay) for name, lay in LAYOUTS.items()},
+    "one number, as from sum": checks.expand_one,
 }
 """Gradients that are not contiguous."""
 
@@ -168,7 +174,7 @@ def check_layouts(problem: Problem) -> str | None:
         every = problem.movable or () if name == EXPANDED else range(len(problem.names))
         change = checks.relaid(lay, [i for i in every if number in (None, i)])
         which = "the inputs" if number is None else problem.name_of_input(number)
-        if line := off(compare(problem, change=change), f"for another layout of {which} ({name})"):
+        if line := judge(problem, f"for another layout of {which} ({name})", change=change):
             return line
     return None
 
@@ -183,13 +189,29 @@ def accumulate_twice(
 
 
 def check_alternating_calls(problem: Problem) -> str | None:
-    """Compare with other calls, and their backward passes, between the passes."""
+    """Compare where other calls, with their backward passes, come between the passes, and before the results are read."""
 
-    def other(*_: object) -> None:
+    changed = False
+
+    def call_others() -> None:
         for sizes in (problem.sizes[-1], problem.sizes[0]):
             gradients(problem.function, problem.inputs(sizes, seed=1), random_like)
 
-    return off(compare(problem, between=other), "where other calls, with their backward passes, come between")
+    def between(_: list[Tensor], outputs: Sequence[Tensor]) -> None:
+        nonlocal changed
+        shown = [t.detach().clone() for t in outputs]
+        call_others()
+        changed = not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(outputs, shown, strict=True))
+
+    def pull(*call: Any) -> list[Tensor]:
+        grads = pulled_back(*call)
+        call_others()
+        return grads
+
+    line = judge(
+        problem, "where other calls come between the passes and after them", between=between, pull=pull
+    )
+    return "a later call overwrites an earlier result" if changed else line
 
 
 def check_some_outputs(problem: Problem) -> str | None:
@@ -208,8 +230,8 @@ def check_some_outputs(problem: Problem) -> str | None:
 
     for number in asking:
         one = replace(problem, reference=alone(problem.reference, number))
-        error = compare(one, around=functools.partial(alone, number=number))
-        if line := off(error, f"where only output {number} is used"):
+        around = functools.partial(alone, number=number)
+        if line := judge(one, f"where only output {number} is used", around=around):
             return line
     return None
 
@@ -232,7 +254,7 @@ def check_compiled(problem: Problem) -> str | None:
     torch.compiler.reset()
     inner: Function = getattr(problem.function, "__wrapped__", problem.function)  # all that the compiler sees
     graph = mark_refusals(torch.compile(inner, fullgraph=True, backend="aot_eager"))
-    return off(compare(problem, around=lambda _: graph), "under torch.compile")
+    return judge(problem, "under torch.compile", around=lambda _: graph)
 
 
 def check_autocast(problem: Problem) -> str | None:
@@ -240,8 +262,8 @@ def check_autocast(problem: Problem) -> str | None:
     if torch.float32 not in problem.dtypes:
         raise NotHere("the function does not take float32")
     around = run_inside(lambda: torch.autocast(problem.device, torch.bfloat16))
-    error = compare(problem, dtype=torch.float32, around=around, within=torch.bfloat16)
-    return off(error, "under autocast in bfloat16")
+    words = "under autocast in bfloat16"
+    return judge(problem, words, dtype=torch.float32, around=around, within=torch.bfloat16)
 
 
 def check_no_grad(problem: Problem) -> str | None:
@@ -260,7 +282,7 @@ def check_deepcopy(problem: Problem) -> str | None:
         raise NotHere("the function is not a module")
     module = copy.deepcopy(problem.module)
     call = mark_refusals(bind_parameters(module, [name for name, _ in module.named_parameters()]))
-    return off(compare(problem, around=lambda _: call), "of a deep copy")
+    return judge(problem, "in a deep copy of the module", around=lambda _: call)
 
 
 @contextlib.contextmanager
@@ -278,13 +300,15 @@ def check_other_stream(problem: Problem) -> str | None:
     if problem.device == "cpu":
         raise NotHere("a CPU has no streams")
     sizes = f"{LARGE} for {problem.free[0]}" if problem.free else "odd"
-    return off(compare(problem, sizes, around=run_inside(use_another_stream)), "on another stream")
+    return judge(problem, "on another stream", sizes, around=run_inside(use_another_stream))
 
 
 def check_second_derivative(problem: Problem) -> str | None:
     """Check that the gradient of a gradient is right, or refused."""
     try:
-        return off(checks.second_distance(problem), "of the gradient of a gradient")
+        return off(
+            checks.second_distance(problem), "the gradient of a gradient, which @once_differentiable refuses"
+        )
     except RuntimeError as error:
         mark_refusal(error)
         raise

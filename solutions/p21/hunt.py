@@ -22,7 +22,7 @@ SLAB = 16
 
 def rows(t: Tensor) -> Tensor:
     """Return a tensor as a matrix of its rows, [rows, H]."""
-    return t.reshape(-1, t.shape[-1])
+    return t.reshape(t.shape[:-1].numel(), t.shape[-1])
 
 
 def memory(t: Tensor) -> Tensor:

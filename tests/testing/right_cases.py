@@ -395,6 +395,13 @@ class Cumsum(Function):
         return dy.flip(-1).cumsum(-1).flip(-1)
 
 
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention that passes NaN on to every row that has one; PyTorch's own makes 0 of some."""
+    hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+    scores = (q.double() @ k.double().mT / math.sqrt(max(q.shape[-1], 1))).masked_fill(hidden, -torch.inf)
+    return (scores.softmax(-1) @ v.double()).to(q.dtype)
+
+
 def reversed_gradient(x: Tensor) -> Tensor:
     """The identity with a gradient of -0.5, by PyTorch's own operations."""
     return 1.5 * x.detach() - 0.5 * x
@@ -427,6 +434,8 @@ def public() -> list[Asked]:
         Asked("swiglu", lambda: SwiGLU.apply, lambda a, b: F.silu(a) * b, {"a": ROWS, "b": ROWS}),
         Asked("cross entropy", lambda: CrossEntropy.apply, F.cross_entropy, {"x": ("N", "C"), "t": integers("C", "N")}),
         Asked("attention", lambda: Attention.apply, F.scaled_dot_product_attention, QKV),
+        Asked("attention, causal, by formula", lambda: causal, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+              {name: ("B", 2, "S", "d") for name in "qkv"}),
         Asked("embedding", lambda: Embedding.apply, F.embedding, {"i": integers(11, "N", "T"), "w": (11, "H")}),
         Asked("straight through", lambda: StraightThrough.apply, straight_through, {"x": ROWS}),
         Asked("gradient scale", lambda: lambda x: GradientScale.apply(x, 0.5), reversed_gradient, {"x": ROWS}),

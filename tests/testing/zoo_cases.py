@@ -71,6 +71,12 @@ def hunted(gate: str, name: str, path) -> Asked:
     return Asked(name, lambda: load(path)[wanted.name].apply, wanted.reference, P21[gate])
 
 
+def right_of_p21() -> list[Asked]:
+    """The solution's classes, at all sizes."""
+    path = roots.solutions() / "p21" / "hunt.py"
+    return [hunted(gate, f"p21 {gate}", path) for gate in P21]
+
+
 def of_p21() -> Iterator[Asked]:
     """The wrong ones of the bug hunt."""
     for bug in zoo.load("p21"):

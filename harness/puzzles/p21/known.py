@@ -40,6 +40,19 @@ def rms_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
     return rstd * (g - (wrong != "c1") * x_hat * c1)
 
 
+def norm_weight(t: list[Tensor], dy: Tensor, wrong: str = "", *, centre: bool) -> Tensor:
+    """Return the gradient of gamma, of LayerNorm where rows are centred, else of RMSNorm."""
+    centred = t[0] - t[0].mean(-1, keepdim=True) if centre else t[0]
+    x_hat = centred * (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    times = {"x": t[0], "centred": centred, "gamma": x_hat * t[1]}.get(wrong, x_hat)
+    return (dy * times).flatten(0, -2).sum(0)
+
+
+def linear(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
+    """Return the gradient of x."""
+    return dy @ (t[1].mT if wrong else t[1])
+
+
 def softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
     p = t[0].softmax(-1)
     product = dy * p
@@ -101,13 +114,17 @@ def embedding(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
     return table.index_add_(0, t[0].flatten(), dy.flatten(0, -2))
 
 
-SUM = "without the sum over a row"
+SUM, X_HAT = "without the sum over a row", "with x in the place of x_hat"
+LAST = "with the last of equal indices in the place of their sum"
 KNOWN: tuple[tuple[int, Formula, dict[str, str]], ...] = (
     (0, layer_norm, {
         "c2": "without the mean term c2", "c1": "without the variance term c1", "both": "without the terms c1 and c2",
         "diagonal": "on the diagonal of the Jacobian alone", "gamma": "without gamma in g and c2",
         "power": "with one rstd too many in the variance term"}),
     (0, rms_norm, {"c1": "without the term c1", "gamma": "without gamma", "all": "with one mean c1 for all rows"}),
+    (1, partial(norm_weight, centre=True), {"x": X_HAT, "centred": "without rstd", "gamma": "with gamma multiplied in"}),
+    (1, partial(norm_weight, centre=False), {"x": X_HAT, "gamma": "with gamma multiplied in"}),
+    (0, linear, {"weight": "with the weight transposed"}),
     (0, softmax, {"diagonal": "on the diagonal of the Jacobian alone", "axis": "with the sum along the first axis", "none": SUM,
         "mean": "with the mean of dy in the place of the sum", "twice": "with the probabilities multiplied in twice"}),
     (0, log_softmax, {"axis": "with the sum along the first axis", "none": SUM}),
@@ -118,6 +135,7 @@ KNOWN: tuple[tuple[int, Formula, dict[str, str]], ...] = (
     (0, activation(slope_of(F.gelu), {"tanh": slope_of(partial(F.gelu, approximate="tanh"))}), {"tanh": "of its tanh approximation"}),
     (0, activation(slope_of(F.silu), {"sigmoid": torch.sigmoid}), {"sigmoid": "without the slope of the sigmoid"}),
     (0, activation(slope_of(F.relu), {"one": torch.ones_like}), {"one": "without the mask"}),
-    (1, embedding, {"last": "with the last of equal indices in the place of their sum"}),
+    (1, embedding, {"last": LAST}),
+    (0, lambda t, dy, wrong="": embedding(t[::-1], dy, wrong), {"last": LAST}),
 )  # fmt: skip
 """Number of an input -> the gradient's formula, and its known mistakes in words."""

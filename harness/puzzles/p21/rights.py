@@ -91,7 +91,7 @@ class AddBiasInNoOrder(Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
-        rows = dy.reshape(-1, dy.shape[-1])
+        rows = dy.reshape(dy.shape[:-1].numel(), dy.shape[-1])
         total = torch.zeros(dy.shape[-1], dtype=dy.dtype)
         for part in rows[torch.randperm(len(rows))].split(max(1, len(rows) // 7)):
             total = total + part.sum(0)
@@ -133,7 +133,7 @@ class ScaleByMatrix(Function):
     @staticmethod
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        products = (dy.float() * x.float()).reshape(-1, x.shape[-1])
+        products = (dy.float() * x.float()).reshape(x.shape[:-1].numel(), x.shape[-1])
         return dy * weight, (torch.ones(1, len(products)) @ products)[0].to(weight.dtype)
 
 

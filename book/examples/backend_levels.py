@@ -40,14 +40,12 @@ def train(backend):
 
 
 def main():
-    # ANCHOR: levels
     print("Dynamo:")
     train(Printer())
     for words, table in (("no table", {}), ("Inductor's table", select_decomp_table())):
         print(f"AOTAutograd, {words}:")
         compilers = {"fw_compiler": noting("forward"), "bw_compiler": noting("backward")}
         train(aot_autograd(**compilers, decompositions=table))
-    # ANCHOR_END: levels
 
 
 if __name__ == "__main__":

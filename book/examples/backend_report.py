@@ -44,11 +44,9 @@ def gradients(model, loss):
 
 
 def main():
-    # ANCHOR: report
     model, loss = gpt2()
     options = {"report": True, "tail": "eager"}
     compiled = torch.compile(loss, backend="mojo_workbook", options=options)
-    # ANCHOR_END: report
     (value, right), (swapped, ours) = gradients(model, loss), gradients(model, compiled)
     apart = max(((a - b).norm() / b.norm()).item() for a, b in zip(ours, right, strict=True))
     print(

@@ -2,12 +2,10 @@
 
 import numpy as np
 
-# ANCHOR: setting
 rng = np.random.default_rng(0)
 n, d, tile = 64, 16, 16
 Q, K, V, dO = rng.standard_normal((4, n, d))
 scale = 1 / np.sqrt(d)
-# ANCHOR_END: setting
 
 # ANCHOR: plain
 S = scale * Q @ K.T

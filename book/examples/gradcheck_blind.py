@@ -57,7 +57,6 @@ def in_float32():
 # ANCHOR_END: float32
 
 
-# ANCHOR: flat
 class Clamp(Function):
     """y = x, cut off at 3. The gradient forgets the cut."""
 
@@ -76,18 +75,11 @@ def at_flat_points():
     print("inputs three times as large:", verdict(Clamp.apply, (3 * x).detach().requires_grad_()))
 
 
-# ANCHOR_END: flat
-
-
-# ANCHOR: kink
 def at_kinks():
     away = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
     near = torch.tensor([-1.0, 1e-8, 2.0], dtype=torch.float64, requires_grad=True)
     print("PyTorch's ReLU, away from 0:", verdict(torch.relu, away))
     print("PyTorch's ReLU, near 0:     ", verdict(torch.relu, near))
-
-
-# ANCHOR_END: kink
 
 
 if __name__ == "__main__":

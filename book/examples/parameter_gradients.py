@@ -11,19 +11,16 @@ def show(when: str, *gradients: torch.Tensor) -> None:
         print(f"  {name:7}{(gradient.round(decimals=3) + 0.0).tolist()}")
 
 
-# ANCHOR: numbers
 x = torch.tensor([[1.0, 3.0, 5.0], [2.0, 2.0, 8.0]], dtype=torch.float64)  # 2 rows, H = 3
 gamma = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
 beta = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
 W = torch.tensor([[1.0, 0.0, -1.0], [2.0, 1.0, 0.0]], dtype=torch.float64)  # O = 2
 b = torch.tensor([0.5, 0.0], dtype=torch.float64)
 dy = torch.tensor([[1.0, 0.0], [3.0, -1.0]], dtype=torch.float64)  # a gradient for each of the 2 x 2 outputs
-# ANCHOR_END: numbers
 
 x_hat = F.layer_norm(x, [3])
 ln = gamma * x_hat + beta
 
-# ANCHOR: by_row
 dW, db = torch.zeros_like(W), torch.zeros_like(b)
 dgamma, dbeta = torch.zeros_like(gamma), torch.zeros_like(beta)
 for row in range(2):
@@ -33,7 +30,6 @@ for row in range(2):
     dgamma += dln * x_hat[row]
     dbeta += dln
     show(f"after row {row + 1}", dW, db, dgamma, dbeta)
-# ANCHOR_END: by_row
 
 inputs = [t.requires_grad_() for t in (W, b, gamma, beta)]
 by_autograd = torch.autograd.grad(F.linear(F.layer_norm(x, [3], gamma, beta), W, b), inputs, dy)

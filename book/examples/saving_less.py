@@ -17,7 +17,6 @@ leaves = [x, *block.parameters()]
 parameters = {parameter.data_ptr() for parameter in block.parameters()}
 
 
-# ANCHOR: hooks
 def narrow(tensor):
     """Keeps in bfloat16 what is no parameter."""
     return tensor if tensor.data_ptr() in parameters else tensor.bfloat16()
@@ -26,9 +25,6 @@ def narrow(tensor):
 def in_bfloat16(x):
     with torch.autograd.graph.saved_tensors_hooks(narrow, lambda tensor: tensor.float()):
         return block(x)
-
-
-# ANCHOR_END: hooks
 
 
 def compiled(budget):

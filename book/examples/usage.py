@@ -29,8 +29,6 @@ layer.load_state_dict(nn.Sequential(ln, linear).state_dict())
 torch.testing.assert_close(layer(x), expected)
 # ANCHOR_END: usage
 
-# ANCHOR: explain
 print(layer.explain(x))  # which kernels run for this input, and why
-# ANCHOR_END: explain
 
 print("both agree with PyTorch")

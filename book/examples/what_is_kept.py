@@ -12,7 +12,6 @@ from harness.toolchain.roots import solutions
 functions = load(solutions() / "p20" / "functions.py")
 
 
-# ANCHOR: sign
 class ReluFromSign(Function):
     """What some texts call a mask of one bit: the sign of the input, and its mean over each row."""
 
@@ -26,9 +25,6 @@ class ReluFromSign(Function):
     def backward(ctx, dy):
         sign, mean = ctx.saved_tensors
         return dy * (sign + mean) / 2
-
-
-# ANCHOR_END: sign
 
 
 torch.manual_seed(0)

@@ -126,31 +126,8 @@ def step_table() -> str:
     return table(["a step, or a kind of kernel of the step by hand", "time", "floor", "peak"], rows, "lrrr")
 
 
-def cross_entropy_table() -> str:
-    """A line for each size: the three bare products, PyTorch's two ways, and chunks of 2,048 and 4,096 rows."""
-    ways = ("products", "eager", "compile", "chunks of 2048", "chunks of 4096")
-    sizes: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
-    for row in record.rows("cross_entropy"):
-        sizes.setdefault((row["H"], row["V"]), {})[row["way"]] = row
-    rows = [
-        [
-            f"{int(H):,} → {int(V):,}",
-            *(
-                f"{float(each['ms']):.2f} / {int(each['peak_mib']):,}"
-                for each in map(by_way.get, ways)
-                if each
-            ),
-        ]
-        for (H, V), by_way in sizes.items()
-    ]
-    head = ["H → V", "bare products", "eager", "`torch.compile`", "chunks of 2,048", "chunks of 4,096"]
-    facts = record.rows("cross_entropy")[0]
-    where = f"{facts['device']}, {facts['date']}, PyTorch {facts['torch']}, by `{facts['command']}`"
-    return table(head, rows, "lrrrrr") + f"\n{where}.\n"
-
-
 FILES = {
     "loss_by_hand.svg": loss_by_hand, "samples_by_hand.md": samples_list, "by_hand_beside.svg": by_hand_beside,
     "swap_gains.svg": swap_gains, "cross_entropy.svg": cross_entropy_chart,
-    "gpt2_compile.md": model_table, "step_by_hand.md": step_table, "cross_entropy.md": cross_entropy_table,
+    "gpt2_compile.md": model_table, "step_by_hand.md": step_table,
 }  # fmt: skip

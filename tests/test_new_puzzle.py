@@ -243,7 +243,7 @@ def test_a_puzzle_without_gpu_kernels_exits_with_0(here):
         ("return x * x * x", "return x[:2] ** 3", "cube", "output has shape [2], expected [5]"),
         ("return x * x * x", "return y", "cube", "in_torch.py:14: NameError: name 'y' is not defined"),
         ("return 3 * x * x * dy", "return None", "dcube", "no gradient comes back for input"),
-        ("return 3 * x * x * dy", "return dy.mul_(3 * x * x)", "dcube", "grad_output is changed in place: whoever reads it"),
+        ("return 3 * x * x * dy", "return dy.mul_(3 * x * x)", "dcube", "grad_output is changed in place: later reads"),
         ("class Cube(torch.autograd.Function)", "class Other(torch.autograd.Function)", "cube", "there is no function"),
     ],
 )  # fmt: skip

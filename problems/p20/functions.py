@@ -15,7 +15,7 @@ from torch.autograd import Function
 class ReluFromInput(Function):
     """max(x, 0) for x of any shape; keeps x."""
 
-    # BLANK-START relu_input: forward(ctx, x) keeps x and returns y; backward(ctx, dy) returns the gradient of x
+    # BLANK-START relu_input: forward(ctx, x) saves x and returns y; backward(ctx, dy) returns the gradient of x
     # FILL IN (about 8 lines)
     # BLANK-END relu_input
 
@@ -23,7 +23,7 @@ class ReluFromInput(Function):
 class ReluFromOutput(Function):
     """max(x, 0) for x of any shape; keeps the output, which the next layer keeps anyway."""
 
-    # BLANK-START relu_output: as before, but keep the output: what does it still say about x?
+    # BLANK-START relu_output: as before, but save the output: what does it still say about x?
     # FILL IN (about 9 lines)
     # BLANK-END relu_output
 
@@ -31,7 +31,7 @@ class ReluFromOutput(Function):
 class ReluFromMask(Function):
     """max(x, 0) for x of any shape; keeps a bool an element, which PyTorch stores in 8 bits."""
 
-    # BLANK-START relu_mask: keep one bool for each element, and neither x nor y
+    # BLANK-START relu_mask: save one bool for each element, and neither x nor y
     # FILL IN (about 9 lines)
     # BLANK-END relu_mask
 
@@ -53,7 +53,7 @@ def unpack(words, shape):
 class ReluFromBits(Function):
     """max(x, 0) for x of any shape; keeps a bit an element."""
 
-    # BLANK-START relu_bits: keep the mask packed, and what `unpack` needs besides, as an attribute of ctx: it is no tensor
+    # BLANK-START relu_bits: save the mask packed; what else `unpack` needs is not a tensor: make it an attribute of ctx
     # FILL IN (about 9 lines)
     # BLANK-END relu_bits
 

@@ -13,7 +13,7 @@ from torch import Tensor
 def register(library, kernels):
     """Register `softmax` (over the last axis) and its backward pass in a library; return the operator to call."""
 
-    # BLANK-START define: two custom ops, softmax(x) and softmax_backward(dy, y), that hand contiguous memory to the kernels
+    # BLANK-START define: two custom ops, softmax(x) and softmax_backward(dy, y), that pass contiguous memory to the kernels
     # FILL IN (about 12 lines)
     # BLANK-END define
 
@@ -21,11 +21,11 @@ def register(library, kernels):
     # FILL IN (about 6 lines)
     # BLANK-END fake
 
-    # BLANK-START save: setup_context(ctx, inputs, output) keeps what the backward pass needs, and no more
+    # BLANK-START save: setup_context(ctx, inputs, output) saves what the backward pass needs, and no more
     # FILL IN (about 2 lines)
     # BLANK-END save
 
-    # BLANK-START gradient: backward(ctx, dy) from what was kept, and the registration of both with softmax
+    # BLANK-START gradient: backward(ctx, dy) from what was saved, and the registration of both with softmax
     # FILL IN (about 4 lines)
     # BLANK-END gradient
 
@@ -33,7 +33,7 @@ def register(library, kernels):
     # FILL IN (about 5 lines)
     # BLANK-END second
 
-    # BLANK-START autocast: where autocast is on it computes in float32, on a CPU and on a GPU
+    # BLANK-START autocast: under autocast it computes in float32, on a CPU and on a GPU
     # FILL IN (about 2 lines)
     # BLANK-END autocast
 

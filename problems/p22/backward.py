@@ -31,7 +31,7 @@ def dgamma(dln, x_hat):
 
 def row_sums(dln, x_hat, gamma):
     """Return the two means over each row that dx needs, c1 and c2, [B, S, 1] each."""
-    # BLANK-START row_sums: return c1 and c2: what g has along x_hat, and what it has along ones
+    # BLANK-START row_sums: return c1 and c2: the components of g along x_hat and along ones
     # FILL IN (about 4 lines)
     # BLANK-END row_sums
 

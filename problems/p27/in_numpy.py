@@ -61,7 +61,7 @@ def dembedding(tokens, dx, V):
 
 def dresidual(dx, A):
     """Return the gradient of x, [B, T, C], in x + x A^T, whose gradient is dx; A [C, C] stands for any branch."""
-    # BLANK-START dresidual: the gradient comes back on both ways
+    # BLANK-START dresidual: the gradient flows back on both paths
     # FILL IN (about 1 line)
     # BLANK-END dresidual
 

@@ -15,7 +15,7 @@ from torch.autograd import Function
 class ReluFromInput(Function):
     """max(x, 0) for x of any shape; keeps x."""
 
-    # BLANK-START relu_input: forward(ctx, x) keeps x and returns y; backward(ctx, dy) returns the gradient of x
+    # BLANK-START relu_input: forward(ctx, x) saves x and returns y; backward(ctx, dy) returns the gradient of x
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
@@ -32,7 +32,7 @@ class ReluFromInput(Function):
 class ReluFromOutput(Function):
     """max(x, 0) for x of any shape; keeps the output, which the next layer keeps anyway."""
 
-    # BLANK-START relu_output: as before, but keep the output: what does it still say about x?
+    # BLANK-START relu_output: as before, but save the output: what does it still say about x?
     @staticmethod
     def forward(ctx, x):
         y = x.clamp(min=0)
@@ -50,7 +50,7 @@ class ReluFromOutput(Function):
 class ReluFromMask(Function):
     """max(x, 0) for x of any shape; keeps a bool an element, which PyTorch stores in 8 bits."""
 
-    # BLANK-START relu_mask: keep one bool for each element, and neither x nor y
+    # BLANK-START relu_mask: save one bool for each element, and neither x nor y
     @staticmethod
     def forward(ctx, x):
         mask = ~(x <= 0)
@@ -82,7 +82,7 @@ def unpack(words, shape):
 class ReluFromBits(Function):
     """max(x, 0) for x of any shape; keeps a bit an element."""
 
-    # BLANK-START relu_bits: keep the mask packed, and what `unpack` needs besides, as an attribute of ctx: it is no tensor
+    # BLANK-START relu_bits: save the mask packed; what else `unpack` needs is not a tensor: make it an attribute of ctx
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(pack(~(x <= 0)))

@@ -13,7 +13,7 @@ from torch import Tensor
 def register(library, kernels):
     """Register `softmax` (over the last axis) and its backward pass in a library; return the operator to call."""
 
-    # BLANK-START define: two custom ops, softmax(x) and softmax_backward(dy, y), that hand contiguous memory to the kernels
+    # BLANK-START define: two custom ops, softmax(x) and softmax_backward(dy, y), that pass contiguous memory to the kernels
     @torch.library.custom_op(f"{library}::softmax", mutates_args=())
     def softmax(x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -41,13 +41,13 @@ def register(library, kernels):
 
     # BLANK-END fake
 
-    # BLANK-START save: setup_context(ctx, inputs, output) keeps what the backward pass needs, and no more
+    # BLANK-START save: setup_context(ctx, inputs, output) saves what the backward pass needs, and no more
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(output)
 
     # BLANK-END save
 
-    # BLANK-START gradient: backward(ctx, dy) from what was kept, and the registration of both with softmax
+    # BLANK-START gradient: backward(ctx, dy) from what was saved, and the registration of both with softmax
     def backward(ctx, dy):
         (y,) = ctx.saved_tensors
         return softmax_backward(dy, y)
@@ -64,7 +64,7 @@ def register(library, kernels):
     softmax_backward.register_autograd(refuse)
     # BLANK-END second
 
-    # BLANK-START autocast: where autocast is on it computes in float32, on a CPU and on a GPU
+    # BLANK-START autocast: under autocast it computes in float32, on a CPU and on a GPU
     for device in ("cpu", "cuda"):
         softmax.register_autocast(device, torch.float32)
     # BLANK-END autocast

@@ -47,7 +47,7 @@ class Softmax(Function):
     def backward(ctx, dP):
         """Return the gradient of x, [..., C]."""
         (P,) = ctx.saved_tensors
-        # BLANK-START softmax: mend the gradient of x
+        # BLANK-START softmax: fix the gradient of x
         return P * (dP - (dP * P).sum(-1, keepdim=True))
         # BLANK-GIVEN softmax
         # weighted = dP * P
@@ -72,7 +72,7 @@ class LogSoftmax(Function):
     def backward(ctx, dy):
         """Return the gradient of x, [..., C]."""
         (y,) = ctx.saved_tensors
-        # BLANK-START logsoftmax: mend the gradient of x
+        # BLANK-START logsoftmax: fix the gradient of x
         return dy - y.exp() * dy.sum(-1, keepdim=True)
         # BLANK-GIVEN logsoftmax
         # return dy - y.exp() * dy.sum(0, keepdim=True)
@@ -99,7 +99,7 @@ class CrossEntropy(Function):
     def backward(ctx, dloss):
         """Return the gradient of the logits, [..., C]."""
         logits, target = ctx.saved_tensors
-        # BLANK-START crossentropy: mend the gradient of the logits
+        # BLANK-START crossentropy: fix the gradient of the logits
         counted = target != IGNORED
         wanted = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
         dlogits = dloss * (torch.softmax(logits, -1) - wanted) / counted.sum()
@@ -131,7 +131,7 @@ class Attention(Function):
         q, k, v = ctx.saved_tensors
         scale = q.shape[-1] ** -0.5
         P = torch.softmax(q @ k.mT * scale, -1)
-        # BLANK-START attention: mend the gradients of q, k and v
+        # BLANK-START attention: fix the gradients of q, k and v
         dP = dout @ v.mT
         dS = P * (dP - (dP * P).sum(-1, keepdim=True))
         return scale * dS @ k, scale * dS.mT @ q, P.mT @ dout
@@ -160,7 +160,7 @@ class SiLU(Function):
         """Return the gradient of x, [...]."""
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-        # BLANK-START silu: mend what is handed to the loop over memory
+        # BLANK-START silu: fix what is passed to the loop over memory
         given, coming = memory(x.contiguous()), memory(dy.contiguous())
         s = torch.sigmoid(given)
         memory(dx).copy_(coming * s * (1 + given * (1 - s)))
@@ -190,7 +190,7 @@ class Sigmoid(Function):
     def backward(ctx, dy):
         """Return the gradient of x, [...]."""
         (y,) = ctx.saved_tensors
-        # BLANK-START sigmoid: mend what becomes of y
+        # BLANK-START sigmoid: fix what happens to y
         return dy * y * (1 - y)
         # BLANK-GIVEN sigmoid
         # return y.mul_(1 - y).mul_(dy)  # no further memory is needed
@@ -205,7 +205,7 @@ class Dropout(Function):
         """y, [...]."""
         return torch.where(keep, x / (1 - DROPPED), 0.0)
 
-    # BLANK-START dropout: mend what is kept, and the gradient of x
+    # BLANK-START dropout: fix what is saved, and the gradient of x
     @staticmethod
     def setup_context(ctx, inputs, output):
         """Save the mask."""
@@ -250,7 +250,7 @@ class RMSNorm(Function):
         """sqrt(mean(x^2) + EPS), [..., 1]."""
         return (x.square().mean(-1, keepdim=True) + EPS).sqrt()
 
-    # BLANK-START rmsnorm: mend what autograd is told about the outputs
+    # BLANK-START rmsnorm: fix what autograd is told about the outputs
     @staticmethod
     def setup_context(ctx, inputs, output):
         """Save the inputs, and mark rms as not differentiable."""
@@ -289,7 +289,7 @@ class Standardise(Function):
         """1 / sqrt(variance + EPS), [..., 1]."""
         return (x.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
 
-    # BLANK-START standardise: mend what is kept, and where
+    # BLANK-START standardise: fix what is saved, and where
     @staticmethod
     def setup_context(ctx, inputs, output):
         """Save y and x, from which rstd is computed again: a second derivative needs to know that it follows from x."""
@@ -333,7 +333,7 @@ class AddBias(Function):
     @staticmethod
     def backward(ctx, dy):
         """Return the gradients of x [..., H] and bias [H]."""
-        # BLANK-START addbias: mend the gradient of the bias
+        # BLANK-START addbias: fix the gradient of the bias
         return dy, rows(dy).sum(0)
         # BLANK-GIVEN addbias
         # return dy, rows(dy).sum(0).expand_as(dy)
@@ -357,7 +357,7 @@ class Scale(Function):
     def backward(ctx, dy):
         """Return the gradients of x [..., H] and weight [H], the latter slab by slab."""
         x, weight = ctx.saved_tensors
-        # BLANK-START scale: mend the sum over the rows
+        # BLANK-START scale: fix the sum over the rows
         wide = torch.promote_types(weight.dtype, torch.float32)
         total = torch.zeros(weight.shape, dtype=wide)
         for dy_slab, x_slab in zip(rows(dy).split(SLAB), rows(x).split(SLAB), strict=True):
@@ -379,7 +379,7 @@ class Linear(Function):
         """y, [..., O]."""
         return x @ weight.T
 
-    # BLANK-START linear: mend what is kept of the shapes
+    # BLANK-START linear: fix what is saved of the shapes
     @staticmethod
     def setup_context(ctx, inputs, output):
         """Save both inputs, and x's leading shape."""
@@ -422,7 +422,7 @@ class LowRank(Function):
     def backward(ctx, dy):
         """Return the gradients of x [..., H], a [r, H] and b [O, r]; None for what nobody asks for."""
         x, a, b = ctx.saved_tensors
-        # BLANK-START lowrank: mend what is computed, and when
+        # BLANK-START lowrank: fix what is computed, and when
         inner = dy @ b
         dx = inner @ a if ctx.needs_input_grad[0] else None
         da = rows(inner).T @ rows(x) if ctx.needs_input_grad[1] else None

@@ -15,7 +15,7 @@ def scores(Q, K, scale):
 
 def softmax(S, mask):
     """Return the probabilities, softmax over the keys, [B, N, S, T]; a row that is -inf throughout gives 0."""
-    # BLANK-START softmax: P from scores and mask: the exponentials must not overflow, and a row of -inf is no 0/0
+    # BLANK-START softmax: P from scores and mask: the exponentials must not overflow, and a row of -inf must not give 0/0
     masked = S + mask
     largest = masked.max(-1, keepdims=True)
     weights = np.exp(masked - np.where(largest == -np.inf, 0, largest))

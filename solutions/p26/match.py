@@ -28,7 +28,7 @@ FAR = 32
 
 def replace(gm, node, target, *args, **kwargs):
     """Replace a node by a call of `target`: keep its metadata, and move its users."""
-    # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then what fed nobody but it
+    # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then the nodes that only it used
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(target, args, kwargs)
     new.meta = dict(node.meta)

@@ -35,7 +35,7 @@ def find(gm):
     an addmm) hold the weight as [H, O]. `bound(node, names)` gives the arguments by name, however they were written.
     On the way from the product back to the LayerNorm may stand what `keeps_rows`: a reshape, or what does nothing.
     """
-    # BLANK-START find: from each product's input back to a LayerNorm; of what stands between, keep nodes that are not `is_no_op`
+    # BLANK-START find: from each product's input back to a LayerNorm; of the nodes in between, keep those that are not `is_no_op`
     found = []
     for node in gm.graph.nodes:
         if node.op != "call_function" or node.target not in PRODUCTS:

@@ -49,7 +49,7 @@ class Tape:
 
     def bytes(self) -> int:
         """How much memory the tape holds."""
-        # BLANK-START tape: the bytes of every storage that kept tensors lie in, each once
+        # BLANK-START tape: the bytes of every storage of saved tensors, each once
         storages = {}
         for tensors in self.kept.values():
             for tensor in tensors:
@@ -78,7 +78,7 @@ class Linear:
 class Embedding:
     """x = token[tokens] + position[:T]; the parameters are "token" and "position"."""
 
-    # BLANK-START embedding: keep the tokens, and add rows up, whatever comes twice
+    # BLANK-START embedding: save the tokens; sum the rows of a token that comes twice
     @staticmethod
     def forward(tokens: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         tape.keep(name, tokens)
@@ -104,7 +104,7 @@ class Embedding:
 class LayerNorm:
     """y = (x - mean) / sqrt(variance + EPS) * weight + bias, the statistics over the last axis."""
 
-    # BLANK-START layernorm: keep x and two numbers for each row; puzzle 22
+    # BLANK-START layernorm: save x and two numbers for each row; puzzle 22
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         mean = x.mean(-1, keepdim=True)
@@ -145,7 +145,7 @@ def join_heads(parts: tuple[Tensor, ...]) -> Tensor:
 class Attention:
     """softmax(q k^T / sqrt(d)) v of every head, where no place sees a later one; q, k and v lie in qkv, [B, T, 3 C]."""
 
-    # BLANK-START attention: keep q, k, v and P; puzzle 23, with a mask
+    # BLANK-START attention: save q, k, v and P; puzzle 23, with a mask
     @staticmethod
     def forward(qkv: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         q, k, v = split_heads(qkv, 3)
@@ -179,7 +179,7 @@ class Gelu:
 
     SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
-    # BLANK-START gelu: keep x alone, and compute tanh again
+    # BLANK-START gelu: save only x, and recompute tanh
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         tape.keep(name, x)
@@ -206,7 +206,7 @@ class Gelu:
 class CrossEntropy:
     """The mean of -log p[target] over the places whose target is not IGNORED; the gradient coming in is 1."""
 
-    # BLANK-START cross_entropy: keep p and the targets; shift the logits first
+    # BLANK-START cross_entropy: save p and the targets; shift the logits first
     @staticmethod
     def forward(logits: Tensor, targets: Tensor, tape: Tape, name: str) -> Tensor:
         shifted = logits - logits.amax(-1, keepdim=True)
@@ -317,7 +317,7 @@ def adamw(
     decay: float = 0.1,
 ) -> None:
     """One update of all parameters in place; `number` is 1 at the first, `moments` hold the means of g and of g^2."""
-    # BLANK-START adamw: decay for matrices alone, both means corrected, eps beside the root
+    # BLANK-START adamw: decay for matrices alone, both means corrected, eps outside the root
     for name, tensor in p.items():
         g, (mean, square) = grads[name], moments[name]
         if tensor.dim() > 1:

@@ -232,7 +232,7 @@ WRONG = {
         "operand overwritten", "r23 holds a factor"),
     "more registers than the block owns": (
         [("setmaxnreg.inc.sync.aligned.u32 216;", "setmaxnreg.inc.sync.aligned.u32 224;")],
-        "register budget", "wait for ever"),
+        "register budget", "wait forever"),
     "sums in more registers than there are": (
         [("setmaxnreg.inc.sync.aligned.u32 216;", "setmaxnreg.dec.sync.aligned.u32 24;")],
         "register budget", "the product has 32 registers"),

@@ -40,7 +40,7 @@ def bias_gradient_kernel[
     if c >= Int(width):
         return
     var dy = TileTensor(grad_output, row_major(Int(batch), Int(sequence), Int(width)))
-    # BLANK-START dbias: mend the sum of this thread's column
+    # BLANK-START dbias: fix the sum of this thread's column
     var total = Scalar[accum](0)
     for s in range(Int(sequence)):
         total += dy[0, s, c].cast[accum]()
@@ -98,7 +98,7 @@ def softmax_gradient_kernel[
         partial += exp(x[c].cast[accum]() - largest)
     var total = block.sum[block_size=THREADS](partial)
 
-    # BLANK-START dsoftmax: mend the gradient of this row, whose P is exp(x - largest) / total
+    # BLANK-START dsoftmax: fix the gradient of this row, whose P is exp(x - largest) / total
     for c in range(thread_idx.x, W, block_dim.x):
         var P = exp(x[c].cast[accum]() - largest) / total
         dx[c] = (P * (1 - P) * dy[c].cast[accum]()).cast[dtype]()
@@ -139,7 +139,7 @@ def standardise_gradient_kernel[
         sum_products += dy[c].cast[accum]() * (x[c].cast[accum]() - mean)
     var mean_dy = block.sum[block_size=THREADS](sum_dy) / count
     var mean_products = block.sum[block_size=THREADS](sum_products) / count
-    # BLANK-START dstandardise: mend the gradient of this row
+    # BLANK-START dstandardise: fix the gradient of this row
     for c in range(thread_idx.x, W, block_dim.x):
         var deviation = x[c].cast[accum]() - mean
         var through_variance = deviation * rstd * rstd * rstd * mean_products

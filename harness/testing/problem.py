@@ -58,9 +58,7 @@ def make_problem(
 ) -> Problem:
     """Make the problem of a call of `check_backward`, in the dtypes that the function takes."""
     if isinstance(dtypes, torch.dtype) or not dtypes or not all(d.is_floating_point for d in dtypes):
-        raise ValueError(
-            f"dtypes is {dtypes}, and should be a list of floating-point dtypes, such as [torch.float32]"
-        )
+        raise ValueError(f"dtypes is {dtypes}, and should be a list of floating-point dtypes")
     torch.empty(0, device=device)  # raises where there is no such device
     entries = {name: check_entry(name, entry) for name, entry in inputs.items()}
     ours, theirs = function, reference
@@ -89,9 +87,7 @@ def make_problem(
     if not any(t.requires_grad for t in outputs_of(guard(problem.reference), problem.inputs())):
         raise ValueError("no output of the reference has a gradient: there is nothing to check")
     if isinstance(function, torch.nn.Module) and not isinstance(reference, torch.nn.Module):
-        problem.notes.append(
-            "the gradients of the module's parameters are not checked: the reference is no module"
-        )
+        problem.notes.append("the module's parameters are not checked: the reference is no module")
     return replace(problem, dtypes=tuple(d for d in dtypes if runs_in(problem, d)) or tuple(dtypes[:1]))
 
 
@@ -148,7 +144,7 @@ def bind_parameters(module: torch.nn.Module, names: Sequence[str]) -> Run:
     def call(*tensors: Tensor) -> object:
         count, dtype = len(tensors) - len(names), narrow_of(tensors)
         buffers = {
-            name: b.to(dtype if b.is_floating_point() else b.dtype, copy=True)
+            name: b.to(tensors[-1].device, dtype if b.is_floating_point() else b.dtype, copy=True)
             for name, b in module.named_buffers()
         }
         return functional_call(

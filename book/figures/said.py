@@ -13,6 +13,7 @@ from book.figures import (
     every_size,
     heroes,
     ring_results,
+    worklog,
     worklog_results,
 )
 from book.figures.timing_pages import duration
@@ -64,6 +65,7 @@ class Rows:
 
 # ---- The steps of puzzle 28 ----------------------------------------------------------------------------------
 
+SLAB = worklog.SLAB
 median, passes, of_step, brief = (
     worklog_results.median,
     worklog_results.passes,

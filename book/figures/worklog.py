@@ -217,7 +217,7 @@ def dx() -> str:
             for other, _ in users:
                 drawing.arrow(x, 36, other + (12 if x > 200 else -12), 218)
     with drawing.during(1):
-        for x, name in ((120, "x_hat"), (360, "g = dln · gamma")):
+        for x, name in ((120, "x, kept"), (360, "dln, kept")):
             drawing.arrow(x, 36, x, 60)
             drawing.fill(
                 x - 104,
@@ -238,7 +238,7 @@ def dx() -> str:
     )
     drawing.frame(
         1,
-        "After: a lane keeps its part of x_hat and of g. The sums come by shuffles, and dx from registers.",
+        "After: a lane keeps its part of both rows. The sums come by shuffles, and dx from registers.",
         (120, 282, "1 reading of each"),
     )
     return drawing.hero("dx cannot begin before the last element of the row has gone into both sums.")
@@ -246,23 +246,23 @@ def dx() -> str:
 
 def dgamma() -> str:
     """All rows add to one place; then each slab to its own, and a second stage adds up the slabs."""
-    slabs, high, wide, left, top = 4, 3, 7, 24, 22
+    slabs, lines, high, wide, left, top = 4, 16, 3, 7, 24, 22
     drawing = Lanes(290, "Atomics of all rows at one sum, then partial sums of slabs.", 3)
     count = slabs * SLAB
     drawing.text(left, 14, f"{count} rows, 32 columns: a lane walks down a column", anchor="start", size=14)
     for slab in range(slabs):
-        drawing.grid(left, top + (high * SLAB + 8) * slab, LANES, SLAB, wide, high)
-    bottom = top + (high * SLAB + 8) * slabs
+        drawing.grid(left, top + (high * lines + 8) * slab, LANES, lines, wide, high)
+    bottom = top + (high * lines + 8) * slabs
     for slab in range(slabs):
-        y = top + (high * SLAB + 8) * slab
+        y = top + (high * lines + 8) * slab
         with drawing.during(0):
-            drawing.rays([(left + wide * LANES, y + high * row, 360, 130) for row in range(0, SLAB, 3)], 0.4)
+            drawing.rays([(left + wide * LANES, y + high * row, 360, 130) for row in range(0, lines, 3)], 0.4)
         with drawing.during(1, 2):
-            drawing.fill(left, y, wide, high, [(row, 6) for row in range(SLAB)], 0.6)
-            drawing.arrow(left + wide * LANES, y + high * SLAB / 2, 300, y + high * SLAB / 2)
+            drawing.fill(left, y, wide, high, [(row, 6) for row in range(lines)], 0.6)
+            drawing.arrow(left + wide * LANES, y + high * lines / 2, 300, y + high * lines / 2)
             drawing.labelled(300, y + 10, 76, 28, "sums", shade=0.15)
         with drawing.during(2):
-            drawing.arrow(376, y + high * SLAB / 2, 414, 130 + 6 * (slab - 1.5))
+            drawing.arrow(376, y + high * lines / 2, 414, 130 + 6 * (slab - 1.5))
     with drawing.during(0):
         drawing.labelled(360, 106, 100, 48, "dgamma", "dbeta", shade=0.15)
     with drawing.during(2):
@@ -283,7 +283,9 @@ def dgamma() -> str:
         "Second stage, a launch of its own: the slabs' sums are added in a fixed order.",
         (left, y, "the same bits in every run"),
     )
-    return drawing.hero(f"Coloured: what one lane adds up of each slab of {SLAB} rows.")
+    return drawing.hero(
+        f"Coloured: what one lane adds up of each slab of {SLAB} rows. A line of the grid is {SLAB // lines} of them."
+    )
 
 
 def product(label: str, wide: float, cells: int, thin: bool) -> tuple[Lanes, float, float, float, float]:
@@ -508,7 +510,7 @@ def epilogue() -> str:
         drawing.arrow(240, 74, 240, 150)
         drawing.text(248, 116, "y + b", anchor="start", size=14)
     drawing.text(24, 24, "the forward product", anchor="start", size=14)
-    columns, rows_, wide, high = 6, 24, 40, 3.5
+    columns, rows_, wide, high = 8, 32, 30, 2.6
     drawing.text(24, 212, "blocks of dW's product", anchor="start", size=14)
     drawing.grid(24, 220, columns, rows_, wide, high)
     with drawing.during(1):

@@ -220,4 +220,4 @@ def test_gpu_attention_takes_more_rows_than_a_grid_has_blocks():
     torch.testing.assert_close(nn.attention(*tensors).cpu(), expected, rtol=2e-3, atol=2e-3)
 
 
-# R8
+# R8: tests/book/test_browser.py searches for "γ".

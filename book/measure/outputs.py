@@ -57,7 +57,7 @@ def task(command: str, exact: bool = False, anywhere: bool = True, **options) ->
 
 
 EXAMPLES = (
-    "diagonal_formula one_row row_descent rms_row flash_rows "
+    "one_row row_descent rms_row flash_rows "
     "gather_twice parameter_gradients backend_levels inductor_kernels inductor_residual "
     "compile_saved what_is_kept"
 )

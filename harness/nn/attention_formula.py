@@ -41,29 +41,45 @@ def masked_scores(
     return scores
 
 
-def forward(query, key, value, mask, scale, diagonal, mask_block=1) -> tuple[Tensor, Tensor]:
-    """Return output and lse: 0 and -inf for a row that sees no key. Only lse adds the maximum to the logarithm."""
-    Q, K, V = widen(query, key, value)
-    scores = masked_scores(Q, K, mask, scale, diagonal, mask_block)
+def softmax(scores: Tensor, sums: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the probabilities of rows and their lse in a dtype, 0 and -inf for a row that sees no key.
+
+    Only lse adds the maximum to the logarithm, which is lost beside a large maximum in few digits.
+    """
     if not scores.shape[-1]:
-        return (scores @ V).to(query.dtype), scores.new_full(scores.shape[:-1], -torch.inf)
+        return scores, scores.new_full(scores.shape[:-1], -torch.inf, dtype=sums)
     largest = scores.detach().amax(-1, keepdim=True)
     largest = largest.masked_fill(largest == -torch.inf, 0)
     P = torch.exp(scores - largest)
     total = P.sum(-1, keepdim=True)
     none = total == 0
     total = total.masked_fill(none, 1)
-    lse = (largest + total.log()).masked_fill(none, -torch.inf)[..., 0]
-    return (P / total @ V).to(query.dtype), lse
+    lse = (largest.to(sums) + total.to(sums).log()).masked_fill(none, -torch.inf)[..., 0]
+    return P / total, lse
+
+
+def forward(query, key, value, mask, scale, diagonal, mask_block=1, sums=None) -> tuple[Tensor, Tensor]:
+    """Return output and lse, in the dtype `sums` or that of sums: 0 and -inf for a row that sees no key."""
+    Q, K, V = widen(query, key, value)
+    scores = masked_scores(Q, K, mask, scale, diagonal, mask_block)
+    P, lse = softmax(scores, sums or scores.dtype)
+    return (P @ V).to(query.dtype), lse
 
 
 def backward(
     grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block=1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, from lse and delta of whole rows. Leading axes are alike."""
+    """Return the gradients of query, key and value, from lse and delta of whole rows. Leading axes are alike.
+
+    lse is None if these are all keys of a row: of a rounded one probabilities are off by |lse| times its rounding.
+    """
     Q, K, V, dO = widen(query, key, value, grad_out)
-    shift = lse.masked_fill(lse == -torch.inf, 0).masked_fill(lse == torch.inf, torch.nan)
-    P = torch.exp(masked_scores(Q, K, mask, scale, diagonal, mask_block) - shift[..., None])
+    scores = masked_scores(Q, K, mask, scale, diagonal, mask_block)
+    if lse is None:
+        P = softmax(scores, scores.dtype)[0]
+    else:
+        shift = lse.masked_fill(lse == -torch.inf, 0).masked_fill(lse == torch.inf, torch.nan)
+        P = torch.exp(scores - shift[..., None]).to(scores.dtype)
     dS = P * (dO @ V.mT - delta[..., None])
     shares = scale * dS @ K, scale * dS.mT @ Q, P.mT @ dO
     dQ, dK, dV = map(of_heads, shares, (query, key, value))

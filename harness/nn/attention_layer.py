@@ -146,7 +146,7 @@ def attention_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """Compute `attention` and the logarithm of the sum of each row's exponentials, [..., N, S], with gradients too.
 
-    lse is float32, float64 for float64; -inf for a row that sees no key. The backward pass computes
+    lse is float32, float64 for float64; -inf for a row that sees no key. The kernels' backward pass computes
     probabilities as exp(score - lse), so rounding lse costs them |lse| 2^-23, about what rounding the scores
     does: less than a unit of bfloat16 below 2^14, of float16 below 2^11.
     """
@@ -218,7 +218,8 @@ def gradients(
         return torch.ops.mojo_workbook.attention_gradients(
             grad_out, query, key, value, out, lse, delta, mask, diagonal, scale, mask_block
         )
-    delta = attention_delta(grad_out, out) if delta is None else delta
+    if delta is None:  # of all keys: their probabilities add up to 1, whatever lse was rounded to
+        lse, delta = None, attention_delta(grad_out, out)
     arguments = grad_out, query, key, value, lse, delta, mask, factor(scale, query), diagonal, mask_block
     return attention_formula.backward(*arguments)
 
@@ -395,7 +396,7 @@ def attention_block_backward(
     """Compute what a part adds to the gradients of query, key and value.
 
     `lse` and `delta`, [B, N, S], are of all parts together: `logaddexp` of their lse, and `attention_delta`.
-    The other arguments are those of `attention_block`.
+    Rounding lse costs every gradient |lse| 2^-23. The other arguments are those of `attention_block`.
     """
     part = part or Part()
     check_part(part, query, key, value)

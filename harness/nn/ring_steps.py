@@ -5,7 +5,9 @@ query, out and dO [B, N, s, d], of key and value [B, M, s, d], where N is a mult
 by rank. The forward pass saves the rank's own query, key, value, out, and lse [B, N, s], the logarithm of
 each row's sum of exponentials.
 
-A block is attention of one range of queries to one of keys. Sums are float32 for 16-bit tensors.
+A block is attention of one range of queries to one of keys. Sums are float32 for 16-bit tensors, but lse is
+float64: next to a large score float32 has no digits left for how many keys there are. Kernels round the lse of
+a block, and of all, to float32, so that a block's share of a row, and a probability p, is off by |lse| 2^-24 at most.
 Puzzle 25 asks for the same in a file of its own.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.nn import attention_formula
 from harness.nn.attention_layer import Part, attention_block, attention_block_backward
 from harness.nn.derivatives import first_order
 
@@ -58,21 +61,28 @@ def finite(lse):
 
 def block_forward(q, k, v, queries, keys, scale, causal, kernels):
     """Return out [B, N, s, d], 0 in a row that sees no key of the block, and lse [B, N, s]."""
-    q, k, v = (t if kernels else wide(t) for t in (q, k, v))
-    return attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
+    if kernels:
+        out, lse = attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
+        return out, lse.double()
+    diagonal = queries[0] - keys[0] if causal else None
+    q, k, v = map(wide, (q, k, v))
+    return attention_formula.forward(q, k, v, None, scale, diagonal, sums=torch.float64)
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, kernels):
     """Return the terms of a block in dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is rowsum(dO * out)."""
-    dO, q, k, v = (t if kernels else wide(t) for t in (dO, q, k, v))
-    part = Part(queries[0], keys[0], causal, scale)
-    return attention_block_backward(dO, q, k, v, lse.contiguous(), delta.contiguous(), part)
+    if kernels:
+        part = Part(queries[0], keys[0], causal, scale)
+        return attention_block_backward(dO, q, k, v, lse.float(), delta.contiguous(), part)
+    diagonal = queries[0] - keys[0] if causal else None
+    dO, q, k, v = map(wide, (dO, q, k, v))
+    return attention_formula.backward(dO, q, k, v, lse, delta, None, scale, diagonal)
 
 
 def merge(out, lse, block_out, block_lse):
     """Combine attention to two sets of keys: out [B, N, s, d] and lse [B, N, s]."""
     share = torch.sigmoid(block_lse[..., None] - finite(lse)).masked_fill(lse[..., None] == -torch.inf, 1)
-    return out + share * (block_out - out), torch.logaddexp(lse, block_lse)
+    return out + share.to(out.dtype) * (block_out - out), torch.logaddexp(lse, block_lse)
 
 
 def pairs(mine, theirs, causal):
@@ -132,7 +142,7 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     out = zeros(q)
-    lse = out.new_full(out.shape[:-1], -torch.inf)
+    lse = out.new_full(out.shape[:-1], -torch.inf, dtype=torch.float64)
 
     def attend(block, origin):
         k, v = block

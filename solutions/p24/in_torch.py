@@ -47,7 +47,8 @@ class WindowAttention(torch.autograd.Function):
         scores = scores.masked_fill(~near(order, width, radius), -torch.inf)
         lse = torch.logsumexp(scores, -1, keepdim=True)
         output = torch.zeros_like(query)
-        output[:, :, index] = torch.exp(scores - lse) @ V
+        # Not exp(scores - lse): its rows add up to 1 only as far as a rounded lse has digits.
+        output[:, :, index] = torch.softmax(scores, -1) @ V
         ctx.save_for_backward(query, key, value, output, lse, order)
         ctx.window = width, radius
         return output

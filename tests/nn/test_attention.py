@@ -150,6 +150,21 @@ def test_the_backward_pass_by_itself(options):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("score", [1e4, 1e6, 1e8])
+def test_gradients_of_large_scores_need_more_digits_than_lse_has(score):
+    """Of keys with equal scores, and of some 8 below, against float64 (mlx#4188, pytorch#11752)."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.tensor([score, 8.0]).expand(1, 1, 3, 2)
+    key = torch.tensor([[1.0, 0], [1, 0], [1, -1], [1, 0], [1, -1]])[None, None]
+    value, grad_out = (torch.randn(1, 1, rows, 2, generator=generator) for rows in (5, 3))
+    out, lse = attention_with_lse(query, key, value, scale=1.0)
+    got = attention_backward(grad_out, query, key, value, out, lse, scale=1.0)
+    exact = three(tensor.double() for tensor in (query, key, value))
+    expected = output_and_gradients(F.scaled_dot_product_attention, exact, grad_out.double(), scale=1.0)
+    for ours, right in zip((out, *got), expected, strict=True):
+        torch.testing.assert_close(ours.double(), right, rtol=0, atol=1e-6 + 1e-5 * float(right.abs().max()))
+
+
 # ---- Torch's own checks -------------------------------------------------------------------------------------
 
 

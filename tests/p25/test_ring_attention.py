@@ -13,6 +13,7 @@ from typed import three
 from harness.devices.processes import run_ranks
 from harness.nn import ring_attention
 from harness.nn.ring import length_of
+from harness.nn.ring_steps import merge
 from harness.puzzles.p25 import layout
 
 
@@ -34,6 +35,39 @@ def test_ring_attention_for_a_model():
     for number, expected in enumerate(right):
         whole = torch.cat([torch.from_numpy(each[number]) for each in by_rank], 2)
         torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("score", [1e4, 1e6, 1e8])
+def test_blocks_with_large_scores_have_their_right_shares(score, group_of_one):
+    """Of 2 and 3 keys with equal scores, or some 8 below, against float64 (mlx#4188, pytorch#11752)."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.tensor([score, 8.0]).expand(1, 1, 5, 2)
+    key = torch.tensor([[1.0, 0], [1, 0], [1, -1], [1, 0], [1, -1]])[None, None]
+    value, grad_out = torch.randn(2, 1, 1, 5, 2, generator=generator)
+    leaves = three(tensor.clone().requires_grad_() for tensor in (query, key, value))
+    out = ring_attention(*leaves, scale=1.0, balanced=True)
+    exact = three(tensor.double().requires_grad_() for tensor in (query, key, value))
+    right = torch.nn.functional.scaled_dot_product_attention(*exact, scale=1.0)
+    got = (out, *torch.autograd.grad(out, leaves, grad_out))
+    expected = (right, *torch.autograd.grad(right, exact, grad_out.double()))
+    for ours, truth in zip(got, expected, strict=True):
+        torch.testing.assert_close(
+            ours.double(), truth, rtol=0, atol=1e-6 + 1e-5 * float(truth.detach().abs().max())
+        )
+
+
+@pytest.mark.parametrize("score", [1e2, 1e3, 1e4])
+def test_a_rounded_lse_costs_a_block_no_more_than_its_rounding(score):
+    """As a kernel's: the share of a block, and what is merged of them, are off by |lse| 2^-24 at most."""
+    generator = torch.Generator().manual_seed(0)
+    lse = score * (1 + 1e-3 * torch.randn(2, 1, 1, 1000, generator=generator, dtype=torch.float64))
+    outs = torch.tensor([0.0, 1]).double().view(2, 1, 1, 1, 1).expand(2, 1, 1, 1000, 1)
+    (exact, whole), (got, merged) = (
+        merge(outs[0], each[0], outs[1], each[1]) for each in (lse, lse.float().double())
+    )
+    bound = lse.abs().amax(0) * 2.0**-24
+    assert ((got - exact).abs()[..., 0] <= bound).all() and ((merged - whole).abs() <= bound).all()
+    assert (got != exact).any()
 
 
 # ---- Derivatives --------------------------------------------------------------------------------------------

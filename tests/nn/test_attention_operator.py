@@ -445,8 +445,8 @@ def test_dropout_of_nothing_and_of_everything(p, ran):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [24, 20, 72])
 def test_sequences_of_unequal_lengths(d, causal, ran):
-    """Rows of no sequence, an empty sequence, one without keys; shared heads; a chunk that is not whole."""
-    starts, of_keys = [3, 10, 10, 31, 55, 150], [0, 12, 20, 20, 69, 200]
+    """Rows of no sequence, an empty sequence, one without keys, one of a key (flash-attention#443); shared heads; a chunk that is not whole."""
+    starts, of_keys = [3, 10, 10, 31, 55, 150, 158], [0, 12, 20, 20, 69, 200, 201]
     shapes = ((160, 4, d), (210, 2, d), (210, 2, d))
     leaf = [normal(*shape, seed=i).to(BF16).requires_grad_() for i, shape in enumerate(shapes)]
     offsets = [torch.tensor(each, dtype=torch.int32) for each in (starts, of_keys)]
@@ -456,7 +456,7 @@ def test_sequences_of_unequal_lengths(d, causal, ran):
     assert launches(ran) == MMA
     query, key, value = (t.double().transpose(0, 1) for t in leaf)
     truth = torch.zeros(4, 160, d, dtype=torch.float64)
-    for i in range(5):
+    for i in range(6):
         rows, keys = slice(*starts[i : i + 2]), slice(*of_keys[i : i + 2])
         if starts[i] < starts[i + 1] and of_keys[i] < of_keys[i + 1]:
             given = query[:, rows], *(t[:, keys].repeat_interleave(2, 0) for t in (key, value))

@@ -455,6 +455,17 @@ def test_attention_is_swapped_where_asked():
         assert not report.attentions and "attentions" not in "".join(report.lines()), "nobody asked, on a CPU"
 
 
+@pytest.mark.usefixtures("takes_all")
+def test_slices_of_keys_after_the_whole():
+    """They have the strides of the whole, for which the first graph was made (pytorch#146377)."""
+    query, key, value = torch.randn(3, 1, 2, 64, 8)
+    options = {"attention": True, "tail": "aot_eager"}
+    compiled = torch.compile(F.scaled_dot_product_attention, backend="mojo_workbook", options=options)
+    for keys in (slice(64), slice(48), slice(16, 47)):
+        given = query, key[:, :, keys], value[:, :, keys]
+        torch.testing.assert_close(compiled(*given), F.scaled_dot_product_attention(*given))
+
+
 @pytest.mark.parametrize(
     ("outputs", "dtype", "hopper", "swapped"),
     [

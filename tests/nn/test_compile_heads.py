@@ -106,10 +106,17 @@ def two_losses(m, x, t):
     return first + F.cross_entropy(F.linear(x, m.table.weight).view(-1, V), t.view(-1))
 
 
+def slices_of_one_tensor(m, x, t):
+    """Tokens and targets, as pytorch#190938 has them."""
+    t = t.clamp(min=0)
+    return F.cross_entropy(m.head(m.table(t[:, :-1])).flatten(0, 1), t[:, 1:].flatten())
+
+
 @pytest.mark.parametrize(
     ("body", "heads"),
     [
         (plain, 1),
+        (slices_of_one_tensor, 1),
         (of_transformers, 1),
         (shifted_logits, 1),
         (tied, 1),

@@ -353,7 +353,7 @@ FOUND = {
     "early return": ("barrier-divergence",
         "threads return early, and what they should have written for the others of their block is missing"),
     "warp divergence": ("warp-divergence",
-        "a warp-wide operation (warp.sum, a shuffle) is not reached by all threads of the warp"),
+        "a warp-wide operation (warp.sum, a shuffle) is not reached by all threads of the warp, or by one that its mask leaves out"),
     "shuffle from an absent thread": ("warp-divergence",
         "a warp-wide operation (warp.sum, a shuffle) reads from threads that do not take part"),
     "store to an input": ("input-overwritten",

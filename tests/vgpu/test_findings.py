@@ -261,6 +261,12 @@ def errors_of(body: str, threads: int = 32, *, declare: str = "", module: str = 
         ("setp.lt.u32 %p1, %t2, 16; @%p1 shfl.sync.idx.b32 %r1, %t2, 0, 31, -1; bar.sync 0;", "warp divergence", "elsewhere"),
         ("setp.lt.u32 %p1, %t2, 16; @%p1 shfl.sync.idx.b32 %r1, %t2, 20, 31, 0xFFFF; bar.sync 0;",
          "shuffle from an absent thread", "lane 20"),
+        *(
+            (f"setp.lt.u32 %p1, %t2, 20; @%p1 {instruction}; bar.sync 0;", "warp divergence", "by a thread that its mask leaves out")
+            for instruction in ("bar.warp.sync 0xFFFF", "shfl.sync.idx.b32 %r1, %t2, 0, 31, 0xFFFF", "vote.sync.any.pred %p2, %p1, 0xFFFF",
+                                "match.any.sync.b32 %r1, %t2, 0xFFFF", "redux.sync.add.u32 %r1, %t2, 0xFFFF", "elect.sync %r1|%p2, 0xFFFF")
+        ),
+        ("bar.warp.sync 0xFFFF;", "warp divergence", "by a thread that its mask leaves out"),
         ("bar.sync 0, 64;", None, ""),  # more threads than there are: all that are there is enough
     ],
 )  # fmt: skip

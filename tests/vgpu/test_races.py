@@ -78,6 +78,13 @@ def test_between_blocks(body, kind, blocks):
          " @%p2 ld.global.u32 %r1, [%d0];", None),
         ("setp.eq.u32 %p1, %t2, 0; @%p1 st.global.u32 [%d0], 1; bar.warp.sync -1; setp.eq.u32 %p2, %t2, 40;"
          " @%p2 ld.global.u32 %r1, [%d0];", "race inside a block"),
+        # a shuffle, a vote or a match makes a warp meet, and orders no memory: cuCollections #337
+        *(
+            (f"setp.eq.u32 %p1, %t2, 0; @%p1 st.{space} {cell}, 1; {meet} ld.{space} %r1, {cell};", kind)
+            for meet in ("shfl.sync.idx.b32 %r2, %t2, 0, 31, -1;", "vote.sync.ballot.b32 %r2, %p1, -1;",
+                         "match.any.sync.b32 %r2, %t2, -1;", "redux.sync.add.u32 %r2, %t2, -1;")
+            for space, cell, kind in (("shared.u32", "[s]", "shared race"), ("global.u32", "[%d0]", "race inside a block"))
+        ),
         ("bar.warp.sync -1; setp.lt.u32 %p1, %t2, 2; @%p1 st.global.u32 [%d0], 1;", "race inside a block"),
         # the same store again after a barrier, by another thread
         ("setp.eq.u32 %p1, %t2, 3; @%p1 st.global.u32 [%d0], 1; bar.sync 0; setp.eq.u32 %p2, %t2, 9;"

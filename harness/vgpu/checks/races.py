@@ -6,7 +6,8 @@ blocks it conflicts with every other. Conflicts are a race when nothing orders t
 - threads of different blocks are ordered only by release and acquire through a global atomic or
   through a barrier of their cluster (below);
 - threads of one block are ordered by a barrier between the accesses (they have different `epoch`);
-- threads of one warp are ordered by a warp-wide instruction between shared-memory accesses (`warp epoch`).
+- threads of one warp are ordered by a bar.warp.sync between shared-memory accesses (`warp epoch`); shuffles, votes and
+  matrix instructions make threads wait for each other, and promise nothing about memory.
 
 Per granule of memory (the smallest element the kernel accesses) three marks are kept: the last store, load
 and atomic. A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. A load is
@@ -188,7 +189,7 @@ class AccessLog:
         self.ordered = OrderedLog(self, flags) if (syncs or flags or remote) and self.checking else None
         self.clocks = self.ordered.clocks if self.ordered else None
         self.flags, self.follows = flags, flags or remote
-        self.warp_syncs = False  # whether a warp-wide instruction has been executed
+        self.warp_syncs = False  # whether a bar.warp.sync has been executed
 
     # -- called by the executor -----------------------------------------------------------------------------
     def start_batch(self, batch):
@@ -264,7 +265,7 @@ class AccessLog:
             self.digest_global()
 
     def warp_sync(self, batch, L):
-        """Execute a warp-wide instruction of the warps of `L`."""
+        """Execute a bar.warp.sync of the warps of `L`."""
         self.warp_syncs = True
         if batch.shared_size and self.checking:
             if L is None:
@@ -375,7 +376,7 @@ class AccessLog:
     def report_global(self, tensor, where, mine, other, bad, name: str = "global race"):
         if self.warp_syncs:
             # Global marks have no warp epoch: two instructions of one warp count as ordered in kernels that
-            # use warp-wide instructions, two threads at one instruction never.
+            # use bar.warp.sync, two threads at one instruction never.
             x = other ^ mine
             bad = bad & ~((x >> u8(17) == 0) & (x & u8((1 << _INSTR) - 1) != 0))
         if not bad.any():

@@ -333,6 +333,11 @@ class Reports:
             count=count, algorithm=False if readers else None,
         )  # fmt: skip
 
+    def outside_mask(self, batch, instr, position, count: int):
+        """Report threads that execute an instruction whose mask leaves them out."""
+        message = f"{instr.name} is executed by a thread that its mask leaves out: the result is undefined"
+        self.at(batch, position, "warp divergence", instr, message, count=count)
+
     def shuffle_absent(self, batch, instr, position, lane: int, count: int):
         """Report a shuffle from a lane that is elsewhere, has returned, or never existed (a partial warp)."""
         warp = int(batch.warp_of[position])

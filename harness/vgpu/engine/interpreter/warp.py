@@ -19,6 +19,7 @@ from harness.vgpu.memory.access import LOCAL_WINDOW, Access
 from .mbarrier import BarrierOps
 
 u2, u4, u8 = np.uint16, np.uint32, np.uint64
+ALL_LANES = u4(0xFFFFFFFF)
 
 
 def per_thread(value: np.ndarray, count: int) -> np.ndarray:
@@ -68,8 +69,14 @@ class WarpOps(BarrierOps):
 
     def active_lanes(self, instr, mask, L) -> np.ndarray | None:
         """Return the active lanes of every warp (None: all 32 of all warps); report missing members of
-        `mask`."""
-        self.log.warp_sync(self, L)
+        `mask`, and lanes that are none.
+
+        The threads of a warp meet here, and nothing more: of these instructions bar.warp.sync alone orders their accesses to memory.
+        """
+        if np.any(mask != ALL_LANES):
+            outside = self.positions(L)[mask >> self.lanes(L) & u4(1) == 0]
+            if len(outside):
+                self.run.outside_mask(self, instr, outside[0], len(outside))
         if self.is_full(L):
             return None
         P = self.positions(L)
@@ -83,6 +90,7 @@ class WarpOps(BarrierOps):
 
     def warp_sync(self, instr, mask, L):
         self.active_lanes(instr, mask, L)
+        self.log.warp_sync(self, L)
         if self.order:
             self.order.warp_sync(self.positions(L))
 
@@ -124,6 +132,10 @@ class WarpOps(BarrierOps):
         """Return the number of warps that some threads belong to."""
         return int(np.count_nonzero(np.bincount(self.per_warp(L))))
 
+    def lanes(self, L) -> np.ndarray:
+        """Return the lane of each thread, as masks are shifted by."""
+        return (self.lane_of if L is None else self.lane_of[L]).astype(u4)
+
     def per_warp(self, L):
         return self.warp_of if L is None else self.warp_of[L]
 
@@ -140,11 +152,11 @@ class WarpOps(BarrierOps):
     def active_mask(self, L):
         return self.gather_bits(self.positions(L))[self.per_warp(L)]
 
-    def elect(self, mask, L):
+    def elect(self, instr, mask, L):
+        self.active_lanes(instr, mask, L)
         bits = self.active_masks(mask, L)
         lowest = numeric.popc((bits & (~bits + u4(1))) - u4(1))
-        lane = (self.lane_of if L is None else self.lane_of[L]).astype(u4)
-        return lowest, lane == lowest
+        return lowest, self.lanes(L) == lowest
 
     def match(self, instr, mode: str, value, mask, L):
         self.active_lanes(instr, mask, L)
@@ -221,7 +233,7 @@ class WarpOps(BarrierOps):
     # -- matrices -------------------------------------------------------------------------------------------
     def warp_rows(self, instr, L) -> int:
         """Return the number of warps, all of whose 32 lanes must be active."""
-        self.active_lanes(instr, u4(0xFFFFFFFF), L)
+        self.active_lanes(instr, ALL_LANES, L)
         P = self.positions(L)
         if len(P) % 32 or not (self.lane_of[P].reshape(-1, 32) == np.arange(32)).all():
             self.run.incomplete_warp(self, instr, P)

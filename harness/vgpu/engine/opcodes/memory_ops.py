@@ -243,7 +243,7 @@ def redux(w: Writer, i: Instr):
 def elect(w: Writer, i: Instr):
     """.sync: the lowest active thread of the mask"""
     check(i, "sync")
-    value = w.temp(f"m.elect({w.use(i.args[1], 'u4')}, L)")
+    value = w.temp(f"m.elect({w.instruction(i)}, {w.use(i.args[1], 'u4')}, L)")
     d = i.args[0]
     w.define(d.first, "u4", f"{value}[0]")
     w.define(d.second, "p", f"{value}[1]")

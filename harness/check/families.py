@@ -6,12 +6,13 @@ enough values to rule out chance.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
 from harness.check.compare import Evidence, largest
 from harness.spec.puzzle import Puzzle, Symptom
+from harness.spec.rounding import round_to_dtype
 
 FEWEST = 3
 """Number of values that a constant has to explain."""
@@ -20,8 +21,6 @@ ENOUGH = 16
 BLOCKS = (32, 64, 128, 256)
 """Common numbers of threads in a warp or a block."""
 CONSTANTS = {math.log(2): "ln 2", 1 / math.log(2): "1 / ln 2", math.e: "e"}
-FACTORS = (1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
-"""Factors of a step that may be added or missing."""
 
 Fit = Callable[[Evidence], np.ndarray]
 """The values of a family in a case, in the shape of the tensor."""
@@ -42,9 +41,13 @@ def family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Sympt
         if not all(e.got.ndim for e in evidence):
             return symptom
         symptom = symptom or other_step(puzzle, quantity, evidence)
-        return symptom or constant_offset(evidence) or by_axis(puzzle, quantity, evidence) or find_moved(
-            puzzle, quantity, evidence
-        )  # fmt: skip
+        return (
+            symptom
+            or constant_offset(evidence)
+            or by_axis(puzzle, quantity, evidence)
+            or find_moved(puzzle, quantity, evidence)
+            or rounded_step(puzzle, quantity, evidence)
+        )
 
 
 def explains(fit: Fit, evidence: Sequence[Evidence]) -> bool:
@@ -188,11 +191,31 @@ def other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
             return Symptom("times-a-step", f"is exactly {words} times what it should be")
         if explains(lambda e, step=step: divide(e, step(e)), evidence):
             return Symptom("over-a-step", f"is what it should be divided by {words}: that factor is missing")
-        for factor in FACTORS:
-            if explains(lambda e, step=step, k=factor: e.truth + k * step(e), evidence):
-                many = "" if abs(factor) == 1 else f"{abs(factor):g} * "
-                side = "plus" if factor > 0 else "minus"
-                return Symptom("plus-a-step", f"is exactly what it should be {side} {many}{words}")
+        most = max(evidence, key=lambda e: e.got.size)
+        factor = ratio(most.got - most.truth, np.broadcast_to(step(most), most.got.shape))
+        if explains(lambda e, step=step, k=factor: e.truth + k * step(e), evidence):
+            many = "" if same(abs(factor), 1) else f"{abs(factor):.6g} * "
+            side = "plus" if factor > 0 else "minus"
+            return Symptom("plus-a-step", f"is exactly what it should be {side} {many}{words}")
+    return None
+
+
+def rounded_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
+    """Return the tensor with an input, or a step that it is computed from, rounded to 16 bits; of several that
+    give the same the first, which the others are computed from."""
+    if any(e.dtype not in ("float32", "float64") for e in evidence):
+        return None
+    evidence = sorted(evidence, key=lambda e: e.got.size)
+    at = {e.case.name: steps_of(puzzle, quantity, e) for e in evidence}
+    for name, kind in product(at[evidence[0].case.name], ("bfloat16", "float16")):
+
+        def fit(e: Evidence, name: str = name, kind: str = kind) -> np.ndarray:
+            rounded = round_to_dtype(at[e.case.name][name], kind)
+            return getattr(puzzle.derive(e.arrays, {name: lambda v: rounded}), quantity)
+
+        if all(name in steps for steps in at.values()) and explains(fit, evidence):
+            words = f"is right but for {puzzle.printed_name(name)}, which is rounded to {kind} on the way"
+            return Symptom(f"{name}-rounded-to-{kind}", words)
     return None
 
 
@@ -298,8 +321,23 @@ def find_moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
         for words, fit in fits:
             if explains(fit, evidence):
                 return Symptom("moved", f"is right, but {words} along {axis}")
+        for step in (1, *BLOCKS):
+            if explains(lambda e, n=number, step=step: running_sums(e.truth, step, n), evidence):
+                before = "the one" if step == 1 else f"the one {step} places"
+                words = (
+                    f"has in each element {before} before along {axis} added: its sum is not set back to 0"
+                )
+                return Symptom("sum-goes-on", words)
     for first, second in combinations(range(count), 2):
         words = f"holds the right values at the wrong places: {axes[first]} and {axes[second]} are exchanged"
         if explains(lambda e, a=first, b=second: e.truth.swapaxes(a, b).reshape(e.truth.shape), evidence):
             return Symptom("axes-exchanged", words)
     return None
+
+
+def running_sums(values: np.ndarray, step: int, axis: int) -> np.ndarray:
+    """Add to each value along an axis those that are a multiple of `step` places before it."""
+    sums = np.moveaxis(values, axis, 0).copy()
+    for place in range(step, len(sums)):
+        sums[place] += sums[place - step]
+    return np.moveaxis(sums, 0, axis)

@@ -13,11 +13,13 @@ import numpy as np
 from harness.puzzles.rows import or_0
 from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.puzzle import Symptom
+from harness.spec.rounding import round_to_dtype
 
 EPS = 1e-5
 """Added to LayerNorm's variance."""
 LARGEST_EXPONENT = 80
 """The exponential of no number up to this overflows in float32."""
+SIXTEEN_BITS = ("bfloat16", "float16")
 Terms = Callable[[Derivation], np.ndarray]
 """The terms of a sum, [..., columns]."""
 
@@ -197,6 +199,11 @@ def online(
             "rescaled-by-old-alone",
             f"so far multiplied by exp(largest), without the new largest {score} subtracted",
             lambda o: np.exp(o.scores - o.after) * later(np.exp(o.before)),
+        ),
+        *(
+            wrong(f"of-{kind}", f"of exponentials that are rounded to {kind}: add up in float32",
+                  lambda o, kind=kind: round_to_dtype(np.exp(o.scores - o.after), kind) * np.exp(o.after - o.last))
+            for kind in SIXTEEN_BITS
         ),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from harness.puzzles.p22.spec import PUZZLE as P22
 from harness.puzzles.p23.spec import PUZZLE as P23
 from harness.puzzles.p24.spec import PUZZLE as P24
 from harness.puzzles.p27.spec import PUZZLE as P27
+from harness.spec.rounding import round_to_dtype
 
 
 def by_thread(terms, threads):
@@ -58,6 +59,15 @@ NAMED = {
     "another step": (P22, "grad_input", lambda v: v.g, "is exactly g, and nothing else"),
     "a factor too many": (P22, "grad_input", lambda v: v.grad_input * v.c1, "is exactly c1 times what it should be"),
     "a summand too many": (P22, "grad_input", lambda v: v.grad_input + 2 * v.x_hat, "is exactly what it should be plus 2 * x_hat"),
+    "any part of a step added": (
+        P22, "grad_input", lambda v: v.grad_input - v.x_hat / 16, "is exactly what it should be minus 0.0625 * x_hat"),
+    "a sum that is not set back": (P22, "grad_weight", lambda v: np.cumsum(v.grad_weight, -1),
+        "has in each element the one before along H added: its sum is not set back to 0"),
+    "an input read in 16 bits": (
+        P27, "grad_W", lambda v: np.tensordot(round_to_dtype(v.dy, "bfloat16"), v.x, ((0, 1), (0, 1))),
+        "is right but for dy, which is rounded to bfloat16 on the way"),
+    "a step in 16 bits": (P22, "grad_ln_weight", lambda v: (v.dln * round_to_dtype(v.x_hat, "float16")).sum((0, 1)),
+        "is right but for x_hat, which is rounded to float16 on the way"),
     "a factor of each row": (
         P22, "grad_input", lambda v: v.grad_input * np.arange(1, 1 + v.input[..., 0].size).reshape(*v.input.shape[:2], 1),
         "is in each row a constant times what it should be, from 1 to 16 in 'chapter': a factor that belongs to a whole row is "

@@ -12,10 +12,12 @@ from harness.check import zoo
 from harness.check.checker import Checker
 from harness.check.diagnose import diagnose
 from harness.check.reference import Reference
+from harness.devices.recorder import Order, record_many
 from harness.devices.targets import cpu
 from harness.puzzles.p27 import derivation, kernels
 from harness.puzzles.p27.spec import PUZZLE, cases
 from harness.toolchain import roots
+from harness.toolchain.packages import OpPackage
 
 SEEDS = [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)]
 
@@ -120,22 +122,34 @@ def test_a_whole_run_rejects_what_the_gate_rejects(command_line):
 
 @pytest.mark.compiles
 @pytest.mark.slow
-def test_other_right_kernels_are_right_whatever_the_seed(tmp_path):
-    """Those of `right_variants.toml`, all in one package, in the small cases of each gate."""
-    variants = tomllib.loads((Path(__file__).parent / "right_variants.toml").read_text("utf-8"))["mojo"]
-    package = shutil.copytree(roots.op_package(roots.solutions(), "p27").path, tmp_path / "op")
-    text = (package / PUZZLE.source).read_text()
-    for old, new in (edit for named in variants.values() for edits in named.values() for edit in edits):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (package / PUZZLE.source).write_text(text)
-    small = [case for case in (*cases(), *PUZZLE.gate_cases) if np.prod(case.dims) <= 2000]
-    for seed in range(20):
-        results = Checker(PUZZLE, seed=seed).check(package, cases=small)
-        assert [r.gate.id for r in results if r.state != "correct"] == [], (
-            seed,
-            [r.diagnosis for r in results],
-        )
+def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(tmp_path):
+    """Those of `learner_mistakes.toml`, in the small cases of each gate, recorded by one program."""
+    told = tomllib.loads((Path(__file__).parent / "learner_mistakes.toml").read_text("utf-8"))["mojo"]
+    tried = [(gate, name, each) for gate, named in told.items() for name, each in named.items()]
+    solution, orders = roots.op_package(roots.solutions(), "p27").path, []
+    for number, (gate, _, each) in enumerate(tried):
+        package = shutil.copytree(solution, tmp_path / str(number) / "op")
+        text = (package / PUZZLE.source).read_text()
+        for old, new in each["edits"]:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (package / PUZZLE.source).write_text(text)
+        (variant,) = {known.variant for known in kernels.GATES if known.id == gate}
+        dims = tuple(dict.fromkeys(case.dims for case in small(variant)))
+        orders.append(Order(OpPackage(package), dims, (variant,), small_grid=True))
+    record_many(orders, "p27")
+    checker, others = Checker(PUZZLE), []
+    for order, (gate, name, each) in zip(orders, tried, strict=True):
+        (result,) = checker.check(order.package.path, [gate], small(*order.variants))
+        if (result.state, result.mistake) != ("wrong", each["mistake"]):
+            others.append((gate, name, result.state, result.mistake, result.diagnosis))
+    assert not others
+
+
+def small(variant: str) -> list:
+    """The small cases of a variant."""
+    every = (*cases(), *PUZZLE.gate_cases)
+    return [case for case in every if case.variant in ("", variant) and np.prod(case.dims) <= 2000]
 
 
 # ---- The mathematics ----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ STEPS = {
     "lse": lambda v: np.log(np.exp(v.shifted).sum(-1, keepdims=True)),
     "p": lambda v: np.exp(v.shifted - v.lse),
     "wanted_targets": lambda v: v.targets,
-    "onehot": lambda v: (v.wanted_targets[..., None] == np.arange(int(v.V))) + 0 * v.logits,
+    "onehot": lambda v: (v.wanted_targets[..., None] == np.arange(int(v.V))).astype(v.logits.dtype),
     "y": lambda v: (1 - v.smoothing) * v.onehot + v.smoothing / v.V,
     "counted": lambda v: (v.targets != IGNORED)[..., None].astype(np.int64),
     "count": lambda v: v.counted.sum(),

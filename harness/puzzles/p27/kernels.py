@@ -197,9 +197,9 @@ def overflow_lse(v: Derivation) -> np.ndarray:
         return np.log(np.exp(v.logits.astype(np.float32)).sum(-1)).astype(np.float64)
 
 
-def exponentials(v: Derivation) -> np.ndarray:
-    """Return the terms of a row's total: 0 where float32 underflows."""
-    weights = np.exp(v.logits - v.row_largest)
+def exponentials(v: Derivation, largest: np.ndarray | None = None) -> np.ndarray:
+    """Return the terms of a row's total, by its largest logit or another number: 0 where float32 underflows."""
+    weights = np.exp(v.logits - (v.row_largest if largest is None else largest))
     return np.where(weights < np.finfo(np.float32).smallest_subnormal, 0, weights)
 
 
@@ -287,6 +287,8 @@ MISTAKES = (
             {"row_total": lambda v: of_threads(v, shifted_by_own) * np.exp(first_largest(v) - v.row_largest)}, 3),
     Mistake("joined-the-other-way", "of the threads' totals multiplied by exp(widest - largest): to the widest it is exp(largest - widest)",
             {"row_total": lambda v: of_threads(v, lambda z: shifted_by_own(z) * np.exp(v.row_largest[..., 0] - z.max(-1)))}, 3),
+    Mistake("largest-from-0", "with a largest logit that begins at 0: far below it every exponential is 0",
+            {"row_lse": lambda v: np.log(exponentials(v, np.maximum(v.row_largest, 0)).sum(-1)) + np.maximum(v.row_largest[..., 0], 0)}, 3),
     Mistake("largest-of-first-thread", "with the first thread's largest logit for the row's",
             {"row_lse": lambda v: (first_largest(v) + np.log(v.row_total))[..., 0]}, 3),
     Mistake("largest-not-joined", "with each thread's own largest logit for the row's: block.max is missing",
@@ -294,6 +296,11 @@ MISTAKES = (
     Mistake("own-places-only", "of the first thread's places alone: block.sum is missing", {
         "places": lambda v: v.counted.reshape(-1)[::THREADS].sum().reshape(1),
         "mean_loss": lambda v: v.row_loss.reshape(-1)[::THREADS].sum() / v.counted.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
+    Mistake("losses-not-joined", "with the first thread's losses alone: block.sum is missing there, and not for their number",
+            {"mean_loss": lambda v: v.row_loss.reshape(-1)[::THREADS].sum() / v.places}, 3),
+    Mistake("number-not-joined", "with the first thread's number of places alone: block.sum is missing there, and not for their losses", {
+        "places": lambda v: v.counted.reshape(-1)[::THREADS].sum().reshape(1),
+        "mean_loss": lambda v: v.row_loss.sum() / v.counted.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
     Mistake("lse-without-largest", "without the largest logit, which every exponential has subtracted",
             {"row_lse": lambda v: np.log(v.row_total)[..., 0]}),
     Mistake("target-forgotten", "of the lse alone: the target's logit is not subtracted",
@@ -313,8 +320,16 @@ MISTAKES = (
     ),
     Mistake("ignored-unscaled", "with p in the places that are ignored: their rows are 0",
             {"grad_rows": lambda v: np.where(v.counted, (v.row_p - v.onehot) / v.places, v.row_p)}),
-    Mistake("ignored-alone", "of the ignored places alone: the condition is the wrong way round",
-            {"grad_rows": lambda v: np.where(v.counted, 0, v.row_p / v.places)}),
+    Mistake("ignored-alone", "of the ignored places alone: the condition is the wrong way round", {
+        "grad_rows": lambda v: np.where(v.counted, 0, v.row_p / v.places),
+        "places": lambda v: np.reshape(1 - v.counted, -1).sum().reshape(1),
+        "mean_loss": lambda v: v.row_loss[v.counted[..., 0] == 0].sum() / np.reshape(1 - v.counted, -1).sum().reshape(1)}),
+    Mistake("mean-upside-down", "upside down: it is the sum of the losses over their number",
+            {"mean_loss": lambda v: v.places / v.row_loss.sum()}),
+    Mistake("lse-forgotten", "with exp(z) for p: it is exp(z - lse)",
+            {"grad_rows": lambda v: v.counted * (np.exp(v.logits) - v.onehot) / v.places}),
+    Mistake("exponent-negated", "with exp(lse - z) for p, which is exp(z - lse)",
+            {"grad_rows": lambda v: v.counted * (1 / v.row_p - v.onehot) / v.places}),
     another_s("u-not-doubled", "with exp(-u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", -1),
     another_s("u-negated", "with exp(2 u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", 2),
     Mistake("half-forgotten", "without the half of 1 + tanh u", {"gelu": lambda v: v.x * (1 + v.tanh), "grad_gelu": lambda v: of_product(v, 2, 2)}),
@@ -347,6 +362,8 @@ MISTAKES = (
         Mistake(f"added-in-{kind}", f"added up in {kind}: each addition is rounded", {"grad_token": lambda v, kind=kind: added_in(kind, v)})
         for kind in ("bfloat16", "float16")
     ),
+    Mistake("mean-of-places", "with a mean over the places of each token: what they give adds up",
+            {"grad_token": lambda v: derivation.scatter_add(v.tokens, v.dx, int(v.V)) / np.maximum(np.diff(v.starts), 1)[:, None]}),
     Mistake("order-inverted", "with the inverse of `order`: order[i] is the place that comes at i, and not where place i comes",
             {"grad_token": lambda v: by_order(v, lambda a, b: np.argsort(v.order)[a:b])}),
     Mistake("order-twice", "with `order` taken twice", {"grad_token": lambda v: by_order(v, lambda a, b: v.order[v.order[a:b]])}),
@@ -362,6 +379,7 @@ MISTAKES = (
             {"corrections": lambda v: 1 - v.betas ** (v.step - 1)}),
     Mistake("correction-late", "of the step after: steps are counted from 1",
             {"corrections": lambda v: 1 - v.betas ** (v.step + 1)}),
+    Mistake("beta-times-step", "with beta * step for beta^step", {"corrections": lambda v: 1 - v.betas * v.step}),
     Mistake("not-subtracted", "of beta^step, which is to be subtracted from 1",
             {"corrections": lambda v: v.betas ** v.step}),
     Mistake("decay-in-gradient", "with the decay added to the gradient, where both means see it",
@@ -379,6 +397,10 @@ MISTAKES = (
     Mistake("eps-forgotten", "without epsilon", {"new_x": lambda v: parameter(v, v.corrected_mean / np.sqrt(v.corrected_square))}),
     Mistake("step-added", "with the step added: it is subtracted",
             {"new_x": lambda v: parameter(v, -v.corrected_mean / (np.sqrt(v.corrected_square) + EPS))}),
+    Mistake("all-added", "with the step and the decay added: they are subtracted",
+            {"new_x": lambda v: parameter(v, -v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), -v.decay)}),
+    Mistake("decay-added", "with the decay added: it is subtracted, as the step is",
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), -v.decay)}),
     Mistake("betas-for-rest", "with beta and 1 - beta in each other's place",
             {"new_mean": lambda v: (1 - BETA1) * v.mean + BETA1 * v.dx, "new_square": lambda v: (1 - BETA2) * v.square + BETA2 * v.dx**2}),
     Mistake("correction-outside-root", "with the root's correction outside of the root",
@@ -403,6 +425,12 @@ MISTAKES = (
             {"new_x": lambda v: parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
     Mistake("old-mean", "with the mean before this step",
             {"new_x": lambda v: parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.corrected_square) + EPS))}),
+    Mistake("old-square", "with the mean of the squares before this step",
+            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
+    Mistake("rest-of-other-beta", "with 1 less the other mean's beta as the share of the gradient",
+            {"new_mean": lambda v: BETA1 * v.mean + (1 - BETA2) * v.dx, "new_square": lambda v: BETA2 * v.square + (1 - BETA1) * v.dx**2}),
+    Mistake("beta-of-other", "with the other mean's beta as the share of the old mean",
+            {"new_mean": lambda v: BETA2 * v.mean + (1 - BETA1) * v.dx, "new_square": lambda v: BETA1 * v.square + (1 - BETA2) * v.dx**2}),
     Mistake("betas-exchanged", "with the two betas exchanged",
             {"new_mean": lambda v: BETA2 * v.mean + (1 - BETA2) * v.dx, "new_square": lambda v: BETA1 * v.square + (1 - BETA1) * v.dx**2}),
     Mistake("not-squared", "of the elements, not of their squares", {"square_sums": lambda v: sums_of_chunks(v, v.dx)}),
@@ -422,6 +450,7 @@ MISTAKES = (
     Mistake("own-chunks-only", "of the first thread's chunks alone: block.sum is missing",
             {"norm": lambda v: np.sqrt(v.square_sums[::THREADS].sum()).reshape(1)}, 3),
     Mistake("not-rooted", "of the sum of squares: its root is missing", {"norm": lambda v: v.square_sums.sum().reshape(1)}),
+    Mistake("squared-twice", "with the sums of squares squared once more", {"norm": lambda v: np.sqrt((v.square_sums**2).sum()).reshape(1)}),
     Mistake("root-of-each", "of the norms of the chunks, added: the root is of the whole sum",
             {"norm": lambda v: np.sqrt(v.square_sums).sum().reshape(1)}),
     Mistake("first-chunks-only", f"of the first {THREADS} chunks alone, one for each thread: a loop is missing",
@@ -430,7 +459,11 @@ MISTAKES = (
             {"factor": lambda v: LIMIT / (v.norm + NORM_EPS)}),
     Mistake("each-clamped", "with each element held between -limit and limit: the direction changes",
             {"clipped": lambda v: np.clip(v.dx, -LIMIT, LIMIT)}),
-    Mistake("norm-forgotten", "times the limit, not divided by the norm", {"clipped": lambda v: v.dx * min(1.0, LIMIT)}),
+    Mistake("not-clipped", "that nothing has scaled", {"clipped": lambda v: v.dx}),
+    Mistake("factor-upside-down", "times the norm over the limit: it is the limit over the norm",
+            {"factor": lambda v: np.minimum(1, (v.norm + NORM_EPS) / LIMIT)}),
+    Mistake("clipped-the-other-way", "scaled up where the norm is below the limit, and there alone: the factor is at most 1, not at least",
+            {"factor": lambda v: np.maximum(1, LIMIT / (v.norm + NORM_EPS))}),
 )  # fmt: skip
 
 

@@ -388,7 +388,7 @@ def second_distance(subject: Subject) -> Distance:
     names += ["what comes in"] * (len(grads) - len(names))
     if not subject.measured:
         return furthest(grads, second_gradients(subject.reference, subject.inputs()), names=names)
-    truth = second_gradients(subject.reference, wide(inputs))
+    truth = second_gradients(subject.reference, wide(subject.inputs()))  # `inputs` may have been written to
     own = furthest(second_gradients(subject.reference, subject.inputs()), truth)
     distance = furthest(grads, truth, names=names)
     distance.limit = max(distance.limit, FACTOR * own + UNITS * torch.finfo(subject.dtypes[0]).eps)

@@ -307,7 +307,8 @@ def check_second_derivative(problem: Problem) -> str | None:
     """Check that the gradient of a gradient is right, or refused."""
     try:
         return off(
-            checks.second_distance(problem), "the gradient of a gradient, which @once_differentiable refuses"
+            checks.second_distance(problem),
+            "the gradient of a gradient is wrong; @once_differentiable would refuse it",
         )
     except RuntimeError as error:
         mark_refusal(error)

@@ -365,6 +365,12 @@ def test_buffers_that_calls_share_are_found():
     assert tried.said == "a later call overwrites an earlier result"
 
 
+def test_a_second_derivative_is_judged_on_the_inputs_as_they_were():
+    """The backward pass writes its result over the input."""
+    (report,) = tried(WRONG["unslothai/unsloth#5002"], only=["second derivative"]).wrong
+    assert report.said.startswith("the gradient of a gradient")
+
+
 def test_buffers_of_a_module_take_the_dtype_of_the_call():
     modules = [torch.nn.BatchNorm1d(4).eval() for _ in range(2)]
     report = report_on(modules[0], {"x": ("N", 4)}, modules[1], only=["plain", "float64", "bfloat16"])

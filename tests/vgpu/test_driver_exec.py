@@ -192,7 +192,7 @@ def test_json_that_cannot_be_written_is_exit_code_2(tmp_path, capsys):
 def test_a_program_whose_kernel_waits_for_nobody_ends(suite):
     done = run_suite(suite, "nobody_comes")
     assert done.returncode != 0
-    assert "1 thread waits here for ever" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
+    assert "1 thread waits here forever" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
 
 
 @pytest.mark.compiles

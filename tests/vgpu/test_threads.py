@@ -532,7 +532,7 @@ def test_a_poll_that_nobody_can_satisfy_ends():
     """Half of the arrivals never come."""
     body = READY + "setp.lt.u32 %p2, %t2, 16;  @%p2 bra done;" + ARRIVE + wait_by_state("%d1") + "done:"
     message, finding = endless(body, block=32, declare=BARRIER)
-    assert "16 threads wait here for ever" in finding and finding in message
+    assert "16 threads wait here forever" in finding and finding in message
     assert "mbarrier shared array bar[0] for the end of a phase of parity 0" in finding
     assert "it is in phase 0 and lacks 16 of 32" in finding
 
@@ -545,7 +545,7 @@ def test_a_lock_that_nobody_gives_back_ends(monkeypatch):
     spin: atom.shared.cas.b32 %r1, [lock], 0, 1;  setp.ne.u32 %p3, %r1, 0;  @%p3 bra spin;
     meet: bar.sync 0;"""
     _, finding = endless(body, block=65, declare=".shared .align 4 .b8 lock[4];")
-    assert "64 threads wait here for ever" in finding
+    assert "64 threads wait here forever" in finding
 
 
 def test_a_poll_with_a_limit_of_its_own_goes_on(monkeypatch):
@@ -565,7 +565,7 @@ def test_a_poll_that_counts_its_rounds_ends_too(count, monkeypatch):
     body = f"""mov.u32 %y0, 0;  st.shared.u32 [flag], 0;
     spin: ld.volatile.shared.u32 %r1, [flag];  {count}  setp.eq.u32 %p2, %r1, 0;  @%p2 bra spin;"""
     _, finding = endless(body, block=1, declare=".shared .align 4 .b8 flag[4];")
-    assert "1 thread waits here for ever" in finding
+    assert "1 thread waits here forever" in finding
 
 
 def test_a_poll_that_waits_by_the_clock_goes_on(monkeypatch):

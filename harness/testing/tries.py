@@ -47,7 +47,7 @@ class NotHere(Exception):
     """This try does not apply to the function or the machine."""
 
 
-def judge(problem: Problem, words: str, sizes: str = "odd", **call: Any) -> str | None:
+def check_call(problem: Problem, words: str, sizes: str = "odd", **call: Any) -> str | None:
     """Compare one call; `words` say which it is, also where it raises."""
     try:
         return off(compare(problem, sizes, **call), words)
@@ -85,7 +85,7 @@ def compare_calls(
             try:
                 if problem.device != "cpu" and sizes.startswith("0 "):
                     refuse_bad_index(problem, sizes)
-                if line := judge(problem, text, sizes, dtype=dtype, edit=edit, alone=alone, **setting):
+                if line := check_call(problem, text, sizes, dtype=dtype, edit=edit, alone=alone, **setting):
                     return line
             except Exception as error:
                 if not (is_refusal(error) or isinstance(error, ReferenceRaised)):
@@ -114,7 +114,7 @@ def check_ordinary(problem: Problem) -> str | None:
     for sizes, (incoming, words) in itertools.product(
         problem.sizes, ((random_like, ""), (ones, ", a gradient of ones"))
     ):
-        if line := judge(problem, f"{sizes} sizes{words}", sizes, incoming=incoming):
+        if line := check_call(problem, f"{sizes} sizes{words}", sizes, incoming=incoming):
             return line
     return None
 
@@ -174,7 +174,7 @@ def check_layouts(problem: Problem) -> str | None:
         every = problem.movable or () if name == EXPANDED else range(len(problem.names))
         change = checks.relaid(lay, [i for i in every if number in (None, i)])
         which = "the inputs" if number is None else problem.name_of_input(number)
-        if line := judge(problem, f"for another layout of {which} ({name})", change=change):
+        if line := check_call(problem, f"for another layout of {which} ({name})", change=change):
             return line
     return None
 
@@ -208,7 +208,7 @@ def check_alternating_calls(problem: Problem) -> str | None:
         call_others()
         return grads
 
-    line = judge(
+    line = check_call(
         problem, "where other calls come between the passes and after them", between=between, pull=pull
     )
     return "a later call overwrites an earlier result" if changed else line
@@ -231,7 +231,7 @@ def check_some_outputs(problem: Problem) -> str | None:
     for number in asking:
         one = replace(problem, reference=alone(problem.reference, number))
         around = functools.partial(alone, number=number)
-        if line := judge(one, f"where only output {number} is used", around=around):
+        if line := check_call(one, f"where only output {number} is used", around=around):
             return line
     return None
 
@@ -254,7 +254,7 @@ def check_compiled(problem: Problem) -> str | None:
     torch.compiler.reset()
     inner: Function = getattr(problem.function, "__wrapped__", problem.function)  # all that the compiler sees
     graph = mark_refusals(torch.compile(inner, fullgraph=True, backend="aot_eager"))
-    return judge(problem, "under torch.compile", around=lambda _: graph)
+    return check_call(problem, "under torch.compile", around=lambda _: graph)
 
 
 def check_autocast(problem: Problem) -> str | None:
@@ -263,7 +263,7 @@ def check_autocast(problem: Problem) -> str | None:
         raise NotHere("the function does not take float32")
     around = run_inside(lambda: torch.autocast(problem.device, torch.bfloat16))
     words = "under autocast in bfloat16"
-    return judge(problem, words, dtype=torch.float32, around=around, within=torch.bfloat16)
+    return check_call(problem, words, dtype=torch.float32, around=around, within=torch.bfloat16)
 
 
 def check_no_grad(problem: Problem) -> str | None:
@@ -282,7 +282,7 @@ def check_deepcopy(problem: Problem) -> str | None:
         raise NotHere("the function is not a module")
     module = copy.deepcopy(problem.module)
     call = mark_refusals(bind_parameters(module, [name for name, _ in module.named_parameters()]))
-    return judge(problem, "in a deep copy of the module", around=lambda _: call)
+    return check_call(problem, "in a deep copy of the module", around=lambda _: call)
 
 
 @contextlib.contextmanager
@@ -300,7 +300,7 @@ def check_other_stream(problem: Problem) -> str | None:
     if problem.device == "cpu":
         raise NotHere("a CPU has no streams")
     sizes = f"{LARGE} for {problem.free[0]}" if problem.free else "odd"
-    return judge(problem, "on another stream", sizes, around=run_inside(use_another_stream))
+    return check_call(problem, "on another stream", sizes, around=run_inside(use_another_stream))
 
 
 def check_second_derivative(problem: Problem) -> str | None:

@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         return output_lost(error)
     except Finished:
         raise
-    except (SystemExit, GeneratorExit) as error:  # no result, whatever code it leaves with
+    except (SystemExit, GeneratorExit) as error:  # no result, whatever its exit code
         print(f"error: {type(error).__name__} before the end of the run: {error}", file=sys.stderr)
         return WorkbookError.exit_code
 
@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
 
         try:
             return vgpu(arguments[1:])
-        except SystemExit as end:  # its parser's own: the virtual GPU knows nothing of the workbook
+        except SystemExit as end:  # raised by its parser: the virtual GPU does not use the workbook's
             raise Finished(end.code) from None
     if arguments and arguments[0] in COMMANDS:
         from harness import commands

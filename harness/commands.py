@@ -175,7 +175,7 @@ def hint(arguments: list[str]) -> int:
     requested = named[1] if named else requested
     check_gate(puzzle, flags.rung, None if flags.gate is None else requested)
     holding = [work for work in works(puzzle) if requested in work.rung.gates]
-    # A rung of a ladder has a name of its own; a gate's may be that of several files.
+    # A hint's name is unique; a gate's may occur in several files.
     here = None if flags.rung or named else current_work(holding, progress)
     work = here or work_of(puzzle, flags.rung, None if flags.gate is None else requested)
     gate = current_blank(work, progress) if flags.gate is None else work.gate(requested)

@@ -64,7 +64,7 @@ def plain_signs(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     sign = error.object[error.start]
-    if "\udc80" <= sign <= "\udcff":  # a byte of a file's name that is no text
+    if "\udc80" <= sign <= "\udcff":  # a byte of a file name that is not UTF-8
         return bytes([ord(sign) - 0xDC00]), error.start + 1
     letter = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode()
     return PLAIN.get(sign) or letter or "?", error.start + 1
@@ -79,7 +79,7 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for the life of the process)
     for stream in (sys.stdout, sys.stderr):
-        changeable = isinstance(stream, io.TextIOWrapper)  # not what a program has put in its place
+        changeable = isinstance(stream, io.TextIOWrapper)  # not a replacement by a program
         if changeable and stream.errors in ("strict", "surrogateescape", "backslashreplace"):
             stream.reconfigure(errors="workbook-plain-signs")
 
@@ -89,7 +89,7 @@ def output_lost(error: OSError) -> int:
     unexpectedly."""
     try:
         sys.stdout.flush()
-    except OSError:  # what is left in it goes nowhere, or the interpreter would complain at its end
+    except OSError:  # discard the rest of the buffer, or the interpreter reports an error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         try:
@@ -194,7 +194,7 @@ def relative(text: str) -> str:
     return text.replace(f"{Path.cwd()}/", "")
 
 
-# ---- What a check is at: the line that moves while it goes on -----------------------------------------------
+# ---- Progress line of a check -------------------------------------------------------------------------------
 
 
 Listener = Callable[[str], None]

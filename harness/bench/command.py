@@ -60,7 +60,7 @@ def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
     for name in names:
         if name not in COLUMNS:
             raise BadUse(f"--columns: {name!r} is not one of {', '.join(COLUMNS)}")
-    # On a CPU there is no graph, and a call keeps its caller for as long as it takes: the loop says it.
+    # On a CPU there is no graph, and a call blocks its caller: `loop` is the whole time.
     columns = tuple(c for c in COLUMNS if c in names and (on_gpu or c not in ("graph", "cold", "host")))
     if not columns:
         raise BadUse(f"--columns {text}: needs a GPU, and PyTorch sees none")
@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
         device=device,
         console=make_console(sys.stdout),
     )
-    # torch says so when its thread for backward passes starts; the products are right, and timed later.
+    # torch warns when its backward thread starts; the products are correct, and timed later.
     warnings.filterwarnings(
         "ignore", message="Attempting to run cuBLAS, but there was no current CUDA context"
     )

@@ -55,7 +55,7 @@ def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
 def peak_bytes(call: Callable[[], object]) -> int:
     """Return the peak memory of a call, in addition to the memory in use before. CUDA only."""
     torch.cuda.synchronize()
-    gc.collect()  # what an earlier call left must not be given back while this one is counted
+    gc.collect()  # memory of an earlier call must not be freed while this one is measured
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     call()

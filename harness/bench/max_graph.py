@@ -51,7 +51,7 @@ class MaxCalls(Calls):
         written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, arguments)
         arguments |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
         _, backward = graphs.make_buffers(puzzle, self.programs["backward"], target, arguments)
-        # What forward keeps for backward is one buffer of both.
+        # Tensors saved for backward are buffers of both graphs.
         backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.saved_quantities(variant)}
         self.buffers = {"forward": forward, "backward": backward}
         results = {f"{variant}.{name}": shape for name, shape in shapes.items()}

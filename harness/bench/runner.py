@@ -121,7 +121,7 @@ class Bench:
             problem = self.benchmark.make_problem(sizes, DTYPES[self.dtype], self.device)
             truth = self.benchmark.truth(problem)
             own = errors(self.benchmark.results(plain(problem)), truth)
-        except (RuntimeError, MemoryError) as error:  # torch reports want of memory as RuntimeError
+        except (RuntimeError, MemoryError) as error:  # torch reports out of memory as RuntimeError
             everybody = Candidate("all candidates", "", plain)
             self.leave_out(sizes, everybody, "all", f"skipped: {first_line(error)}")
             return
@@ -157,7 +157,7 @@ class Bench:
             words = f"not installed ({reason})" if isinstance(reason, ImportError) else reason
             self.leave_out(problem.sizes, candidate, "all", f"skipped: {words}")
             return None
-        except Exception as error:  # whatever a peer or a half-installed package raises is its own fault
+        except Exception as error:  # any exception of a peer or of an incomplete package is that candidate's
             mine = candidate.role == "ours"
             self.faults += mine
             words = f"{'FAILED' if mine else 'skipped'}: {first_line(error)}"

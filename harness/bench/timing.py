@@ -216,7 +216,7 @@ def time_waited_calls(call: Call, wait: Call, seconds: float, most: int = 200) -
     return taken[2:]
 
 
-# ---- What is made of the numbers ----------------------------------------------------------------------------
+# ---- Statistics ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

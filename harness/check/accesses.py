@@ -213,7 +213,7 @@ class Accesses:
         return int(np.searchsorted(numbers, step, "right")) - 1
 
 
-# ---- What a step costs --------------------------------------------------------------------------------------
+# ---- Costs of a step ----------------------------------------------------------------------------------------
 
 
 def bank_conflicts(events: Events, step: Step) -> int:

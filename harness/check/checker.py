@@ -93,7 +93,7 @@ class Checker:
 
         Raises CompileFailed if the package does not compile, DamagedFile if its blank markers are broken.
         """
-        # A fresh one: it remembers the hash of what it has read.
+        # A new one, since it caches the hash of its files.
         package = OpPackage(path.path if isinstance(path, OpPackage) else path)
         wanted = requested_gates(self.puzzle, self.rung, gates)
         blanks = package_blanks(package, self.puzzle)
@@ -114,10 +114,10 @@ class Checker:
         from harness.check.execution import VirtualDevice
         from harness.check.grading import Grader
 
-        def check_dtype(dtype: str, cases: Sequence[Case], wanted: Sequence[Gate], runs: int = 1):
-            again = [quantity for gate in wanted for quantity in gate.own]
+        def check_dtype(dtype: str, cases: Sequence[Case], expected: Sequence[Gate], runs: int = 1):
+            again = [quantity for gate in expected for quantity in gate.own]
             reference = self._reference(dtype)
-            judge = Grader(reference, package, blanks, variants, cases, wanted, (), again, runs, provided)
+            judge = Grader(reference, package, blanks, variants, cases, expected, (), again, runs, provided)
             return judge.by_gate(VirtualDevice(recordings[dtype], judge.source, self.blocks))
 
         if on_first and len(cases) > 1:
@@ -133,7 +133,7 @@ class Checker:
         return [wrong.get(result.gate.id, result) for result in results]
 
     def _record(
-        self, package: OpPackage, asked: Mapping[str, Sequence[Case]], variants: Sequence[str]
+        self, package: OpPackage, requested: Mapping[str, Sequence[Case]], variants: Sequence[str]
     ) -> dict[str, Recording]:
         """Return the recording of each dtype's cases; reference results are loaded or computed meanwhile.
 
@@ -141,16 +141,16 @@ class Checker:
         """
         orders = [
             Order(package, tuple(dict.fromkeys(case.dims for case in cases)), tuple(variants), True, dtype)
-            for dtype, cases in asked.items()
+            for dtype, cases in requested.items()
         ]
         pool = ThreadPoolExecutor(max_workers=1)
         try:
             first = "" if is_planned(orders, self.puzzle.name) else ", the first time: up to a minute"
             tell(f"compiling the kernels{first}")
             recorded = pool.submit(record_dtypes, orders, self.puzzle.name)
-            for dtype, cases in asked.items():
+            for dtype, cases in requested.items():
                 self._reference(dtype).prepare(cases, VIRTUAL, recorded.done)
-            return dict(zip(asked, recorded.result(), strict=True))
+            return dict(zip(requested, recorded.result(), strict=True))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -179,7 +179,7 @@ def make_checker(work: Work, **options: object) -> RungChecker:
 
 
 def name_owner(
-    error: CompileFailed, source: Path, blanks: Mapping[str, Blank], asked: Sequence[str]
+    error: CompileFailed, source: Path, blanks: Mapping[str, Blank], requested: Sequence[str]
 ) -> CompileFailed:
     """Add to a compile error whose blank its line is in, if that gate was not requested.
 
@@ -192,7 +192,7 @@ def name_owner(
         words = [
             f"the line is in the blank of {id}, and the file compiles as a whole: fix {id} first, or empty it by `reset`"
             for id in owners
-            if id not in asked
+            if id not in requested
         ]
     else:
         slips = (fault for blank in blanks.values() for fault in faults(source, blank))

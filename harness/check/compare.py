@@ -202,7 +202,7 @@ def spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: str) -> fl
     return float(((runs_max - runs_min) / ulp).max()) if runs_min.size else 0.0
 
 
-# ---- What is wrong, for the diagnosis ------------------------------------------------------------------------
+# ---- Evidence for the diagnosis ------------------------------------------------------------------------------
 
 
 NEARER = 8

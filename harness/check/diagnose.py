@@ -22,17 +22,17 @@ from harness.vgpu import Finding
 
 SHOWN = 4
 TILES = (128, 32, 16)
-# Above this many multiply-adds the NumPy formulas take long: only the place of the errors is said.
+# Above this many multiply-adds the NumPy formulas are slow: only the place of the errors is reported.
 LARGEST = 2**26
 # Mistakes that are named together where all of them give the same values in every failing case.
 ALIKE = 3
 # A formula that explains only the numbers must explain this many wrong elements.
 NUMBERS = 4
-# Distances up to this are rounding: which of two is smaller says nothing.
+# Distances up to this are rounding, and are not compared with each other.
 TIGHT = 1e-6
 # An error of this many limits is plain to see, and the smallest such case is shown.
 PLAIN = 1000
-# What 16 bits leave of the largest of many terms: a few units in the last place of bfloat16.
+# Rounding error of the largest of many terms in 16 bits: a few units in the last place of bfloat16.
 SIXTEEN_BITS = 2.0**-6
 # An error that some roundings to float32 may have; of the largest value.
 SINGLE = 2.0**-19
@@ -285,7 +285,7 @@ def explanation(
         for mistake in puzzle.mistakes
         if not mistake.changes.keys().isdisjoint(
             vars(steps)
-        )  # else the quantity is computed without what it changes
+        )  # else the quantity does not depend on the change
         and not (mistake.together and not mistake.changes.keys().isdisjoint(right))
     ]
     if all(is_not_finite(e.case.values) for e in evidence):
@@ -320,11 +320,15 @@ def shows_in_numbers(puzzle: Puzzle, quantity: str, e: Evidence, mistake: Mistak
 
 
 def fitting(
-    puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence], asked: Sequence[Mistake], numbers_only: bool
+    puzzle: Puzzle,
+    quantity: str,
+    evidence: Sequence[Evidence],
+    requested: Sequence[Mistake],
+    numbers_only: bool,
 ) -> Explanation | None:
     """Return the mistakes that give a quantity's values in every case, or all that are numbers."""
     fits: list[tuple[Mistake, float]] = []
-    for mistake in asked:
+    for mistake in requested:
         distances: list[float] = []
         for e in evidence:
             with np.errstate(all="ignore"):
@@ -452,7 +456,7 @@ def from_findings(findings: Sequence[Finding]) -> tuple[str, str] | None:
             "several-writers",
             "several threads of a block store to the same element: one of them should, or each to an element of its own",
         )
-    # Most frequent first, as they come, but what is unwritten may follow from the rest.
+    # Most frequent first, but unwritten memory may follow from the others.
     ordered = sorted(findings, key=lambda finding: finding.kind == "uninitialised read")
     return next((FOUND[finding.kind] for finding in ordered if finding.kind in FOUND), None)
 
@@ -524,7 +528,7 @@ def rounded_inside(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) 
     )
 
 
-# ---- What follows from something before it ------------------------------------------------------------------
+# ---- Errors that follow from earlier ones -------------------------------------------------------------------
 
 # Of those that one wrong value spoils, only the first is explained. Gates and quantities alike have names, and a spec says
 # which are computed from which. One whose values are those of a mistake in its own last step, and right otherwise, is wrong

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.check.source_faults import in_the_kernels_words
+from harness.check.source_faults import with_kernel_names
 from harness.console import tell
 from harness.devices.recorder import Recording
 from harness.devices.targets import VIRTUAL, Target
@@ -160,7 +160,7 @@ class VirtualDevice:
                 outcome.failure = error
                 break
         outcome.findings = [
-            in_the_kernels_words(finding, self.recording, self.source)
+            with_kernel_names(finding, self.recording, self.source)
             for finding in by_cause(replay.gpu.findings)
         ]
         return outcome

@@ -289,7 +289,7 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
         for values, fit, words, what in methods:
             if explains(fit, evidence):
                 if what == "factor" and all(is_a_part(values(e)) for e in matrices):
-                    return None  # which elements are 0 is said already
+                    return None  # the zeros are already reported
                 each_one = values(matrices[0])
                 size, ends = float(np.abs(each_one).max()), (float(each_one.min()), float(each_one.max()))
                 low, high = (size * round(end / size, 6) + 0.0 for end in ends)

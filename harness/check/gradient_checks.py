@@ -179,7 +179,7 @@ def wrong_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
     """Compare a gradient with a central difference along a random direction, and report a mismatch."""
     inputs = subject.inputs("odd", seed)
     results = outputs_of(subject.function, inputs)
-    asking = [t.requires_grad for t in results]  # what has no gradient is no part of the slope
+    asking = [t.requires_grad for t in results]  # inputs without a gradient are not part of the slope
     incoming = random_like(tuple(t for t in results if t.requires_grad), seed)
     directions = random_like(tuple(leaves(inputs)), 100 + seed)
     grads = gradients(subject.function, inputs, lambda out: incoming[: len(out)])
@@ -373,7 +373,7 @@ def second_derivatives(subject: Subject) -> str | None:
     try:
         distance = second_distance(subject)
     except RuntimeError:
-        return None  # once_differentiable and the like: nobody trains on a wrong number
+        return None  # once_differentiable and the like: an error, not a wrong number
     return off(
         distance,
         "the gradient of a gradient is wrong, without an error (saved tensors that are neither inputs nor outputs count as constants)",

@@ -84,7 +84,7 @@ class Subject:
         dtype = dtype or self.dtypes[0]
         tensors = [
             t.to(dtype) if t.is_floating_point() else t for t in self.make(sizes, seed)
-        ]  # masks and indices stay what they are
+        ]  # masks and indices keep their dtype
         requested = self.differentiable or [i for i, t in enumerate(tensors) if t.is_floating_point()]
         return [t.detach().clone().requires_grad_(i in requested) for i, t in enumerate(tensors)]
 
@@ -166,7 +166,7 @@ def saved_by_autograd(call: Callable[[], Returned]) -> tuple[Returned, list[Tens
 
     def pack(tensor: Tensor) -> Tensor:
         tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
-        return tensor.detach()  # an output that its own pass keeps would keep the pass, forever
+        return tensor.detach()  # an output saved by its own pass would keep the pass alive forever
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         returned = call()

@@ -43,7 +43,7 @@ from harness.vgpu.checks.findings import plural
 # Of mistakes in the code rather than in the formula a ladder's second rung speaks: a guard, a barrier, an atomic, a cast.
 CODE_RUNG = 2
 SHOWN = 3
-# An untouched blank leaves its output unwritten: what later kernels then read is no mistake of theirs.
+# An untouched blank leaves its output unwritten: reads of it by later kernels are not their mistake.
 UNWRITTEN = ("uninitialised read", "output never written")
 
 
@@ -238,7 +238,7 @@ class Grader:
             if diagnosis.steps and diagnosis.mistake == result.mistake:
                 result.diagnosis.append(f"{self.puzzle.printed_name(quantity)} shows the same mistake")
                 continue
-            # What an index outside of its tensor does to values has no name of its own.
+            # The effect of an index outside its tensor on values has no name.
             vague = (diagnosis.mistake not in known and (astray or bool(slips))) or gate.id in self.given
             result.diagnosis += diagnosis.values if vague else diagnosis.lines
             if not own:
@@ -250,7 +250,7 @@ class Grader:
         if right := [q for q in gate.own if q not in wrong] if wrong else []:
             itself = "itself is" if len(right) == 1 else "themselves are"
             result.diagnosis.append(f"{', '.join(right)} {itself} right in every case")
-        if gate.id not in self.given:  # what is wrong is what a learner is to find out
+        if gate.id not in self.given:  # the learner is to find out what is wrong
             self._causes(result, causes, slips, known)
 
     def _causes(
@@ -275,7 +275,7 @@ class Grader:
             )
         if not cause:
             return
-        # A formula that gives these very values says more than what it does to memory.
+        # A formula that gives exactly these values explains more than a memory finding.
         if result.mistake in known and cause[0] not in FIRST_CAUSES:
             result.diagnosis.append(cause[1])
             return

@@ -229,7 +229,9 @@ class Measured:
             result = k < len(e.names) - len(leaves(e.inputs))
             apart = distance_to(got, truth, low[k], high[k], result=result)
             if not any(t.isnan().any() for t in e.inputs):
-                apart = torch.where(truth.isnan(), 0.0, apart)  # inf - inf is what each formula makes of it
+                apart = torch.where(
+                    truth.isnan(), 0.0, apart
+                )  # the result of inf - inf depends on the formula
             elif not result and self.subject.subgradients:  # NaN has no slope: its gradient may be anything
                 apart = torch.where(leaves(e.inputs)[k - len(e.names)].isnan(), 0.0, apart)
             apart = torch.where(excused[k], 0.0, apart) if excused else apart

@@ -230,7 +230,7 @@ def parser(puzzle: Puzzle) -> Parser:
         epilog=f"sub-commands, each with its own --help: {', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )
-    # A flag that the puzzle has no use for is unknown, and keeps its default.
+    # A flag that the puzzle does not use is unknown, and has its default.
     root.set_defaults(**{**FIELDS, "backward": False, "ops": None})
     root.add_argument("puzzle", help=puzzle.name)
     modes = root.add_mutually_exclusive_group()

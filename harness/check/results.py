@@ -167,11 +167,11 @@ def leave_unsolved(result: GateResult) -> GateResult:
     return result
 
 
-def exit_code(results: Iterable[GateResult], wanted: Iterable[str]) -> int:
+def exit_code(results: Iterable[GateResult], expected: Iterable[str]) -> int:
     """Return 1 if a gate is wrong or a requested one has no result, 3 if one is unsolved, 0 if all are
     correct."""
     states = {result.gate.id: result.state for result in results}
-    outcomes = {states.get(id, "wrong") for id in wanted} | {*states.values()}
+    outcomes = {states.get(id, "wrong") for id in expected} | {*states.values()}
     return 1 if outcomes - {"correct", "unsolved"} else 3 if "unsolved" in outcomes else 0
 
 

@@ -146,7 +146,7 @@ class Running(Run):
     def compute_gates(self) -> None:
         options, puzzle = self.options, self.options.puzzle
         own, executed = [*puzzle.cases(None), *puzzle.gate_cases], self.cases
-        if any(device.kind == "virtual" for device in self.devices):  # what a real GPU has run shows no race
+        if any(device.kind == "virtual" for device in self.devices):  # a real GPU reports no races
             own = [case for case in own if case not in executed or case.in_16_bits]
         if own and (left := self.gates_left()):
             checker = Checker(puzzle, seed=options.seed, other=NARROW, blocks=options.blocks)

@@ -192,10 +192,10 @@ def find_bracketed(text: str, at: int) -> str:
     return ""
 
 
-# ---- Where a finding of the virtual GPU lies -----------------------------------------------------------------
+# ---- Source lines of the virtual GPU's findings --------------------------------------------------------------
 
 
-def in_the_kernels_words(finding: "Finding", recording: "Recording", source: Path) -> "Finding":
+def with_kernel_names(finding: "Finding", recording: "Recording", source: Path) -> "Finding":
     """Return a finding with the kernel's argument names; the launch may name tensors differently."""
     arguments = recording.arguments(finding.kernel)
     chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()

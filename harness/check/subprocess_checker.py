@@ -92,7 +92,7 @@ class SubprocessChecker:
         self._process = None
 
 
-# ---- In the process that asks -------------------------------------------------------------------------------
+# ---- In the parent process ----------------------------------------------------------------------------------
 
 
 class Worker:
@@ -122,7 +122,7 @@ class Worker:
     ) -> None:
         """Run one check and append each result as it arrives. Raises WorkerDied, and what the checker raises."""
         self.gate, seconds = None, START
-        sys.stdout.flush()  # what the code prints stands after it
+        sys.stdout.flush()  # the code's own output comes after it
         with suppress(BrokenPipeError):  # `receive` says why
             self.connection.send((path, gates, cases, os.getcwd()))
         while True:
@@ -216,7 +216,7 @@ def serve(
     environment: dict[str, str],
     terminal: str = "",
 ) -> None:
-    """Answer checks until the parent stops asking. Deaf to Ctrl-C: the parent ends it."""
+    """Serve checks until the parent closes the connection. Ignores Ctrl-C: the parent ends it."""
     if terminal:  # `multiprocessing` gives a process an empty input
         with suppress(OSError):  # one that may not be opened again stays unread
             os.dup2(os.open(terminal, os.O_RDONLY), 0)

@@ -68,28 +68,28 @@ class TorchChecker(CaseChecker):
         return outputs
 
 
-def function_of(path: Path, asked: TorchFunction) -> Callable[..., object]:
+def function_of(path: Path, requested: TorchFunction) -> Callable[..., object]:
     """Return the function of a gate. Raises ValueError if the file does not define it."""
-    defined = load(path).get(asked.name)
+    defined = load(path).get(requested.name)
     if inspect.isclass(defined) and issubclass(defined, torch.autograd.Function):
         return defined.apply
     if not callable(defined):
-        raise ValueError(f"there is no function and no torch.autograd.Function {asked.name!r}")
+        raise ValueError(f"there is no function and no torch.autograd.Function {requested.name!r}")
     return defined
 
 
-def call_function(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors:
+def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Tensors:
     """Return outputs and gradients by quantity. Raises ValueError for results that cannot be compared, and
     if an input tensor has changed."""
-    before = {name: tensors[name].detach().clone() for name in (*asked.takes, *asked.grad_outputs)}
-    leaves = {name: tensors[name].requires_grad_() for name in asked.gradients}
-    returned = returned_by(function_of(path, asked), asked, tensors)
-    results = {name: tensor.detach() for name, tensor in zip(asked.returns, returned, strict=True)}
+    before = {name: tensors[name].detach().clone() for name in (*requested.takes, *requested.grad_outputs)}
+    leaves = {name: tensors[name].requires_grad_() for name in requested.gradients}
+    returned = returned_by(function_of(path, requested), requested, tensors)
+    results = {name: tensor.detach() for name, tensor in zip(requested.returns, returned, strict=True)}
     if leaves:
-        incoming = [tensors[name] for name in asked.grad_outputs]
+        incoming = [tensors[name] for name in requested.grad_outputs]
         outputs = returned[: len(incoming)]
         gradients = gradients_or_none(outputs, list(leaves.values()), incoming)
-        for (name, quantity), gradient in zip(asked.gradients.items(), gradients, strict=True):
+        for (name, quantity), gradient in zip(requested.gradients.items(), gradients, strict=True):
             if gradient is None:
                 raise ValueError(f"no gradient comes back for {name}: backward returns None in its place")
             results[quantity] = gradient
@@ -102,12 +102,14 @@ def call_function(path: Path, asked: TorchFunction, tensors: Tensors) -> Tensors
 
 
 def returned_by(
-    function: Callable[..., object], asked: TorchFunction, tensors: Tensors
+    function: Callable[..., object], requested: TorchFunction, tensors: Tensors
 ) -> tuple[torch.Tensor, ...]:
     """Return the tensors that a gate's function returns. Raises ValueError unless their number is right."""
-    returned = as_tuple(function(*(tensors[name] for name in asked.takes)), asked.name, len(asked.returns))
+    returned = as_tuple(
+        function(*(tensors[name] for name in requested.takes)), requested.name, len(requested.returns)
+    )
     outputs = tuple(each for each in returned if isinstance(each, torch.Tensor))
-    if len(outputs) != len(returned) or len(returned) != len(asked.returns):
-        count = len(asked.returns)
-        raise ValueError(f"{asked.name} should return {count} tensor{'s' * (count != 1)}")
+    if len(outputs) != len(returned) or len(returned) != len(requested.returns):
+        count = len(requested.returns)
+        raise ValueError(f"{requested.name} should return {count} tensor{'s' * (count != 1)}")
     return outputs

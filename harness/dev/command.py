@@ -13,7 +13,7 @@ from harness.vgpu.checks.findings import plural
 
 
 def main(arguments: list[str]) -> int:
-    """Work on puzzles. Exit codes: 0 done, or nothing to say; 1 something is missing or out of step; 2 bad use."""
+    """Work on puzzles. Exit codes: 0 done; 1 a file is missing or out of date; 2 bad use."""
     parser = Parser(prog="workbook dev", description=main.__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     new = verbs.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)

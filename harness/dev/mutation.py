@@ -105,7 +105,7 @@ def tell(words: str, last: bool) -> None:
         print(f"\r{words}" if terminal else words, end="\n" if last else "", file=sys.stderr, flush=True)
 
 
-# ---- What is known ------------------------------------------------------------------------------------------
+# ---- Known survivors ----------------------------------------------------------------------------------------
 
 
 def key_of(work: Work, mutant: Mutant) -> Key:
@@ -143,23 +143,23 @@ def find_outdated(puzzle: Puzzle) -> list[str]:
     ]
 
 
-# ---- The judge ----------------------------------------------------------------------------------------------
+# ---- Check --------------------------------------------------------------------------------------------------
 
 
-def check_mutants(work: Work, asked: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
+def check_mutants(work: Work, requested: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
     """Check each mutant, its own gate first, then every gate of the file; yield whether it passes, None if there is no result.
 
     Raises BadUse, as `run` says.
     """
     checker = create_checker(work)
     began = time.monotonic()
-    if asked and not passes(checker, work, work.target):
+    if requested and not passes(checker, work, work.target):
         raise BadUse(f"{work.solution} is not correct, so its mutants cannot be checked")
     before = os.environ.get(SECONDS)
     os.environ[SECONDS] = before or f"{PATIENCE + time.monotonic() - began:.0f}"
     try:
-        for start in range(0, len(asked), TOGETHER):
-            batch = asked[start : start + TOGETHER]
+        for start in range(0, len(requested), TOGETHER):
+            batch = requested[start : start + TOGETHER]
             left = set(that_compile(work, batch)) if work.in_package else set(batch)
             for mutant in batch:
                 path = mutant.as_wrong(work).target()

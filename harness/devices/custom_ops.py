@@ -93,7 +93,7 @@ class Worker:
         assert stdin and stdout
         start = self.log.stat().st_size
         torch.save((str(op.package), op.name, op.parameters, [t.clone() for t in tensors]), self.call)
-        with contextlib.suppress(BrokenPipeError):  # what follows tells why
+        with contextlib.suppress(BrokenPipeError):  # the lines that follow say why
             print(file=stdin, flush=True)
         answered = any(line.rstrip() == ANSWERED for line in stdout)
         log = self.log.read_bytes()[start:].decode(errors="replace")
@@ -126,7 +126,7 @@ def finish_all() -> list[str] | None:
     return [line for worker in workers for line in worker.finish()] if workers else None
 
 
-# ---- Where an op runs ---------------------------------------------------------------------------------------
+# ---- Devices of an op ---------------------------------------------------------------------------------------
 
 
 def bind(op: MojoOp, tensors: Sequence[Tensor], device: Any) -> tuple[Any, dict[str, Tensor]]:

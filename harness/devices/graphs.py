@@ -35,7 +35,7 @@ from harness.toolchain.cache import cache_folder, digest, discard, keep, keep_te
 from harness.toolchain.disk import disk_full
 from harness.toolchain.packages import OpPackage
 
-if TYPE_CHECKING:  # the layers load this module, and want nothing of puzzles
+if TYPE_CHECKING:  # the layers import this module, which must not import puzzles
     import torch
 
     from harness.devices.targets import Target

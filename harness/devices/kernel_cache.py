@@ -215,30 +215,30 @@ class Kernels:
         return not left_out & set(re.findall(r"'(\w+)'", first.message))
 
 
-def compile_together(wanted: Sequence[tuple[Kernels, Sequence[Instance]]]) -> str:
+def compile_together(expected: Sequence[tuple[Kernels, Sequence[Instance]]]) -> str:
     """Compile kernels of some packages, all with the same flags, as one program, and cache their PTX.
 
     Returns "" or the compiler's error message, with the packages' own paths.
     """
     with staging(cache_folder("kernels"), WHAT) as folder:
         folder = folder.resolve()
-        copies = [folder / f"copy_{number}" for number in range(len(wanted))]
+        copies = [folder / f"copy_{number}" for number in range(len(expected))]
         flat = [
             (copy, package, kernel)
-            for copy, (package, kernels) in zip(copies, wanted, strict=True)
+            for copy, (package, kernels) in zip(copies, expected, strict=True)
             for kernel in kernels
         ]
-        for copy, (package, kernels) in zip(copies, wanted, strict=True):
+        for copy, (package, kernels) in zip(copies, expected, strict=True):
             package.write(copy, kernels)
         main = folder / "main.mojo"
         main.write_text(_program(flat), encoding="utf-8")
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a",
-            *wanted[0][0].flags, str(main),
+            *expected[0][0].flags, str(main),
         )  # fmt: skip
         if result.returncode != 0:
             output = result.stdout + result.stderr
-            for copy, (package, _) in zip(copies, wanted, strict=True):
+            for copy, (package, _) in zip(copies, expected, strict=True):
                 output = output.replace(f"{copy}/op/", f"{package.package.path.resolve()}/")
             return output
         texts = re.split(

@@ -111,7 +111,7 @@ def run(
     error messages."""
     refuse_after_fork(function)
     ran.add(function)
-    # MAX takes no strides and no tensor that asks for a gradient.
+    # MAX accepts neither strides nor tensors that require a gradient.
     tensors = {name: tensor.detach().contiguous() for name, tensor in arguments.items()}
     if device.type == "cpu":
         execute(program, tensors)

@@ -4,7 +4,7 @@ import numpy as np
 
 from harness.spec.rounding import name_of_dtype, stored_dtype
 
-# Signalling NaNs: all arithmetic makes them quiet, so what still holds one after a run was not even added to.
+# Signalling NaNs: all arithmetic makes them quiet, so an element that still holds one was not even added to.
 # Whole numbers have no such value: theirs is far from every index.
 POISON = {
     "float64": 0x7FF0_0000_DEAD_BEEF,

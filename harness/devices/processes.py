@@ -25,7 +25,7 @@ from typing import Any
 
 START = 300.0
 """Seconds that a process may take to start: on a busy machine torch alone takes many."""
-# What a first gradient imports takes longer than most cases run.
+# The imports of a first gradient take longer than most cases.
 PRELOADED = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
 GRACE = 1.0
 """Seconds that a process has to report an error or its position, or to exit."""
@@ -55,7 +55,7 @@ def run_ranks(
     Raises RankFailed.
     """
     context = multiprocessing.get_context("forkserver")
-    # Else each rank would import what the function's module needs by itself.
+    # Otherwise each rank would import the function's module separately.
     context.set_forkserver_preload([*PRELOADED, function.__module__])
     start_server()
     with tempfile.TemporaryDirectory() as folder:

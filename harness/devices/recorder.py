@@ -37,7 +37,7 @@ LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
 # With so few blocks along y, a kernel that does not stride over the grid leaves rows out at the sizes of the cases
 # already, not only beyond the 65,535 blocks that a GPU allows. Launches know the limit by this compile-time name.
 SMALL_GRID = "-DMAX_GRID_Y=4"
-# How a recording program asks for the dtype of the run; written out, one program can record several.
+# Placeholder for the dtype of the run; replaced by its name, so that one program can record several.
 DTYPE_OF_RUN = 'get_defined_dtype["DTYPE", DType.float32]()'
 
 
@@ -255,7 +255,7 @@ def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording
     if unplanned:
         try:
             texts = _run(unplanned, puzzle, plan=True)
-        except CompileFailed:  # what is wrong with which package is said of it as a whole
+        except CompileFailed:  # an error is reported for the package as a whole
             return {}
         for order, text in zip(unplanned, texts, strict=True):
             _keep_parts(order, puzzle, text)
@@ -396,7 +396,7 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
             raise compile_failed(path, _name_paths(output, folder, path))
     if result.returncode != 0 and refused:
         return _run(orders, puzzle, marks=False)
-    if result.returncode != 0:  # which of them it is, and what is wrong with it, its own program says
+    if result.returncode != 0:  # a program for each package alone says which one is wrong, and why
         half = len(orders) // 2
         return [text for some in (orders[:half], orders[half:]) for text in _run(some, puzzle, marks=marks)]
     texts = re.split(rf"^{MARK}package\n", result.stdout, flags=re.MULTILINE)[1:]

@@ -63,7 +63,7 @@ class Replay:
                 self.gpu.launch(kernel, event.grid, event.block, arguments, event.shared, name=event.name)
                 for name in [name for name in stood if name in taken]:
                     now = self.gpu.read(written[name], stood[name].nbytes)
-                    # The first launch that takes a tensor makes it; of a later one only what it writes again counts.
+                    # The first launch that takes a tensor initialises it; later ones count only where they write again.
                     computed[name] = (
                         np.where(now != stood[name], now, computed[name]) if name in computed else now
                     )
@@ -81,7 +81,7 @@ class Replay:
                 self._place(address, event, poison)
                 written[event.name] = address
                 if event.name in stood and event.name in unmade:
-                    computed[event.name] = raw(poison)  # what it is checked by
+                    computed[event.name] = raw(poison)  # compared later
                     self.gpu.write(address, stood[event.name])
         for name, values in computed.items():
             self.gpu.write(written[name], values)

@@ -78,11 +78,11 @@ def gpu_may_exist() -> bool:
     return platform.system() != "Linux" or gpu_present()
 
 
-def choose(wanted: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[list[Target], list[Skipped]]:
+def choose(expected: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[list[Target], list[Skipped]]:
     """Return the targets of a run and the skipped devices.
 
     Args:
-        wanted: A member of KINDS. "auto" is the CPU path, if there is one, and one GPU, real if there is one;
+        expected: A member of KINDS. "auto" is the CPU path, if there is one, and one GPU, real if there is one;
             "all" is every device.
         multiply_adds: Of the largest case; a slow device is skipped above a limit unless requested.
         dtype: float64 runs on the CPU path only.
@@ -93,26 +93,26 @@ def choose(wanted: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[l
     """
     targets: list[Target] = []
     skipped: list[Skipped] = []
-    if not on_cpu and (wanted == "cpu" or dtype == "float64"):
-        flag = "--device cpu" if wanted == "cpu" else "--dtype float64"
+    if not on_cpu and (expected == "cpu" or dtype == "float64"):
+        flag = "--device cpu" if expected == "cpu" else "--dtype float64"
         raise BadUse(f"{flag} is for a CPU path, which these kernels do not have")
-    if on_cpu and wanted in ("auto", "cpu", "all"):
-        if multiply_adds > CPU_LIMIT and wanted == "auto":
+    if on_cpu and expected in ("auto", "cpu", "all"):
+        if multiply_adds > CPU_LIMIT and expected == "auto":
             skipped.append(Skipped("cpu", "more than 2^28 multiply-adds; --device cpu runs it"))
         else:
             targets.append(cpu())
-    if wanted == "cpu":
+    if expected == "cpu":
         return targets, skipped
     if dtype == "float64":
-        if wanted in ("gpu", "virtual"):
-            raise BadUse(f"--dtype float64 is for the CPU path; --device {wanted} does not run it")
+        if expected in ("gpu", "virtual"):
+            raise BadUse(f"--dtype float64 is for the CPU path; --device {expected} does not run it")
         return targets, [*skipped, Skipped("gpu", "float64 is for the CPU path")]
-    device = gpu() if wanted != "virtual" and gpu_may_exist() else None
+    device = gpu() if expected != "virtual" and gpu_may_exist() else None
     if device:
         targets.append(device)
-    elif wanted == "gpu":
+    elif expected == "gpu":
         raise EnvironmentProblem("--device gpu: MAX sees no GPU on this machine")
-    elif multiply_adds > VIRTUAL_LIMIT and wanted != "virtual":
+    elif multiply_adds > VIRTUAL_LIMIT and expected != "virtual":
         skipped.append(Skipped("gpu", "no GPU, and too large for the virtual one; --device virtual runs it"))
     else:
         targets.append(VIRTUAL)

@@ -201,9 +201,9 @@ def unreadable(path: Path) -> str:
     return ""
 
 
-def complete(blanks: dict[str, Blank], wanted: Iterable[str], name: str) -> dict[str, Blank]:
+def complete(blanks: dict[str, Blank], expected: Iterable[str], name: str) -> dict[str, Blank]:
     """Return the blanks. Raises DamagedFile, naming required blanks whose markers are missing."""
-    missing = [id for id in wanted if id not in blanks]
+    missing = [id for id in expected if id not in blanks]
     if missing:
         raise DamagedFile(
             f"{name}: the markers of blank {', '.join(missing)} are gone (# BLANK-START {missing[0]}: ... and "
@@ -263,7 +263,7 @@ def generate(solutions: Path, problems: Path, *, force: bool = False) -> list[Pa
     for relative in parts.edited:
         expected = skeleton((solutions / relative).read_text(encoding="utf-8"), str(solutions / relative))
         target = problems / relative
-        # A link is not written through: what it leads to is the solution.
+        # A link is not written through: its target is the solution.
         present = target.read_text(encoding="utf-8") if target.is_file() and not target.is_symlink() else None
         if present == expected:
             continue

@@ -16,7 +16,7 @@ from harness.toolchain import roots
 
 SUFFIXES = {".mojo", ".py"}
 BLANK = "BLANK-START"
-# What turns up in a folder by itself: copies that `reset` keeps, and what Python and file managers leave.
+# Expected extra files: copies made by `reset`, and files of Python and file managers.
 PASSED_OVER = (".bak", ".pyc", ".tmp")
 
 
@@ -75,7 +75,7 @@ def put_link(solution: Path, link: Path) -> None:
     os.replace(temporary, link)
 
 
-# ---- What is not as it should be ----------------------------------------------------------------------------
+# ---- Faults -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

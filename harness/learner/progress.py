@@ -116,7 +116,7 @@ def lock(folder: Path) -> Generator[None]:
     """Hold a folder's lock for this process, without a file in it. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a network folder may know no locks
+        with suppress(OSError):  # a network folder may not support locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

@@ -47,7 +47,7 @@ def backup(path: Path) -> Path | None:
     while target.exists():
         target = path.with_name(f"{path.name}.{stamp}-{number}{SUFFIX}")
         number += 1
-    # A folder, a pipe that has no end, or what is too large to be a source file.
+    # A folder, an endless pipe, or a file too large for source code.
     if not path.is_file() or path.stat().st_size > blanks.LARGEST:
         path.rename(target)
         return target

@@ -142,7 +142,7 @@ def mend_links(solutions: Path, problems: Path) -> None:
             layout.put_link(solutions / relative, problems / relative)
 
 
-# ---- What is copied -----------------------------------------------------------------------------------------
+# ---- Copies -------------------------------------------------------------------------------------------------
 
 
 def copy_solutions(folder: Path) -> None:

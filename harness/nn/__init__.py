@@ -21,7 +21,7 @@ first use, so that `import harness.nn` does not import PyTorch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# ruff: noqa: F401 (what type checkers see in the place of HOMES)
+# ruff: noqa: F401 (the type checkers' view of HOMES)
 if TYPE_CHECKING:
     from harness.nn.attention_layer import (
         Part,

@@ -32,7 +32,7 @@ FASTER_HEADS, FASTER_MASKED = (range(64, 65), range(129, 193)), (range(64, 193),
 as fast there as the fastest of PyTorch's kernels (`attention` and `attention_options` in book/records)."""
 
 
-# ---- What models call ---------------------------------------------------------------------------------------
+# ---- Public functions ---------------------------------------------------------------------------------------
 
 
 def attention(
@@ -89,7 +89,7 @@ def attention(
             query, key, value, mask, dropout_p, diagonal, scale, enable_gqa
         )
     except Exception:
-        check_call(*arguments)  # says it better, where an argument is wrong
+        check_call(*arguments)  # gives a better message for a wrong argument
         raise
 
 
@@ -224,7 +224,7 @@ def gradients(
     return attention_formula.backward(*arguments)
 
 
-# ---- Which kernels ------------------------------------------------------------------------------------------
+# ---- Kernel selection ---------------------------------------------------------------------------------------
 
 
 def explain(

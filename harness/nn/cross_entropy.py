@@ -155,7 +155,7 @@ def by_torch(
 ) -> Tensor:
     """Compute the loss with PyTorch's own operations, without the operator."""
     logits = F.linear(input, weight, bias)
-    # In autocast the product has its dtype, whatever input's is.
+    # Under autocast the product has autocast's dtype, not the input's.
     logits = logits.to(wide(logits.dtype)).reshape(target.numel(), logits.shape[-1])
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)

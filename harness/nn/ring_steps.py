@@ -21,7 +21,7 @@ from harness.nn import attention_formula
 from harness.nn.attention_layer import Part, attention_block, attention_block_backward
 from harness.nn.derivatives import first_order
 
-# ---- Who holds what -----------------------------------------------------------------------------------------
+# ---- Layout of the sequence over ranks ----------------------------------------------------------------------
 
 
 def cut(length, parts):

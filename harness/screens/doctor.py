@@ -70,7 +70,7 @@ def findings() -> Iterator[Finding]:
             yield from check()
         except WorkbookError as error:
             yield Finding(part, "broken", str(error))
-        except Exception as error:  # whatever an incomplete installation raises is what the doctor is for
+        except Exception as error:  # the doctor reports any exception of an incomplete installation
             yield Finding(part, "broken", f"{type(error).__name__}: {error}", INSTALL)
 
 

@@ -88,7 +88,7 @@ def where_wrong(result: GateResult) -> str:
         return f" in {'every case' if cases == 1 else f'all {cases} cases'}"
     right = [c.case.name for c in result.comparisons if c.case.name not in bad]
     few = ", ".join(bad)
-    if len(bad) > NAMED:  # which are right says more, if they are few
+    if len(bad) > NAMED:  # listing the correct ones is shorter
         few = f"all but {' and '.join(right)}" if len(right) <= 2 else f"{', '.join(bad[:NAMED])}, ..."
     return f" in {len(bad)} of {cases} cases ({few})" if bad else ""
 

@@ -101,7 +101,7 @@ class Terminal:
 
     def __exit__(self, kind: type | None, *_) -> None:
         if kind is KeyboardInterrupt and self.console.is_terminal:
-            self.console.print()  # what is said of it does not stand next to the keys
+            self.console.print()  # the message does not appear next to the keys
         if self.before is not None and self.keyboard is not None:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
 
@@ -356,7 +356,7 @@ class Watch:
         step = None if upcoming else following(self.work, self.progress)
         if step and step.puzzle is self.work.puzzle:
             self.take(step)
-        elif upcoming is None:  # the result has said what comes next
+        elif upcoming is None:  # the result names the next step
             self.note([Text("nothing is left in this puzzle: q ends the watch", style="green")])
         else:
             self.gate = upcoming.id

@@ -37,7 +37,7 @@ def name_of_dtype(array: np.ndarray) -> str:
 
 def to_stored(array: np.ndarray, dtype: str) -> np.ndarray:
     """Copy an array to a contiguous one as a device stores it, rounded to nearest."""
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
+    with np.errstate(over="ignore"):  # too large values become infinite
         if dtype != "bfloat16":
             return array.astype(dtype, order="C")
         bits = round_to_dtype(array, dtype).astype(np.float32, order="C").view(np.uint32)

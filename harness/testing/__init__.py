@@ -80,7 +80,7 @@ def check_backward(
         if names and names is not True and (unknown := set(names) - TRIES.keys()):
             raise ValueError(f"there is no try {', '.join(sorted(unknown))}; there are {', '.join(TRIES)}")
     start = time.perf_counter()
-    finish_all()  # what ran before is not this function's
+    finish_all()  # earlier findings are not this function's
     try:
         problem = make_problem(
             function, reference, inputs, dtypes, device, saved=saved, subgradients=subgradients
@@ -99,7 +99,7 @@ def check_backward(
             if check is not report_faults and any(
                 tried.name == "plain" and tried.state == "wrong" for tried in tries
             ):
-                continue  # it would say the same, or what follows from it
+                continue  # it would only repeat the error or its consequences
             may = name != "plain" and (allow_refusal is True or name in allow_refusal)
             tried = make_try(name, check, problem, may)
             line = tried.said

@@ -59,7 +59,7 @@ def make_problem(
     """Make the problem of a call of `check_backward`, in the dtypes that the function takes."""
     if isinstance(dtypes, torch.dtype) or not dtypes or not all(d.is_floating_point for d in dtypes):
         raise ValueError(f"dtypes is {dtypes}, and should be a list of floating-point dtypes")
-    torch.empty(0, device=device)  # raises where there is no such device
+    torch.empty(0, device=device)  # raises if there is no such device
     entries = {name: check_entry(name, entry) for name, entry in inputs.items()}
     ours, theirs = function, reference
     if isinstance(function, torch.nn.Module) and isinstance(reference, torch.nn.Module):

@@ -18,7 +18,7 @@ def check_target(flag: str, target: str | Path) -> None:
 
     Raises BadUse.
     """
-    place = Path(os.path.realpath(target))  # of a link, what it points to
+    place = Path(os.path.realpath(target))  # the target of a link
     try:
         if not str(target):
             raise FileNotFoundError(errno.ENOENT, "the name of a file is missing")

@@ -33,7 +33,7 @@ VARIABLE = "WORKBOOK_EXTENSIONS"
 REMEDY = f"set {VARIABLE} to a folder you can write"
 CARRIED = Path(__file__).resolve().parents[1] / "_libraries"
 """The libraries of a wheel that was built with them."""
-# The libraries of Mojo that a built one wants, each before the ones that need it.
+# Mojo's libraries that a built one needs, in the order of their dependencies.
 RUNTIME = (
     "libMSupportGlobals.so",
     "libAsyncRTRuntimeGlobals.so",
@@ -42,7 +42,7 @@ RUNTIME = (
 )
 # The code that runs on the host only launches; any machine of the kind that built it can run it.
 HOST_CPU = {"x86_64": "x86-64-v2", "aarch64": "generic"}
-# `mojo` through this Python: its own script may lie in a folder that is not on the PATH.
+# `mojo` through this Python: its own script may be in a folder that is not on the PATH.
 MOJO = (
     "-c",
     "import sys; from mojo.run import subprocess_run_mojo; sys.exit(subprocess_run_mojo(sys.argv[1:]).returncode)",
@@ -216,15 +216,15 @@ class Progress:
 
 
 def build_all(
-    wanted: Sequence[Library], output: Path | None = None, progress: Progress | None = None
+    expected: Sequence[Library], output: Path | None = None, progress: Progress | None = None
 ) -> Generator[tuple[Library, Built]]:
     """Build libraries, several at once if there are cores, and yield each in order. Raises as `Library.build`."""
     shown = progress or Progress()
-    workers = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) // 2, len(wanted)))
+    workers = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) // 2, len(expected)))
     with ThreadPoolExecutor(workers) as pool:
-        started = [pool.submit(library.build, output, shown) for library in wanted]
+        started = [pool.submit(library.build, output, shown) for library in expected]
         try:
-            for library, future in zip(wanted, started, strict=True):
+            for library, future in zip(expected, started, strict=True):
                 yield library, future.result()
         finally:
             for future in started:
@@ -318,7 +318,7 @@ def load_runtime() -> None:
             "MAX is not installed: run `uv sync`, or start through `uv run` or `pixi run`"
         )
     site = Path(next(iter(package.submodule_search_locations))).parent
-    # In a wheel the libraries lie next to the package, in a conda environment in its own lib folder.
+    # In a wheel the libraries are next to the package, in a conda environment in its own lib folder.
     folders = (site / "modular" / "lib", Path(sys.prefix) / "lib")
     library_folder = next((f for f in folders if (f / RUNTIME[-1]).is_file()), None)
     if library_folder is None:
@@ -393,7 +393,7 @@ def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: 
         *(f"-D{define}" for define in defines),
         *(f"-I{folder}" for folder in includes),
     ]
-    # The libraries after what uses them.
+    # Libraries come after the objects that use them.
     command += [str(source), "-o", str(target), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
     done = run(command)
     if done.returncode != 0:

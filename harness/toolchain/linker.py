@@ -53,7 +53,7 @@ def c_library(maps: str) -> Path:
 
 
 def lld_arguments(arguments: list[str], libc: Path) -> list[str]:
-    """Return a `cc -shared ...` command line in lld's words: -Wl, and -Xlinker unwrapped, -lm as the file next to libc."""
+    """Return a `cc -shared ...` command line as lld's arguments: -Wl, and -Xlinker unwrapped, -lm as the file next to libc."""
     if "-shared" not in arguments:
         raise ValueError("without a C compiler only shared libraries can be linked (install gcc or clang)")
     out = ["-flavor", "gnu", "--as-needed"]

@@ -54,9 +54,9 @@ class Import:
     line: int
     length: int
 
-    def of(self, wanted: Iterable[str]) -> str:
+    def of(self, expected: Iterable[str]) -> str:
         """Return an import with only the names that are used here; "" if none is."""
-        kept = [(name, here) for name, here in self.names if here in wanted]
+        kept = [(name, here) for name, here in self.names if here in expected]
         if not kept:
             return ""
         if not self.module:

@@ -103,7 +103,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
      'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
      "See `git diff`, or put the file back with `workbook reset pNN`."),
 )  # fmt: skip
-# Mistakes that the compiler only sees the consequences of: the line of code says what was meant.
+# Mistakes for which the compiler reports only consequences; the line of code shows the intention.
 CODE: tuple[tuple[str, str], ...] = (
     (r"^\s*alias\s", NAMES["alias"]),
     (r"^\s*let\s", NAMES["let"]),
@@ -227,54 +227,54 @@ def conversion(text: str) -> str | None:
     return f"A `{requested}` is expected here, and this is a `{got}`; Mojo converts nothing implicitly."
 
 
-def integers(got: str, wanted: str) -> str | None:
+def integers(got: str, expected: str) -> str | None:
     """Explain Int against Int32 and the like."""
-    if INTEGER.fullmatch(got) and INTEGER.fullmatch(wanted):
-        return f"{SIZES} while indices are Int, and Mojo converts neither implicitly: `{wanted}(...)`."
+    if INTEGER.fullmatch(got) and INTEGER.fullmatch(expected):
+        return f"{SIZES} while indices are Int, and Mojo converts neither implicitly: `{expected}(...)`."
     return None
 
 
-def float_from_integer(got: str, wanted: str) -> str | None:
+def float_from_integer(got: str, expected: str) -> str | None:
     """Explain an Int in place of a float."""
-    if INTEGER.fullmatch(got) and FLOAT.fullmatch(wanted):
-        return f"An integer is not converted to a float implicitly: `{spell_type(wanted)}(...)`, as in `Scalar[accum](columns)`."
+    if INTEGER.fullmatch(got) and FLOAT.fullmatch(expected):
+        return f"An integer is not converted to a float implicitly: `{spell_type(expected)}(...)`, as in `Scalar[accum](columns)`."
     return None
 
 
-def integer_from_float(got: str, wanted: str) -> str | None:
+def integer_from_float(got: str, expected: str) -> str | None:
     """Explain a float in place of an Int, as in a sum that starts with 0."""
-    if FLOAT.fullmatch(got) and INTEGER.fullmatch(wanted):
+    if FLOAT.fullmatch(got) and INTEGER.fullmatch(expected):
         return (
-            f"This is a float where `{wanted}` is expected. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
-            f"floats begins as `var total = Scalar[accum](0)`. Else a float becomes an integer by `{wanted}(...)`."
+            f"This is a float where `{expected}` is expected. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
+            f"floats begins as `var total = Scalar[accum](0)`. Else a float becomes an integer by `{expected}(...)`."
         )
     return None
 
 
-def generic_dtype(got: str, wanted: str) -> str | None:
+def generic_dtype(got: str, expected: str) -> str | None:
     """Explain a vector with a parametric dtype in place of a fixed dtype, or the reverse."""
-    have, want = (re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, wanted))
+    have, want = (re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, expected))
     if have and want and have[1] != want[1]:
         return (
             f"The compiler does not know that `{have[1]}` is `{want[1]}` here, even inside `comptime if`: "
-            f"`.cast[...]()` converts the value, `rebind[{wanted}](...)` states that the types are the same."
+            f"`.cast[...]()` converts the value, `rebind[{expected}](...)` states that the types are the same."
         )
     return None
 
 
-def dtypes(got: str, wanted: str) -> str | None:
+def dtypes(got: str, expected: str) -> str | None:
     """Explain two floats of different dtype."""
-    if "Float64" in (got, wanted):
+    if "Float64" in (got, expected):
         return (
             "A number with a point, as in `var total = 0.0`, is a Float64, and Mojo converts nothing implicitly: "
             "a sum begins in its own dtype, `var total = Scalar[accum](0)`."
         )
-    if wanted == "Scalar[sum_dtype]":
+    if expected == "Scalar[sum_dtype]":
         return (
             "The sums that all blocks share have a dtype of their own, and a plain `+=` would lose additions: "
             "`atomic_add(sums, index, value)` converts and adds. See shared/common.mojo."
         )
-    if FLOAT.fullmatch(got) and FLOAT.fullmatch(wanted):
+    if FLOAT.fullmatch(got) and FLOAT.fullmatch(expected):
         return (
             "Two dtypes meet, and Mojo converts neither implicitly. Read with `x[row, h].cast[accum]()`, compute in "
             "accum, and write with `.cast[dtype]()`. See `row_statistics` in shared/common.mojo."

@@ -235,7 +235,7 @@ def test_a_finding_calls_a_tensor_what_the_kernel_calls_it(tmp_path):
             kernel,
             "sums_grad",
         )
-        return source_faults.in_the_kernels_words(
+        return source_faults.with_kernel_names(
             dataclasses.replace(finding, instr=stand_in(Instr, loc=at)), recording, source
         )
 

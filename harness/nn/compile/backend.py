@@ -183,7 +183,7 @@ def each_swapped(gm: GraphModule, found: Matches, swap: Callable[[GraphModule, A
     for match in found.matches:
         try:
             done.append(swap(gm, match))
-        except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself says no
+        except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself refuses
             found.left.append(Left(match.linear, str(error)))
     return done
 
@@ -206,10 +206,10 @@ def is_hopper(device: torch.device) -> bool:
     return cuda and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def attentions_of(gm: GraphModule, asked: bool | None) -> list[Node]:
+def attentions_of(gm: GraphModule, requested: bool | None) -> list[Node]:
     """Return those that may be replaced: all if requested, none if forbidden, else those on a Hopper."""
-    nodes = [] if asked is False else [node for node in gm.graph.nodes if node.target is ATTENTION]
-    return [node for node in nodes if asked or is_hopper(value(node).device)]
+    nodes = [] if requested is False else [node for node in gm.graph.nodes if node.target is ATTENTION]
+    return [node for node in nodes if requested or is_hopper(value(node).device)]
 
 
 def may_be_slower(node: Node) -> str | None:

@@ -42,7 +42,7 @@ _reasons: dict[str, str] = {}
 _loading = threading.Lock()
 
 
-# ---- What is built --------------------------------------------------------------------------------------------------
+# ---- Libraries ------------------------------------------------------------------------------------------------------
 
 
 def operator(layer: str, home: Path | None = None) -> libraries.Library:

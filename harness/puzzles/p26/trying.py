@@ -278,15 +278,15 @@ def digits(number: Tensor) -> str:
     return f"{number.item():.9g}" if number.is_floating_point() else str(number.item())
 
 
-def compare_graph(wanted: Sequence[str], probe: Probe) -> None:
+def compare_graph(requested: Sequence[str], probe: Probe) -> None:
     """Compare the remaining operations with the expected ones."""
-    if list(wanted) == probe.left:
+    if list(requested) == probe.left:
         return
     if probe.dead:
         words = f"{', '.join(probe.dead)} stay in the graph, and nothing uses their results"
         raise Fault("dead-nodes", words)
-    kind = "not-rewritten" if len(probe.left) >= len(wanted) else "rewritten-too-much"
-    expected = ", ".join(wanted) or "nothing"
+    kind = "not-rewritten" if len(probe.left) >= len(requested) else "rewritten-too-much"
+    expected = ", ".join(requested) or "nothing"
     raise Fault(kind, f"the graph holds {', '.join(probe.left) or 'nothing'}; expected {expected}")
 
 
@@ -369,10 +369,10 @@ X = numbers()
 """The default inputs."""
 
 
-def expect(got: object, wanted: object, what: str, kind: str = "value") -> None:
+def expect(got: object, expected: object, what: str, kind: str = "value") -> None:
     """Raise a Fault if two things are not equal."""
-    if got != wanted:
-        raise Fault(kind, f"{what} is {got!r}, expected {wanted!r}"[:300])
+    if got != expected:
+        raise Fault(kind, f"{what} is {got!r}, expected {expected!r}"[:300])
 
 
 def tries(name: str, listed: tuple[Try, ...]) -> Check:

@@ -31,10 +31,12 @@ class Fault(Exception):
         self.mistake, self.hint = mistake, hint
 
     @staticmethod
-    def of(told: Diagnosis, *more: str) -> "Fault":
+    def of(reports: Diagnosis, *more: str) -> "Fault":
         """Return a fault from a diagnosis and further lines."""
-        hint = int(told.hint.rpartition("-")[2]) if told.hint else 0
-        return Fault("\n".join([*told.lines, *filter(None, more)]), told.mistake or "wrong-values", hint)
+        hint = int(reports.hint.rpartition("-")[2]) if reports.hint else 0
+        return Fault(
+            "\n".join([*reports.lines, *filter(None, more)]), reports.mistake or "wrong-values", hint
+        )
 
 
 @contextlib.contextmanager
@@ -152,12 +154,12 @@ def wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Iter
             yield name
 
 
-def near(got: Tensor, wanted: Tensor) -> bool:
+def near(got: Tensor, expected: Tensor) -> bool:
     """Return whether two tensors of one shape are equal up to the rounding of float64."""
-    if got.shape != wanted.shape or not torch.isfinite(got).all():
+    if got.shape != expected.shape or not torch.isfinite(got).all():
         return False
-    scale = wanted.abs().max().item() if wanted.numel() else 0.0
-    return bool((got - wanted).abs().max() <= TOLERANCE * (scale or 1.0)) if wanted.numel() else True
+    scale = expected.abs().max().item() if expected.numel() else 0.0
+    return bool((got - expected).abs().max() <= TOLERANCE * (scale or 1.0)) if expected.numel() else True
 
 
 def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:

@@ -72,7 +72,7 @@ class Order:
         self.width = batch.threads * self.run.cluster_size
         threads = batch.count * batch.threads
         self.rows = np.zeros((ROWS, self.width), np.int32)
-        self.used = 1  # row 0 knows nothing
+        self.used = 1  # row 0 has observed nothing
         self.most = ROWS // 2  # rows before the oldest in use are forgotten
         self.row_of = np.zeros(threads, np.int64)
         self.fence_row = np.zeros(threads, np.int64)  # the row of a thread at its last proxy fence

@@ -12,10 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any, TypeVar
 
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
@@ -116,7 +113,7 @@ class Graph:
 
     WARM_UPS = 3
 
-    def __init__(self, prepare: "Callable[[], Callable[[], tuple[torch.Tensor, ...]]]"):
+    def __init__(self, prepare: Callable[[], Callable[[], Any]]):
         import torch
 
         stream = torch.cuda.Stream()

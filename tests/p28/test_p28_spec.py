@@ -56,7 +56,11 @@ def test_the_spec_s_constants_are_the_kernels():
         limits.TILE,
         limits.SLAB,
     )
-    assert (constant("BLOCK"), constant("EACH"), constant("SIDE")) == (limits.BLOCK, limits.EACH, limits.SIDE)
+    assert (constant("BLOCK"), constant("EACH"), constant("WIDE")) == (
+        limits.BLOCK,
+        limits.EACH,
+        limits.SIDES[1],
+    )
 
 
 def test_the_counted_case_is_what_limits_are_made_for():
@@ -68,7 +72,9 @@ def test_the_counted_case_is_what_limits_are_made_for():
     assert [case.dims for case in counted if not case.variant] == [COUNTED] and counted[0].in_16_bits
     large = [case for case in counted if case.variant]
     assert {case.dims for case in large} == {LARGE} and all(case.in_16_bits for case in large)
-    assert all(size % limits.SIDE == 0 for size in LARGE) and LARGE[0] * LARGE[1] * LARGE[2] <= 2**27
+    high, wide = limits.SIDES
+    assert LARGE[0] % high == 0 and LARGE[1] % wide == LARGE[2] % wide == 0
+    assert LARGE[0] * LARGE[1] * LARGE[2] <= 2**27
 
 
 def test_every_step_is_limited_in_what_it_is_about():

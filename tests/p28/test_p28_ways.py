@@ -26,7 +26,11 @@ def package_of(way: dict, folder: Path) -> OpPackage:
     text = file.read_text("utf-8")
     indent = blanks.find(text)[way["gate"]].indent
     body = tuple(textwrap.indent(way["body"], indent).splitlines())
-    file.write_text(blanks.join(blanks.split(text), {way["gate"]: body}), "utf-8")
+    text = blanks.join(blanks.split(text), {way["gate"]: body})
+    for old, new in way.get("edits", ()):  # of given code, where results lie elsewhere
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    file.write_text(text, "utf-8")
     return OpPackage(package)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from rich.console import Console
 
-from harness.bench.timing import CudaClock, Protocol, take_turns
+from harness.bench.timing import CudaClock, Graph, Protocol, take_turns
 from harness.console import Parser
 from harness.errors import EnvironmentProblem
 from harness.puzzles.p28.timing import STEPS, Problem, Steps, library
@@ -34,27 +34,14 @@ ERROR = {"float32": 2e-5, "bfloat16": 1.2e-2}
 """Tolerance of a step's results, relative to the largest element."""
 
 
-def capture(call: Callable[[], object]) -> Callable[[], None]:
-    """Capture a call as a CUDA graph and return its replay; a first call loads all kernels."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
-def graph(call: Callable[[], object], times: int = 1) -> Callable[[], None]:
+def graph(call: Callable[[], object], times: int = 1) -> Graph:
     """Capture several calls in a row as one graph."""
 
     def several() -> None:
         for _ in range(times):
             call()
 
-    return capture(several)
+    return Graph(lambda: several)
 
 
 def check(problem: Problem, steps: Steps, form: str, number: int) -> float:

@@ -13,7 +13,7 @@ VECTOR = 16
 WARP = 32
 WARPS = 4
 """Warps of a block of rows."""
-SLAB = 16
+SLAB = 64
 """Rows that a block sums in the first stage of `dgamma`."""
 SECTOR = 32
 """Bytes of a sector, the smallest transfer of global memory."""
@@ -23,8 +23,8 @@ BLOCK = 64
 EACH = 4
 """Results along a side of a block's tile and of a thread's, in `registers`."""
 
-SIDE = 128
-"""Results along a side of a block's tile, with tensor cores."""
+SIDES = (128, 96)
+"""Results along the sides of a block's tile, with tensor cores."""
 
 F32, BF16 = "float32", "bfloat16"
 FACTORS = ("ln_out", "linear_weight")
@@ -173,8 +173,10 @@ def multiply_adds(counts: Counts) -> int:
     return counts.sizes["rows"] * counts.sizes["hidden"] * counts.sizes["outputs"]
 
 
-def global_bytes(step: str, tile: int, first: dict[str, float], tensors: tuple[str, ...] = FACTORS) -> Limit:
-    """Limit the elements read per multiply-add to 2 / tile, the cost of a square tile of results."""
+def global_bytes(
+    step: str, high: int, wide: int, first: dict[str, float], tensors: tuple[str, ...] = FACTORS
+) -> Limit:
+    """Limit the elements read per multiply-add to 1 / high + 1 / wide, the cost of a high x wide tile of results."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.of(step).sites("global", tensors, "load")
@@ -182,7 +184,9 @@ def global_bytes(step: str, tile: int, first: dict[str, float], tensors: tuple[s
         return shared_out([(s.instr, s.traffic.bytes) for s in sites], multiply_adds(counts) * element)
 
     words = f"elements of {' and '.join(tensors)} read a multiply-add"
-    return Limit("tile-not-shared", "elements / multiply-add", words, cost, 1.1 * 2 / tile, first)
+    return Limit(
+        "tile-not-shared", "elements / multiply-add", words, cost, 1.1 * (1 / high + 1 / wide), first
+    )
 
 
 def no_conflicts(step: str, first: dict[str, float]) -> Limit:
@@ -359,27 +363,27 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         partial_sums("dgamma", both(0)),
     ),
     "tiled": (
-        global_bytes("tiled", TILE, both(2)),
+        global_bytes("tiled", TILE, TILE, both(2)),
         no_conflicts("tiled", both(0)),
         coalescing("tiled", FACTORS, {F32: 4.125, BF16: 8.25}),
     ),
     "registers": (
         shared_bytes("registers", EACH, both(8)),
-        global_bytes("registers", BLOCK, both(2 / BLOCK)),
+        global_bytes("registers", BLOCK, BLOCK, both(2 / BLOCK)),
         no_conflicts("registers", both(0)),
         coalescing("registers", FACTORS, both(1)),
     ),
     "copies": (
         exposed_copies("copies", both(1)),
         shared_bytes("copies", EACH, both(1), 2),
-        global_bytes("copies", BLOCK, both(2 / BLOCK), NARROW_FACTORS),
+        global_bytes("copies", BLOCK, BLOCK, both(2 / BLOCK), NARROW_FACTORS),
         no_conflicts("copies", both(0)),
         coalescing("copies", NARROW_FACTORS, both(1)),
     ),
     "tensor": (
         scalar_part("tensor", both(1)),
         once_each("tensor", both(1)),
-        global_bytes("tensor", SIDE, both(2 / SIDE), NARROW_FACTORS),
+        global_bytes("tensor", *SIDES, both(sum(1 / side for side in SIDES)), NARROW_FACTORS),
     ),
     "layouts": (
         extra_copies(("ln_out_16", "dy_16", "weight_16"), both(1)),

@@ -78,6 +78,7 @@ MISTAKES = (
     Mistake("last-tile-only", "of the last tile of columns alone: the total begins anew",
             {"tiled_out": lambda v: last_tile(v, 32)}),
     Mistake("bias-forgotten", "without the bias", {"output": lambda v: v.ln_out_16 @ v.weight_16.T}, 2),
+    Mistake("bias-twice", "with the bias twice", {"output": lambda v: v.ln_out_16 @ v.weight_16.T + 2 * v.bias_16}),
     Mistake("bias-gradient-of-the-last-rows", "of the last 16 rows alone: the total begins anew",
             {"grad_linear_bias": lambda v: last_rows(v.dy_16)}, 2),
 )  # fmt: skip

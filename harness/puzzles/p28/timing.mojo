@@ -7,7 +7,7 @@ from std.memory.alloc import unsafe_alloc
 from std.reflection import get_linkage_name
 from std.sys import size_of
 from std.sys.defines import get_defined_dtype
-from max.gpu.host import DeviceContext, DeviceStream, Dim
+from max.gpu.host import DeviceContext, DeviceStream, Dim, FuncAttribute
 from max.gpu.host.device_context import DevicePassable
 
 from std.math import ceildiv
@@ -74,11 +74,14 @@ struct Enqueued(Launcher):
                 address = loaded[1]
         if not address:  # loading takes milliseconds, and a graph cannot be captured meanwhile
             var function = unsafe_alloc[Function](1)
-            function.unsafe_write(self.device[].ctx.compile_function[kernel]())
+            var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(max(shared_bytes, 48 * 1024)))
+            function.unsafe_write(self.device[].ctx.compile_function[kernel](func_attribute=most))
             address = Int(function)
             self.device[].kernels.append((key, address))
         ref function = Pointer[Function, MutAnyOrigin](unsafe_from_address=address)[]
-        self.stream.enqueue_function(function, *args, grid_dim=grid_dim, block_dim=block_dim)
+        self.stream.enqueue_function(
+            function, *args, grid_dim=grid_dim, block_dim=block_dim, shared_mem_bytes=shared_bytes
+        )
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
         var start = self.scratch

@@ -31,9 +31,9 @@ from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
 from .parts import (
-    BF16, BLOCK, BLOCK_ROWS, BUFFERS, DEEP, DEPTH, EACH, EPS, KEPT, LANES, SIDE, SLAB, THREADS, TILE,
-    VECTOR_BYTES, WARPS, SharedTile, Sums, at, copy_tile, load, multiply_tiles, only, shared_sum, store,
-    tiles_in_shared_memory,
+    BF16, BLOCK, BLOCK_ROWS, BUFFERS, DEEP, DEPTH, EACH, EPS, KEPT, LANES, LONG, SLAB, THREADS, TILE, VECTOR_BYTES,
+    WARPS, WIDE, Pair, SharedTile, Sums, at, copy_tile, launched_shared_memory, load, multiply_tiles, only,
+    shared_sum, store, store_pairs, tiles_in_shared_memory,
 )  # fmt: skip
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
 
@@ -184,28 +184,29 @@ def shuffles_kernel[
     var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
     var end = C if row < R else 0
     var aligned = C % width == 0
-    var kept = Array[SIMD[accum, width], KEPT // width](fill=0)
+    var kept = Array[SIMD[dtype, width], KEPT // width](fill=0)
     comptime for i in range(KEPT // width):
         var c = (thread_idx.x % LANES + i * LANES) * width
         if c < end:
             kept[i] = load[width](input, row * C + c, end - c, aligned)
     var total = SIMD[accum, width](0)
     comptime for i in range(KEPT // width):  # after all loads, so that none waits for another
-        total += kept[i]
+        total += kept[i].cast[accum]()
     var mean = shared_sum(total.reduce_add()) / Scalar[accum](C)
     var squares = SIMD[accum, width](0)
     comptime for i in range(KEPT // width):
         var c = (thread_idx.x % LANES + i * LANES) * width
-        squares += only((kept[i] - mean) ** 2, end - c)
+        squares += only((kept[i].cast[accum]() - mean) ** 2, end - c)
     var rstd = 1 / sqrt(shared_sum(squares.reduce_add()) / Scalar[accum](C) + EPS)
     comptime for i in range(KEPT // width):
         var c = (thread_idx.x % LANES + i * LANES) * width
         if c < end:
-            var scaled = (kept[i] - mean) * rstd * load[width](ln_weight, c, end - c, aligned)
-            store(
-                vectors_out, row * C + c, end - c, aligned, scaled + load[width](ln_bias, c, end - c, aligned)
-            )
-    # BLANK-END shuffles (unsolved while it reads as given: e58596c0)
+            var gain = load[width](ln_weight, c, end - c, aligned)
+            var shift = load[width](ln_bias, c, end - c, aligned)
+            var x_hat = (kept[i].cast[accum]() - mean) * rstd
+            var result = x_hat * gain.cast[accum]() + shift.cast[accum]()
+            store(vectors_out, row * C + c, end - c, aligned, result)
+    # BLANK-END shuffles (unsolved while it reads as given: 29399dc6)
     # ANCHOR_END: shuffles
 
 
@@ -426,27 +427,27 @@ def copies_kernel(
 
 
 @always_inline
-def multiply_by_warps(mut totals: Array[Sums, 32], a: SharedTile, b: SharedTile):
-    """A tile's part of a warp's 64 x 64 results. `mma` makes 16 x 8 of them from 16 elements of 16 rows of a and of 8 rows of b;
-    lane l has those in columns 2 * (l % 4) and the next, of rows l // 4 and l // 4 + 8. totals[8 * i + j] are those of block
-    (i, j) of 4 x 8."""
+def multiply_by_warps(mut totals: Array[Sums, 24], a: SharedTile, b: SharedTile):
+    """A tile's part of a warp's 64 x 48 results. `mma` makes 16 x 8 of them from 16 elements of 16 rows of a and of 8 rows of b;
+    lane l has those in columns 2 * (l % 4) and the next, of rows l // 4 and l // 4 + 8. totals[6 * i + j] are those of block
+    (i, j) of 4 x 6."""
     var lane = thread_idx.x % LANES
     var row = thread_idx.x // LANES // 2 * 64
-    var column = thread_idx.x // LANES % 2 * 64
+    var column = thread_idx.x // LANES % 2 * 48
     # ANCHOR: tensor
     # BLANK-START tensor: 16 elements of k at a time by mma: which rows of a and b does a warp need? See ld_matrix
-    for k in range(DEEP):
+    for k in range(LONG):
         var left = Array[Float32, 8](fill=0)
-        var right = Array[Float32, 16](fill=0)
+        var right = Array[Float32, 12](fill=0)
         comptime for i in range(8):
-            left[i] = a[unsafe_offset=at[DEEP](row + lane // 4 + 8 * i, k)].cast[DType.float32]()
-        comptime for i in range(16):
+            left[i] = a[unsafe_offset=at[LONG](row + lane // 4 + 8 * i, k)].cast[DType.float32]()
+        comptime for i in range(12):
             var other = column + lane % 4 * 2 + i // 2 * 8 + i % 2
-            right[i] = b[unsafe_offset=at[DEEP](other, k)].cast[DType.float32]()
+            right[i] = b[unsafe_offset=at[LONG](other, k)].cast[DType.float32]()
         comptime for i in range(8):
-            comptime for j in range(16):
-                totals[i // 2 * 8 + j // 2][i % 2 * 2 + j % 2] += left[i] * right[j]
-    # BLANK-END tensor (unsolved while it reads as given: 8d838179)
+            comptime for j in range(12):
+                totals[i // 2 * 6 + j // 2][i % 2 * 2 + j % 2] += left[i] * right[j]
+    # BLANK-END tensor (unsolved while it reads as given: 4f43205f)
     # ANCHOR_END: tensor
 
 
@@ -456,17 +457,20 @@ comptime TRANSPOSED_BEFORE = True
 
 
 @always_inline
-def copy_part[turned: Bool](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
-    copy_tile[SIDE, DEEP, WARPS * LANES](tile, matrix, row, k, rows, depth, thread_idx.x)
+def copy_part[
+    turned: Bool, side: Int
+](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
+    copy_tile[side, LONG, WARPS * LANES](tile, matrix, row, k, rows, depth, thread_idx.x)
 
 
 @always_inline
-def fragment[turned: Bool, count: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, count]:
-    """The operand of `mma`: 2 * count rows of a tile, 16 elements each; `count` per lane, 8 of a and 4 of b."""
+def fragment[turned: Bool, side: Int, of_b: Bool](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, 8]:
+    """Load 16 rows of a tile, 16 elements each, as `mma` takes them: one operand a, or `of_b` two operands b."""
     var lane = thread_idx.x % LANES
-    var down = row + lane % (2 * count)
-    return ld_matrix[count](tile.unsafe_offset(at[DEEP](down, k + lane // (2 * count) % 2 * 8)))
-# BLANK-END layouts (unsolved while it reads as given: 91dba069)
+    var down = row + (lane // 16 if of_b else lane // 8 % 2) * 8
+    var along = k + (lane // 8 % 2 if of_b else lane // 16) * 8
+    return ld_matrix[8](tile.unsafe_offset(at[LONG](down + lane % 8, along)))
+# BLANK-END layouts (unsolved while it reads as given: 70c5fc68)
 # ANCHOR_END: layouts
 
 
@@ -476,14 +480,14 @@ comptime SEPARATE = True
 
 
 @always_inline
-def with_bias(sums: SIMD[DType.float32, 2], bias: ImmPtr[BF16], column: Int, width: Int) -> SIMD[DType.float32, 2]:
+def with_bias(sums: Pair, bias: ImmPtr[BF16], column: Int, width: Int) -> Pair:
     return sums  # another launch adds the bias
 
 
 @always_inline
 def add_up(mut sums: Sums, rows: SIMD[BF16, 8]):
     pass  # another launch adds up the columns
-# BLANK-END epilogue (unsolved while it reads as given: 13f71871)
+# BLANK-END epilogue (unsolved while it reads as given: 4384e9f6)
 # ANCHOR_END: epilogue
 
 
@@ -491,7 +495,12 @@ def add_up(mut sums: Sums, rows: SIMD[BF16, 8]):
     MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(WARPS * LANES)), `nvvm.minctasm`=SIMDLength(2)
 )
 def product_kernel[
-    step: Int, a_turned: Bool = False, b_turned: Bool = False, biased: Bool = False, summed: Bool = False
+    step: Int,
+    high: Int = 4,
+    a_turned: Bool = False,
+    b_turned: Bool = False,
+    biased: Bool = False,
+    summed: Bool = False,
 ](
     output: MutPtr[BF16],  # [height, width]
     a_sums: MutPtr[BF16],  # [height], if `summed`
@@ -504,68 +513,70 @@ def product_kernel[
 ):
     """`a @ b.T` on tensor cores, in the steps 10 to 12. As in `copies`, but with BUFFERS tiles, all but one of them in flight.
     """
+    comptime side = 32 * high
     var H = Int(height)
     var W = Int(width)
     var D = Int(depth)
     var lane = thread_idx.x % LANES
-    var row = block_idx.y * SIDE
-    var column = block_idx.x * SIDE
-    comptime size = SIDE * DEEP
-    var a_tiles = tiles_in_shared_memory[BUFFERS * size]()
-    var b_tiles = tiles_in_shared_memory[BUFFERS * size]()
-    var totals = Array[Sums, 32](fill=0)
-    var row_sums = Array[Sums, 4](fill=0)
-    var warp_row = thread_idx.x // LANES // 2 * 64
-    var warp_column = thread_idx.x // LANES % 2 * 64
+    var row = block_idx.y * side
+    var column = block_idx.x * WIDE
+    var a_tiles = launched_shared_memory()
+    var b_tiles = a_tiles.unsafe_offset(BUFFERS * side * LONG)
+    var totals = Array[Sums, 6 * high](fill=0)
+    var row_sums = Array[Sums, high](fill=0)
+    var warp_row = thread_idx.x // LANES // 2 * (16 * high)
+    var warp_column = thread_idx.x // LANES % 2 * 48
     var sums_rows = block_idx.x == 0 and warp_column == 0
     comptime for tile in range(BUFFERS - 1):
-        copy_part[a_turned](a_tiles.unsafe_offset(tile * size), a, row, tile * DEEP, H, D)
-        copy_part[b_turned](b_tiles.unsafe_offset(tile * size), b, column, tile * DEEP, W, D)
+        copy_part[a_turned, side](a_tiles.unsafe_offset(tile * side * LONG), a, row, tile * LONG, H, D)
+        copy_part[b_turned, WIDE](b_tiles.unsafe_offset(tile * WIDE * LONG), b, column, tile * LONG, W, D)
         async_copy_commit_group()
-    for first in range(0, D, DEEP):
+    var now = 0
+    var free = BUFFERS - 1
+    for first in range(0, D, LONG):
         async_copy_wait_group(Int32(BUFFERS - 2))
         barrier()
-        var next = first + (BUFFERS - 1) * DEEP
+        var next = first + (BUFFERS - 1) * LONG
         if next < D:
-            var there = next // DEEP % BUFFERS * size
-            copy_part[a_turned](a_tiles.unsafe_offset(there), a, row, next, H, D)
-            copy_part[b_turned](b_tiles.unsafe_offset(there), b, column, next, W, D)
+            copy_part[a_turned, side](a_tiles.unsafe_offset(free * side * LONG), a, row, next, H, D)
+            copy_part[b_turned, WIDE](b_tiles.unsafe_offset(free * WIDE * LONG), b, column, next, W, D)
         async_copy_commit_group()  # an empty one too, so that all are counted
-        var left_tile = a_tiles.unsafe_offset(first // DEEP % BUFFERS * size)
-        var right_tile = b_tiles.unsafe_offset(first // DEEP % BUFFERS * size)
+        var left_tile = a_tiles.unsafe_offset(now * side * LONG)
+        var right_tile = b_tiles.unsafe_offset(now * WIDE * LONG)
+        free = now
+        now = now + 1 if now + 1 < BUFFERS else 0
         comptime if step == 10:
-            multiply_by_warps(totals, left_tile, right_tile)
+            multiply_by_warps(rebind[Array[Sums, 24]](totals), left_tile, right_tile)
         else:
-            comptime for k in range(0, DEEP, 16):
-                var left = Array[SIMD[BF16, 8], 4](fill=0)
-                comptime for i in range(4):
-                    left[i] = fragment[a_turned, 8](left_tile, warp_row + 16 * i, k)
+            comptime for k in range(0, LONG, 16):
+                var left = Array[SIMD[BF16, 8], high](fill=0)
+                comptime for i in range(high):
+                    left[i] = fragment[a_turned, side, False](left_tile, warp_row + 16 * i, k)
                 comptime if summed:
                     if sums_rows:
-                        comptime for i in range(4):
+                        comptime for i in range(high):
                             add_up(row_sums[i], left[i])
-                comptime for j in range(8):
-                    var right = fragment[b_turned, 4](right_tile, warp_column + 8 * j, k)
-                    comptime for i in range(4):
-                        var sums = totals[8 * i + j]
-                        mma(totals[8 * i + j], left[i], right, sums)
-    comptime for place in range(64):
-        var here = row + warp_row + place // 16 * 16 + place % 2 * 8 + lane // 4
-        var there = column + warp_column + place // 2 % 8 * 8 + lane % 4 * 2
-        if here < H and there < W:
-            var sums = totals[place // 2].slice[2, offset=place % 2 * 2]()
+                comptime for j in range(3):
+                    var right = fragment[b_turned, WIDE, True](right_tile, warp_column + 16 * j, k)
+                    comptime for place in range(2 * high):
+                        comptime block = place // 2 * 6 + 2 * j + place % 2
+                        var sums = totals[block]
+                        mma(totals[block], left[place // 2], right.slice[4, offset=place % 2 * 4](), sums)
+    comptime for place in range(6 * high):
+        comptime block = place // 6 * 6 + place % 3 * 2  # and the one next to it
+        var here = row + warp_row + place // 6 * 16 + place // 3 % 2 * 8 + lane // 4
+        var there = column + warp_column + place % 3 * 16
+        var pairs = Array[Pair, 2](fill=0)
+        comptime for i in range(2):
+            pairs[i] = totals[block + i].slice[2, offset=place // 3 % 2 * 2]()
             comptime if biased:
-                sums = with_bias(sums, bias, there, W)
-            var target = output.unsafe_offset(here * W + there)
-            if W % 2 == 0:
-                target.unsafe_store[alignment=4](0, sums.cast[BF16]())
-            else:
-                target[] = sums[0].cast[BF16]()
-                if there + 1 < W:
-                    target[unsafe_offset=1] = sums[1].cast[BF16]()
+                var begin = there + 8 * i + lane % 4 * 2
+                if begin < W:
+                    pairs[i] = with_bias(pairs[i], bias, begin, W)
+        store_pairs(output, pairs[0], pairs[1], here, there, H, W)
     comptime if summed and not SEPARATE:
         if sums_rows and lane % 4 == 0:
-            comptime for place in range(8):
+            comptime for place in range(2 * high):
                 var here = row + warp_row + place * 8 + lane // 4
                 if here < H:
                     a_sums[unsafe_offset=here] = row_sums[place // 2][place % 2 * 2].cast[BF16]()

@@ -8,8 +8,8 @@ from .fast import (
     registers_kernel, rows_kernel, shuffles_kernel, tiled_kernel, vectors_kernel,
 )  # fmt: skip
 from .parts import (
-    BF16, BLOCK, BLOCK_ROWS, DEPTH, KEPT, LANES, SIDE, SLAB, THREADS, TILE, WARPS, bias_kernel,
-    clear_kernel, column_sums_kernel, second_stage_kernel, transpose_kernel,
+    BF16, BLOCK, BLOCK_ROWS, BUFFERS, DEPTH, KEPT, LANES, LONG, SLAB, THREADS, TILE, WARPS, WIDE,
+    bias_kernel, clear_kernel, column_sums_kernel, second_stage_kernel, transpose_kernel,
 )  # fmt: skip
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
@@ -160,6 +160,7 @@ def launch_tiles[
     L: Launcher,
     //,
     step: Int,
+    high: Int = 4,
     a_turned: Bool = False,
     b_turned: Bool = False,
     biased: Bool = False,
@@ -176,10 +177,12 @@ def launch_tiles[
     width: Int,
     depth: Int,
 ) raises:
-    """One product on tensor cores."""
-    launcher.launch[product_kernel[step, a_turned, b_turned, biased, summed]](
+    """One product on tensor cores. 128 rows a block, or 96, so that at GPT-2's width the blocks are as many as a GPU holds.
+    """
+    launcher.launch[product_kernel[step, high, a_turned, b_turned, biased, summed]](
         name, output, sums, a, b, bias, Int32(height), Int32(width), Int32(depth),
-        grid_dim=Dim(ceildiv(width, SIDE), ceildiv(height, SIDE)), block_dim=Dim(WARPS * LANES),
+        grid_dim=Dim(ceildiv(width, WIDE), ceildiv(height, 32 * high)), block_dim=Dim(WARPS * LANES),
+        shared_bytes=2 * BUFFERS * (32 * high + WIDE) * LONG,
     )  # fmt: skip
 
 
@@ -211,11 +214,11 @@ def launch_grad_weight[
     comptime if TRANSPOSED_BEFORE:
         var a = transposed(launcher, "dy_turned", dy, rows, outputs)
         var b = transposed(launcher, "ln_out_turned", ln_out, rows, hidden)
-        launch_tiles[12, summed=summed](
+        launch_tiles[12, 3, summed=summed](
             launcher, "dweight", grad_linear_weight, sums, a, b, dy, outputs, hidden, rows
         )
     else:
-        launch_tiles[12, True, True, summed=summed](
+        launch_tiles[12, 3, True, True, summed=summed](
             launcher, "dweight", grad_linear_weight, sums, dy, ln_out, dy, outputs, hidden, rows
         )
 

@@ -1,9 +1,10 @@
 """Building blocks of puzzle 28's kernels, and kernels without a blank: sums, vectors, tiles in shared memory."""
 
 from std.math import iota
-from std.memory import AddressSpace
+from std.memory import AddressSpace, bitcast
 from max.gpu import barrier, block_idx, global_idx, thread_idx
-from max.gpu.memory import async_copy
+from max.gpu.memory import async_copy, external_memory
+from max.gpu.primitives import warp
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
@@ -20,7 +21,7 @@ comptime VECTOR_BYTES = 16
 """The widest load of a thread."""
 comptime EPS = 1e-5
 """The constant added to the variance."""
-comptime SLAB = 16
+comptime SLAB = 64
 """Rows whose dgamma and dbeta one block adds up in the first of the two stages."""
 comptime TILE = 32
 """A block of `tiled` has TILE x TILE threads, one for each result of its tile."""
@@ -32,16 +33,18 @@ comptime DEPTH = BLOCK // EACH
 """So it has DEPTH x DEPTH threads; of a row of a or b, `registers` takes DEPTH elements at a time."""
 comptime DEEP = 32
 """And the steps after it DEEP elements."""
-comptime SIDE = 128
-"""A block of the steps with tensor cores makes SIDE x SIDE results."""
-comptime WARPS = 4
-"""And has so many warps, each with 64 x 64 of them."""
+comptime LONG = 64
+"""And the steps with tensor cores LONG elements, of which BUFFERS tiles of each factor have room."""
 comptime BUFFERS = 3
-"""Number of tiles of each factor."""
+comptime WARPS = 4
+"""A block of these steps has so many warps, 2 x 2, each with 16 * `high` x 48 results: `high` is 4 or 3."""
+comptime WIDE = 96
+"""So a block makes 32 * `high` x WIDE results."""
 comptime VECTOR = 8
 """Elements of bfloat16 in 16 bytes."""
 comptime BF16 = DType.bfloat16
 comptime SharedTile = Pointer[BFloat16, MutAnyOrigin, address_space=AddressSpace.SHARED]
+comptime Pair = SIMD[DType.float32, 2]
 comptime Sums = SIMD[DType.float32, 4]
 """A thread's part of the 16 x 8 results of an `mma`: two neighbours in each of two rows."""
 
@@ -62,16 +65,15 @@ def shared_sum[dtype: DType](mine: Scalar[dtype]) -> Scalar[dtype]:
 @always_inline
 def load[
     dtype: DType, //, width: Int
-](source: ImmPtr[dtype], place: Int, left: Int, aligned: Bool) -> SIMD[accum_type[dtype], width]:
-    """`width` elements from `place` on, in the type of sums: in one load if that is `aligned`. Else only the `left` ones that
-    there are, one by one, and zeros."""
-    comptime accum = accum_type[dtype]
+](source: ImmPtr[dtype], place: Int, left: Int, aligned: Bool) -> SIMD[dtype, width]:
+    """`width` elements from `place` on: in one load if that is `aligned`. Else only the `left` ones that there are, one by one,
+    and zeros. A thread waits for a load where it uses what comes, a `cast` too."""
     if aligned:
-        return source.unsafe_load[width=width, alignment=VECTOR_BYTES](place).cast[accum]()
-    var values = SIMD[accum, width](0)
+        return source.unsafe_load[width=width, alignment=VECTOR_BYTES](place)
+    var values = SIMD[dtype, width](0)
     comptime for i in range(width):
         if i < left:
-            values[i] = source[unsafe_offset=place + i].cast[accum]()
+            values[i] = source[unsafe_offset=place + i]
     return values
 
 
@@ -103,12 +105,20 @@ def tiles_in_shared_memory[count: Int]() -> SharedTile:
 
 
 @always_inline
+def launched_shared_memory() -> SharedTile:
+    """Return the shared memory that the launch asks for, which may be more than a kernel can declare."""
+    return external_memory[
+        BFloat16, address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES
+    ]().as_unsafe_any_origin()
+
+
+@always_inline
 def at[columns: Int](row: Int, column: Int) -> Int:
     """Return the place of an element of a tile. Rows are consecutive; the vectors of a row are permuted, differently in each of
     eight neighbouring rows or pairs, so that both a row's vectors and a column's lie in different banks."""
-    comptime pairs = max(1, 64 // columns)  # rows in the 128 bytes of all banks
-    var vector = (column // VECTOR) ^ (row // pairs % min(8, columns // VECTOR))
-    return row * columns + vector * VECTOR + column % VECTOR
+    comptime pairs = UInt32(1 if columns % 64 == 0 else 2)
+    var vector = UInt32(column) // VECTOR ^ UInt32(row) // pairs % (8 // pairs)
+    return row * columns + Int(vector) * VECTOR + column % VECTOR
 
 
 @always_inline
@@ -126,22 +136,53 @@ def copy_tile[
     """Start to copy a part of `source`, [height, width], into shared memory, by 16 bytes per thread, with zeros
     outside. Where rows begin between two vectors it copies one by one, and at once."""
     comptime vectors = columns // VECTOR
-    comptime for i in range(rows * vectors // threads):
-        var row = (thread + i * threads) // vectors
-        var column = (thread + i * threads) % vectors * VECTOR
+    comptime step = threads // vectors // 8 * 8  # rows at a time, in all of which `at` permutes alike
+    var row = thread // vectors
+    var column = thread % vectors * VECTOR
+    comptime assert rows % step == 0
+    if width % VECTOR == 0:
+        var left = height - first_row - row if first_column + column < width else 0
+        var begin = source.unsafe_offset((first_row + row) * width + first_column + column)
         var target = tile.unsafe_offset(at[columns](row, column))
-        var place = (first_row + row) * width + first_column + column
-        var left = width - first_column - column if first_row + row < height else 0
-        if width % VECTOR == 0:
-            var begin = source.unsafe_offset(place if left > 0 else 0)
-            async_copy[VECTOR_BYTES, fill=BFloat16(0)](
-                begin.unsafe_address_space_cast[AddressSpace.GLOBAL](),
-                target,
-                Int32(VECTOR_BYTES) if left > 0 else 0,
-            )
+        if row < step:
+            comptime for i in range(0, rows, step):
+                async_copy[VECTOR_BYTES, fill=BFloat16(0)](
+                    begin.unsafe_offset(i * width).unsafe_address_space_cast[AddressSpace.GLOBAL](),
+                    target.unsafe_offset(i * columns),
+                    Int32(VECTOR_BYTES) if i < left else 0,
+                )
+        return
+    for i in range(thread, rows * columns, threads):
+        var there = first_row + i // columns < height and first_column + i % columns < width
+        var place = (first_row + i // columns) * width + first_column + i % columns
+        tile[unsafe_offset=at[columns](i // columns, i % columns)] = source[
+            unsafe_offset=place
+        ] if there else BFloat16(0)
+
+
+@always_inline
+def store_pairs(
+    output: MutPtr[BF16], first: Pair, second: Pair, row: Int, column: Int, height: Int, width: Int
+):
+    """Store a lane's results in a row of two 16 x 8 blocks next to each other, from `column` on. Neighbouring lanes exchange what
+    makes four in a row of a block, so that a warp writes all 32 bytes of a sector at once."""
+    var odd = thread_idx.x % 2
+    var mine = bitcast[DType.uint32, 1](first.cast[BF16]())
+    var other = bitcast[DType.uint32, 1](second.cast[BF16]())
+    if odd:
+        swap(mine, other)
+    other = warp.shuffle_xor(other, 1)
+    var four = SIMD[DType.uint32, 2](other, mine) if odd else SIMD[DType.uint32, 2](mine, other)
+    var begin = column + odd * 8 + thread_idx.x % 4 // 2 * 4
+    if row < height:
+        var values = bitcast[BF16, 4](four)
+        var target = output.unsafe_offset(row * width + begin)
+        if width % 4 == 0 and begin < width:
+            target.unsafe_store[alignment=8](0, values)
         else:
-            for e in range(VECTOR):
-                target[unsafe_offset=e] = source[unsafe_offset=place + e] if e < left else BFloat16(0)
+            comptime for i in range(4):
+                if begin + i < width:
+                    target[unsafe_offset=i] = values[i]
 
 
 @always_inline

@@ -104,11 +104,11 @@ def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     except BadUse as error:
         yield str(error).replace(f"{checkout}/", "")
         return
-    requested = [puzzle.ladder(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
-    for name in requested:
+    expected = [puzzle.ladder(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
+    for name in expected:
         if len(ladders.get(name, ())) < RUNGS_OF_A_LADDER:
             yield f"{where}: {name} has {len(ladders.get(name, ()))} rungs, at least {RUNGS_OF_A_LADDER} are required"
-    yield from (f"{where}: {name} is the ladder of no gate" for name in ladders if name not in requested)
+    yield from (f"{where}: {name} is the ladder of no gate" for name in ladders if name not in expected)
 
 
 def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:

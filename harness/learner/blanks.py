@@ -298,11 +298,11 @@ def check(solutions: Path, problems: Path) -> int:
     path; 0 if there is nothing to print."""
     different = False
     for relative in layout(solutions).edited:
-        requested = skeleton((solutions / relative).read_text(encoding="utf-8"))
+        expected = skeleton((solutions / relative).read_text(encoding="utf-8"))
         target = problems / relative
         present = target.read_text(encoding="utf-8") if target.is_file() else ""
         diff = list(
-            difflib.unified_diff(present.splitlines(), requested.splitlines(), str(target), "generated", n=1)
+            difflib.unified_diff(present.splitlines(), expected.splitlines(), str(target), "generated", n=1)
         )
         different |= bool(diff)
         print(*diff, sep="\n", end="\n" if diff else "")

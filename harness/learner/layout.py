@@ -92,11 +92,11 @@ class Fault:
 
 def faults(solutions: Path, problems: Path) -> Iterator[Fault]:
     """Return links that are missing, dangling or replaced, and files that belong to no puzzle."""
-    requested = layout(solutions)
-    for relative in requested.linked:
+    expected = layout(solutions)
+    for relative in expected.linked:
         if fault := fault_of_link(problems / relative, solutions / relative):
             yield fault
-    known = {*requested.edited, *requested.linked}
+    known = {*expected.edited, *expected.linked}
     for parent, folders, names in os.walk(problems):
         relative = Path(parent).relative_to(problems)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]

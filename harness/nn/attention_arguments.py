@@ -102,7 +102,7 @@ def check_mask(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) 
         raise TypeError(f"attn_mask: expected bool or {plain(query.dtype)}, got {plain(mask.dtype)}")
     scores = (*lead, query.shape[-2], key.shape[-2])
     pairs = zip(reversed(mask.shape), reversed(scores), strict=False)
-    if mask.dim() > len(scores) or not all(size in (1, requested) for size, requested in pairs):
+    if mask.dim() > len(scores) or not all(size in (1, expected) for size, expected in pairs):
         raise ValueError(f"attn_mask: shape {list(mask.shape)} does not broadcast to {list(scores)}")
 
 

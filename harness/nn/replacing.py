@@ -76,10 +76,12 @@ def replace(
             if linear in (other for _, other in found):
                 raise ValueError(f"{linear}: it is in two pairs")
             found.append((norm, linear))
-    created: dict[str, Any] = {name: PassedNorm(modules[name]) for name, _ in found}
+    replacements: dict[str, Any] = {name: PassedNorm(modules[name]) for name, _ in found}
     for norm, linear in found:
-        created[linear] = NormLinear(created[norm], modules[linear], algorithm=algorithm, memory=memory)
-    for name, module in created.items():
+        replacements[linear] = NormLinear(
+            replacements[norm], modules[linear], algorithm=algorithm, memory=memory
+        )
+    for name, module in replacements.items():
         model.set_submodule(name, module)
     return found
 

@@ -109,10 +109,10 @@ class GateCheck:
 
     def about(self, dtype: object, seed: object) -> str:
         """Describe the check about to run, with its dtypes."""
-        executed = self.work.package
+        package = self.work.package
         narrow = any(case.in_16_bits for case in self.cases or self.work.puzzle.cases(None))
         then = f", then {NARROW}" if narrow and "dtype" not in self.settings else ""
-        return f"ran {shown(executed.path)} (hash {executed.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
+        return f"ran {shown(package.path)} (hash {package.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
 
 
 @dataclass(frozen=True)

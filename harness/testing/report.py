@@ -60,17 +60,17 @@ class Report:
             raise AssertionError(f"\n{self}")
 
     def __str__(self) -> str:
-        created = f"{len(self.tries) - len(self.of('not here'))} tries, {self.where}, {self.seconds:.1f} s"
+        tries = f"{len(self.tries) - len(self.of('not here'))} tries, {self.where}, {self.seconds:.1f} s"
         if self.wrong:
             head, *others = self.wrong
             lines = [f"WRONG: {head.said}", f"   in the try '{head.name}'"]
             lines += [f"   {self.mistake}"] * bool(self.mistake)
             only = "; no other was made: they would say the same" * (head.name == "plain")
-            lines.append(f"wrong in {len(self.wrong)} of {created}{only}")
+            lines.append(f"wrong in {len(self.wrong)} of {tries}{only}")
             lines += [f"   {tried.name}: {tried.said}" for tried in others[:SHOWN]]
             lines += [f"   and {', '.join(tried.name for tried in others[SHOWN:])}"] * bool(others[SHOWN:])
         else:
-            lines = [f"right in {len(self.of('right'))} of {created}"]
+            lines = [f"right in {len(self.of('right'))} of {tries}"]
         states: tuple[State, ...] = ("refused", "dropped")
         lines += [f"{state}: {tried.name}: {tried.said}" for state in states for tried in self.of(state)]
         lines += [f"noted: {'; '.join(dict.fromkeys(self.notes))}"] * bool(self.notes)

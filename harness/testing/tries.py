@@ -268,10 +268,10 @@ def check_autocast(problem: Problem) -> str | None:
 
 def check_no_grad(problem: Problem) -> str | None:
     """Compare the result under no_grad with that outside."""
-    requested = outputs_of(problem.function, problem.inputs())
+    expected = outputs_of(problem.function, problem.inputs())
     with torch.no_grad():
         got = outputs_of(problem.function, problem.inputs())
-    pairs = [(a.double(), b.double()) for a, b in zip(got, requested, strict=True)]
+    pairs = [(a.double(), b.double()) for a, b in zip(got, expected, strict=True)]
     same = all(torch.allclose(a, b, equal_nan=True) for a, b in pairs)
     return None if same else "under no_grad the result is another one"
 

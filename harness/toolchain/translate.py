@@ -220,11 +220,11 @@ def conversion(text: str) -> str | None:
     match = CONVERSION.search(text)
     if not match or "unresolved parameter" in text:
         return None
-    got, requested = match["got"] or match["got2"], match["wanted"] or match["wanted2"]
+    got, expected = match["got"] or match["got2"], match["wanted"] or match["wanted2"]
     for describe in (integers, float_from_integer, integer_from_float, generic_dtype, dtypes):
-        if sentence := describe(got, requested):
+        if sentence := describe(got, expected):
             return sentence
-    return f"A `{requested}` is expected here, and this is a `{got}`; Mojo converts nothing implicitly."
+    return f"A `{expected}` is expected here, and this is a `{got}`; Mojo converts nothing implicitly."
 
 
 def integers(got: str, expected: str) -> str | None:

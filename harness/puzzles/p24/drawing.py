@@ -30,15 +30,17 @@ OPPOSITE = {"r": "l", "l": "r", "d": "u", "u": "d"}
 
 def text(order: np.ndarray, width: int) -> Iterator[str]:
     """Yield the lines of a drawing: steps between neighbours are drawn, a jump is a gap."""
-    methods: list[set[str]] = [set() for _ in order]
+    directions: list[set[str]] = [set() for _ in order]
     for here, there in steps(order, width):
-        method = DIRECTIONS.get((there[0] - here[0], there[1] - here[1]))
-        if method:
-            methods[here[0] * width + here[1]].add(method)
-            methods[there[0] * width + there[1]].add(OPPOSITE[method])
+        direction = DIRECTIONS.get((there[0] - here[0], there[1] - here[1]))
+        if direction:
+            directions[here[0] * width + here[1]].add(direction)
+            directions[there[0] * width + there[1]].add(OPPOSITE[direction])
     for first in range(0, len(order), width):
-        row = methods[first : first + width]
-        yield "".join(LINES[frozenset(method)] + ("─" if "r" in method else " ") for method in row).rstrip()
+        row = directions[first : first + width]
+        yield "".join(
+            LINES[frozenset(direction)] + ("─" if "r" in direction else " ") for direction in row
+        ).rstrip()
 
 
 def steps(order: np.ndarray, width: int) -> Iterator[tuple[list[int], list[int]]]:

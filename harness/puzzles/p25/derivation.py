@@ -37,8 +37,8 @@ def move_gradient(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
     there is none."""
     source = np.full((int(v.ranks), len(v.owner)), -1)
     source[v.owner, v.index] = np.arange(len(v.owner))
-    requested = source[(v.owner + by) % int(v.ranks), v.index]
-    return np.where((requested >= 0)[:, None], array[:, :, requested], np.nan)
+    chosen = source[(v.owner + by) % int(v.ranks), v.index]
+    return np.where((chosen >= 0)[:, None], array[:, :, chosen], np.nan)
 
 
 STEPS = {

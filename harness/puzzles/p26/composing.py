@@ -83,7 +83,7 @@ def rewriting(m: Module) -> None:
         raise Fault("child-graphs", "the checkpointed region is as it was")
     if where := stale(gm):
         raise Fault("stale-code", f"{where} has changed, and what runs has not")
-    for words, function, passes, requested in (
+    for words, function, passes, expected in (
         ("the count of a third pass", sine, [nothing, nothing, sine_to_cosine], 1),
         (
             "the count of a change in the graph and one in its region",
@@ -93,7 +93,7 @@ def rewriting(m: Module) -> None:
         ),
     ):
         count = m["rewrite"](capture_graph(function, X.clone().requires_grad_()), passes)
-        expect(count, requested, words, "value")
+        expect(count, expected, words, "value")
     for words, function, x in (
         ("", sine, X),
         (" in a checkpointed region", checkpoint_cosine, X.clone().requires_grad_()),
@@ -144,7 +144,7 @@ def check_handoff(m: Module) -> None:
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         return m["backend"](gm, example_inputs, [sine_to_cosine], **options)
 
-    for options, requested in (
+    for options, expected in (
         ({}, {}),
         ({"mode": "reduce-overhead"}, {"triton.cudagraphs": True}),
         ({"options": {"max_autotune": False}}, {"max_autotune": False}),
@@ -163,8 +163,8 @@ def check_handoff(m: Module) -> None:
         if not torch.allclose(got, cosine(x)):
             raise Fault("not-rewritten", f"{words}: compile_fx is given {', '.join(calls[0]['operations'])}")
         patches = calls[0].get("config_patches") or {}
-        if {name: patches.get(name) for name in requested} != requested:
-            raise Fault("options-lost", f"{words}: config_patches is {patches}, expected {requested}")
+        if {name: patches.get(name) for name in expected} != expected:
+            raise Fault("options-lost", f"{words}: config_patches is {patches}, expected {expected}")
 
 
 def check_inductor(m: Module) -> None:

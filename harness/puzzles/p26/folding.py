@@ -173,19 +173,19 @@ FACTORS = (
 
 def factors(m: Module) -> None:
     """Check what counts as a product with a number."""
-    for words, function, requested in FACTORS:
+    for words, function, expected in FACTORS:
         gm = capture_graph(function, X.detach(), dynamic=True)
         *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
         got = m["factor"](node)
-        if requested is None:
+        if expected is None:
             expect(got, None, f"{words}: factor(node)", "factor")
             continue
         if got is None:
-            raise Fault("not-rewritten", f"{words}: factor(node) is None, expected x and {requested}")
+            raise Fault("not-rewritten", f"{words}: factor(node) is None, expected x and {expected}")
         x, c = got
         expect(
             (getattr(x, "op", x), c),
-            ("placeholder", requested),
+            ("placeholder", expected),
             f"{words}: the tensor's op and the number",
             "factor",
         )

@@ -195,7 +195,7 @@ def computing(m: Module) -> None:
     nodes = {call_name(n): n for n in gm.graph.nodes if n.op in CALLS}
     x, y = (n for n in gm.graph.nodes if n.op == "placeholder")
     product = next(n for n in nodes["pow"].graph.nodes if call_name(n) == "mul")
-    for words, end, at, requested in (
+    for words, end, at, expected in (
         ("tanh(x * 2 + 1)^2 of x", nodes["pow"], x, torch.tanh(points * 2 + 1) ** 2),
         ("tanh(x * 2 + 1)^2 of x * 2", nodes["pow"], product, torch.tanh(points + 1) ** 2),
         ("tanh(x * 2 + 1)^2 of y, of which it does not depend", nodes["pow"], y, None),
@@ -204,10 +204,10 @@ def computing(m: Module) -> None:
     ):
         kind = "keywords" if "alpha" in words else "value"
         got = m["values"](end, at, points)
-        if requested is None:
+        if expected is None:
             expect(got, None, f"{words}: values(...)", "false-match")
-        elif not isinstance(got, Tensor) or got.shape != points.shape or not torch.allclose(got, requested):
-            text = " ".join(f"{words}: values(...) is {got!r}, expected {requested!r}".split())
+        elif not isinstance(got, Tensor) or got.shape != points.shape or not torch.allclose(got, expected):
+            text = " ".join(f"{words}: values(...) is {got!r}, expected {expected!r}".split())
             raise Fault(kind, text[:400])
 
 

@@ -37,9 +37,9 @@ def as_items(got, what: str, kind: str) -> Iterable:
 
 def table(m: Module) -> None:
     """Check names, shapes and dtypes of two graphs."""
-    for function, inputs, requested in ROWS:
+    for function, inputs, expected in ROWS:
         rows = as_items(m["rows"](capture_graph(function, *inputs)), "rows(gm)", "rows")
-        expect([tuple(row) for row in rows], requested, "rows(gm)", "rows")
+        expect([tuple(row) for row in rows], expected, "rows(gm)", "rows")
 
 
 def two_paths(x: Tensor, w: Tensor) -> Tensor:
@@ -75,10 +75,10 @@ GROUPS = (
 
 def grouping(m: Module) -> None:
     """Check groups of pointwise operations."""
-    for words, function, requested in GROUPS:
+    for words, function, expected in GROUPS:
         groups = as_items(m["groups"](capture_graph(function, X, W)), f"{words}: groups(gm)", "groups")
         got = [sorted(call_name(n) for n in group) for group in groups]
-        expect(sorted(got), sorted(sorted(g) for g in requested), f"{words}: groups(gm)", "groups")
+        expect(sorted(got), sorted(sorted(g) for g in expected), f"{words}: groups(gm)", "groups")
 
 
 def pair(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,9 +132,9 @@ HISTORIES = (
 
 def counting(m: Module) -> None:
     """Count breaks and recompilations of lists of ids, then of functions that have them."""
-    for ids, requested in HISTORIES:
-        expect(m["history"](ids), requested, f"history({ids})", "history")
-    for words, function, inputs, requested in (
+    for ids, expected in HISTORIES:
+        expect(m["history"](ids), expected, f"history({ids})", "history")
+    for words, function, inputs, expected in (
         ("three shapes", torch.sin, [X, X[:2], numbers(rows=9)], (0, 1)),
         ("a graph break", broken, [X], (1, 0)),
     ):
@@ -143,4 +143,4 @@ def counting(m: Module) -> None:
         compiled = torch.compile(function, backend=printer)
         for x in inputs:
             compiled(x)
-        expect(m["history"](printer.ids), requested, f"{words}: history(printer.ids)", "history")
+        expect(m["history"](printer.ids), expected, f"{words}: history(printer.ids)", "history")

@@ -41,8 +41,8 @@ def finding(m: Module) -> None:
                     )
         if pairs:
             got = pairs[0].transposed, len(pairs[0].between)
-            requested = pattern.transposed, pattern.between
-            expect(got, requested, f"{pattern.words}: (transposed, reshapes in between)", "value")
+            expected = pattern.transposed, pattern.between
+            expect(got, expected, f"{pattern.words}: (transposed, reshapes in between)", "value")
             attempt(Try(f"{pattern.words}, swapped as found", model, (x,)), swapped_as(m["find"]))
 
 

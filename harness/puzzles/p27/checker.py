@@ -188,12 +188,12 @@ def explains(ran: TryResult, id: str) -> bool:
 
 def check_part(gate: str, module: Module, seed: int) -> str:
     """Check a part on every try; return a note for a correct one. Raise Fault."""
-    executed = [
+    results = [
         run_part(gate, module, one, seed) for one in TRIES if one.scale == 1 or gate == "cross_entropy"
     ]
-    compare(gate, executed)
+    compare(gate, results)
     kept = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
-    return f"values and gradients of {len(executed)} sizes; {kept.get(gate, 'keeps what it needs')}"
+    return f"values and gradients of {len(results)} sizes; {kept.get(gate, 'keeps what it needs')}"
 
 
 def make_inputs(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
@@ -274,9 +274,9 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> TryResult:
         words = f"the tape still holds {', '.join(map(repr, tape.kept))} after the backward pass: take() gives it back"
         raise Fault(words, "not-given-back")
     for name, grad in grads.items():
-        requested = right[f"the gradient of {name}"]
-        kept = (grad == start[name]) & (requested == 0)  # of a table, the rows that nothing was written to
-        if near(torch.where(kept, requested, grad), requested) and not near(grad - start[name], requested):
+        expected = right[f"the gradient of {name}"]
+        kept = (grad == start[name]) & (expected == 0)  # of a table, the rows that nothing was written to
+        if near(torch.where(kept, expected, grad), expected) and not near(grad - start[name], expected):
             raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
     given_part = {"x": x, "dy": dy, "targets": targets, **p}
     return TryResult(one, given_part, by_hand(output, watched, grads, start), right, truth)

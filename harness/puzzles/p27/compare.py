@@ -48,14 +48,14 @@ def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
 def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
     """Yield (name, largest difference, whether it is correct) of each value; without a difference for values
     the file does not compute."""
-    for name, requested in right.items():
+    for name, expected in right.items():
         if name not in got:
             yield name, "not computed by itself", True
-        elif got[name].shape != requested.shape:
-            yield name, f"shape {list(got[name].shape)}, expected {list(requested.shape)}", False
+        elif got[name].shape != expected.shape:
+            yield name, f"shape {list(got[name].shape)}, expected {list(expected.shape)}", False
         else:
-            apart = (got[name] - requested).abs().max().item() if requested.numel() else 0.0
-            yield name, f"{apart:.1e}", near(got[name], requested)
+            apart = (got[name] - expected).abs().max().item() if expected.numel() else 0.0
+            yield name, f"{apart:.1e}", near(got[name], expected)
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:

@@ -135,13 +135,13 @@ class State:
         """Read a `save`d state of any training run. Raise BadUse if the file is missing, or of another model."""
         try:
             with path.open("rb") as file:
-                reports = torch.load(file, map_location="cpu", weights_only=True)
-            written = Sizes(**reports["sizes"])
-            pieces = Pieces(reports["parameters"])
-            state = cls(written, pieces, *zeros(pieces.count, device), reports["steps"])
+                loaded = torch.load(file, map_location="cpu", weights_only=True)
+            written = Sizes(**loaded["sizes"])
+            pieces = Pieces(loaded["parameters"])
+            state = cls(written, pieces, *zeros(pieces.count, device), loaded["steps"])
             for kind, piece in (("parameters", state.master), ("mean", state.mean), ("square", state.square)):
                 for name, view in state.pieces.views(piece).items():
-                    view.copy_(reports[kind][name])
+                    view.copy_(loaded[kind][name])
         except OSError as error:
             raise BadUse(f"--load {path}: {error.strerror}") from error
         except Exception as error:  # of zip or pickle, or a missing key

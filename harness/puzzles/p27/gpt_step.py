@@ -36,9 +36,9 @@ def head(
     elsewhere in the workspace `matrix`.
     """
     if host.load("cross_entropy", x.device.type):
-        integers, numbers, requested = [IGNORED, MEAN, 0], [0.0, 0.0, 0.0], INPUT | WEIGHT | STAYS_WIDE
+        integers, numbers, gradients = [IGNORED, MEAN, 0], [0.0, 0.0, 0.0], INPUT | WEIGHT | STAYS_WIDE
         return torch.ops.mojo_workbook.linear_cross_entropy_forward(
-            x, weight, None, targets, integers, numbers, requested
+            x, weight, None, targets, integers, numbers, gradients
         )[:3]
     scores = torch.mm(x, weight.T, out=matrix(len(x), len(weight))).float()
     counted = (targets != IGNORED)[:, None]

@@ -537,8 +537,8 @@ def reference(tensors: dict) -> dict:
         return tensors[name].detach().to(accum).clone().requires_grad_(True)
 
     logits, x, dx, targets = leaf("logits"), leaf("x"), tensors["dx"].to(accum), tensors["targets"]
-    flat, requested = logits.flatten(0, 1), targets.flatten()
-    mean_loss = F.cross_entropy(flat, requested, ignore_index=IGNORED)
+    flat, flat_targets = logits.flatten(0, 1), targets.flatten()
+    mean_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORED)
     gelu, grad_gelu = worst_gelu(x, dx)
     table = torch.zeros(int(tensors["V"]), x.shape[-1], dtype=accum, device=device, requires_grad=True)
     moved, held = leaf("x"), leaf("dx")
@@ -558,7 +558,7 @@ def reference(tensors: dict) -> dict:
         "clipped": held.grad,
     }
     return {name: tensor.to(dtype) for name, tensor in narrow.items()} | {
-        "row_loss": F.cross_entropy(flat, requested, ignore_index=IGNORED, reduction="none")
+        "row_loss": F.cross_entropy(flat, flat_targets, ignore_index=IGNORED, reduction="none")
         .detach()
         .view_as(targets),
         "row_lse": logits.detach().logsumexp(-1),

@@ -242,9 +242,9 @@ def check_in_place(got: State, before: State) -> None:
     """Raise Fault if an update has not changed one of the means."""
     for which, (name, words) in enumerate((("mean", "g"), ("square", "g * g"))):
         if all(torch.equal(got.moments[n][which], before.moments[n][which]) for n in got.p):
-            method = IN_PLACE.format(name, f"*= beta; {name} += ...")
+            advice = IN_PLACE.format(name, f"*= beta; {name} += ...")
             raise Fault(
-                f"the mean of {words} is after an update what it was before: {method}", "not-in-place"
+                f"the mean of {words} is after an update what it was before: {advice}", "not-in-place"
             )
 
 

@@ -149,8 +149,8 @@ def leaves(tensors: Mapping[str, Tensor]) -> Tensors:
 def wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the names of wrong values in the reference's order, without those that the learner's code does
     not compute."""
-    for name, requested in right.items():
-        if name in got and not near(got[name], requested):
+    for name, expected in right.items():
+        if name in got and not near(got[name], expected):
             yield name
 
 
@@ -164,14 +164,14 @@ def near(got: Tensor, expected: Tensor) -> bool:
 
 def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
     """Describe a wrong value by its worst element."""
-    mine, requested = got[name], right[name]
-    if mine.shape != requested.shape:
-        return f"{name} has shape {list(mine.shape)}, expected {list(requested.shape)}"
-    apart = torch.where(torch.isfinite(mine), (mine - requested).abs(), torch.inf)
+    mine, expected = got[name], right[name]
+    if mine.shape != expected.shape:
+        return f"{name} has shape {list(mine.shape)}, expected {list(expected.shape)}"
+    apart = torch.where(torch.isfinite(mine), (mine - expected).abs(), torch.inf)
     at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     place = f" at {list(at)}" if at else ""
-    limit = TOLERANCE * (requested.abs().max().item() or 1.0)
-    return f"{name} is wrong{place}: {got_and_expected(mine[at].item(), requested[at].item(), limit, 6)}"
+    limit = TOLERANCE * (expected.abs().max().item() or 1.0)
+    return f"{name} is wrong{place}: {got_and_expected(mine[at].item(), expected[at].item(), limit, 6)}"
 
 
 def evidence_of(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:

@@ -39,8 +39,8 @@ def library(package: Path, form: str, dtype: str) -> Path:
     capability = "sm_{}{}".format(*torch.cuda.get_device_capability())
     architecture = "sm_90a" if capability == "sm_90" else capability
     files = [SOURCE, *mojo_files(package)]
-    created = libraries.mojo_library(f"fast_steps_{dtype}", files, package.parent, architecture, DTYPE=dtype)
-    return created.build().path
+    library = libraries.mojo_library(f"fast_steps_{dtype}", files, package.parent, architecture, DTYPE=dtype)
+    return library.build().path
 
 
 class Steps:

@@ -47,12 +47,12 @@ class Splits:
 
 def _groups_in_several(parts: list[np.ndarray], group_of: np.ndarray, count: int) -> np.ndarray:
     """Return a mask of the groups (warps or thread blocks) with threads in more than one of the parts."""
-    methods = np.zeros(count, np.int64)
+    parts_of_group = np.zeros(count, np.int64)
     for part in parts:
         here = np.zeros(count, bool)
         here[group_of[part]] = True
-        methods += here
-    return methods > 1
+        parts_of_group += here
+    return parts_of_group > 1
 
 
 def _join(table: dict[int, np.ndarray], key: int, more: np.ndarray):
@@ -90,11 +90,11 @@ def _dependence(program: Program) -> tuple[dict[int, int], list[set[int]]]:
     for b in blocks:
         if b.kind == "call":
             callers.setdefault(blocks[b.succs[0]].function, set()).add(b.index)
-    methods = [[b.succs[1]] if b.kind == "call" else [] if b.kind == "ret" else b.succs for b in blocks]
-    after = post_dominators(methods)
+    successors = [[b.succs[1]] if b.kind == "call" else [] if b.kind == "ret" else b.succs for b in blocks]
+    after = post_dominators(successors)
     controls = [set(callers.get(b.function, ())) for b in blocks]
     for b in blocks:
-        for s in methods[b.index] if len(methods[b.index]) > 1 else ():
+        for s in successors[b.index] if len(successors[b.index]) > 1 else ():
             for k in set_bits(after[s] & ~(after[b.index] & ~(1 << b.index))):
                 controls[k].add(b.index)
     return blocks_of, controls

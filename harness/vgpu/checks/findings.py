@@ -110,15 +110,15 @@ class Finding:
         lines += [f"  called from {caller}" for caller in callers(self.instr)]
         if self.other:
             lines.append(f"  the other place: {self.other}")
-        name = []
+        origin = []
         if self.kernel:
-            name.append(f"kernel {self.kernel}")
+            origin.append(f"kernel {self.kernel}")
         if self.block is not None:
-            name.append(f"block {_triple(self.block)}")
+            origin.append(f"block {_triple(self.block)}")
         if self.thread is not None:
-            name.append(f"thread {_triple(self.thread)}")
-        if name:
-            lines.append("  first seen in " + ", ".join(name))
+            origin.append(f"thread {_triple(self.thread)}")
+        if origin:
+            lines.append("  first seen in " + ", ".join(origin))
         if self.count > 1:
             lines.append(f"  {self.count} times in all")
         if not self.is_error:

@@ -219,13 +219,13 @@ class Order:
         here = np.zeros(len(self.row_of), bool)
         here[threads] = True
         left = []
-        for cells, name in self.unfenced:
-            mine = here[name]
+        for cells, owners in self.unfenced:
+            mine = here[owners]
             some = cells[mine]
-            still = self.store_thread[some] == name[mine]
+            still = self.store_thread[some] == owners[mine]
             self.store_fenced[some[still]] = self.now
             if not mine.all():
-                left.append((cells[~mine], name[~mine]))
+                left.append((cells[~mine], owners[~mine]))
         self.unfenced = left
         self.tick()
 
@@ -261,9 +261,9 @@ class Order:
     def record_stores(self, threads, start, count: int):
         """Record stores, which replace the earlier accesses of these locations."""
         cells = ((start // UNIT)[:, None] + np.arange(count)).reshape(-1)
-        name = np.repeat(threads, count)
-        self.store_thread[cells], self.store_time[cells], self.store_fenced[cells] = name, self.now, NEVER
-        self.unfenced.append((cells, name))
+        owners = np.repeat(threads, count)
+        self.store_thread[cells], self.store_time[cells], self.store_fenced[cells] = owners, self.now, NEVER
+        self.unfenced.append((cells, owners))
         if len(self.unfenced) > MERGE:
             cells = np.unique(np.concatenate([c for c, _ in self.unfenced]))
             cells = cells[self.store_fenced[cells] == NEVER]
@@ -350,16 +350,16 @@ class Order:
         here[units - block * self.per_block] = True
         row = self.rows[self.row_of[thread[0]]]
         left = []
-        for where, name, times in kept:
+        for where, owners, times in kept:
             mine = here[where - block * self.per_block]
-            late = mine & (row[name % self.width] < times) & (name != thread[0])
+            late = mine & (row[owners % self.width] < times) & (owners != thread[0])
             if late.any():
                 k = int(np.flatnonzero(late)[0])
                 self.report("stage reused early", instr, None, int(thread[0]), int(where[k]), int(late.sum()),
-                            f"is copied to, and nothing says that {self.name(int(name[k]))} has loaded what"
+                            f"is copied to, and nothing says that {self.name(int(owners[k]))} has loaded what"
                             " was there")  # fmt: skip
             if not mine.all():
-                left.append((where[~mine], name[~mine], times[~mine]))
+                left.append((where[~mine], owners[~mine], times[~mine]))
         self.loads[block] = left
 
     def check_stores(self, instr: Instr, threads, units, verb: str):
@@ -368,13 +368,13 @@ class Order:
         cells = cells[self.store_thread[cells] >= 0]
         if not len(cells):
             return
-        name, time, fenced = self.store_thread[cells], self.store_time[cells], self.store_fenced[cells]
+        owners, time, fenced = self.store_thread[cells], self.store_time[cells], self.store_fenced[cells]
         rows = self.row_of[threads]
         for number in distinct(rows):
             members = threads[rows == number]
-            row = self.rows[number][name % self.width]
-            own = name == members[0] if len(members) == 1 else np.zeros(len(name), bool)
-            through = self.rows[self.fence_row[members[0]]][name % self.width] >= time
+            row = self.rows[number][owners % self.width]
+            own = owners == members[0] if len(members) == 1 else np.zeros(len(owners), bool)
+            through = self.rows[self.fence_row[members[0]]][owners % self.width] >= time
             unordered = ~own & (row < time)
             unfenced = ~unordered & ~through & np.where(own, fenced == NEVER, row < fenced)
             for bad, kind, why in (
@@ -387,7 +387,7 @@ class Order:
                 if bad.any():
                     k = int(np.flatnonzero(bad)[0])
                     self.report(kind, instr, None, int(members[0]), int(cells[k]) // 4, int(bad.sum()),
-                                why.format(self.name(int(name[k]))))  # fmt: skip
+                                why.format(self.name(int(owners[k]))))  # fmt: skip
 
     def forget(self, units):
         """Drop the recorded accesses of locations that are overwritten."""

@@ -401,17 +401,17 @@ class AccessLog:
             k = int(which[0])
             first = self.run.code.accesses[int(a[k]) - 1]
             second = self.run.code.accesses[int(b[k]) - 1]
-            label, them = int(mine[k]), int(other[k])
+            own, them = int(mine[k]), int(other[k])
             cells = len(np.unique(where[which]))
             byte = int(where[k]) * granule
-            thread = run.thread_index(label >> 12 & 1023)
+            thread = run.thread_index(own >> 12 & 1023)
             their_thread = run.thread_index(them >> 12 & 1023)
-            theirs = block = run.block_index(label >> 36 & (1 << _TOP) - 1)
+            theirs = block = run.block_index(own >> 36 & (1 << _TOP) - 1)
             whose = ""
             if isinstance(tensor, SharedOfAll):
                 name, index, owner = tensor.part(byte, first.width)
                 theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
-                if theirs != block or owner != (label >> 36 & (1 << _TOP) - 1):
+                if theirs != block or owner != (own >> 36 & (1 << _TOP) - 1):
                     whose = f" of block {_t(run.block_index(owner))}"
                 kind = "shared race" if kind != "atomic scope" else kind
             elif kind == "shared race":

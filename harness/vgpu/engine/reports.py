@@ -388,8 +388,8 @@ class Reports:
     def register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
         """Report a setmaxnreg that cannot be granted; block and thread are numbers where there is no
         position."""
-        name = self.block_index(int(batch.blocks[block])), self.thread_index(thread)
-        there, thread_ = name if position is None else self.thread_at(batch, position)
+        first = self.block_index(int(batch.blocks[block])), self.thread_index(thread)
+        there, thread_ = first if position is None else self.thread_at(batch, position)
         self.record("register budget", instr, message, block=there, thread=thread_, algorithm=False)
 
     def mbarrier_unready(self, batch, A: Access, position, count: int):

@@ -162,14 +162,14 @@ class BarrierOps(BatchMemory):
         texts = []
         for place, t in mine[:LISTED]:
             barrier = self.mbarriers[place]
-            name = (
+            subject = (
                 "they test"
                 if len(mine) == 1
                 else f"{t.threads} of block {self.run.block_index(t.block)} test"
             )
             where = "" if len(mine) == 1 else f", at {line_of(t.access.instr)}"
             texts.append(
-                f"{name} the mbarrier {self.barrier_name(t.access, place)} for the end of a phase of parity"
+                f"{subject} the mbarrier {self.barrier_name(t.access, place)} for the end of a phase of parity"
                 f" {t.parity},"
                 f" it is in phase {barrier.phase} and {barrier.lacks()}{where}"
             )

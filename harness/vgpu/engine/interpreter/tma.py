@@ -211,14 +211,14 @@ class BulkOps(WarpOps):
         """Store elements, or reduce them into memory."""
         if not len(address):
             return
-        name = np.full(len(address), position)
+        positions = np.full(len(address), position)
         if op is None:
-            self.store(W, address, values, name)
+            self.store(W, address, values, positions)
             return
-        index = self.global_index(W, address, name)
+        index = self.global_index(W, address, positions)
         data, written, full = W.views(self.global_space)
         if self.checks.uninitialised and not (written[index] == full).all():
-            self.run.report_unwritten(self, W, written[index] != full, index, name)
+            self.run.report_unwritten(self, W, written[index] != full, index, positions)
         written[index] = full
         atomic_update(data, index, op, kind, [values], False)
 

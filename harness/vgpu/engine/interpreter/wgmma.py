@@ -129,8 +129,8 @@ class WarpgroupOps(BulkOps):
             address = unit_offsets(descriptor, operand).reshape(-1)
             base = np.zeros(self.n, np.int64)
             base[position] = self.block_of[position] * self.shared_size
-            name = np.full(len(address), position)
-            places.append(self.offset_index(A, address, base, self.run.shared_extents, name))
+            positions = np.full(len(address), position)
+            places.append(self.offset_index(A, address, base, self.run.shared_extents, positions))
         index = np.stack(places)
         cells, written, full = A.views(self.shared_space)
         if self.checks.uninitialised:

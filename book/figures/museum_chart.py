@@ -70,11 +70,11 @@ def label(marks: Sequence[Mark]) -> str:
     """What the chart shows, in numbers."""
     sized = [mark.size for mark in marks if mark.size is not None]
     small, hidden = sum(size < TOLERATED for size in sized), sum(mark.hidden for mark in marks)
-    facts = f"{len(sized)} of {len(marks)} mistakes leave an error that has a size; the hardest inputs of a gate show it."
+    facts = f"{len(sized)} of {len(marks)} mistakes leave an error that can be measured, here on the hardest inputs of a gate."
     if small:
         facts += f" {small} of them stay{'s' * (small == 1)} below 1%, in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
     if hidden:
-        facts += f" {hidden} leave{'s' * (hidden == 1)} the puzzle's easiest inputs right, and {'is' if hidden == 1 else 'are'} hollow."
+        facts += f" {hidden} {'is' if hidden == 1 else 'are'} correct on the puzzle's easiest inputs, and drawn hollow."
     return facts
 
 

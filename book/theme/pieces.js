@@ -118,7 +118,7 @@
                     [...edits.children].forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
                     made.classList.add(edit.right ? 'right' : 'wrong');
                     verdict.className = `catches-verdict ${edit.right ? 'right' : 'wrong'}`;
-                    verdict.textContent = `${edit.right ? 'Mended.' : 'Still wrong.'} ${verdictOf(edit)}`;
+                    verdict.textContent = `${edit.right ? 'Fixed.' : 'Still wrong.'} ${verdictOf(edit)}`;
                     if (edit.right) { mended.add(number); why.textContent = bug.story; }
                     place.dataset.mended = String(mended.size);
                 });
@@ -132,7 +132,7 @@
                 element('p', {}, bug.effect, ...links),
                 codeBlock(bug.code), element('p', { class: 'catches-note' }, helpersIn(bug.code)),
                 element('p', {}, `As it stands: ${verdictOf(bug)}`),
-                element('p', {}, element('strong', {}, 'Six edits, of which at least one mends it.')),
+                element('p', {}, element('strong', {}, 'Six edits, of which at least one fixes it.')),
                 edits, verdict, why);
             if (!dialog.open) { dialog.showModal(); }
             dialog.scrollTop = 0;
@@ -174,10 +174,10 @@
         const tip = shape('circle', { r: 9, class: 'tip' }), normedTip = shape('circle', { r: 5, class: 'normed-tip' });
         plane.append(shape('circle', { cx: zero.x, cy: zero.y, r: full, class: 'ring' }),
             shape('line', { x1: 0, x2: size, y1: zero.y, y2: zero.y, class: 'axis' }),
-            shape('line', { x1: zero.x, x2: zero.x, y1: 0, y2: size, class: 'axis' }),
+            shape('line', { x1: zero.x, x2: zero.x, y1: 24, y2: size - 24, class: 'axis' }),
             shape('polyline', { points: trail, class: 'trail' }), normed, raw, tip, normedTip,
-            shape('text', { x: 6, y: 16 }, 'the vector that all places share'),
-            shape('text', { x: 6, y: size - 8, class: 'normed-words' }, 'what LayerNorm makes of it'));
+            shape('text', { x: 6, y: 16 }, 'the vector that all positions share'),
+            shape('text', { x: 6, y: size - 8, class: 'normed-words' }, 'the same after LayerNorm'));
 
         const curve = shape('svg', { viewBox: `0 0 ${size} 170`, class: 'unlearning-curve' });
         const low = Math.min(...points.map(function (p) { return p[1]; })), high = points[worst][1];
@@ -186,7 +186,7 @@
         }
         const dot = shape('circle', { r: 6, class: 'tip' });
         curve.append(shape('polyline', { class: 'trail', points: points.map(function (p) { return onCurve(p).join(','); }).join(' ') }), dot,
-            shape('text', { x: 0, y: 14 }, 'loss of one batch'), shape('text', { x: 0, y: onCurve(points[worst])[1] + 12 }, high.toFixed(1)),
+            shape('text', { x: 0, y: 14 }, 'loss of one batch, in nats'), shape('text', { x: 0, y: onCurve(points[worst])[1] + 12 }, high.toFixed(1)),
             shape('text', { x: 0, y: onCurve(points[last])[1] }, low.toFixed(1)), shape('text', { x: size / 2, y: 166 }, 'updates'));
         points.forEach(function (p) {
             if (p[0] === Math.round(p[0])) { curve.append(shape('text', { x: onCurve(p)[0], y: 154, 'text-anchor': 'middle' }, String(p[0]))); }
@@ -213,7 +213,7 @@
             dot.setAttribute('cx', cx); dot.setAttribute('cy', cy);
             data.shares[index].forEach(function (share, i) {
                 rows[i][0].style.width = `${Math.min(100, share * 120).toFixed(1)}%`;
-                rows[i][1].textContent = `${(share * 100).toFixed(0)} %`;
+                rows[i][1].textContent = `${(share * 100).toFixed(0)}%`;
             });
             slider.value = index;
             const whole = point[0] === Math.round(point[0]);

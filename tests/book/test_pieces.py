@@ -79,7 +79,7 @@ def test_a_square_opens_its_bug_and_an_edit_says_what_the_checks_said(browser, s
         for place, edit in enumerate(bugs[number]["edits"]):
             browser.run(f"document.querySelectorAll('.catches-edits button')[{place}].click()")
             verdict = browser.run("document.querySelector('.catches-verdict').innerText")
-            assert verdict.startswith("Mended." if edit["right"] else "Still wrong.")
+            assert verdict.startswith("Fixed." if edit["right"] else "Still wrong.")
             assert edit["said"] in " ".join(verdict.split())
     assert browser.run("document.querySelector('[data-piece=catches]').dataset.mended") == "3"
     assert browser.errors == []

@@ -88,7 +88,7 @@ def one_barrier() -> str:
     for tick in range(1, last + 1):
         warp = (tick - 1) // 2
         if tick % 2:
-            drawing.words.append(f"Warp {warp} comes and stores its numbers, on both sides.")
+            drawing.words.append(f"Warp {warp} arrives and stores its numbers, in both pictures.")
             continue
         taken = (
             f"Without a barrier warp {warp} goes on to the place of warp {others[warp]}"
@@ -520,8 +520,8 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
         rows, curve, of_rows, of_curve = (each[step] for each in (*counts, *so_far))
         end = f" That is {totals[0] / totals[1]:.2f} times as many." if step == steps - 1 else ""
         drawing.words.append(
-            f"The {tile} queries see keys in {rows} tiles row by row, in {curve} along the curve. "
-            f"So far {of_rows} and {of_curve} tiles are read.{end}"
+            f"The keys of the {tile} queries are in {rows} tiles row by row, and in {curve} along the curve. "
+            f"So far {of_rows} and {of_curve} tiles have been read.{end}"
         )
     return drawing.hero(
         f"Black: {tile} queries. Grey: the tiles of keys that they force the kernel to load. The bars count what has been read.",

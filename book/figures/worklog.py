@@ -489,7 +489,7 @@ def layouts() -> str:
     )
     drawing.frame(
         1,
-        "After: the tile is copied as it lies, and a lane gets two neighbours of a column: what it would have got of the transposed matrix.",
+        "After: the tile is copied as it is, and a lane gets two neighbours of a column: what it would have got from the transposed matrix.",
         (left, y, "2 products"),
     )
     return drawing.hero(

@@ -222,7 +222,7 @@ def test_watch_checks_what_is_saved(here, name, gate, rung):
     watch.terminal, watch.staying = Terminal(watch.console), True
     files = Files(work)
     solve(here, f"{name}/{work.rung.file}")
-    while not files.saved():
+    while not files.has_changed():
         time.sleep(0.05)
     watch.start()
     watch.current.done.wait()

@@ -118,6 +118,7 @@ class Grader:
             blame_quantities(diagnoses, self.puzzle, name)
         result = VariantResult(name, comparisons, {q: waiting[q] for q in self.quantities if q in waiting})
         result.findings, result.failure = outcome.findings, str(outcome.failure or "")
+        result.launches = outcome.launches
         errors = [finding for finding in result.findings if finding.is_error]
         result.gates = [by_values(gate, comparisons, result.failure) for gate in attempted]
         self._share(errors, result.gates, waits=bool(waiting))

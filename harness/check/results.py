@@ -12,7 +12,7 @@ from harness.spec.rungs import Rung
 
 if TYPE_CHECKING:
     from harness.check.limits import Measured
-    from harness.vgpu import Finding
+    from harness.vgpu import Finding, Launch
 
 
 @dataclass
@@ -112,6 +112,7 @@ class VariantResult:
             after an untouched blank read unwritten memory, which is not the learner's mistake.
         failure: The error that stopped it, or None.
         gates: The result of each attempted gate of its kernels.
+        launches: Those of counted cases on the virtual GPU, with their counters.
     """
 
     variant: str
@@ -123,6 +124,7 @@ class VariantResult:
     errors: list["Finding"] = field(default_factory=list)
     failure: str = ""
     gates: list[GateResult] = field(default_factory=list)
+    launches: "dict[str, list[Launch]]" = field(default_factory=dict)
 
     def ok(self, quantity: str) -> bool:
         """Check whether a quantity is correct in every case; an unsolved one is not wrong."""

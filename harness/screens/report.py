@@ -431,13 +431,9 @@ def ledger(run: Run) -> Iterator[Line]:
 def costs(run: Run) -> Iterator[Line]:
     """Yield the kernel costs of every gate with limits, next to those of the blank's initial code."""
     limited = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
-    measured = {
-        (result.gate.id, cost.limit.id): cost
-        for device in run.devices
-        for variant in device.variants.values()
-        for result in variant.gates
-        for cost in result.costs
-    }
+    variants = [variant for device in run.devices for variant in device.variants.values()]
+    gates = [result for variant in variants for result in variant.gates]
+    measured = {(result.gate.id, cost.limit.id): cost for result in gates for cost in result.costs}
     if not limited or not any(device.kind == "virtual" for device in run.devices):
         return
     yield ""
@@ -451,8 +447,10 @@ def costs(run: Run) -> Iterator[Line]:
             mark = MARKS["correct" if cost.ok else "wrong"] if cost else MARKS["unsolved"]
             arguments = "-" if first is None else amount(first)
             yield row(gate.id, limit.short, arguments, yours, amount(limit.most), mark)
-    if run.options.puzzle.times:
-        yield from run.options.puzzle.resolve(run.options.puzzle.times)()
+    if run.options.puzzle.after_costs:
+        right = [variant for variant in variants if any(result.costs for result in variant.gates)]
+        launches = {variant.variant: variant.launches for variant in right}
+        yield from run.options.puzzle.resolve(run.options.puzzle.after_costs)(launches, run.options.dtype)
 
 
 def summary(run: Run) -> Iterator[Line]:

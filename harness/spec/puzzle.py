@@ -178,7 +178,8 @@ class Puzzle:
 
         bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported when it is asked
             for; "" if nothing is timed, and `--bench` is then an unknown flag.
-        times: ".module:function", which gives the lines of recorded times that a report ends its counters with.
+        after_costs: ".module:function", which gives the lines that a report ends its counters with, from the counted launches
+            by variant and case, and the dtype.
         demos: The demonstrations, each with a flag of its own.
     """
 
@@ -219,7 +220,7 @@ class Puzzle:
     describe_dims: Callable[[Dims], str] | None = None
 
     bench: str = ""
-    times: str = ""
+    after_costs: str = ""
     demos: tuple[Demo, ...] = ()
 
     # ---- Rungs and gates ------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
 """Puzzle 28: the reference is the mathematics, every known mistake differs from it, and the constants are the kernels'."""
 
+import math
 import re
 
 import numpy as np
 import torch
 
 from book.measure import record
-from harness.puzzles.p28 import limits, recorded
+from harness.puzzles.p28 import limits, recorded, whole_pass
 from harness.puzzles.p28.spec import BLOCK_ROWS, COUNTED, GATES, LANES, LARGE, MOST, PUZZLE
 from harness.toolchain import roots
 
@@ -96,3 +97,11 @@ def test_reports_have_the_record_s_times():
         assert (size, share) == (int(of["rows"]), of["of_products"] or of["of_memory"])
         times = (rows["first", step], of, rows["pass", str(number)])
         assert [float(row["median_us"]) for row in times] == [given, solution, passes]
+
+
+def test_the_whole_pass_is_the_learner_s_once_all_its_steps_are_counted():
+    given, yours = [line.split() for line in whole_pass.lines({"shuffles": {}}, "bfloat16")][3:5]
+    assert (given[:2], yours) == (["given", "13"], ["yours", "-", "-", "-"])
+    products, x = math.prod(LARGE), LARGE[0] * LARGE[1]
+    assert int(given[2].replace(",", "")) > 3 * 2 * 2 * products, "each multiply-add loads two elements"
+    assert 3 * 2 * products < int(given[3].replace(",", "")) < 3 * 2 * products + 40 * x

@@ -256,7 +256,7 @@ PUZZLE = Puzzle(
     },
     about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
     multiply_adds=multiply_adds,
-    times=".recorded:lines",
+    after_costs=".whole_pass:lines",
     demos=(
         Demo("bench", "time your steps on a GPU (--bench --help: its flags)", ".bench:main", options=True),
     ),

@@ -5,12 +5,13 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - `$...$`, `$$...$$`, `\\\\(...\\\\)` and `\\\\[...\\\\]` are TeX and become SVG; `$$...$$ {#name}` names a formula;
 - a fence with the language `run` holds command lines of the workbook, without `uv run workbook` in front;
 - a fence with the language `output` and a name holds what a command printed, from book/outputs/;
-- in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function, `{{#diff FILE:ID}}` the
-  difference between the code that a blank is given with and its solution;
+- in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
 - `{{#solution FILE:NAME,... ...}}`, with files under solutions/, is the fold with the lines that fill these blanks or functions;
 - `{{#wrong PUZZLE}}` counts the wrong solutions that the gates of the page's hint ladders reject, and links them;
 - `{{#hints PUZZLE:BLANK}}` is the task of a blank, where the page has not shown it, and its hint ladder; a further rung with the same
   gate has a line that names its file;
+- `{{#step PUZZLE:BLANK}}` is two folds for a blank that is given with code: the diff from this code to the solution, and the hint
+  ladder with the command that checks the blank;
 - `{{= EXPRESSION | FORMAT }}` is a number of a record, `{{check EXPRESSION}}` a statement that must hold (`references.py`);
 - `{{#skip}}` below a page's heading says that it is a deep dive, `{{#time PAGE ...}}` how long pages take (`reading.py`);
 - `{{#clone}}` says where the repository is, where book.toml has its address;
@@ -42,6 +43,7 @@ from harness.errors import BadUse
 from harness.learner import blanks, hints
 from harness.spec.catalogue import find_puzzle, puzzle_names
 from harness.spec.rungs import Rung
+from harness.toolchain import roots
 
 WITHHELD = "This code appears when the book is built by its task: "
 MARKER = "<!-- workbook preprocessor -->"
@@ -55,7 +57,7 @@ TOKEN = re.compile(
     | (?P<code> (?P<tick>`+) (?!`) .+? (?<!`) (?P=tick) (?!`) )
     | (?P<summary> <summary>\s*</summary> )
     | (?<!\\) \{\{\#include[ ]+(?P<snippet>[^}:\s]+\.md)\}\}
-    | \{\{\#hints[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
+    | \{\{\#(?P<form>hints|step)[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
     | \{\{\#wrong[ ]+(?P<zoo>\w+)\}\}
     | \{\{\#solution[ ]+(?P<solution>[^}]+)\}\}
     | (?P<skip> ^\{\{\#skip\}\}$ )
@@ -72,7 +74,6 @@ INCLUDE = re.compile(r"(?<!\\)\{\{#(?:include|rustdoc_include) +([^}:\s]+)(?::([
 FUNCTION = re.compile(r"\{\{#function +([^}:\s]+):(\w+)\}\}")
 LINTER_NOTE = re.compile(r"\s+# noqa.*$")
 BLANK = re.compile(r"\{\{#blank +([^}:\s]+):(\w+)\}\}")
-DIFF = re.compile(r"\{\{#diff +([^}:\s]+):(\w+)\}\}")
 COMMAND = re.compile(
     r"\b(?:(?:pixi|uv) run (?:workbook )?|workbook )(p\d\d)\b|\b(?:pixi|uv) run workbook ([a-z][\w-]*)"
 )
@@ -114,7 +115,7 @@ def check_blanks(chapter: Chapter, folder: Path) -> None:
     for include in FUNCTION.finditer(chapter.text):
         if find_function(folder / include[1], include[2]) is None:
             chapter.fault(include.start(), f"cannot include function {include[2]} of {include[1]}")
-    for include in [*BLANK.finditer(chapter.text), *DIFF.finditer(chapter.text)]:
+    for include in BLANK.finditer(chapter.text):
         if find_blank(folder / include[1], include[2]) is None:
             chapter.fault(include.start(), f"cannot include blank {include[2]} of {include[1]}")
 
@@ -190,18 +191,11 @@ def paste(code: str, folder: Path) -> str:
         blank = find_blank(folder / include[1], include[2])
         return textwrap.dedent("\n".join(blank.body)) if blank else include[0]
 
-    def diff(include: re.Match) -> str:
-        blank = find_blank(folder / include[1], include[2])
-        if not blank:
-            return include[0]
-        before, after = (textwrap.dedent("\n".join(lines)).split("\n") for lines in (blank.given, blank.body))
-        return "\n".join(line.rstrip() for line in difflib.ndiff(before, after) if not line.startswith("?"))
-
     def function(include: re.Match) -> str:
         found = find_function(folder / include[1], include[2])
         return filled(found, folder / include[1]) if found else include[0]
 
-    return FUNCTION.sub(function, DIFF.sub(diff, BLANK.sub(body, INCLUDE.sub(region, code))))
+    return FUNCTION.sub(function, BLANK.sub(body, INCLUDE.sub(region, code)))
 
 
 def filled(code: str, file: Path) -> str:
@@ -344,9 +338,7 @@ def snippet(
 
 
 def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, language: str) -> str:
-    """The task of a blank as a fence; nothing where the page itself includes it, or shows what becomes of the given code."""
-    if any(include[2] == ladder for include in DIFF.finditer(chapter.text)):
-        return ""
+    """The task of a blank as a fence; nothing where the page itself includes it."""
     code = stubs.stub(puzzle, ladder)
     hole = re.search(r"# BLANK-START .*", code or "")
     own = [paste(include[0], folder) for pattern in (FUNCTION, INCLUDE)
@@ -382,7 +374,6 @@ def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Settin
         return f"The same blank is in `problems/{puzzle}/{rung.file}`; `workbook hint {puzzle} {ladder}` has its hints.\n"
     chapter.gates.add(gate)
     language = rung.language.lower()
-    task = task_fence(chapter, puzzle, ladder, folder, language)
     folds = []
     for hint in ladder_of_hints:
         fence = f"```{language}\n{hint.code}\n```"
@@ -390,13 +381,46 @@ def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Settin
         folds.append(
             f'<details class="hint">\n<summary>Hint {hint.id}</summary>\n\n{hint.text}\n\n{code}</details>\n'
         )
-    return f'{task}<div class="hint-ladder">\n{"".join(folds)}</div>\n'
+    shown = f'<div class="hint-ladder">\n{"".join(folds)}</div>\n'
+    if place["form"] == "step":
+        return step(chapter, place, roots.solutions() / puzzle / rung.file, shown, setting.book)
+    return task_fence(chapter, puzzle, ladder, folder, language) + shown
+
+
+def step(chapter: Chapter, place: re.Match, file: Path, folded_hints: str, book: Path) -> str:
+    """The two folds of a blank that is given with code: the diff to its solution, and the hints with the command of its gate."""
+    puzzle, ladder = place["puzzle"], place["ladder"]
+    blank = find_blank(file, ladder)
+    if not (blank and blank.given):
+        chapter.fault(place.start(), f"no blank {ladder} of {puzzle} is given with code")
+        return place[0]
+    before, after = (textwrap.dedent("\n".join(lines)).split("\n") for lines in (blank.given, blank.body))
+    lines = [line.rstrip() for line in difflib.ndiff(before, after) if not line.startswith("?")]
+    diff = withhold("\n".join(["```diff", *lines, "```"]), withheld_folder(book))
+    return f"""<details class="solution-details">
+<summary>The diff</summary>
+
+{diff}
+
+</details>
+
+<details>
+<summary>Write it yourself: blank <code>{ladder}</code></summary>
+
+{folded_hints}
+
+```bash
+uv run workbook {puzzle} --gate {ladder}
+```
+
+</details>
+"""
 
 
 def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
     """How many wrong solutions this page's gates reject, with a link to them; those in given code are left out."""
     spec = find_puzzle(place["zoo"])
-    ladders = re.findall(rf"\{{\{{#hints {spec.name}:([\w-]+)\}}\}}", chapter.text)
+    ladders = re.findall(rf"\{{\{{#(?:hints|step) {spec.name}:([\w-]+)\}}\}}", chapter.text)
     count = sum(
         spec.ladder(wrong.of_rung, wrong.gate) in ladders and wrong.in_a_blank
         for wrong in zoo.load(spec.name)

@@ -15,7 +15,7 @@ SKIP = "{{#skip}}"
 PAGE = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 FENCE = re.compile(r"^[ >]*(`{3,})[^\n]*\n(.*?)^[ >]*\1[ ]*$", re.S | re.M)
 UNREAD = re.compile(r"<!--.*?-->|<[^>]+>|\{\{.*?\}\}|\]\([^)]*\)", re.S)
-GATE = re.compile(r"\{\{#hints \w+:([\w-]+)\}\}")
+GATE = re.compile(r"\{\{#(?:hints|step) \w+:([\w-]+)\}\}")
 WORDS_A_MINUTE, LINES_A_MINUTE = 200, 15
 """Of prose, and of code."""
 

@@ -2,6 +2,7 @@
 
 import html
 import re
+import textwrap
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -23,8 +24,6 @@ FAULTS = {
         r"src/page\.md:4: .*0 lines `ANCHOR: bdy`"),
     "open anchor": ("# P\n\n{{#include ../../code.mojo:open}}\n",
         r"src/page\.md:3: .*0 lines `ANCHOR_END: open`"),
-    "unknown blank of a diff": ("# P\n\n```diff\n{{#diff ../../code.mojo:one}}\n```\n",
-        r"src/page\.md:4: cannot include blank one of \.\./\.\./code\.mojo"),
     "unknown command in a run fence": ("# P\n\n```run\nfind p22\n```\n",
         r"src/page\.md:3: `workbook find`: no such command"),
     "unknown puzzle in prose": ("# P\n\nSay `pixi run p77`.\n",
@@ -48,6 +47,8 @@ FAULTS = {
     ),
     "unknown blank of hints": ("# P\n\n{{#hints p22:dZ}}\n",
         r"src/page\.md:3: no hints for 'dZ'; there is ln, "),
+    "step without given code": ("# P\n\n{{#step p22:dW}}\n",
+        r"src/page\.md:3: no blank dW of p22 is given with code"),
     "unknown puzzle of hints": ("# P\n\n{{#hints p99:dx}}\n", r"src/page\.md:3: no hints for p99: "),
     "missing snippet": ("# P\n\n{{#include ../_includes/gone.md}}\n",
         r"src/page\.md:3: cannot include \.\./_includes/gone\.md: no such file"),
@@ -294,11 +295,18 @@ def test_hint_ladder_is_that_of_the_command_line_and_stands_once_for_a_gate(smal
     assert "grad_weight, o" not in index.read_text()
 
 
-def test_a_diff_leads_from_the_given_code_to_the_solution(small_book):
-    text = "# BLANK-START one: a task\nx = 1\ny = 2\n# BLANK-GIVEN one\n# x = 3\n# y = 2\n# BLANK-END one\n"
-    (small_book.book / "given.mojo").write_text(text)
-    assert small_book("# P\n\n```diff\n{{#diff ../given.mojo:one}}\n```\n") == []
-    assert "- x = 3\n+ x = 1\n  y = 2\n</code>" in (small_book.html / "page.html").read_text()
+def test_a_step_leads_from_the_given_code_to_the_solution(small_book):
+    assert small_book("# P\n\n{{#step p28:rows}}\n") == []
+    page = (small_book.html / "page.html").read_text()
+    diff = html.unescape(present(re.search(r'<code class="language-diff">(.*?)\n</code>', page, re.S))[1])
+    blank = present(preprocess.find_blank(ROOT / "solutions" / "p28" / "op" / "fast.mojo", "rows"))
+    for lines, sign in ((blank.given, "+"), (blank.body, "-")):
+        kept = [line[2:] for line in diff.split("\n") if not line.startswith(sign)]
+        assert "\n".join(kept) == textwrap.dedent("\n".join(lines))
+    assert "<summary>Hint rows-1</summary>" in page and "uv run workbook p28 --gate rows" in page
+    assert "BLANK-START" not in page
+    (index,) = small_book.html.glob("searchindex*.js")
+    assert "This code appears" not in index.read_text()
 
 
 def test_code_is_not_searched_for_formulas(small_book):

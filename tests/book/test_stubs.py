@@ -9,7 +9,7 @@ from book_paths import BOOK
 from book.build import stubs
 
 LADDERS = sorted({(page, *ladder) for page in (BOOK / "src").rglob("*.md")
-                  for ladder in re.findall(r"\{\{#hints (\w+):([\w-]+)\}\}", page.read_text())})  # fmt: skip
+                  for ladder in re.findall(r"\{\{#(?:hints|step) (\w+):([\w-]+)\}\}", page.read_text())})  # fmt: skip
 FILE = '''from x import y
 
 
@@ -49,15 +49,13 @@ def test_of_a_long_definition_head_and_hole_are_shown():
 
 
 def test_every_ladder_of_the_book_has_its_task(site):
-    """On the page, above the first hint; a hole that the page includes by itself counts. Where the page
-    has a diff of the code that a hole is given with, the hints name the hole. A further rung names its file."""
+    """On the page, above the first hint; a hole that the page includes by itself counts. In a step
+    the fold of the hints names it. A further rung names its file."""
     for page in sorted({page for page, _, _ in LADDERS}):
         html = (site / page.relative_to(BOOK / "src").with_suffix(".html")).read_text()
         for other, puzzle, ladder in LADDERS:
             code = stubs.stub(puzzle, ladder)
-            if other == page and re.search(
-                rf"{{{{#diff [^}}]*/{puzzle}/[^}}]*:{ladder}}}}}", page.read_text()
-            ):
+            if other == page and f"{{{{#step {puzzle}:{ladder}}}}}" in page.read_text():
                 assert f"blank <code>{ladder}</code>" in html.partition(f"Hint {ladder}-1")[0]
                 continue
             if other != page or code is None or f"hint {puzzle} {ladder}</code> has its hints" in html:

@@ -73,7 +73,9 @@ def test_untouched_files_are_unsolved(name, command_line):
 def test_the_chapter_has_every_hint_ladder(name):
     pages = (roots.CHECKOUT / "book/src").glob(f"puzzle_{name[1:]}/*.md")
     shown = {
-        ladder for page in pages for ladder in re.findall(r"\{\{#hints p\d\d:([\w-]+)\}\}", page.read_text())
+        ladder
+        for page in pages
+        for ladder in re.findall(r"\{\{#(?:hints|step) p\d\d:([\w-]+)\}\}", page.read_text())
     }
     assert shown == set(hints.ladders(name))
 

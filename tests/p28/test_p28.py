@@ -11,7 +11,7 @@ from harness.check.reference import Reference
 from harness.devices.recorder import Order, record_one
 from harness.learner import blanks
 from harness.puzzles.p28.spec import GATES, LARGE, PUZZLE
-from harness.puzzles.p28.whole_pass import Total, add_up, costs_of_first_forms, counted
+from harness.puzzles.p28.whole_pass import Total, add_up, costs_of_first_forms, count_costs
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
@@ -118,11 +118,11 @@ def test_the_first_forms_of_the_whole_pass_cost_what_counters_say(first_forms, d
     for step, names in LAUNCHES.items():
         launches = device.outcome(step, cases[:1], reference).launches["output"]
         for name in names:
-            got[name] = counted([launch for launch in launches if launch.name == name])
+            got[name] = count_costs([launch for launch in launches if launch.name == name])
     expected = costs_of_first_forms(dims, 2 if dtype == "bfloat16" else 4)
     if dtype == "bfloat16":  # in which the whole pass has its products
         naive = device.outcome("tiled", cases, reference).launches
-        got |= {name: counted(launches) for name, launches in naive.items()}
+        got |= {name: count_costs(launches) for name, launches in naive.items()}
     else:
         expected = {name: total for name, total in expected.items() if name not in products}
     assert got == expected

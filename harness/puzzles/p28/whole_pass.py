@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROW_STEPS = ("shuffles", "dx", "dgamma")
 TIMES_ROWS = LARGE[0] // COUNTED[0]
-"""What the counters of the row steps are multiplied by: the tensor cores' steps are counted with more rows."""
+"""Factor of the row steps' counters: the tensor cores' steps are counted with more rows."""
 
 
 class Total(NamedTuple):
@@ -29,7 +29,7 @@ class Total(NamedTuple):
     flops: int
 
 
-def counted(launches: "Sequence[Launch]") -> Total:
+def count_costs(launches: "Sequence[Launch]") -> Total:
     """Add up the counters of some launches."""
     sites = [site for launch in launches for site in launch.counters.sites.values()]
     moved = sum(site.traffic.bytes for site in sites if site.space == "global")
@@ -63,17 +63,19 @@ def costs_of_first_forms(dims: Dims, element: int) -> dict[str, Total]:
     }
 
 
-def optimized(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]") -> Total | None:
+def costs_of_learner(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]") -> Total | None:
     """Return the learner's costs; None unless all of the steps that make up the pass have been counted."""
     if not {*ROW_STEPS, "layouts", "epilogue"} <= {*launches}:
         return None
-    of_rows = add_up([counted(launches[step]["counted"]) for step in ROW_STEPS])
+    of_rows = add_up([count_costs(launches[step]["counted"]) for step in ROW_STEPS])
     of_rows = Total(of_rows.launches, TIMES_ROWS * of_rows.bytes, TIMES_ROWS * of_rows.flops)
     layouts = launches["layouts"]["counted in layouts"]
     end = 1 + [launch.name for launch in layouts].index(
         "dln"
     )  # after it comes dW, which the epilogue has too
-    return add_up([of_rows, counted(layouts[:end]), counted(launches["epilogue"]["counted in epilogue"])])
+    return add_up(
+        [of_rows, count_costs(layouts[:end]), count_costs(launches["epilogue"]["counted in epilogue"])]
+    )
 
 
 def lines(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]", dtype: str) -> Iterator[str]:
@@ -83,7 +85,7 @@ def lines(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]", dtype: str) 
     yield f"The whole pass, forward and backward ({PUZZLE.say_dims(LARGE)}):"
     yield row("form", "launches", "global bytes", "flops")
     given = add_up([*costs_of_first_forms(LARGE, bytes_of(dtype)).values()])
-    for form, total in (("given", given), ("yours", optimized(launches))):
+    for form, total in (("given", given), ("yours", costs_of_learner(launches))):
         yield row(form, *(f"{number:,}" for number in total)) if total else row(form, "-", "-", "-")
     yield f"   LayerNorm in {dtype}, products in bfloat16; bytes are what threads load and store"
     steps = ", ".join(ROW_STEPS)

@@ -247,8 +247,7 @@ def has_variety(step: np.ndarray, e: Evidence) -> bool:
 
 
 def divide(e: Evidence, step: np.ndarray) -> np.ndarray:
-    """Return truth
-    step; the truth where the step is 0."""
+    """Return truth / step, and the truth where the step is 0."""
     return np.where(step == 0, e.got, e.truth / np.where(step == 0, 1.0, step))
 
 
@@ -282,11 +281,11 @@ def by_axis(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symp
         def fits_shift(e: Evidence, by: Fit = summands) -> np.ndarray:
             return e.truth + by(e)
 
-        methods: tuple[tuple[Fit, Fit, str, str], ...] = (
+        forms: tuple[tuple[Fit, Fit, str, str], ...] = (
             (factors, fits_scale, "times what it should be", "factor"),
             (summands, fits_shift, "away from what it should be", "summand"),
         )
-        for values, fit, words, what in methods:
+        for values, fit, words, what in forms:
             if explains(fit, evidence):
                 if what == "factor" and all(is_a_part(values(e)) for e in matrices):
                     return None  # the zeros are already reported

@@ -47,9 +47,8 @@ class TensorResult:
 
     Attributes:
         ok: Whether the error is within the limit and no element is unexpectedly non-finite.
-        error: max |got - truth|
-    max |truth|, or relative to the size of the terms if these cancel; absolute if the truth is all zero and
-    no size is known.
+        error: max |got - truth| / max |truth|, or relative to the size of the terms if these cancel;
+            absolute if the truth is all zero and no size is known.
         baseline: The same for PyTorch in the kernel's dtype.
         limit: The largest `error` allowed.
         difference: max |got - PyTorch| over finite elements, as reports print it for a gradient.
@@ -97,8 +96,7 @@ def allowance(atomic: bool, rows: int) -> float:
 
 
 def relative_error(got: np.ndarray, truth: np.ndarray, scale: float = 0.0) -> float:
-    """Return max |got - truth|
-    scale, by default max |truth|; absolute if that is 0; 0 for empty tensors."""
+    """Return max |got - truth| / scale, by default max |truth|; absolute if that is 0; 0 for empty tensors."""
     if truth.size == 0:
         return 0.0
     scale = scale or np.abs(truth).max()

@@ -1,4 +1,4 @@
-"""Checks of attention's arguments whose errors name the argument."""
+"""Check the arguments of attention, with errors that name the argument."""
 
 import math
 import sys
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
-from harness.nn.arguments import check_attended, check_dense, check_flag, check_scale, plain
+from harness.nn.arguments import check_dense, check_flag, check_qkv, check_scale, get_dtype_name
 
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
@@ -14,16 +14,15 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 
-def check(query, key, value, attn_mask, enable_gqa: bool) -> None:
-    """Raise TypeError or ValueError, naming the argument."""
-    check_attended(query, key, value)
+def check_arguments(query, key, value, attn_mask, enable_gqa: bool) -> None:
+    check_qkv(query, key, value)
     if attn_mask is not None:
         check_dense("attn_mask", attn_mask, query, anywhere=is_causal_bias(attn_mask))
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2 or (enable_gqa and tensor.dim() < 3):
             raise ValueError(f"{name}: expected [..., heads, length, dim], got shape {list(tensor.shape)}")
     check_sizes(query, key, value, enable_gqa)
-    batch = broadcast(query, key, value, -3 if enable_gqa else -2)
+    batch = broadcast_batch_axes(query, key, value, -3 if enable_gqa else -2)
     if attn_mask is not None and not is_causal_bias(attn_mask):
         check_mask(attn_mask, (*batch, query.shape[-3]) if enable_gqa else batch, query, key)
 
@@ -44,31 +43,31 @@ def check_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> 
             )
 
 
-def expect(name: str, tensor: Tensor, query: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Raise unless a tensor is dense, on query's device, and has this shape and dtype."""
+def check_tensor(name: str, tensor: Tensor, query: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     check_dense(name, tensor, query)
     if tensor.shape != shape or tensor.dtype != dtype:
         raise ValueError(
-            f"{name}: expected {plain(dtype)} {list(shape)}, got {plain(tensor.dtype)} {list(tensor.shape)}"
+            f"{name}: expected {get_dtype_name(dtype)} {list(shape)}, got {get_dtype_name(tensor.dtype)} {list(tensor.shape)}"
         )
 
 
-def factor(scale: float | None, query: Tensor) -> float:
-    """Return the factor of the scores."""
+def resolve_scale(scale: float | None, query: Tensor) -> float:
     check_scale(scale)
     return 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
 
 
-def without_bias(
+def resolve_causal_mask(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
 ) -> tuple[Tensor | None, int | None]:
-    """Return the mask, None if PyTorch's causal one, and how many keys past its position a query sees."""
+    """Return the mask, None for PyTorch's causal bias, and the causal diagonal, None without one.
+
+    Query s sees keys up to s + diagonal.
+    """
     check_flag("is_causal", is_causal)
     if not is_causal_bias(attn_mask):
         if is_causal and attn_mask is not None:
-            raise ValueError(
-                "is_causal: expected False where there is an attn_mask; put the triangle into the mask"
-            )
+            words = "is_causal: expected False where there is an attn_mask; put the triangle into the mask"
+            raise ValueError(words)
         return attn_mask, 0 if is_causal else None
     S, T = query.shape[-2], key.shape[-2]
     if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (S, T):
@@ -79,16 +78,16 @@ def without_bias(
 
 
 def is_causal_bias(mask: object) -> "TypeGuard[CausalBias]":
-    """Return whether a mask is one of PyTorch's causal ones.
+    """Return whether a mask is one of PyTorch's causal biases.
 
-    Their module imports all of dynamo, nearly two seconds; unless it is loaded there is no such mask.
+    Their module imports all of Dynamo, which takes nearly 2 s. A mask of that class exists only if it is loaded.
     """
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
 
 
-def broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Size:
-    """Return the leading axes, up to `last`, after broadcasting."""
+def broadcast_batch_axes(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Size:
+    """Return the broadcast shape of the leading axes, up to `last`."""
     try:
         return torch.broadcast_shapes(query.shape[:last], key.shape[:last], value.shape[:last])
     except RuntimeError as error:
@@ -97,17 +96,17 @@ def broadcast(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Siz
 
 
 def check_mask(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) -> None:
-    """Raise if the mask has a wrong dtype or does not broadcast to the scores."""
     if mask.dtype not in (torch.bool, query.dtype):
-        raise TypeError(f"attn_mask: expected bool or {plain(query.dtype)}, got {plain(mask.dtype)}")
+        words = f"attn_mask: expected bool or {get_dtype_name(query.dtype)}, got {get_dtype_name(mask.dtype)}"
+        raise TypeError(words)
     scores = (*lead, query.shape[-2], key.shape[-2])
     pairs = zip(reversed(mask.shape), reversed(scores), strict=False)
     if mask.dim() > len(scores) or not all(size in (1, expected) for size, expected in pairs):
         raise ValueError(f"attn_mask: shape {list(mask.shape)} does not broadcast to {list(scores)}")
 
 
-def four_axes(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return the mask as numbers to add, [B or 1, N or 1, S or 1, T or 1]."""
+def expand_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """Return the mask as an additive mask of four axes, [B or 1, N or 1, S or 1, T or 1]."""
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(~mask, -torch.inf)
     if mask.dim() > 4:

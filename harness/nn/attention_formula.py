@@ -1,40 +1,47 @@
-"""Attention by its formula in PyTorch, with all scores in memory and every derivative.
+"""Compute attention with PyTorch's own operations, where no kernel supports a device or an argument.
 
-For devices without the operator. Sums are float32, float64 for float64. Leading axes broadcast; with [..., G, T, d], G heads of key and value
-are shared.
+`forward` and `backward` are the plain formula, with all scores in memory and every derivative. Sums are
+float32 (float64 for float64). Leading axes broadcast; the G heads of a key or value [..., G, T, d] are shared.
 """
 
-import torch
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
 
-from harness.nn.arguments import wide
+import torch
+import torch.nn.functional as F
+from torch.autograd.forward_ad import unpack_dual
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.nn.arguments import cast_for_autocast, get_accumulation_dtype
+from harness.nn.attention_arguments import resolve_scale
 
 Tensor = torch.Tensor
 
 
-def widen(query: Tensor, *tensors: Tensor) -> list[Tensor]:
-    """Return tensors in the dtype of sums, those of key's heads repeated for each of query's."""
-    sums = wide(query.dtype)
+def upcast(query: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """Return tensors in the accumulation dtype, with shared heads repeated for each query head."""
+    sums = get_accumulation_dtype(query.dtype)
 
-    def each(tensor: Tensor) -> Tensor:
+    def upcast_one(tensor: Tensor) -> Tensor:
         shared = query.dim() > 2 and tensor.dim() > 2 and tensor.shape[-3] not in (1, query.shape[-3])
         tensor = tensor.to(sums)
         return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) if shared else tensor
 
-    return [each(tensor) for tensor in (query, *tensors)]
+    return [upcast_one(tensor) for tensor in (query, *tensors)]
 
 
-def masked_scores(
+def compute_scores(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, diagonal: int | None, mask_block: int = 1
 ) -> Tensor:
-    """Return the scores [..., N, S, T] of tensors from `widen`, -inf where a key is hidden from a query."""
+    """Return the scores [..., N, S, T] of tensors from `upcast`, -inf where a key is hidden from a query."""
     scores = scale * query @ key.mT
     S, T = scores.shape[-2:]
     if mask is not None and mask_block > 1:
         mask = mask.repeat_interleave(mask_block, -1).repeat_interleave(mask_block, -2)[..., :S, :T]
     if mask is not None:
-        scores = (
-            scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores)
-        )
+        hides = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if hides else scores + mask.to(scores)
     if diagonal is not None:
         s, t = (torch.arange(length, device=query.device) for length in (S, T))
         scores = scores.masked_fill(t > s[:, None] + diagonal, -torch.inf)
@@ -42,12 +49,12 @@ def masked_scores(
 
 
 def softmax(scores: Tensor, sums: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the probabilities of rows and their lse in a dtype, 0 and -inf for a row that sees no key.
+    """Return the probabilities and their lse in the dtype `sums`; 0 and -inf for a row that sees no key.
 
-    Only lse adds the maximum to the logarithm, which is lost beside a large maximum in few digits.
+    Only lse adds the maximum to the logarithm, which a low-precision dtype loses next to a large maximum.
     """
     if not scores.shape[-1]:
-        return scores, scores.new_full(scores.shape[:-1], -torch.inf, dtype=sums)
+        return scores, scores.sum(-1, dtype=sums).log()
     largest = scores.detach().amax(-1, keepdim=True)
     largest = largest.masked_fill(largest == -torch.inf, 0)
     P = torch.exp(scores - largest)
@@ -58,23 +65,29 @@ def softmax(scores: Tensor, sums: torch.dtype) -> tuple[Tensor, Tensor]:
     return P / total, lse
 
 
-def forward(query, key, value, mask, scale, diagonal, mask_block=1, sums=None) -> tuple[Tensor, Tensor]:
-    """Return output and lse, in the dtype `sums` or that of sums: 0 and -inf for a row that sees no key."""
-    Q, K, V = widen(query, key, value)
-    scores = masked_scores(Q, K, mask, scale, diagonal, mask_block)
+def forward(
+    query, key, value, mask, scale, diagonal, mask_block=1, sums=None, factors: Tensor | int = 1
+) -> tuple[Tensor, Tensor]:
+    """Return output and lse, 0 and -inf for a row that sees no key.
+
+    lse has the dtype `sums`, by default the scores'. `factors` multiply the probabilities, for dropout.
+    """
+    Q, K, V = upcast(query, key, value)
+    scores = compute_scores(Q, K, mask, scale, diagonal, mask_block)
     P, lse = softmax(scores, sums or scores.dtype)
-    return (P @ V).to(query.dtype), lse
+    return (P * factors @ V).to(query.dtype), lse
 
 
 def backward(
     grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block=1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, from lse and delta of whole rows. Leading axes are alike.
+    """Return the gradients of query, key and value, from lse and delta of whole rows. Leading axes must match.
 
-    lse is None if these are all keys of a row: of a rounded one probabilities are off by |lse| times its rounding.
+    Pass lse=None if `key` holds all keys of a row: probabilities from a rounded lse are off by |lse| times
+    its rounding.
     """
-    Q, K, V, dO = widen(query, key, value, grad_out)
-    scores = masked_scores(Q, K, mask, scale, diagonal, mask_block)
+    Q, K, V, dO = upcast(query, key, value, grad_out)
+    scores = compute_scores(Q, K, mask, scale, diagonal, mask_block)
     if lse is None:
         P = softmax(scores, scores.dtype)[0]
     else:
@@ -82,12 +95,123 @@ def backward(
         P = torch.exp(scores - shift[..., None]).to(scores.dtype)
     dS = P * (dO @ V.mT - delta[..., None])
     shares = scale * dS @ K, scale * dS.mT @ Q, P.mT @ dO
-    dQ, dK, dV = map(of_heads, shares, (query, key, value))
+    dQ, dK, dV = map(sum_shared_heads, shares, (query, key, value))
     return dQ, dK, dV
 
 
-def of_heads(gradient: Tensor, own: Tensor) -> Tensor:
-    """Sum a gradient over the query heads that share one of a tensor's heads, in the tensor's dtype."""
+def sum_shared_heads(gradient: Tensor, own: Tensor) -> Tensor:
+    """Sum a gradient over the query heads that share a head of `own`, and cast it to the dtype of `own`."""
     if gradient.shape != own.shape:
         gradient = gradient.unflatten(-3, (own.shape[-3], -1)).sum(-3)
     return gradient.to(own.dtype)
+
+
+def compute_delta(grad_out: Tensor, out: Tensor) -> Tensor:
+    """Return rowsum(grad_out * out) in the accumulation dtype."""
+    sums = get_accumulation_dtype(out.dtype)
+    return (grad_out.to(sums) * out.to(sums)).sum(-1)
+
+
+def compute_gradients(
+    grad_out, query, key, value, out, lse, delta, mask, diagonal, scale, mask_block
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients from the output, or from delta of whole rows."""
+    if delta is None:  # all keys are here, so softmax recomputes the probabilities without the rounded lse
+        lse, delta = None, compute_delta(grad_out, out)
+    return backward(grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block)
+
+
+def compute_with_sdpa(query, key, value, mask, dropout_p, diagonal, scale, enable_gqa) -> Tensor:
+    """Run scaled_dot_product_attention; query s sees keys up to s + `diagonal`."""
+    query, key, value, mask = cast_for_autocast((query, key, value, mask))
+    scale = resolve_scale(scale, query)
+    if not (query.numel() and key.numel()):
+        return forward(query, key, value, mask, scale, diagonal)[0]
+    if scale <= 0:
+        # PyTorch's fused kernels multiply the causal mask's -inf by the scale: inf or NaN. Flipping a sign is exact.
+        query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
+    S, T = query.shape[-2], key.shape[-2]
+    if diagonal:
+        mask = torch.ones(S, T, dtype=torch.bool, device=query.device).tril(diagonal)
+    if query.is_cuda:
+        query, key, value = (align(tensor, tensor.stride()[:-1]) for tensor in (query, key, value))
+        # The fused kernels need one contiguous mask element per key.
+        if mask is not None and mask.shape[-1] != T:
+            mask = mask.expand(*mask.shape[:-1], T).contiguous()
+        mask = None if mask is None else align(mask)
+    dual = any(t is not None and unpack_dual(t).tangent is not None for t in (query, key, value, mask))
+    with sdpa_kernel(SDPBackend.MATH) if dual else nullcontext():  # the only backend with every derivative
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p, diagonal == 0, scale=scale, enable_gqa=enable_gqa
+        )
+
+
+def align(tensor: Tensor, strides: tuple[int, ...] = ()) -> Tensor:
+    """Return a tensor whose start and rows are aligned to 16 bytes, as PyTorch's fused kernels need."""
+    starts = (tensor.storage_offset(), *strides)
+    fits = all(isinstance(start, int) and start * tensor.element_size() % 16 == 0 for start in starts)
+    contiguous = not strides or tensor.stride(-1) == 1
+    return tensor if fits and contiguous else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def compute_each_sequence(query, key, value, offsets, scale: float, diagonal: int | None) -> Tensor:
+    """Compute packed sequences [1, N, total, d] one by one, with zeros for rows outside every sequence.
+
+    Raises ValueError for wrong offsets; reads them on the host.
+    """
+    parts, end = [], 0
+    ranges = map(split_offsets, ("offsets_q", "offsets_k"), offsets, (query, key))
+    for queries, keys in zip(*ranges, strict=True):
+        parts.append(query.new_zeros(*query.shape[:2], queries.start - end, value.shape[-1]))
+        rows = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+        parts.append(forward(*rows, None, scale, diagonal)[0])
+        end = queries.stop
+    return torch.cat([*parts, query.new_zeros(*query.shape[:2], query.shape[2] - end, value.shape[-1])], 2)
+
+
+def split_offsets(name: str, offsets: Tensor, rows: Tensor) -> list[slice]:
+    """Return each sequence's rows as a slice; raise ValueError for wrong offsets."""
+    total = rows.shape[2]
+    edges = offsets.new_tensor([0]), offsets, offsets.new_tensor([total])
+    if (torch.cat(edges).diff() < 0).any():
+        words = f"{name}: expected numbers from 0 to {total} that never fall, got {offsets.tolist()}"
+        raise ValueError(words)
+    return [slice(*pair) for pair in pairwise(offsets.tolist())]
+
+
+# ---- Called by the operator (host/attention.cpp) ------------------------------------------------------------
+
+
+FREQUENCY_ONE = 65536
+"""Dropout keeps a probability with frequency `kept` / FREQUENCY_ONE."""
+
+
+def compute_with_formula(query, key, value, mask, offsets, state, scale, diagonal, mask_block, kept):
+    """Return output and lse of tensors [B, heads, length, d]; lse is empty for packed sequences."""
+    if offsets is not None:
+        return compute_each_sequence(query, key, value, offsets, scale, diagonal), query.new_empty(0)
+    factors = 1 if state is None or not key.numel() else recover_dropout_factors(query, key, state, kept)
+    return forward(query, key, value, mask, scale, diagonal, mask_block, factors=factors)
+
+
+def recover_dropout_factors(query: Tensor, key: Tensor, state: Tensor, kept: int) -> Tensor:
+    """Return the dropout factors [B, N, S, T] that the kernels draw from a random state.
+
+    Runs the forward kernel with zero scores and columns of the identity as value: an output element is
+    nonzero exactly where the probability is kept.
+    """
+    (B, N, S, _), T = query.shape, key.shape[-2]
+    like: Any = {"dtype": query.dtype, "device": query.device}
+    zeros, identity = torch.zeros(B, N, max(S, T), 128, **like), F.pad(torch.eye(T, **like), (0, -T % 128))
+    options = None, None, state, 1.0, None, 1, kept
+    columns = [
+        torch.ops.mojo_workbook.attention_forward(
+            zeros[:, :, :S], zeros[:, :, :T], value.expand(B, N, T, 128), *options
+        )[0]
+        for value in identity.split(128, -1)
+    ]
+    return (torch.cat(columns, -1)[..., :T] != 0) * (FREQUENCY_ONE / kept if kept else 0.0)
+
+
+OPERATORS = {"attention_by_formula": compute_with_formula, "attention_by_torch": compute_with_sdpa}
+OPERATORS["attention_gradients_by_formula"] = compute_gradients

@@ -1,7 +1,7 @@
-"""Linear + cross-entropy as one differentiable function and one module: the end of a language model.
+"""Linear + cross-entropy as one differentiable function and one module: the head of a language model.
 
 On an NVIDIA GPU the operator `torch.ops.mojo_workbook.linear_cross_entropy`
-(`harness/nn/host/cross_entropy.cpp`) works on chunks of rows and never stores all logits. Other devices run
+(`harness/nn/host/cross_entropy.cpp`) processes rows in chunks and never stores all logits. Other devices run
 PyTorch's own operations.
 """
 
@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from harness.nn import host
-from harness.nn.arguments import in_autocast_dtype, plain, wide
+from harness.nn.arguments import cast_for_autocast, get_accumulation_dtype, get_dtype_name
 
 Tensor = torch.Tensor
 REDUCTIONS = ("none", "mean", "sum")
-"""Reductions in the order of PyTorch's own numbers."""
-IGNORED = -100
+"""Reductions, in the order of PyTorch's enumeration."""
+IGNORE_INDEX = -100
 OPTIONS = ("ignore_index", "label_smoothing", "reduction", "z_loss", "softcap", "chunk_rows")
 
 
@@ -28,72 +28,75 @@ def linear_cross_entropy(
     target: Tensor,
     bias: Tensor | None = None,
     *,
-    ignore_index: int = IGNORED,
+    ignore_index: int = IGNORE_INDEX,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
     z_loss: float = 0.0,
     softcap: float | None = None,
     chunk_rows: int | None = None,
 ) -> Tensor:
-    """Compute `cross_entropy(linear(input, weight, bias).float(), target)`, on a GPU without storing all logits.
+    """Compute `cross_entropy(linear(input, weight, bias).float(), target)` without storing all logits on a GPU.
 
     With s = softcap * tanh(logits / softcap), or the logits themselves, and lse = log(sum(exp(s))), the loss
     of a row is
 
         lse - (1 - label_smoothing) * s[target] - label_smoothing * mean(s) + z_loss * lse^2
 
-    On an NVIDIA GPU one launch of a Mojo kernel replaces a chunk's logits, in input's dtype, by their
-    gradient and writes the losses; the matmuls are PyTorch's. For "mean" and "sum" the forward pass computes
-    the gradients too: three matmuls in all. For "none" the backward pass computes the logits again: four. The
-    gradient of weight is summed over chunks in float32 (float64 for float64). Every run gives the same bits.
-    The first call builds what it needs.
+    On an NVIDIA GPU one Mojo kernel replaces a chunk's logits, in input's dtype, by their gradient and writes
+    the losses; the matmuls are PyTorch's. For "mean" and "sum" the forward pass computes the gradients too,
+    with three matmuls in total. For "none" the backward pass recomputes the logits: four matmuls. The
+    gradient of weight is summed over chunks in float32 (float64 for float64). Every run returns the same
+    bits. The first call builds the operator and its kernels.
 
     Other devices, second derivatives, forward mode and torch.func run PyTorch's own operations, which store
     the logits. Under `torch.autocast` input, weight and bias are cast to its dtype.
 
     Args:
         input: Shape [..., H]; float32, bfloat16, float16 or float64.
-        weight: [V, H], V >= 1.
-        target: [...], int64: a class from 0 to V - 1, or ignore_index, per row. The kernels return NaN for
-            others.
-        bias: [V], or None.
-        ignore_index: The target of rows without loss and gradient, which "mean" does not count.
-        label_smoothing: From 0 to 1: the share of the target that all classes have in common.
-        reduction: "mean" over the rows that count (NaN if none does), "sum", or "none".
-        z_loss: Not negative: the weight of lse^2, which keeps logits from drifting.
-        softcap: Above 0: no capped logit is larger; None for no cap.
-        chunk_rows: Rows of a chunk, at least 1; None for at most 2,048. More rows need more memory and less
-            time.
+        weight: Shape [V, H], V >= 1.
+        target: Shape [...], int64: per row a class from 0 to V - 1, or ignore_index. The kernels return NaN
+            for other values.
+        bias: Shape [V], or None.
+        ignore_index: The target of rows without loss or gradient; "mean" does not count them.
+        label_smoothing: From 0 to 1: the fraction of the target spread evenly over all classes.
+        reduction: "mean" over the counted rows (NaN if there are none), "sum", or "none".
+        z_loss: The weight of lse^2, which keeps logits from drifting; at least 0.
+        softcap: The upper bound of capped logits, above 0; None means no cap.
+        chunk_rows: Rows in a chunk, at least 1; None means at most 2,048. Larger chunks need more memory and
+            less time.
 
     Returns:
         The loss, a scalar, or [...] for "none"; float64 for float64, else float32.
 
     Raises:
         TypeError: The target is not int64; an option has a wrong type.
-        ValueError: The target's shape does not fit, or an option is out of range.
-        RuntimeError, IndexError: PyTorch's own, for other arguments that do not fit.
+        ValueError: The target's shape does not match input's, or an option is out of range.
+        RuntimeError, IndexError: PyTorch's own errors for other mismatched arguments.
     """
     if target.dtype != torch.int64:
-        raise TypeError(f"target: expected int64 classes, got {plain(target.dtype)}")
+        raise TypeError(f"target: expected int64 classes, got {get_dtype_name(target.dtype)}")
     if target.shape != input.shape[:-1]:
         shapes = f"shape {list(input.shape[:-1])}, that of input without its last dimension, got {list(target.shape)}"
         raise ValueError(f"target: expected {shapes}")
     check_options(ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows)
-    if not host.load("cross_entropy", input.device.type):
-        return by_torch(
-            input, weight, target, bias, ignore_index, label_smoothing, reduction, z_loss, softcap
-        )
-    return torch.ops.mojo_workbook.linear_cross_entropy(
-        *(input, weight, bias, target, ignore_index, label_smoothing, REDUCTIONS.index(reduction)),
-        *(z_loss, softcap or 0.0, chunk_rows or 0),
+    loaded = host.load("cross_entropy", input.device.type)
+    compute = torch.ops.mojo_workbook.linear_cross_entropy if loaded else compute_with_torch
+    options = (
+        ignore_index,
+        label_smoothing,
+        REDUCTIONS.index(reduction),
+        z_loss,
+        softcap or 0.0,
+        chunk_rows or 0,
     )
+    return compute(input, weight, bias, target, *options)
 
 
 class LinearCrossEntropy(nn.Linear):
-    """A linear layer that takes a target and returns the loss: `linear_cross_entropy` with its own weight.
+    """A linear layer that takes a target and returns the loss, by `linear_cross_entropy`.
 
-    It is an `nn.Linear(H, V)`, by default without a bias: state dicts and tied weights fit. `logits(input)`
-    returns all logits, for generation.
+    It is an `nn.Linear(H, V)`, by default without a bias, so state dicts and tied weights work.
+    `logits(input)` returns all logits, for generation.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class LinearCrossEntropy(nn.Linear):
         out_features: int,
         bias: bool = False,
         *,
-        ignore_index: int = IGNORED,
+        ignore_index: int = IGNORE_INDEX,
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         z_loss: float = 0.0,
@@ -127,14 +130,14 @@ class LinearCrossEntropy(nn.Linear):
         return values if self.softcap is None else self.softcap * torch.tanh(values / self.softcap)
 
     def explain(self, input: Tensor) -> dict[str, str]:
-        """Return how the loss of an input [..., H] is computed; it may build the kernels, and launches none.
+        """Describe how the loss of an input [..., H] is computed; may build the kernels, but launches none.
 
-        "rows": what computes losses and gradients of a chunk's rows; "chunks": how many of how many rows;
-        "products": what multiplies; "gradients": in which pass they are computed.
+        "rows": the backend for losses and gradients of a chunk's rows; "chunks": their number and size;
+        "products": the backend of the matmuls; "gradients": the pass that computes them.
         """
-        (narrow,) = in_autocast_dtype((input.new_empty(0),))
-        part = plain(narrow.dtype)
-        if why := host.missing("cross_entropy", part, input.device):
+        (narrow,) = cast_for_autocast((input.new_empty(0),))
+        part = get_dtype_name(narrow.dtype)
+        if why := host.explain_missing_kernels("cross_entropy", part, input.device):
             return {"rows": f"PyTorch's operations: {why}", "chunks": "none", "products": "library"}
         rows = input.shape[:-1].numel()
         chunk = self.chunk_rows or torch.ops.mojo_workbook.linear_cross_entropy_chunk_rows(rows)
@@ -150,31 +153,33 @@ class LinearCrossEntropy(nn.Linear):
         return f"{super().extra_repr()}, reduction={self.reduction!r}"
 
 
-def by_torch(
-    input, weight, target, bias, ignore_index, label_smoothing, reduction, z_loss, softcap
+def compute_with_torch(
+    input, weight, bias, target, ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows
 ) -> Tensor:
-    """Compute the loss with PyTorch's own operations, without the operator."""
+    """Compute the operator's loss with PyTorch's own operations; the operator calls this too."""
     logits = F.linear(input, weight, bias)
-    # Under autocast the product has autocast's dtype, not the input's.
-    logits = logits.to(wide(logits.dtype)).reshape(target.numel(), logits.shape[-1])
-    if softcap is not None:
+    # Under autocast the logits have autocast's dtype, not the input's.
+    logits = logits.to(get_accumulation_dtype(logits.dtype)).reshape(target.numel(), logits.shape[-1])
+    if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    rows = target.reshape(-1)
+    rows, how = target.reshape(-1), REDUCTIONS[reduction]
     loss = F.cross_entropy(
-        logits, rows, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        logits, rows, ignore_index=ignore_index, reduction=how, label_smoothing=label_smoothing
     )
     if z_loss:
         counted = rows != ignore_index
         squares = z_loss * logits.logsumexp(1).square().where(counted, 0)
-        total = squares if reduction == "none" else squares.sum()
-        loss = loss + (total / counted.sum() if reduction == "mean" else total)
-    return loss.view(target.shape) if reduction == "none" else loss
+        total = squares if how == "none" else squares.sum()
+        loss = loss + (total / counted.sum() if how == "mean" else total)
+    return loss.view(target.shape) if how == "none" else loss
+
+
+OPERATORS = {"linear_cross_entropy_by_torch": compute_with_torch}
 
 
 def check_options(
     ignore_index: Any, label_smoothing: Any, reduction: Any, z_loss: Any, softcap: Any, chunk_rows: Any
 ) -> None:
-    """Raise TypeError for a wrong type, ValueError for a value out of range."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: expected {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
     for name, value in {"ignore_index": ignore_index, "chunk_rows": chunk_rows or 1}.items():

@@ -17,12 +17,12 @@ LAYER = "layernorm_linear"
 EPS = 1e-5
 AUTO, LEAST = "auto", "least"
 OPTIONS = {"fast": 0, "pairs": 1, AUTO: 0, LEAST: 2}
-"""The bits in which the operator takes an algorithm and a choice of memory."""
+"""Bits that encode `algorithm` and `memory` for the operator."""
 ALGORITHMS, MEMORY = ("fast", "pairs"), (AUTO, LEAST)
 MATMULS = ("own", "library", "library on padded rows")
 """Implementations of a matmul, numbered as in `harness/nn/kernels/layernorm_linear/plan.mojo`."""
 TWO_STREAMS = 1 << 6
-"""Set in a plan whose backward pass uses two streams."""
+"""The bit of a plan whose backward pass uses two streams."""
 
 
 def fused_layernorm_linear(
@@ -38,68 +38,67 @@ def fused_layernorm_linear(
 ) -> Tensor:
     """Compute `linear(layer_norm(x))` with hand-written Mojo kernels for the forward and the backward pass.
 
-    It saves x, the parameters and two numbers per row; the backward pass computes the LayerNorm output again.
-    Second derivatives, forward mode and torch.func's transforms run PyTorch's own operations. Under
-    `torch.autocast` the LayerNorm is computed in float32 and the matmul in the autocast dtype, as in
-    PyTorch's own layers. In float32 the matmuls are PyTorch's, with its flag for TF32.
+    The forward pass saves x, the parameters and two numbers per row; the backward pass recomputes the
+    LayerNorm's output. Second derivatives, forward mode and torch.func's transforms run PyTorch's own
+    operations. Under `torch.autocast` the LayerNorm is computed in float32 and the matmul in the autocast
+    dtype, as in PyTorch's own layers. In float32 the matmuls are PyTorch's, with its flag for TF32.
 
     The first call on a GPU builds the operator and its kernels for the dtype, which takes a minute or two;
-    `workbook build-ext` does so ahead of time. Both are cached on disk.
+    `workbook build-ext` builds them ahead of time. Both are cached on disk.
 
     Args:
-        x: Shape [..., H], H >= 1. The kernels take float32, bfloat16 and float16; PyTorch's own operations,
-            others. The leading dimensions are free, and may be zero.
-        ln_weight: gamma, [H], or None for ones.
-        ln_bias: beta, [H], or None for zeros.
-        linear_weight: [O, H], O >= 1. It may be transposed, as in GPT-2.
-        linear_bias: [O], or None for zeros.
-        eps: Added to the variance, inside the root.
-        algorithm: "fast", or "pairs" for float32 on a Hopper: each matmul is three of float16, in 0.3 to 0.4
-            of the time and with more memory. Its errors are PyTorch's own for sums of some hundred terms, and
-            smaller for longer ones. If H or O is not a multiple of 8 it is "fast".
-        memory: Of the kernels. "auto" computes dln and dW at the same time, or dW first if memory runs out.
-            "least" computes dW first and frees the LayerNorm output before dln is allocated: one matrix of
-            x's size less at the peak. It sums over rows in fewer shares, with other rounding, and reads x,
-            dln and dY once more. In 16 bits it copies no unaligned rows, so cuBLAS takes longer if H or O is
-            not a multiple of 8.
+        x: Shape [..., H], H >= 1. float32, bfloat16 and float16 run the kernels, other dtypes PyTorch's own
+            operations. Leading dimensions may be zero.
+        ln_weight: gamma, shape [H]; None means ones.
+        ln_bias: beta, shape [H]; None means zeros.
+        linear_weight: Shape [O, H], O >= 1. May be a transposed view, as in GPT-2.
+        linear_bias: Shape [O]; None means zeros.
+        eps: Added to the variance under the square root.
+        algorithm: "fast", or "pairs" for float32 on a Hopper GPU: each matmul becomes three float16 matmuls,
+            which take 0.3 to 0.4 of the time and more memory. Its errors equal PyTorch's for sums of a few
+            hundred terms and are smaller for longer sums. "fast" is used if H or O is not a multiple of 8.
+        memory: "auto" computes dln and dW at the same time, or dW first if memory runs out. "least" computes
+            dW first and frees the LayerNorm's output before it allocates dln, which lowers the peak by one
+            matrix of x's size. It sums over rows in fewer partial sums, so results round differently, and
+            reads x, dln and dY once more. In 16 bits it does not copy unaligned rows, so cuBLAS takes longer
+            if H or O is not a multiple of 8.
 
     Returns:
-        Shape [..., O], contiguous, in x's dtype, or autocast's. Every run gives the same bits; in a CUDA
-        graph other kernels may multiply (see `LayerNormLinear.explain`), with other bits.
+        Shape [..., O], contiguous, in x's dtype or autocast's. Every run returns the same bits. A CUDA graph
+        may select other matmul kernels (see `LayerNormLinear.explain`), which round differently.
 
     Raises:
-        ValueError: H or O is zero, or the algorithm or the choice of memory is unknown.
-        TypeError, RuntimeError: What PyTorch's own layers raise for arguments that do not fit.
+        ValueError: H or O is zero, or `algorithm` or `memory` is unknown.
+        TypeError, RuntimeError: PyTorch's own errors for mismatched arguments.
     """
-    options = options_of(algorithm, memory)
+    options = encode_options(algorithm, memory)
     check_sizes(x, linear_weight)
     arguments = x, ln_weight, ln_bias, linear_weight, linear_bias
     if host.load(LAYER, x.device.type):
         return torch.ops.mojo_workbook.layernorm_linear(*arguments, eps, options)
-    return with_torch(*arguments, eps)
+    return compute_with_torch(*arguments, eps)
 
 
-def with_torch(x, ln_weight, ln_bias, linear_weight, linear_bias, eps: float, options: int = 0) -> Tensor:
-    """Compute both layers with PyTorch's own operations."""
-    return F.linear(
-        F.layer_norm(x, linear_weight.shape[1:], ln_weight, ln_bias, eps), linear_weight, linear_bias
-    )
+def compute_with_torch(
+    x, ln_weight, ln_bias, linear_weight, linear_bias, eps: float, options: int = 0
+) -> Tensor:
+    norm = F.layer_norm(x, linear_weight.shape[1:], ln_weight, ln_bias, eps)
+    return F.linear(norm, linear_weight, linear_bias)
 
 
-def operator() -> torch._ops.OpOverload:
-    """Return the operator, for graphs; without kernels it is PyTorch's own operations."""
+def get_operator() -> torch._ops.OpOverload:
+    """Return the operator for FX graphs; without kernels it runs PyTorch's own operations."""
     if not host.load(LAYER, host.DEVICE) and not hasattr(torch.ops.mojo_workbook, LAYER):
         tags = (torch.Tag.pt2_compliant_tag,)
         torch.library.define(f"mojo_workbook::{LAYER}", SCHEMA, tags=tags)
-        torch.library.impl(f"mojo_workbook::{LAYER}", "CompositeImplicitAutograd", with_torch)
+        torch.library.impl(f"mojo_workbook::{LAYER}", "CompositeImplicitAutograd", compute_with_torch)
     return torch.ops.mojo_workbook.layernorm_linear.default
 
 
 SCHEMA = "(Tensor x, Tensor? ln_weight, Tensor? ln_bias, Tensor weight, Tensor? bias, float eps, int options=0) -> Tensor"
 
 
-def options_of(algorithm: str, memory: str) -> int:
-    """Return the operator's options; raise ValueError for an unknown algorithm or choice of memory."""
+def encode_options(algorithm: str, memory: str) -> int:
     for name, value, known in (("algorithm", algorithm, ALGORITHMS), ("memory", memory, MEMORY)):
         if value not in known:
             raise ValueError(f"{name}: expected {' or '.join(map(repr, known))}, got {value!r}")
@@ -113,18 +112,15 @@ def check_sizes(x: Tensor, linear_weight: Tensor) -> None:
         raise ValueError(f"x, linear_weight: expected H >= 1 and O >= 1, got shapes {shapes}")
 
 
-# ---- The module ---------------------------------------------------------------------------------------------
-
-
 class LayerNormLinear(nn.Module):
-    """Replaces `nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`.
+    """A drop-in replacement for `nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`.
 
-    The two layers are its children "0" and "1", as in the Sequential: state dicts and seeds are compatible,
-    and code that looks for `nn.LayerNorm` and `nn.Linear` finds them. They only hold the parameters;
-    `forward` runs `fused_layernorm_linear`, so hooks on the children do not fire.
+    The two layers are the children "0" and "1", as in the Sequential, so state dicts and seeds are
+    compatible, and code that looks for `nn.LayerNorm` and `nn.Linear` finds them. The children only hold the
+    parameters: `forward` runs `fused_layernorm_linear`, and hooks on the children do not fire.
 
-    `eps`, `elementwise_affine` and `ln_bias` are LayerNorm's (whether it has a weight, and then a bias),
-    `bias` is Linear's; `algorithm` and `memory` as in `fused_layernorm_linear`.
+    `eps`, `elementwise_affine` and `ln_bias` are passed to LayerNorm (the last as its `bias`), `bias` to
+    Linear, `algorithm` and `memory` to `fused_layernorm_linear`.
     """
 
     def __init__(
@@ -152,9 +148,9 @@ class LayerNormLinear(nn.Module):
     def from_modules(
         cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast", memory: str = AUTO
     ) -> "LayerNormLinear":
-        """Return a layer that shares two existing ones, so that an optimizer of their parameters stays valid.
+        """Return a layer that shares two existing layers, so that an optimizer of their parameters stays valid.
 
-        Raises TypeError unless they are LayerNorm and Linear, ValueError if their sizes do not fit.
+        Raises TypeError unless they are LayerNorm and Linear, ValueError if their sizes do not match.
         """
         if not isinstance(ln, nn.LayerNorm):
             raise TypeError(f"ln: expected nn.LayerNorm, got {type(ln).__name__}")
@@ -182,52 +178,52 @@ class LayerNormLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., H] to [..., O]; see `fused_layernorm_linear`."""
-        # Past nn.Module's attribute look-up, which takes a microsecond.
+        # Bypass nn.Module's attribute lookup, which takes a microsecond.
         children: dict[str, Any] = self._modules
         ln, linear = children["0"], children["1"]
-        norm = parameter(ln, "weight"), parameter(ln, "bias"), parameter(linear, "weight")
-        arguments = x, *norm, parameter(linear, "bias"), ln.eps
+        norm = get_parameter(ln, "weight"), get_parameter(ln, "bias"), get_parameter(linear, "weight")
+        arguments = x, *norm, get_parameter(linear, "bias"), ln.eps
         return fused_layernorm_linear(*arguments, algorithm=self.algorithm, memory=self.memory)
 
     def explain(self, x: Tensor) -> dict[str, str]:
-        """Return what computes an input like x, as calls select it; it may build the kernels, and launches none.
+        """Return which kernels would compute an input like x; may build the kernels, but launches none.
 
-        "backend" is the kernels, or PyTorch's own operations. "output", "dln" and "dW" are the matmuls Y =
-        ln_out W^T, dln = dY W and dW = dY^T ln_out: each "own" for this project's kernel, "library" for
-        PyTorch's, or "library on padded rows". Keys that end in " in a CUDA graph" are there if a capture
-        selects others; "backward in a CUDA graph" is "two branches" if dW has a stream of its own there.
+        "backend" names the kernels, or PyTorch's own operations. "output", "dln" and "dW" are the matmuls Y =
+        ln_out W^T, dln = dY W and dW = dY^T ln_out: each is "own" for this project's kernel, "library" for
+        PyTorch's, or "library on padded rows". Keys that end in " in a CUDA graph" exist if a capture selects
+        differently; "backward in a CUDA graph" is "two branches" if dW runs on a second stream there.
         """
         bits = [self._plan(x, captured) for captured in (False, True)]
         if -1 in bits:
-            return {"backend": "PyTorch's own operations", **products(0b010101)}
-        split = self.algorithm == "pairs" and products(bits[0])["dW"] == "own"
+            return {"backend": "PyTorch's own operations", **decode_plan(0b010101)}
+        split = self.algorithm == "pairs" and decode_plan(bits[0])["dW"] == "own"
         backend = "kernels" + ", pairs of float16" * split + ", dW first" * (self.memory == LEAST)
-        words = {"backend": backend, **products(bits[0])}
-        if products(bits[1]) != products(bits[0]):
-            words |= {f"{name} in a CUDA graph": by for name, by in products(bits[1]).items()}
+        words = {"backend": backend, **decode_plan(bits[0])}
+        if decode_plan(bits[1]) != decode_plan(bits[0]):
+            words |= {f"{name} in a CUDA graph": by for name, by in decode_plan(bits[1]).items()}
         if bits[1] & TWO_STREAMS and self.memory != LEAST:
             words["backward in a CUDA graph"] = "two branches"
         return words
 
     def _plan(self, x: Tensor, captured: bool) -> int:
-        """Return the selected matmuls in bits, -1 for PyTorch's own operations."""
+        """Return the selected matmuls as bits, -1 for PyTorch's own operations."""
         if not host.load(LAYER, x.device.type):
             return -1
         children, names = (self.ln, self.linear), ("weight", "bias")
-        tensors = [parameter(child, name) for child in children for name in names]
-        options = options_of(self.algorithm, self.memory)
+        tensors = [get_parameter(child, name) for child in children for name in names]
+        options = encode_options(self.algorithm, self.memory)
         return torch.ops.mojo_workbook.layernorm_linear_plan(x, *tensors, options, captured)
 
     def extra_repr(self) -> str:
         return f"algorithm={self.algorithm!r}, memory={self.memory!r}"
 
 
-def parameter(module: nn.Module, name: str) -> Any:
-    """Return a module's parameter without the microsecond of nn.Module's attribute look-up."""
+def get_parameter(module: nn.Module, name: str) -> Any:
+    """Return a module's parameter without nn.Module's attribute lookup, which takes a microsecond."""
     own = module._parameters
     return own[name] if name in own else getattr(module, name)
 
 
-def products(bits: int) -> dict[str, str]:
-    """Return the implementation of each matmul, from the bits of `layernorm_linear_plan`."""
+def decode_plan(bits: int) -> dict[str, str]:
+    """Decode the bits of `layernorm_linear_plan` into the implementation of each matmul."""
     return {name: MATMULS[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}

@@ -1,4 +1,4 @@
-"""Replace the LayerNorm -> Linear pairs that a caller names by the workbook's kernels, without a compiler."""
+"""Replace named LayerNorm -> Linear pairs of a model by the workbook's kernels, without a compiler."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness.nn.layers import AUTO, fused_layernorm_linear, options_of, parameter
+from harness.nn.layers import AUTO, encode_options, fused_layernorm_linear, get_parameter
 
 NORMS = {"torch.nn.modules.normalization.LayerNorm"}
 LINEARS = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.Conv1D": True}
-"""The classes of Linear layers, the very ones and no subclass, and whether they keep the weight as [H, O]."""
+"""The exact classes of Linear layers, not subclasses, and whether they store the weight as [H, O]."""
 
 
-class PassedNorm(nn.LayerNorm):
-    """A LayerNorm that returns its input; the Linear layers that read it compute it."""
+class IdentityNorm(nn.LayerNorm):
+    """A LayerNorm that returns its input; the Linear layers that read it normalise."""
 
     def __init__(self, norm: nn.LayerNorm):
         super().__init__([*norm.normalized_shape], norm.eps, norm.elementwise_affine, device="meta")
@@ -25,78 +25,78 @@ class PassedNorm(nn.LayerNorm):
 
 
 class NormLinear(nn.Module):
-    """A Linear that also computes the LayerNorm before it; the parameters stay where they are."""
+    """A Linear that also computes the LayerNorm before it; both keep their parameters."""
 
-    def __init__(self, norm: PassedNorm, linear: Any, **how: Any):
+    def __init__(self, norm: IdentityNorm, linear: Any, **options: Any):
         super().__init__()
         self.weight, self.bias, self.training = linear.weight, linear.bias, linear.training
-        self.norm, self.transposed, self.how = [norm], LINEARS[class_of(linear)], how  # in a list: no child
+        self.norm = [norm]  # in a list, so that it is not a child module
+        self.transposed, self.options = LINEARS[get_class_name(linear)], options
 
     def forward(self, x: Tensor) -> Tensor:
-        (norm,), weight, bias = self.norm, parameter(self, "weight"), parameter(self, "bias")
+        (norm,), weight, bias = self.norm, get_parameter(self, "weight"), get_parameter(self, "bias")
         weight = weight.t() if self.transposed else weight
-        return fused_layernorm_linear(x, norm.weight, norm.bias, weight, bias, norm.eps, **self.how)
+        return fused_layernorm_linear(x, norm.weight, norm.bias, weight, bias, norm.eps, **self.options)
 
 
 def replace(
     model: nn.Module, pairs: Iterable[Sequence[str]], *, algorithm: str = "fast", memory: str = AUTO
 ) -> list[tuple[str, str]]:
-    """Replace LayerNorms and the Linear layers that read them, in place, by pairs of names; return their names.
+    """Replace pairs of a LayerNorm and a Linear that reads it, in place; return the full names of the pairs.
 
     A name is a path as in `named_modules`, from the model or from every block that has both: ("ln_1",
     "attn.c_attn") is one pair in each block of GPT-2. The Linear then computes both layers, as
-    `fused_layernorm_linear` does, and the LayerNorm returns its input. So name every reader of the LayerNorm:
-    query, key and value are three pairs, and each computes it. Between the two, rows may be reshaped or
-    selected, and nothing else done (no dropout). That is not checked, except in nn.Sequential.
+    `fused_layernorm_linear` does, and the LayerNorm returns its input. So name every Linear that reads the
+    LayerNorm: for query, key and value pass three pairs; each Linear computes the LayerNorm again. Between
+    the two, the model may only reshape or select rows (no dropout). This is checked only in nn.Sequential.
 
-    Parameters stay the same objects under the same names: optimizers and state dicts fit. An error changes
-    nothing.
+    Parameters keep their identity and their names, so optimizers and state dicts stay valid. The model is
+    unchanged after an error.
 
     Raises:
         TypeError: A module is not an nn.LayerNorm, or neither nn.Linear nor transformers' Conv1D.
-        ValueError: No block has both names; sizes, dtypes or devices differ; a module has hooks or a forward
-            of its own, or is used twice; or the algorithm or the choice of memory is unknown.
+        ValueError: No block has both names; sizes, dtypes or devices differ; a module has hooks, an
+            overridden `forward` or two places in the model; or `algorithm` or `memory` is unknown.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model: expected nn.Module, got {type(model).__name__}")
-    options_of(algorithm, memory)
+    encode_options(algorithm, memory)
     modules: dict[str, Any] = dict(model.named_modules())
-    found: list[tuple[str, str]] = []
-    places = Counter(id(child) for block in modules.values() for child in block._modules.values())
+    replaced: list[tuple[str, str]] = []
+    use_counts = Counter(id(child) for block in modules.values() for child in block._modules.values())
     for pair in pairs:
         if isinstance(pair, str) or len(pair) != 2:
             raise TypeError(f"pairs: expected names of a LayerNorm and a Linear, got {pair!r}")
         blocks = [""] if all(name in modules for name in pair) else modules
-        both = [tuple(f"{block}.{name}".lstrip(".") for name in pair) for block in blocks]
-        here = [names for names in both if all(name in modules for name in names)]
-        if not here:
+        candidates = [tuple(f"{block}.{name}".lstrip(".") for name in pair) for block in blocks]
+        matches = [names for names in candidates if all(name in modules for name in names)]
+        if not matches:
             raise ValueError(f"pairs: no block of the model has both {pair[0]!r} and {pair[1]!r}")
-        for norm, linear in here:
-            check_pair(norm, linear, modules, places)
-            if linear in (other for _, other in found):
+        for norm, linear in matches:
+            check_pair(norm, linear, modules, use_counts)
+            if linear in (other for _, other in replaced):
                 raise ValueError(f"{linear}: it is in two pairs")
-            found.append((norm, linear))
-    replacements: dict[str, Any] = {name: PassedNorm(modules[name]) for name, _ in found}
-    for norm, linear in found:
-        replacements[linear] = NormLinear(
-            replacements[norm], modules[linear], algorithm=algorithm, memory=memory
-        )
+            replaced.append((norm, linear))
+    replacements: dict[str, Any] = {name: IdentityNorm(modules[name]) for name, _ in replaced}
+    for norm, linear in replaced:
+        options = {"algorithm": algorithm, "memory": memory}
+        replacements[linear] = NormLinear(replacements[norm], modules[linear], **options)
     for name, module in replacements.items():
         model.set_submodule(name, module)
-    return found
+    return replaced
 
 
-def check_pair(norm: str, linear: str, modules: dict[str, Any], places: Counter[int]) -> None:
+def check_pair(norm: str, linear: str, modules: dict[str, Any], use_counts: Counter[int]) -> None:
     """Raise, naming the module, if a pair cannot be replaced."""
     for name, kinds in ((norm, NORMS), (linear, LINEARS)):
         module = modules[name]
-        if class_of(module) not in kinds:
-            raise TypeError(f"{name}: expected {' or '.join(kinds)}, got {class_of(module)}")
-        if any(kept for key, kept in vars(module).items() if key == "forward" or key.endswith("_hooks")):
+        if get_class_name(module) not in kinds:
+            raise TypeError(f"{name}: expected {' or '.join(kinds)}, got {get_class_name(module)}")
+        if any(value for key, value in vars(module).items() if key == "forward" or key.endswith("_hooks")):
             raise ValueError(f"{name}: it has hooks or a forward of its own")
-        if places[id(module)] != 1:
-            raise ValueError(f"{name}: it has {places[id(module)]} places in the model")
-    weight, transposed = modules[linear].weight, LINEARS[class_of(modules[linear])]
+        if use_counts[id(module)] != 1:
+            raise ValueError(f"{name}: it has {use_counts[id(module)]} places in the model")
+    weight, transposed = modules[linear].weight, LINEARS[get_class_name(modules[linear])]
     shape = (weight.shape[0 if transposed else 1],)
     if modules[norm].normalized_shape != shape:
         raise ValueError(f"{norm}: expected {shape}, as {linear} reads, got {modules[norm].normalized_shape}")
@@ -107,11 +107,11 @@ def check_pair(norm: str, linear: str, modules: dict[str, Any], places: Counter[
             )
     block, _, child = norm.rpartition(".")
     if isinstance(modules[block], nn.Sequential):
-        inside = [*modules[block]._modules]
-        follows = ".".join(filter(None, [block, *inside[inside.index(child) + 1 :][:1]]))
-        if child != inside[-1] and not f"{linear}.".startswith(f"{follows}."):
+        children = [*modules[block]._modules]
+        follows = ".".join(filter(None, [block, *children[children.index(child) + 1 :][:1]]))
+        if child != children[-1] and not f"{linear}.".startswith(f"{follows}."):
             raise ValueError(f"{norm}: {follows} reads it, not {linear}")
 
 
-def class_of(module: nn.Module) -> str:
+def get_class_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -1,79 +1,85 @@
-"""Attention over a sequence that is split over the ranks of a process group: `ring_steps` with checks.
+"""Ring attention: attention over a sequence split over the ranks of a `torch.distributed` process group.
 
-The ranks first compare shapes and dtypes: with one that differs the others would wait for blocks that never
-fit. All raise the same error, which names the rank.
+Each of the `size` ranks holds a part of the sequence, one or two ranges of positions (`get_chunks`): query,
+out and dO are [B, N, s, d], key and value [B, M, s, d], where N is a multiple of M and `s` may differ between
+ranks. The ranks compare shapes and dtypes first, so that all of them raise the same error instead of one
+waiting forever. The forward pass saves query, key, value, out, and lse [B, N, s].
+
+A block is the attention of one range of queries to one range of keys. Sums are float32 for 16-bit tensors,
+but lse is float64, because float32 cannot hold both a large score and the log of the number of keys. Kernels
+round lse to float32, which changes a block's weight and its probabilities by a factor of |lse| 2^-24 at most.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from harness.nn import attention_layer
+from harness.nn import attention_formula
 from harness.nn.arguments import (
-    check_attended,
+    cast_for_autocast,
     check_flag,
+    check_qkv,
     check_scale,
-    check_whole,
-    in_autocast_dtype,
-    plain,
+    get_accumulation_dtype,
+    get_dtype_name,
 )
-from harness.nn.derivatives import check_first_order
-from harness.nn.ring_steps import RingAttention, positions
+from harness.nn.attention_layer import Part, attention_block, attention_block_backward, has_kernels
 
 Tensor = torch.Tensor
 Positions = Callable[[int, int, int, bool], int]
-"""rank, size, length, balanced -> how many positions the rank holds."""
+"""(rank, size, length, balanced) -> the number of positions that the rank holds."""
 
 
 def ring_attention(
     query, key, value, is_causal=False, scale=None, group=None, *, balanced=False, length: int | None = None
 ):
-    """Compute softmax(scale * query key^T) value over the whole sequence; each rank passes and gets its part.
+    """Compute softmax(scale * query key^T) value over the whole sequence; each rank passes and returns its part.
 
-    Each block is computed by `attention`'s kernels, in 16 bits on a GPU, else by PyTorch's operations. Under
-    `torch.autocast` query, key and value are cast to its dtype; sums are float32 all the same.
+    Blocks run `attention`'s kernels in 16 bits on a GPU, otherwise PyTorch's operations. Under
+    `torch.autocast` query, key and value are cast to its dtype; sums stay float32.
 
     Args:
         query: [B, N, s, d], any floating dtype; s is this rank's part of the sequence.
         key, value: [B, M, s, d]; N is a multiple of M.
         is_causal: Whether a query sees only the keys up to its own position.
-        scale: 1 / sqrt(d) if None.
-        group: A process group, the default one if None; its backend sends the blocks.
+        scale: None means 1 / sqrt(d).
+        group: A process group, None for the default group; its backend sends the blocks.
         balanced: Whether each rank holds a range from the front and its mirror image from the end
-            ("zig-zag"); else ranges are in the order of ranks.
-        length: Of the whole sequence. If None the ranks compare what they have, which costs a round of
-            messages; a loop can pass the length after the first call.
+            ("zig-zag"); otherwise ranges follow the order of ranks.
+        length: The length of the whole sequence. If None, the ranks exchange their shapes, which costs a
+            round of messages; a loop can pass the length after the first call.
 
     Raises:
-        TypeError, ValueError, NotImplementedError: An argument does not fit. If the ranks compare what they
-            have, every rank raises the same error, which names the rank too.
-        ValueError: This rank's part is not what it should hold of `length` positions.
-        RuntimeError: A neighbour is gone or late, or a transform of torch.func is active.
-        NotImplementedError: A second or a forward-mode derivative.
+        TypeError, ValueError, NotImplementedError: An argument is invalid. If the ranks exchange their
+            shapes, every rank raises the same error, which names the rank.
+        ValueError: This rank's part has the wrong number of the `length` positions.
+        RuntimeError: A neighbour died or timed out, or a torch.func transform is active.
+        NotImplementedError: A second or forward-mode derivative was requested.
     """
     check_flag("balanced", balanced)
-    group = process_group(group)
-    check_first_order(query, key, value)
+    group = resolve_process_group(group)
+    FirstOrder.apply([], query, key, value)  # PyTorch rejects tangents and torch.func transforms here
     if length is None:
         options = {"is_causal": is_causal, "scale": scale}
-        length = agreed_length(query, key, value, balanced, group, positions, options)
-    query, key, value = parts_of(query, key, value, scale, is_causal)
+        length = agree_on_length(query, key, value, balanced, group, count_positions, options)
+    query, key, value = check_parts(query, key, value, scale, is_causal)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    part = positions(rank, size, check_whole("length", length, 0), balanced)
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise TypeError(f"length: expected a whole number, got {length!r}")
+    part = count_positions(rank, size, length, balanced)
     if query.shape[2] != part:
-        raise ValueError(
-            f"length: of {length} positions rank {rank} of {size} holds {part}, got {query.shape[2]}"
-        )
+        words = f"length: of {length} positions rank {rank} of {size} holds {part}, got {query.shape[2]}"
+        raise ValueError(words)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
-        kernels = attention_layer.has_kernels(query)
+        kernels = has_kernels(query)
         return RingAttention.apply(query, key, value, length, scale, is_causal, balanced, group, kernels)
 
 
-def process_group(group) -> Any:
-    """Return the group, the default one for None."""
+def resolve_process_group(group) -> Any:
     if group is None and not dist.is_initialized():
         raise ValueError("group: there is no default one; call torch.distributed.init_process_group first")
     group = group or dist.group.WORLD
@@ -83,10 +89,10 @@ def process_group(group) -> Any:
     return group
 
 
-def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tensor]:
-    """Return checked tensors, in autocast's dtype if it is on."""
-    query, key, value = in_autocast_dtype((query, key, value))
-    check_attended(query, key, value)
+def check_parts(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tensor]:
+    """Check this rank's tensors and return them, cast if autocast is on."""
+    query, key, value = cast_for_autocast((query, key, value))
+    check_qkv(query, key, value)
     check_scale(scale)
     check_flag("is_causal", is_causal)
     if query.is_meta:
@@ -103,40 +109,47 @@ def parts_of(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Tenso
     return query, key, value
 
 
-def agreed_length(
-    query, key, value, balanced: bool, group, positions: Positions, options: dict[str, Any] | None = None
+def agree_on_length(
+    query,
+    key,
+    value,
+    balanced: bool,
+    group,
+    count_positions: Positions,
+    options: dict[str, Any] | None = None,
 ) -> int:
-    """Return the length of the whole sequence; raise the same error on every rank if what they have differs.
+    """Return the length of the whole sequence; raise the same error on every rank if their arguments disagree.
 
-    `options` must be the same on all ranks, as must `balanced`, and whether gradients are needed.
+    `options`, `balanced` and whether gradients are needed must be the same on all ranks.
     """
     size = dist.get_world_size(group)
     gathered: list[Any] = [None] * size
-    mine = what_is_here(query, key, value, {"balanced": balanced, **(options or {})})
+    mine = describe_local_tensors(query, key, value, {"balanced": balanced, **(options or {})})
     dist.all_gather_object(gathered, mine, group=group)
     for rank, own in enumerate(gathered):
         if isinstance(own, Exception):
             raise type(own)(f"rank {rank} of {size}: {own}" if size > 1 else str(own))
-    check_alike(gathered, size)
-    return length_of([shapes for _, shapes in gathered], balanced, positions)
+    check_ranks_agree(gathered, size)
+    return infer_length([shapes for _, shapes in gathered], balanced, count_positions)
 
 
-def what_is_here(query, key, value, options: dict[str, Any]) -> tuple[dict[str, Any], list] | Exception:
-    """Return the values that must agree on all ranks, by name, and the shapes; or the error."""
+def describe_local_tensors(
+    query, key, value, options: dict[str, Any]
+) -> tuple[dict[str, Any], list] | Exception:
     try:
-        tensors = parts_of(query, key, value, options.get("scale"), options.get("is_causal", False))
+        tensors = check_parts(query, key, value, options.get("scale"), options.get("is_causal", False))
     except (TypeError, ValueError, NotImplementedError) as error:
         return type(error)(*error.args)
     backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    alike = {"dtype": plain(tensors[0].dtype), **options, "requires_grad": backward}
+    alike = {"dtype": get_dtype_name(tensors[0].dtype), **options, "requires_grad": backward}
     return alike, [list(tensor.shape) for tensor in tensors]
 
 
-def check_alike(said: list, size: int) -> None:
-    """Raise ValueError, naming the rank, if one has another dtype or option than most."""
-    for name in said[0][0]:
-        usual = most([alike[name] for alike, _ in said])
-        for rank, (alike, _) in enumerate(said):
+def check_ranks_agree(gathered: list, size: int) -> None:
+    """Raise a ValueError that names the rank if its dtype or an option differs from the majority's."""
+    for name in gathered[0][0]:
+        usual = get_most_common([alike[name] for alike, _ in gathered])
+        for rank, (alike, _) in enumerate(gathered):
             if alike[name] == usual:
                 continue
             if name == "dtype":
@@ -144,13 +157,13 @@ def check_alike(said: list, size: int) -> None:
             raise ValueError(f"rank {rank} of {size} has {name}={alike[name]}, the others {usual}")
 
 
-def length_of(shapes: list, balanced: bool, positions: Positions) -> int:
-    """Return the length of a sequence whose parts have these shapes; raise ValueError if they do not fit."""
+def infer_length(shapes: list, balanced: bool, count_positions: Positions) -> int:
+    """Return the length of the sequence from its parts' shapes; raise ValueError if they do not add up."""
     size, here = len(shapes), [query[2] for query, _, _ in shapes]
-    length, total = likeliest_length(here, balanced, positions), sum(here)
-    B, N, M, d = most([(*query[:2], key[1], query[3]) for query, key, _ in shapes])
+    length, total = guess_length(here, balanced, count_positions), sum(here)
+    B, N, M, d = get_most_common([(*query[:2], key[1], query[3]) for query, key, _ in shapes])
     for rank, own in enumerate(shapes):
-        part = positions(rank, size, length, balanced)
+        part = count_positions(rank, size, length, balanced)
         if own == [[B, heads, part, d] for heads in (N, M, M)]:
             continue
         have = f"rank {rank} of {size} has query, key and value of {', '.join(map(str, own))}"
@@ -158,7 +171,7 @@ def length_of(shapes: list, balanced: bool, positions: Positions) -> int:
             expected = f"{[B, N, part, d]} and {[B, M, part, d]}"
             raise ValueError(f"{have}, and not {expected}, its part of {length} positions")
         parts = [
-            ", ".join(str(positions(each, size, whole, balanced)) for each in range(size))
+            ", ".join(str(count_positions(each, size, whole, balanced)) for each in range(size))
             for whole in (length, total)
         ]
         raise ValueError(
@@ -168,16 +181,238 @@ def length_of(shapes: list, balanced: bool, positions: Positions) -> int:
     return length
 
 
-def most(items: list) -> Any:
+def get_most_common(items: list) -> Any:
     return max(items, key=items.count)
 
 
-def likeliest_length(parts: list[int], balanced: bool, positions: Positions) -> int:
-    """Return the length for which the fewest ranks have a wrong part: the sum of the parts if all fit."""
+def guess_length(parts: list[int], balanced: bool, count_positions: Positions) -> int:
+    """Return the length for which the fewest ranks have a wrong part; the sum of the parts if all match."""
     size, total = len(parts), sum(parts)
 
-    def wrong(length: int) -> int:
-        return sum(positions(rank, size, length, balanced) != part for rank, part in enumerate(parts))
+    def count_wrong(length: int) -> int:
+        return sum(count_positions(rank, size, length, balanced) != part for rank, part in enumerate(parts))
 
     near = {part * size + k for part in parts for k in range(-2 * size, 2 * size + 1)}
-    return total if wrong(total) == 0 else min(sorted(each for each in near if each >= 0), key=wrong)
+    return (
+        total if count_wrong(total) == 0 else min(sorted(each for each in near if each >= 0), key=count_wrong)
+    )
+
+
+def split_evenly(length, parts):
+    """Split `length` positions into `parts` ranges (start, stop) whose sizes differ by at most one."""
+    edges = [length * i // parts for i in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def get_chunks(rank, size, length, balanced):
+    """Return the ranges (start, stop) that a rank holds, in the order of its tensors: one, or two if balanced."""
+    if not balanced:
+        return [split_evenly(length, size)[rank]]
+    pieces = split_evenly(length, 2 * size)
+    return [pieces[rank], pieces[2 * size - 1 - rank]]
+
+
+def count_positions(rank, size, length, balanced):
+    return sum(stop - start for start, stop in get_chunks(rank, size, length, balanced))
+
+
+# ---- One block: a range of queries, a range of keys ---------------------------------------------------------
+
+
+def upcast(tensor):
+    return tensor.to(get_accumulation_dtype(tensor.dtype))
+
+
+def make_accumulator(tensor):
+    return torch.zeros_like(tensor, dtype=get_accumulation_dtype(tensor.dtype))
+
+
+def clear_infinities(lse):
+    """Return lse [B, N, s, 1] with 0 for rows that see no key, since -inf - -inf is NaN."""
+    return lse.masked_fill(lse == -torch.inf, 0)[..., None]
+
+
+def run_block_forward(q, k, v, queries, keys, scale, causal, kernels):
+    """Return out [B, N, s, d], 0 in rows that see no key of the block, and lse [B, N, s]."""
+    if kernels:
+        return attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
+    diagonal = queries[0] - keys[0] if causal else None
+    q, k, v = map(upcast, (q, k, v))
+    return attention_formula.forward(q, k, v, None, scale, diagonal, sums=torch.float64)
+
+
+def run_block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, kernels):
+    """Return a block's terms of dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is rowsum(dO * out)."""
+    if kernels:
+        part = Part(queries[0], keys[0], causal, scale)
+        return attention_block_backward(dO, q, k, v, lse, delta.contiguous(), part)
+    diagonal = queries[0] - keys[0] if causal else None
+    dO, q, k, v = map(upcast, (dO, q, k, v))
+    return attention_formula.backward(dO, q, k, v, lse, delta, None, scale, diagonal)
+
+
+def merge(out, lse, block_out, block_lse):
+    """Combine the attention to two sets of keys: out [B, N, s, d] and lse [B, N, s]."""
+    share = torch.sigmoid(block_lse[..., None] - clear_infinities(lse))
+    share = share.masked_fill(lse[..., None] == -torch.inf, 1)
+    return out + share.to(out.dtype) * (block_out - out), torch.logaddexp(lse, block_lse)
+
+
+def iterate_visible_pairs(mine, theirs, causal):
+    """Yield each visible pair of a query range and a key range, with their slices of the tensors."""
+    for queries, rows in zip(mine, iterate_slices(mine), strict=True):
+        for keys, columns in zip(theirs, iterate_slices(theirs), strict=True):
+            if queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1]):
+                yield queries, rows, keys, columns
+
+
+def iterate_slices(ranges):
+    """Yield each range's slice of a tensor that concatenates the ranges."""
+    start = 0
+    for first, last in ranges:
+        yield slice(start, start + last - first)
+        start += last - first
+
+
+def exchange(tensors, shapes, group):
+    """Start sending tensors to the next rank and receiving tensors of `shapes` from the previous one.
+
+    Returns the receive buffers and the pending works: `finish` them before using buffers or `tensors`.
+    """
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return list(tensors), []
+    following = dist.get_global_rank(group, (rank + 1) % size)
+    before = dist.get_global_rank(group, (rank - 1) % size)
+    received = [tensors[i].new_empty(shape) for i, shape in enumerate(shapes)]
+    operations = [dist.P2POp(dist.isend, tensor.contiguous(), following, group) for tensor in tensors]
+    operations += [dist.P2POp(dist.irecv, tensor, before, group) for tensor in received]
+    return received, dist.batch_isend_irecv(operations)
+
+
+def finish(works, step, group):
+    """Wait for an exchange; raise a RuntimeError that names rank and step if a neighbour died or timed out."""
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        neighbours = f"rank {(rank - 1) % size} or {(rank + 1) % size}"
+        words = " ".join(str(error).split())[:160]
+        raise RuntimeError(f"rank {rank}, step {step}: {neighbours} is gone or late: {words}") from error
+
+
+def get_block_shape(tensor, rank, size, length, balanced):
+    B, M, _, d = tensor.shape
+    return B, M, count_positions(rank, size, length, balanced), d
+
+
+def run_ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
+    """Return out [B, N, s, d] in the accumulation dtype, and lse [B, N, s], for this rank's queries."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    mine = get_chunks(rank, size, length, balanced)
+    out = make_accumulator(q)
+    lse = out.new_full(out.shape[:-1], -torch.inf, dtype=torch.float64)
+
+    def add_block(block, origin):
+        k, v = block
+        theirs = get_chunks(origin, size, length, balanced)
+        for queries, rows, keys, columns in iterate_visible_pairs(mine, theirs, causal):
+            of_block = q[:, :, rows], k[:, :, columns], v[:, :, columns]
+            part = run_block_forward(*of_block, queries, keys, scale, causal, kernels)
+            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *part)
+
+    block = [k, v]
+    for step in range(size):
+        origin, coming = (rank - step) % size, (rank - step - 1) % size
+        received, works = block, []
+        if step < size - 1:
+            shape = get_block_shape(k, coming, size, length, balanced)
+            received, works = exchange(block, [shape, shape], group)
+        add_block(block, origin)
+        finish(works, step, group)
+        block = received
+    return out, lse
+
+
+def compute_contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal, kernels):
+    """Return the contributions of the query ranges `mine` and the key ranges `theirs` to dQ, dK and dV."""
+    dQ, dK, dV = map(make_accumulator, (q, k, v))
+    for queries, rows, keys, columns in iterate_visible_pairs(mine, theirs, causal):
+        block = dO[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns]
+        saved = lse[:, :, rows], delta[:, :, rows]
+        part = run_block_backward(*block, *saved, queries, keys, scale, causal, kernels)
+        dQ[:, :, rows] += part[0]
+        dK[:, :, columns] += part[1]
+        dV[:, :, columns] += part[2]
+    return dQ, dK, dV
+
+
+def run_ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group, kernels):
+    """Return this rank's dQ [B, N, s, d], dK and dV [B, M, s, d]; dK and dV travel with their keys."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    mine = get_chunks(rank, size, length, balanced)
+    delta = (upcast(dO) * upcast(out)).sum(-1)
+    dQ: Any = None
+    dK: Any = None
+    dV: Any = None
+    block, works, origin = [k, v], [], rank
+    for step in range(size):
+        coming = (origin - 1) % size
+        shape = get_block_shape(k, coming, size, length, balanced)
+        received, block_works = block, []
+        if step + 1 < size:
+            received, block_works = exchange(block, [shape, shape], group)
+        theirs = get_chunks(origin, size, length, balanced)
+        share, *added = compute_contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal, kernels)
+        dQ = share if step == 0 else dQ + share
+        finish(works, step, group)
+        dK, dV = added if step == 0 else (dK + added[0], dV + added[1])
+        if step == size - 1:  # the sums are complete: round before sending, to send fewer bytes
+            dK, dV = dK.to(k.dtype), dV.to(v.dtype)
+        (dK, dV), works = exchange([dK, dV], [shape, shape], group)
+        if step == size - 1:
+            finish(works, step, group)
+        finish(block_works, step, group)
+        block, origin = received, coming
+    return dQ, dK, dV
+
+
+NO_DOUBLE_BACKWARD = (
+    "ring_attention has no double backward: its gradients cannot be differentiated again; use "
+    "torch.nn.functional.scaled_dot_product_attention on the whole sequence where a second derivative is needed"
+)
+
+
+class FirstOrder(torch.autograd.Function):
+    """Return gradients as functions of their sources, so that a second derivative raises instead of being 0.
+
+    The gradients come in a list: as direct inputs they would be returned as views.
+    """
+
+    @staticmethod
+    def forward(ctx, gradients: list, *sources):
+        return tuple(gradients)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError(NO_DOUBLE_BACKWARD)
+
+
+class RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, length, scale, causal, balanced, group, kernels):
+        out, lse = run_ring_forward(q, k, v, length, scale, causal, balanced, group, kernels)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.ring = length, scale, causal, balanced, group, kernels
+        return out
+
+    @staticmethod
+    def backward(ctx, dO):
+        q, k, v, out, lse = ctx.saved_tensors
+        with torch.no_grad():
+            gradients = [each.to(q.dtype) for each in run_ring_backward(dO, q, k, v, out, lse, *ctx.ring)]
+        if torch.is_grad_enabled():
+            gradients = FirstOrder.apply(gradients, dO, q, k, v)
+        return *gradients, None, None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Edit a graph that Dynamo has captured: add nodes with their fake tensors, and name layers as the model does."""
+"""Edit a graph captured by Dynamo: insert nodes with fake tensors, and find layers' names in the model."""
 
 import re
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from torch.fx import GraphModule, Node
 from harness.nn.compile.match import value
 
 
-class Adder:
-    """Adds nodes with fake tensors before a node of a graph; an exception in its `with` block removes them."""
+class NodeInserter:
+    """Inserts nodes with fake tensors before a node; an exception in the `with` block removes them again."""
 
     def __init__(self, gm: GraphModule, before: Node):
         self.gm, self.before = gm, before
@@ -22,30 +22,29 @@ class Adder:
 
     def function(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
         with self.gm.graph.inserting_before(self.before):
-            return self.finish(self.gm.graph.call_function(target, args, kwargs), target)
+            return self.set_fake_tensor(self.gm.graph.call_function(target, args, kwargs), target)
 
     def method(self, name: str, *args: Any) -> Node:
         with self.gm.graph.inserting_before(self.before):
-            return self.finish(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name))
+            return self.set_fake_tensor(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name))
 
-    def finish(self, node: Node, call: Callable[..., Any]) -> Node:
+    def set_fake_tensor(self, node: Node, call: Callable[..., Any]) -> Node:
         self.added.append(node)
         if not isinstance(value(self.before), FakeTensor):
-            raise NotImplementedError(
-                "its tensors are wrapped, by a transform of torch.func or in a subclass"
-            )
-        known = {k: v for k, v in self.before.meta.items() if k != "example_value"}
+            words = "its tensors are wrapped, by a transform of torch.func or in a subclass"
+            raise NotImplementedError(words)
+        meta = {k: v for k, v in self.before.meta.items() if k != "example_value"}
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
-        # Under the caller's hooks, as a checkpoint's, what the call saves would count as the model's.
+        # Without this, a caller's hooks, such as a checkpoint's, would count the tensors saved here as the model's.
         with value(self.before).fake_mode, saved_tensors_hooks(lambda t: t, lambda t: t):
-            node.meta = known | {"example_value": call(*args, **kwargs)}
+            node.meta = meta | {"example_value": call(*args, **kwargs)}
         return node
 
     def cast(self, dtype: torch.dtype, *tensors: Node | None) -> list[Node | None]:
-        """Cast tensors: under autocast a Linear computes in a dtype that its operands do not have yet."""
+        """Cast tensors to `dtype`: under autocast the operands of a Linear are not cast yet."""
         return [t if t is None or value(t).dtype == dtype else self.method("to", t, dtype) for t in tensors]
 
-    def __enter__(self) -> "Adder":
+    def __enter__(self) -> "NodeInserter":
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -54,8 +53,8 @@ class Adder:
                 self.gm.graph.erase_node(node)
 
 
-def name_of(node: Node) -> str:
-    """Return the model's name of the layer that a node comes from, as "transformer.h.0.mlp.c_fc"; else the node's."""
+def layer_name(node: Node) -> str:
+    """Return the name of a node's layer, such as "transformer.h.0.mlp.c_fc", or else the node's own."""
     stack = node.meta.get("nn_module_stack") or {}
     if not stack:
         return node.name
@@ -64,7 +63,7 @@ def name_of(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Swap:
-    """A Linear that was replaced, alone or `with_loss`: its name in the model, sizes and dtype."""
+    """A replaced Linear, alone or `with_loss`: its name in the model, sizes and dtype."""
 
     name: str
     rows: tuple[Any, ...]

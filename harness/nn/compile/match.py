@@ -1,8 +1,8 @@
 """Find LayerNorm -> Linear in a graph that Dynamo has captured.
 
-A backend gets PyTorch's own functions before autograd: `F.layer_norm`, `F.linear`, `torch.addmm` (GPT-2's
-Conv1D), methods such as `view`; a replacement applies to the backward pass too. `meta["example_value"]` of a
-node is a fake tensor (shape, dtype, device).
+A backend receives PyTorch's own functions, before autograd: `F.layer_norm`, `F.linear`, `torch.addmm`
+(GPT-2's Conv1D), methods such as `view`. So a replacement applies to the backward pass too.
+`meta["example_value"]` of a node is a fake tensor, with its shape, dtype and device.
 """
 
 import operator
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor  # as PyTorch's page "Fake tensor" does
 from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
-from harness.nn.arguments import DTYPES, plain
-from harness.nn.compile.purity import call_name, mutates, switches
+from harness.nn.arguments import DTYPES, get_dtype_name
+from harness.nn.compile.purity import call_name, mutates, switches_mode
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ LAYER_NORM = {
     aten.native_layer_norm.default: ("input", "normalized_shape", "weight", "bias", "eps"),
 }
 LINEAR = {F.linear: ("input", "weight", "bias"), aten.linear.default: ("input", "weight", "bias")}
-# Products whose second factor is [H, O]: the transposed weight.
+# Matmuls whose second operand is the transposed weight, [H, O].
 ADDMM = {function: ("bias", "input", "weight") for function in (torch.addmm, aten.addmm.default)}
 MATMUL = {
     function: ("input", "weight")
@@ -38,23 +38,23 @@ KEYWORDS: dict[Any, dict[str, str]] = {
     **{op: {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"} for op in ADDMM},
     **{op: {"self": "input", "other": "weight", "mat2": "weight"} for op in MATMUL},
 }
-"""PyTorch's argument names of these products that differ from the tables above."""
+"""PyTorch's argument names that differ from the tables above, by matmul."""
 PRODUCTS = LINEAR | TRANSPOSED
 RESHAPES = ("view", "reshape", torch.reshape, aten.view.default, aten.reshape.default)
 DEVICES = ("cpu", "cuda")
 DEFAULT_EPS = 1e-5
-FAR = 4  # nodes between the two that are looked through for a reason to give
+SEARCH_DEPTH = 4  # nodes between LayerNorm and Linear to inspect for a reason
 
 
 @dataclass(frozen=True)
 class Match:
-    """One Linear after a LayerNorm.
+    """A Linear that follows a LayerNorm.
 
     Attributes:
         x: The input of LayerNorm.
         weight: Node of the linear weight: [O, H], or [H, O] if `transposed`.
         eps: A number, or a node if it is symbolic.
-        between: The reshapes and slices between the two, in order; they keep the last axis, so they commute
+        between: The reshapes and slices between the two, in order. They keep the last axis, so they commute
             with LayerNorm.
     """
 
@@ -71,57 +71,57 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A Linear after a LayerNorm that is left as it is, and why."""
+class Skipped:
+    """A Linear after a LayerNorm that is not replaced, and the reason."""
 
     linear: Node
-    why: str
+    reason: str
 
 
 @dataclass
 class Matches:
-    """The matches of one graph, and the calls that are left."""
+    """The matches of one graph, and the calls that cannot be replaced."""
 
     matches: list[Any] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
+    left: list[Skipped] = field(default_factory=list)
 
 
-def find(gm: GraphModule) -> Matches:
-    """Return every LayerNorm -> Linear of a graph, and those that cannot be replaced."""
+def find_matches(gm: GraphModule) -> Matches:
+    """Return every LayerNorm -> Linear of a graph, and those that cannot be replaced, with the reason."""
     return match_calls(gm, PRODUCTS, match_linear)
 
 
 def match_calls(gm: GraphModule, functions: Collection[Any], match: Callable[..., Any]) -> Matches:
-    """Collect `match(call, nodes, positions of nodes)` for each call of some functions."""
+    """Collect `match(call, nodes, positions of nodes)` for each call of the given functions."""
     matches = Matches()
     nodes = list(gm.graph.nodes)
     order = {node: k for k, node in enumerate(nodes)}
     for node in nodes:
         if node.op == "call_function" and node.target in functions:
             result = match(node, nodes, order)
-            if isinstance(result, Left):
+            if isinstance(result, Skipped):
                 matches.left.append(result)
             elif result:
                 matches.matches.append(result)
     return matches
 
 
-def match_linear(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Left | None:
-    """Return a match, the reason against one, or None if the Linear's input is not a LayerNorm."""
+def match_linear(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Match | Skipped | None:
+    """Return a match, a Skipped with the reason, or None if the Linear's input is not a LayerNorm."""
     args = bound(linear, PRODUCTS[linear.target])
-    between, node, why = walk_back(args["input"])
+    between, node, reason = walk_back(args["input"])
     ln = layer_norm(node)
     if ln is None:
         return None
-    if why:
-        return Left(linear, why)
+    if reason:
+        return Skipped(linear, reason)
     norm = bound(ln, LAYER_NORM[ln.target])
     affine = norm["input"], norm.get("weight"), norm.get("bias"), args["weight"], args.get("bias")
     eps = norm.get("eps", DEFAULT_EPS)
     match = Match(ln, linear, *affine, eps, between, linear.target in TRANSPOSED)
-    why = unfit(match, norm["normalized_shape"]) or list_factors(linear)
-    why = why or find_write(nodes[order[ln] + 1 : order[linear]])
-    return Left(linear, why) if why else match
+    reason = explain_unsupported(match, norm["normalized_shape"]) or list_factors(linear)
+    reason = reason or find_write(nodes[order[ln] + 1 : order[linear]])
+    return Skipped(linear, reason) if reason else match
 
 
 def find_write(between: list[Node]) -> str:
@@ -129,19 +129,19 @@ def find_write(between: list[Node]) -> str:
     node = next((n for n in between if mutates(n)), None)
     if node is None:
         return ""
-    does = "switches a mode of PyTorch" if switches(node) else "may change a tensor in place"
+    does = "switches a mode of PyTorch" if switches_mode(node) else "may change a tensor in place"
     return f"{call_name(node)} between the two {does}"
 
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the arguments of a call by name."""
-    ours = KEYWORDS.get(node.target, {})
-    by_keyword = {ours.get(keyword, keyword): argument for keyword, argument in node.kwargs.items()}
+    aliases = KEYWORDS.get(node.target, {})
+    by_keyword = {aliases.get(keyword, keyword): argument for keyword, argument in node.kwargs.items()}
     return dict(zip(names, node.args, strict=False)) | by_keyword
 
 
 def layer_norm(node: Any) -> Node | None:
-    """Return the LayerNorm whose result a value is: the node itself, or aten's with several results."""
+    """Return the LayerNorm that computes a value: the node, or the native_layer_norm that it indexes."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
     if node.target is operator.getitem and node.args[1] == 0:
@@ -153,10 +153,10 @@ def layer_norm(node: Any) -> Node | None:
 
 
 def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
-    """Return the reshapes and slices before a Linear, the first node before them, and the obstacle, if any."""
+    """Return the reshapes and slices before a Linear, the node before them, and the obstacle, or ""."""
     between: list[Node] = []
-    why = ""
-    for _ in range(FAR):
+    reason = ""
+    for _ in range(SEARCH_DEPTH):
         if not isinstance(node, Node) or layer_norm(node) is not None or not node.all_input_nodes:
             break
         if node.target in PRODUCTS:
@@ -165,13 +165,13 @@ def walk_back(node: Any) -> tuple[tuple[Node, ...], Any, str]:
             if not is_no_op(node):
                 between.append(node)
         else:
-            why = f"{call_name(node)} is between LayerNorm and it"
+            reason = f"{call_name(node)} is between LayerNorm and it"
         node = node.all_input_nodes[0]
-    return tuple(reversed(between)), node, why
+    return tuple(reversed(between)), node, reason
 
 
 def keeps_rows(node: Node) -> bool:
-    """Return whether a node is a reshape that keeps the last axis, or does nothing."""
+    """Return whether a node is a no-op or a reshape that keeps the last axis."""
     if is_no_op(node):
         return True
     reshapes = node.op in ("call_method", "call_function") and node.target in RESHAPES
@@ -179,21 +179,21 @@ def keeps_rows(node: Node) -> bool:
 
 
 def slices_rows(node: Node) -> bool:
-    """Return whether a node is an index that takes whole rows, as `hidden[:, -1:]`."""
+    """Return whether a node is an index that selects whole rows, such as `hidden[:, -1:]`."""
     if node.op != "call_function" or node.target is not operator.getitem:
         return False
-    axes = len(shape(node.all_input_nodes[0]))
+    rank = len(shape(node.all_input_nodes[0]))
     args = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-    if not axes or not all(part is None or part is ... or isinstance(part, int | slice) for part in args):
+    if not rank or not all(part is None or part is ... or isinstance(part, int | slice) for part in args):
         return False
-    taken = sum(part is not None and part is not ... for part in args)
-    rest = (slice(None),) * (axes - taken)
-    at = args.index(...) if ... in args else len(args)
-    return bool((args[:at] + rest + args[at + 1 :])[-1] == slice(None))
+    index_count = sum(part is not None and part is not ... for part in args)
+    rest = (slice(None),) * (rank - index_count)
+    position = args.index(...) if ... in args else len(args)
+    return bool((args[:position] + rest + args[position + 1 :])[-1] == slice(None))
 
 
 def is_no_op(node: Node) -> bool:
-    """Check for a node that does nothing: `contiguous`, or a dropout that is switched off."""
+    """Return whether a node does nothing: `contiguous`, or a dropout that is off."""
     if node.op == "call_method" and node.target == "contiguous" and not node.kwargs and len(node.args) == 1:
         return True
     if node.target is not F.dropout:
@@ -202,19 +202,17 @@ def is_no_op(node: Node) -> bool:
     return not args.get("inplace", False) and (args.get("training", True) is False or args.get("p") == 0.0)
 
 
-def unfit(match: Match, normalized_shape: Any) -> str:
-    """Return why the kernels do not support a pair; else ""."""
+def explain_unsupported(match: Match, normalized_shape: Any) -> str:
     if not all(isinstance(n, Node) for n in (match.x, match.weight)):
         return "an input is not a tensor of the graph"
     if isinstance(normalized_shape, list | tuple) and len(normalized_shape) != 1:
         return f"LayerNorm is over {len(normalized_shape)} axes"
-    return unfit_linear(value(match.linear), value(match.x), match.weight, match.linear_bias)
+    return explain_unsupported_matmul(value(match.linear), value(match.x), match.weight, match.linear_bias)
 
 
-def unfit_linear(out: FakeTensor, x: FakeTensor, weight: Node, bias: Node | None) -> str:
-    """Return why the kernels do not support a matmul; else ""."""
+def explain_unsupported_matmul(out: FakeTensor, x: FakeTensor, weight: Node, bias: Node | None) -> str:
     if out.dtype not in DTYPES or x.dtype not in DTYPES:
-        return f"there is no kernel for {plain(out.dtype)}"
+        return f"there is no kernel for {get_dtype_name(out.dtype)}"
     if x.device.type not in DEVICES:
         return f"there is no kernel for the device {x.device.type}"
     if len(shape(weight)) != 2:
@@ -225,7 +223,7 @@ def unfit_linear(out: FakeTensor, x: FakeTensor, weight: Node, bias: Node | None
 
 
 def list_factors(linear: Node) -> str:
-    """Return the factors that keep an addmm from being a Linear, or ""."""
+    """Return the factors other than 1 that make an addmm differ from a Linear, or ""."""
     factors = {name: linear.kwargs[name] for name in ("beta", "alpha") if linear.kwargs.get(name, 1) != 1}
     return " and ".join(f"{name} is {factor}" for name, factor in factors.items())
 
@@ -235,13 +233,12 @@ def value(node: Node) -> FakeTensor:
 
 
 def shape(node: Node) -> tuple[Any, ...]:
-    """Return the shape of a node's tensor, whose sizes may be symbolic; empty for other values."""
-    found = node.meta.get("example_value")
-    return tuple(found.shape) if isinstance(found, torch.Tensor) else ()
+    tensor = node.meta.get("example_value")
+    return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
 
 
 def graph_modules(gm: GraphModule) -> Iterator[GraphModule]:
-    """Yield a graph and those that it calls: bodies of checkpointed regions and of `torch.cond`."""
+    """Yield a graph and the graphs that it calls: bodies of checkpointed regions and of `torch.cond`."""
     for module in gm.modules():
         if isinstance(module, GraphModule):
             yield module

@@ -1,4 +1,4 @@
-"""Tell nodes of a graph that write to no tensor from those that may; unknown calls count as writers.
+"""Decide which nodes of a graph may write to a tensor; unknown calls count as writers.
 
 No call may be moved across a writer.
 """
@@ -23,43 +23,26 @@ IN_PLACE = {operator.setitem, operator.delitem} | {
     for name in dir(operator)
     if name.startswith("i") and f"__{name}__" in dir(operator)
 } - {operator.inv, operator.invert, operator.index}
-METHODS = frozenset(
-    [
-        "bfloat16",
-        "bool",
-        "byte",
-        "char",
-        "double",
-        "float",
-        "half",
-        "int",
-        "long",
-        "short",
-        "type",
-        "unique",
-        "ndimension",
-        "nelement",
-        "new_tensor",
-    ]
-)
-"""Methods of tensors that write nothing and have no operator of their name."""
+METHODS = frozenset([
+    "bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short", "type",
+    "unique", "ndimension", "nelement", "new_tensor",
+])  # fmt: skip
+"""Tensor methods that write nothing and have no operator of the same name."""
 BUILTINS = frozenset(
     ["abs", "bool", "divmod", "float", "getattr", "int", "len", "max", "min", "pow", "round", "slice"]
 )
 NAMED_AS_OPERATORS = ("torch", "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
-"""Modules of functions in C: each has the name of its operator."""
+"""Modules of C functions, each named as its operator."""
 IN_PYTHON = ("torch.functional", "torch.nn.functional")
-STATE = ("batch_norm", "instance_norm")
-"""They write running statistics, of which their schemas say nothing."""
+STATEFUL = ("batch_norm", "instance_norm")
+"""Operators that write running statistics, which their schemas do not declare."""
 
 
 def call_name(node: Node) -> str:
-    """Return the name of the function or method that a node calls."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
-def switches(node: Node) -> bool:
-    """Return whether a node switches gradients, autocast or inference mode on or off for all after it."""
+def switches_mode(node: Node) -> bool:
     return node.op == "call_function" and call_name(node) in MODES
 
 
@@ -73,7 +56,7 @@ def mutates(node: Node) -> bool:
 def is_pure(node: Node) -> bool:
     """Return whether a call without `out` is known to write to no tensor."""
     target, name = node.target, call_name(node)
-    if any(part in name for part in STATE):
+    if any(part in name for part in STATEFUL):
         return False
     if isinstance(target, str):
         return name in METHODS or is_pure_operator(getattr(aten, name, None))
@@ -85,7 +68,7 @@ def is_pure(node: Node) -> bool:
     if module in NAMED_AS_OPERATORS:
         return name.startswith("sym_") or is_pure_operator(getattr(aten, name, None))
     if module in IN_PYTHON:
-        return not name.endswith("_") and not writes_on_request(node)
+        return not name.endswith("_") and not may_write_argument(node)
     if module == "builtins":
         return name in BUILTINS
     return module == "math" or (module == "_operator" and target not in IN_PLACE)
@@ -93,15 +76,15 @@ def is_pure(node: Node) -> bool:
 
 @functools.cache
 def is_pure_operator(packet: Any) -> bool:
-    """Return whether this is an operator of which no overload writes to an argument other than `out`."""
+    """Return whether no overload of an operator writes to an argument other than `out`."""
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
     arguments = [a for name in packet.overloads() for a in getattr(packet, name)._schema.arguments]
     return not any(a.alias_info is not None and a.alias_info.is_write and not a.is_out for a in arguments)
 
 
-def writes_on_request(node: Node) -> bool:
-    """Return whether a function in Python is called with `inplace`, or with `max_norm`, for which it scales a table's rows."""
+def may_write_argument(node: Node) -> bool:
+    """Return whether `inplace` is set, or `max_norm`, which rescales an embedding's rows."""
     assert callable(node.target)
     arguments = inspect.signature(node.target).bind_partial(*node.args, **node.kwargs).arguments
     return arguments.get("inplace", False) is not False or arguments.get("max_norm") is not None

@@ -1,21 +1,21 @@
 """Build and load the layers' operators (C++) and the kernels that they call (Mojo).
 
-A layer calls `load(layer, kind)` before `torch.ops.mojo_workbook.LAYER`. The operator is `host/LAYER.cpp`;
-its kernels, `kernels/LAYER/library.mojo`, are built in parts, which it requests with `locate`.
+A layer calls `load(layer, kind)` before `torch.ops.mojo_workbook.LAYER`. The operator is `host/LAYER.cpp`.
+Its kernels, `kernels/LAYER/library.mojo`, are built in parts; the operator opens each part with `open_part`.
 """
 
 import ctypes
-import os
 import threading
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 from harness.toolchain import architectures, libraries
-from harness.toolchain.packages import mojo_files
+from harness.toolchain.packages import list_mojo_files
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 FEATURES = ("", "_mask", "_portable", "_dropout", "_varlen")
@@ -24,61 +24,63 @@ PARTS = {
     "attention": ("plan", *(dtype + feature for dtype in DTYPES[:2] for feature in FEATURES)),
     "cross_entropy": DTYPES,
 }
-"""Layer -> the parts that its kernels are built in: a dtype, or a feature of a dtype."""
+"""Layer -> the parts in which its kernels are built: a dtype, or a feature of a dtype."""
 SECONDS = {"layernorm_linear": 75, "attention": 45, "attention/plan": 12, "cross_entropy": 15}
-"""About how long the build of a layer's part takes on one core, until one was measured."""
+"""Estimated build time of a part on one core, in seconds, until one was measured."""
+OPERATORS = {"attention": "attention_formula", "cross_entropy": "cross_entropy"}
+"""Layer -> the module that implements in Python the operators that the C++ only declares."""
 DEVICE = "cuda"
-"""The device whose tensors the operators take."""
+"""The device type of the tensors that the operators take."""
 DEFINES: tuple[str, ...] = ()
-"""Macros for the C++: the tests build it for another device."""
+"""Macros for the C++ file: tests build it for another device."""
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parent / "kernels"
-Locate = ctypes.CFUNCTYPE(
-    ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64
-)
+Handle = ctypes.POINTER(ctypes.c_void_p)
+Open = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, Handle)
+OpenGpu = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
 
 _loaded: dict[str, bool] = {}
 _reasons: dict[str, str] = {}
 _loading = threading.Lock()
 
 
-# ---- Libraries ------------------------------------------------------------------------------------------------------
+def get_operator_library(layer: str, home: Path | None = None) -> libraries.Library:
+    """Return the library of a layer's operator, for the installed PyTorch or the one in `home`."""
+    return libraries.make_torch_library(layer, [HERE / f"{layer}.cpp", HERE / "host.h"], *DEFINES, home=home)
 
 
-def operator(layer: str, home: Path | None = None) -> libraries.Library:
-    """Return the library with a layer's operator, for the installed PyTorch or one in a folder."""
-    return libraries.torch_library(layer, [HERE / f"{layer}.cpp", HERE / "host.h"], *DEFINES, home=home)
-
-
-def kernels(layer: str, part: str, architecture: str) -> libraries.Library:
-    """Return the library with one part of a layer's kernels, for one architecture."""
+def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Library:
+    """Return the library of one part of a layer's kernels, for one architecture."""
     first = KERNELS / layer / "library.mojo"
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
-    files = [first, *(file for folder in folders for file in mojo_files(folder) if file != first)]
+    files = [first, *(file for folder in folders for file in list_mojo_files(folder) if file != first)]
     seconds = SECONDS.get(f"{layer}/{part}", SECONDS[layer])
     defines = {"PART": part, "LIBRARY": f"workbook_{layer}_{part}"}
-    return libraries.mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, **defines)
+    return libraries.make_mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, **defines)
 
 
-def layers() -> list[str]:
+def list_layers() -> list[str]:
     return [layer for layer in PARTS if (KERNELS / layer / "library.mojo").is_file()]
 
 
 def select_libraries(
     names: Sequence[str], architectures: Sequence[str], homes: Sequence[Path | None]
 ) -> list[libraries.Library]:
-    """Return the libraries of layers, of parts as "attention/bfloat16", or of all; raise BadUse if unknown."""
+    """Return the libraries of the named layers or parts ("attention/bfloat16"), by default all.
+
+    Raises BadUse for an unknown name.
+    """
     chosen: dict[str, list[str]] = {}
-    for name in names or layers():
+    for name in names or list_layers():
         layer, _, part = name.partition("/")
-        if layer not in layers():
-            raise BadUse(f"unknown layer {layer!r}; there is {', '.join(layers())}")
+        if layer not in list_layers():
+            raise BadUse(f"unknown layer {layer!r}; there is {', '.join(list_layers())}")
         if part and part not in PARTS[layer]:
             raise BadUse(f"{layer} has no part {part!r}; there is {', '.join(PARTS[layer])}")
         chosen.setdefault(layer, []).extend([part] if part else PARTS[layer])
-    operators = [operator(layer, home) for layer in chosen for home in homes]
+    operators = [get_operator_library(layer, home) for layer in chosen for home in homes]
     parts = [
-        kernels(layer, part, architecture)
+        get_kernel_library(layer, part, architecture)
         for layer, parts in chosen.items()
         for part in dict.fromkeys(parts)
         for architecture in architectures
@@ -86,14 +88,11 @@ def select_libraries(
     return operators + parts
 
 
-# ---- Loading --------------------------------------------------------------------------------------------------------
-
-
 def load(layer: str, kind: str = "cuda") -> bool:
-    """Return whether a layer has its operator for a kind of device; the first call builds and loads it.
+    """Return whether a layer has an operator for a device type; the first call builds and loads it.
 
-    Without one, the layer calls PyTorch's own operations; on a GPU one warning says why. A machine without a
-    GPU, which may have fake tensors of one, builds nothing.
+    Without an operator the layer calls PyTorch's own operations; on a GPU one warning says why. A machine
+    without a GPU builds nothing, even for fake CUDA tensors.
     """
     if kind != DEVICE:
         return False
@@ -104,7 +103,7 @@ def load(layer: str, kind: str = "cuda") -> bool:
     return _loaded[layer]
 
 
-# As torch.compiler.assume_constant_result marks it, which would import all of torch._dynamo.
+# The mark that torch.compiler.assume_constant_result sets; calling that would import all of torch._dynamo.
 load.__dict__["_dynamo_marked_constant"] = True
 
 
@@ -115,40 +114,48 @@ def _load(layer: str) -> bool:
     try:
         if torch.version.hip:
             raise architectures.Unsupported(architectures.ONLY_NVIDIA)
-        _, library = operator(layer).load()
+        _, library = get_operator_library(layer).load()
     except Exception as error:
         _reasons[layer] = str(error)
         warn(layer, error)
         return False
-    library.workbook_set_locate(locate)
+    library.workbook_set_open(open_part)
+    operators = import_module(f"harness.nn.{OPERATORS[layer]}").OPERATORS if layer in OPERATORS else {}
+    for name, function in operators.items():
+        # The second key lets vmap run the function without a loop.
+        for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):
+            torch.library.impl(f"mojo_workbook::{name}", key, function)
     return True
 
 
-@Locate
-def locate(layer: bytes, part: bytes, index: int, path: int, capacity: int) -> int:
-    """Write the path of a part of a layer's kernels, built if necessary; return 0 after a warning if that fails.
+@Open
+def open_part(layer: bytes, part: bytes, index: int, opened) -> int:
+    """Open a part of a layer's kernels for a GPU, building it if necessary; return its handle, -1 after a warning.
 
-    The C++ calls this once per part and GPU, from any thread.
+    The C++ calls this once per part and GPU, from any thread, and receives the library's handle in `opened`.
     """
     try:
-        text = os.fsencode(loaded_part(layer.decode(), part.decode(), index)) + b"\0"
-        if len(text) > capacity:
-            raise EnvironmentProblem(f"the path is too long: {os.fsdecode(text[:-1])}")
-        ctypes.memmove(path, text, len(text))
-        return 1
-    except Exception as error:  # C++ can take none
+        library = load_part(layer.decode(), part.decode(), index)
+        if opened[0] not in (None, library._handle):
+            raise EnvironmentProblem("another architecture's kernels are in use")
+        message = ctypes.create_string_buffer(4096)
+        handle = OpenGpu(("workbook_open", library))(index, message, len(message))
+        if handle <= 0:
+            raise EnvironmentProblem(message.value.decode())
+        opened[0] = library._handle
+        return handle
+    except Exception as error:  # an exception must not cross into C++
         warn(f"{layer.decode()} ({part.decode()})", error)
-        return 0
+        return -1
 
 
-def loaded_part(layer: str, part: str, index: int) -> Path:
-    """Build if necessary and load a part of a layer's kernels for a GPU; return its path."""
+def load_part(layer: str, part: str, index: int) -> ctypes.CDLL:
     libraries.load_runtime()
-    return kernels(layer, part, architecture(index)).load()[0]
+    return get_kernel_library(layer, part, get_architecture(index)).load()[1]
 
 
-def missing(layer: str, part: str, device: torch.device) -> str:
-    """Return why a layer's kernels do not run on a device, or ""; may build them."""
+def explain_missing_kernels(layer: str, part: str, device: torch.device) -> str:
+    """Return why a layer's kernels do not run on a device, or "". May build them."""
     if device.type != DEVICE:
         return f"there are no kernels for {device.type}"
     if not load(layer, device.type):
@@ -156,15 +163,14 @@ def missing(layer: str, part: str, device: torch.device) -> str:
     if part not in PARTS[layer]:
         return f"there are no kernels for {part}"
     try:
-        loaded_part(layer, part, device.index or 0)
+        load_part(layer, part, device.index or 0)
     except WorkbookError as error:
         return str(error)
     return ""
 
 
-def architecture(index: int) -> str:
-    """Return the architecture of the GPU that PyTorch numbers so."""
-    return architectures.architecture(torch.device("cuda", index))
+def get_architecture(index: int) -> str:
+    return architectures.get_architecture(torch.device("cuda", index))
 
 
 def warn(what: str, error: Exception) -> None:

@@ -1,8 +1,8 @@
-// Linear + cross-entropy without storing all logits: PyTorch's matmuls on chunks of rows, and one launch per chunk that
-// replaces the logits by their gradient and writes the losses.
+// Linear + cross-entropy without storing all logits: PyTorch's matmuls on chunks of rows, and one launch per chunk
+// that replaces the logits with their gradient and writes the losses.
 //
-// The gradients of a mean or a sum are multiples of those for an incoming gradient of 1, which the forward pass computes.
-// With a loss per row, the backward pass computes the logits again.
+// The gradients of a mean or a sum are multiples of those for an incoming gradient of 1, which the forward pass
+// computes. With a loss per row, the backward pass recomputes the logits.
 #include "host.h"
 
 #include <torch/csrc/autograd/graph_task.h>
@@ -11,20 +11,20 @@ namespace {
 using namespace workbook;
 using at::Reduction::Mean, at::Reduction::None;
 
-constexpr int64_t INPUT = 1, WEIGHT = 2, BIAS = 4;  // gradients to compute, added
+constexpr int64_t INPUT = 1, WEIGHT = 2, BIAS = 4;  // bits of the gradients to compute
 constexpr int64_t STAYS_WIDE = 8;  // leave the gradient of weight in the accumulation dtype if there are several chunks
-constexpr int64_t VECTOR_BYTES = 16;  // of a load
+constexpr int64_t VECTOR_BYTES = 16;  // bytes per load
 constexpr int64_t MOST_CLASSES = (int64_t{1} << 31) - 4096, MOST_ROWS = (int64_t{1} << 31) - 1;  // 32-bit indices, blocks
-constexpr int64_t CHUNK = 2048;  // with fewer rows, adding to dW takes as long as the matmuls
-constexpr int64_t STEP = 128;  // rows of a matmul's tile
-constexpr int64_t NARROWED_FIRST = int64_t{1} << 18;  // elements of a sum that are narrowed through a copy
+constexpr int64_t CHUNK = 2048;  // rows per chunk; with fewer, adding to dW takes as long as the matmuls
+constexpr int64_t STEP = 128;  // rows per tile of a matmul
+constexpr int64_t NARROWED_FIRST = int64_t{1} << 18;  // elements converted to 16 bits through a copy
 
 // ---- Chunks -------------------------------------------------------------------------------------------------
 
-// The options of a loss; the operators take them as lists of integers and of reals.
+// The options of a loss; the operators take them as a list of integers and a list of reals.
 struct Loss : Numbers {
   int64_t ignored, reduction, chunk_rows;
-  double smoothing, z, cap;  // cap 0: none
+  double smoothing, z, cap;  // cap is 0 for none
 
   explicit Loss(Numbers numbers) : Numbers(std::move(numbers)) {
     ignored = integers[0], reduction = integers[1], chunk_rows = integers[2];
@@ -33,22 +33,18 @@ struct Loss : Numbers {
   Loss(at::IntArrayRef integers, at::ArrayRef<double> reals) : Loss(Numbers{integers.vec(), reals.vec()}) {}
 };
 
-// Returns the rows of a chunk: as equal chunks as multiples of STEP allow.
+// Returns the rows per chunk: multiples of STEP that make the chunks as equal as possible.
 int64_t rows_per_chunk(int64_t rows) {
   auto divide_up = [](int64_t a, int64_t b) { return std::max<int64_t>(1, (a + b - 1) / b); };
   return divide_up(divide_up(rows, divide_up(rows, CHUNK)), STEP) * STEP;
 }
 
 Library* kernels(at::ScalarType dtype) {
-  static Library bfloat16("cross_entropy", "bfloat16"), float16("cross_entropy", "float16");
-  static Library float32("cross_entropy", "float32"), float64("cross_entropy", "float64");
-  switch (dtype) {
-    case at::kBFloat16: return &bfloat16;
-    case at::kHalf: return &float16;
-    case at::kFloat: return &float32;
-    case at::kDouble: return &float64;
-    default: return nullptr;
-  }
+  constexpr at::ScalarType dtypes[] = {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble};
+  static Library libraries[] = {{"cross_entropy", "bfloat16"}, {"cross_entropy", "float16"},
+                                {"cross_entropy", "float32"}, {"cross_entropy", "float64"}};
+  auto found = std::find(std::begin(dtypes), std::end(dtypes), dtype);
+  return found == std::end(dtypes) ? nullptr : &libraries[found - dtypes];
 }
 
 // Computes the losses of a chunk's rows and, if needed, overwrites the logits with their gradients.
@@ -60,14 +56,14 @@ void launch_rows(const Tensor& logits, const Tensor& losses, const Tensor& targe
        address(scales)});
 }
 
-// Multiplies a tensor in place by a number on the GPU; a factor of 1 costs no memory access.
+// Multiplies a tensor in place by a factor in GPU memory; a factor of 1 costs no access to the tensor.
 void launch_scale(const Tensor& values, const Tensor& factor) {
   kernels(values.scalar_type())->launch("workbook_cross_entropy_scale", values.device(),
                                         {0, 0, 0, 0, values.numel(), address(values), address(factor)});
 }
 
-// Calls `f` with all classes, or first with as many as are whole vectors and then with the rest: cuBLAS has a fifth of
-// its speed on rows that are not whole vectors, as with GPT-2's 50,257 classes.
+// Calls `f` with all classes or, if they are not whole vectors, first with the whole vectors and then with the rest:
+// cuBLAS drops to a fifth of its speed on rows that are not whole vectors, such as GPT-2's 50,257 classes.
 template <class F>
 void in_whole_vectors(int64_t classes, const Tensor& like, F f) {
   auto width = VECTOR_BYTES / like.element_size();
@@ -85,8 +81,8 @@ void add_product(Tensor sums, const Tensor& a, const Tensor& b, bool first) {
   else at::addmm_out(sums, sums, a.to(dtype), b.to(dtype), beta);
 }
 
-// The sum of dW over chunks. A narrow gradient needs no memory besides its wide sum: the sum's first rows are in the
-// gradient's own memory and are narrowed in place at the end.
+// The sum of dW over chunks. A 16-bit gradient needs no memory besides its float32 sum: the sum's first rows are in
+// the gradient's own memory and are converted in place at the end.
 class WeightSum {
  public:
   WeightSum(const Tensor& weight, bool chunked, bool narrow) {
@@ -119,7 +115,7 @@ class WeightSum {
     auto done = std::min(values.numel(), NARROWED_FIRST);
     narrowed.slice(0, 0, done).copy_(values.slice(0, 0, done).clone());
     while (done < values.numel()) {
-      // Narrowed elements have half the bytes, so they overwrite only what has been read.
+      // Converted elements have half the bytes, so they overwrite only elements that have been read.
       auto end = std::min(2 * done, values.numel());
       narrowed.slice(0, done, end).copy_(values.slice(0, done, end));
       done = end;
@@ -133,11 +129,9 @@ class WeightSum {
   std::vector<Tensor> pieces;
 };
 
-struct Results {
-  Tensor losses, dx, dW, db;
-};
+struct Results { Tensor losses, dx, dW, db; };
 
-// Computes losses and gradients for input [rows, H] and target [rows], with gradients times scales, [rows] or [1].
+// Computes losses and gradients for input [rows, H] and target [rows]; scales [rows] or [1] multiply the gradients.
 Results compute(const Tensor& input, const Tensor& weight, const Optional& bias, const Tensor& target,
                 const Tensor& scales, const Loss& loss, int64_t wanted) {
   auto dtype = input.scalar_type();
@@ -147,7 +141,7 @@ Results compute(const Tensor& input, const Tensor& weight, const Optional& bias,
   if (wanted & INPUT) found.dx = empty({rows, H}, dtype);
   if (wanted & BIAS) found.db = empty({V}, wide(dtype)).zero_();
   std::optional<WeightSum> sum;
-  // With fewer features than rows in a chunk, the logits' memory is enough for a narrow copy of dW.
+  // With fewer features than rows in a chunk, the logits' memory is large enough for a 16-bit copy of dW.
   if (wanted & WEIGHT) sum.emplace(weight, rows > chunk, !(wanted & STAYS_WIDE) && H > chunk);
   auto width = VECTOR_BYTES / weight.element_size();
   auto buffer = empty({std::min(rows, chunk), (V + width - 1) / width * width}, dtype);
@@ -161,11 +155,10 @@ Results compute(const Tensor& input, const Tensor& weight, const Optional& bias,
     });
     auto own_scales = scales.size(0) > 1 ? scales.slice(0, begin, end) : scales;
     launch_rows(logits, found.losses.slice(0, begin, end), target.slice(0, begin, end), own_scales, loss, wanted);
-    if (found.dx.defined()) {
+    if (found.dx.defined())
       in_whole_vectors(V, input, [&](int64_t from, int64_t to) {
         add_product(found.dx.slice(0, begin, end), logits.slice(1, from, to), weight.slice(0, from, to), from == 0);
       });
-    }
     if (sum) sum->add(logits, x, begin == 0);
     if (found.db.defined()) found.db.add_(logits.sum(0, false, wide(dtype)));
   }
@@ -175,16 +168,14 @@ Results compute(const Tensor& input, const Tensor& weight, const Optional& bias,
 
 // ---- The leaf operators -------------------------------------------------------------------------------------
 
-// Returns whether the mean's 1 / count is multiplied in the backward pass, with the gradient of weight in float32 until
-// then: in float16 it would underflow before a gradient scaler's factor.
+// Returns whether the backward pass multiplies by the mean's 1 / count, and keeps the gradient of weight in float32
+// until then: in float16 it would underflow before a gradient scaler's factor is applied.
 bool divides_late(const Tensor& input, const Loss& loss) {
   return loss.reduction == Mean && input.scalar_type() == at::kHalf;
 }
 
-Tensor or_empty(const Tensor& t, at::ScalarType dtype) { return t.defined() ? t : empty({0}, dtype); }
-
-// Returns the loss; dx, dW and db for an incoming gradient of 1, empty if not wanted or left to the backward pass; and
-// the factor they still need, if any.
+// Returns the loss; dx, dW and db for an incoming gradient of 1, empty if not needed or left to the backward pass; and
+// the factor by which they must still be multiplied, if any.
 Five forward(const Tensor& input, const Tensor& weight, const Optional& bias, const Tensor& target,
              at::IntArrayRef integers, at::ArrayRef<double> reals, int64_t wanted) {
   c10::DeviceGuard guard(input.device());
@@ -203,33 +194,28 @@ Five forward(const Tensor& input, const Tensor& weight, const Optional& bias, co
   auto found = compute(flat, weight, bias, rows, scales, loss, loss.reduction == None || !wanted ? 0 : flags);
   auto dtype_until_scaled = late.defined() ? wide(dtype) : dtype;
   if (found.dx.defined()) found.dx = found.dx.view(input.sizes());
-  if (found.dW.defined() && !(wanted & STAYS_WIDE)) found.dW = found.dW.to(dtype_until_scaled);
+  if (found.dW.defined()) found.dW = found.dW.to(dtype_until_scaled);
   if (found.db.defined()) found.db = found.db.to(dtype_until_scaled);
   auto total = loss.reduction == None ? found.losses.view(target.sizes()) : found.losses.sum();
   return {loss.reduction == Mean ? total / count : total, or_empty(found.dx, dtype), or_empty(found.dW, dtype),
           or_empty(found.db, dtype), or_empty(late, wide(dtype))};
 }
 
-auto meta_result(const Tensor& input) {
-  return [&](bool wanted, c10::SymIntArrayRef sizes, std::optional<at::ScalarType> dtype = {}) {
-    auto options = input.options();
-    return wanted ? at::empty_symint(sizes, dtype ? options.dtype(*dtype) : options) : at::empty_symint({0}, options);
-  };
-}
-
 Five forward_meta(const Tensor& input, const Tensor& weight, const Optional&, const Tensor& target,
                   at::IntArrayRef integers, at::ArrayRef<double> reals, int64_t wanted) {
   Loss loss(integers, reals);
-  auto sums = wide(input.scalar_type()), until_scaled = divides_late(input, loss) ? sums : input.scalar_type();
-  auto made = meta_result(input);
-  auto late = made(true, divides_late(input, loss) ? c10::SymDimVector{} : c10::SymDimVector{0}, sums);
-  if (loss.reduction == None) wanted = 0;
-  auto value = made(true, loss.reduction == None ? target.sym_sizes() : c10::SymIntArrayRef{}, sums);
-  return {value, made(wanted & INPUT, input.sym_sizes()), made(wanted & WEIGHT, weight.sym_sizes(), until_scaled),
-          made(wanted & BIAS, {weight.sym_size(0)}, until_scaled), late};
+  auto own = input.options(), sums = own.dtype(wide(input.scalar_type()));
+  bool late = divides_late(input, loss), rows = loss.reduction == None;
+  if (rows) wanted = 0;
+  auto until_scaled = late ? sums : own;
+  return {meta_result(true, rows ? target.sym_sizes() : c10::SymIntArrayRef{}, sums),
+          meta_result(wanted & INPUT, input.sym_sizes(), own),
+          meta_result(wanted & WEIGHT, weight.sym_sizes(), wanted & WEIGHT ? until_scaled : own),
+          meta_result(wanted & BIAS, {weight.sym_size(0)}, wanted & BIAS ? until_scaled : own),
+          meta_result(late, {}, sums)};
 }
 
-// Returns dx, dW and db from the gradients of the rows' losses; those that are not wanted are empty.
+// Returns dx, dW and db from the gradients of the rows' losses; gradients that are not needed are empty.
 Three backward(const Tensor& grad, const Tensor& input, const Tensor& weight, const Optional& bias,
                const Tensor& target, at::IntArrayRef integers, at::ArrayRef<double> reals, int64_t wanted) {
   c10::DeviceGuard guard(input.device());
@@ -245,35 +231,23 @@ Three backward(const Tensor& grad, const Tensor& input, const Tensor& weight, co
 
 Three backward_meta(const Tensor&, const Tensor& input, const Tensor& weight, const Optional&, const Tensor&,
                     at::IntArrayRef, at::ArrayRef<double>, int64_t wanted) {
-  auto made = meta_result(input);
-  return {made(wanted & INPUT, input.sym_sizes()), made(wanted & WEIGHT, weight.sym_sizes()),
-          made(wanted & BIAS, {weight.sym_size(0)})};
+  auto own = input.options();
+  return {meta_result(wanted & INPUT, input.sym_sizes(), own), meta_result(wanted & WEIGHT, weight.sym_sizes(), own),
+          meta_result(wanted & BIAS, {weight.sym_size(0)}, own)};
 }
 
 // ---- The operator -------------------------------------------------------------------------------------------
 
-// PyTorch's own operations, with all their derivatives.
-Tensor with_torch(const Tensor& input, const Tensor& weight, const Optional& bias, const Tensor& target, const Loss& loss) {
-  auto logits = at::linear(input, weight, bias);
-  logits = logits.to(wide(logits.scalar_type()));
-  if (loss.cap) logits = (logits / loss.cap).tanh() * loss.cap;
-  logits = logits.reshape_symint({target.sym_numel(), logits.sym_size(-1)});
-  auto rows = target.reshape(-1);
-  auto value = at::cross_entropy_loss_symint(logits, rows, {}, loss.reduction, loss.ignored, loss.smoothing);
-  if (loss.z) {
-    auto counted = rows.ne(loss.ignored);
-    auto squares = at::where(counted, logits.logsumexp(1).square(), 0) * loss.z;
-    value = value + (loss.reduction == None   ? squares
-                     : loss.reduction == Mean ? squares.sum() / counted.sum()
-                                              : squares.sum());
-  }
-  return loss.reduction == None ? value.reshape_symint(target.sym_sizes()) : value;
+// PyTorch's own operations, with all their derivatives; harness/nn/cross_entropy.py registers them.
+Tensor with_torch(const Tensor& input, const Tensor& weight, const Optional& bias, const Tensor& target, const Loss& l) {
+  using Signature = Tensor(const Tensor&, const Tensor&, const Optional&, const Tensor&, int64_t, double, int64_t, double,
+                           double, int64_t);
+  static auto op = find_operator<Signature>("mojo_workbook::linear_cross_entropy_by_torch");
+  return op.call(input, weight, bias, target, l.ignored, l.smoothing, l.reduction, l.z, l.cap, l.chunk_rows);
 }
 
 bool suits(const Tensor& input, const Tensor& weight, const Optional& bias, const Tensor& target) {
-  auto fits = [&](const Tensor& t) {
-    return t.scalar_type() == input.scalar_type() && t.device() == input.device();
-  };
+  auto fits = [&](const Tensor& t) { return t.scalar_type() == input.scalar_type() && t.device() == input.device(); };
   if (input.device().type() != DEVICE || input.dim() < 1 || weight.dim() != 2 || !fits(weight)) return false;
   if (target.scalar_type() != at::kLong || target.device() != input.device()) return false;
   auto V = weight.sym_size(0);
@@ -285,7 +259,7 @@ bool suits(const Tensor& input, const Tensor& weight, const Optional& bias, cons
   return library && library->available(input.device());
 }
 
-// Returns whether a kernel may write into a saved tensor of this kind: no mode or subclass sees or traces it.
+// Returns whether a kernel may write to a saved tensor: it has no subclass, and no mode traces it.
 bool is_plain(const Tensor& t) {
   return !t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize})) &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() && t.device().type() == DEVICE && !t.is_meta();
@@ -310,7 +284,7 @@ struct Operator {
     auto dtype = saved[0].scalar_type();
     auto factor = saved[7].numel() ? grad * saved[7] : grad.resolve_neg();
     auto in_place = !torch::autograd::get_current_graph_task_keep_graph() && is_plain(grad);
-    auto suits_kernel = [&](const Tensor& t) {  // a hook may have moved it
+    auto suits_kernel = [&](const Tensor& t) {  // a saved-tensor hook may have moved it
       return t.scalar_type() == dtype && is_plain(t) && t.is_contiguous() && address(t) % VECTOR_BYTES == 0;
     };
     for (int i = 0; i < 3; ++i) {
@@ -335,11 +309,8 @@ Tensor linear_cross_entropy(const Tensor& input, const Tensor& weight, const Opt
   bool recorded = torch::autograd::compute_requires_grad(input, weight, bias);
   auto wanted = [&](const Optional& t, int64_t bit) { return recorded && t && t->requires_grad() ? bit : 0; };
   static auto op = find_operator<decltype(forward)>("mojo_workbook::linear_cross_entropy_forward");
-  auto [value, dx, dW, db, late] = [&] {
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(input, weight, bias, target, loss.integers, loss.reals,
-                   wanted(input, INPUT) | wanted(weight, WEIGHT) | wanted(bias, BIAS));
-  }();
+  auto [value, dx, dW, db, late] = below_autograd(op, input, weight, bias, target, loss.integers, loss.reals,
+                                                  wanted(input, INPUT) | wanted(weight, WEIGHT) | wanted(bias, BIAS));
   if (!recorded) return value;
   std::vector<Optional> saved{input, weight, bias, target, {}, {}, {}, {}};
   if (reduction != None) saved[4] = dx, saved[5] = dW, saved[6] = db, saved[7] = late;
@@ -354,12 +325,16 @@ Tensor linear_cross_entropy(const Tensor& input, const Tensor& weight, const Opt
 TORCH_LIBRARY_FRAGMENT(mojo_workbook, m) {
   at::Tag tag = at::Tag::pt2_compliant_tag;
   m.def("linear_cross_entropy(" TENSORS ", int ignore_index=-100, float label_smoothing=0.0, int reduction=1,"
-        " float z_loss=0.0, float softcap=0.0, int chunk_rows=0) -> Tensor", {tag});
+        " float z_loss=0.0, float softcap=0.0, int chunk_rows=0) -> Tensor", linear_cross_entropy, {tag});
+  m.def("linear_cross_entropy_by_torch(" TENSORS ", int ignore_index, float label_smoothing, int reduction,"
+        " float z_loss, float softcap, int chunk_rows) -> Tensor", {tag});  // a default would not be passed to Python
   m.def("linear_cross_entropy_forward(" TENSORS ", " OPTIONS ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)", {tag});
   m.def("linear_cross_entropy_backward(Tensor grad, " TENSORS ", " OPTIONS ") -> (Tensor, Tensor, Tensor)", {tag});
   m.def("linear_cross_entropy_chunk_rows(int rows) -> int", rows_per_chunk);
 }
-WORKBOOK_COMPOSITE("linear_cross_entropy", linear_cross_entropy, UnderAutocast<linear_cross_entropy>::call)
+TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_AUTOCAST, m) {
+  m.impl("linear_cross_entropy", UnderAutocast<linear_cross_entropy>::call);
+}
 WORKBOOK_LEAF("linear_cross_entropy_forward", forward, forward_meta)
 WORKBOOK_LEAF("linear_cross_entropy_backward", backward, backward_meta)
 TORCH_LIBRARY_IMPL(mojo_workbook, FuncTorchBatchedDecomposition, m) {

@@ -1,5 +1,5 @@
-// What the layers' operators share: Mojo libraries, launches, memory, and the conditions under which PyTorch's own
-// operations run instead. No CUDA headers: the kernels are C functions of Mojo libraries.
+// Code shared by the layers' operators: Mojo libraries, launches, memory, and the conditions under which PyTorch's own
+// operations run instead. It needs no CUDA headers: the kernels are C functions of Mojo libraries.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -28,7 +29,7 @@
 #include <string>
 #include <vector>
 
-// Tests build the operators for CPU tensors, whose memory the virtual GPU reads (tests/nn/pinned.cpp).
+// Tests build the operators for CPU tensors, whose memory the virtual GPU accesses (tests/nn/pinned.cpp).
 #ifndef WORKBOOK_DEVICE
 #define WORKBOOK_DEVICE CUDA
 #endif
@@ -41,6 +42,7 @@ using at::Tensor;
 using Optional = std::optional<Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
@@ -57,14 +59,14 @@ inline int64_t current_stream(c10::Device device) {
   return reinterpret_cast<int64_t>(c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
 }
 
-// Returns a function of the CUDA driver, null without a driver.
+// Returns a function of the CUDA driver, or null without a driver.
 template <class F>
 F driver_function(const char* name) {
   static void* driver = dlopen("libcuda.so.1", RTLD_NOW);
   return driver ? reinterpret_cast<F>(dlsym(driver, name)) : nullptr;
 }
 
-// Returns whether a CUDA graph captures the current stream. With the CPU tensors of tests the environment decides.
+// Returns whether a CUDA graph is capturing the current stream. In tests on CPU tensors the environment decides.
 inline bool is_capturing(c10::Device device) {
   if (device.is_cpu()) return std::getenv("WORKBOOK_CAPTURING") != nullptr;
   static auto get_status = driver_function<int (*)(int64_t, int*)>("cuStreamIsCapturing");
@@ -72,15 +74,14 @@ inline bool is_capturing(c10::Device device) {
   return get_status && get_status(current_stream(device), &status) == 0 && status == 1;
 }
 
-// Runs this thread's first matmul on a GPU, for which PyTorch creates a cuBLAS handle. During a capture that is
-// allowed only in relaxed mode and on a stream that is not captured.
+// Runs this thread's first matmul on a GPU, for which PyTorch creates a cuBLAS handle. During a capture this is
+// allowed only in relaxed mode and on a stream that is not being captured.
 inline void prepare_cublas(c10::Device device) {
   static thread_local std::array<bool, 64> ready{};
   size_t index = device.index();
   if (device.is_cpu() || index >= ready.size() || ready[index]) return;
   static auto exchange_mode = driver_function<int (*)(int*)>("cuThreadExchangeStreamCaptureMode");
-  c10::impl::VirtualGuardImpl guard(device.type());
-  auto stream = guard.exchangeStream(guard.getStreamFromGlobalPool(device));
+  c10::StreamGuard side(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
   int mode = 2;  // relaxed; the first exchange stores the previous mode here
   if (exchange_mode) exchange_mode(&mode);
   {
@@ -88,33 +89,28 @@ inline void prepare_cublas(c10::Device device) {
     at::mm(one, one);
   }
   if (exchange_mode) exchange_mode(&mode);
-  guard.exchangeStream(stream);
   ready[index] = true;
 }
 
-// Side streams of a CUDA graph next to the current stream. With the CPU tensors of tests there is one stream.
+// Side streams of a CUDA graph in addition to the current stream. In tests on CPU tensors there is only one stream.
 class SideStreams {
  public:
   explicit SideStreams(c10::Device device) : device(device), guard(device.type()), main(guard.getStream(device)) {}
-  ~SideStreams() { return_to_main(); }
 
-  // Makes a further stream current, which waits for the main stream.
-  void start() {
-    if (device.is_cpu()) return;
+  // Runs work on another stream, which first waits for the main stream.
+  template <class Work>
+  void run(Work work) {
+    if (device.is_cpu()) return work();
     auto side = main;
     while (side == main || std::count(sides.begin(), sides.end(), side)) side = guard.getStreamFromGlobalPool(device);
     wait(side, main);
     sides.push_back(side);
-    guard.exchangeStream(side);
+    c10::StreamGuard current(side);
+    work();
   }
 
-  void return_to_main() {
-    if (!sides.empty()) guard.exchangeStream(main);
-  }
-
-  // Makes the main stream current, and wait for all others.
+  // Makes the main stream wait for all side streams.
   void join() {
-    return_to_main();
     for (auto side : sides) wait(main, side);
   }
 
@@ -133,85 +129,64 @@ class SideStreams {
 
 // ---- Mojo libraries -----------------------------------------------------------------------------------------
 
-// A function of a Mojo library: takes 64-bit words, returns bytes of workspace (or an answer), or -1 and a message.
+// A function of a Mojo library: takes 64-bit words, returns bytes of workspace (or a result), or -1 and a message.
 using Function = int64_t (*)(const int64_t* words, char* message, int64_t capacity);
-using Open = int64_t (*)(int64_t index, char* message, int64_t capacity);
 using Words = c10::SmallVector<int64_t, 64>;
-// Set by harness/nn/host/__init__.py: builds the library "layer/part" for a GPU if necessary and writes its path;
-// returns 0 if that fails.
-using Locate = int64_t (*)(const char* layer, const char* part, int64_t index, char* path, int64_t capacity);
-static Locate locate = nullptr;
+// Set by harness/nn/host/__init__.py. Opens the library "layer/part" for a GPU, building it if necessary; returns the
+// library's handle of the GPU and writes the dlopen handle, or warns and returns NONE.
+using Open = int64_t (*)(const char* layer, const char* part, int64_t index, void** opened);
+static Open open_library = nullptr;
 
-// One Mojo library: a layer's kernels for one part, which is a dtype or a feature of a dtype. Built and opened when
-// first used on a device; not tried again after a failure.
+// One Mojo library: a layer's kernels for one part, which is a dtype or a feature of a dtype. It is built and opened
+// when first used on a device; a failure is not retried.
 class Library {
  public:
   Library(const char* layer, const char* part) : layer(layer), part(part) {}
 
-  bool available(c10::Device device) { return gpu(device) > 0; }
+  bool available(c10::Device device) { return find(device) > 0; }
 
-  // Calls a function that launches nothing, such as kernel selection; returns its answer and the text it writes.
+  // Calls a function that launches nothing, such as kernel selection; returns its result and the text that it writes.
   std::pair<int64_t, std::string> ask(const char* name, c10::Device device, const Words& words) {
-    open_for(device);
-    return call(name, words);
+    return handle(device), call(name, words);
   }
 
   // Launches on the current stream. Words 0 to 3 are set here: GPU, stream, workspace and its size in bytes.
   void launch(const char* name, c10::Device device, Words words) {
-    auto handle = open_for(device);
-    std::lock_guard<std::mutex> guard(launching);  // the Mojo side has a list of loaded kernels
-    words[0] = 0;  // no GPU: only computes the size of the workspace
+    auto gpu = handle(device);
+    std::lock_guard<std::mutex> guard(launching);  // the Mojo side keeps a list of loaded kernels
+    words[0] = 0;  // no GPU: only compute the size of the workspace
     words[3] = call(name, words).first;
     auto workspace = words[3] ? c10::GetAllocator(DEVICE)->allocate(words[3]) : c10::DataPtr();
-    words[0] = handle;
+    words[0] = gpu;
     words[1] = current_stream(device);
     words[2] = reinterpret_cast<int64_t>(workspace.get());
     call(name, words);
   }
 
  private:
-  static constexpr int MOST_GPUS = 64;
-  static constexpr int64_t UNKNOWN = 0, NONE = -1;
+  static constexpr int64_t MOST_GPUS = 64, UNKNOWN = 0, NONE = -1;
 
   const char *layer, *part;
   void* opened = nullptr;
-  std::string opened_path;
   std::mutex opening, launching;
   std::array<std::atomic<int64_t>, MOST_GPUS> gpus{};  // UNKNOWN, NONE, or the library's handle of the GPU
   std::map<const char*, Function> functions;
 
-  int64_t gpu(c10::Device device) {
-    auto index = std::max<int>(device.index(), 0);  // the CPU tensors of tests have no index
+  int64_t find(c10::Device device) {
+    auto index = std::max<int>(device.index(), 0);  // CPU tensors, in tests, have no index
     if (device.type() != DEVICE || index >= MOST_GPUS) return NONE;
     auto handle = gpus[index].load(std::memory_order_acquire);
     if (handle != UNKNOWN) return handle;
     std::lock_guard<std::mutex> guard(opening);
-    if (gpus[index].load() == UNKNOWN) gpus[index].store(open(index), std::memory_order_release);
+    if (gpus[index].load() == UNKNOWN)
+      gpus[index].store(open_library ? open_library(layer, part, index, &opened) : NONE, std::memory_order_release);
     return gpus[index].load();
   }
 
-  int64_t open_for(c10::Device device) {
-    auto handle = gpu(device);
-    TORCH_CHECK(handle > 0, "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
-    return handle;
-  }
-
-  int64_t open(int index) {
-    char text[4096] = "";
-    if (!locate || !locate(layer, part, index, text, sizeof text)) return NONE;
-    if (opened && opened_path != text) return fail("another architecture's kernels are in use");
-    opened_path = text;
-    if (!opened) opened = dlopen(text, RTLD_NOW | RTLD_LOCAL);
-    auto open_gpu = opened ? reinterpret_cast<Open>(dlsym(opened, "workbook_open")) : nullptr;
-    if (!open_gpu) return fail(dlerror());
-    text[0] = 0;
-    auto handle = open_gpu(index, text, sizeof text);
-    return handle > 0 ? handle : fail(text);
-  }
-
-  int64_t fail(const char* reason) {
-    TORCH_WARN(layer, " (", part, "): PyTorch's own operations run on this GPU: ", reason);
-    return NONE;
+  int64_t handle(c10::Device device) {
+    auto found = find(device);
+    TORCH_CHECK(found > 0, "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
+    return found;
   }
 
   std::pair<int64_t, std::string> call(const char* name, const Words& words) {
@@ -237,12 +212,18 @@ inline int64_t bits(double value) { return std::bit_cast<int64_t>(value); }
 inline Optional optional(const Tensor& t) { return t.defined() ? Optional(t) : Optional(); }
 inline at::ScalarType wide(at::ScalarType dtype) { return dtype == at::kDouble ? dtype : at::kFloat; }
 
-// Returns uninitialised memory from PyTorch's caching allocator without going through the dispatcher.
+// Returns uninitialised memory from PyTorch's caching allocator, without the dispatcher.
 inline Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
   return at::detail::empty_generic(sizes, c10::GetAllocator(DEVICE), c10::DispatchKeySet(KEY), dtype, std::nullopt);
 }
 inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
   return at::detail::empty_strided_generic(sizes, strides, c10::GetAllocator(DEVICE), c10::DispatchKeySet(KEY), dtype);
+}
+
+// Results that are not needed are empty.
+inline Tensor or_empty(const Tensor& t, at::ScalarType dtype) { return t.defined() ? t : empty({0}, dtype); }
+inline Tensor meta_result(bool wanted, c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
+  return wanted ? at::empty_symint(sizes, options) : at::empty({0}, options);
 }
 
 // ---- Dispatch -----------------------------------------------------------------------------------------------
@@ -253,8 +234,15 @@ auto find_operator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// Calls an operator that has no derivative except through OperatorNode.
+template <class Operator, class... Arguments>
+auto below_autograd(const Operator& op, Arguments&&... arguments) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  return op.call(std::forward<Arguments>(arguments)...);
+}
+
 // Returns whether a transform of torch.func (grad, vmap, jvp, ...) is active. The front mode is off while a transform
-// decomposes an operator. Without a kernel for FuncTorchBatchedDecomposition vmap loops over the batch.
+// decomposes an operator. Without a kernel for FuncTorchBatchedDecomposition, vmap loops over the batch.
 inline bool in_transform() {
   using c10::DispatchKey;
   auto keys = {DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::FuncTorchDynamicLayerBackMode,
@@ -265,8 +253,7 @@ inline bool in_transform() {
 // Returns whether any tensor has a forward-mode tangent.
 template <class... T>
 bool has_tangent(const T&... tensors) {
-  auto is_dual = [](const Optional& t) { return t && t->defined() && torch::autograd::isFwGradDefined(*t); };
-  return (is_dual(tensors) || ...);
+  return (torch::autograd::isFwGradDefined(Optional(tensors)) || ...);
 }
 
 // Disables autograd and autocast for PyTorch's operations in an operator's kernel.
@@ -275,13 +262,13 @@ struct BelowAutograd {
   c10::impl::ExcludeDispatchKeyGuard without{at::autocast_dispatch_keyset};
 };
 
-// Casts a tensor of floating-point numbers to autocast's dtype, or another one; a parameter is cast once per region.
+// Casts a floating-point tensor to a dtype, such as autocast's; a parameter is cast once per autocast region.
 inline Tensor autocast_to(at::ScalarType dtype, const Tensor& t) { return at::autocast::cached_cast(dtype, t, DEVICE); }
 inline Optional autocast_to(at::ScalarType dtype, const Optional& t) { return t ? autocast_to(dtype, *t) : t; }
 template <class T>
 const T& autocast_to(at::ScalarType, const T& option) { return option; }
 
-// A function under autocast: with its tensors in autocast's dtype.
+// A function whose tensors are cast to autocast's dtype.
 template <auto function>
 struct UnderAutocast;
 template <class Result, class... Arguments, Result (*function)(Arguments...)>
@@ -296,16 +283,16 @@ struct UnderAutocast<function> {
 
 using NodePtr = decltype(torch::autograd::Edge::function);  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
 
-// The numbers that a backward pass needs besides tensors.
+// The non-tensor arguments that a backward pass needs.
 struct Numbers {
   std::vector<int64_t> integers;
   std::vector<double> reals;
 };
 
-// The autograd node of an operator. `Op` has NAME, the numbers of gradients (INPUTS) and of saved tensors (SAVED), in
-// OUTPUTS a bit for each saved tensor that is an output, and two static functions. `gradients` computes those of
-// `needed`, a bit for each input, with the kernels; `by_torch` returns the inputs and PyTorch's outputs of them, to be
-// differentiated for create_graph.
+// The autograd node of an operator. `Op` has NAME, the numbers of gradients (INPUTS) and of saved tensors (SAVED),
+// OUTPUTS with a bit for each saved tensor that is an output, and two static functions: `gradients` computes the
+// gradients in `needed`, a bit for each input, with the kernels; `by_torch` returns the inputs and the outputs that
+// PyTorch computes from them, which create_graph differentiates.
 template <class Op>
 struct OperatorNode : Node {
   std::vector<SavedVariable> saved;
@@ -332,7 +319,7 @@ struct OperatorNode : Node {
     return found;
   }
 
-  // Compiled autograd traces `gradients` as one function of tensors and numbers.
+  // Compiled autograd traces `gradients` as a single function of tensors and numbers.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     for (size_t i = 0; i < Op::SAVED; ++i) args.collect(saved[i], Op::OUTPUTS >> i & 1);
     args.collect(numbers.integers), args.collect(numbers.reals);
@@ -387,28 +374,22 @@ struct OperatorNode : Node {
   }
 };
 
-// Records a call for the backward pass: its outputs and inputs, and what the node saves.
+// Records a call for the backward pass: its outputs, its inputs, and the tensors that the node saves.
 template <class Op, class... Input>
 void record(const variable_list& outputs, const std::vector<Optional>& saved, Numbers numbers,
             const Input&... inputs) {
-  auto create = [] {
+  auto node = [] {
     using T = OperatorNode<Op>;
     if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>)
       return std::shared_ptr<T>(new T(), [](T* node) { deleteNode(node); });
     else return c10::make_intrusive<T>();
-  };
-  auto node = create();
+  }();
   node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
   for (auto& output : outputs) torch::autograd::set_history(output, node);
   for (size_t i = 0; i < saved.size(); ++i) node->saved.emplace_back(saved[i], Op::OUTPUTS >> i & 1);
   node->numbers = std::move(numbers);
 }
 }  // namespace workbook
-
-// Registers an operator that is composed of others, with its version under autocast.
-#define WORKBOOK_COMPOSITE(name, function, under_autocast)                                                    \
-  TORCH_LIBRARY_IMPL(mojo_workbook, CompositeImplicitAutograd, m) { m.impl(name, function); }                 \
-  TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_AUTOCAST, m) { m.impl(name, under_autocast); }
 
 // Registers an operator that launches kernels; only OperatorNode differentiates it.
 #define WORKBOOK_LEAF(name, device, meta)                                                                     \
@@ -418,7 +399,7 @@ void record(const variable_list& outputs, const std::vector<Optional>& saved, Nu
     m.impl(name, torch::autograd::autogradNotImplementedFallback());                                          \
   }
 
-// Called once after loading, by harness/nn/host/__init__.py.
-extern "C" __attribute__((visibility("default"))) void workbook_set_locate(workbook::Locate given) {
-  workbook::locate = given;
+// harness/nn/host/__init__.py calls this once after loading.
+extern "C" __attribute__((visibility("default"))) void workbook_set_open(workbook::Open given) {
+  workbook::open_library = given;
 }

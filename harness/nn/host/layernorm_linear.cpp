@@ -1,33 +1,33 @@
-// LayerNorm + Linear: y = linear(layer_norm(x)). Row kernels of this project, and matmuls of its own or PyTorch's as
-// harness/nn/kernels/layernorm_linear/plan.mojo selects them.
+// LayerNorm + Linear: y = linear(layer_norm(x)), by this project's row kernels and by its own or PyTorch's matmuls, as
+// selected in harness/nn/kernels/layernorm_linear/plan.mojo.
 #include "host.h"
 
 using namespace workbook;
 
 namespace {
-// Gradients to compute, added: dW, db, dx, and dgamma with dbeta.
+// Bits of the gradients to compute: dW, db, dx, and dgamma with dbeta.
 constexpr int64_t WEIGHT = 1, BIAS = 2, INPUT = 4, NORM = 8;
-// Added to these for the Mojo library: dln is given; ln_out is needed for the matmul dW; both, with few rows and dx
-// separate from dln, so that one launch computes the rest; ln_out is needed transposed; sum rows in few shares.
+// Further bits for the Mojo library: dln is passed in; ln_out is needed for the matmul dW; both, with few rows and dx
+// separate from dln, so that one launch computes the rest; ln_out is needed transposed; use few partial sums.
 constexpr int64_t DLN_GIVEN = 16, LN_OUT_TAKEN = 32, FEW_ROWS = 64, TRANSPOSED = 128, FEW_SHARES = 256;
-// Options, added: float32 as pairs of float16; least memory; the matmuls given by the bits from ABOVE on, for
+// Bits of the options: float32 as split float16 (bit 0); least memory; use the matmuls in the bits from ABOVE on, for
 // measurements and tests.
 constexpr int64_t LEAST = 2, GIVEN = 4, ABOVE = 3;
 enum Gemm : int64_t { OWN, TORCH, PADDED };
 
-constexpr int64_t LONGEST = (int64_t(1) << 31) - 1, WIDEST = 1 << 20;  // rows and O, and H, of the kernels' grids
-constexpr int64_t MOST_FEW_ROWS = 64;  // of more rows, adding columns row by row takes longer than a launch
-constexpr int64_t MANY_SUMS = 1 << 19;  // elements of dY from which on its column sums get a stream of their own
-constexpr int64_t ALIGNED_ELEMENTS = 8;  // of 16 bits, in a 16-byte vector
-// Multiply-adds, and elements of dW, from which on dW in TF32 reads ln_out transposed: Hopper's tensor cores need both
-// factors contiguous along the sum, and cuBLAS transposes others on the way.
+constexpr int64_t LONGEST = (int64_t(1) << 31) - 1, WIDEST = 1 << 20;  // maximum rows and O, and H, of the kernels
+constexpr int64_t MOST_FEW_ROWS = 64;  // with more rows, adding columns row by row takes longer than a launch
+constexpr int64_t MANY_SUMS = 1 << 19;  // minimum elements of dY for its column sums to get a separate stream
+constexpr int64_t ALIGNED_ELEMENTS = 8;  // 16-bit elements in a 16-byte vector
+// Minimum multiply-adds, and elements of dW, for dW in TF32 to read ln_out transposed: Hopper's tensor cores need both
+// factors contiguous along the inner dimension, and cuBLAS transposes others first.
 constexpr int64_t ALONG_SUMS_FROM = int64_t(1) << 33, ALONG_SUMS_ELEMENTS = 1 << 21;
 
 Library of_bfloat16("layernorm_linear", "bfloat16"), of_float16("layernorm_linear", "float16"),
     of_float32("layernorm_linear", "float32"), of_bfloat16_mixed("layernorm_linear", "bfloat16_mixed"),
     of_float16_mixed("layernorm_linear", "float16_mixed");
 
-// Returns the library for a dtype of x, gamma and beta, and one of the matmul; null if there is none.
+// Returns the library for the dtype of x, gamma and beta and the dtype of the matmul; null if there is none.
 Library* library_for(at::ScalarType x, at::ScalarType matmul) {
   if (matmul == at::kFloat) return x == matmul ? &of_float32 : nullptr;
   if (matmul != at::kBFloat16 && matmul != at::kHalf) return nullptr;
@@ -43,7 +43,7 @@ struct Inputs {
   const Optional& bias;
 };
 
-// Returns whether a matrix is the transpose of a contiguous one, which is not worth a copy.
+// Returns whether a matrix is the transpose of a contiguous one; then it is not copied.
 bool is_transposed(const Tensor& W) { return !W.is_contiguous() && W.dim() == 2 && W.t().is_contiguous(); }
 
 // Returns whether the kernels support these shapes and dtypes.
@@ -54,26 +54,25 @@ bool fits(const Inputs& in) {
   if (!library_for(x.scalar_type(), W.scalar_type())) return false;
   auto H = W.sym_size(1), O = W.sym_size(0);
   auto vector = [&](const Optional& p, const c10::SymInt& n, at::ScalarType type) {
-    if (!p || !p->defined()) return true;
-    return p->dim() == 1 && strided(*p) && p->sym_size(0) == n && p->scalar_type() == type;
+    return !p || !p->defined() || (p->dim() == 1 && strided(*p) && p->sym_size(0) == n && p->scalar_type() == type);
   };
   return x.sym_sizes().back() == H && H >= 1 && H <= WIDEST && O >= 1 && O <= LONGEST - ALIGNED_ELEMENTS &&
-         x.sym_numel() / H <= LONGEST && vector(gamma, H, x.scalar_type()) && vector(beta, H, x.scalar_type()) &&
+         x.sym_numel() >= 1 && x.sym_numel() / H <= LONGEST && vector(gamma, H, x.scalar_type()) && vector(beta, H, x.scalar_type()) &&
          vector(bias, O, W.scalar_type());
 }
 
 // ---- One call -----------------------------------------------------------------------------------------------
 
-// What both passes of a call have in common.
+// The part of a call that both passes share.
 struct Call {
   int64_t rows, H, O, options;
-  at::ScalarType x_type, type;  // of x, gamma and beta; of everything else
+  at::ScalarType x_type, type;  // dtypes: of x, gamma and beta; of everything else
   c10::Device device;
   bool transposed;  // whether W is stored as [H, O], as in GPT-2; then dW is too
   Library* library;
   int64_t bits;  // the selected matmuls, as plan.mojo packs them
   Gemm output, dln, dW;
-  bool two_streams;  // whether dW has a stream of its own in the backward pass
+  bool two_streams;  // whether the backward pass computes dW on a separate stream
   int64_t room;  // elements that dW's memory needs if a copy of W is stored there first
 
   Call(const Inputs& in, int64_t options, std::optional<bool> captured = {})
@@ -109,21 +108,17 @@ Two forward_device(const Tensor& x_, const Optional& gamma, const Optional& beta
   Tensor g = or_filled(gamma, H, call.x_type, 1), b = or_filled(beta, H, call.x_type, 0);
   c10::SmallVector<int64_t, 6> sizes(x_.sizes().begin(), x_.sizes().end());
   sizes.back() = O;
-  Tensor statistics = workbook::empty({2, rows}, at::kFloat), y;
+  Tensor statistics = workbook::empty({2, rows}, at::kFloat);
   int64_t mean = address(statistics), rstd = mean + 4 * rows;
-  if (call.output == OWN || !rows) {
-    Tensor c = or_filled(bias, O, call.type, 0);
-    y = workbook::empty(sizes, call.type);
-    if (rows)
-      call.library->launch("workbook_layernorm_linear_forward", call.device,
-                           {0, 0, 0, 0, rows, H, O, bits(eps), address(y), mean, rstd, address(x), address(g),
-                            address(b), address(W), address(c)});
+  if (call.output == OWN) {
+    Tensor c = or_filled(bias, O, call.type, 0), y = workbook::empty(sizes, call.type);
+    call.library->launch("workbook_layernorm_linear_forward", call.device,
+                         {0, 0, 0, 0, rows, H, O, bits(eps), address(y), mean, rstd, address(x), address(g),
+                          address(b), address(W), address(c)});
     return {y, statistics};
   }
-  auto pad = [&](int64_t n) {
-    return call.output == PADDED ? (n + ALIGNED_ELEMENTS - 1) / ALIGNED_ELEMENTS * ALIGNED_ELEMENTS : n;
-  };
-  int64_t stride = pad(H), columns = pad(O);
+  int64_t unit = call.output == PADDED ? ALIGNED_ELEMENTS : 1;
+  int64_t stride = (H + unit - 1) / unit * unit, columns = (O + unit - 1) / unit * unit;
   Tensor ln_out = workbook::empty({rows, stride}, call.type);
   call.library->launch("workbook_layernorm_linear_rows", call.device,
                        {0, 0, 0, 0, rows, H, O, bits(eps), address(ln_out), mean, rstd, address(x), address(g),
@@ -133,9 +128,9 @@ Two forward_device(const Tensor& x_, const Optional& gamma, const Optional& beta
     W = at::constant_pad_nd(W, {0, stride - H, 0, columns - O});
     if (c && c->defined()) c = at::constant_pad_nd(*c, {0, columns - O});
   }
-  y = at::linear(ln_out, W, c);
+  Tensor y = at::linear(ln_out, W, c);
   if (columns != O) y = y.narrow(1, 0, O).clone(at::MemoryFormat::Contiguous);
-  return {y.resize_(sizes), statistics};  // no view of the product: the caller may change it in place
+  return {y.resize_(sizes), statistics};  // not a view of the product: the caller may change y in place
 }
 
 Two forward_meta(const Tensor& x, const Optional&, const Optional&, const Tensor& W, const Optional&, double,
@@ -159,7 +154,7 @@ struct Pass {
 
   static bool splits(int64_t wanted) { return wanted & WEIGHT && wanted & (INPUT | NORM); }
 
-  // Computes the gradients, in the least memory if that is an option or the memory is not enough otherwise.
+  // Computes the gradients; in the least memory if that option is set or an allocation fails.
   Gradients run(int64_t wanted) {
     if (call.options & LEAST) return splits(wanted) ? weight_first(wanted) : at_once(wanted | FEW_SHARES);
     try {
@@ -191,7 +186,7 @@ struct Pass {
     return found;
   }
 
-  // Launches the Mojo library's part of a backward pass; the caller gives dln and ln_out if `wanted` says so.
+  // Launches the Mojo library's part of a backward pass; the caller passes dln and ln_out if `wanted` has those bits.
   void launch(int64_t wanted, Gradients& into, const Tensor& dln = {}, const Tensor& ln_out = {}) {
     auto vector = [](int64_t n, at::ScalarType type) { return workbook::empty({n}, type); };
     if (wanted & NORM) into.dgamma = vector(call.H, call.x_type), into.dbeta = vector(call.H, call.x_type);
@@ -217,8 +212,8 @@ struct Pass {
     bool few = rows <= std::min(MOST_FEW_ROWS, O) && parts & DLN_GIVEN && !own_dW && !(parts & FEW_SHARES);
     if (few) parts |= FEW_ROWS;
     if (wanted & INPUT) {
-      // dx overwrites dln if the dtypes agree; but the launch for few rows reads dln while it writes dx. That needs no
-      // more memory at the peak than dW, which is allocated when dln is free.
+      // dx overwrites dln if the dtypes are equal, except for few rows, where one launch reads dln and writes dx. A
+      // separate dx does not raise the peak, since dW is allocated after dln is freed.
       bool over = dln.defined() && !few && call.x_type == call.type;
       found.dx = over ? dln : workbook::empty({rows, H}, call.x_type);
     }
@@ -245,8 +240,8 @@ struct Pass {
                at::Float32Precision::TF32;
   }
 
-  // Computes dW, from an ln_out of its own, on a stream next to the rest; and on a third one the sums of many columns
-  // of dY, unless an own matmul computes them. Memory that several streams use is allocated on the current stream and
+  // Computes dW, from a separate ln_out, on a second stream; and if dY is large, its column sums on a third one,
+  // unless this project's matmul computes them. Memory that several streams use is allocated on the current stream and
   // lives until they join.
   Gradients on_two_streams(int64_t wanted) {
     SideStreams streams(call.device);
@@ -255,14 +250,11 @@ struct Pass {
     Tensor ln_out;
     if (db_apart) side.db = workbook::empty({call.O}, call.type);
     if (call.dW != OWN) ln_out = workbook::empty({call.rows, call.H}, call.type);
-    streams.start();
-    launch(call.dW == OWN ? WEIGHT : LN_OUT_TAKEN, side, {}, ln_out);
-    if (call.dW != OWN) at::mm_out(side.dW, dy.view({call.rows, call.O}).t(), ln_out);
-    if (db_apart) {
-      streams.start();
-      launch(BIAS, side);
-    }
-    streams.return_to_main();
+    streams.run([&] {
+      launch(call.dW == OWN ? WEIGHT : LN_OUT_TAKEN, side, {}, ln_out);
+      if (call.dW != OWN) at::mm_out(side.dW, dy.view({call.rows, call.O}).t(), ln_out);
+    });
+    if (db_apart) streams.run([&] { launch(BIAS, side); });
     auto found = with_torch_matmul(wanted & ~(WEIGHT | (db_apart ? BIAS : 0)));
     streams.join();
     found.dW = side.dW;
@@ -282,34 +274,26 @@ Five backward_device(const Tensor& dy, const Tensor& x, const Tensor& statistics
               " rows of ", call.O, " in the dtype of weight");
   Tensor g = or_filled(gamma, call.H, call.x_type, 1), b = or_filled(beta, call.H, call.x_type, 0);
   Pass pass{call, dy.contiguous(), x.contiguous(), statistics.contiguous(), g, b, call.transposed ? W : W.contiguous()};
-  Gradients found;
-  if (call.rows) {
-    found = pass.run(wanted);
-  } else {
-    if (wanted & INPUT) found.dx = at::zeros_like(pass.x);
-    if (wanted & NORM) found.dgamma = at::zeros_like(g), found.dbeta = at::zeros_like(b);
-    if (wanted & WEIGHT) found.dW = at::zeros_like(W);
-    if (wanted & BIAS) found.db = at::zeros({call.O}, W.options());
-  }
-  auto or_empty = [&](const Tensor& t) { return t.defined() ? t : workbook::empty({0}, call.type); };
-  return {or_empty(found.dx), or_empty(found.dgamma), or_empty(found.dbeta), or_empty(found.dW), or_empty(found.db)};
+  auto found = pass.run(wanted);
+  return {or_empty(found.dx, call.type), or_empty(found.dgamma, call.type), or_empty(found.dbeta, call.type),
+          or_empty(found.dW, call.type), or_empty(found.db, call.type)};
 }
 
 Five backward_meta(const Tensor&, const Tensor& x, const Tensor&, const Optional&, const Optional&, const Tensor& W,
                    int64_t wanted, int64_t) {
   auto H = W.sym_size(1), O = W.sym_size(0);
   auto result = [&](int64_t bit, const Tensor& like, at::SymIntArrayRef sizes) {
-    return wanted & bit ? at::empty_symint(sizes, like.options()) : at::empty_symint({0}, W.options());
+    return meta_result(wanted & bit, sizes, wanted & bit ? like.options() : W.options());
   };
   bool transposed = wanted & WEIGHT && is_transposed(W);
-  Tensor dW = transposed ? at::empty_symint({H, O}, W.options()).t() : result(WEIGHT, W, {O, H});
+  Tensor dW = transposed ? result(WEIGHT, W, {H, O}).t() : result(WEIGHT, W, {O, H});
   return {result(INPUT, x, x.sym_sizes()), result(NORM, x, {H}), result(NORM, x, {H}), dW, result(BIAS, W, {O})};
 }
 
 // ---- The operator -------------------------------------------------------------------------------------------
 
-// Computes with PyTorch's own operations, which have every derivative. Under autocast (`mixed`) the LayerNorm is in
-// float32 and rounded once.
+// Computes with PyTorch's own operations, which have all derivatives. Under autocast (`mixed`) the LayerNorm is
+// computed in float32 and rounded once.
 Tensor with_torch(const Inputs& in, double eps, bool mixed) {
   auto ln_out = at::layer_norm_symint(in.x, {in.W.sym_size(1)}, in.gamma, in.beta, eps);
   if (mixed && ln_out.scalar_type() == at::kFloat) ln_out = ln_out.to(in.W.scalar_type());
@@ -352,63 +336,53 @@ Tensor call_operator(const Inputs& in, double eps, int64_t options, bool mixed) 
   bool same_dtype = mixed || x.scalar_type() == W.scalar_type();
   if (!first_order || !same_dtype || !runs_kernels(in)) return with_torch(in, eps, mixed);
   static auto op = find_operator<decltype(forward_device)>("mojo_workbook::layernorm_linear_forward");
-  auto [y, statistics] = [&] {
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(x, g, b, W, c, eps, options);
-  }();
+  auto [y, statistics] = below_autograd(op, x, g, b, W, c, eps, options);
   if (torch::autograd::compute_requires_grad(x, g, b, W, c))
     record<Operator>({y}, {x, statistics, g, b, W}, {{options, mixed}, {eps}}, x, g, b, W, c);
   return y;
 }
 
-// Returns the selected matmuls as plan.mojo packs them, or -1 if PyTorch's own operations run.
-int64_t plan_of(const Inputs& in, int64_t options, bool captured) {
-  return runs_kernels(in) ? Call(in, options, captured).bits : -1;
-}
-
-// Casts arguments as autocast does for PyTorch's own layers: the LayerNorm's to float32, the matmul's to autocast's
-// dtype. If x, gamma and beta have that dtype already, kernels that read it and compute in float32 do the same.
+// Calls `run` with the inputs and whether autocast has cast them: the LayerNorm's to float32 and the matmul's to
+// autocast's dtype, as for PyTorch's own layers. If x, gamma and beta have that dtype already, they are not cast,
+// since the kernels read it and compute in float32.
 template <class Run>
-auto in_autocast(Run run, const Inputs& in) {
+auto in_autocast(const Inputs& in, Run run) {
+  if (!at::autocast::is_autocast_enabled(DEVICE)) return run(in, false);
   c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
   auto type = at::autocast::get_autocast_dtype(DEVICE);
   auto narrow = [&](const Optional& t) { return !t || !t->defined() || t->scalar_type() == type; };
   auto norm = narrow(in.x) && narrow(in.gamma) && narrow(in.beta) ? type : at::kFloat;
   return run({autocast_to(norm, in.x), autocast_to(norm, in.gamma), autocast_to(norm, in.beta),
-              autocast_to(type, in.W), autocast_to(type, in.bias)});
+              autocast_to(type, in.W), autocast_to(type, in.bias)}, true);
 }
 
 Tensor layernorm_linear(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W, const Optional& c,
                         double eps, int64_t options) {
-  return call_operator({x, g, b, W, c}, eps, options, false);
+  return in_autocast({x, g, b, W, c},
+                     [&](const Inputs& in, bool mixed) { return call_operator(in, eps, options, mixed); });
 }
 
-Tensor layernorm_linear_autocast(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W,
-                                 const Optional& c, double eps, int64_t options) {
-  return in_autocast([&](const Inputs& in) { return call_operator(in, eps, options, true); }, {x, g, b, W, c});
-}
-
+// Returns the selected matmuls as plan.mojo packs them, or -1 if PyTorch's own operations run.
 int64_t plan(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W, const Optional& c,
              int64_t options, bool captured) {
-  return plan_of({x, g, b, W, c}, options, captured);
-}
-
-int64_t plan_autocast(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W, const Optional& c,
-                      int64_t options, bool captured) {
-  return in_autocast([&](const Inputs& in) { return plan_of(in, options, captured); }, {x, g, b, W, c});
+  return in_autocast({x, g, b, W, c}, [&](const Inputs& in, bool) {
+    return runs_kernels(in) ? Call(in, options, captured).bits : int64_t(-1);
+  });
 }
 }  // namespace
 
 #define TENSORS "(Tensor x, Tensor? ln_weight, Tensor? ln_bias, Tensor weight, Tensor? bias, "
 TORCH_LIBRARY_FRAGMENT(mojo_workbook, m) {
   at::Tag tag = at::Tag::pt2_compliant_tag;
-  m.def("layernorm_linear" TENSORS "float eps, int options=0) -> Tensor", {tag});
+  m.def("layernorm_linear" TENSORS "float eps, int options=0) -> Tensor", layernorm_linear, {tag});
   m.def("layernorm_linear_forward" TENSORS "float eps, int options=0) -> (Tensor, Tensor)", {tag});
   m.def("layernorm_linear_backward(Tensor grad, Tensor x, Tensor statistics, Tensor? ln_weight, Tensor? ln_bias,"
         " Tensor weight, int wanted, int options=0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", {tag});
-  m.def("layernorm_linear_plan" TENSORS "int options, bool captured) -> int");
+  m.def("layernorm_linear_plan" TENSORS "int options, bool captured) -> int", plan);
 }
-WORKBOOK_COMPOSITE("layernorm_linear", layernorm_linear, layernorm_linear_autocast)
-WORKBOOK_COMPOSITE("layernorm_linear_plan", plan, plan_autocast)
+TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_AUTOCAST, m) {
+  m.impl("layernorm_linear", layernorm_linear);
+  m.impl("layernorm_linear_plan", plan);
+}
 WORKBOOK_LEAF("layernorm_linear_forward", forward_device, forward_meta)
 WORKBOOK_LEAF("layernorm_linear_backward", backward_device, backward_meta)

@@ -1,7 +1,6 @@
-"""The arguments of a call of attention, as words from C++: the same for each pass and for the choice of
-kernels.
+"""The arguments of a call of attention, as words from C++: the same for each pass and for kernel selection.
 
-`harness/nn/host/attention.cpp` writes them in this order; what a pass does not use is 0.
+`harness/nn/host/attention.cpp` writes them in this order; words that a pass does not use are 0.
 """
 
 from common.calls import Words
@@ -12,8 +11,8 @@ from .layout import Layout
 from .scores import Strides
 from .tensors import FlashBackward, FlashForward, FlashSizes
 
-# What is requested, added: only kernels for every GPU; sequences of unequal lengths; the backward pass; also
-# the mask's gradient.
+# Bits of a request for kernel selection: use only kernels for every GPU; sequences of unequal lengths; also
+# the backward pass; also the mask's gradient.
 comptime PORTABLE = 1
 comptime LENGTHS = 2
 comptime BACKWARD = 4
@@ -23,14 +22,15 @@ comptime MASK_GRADIENT = 8
 struct Call(Movable):
     """Sizes, options, addresses and strides.
 
-    For sequences of unequal lengths the mask is their offsets, and the size of its blocks their number.
+    For sequences of unequal lengths, `mask` is the address of their offsets and `sizes.mask_block` is the
+    number of sequences.
     """
 
     var kernel: Int
-    """The kernels, numbered as in `choice.mojo`; for `workbook_attention_plan` what is requested."""
+    """The kernels, numbered as in `choice.mojo`; for `workbook_attention_plan`, the bits of the request."""
     var sizes: FlashSizes
     var largest: Int
-    """The largest size or stride, since kernels take 32 bits."""
+    """The largest size or stride; kernels take 32-bit numbers."""
     var scale: Float32
     var draws: Draws
     var output: Int
@@ -44,7 +44,7 @@ struct Call(Movable):
     var grad_value: Int
     var grad_output: Int
     var delta: Int
-    """0: compute it from the output."""
+    """The address of delta; 0 to compute delta from the output."""
     var grad_lse: Int
     var grad_mask: Int
     var layout: Layout
@@ -88,14 +88,14 @@ struct Call(Movable):
         self.grad_lse = words.integer()
         self.grad_mask = words.integer()
         self.layout = Layout.without_gaps(self.sizes)
-        self.layout.query = strides_of(words)
-        self.layout.key = strides_of(words)
-        self.layout.value = strides_of(words)
-        self.layout.output = strides_of(words)
-        self.layout.grad_output = strides_of(words)
-        self.layout.grad_query = strides_of(words)
-        self.layout.grad_key = strides_of(words)
-        self.layout.grad_value = strides_of(words)
+        self.layout.query = read_strides(words)
+        self.layout.key = read_strides(words)
+        self.layout.value = read_strides(words)
+        self.layout.output = read_strides(words)
+        self.layout.grad_output = read_strides(words)
+        self.layout.grad_query = read_strides(words)
+        self.layout.grad_key = read_strides(words)
+        self.layout.grad_value = read_strides(words)
 
     def forward[dtype: DType](self) -> FlashForward[dtype]:
         return FlashForward[dtype](
@@ -126,8 +126,8 @@ struct Call(Movable):
         )
 
 
-def strides_of(mut words: Words) -> Strides:
-    """Return the next three words: the strides of batch, head and row, in elements."""
+def read_strides(mut words: Words) -> Strides:
+    """Read the next three words: the strides of batch, head and row, in elements."""
     var strides = Strides(0)
     for axis in range(3):
         strides[axis] = Int64(words.integer())

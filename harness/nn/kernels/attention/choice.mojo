@@ -1,7 +1,7 @@
-"""The choice of kernels for a call of attention: one table for the launches, C++ and `explain`.
+"""Kernel selection for a call of attention, used by the launches, the C++ and `explain`.
 
-A call takes the first kernels that support it. Those by wgmma, for Hopper only, are by far the fastest: both
-passes take 1.3 to 1.7 times less without a mask (book/records, `attention`), and with one
+A call uses the first kernels that support it. The wgmma kernels, for Hopper only, are by far the fastest:
+both passes are 1.3 to 1.7 times faster, without a mask (book/records, `attention`) and with one
 (`attention_options`).
 """
 
@@ -9,8 +9,8 @@ from common.stream_launcher import StreamLauncher
 
 from .call import BACKWARD, LENGTHS, MASK_GRADIENT, PORTABLE, Call, read
 from .dropout import ONE
-from .hopper_dropout import MOST_WORDS, count_words
-from .hopper_launches import MOST_BLOCKS
+from .hopper_dropout import MAX_WORDS, count_words
+from .hopper_launches import MAX_GRID_YZ
 from .hopper_masks import suits_boxes
 from .layout import WIDE
 from .mask_gradient import MaskWalk
@@ -19,30 +19,32 @@ from .tiles import WIDEST
 comptime HOPPER = StreamLauncher.wgmma
 """Whether the library is built for Hopper."""
 
-# Kernels: PyTorch's own; wgmma; wgmma with a mask; mma.sync; mma.sync with a mask, blocks, or a scale not
-# above 0. Dropout and unequal lengths have variants of these.
+# Kernels: PyTorch's own; wgmma; wgmma with a mask; mma.sync; mma.sync with a mask, a block mask, or a scale
+# that is not positive. There are variants of these for dropout and for unequal lengths.
 comptime TORCH = 0
 comptime WGMMA = 1
 comptime WGMMA_MASK = 2
 comptime MMA = 3
 comptime MMA_MASK = 4
 
-# Parts of the library, each compiled separately: `PARTS` in harness/nn/host/attention.cpp has their names.
+# Parts of the library, each compiled separately; `Part` in harness/nn/host/attention.cpp lists them too.
 comptime PLAIN = 0
 comptime MASK = 1
 comptime PORTABLE_PART = 2
 comptime DROPOUT = 3
 comptime VARLEN = 4
 
-comptime MOST_GRID = 2**31 - 1
-"""The most blocks along x of a grid, and the largest 32-bit number."""
-comptime FEWEST_ROWS = 32
+comptime MAX_GRID = 2**31 - 1
+"""Maximum blocks along x of a grid, and the largest 32-bit number."""
+comptime MIN_ROWS = 32
 """Rows per block of the smallest mma.sync kernel."""
 
 
 @fieldwise_init
 struct Choice(Copyable, Movable):
-    """Kernels, the part of the library that has them, and why no faster ones; empty for the fastest."""
+    """The selected kernels, the part of the library that has them, and why no faster kernels support the
+    call; empty for the fastest.
+    """
 
     var kernel: Int
     var part: Int
@@ -50,83 +52,85 @@ struct Choice(Copyable, Movable):
 
 
 def choose(call: Call, how: Int) -> Choice:
-    """Return the choice for a call; `how` is PORTABLE, LENGTHS, BACKWARD and MASK_GRADIENT, added."""
-    var lacking = all_lack(call, how)
+    """Return the choice for a call; `how` is a sum of PORTABLE, LENGTHS, BACKWARD and MASK_GRADIENT."""
+    var lacking = explain_unsupported(call, how)
     if lacking:
         return Choice(TORCH, PLAIN, lacking.value())
     var masked = call.sizes.mask_block != 0 or call.scale <= 0
     if how & LENGTHS:
         return Choice(MMA, VARLEN, "")
     comptime if HOPPER:
-        lacking = wgmma_lacks(call, how)
+        lacking = explain_no_wgmma(call, how)
         if not lacking:
             var kernel = WGMMA_MASK if masked else WGMMA
-            return Choice(kernel, part_of(call, MASK if masked else PLAIN), "")
-        return Choice(MMA_MASK if masked else MMA, part_of(call, PORTABLE_PART), lacking.value())
+            return Choice(kernel, select_part(call, MASK if masked else PLAIN), "")
+        return Choice(MMA_MASK if masked else MMA, select_part(call, PORTABLE_PART), lacking.value())
     else:
-        return Choice(MMA_MASK if masked else MMA, part_of(call, MASK if masked else PLAIN), "")
+        return Choice(MMA_MASK if masked else MMA, select_part(call, MASK if masked else PLAIN), "")
 
 
-def part_of(call: Call, part: Int) -> Int:
-    """Return the part, or that of dropout."""
+def select_part(call: Call, part: Int) -> Int:
+    """Return `part`, or DROPOUT if the call has dropout."""
     return part if call.draws.kept == ONE else DROPOUT
 
 
-def all_lack(call: Call, how: Int) -> Optional[String]:
-    """Return why no kernel supports a call."""
+def explain_unsupported(call: Call, how: Int) -> Optional[String]:
+    """Return why no kernel supports a call, or None."""
     ref sizes = call.sizes
     var d = Int(sizes.head_dim)
     var dropped = call.draws.kept != ONE
     var widest = WIDE if dropped or how & LENGTHS else WIDEST
     if d > widest:
         var subject = "with dropout the kernels" if dropped else "the kernels"
-        return String(t"query has heads of {d} elements; {subject} take up to {widest}")
+        return String(t"query has heads of {d} elements; {subject} support up to {widest}")
     if how & LENGTHS and call.scale <= 0:
-        return String(t"scale is {call.scale}, not above 0")
+        return String(t"scale is {call.scale}, not positive")
     if how & MASK_GRADIENT:
         if dropped:
-            return String("attn_mask needs a gradient; with dropout the kernels make none")
+            return String("attn_mask requires a gradient, which the kernels with dropout do not compute")
         if sizes.mask_t == 0:
-            return String("attn_mask needs a gradient, and is one number for all keys")
+            return String("attn_mask requires a gradient and has one number for all keys")
         if d > WIDE:
             return String(
-                t"attn_mask needs a gradient, and query has heads of {d} elements; for that they take up to"
-                t" {WIDE}"
+                t"attn_mask requires a gradient, which the kernels compute for heads of up to"
+                t" {WIDE} elements, not {d}"
             )
     var rows = max(Int(sizes.query_len) * sizes.heads(), Int(sizes.key_len) * sizes.shared_heads())
-    # The last rows of each sequence take a block per head.
+    # The last rows of each sequence take an extra block per head.
     var sequences = Int(sizes.mask_block) if how & LENGTHS else 1
-    var blocks = rows // FEWEST_ROWS + sequences * max(sizes.heads(), sizes.shared_heads())
-    if max(blocks, MaskWalk.blocks(sizes), call.largest) > MOST_GRID:
-        return String("a grid of the kernels would have more than 2^31 - 1 blocks, or a mask such strides")
+    var blocks = rows // MIN_ROWS + sequences * max(sizes.heads(), sizes.shared_heads())
+    if max(blocks, MaskWalk.blocks(sizes), call.largest) > MAX_GRID:
+        return String(
+            "the kernels would need a grid of more than 2^31 - 1 blocks, or a mask has strides above that"
+        )
     return None
 
 
-def wgmma_lacks(call: Call, how: Int) -> Optional[String]:
-    """Return why wgmma does not support a call, or None. Everything read must be in whole chunks of 16
-    bytes.
+def explain_no_wgmma(call: Call, how: Int) -> Optional[String]:
+    """Return why the wgmma kernels do not support a call, or None. Everything that they read must be whole
+    chunks of 16 bytes.
     """
     ref sizes = call.sizes
     if how & PORTABLE:
-        return String("kernels for every GPU are asked for")
+        return String("kernels for every GPU are requested")
     if call.scale <= 0:
-        return String(t"scale is {call.scale}, not above 0")
+        return String(t"scale is {call.scale}, not positive")
     if sizes.mask_block > 1:
         return String(t"an element of the mask is a block of {sizes.mask_block} queries and keys")
     if sizes.mask_block != 0:
         if how & BACKWARD and Int(sizes.head_dim) > WIDE:
             return String(
-                t"there is attn_mask, and query has heads of {sizes.head_dim} elements; backward wgmma then"
-                t" takes up to {WIDE}"
+                t"query has heads of {sizes.head_dim} elements; with attn_mask the backward wgmma kernels"
+                t" support up to {WIDE}"
             )
         if sizes.mask_t == 0:
-            return String("attn_mask is one number for all keys")
+            return String("attn_mask has one number for all keys")
         if sizes.keys_seen(0) != Int(sizes.key_len):
-            return String("there are attn_mask and a causal one")
+            return String("there are both attn_mask and a causal mask")
         if not suits_boxes(read[DType.bfloat16](call.mask), sizes):
             return String("the rows of attn_mask do not begin at multiples of 16 bytes")
-    if max(sizes.batch, sizes.query_heads, sizes.key_heads) > MOST_BLOCKS:
-        return String("there is a batch or heads above 65,535")
-    if call.draws.kept != ONE and count_words(sizes) > MOST_WORDS:
-        return String("the draws of dropout would take more than a GiB")
+    if max(sizes.batch, sizes.query_heads, sizes.key_heads) > MAX_GRID_YZ:
+        return String("there is a batch size or number of heads above 65,535")
+    if call.draws.kept != ONE and count_words(sizes) > MAX_WORDS:
+        return String("dropout's random bits would take more than 1 GiB")
     return None

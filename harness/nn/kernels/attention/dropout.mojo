@@ -1,12 +1,13 @@
-"""Dropout for the kernels of `kernels.mojo`: the probabilities set to 0 are drawn again wherever they are
-recomputed.
+"""Dropout for the kernels in `kernels.mojo`: the random numbers are generated again wherever probabilities
+are recomputed.
 
 Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) computes four random words
-from a counter and a key, without state. 32 elements of the scores share four draws, 16 bits each: of 32
-queries, q and q + 1 and those 8, 16 and 24 after them; of 16 keys, k and k + 1 and those 8 after them; q and
-k are even. Each of the sixteen words has one bit of every element's number, the lowest bit first, so 32
-numbers are compared at a time with one instruction per word. In the fragments of the scores, transposed or
-not, two lanes hold all 32. `tests/nn/philox_draws.py` draws the same in PyTorch.
+from a counter and a key, without state. 32 elements of the scores share four draws, 16 random bits per
+element: of 32 queries, q and q + 1 and the queries 8, 16 and 24 after them; of 16 keys, k and k + 1 and the
+keys 8 after them; q and k are even. Each of the sixteen words has one bit of every element's number, lowest
+bit first, so 32 numbers are compared at a time with one instruction per word. In the fragments of the scores,
+transposed or not, two lanes hold all 32 elements. `tests/nn/philox_draws.py` draws the same numbers in
+PyTorch.
 """
 
 from std.math import ceildiv
@@ -18,9 +19,10 @@ from .tiles import Sums
 from shared.common import ImmPtr
 
 comptime ROUNDS = 7
-"""The fewest with which Philox4x32 passes the tests of its paper; FlashAttention-2 uses as many."""
+"""Rounds of Philox4x32: the fewest with which it passes the tests in its paper; FlashAttention-2 uses 7 too.
+"""
 comptime ONE = 65536
-"""The number of 16-bit values."""
+"""The number of distinct 16-bit values."""
 
 
 @fieldwise_init
@@ -29,9 +31,9 @@ struct Draws(ImplicitlyCopyable):
 
     @__allow_legacy_any_origin_fields
     var state: ImmPtr[DType.uint32]
-    """Four words, the last of which is not read."""
+    """Four words; the last one is not read."""
     var kept: Int32
-    """Elements kept of ONE, 0 to ONE - 1."""
+    """Elements kept out of ONE, 0 to ONE - 1."""
 
 
 @always_inline
@@ -52,40 +54,40 @@ def philox(counter: SIMD[DType.uint32, 4], key: SIMD[DType.uint32, 2]) -> SIMD[D
 
 @always_inline
 def below(word: UInt32, digit: UInt32, so_far: UInt32) -> UInt32:
-    """Update, for 32 numbers with one bit in every word, whether the digits so far are below those of a
-    limit, whose `digit` is all ones or 0.
+    """Update, for 32 numbers at a time, whether their digits so far are below the limit's; `word` has one
+    digit of each number, `digit` is the limit's digit as all ones or 0.
     """
     return (~word & digit) | ((~word | digit) & so_far)
 
 
 @always_inline
 def bit_of(query: Int, key: Int) -> Int:
-    """Return the bit of one of 32 queries and one of 16 keys."""
+    """Return the bit of a word for one of 32 queries and one of 16 keys."""
     return query % 2 * 16 + query // 16 * 8 + key % 2 * 4 + query // 8 % 2 * 2 + key // 8
 
 
 @always_inline
 def here(word: UInt32) -> UInt32:
-    """Hide a word's origin from the compiler, so that it is computed here and only once."""
+    """Hide from the compiler how a word was computed, so that it is computed here and only once."""
     return inlined_assembly["", UInt32, constraints="=r,0", has_side_effect=True](word)
 
 
 struct Dropout(Copyable, Movable):
-    """The draws for one head."""
+    """The random numbers for one head."""
 
     var key: SIMD[DType.uint32, 2]
     var head: UInt32
-    """Counted through the batch."""
+    """The index of the head, counted across the batch."""
     var call: UInt32
-    """Distinguishes this call from others with the same key."""
+    """A number that distinguishes this call from others with the same key."""
     var kept: UInt32
-    """An element is kept if its number is below."""
+    """An element is kept if its random number is below this limit."""
     var share: Float32
-    """The share of elements kept."""
+    """The fraction of elements kept."""
 
     @always_inline
     def __init__(out self, state: ImmPtr[DType.uint32], kept: Int32, head: Int):
-        """Read the arguments, as in `Draws`."""
+        """Read the arguments, which are those of `Draws`."""
         self.key = SIMD[DType.uint32, 2](state[unsafe_offset=0], state[unsafe_offset=1])
         self.call = state[unsafe_offset=2]
         self.head = UInt32(head)
@@ -94,20 +96,20 @@ struct Dropout(Copyable, Movable):
 
     @always_inline
     def rescale(self) -> Float32:
-        """Return the factor for the probabilities that are kept."""
+        """Return the factor for kept probabilities."""
         return 1 / self.share if self.share != 0 else 0
 
     @always_inline
     def digit(self, place: UInt32) -> UInt32:
-        """Return a digit of the limit as all ones or 0."""
+        """Return digit `place` of the limit as all ones or 0."""
         return 0 - (self.kept >> place & 1)
 
     @always_inline
     def draw(
         self, query: UInt32, key: UInt32, number: UInt32, by: SIMD[DType.uint32, 2]
     ) -> SIMD[DType.uint32, 4]:
-        """Return four words: the digits from 4 * `number` on of the elements around a query and a key; `by`
-        is the key of Philox.
+        """Return four words: digits 4 * `number` to 4 * `number` + 3 of the elements around a query and a
+        key; `by` is the key for Philox.
         """
         var counter = SIMD[DType.uint32, 4](
             (key // 16 * 4 + key % 8 // 2) * 4 + number,
@@ -121,29 +123,30 @@ struct Dropout(Copyable, Movable):
     def mark[
         bands: Int, columns: Int, transposed: Bool = False
     ](self, mut weights: Array[Sums, bands * columns], row: Int, column: Int):
-        """Negate the weights to drop: of a warp's queries from `row` on and the keys from `column` on;
-        `transposed`, of its keys from `row` on and the queries from `column` on.
+        """Negate the weights to drop, for a warp's queries from `row` on and keys from `column` on; if
+        `transposed`, for its keys from `row` on and queries from `column` on.
         """
-        comptime queries = columns if transposed else 2 * bands  # eights of them
+        comptime queries = columns if transposed else 2 * bands  # groups of eight
         comptime keys = 2 * bands if transposed else columns
-        comptime assert keys % 2 == 0 and (queries == 2 or queries % 4 == 0), "a draw is used as a whole"
+        comptime assert keys % 2 == 0 and (queries == 2 or queries % 4 == 0), "whole draws are used"
         var down = UInt32(lane_id()) // 4
         var right = UInt32(lane_id()) % 4 * 2
         var first_query = UInt32(column if transposed else row) + (right if transposed else down)
         var first_key = UInt32(row if transposed else column) + (down if transposed else right)
-        # Two lanes share the rows 2 * i and 2 * i + 1: the even one draws the lower digits.
+        # Two lanes share rows 2 * i and 2 * i + 1: the even lane draws the lower digits.
         var upper = down % 2
         var shift = upper * UInt32(4 if transposed else 16)
         comptime if queries == 2:
-            # Half of the draws are used: the first or the second 16 of 32 queries.
+            # Only half of each draw is used: the first or the second 16 of 32 queries.
             shift += first_query // 16 % 2 * 8
         comptime for draw in range(keys // 2 * ceildiv(queries, 4)):
             comptime eight = draw // (keys // 2) * 4
             comptime pair = draw % (keys // 2) * 2
-            # Whether these digits are below the limit's if the lower ones are not, and if they are.
+            # Whether these digits make a number less than the limit if its lower digits do not (`alone`), and
+            # if they do (`carried`).
             var alone = UInt32(0)
             var carried = ~UInt32(0)
-            # Otherwise the keys of all rounds would stay in registers that products need.
+            # Without `here`, the keys of all rounds would stay in registers that the products need.
             var key = SIMD[DType.uint32, 2](here(self.key[0]), here(self.key[1]))
             comptime for number in range(2):
                 var words = self.draw(

@@ -1,5 +1,5 @@
-"""Launches of attention with dropout: the `mma.sync` kernels, which draw the dropped probabilities
-themselves, and on Hopper the wgmma kernels, for which `hopper_dropout.mojo` draws.
+"""Launches of attention with dropout: the `mma.sync` kernels, which generate the random numbers themselves,
+and on Hopper the wgmma kernels, which read bits drawn by `hopper_dropout.mojo`.
 """
 
 from .dropout import Draws
@@ -17,13 +17,13 @@ from shared.common import ImmPtr, accum_type, shared_memory
 from shared.launcher import Launcher
 
 comptime ROOMY = shared_memory() >= ROOM
-"""Whether a mask's tiles fit next to those of 128 rows."""
+"""Whether a mask's tiles fit in shared memory next to the tiles for 128 rows."""
 
 
 def launch_forward_dropout[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws, wgmma: Bool) raises:
-    """Launch one kernel, or two with `wgmma`: the output of probabilities with dropout, and lse without."""
+    """Launch one kernel, or two with `wgmma`, that compute the output with dropout and lse without it."""
     comptime if has_tensor_cores[dtype]():
         comptime if L.wgmma:
             if wgmma:
@@ -49,7 +49,7 @@ def launch_forward_dropout[
 def launch_forward_dropout_hopper[
     L: Launcher, dtype: DType, //, *, biased: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Draws) raises:
-    """Launch two kernels: the draws, and the forward pass by wgmma."""
+    """Launch two kernels: the draws, and the forward pass with wgmma."""
     if t.sizes.head_dim <= 64:
         launch_forward_hopper[64, groups=1, keys=128, resident=2, biased=biased, dropped=True](
             launcher, t, layout, draws
@@ -70,8 +70,8 @@ def launch_backward_dropout[
     draws: Draws,
     wgmma: Bool,
 ) raises:
-    """Launch three kernels, or four with `wgmma`: delta, grad_key and grad_value, then grad_query. t.delta is
-    not read.
+    """Launch three kernels, or four with `wgmma`: delta, grad_key and grad_value, then grad_query. `t.delta`
+    is not read.
     """
     comptime if has_tensor_cores[dtype]():
         comptime if L.wgmma:
@@ -113,7 +113,7 @@ def launch_backward_dropout[
 def launch_backward_dropout_hopper[
     L: Launcher, dtype: DType, //, *, biased: Bool
 ](mut launcher: L, t: FlashBackward[dtype], output: ImmPtr[dtype], layout: Layout, draws: Draws) raises:
-    """Launch four kernels: the draws, the numbers of the rows, and both gradient kernels by wgmma."""
+    """Launch four kernels: the draws, the two numbers per row, and both gradient kernels with wgmma."""
     if t.sizes.head_dim <= 64:
         launch_backward_hopper[
             64,

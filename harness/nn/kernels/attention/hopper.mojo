@@ -1,11 +1,12 @@
-"""The forward pass and the gradient of the query for Hopper: products by `wgmma`, every tile loaded by TMA.
+"""The forward pass and the gradient of the query for Hopper: `wgmma` computes the products, and TMA loads
+every tile.
 
-The algorithm is that of `kernels.mojo`: a block owns rows and loops over the other operand, P and dS stay in
-registers between products, and the backward pass is two kernels without atomics (the other one:
-`hopper_keys.mojo`). `hopper_tiles.mojo` explains the roles of the warps. Many small blocks are faster than
-few large ones; the backward kernels keep operands in registers or shared memory as far as its bandwidth
-allows. The loop over tiles that a causal mask does not touch is separate: a branch inside one loop would keep
-the exponentials from overlapping the products.
+The algorithm is the same as in `kernels.mojo`: a block owns rows and loops over the other operand, P and dS
+stay in registers between products, and the backward pass is two kernels without atomics (the other one is in
+`hopper_keys.mojo`). `hopper_tiles.mojo` explains the roles of the warps. Many small blocks are faster than a
+few large ones; the backward kernels keep operands in registers, or in shared memory where its bandwidth
+suffices. A separate loop handles the tiles that a causal mask does not affect: a branch inside a single loop
+would keep the exponentials from overlapping the products.
 """
 
 from std.math import ceildiv, exp2, log2
@@ -18,20 +19,20 @@ from max.gpu.intrinsics import warpgroup_reg_alloc, warpgroup_reg_dealloc
 from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
-from .kernels import DELTA_LANES, DELTA_THREADS, share_of_delta, sum_of_lanes
-from .scores import LN_2, LOG2_E, Strides, of_row, row_shift
+from .kernels import DELTA_LANES, DELTA_THREADS, delta_share, sum_lanes
+from .scores import LN_2, LOG2_E, Strides, reduce_row, row_shift
 from .masks import is_one_row
-from .hopper_dropout import WORDS_BYTES, drop, own_word, words_at, words_of
+from .hopper_dropout import WORDS_BYTES, drop, own_word, words_at, group_words
 from .hopper_masks import (
-    NOTE_BYTES,
+    STEP_BYTES,
     Steps,
     add_mask,
     arrivals,
     arrives,
     box_bytes,
-    boxes_sent,
-    noted_after,
-    noted_first,
+    count_mask_bytes,
+    read_next_step,
+    read_first_step,
     send_mask,
 )
 from .hopper_tiles import (
@@ -50,13 +51,13 @@ from .hopper_tiles import (
     own_group,
     rounded,
     scores_from_shared,
-    seen_before,
+    count_visible_keys,
     send_numbers,
     send_tile,
     settled,
     settled_sums,
     sharing,
-    start_of_head,
+    head_offset,
     store_sums,
     take_turn,
     wait,
@@ -72,27 +73,27 @@ comptime FORWARD_STAGES = 2
 
 
 def registers[groups: Int, resident: Int, biased: Bool = False]() -> Int:
-    """Return the registers of a thread in `groups` consumer warpgroups, with so many blocks per
+    """Return the registers per thread of `groups` consumer warpgroups, with `resident` blocks per
     multiprocessor.
     """
     comptime if groups == 1 and resident == 1:
-        # The number that a thread of two warpgroups starts with; it cannot request fewer.
+        # A block with two consumer warpgroups starts with this number per thread, and cannot request fewer.
         return 248
     comptime if biased:
         return 208 if resident == 2 else 224
     return 232 if resident == 2 else 240 if groups == 2 else 160
 
 
-def registers_of_sender[biased: Bool]() -> Int:
-    """Return the registers of a thread in the producer warpgroup: more if a mask decides the steps."""
+def producer_registers[biased: Bool]() -> Int:
+    """Return the registers per thread of the producer warpgroup: more if it selects the steps by a mask."""
     return 48 if biased else 24
 
 
 def forward_bytes[width: Int, groups: Int, keys: Int, biased: Bool]() -> Int:
-    """Return the bytes of shared memory of a forward block."""
+    """Return the bytes of shared memory per block of the forward kernel."""
     comptime of_mask = FORWARD_STAGES * groups * keys // SIDE if biased else 0
     comptime boxes = width // SIDE * (groups + FORWARD_STAGES * 2 * keys // SIDE) + of_mask
-    return boxes * BOX_BYTES + 8 * (1 + 4 * FORWARD_STAGES) + FORWARD_STAGES * NOTE_BYTES
+    return boxes * BOX_BYTES + 8 * (1 + 4 * FORWARD_STAGES) + FORWARD_STAGES * STEP_BYTES
 
 
 @__name("attention_forward_wgmma")
@@ -112,18 +113,18 @@ def hopper_forward_kernel[
     query_map: TMADescriptor,
     key_map: TMADescriptor,
     value_map: TMADescriptor,
-    mask_map: TMADescriptor,  # read only where biased
+    mask_map: TMADescriptor,  # read only if biased
     mask: ImmPtr[dtype],  # likewise
-    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only where dropped
+    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only if dropped
     output_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    rescale: Float32,  # the factor for probabilities that are kept; 1 without dropout
+    rescale: Float32,  # the factor for kept probabilities; 1 without dropout
 ):
     """Compute output and lse. A block owns 64 queries per consumer warpgroup and loops over the keys, `keys`
-    at a time; `biased`, a mask is added to the scores; `dropped`, some probabilities become 0.
+    at a time. If `biased`, a mask is added to the scores; if `dropped`, some probabilities are set to 0.
 
-    The scores of a step are computed while the product with the values of the previous step is running.
+    The scores of a step are computed while the previous step's product with the values is running.
     """
     comptime ROWS = groups * SIDE
     comptime MASK = groups * keys // SIDE * BOX_BYTES if biased else 0
@@ -135,7 +136,7 @@ def hopper_forward_kernel[
     var batch = block_idx.z
     var head = batch * Int(sizes.query_heads) + own_head
     var s0 = (ceildiv(S, ROWS) - 1 - block_idx.x) * ROWS
-    # At least one step: a row that sees no key is treated as one whose keys are all hidden.
+    # Run at least one step: a row that sees no key is treated as a row whose keys are all masked.
     var end = max(1, ceildiv(sizes.keys_seen(min(s0 + ROWS, S) - 1), keys)) * keys
     var shared = external_memory[
         UInt8, address_space=AddressSpace.SHARED, alignment=1024
@@ -155,12 +156,12 @@ def hopper_forward_kernel[
             mbarrier_init(keys_empty.unsafe_offset(i), arrivals[biased](groups))
         fence_mbarrier_init()
     barrier()
-    # The next grid waits for all of this one before it reads its results.
+    # The next grid waits for this whole grid before it reads the results.
     start_later_grids()
 
     var notes = values_empty.unsafe_offset(FORWARD_STAGES).unsafe_bitcast[Int32]()
     if thread_idx.x < GROUP:
-        warpgroup_reg_dealloc[registers_of_sender[biased]()]()
+        warpgroup_reg_dealloc[producer_registers[biased]()]()
         if thread_idx.x < (32 if biased else 1):
             var sends = thread_idx.x == 0
             var members = sharing(sizes)
@@ -187,9 +188,9 @@ def hopper_forward_kernel[
                     var values_here = values_full.unsafe_offset(stage)
                     var bytes = TILE
                     comptime if biased:
-                        bytes += boxes_sent[groups, keys // SIDE](sizes)
+                        bytes += count_mask_bytes[groups, keys // SIDE](sizes)
                     wait(keys_empty.unsafe_offset(stage), turn.parity)
-                    steps.note(stage, t0, following)
+                    steps.write_step(stage, t0, following)
                     mbarrier_arrive_expect_tx_shared(keys_here, Int32(bytes))
                     send_tile[width, keys](
                         key_tiles.unsafe_offset(stage * TILE), key_map, keys_here, t0, shared_head, batch
@@ -228,14 +229,15 @@ def hopper_forward_kernel[
     if is_one_row(sizes):
         own_mask = mask_boxes
     var first = s0 + group * SIDE + thread_idx.x % GROUP // 32 * 16
-    var own_kept = words_of(words, head, s0 + group * SIDE, 0, sizes).unsafe_offset(own_word())
+    var own_kept = group_words(words, head, s0 + group * SIDE, 0, sizes).unsafe_offset(own_word())
     comptime if dropped:
-        wait_for_earlier_grids()  # for the draws, which waited for everything read before
+        wait_for_earlier_grids()  # for the draws, whose grid has waited for everything read before this line
     var leads = arrives[biased]()
     # With a mask, scores are scaled before the exponential.
     var factor = LOG2_E if biased else scale * LOG2_E
-    var bounds = seen_before(first, sizes)
-    # Not -inf: -inf minus it must be -inf, not NaN. Anything smaller has no finite score to base 2.
+    var bounds = count_visible_keys(first, sizes)
+    # Not -inf, because -inf minus it must be -inf, not NaN. A smaller score would overflow when converted to
+    # base 2.
     var lowest = Float32.MIN_FINITE / 2 / max(factor, 1)
     var largest = StaticTuple[Float32, 2](lowest, lowest)
     var totals = StaticTuple[Float32, 2](0, 0)
@@ -253,9 +255,10 @@ def hopper_forward_kernel[
             var grown = largest[half]
             comptime for j in range(keys // 8):
                 grown = max(grown, max(scores[4 * j + 2 * half], scores[4 * j + 2 * half + 1]))
-            grown = of_row(grown, True)
+            grown = reduce_row(grown, True)
             var shift = grown * factor
-            # Subtract first: a multiply-add of the lowest minus itself would return its own rounding error.
+            # Subtract first: if both are `lowest`, a multiply-add would return its own rounding error instead
+            # of 0.
             rescales[half] = exp2((largest[half] - grown) * factor)
             largest[half] = grown
             var total = Float32(0)
@@ -268,8 +271,8 @@ def hopper_forward_kernel[
 
     wait_together(query_here, 0)
     wait_together(keys_full, 0)
-    var t0 = noted_first[biased](notes)
-    var following = noted_after[keys, biased](notes, 0, t0)
+    var t0 = read_first_step[biased](notes)
+    var following = read_next_step[keys, biased](notes, 0, t0)
     wgmma_fence_aligned()
     var scores = scores_from_shared[dtype, width, keys](own, key_tiles)
     wgmma_commit_group_sync()
@@ -277,16 +280,17 @@ def hopper_forward_kernel[
     settled(scores)
     comptime if biased:
         add_mask[dtype=dtype](scores, scale, own_mask, sizes)
-        syncwarp()  # every lane has read its part of the boxes
+        syncwarp()  # every lane has read its part of the mask
     if leads:
         _ = mbarrier_arrive(keys_empty)
-    # The warpgroup's first query sees the fewest keys; steps with keys that it does not see come last.
+    # The warpgroup's first query sees the fewest keys; steps with keys that this query does not see come
+    # last.
     var whole = min(end, sizes.keys_seen(s0 + group * SIDE) // keys * keys)
     if t0 < whole:
         weigh[False](scores, t0)
     else:
         weigh[True](scores, t0)
-    # Read one step ahead.
+    # The draws are read one step ahead.
     var drawn = SIMD[DType.uint32, keys // SIDE](0)
     comptime if dropped:
         drop(scores, words_at[keys // SIDE](own_kept, t0))
@@ -303,7 +307,7 @@ def hopper_forward_kernel[
     @always_inline
     def advance[masked: Bool]():
         wait_together(keys_full.unsafe_offset(turn.stage), turn.parity)
-        var following = noted_after[keys, biased](notes, turn.stage, t0)
+        var following = read_next_step[keys, biased](notes, turn.stage, t0)
         wait_together(values_full.unsafe_offset(before.stage), before.parity)
         comptime if groups == 2:
             take_turn[arrive=False](group)
@@ -354,7 +358,7 @@ def hopper_forward_kernel[
 
     var factors = StaticTuple[Float32, 2](0, 0)
     comptime for half in range(2):
-        var total = of_row(totals[half], False)
+        var total = reduce_row(totals[half], False)
         factors[half] = rescale / total if total != 0 else 1
         var s = first + half * 8 + lane_id() // 4
         if s < S and lane_id() % 4 == 0:
@@ -362,7 +366,7 @@ def hopper_forward_kernel[
                 HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
             )
     store_sums[width](
-        output.unsafe_offset(start_of_head(batch, own_head, output_strides)),
+        output.unsafe_offset(head_offset(batch, own_head, output_strides)),
         sums,
         factors,
         first,
@@ -376,19 +380,19 @@ def hopper_forward_kernel[
 
 
 def query_bytes[width: Int, groups: Int, stages: Int, biased: Bool, dropped: Bool]() -> Int:
-    """Return the bytes of shared memory of a block of the query's kernel."""
+    """Return the bytes of shared memory per block of the query's gradient kernel."""
     comptime of_mask = stages * groups if biased else 0
     comptime of_words = stages * groups * WORDS_BYTES if dropped else 0
     return (
         (width // SIDE * 2 * (groups + stages) + of_mask) * BOX_BYTES
         + of_words
         + 8 * (1 + 2 * stages)
-        + stages * NOTE_BYTES
+        + stages * STEP_BYTES
     )
 
 
 def padded(length: Int) -> Int:
-    """Round up to whole boxes of rows."""
+    """Round a number of rows up to whole boxes."""
     return ceildiv(length, SIDE) * SIDE
 
 
@@ -398,25 +402,25 @@ def hopper_numbers_kernel[
 ](
     numbers: MutPtr[DType.float32],  # [B, N, 2, padded S]
     lse: ImmPtr[DType.float32],  # [B, N, S]
-    delta: ImmPtr[DType.float32],  # [B, N, S], read only where not from_output
-    grad_output: ImmPtr[dtype],  # [B, N, S, d], read only where from_output
+    delta: ImmPtr[DType.float32],  # [B, N, S], read only if not from_output
+    grad_output: ImmPtr[dtype],  # [B, N, S, d], read only if from_output
     output: ImmPtr[dtype],  # [B, N, S, d], likewise
     from_output: Int32,  # 0 or 1
-    kept: Float32,  # the share of probabilities that dropout keeps
+    kept: Float32,  # the fraction of probabilities that dropout keeps
     grad_strides: Strides,
     output_strides: Strides,
     packed: PackedSizes,
 ):
-    """Compute two numbers for each row, padded to whole boxes: what is subtracted from its scores, to base 2,
-    and `kept` times delta. Rows past the last query get P = 0. `behind_draws`, it runs next to
-    `hopper_draws_kernel`, which has waited for everything that this reads.
+    """Compute two numbers for each row, padded to whole boxes: the shift that is subtracted from its base-2
+    scores, and `kept` times delta. Rows past the last query get a shift that makes P = 0. If `behind_draws`,
+    the kernel overlaps `hopper_draws_kernel`, which has waited for everything that this kernel reads.
     """
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var length = ceildiv(S, SIDE) * SIDE
     var index = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
     var head, s = divided(index, length)
-    # Only now may the next grid start: it reads what the grids before this one have written.
+    # The next grid must not start earlier, because it reads results of the grids before this one.
     comptime if not behind_draws:
         wait_for_earlier_grids()
         start_later_grids()
@@ -424,14 +428,12 @@ def hopper_numbers_kernel[
     var exists = head < sizes.heads() and s < S
     var sum = Float32(0)
     if exists and from_output != 0:
-        sum = share_of_delta(
-            grad_output.unsafe_offset(
-                start_of_head(batch, own_head, grad_strides) + s * Int(grad_strides[2])
-            ),
-            output.unsafe_offset(start_of_head(batch, own_head, output_strides) + s * Int(output_strides[2])),
+        sum = delta_share(
+            grad_output.unsafe_offset(head_offset(batch, own_head, grad_strides) + s * Int(grad_strides[2])),
+            output.unsafe_offset(head_offset(batch, own_head, output_strides) + s * Int(output_strides[2])),
             Int(sizes.head_dim),
         )
-    sum = sum_of_lanes(sum)
+    sum = sum_lanes(sum)
     if head < sizes.heads() and thread_idx.x % DELTA_LANES == 0:
         var at = head * S + s
         if exists and from_output == 0:
@@ -462,17 +464,18 @@ def hopper_query_kernel[
     grad_map: TMADescriptor,
     key_map: TMADescriptor,
     value_map: TMADescriptor,
-    mask_map: TMADescriptor,  # read only where biased
+    mask_map: TMADescriptor,  # read only if biased
     mask: ImmPtr[dtype],  # likewise
-    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only where dropped
+    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only if dropped
     numbers: ImmPtr[DType.float32],  # [B, N, 2, padded S]
     gradient_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    rescale: Float32,  # the factor for probabilities that are kept; 1 without dropout
+    rescale: Float32,  # the factor for kept probabilities; 1 without dropout
 ):
     """Compute the gradient of the query. A block owns 64 queries per consumer warpgroup and loops over the
-    keys, 64 at a time; `biased`, a mask is added to the scores; `dropped`, some probabilities were set to 0.
+    keys, 64 at a time. If `biased`, a mask is added to the scores; if `dropped`, some probabilities were set
+    to 0.
     """
     comptime ROWS = groups * SIDE
     comptime TILE = width // SIDE * BOX_BYTES
@@ -505,7 +508,7 @@ def hopper_query_kernel[
 
     var notes = empty.unsafe_offset(stages).unsafe_bitcast[Int32]()
     if thread_idx.x < GROUP:
-        warpgroup_reg_dealloc[registers_of_sender[biased]()]()
+        warpgroup_reg_dealloc[producer_registers[biased]()]()
         if thread_idx.x < (32 if biased else 1):
             var sends = thread_idx.x == 0
             var members = sharing(sizes)
@@ -529,9 +532,9 @@ def hopper_query_kernel[
                     var here = full.unsafe_offset(turn.stage)
                     var bytes = 2 * TILE + OF_WORDS
                     comptime if biased:
-                        bytes += boxes_sent[groups, 1](sizes)
+                        bytes += count_mask_bytes[groups, 1](sizes)
                     wait(empty.unsafe_offset(turn.stage), turn.parity)
-                    steps.note(turn.stage, t0, following)
+                    steps.write_step(turn.stage, t0, following)
                     mbarrier_arrive_expect_tx_shared(here, Int32(bytes))
                     send_tile[width, SIDE](tile, key_map, here, t0, shared_head, batch)
                     send_tile[width, SIDE](tile.unsafe_offset(TILE), value_map, here, t0, shared_head, batch)
@@ -542,7 +545,7 @@ def hopper_query_kernel[
                         comptime for group in range(groups):
                             send_numbers(
                                 stage_words.unsafe_offset(turn.stage * OF_WORDS + group * WORDS_BYTES),
-                                words_of(words, head, s0 + group * SIDE, t0, sizes),
+                                group_words(words, head, s0 + group * SIDE, t0, sizes),
                                 Int32(WORDS_BYTES),
                                 here,
                             )
@@ -557,7 +560,7 @@ def hopper_query_kernel[
     # With a mask, scores are scaled before the exponential.
     var factor = LOG2_E if biased else scale * LOG2_E
     var own_box = 2 * TILE + (0 if is_one_row(sizes) else group * BOX_BYTES)
-    var bounds = seen_before(first, sizes)
+    var bounds = count_visible_keys(first, sizes)
     var own_queries = shared.unsafe_offset(group * TILE)
     var own_grads = shared.unsafe_offset((groups + group) * TILE)
     var shifts = StaticTuple[Float32, 2](0, 0)
@@ -572,14 +575,14 @@ def hopper_query_kernel[
     wait(own_here, 0)
     comptime if biased:
         wait(full, 0)
-    var t0 = noted_first[biased](notes)
+    var t0 = read_first_step[biased](notes)
 
     @__parameter
     @always_inline
     def advance[masked: Bool]():
         wait(full.unsafe_offset(turn.stage), turn.parity)
         var keys = streamed.unsafe_offset(turn.stage * STAGE)
-        var following = noted_after[SIDE, biased](notes, turn.stage, t0)
+        var following = read_next_step[SIDE, biased](notes, turn.stage, t0)
         wgmma_fence_aligned()
         var weights = scores_from_shared[dtype, width, SIDE](own_queries, keys)
         wgmma_commit_group_sync()
@@ -588,7 +591,7 @@ def hopper_query_kernel[
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(weights)
-        # The product of the previous step is done too: its stage may be refilled.
+        # The product of the previous step is done too, so its stage may be refilled.
         if before >= 0 and leads:
             _ = mbarrier_arrive(empty.unsafe_offset(before))
         comptime if biased:
@@ -615,7 +618,8 @@ def hopper_query_kernel[
         turn.step[stages]()
         t0 = following
 
-    # The warpgroup's first query sees the fewest keys; steps with keys that it does not see come last.
+    # The warpgroup's first query sees the fewest keys; steps with keys that this query does not see come
+    # last.
     var whole = min(end, sizes.keys_seen(s0 + group * SIDE) // SIDE * SIDE)
     while t0 < whole:
         advance[False]()
@@ -624,7 +628,7 @@ def hopper_query_kernel[
     wgmma_wait_group_sync[0]()
     settled_sums[width](sums)
     store_sums[width](
-        grad_query.unsafe_offset(start_of_head(batch, own_head, gradient_strides)),
+        grad_query.unsafe_offset(head_offset(batch, own_head, gradient_strides)),
         sums,
         StaticTuple[Float32, 2](scale * rescale, scale * rescale),
         first,
@@ -632,6 +636,6 @@ def hopper_query_kernel[
         Int(gradient_strides[2]),
         Int(sizes.head_dim),
     )
-    # This kernel starts while the last blocks of the previous one are running, and must not finish before
+    # This kernel starts while the last blocks of the previous kernel are running, and must not finish before
     # them.
     wait_for_earlier_grids()

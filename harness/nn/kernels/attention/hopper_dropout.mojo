@@ -1,10 +1,10 @@
-"""Dropout for the `wgmma` kernels: one bit per probability, drawn before a pass.
+"""Dropout for the `wgmma` kernels: one random bit per probability, drawn by a separate kernel before a pass.
 
-A draw covers 32 queries (`dropout.mojo`) but a warp multiplies 16, so a kernel of its own draws, once per
-pass. A word holds what one lane needs for 16 queries and 64 keys, one byte per 16 keys in the order of
-`byte_of`: bit 4 * side + 2 * half + behind is that of query 8 * half + lane // 4 and key 8 * behind + lane %
-4 * 2 + side, as in the accumulators. The words of 64 queries and 64 keys are contiguous, 512 bytes: sixteen
-blocks of 8 x 8, each of which is transposed if the scores are.
+A draw covers 32 queries (`dropout.mojo`) but a warp multiplies 16, so a separate kernel draws once per pass.
+A word holds the bits of one lane for 16 queries and 64 keys, one byte per 16 keys in the order of `byte_of`:
+bit 4 * side + 2 * half + behind is for query 8 * half + lane // 4 and key 8 * behind + lane % 4 * 2 + side,
+as in the accumulators. The words of 64 queries and 64 keys are contiguous, 512 bytes: sixteen blocks of 8 x
+8, each of which is transposed if the scores are.
 """
 
 from std.math import ceildiv
@@ -21,29 +21,30 @@ comptime WORDS = SIDE // 16 * LANES
 """Words for 64 queries and 64 keys."""
 comptime WORDS_BYTES = WORDS * 4
 comptime DRAW_THREADS = 128
-comptime MOST_WORDS = 2**28
-"""A GiB of workspace, which grows with the square of the length."""
+comptime MAX_WORDS = 2**28
+"""Maximum words: 1 GiB of workspace, which grows with the square of the sequence length."""
 
 
 @always_inline
 def boxes(sizes: FlashSizes) -> Int:
-    """Return the groups of 64 queries in a head."""
+    """Return the number of groups of 64 queries in a head."""
     return ceildiv(Int(sizes.query_len), SIDE)
 
 
 @always_inline
 def tiles(sizes: FlashSizes) -> Int:
-    """Return the groups of 64 keys in a head, in whole steps of the forward pass, 128 keys."""
+    """Return the number of groups of 64 keys in a head, rounded up to the forward pass's steps of 128 keys.
+    """
     return ceildiv(Int(sizes.key_len), 2 * SIDE) * 2
 
 
 def count_words(sizes: FlashSizes) -> Int:
-    """Return the words of all heads."""
+    """Return the number of words for all heads."""
     return sizes.heads() * boxes(sizes) * tiles(sizes) * WORDS
 
 
 def draw_blocks(sizes: FlashSizes) -> Int:
-    """Return the blocks of the kernel that draws: one warp per 64 queries and 64 keys."""
+    """Return the number of blocks of `hopper_draws_kernel`: one warp per 64 queries and 64 keys."""
     return ceildiv(count_words(sizes) // 4, DRAW_THREADS)
 
 
@@ -60,8 +61,8 @@ def hopper_draws_kernel(
     kept: Int32,
     packed: PackedSizes,
 ):
-    """Write the words of one pass, except for keys that a causal mask hides from all queries of their group.
-    The next grid starts early, and may read what grids before this one have written.
+    """Write the words of one pass, except those for keys that a causal mask hides from all queries of a
+    group. The next grid starts early, and may read the results of the grids before this one.
     """
     var sizes = FlashSizes(packed)
     var unit = block_idx.x * (DRAW_THREADS // LANES) + thread_idx.x // LANES
@@ -73,10 +74,10 @@ def hopper_draws_kernel(
         return
     var lane = Int(lane_id())
     var draws = Dropout(state, kept, head)
-    # Two lanes share the rows 2 * i and 2 * i + 1: the even one draws for both the first 32 keys, the odd one
-    # the others.
+    # Two lanes share rows 2 * i and 2 * i + 1: the even lane draws the first 32 keys of both rows, the odd
+    # lane the others.
     var odd = lane // 4 % 2
-    var own = words_of(words.as_imm(), head, box * SIDE, tile * SIDE, sizes).unsafe_mut_cast[True]()
+    var own = group_words(words.as_imm(), head, box * SIDE, tile * SIDE, sizes).unsafe_mut_cast[True]()
     comptime for pair in range(2):
         var drawn = SIMD[DType.uint32, 2](0)
         comptime for sixteen in range(2):
@@ -89,7 +90,7 @@ def hopper_draws_kernel(
                 )
                 comptime for i in range(4):
                     drawn[sixteen] = below(numbers[i], draws.digit(UInt32(4 * number + i)), drawn[sixteen])
-        # The upper half of a draw belongs to the odd row.
+        # The upper half of a draw is for the odd row.
         var mine = UInt32(odd * 16)
         var theirs = 16 - mine
         var kept_here = drawn[0] >> mine & 0xFFFF | drawn[1] >> mine << 16
@@ -102,11 +103,11 @@ def hopper_draws_kernel(
 
 
 @always_inline
-def words_of(
+def group_words(
     words: ImmPtr[DType.uint32], head: Int, s0: Int, t0: Int, sizes: FlashSizes
 ) -> ImmPtr[DType.uint32]:
-    """Return the words of the 64 queries around s0 and the 64 keys around t0; past the last query, those of
-    the last group.
+    """Return the words for the 64 queries around s0 and the 64 keys around t0; past the last query, the words
+    of the last group.
     """
     var box = head * boxes(sizes) + min(s0 // SIDE, boxes(sizes) - 1)
     return words.unsafe_offset((box * tiles(sizes) + t0 // SIDE) * WORDS)
@@ -114,13 +115,13 @@ def words_of(
 
 @always_inline
 def own_word() -> Int:
-    """Return the index of this lane's word among those of 64 queries."""
+    """Return the index of this lane's word among the words of 64 queries."""
     return thread_idx.x % GROUP
 
 
 @always_inline
 def words_at[count: Int](own: ImmPtr[DType.uint32], t0: Int) -> SIMD[DType.uint32, count]:
-    """Return this lane's words for the keys from t0 on, one per 64; `own` is its first."""
+    """Return this lane's words for the keys from t0 on, one word per 64 keys; `own` is its first word."""
     var read = SIMD[DType.uint32, count](0)
     comptime for i in range(count):
         read[i] = own[unsafe_offset=(t0 // SIDE + i) * WORDS]
@@ -131,7 +132,7 @@ def words_at[count: Int](own: ImmPtr[DType.uint32], t0: Int) -> SIMD[DType.uint3
 def drop[
     width: SIMDLength, count: SIMDLength, //, transposed: Bool = False
 ](mut sums: SIMD[DType.float32, width], words: SIMD[DType.uint32, count]):
-    """Set the weights that are not kept to 0, for 16 queries and 64 keys per word; `transposed`, with
+    """Set dropped weights to 0, for 16 queries and 64 keys per word; if `transposed`, `words` come from
     `word_of_keys`.
     """
     comptime for i in range(Int(width)):
@@ -143,7 +144,7 @@ def drop[
 
 
 @always_inline
-def again(word: UInt32) -> UInt32:
+def hide_word(word: UInt32) -> UInt32:
     """Return the same word for a second `drop`, hidden from the assembler, which would otherwise keep every
     bit as a predicate and has only seven.
     """
@@ -152,10 +153,11 @@ def again(word: UInt32) -> UInt32:
 
 @always_inline
 def word_of_keys(words: Shared[UInt32]) -> UInt32:
-    """Return a lane's word for transposed scores: all 64 queries, and the 16 of 64 keys that its warp owns.
+    """Return a lane's word for transposed scores: for all 64 queries, and the 16 of 64 keys that its warp
+    owns.
 
-    One byte of each word belongs to the warp. Those of all four words are again sixteen blocks of 8 x 8. The
-    element (r, c) of a block is in lane 4 * r + c // 2, and is needed in lane 4 * c + r // 2.
+    One byte of each word belongs to the warp. These bytes of all four words are again sixteen blocks of 8 x
+    8. Element (r, c) of a block is in lane 4 * r + c // 2, and is needed in lane 4 * c + r // 2.
     """
     var drawn = SIMD[DType.uint32, 4](0)
     comptime for strip in range(WORDS // LANES):
@@ -165,7 +167,7 @@ def word_of_keys(words: Shared[UInt32]) -> UInt32:
 
 @always_inline
 def word_of_keys(drawn: SIMD[DType.uint32, 4]) -> UInt32:
-    """Return the same from this lane's words for each 16 queries."""
+    """Return the same word, given this lane's words for each 16 queries."""
     var lane = Int(lane_id())
     var shift = UInt32(byte_of(thread_idx.x % GROUP // LANES) * 8)
     var joined = UInt32(0)

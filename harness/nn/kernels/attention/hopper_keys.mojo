@@ -1,20 +1,20 @@
-"""The gradients of key and value by `wgmma` and TMA, with the building blocks of `hopper.mojo`.
+"""The gradients of key and value with `wgmma` and TMA, from the building blocks of `hopper.mojo`.
 
-Scores are transposed, [keys, queries], so that P and dS are left operands as they come out of a product. The
-keys and values are left operands too. For heads of up to 64 elements they stay in registers, because from
-shared memory a product of 64 columns takes all of its bandwidth, and two small blocks share a multiprocessor:
-one multiplies while the other computes exponentials. For wider heads the accumulators alone fill the
-registers.
+Scores are transposed, [keys, queries], so that P and dS are left operands in the layout in which a product
+leaves them. The keys and values are left operands too. For heads of up to 64 elements they stay in registers,
+because reading both operands of a product with 64 columns from shared memory takes all of its bandwidth. Two
+small blocks share a multiprocessor: one multiplies while the other computes exponentials. For wider heads the
+accumulators alone fill the registers.
 
-There must be no branch between the products of a step. With one, NVIDIA's assembler up to release 13.0 reuses
-the registers of left operands that live across steps for P and dS, and every step but the first multiplies
-something else; 13.4 does not. So a causal mask is a choice of kernel, and is applied without a branch. The
-steps that it touches come first, for all heads, in a loop of their own; for wider heads all steps do, because
-a second loop would need registers that are not available.
+There must be no branch between the products of a step. If there is one, NVIDIA's assembler up to release 13.0
+reuses the registers of left operands that live across steps for P and dS, so every step but the first
+multiplies wrong values; release 13.4 does not. So a separate kernel applies a causal mask, without a branch.
+The steps that it affects come first, for all heads, in a separate loop; for wider heads the mask is applied
+in all steps, because a second loop would need too many registers.
 
-For heads above 128 elements the accumulators of one gradient alone fill the registers. There two warpgroups
-own the same keys: one computes P and the gradient of the value, the other takes P from it for dS and the
-gradient of the key.
+For heads above 128 elements the accumulators of one gradient alone fill the registers. Therefore two
+warpgroups own the same keys: one computes P and the gradient of the value, and passes P to the other, which
+computes dS and the gradient of the key.
 """
 
 from std.math import ceildiv, exp2
@@ -29,13 +29,13 @@ from max.gpu.memory import external_memory, fence_mbarrier_init
 from max.gpu.sync import mbarrier_arrive, mbarrier_arrive_expect_tx_shared, mbarrier_init
 
 from .hopper import registers
-from .hopper_dropout import WORDS_BYTES, again, drop, word_of_keys, words_of
+from .hopper_dropout import WORDS_BYTES, hide_word, drop, word_of_keys, group_words
 from .hopper_masks import (
     add_mask,
     arrivals,
     arrives,
     box_bytes,
-    boxes_sent,
+    count_mask_bytes,
     clear_rows,
     hides_keys,
     send_mask,
@@ -60,7 +60,7 @@ from .hopper_tiles import (
     settled,
     settled_sums,
     sharing,
-    start_of_head,
+    head_offset,
     store_sums,
     tile_descriptor,
     wait,
@@ -70,42 +70,44 @@ from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
 
 comptime NUMBERS_BYTES = 2 * SIDE * 4
-"""Bytes per stage for its queries' numbers: the subtrahend of their scores, and delta."""
-comptime HANDED_BYTES = SIDE * SIDE * 4
+"""Bytes per stage for the two numbers of each query: the shift of its scores, and delta."""
+comptime PASSED_BYTES = SIDE * SIDE * 4
 """Bytes of P for 64 keys and 64 queries."""
 
 
 def key_stages[width: Int]() -> Int:
-    """Return the stages of the pipeline. A stage is released one step late; where only one block fits a
+    """Return the stages of the pipeline. A stage is released one step late; if only one block fits on a
     multiprocessor, a third stage hides that, if there is room.
     """
     return 3 if SIDE < width <= 3 * SIDE else 2
 
 
 def key_owners[width: Int, groups: Int]() -> Int:
-    """Return how many times 64 keys a block owns: for wide heads the two warpgroups own the same keys."""
+    """Return the number of groups of 64 keys that a block owns: for wide heads the two warpgroups own the
+    same keys.
+    """
     return groups if width <= 2 * SIDE else groups // 2
 
 
 def key_bytes[width: Int, groups: Int, biased: Bool, dropped: Bool]() -> Int:
-    """Return the bytes of shared memory of a block."""
+    """Return the bytes of shared memory per block."""
     comptime stages = key_stages[width]()
     comptime owners = key_owners[width, groups]()
     comptime boxes = width // SIDE * 2 * (owners + stages) + (stages * owners if biased else 0)
-    comptime handed = 2 * HANDED_BYTES if owners < groups else 0
+    comptime passed_p = 2 * PASSED_BYTES if owners < groups else 0
     comptime words = owners * WORDS_BYTES if dropped else 0
-    return boxes * BOX_BYTES + stages * (NUMBERS_BYTES + words) + handed + 8 * (1 + 2 * stages)
+    return boxes * BOX_BYTES + stages * (NUMBERS_BYTES + words) + passed_p + 8 * (1 + 2 * stages)
 
 
 @always_inline
-def meet():
-    """Wait until both warpgroups of a pair are here."""
+def sync_pair():
+    """Wait until both warpgroups of a pair have arrived."""
     inlined_assembly["barrier.cta.sync 1, 256;", NoneType, constraints="~{memory}", has_side_effect=True]()
 
 
 struct Own[dtype: DType, width: Int](Copyable, Movable):
-    """The 64 rows of a tile that a warpgroup owns, as a left operand; in registers if they are 64 elements
-    wide.
+    """The 64 rows of a tile that a warpgroup owns, as a left operand; held in registers if they are 64
+    elements wide.
     """
 
     @__allow_legacy_any_origin_fields
@@ -114,7 +116,7 @@ struct Own[dtype: DType, width: Int](Copyable, Movable):
 
     @always_inline
     def __init__(out self, tile: Shared[UInt8]):
-        """Take the rows of a tile that has arrived."""
+        """Read the rows from a tile that has arrived."""
         self.tile = tile
         self.fragments = StaticTuple[SIMD[Self.dtype, 8], 4]()
         comptime if Self.width == SIDE:
@@ -140,10 +142,11 @@ struct Own[dtype: DType, width: Int](Copyable, Movable):
 
 @always_inline
 def hide_earlier(mut weights: HALF, s0: Int, first: Int, sizes: FlashSizes):
-    """Set to 0 the weights of queries from s0 on that do not see their key; a warp's keys begin at `first`.
+    """Set to 0 the weights of query-key pairs that a causal mask hides; queries begin at s0, a warp's keys at
+    `first`.
 
-    Queries and keys past the end need no care: the weights of the former are 0, and the rows of the latter
-    are not stored.
+    Queries and keys past the end need no check: weights of such queries are 0, and rows of such keys are not
+    stored.
     """
     comptime for half in range(2):
         var key = Int32(first) + Int32(half * 8) + Int32(lane_id()) // 4
@@ -173,23 +176,23 @@ def hopper_key_value_kernel[
     grad_map: TMADescriptor,
     key_map: TMADescriptor,
     value_map: TMADescriptor,
-    mask_map: TMADescriptor,  # read only where biased
+    mask_map: TMADescriptor,  # read only if biased
     mask: ImmPtr[dtype],  # likewise
-    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only where dropped
+    words: ImmPtr[DType.uint32],  # from `hopper_draws_kernel`, read only if dropped
     numbers: ImmPtr[DType.float32],  # [B, N, 2, padded S]
     grad_key_strides: Strides,
     grad_value_strides: Strides,
     packed: PackedSizes,
     scale: Float32,
-    rescale: Float32,  # the factor for probabilities that are kept; 1 without dropout
+    rescale: Float32,  # the factor for kept probabilities; 1 without dropout
 ):
     """Compute the gradients of key and value. A block owns 64 keys for each of its `key_owners` and loops
-    over the queries of all heads that share them, 64 at a time. `masked`, a query sees no key past its
-    diagonal; `biased`, a mask is added to the scores; `dropped`, some probabilities were set to 0.
+    over the queries of all heads that share them, 64 at a time. If `masked`, a query sees no key past the
+    diagonal; if `biased`, a mask is added to the scores; if `dropped`, some probabilities were set to 0.
     """
     comptime owners = key_owners[width, groups]()
     comptime paired = owners < groups
-    comptime assert not paired or groups == 2, "a pair are the two warpgroups of a block"
+    comptime assert not paired or groups == 2, "a pair consists of the two warpgroups of a block"
     comptime ROWS = owners * SIDE
     comptime TILE = width // SIDE * BOX_BYTES
     comptime MASK = owners * BOX_BYTES if biased else 0
@@ -204,7 +207,7 @@ def hopper_key_value_kernel[
     var batch = block_idx.z
     var shared_head = batch * Int(sizes.key_heads) + own_head
     var t0 = block_idx.x * ROWS
-    # At least one step per head: keys that no query sees are treated as hidden from all queries.
+    # Run at least one step per head: keys that no query sees are treated as masked for all queries.
     var start = min(sizes.first_query(t0), S - 1) // SIDE
     var steps = ceildiv(S, SIDE) - start
     # From this step on queries see all keys of the block; the steps before it come first, for all heads.
@@ -217,7 +220,7 @@ def hopper_key_value_kernel[
             var d = Int(sizes.head_dim)
             wait_for_earlier_grids()
             clear_rows(
-                grad_key.unsafe_offset(start_of_head(batch, own_head, grad_key_strides)),
+                grad_key.unsafe_offset(head_offset(batch, own_head, grad_key_strides)),
                 t0,
                 ROWS,
                 T,
@@ -225,7 +228,7 @@ def hopper_key_value_kernel[
                 d,
             )
             clear_rows(
-                grad_value.unsafe_offset(start_of_head(batch, own_head, grad_value_strides)),
+                grad_value.unsafe_offset(head_offset(batch, own_head, grad_value_strides)),
                 t0,
                 ROWS,
                 T,
@@ -238,8 +241,8 @@ def hopper_key_value_kernel[
     ]().as_unsafe_any_origin()
     var stages = shared.unsafe_offset(2 * owners * TILE)
     var stage_numbers = stages.unsafe_offset(STAGES * STAGE)
-    var handed = stage_numbers.unsafe_offset(STAGES * OF_STAGE)
-    var own_here = handed.unsafe_offset(2 * HANDED_BYTES if paired else 0).unsafe_bitcast[Int64]()
+    var passed_p = stage_numbers.unsafe_offset(STAGES * OF_STAGE)
+    var own_here = passed_p.unsafe_offset(2 * PASSED_BYTES if paired else 0).unsafe_bitcast[Int64]()
     var full = own_here.unsafe_offset(1)
     var empty = full.unsafe_offset(STAGES)
     if thread_idx.x == 0:
@@ -274,7 +277,7 @@ def hopper_key_value_kernel[
                         var here = full.unsafe_offset(turn.stage)
                         var bytes = 2 * TILE + OF_STAGE
                         comptime if biased:
-                            bytes += boxes_sent[1, owners](sizes)
+                            bytes += count_mask_bytes[1, owners](sizes)
                         wait(empty.unsafe_offset(turn.stage), turn.parity)
                         mbarrier_arrive_expect_tx_shared(here, Int32(bytes))
                         send_tile[width, SIDE](tile, query_map, here, step * SIDE, head, batch)
@@ -297,7 +300,7 @@ def hopper_key_value_kernel[
                             comptime for owner in range(owners):
                                 send_numbers(
                                     own_numbers.unsafe_offset(NUMBERS_BYTES + owner * WORDS_BYTES),
-                                    words_of(
+                                    group_words(
                                         words,
                                         shared_head * members + member,
                                         step * SIDE,
@@ -309,10 +312,10 @@ def hopper_key_value_kernel[
                                 )
                         turn.step[STAGES]()
 
-            # The tiles loaded first are older than the previous grid, which computes the numbers.
+            # The tiles loaded so far do not depend on the previous grid, which computes the numbers.
             wait_for_earlier_grids()
-            # The gradient of the query reads nothing that this kernel writes: once the numbers are there, its
-            # blocks may take multiprocessors that become free.
+            # The kernel for the gradient of the query reads no results of this kernel: once the numbers are
+            # computed, its blocks may run on multiprocessors that become free.
             start_later_grids()
             send(start, start + hiding)
             comptime if masked and width == SIDE:
@@ -335,9 +338,9 @@ def hopper_key_value_kernel[
     wait(own_here, 0)
     var own_keys = Own[dtype, width](shared.unsafe_offset(owner * TILE))
     var own_values = Own[dtype, width](shared.unsafe_offset((owners + owner) * TILE))
-    # Where this lane stores its part of P: 16 bytes per lane, then those of the next columns.
-    var handed_here = handed.unsafe_offset(thread_idx.x % GROUP * 16).unsafe_bitcast[Float32]()
-    var turn_handed = 0
+    # Where this lane stores its part of P: 16 bytes per lane for each group of columns.
+    var own_p = passed_p.unsafe_offset(thread_idx.x % GROUP * 16).unsafe_bitcast[Float32]()
+    var turn_p = 0
     var own_tile = common(shared.unsafe_offset((owners + owner if makes_key else owner) * TILE))
 
     @__parameter
@@ -350,7 +353,7 @@ def hopper_key_value_kernel[
         comptime if hides:
             hide_earlier(weights, s0, first, sizes)
 
-    # There is no shared memory left for a mask next to the P that is passed on.
+    # There is not enough shared memory for both a mask and the P that one warpgroup passes to the other.
     comptime assert not (
         paired and (biased or dropped)
     ), "masks and dropout are for heads of up to 128 elements"
@@ -376,14 +379,14 @@ def hopper_key_value_kernel[
         settled_sums[width](value_sums)
         if before >= 0 and leads:
             _ = mbarrier_arrive(empty.unsafe_offset(before))
-        var here = handed_here.unsafe_offset(turn_handed * (HANDED_BYTES // 4))
+        var here = own_p.unsafe_offset(turn_p * (PASSED_BYTES // 4))
         if not makes_key:
             weigh[hides](products, own_numbers, s0)
             comptime for j in range(8):
                 here.unsafe_store[alignment=16](j * 4 * GROUP, products.slice[4, offset=4 * j]())
-        # One barrier is enough: the two halves of this memory alternate, and both warpgroups meet before the
-        # first is written again.
-        meet()
+        # One barrier is enough: the two halves of this memory alternate, and both warpgroups pass a barrier
+        # before the first half is written again.
+        sync_pair()
         if makes_key:
             comptime for j in range(8):
                 var weights = here.unsafe_load[width=4, alignment=16](j * 4 * GROUP)
@@ -394,7 +397,7 @@ def hopper_key_value_kernel[
         wgmma_fence_aligned()
         add_products[dtype, 4, width](left, common(queries if makes_key else grads), value_sums)
         wgmma_commit_group_sync()
-        turn_handed = 1 - turn_handed
+        turn_p = 1 - turn_p
         before = turn.stage
         turn.step[STAGES]()
 
@@ -417,7 +420,7 @@ def hopper_key_value_kernel[
         wgmma_commit_group_sync()
         wgmma_wait_group_sync[1]()
         settled(weights)
-        # The products of the previous step are done too: its stage may be refilled.
+        # The products of the previous step are done too, so its stage may be refilled.
         if before >= 0 and leads:
             _ = mbarrier_arrive(empty.unsafe_offset(before))
         comptime if biased:
@@ -439,7 +442,7 @@ def hopper_key_value_kernel[
         wgmma_wait_group_sync[1]()
         settled(slopes)
         comptime if dropped:
-            drop[transposed=True](slopes, again(drawn))
+            drop[transposed=True](slopes, hide_word(drawn))
         comptime for j in range(8):
             var deltas = own_numbers.unsafe_load[width=2, alignment=8](SIDE + j * 8)
             comptime for e in range(4):
@@ -471,7 +474,8 @@ def hopper_key_value_kernel[
             if left_over == 0:
                 break
 
-    # There always is a first step: with a loop that might not run the assembler would serialize the products.
+    # There is always a first step: with a loop that might not run, the assembler would serialize the
+    # products.
     walk[masked](start, start + hiding)
     comptime if masked and width == SIDE:
         if hiding < steps:
@@ -480,10 +484,10 @@ def hopper_key_value_kernel[
     settled_sums[width](key_sums)
     settled_sums[width](value_sums)
     comptime if paired:
-        key_sums = value_sums  # in the warpgroup that computes it
+        key_sums = value_sums  # in the warpgroup that computes the key's gradient
     if not paired or makes_key:
         store_sums[width](
-            grad_key.unsafe_offset(start_of_head(batch, own_head, grad_key_strides)),
+            grad_key.unsafe_offset(head_offset(batch, own_head, grad_key_strides)),
             key_sums,
             StaticTuple[Float32, 2](scale * rescale, scale * rescale),
             first,
@@ -493,7 +497,7 @@ def hopper_key_value_kernel[
         )
     if not makes_key:
         store_sums[width](
-            grad_value.unsafe_offset(start_of_head(batch, own_head, grad_value_strides)),
+            grad_value.unsafe_offset(head_offset(batch, own_head, grad_value_strides)),
             value_sums,
             StaticTuple[Float32, 2](rescale, rescale),
             first,

@@ -25,17 +25,17 @@ from shared.common import ImmPtr, MutPtr
 from shared.launcher import Launcher
 
 comptime FEW_QUERIES = 1024
-"""Up to so many queries, and under a causal mask, small blocks of the query's kernel leave less of a Hopper
-idle at the end.
+"""Maximum queries for small blocks of the query's gradient kernel: with few queries, or a causal mask, they
+leave less of a Hopper GPU idle at the end.
 """
-comptime MOST_BLOCKS = 65535
-"""The most blocks along y and z of a grid."""
+comptime MAX_GRID_YZ = 65535
+"""Maximum blocks along y and z of a grid."""
 
 
 def launch_forward_wgmma[
     L: Launcher, dtype: DType, //, biased: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """Launch the forward kernel with the tiles for the head dimension; `biased`, with a mask."""
+    """Launch the forward kernel with the tiles for the head dimension; with a mask if `biased`."""
     if Int(t.sizes.head_dim) <= SIDE:
         launch_forward_hopper[SIDE, groups=1, keys=128, resident=2, biased=biased](launcher, t, layout)
     elif Int(t.sizes.head_dim) <= 2 * SIDE:
@@ -58,8 +58,8 @@ def launch_forward_hopper[
     biased: Bool = False,
     dropped: Bool = False,
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
-    """Launch the forward kernel with one tile size; `biased`, with a mask; `dropped`, after the kernel that
-    draws.
+    """Launch the forward kernel with one tile size; with a mask if `biased`, and after the kernel that draws
+    if `dropped`.
     """
     ref sizes = t.sizes
     var words = draw_words[dropped](launcher, sizes, draws)
@@ -80,7 +80,7 @@ def launch_forward_hopper[
         layout.output,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        rescale_of(draws),
+        kept_factor(draws),
         grid_dim=Dim(ceildiv(Int(sizes.query_len), groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)),
         block_dim=Dim((groups + 1) * GROUP),
         shared_bytes=forward_bytes[width, groups, keys, biased](),
@@ -91,7 +91,7 @@ def launch_forward_hopper[
 def draw_words[
     L: Launcher, //, dropped: Bool
 ](mut launcher: L, sizes: FlashSizes, draws: Optional[Draws]) raises -> ImmPtr[DType.uint32]:
-    """Launch the kernel that draws, if `dropped`, and return its words; otherwise return an address that is
+    """If `dropped`, launch the kernel that draws and return its words; otherwise return an address that is
     not read.
     """
     comptime if not dropped:
@@ -111,24 +111,24 @@ def draw_words[
     return words.as_imm()
 
 
-def share_of(draws: Optional[Draws]) -> Float32:
-    """Return the share of probabilities that are kept."""
+def kept_fraction(draws: Optional[Draws]) -> Float32:
+    """Return the fraction of probabilities that are kept."""
     return Float32(draws.value().kept) / ONE if draws else 1
 
 
-def rescale_of(draws: Optional[Draws]) -> Float32:
-    """Return the factor for the probabilities that are kept."""
-    var share = share_of(draws)
+def kept_factor(draws: Optional[Draws]) -> Float32:
+    """Return the factor for kept probabilities."""
+    var share = kept_fraction(draws)
     return 1 / share if share != 0 else 0
 
 
 def launch_backward_wgmma[
     L: Launcher, dtype: DType, //, biased: Bool
 ](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
-    """Launch three kernels: the numbers of the rows, grad_key and grad_value, grad_query, with the tiles for
-    the head dimension; `biased`, with a mask, of up to 128 elements.
+    """Launch three kernels with the tiles for the head dimension: the two numbers per row; grad_key and
+    grad_value; grad_query. If `biased`, there is a mask, and heads have up to 128 elements.
 
-    Delta is computed from the output if there is one, else it is t.delta.
+    Delta is computed from the output if there is one; otherwise it is `t.delta`.
     """
     var d = Int(t.sizes.head_dim)
     comptime if not biased:
@@ -193,8 +193,8 @@ def launch_backward_hopper[
     layout: Layout,
     draws: Optional[Draws] = None,
 ) raises:
-    """Launch the backward kernels with one tile size; `biased`, with a mask; `dropped`, after the kernel that
-    draws, again. `resident` is the number of blocks per multiprocessor.
+    """Launch the backward kernels with one tile size; with a mask if `biased`; if `dropped`, after the kernel
+    that draws the forward pass's bits again. `resident` is the number of blocks per multiprocessor.
     """
     ref sizes = t.sizes
     var words = draw_words[dropped](launcher, sizes, draws)
@@ -218,7 +218,7 @@ def launch_backward_hopper[
         t.grad_output,
         output.value() if output else t.grad_output,
         Int32(1 if output else 0),
-        share_of(draws),
+        kept_fraction(draws),
         layout.grad_output,
         layout.output,
         sizes.packed(),
@@ -226,15 +226,15 @@ def launch_backward_hopper[
         block_dim=Dim(DELTA_THREADS),
         early=True,
     )
-    # Whether the first query sees the last key, and so every query every key. With dropout there is only the
-    # kernel that checks.
+    # If the first query sees the last key, every query sees every key, and no masked kernel is needed. With
+    # dropout, only the masked kernel exists.
     if biased or (not dropped and sizes.keys_seen(0) == Int(sizes.key_len)):
         launch_key_value_hopper[width, key_groups, key_resident, dropped and not biased, biased, dropped](
-            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, rescale_of(draws)
+            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, kept_factor(draws)
         )
     else:
         launch_key_value_hopper[width, key_groups, key_resident, not biased, biased, dropped](
-            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, rescale_of(draws)
+            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, kept_factor(draws)
         )
     launcher.launch[
         hopper_query_kernel[dtype, width, query_groups, query_stages, query_resident, biased, dropped]
@@ -252,7 +252,7 @@ def launch_backward_hopper[
         layout.grad_query,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        rescale_of(draws),
+        kept_factor(draws),
         grid_dim=Dim(
             ceildiv(Int(sizes.query_len), query_groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)
         ),
@@ -286,7 +286,7 @@ def launch_key_value_hopper[
     rescale: Float32,
 ) raises:
     """Launch the kernel for the gradients of key and value with one tile size; `masked` if a causal mask
-    hides keys, `biased` with an additive mask, `dropped` with dropout.
+    hides keys, `biased` if there is an additive mask, `dropped` if there is dropout.
     """
     ref sizes = t.sizes
     launcher.launch[hopper_key_value_kernel[dtype, width, groups, resident, masked, biased, dropped]](

@@ -1,9 +1,9 @@
 """Masks for the `wgmma` kernels: TMA loads, and the steps that a one-row mask skips.
 
-TMA boxes of 64 x 64 of a mask are stored as those of other tiles, with queries as rows and keys as columns;
-`ldmatrix` reads 16 x 16 of one in the layout of a lane's accumulators, transposed if the scores are. A mask
-that is one row for all queries has boxes of one row, and steps whose keys it hides are skipped. Every warp
-that has read a box arrives at its barrier, because a lane only knows the progress of its own warp.
+TMA boxes of 64 x 64 elements of a mask are stored like those of other tiles, with queries as rows and keys as
+columns; `ldmatrix` reads 16 x 16 elements in the layout of a lane's accumulators, transposed if the scores
+are. A mask that is one row for all queries has boxes of one row, and steps whose keys it hides are skipped.
+Every warp that has read a box arrives at its barrier, because a lane only knows how far its own warp is.
 """
 
 from max.gpu import block_dim, lane_id, thread_idx
@@ -13,20 +13,22 @@ from max.gpu.host.nvidia.tma import TMADescriptor
 from std.utils.index import IndexList
 
 from .hopper_tiles import BOX_BYTES, GROUP, ROW_BYTES, SIDE, Shared, send_box
-from .masks import Visible, is_one_row, shows_none, widened
+from .masks import Visible, is_one_row, hides_all, widened
 from .tiles import CHUNK
 from .tensors import FlashSizes
 from shared.common import ImmPtr, MutPtr
-from common.tensor_maps import kept_map
+from common.tensor_maps import get_tensor_map
 
-comptime NOTE_BYTES = 8
-"""Bytes per stage for its step and the next one."""
+comptime STEP_BYTES = 8
+"""Bytes per stage that hold the first key of its step and of the next one."""
 comptime ROW_BOX_BYTES = 1024
-"""Bytes from one box of a single row to the next: the swizzle's period."""
+"""Bytes from one single-row box to the next: the period of the swizzle."""
 
 
 def suits_boxes[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes) -> Bool:
-    """Return whether TMA can load a mask: one element per key, rows that start at multiples of 16 bytes."""
+    """Return whether TMA can load a mask: it has one element per key and rows that start at multiples of 16
+    bytes.
+    """
     var together = sizes.mask_b | sizes.mask_n | sizes.mask_s
     var positive = min(sizes.mask_b, sizes.mask_n, sizes.mask_s) >= 0
     var whole = positive and together % CHUNK == 0 and Int(mask) % 16 == 0
@@ -48,18 +50,20 @@ def map_of_mask[
     var steps = IndexList[4](
         max(Int(sizes.mask_b), CHUNK), max(Int(sizes.mask_n), CHUNK), max(Int(sizes.mask_s), CHUNK), 1
     )
-    return kept_map(ctx, mask, shape, steps, IndexList[4](1, 1, 1 if one else SIDE, SIDE))
+    return get_tensor_map(ctx, mask, shape, steps, IndexList[4](1, 1, 1 if one else SIDE, SIDE))
 
 
 @always_inline
 def arrivals[biased: Bool](groups: Int) -> Int32:
-    """Return the arrivals that free a stage: one per warpgroup, or per warp if boxes of a mask are read."""
+    """Return the number of arrivals that free a stage: one per warpgroup, or one per warp if boxes of a mask
+    are read.
+    """
     return Int32(groups * 4 if biased else groups)
 
 
 @always_inline
 def arrives[biased: Bool]() -> Bool:
-    """Return whether this lane arrives."""
+    """Return whether this lane arrives at the barriers of its group."""
     comptime if biased:
         return lane_id() == 0
     return thread_idx.x % GROUP == 0
@@ -72,7 +76,7 @@ def box_bytes(sizes: FlashSizes) -> Int:
 
 
 @always_inline
-def boxes_sent[down: Int, right: Int](sizes: FlashSizes) -> Int:
+def count_mask_bytes[down: Int, right: Int](sizes: FlashSizes) -> Int:
     """Return the bytes that `send_mask` loads."""
     return right * ROW_BYTES if is_one_row(sizes) else down * right * BOX_BYTES
 
@@ -90,8 +94,8 @@ def send_mask[
     batch: Int,
     sizes: FlashSizes,
 ):
-    """Load the boxes of a mask of 64 * down queries from s0 on and 64 * right keys from t0 on, those of the
-    same queries next to each other; of a one-row mask, only the first row.
+    """Load the mask's boxes for 64 * down queries from s0 on and 64 * right keys from t0 on, boxes of the
+    same queries next to each other; for a one-row mask, load only its row.
     """
     var one = is_one_row(sizes)
     var of_batch = batch if sizes.mask_b else 0
@@ -115,11 +119,11 @@ def add_mask[
     dtype: DType, columns: SIMDLength, //, transposed: Bool = False
 ](mut scores: SIMD[DType.float32, columns], scale: Float32, boxes: Shared[UInt8], sizes: FlashSizes):
     """Scale products and add the mask. A warpgroup's 64 rows are the queries of `boxes`, which are next to
-    each other; `transposed`, they are the keys of one box, and the columns its queries.
+    each other; if `transposed`, the rows are the keys of one box, and the columns its queries.
     """
     var lane = Int(lane_id())
     var row = thread_idx.x % GROUP // 32 * 16
-    # The row and chunk of the four matrices whose address this lane provides.
+    # This lane provides the address of this row and chunk of the four matrices.
     var below = lane % 8 + lane // 16 * 8 if transposed else lane % 16
     var right = lane // 8 % 2 if transposed else lane // 16
     var one = is_one_row(sizes)
@@ -139,8 +143,8 @@ def add_mask[
 
 
 struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
-    """The steps of a loop over a head's keys, `keys` at a time, by the first key of each. The producer warp
-    decides them, and writes for the consumers which step follows each.
+    """The steps of a loop over a head's keys, `keys` at a time; a step is identified by its first key. The
+    producer warp selects the steps, and notes for the consumers which step follows each one.
     """
 
     var visible: Visible[Self.dtype, Self.keys]
@@ -154,7 +158,7 @@ struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
     def __init__(
         out self, mask: ImmPtr[Self.dtype], head: Int, end: Int, notes: Shared[Int32], sizes: FlashSizes
     ):
-        """Take the steps up to the key `end`, without those that a one-row mask hides; there are two notes
+        """Set up the steps up to key `end`, without those that a one-row mask hides; `notes` has two numbers
         per stage.
         """
         self.visible = Visible[Self.dtype, Self.keys](mask)
@@ -167,22 +171,22 @@ struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
 
     @always_inline
     def first(mut self, sizes: FlashSizes) -> Int:
-        """Return the first step. There always is one: if every key is hidden, so are those of this step."""
+        """Return the first step. There is always one: if every key is hidden, the step at key 0."""
         var t = self.after(-Self.keys, sizes)
         return t if t < self.end else 0
 
     @always_inline
     def after(mut self, t: Int, sizes: FlashSizes) -> Int:
-        """Return the step after t; `end` or more if it was the last."""
+        """Return the step after t; `end` or more if t was the last."""
         comptime if Self.biased:
             if self.skips:
                 return self.visible.following(t + Self.keys, self.end, sizes)
         return t + Self.keys
 
     @always_inline
-    def note(self, stage: Int, t: Int, following: Int):
-        """Write a stage's step and the one after it; to be called before bytes are announced at the stage's
-        barrier.
+    def write_step(self, stage: Int, t: Int, following: Int):
+        """Write a stage's step and the one after it. Call this before the stage's barrier is told how many
+        bytes to expect.
         """
         comptime if Self.biased:
             self.notes[unsafe_offset=2 * stage] = Int32(t)
@@ -190,7 +194,7 @@ struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
 
 
 @always_inline
-def noted_first[biased: Bool](notes: Shared[Int32]) -> Int:
+def read_first_step[biased: Bool](notes: Shared[Int32]) -> Int:
     """Return the first step, once the first stage has arrived."""
     comptime if biased:
         return Int(notes[unsafe_offset=0])
@@ -198,7 +202,7 @@ def noted_first[biased: Bool](notes: Shared[Int32]) -> Int:
 
 
 @always_inline
-def noted_after[keys: Int, biased: Bool](notes: Shared[Int32], stage: Int, t: Int) -> Int:
+def read_next_step[keys: Int, biased: Bool](notes: Shared[Int32], stage: Int, t: Int) -> Int:
     """Return the step after t, from a stage that has arrived."""
     comptime if biased:
         return Int(notes[unsafe_offset=2 * stage + 1])
@@ -209,20 +213,20 @@ def noted_after[keys: Int, biased: Bool](notes: Shared[Int32], stage: Int, t: In
 def hides_keys[
     dtype: DType, //, count: Int
 ](mask: ImmPtr[dtype], head: Int, members: Int, t0: Int, sizes: FlashSizes) -> Bool:
-    """Return whether a one-row mask hides `count` keys from t0 on from all queries of `members` heads,
-    starting at `head`.
+    """Return whether a one-row mask hides `count` keys from t0 on in all of `members` heads, starting at
+    `head`.
     """
     if not is_one_row(sizes):
         return False
     var hides = True
     for member in range(members if sizes.mask_n else 1):
-        hides = hides and shows_none[count](mask, head + member, t0, sizes)
+        hides = hides and hides_all[count](mask, head + member, t0, sizes)
     return hides
 
 
 def clear_rows[dtype: DType](target: MutPtr[dtype], first: Int, rows: Int, count: Int, pitch: Int, d: Int):
-    """Write zeros to `rows` rows from `first` on of a matrix [count, d], by all threads of a block, in
-    chunks.
+    """Write zeros to `rows` rows from `first` on of a matrix [count, d], chunk by chunk, with all threads of
+    a block.
     """
     var chunks = d // CHUNK
     for i in range(thread_idx.x, min(rows, count - first) * chunks, block_dim.x):

@@ -1,13 +1,13 @@
 """Building blocks of the `wgmma` kernels: barriers, TMA loads, products, stores.
 
-One thread of the first warpgroup, the producer, loads boxes of 64 x 64 by TMA and waits for free stages; each
-further warpgroup, a consumer, owns 64 rows and multiplies. A stage's "full" barrier signals that its tiles
-have arrived, its "empty" barrier that all reads are done.
+One thread of the first warpgroup, the producer, waits for free stages and loads boxes of 64 x 64 by TMA; each
+other warpgroup, a consumer, owns 64 rows and multiplies. A stage's "full" barrier signals that its tiles have
+arrived, its "empty" barrier that all reads are done.
 
-Products are asynchronous, which the compiler does not know: after each wait `settled` keeps uses of the
-accumulators after it. Accumulators have the layout of `mma`: two elements of a row, then two of the row 8
-below, and so on along the row. For heads wider than a box there are accumulators, and tiles, for every 64
-elements.
+Products are asynchronous, which the compiler does not know: `settled`, called after each wait, keeps the
+compiler from moving uses of the accumulators before the wait. Accumulators have the layout of `mma`: two
+elements of a row, then two elements of the row 8 below, and so on along the row. For heads wider than a box
+there are separate accumulators, and tiles, for every 64 elements.
 """
 
 from std.memory import AddressSpace, bitcast
@@ -24,18 +24,18 @@ from max.gpu.sync import mbarrier_try_wait_parity_shared
 from .scores import Strides
 from .tensors import FlashSizes
 from shared.common import ImmPtr, MutPtr
-from common.tensor_maps import kept_map
+from common.tensor_maps import get_tensor_map
 
 comptime GROUP = 128
 """Threads of a warpgroup."""
 comptime SIDE = 64
-"""Rows of a box, and elements of its rows: 128 bytes, the width of TMA's widest swizzle."""
+"""Rows of a box, and elements per row: 128 bytes, the width of TMA's widest swizzle."""
 comptime ROW_BYTES = 128
 comptime BOX_BYTES = SIDE * ROW_BYTES
 comptime PATIENCE = 10_000_000
-"""Nanoseconds that a wait may sleep before it checks again."""
+"""Maximum nanoseconds that a wait may suspend the thread before it checks again."""
 comptime HALF = SIMD[DType.float32, 32]
-"""A lane's part of 64 x 64 accumulators."""
+"""A lane's share of 64 x 64 accumulators."""
 comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpace.SHARED]
 
 
@@ -60,13 +60,13 @@ struct Turn(Copyable, Movable):
 
 @always_inline
 def wait(at: Shared[Int64], parity: Int32):
-    """Wait until the phase of this parity is complete."""
+    """Wait until the barrier's phase with this parity completes."""
     mbarrier_try_wait_parity_shared(at, parity, PATIENCE)
 
 
 @always_inline
 def wait_together(at: Shared[Int64], parity: Int32):
-    """Wait with a whole warp, and reconverge: the compiler then keeps what its lanes share in uniform
+    """Wait with a whole warp, and reconverge: the compiler then keeps values that all lanes share in uniform
     registers, from which products take the addresses of their tiles.
     """
     inlined_assembly[
@@ -90,7 +90,7 @@ def send_box(
     head: Int,
     batch: Int,
 ):
-    """Load 64 rows of a head, 64 elements of each; elements outside become 0."""
+    """Load 64 rows of a head, 64 elements each; elements outside the tensor are 0."""
     inlined_assembly[
         (
             "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2,"
@@ -114,7 +114,7 @@ def send_box(
 def send_tile[
     width: Int, rows: Int
 ](target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row: Int, head: Int, batch: Int):
-    """Load a tile of a head: all rows of its first 64 elements, then of the next 64."""
+    """Load a tile of a head: the first 64 elements of all rows, then the next 64, and so on."""
     comptime for half in range(width // SIDE):
         comptime for part in range(rows // SIDE):
             send_box(
@@ -132,7 +132,7 @@ def send_tile[
 def send_numbers[
     dtype: DType
 ](target: Shared[UInt8], source: ImmPtr[dtype], bytes: Int32, full: Shared[Int64]):
-    """Load contiguous numbers, a multiple of 16 bytes at an aligned address."""
+    """Load `bytes` contiguous bytes, a multiple of 16, from an aligned address."""
     inlined_assembly[
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
         NoneType,
@@ -151,16 +151,16 @@ def head_map[
     sizes: FlashSizes,
     strides: Strides,
 ) raises -> TMADescriptor:
-    """Return the tensor map of a tensor [B, heads, length, d], whose rows start at multiples of 16 bytes."""
+    """Return the tensor map of a tensor [B, heads, length, d] whose rows start at multiples of 16 bytes."""
     var shape = IndexList[4](Int(sizes.batch), Int(heads), Int(length), Int(sizes.head_dim))
     var steps = IndexList[4](Int(strides[0]), Int(strides[1]), Int(strides[2]), 1)
-    return kept_map(ctx, tensor, shape, steps, IndexList[4](1, 1, SIDE, SIDE))
+    return get_tensor_map(ctx, tensor, shape, steps, IndexList[4](1, 1, SIDE, SIDE))
 
 
 @always_inline
 def own_group[groups: Int]() -> Int:
     """Return the index of this consumer warpgroup in a register that the compiler knows to be uniform in a
-    warp, so that values derived from it, tile addresses and loop bounds, are uniform too.
+    warp, so that the tile addresses and loop bounds derived from it are uniform too.
     """
     comptime if groups == 1:
         return 0
@@ -186,20 +186,22 @@ def take_turn[arrive: Bool](group: Int):
 
 @always_inline
 def divided(number: Int, by: Int) -> Tuple[Int, Int]:
-    """Return quotient and remainder of numbers below 2^32: a 64-bit division takes a hundred instructions."""
+    """Return quotient and remainder of numbers below 2^32; a 64-bit division would take a hundred
+    instructions.
+    """
     var quotient = UInt32(number) // UInt32(by)
     return (Int(quotient), Int(UInt32(number) - quotient * UInt32(by)))
 
 
 @always_inline
-def start_of_head(batch: Int, head: Int, strides: Strides) -> Int:
+def head_offset(batch: Int, head: Int, strides: Strides) -> Int:
     """Return the offset of a head."""
     return batch * Int(strides[0]) + head * Int(strides[1])
 
 
 @always_inline
 def sharing(sizes: FlashSizes) -> Int:
-    """Return the query heads that share a head of key and value."""
+    """Return the number of query heads that share a head of key and value."""
     if sizes.query_heads == sizes.key_heads:
         return 1
     return divided(Int(sizes.query_heads), Int(sizes.key_heads))[0]
@@ -210,15 +212,15 @@ def sharing(sizes: FlashSizes) -> Int:
 
 @always_inline
 def settled[width: SIMDLength, //](mut sums: SIMD[DType.float32, width]):
-    """Keep the compiler from using accumulators before the preceding wait."""
+    """Keep the compiler from moving uses of accumulators before the preceding wait."""
     comptime for i in range(Int(width)):
         sums[i] = inlined_assembly["", Float32, constraints="=f,0", has_side_effect=True](sums[i])
 
 
 @always_inline
 def tile_descriptor(tile: Shared[UInt8], leading: Int) -> Int64:
-    """Return the matrix descriptor of shared memory: address and both strides in units of 16 bytes, and the
-    swizzle.
+    """Return the matrix descriptor of a tile in shared memory: address and both strides in units of 16 bytes,
+    and the swizzle.
     """
     return (Int64(Int(tile)) & 0x3FFFF) >> 4 | (Int64(leading) << 16) | (Int64(64) << 32) | (Int64(1) << 62)
 
@@ -272,10 +274,10 @@ comptime SUMS = (
 def multiply[
     dtype: DType, //, along: Bool, fresh: Bool = False
 ](left: SIMD[dtype, 8], right: Int64, sums: HALF) -> HALF:
-    """Return sums + left @ right: 64 x 16 from registers by 16 x 64 in shared memory, or its transpose;
-    `fresh`, without the sums.
+    """Return sums + left @ right: 64 x 16 in registers times 16 x 64 in shared memory, or its transpose; if
+    `fresh`, return left @ right alone.
 
-    The rows of shared memory run `along` the 16 summands, or across them. `wgmma_async` does not take float16
+    Rows in shared memory are `along` the 16 summands, or across them. `wgmma_async` does not support float16
     from registers.
     """
     comptime adds = "0" if fresh else "1"
@@ -350,14 +352,14 @@ def rounded[dtype: DType, count: Int](sums: SIMD[DType.float32, _]) -> StaticTup
 
 
 comptime Sums[width: Int] = StaticTuple[HALF, width // SIDE]
-"""A lane's part of the accumulators of 64 rows, `width` wide, in parts of 64 columns."""
+"""A lane's share of the accumulators of 64 rows, `width` wide, in parts of 64 columns."""
 
 
 @always_inline
 def scores_from_shared[
     dtype: DType, width: Int, columns: Int
 ](own: Shared[UInt8], other: Shared[UInt8]) -> SIMD[DType.float32, columns // 2]:
-    """Return own @ other^T: 64 rows by `columns` rows, all of `width` elements."""
+    """Return own @ other^T of 64 rows and `columns` rows, all with `width` elements."""
     var sums = SIMD[DType.float32, columns // 2](0)
     comptime for half in range(width // SIDE):
         var a = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
@@ -398,7 +400,8 @@ def add_products[
 ](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], mut sums: Sums[width]):
     """Compute sums += left @ right, where right is a tile of 16 * count rows.
 
-    128 elements at a time where `wgmma_async` can: it does not take float16 from registers.
+    It multiplies 128 elements at a time if `wgmma_async` supports that: it does not for float16 from
+    registers.
     """
     comptime if width == 2 * SIDE and dtype == DType.bfloat16:
         var across = WGMMADescriptor[dtype].create[64, count * ROW_BYTES, TensorMapSwizzle.SWIZZLE_128B](
@@ -422,7 +425,7 @@ def add_products[
 
 @always_inline
 def settled_sums[width: Int](mut sums: Sums[width]):
-    """Apply `settled` to all columns."""
+    """Apply `settled` to the accumulators of all columns."""
     comptime for half in range(width // SIDE):
         var some = sums[half]
         settled(some)
@@ -441,7 +444,7 @@ def store_half[
     pitch: Int,
     d: Int,
 ):
-    """Write a warp's 16 rows to the rows from `first` on of a matrix [count, d], each times its own
+    """Write a warp's 16 rows to the rows from `first` on of a matrix [count, d], each row times its own
     factor.
     """
 
@@ -476,7 +479,7 @@ def store_sums[
     pitch: Int,
     d: Int,
 ):
-    """Apply `store_half` to all columns."""
+    """Apply `store_half` to the accumulators of all columns."""
     comptime for half in range(width // SIDE):
         store_half[dtype](
             target.unsafe_offset(half * SIDE), sums[half], factors, first, count, pitch, d - half * SIDE
@@ -484,9 +487,9 @@ def store_sums[
 
 
 @always_inline
-def seen_before(first: Int, sizes: FlashSizes) -> StaticTuple[Int32, 2]:
-    """Return for both rows of a lane the number of keys that they see, minus the lane's first column. A
-    warp's queries begin at `first`. In 32 bits, a comparison per score is one instruction.
+def count_visible_keys(first: Int, sizes: FlashSizes) -> StaticTuple[Int32, 2]:
+    """Return the number of keys visible to each of a lane's two rows, minus the lane's first column. A warp's
+    queries begin at `first`. The result is 32-bit, so that a comparison per score is one instruction.
     """
     var bounds = StaticTuple[Int32, 2](0, 0)
     comptime for half in range(2):

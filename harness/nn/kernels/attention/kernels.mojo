@@ -1,15 +1,15 @@
-"""Flash attention for 16-bit types by `mma.sync`: the forward pass, delta, and the gradient of the query.
+"""Flash attention for 16-bit types with `mma.sync`: the forward pass, delta, and the gradient of the query.
 
 A block owns `rows` rows of its output and loops over tiles of the other operand with two stages in shared
-memory: one is multiplied while the next is being copied. A warp owns 16 * bands rows. P, and then dS, stay in
-registers between products, so the gradient of the query needs one kernel and those of key and value another
-(`keys.mojo`): seven products instead of five, but no exchange between blocks.
+memory: one tile is multiplied while the next one is copied. A warp owns 16 * bands rows. P, and then dS, stay
+in registers between products, so the gradient of the query needs one kernel and those of key and value
+another (`keys.mojo`): seven products instead of five, but no exchange between blocks.
 
-Kernels that are `masked` take masks (`masks.mojo`; no mask is one with blocks of size 0) and any scale; the
-others take no mask and a scale above 0. `varlen` kernels read offsets instead of a mask; a block works on one
-of the sequences that they bound (`varlen.mojo`). `dropout` kernels set some probabilities to 0
-(`dropout.mojo`); the others do not read `state` and `keep`. `whole` kernels assume that every tile is full
-and every query sees every key. They have only one way to load a tile, since a second would cost registers.
+`masked` kernels support masks (`masks.mojo`; `mask_block` is 0 without a mask) and any scale; the others
+support only a positive scale. `varlen` kernels read offsets instead of a mask; a block works on one of the
+sequences between the offsets (`varlen.mojo`). `dropout` kernels set some probabilities to 0 (`dropout.mojo`);
+the others do not read `state` and `keep`. `whole` kernels assume that every tile is full and every query sees
+every key. Each kernel has code for only one kind of tile load, since a second would cost registers.
 
 Tensors are [B, N, S, d] with any strides, but each row starts at a multiple of 16 bytes; lse and delta are
 [B, N, S] and contiguous.
@@ -28,17 +28,17 @@ from .scores import (
     LN_2,
     LOG2_E,
     Strides,
-    all_seen,
+    all_visible,
     drop,
-    hide_unseen,
-    of_row,
-    of_rows,
+    hide_invisible,
+    reduce_row,
+    spread_rows,
     rarely,
     row_shift,
-    slopes_of,
-    start_of,
+    compute_score_gradients,
+    row_offset,
 )
-from .tiles import CHUNK, HIDDEN, Lane, Own, Sums, add_product, load_tile, pitch_of, store_rows
+from .tiles import CHUNK, HIDDEN, Lane, Own, Sums, add_product, load_tile, row_pitch, store_rows
 from .varlen import Sequence, slots
 from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr
@@ -74,7 +74,7 @@ def fast_forward_kernel[
     query: ImmPtr[dtype],  # [B, N, S, d]
     key: ImmPtr[dtype],  # [B, G, T, d]
     value: ImmPtr[dtype],  # [B, G, T, d]
-    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the offsets of sequences
+    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the sequences' offsets
     output_strides: Strides,
     query_strides: Strides,
     key_strides: Strides,
@@ -82,7 +82,7 @@ def fast_forward_kernel[
     packed: PackedSizes,
     scale: Float32,
     state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
-    keep: Int32,  # elements kept of 65,536
+    keep: Int32,  # elements kept out of 65,536
 ):
     """Compute output and lse. A block owns 16 * bands * warps queries and loops over the keys, `step` at a
     time.
@@ -92,7 +92,7 @@ def fast_forward_kernel[
     comptime rows = 16 * bands * warps
     comptime threads = 32 * warps
     comptime columns = step // 8
-    comptime pitch = pitch_of[width]()
+    comptime pitch = row_pitch[width]()
     comptime kept = width == 64
     var sizes = FlashSizes(packed)
     var all_queries = Int(sizes.query_len)
@@ -109,12 +109,12 @@ def fast_forward_kernel[
     var d = Int(sizes.head_dim)
     var s0 = sequence.row if varlen else tile * rows
     var row0 = head * all_queries + sequence.first_query
-    var Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query))
+    var Q = query.unsafe_offset(row_offset(head, sizes.query_heads, query_strides, sequence.first_query))
     var K = key.unsafe_offset(
-        start_of(sizes.shared_head(head), sizes.key_heads, key_strides, sequence.first_key)
+        row_offset(sizes.shared_head(head), sizes.key_heads, key_strides, sequence.first_key)
     )
     var V = value.unsafe_offset(
-        start_of(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
+        row_offset(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
     )
     var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
     var visible = Visible[dtype, step](mask_tile.mask)
@@ -162,7 +162,8 @@ def fast_forward_kernel[
     var own = Own[dtype, bands, width, kept](
         queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * pitch)), lane
     )
-    # With a mask, scores are scaled before the maximum; a positive scale does not change the order.
+    # With a mask, scores are scaled before the maximum; without one the scale is positive and does not change
+    # the order.
     var factor = LOG2_E if masked else scale * LOG2_E
     var draws = Dropout(state, keep, head)
     var sums = Array[Sums, bands * (width // 8)](fill=0)
@@ -171,8 +172,8 @@ def fast_forward_kernel[
     var stage = 0
     while t0 < end:
         async_copy_wait_group(0)
-        # All threads' copies of these tiles have arrived, and all threads are done with those of the previous
-        # step.
+        # All threads' copies of these tiles have arrived, and all threads are done with the previous step's
+        # tiles.
         barrier()
         var next = following(t0)
         if next < end:
@@ -183,17 +184,17 @@ def fast_forward_kernel[
             var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
             mask_tile.add[bands, columns](scores, scale, of_stage, warp_rows, 0)
         comptime if not whole:
-            if not all_seen(first, first + 1, t0, t0 + step, sizes):
-                hide_unseen[bands, columns](scores, HIDDEN, first, t0, sizes)
+            if not all_visible(first, first + 1, t0, t0 + step, sizes):
+                hide_invisible[bands, columns](scores, HIDDEN, first, t0, sizes)
         comptime for half in range(2 * bands):
             comptime band = half // 2
             comptime e = half % 2 * 2
             var grown = largest[half]
             comptime for j in range(columns):
                 grown = max(grown, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
-            grown = of_row(grown, True)
-            # A row that has seen no key yet: subtracting -inf would give NaN; subtracting 0 gives
-            # exponentials of 0.
+            grown = reduce_row(grown, True)
+            # For a row that has seen no key yet, subtracting -inf would give NaN; subtracting 0 makes the
+            # exponentials 0.
             var top = grown * factor
             var shift = top if top > HIDDEN else Float32(0)
             var rescale = exp2(largest[half] * factor - shift)
@@ -205,7 +206,7 @@ def fast_forward_kernel[
                     scores[band * columns + j][e + side] = weight
                     total += weight
             totals[half] = totals[half] * rescale + total
-            # The maximum seldom grows after the first keys.
+            # The maximum rarely grows after the first keys.
             if rescale != 1:
                 rarely()
                 comptime for j in range(width // 8):
@@ -220,7 +221,7 @@ def fast_forward_kernel[
 
     var factors = Array[Float32, 2 * bands](fill=0)
     comptime for half in range(2 * bands):
-        var total = of_row(totals[half], False)
+        var total = reduce_row(totals[half], False)
         # For a row that sees no key, total and sums are 0.
         factors[half] = 1 / total if total != 0 else 1
         comptime if dropout:
@@ -231,7 +232,7 @@ def fast_forward_kernel[
                 HIDDEN if total == 0 else (largest[half] * factor + log2(total)) * LN_2
             )
     store_rows[bands, width](
-        output.unsafe_offset(start_of(head, sizes.query_heads, output_strides, sequence.first_query)),
+        output.unsafe_offset(row_offset(head, sizes.query_heads, output_strides, sequence.first_query)),
         sums,
         factors,
         first,
@@ -245,8 +246,8 @@ def fast_forward_kernel[
 
 
 @always_inline
-def share_of_delta[dtype: DType, //](grad_row: ImmPtr[dtype], output_row: ImmPtr[dtype], d: Int) -> Float32:
-    """Return a lane's part of the dot product of two rows."""
+def delta_share[dtype: DType, //](grad_row: ImmPtr[dtype], output_row: ImmPtr[dtype], d: Int) -> Float32:
+    """Return a lane's share of the dot product of two rows."""
     var sum = Float32(0)
     for i in range(thread_idx.x % DELTA_LANES * CHUNK, d, DELTA_LANES * CHUNK):
         var left = grad_row.unsafe_load[width=CHUNK, alignment=16](i).cast[DType.float32]()
@@ -256,7 +257,7 @@ def share_of_delta[dtype: DType, //](grad_row: ImmPtr[dtype], output_row: ImmPtr
 
 
 @always_inline
-def sum_of_lanes(share: Float32) -> Float32:
+def sum_lanes(share: Float32) -> Float32:
     """Return the sum over the lanes that share a row of delta."""
     var sum = share
     comptime for distance in range(3):
@@ -271,28 +272,30 @@ def fast_delta_kernel[
     delta: MutPtr[DType.float32],  # [B, N, S]
     grad_output: ImmPtr[dtype],  # [B, N, S, d]
     output: ImmPtr[dtype],  # [B, N, S, d]
-    grad_lse: ImmPtr[DType.float32],  # [B, N, S], read only with_grad_lse
+    grad_lse: ImmPtr[DType.float32],  # [B, N, S], read only if with_grad_lse
     with_grad_lse: Int32,  # 0 or 1
     grad_strides: Strides,
     output_strides: Strides,
     packed: PackedSizes,
 ):
-    """Compute delta = rowsum(dO * O) - grad_lse: along a score, lse has the derivative P and delta -P."""
+    """Compute delta = rowsum(dO * O) - grad_lse. The gradient of lse enters through delta: the derivative of
+    lse by a score is P, and dS = P * (dP - delta).
+    """
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var row = block_idx.x * (DELTA_THREADS // DELTA_LANES) + thread_idx.x // DELTA_LANES
     var exists = row < sizes.heads() * S
     var head = row // S
     var dO = grad_output.unsafe_offset(
-        start_of(head, sizes.query_heads, grad_strides) + row % S * Int(grad_strides[2])
+        row_offset(head, sizes.query_heads, grad_strides) + row % S * Int(grad_strides[2])
     )
     var O = output.unsafe_offset(
-        start_of(head, sizes.query_heads, output_strides) + row % S * Int(output_strides[2])
+        row_offset(head, sizes.query_heads, output_strides) + row % S * Int(output_strides[2])
     )
     var sum = Float32(0)
     if exists:
-        sum = share_of_delta(dO, O, Int(sizes.head_dim))
-    sum = sum_of_lanes(sum)
+        sum = delta_share(dO, O, Int(sizes.head_dim))
+    sum = sum_lanes(sum)
     if exists and thread_idx.x % DELTA_LANES == 0:
         if with_grad_lse != 0:
             sum -= grad_lse[unsafe_offset=row]
@@ -324,7 +327,7 @@ def fast_query_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the offsets of sequences
+    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the sequences' offsets
     gradient_strides: Strides,
     grad_strides: Strides,
     query_strides: Strides,
@@ -333,17 +336,17 @@ def fast_query_kernel[
     packed: PackedSizes,
     scale: Float32,
     state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
-    keep: Int32,  # elements kept of 65,536
+    keep: Int32,  # elements kept out of 65,536
 ):
     """Compute the gradient of the query. A block owns 16 * bands * warps queries and loops over the keys,
     `step` at a time.
 
-    A step is done in parts of `part` keys, so that scores and their gradients fit in registers.
+    A step is computed in parts of `part` keys, so that scores and their gradients fit in registers.
     """
     comptime rows = 16 * bands * warps
     comptime threads = 32 * warps
     comptime columns = part // 8
-    comptime pitch = pitch_of[width]()
+    comptime pitch = row_pitch[width]()
     comptime kept = width == 64
     var sizes = FlashSizes(packed)
     var all_queries = Int(sizes.query_len)
@@ -361,10 +364,10 @@ def fast_query_kernel[
     var s0 = sequence.row if varlen else tile * rows
     var row0 = head * all_queries + sequence.first_query
     var K = key.unsafe_offset(
-        start_of(sizes.shared_head(head), sizes.key_heads, key_strides, sequence.first_key)
+        row_offset(sizes.shared_head(head), sizes.key_heads, key_strides, sequence.first_key)
     )
     var V = value.unsafe_offset(
-        start_of(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
+        row_offset(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
     )
     var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
     var visible = Visible[dtype, step](mask_tile.mask)
@@ -406,7 +409,7 @@ def fast_query_kernel[
 
     load_tile[rows, width, threads, whole](
         queries,
-        query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query)),
+        query.unsafe_offset(row_offset(head, sizes.query_heads, query_strides, sequence.first_query)),
         s0,
         S,
         Int(query_strides[2]),
@@ -414,7 +417,7 @@ def fast_query_kernel[
     )
     load_tile[rows, width, threads, whole](
         grads,
-        grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides, sequence.first_query)),
+        grad_output.unsafe_offset(row_offset(head, sizes.query_heads, grad_strides, sequence.first_query)),
         s0,
         S,
         Int(grad_strides[2]),
@@ -457,8 +460,8 @@ def fast_query_kernel[
                 var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
                 mask_tile.add[bands, columns](slopes, scale, of_stage, warp_rows, t1 - t0)
             comptime if not whole:
-                if not all_seen(first, first + 1, t1, t1 + part, sizes):
-                    hide_unseen[bands, columns](slopes, HIDDEN, first, t1, sizes)
+                if not all_visible(first, first + 1, t1, t1 + part, sizes):
+                    hide_invisible[bands, columns](slopes, HIDDEN, first, t1, sizes)
             comptime for place in range(bands * columns):
                 comptime for e in range(4):
                     comptime half = place // columns * 2 + e // 2
@@ -468,12 +471,12 @@ def fast_query_kernel[
                 draws.mark[bands, columns](slopes, first, t1)
             else:
                 comptime for place in range(bands * columns):
-                    less_delta[place] = -of_rows[place // columns * 2](deltas)
+                    less_delta[place] = -spread_rows[place // columns * 2](deltas)
             var apart = own_grads.times_rows[columns](keys.unsafe_offset(step * pitch), less_delta)
             comptime for place in range(bands * columns):
                 comptime if dropout:
-                    slopes[place] = slopes_of(
-                        slopes[place], apart[place], of_rows[place // columns * 2](deltas)
+                    slopes[place] = compute_score_gradients(
+                        slopes[place], apart[place], spread_rows[place // columns * 2](deltas)
                     )
                 else:
                     slopes[place] *= apart[place]
@@ -482,7 +485,7 @@ def fast_query_kernel[
         t0 = next
 
     store_rows[bands, width](
-        grad_query.unsafe_offset(start_of(head, sizes.query_heads, gradient_strides, sequence.first_query)),
+        grad_query.unsafe_offset(row_offset(head, sizes.query_heads, gradient_strides, sequence.first_query)),
         sums,
         Array[Float32, 2 * bands](fill=scale * draws.rescale() if dropout else scale),
         first,

@@ -1,4 +1,4 @@
-"""Launches of the kernels of `kernels.mojo` and `keys.mojo`: tile sizes and geometry."""
+"""Launches of the kernels in `kernels.mojo` and `keys.mojo`: tile sizes and geometry."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -12,32 +12,32 @@ from .kernels import (
     fast_forward_kernel,
     fast_query_kernel,
 )
-from .keys import fast_key_value_kernel, handed_bytes, in_pairs
+from .keys import fast_key_value_kernel, passed_bytes, in_pairs
 from .layout import WIDE, Layout
 from .masks import is_one_row
-from .tiles import WIDEST, pitch_of
+from .tiles import WIDEST, row_pitch
 from .varlen import slots
 from .tensors import FlashBackward, FlashForward, FlashSizes
 from shared.common import ImmPtr, MutPtr, shared_memory
 from shared.launcher import Launcher
 
-comptime MOST_ROWS = 128
-"""Rows of the largest tile of the `mma.sync` kernels; all other tile sizes divide it."""
+comptime MAX_ROWS = 128
+"""Rows in the largest tile of the `mma.sync` kernels; all other tile sizes divide it."""
 comptime ROOM = 115200
-"""Bytes of shared memory for the largest `mma.sync` kernel with a mask."""
+"""Bytes of shared memory that the largest `mma.sync` kernel with a mask needs."""
 
 
 def is_whole(sizes: FlashSizes) -> Bool:
-    """Return whether every tile of every `mma.sync` kernel is full and every query sees every key; not for
-    heads above WIDE, whose kernels always check.
+    """Return whether every tile of every `mma.sync` kernel is full and every query sees every key; always
+    False for heads above WIDE, whose kernels always check.
     """
-    var full = sizes.query_len % MOST_ROWS == 0 and sizes.key_len % MOST_ROWS == 0
+    var full = sizes.query_len % MAX_ROWS == 0 and sizes.key_len % MAX_ROWS == 0
     full = full and sizes.head_dim % 64 == 0 and Int(sizes.head_dim) <= WIDE
     return full and sizes.keys_seen(0) == Int(sizes.key_len)
 
 
 def mask_bytes[dtype: DType, rows: Int, columns: Int](sizes: FlashSizes) -> Int:
-    """Return the bytes of shared memory for two stages of a mask's tile."""
+    """Return the bytes of shared memory for two stages of a mask tile."""
     return 2 * size_of[Scalar[dtype]]() * columns * (1 if is_one_row(sizes) else rows)
 
 
@@ -62,7 +62,7 @@ def launch_forward_tiles[
 def launch_forward_tiles[
     L: Launcher, dtype: DType, //, masked: Bool, *, whole: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """Launch the forward kernel, `whole` or not."""
+    """Launch the forward kernel, the `whole` variant if possible."""
     if t.sizes.head_dim <= 64:
         launch_forward_tiles[masked, 64, bands=2, warps=4, step=64, resident=2, whole=whole](
             launcher, t, layout
@@ -118,7 +118,7 @@ def launch_forward_tiles[
         drawn.kept,
         grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.query_len, rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
+        shared_bytes=(rows + 4 * step) * row_pitch[width]() * size_of[Scalar[dtype]]()
         + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
     )
 
@@ -154,7 +154,7 @@ def launch_delta_rows[
 def launch_backward_tiles[
     L: Launcher, dtype: DType, //, masked: Bool
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Launch both gradient kernels with the tiles for the head dimension, unless there is nothing to
+    """Launch both gradient kernels with the tiles for the head dimension; nothing if there are no rows to
     write.
     """
     comptime if not masked:
@@ -167,8 +167,8 @@ def launch_backward_tiles[
 def launch_backward_tiles[
     L: Launcher, dtype: DType, //, masked: Bool, *, whole: Bool
 ](mut launcher: L, t: FlashBackward[dtype], layout: Layout) raises:
-    """Launch both gradient kernels, `whole` or not."""
-    # Where a mask's tiles do not fit next to those of 128 rows, blocks are half as large.
+    """Launch both gradient kernels, the `whole` variants if possible."""
+    # If a mask's tiles do not fit next to the tiles for 128 rows, blocks are half as large.
     comptime roomy = not masked or shared_memory() >= ROOM
     comptime of_192 = 32 if roomy else 16
     if t.sizes.shared_heads() and t.sizes.key_len:
@@ -284,7 +284,7 @@ def launch_query_tiles[
         drawn.kept,
         grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.query_len, rows) * t.sizes.heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
+        shared_bytes=(2 * rows + 4 * step) * row_pitch[width]() * size_of[Scalar[dtype]]()
         + (mask_bytes[dtype, rows, step](t.sizes) if masked else 0),
     )
 
@@ -345,8 +345,8 @@ def launch_key_value_tiles[
         drawn.kept,
         grid_dim=Dim(tiles_of[varlen](t.sizes, t.sizes.key_len, rows) * t.sizes.shared_heads()),
         block_dim=Dim(32 * warps),
-        shared_bytes=(2 * rows + 4 * step) * pitch_of[width]() * size_of[Scalar[dtype]]()
+        shared_bytes=(2 * rows + 4 * step) * row_pitch[width]() * size_of[Scalar[dtype]]()
         + 16 * step
-        + handed_bytes[width, rows, part]()
+        + passed_bytes[width, rows, part]()
         + (mask_bytes[dtype, step, rows](t.sizes) if masked else 0),
     )

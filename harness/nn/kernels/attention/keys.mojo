@@ -1,7 +1,7 @@
-"""The gradients of key and value by `mma.sync`: `kernels.mojo` with queries and keys swapped.
+"""The gradients of key and value with `mma.sync`: `kernels.mojo` with queries and keys swapped.
 
-A block owns rows of keys and loops over tiles of queries. Where the sums of one head do not fit in the
-registers of a warp, two warps share its keys (`in_pairs`).
+A block owns rows of keys and loops over tiles of queries. If the sums for a head's width do not fit in the
+registers of a warp, two warps share the same keys (`in_pairs`).
 """
 
 from std.math import ceildiv, exp2
@@ -12,9 +12,18 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id,
 from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
 
 from .dropout import Dropout
-from .masks import MaskTile, hidden_tile, is_one_row, shows_none
-from .scores import LOG2_E, Strides, all_seen, drop, hide_unseen, row_shift, slopes_of, start_of
-from .tiles import Lane, Own, SLAB, Sums, add_product, load_numbers, load_tile, pitch_of, store_rows
+from .masks import MaskTile, hidden_tile, is_one_row, hides_all
+from .scores import (
+    LOG2_E,
+    Strides,
+    all_visible,
+    drop,
+    hide_invisible,
+    row_shift,
+    compute_score_gradients,
+    row_offset,
+)
+from .tiles import Lane, Own, SLAB, Sums, add_product, load_numbers, load_tile, row_pitch, store_rows
 from .varlen import Sequence, slots
 from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr
@@ -25,16 +34,16 @@ def in_pairs[width: Int]() -> Bool:
     return width > 2 * SLAB
 
 
-def handed_bytes[width: Int, rows: Int, part: Int]() -> Int:
-    """Return the bytes of shared memory in which the first warp of each pair passes P, of `rows` keys and
-    `part` queries.
+def passed_bytes[width: Int, rows: Int, part: Int]() -> Int:
+    """Return the bytes of shared memory through which the first warp of each pair passes P, for `rows` keys
+    and `part` queries.
     """
     return 4 * rows * part if in_pairs[width]() else 0
 
 
 @always_inline
-def meet(pair: Int):
-    """Wait until both warps of a pair are here."""
+def sync_pair(pair: Int):
+    """Wait until both warps of a pair have arrived."""
     inlined_assembly["barrier.cta.sync $0, 64;", NoneType, constraints="r,~{memory}", has_side_effect=True](
         Int32(pair + 1)
     )
@@ -74,7 +83,7 @@ def fast_key_value_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the offsets of sequences
+    mask: ImmPtr[dtype],  # [B, N, S, T] with its own strides, or the sequences' offsets
     grad_key_strides: Strides,
     grad_value_strides: Strides,
     grad_strides: Strides,
@@ -84,23 +93,24 @@ def fast_key_value_kernel[
     packed: PackedSizes,
     scale: Float32,
     state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
-    keep: Int32,  # elements kept of 65,536
+    keep: Int32,  # elements kept out of 65,536
 ):
     """Compute the gradients of key and value. A block owns 16 * bands * owners keys and loops over the
     queries of all heads that share them, `step` at a time. Scores are transposed, [keys, queries], so P^T and
-    dS^T are left operands as they are.
+    dS^T are already in the layout of left operands.
 
-    Where the sums of one gradient fill a warp's registers, two warps own the same keys (`in_pairs`): one
-    computes P and the gradient of the value, the other takes P from it for dS and the gradient of the key.
+    If the sums of one gradient fill a warp's registers, two warps own the same keys (`in_pairs`): one
+    computes P and the gradient of the value, and passes P to the other, which computes dS and the gradient of
+    the key.
     """
     comptime pairs = in_pairs[width]()
-    comptime assert not pairs or part == step, "what is handed over is read before the next step"
-    comptime assert not pairs or not dropout, "who makes the gradient of the key draws nothing"
+    comptime assert not pairs or part == step, "P is read before the next step overwrites it"
+    comptime assert not pairs or not dropout, "the warp that computes the key's gradient draws nothing"
     comptime owners = warps // 2 if pairs else warps
     comptime rows = 16 * bands * owners
     comptime threads = 32 * warps
     comptime columns = part // 8
-    comptime pitch = pitch_of[width]()
+    comptime pitch = row_pitch[width]()
     comptime tile = step * pitch
     var sizes = FlashSizes(packed)
     var all_queries = Int(sizes.query_len)
@@ -128,10 +138,10 @@ def fast_key_value_kernel[
     var warp_index = thread_idx.x // 32
     var owner = warp_index // 2 if pairs else warp_index
     var makes_key = pairs and warp_index % 2 == 1
-    # The buffer between the warps of a pair: a lane's sums, 16 bytes at a time.
-    var handed = numbers.unsafe_offset(4 * step + (owner * bands * columns * 32 + lane_id()) * 4)
-    comptime numbers_and_handed = 4 * step + handed_bytes[width, rows, part]() // 4
-    var masks = numbers.unsafe_offset(numbers_and_handed).unsafe_bitcast[Scalar[dtype]]()
+    # The buffer between the warps of a pair: a lane's P, 16 bytes at a time.
+    var passed_p = numbers.unsafe_offset(4 * step + (owner * bands * columns * 32 + lane_id()) * 4)
+    comptime numbers_and_p = 4 * step + passed_bytes[width, rows, part]() // 4
+    var masks = numbers.unsafe_offset(numbers_and_p).unsafe_bitcast[Scalar[dtype]]()
     var lane = Lane[width]()
     var warp_rows = owner * (16 * bands)
     var first = t0 + warp_rows
@@ -149,7 +159,7 @@ def fast_key_value_kernel[
             comptime if masked:
                 var head = head0 + next.member
                 if is_one_row(sizes):
-                    if next.s0 == start and shows_none[rows](mask, head, t0, sizes):
+                    if next.s0 == start and hides_all[rows](mask, head, t0, sizes):
                         next = Place(next.member + 1, start)
                         continue
                 elif hidden_tile[step, rows](mask, head, next.s0, t0, sizes):
@@ -158,10 +168,12 @@ def fast_key_value_kernel[
             break
         return next^
 
-    # Recomputed only if the head changes, because of the division.
+    # Recomputed only if the head changes, to avoid the division.
     var member = 0
-    var Q = query.unsafe_offset(start_of(head0, sizes.query_heads, query_strides, sequence.first_query))
-    var dO = grad_output.unsafe_offset(start_of(head0, sizes.query_heads, grad_strides, sequence.first_query))
+    var Q = query.unsafe_offset(row_offset(head0, sizes.query_heads, query_strides, sequence.first_query))
+    var dO = grad_output.unsafe_offset(
+        row_offset(head0, sizes.query_heads, grad_strides, sequence.first_query)
+    )
     var mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head0)), sizes)
 
     @__parameter
@@ -170,9 +182,9 @@ def fast_key_value_kernel[
         var head = head0 + place.member
         if place.member != member:
             member = place.member
-            Q = query.unsafe_offset(start_of(head, sizes.query_heads, query_strides, sequence.first_query))
+            Q = query.unsafe_offset(row_offset(head, sizes.query_heads, query_strides, sequence.first_query))
             dO = grad_output.unsafe_offset(
-                start_of(head, sizes.query_heads, grad_strides, sequence.first_query)
+                row_offset(head, sizes.query_heads, grad_strides, sequence.first_query)
             )
             comptime if masked:
                 mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head)), sizes)
@@ -193,7 +205,7 @@ def fast_key_value_kernel[
 
     load_tile[rows, width, threads, whole](
         keys,
-        key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides, sequence.first_key)),
+        key.unsafe_offset(row_offset(shared_head, sizes.key_heads, key_strides, sequence.first_key)),
         t0,
         T,
         Int(key_strides[2]),
@@ -201,14 +213,14 @@ def fast_key_value_kernel[
     )
     load_tile[rows, width, threads, whole](
         values,
-        value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides, sequence.first_key)),
+        value.unsafe_offset(row_offset(shared_head, sizes.key_heads, value_strides, sequence.first_key)),
         t0,
         T,
         Int(value_strides[2]),
         d,
     )
     comptime band_of_warp = 16 * bands * pitch
-    # Not kept in registers, which the sums of two gradients fill.
+    # The keys are not kept in registers, which the sums of two gradients fill.
     var own_keys = Own[dtype, bands, width, False](keys.unsafe_offset(owner * band_of_warp), lane)
     var own_values = Own[dtype, bands, width, False](values.unsafe_offset(owner * band_of_warp), lane)
     var own = Own[dtype, bands, width, False](own_values.tile if makes_key else own_keys.tile, lane)
@@ -243,8 +255,8 @@ def fast_key_value_kernel[
                     comptime for e in range(4):
                         weights[place][e] = exp2(weights[place][e] * factor - row_shift[masked](pair[e % 2]))
                 comptime if not whole:
-                    if not all_seen(s1, s1 + part, first, first + 16 * bands, sizes):
-                        hide_unseen[bands, columns, transposed=True](weights, 0, first, s1, sizes)
+                    if not all_visible(s1, s1 + part, first, first + 16 * bands, sizes):
+                        hide_invisible[bands, columns, transposed=True](weights, 0, first, s1, sizes)
 
             comptime if pairs:
                 var products = own.times_rows[columns](
@@ -253,11 +265,11 @@ def fast_key_value_kernel[
                 if not makes_key:
                     weigh(products)
                     comptime for place in range(bands * columns):
-                        handed.unsafe_store[alignment=16](place * 128, products[place])
-                meet(owner)
+                        passed_p.unsafe_store[alignment=16](place * 128, products[place])
+                sync_pair(owner)
                 if makes_key:
                     comptime for place in range(bands * columns):
-                        var weights = handed.unsafe_load[width=4, alignment=16](place * 128)
+                        var weights = passed_p.unsafe_load[width=4, alignment=16](place * 128)
                         var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
                         products[place] = weights * (
                             products[place] - Sums(pair[0], pair[1], pair[0], pair[1])
@@ -286,7 +298,7 @@ def fast_key_value_kernel[
                     comptime if dropout:
                         var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
                         pair *= draws.share
-                        slopes[place] = slopes_of(
+                        slopes[place] = compute_score_gradients(
                             weights[place], slopes[place], Sums(pair[0], pair[1], pair[0], pair[1])
                         )
                     else:
@@ -296,11 +308,11 @@ def fast_key_value_kernel[
         place = next^
 
     comptime if pairs:
-        key_sums = value_sums.copy()  # in the warps that compute it
+        key_sums = value_sums.copy()  # in the warps that compute the key's gradient
     if not pairs or makes_key:
         store_rows[bands, width](
             grad_key.unsafe_offset(
-                start_of(shared_head, sizes.key_heads, grad_key_strides, sequence.first_key)
+                row_offset(shared_head, sizes.key_heads, grad_key_strides, sequence.first_key)
             ),
             key_sums,
             Array[Float32, 2 * bands](fill=scale * draws.rescale() if dropout else scale),
@@ -312,7 +324,7 @@ def fast_key_value_kernel[
     if not makes_key:
         store_rows[bands, width](
             grad_value.unsafe_offset(
-                start_of(shared_head, sizes.key_heads, grad_value_strides, sequence.first_key)
+                row_offset(shared_head, sizes.key_heads, grad_value_strides, sequence.first_key)
             ),
             value_sums,
             Array[Float32, 2 * bands](fill=draws.rescale() if dropout else Float32(1)),

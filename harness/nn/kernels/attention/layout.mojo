@@ -1,4 +1,4 @@
-"""Strides of a pass's tensors, and whether tensor cores support a type."""
+"""The strides of a pass's tensors, and whether tensor cores support a dtype."""
 
 from std.sys import default_accelerator, has_accelerator
 
@@ -10,7 +10,7 @@ comptime WIDE = 128
 
 
 def has_tensor_cores[dtype: DType]() -> Bool:
-    """Return whether the NVIDIA tensor cores of this build's GPU multiply this type."""
+    """Return whether the build's GPU has NVIDIA tensor cores for this dtype."""
     comptime if has_accelerator():
         return dtype.is_half_float() and default_accelerator().is_nvidia_gpu()
     else:

@@ -1,8 +1,8 @@
-"""Attention's kernels as C functions: one library per part, which is a dtype with a feature, or `plan`, the
-choice of kernels.
+"""Attention's kernels as C functions: one library per part, which is a dtype with a feature, or `plan`, which
+selects kernels.
 
-`harness/nn/host/attention.cpp` calls `workbook_attention_plan` of the part `plan` for the kernels and their
-part, then that part's functions with the same words (`call.mojo`).
+`harness/nn/host/attention.cpp` calls `workbook_attention_plan` in part `plan`, which returns the kernels and
+their part, then that part's functions with the same words (`call.mojo`).
 """
 
 from std.sys.defines import get_defined_string
@@ -59,8 +59,8 @@ def forward(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def backward(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Launch the backward pass: the gradients of query, key and value, with delta given or computed from the
-    output.
+    """Launch the backward pass: the gradients of query, key and value; delta is passed in or computed from
+    the output.
     """
     var given = Call(words)
     var t = given.backward[dtype]()
@@ -73,7 +73,7 @@ def backward(mut words: Words, mut launcher: StreamLauncher) raises:
             launch_backward_wgmma[has[WGMMA_MASK]()](launcher, t, output, given.layout)
             return
     if not given.delta:
-        t.delta = delta_of(launcher, given)
+        t.delta = launch_delta(launcher, given)
     comptime if PART.endswith("_varlen"):
         launch_backward_varlen(launcher, t, given.layout)
     elif has[WGMMA]() or has[WGMMA_MASK]():
@@ -87,8 +87,8 @@ def backward(mut words: Words, mut launcher: StreamLauncher) raises:
                 launch_backward_tiles[True](launcher, t, given.layout)
 
 
-def delta_of(mut launcher: StreamLauncher, given: Call) raises -> ImmPtr[accum_type[dtype]]:
-    """Launch delta = rowsum(dO * O), minus grad_lse if there is one."""
+def launch_delta(mut launcher: StreamLauncher, given: Call) raises -> ImmPtr[accum_type[dtype]]:
+    """Launch delta = rowsum(dO * O), minus grad_lse if there is one, and return its address."""
     var delta = launcher.workspace[DType.float32]("delta", given.sizes.rows())
     launch_delta_rows(
         launcher,
@@ -104,7 +104,7 @@ def delta_of(mut launcher: StreamLauncher, given: Call) raises -> ImmPtr[accum_t
 
 
 def mask_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Launch the gradient of a mask, with the mask's strides."""
+    """Launch the gradient of a mask, stored with the mask's strides."""
     var given = Call(words)
     var tensors = MaskGradient[dtype](
         grad_mask=written[dtype](given.grad_mask),
@@ -113,7 +113,7 @@ def mask_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
         key=read[dtype](given.key),
         value=read[dtype](given.value),
         lse=read[accum_type[dtype]](given.lse),
-        delta=delta_of(launcher, given),
+        delta=launch_delta(launcher, given),
         mask=read[dtype](given.mask),
         sizes=given.sizes.copy(),
         scale=given.scale.cast[accum_type[dtype]](),
@@ -123,7 +123,7 @@ def mask_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
 
 @export("workbook_open")
 def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Return a handle of a GPU; `plan` needs none."""
+    """Return a handle of a GPU; part `plan` needs none."""
     comptime if PART == "plan":
         return 1
     else:
@@ -132,7 +132,9 @@ def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64
 
 @export("workbook_attention_plan")
 def workbook_attention_plan(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Return kernels + 8 * part, 0 for PyTorch's own, and write why no faster ones."""
+    """Return kernels + 8 * part, 0 for PyTorch's own operations, and write why no faster kernels support the
+    call.
+    """
     var taken = Words(words)
     taken.taken = 4
     var asked = Call(taken)
@@ -159,7 +161,7 @@ def workbook_attention_backward(words: Int, message: Int, capacity: Int64) abi("
 
 @export("workbook_attention_mask_gradient")
 def workbook_attention_mask_gradient(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Launch the mask's gradient, which only the parts with masks have."""
+    """Launch the mask's gradient; only parts with masks have its kernel."""
     comptime if PART.endswith("_mask"):
         return call[mask_gradient](words, message, capacity)
     else:

@@ -1,10 +1,10 @@
-"""The gradient of an additive mask of a 16-bit type by `mma.sync`: kernel and launch.
+"""The gradient of an additive 16-bit mask with `mma.sync`: kernel and launch.
 
-The mask is added to the scores, so its gradient is dS = P * (dP - delta), summed over everything an element
-was broadcast to: the batch, the heads or the queries, wherever the mask has size 1. This recomputes the
-scores a third time, two more products, but stores nothing except the gradient. A block owns a tile of the
-mask and loops over the heads, and for a one-row mask over the queries, that share it. A warp keeps its sums
-in registers, and no other warp adds to them.
+The mask is added to the scores, so its gradient is dS = P * (dP - delta), summed over the axes along which
+the mask has size 1: batch, heads or queries. This recomputes the scores a third time, which takes two more
+products, but stores nothing except the gradient. A block owns a tile of the mask and loops over the heads
+that share it and, for a one-row mask, over the queries. A warp keeps its sums in registers, and no other warp
+adds to them.
 """
 
 from std.math import ceildiv, exp2
@@ -17,7 +17,7 @@ from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, exter
 from max.gpu.primitives import warp
 
 from .layout import Layout, has_tensor_cores
-from .scores import LOG2_E, Strides, all_seen, hide_unseen, row_shift, start_of
+from .scores import LOG2_E, Strides, all_visible, hide_invisible, row_shift, row_offset
 from .masks import MaskTile
 from .tiles import HIDDEN, Lane, Own, SharedPtr, Sums, load_tile
 from .tensors import FlashSizes, PackedSizes
@@ -25,7 +25,7 @@ from shared.common import ImmPtr, MutPtr, accum_type
 from shared.launcher import Launcher
 
 comptime KEYS = 64
-"""Keys of a block's tile."""
+"""Keys in a block's tile."""
 comptime PART = 32
 """Keys whose scores a warp holds at a time."""
 comptime WARPS = 4
@@ -47,24 +47,24 @@ struct MaskGradient[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOr
     var value: Pointer[Scalar[Self.dtype], Self.read]  # [B, G, T, d]
     var lse: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
     var delta: Pointer[Scalar[accum_type[Self.dtype]], Self.read]  # [B, N, S]
-    var mask: Pointer[Scalar[Self.dtype], Self.read]  # as grad_mask
+    var mask: Pointer[Scalar[Self.dtype], Self.read]  # like grad_mask
     var sizes: FlashSizes
     var scale: Scalar[accum_type[Self.dtype]]
 
 
 @always_inline
 def own_size(size: Int32, stride: Int32) -> Int:
-    """Return the mask's size along an axis: that of the scores, or 1 if it was broadcast."""
+    """Return the mask's size along an axis: the size of the scores, or 1 if the mask is broadcast."""
     return Int(size) if stride else 1
 
 
 struct MaskWalk(Copyable, Movable):
-    """A block's tile of a mask, and its loop over what shares the tile: batch entries, heads and tiles of
-    queries.
+    """A block's tile of a mask, and the loop over the batch entries, heads and tiles of queries that share
+    the tile.
     """
 
     var t0: Int
-    """The first key."""
+    """The first key of the tile."""
     var steps: Int
     """Iterations of the loop."""
     var _s0: Int
@@ -75,7 +75,7 @@ struct MaskWalk(Copyable, Movable):
 
     @always_inline
     def __init__(out self, sizes: FlashSizes):
-        """Take the tile of this block."""
+        """Compute the tile of this block."""
         var mask_heads = own_size(sizes.query_heads, sizes.mask_n)
         var tiles_t = ceildiv(Int(sizes.key_len), KEYS)
         var tiles_s = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS)
@@ -101,14 +101,14 @@ struct MaskWalk(Copyable, Movable):
 
     @always_inline
     def head(self, step: Int, sizes: FlashSizes) -> Int:
-        """Return the head of a step, counted through the batch."""
+        """Return the head of a step, counted across the batch."""
         var heads = step // self._tiles
         var entry = self._entry + heads // self._heads
         return entry * Int(sizes.query_heads) + self._head + heads % self._heads
 
     @always_inline
     def seen(self, step: Int, sizes: FlashSizes) -> Bool:
-        """Return whether any query of a step sees any key of the tile."""
+        """Return whether any query of a step sees a key of the tile."""
         return self.t0 < sizes.keys_seen(min(self.query(step) + ROWS, Int(sizes.query_len)) - 1)
 
     @always_inline
@@ -121,8 +121,8 @@ struct MaskWalk(Copyable, Movable):
         of_warps: SharedPtr[DType.float32],
         sizes: FlashSizes,
     ):
-        """Write the sums of a block's warps, for a one-row mask added over all of their queries; `of_warps`
-        is memory for that.
+        """Write the sums of a block's warps. For a one-row mask, first add them over all queries, in the
+        memory `of_warps`.
         """
         comptime places = KEYS // 8
         var warp_rows = thread_idx.x // 32 * (16 * bands)
@@ -130,7 +130,7 @@ struct MaskWalk(Copyable, Movable):
         if sizes.mask_s:
             store_tile[bands, places](target, totals, self._s0 + warp_rows, self.t0, sizes)
             return
-        # One row: add over the queries of a warp, then over the warps.
+        # For a one-row mask, add over the queries of a warp, then over the warps.
         barrier()
         comptime for j in range(places):
             comptime for side in range(2):
@@ -164,7 +164,7 @@ def fast_mask_gradient_kernel[
     value: ImmPtr[dtype],  # [B, G, T, d]
     lse: ImmPtr[DType.float32],  # [B, N, S]
     delta: ImmPtr[DType.float32],  # [B, N, S]
-    mask: ImmPtr[dtype],  # as grad_mask
+    mask: ImmPtr[dtype],  # like grad_mask
     grad_strides: Strides,
     query_strides: Strides,
     key_strides: Strides,
@@ -172,7 +172,9 @@ def fast_mask_gradient_kernel[
     packed: PackedSizes,
     scale: Float32,
 ):
-    """Compute the gradient of the mask. A block owns 64 keys and ROWS queries of it, or its only row."""
+    """Compute the gradient of the mask. A block owns 64 keys and ROWS queries of it, or 64 keys of its only
+    row.
+    """
     comptime bands = BANDS
     comptime rows = ROWS
     comptime threads = 32 * WARPS
@@ -203,11 +205,11 @@ def fast_mask_gradient_kernel[
         var head = mine.head(step, sizes)
         var shared_head = sizes.shared_head(head)
         var of_head = MaskTile[dtype, KEYS](mask.unsafe_offset(sizes.mask_of(head)), sizes)
-        # All threads are done with the tiles of the previous step.
+        # Wait until all threads are done with the previous step's tiles.
         barrier()
         load_tile[rows, width, threads](
             queries,
-            query.unsafe_offset(start_of(head, sizes.query_heads, query_strides)),
+            query.unsafe_offset(row_offset(head, sizes.query_heads, query_strides)),
             s0,
             S,
             Int(query_strides[2]),
@@ -215,7 +217,7 @@ def fast_mask_gradient_kernel[
         )
         load_tile[rows, width, threads](
             grads,
-            grad_output.unsafe_offset(start_of(head, sizes.query_heads, grad_strides)),
+            grad_output.unsafe_offset(row_offset(head, sizes.query_heads, grad_strides)),
             s0,
             S,
             Int(grad_strides[2]),
@@ -223,7 +225,7 @@ def fast_mask_gradient_kernel[
         )
         load_tile[KEYS, width, threads](
             keys,
-            key.unsafe_offset(start_of(shared_head, sizes.key_heads, key_strides)),
+            key.unsafe_offset(row_offset(shared_head, sizes.key_heads, key_strides)),
             t0,
             T,
             Int(key_strides[2]),
@@ -231,7 +233,7 @@ def fast_mask_gradient_kernel[
         )
         load_tile[KEYS, width, threads](
             values,
-            value.unsafe_offset(start_of(shared_head, sizes.key_heads, value_strides)),
+            value.unsafe_offset(row_offset(shared_head, sizes.key_heads, value_strides)),
             t0,
             T,
             Int(value_strides[2]),
@@ -256,8 +258,8 @@ def fast_mask_gradient_kernel[
                 keys.unsafe_offset(t1 * width), Array[Sums, bands * columns](fill=0)
             )
             of_head.add[bands, columns](slopes, scale, masks, warp_rows, t1)
-            if not all_seen(first, first + 1, t0 + t1, t0 + t1 + PART, sizes):
-                hide_unseen[bands, columns](slopes, HIDDEN, first, t0 + t1, sizes)
+            if not all_visible(first, first + 1, t0 + t1, t0 + t1 + PART, sizes):
+                hide_invisible[bands, columns](slopes, HIDDEN, first, t0 + t1, sizes)
             var less_delta = Array[Sums, bands * columns](fill=0)
             comptime for place in range(bands * columns):
                 comptime half = place // columns * 2
@@ -306,7 +308,7 @@ def launch_mask_gradient_fast[
         else:
             launch_mask_gradient_tiles[128](launcher, t, layout)
     else:
-        raise Error("the gradient of a mask wants 16-bit types on NVIDIA's tensor cores")
+        raise Error("the gradient of a mask needs a 16-bit dtype and NVIDIA's tensor cores")
 
 
 def launch_mask_gradient_tiles[

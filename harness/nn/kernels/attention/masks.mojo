@@ -1,9 +1,9 @@
-"""Masks for the kernels of `kernels.mojo`: their tiles in shared memory, and the tiles of keys that a mask
+"""Masks for the kernels in `kernels.mojo`: their tiles in shared memory, and the tiles of keys that a mask
 hides.
 
-A tile of a mask has queries as rows and keys as columns, in the chunks and the order of all tiles. `ldmatrix`
-reads 16 x 16 elements in the layout of a lane's accumulators, transposed if the scores are. A mask that is
-one row for all queries has tiles of one row.
+A tile of a mask has queries as rows and keys as columns, with the same chunks and swizzle as all tiles.
+`ldmatrix` reads 16 x 16 elements in the layout of a lane's accumulators, transposed if the scores are. If the
+mask is one row for all queries, its tiles have one row.
 """
 
 from std.math import ceildiv
@@ -26,8 +26,8 @@ comptime TILES_AT_ONCE = 16
 
 @always_inline
 def is_one_row(sizes: FlashSizes) -> Bool:
-    """Return whether all queries of a head share one row of the mask with one element per key; no mask is a
-    row of zeros.
+    """Return whether all queries of a head share one row of the mask with one element per key. True without a
+    mask, which counts as a row of zeros.
     """
     return sizes.mask_s == 0 and sizes.mask_block <= 1
 
@@ -52,8 +52,8 @@ def hidden_tile[
 
 
 @always_inline
-def key_of_row[columns: Int](row: Int) -> Int:
-    """Return the number that a row's chunks are exclusive-ored with, so that eight rows read at a time are in
+def swizzle_key[columns: Int](row: Int) -> Int:
+    """Return the number with which a row's chunk indices are XORed, so that eight rows read at a time are in
     different banks.
     """
     comptime chunks = min(8, columns // CHUNK)
@@ -62,7 +62,9 @@ def key_of_row[columns: Int](row: Int) -> Int:
 
 @always_inline
 def widened[dtype: DType, //](elements: SIMD[dtype, 8]) -> SIMD[DType.float32, 8]:
-    """Convert to float32. A bfloat16 is the upper half of a float32: a shift or a mask each."""
+    """Convert to float32. A bfloat16 is the upper half of a float32, so one shift or one bitwise and converts
+    it.
+    """
     comptime if dtype == DType.bfloat16:
         var pairs = bitcast[DType.uint32, 4](elements)
         return bitcast[DType.float32, 8]((pairs << 16).interleave(pairs & 0xFFFF0000))
@@ -71,18 +73,18 @@ def widened[dtype: DType, //](elements: SIMD[dtype, 8]) -> SIMD[DType.float32, 8
 
 
 struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
-    """Tiles of one head's mask, `columns` keys wide: how they are loaded and added to the scores."""
+    """Loads tiles of one head's mask, `columns` keys wide, and adds them to the scores."""
 
     @__allow_legacy_any_origin_fields
     var mask: ImmPtr[Self.dtype]
     var pitch: Int
-    """Elements from row to row of a tile; 0 if there is only one row."""
+    """The row pitch of a tile in elements; 0 if it has only one row."""
     var in_chunks: Bool
     """Whether the mask's rows can be copied 16 bytes at a time."""
 
     @always_inline
     def __init__(out self, mask: ImmPtr[Self.dtype], sizes: FlashSizes):
-        """Take the mask of a head."""
+        """Store the address and layout of a head's mask."""
         self.mask = mask
         self.pitch = 0 if is_one_row(sizes) else Self.columns
         self.in_chunks = sizes.mask_block == 1 and sizes.mask_t == 1
@@ -90,19 +92,19 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
 
     @always_inline
     def elements[rows: Int](self) -> Int:
-        """Return the elements of a tile with so many rows."""
+        """Return the number of elements in a tile of `rows` rows."""
         return rows * self.pitch if self.pitch else Self.columns
 
     @always_inline
     def load[
         rows: Int, threads: Int
     ](self, target: SharedPtr[Self.dtype], s0: Int, t0: Int, sizes: FlashSizes):
-        """Copy the mask of `rows` queries from s0 on and the keys from t0 on; elements outside the mask may
-        be anything.
+        """Copy the mask for `rows` queries from s0 on and `columns` keys from t0 on; elements outside the
+        mask are undefined.
         """
         comptime chunks = Self.columns // CHUNK
         comptime together = threads // chunks
-        comptime assert together % 8 == 0, "a thread's chunk has the same place in each of its rows"
+        comptime assert together % 8 == 0, "a thread's chunk has the same swizzle in each of its rows"
         var count = rows if self.pitch else 1
         var S = Int(sizes.query_len)
         var T = Int(sizes.key_len)
@@ -110,7 +112,7 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
         var t = t0 + thread_idx.x % chunks * CHUNK
         var place = target.unsafe_offset(self.chunk_of(row, thread_idx.x % chunks))
         var bytes = 2 * max(0, min(CHUNK, T - t))
-        # Not unrolled: the addresses would take registers that products need.
+        # Not unrolled, because the addresses would take registers that the products need.
         for below in range(row, count, together):
             var s = s0 + below
             var target_of_row = place.unsafe_offset((below - row) * Self.columns)
@@ -134,8 +136,8 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
     @staticmethod
     @always_inline
     def chunk_of(row: Int, chunk: Int) -> Int:
-        """Return where in a tile a chunk of a row begins."""
-        return row * Self.columns + (chunk ^ key_of_row[Self.columns](row)) * CHUNK
+        """Return the offset of a row's chunk in a tile."""
+        return row * Self.columns + (chunk ^ swizzle_key[Self.columns](row)) * CHUNK
 
     @always_inline
     def add[
@@ -148,14 +150,14 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
         row: Int,
         column: Int,
     ):
-        """Scale products and add the mask. A warp's queries are the tile's rows from `row` on and its keys
-        the columns from `column` on; `transposed`, its keys are those columns and the queries those rows.
+        """Scale products and add the mask. The warp's queries are the tile's rows from `row` on, its keys the
+        tile's columns from `column` on. If `transposed`, the scores have keys as rows and queries as columns.
         """
         var lane = Int(lane_id())
-        # The row and chunk of the four matrices whose address this lane provides.
+        # This lane provides the address of this row and chunk of the four matrices.
         var below = lane % 8 + lane // 16 * 8 if transposed else lane % 16
         var right = lane // 8 % 2 if transposed else lane // 16
-        var key = key_of_row[Self.columns](below) if self.pitch else 0
+        var key = swizzle_key[Self.columns](below) if self.pitch else 0
         var start = tile.unsafe_offset((row + below) * self.pitch)
         comptime for band in range(bands):
             comptime for pair in range(places // 2):
@@ -171,11 +173,11 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
 
 
 @always_inline
-def tiles_seen[
+def visible_tiles[
     dtype: DType, //, step: Int, count: Int
 ](mask: ImmPtr[dtype], t0: Int, sizes: FlashSizes) -> UInt32:
-    """Return one bit for each of `count` tiles of `step` keys from t0 on: whether a one-row mask shows any of
-    its keys. All lanes of a warp must call it; the loads of four tiles overlap.
+    """Return one bit for each of `count` tiles of `step` keys from t0 on: whether a one-row mask leaves any
+    of its keys visible. All lanes of a warp must call it; the loads of four tiles overlap.
     """
     if sizes.mask_block == 0:
         return 0xFFFFFFFF
@@ -192,39 +194,41 @@ def tiles_seen[
 
 
 @always_inline
-def shows_none[
+def hides_all[
     dtype: DType, //, count: Int
 ](mask: ImmPtr[dtype], head: Int, t0: Int, sizes: FlashSizes) -> Bool:
     """Return whether a head's one-row mask hides all of `count` keys from t0 on."""
-    return tiles_seen[count, 1](mask.unsafe_offset(sizes.mask_of(head)), t0, sizes) == 0
+    return visible_tiles[count, 1](mask.unsafe_offset(sizes.mask_of(head)), t0, sizes) == 0
 
 
 struct Visible[dtype: DType, step: Int](Copyable, Movable):
-    """The tiles of `step` keys of which a one-row mask shows any key. Each warp keeps its own bits, for many
-    tiles at a time.
+    """The tiles of `step` keys in which a one-row mask leaves a key visible. Each warp keeps its own bits,
+    for many tiles at a time.
     """
 
     @__allow_legacy_any_origin_fields
     var mask: ImmPtr[Self.dtype]
     var bits: UInt32
     var first: Int
-    """The first key of the tile of the lowest bit."""
+    """The first key of the lowest bit's tile."""
 
     @always_inline
     def __init__(out self, mask: ImmPtr[Self.dtype]):
-        """Take the mask of a head; nothing is read yet."""
+        """Store the address of a head's mask; nothing is read yet."""
         self.mask = mask
         self.bits = 0
         self.first = -Self.step * TILES_AT_ONCE
 
     @always_inline
     def following(mut self, t: Int, end: Int, sizes: FlashSizes) -> Int:
-        """Return the first key, from t on, of a tile that is needed; t is a multiple of step."""
+        """Return the first key of the next tile with a visible key, from t on; t is a multiple of step.
+        Return `end` or more if there is none.
+        """
         var next = t
         while next < end:
             if next >= self.first + Self.step * TILES_AT_ONCE:
                 self.first = next
-                self.bits = tiles_seen[Self.step, TILES_AT_ONCE](self.mask, next, sizes)
+                self.bits = visible_tiles[Self.step, TILES_AT_ONCE](self.mask, next, sizes)
             if (self.bits >> UInt32((next - self.first) // Self.step)) & 1:
                 break
             next += Self.step

@@ -1,7 +1,7 @@
-"""Scores and their rows: visibility of keys, masking, row reductions.
+"""Operations on scores: visibility of keys, masking, row reductions.
 
-Exponentials are to base 2: P = 2^(score * scale * log2(e) - lse * log2(e)), one multiply-add and one
-instruction each.
+Exponentials are to base 2: P = 2^(score * scale * log2(e) - lse * log2(e)) takes one multiply-add and one
+exp2 instruction.
 """
 
 from std.sys import inlined_assembly
@@ -18,8 +18,8 @@ comptime Strides = SIMD[DType.int64, 4]
 
 
 @always_inline
-def start_of(head: Int, heads: Int32, strides: Strides, row: Int = 0) -> Int:
-    """Return the offset of a row of a head, which is counted through the batch."""
+def row_offset(head: Int, heads: Int32, strides: Strides, row: Int = 0) -> Int:
+    """Return the offset of a row of a head; `head` is counted across the batch."""
     return head // Int(heads) * Int(strides[0]) + head % Int(heads) * Int(strides[1]) + row * Int(strides[2])
 
 
@@ -30,7 +30,7 @@ def sees(s: Int, t: Int, sizes: FlashSizes) -> Bool:
 
 
 @always_inline
-def all_seen(s0: Int, s1: Int, t0: Int, t1: Int, sizes: FlashSizes) -> Bool:
+def all_visible(s0: Int, s1: Int, t0: Int, t1: Int, sizes: FlashSizes) -> Bool:
     """Return whether each of the queries s0 ... s1 - 1 sees each of the keys t0 ... t1 - 1."""
     return s1 <= Int(sizes.query_len) and t1 <= Int(sizes.key_len) and t1 - 1 <= s0 + Int(sizes.diagonal)
 
@@ -42,12 +42,12 @@ def rarely():
 
 
 @always_inline
-def hide_unseen[
+def hide_invisible[
     bands: Int, columns: Int, transposed: Bool = False
 ](mut values: Array[Sums, bands * columns], hidden: Float32, first: Int, start: Int, sizes: FlashSizes,):
-    """Set to `hidden` the scores of a warp's queries from `first` on for keys from `start` on that they do
-    not see; `transposed`, of its keys for queries that do not see them or do not exist. In 32 bits a
-    comparison is one instruction.
+    """Set to `hidden` a warp's scores of keys that a query does not see; rows are queries from `first` on,
+    columns are keys from `start` on. If `transposed`, rows are keys and columns queries, and queries past the
+    end are hidden too. Indices are 32-bit, so that a comparison is one instruction.
     """
     rarely()
     var column = Int32(start) + Int32(lane_id()) % 4 * 2
@@ -67,7 +67,7 @@ def hide_unseen[
 
 
 @always_inline
-def of_row(value: Float32, biggest: Bool) -> Float32:
+def reduce_row(value: Float32, biggest: Bool) -> Float32:
     """Return the maximum or the sum over the four lanes that share a row."""
     var result = value
     comptime for distance in range(2):
@@ -78,7 +78,7 @@ def of_row(value: Float32, biggest: Bool) -> Float32:
 
 @always_inline
 def drop[count: Int](mut weights: Array[Sums, count]):
-    """Set marked (negative) weights to 0; NaN stays."""
+    """Set marked (negative) weights to 0; NaN stays NaN."""
     comptime for place in range(count):
         comptime for e in range(4):
             var weight = weights[place][e]
@@ -86,15 +86,15 @@ def drop[count: Int](mut weights: Array[Sums, count]):
 
 
 @always_inline
-def of_rows[half: Int](numbers: Array[Float32, _]) -> Sums:
+def spread_rows[half: Int](numbers: Array[Float32, _]) -> Sums:
     """Return a lane's accumulators filled with one number per row."""
     return Sums(numbers[half], numbers[half], numbers[half + 1], numbers[half + 1])
 
 
 @always_inline
-def slopes_of(weights: Sums, of_weights: Sums, deltas: Sums) -> Sums:
-    """Return the gradients of scores, P * (dP - delta), from the weights P and their gradients dP; marked
-    weights have dP = 0.
+def compute_score_gradients(weights: Sums, of_weights: Sums, deltas: Sums) -> Sums:
+    """Return the gradients of scores, P * (dP - delta), from the weights P and their gradients dP; dP counts
+    as 0 for marked weights.
     """
     var slopes = abs(weights)
     comptime for e in range(4):
@@ -104,7 +104,8 @@ def slopes_of(weights: Sums, of_weights: Sums, deltas: Sums) -> Sums:
 
 @always_inline
 def row_shift[masked: Bool](lse: Float32) -> Float32:
-    """Return what is subtracted from a row's scores, to base 2: 0 for a row that a mask hides entirely."""
+    """Return the shift that is subtracted from a row's base-2 scores: 0 for a row whose keys are all masked.
+    """
     comptime if masked:
         return lse * LOG2_E if lse != HIDDEN else Float32(0)
     else:

@@ -1,6 +1,7 @@
-"""Sizes, options and tensors of attention's passes.
+"""Sizes, options and tensors of the passes of attention.
 
-Launch functions take a pass's tensors as one value; a kernel takes addresses, and the sizes as one vector.
+Launch functions take a pass's tensors as one value; a kernel takes addresses as separate arguments, and the
+sizes as one vector.
 """
 
 from shared.common import accum_type
@@ -13,10 +14,10 @@ comptime PackedSizes = SIMD[DType.int32, 16]
 struct FlashSizes(Copyable, Movable):
     """The sizes of a problem, and the layout of its mask.
 
-    N query heads share G heads of key and value, N / G each. A query sees keys up to its own position plus
-    `diagonal`: 0 for a causal mask from the top left, key_len - query_len from the bottom right, key_len for
-    all keys. The mask's strides are in elements, 0 along a broadcast axis. One element of it applies to
-    `mask_block` queries and as many keys.
+    N query heads share G heads of key and value: N / G query heads share each. A query sees keys up to its
+    own position plus `diagonal`: 0 for a causal mask from the top left, key_len - query_len from the bottom
+    right, key_len for all keys. The mask's strides are in elements, 0 along a broadcast axis. One element of
+    it applies to `mask_block` queries and as many keys.
     """
 
     var batch: Int32
@@ -82,7 +83,7 @@ struct FlashSizes(Copyable, Movable):
 
     @always_inline
     def shared_head(self, head: Int) -> Int:
-        """Return the head of key and value of a query head, both counted through the batch."""
+        """Return a query head's head of key and value; both are counted across the batch."""
         return head // self.group()
 
     @always_inline
@@ -100,7 +101,7 @@ struct FlashSizes(Copyable, Movable):
 
     @always_inline
     def keys_seen(self, query: Int) -> Int:
-        """Return how many keys, from the first on, a query sees."""
+        """Return the number of keys, from the first on, that a query sees."""
         return max(0, min(Int(self.key_len), query + Int(self.diagonal) + 1))
 
     @always_inline

@@ -1,10 +1,10 @@
-"""Tiles of 16-bit elements in shared memory, and their products by `mma.sync`.
+"""Tiles of 16-bit elements in shared memory, and their products with `mma.sync`.
 
 A tile has rows of `width` elements in chunks of 16 bytes. Chunk c of row r is stored at c ^ (r % 8), so that
 the eight rows that `ldmatrix` reads at a time are in different banks; rows start at multiples of eight
-chunks. Accumulators are `mma` fragments, four float32 per lane for 16 x 8 elements: lane l holds the elements
-(l / 4, 2 (l % 4)) and the next one, then the two 8 rows below. Two fragments next to each other, rounded, are
-the left operand of the next product, so P and dS never leave the registers.
+chunks. Accumulators are `mma` fragments, four float32 per lane for 16 x 8 elements: lane l holds element (l /
+4, 2 (l % 4)) and the next one, then the two elements 8 rows below. Two neighbouring fragments, rounded, form
+a left operand of the next product, so P and dS never leave registers.
 """
 
 from std.math import ceildiv
@@ -19,19 +19,19 @@ from shared.common import ImmPtr, MutPtr
 comptime SharedPtr[dtype: DType] = Pointer[Scalar[dtype], MutAnyOrigin, address_space=AddressSpace.SHARED]
 """The address of a tile in shared memory."""
 comptime Sums = SIMD[DType.float32, 4]
-"""A lane's part of 16 x 8 accumulators."""
+"""A lane's share of 16 x 8 accumulators."""
 comptime HIDDEN = Float32.MIN
-"""Minus infinity, the score of a key that a query does not see."""
+"""The score of a key that a query does not see: minus infinity."""
 comptime CHUNK = 8
-"""Elements in 16 bytes: one asynchronous copy, or a row of an `ldmatrix` matrix."""
+"""Elements in 16 bytes: one asynchronous copy, or one row of an `ldmatrix` matrix."""
 comptime WIDEST = 256
 """The widest tile: the largest head dimension."""
 comptime SLAB = 64
-"""Elements in eight chunks, the range of the swizzle."""
+"""Elements in eight chunks, the period of the swizzle."""
 
 
-def pitch_of[width: Int]() -> Int:
-    """Return the elements from one row of a tile to the next."""
+def row_pitch[width: Int]() -> Int:
+    """Return the row pitch of a tile in elements."""
     return ceildiv(width, SLAB) * SLAB
 
 
@@ -44,15 +44,15 @@ def load_tile[
 ](target: SharedPtr[dtype], source: ImmPtr[dtype], first: Int, count: Int, pitch: Int, d: Int):
     """Copy `rows` rows, from row `first`, of a matrix [count, d] whose rows are `pitch` elements apart.
 
-    Elements outside the matrix become 0; with `inside` there are none and nothing is checked.
+    Elements outside the matrix become 0; if `inside`, there are none and nothing is checked.
     """
-    comptime to_next = pitch_of[width]()
-    # Wide tiles are copied in slabs, since the chunks of a row need not divide the threads.
+    comptime to_next = row_pitch[width]()
+    # Wide tiles are copied in slabs, because the number of threads need not be a multiple of a row's chunks.
     comptime slab = width if width <= 2 * SLAB else SLAB
     comptime chunks = slab // CHUNK
     comptime together = threads // chunks
-    comptime assert together % 8 == 0, "a thread's chunk has the same place in each of its rows"
-    comptime assert rows % together == 0, "every thread has as many rows"
+    comptime assert together % 8 == 0, "a thread's chunk has the same swizzle in each of its rows"
+    comptime assert rows % together == 0, "every thread has equally many rows"
     var chunk = thread_idx.x % chunks
     var row = thread_idx.x // chunks
     var place = target.unsafe_offset(row * to_next + (chunk ^ (row % 8)) * CHUNK)
@@ -93,7 +93,9 @@ def load_numbers[
     start: Int,
     end: Int,
 ):
-    """Copy `count` numbers from `start` of two arrays, one after the other; from `end` on they become 0."""
+    """Copy `count` numbers from `start` on of each of two arrays, one array after the other; numbers from
+    `end` on become 0.
+    """
     comptime for part in range(ceildiv(2 * count, threads)):
         var index = thread_idx.x + part * threads
         var source = first if index < count else second
@@ -131,9 +133,9 @@ struct Lane[width: Int](Copyable, Movable):
         self._across = StaticTuple[Int32, 4]()
         comptime for pair in range(4):
             self._down[pair] = (
-                lane % 16 * Int32(pitch_of[Self.width]()) + ((Int32(2 * pair) + lane // 16) ^ row) * CHUNK
+                lane % 16 * Int32(row_pitch[Self.width]()) + ((Int32(2 * pair) + lane // 16) ^ row) * CHUNK
             )
-            self._across[pair] = (row + lane // 16 * 8) * Int32(pitch_of[Self.width]()) + (
+            self._across[pair] = (row + lane // 16 * 8) * Int32(row_pitch[Self.width]()) + (
                 (Int32(2 * pair) + lane // 8 % 2) ^ row
             ) * CHUNK
 
@@ -160,7 +162,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
 
     @always_inline
     def __init__(out self, tile: SharedPtr[Self.dtype], lane: Lane[Self.width]):
-        """Take the rows from `tile` on, which must have arrived if they are `kept`."""
+        """Set the rows, which begin at `tile`; if `kept`, load them now, so they must have arrived."""
         self.tile = tile
         self.lane = lane.copy()
         self._fragments = Array[SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.kept else 1](
@@ -170,17 +172,17 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
             comptime for band in range(Self.bands):
                 comptime for k in range(Self.width // 16):
                     self._fragments[band * (Self.width // 16) + k] = ld_matrix[8](
-                        tile.unsafe_offset(band * 16 * pitch_of[Self.width]() + lane.down[k]())
+                        tile.unsafe_offset(band * 16 * row_pitch[Self.width]() + lane.down[k]())
                     )
 
     @always_inline
     def fragment[band: Int, k: Int](self) -> SIMD[Self.dtype, 8]:
-        """Return the fragment of 16 rows and the elements 16 k to 16 k + 15."""
+        """Return the fragment of 16 rows and elements 16 k to 16 k + 15."""
         comptime if Self.kept:
             return self._fragments[band * (Self.width // 16) + k]
         else:
             return ld_matrix[8](
-                self.tile.unsafe_offset(band * 16 * pitch_of[Self.width]() + self.lane.down[k]())
+                self.tile.unsafe_offset(band * 16 * row_pitch[Self.width]() + self.lane.down[k]())
             )
 
     @always_inline
@@ -203,7 +205,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
                 left[band] = self.fragment[band, k]()
             comptime for pair in range(columns // 2):
                 var both = ld_matrix[8](
-                    right.unsafe_offset(pair * 16 * pitch_of[Self.width]() + self.lane.across[k]())
+                    right.unsafe_offset(pair * 16 * row_pitch[Self.width]() + self.lane.across[k]())
                 )
                 comptime for band in range(Self.bands):
                     comptime for side in range(2):
@@ -223,7 +225,7 @@ def add_product[
     right: SharedPtr[dtype],
     lane: Lane[width],
 ):
-    """Compute sums += left @ right, where right has 8 * columns rows; left is rounded to the tile's type."""
+    """Compute sums += left @ right, where right has 8 * columns rows; left is rounded to the tile's dtype."""
     comptime for k in range(columns // 2):
         var rounded = Array[SIMD[dtype, 8], bands](fill=0)
         comptime for band in range(bands):
@@ -231,7 +233,7 @@ def add_product[
             rounded[band] = left[first].join(left[first + 1]).cast[dtype]()
         comptime for pair in range(width // 16):
             var both = ld_matrix[8, transpose=True](
-                right.unsafe_offset(k * 16 * pitch_of[width]() + lane.down[pair]())
+                right.unsafe_offset(k * 16 * row_pitch[width]() + lane.down[pair]())
             )
             comptime for band in range(bands):
                 comptime for side in range(2):

@@ -1,10 +1,10 @@
-"""Sequences of unequal lengths, one after another, for the kernels of `kernels.mojo`: which of them a block
-works on.
+"""Packed sequences of unequal lengths for the kernels in `kernels.mojo`: which sequence a block works on.
 
-The sequences are one batch of tensors [heads, total, d]. Offsets give where each begins and the last ends:
-`count` + 1 numbers for the queries, then as many for the keys. The host does not read them, so the grid has
-enough blocks for any offsets: total // rows + count slots per head. Sequence i has the slots from start //
-rows + i on, enough for its tiles and at most one too many; a slot past the last tile does nothing.
+The sequences are concatenated in tensors [heads, total, d]. Offsets say where each begins and the last one
+ends: `count` + 1 numbers for the queries, then `count` + 1 for the keys. The host does not read them, so the
+grid has enough blocks for any offsets: total // rows + count slots per head. Sequence i has the slots from
+start // rows + i on: enough for its tiles, and at most one too many. A block with a slot past the last tile
+does nothing.
 """
 
 from std.math import ceildiv
@@ -15,7 +15,7 @@ from .tensors import FlashSizes
 from shared.common import ImmPtr
 
 comptime LANES = 32
-"""Lanes of a warp, which read as many offsets at a time."""
+"""Lanes of a warp; each reads one offset at a time."""
 comptime PAST = 2**30
 """A row past the end of every sequence."""
 
@@ -43,7 +43,7 @@ struct Sequence(Copyable, Movable):
     var first_key: Int
     """The first row of the sequence's keys."""
     var row: Int
-    """The block's first row within the sequence; none at or past the end."""
+    """The block's first row within the sequence; at or past the end if the block has no rows."""
 
     @staticmethod
     @always_inline
@@ -56,8 +56,8 @@ struct Sequence(Copyable, Movable):
     def of_slot[
         rows: Int, of_keys: Bool, dtype: DType
     ](mask: ImmPtr[dtype], slot: Int, mut sizes: FlashSizes) -> Self:
-        """Return the sequence of a slot of `rows` keys or queries, from the offsets passed as the mask; set
-        the sizes to the sequence's.
+        """Return the sequence of a slot of `rows` keys or queries, from the offsets passed as the mask, and
+        set `sizes` to those of the sequence.
         """
         var offsets = mask.unsafe_bitcast[Int32]()
         var count = Int(sizes.mask_block)
@@ -65,8 +65,8 @@ struct Sequence(Copyable, Movable):
         var keys = Int(sizes.key_len)
         var walked = offsets.unsafe_offset(count + 1 if of_keys else 0)
         var total = keys if of_keys else queries
-        # Find the last sequence whose first slot is not after this one, of `left` from `sequence` on, 32 at a
-        # time.
+        # Find the last sequence whose first slot is not after this slot, by a 32-ary search among `left`
+        # sequences from `sequence` on.
         var sequence = 0
         var left = count
         while left > 1:
@@ -88,11 +88,11 @@ struct Sequence(Copyable, Movable):
         end = inside(Int(offsets[unsafe_offset=count + 2 + sequence]), first_key, keys)
         sizes.key_len = Int32(end - first_key)
         var first_slot = slot_of(first_key if of_keys else first_query, sequence, rows)
-        # Rows before the first sequence have slots too.
+        # Slots before the first sequence have no rows of any sequence.
         return Self(first_query, first_key, (slot - first_slot) * rows if slot >= first_slot else PAST)
 
 
 @always_inline
 def inside(offset: Int, least: Int, most: Int) -> Int:
-    """Clamp an offset."""
+    """Clamp an offset to [least, most]."""
     return min(max(offset, least), most)

@@ -1,5 +1,4 @@
-"""Launches of attention for packed sequences: the kernels of `kernels.mojo` with offsets instead of a
-mask.
+"""Launches of attention for packed sequences: the kernels in `kernels.mojo` with offsets instead of a mask.
 """
 
 from .kernels_launches import launch_forward_tiles, launch_key_value_tiles, launch_query_tiles
@@ -11,22 +10,22 @@ from shared.launcher import Launcher
 
 
 def expect_varlen[dtype: DType](sizes: FlashSizes, scale: Scalar[accum_type[dtype]]) raises:
-    """Raise an error for arguments that the kernels for unequal lengths do not support."""
+    """Raise for arguments that the kernels for unequal lengths do not support."""
     comptime if not has_tensor_cores[dtype]():
-        raise Error("unequal lengths want 16-bit types on NVIDIA's tensor cores")
+        raise Error("unequal lengths need 16-bit dtypes and NVIDIA's tensor cores")
     var d = Int(sizes.head_dim)
     if d > WIDE or d % CHUNK != 0 or sizes.batch != 1 or sizes.mask_block < 1 or scale <= 0:
         raise Error(
-            t"unequal lengths want one batch of at least one sequence, heads of"
-            t" at most {WIDE} elements in whole chunks, a scale above 0"
+            t"unequal lengths need one batch of at least one sequence, heads of at most {WIDE} elements"
+            t" in whole chunks of {CHUNK}, and a positive scale"
         )
 
 
 def launch_forward_varlen[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """Launch one kernel: output and lse of `t.sizes.mask_block` sequences with the offsets `t.mask`; the
-    lengths are totals.
+    """Launch one kernel that computes output and lse of `t.sizes.mask_block` sequences with the offsets
+    `t.mask`; the lengths in `t.sizes` are totals over the sequences.
     """
     expect_varlen[dtype](t.sizes, t.scale)
     comptime if has_tensor_cores[dtype]():

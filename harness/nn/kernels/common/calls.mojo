@@ -1,9 +1,9 @@
 """Calls over the C ABI: every exported function takes the address of an array of 64-bit words.
 
-It returns the bytes of workspace that the call takes, or -1 with an error's text in the caller's buffer. The
-first four words are the launcher's: the result of `open_gpu`, or 0 to launch nothing and only count the
-workspace; the stream's handle; the workspace and its bytes. Arguments are checked by the caller,
-`harness/nn/host`.
+It returns the bytes of workspace that the call needs, or -1 with the error's text in the caller's buffer. The
+first four words describe the launcher: the result of `open_gpu`, or 0 to launch nothing and only compute the
+workspace size; the stream's handle; the address of the workspace; its size in bytes. The caller,
+`harness/nn/host`, checks the arguments.
 """
 
 from std.memory import bitcast
@@ -15,7 +15,7 @@ from .stream_launcher import Gpu, StreamLauncher
 
 
 struct Words:
-    """The words of a call, taken in order."""
+    """The words of a call, read in order."""
 
     var items: Pointer[Int, MutUntrackedOrigin]
     var taken: Int
@@ -34,11 +34,11 @@ struct Words:
         return bitcast[DType.float64](Int64(self.integer()))
 
     def written[dtype: DType](mut self) -> MutPtr[dtype]:
-        """Return the next word, the address of a tensor to write; 0 for none."""
+        """Return the next word, the address of a tensor to write, or 0 without one."""
         return MutPtr[dtype](unsafe_from_address=self.integer())
 
     def read[dtype: DType](mut self) -> ImmPtr[dtype]:
-        """Return the next word, the address of a tensor to read; 0 for none."""
+        """Return the next word, the address of a tensor to read, or 0 without one."""
         return ImmPtr[dtype](unsafe_from_address=self.integer())
 
     def launcher(mut self) raises -> StreamLauncher:
@@ -53,7 +53,9 @@ struct Words:
 def call[
     launch: def(mut Words, mut StreamLauncher) raises thin -> None
 ](words: Int, message: Int, capacity: Int64) -> Int64:
-    """Launch one pass. Return the bytes of workspace that it takes, or -1 and a message."""
+    """Launch one pass and return the bytes of workspace that it needs; on error write a message and return
+    -1.
+    """
     try:
         var taken = Words(words)
         var launcher = taken.launcher()
@@ -65,7 +67,8 @@ def call[
 
 
 def open_gpu(index: Int64, message: Int, capacity: Int64) -> Int64:
-    """Return a handle of the GPU with this number, valid as long as the process; or 0 and write a message."""
+    """Return a handle of GPU `index`, valid until the process exits; on error write a message and return 0.
+    """
     try:
         var gpu = unsafe_alloc[Gpu](1)
         gpu.unsafe_write(Gpu(Int(index)))
@@ -76,7 +79,7 @@ def open_gpu(index: Int64, message: Int, capacity: Int64) -> Int64:
 
 
 def write_text(text: String, message: Int, capacity: Int):
-    """Write a text into a caller's buffer, cut to fit and 0-terminated."""
+    """Write a text to the caller's buffer, truncated to fit and null-terminated."""
     if message == 0 or capacity <= 0:
         return
     var bytes = text.as_bytes()

@@ -1,18 +1,18 @@
 """Matrix products on Hopper's tensor cores (sm_90a): wgmma fed by the tensor memory accelerator (TMA).
 
-One persistent kernel serves the three products of a Linear layer, because wgmma reads an operand along either
-of its dimensions, so that nothing is transposed in memory:
+One persistent kernel computes the three products of a Linear layer. wgmma reads an operand along either
+dimension, so nothing is transposed in memory:
 
-    forward   Y   = ln_out W^T    "nt": both operands lie along k
-    backward  dln = dY W          "nn": the second operand lies along n
-    backward  dW  = dY^T ln_out   "tn": the operands lie along m and n
+    forward   Y   = ln_out W^T    "nt": both operands are contiguous along k
+    backward  dln = dY W          "nn": the second operand is contiguous along n
+    backward  dW  = dY^T ln_out   "tn": the operands are contiguous along m and n
 
 A block has three groups of four warps. The first is the producer: one of its threads loads the next tiles of
 both operands by TMA, as many steps ahead as shared memory has stages. The other two are consumers: each
 multiplies 64 rows of the block's tile. The tile is stored through a small staging buffer, which the TMA reads
-while the next tile is being multiplied; rows that the TMA cannot write, because they start at any address,
+while the next tile is being multiplied; rows that are not aligned to 16 bytes, which the TMA cannot write,
 are stored by the consumers. The remaining warps of the producer group are not needed for the product: they
-compute sums that would otherwise be kernels of their own (`gemm_hopper_sums.mojo`).
+compute sums that would otherwise need separate kernels (`gemm_hopper_sums.mojo`).
 
 Instructions and layouts: PTX ISA 8.5, "Asynchronous warpgroup level matrix instructions", "Tensor copies" and
 "mbarrier".
@@ -63,8 +63,8 @@ from .gemm_hopper_pipeline import (
     Schedule,
     Shared,
     Turn,
-    await_published,
-    publish,
+    wait_for_flag,
+    set_flag,
     release,
     wait,
     wait_for_group,
@@ -89,12 +89,12 @@ def gemm_hopper_kernel[
     a_map: TMADescriptor,
     b_map: TMADescriptor,
     c_map: TMADescriptor,
-    bias: ImmPtr[dtype],  # [n], read with_bias
+    bias: ImmPtr[dtype],  # [n], read if with_bias
     m: Int32,
     n: Int32,
     k: Int32,
-    partial_tiles: MutPtr[DType.float32],  # [blocks - tiles, 128, block_n], written and read where split
-    flags: MutPtr[DType.int32],  # [blocks, 2], zero where split; "sum columns" clears flag_count of them
+    partial_tiles: MutPtr[DType.float32],  # [blocks - tiles, 128, block_n], used if split
+    flags: MutPtr[DType.int32],  # [blocks, 2], zero on entry if split; "sum columns" clears flag_count
     flag_count: Int32,
     column_partials: MutPtr[DType.float32],  # [slices, k] for "sum columns", [slices, m] for "add slices"
     column_slices: Int32,
@@ -102,28 +102,29 @@ def gemm_hopper_kernel[
     row_partials: ImmPtr[DType.float32],  # [row_slices, 2 n], read by "add slices"
     row_slices: Int32,
     row_sums: MutPtr[row_dtype],  # [n], written by "add slices": the first n columns of row_partials
-    more_row_sums: MutPtr[row_dtype],  # [n], likewise, the other n
-    c: MutPtr[dtype],  # [m, n], written instead of c_map's matrix where loose
-    loose: Int32,  # whether rows of C start at any address
+    more_row_sums: MutPtr[row_dtype],  # [n], written by "add slices": the last n columns
+    c: MutPtr[dtype],  # [m, n], written instead of c_map's matrix if loose
+    loose: Int32,  # whether rows of C may start at any address
 ):
-    """Compute C [m, n] = A B, plus the bias of each column, tile by tile. Grid: the GPU's multiprocessors, or
-    fewer.
+    """Compute C [m, n] = A B plus the bias of each column. Grid: at most one block per multiprocessor.
 
     Parameters:
         dtype: bfloat16 or float16; sums are float32.
-        block_n: Columns of a tile: 128, 192 or 256.
+        block_n: Columns per tile: 128, 192 or 256.
         operands: "nt", "nn" or "tn"; see the top of the file.
         with_bias: Whether `bias` is added.
-        split: Whether several blocks share a tile; the grid must be a multiple of the tiles.
-        side_work: What the spare warps do. "none"; "sum columns": those of A over every 64 rows, while A passes
-            through, for "nn"; "add slices": the second stage of two such sums, for "tn".
+        split: Whether several blocks share a tile; the grid size must then be a multiple of the number of
+            tiles.
+        side_work: What the producer group's spare warps compute: "none"; "sum columns", for "nn": the column
+            sums of A over every 64 rows, from the tiles of A that are loaded anyway; "add slices", for "tn":
+            the second stage of two such sums.
     """
     comptime assert operands == "nt" or operands == "nn" or operands == "tn", "operands must be nt, nn or tn"
     comptime assert block_n % 64 == 0 and 128 <= block_n <= 256, "a tile has 128, 192 or 256 columns"
     comptime assert (
         side_work != "sum columns" or operands == "nn" and not split
-    ), "rows of A along k, each once"
-    comptime assert side_work != "add slices" or not with_bias, "there is one place for both"
+    ), '"sum columns" needs "nn" operands and whole tiles'
+    comptime assert side_work != "add slices" or not with_bias, "both use the same part of shared memory"
     comptime pipeline = Pipeline[block_n]
     comptime readers = 2 + (SUM_WARPS if side_work == "sum columns" else 0)
     # The swizzle depends on addresses: tiles must start at multiples of 1024 bytes.
@@ -139,13 +140,13 @@ def gemm_hopper_kernel[
             mbarrier_init(empty.unsafe_offset(stage), Int32(readers))
         fence_mbarrier_init()
     barrier()
-    # The grids before this one may still run here; what they wrote is only read below.
+    # Earlier grids may still be running up to here; their results are only read below.
     wait_for_earlier_grids()
     start_later_grids()
 
     var schedule = Schedule[split](m, n, k, block_n)
     if thread_idx.x < GROUP:
-        # The consumers get the registers that these warps do not need.
+        # Give the registers that these warps do not need to the consumers.
         warpgroup_reg_dealloc[56]()
         var warp = thread_idx.x // 32
         if thread_idx.x == 0:
@@ -165,7 +166,7 @@ def gemm_hopper_kernel[
                 sum_columns[dtype, block_n](schedule, memory, full, empty, column_partials, warp - 1, Int(k))
         comptime if side_work == "add slices":
             if warp > 0:
-                # Without a bias its place is not used.
+                # Without a bias, its part of shared memory is free.
                 var shares = memory.unsafe_offset(pipeline.BIAS).unsafe_bitcast[Float32]()
                 var columns = Int(m)
                 add_slices(
@@ -234,9 +235,9 @@ def produce[
 def load[
     along_k: Bool, extent: Int
 ](target: Shared[UInt8], map: Descriptor, arrived: Shared[Int64], first: Int, k: Int):
-    """Load `extent` rows or columns of an operand from `first` on, BLOCK_K deep.
+    """Load `extent` rows or columns of an operand, starting at `first`, BLOCK_K deep.
 
-    Along k that is one TMA box of `extent` rows; across k, one box per 64 columns.
+    An operand contiguous along k takes one TMA box of `extent` rows, another operand one box per 64 columns.
     """
     comptime if along_k:
         cp_async_bulk_tensor_shared_cluster_global(target, map, arrived, IndexList[2](k, first))
@@ -267,7 +268,7 @@ def consume[
     c: MutPtr[dtype],
     loose: Bool,
 ):
-    """Multiply and store 64 rows of every tile."""
+    """Compute and store 64 rows of every tile."""
     comptime pipeline = Pipeline[block_n]
     comptime biases_of_a_thread = ceildiv(block_n, GROUP)
     var consumer = thread_idx.x // GROUP - 1
@@ -276,7 +277,8 @@ def consume[
     var tile_bias = memory.unsafe_offset(pipeline.BIAS + consumer * block_n * 2).unsafe_bitcast[
         Scalar[dtype]
     ]()
-    # This consumer's 64 rows of A: along k 64 rows of 128 bytes, across k one box, which has as many bytes.
+    # This consumer's 64 rows of A are 64 rows of 128 bytes or, if A is not contiguous along k, one box of the
+    # same size.
     var a_first = memory.unsafe_offset(consumer * BOX_BYTES)
     var b_first = memory.unsafe_offset(pipeline.A_BYTES)
     var turn = Turn[pipeline.STAGES](0, 0)
@@ -284,7 +286,7 @@ def consume[
     for index in range(schedule.count()):
         var work = schedule.piece(index)
         var tile = work.tile.copy()
-        # Loaded now, needed when the tile is done.
+        # Load the bias early; it is added when the tile is done.
         var biases = StaticTuple[Scalar[dtype], biases_of_a_thread]()
         comptime if with_bias:
             comptime for i in range(biases_of_a_thread):
@@ -317,10 +319,10 @@ def consume[
 
         comptime if split:
             if work.last < schedule.steps:
-                hand_over[block_n](sums, partial_tiles, flags, work.number, consumer, thread)
+                write_partial_sums[block_n](sums, partial_tiles, flags, work.number, consumer, thread)
                 continue
             for helper in range(work.helpers):
-                sums = take_over[block_n](
+                sums = add_partial_sums[block_n](
                     sums, partial_tiles, flags, work.number, block_idx.x - 1 - helper, consumer, thread
                 )
         comptime if with_bias:
@@ -356,10 +358,12 @@ def multiply[
 ) -> StaticTuple[
     Float32, block_n // 2
 ]:
-    """Issue one step, 64 x block_n x BLOCK_K, as four wgmma of depth 16; `first` starts from zero."""
+    """Issue one step, 64 x block_n x BLOCK_K, as four wgmma of depth 16; if `first`, the sums start at zero.
+    """
     comptime a_along_k = operands != "tn"
     comptime b_along_k = operands == "nt"
-    # Along k, 16 elements are 32 bytes further; across k, 16 rows of 128 bytes.
+    # The next 16 elements along k are 32 bytes further, or, if the operand is not contiguous along k, 16 rows
+    # of 128 bytes.
     comptime a_stride = 32 if a_along_k else 16 * 128
     comptime b_stride = 32 if b_along_k else 16 * 128
     var a = operand[dtype, a_along_k](a_tile)
@@ -383,8 +387,10 @@ def multiply[
 
 @always_inline
 def operand[dtype: DType, along_k: Bool](tile: Shared[UInt8]) -> WGMMADescriptor[dtype]:
-    """Return the descriptor of an operand in shared memory that the TMA wrote with the 128-byte swizzle."""
-    # Distances in units of 16 bytes: between groups of 8 rows of 128 bytes, and, across k, between boxes.
+    """Return the wgmma descriptor of an operand that the TMA wrote to shared memory with the 128-byte
+    swizzle.
+    """
+    # Strides in units of 16 bytes: between groups of 8 rows of 128 bytes, and between boxes.
     comptime stride = 8 * 128 // 16
     comptime leading = 1 if along_k else BOX_BYTES // 16
     return WGMMADescriptor[dtype].create[stride, leading, TensorMapSwizzle.SWIZZLE_128B](
@@ -409,20 +415,20 @@ def store[
     c: MutPtr[dtype],
     loose: Bool,
 ):
-    """Round one consumer's sums and store them, STORE columns at a time, through STORES staging buffers in
-    turn.
+    """Round one consumer's sums and store them, STORE columns at a time, alternating between STORES staging
+    buffers.
 
-    Thread t holds rows 16 (t / 32) + t % 32 / 4 and that + 8, and of every 8 columns the two from 2 (t % 4)
-    on.
+    Thread t holds row r = 16 (t / 32) + t % 32 / 4 and row r + 8; in every 8 columns, columns 2 (t % 4) and 2
+    (t % 4) + 1.
     """
     var lane = thread % 32
-    # stmatrix takes 8 x 8 blocks; lane l gives the address of row l % 8 of block l / 8, in the order
-    # upper left, lower left, upper right, lower right of 16 x 16 elements.
+    # stmatrix stores 8 x 8 blocks; lane l provides the address of row l % 8 of block l / 8. The blocks of 16
+    # x 16 elements are in the order upper left, lower left, upper right, lower right.
     var store_row = thread // 32 * 16 + lane // 8 % 2 * 8 + lane % 8
     comptime for number in range(block_n // STORE):
         var target = staging.unsafe_offset(number % STORES * STORE_BYTES)
-        # The last store from this buffer must have read it: it was issued STORES rounds ago, or in the last
-        # round if a tile has an odd number of stores and this is its first.
+        # Wait until the last store from this buffer has read it. That store was issued STORES rounds ago, or
+        # in the last round if a tile has an odd number of stores and this is its first.
         comptime newer = 0 if number == 0 and block_n // STORE % STORES != 0 else STORES - 1
         if thread == 0:
             cp_async_bulk_wait_group[Int32(newer), read=True]()
@@ -437,17 +443,17 @@ def store[
                     comptime first = offset + quarter // 2 * 8
                     two += bias.unsafe_load[width=2, alignment=4](first + lane % 4 * 2).cast[DType.float32]()
                 packed[quarter] = bitcast[DType.float32, 1](two.cast[dtype]())
-            # The swizzle: a row's 16-byte units are numbered and exclusive-ored with the row's number.
+            # The swizzle: the index of a 16-byte unit is XORed with the row's index.
             var chunk = (pair * 2 + lane // 16) ^ (store_row % 8)
             st_matrix[4](
                 target.unsafe_offset(store_row * 128 + chunk * 16).unsafe_bitcast[Scalar[dtype]](), packed
             )
         if loose:
-            # A warp stores the rows that it has rounded itself.
+            # Each warp stores only rows that its own lanes staged.
             syncwarp()
-            store_loose(c, target, row + thread // 32 * 16, column + number * STORE, m, n)
+            store_unaligned(c, target, row + thread // 32 * 16, column + number * STORE, m, n)
         else:
-            # Make the threads' writes visible to the TMA, which reads through another proxy.
+            # Make the threads' writes visible to the TMA, which reads through the async proxy.
             fence_async_view_proxy()
             wait_for_group(consumer)
             if thread == 0:
@@ -459,11 +465,11 @@ def store[
 
 
 @always_inline
-def store_loose[
+def store_unaligned[
     dtype: DType
 ](c: MutPtr[dtype], staging: Shared[UInt8], first: Int, column: Int, m: Int, n: Int):
-    """Store a warp's 16 rows of one staging buffer, starting at row `first` of C; lane l has columns 2 l and
-    2 l + 1.
+    """Store a warp's 16 rows of one staging buffer to rows of C from `first` on, at any address; lane l
+    stores columns 2 l and 2 l + 1.
     """
     comptime abreast = 8
     var lane = thread_idx.x % 32
@@ -473,7 +479,7 @@ def store_loose[
     comptime for half in range(16 // abreast):
         var held = Array[SIMD[dtype, 2], abreast](fill=0)
         comptime for i in range(abreast):
-            # The same swizzle as when the rows were staged.
+            # Undo the swizzle with which the rows were staged.
             var chunk = (lane // 4) ^ (i % 8)
             var place = rows.unsafe_offset((half * abreast + i) * 128 + chunk * 16)
             held[i] = place.unsafe_bitcast[Scalar[dtype]]().unsafe_load[width=2, alignment=4]()
@@ -489,7 +495,7 @@ def store_loose[
                         target[unsafe_offset=1] = held[i][1]
 
 
-# ---- Tiles that several blocks work on ----------------------------------------------------------------------
+# ---- Tiles that several blocks share -----------------------------------------------------------------------
 
 
 @always_inline
@@ -498,14 +504,14 @@ def partial_tile[
 ](partial_tiles: MutPtr[DType.float32], tile: Int, block: Int, consumer: Int, thread: Int) -> MutPtr[
     DType.float32
 ]:
-    """Return the address of a thread's unfinished sums of a tile: four at a time, next to its neighbours'.
-    The last block of each tile has none.
+    """Return the address of a thread's partial sums of a tile, stored four at a time next to its neighbours'
+    so that accesses coalesce. The last block of each tile has none.
     """
     return partial_tiles.unsafe_offset(((block - tile) * 2 + consumer) * 64 * block_n + 4 * thread)
 
 
 @always_inline
-def hand_over[
+def write_partial_sums[
     block_n: Int
 ](
     sums: StaticTuple[Float32, block_n // 2],
@@ -515,18 +521,18 @@ def hand_over[
     consumer: Int,
     thread: Int,
 ):
-    """Write unfinished sums for the block that stores the tile."""
+    """Write partial sums for the block that stores the tile."""
     var place = partial_tile[block_n](partial_tiles, tile, block_idx.x, consumer, thread)
     comptime for i in range(0, block_n // 2, 4):
         var four = SIMD[DType.float32, 4](sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
         place.unsafe_store[alignment=16](i * GROUP, four)
     wait_for_group(consumer)
     if thread == 0:
-        publish(flags.unsafe_offset(block_idx.x * 2 + consumer))
+        set_flag(flags.unsafe_offset(block_idx.x * 2 + consumer))
 
 
 @always_inline
-def take_over[
+def add_partial_sums[
     block_n: Int
 ](
     sums: StaticTuple[Float32, block_n // 2],
@@ -537,9 +543,9 @@ def take_over[
     consumer: Int,
     thread: Int,
 ) -> StaticTuple[Float32, block_n // 2]:
-    """Add another block's unfinished sums. The order of additions is the same in every run."""
+    """Add another block's partial sums. The order of additions is the same in every run."""
     if thread == 0:
-        await_published(flags.unsafe_offset(block * 2 + consumer))
+        wait_for_flag(flags.unsafe_offset(block * 2 + consumer))
     wait_for_group(consumer)
     var place = partial_tile[block_n](partial_tiles, tile, block, consumer, thread)
     var result = sums

@@ -1,4 +1,4 @@
-"""Launches of `gemm_hopper.mojo`: supported operands, the choice of tiles, geometry."""
+"""Launches of `gemm_hopper.mojo`: which operands it supports, tile selection, geometry."""
 
 from std.math import ceildiv
 from max.gpu.host import Dim
@@ -7,25 +7,24 @@ from shared.common import ImmPtr, MutPtr, multiprocessors
 from .gemm_hopper import gemm_hopper_kernel
 from .gemm_hopper_pipeline import BLOCK_K, BLOCK_M, THREADS, Pipeline
 from shared.launcher import Launcher
-from .tensor_maps import ROW_BYTES, lies_in_rows, tensor_map
+from .tensor_maps import ROW_BYTES, has_aligned_width, tensor_map
 
 comptime TILE_COST = 650
-"""The cost of a tile in addition to its steps, in steps of one column: filling the pipeline, storing the
-tile.
+"""The overhead per tile, for filling the pipeline and storing the tile, in units of one step of one column.
 """
 comptime NARROW = 9
-"""The cost of a step of one column in the narrowest tiles, in eighths: a tile's rows are loaded for fewer
-columns.
+"""The cost of a step of one column in the narrowest tiles, in eighths of the usual: the tile's rows are
+loaded for fewer columns.
 """
-comptime HANDING_COST = 1200
-"""The cost of writing or adding unfinished sums, in steps of one column."""
+comptime SHARING_COST = 1200
+"""The cost of writing or adding a tile's partial sums, in units of one step of one column."""
 comptime EARLY_ROUNDS = 3
-"""The most tiles per block with which a product starts before the previous launch is done."""
+"""Maximum tiles per block for a product to start before the previous launch is done."""
 
 
 @fieldwise_init
 struct Pitches(Copyable, Movable):
-    """Elements from one row of each matrix to the next; 0 if rows are contiguous."""
+    """The row pitch of each matrix in elements; 0 if its rows are contiguous."""
 
     var a: Int
     var b: Int
@@ -35,7 +34,7 @@ struct Pitches(Copyable, Movable):
 def suits_hopper[
     dtype: DType, operands: StaticString
 ](c: MutPtr[dtype], a: ImmPtr[dtype], b: ImmPtr[dtype], m: Int, n: Int, k: Int) -> Bool:
-    """Return whether the TMA can load all three matrices: each row must start at a multiple of 16 bytes."""
+    """Return whether all three matrices suit the TMA: each row must start at a multiple of 16 bytes."""
     comptime vector = 16 // 2
     var aligned = (Int(c) | Int(a) | Int(b)) % 16 == 0
     var a_width = m if operands == "tn" else k
@@ -43,14 +42,14 @@ def suits_hopper[
     return aligned and a_width % vector == 0 and b_width % vector == 0 and n % vector == 0
 
 
-def column_slices_of(rows: Int) -> Int:
-    """Return the slices of column sums that an "nn" product with so many rows writes."""
+def count_column_slices(rows: Int) -> Int:
+    """Return the number of slices of column sums that an "nn" product with `rows` rows writes."""
     return 2 * ceildiv(rows, BLOCK_M)
 
 
 @fieldwise_init
 struct SideSums[dtype: DType, row_dtype: DType = dtype](Copyable, Movable):
-    """The buffers of a product's side work, and of blocks that share tiles; see the kernel's arguments."""
+    """The buffers for a product's side work and for shared tiles; see the kernel's arguments."""
 
     @__allow_legacy_any_origin_fields
     var flags: MutPtr[DType.int32]
@@ -73,7 +72,7 @@ struct SideSums[dtype: DType, row_dtype: DType = dtype](Copyable, Movable):
     var more_row_sums: MutPtr[Self.row_dtype]
 
     def __init__(out self, anything: MutPtr[Self.dtype]):
-        """Take one address for all buffers, none of which is used."""
+        """Set every buffer to one address; none is used."""
         var address = Int(anything)
         self = Self(
             MutPtr[DType.int32](unsafe_from_address=address),
@@ -87,13 +86,13 @@ struct SideSums[dtype: DType, row_dtype: DType = dtype](Copyable, Movable):
         column_partials: MutPtr[DType.float32],
         anything: MutPtr[Self.dtype],
     ):
-        """Take the buffers for "sum columns"; the others are not used."""
+        """Set the buffers for "sum columns"; the others are not used."""
         var rows = MutPtr[Self.row_dtype](unsafe_from_address=Int(anything))
         self = Self(flags, column_partials, 0, anything, column_partials.as_imm(), 0, rows, rows)
 
 
 def flag_count() -> Int:
-    """Return the most flags that a product with shared tiles uses."""
+    """Return the maximum number of flags that a product with shared tiles uses."""
     return 2 * multiprocessors()
 
 
@@ -107,9 +106,9 @@ struct TilePlan(Copyable, Movable):
     var rounds: Int
     """Tiles, or parts of a tile, per block."""
     var cost: Int
-    """The longest work of a block, in steps of one column: 0.0023 us on an H200."""
+    """The most work of any block, in steps of one column; a step takes 0.0023 us on an H200."""
     var work: Int
-    """The work of all blocks."""
+    """The total work of all blocks."""
 
     @staticmethod
     def whole(m: Int, n: Int, k: Int, block_n: Int) -> Self:
@@ -123,18 +122,18 @@ struct TilePlan(Copyable, Movable):
 
     @staticmethod
     def shared(m: Int, n: Int, k: Int, block_n: Int) -> Optional[Self]:
-        """Return a plan in which several blocks share a tile, if there are enough blocks and steps."""
+        """Return a plan in which several blocks share a tile, or None without enough blocks and steps."""
         var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
         var steps = ceildiv(k, BLOCK_K)
         var shares = min(multiprocessors() // tiles, steps // 8)
         if shares < 2:
             return None
-        var cost = ceildiv(steps, shares) * step_cost(block_n) + TILE_COST + (shares - 1) * HANDING_COST
+        var cost = ceildiv(steps, shares) * step_cost(block_n) + TILE_COST + (shares - 1) * SHARING_COST
         return Self(block_n, True, shares * tiles, 1, cost, shares * tiles * cost)
 
 
 def step_cost(block_n: Int) -> Int:
-    """Return the cost of a step of a tile, in steps of one column."""
+    """Return the cost of one step of a tile, in steps of one column."""
     return block_n * NARROW // 8 if block_n == 128 else block_n
 
 
@@ -173,11 +172,11 @@ def launch_gemm_hopper[
     side: Optional[SideSums[dtype, row_dtype]] = None,
     pitches: Pitches = Pitches(0, 0, 0),
 ) raises:
-    """Launch c = a b, plus the bias of each column with_bias; see `launch_gemm`.
+    """Launch c = a b, plus the bias of each column if with_bias; see `launch_gemm`.
 
-    If not `suits_hopper`, `pitches` are the row pitches of a and b, so that the TMA can load them; c may have
-    any layout. With the side work "add slices" blocks may share tiles; the flags in `side` must then be zero,
-    which an earlier "sum columns" with the same flags ensures.
+    If `suits_hopper` is false, `pitches` are row pitches with which the TMA can load a and b; c may start
+    rows at any address. With the side work "add slices" blocks may share tiles; the flags in `side` must then
+    be zero, which an earlier "sum columns" with the same flags ensures.
     """
     comptime may_share = side_work == "add slices"
     var sums = side.value().copy() if side else SideSums[dtype, row_dtype](c)
@@ -220,7 +219,7 @@ def launch_tiles[
     plan: TilePlan,
     pitches: Pitches,
 ) raises:
-    """Launch with tiles of block_n columns."""
+    """Launch the kernel with tiles of block_n columns."""
     var partial_tiles = sums.column_partials
     comptime if split:
         var helpers = plan.blocks - ceildiv(Int(m), BLOCK_M) * ceildiv(Int(n), block_n)
@@ -239,12 +238,12 @@ def launch_tiles[
         ctx.value(), b, Int(b_height), Int(b_width), pitches.b
     )
     var c_pitch = pitches.c if pitches.c > 0 else Int(n)
-    var loose = not lies_in_rows[dtype](c_pitch) or Int(c) % ROW_BYTES != 0
+    var loose = not has_aligned_width[dtype](c_pitch) or Int(c) % ROW_BYTES != 0
     launcher.launch[gemm_hopper_kernel[dtype, block_n, operands, with_bias, split, side_work, row_dtype]](
         name,
         a_map,
         b_map,
-        # Any valid map, where C has none.
+        # The kernel needs a valid map even if C cannot have one.
         a_map if loose else tensor_map[dtype, 64](ctx.value(), c.as_imm(), Int(m), Int(n), pitches.c),
         bias,
         m,
@@ -266,6 +265,6 @@ def launch_tiles[
         block_dim=Dim(THREADS),
         shared_bytes=Pipeline[block_n].BYTES,
         # Blocks that start early are placed in the order in which multiprocessors become free. Over many
-        # rounds that costs more than the early start gains: 1 to 2 % of a large product, measured.
+        # rounds that costs more than the early start gains: a measured 1 to 2 % of a large product.
         early=plan.rounds <= EARLY_ROUNDS,
     )

@@ -11,31 +11,31 @@ from shared.common import MutPtr
 comptime BLOCK_M = 128
 """Rows of a block's tile: 64 for each of the two consumers."""
 comptime BLOCK_K = 64
-"""Depth of one step: 128 bytes of a 16-bit type, the width of the TMA's widest swizzle."""
+"""Elements along k per step: 128 bytes of a 16-bit type, the width of the TMA's widest swizzle."""
 comptime GROUP = 128
 """Threads of a warpgroup."""
 comptime THREADS = 3 * GROUP
-"""Threads of a block: the producer group and two consumers."""
+"""Threads per block: the producer group and two consumer groups."""
 comptime BOX = 64
-"""Columns of an operand's TMA box across k: 128 bytes of a 16-bit type."""
+"""Columns per TMA box of an operand that is not contiguous along k: 128 bytes of a 16-bit type."""
 comptime BOX_BYTES = BOX * BLOCK_K * 2
-"""Bytes of 64 rows of 128: a box across k, or the rows of one consumer along k."""
+"""Bytes of 64 rows of 128 bytes: such a box, or one consumer's rows of an operand contiguous along k."""
 comptime STORE = 64
-"""Columns of one store: 128 bytes of a 16-bit type."""
+"""Columns per store: 128 bytes of a 16-bit type."""
 comptime STORE_BYTES = 64 * STORE * 2
 """Bytes of one consumer's rows in a staging buffer."""
 comptime STORES = 2
-"""Stores of one consumer that may be filled or in flight at a time."""
+"""Staging buffers per consumer, each being filled or read by a store in flight."""
 comptime SHARED_BYTES = 227 * 1024
 """Bytes of shared memory that a block may use on Hopper."""
 comptime RASTER = UInt32(16)
-"""Tiles along m before the next tile along n, so that running blocks share operands in L2."""
+"""Consecutive tiles along m before the next tile along n, so that concurrent blocks share operands in L2."""
 comptime WAIT_HINT = 10_000_000
-"""How long one attempt to wait may sleep, in nanoseconds."""
+"""Maximum nanoseconds that one attempt to wait may suspend the thread."""
 comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpace.SHARED]
 """An address in the block's shared memory."""
 comptime Descriptor = Pointer[NoneType, ImmutAnyOrigin]
-"""The address of a tensor map, in the kernel's parameters."""
+"""The address of a tensor map among the kernel's parameters."""
 
 
 struct Pipeline[block_n: Int]:
@@ -74,7 +74,7 @@ struct Turn[stages: Int](Copyable, Movable):
             self.parity ^= 1
 
 
-# ---- Which block does what ----------------------------------------------------------------------------------
+# ---- Scheduling --------------------------------------------------------------------------------------------
 
 
 @fieldwise_init
@@ -87,31 +87,32 @@ struct Tile(Copyable, Movable):
 
 @fieldwise_init
 struct Work(Copyable, Movable):
-    """Steps first to last - 1 of the sums of one tile. The block with the last steps stores the tile."""
+    """Steps `first` to `last - 1` of one tile. The block with the last steps stores the tile."""
 
     var tile: Tile
     var number: Int
-    """Of the tile."""
+    """The tile's index."""
     var first: Int
     var last: Int
     var helpers: Int
-    """How many other blocks have the preceding steps: those with the numbers before this block's."""
+    """Number of blocks that compute the preceding steps; they have the indices before this block's."""
 
 
 struct Schedule[split: Bool](Copyable, Movable):
     """The tiles of this block, the same in all of its warps.
 
-    Tiles block_idx.x, + grid_dim.x, ..., numbered down the columns of panels of RASTER tile rows. With
-    `split` the grid is a multiple of the tiles, and the steps of a tile are divided evenly among consecutive
-    blocks. A block waits only for blocks with lower numbers, which started no later, so there is no deadlock.
+    They are tiles block_idx.x, block_idx.x + grid_dim.x, ..., numbered down the columns of panels of RASTER
+    tile rows. With `split` the grid size is a multiple of the number of tiles, and the steps of a tile are
+    divided evenly among consecutive blocks. A block waits only for blocks with lower indices, which started
+    no later, so there is no deadlock.
     """
 
-    # 32-bit unsigned, because a 64-bit division costs a hundred instructions.
+    # Unsigned 32-bit, because a 64-bit division takes about a hundred instructions.
     var block_n: UInt32
     var tile_rows: UInt32
     var tile_columns: UInt32
     var steps: Int
-    """Steps of one tile."""
+    """Steps per tile."""
 
     @always_inline
     def __init__(out self, m: Int32, n: Int32, k: Int32, block_n: Int):
@@ -127,7 +128,7 @@ struct Schedule[split: Bool](Copyable, Movable):
 
     @always_inline
     def tile(self, index: Int) -> Tile:
-        """Return the tile with a number."""
+        """Return the origin of tile `index`."""
         var panel = UInt32(index) // (RASTER * self.tile_columns) * RASTER
         var height = min(RASTER, self.tile_rows - panel)
         var within = UInt32(index) - panel * self.tile_columns
@@ -135,7 +136,7 @@ struct Schedule[split: Bool](Copyable, Movable):
 
     @always_inline
     def count(self) -> Int:
-        """Return the number of pieces of work of this block."""
+        """Return the number of tiles, or parts of tiles, of this block."""
         comptime if Self.split:
             return 1
         else:
@@ -143,7 +144,7 @@ struct Schedule[split: Bool](Copyable, Movable):
 
     @always_inline
     def piece(self, index: Int) -> Work:
-        """Return the index-th piece."""
+        """Return the block's tile, or part of a tile, number `index`."""
         comptime if Self.split:
             var shares = UInt32(grid_dim.x) // UInt32(self.tiles())
             var number = UInt32(block_idx.x) // shares
@@ -156,38 +157,38 @@ struct Schedule[split: Bool](Copyable, Movable):
             return Work(self.tile(number), number, 0, self.steps, 0)
 
 
-# ---- Waiting and telling ------------------------------------------------------------------------------------
+# ---- Synchronization ---------------------------------------------------------------------------------------
 
 
 @always_inline
 def wait(at: Shared[Int64], parity: Int32):
-    """Wait until the phase of this parity of a barrier is complete."""
+    """Wait until a barrier's phase with this parity completes."""
     mbarrier_try_wait_parity_shared(at, parity, WAIT_HINT)
 
 
 @always_inline
 def wait_for_group(consumer: Int):
-    """Synchronize the 128 threads of one consumer; barrier 0 is the whole block's."""
+    """Synchronize the 128 threads of one consumer; barrier 0 is for the whole block."""
     named_barrier[Int32(GROUP)](Int32(consumer + 1))
 
 
 @always_inline
 def release(empty: Shared[Int64], stage: Int, thread: Int):
-    """Signal the producer that this group of threads has read a stage."""
+    """Signal the producer that this warpgroup has read a stage."""
     if thread == 0:
         _ = mbarrier_arrive(empty.unsafe_offset(stage))
 
 
 @always_inline
-def publish(flag: MutPtr[DType.int32]):
-    """Set a flag; a block that sees it also sees what this group of threads wrote before its last barrier."""
+def set_flag(flag: MutPtr[DType.int32]):
+    """Set a flag; a block that sees it set also sees what this warpgroup wrote before its last barrier."""
     inlined_assembly[
         "fence.acq_rel.gpu; st.release.gpu.global.s32 [$0], $1;", NoneType, constraints="l,r,~{memory}"
     ](Int64(Int(flag)), Int32(1))
 
 
 @always_inline
-def await_published(flag: MutPtr[DType.int32]):
+def wait_for_flag(flag: MutPtr[DType.int32]):
     """Wait until a flag is set."""
     var seen = Int32(0)
     while seen == 0:

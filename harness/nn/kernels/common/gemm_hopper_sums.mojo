@@ -1,4 +1,6 @@
-"""Side work of `gemm_hopper.mojo`: sums by warps of the producer group that the product does not need."""
+"""Side work of `gemm_hopper.mojo`: sums computed by the warps of the producer group that the product does not
+need.
+"""
 
 from max.gpu import block_idx, grid_dim, syncwarp, thread_idx
 from max.gpu.sync import named_barrier
@@ -24,10 +26,11 @@ def sum_columns[
     half: Int,
     k: Int,
 ):
-    """Sum the columns of A over 64 rows, half number `half` of a tile, while A passes through. One warp.
+    """Sum the columns of A over the 64 rows of half `half` of each tile, from the tiles in shared memory.
+    Called by one warp.
 
-    Every tile column loads the same tiles of A, and sums its share of the steps. Lane l owns columns 2 l and
-    2 l + 1 of the 64 of a step, whose rows are 128 bytes. Rows past the end are zeros.
+    Blocks in different tile columns load the same tiles of A, so each sums its share of the steps. Lane l
+    owns columns 2 l and 2 l + 1 of a step's 64. Rows past the end are zeros.
     """
     comptime pipeline = Pipeline[block_n]
     var lane = thread_idx.x % 32
@@ -44,7 +47,7 @@ def sum_columns[
                 var sums = SIMD[DType.float32, 2](0)
                 for first in range(0, 64, 16):
                     comptime for i in range(16):
-                        # The swizzle exclusive-ors the number of the 16 bytes within a row with the row's.
+                        # The swizzle: the index of a 16-byte unit is XORed with the row's index.
                         var chunk = (lane // 4) ^ (i % 8)
                         var place = rows.unsafe_offset((first + i) * 128 + chunk * 16 + lane % 4 * 4)
                         var two = place.unsafe_bitcast[Scalar[dtype]]().unsafe_load[width=2, alignment=4]()
@@ -70,9 +73,9 @@ def add_slices[
     first_columns: Int,
     shares: Shared[Float32],  # [ADD_WARPS, 32]
 ):
-    """Add the slices of every column: of the first columns into `sums`, of the others into `more_sums`.
+    """Add the slices of every column; write the first columns to `sums`, the others to `more_sums`.
 
-    A block takes 32 columns at a time; each of three warps adds every third slice.
+    A block adds 32 columns at a time; each of three warps adds every third slice.
     """
     comptime abreast = 8
     var warp = thread_idx.x // 32 - 1

@@ -1,19 +1,18 @@
-"""Products of float32 matrices on Hopper's tensor cores for float16 (sm_90a), with about the errors of
-float32.
+"""Products of float32 matrices on Hopper's float16 tensor cores (sm_90a), with about the error of float32.
 
-A matrix x is split into two of float16, high = s x rounded and low = s x - high rounded, where s is a power
-of two that brings its largest element to at least 2^14: together they keep 22 bits. The product of two such
-matrices is
+A matrix x is split into two float16 matrices, high = round(s x) and low = round(s x - high), where s is a
+power of two that brings its largest element to at least 2^14. Together they keep 22 bits. The product of two
+such matrices is
 
     high low + low high + high high
 
-The term left out, low low, is below the rounding of float32. Tensor cores truncate when they accumulate; over
-many terms that would cost more than a digit. So they add CHUNK steps at a time, and the sums of the chunks
-are added in float32; the truncation within a chunk is the largest remaining error. Splitting: Ootomo and
-Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
-performance", 2022.
+The omitted term, low low, is below the rounding error of float32. Tensor cores truncate when they accumulate;
+over many terms that would cost more than a decimal digit. So they accumulate CHUNK steps at a time, and
+ordinary float32 additions sum the chunks. The truncation within a chunk is the largest remaining error.
+Splitting: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the
+FP32 theoretical peak performance", 2022.
 
-If a factor has an infinity or a NaN, a product by simple loops replaces the fast one: low would turn
+If a factor contains an infinity or a NaN, simple loops compute the product instead, because low would turn
 infinities into NaN.
 """
 
@@ -52,25 +51,26 @@ from .tensor_maps import tensor_map
 from shared.launcher import Launcher
 
 comptime COLUMNS = [128, 192]
-"""Columns that a tile may have; no more, since a thread keeps two sums of each of its elements."""
+"""Supported tile widths; wider tiles would not fit in registers, since a thread keeps two sums per element.
+"""
 comptime CHUNK = 1
-"""Steps, of BLOCK_K terms each, that the tensor cores accumulate."""
+"""Steps of BLOCK_K terms that the tensor cores accumulate before a float32 addition."""
 comptime LARGEST_EXPONENT = 14
-"""Exponent of the largest element after scaling."""
+"""The exponent of the largest element after scaling."""
 comptime SPLIT_THREADS = 256
-"""Threads per block of the kernels that split."""
+"""Threads per block of the two kernels that split a matrix."""
 comptime SPLIT_BLOCKS = 4
-"""Blocks of these kernels per multiprocessor."""
+"""Blocks per multiprocessor of the two kernels that split a matrix."""
 comptime WIDTH = 8
 """Elements that a thread splits at a time."""
 comptime MANY_BITS = UInt32(0x7F800000)
-"""The exponent bits of float32, all ones in a number that is not finite."""
+"""The exponent bits of float32; all are set in an infinity or NaN."""
 
 
 @fieldwise_init
 struct Pair(Copyable, Movable):
-    """A float32 matrix split into two of float16, and the inverse of their scale: [2], the factor, and 0 if
-    all elements are finite.
+    """A float32 matrix split into two float16 matrices. `scale` [2] holds the inverse of their scale, and 0
+    if all elements are finite.
     """
 
     @__allow_legacy_any_origin_fields
@@ -108,7 +108,7 @@ def largest_elements(
     x: ImmPtr[DType.float32],  # [count], count a multiple of WIDTH
     count: Int64,
 ):
-    """First stage of a matrix's scale: the maximum of each block's share."""
+    """Compute the first stage of a matrix's scale: the maximum of each block's share."""
     wait_for_earlier_grids()
     start_later_grids()
     var largest = Float32(0)
@@ -138,8 +138,8 @@ def split_pairs(
     x: ImmPtr[DType.float32],  # [count]
     count: Int64,
 ):
-    """Second stage: every block computes the scale, and splits its share. low is 0 where high is not
-    finite.
+    """Compute the scale in every block from the partial maxima, and split the block's share. low is 0 where
+    high is not finite.
     """
     wait_for_earlier_grids()
     start_later_grids()
@@ -173,7 +173,7 @@ def split_pairs(
 
 def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], count: Int) raises -> Pair:
     """Launch two kernels that split a float32 matrix of `count` elements, a multiple of WIDTH, into
-    workspace; none for an empty matrix.
+    workspace. Launch nothing for an empty matrix.
     """
     var high = launcher.workspace[DType.float16]("high", count)
     var low = launcher.workspace[DType.float16]("low", count)
@@ -223,7 +223,7 @@ def gemm_pairs_kernel[
     b_high_map: TMADescriptor,
     b_low_map: TMADescriptor,
     c: MutPtr[DType.float32],  # [m, n]
-    bias: ImmPtr[DType.float32],  # [n], read with_bias
+    bias: ImmPtr[DType.float32],  # [n], read if with_bias
     a_high: ImmPtr[DType.float16],
     a_low: ImmPtr[DType.float16],
     a_scale: ImmPtr[DType.float32],  # [2]
@@ -234,10 +234,10 @@ def gemm_pairs_kernel[
     n: Int32,
     k: Int32,
 ):
-    """Compute C = A B, plus the bias of each column with_bias, from split matrices. Grid: the GPU's
-    multiprocessors, or fewer.
+    """Compute C = A B from split matrices, plus the bias of each column if with_bias. Grid: at most one block
+    per multiprocessor.
 
-    The roles of a block's warps are those of `gemm_hopper_kernel`. A stage holds both halves of both factors,
+    A block's warps have the same roles as in `gemm_hopper_kernel`. A stage holds both halves of both factors,
     and a step computes three products.
     """
     comptime pipeline = Pipeline[block_n]
@@ -257,7 +257,7 @@ def gemm_pairs_kernel[
     var factor = a_scale[unsafe_offset=0]
     var other = b_scale[unsafe_offset=0]
     if a_scale[unsafe_offset=1] != 0 or b_scale[unsafe_offset=1] != 0:
-        multiply_plainly[operands, with_bias](
+        multiply_with_loops[operands, with_bias](
             c, bias, a_high, a_low, b_high, b_low, factor, other, Int(m), Int(n), Int(k)
         )
         return
@@ -296,7 +296,7 @@ def produce[
     b_high_map: Descriptor,
     b_low_map: Descriptor,
 ):
-    """Keep the pipeline full."""
+    """Keep the pipeline full; see `gemm_hopper.mojo`."""
     comptime a_along_k = operands != "tn"
     comptime b_along_k = operands == "nt"
     comptime pipeline = Pipeline[block_n]
@@ -336,7 +336,7 @@ def consume[
     m: Int,
     n: Int,
 ):
-    """Multiply and store 64 rows of every tile."""
+    """Compute and store 64 rows of every tile."""
     comptime pipeline = Pipeline[block_n]
     var consumer = thread_idx.x // GROUP - 1
     var thread = thread_idx.x % GROUP
@@ -359,7 +359,7 @@ def consume[
             for _ in range(step + 1, last):
                 wait(full.unsafe_offset(turn.stage), turn.parity)
                 sums = multiply_halves[block_n, operands, False](mine, theirs, turn.stage, sums)
-                # All products but the three just issued are done.
+                # Wait for all products but the three just issued.
                 wgmma_wait_group_sync[3]()
                 release(empty, multiplying, thread)
                 multiplying = turn.stage
@@ -367,10 +367,11 @@ def consume[
             wgmma_wait_group_sync[0]()
             release(empty, multiplying, thread)
             comptime for i in range(block_n // 2):
-                totals[i] = totals[i] + pinned(sums[i])
+                totals[i] = totals[i] + hide_register(sums[i])
             step = last
 
-        # Thread t holds rows 16 (t / 32) + t % 32 / 4 and that + 8, and of every 8 columns the two from 2 (t % 4) on.
+        # Thread t holds row r = 16 (t / 32) + t % 32 / 4 and row r + 8; in every 8 columns, columns 2 (t % 4)
+        # and 2 (t % 4) + 1.
         var row = tile.row + consumer * 64 + thread // 32 * 16 + lane // 4
         comptime for group in range(block_n // 8):
             var column = tile.column + group * 8 + lane % 4 * 2
@@ -399,7 +400,7 @@ def multiply_halves[
 ) -> StaticTuple[
     Float32, block_n // 2
 ]:
-    """Issue the three products of a step, the small ones first."""
+    """Issue the three products of a step, smallest terms first."""
     comptime pipeline = Pipeline[block_n]
     var a_high = a.unsafe_offset(stage * pipeline.STAGE_BYTES)
     var b_high = b.unsafe_offset(stage * pipeline.STAGE_BYTES)
@@ -411,13 +412,13 @@ def multiply_halves[
 
 
 @always_inline
-def pinned(value: Float32) -> Float32:
-    """Return the same register, which the compiler may not read before the last wait."""
+def hide_register(value: Float32) -> Float32:
+    """Return the value in a register that the compiler cannot read before the last wait."""
     return inlined_assembly["", Float32, constraints="=f,0", has_side_effect=True](value)
 
 
 @always_inline
-def multiply_plainly[
+def multiply_with_loops[
     operands: StaticString, with_bias: Bool
 ](
     c: MutPtr[DType.float32],
@@ -432,7 +433,8 @@ def multiply_plainly[
     n: Int,
     k: Int,
 ):
-    """Compute the product by simple loops, which propagate infinities and NaN as float32 does."""
+    """Compute the product with simple loops, which propagate infinities and NaN as float32 arithmetic does.
+    """
     var a_row = 1 if operands == "tn" else k
     var a_step = m if operands == "tn" else 1
     var b_column = k if operands == "nt" else 1
@@ -456,9 +458,9 @@ def multiply_plainly[
         c[unsafe_offset=index] = total
 
 
-def columns_of_tiles(m: Int, n: Int, k: Int) -> Int:
-    """Return the tile width that minimizes the work of the busiest block: the measure of `plan_tiles`, three
-    products a step.
+def choose_tile_width(m: Int, n: Int, k: Int) -> Int:
+    """Return the tile width that minimizes the work of the busiest block, estimated as in `plan_tiles` with
+    three products per step.
     """
     var chosen = 0
     var least = Int.MAX
@@ -484,7 +486,7 @@ def launch_gemm_pairs[
     n: Int32,
     k: Int32,
 ) raises:
-    """Launch c = a b, plus the bias of each column with_bias; see `launch_gemm` for the operands."""
+    """Launch c = a b, plus the bias of each column if with_bias; see `launch_gemm` for the operands."""
     var ctx = launcher.context()
     if not ctx:
         return
@@ -493,7 +495,7 @@ def launch_gemm_pairs[
     comptime a_box = BLOCK_M if a_along_k else BLOCK_K
     var a_height, a_width = (Int(m), Int(k)) if a_along_k else (Int(k), Int(m))
     var b_height, b_width = (Int(n), Int(k)) if b_along_k else (Int(k), Int(n))
-    var chosen = columns_of_tiles(Int(m), Int(n), Int(k))
+    var chosen = choose_tile_width(Int(m), Int(n), Int(k))
     comptime for block_n in COLUMNS:
         if chosen != block_n:
             continue

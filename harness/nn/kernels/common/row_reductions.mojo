@@ -1,7 +1,7 @@
-"""Rows on a GPU: vectors of 16 bytes, and sums over the threads that share a row.
+"""Row operations: 16-byte vector accesses, and sums over the threads that share a row.
 
-A group of threads (block_dim.x: whole warps, or a part of one for narrow rows) shares a row, and a block
-holds block_dim.y groups. The order of every sum is fixed, so every run gives the same bits.
+A group of block_dim.x threads (whole warps, or part of a warp for narrow rows) shares a row; a block has
+block_dim.y groups. The order of every sum is fixed, so every run gives the same bits.
 """
 
 from std.bit import count_trailing_zeros
@@ -16,16 +16,16 @@ from layout.tile_tensor import stack_allocation
 from shared.common import ImmPtr
 
 comptime VECTOR_BYTES = 16
-"""The widest access of a thread."""
+"""Bytes of a thread's widest memory access."""
 comptime MAX_WARPS = 32
-"""The most warps of a block, for its partial sums; AMD has half as many."""
+"""Maximum warps per block, the size of the array of partial sums; half as many on AMD."""
 
 comptime vector_width[dtype: DType] = VECTOR_BYTES // size_of[Scalar[dtype]]()
-"""Elements of a 16-byte vector."""
+"""Elements per 16-byte vector."""
 
 
 def is_aligned[dtype: DType](*tensors: ImmPtr[dtype]) -> Bool:
-    """Return whether all of the tensors start at a vector's boundary."""
+    """Return whether all of the tensors start at multiples of 16 bytes."""
     for tensor in tensors:
         if Int(tensor) % VECTOR_BYTES != 0:
             return False
@@ -39,7 +39,7 @@ def is_aligned[dtype: DType](*tensors: ImmPtr[dtype]) -> Bool:
 def warp_sum[
     dtype: DType, width: SIMDLength, //, lanes: Int = 0
 ](values: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """Add the values of `lanes` consecutive lanes, a power of two, or of the whole warp, always in the same
+    """Add the values of `lanes` consecutive lanes (a power of two; 0 for the whole warp), always in the same
     order. Each lane gets the sum.
     """
     var totals = values
@@ -55,13 +55,13 @@ def row_sum[
 ](values: SIMD[dtype, width], slot: Int) -> SIMD[dtype, width]:
     """Add the values of the block_dim.x threads that share a row; each of them gets the sum.
 
-    Always in the same order. Every thread of the block must call it, with slot 0 and slot 1 in turn, so that
-    no value is overwritten before it was read.
+    The order of additions is fixed. Every thread of the block must call it, alternating slots 0 and 1, so
+    that no value is overwritten before it is read.
 
     Parameters:
-        dtype: Of the values.
-        width: How many values each thread has; each is summed separately.
-        lanes: block_dim.x if that is less than a warp, else 0.
+        dtype: The dtype of the values.
+        width: Values per thread; each is summed separately.
+        lanes: block_dim.x if less than the warp size, else 0.
     """
     var totals = warp_sum[lanes](values)
     comptime if lanes > 0:
@@ -77,7 +77,7 @@ def row_sum[
     if thread_idx.x % WARP_SIZE == 0:
         first.unsafe_store[alignment=size](thread_idx.x // WARP_SIZE * Int(width), totals)
     barrier()
-    # Every warp adds the partial sums of all warps, one per lane.
+    # Every warp adds the partial sums of all warps, one in each lane.
     var lane = thread_idx.x % WARP_SIZE
     totals = 0
     if lane < warps:
@@ -92,7 +92,7 @@ def row_sum[
 def load_vector[
     dtype: DType, //, width: Int, wide: DType
 ](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int) -> SIMD[wide, width]:
-    """Load a vector from shared memory, in the type of sums."""
+    """Load a vector from shared memory and convert it to the accumulation type."""
     return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
 
 
@@ -104,7 +104,7 @@ def store_vector[
     offset: Int,
     values: SIMD[dtype, width],
 ):
-    """Store a vector in shared memory."""
+    """Convert a vector and store it in shared memory."""
     target.unsafe_store[alignment=VECTOR_BYTES](offset, values)
 
 
@@ -112,7 +112,7 @@ def store_vector[
 def load_global[
     dtype: DType, //, width: Int, wide: DType
 ](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
-    """Load a vector from global memory, in the type of sums."""
+    """Load a vector from global memory and convert it to the accumulation type."""
     return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
 
 
@@ -146,10 +146,10 @@ def load_across[
 def across[
     dtype: DType, width: SIMDLength, //
 ](low: SIMD[dtype, width], high: SIMD[dtype, width], shift: Int32) -> SIMD[dtype, width]:
-    """Return the vector that begins `shift` elements after the beginning of `low` and continues in `high`.
+    """Return the vector that begins at element `shift` of `low` and continues in `high`.
 
-    Half of both together is selected first, then a part one word longer than a vector, then 16-bit elements
-    from the middle of words.
+    It selects half of both vectors first, then one word more than a vector, then 16-bit elements from the
+    middle of words.
     """
     comptime size = size_of[Scalar[dtype]]()
     comptime count = VECTOR_BYTES // 4
@@ -171,13 +171,13 @@ def across[
 
 @always_inline
 def end_copies():
-    """Close a group of copies."""
+    """Close a group of asynchronous copies."""
     comptime if is_nvidia_gpu():
         async_copy_commit_group()
 
 
 @always_inline
 def wait_for_copies[behind: Int]():
-    """Wait for all groups of copies but the last `behind`."""
+    """Wait for all groups of asynchronous copies but the last `behind`."""
     comptime if is_nvidia_gpu():
         async_copy_wait_group(Int32(behind))

@@ -1,6 +1,6 @@
-"""Launch kernels on a caller's stream, in order with its other work, so that a CUDA graph can capture them.
+"""Launch kernels on the caller's stream, in order with its other work, so that a CUDA graph can capture them.
 
-Nothing is allocated on the GPU: the caller provides the workspace, after asking for its size (`calls.mojo`).
+Nothing is allocated on the GPU: the caller queries the size of the workspace and provides it (`calls.mojo`).
 """
 
 from std.memory.alloc import unsafe_alloc
@@ -14,7 +14,7 @@ from shared.common import MutPtr, shared_memory
 from shared.launcher import Launcher
 
 comptime ALIGNMENT = 256
-"""Bytes that every piece of workspace is aligned to; so must be the caller's block."""
+"""Alignment in bytes of every piece of workspace, and of the caller's block."""
 
 
 # ---- One GPU ------------------------------------------------------------------------------------------------
@@ -25,7 +25,8 @@ struct Gpu(Movable):
 
     var ctx: DeviceContext
     var kernels: List[Tuple[Int, Int]]
-    """The address of a kernel's name, unique to it, and of its `DeviceFunction`. Never freed."""
+    """Pairs of addresses: a kernel's name, which is unique, and its `DeviceFunction`, which is never freed.
+    """
 
     def __init__(out self, index: Int) raises:
         self.ctx = DeviceContext(index)
@@ -39,13 +40,13 @@ struct Gpu(Movable):
         return 0
 
 
-# ---- Launching on a stream of the caller's ------------------------------------------------------------------
+# ---- Launching on the caller's stream ----------------------------------------------------------------------
 
 
 struct StreamLauncher(Launcher):
-    """Launches on a stream, with workspace, that the caller owns.
+    """A launcher on the caller's stream, with the caller's workspace.
 
-    Without a GPU it launches nothing and only counts the workspace.
+    Without a GPU it launches nothing and only computes the workspace size.
     """
 
     comptime wgmma = default_accelerator()._is_arch["sm_90a"]()
@@ -57,7 +58,7 @@ struct StreamLauncher(Launcher):
     var used: Int
 
     def __init__(out self):
-        """Count workspace only."""
+        """Launch nothing; only compute the workspace size."""
         self.gpu = None
         self.stream = None
         self.scratch = 0
@@ -133,5 +134,5 @@ struct StreamLauncher(Launcher):
         var bytes = count * size_of[Scalar[dtype]]()
         self.used += (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         if self.used > self.available:
-            raise Error(t"{name} needs {self.used} bytes of scratch memory, got {self.available}")
+            raise Error(t"{name} needs {self.used} bytes of workspace, got {self.available}")
         return MutPtr[dtype](unsafe_from_address=self.scratch + start)

@@ -1,4 +1,4 @@
-"""Tensor maps for Hopper's tensor memory accelerator (TMA), cached from call to call."""
+"""Tensor maps for Hopper's tensor memory accelerator (TMA), cached across calls."""
 
 from std.ffi import _Global
 from std.math import ceildiv
@@ -17,28 +17,28 @@ from shared.common import ImmPtr
 from .gemm_hopper_pipeline import BOX
 
 comptime ROW_BYTES = 16
-"""The TMA needs rows that start at multiples of so many bytes."""
+"""Alignment in bytes that the TMA requires of rows."""
 comptime LINE_BYTES = 128
-"""Bytes of a TMA fetch: rows that start elsewhere cost nearly twice as much."""
+"""Bytes per TMA fetch: rows that are not aligned to it take nearly twice as long."""
 
 
-def lies_in_rows[dtype: DType](width: Int) -> Bool:
+def has_aligned_width[dtype: DType](width: Int) -> Bool:
     """Return whether the TMA can load contiguous rows of `width` elements."""
     return width * size_of[Scalar[dtype]]() % ROW_BYTES == 0
 
 
-def pitch_of[dtype: DType](width: Int) -> Int:
-    """Return the elements from one row to the next if rows of `width` elements are laid out for the TMA,
-    copied if necessary.
+def aligned_pitch[dtype: DType](width: Int) -> Int:
+    """Return the row pitch, in elements, with which the TMA can load rows of `width` elements, copied if
+    necessary.
     """
     comptime line = LINE_BYTES // size_of[Scalar[dtype]]()
-    return width if lies_in_rows[dtype](width) else ceildiv(width, line) * line
+    return width if has_aligned_width[dtype](width) else ceildiv(width, line) * line
 
 
-comptime MOST_AXES = 4
-"""The most axes of a tensor with a map."""
+comptime MAX_AXES = 4
+"""Maximum axes of a tensor map."""
 comptime MapKey = SIMD[DType.int64, 16]
-"""Everything that a tensor map depends on: address, dtype and axes, then sizes, strides and box sizes."""
+"""Everything that a tensor map depends on: address, dtype, number of axes, sizes, strides and box sizes."""
 comptime FACTORS = MapKey(
     0x9E3779B1,
     0x85EBCA6B,
@@ -57,32 +57,32 @@ comptime FACTORS = MapKey(
     0x3C6EF373,
     0x517CC1B7,
 )
-"""Odd factors of the hash, so that no part of a key is lost."""
-comptime KEPT_MAPS = 1024
-"""Slots for maps, 256 bytes each."""
+"""The hash's factors; odd, so that multiplication loses no bits of a key."""
+comptime MAP_SLOTS = 1024
+"""Slots of the cache, 256 bytes each."""
 
 
 @fieldwise_init
-struct KeptMap(ImplicitlyCopyable, Movable):
+struct CachedMap(ImplicitlyCopyable, Movable):
     """A tensor map and its key."""
 
     var key: MapKey
     var map: TMADescriptor
 
 
-def no_maps() -> List[KeptMap]:
+def create_empty_slots() -> List[CachedMap]:
     """Return empty slots."""
-    return List[KeptMap](length=KEPT_MAPS, fill=KeptMap(MapKey(-1), TMADescriptor()))
+    return List[CachedMap](length=MAP_SLOTS, fill=CachedMap(MapKey(-1), TMADescriptor()))
 
 
-comptime MAPS = _Global[get_defined_string["LIBRARY", "mojo_workbook"](), no_maps]
-"""The most recent maps, each in the slot of its key's hash. Each library has its own, since the caller serializes
-the launches of one library only. A loop gets the same addresses in every iteration, and encoding a map takes
-the driver a third of a launch's time.
+comptime MAPS = _Global[get_defined_string["LIBRARY", "mojo_workbook"](), create_empty_slots]
+"""The most recent maps, each in the slot of its key's hash. Each library has its own cache, since the caller
+serializes launches only within a library. The cache pays off because a loop gets the same addresses in every
+iteration, and the driver takes a third of a launch's time to encode a map.
 """
 
 
-def kept_map[
+def get_tensor_map[
     dtype: DType, axes: Int
 ](
     ctx: DeviceContext,
@@ -91,14 +91,15 @@ def kept_map[
     strides: IndexList[axes],
     box: IndexList[axes],
 ) raises -> TMADescriptor:
-    """Return the tensor map for these sizes and strides, the last of which is 1. Raise if there is none.
+    """Return the tensor map for these sizes and strides, the last of which is 1. Raise if the driver cannot
+    encode it.
 
     Outside the tensor, and between its rows, the TMA reads zeros and writes nothing. The tensor and each of
     its rows must start at a multiple of 16 bytes. The rows of a box are 128 bytes wide.
     """
     comptime assert (
-        dtype.is_half_float() and axes <= MOST_AXES
-    ), "a key tells two dtypes apart, and has so much room"
+        dtype.is_half_float() and axes <= MAX_AXES
+    ), "a key has one bit for the dtype and room for MAX_AXES axes"
     var key = MapKey(0)
     key[0] = Int64(Int(tensor))
     key[1] = Int64(2 * axes + (1 if dtype == DType.bfloat16 else 0))
@@ -106,8 +107,8 @@ def kept_map[
         key[2 + axis] = Int64(sizes[axis])
         key[2 + axes + axis] = Int64(strides[axis])
         key[2 + 2 * axes + axis] = Int64(box[axis])
-    # The upper bits of the sum are the mixed ones.
-    var place = Int(((key * FACTORS).reduce_add() >> 20) & (KEPT_MAPS - 1))
+    # The upper bits of the sum depend on all bits of the key.
+    var place = Int(((key * FACTORS).reduce_add() >> 20) & (MAP_SLOTS - 1))
     ref kept = MAPS.get_or_create_ptr()[][place]
     if kept.key != key:
         kept.map = create_tma_descriptor[
@@ -130,10 +131,10 @@ def kept_map[
 def tensor_map[
     dtype: DType, box_rows: Int
 ](ctx: DeviceContext, matrix: ImmPtr[dtype], height: Int, width: Int, pitch: Int = 0) raises -> TMADescriptor:
-    """Return the tensor map of a row-major matrix [height, width] whose rows are `pitch` elements apart,
-    `width` if that is 0.
+    """Return the tensor map of a row-major matrix [height, width] with a row pitch of `pitch` elements,
+    `width` if 0.
     """
-    return kept_map(
+    return get_tensor_map(
         ctx,
         matrix,
         IndexList[2](height, width),

@@ -13,8 +13,8 @@ comptime accum = accum_type[dtype]
 
 
 def rows(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Read rows, classes, pitch, scale step, whether the gradient is requested; ignored target, smoothing, z, cap;
-    logits, losses, targets, scales.
+    """Launch cross-entropy over rows. 13 words: rows, classes, pitch, scale step, whether to compute the
+    gradient; ignored target, smoothing, z, cap; logits, losses, targets, scales.
     """
     # Arguments are evaluated in this order.
     var sizes = RowSizes(
@@ -36,7 +36,7 @@ def rows(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def scale(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Read the number of values, the values, which are scaled in place, and the factor."""
+    """Launch the scaling of values in place. 3 words: the number of values, the values, the factor."""
     var count = words.integer()
     var values = words.written[dtype]()
     launch_scale_unless_one(launcher, values, count, words.read[accum]())

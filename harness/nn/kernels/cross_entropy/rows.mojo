@@ -6,12 +6,12 @@ For a row of logits with the classes v, after an optional soft cap s = c tanh(lo
     loss = lse - (1 - e) s_target - e mean(s) + z lse^2           e: label smoothing
     dlogits_v = g ((1 + 2 z lse) exp(s_v - lse) - (1 - e) [v = target] - e / V) (1 - (s_v / c)^2)
 
-where g is a scale of the row. The gradient overwrites the logits. The first pass computes the largest logit m
-and the sum t of exp(s_v - m) online (Milakov and Gimelshein, 2018); the second pass goes backwards, so that the
-logits read last are still cached.
+where g is a scale of the row. The gradient overwrites the logits. The first pass over a row computes the
+largest logit m and the sum t of exp(s_v - m) online (Milakov and Gimelshein, 2018). The second pass goes
+backwards, because the logits read last are still cached.
 
-m and log(t) are kept separately, since rounding lse to one number loses log(t) if logits are large. So
-exp(s_v - lse) is exp(s_v - m) / t, and the loss is log(t) + (1 - e) (m - s_target) + e mean(m - s) + z lse^2.
+m and log(t) are kept separately, since rounding their sum lse loses log(t) if logits are large. So exp(s_v -
+lse) is exp(s_v - m) / t, and the loss is log(t) + (1 - e) (m - s_target) + e mean(m - s) + z lse^2.
 """
 
 from std.math import ceildiv, exp, exp2, log, log1p
@@ -28,14 +28,14 @@ from common.row_reductions import VECTOR_BYTES, vector_width
 comptime LOG2E = 1.4426950408889634
 """log2(e), to compute exp with the GPU's exp2."""
 comptime FEW_CLASSES = 2048
-"""The most classes for which a row has FEW_THREADS."""
+"""Maximum classes for a row to have FEW_THREADS threads."""
 comptime FEW_THREADS = 128
 comptime MANY_THREADS = 512
-"""Threads per row, with few classes and with many."""
+"""Threads per row with few classes (FEW_THREADS) and with many (MANY_THREADS)."""
 comptime ABREAST = 4
-"""Vectors that a thread loads at a time, to hide the latency of memory."""
+"""Vectors that a thread loads at a time, to hide memory latency."""
 comptime SCALE_THREADS = 256
-"""Threads of a block of `scale_unless_one`."""
+"""Threads per block of `scale_unless_one`."""
 
 
 @fieldwise_init
@@ -45,9 +45,9 @@ struct RowSizes(Copyable, Movable):
     var rows: Int
     var classes: Int
     var pitch: Int
-    """Elements from one row to the next."""
+    """The row pitch in elements."""
     var scale_step: Int
-    """Elements from one row's scale to the next: 0 if all share one."""
+    """The stride of `scales` in elements; 0 if all rows share one scale."""
 
 
 @fieldwise_init
@@ -59,39 +59,39 @@ struct LossOptions[accum: DType](Copyable, Movable):
     var smoothing: Scalar[Self.accum]
     var z: Scalar[Self.accum]
     var cap: Scalar[Self.accum]
-    """Of the logits; 0: none."""
+    """The soft cap of the logits; 0 for none."""
 
 
 @always_inline
-def exponential_of[accum: DType, width: SIMDLength, //](x: SIMD[accum, width]) -> SIMD[accum, width]:
-    """Compute exp(x), for float32 with the GPU's own instruction."""
-    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+def fast_exp[accum: DType, width: SIMDLength, //](x: SIMD[accum, width]) -> SIMD[accum, width]:
+    """Return exp(x), for float32 with the GPU's instruction for exp2."""
+    comptime assert accum.is_floating_point(), "softmax needs a floating-point dtype"
     comptime if accum == DType.float32:
         return exp2(x * LOG2E)
     else:
-        # `exp` returns a number for NaN.
+        # `exp` does not propagate NaN.
         return x.ne(x).select(x, exp(x))
 
 
 @always_inline
-def capped[
+def apply_cap[
     accum: DType, width: SIMDLength, //
 ](logits: SIMD[accum, width], cap: Scalar[accum]) -> SIMD[accum, width]:
     """Apply the soft cap to logits."""
-    comptime assert accum.is_floating_point(), "logits are of floating-point numbers"
-    # The hyperbolic tangent; `tanh` has five digits on a GPU.
-    return cap * (1 - 2 / (exponential_of(2 * logits / cap) + 1))
+    comptime assert accum.is_floating_point(), "logits need a floating-point dtype"
+    # Compute tanh from the exponential; on a GPU `tanh` has only five digits.
+    return cap * (1 - 2 / (fast_exp(2 * logits / cap) + 1))
 
 
 @always_inline
-def load_capped[
+def load_and_cap[
     dtype: DType, //, accum: DType, with_cap: Bool
 ](logits: MutPtr[dtype], offset: Int, cap: Scalar[accum]) -> SIMD[accum, vector_width[dtype]]:
-    """Load a vector of logits and apply the cap, if any."""
+    """Load a vector of logits and apply the soft cap, if any."""
     comptime width = vector_width[dtype]
     var values = logits.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[accum]()
     comptime if with_cap:
-        return capped(values, cap)
+        return apply_cap(values, cap)
     else:
         return values
 
@@ -100,7 +100,7 @@ def load_capped[
 def first_of[
     dtype: DType, width: SIMDLength, //
 ](values: SIMD[dtype, width], count: Int, other: Scalar[dtype] = 0) -> SIMD[dtype, width]:
-    """Return the first `count` elements, and `other` instead of those after them."""
+    """Return `values` with `other` in place of the elements after the first `count`."""
     var kept = values
     comptime for i in range(Int(width)):
         kept[i] = values[i] if i < count else other
@@ -112,13 +112,13 @@ struct RowSums[accum: DType]:
 
     var largest: Scalar[Self.accum]
     var peaks: Scalar[Self.accum]
-    """How many logits are as large."""
+    """Number of logits equal to the largest one."""
     var others: Scalar[Self.accum]
-    """The sum of the exponentials of the others."""
+    """The sum of the exponentials of the other logits."""
     var below: Scalar[Self.accum]
-    """The sum of the distances to it."""
+    """The sum of the differences between the largest logit and each logit."""
     var seen: Scalar[Self.accum]
-    """How many logits were added."""
+    """Number of logits added."""
 
     @always_inline
     def __init__(out self):
@@ -127,11 +127,11 @@ struct RowSums[accum: DType]:
 
     @always_inline
     def grow(mut self, grown: Scalar[Self.accum]):
-        """Rescale to a largest logit that is larger or the same."""
+        """Rescale to a new largest logit, at least as large as the old one."""
         if grown == self.largest or self.seen == 0:
             self.largest = grown
             return
-        self.others = (self.others + self.peaks) * exponential_of(self.largest - grown)
+        self.others = (self.others + self.peaks) * fast_exp(self.largest - grown)
         self.peaks = 0
         self.below += self.seen * (grown - self.largest)
         self.largest = grown
@@ -141,7 +141,7 @@ struct RowSums[accum: DType]:
         """Add the first `count` logits of a vector, none of which is larger than the largest."""
         var distance = first_of(self.largest - logits, count)
         var is_peak = first_of(logits.eq(self.largest).cast[Self.accum](), count)
-        var weights = first_of(exponential_of(logits - self.largest), count)
+        var weights = first_of(fast_exp(logits - self.largest), count)
         self.peaks += is_peak.reduce_add()
         self.others += (weights * (1 - is_peak)).reduce_add()
         self.below += distance.reduce_add()
@@ -154,7 +154,7 @@ struct RowGradient[accum: DType](Copyable, Movable):
 
     var largest: Scalar[Self.accum]
     var weight: Scalar[Self.accum]
-    """The factor of the exponentials relative to the largest logit: g (1 + 2 z lse) / t."""
+    """The factor of exp(s_v - m): g (1 + 2 z lse) / t."""
     var share: Scalar[Self.accum]
     """Subtracted from all classes: g e / V."""
     var kept: Scalar[Self.accum]
@@ -167,7 +167,7 @@ struct RowGradient[accum: DType](Copyable, Movable):
         width: SIMDLength, //, with_cap: Bool
     ](self, logits: SIMD[Self.accum, width], first: Int) -> SIMD[Self.accum, width]:
         """Compute the gradient of a vector of logits whose first class is `first`."""
-        var gradient = exponential_of(logits - self.largest) * self.weight - self.share
+        var gradient = fast_exp(logits - self.largest) * self.weight - self.share
         var place = self.target - first
         if 0 <= place < Int(width):
             comptime for i in range(Int(width)):
@@ -199,12 +199,13 @@ def cross_entropy_rows[
     z: Scalar[accum_type[dtype]],
     cap: Scalar[accum_type[dtype]],
 ):
-    """Compute one row's loss per block and, if requested, its gradient in place, with zeros past the last class.
+    """Compute one row's loss per block and, if requested, its gradient in place; the gradient is 0 past the
+    last class.
 
-    With a target that is neither a class nor `ignored` the row's loss and gradient are NaN.
+    If the target is neither a class nor `ignored`, the row's loss and gradient are NaN.
     """
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "softmax needs a floating-point dtype"
     comptime width = vector_width[dtype]
     comptime step = threads * width
     var V = Int(classes)
@@ -219,16 +220,17 @@ def cross_entropy_rows[
             for v in range(first, Int(pitch), step):
                 values.unsafe_store[alignment=VECTOR_BYTES](v, SIMD[dtype, width](0))
         return
-    # Read now: other threads overwrite it after the barriers of the sums.
+    # Read it now: other threads overwrite it after the barriers of the sums.
     var nan = Scalar[accum](0) / Scalar[accum](0)
     var valid = 0 <= target < V
     var score = nan
     if thread_idx.x == 0 and valid:
         score = values[unsafe_offset=target].cast[accum]()
         comptime if with_cap:
-            score = capped(score, cap)
+            score = apply_cap(score, cap)
 
-    # Pass 1: the sums of this thread's logits, ABREAST whole vectors at a time, then one by one.
+    # Pass 1: the sums over this thread's logits, first ABREAST whole vectors at a time, then vector by
+    # vector.
     comptime stride = ABREAST * step
     var turns = max(0, V - first - width + step) // stride
     var rest = first + turns * stride
@@ -237,14 +239,14 @@ def cross_entropy_rows[
         var groups = Array[SIMD[accum, width], ABREAST](fill=0)
         var grown = sums.largest
         comptime for i in range(ABREAST):
-            groups[i] = load_capped[accum, with_cap](values, first + turn * stride + i * step, cap)
+            groups[i] = load_and_cap[accum, with_cap](values, first + turn * stride + i * step, cap)
         comptime for i in range(ABREAST):
             grown = max(grown, groups[i].reduce_max())
         sums.grow(grown)
         comptime for i in range(ABREAST):
             sums.add(groups[i], width)
     for v in range(rest, V, step):
-        var group = load_capped[accum, with_cap](values, v, cap)
+        var group = load_and_cap[accum, with_cap](values, v, cap)
         sums.grow(max(sums.largest, first_of(group, V - v, min_finite[accum]()).reduce_max()))
         sums.add(group, min(width, V - v))
     sums.grow(block.max[block_size=threads, broadcast=True](sums.largest))
@@ -252,7 +254,7 @@ def cross_entropy_rows[
     var others = block.sum[block_size=threads, broadcast=True](sums.others)
     var below = block.sum[block_size=threads, broadcast=True](sums.below)
     var total = peaks + others
-    # With one largest logit far above all others the sum would round to 1.
+    # If one logit is far above all others, the sum would round to 1.
     var log_total = log1p(others) if peaks == 1 else log(total)
     var lse = sums.largest + log_total
     var share = smoothing / Scalar[accum](V)
@@ -276,13 +278,13 @@ def cross_entropy_rows[
         target=target,
     )
     for v in range(rest, Int(pitch), step):
-        var made = gradient.of[with_cap=with_cap](load_capped[accum, with_cap](values, v, cap), v)
+        var made = gradient.of[with_cap=with_cap](load_and_cap[accum, with_cap](values, v, cap), v)
         values.unsafe_store[alignment=VECTOR_BYTES](v, first_of(made, V - v).cast[dtype]())
     for turn in range(turns):
         var begin = first + (turns - 1 - turn) * stride
         var groups = Array[SIMD[accum, width], ABREAST](fill=0)
         comptime for i in range(ABREAST):
-            groups[i] = load_capped[accum, with_cap](values, begin + i * step, cap)
+            groups[i] = load_and_cap[accum, with_cap](values, begin + i * step, cap)
         comptime for i in range(ABREAST):
             var v = begin + i * step
             var made = gradient.of[with_cap=with_cap](groups[i], v)
@@ -293,11 +295,11 @@ def cross_entropy_rows[
 def scale_unless_one[
     dtype: DType
 ](
-    values: MutPtr[dtype],  # [count], at a multiple of 16 bytes
+    values: MutPtr[dtype],  # [count], aligned to 16 bytes
     count: Int64,
     factor: ImmPtr[accum_type[dtype]],  # one number
 ):
-    """Multiply all values by a number in the GPU's memory, unless it is 1."""
+    """Multiply all values by a factor in GPU memory, unless the factor is 1."""
     comptime width = vector_width[dtype]
     var by = factor[unsafe_offset=0]
     if by == 1:

@@ -1,10 +1,10 @@
 """LayerNorm backward: the row kernels, which compute dx, ln_out, and partial sums of dgamma and dbeta.
 
-`ln_backward_rows` keeps a row in registers. `ln_backward_wide` passes rows that are too long for them, or
-start at any address, through shared memory on Hopper. `ln_backward_elements` loads single elements of rows
-that are not a whole number of vectors. `ln_backward_any` takes all other rows, and reads a row again for
-every sum. Sums over rows are written as one partial sum per block, which `sums.mojo` adds: no atomics, so
-every run gives the same bits.
+`ln_backward_rows` keeps a row in registers. `ln_backward_wide`, for Hopper, passes rows that are too long for
+registers, or not aligned, through shared memory. `ln_backward_elements` loads rows that are not a whole
+number of vectors element by element. `ln_backward_any` handles all other rows, and reads a row again for
+every sum. Each block writes one partial sum over its rows, and `sums.mojo` adds the partial sums without
+atomics, so every run gives the same bits.
 """
 
 from std.math import ceildiv
@@ -61,19 +61,19 @@ from common.row_reductions import (
 )
 
 comptime BACKWARD_THREADS = 512
-"""The most threads per block of `ln_backward_rows`."""
+"""Maximum threads per block of `ln_backward_rows`."""
 comptime BACKWARD_STAGES = 2
-"""Rows per group of threads that are in shared memory or being copied."""
+"""Rows per group of threads that are in shared memory or being copied to it."""
 comptime ELEMENTS_ABREAST = 8
-"""Elements of a row that a thread loads at a time in `ln_backward_elements`."""
+"""Elements of a row that a thread of `ln_backward_elements` loads at a time."""
 comptime ELEMENT_THREADS = 1024
 """Threads per block of `ln_backward_elements`."""
 comptime WIDE_THREADS = 512
-"""Threads per block of `ln_backward_wide`, whose column sums fill the registers."""
+"""Threads per block of `ln_backward_wide`; its column sums fill the registers."""
 
 
 def backward_blocks(vectors: Int) -> Int:
-    """Return the blocks of `ln_backward_rows` per multiprocessor: a bound on a thread's registers."""
+    """Return the blocks per multiprocessor of `ln_backward_rows`, which bounds the registers per thread."""
     return 2 if vectors == 1 else 1
 
 
@@ -86,9 +86,9 @@ def ln_backward_rows[
     dtype: DType, x_dtype: DType, vectors: Int, lanes: Int, early: Bool
 ](
     grad_input: MutPtr[x_dtype],  # [rows, H]
-    ln_out: MutPtr[dtype],  # [rows, H], computed again for dW
-    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
-    dln: ImmPtr[dtype],  # [rows, H], the gradient at the LayerNorm output
+    ln_out: MutPtr[dtype],  # [rows, H], recomputed for dW
+    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta over the rows of each block
+    dln: ImmPtr[dtype],  # [rows, H], the gradient of the LayerNorm output
     input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
@@ -96,22 +96,22 @@ def ln_backward_rows[
     ln_bias: ImmPtr[x_dtype],  # [H], beta
     rows: Int32,
     hidden_dim: Int32,
-    parts: Int32,  # DX, LN_OUT and SUMS, added
+    parts: Int32,  # sum of DX, LN_OUT and SUMS
 ):
-    """Compute everything in the backward pass that needs rows of dln and of the input, reading each once.
+    """Compute everything in the backward pass that needs rows of dln and the input, reading each row once.
 
     dx = rstd * (g - c2 - x_hat * c1) with g = dln * gamma, c1 = mean(g * x_hat), c2 = mean(g); ln_out; and
-    the block's partial sums of dgamma = sum of dln * x_hat and dbeta = sum of dln. block_dim.x threads own a
-    row, block_dim.y rows a block, which continues with the rows grid_dim.x * block_dim.y further. A thread
-    keeps its columns' dgamma and dbeta in registers for all of its rows. The vectors of its next row are
-    copied to shared memory, into slots of its own, while it works on this one. dx may overwrite dln if that
-    has its dtype: each element is written by the thread that has read it.
+    the block's partial sums of dgamma = sum of dln * x_hat and dbeta = sum of dln. block_dim.x threads share
+    a row; a block processes block_dim.y rows at a time, with a stride of grid_dim.x * block_dim.y rows. A
+    thread keeps dgamma and dbeta of its columns in registers for all of its rows. It copies the vectors of
+    its next row to its own slots in shared memory while it processes the current one. dx may overwrite dln if
+    both have one dtype: each element is written by the thread that has read it.
 
     Parameters:
-        dtype: Of dln and ln_out.
-        x_dtype: Of the input, gamma, beta and dx.
-        vectors: Vectors per thread, in each of the two tensors.
-        lanes: block_dim.x if that is less than a warp, else 0.
+        dtype: The dtype of dln and ln_out.
+        x_dtype: The dtype of the input, gamma, beta and dx.
+        vectors: Vectors per thread in each of the two tensors.
+        lanes: block_dim.x if less than the warp size, else 0.
         early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
@@ -122,8 +122,7 @@ def ln_backward_rows[
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
 
-    # Shared memory: gamma and beta in the type of sums, then the input and dln, stage by stage and thread by
-    # thread.
+    # Shared memory: gamma and beta in the accumulation type, then the input and dln by stage and thread.
     var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
     var gamma = memory.unsafe_offset(column)
     var beta = memory.unsafe_offset(vectors * next_column + column)
@@ -166,8 +165,8 @@ def ln_backward_rows[
     var dgamma = Array[SIMD[accum, width], vectors](fill=0)
     var dbeta = Array[SIMD[accum, width], vectors](fill=0)
 
-    # All groups of the block iterate equally often, with or without a row at the end, because of the
-    # barriers.
+    # Because of the barriers, all groups of the block iterate equally often, even if some have no row at the
+    # end.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
     var stage = 0
     for turn in range(turns):
@@ -181,7 +180,7 @@ def ln_backward_rows[
         wait_for_copies[BACKWARD_STAGES - 1]()
         var x_slot = x_slots.unsafe_offset(stage * of_stage)
         var d_slot = d_slots.unsafe_offset(stage * of_stage)
-        # There are no columns past the last row.
+        # A row past the last one has no columns.
         var columns = H if row < Int(rows) else 0
 
         var x_hat = Array[SIMD[accum, width], vectors](fill=0)
@@ -198,7 +197,7 @@ def ln_backward_rows[
                 sums += SIMD[accum, 2]((g[v] * x_hat[v]).reduce_add(), g[v].reduce_add())
         sums = row_sum[lanes](sums, turn % 2) * (scale * row_rstd)
 
-        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`.
+        # dx = rstd * (g - c2 - x_hat * c1); `sums` holds rstd * c1 and rstd * c2.
         comptime for v in range(vectors):
             if column + v * next_column < columns:
                 var place = row * H + column + v * next_column
@@ -218,7 +217,7 @@ def ln_backward_rows[
 
     if parts & SUMS == 0:
         return
-    # The slots are free; the groups of the block add their sums there.
+    # The slots are free now: the block's groups add their sums there.
     add_groups(memory.unsafe_offset(2 * vectors * next_column), dgamma, dbeta)
     if thread_idx.y == 0:
         var mine = partials.unsafe_offset(2 * block_idx.x * H)
@@ -239,7 +238,7 @@ def add_groups[
 ):
     """Add the sums of a block's groups, halving the number of groups each time; group 0 ends with the total.
 
-    `shared` has room for the sums of half of the groups and is not used otherwise. Every thread must call it.
+    `shared` has room for the sums of half of the groups. Every thread of the block must call it.
     """
     comptime quad = VECTOR_BYTES // size_of[Scalar[dtype]]()
     comptime quads = max(1, Int(width) // quad)
@@ -287,9 +286,9 @@ def ln_backward_wide[
     dtype: DType, group: Int, shifted: Bool, early: Bool
 ](
     grad_input: MutPtr[dtype],  # [rows, H]
-    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
-    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
-    dln: ImmPtr[dtype],  # [rows, stride], the gradient at the LayerNorm output
+    ln_out: MutPtr[dtype],  # [rows, stride], recomputed for dW; zeros from column H on
+    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta over the rows of each block
+    dln: ImmPtr[dtype],  # [rows, stride], the gradient of the LayerNorm output
     input: ImmPtr[dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
@@ -298,17 +297,18 @@ def ln_backward_wide[
     rows: Int32,
     hidden_dim: Int32,
     row_stride: Int32,
-    parts: Int32,  # DX, LN_OUT and SUMS, added; not LN_OUT alone
+    parts: Int32,  # sum of DX, LN_OUT and SUMS; not LN_OUT alone
 ):
-    """Compute the same as `ln_backward_rows`, with up to WIDE_VECTORS vectors per thread: the column sums
-    fill its registers, so x_hat and g are computed twice from shared memory, before and after the sums over
-    the row.
+    """Compute the same as `ln_backward_rows`, with up to WIDE_VECTORS vectors per thread. The column sums
+    fill a thread's registers, so x_hat and g are computed from shared memory twice, before and after the row
+    sums.
 
     Parameters:
-        dtype: Of the rows.
-        group: Threads that share a row: block_dim.x, known at compile time so that distances are constants.
-        shifted: Whether rows of the input and dx start at any address of an aligned tensor. The aligned vectors that
-            cover a row are then copied, and dx passes through shared memory.
+        dtype: The dtype of the rows.
+        group: Threads that share a row: block_dim.x, known at compile time so that address offsets are
+            constants.
+        shifted: Whether rows of the input and dx may be unaligned, in aligned tensors. Then the aligned
+            vectors that cover a row are copied, and dx passes through shared memory.
         early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
@@ -366,11 +366,11 @@ def ln_backward_wide[
     var dbeta = Array[SIMD[accum, width], vectors](fill=0)
     barrier()
 
-    # All groups of the block iterate equally often, with or without a row at the end, because of the
-    # barriers.
+    # Because of the barriers, all groups of the block iterate equally often, even if some have no row at the
+    # end.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
     for turn in range(turns):
-        # All reads of the previous row are done; its dx is stored from a buffer of its own.
+        # All reads of the previous row are done; its dx is stored from a separate buffer.
         fetch(row + stride, (turn + 1) % 2)
         var next_mean = Scalar[accum](0)
         var next_rstd = Scalar[accum](0)
@@ -383,10 +383,10 @@ def ln_backward_wide[
         var x_row = slots.unsafe_offset(turn % 2 * 2 * room + column)
         var d_row = x_row.unsafe_offset(room)
         var shift = Int32(row * H) & Int32(width - 1)
-        # There are no columns past the last row.
+        # A row past the last one has no columns.
         var left = Int32((H if row < Int(rows) else 0) - column)
 
-        # For rows that start at any address, the vectors of x are in the buffer of dx until that is computed.
+        # For unaligned rows, the buffer of dx holds the vectors of x until dx is computed.
         var x_again = slots.unsafe_offset(4 * room + column) if shifted else x_row
 
         @__parameter
@@ -413,8 +413,8 @@ def ln_backward_wide[
                 sums += SIMD[accum, 2]((g * x_hat).reduce_add(), g.reduce_add())
         sums = row_sum(sums, turn % 2) * (scale * row_rstd)
 
-        # dx = rstd * (g - c2 - x_hat * c1), with rstd * c1 and rstd * c2 in `sums`. Past the last column
-        # x_hat, gamma and beta are 0, and so is ln_out.
+        # dx = rstd * (g - c2 - x_hat * c1); `sums` holds rstd * c1 and rstd * c2. Past the last column x_hat,
+        # gamma and beta are 0, and so is ln_out.
         comptime for v in range(vectors):
             if Int32(v * step) < left:
                 var x_hat = x_hat_of[v](load_vector[width, dtype](x_again, v * step))
@@ -445,7 +445,7 @@ def ln_backward_wide[
 
     if parts & SUMS == 0:
         return
-    # The slots are free; every group stores its sums there.
+    # The slots are free now: every group stores its sums there.
     barrier()
     var sums_of_group = slots.unsafe_bitcast[Scalar[accum]]().unsafe_offset(column)
     comptime for v in range(vectors):
@@ -466,8 +466,8 @@ def store_sums[
     of_dgamma: Int,
     H: Int,
 ):
-    """Add the sums that a block's groups stored in shared memory: dgamma, and dbeta `of_dgamma` elements
-    further; groups are `of_a_group` apart.
+    """Add the sums that a block's groups stored in shared memory. Each group stored dgamma, then dbeta
+    `of_dgamma` elements further; consecutive groups are `of_a_group` elements apart.
     """
     var thread = thread_idx.y * block_dim.x + thread_idx.x
     for h in range(thread, H, block_dim.x * block_dim.y):
@@ -488,9 +488,9 @@ def ln_backward_elements[
     dtype: DType, x_dtype: DType, group: Int, early: Bool
 ](
     grad_input: MutPtr[x_dtype],  # [rows, H]
-    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
-    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta of the rows of one block
-    dln: ImmPtr[dtype],  # [rows, stride], the gradient at the LayerNorm output
+    ln_out: MutPtr[dtype],  # [rows, stride], recomputed for dW; zeros from column H on
+    partials: MutPtr[accum_type[dtype]],  # [blocks, 2, H]: dgamma and dbeta over the rows of each block
+    dln: ImmPtr[dtype],  # [rows, stride], the gradient of the LayerNorm output
     input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
@@ -499,17 +499,18 @@ def ln_backward_elements[
     rows: Int32,
     hidden_dim: Int32,
     stride: Int32,
-    parts: Int32,  # DX, LN_OUT and SUMS, added
+    parts: Int32,  # sum of DX, LN_OUT and SUMS
 ):
-    """Compute the same as `ln_backward_rows`, for rows that start at any address.
+    """Compute the same as `ln_backward_rows`, for rows at any address.
 
-    A thread owns the same columns in every row of its group, and keeps their dgamma and dbeta in shared
-    memory of its own. It reads a row twice, for the sums and for the results; the second time from the cache.
+    A thread owns the same columns in every row of its group, and keeps their dgamma and dbeta in its own part
+    of shared memory. It reads a row twice, for the sums and for the results; the second read hits the cache.
 
     Parameters:
-        dtype: Of dln and ln_out.
-        x_dtype: Of the input, gamma, beta and dx.
-        group: Threads that share a row: block_dim.x, known at compile time so that distances are constants.
+        dtype: The dtype of dln and ln_out.
+        x_dtype: The dtype of the input, gamma, beta and dx.
+        group: Threads that share a row: block_dim.x, known at compile time so that address offsets are
+            constants.
         early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
@@ -528,8 +529,8 @@ def ln_backward_elements[
         start_later_grids()
 
     var row = block_idx.x * block_dim.y + thread_idx.y
-    # All groups of the block iterate equally often, with or without a row at the end, because of the
-    # barriers.
+    # Because of the barriers, all groups of the block iterate equally often, even if some have no row at the
+    # end.
     var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, step)
     for turn in range(turns):
         var columns = H if row < Int(rows) else 0
@@ -544,8 +545,8 @@ def ln_backward_elements[
         if needs_dln:
             for first in range(thread_idx.x, columns, abreast * group):
                 var left = Int32(columns - first)
-                var x = load_abreast[abreast, group](x_row.unsafe_offset(first), left)
-                var d = load_abreast[abreast, group](d_row.unsafe_offset(first), left)
+                var x = load_together[abreast, group](x_row.unsafe_offset(first), left)
+                var d = load_together[abreast, group](d_row.unsafe_offset(first), left)
                 var gamma = ln_weight.unsafe_offset(first)
                 comptime for v in range(abreast):
                     comptime h = v * group
@@ -562,9 +563,9 @@ def ln_backward_elements[
         var y_row = ln_out.unsafe_offset(row * Int(stride))
         for first in range(thread_idx.x, columns, abreast * group):
             var left = Int32(columns - first)
-            var x = load_abreast[abreast, group](x_row.unsafe_offset(first), left)
-            # Without dx, dln may be any address.
-            var d = load_abreast[abreast, group](d_row.unsafe_offset(first), left if parts & DX != 0 else 0)
+            var x = load_together[abreast, group](x_row.unsafe_offset(first), left)
+            # If dx is not requested, dln may be an invalid address.
+            var d = load_together[abreast, group](d_row.unsafe_offset(first), left if parts & DX != 0 else 0)
             var dx_place = grad_input.unsafe_offset(row * H + first)
             var y_place = y_row.unsafe_offset(first)
             comptime for v in range(abreast):
@@ -591,11 +592,11 @@ def ln_backward_elements[
 
 
 @always_inline
-def load_abreast[
+def load_together[
     dtype: DType, //, abreast: Int, distance: Int
 ](source: ImmPtr[dtype], left: Int32) -> Array[Scalar[dtype], abreast]:
-    """Load the elements that a thread owns of a row, of which `left` remain, with all loads in flight at
-    once.
+    """Load the elements that a thread owns of a row with `left` remaining elements; all loads are in flight
+    at once.
     """
     var loaded = Array[Scalar[dtype], abreast](fill=0)
     comptime for v in range(abreast):
@@ -609,7 +610,7 @@ def ln_backward_any[
     dtype: DType, x_dtype: DType, width: Int
 ](
     grad_input: MutPtr[x_dtype],  # [rows, H]
-    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    ln_out: MutPtr[dtype],  # [rows, stride], recomputed for dW; zeros from column H on
     dln: ImmPtr[dtype],  # [rows, stride]
     input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
@@ -618,10 +619,10 @@ def ln_backward_any[
     ln_bias: ImmPtr[x_dtype],  # [H], beta
     hidden_dim: Int32,
     stride: Int32,
-    parts: Int32,  # DX and LN_OUT, added
+    parts: Int32,  # sum of DX and LN_OUT
 ):
-    """Compute dx and ln_out of rows of any length at any address. One block owns one row and reads it twice,
-    `width` elements at a time. dx may overwrite dln if that has its dtype.
+    """Compute dx and ln_out of rows of any length at any address. A block owns one row and reads it twice,
+    `width` elements at a time. dx may overwrite dln if both have one dtype.
     """
     var row = block_idx.x
     backward_row[width](
@@ -657,7 +658,7 @@ def backward_row[
     stride: Int,
     parts: Int32,
 ):
-    """Compute dx and ln_out of one row, by all threads of a block."""
+    """Compute dx and ln_out of one row with all threads of a block."""
     comptime accum = accum_type[dtype]
     var x = input.unsafe_offset(row * H)
     var d = dln.unsafe_offset(row * stride)

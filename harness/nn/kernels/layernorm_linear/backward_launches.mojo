@@ -1,4 +1,4 @@
-"""Launches of the backward row kernels: the choice of kernel, and its geometry."""
+"""Launches of the backward row kernels: kernel selection and geometry."""
 
 from std.math import ceildiv
 from std.sys import size_of
@@ -25,7 +25,7 @@ from .rows import (
     NARROW_VECTORS,
     SUMS,
     WIDE_VECTORS,
-    lanes_of_a_row,
+    lanes_per_row,
     starts_early,
     whole_warps,
     wide_room,
@@ -45,16 +45,16 @@ from common.row_reductions import is_aligned, vector_width
 from .tensors import Sizes
 
 comptime MAX_BACKWARD_VECTORS = 2
-"""The most vectors of a row per thread in `ln_backward_rows`."""
+"""Maximum vectors of a row per thread in `ln_backward_rows`."""
 comptime LONGEST_SHARE = 16
-"""The most elements of a row per thread of a small group in `ln_backward_elements`."""
+"""Maximum elements of a row per thread of a small group in `ln_backward_elements`."""
 comptime LONGEST_RUN = 64
-"""Rows that a thread adds there, one after the other; more rows take more blocks, since long sums lose
-digits.
+"""Maximum rows that a thread of `ln_backward_elements` adds sequentially; more rows take more blocks, since
+long sums lose precision.
 """
 comptime WIDE_TURNS = 4
-"""Rows of whole vectors per multiprocessor from which on `ln_backward_wide` pays: each multiprocessor writes
-partial sums of all columns.
+"""Minimum rows of whole vectors per multiprocessor for `ln_backward_wide` to pay off: each multiprocessor
+writes partial sums of all columns.
 """
 
 
@@ -67,21 +67,21 @@ struct RowGeometry(Copyable, Movable):
     var group: Int
     """Threads that share a row: block_dim.x."""
     var groups: Int
-    """Rows per block at a time: block_dim.y. 0 if there are none, or a row is too long."""
+    """Rows that a block processes at a time: block_dim.y; 0 if there are no rows or a row is too long."""
     var blocks: Int
-    """Blocks, and partial sums: grid_dim.x."""
+    """Blocks, as many as partial sums: grid_dim.x."""
     var shared_bytes: Int
-    """Dynamic shared memory of a block."""
+    """Dynamic shared memory per block."""
 
 
 def backward_geometry[dtype: DType, x_dtype: DType](rows: Int, H: Int) -> RowGeometry:
     """Return the geometry for rows of aligned vectors.
 
-    As many rows at a time as fill the multiprocessors' threads and shared memory, but no more than keep all
-    of them busy until the end: every further block adds a partial sum.
+    The grid fills the multiprocessors' threads and shared memory, but is not larger than needed to keep them
+    busy until the end, since every block adds a partial sum.
     """
     comptime width = vector_width[dtype]
-    var lanes = lanes_of_a_row[dtype](H)
+    var lanes = lanes_per_row[dtype](H)
     var most_abreast = BACKWARD_THREADS if lanes == lanes_of_a_warp() else lanes
     var vectors = 1 if H <= most_abreast * width else MAX_BACKWARD_VECTORS
     var group = ceildiv(H, width * vectors * lanes) * lanes
@@ -104,7 +104,8 @@ def backward_geometry[dtype: DType, x_dtype: DType](rows: Int, H: Int) -> RowGeo
 
 
 def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """Return the geometry of `ln_backward_elements`: a block per multiprocessor, more for very many rows."""
+    """Return the geometry of `ln_backward_elements`: one block per multiprocessor, more for very many rows.
+    """
     var group = ELEMENT_THREADS
     if H <= 64 * LONGEST_SHARE:
         group = 64
@@ -125,13 +126,13 @@ def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
 
 
 def wide_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
-    """Return the geometry of `ln_backward_wide`: a block per multiprocessor, which has registers and shared
-    memory for no more.
+    """Return the geometry of `ln_backward_wide`: one block per multiprocessor, which lacks registers and
+    shared memory for a second.
     """
     var group = lanes_of_a_warp()
     while group < WIDE_THREADS and WIDE_VECTORS * group * vector_width[dtype] < H:
         group *= 2
-    # Gamma and beta take shared memory too.
+    # Gamma and beta take up shared memory too.
     var row_bytes = wide_room[dtype](group) * size_of[Scalar[dtype]]()
     var slots = wide_slots(wide_shifted[dtype](H, group))
     var most = min(WIDE_THREADS // group, (shared_memory() // row_bytes - 2) // slots)
@@ -144,8 +145,8 @@ def wide_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
 
 
 def wide_shifted[dtype: DType](H: Int, group: Int) -> Bool:
-    """Return whether rows start at any address: rows of whole vectors take this path only if those of dln are
-    apart.
+    """Return whether rows are unaligned. Rows of whole vectors count as unaligned only if rows of dln have
+    padding.
     """
     return H % vector_width[dtype] != 0 or group < WIDE_THREADS
 
@@ -167,12 +168,12 @@ def launch_ln_backward_rows[
     geometry: RowGeometry,
     parts: Int = DX | LN_OUT | SUMS,
 ) raises:
-    """Launch one kernel: those of dx, ln_out, and partial sums of dgamma and dbeta, [geometry.blocks, 2, H],
-    in `parts`.
+    """Launch one kernel that computes what `parts` selects of dx, ln_out, and partial sums of dgamma and
+    dbeta, [geometry.blocks, 2, H].
     """
     comptime for vectors in range(1, MAX_BACKWARD_VECTORS + 1):
         comptime for lanes in [0, NARROW_LANES[0], NARROW_LANES[1], NARROW_LANES[2]]:
-            # Fewer threads than the minimum are better than one vector each.
+            # Fewer threads than the minimum are better than one vector per thread.
             comptime needed = vectors == NARROW_VECTORS or lanes == NARROW_LANES[0]
             comptime if lanes == 0 or needed and dtype.is_half_float():
                 var fits = geometry.group >= lanes_of_a_warp() if lanes == 0 else geometry.group == lanes
@@ -215,8 +216,8 @@ def launch_ln_backward_wide[
     parts: Int,
     stride: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """Launch one kernel: those of dx, ln_out, and the returned partial sums of dgamma and dbeta in
-    `parts`.
+    """Launch one kernel that computes what `parts` selects of dx, ln_out, and the returned partial sums of
+    dgamma and dbeta.
     """
     var H = Int(sizes.hidden_dim)
     var count = geometry.blocks * 2 * H if parts & SUMS != 0 else 0
@@ -265,8 +266,8 @@ def launch_ln_backward_elements[
     parts: Int,
     stride: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """Launch one kernel: those of dx, ln_out, and the returned partial sums of dgamma and dbeta in
-    `parts`.
+    """Launch one kernel that computes what `parts` selects of dx, ln_out, and the returned partial sums of
+    dgamma and dbeta.
     """
     var count = geometry.blocks * 2 * Int(sizes.hidden_dim) if parts & SUMS != 0 else 0
     var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
@@ -311,10 +312,10 @@ def launch_ln_backward_fast[
     parts: Int,
     stride: Int = 0,
 ) raises -> Shares[accum_type[dtype]]:
-    """Launch one or two kernels: those of dx, ln_out, and partial sums of dgamma and dbeta in `parts`; none
-    without rows.
+    """Launch one or two kernels that compute what `parts` selects of dx, ln_out, and partial sums of dgamma
+    and dbeta. Launch nothing without rows.
 
-    Rows of dln and ln_out are `stride` elements apart, H if that is 0.
+    The row pitch of dln and ln_out is `stride` elements, H if `stride` is 0.
     """
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
@@ -380,7 +381,7 @@ def launch_ln_backward_fast[
             dln_stride,
         )
     if parts & SUMS != 0:
-        # First, because dx may overwrite dln.
+        # This launch comes first, because dx may overwrite dln.
         shares = launch_norm_partials(launcher, dln, input, mean, rstd, sizes, dln_stride, ROWS_OF_A_SHARE)
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:

@@ -1,4 +1,4 @@
-"""LayerNorm backward for few rows in one launch: dx, ln_out, dgamma, dbeta and db together."""
+"""LayerNorm backward for few rows: one launch computes dx, ln_out, dgamma, dbeta and db."""
 
 from std.math import ceildiv
 from std.memory import AddressSpace
@@ -24,9 +24,9 @@ from common.row_reductions import is_aligned, vector_width
 from .tensors import Sizes
 
 comptime FEW_THREADS = 512
-"""Threads per block, which share a row or COLUMN_LANES columns."""
+"""Threads per block; they share a row, or COLUMN_LANES columns."""
 comptime FEW_ABREAST = 8
-"""Rows of which a thread loads an element at a time."""
+"""Rows from which a thread loads an element at a time."""
 
 
 @__name("ln_backward_few")
@@ -34,8 +34,8 @@ comptime FEW_ABREAST = 8
 def ln_backward_few[
     dtype: DType, x_dtype: DType, width: Int, early: Bool
 ](
-    grad_input: MutPtr[x_dtype],  # [rows, H], not where dln is
-    ln_out: MutPtr[dtype],  # [rows, stride], computed again for dW; zeros from H on
+    grad_input: MutPtr[x_dtype],  # [rows, H], does not overlap dln
+    ln_out: MutPtr[dtype],  # [rows, stride], recomputed for dW; zeros from column H on
     grad_ln_weight: MutPtr[x_dtype],  # [H], dgamma
     grad_ln_bias: MutPtr[x_dtype],  # [H], dbeta
     grad_bias: MutPtr[dtype],  # [O], db
@@ -49,16 +49,16 @@ def ln_backward_few[
     rows: Int32,
     hidden_dim: Int32,
     stride: Int32,
-    parts: Int32,  # DX, LN_OUT and SUMS, added
-    output_dim: Int32,  # 0 where db is not requested
+    parts: Int32,  # sum of DX, LN_OUT and SUMS
+    output_dim: Int32,  # 0 if db is not requested
 ):
-    """Compute everything but the products for few rows: the first blocks dx and ln_out of one row each, the
-    next dgamma and dbeta of COLUMN_LANES columns each, the last db. Blocks do not depend on each other, since
-    dln is only read.
+    """Compute everything but the products for few rows. The first blocks each compute dx and ln_out of one
+    row, the next ones dgamma and dbeta of COLUMN_LANES columns, the last ones db. Blocks do not depend on
+    each other, since dln is only read.
 
     Parameters:
-        dtype: Of dln, dY, ln_out and db.
-        x_dtype: Of all else.
+        dtype: The dtype of dln, dY, ln_out and db.
+        x_dtype: The dtype of the other tensors.
         width: Elements of a row that a thread loads at a time: a vector, or 1.
         early: Whether the kernel may start before the previous launch is done.
     """
@@ -148,8 +148,9 @@ def launch_ln_backward_few[
     bias_requested: Bool,
     stride: Int,
 ) raises:
-    """Launch one kernel: those of dx, ln_out, dgamma with dbeta, and db that `parts` and `bias_requested`
-    request. dx does not overlap dln; rows of dln and ln_out are `stride` elements apart, H if that is 0.
+    """Launch one kernel that computes what `parts` and `bias_requested` select of dx, ln_out, dgamma with
+    dbeta, and db. dx must not overlap dln; the row pitch of dln and ln_out is `stride` elements, H if
+    `stride` is 0.
     """
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)

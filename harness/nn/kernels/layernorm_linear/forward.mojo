@@ -1,8 +1,9 @@
-"""LayerNorm forward: kernels for short rows, for rows at any address, and for any row; their launch.
+"""LayerNorm forward: kernels for short rows, for unaligned rows, and for any row; kernel selection and
+launch.
 
-`layernorm_rows` keeps a row in registers; `layernorm_shared` passes rows that start at any address through
-shared memory; `layernorm_any` takes all other rows, and reads a row again for every sum. All but the first
-can pad the rows that they write, so that a product gets aligned ones.
+`layernorm_rows` keeps a row in registers; `layernorm_shared` passes unaligned rows through shared memory;
+`layernorm_any` handles all other rows, and reads a row again for every sum. All but the first can pad the
+rows that they write, so that a product reads aligned rows.
 """
 
 from std.math import ceildiv, sqrt
@@ -25,7 +26,7 @@ from .rows import (
     fetch_row,
     fill_row,
     first_of,
-    lanes_of_a_row,
+    lanes_per_row,
     load_columns,
     load_elements,
     normalised,
@@ -57,24 +58,24 @@ from common.row_reductions import (
 from .tensors import Sizes
 
 comptime FORWARD_VECTORS = 4
-"""Vectors of a row per thread in `layernorm_rows`."""
+"""Maximum vectors of a row per thread in `layernorm_rows`."""
 comptime FORWARD_RESIDENT = 1024
-"""Threads of `layernorm_rows` per multiprocessor: a bound on their registers."""
+"""Threads of `layernorm_rows` per multiprocessor, which bounds their registers."""
 comptime NARROW_THREADS = 128
-"""Threads per block of `layernorm_rows` for rows narrower than a warp."""
+"""Threads per block of `layernorm_rows` if less than a warp shares a row."""
 comptime SHARED_THREADS = 128
-"""The fewest threads per block of `layernorm_shared`."""
+"""Minimum threads per block of `layernorm_shared`."""
 comptime SHARED_GROUPS = [32, 32, 32, 128, 256, 512]
-"""Threads that share a row in `layernorm_shared`, fewest first."""
+"""Threads that share a row in `layernorm_shared`, in ascending order."""
 comptime SHARED_VECTORS = [1, 2, 4, 4, 4, 4]
-"""The most vectors of a row per thread, for each of SHARED_GROUPS."""
+"""Maximum vectors of a row per thread, for each of SHARED_GROUPS."""
 
 
 def forward_resident[dtype: DType, x_dtype: DType, width: Int]() -> Int:
     """Return the threads of `layernorm_rows` per multiprocessor.
 
-    Without vectors a thread holds single elements of x, gamma and beta: half as many threads, a quarter if
-    they are float32 with a 16-bit `dtype`.
+    With width 1 a thread holds single elements of x, gamma and beta, which take more registers: half as many
+    threads, or a quarter if they are float32 and `dtype` is 16-bit.
     """
     comptime if width > 1:
         return FORWARD_RESIDENT
@@ -89,7 +90,7 @@ def forward_resident[dtype: DType, x_dtype: DType, width: Int]() -> Int:
 def layernorm_rows[
     dtype: DType, x_dtype: DType, threads: Int, width: Int, lanes: Int, early: Bool
 ](
-    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from column H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
     rstd: MutPtr[accum_type[dtype]],  # [rows]
     input: ImmPtr[x_dtype],  # [rows, H]
@@ -100,20 +101,20 @@ def layernorm_rows[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """Compute statistics and LayerNorm of rows, reading each once. block_dim.x threads own a row, block_dim.y
-    rows a block. For rows narrower than a warp, a block continues with those grid_dim.x * block_dim.y
-    further; else the grid covers all.
+    """Compute statistics and LayerNorm of rows, reading each once. block_dim.x threads share a row; a block
+    processes block_dim.y rows at a time. If less than a warp shares a row, a block continues with a stride of
+    grid_dim.x * block_dim.y rows; otherwise the grid covers all rows.
 
-    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or as many single elements.
-    The variance is the mean of squared deviations; the mean of the deviations themselves corrects the
-    rounding of the first mean.
+    Thread t owns the vectors t, t + block_dim.x, ...: at most FORWARD_VECTORS, or the same number of
+    elements. The variance is the mean of squared deviations; the mean of the deviations themselves corrects
+    the rounding of the first mean.
 
     Parameters:
-        dtype: Of ln_out.
-        x_dtype: Of the input, gamma and beta.
-        threads: The most threads of a block.
-        width: Elements read and written at a time: a vector, or 1 if rows start at any address.
-        lanes: block_dim.x if that is less than a warp, else 0.
+        dtype: The dtype of ln_out.
+        x_dtype: The dtype of the input, gamma and beta.
+        threads: Maximum threads per block.
+        width: Elements read and written at a time: a vector, or 1 if rows are unaligned.
+        lanes: block_dim.x if less than the warp size, else 0.
         early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
@@ -125,7 +126,7 @@ def layernorm_rows[
     var scale = 1 / Scalar[accum](H)
     var column = thread_idx.x * width
     var next_column = block_dim.x * width
-    # For many narrow rows gamma and beta are loaded once; for others a block has one row or a few.
+    # For many narrow rows, gamma and beta are loaded once; otherwise a block has one row or a few.
     var gamma = Array[SIMD[x_dtype, width], vectors](fill=0)
     var beta = Array[SIMD[x_dtype, width], vectors](fill=0)
     comptime if lanes > 0:
@@ -136,7 +137,7 @@ def layernorm_rows[
 
     for first_row in range(block_idx.x * block_dim.y, Int(rows), grid_dim.x * block_dim.y):
         var row = first_row + thread_idx.y
-        # A group past the last row takes part in the barriers, with a row of no columns.
+        # A group past the last row takes part in the barriers with a row of 0 columns.
         var columns = H if row < Int(rows) else 0
         var x_row = input.unsafe_offset(row * H)
         var y_row = ln_out.unsafe_offset(row * Int(ln_out_stride))
@@ -148,8 +149,9 @@ def layernorm_rows[
                 x[v] = load_elements[width, accum](x_row, column + v * next_column)
         comptime for v in range(vectors):
             total += x[v]
-        # Rounded separately: as part of one operation where it is subtracted, but not where it is added
-        # again, the means would be biased by a hundredth of their last digit, which a million rows add up.
+        # Round the product separately. If the compiler fused it into the subtraction below but not into the
+        # later addition, the means would be biased by a hundredth of their last digit, which accumulates over
+        # a million rows.
         var first_mean = rounded_product(row_sum[lanes](total.reduce_add(), 0), scale)
 
         var deviations = SIMD[accum, width](0)
@@ -180,8 +182,8 @@ def layernorm_rows[
             if columns > 0:
                 for h in range(H + thread_idx.x, Int(ln_out_stride), block_dim.x):
                     y_row[unsafe_offset=h] = 0
-        # A compile-time choice: the compiler would hoist the loads of gamma and beta out of a loop, and
-        # without vectors they do not fit in the registers next to x.
+        # Break at compile time: otherwise the compiler hoists the loads of gamma and beta out of the loop,
+        # and without vectors they do not fit in the registers next to x.
         comptime if lanes == 0:
             break
 
@@ -194,7 +196,7 @@ def layernorm_rows[
 def layernorm_shared[
     dtype: DType, group: Int, vectors: Int, early: Bool
 ](
-    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from column H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
     rstd: MutPtr[accum_type[dtype]],  # [rows]
     input: ImmPtr[dtype],  # [rows, H]
@@ -205,14 +207,14 @@ def layernorm_shared[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """Compute the same as `layernorm_rows`, for rows that start at any address of an aligned tensor; those of
-    ln_out are aligned. A row passes through shared memory. `group` threads own it, up to `vectors` vectors
-    each; more than a warp take a block of their own.
+    """Compute the same as `layernorm_rows`, for unaligned rows of an aligned tensor; rows of ln_out are
+    aligned. A row passes through shared memory. `group` threads share it, with up to `vectors` vectors each;
+    a group larger than a warp is a whole block.
 
     Parameters:
-        dtype: Of the rows.
-        group: block_dim.x, known at compile time so that distances are constants.
-        vectors: The most vectors of a row per thread.
+        dtype: The dtype of the rows.
+        group: block_dim.x, known at compile time so that address offsets are constants.
+        vectors: Maximum vectors of a row per thread.
         early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
@@ -237,7 +239,7 @@ def layernorm_shared[
 
     var left = Int32(H - column)
     var shift = Int32(row * H) & Int32(width - 1)
-    # Kept as loaded: in the type of sums they would take twice the registers.
+    # Keep them in their own dtype: in the accumulation type they would take twice the registers.
     var x = Array[SIMD[dtype, width], vectors](fill=0)
     var total = SIMD[accum, width](0)
     comptime for v in range(vectors):
@@ -263,7 +265,7 @@ def layernorm_shared[
         var h = column + v * step
         var rest = left - Int32(v * step)
         if rest > 0:
-            # Past the last column gamma and beta are 0, and so is what is stored.
+            # Past the last column gamma and beta are 0, so the stored values are 0 too.
             var y = normalised[dtype](x[v].cast[accum](), row_mean, row_rstd).fma(
                 load_columns[accum](ln_weight, h, rest), load_columns[accum](ln_bias, h, rest)
             )
@@ -275,7 +277,7 @@ def layernorm_shared[
 def layernorm_any[
     dtype: DType, x_dtype: DType, width: Int
 ](
-    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from H on
+    ln_out: MutPtr[dtype],  # [rows, ln_out_stride], zeros from column H on
     mean: MutPtr[accum_type[dtype]],  # [rows]
     rstd: MutPtr[accum_type[dtype]],  # [rows]
     input: ImmPtr[x_dtype],  # [rows, H]
@@ -286,7 +288,7 @@ def layernorm_any[
     eps: Scalar[accum_type[dtype]],
     ln_out_stride: Int32,
 ):
-    """Compute statistics and LayerNorm of rows of any length at any address. One block owns one row and reads
+    """Compute statistics and LayerNorm of rows of any length at any address. A block owns one row and reads
     it three times, `width` elements at a time.
     """
     comptime accum = accum_type[dtype]
@@ -338,8 +340,8 @@ def launch_layernorm_fast[
     eps: Scalar[accum_type[dtype]],
     stride: Int = 0,
 ) raises:
-    """Launch one kernel: mean, rstd and the LayerNorm output, with rows `stride` elements apart, H if that is
-    0; none without rows.
+    """Launch one kernel that computes mean, rstd and the LayerNorm output, with a row pitch of `stride`
+    elements, H if `stride` is 0. Launch nothing without rows.
     """
     var rows = Int(sizes.rows())
     if rows == 0:
@@ -377,7 +379,7 @@ def launch_layernorm_fast[
                         early=starts_early(sizes),
                     )
                     return
-    var lanes = lanes_of_a_row[dtype](Int(sizes.hidden_dim))
+    var lanes = lanes_per_row[dtype](Int(sizes.hidden_dim))
     comptime if dtype.is_half_float():
         comptime for narrow in NARROW_LANES:
             if aligned and lanes == narrow:
@@ -403,8 +405,8 @@ def launch_layernorm_fast[
                     early=L.wgmma and starts_early(sizes),
                 )
                 return
-    # The smallest block that holds a row; 512 threads lack the registers for as many single float32 elements
-    # as for 16-bit ones.
+    # Use the smallest block that holds a row. 512 threads lack the registers to hold as many single float32
+    # elements as 16-bit ones.
     comptime for width in [vector_width[dtype], 1]:
         comptime for threads in [128, 512 if width > 1 or x_dtype == dtype else 256]:
             if (aligned or width == 1) and group <= threads:

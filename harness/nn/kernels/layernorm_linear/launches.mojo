@@ -1,17 +1,17 @@
-"""The launches of both passes, in order.
+"""The launches of the forward and backward pass, in order.
 
 Forward: one row kernel (statistics and LayerNorm) and one matrix product with the bias added in its epilogue.
 Backward:
 
 dln = dY W                                      a matrix product that reads W as it is stored
 dx, ln_out, partial sums of dgamma and dbeta    one row kernel over dln and the input; dx overwrites dln
-partial sums of db = sum over rows of dY        if there are many rows
-dgamma, dbeta, db                               the partial sums, or few rows, added
+partial sums of db = sum over rows of dY        only for many rows
+dgamma, dbeta, db                               add the partial sums, or the rows if there are few
 dW = dY^T ln_out                                a matrix product that reads both operands transposed in place
 
-There are no atomic additions, so every run gives the same bits. Only the input and the statistics are saved
-by the forward pass; the row kernel recomputes the LayerNorm output on its way, or, if it computes nothing
-else, a launch that does not wait for dln (`ln_out.mojo`).
+There are no atomic additions, so every run gives the same bits. The forward pass saves only the input and the
+statistics. The row kernel recomputes the LayerNorm output or, if nothing else of it is requested, a launch
+that does not wait for dln does (`ln_out.mojo`).
 """
 
 from .backward_launches import launch_ln_backward_fast
@@ -34,22 +34,22 @@ from shared.common import ImmPtr, MutPtr, accum_type
 from common.gemm_hopper_launches import (
     Pitches,
     SideSums,
-    column_slices_of,
+    count_column_slices,
     flag_count,
     launch_gemm_hopper,
 )
-from common.tensor_maps import lies_in_rows, pitch_of
+from common.tensor_maps import has_aligned_width, aligned_pitch
 from shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors, Sizes
 
 comptime WEIGHT = 1
-"""Requested of a backward pass, added: dW."""
+"""Bit of `requested`: compute dW."""
 comptime BIAS = 2
-"""Requested: db."""
+"""Bit of `requested`: compute db."""
 comptime INPUT = 4
-"""Requested: dx."""
+"""Bit of `requested`: compute dx."""
 comptime NORM = 8
-"""Requested: dgamma and dbeta."""
+"""Bit of `requested`: compute dgamma and dbeta."""
 comptime ALL_GRADIENTS = WEIGHT | BIAS | INPUT | NORM
 comptime DLN_GIVEN = 16
 """The caller has computed dln."""
@@ -58,9 +58,9 @@ comptime LN_OUT_TAKEN = 32
 comptime TRANSPOSED = 128
 """With LN_OUT_TAKEN: ln_out is requested as [H, rows]."""
 comptime FEW_ROWS = 64
-"""With both of the above: the rows are few, and dx does not overwrite dln."""
+"""With DLN_GIVEN and LN_OUT_TAKEN: there are few rows, and dx does not overwrite dln."""
 comptime FEW_SHARES = 256
-"""Sums over rows use few partial sums, which takes less memory but reads dY, dln and the input once more."""
+"""Sums over rows use few partial sums: this takes less memory but reads dY, dln and the input once more."""
 
 
 def launch_gradients[
@@ -69,22 +69,22 @@ def launch_gradients[
     mut launcher: L,
     t: BackwardTensors[dtype, x_dtype],
     requested: Int,
-    given_dln: MutPtr[dtype],  # [rows, H], read with DLN_GIVEN
-    taken_ln_out: MutPtr[dtype],  # [rows, H], or [H, rows] where TRANSPOSED; written with LN_OUT_TAKEN
+    given_dln: MutPtr[dtype],  # [rows, H], read if DLN_GIVEN
+    taken_ln_out: MutPtr[dtype],  # [rows, H], or [H, rows] if TRANSPOSED; written if LN_OUT_TAKEN
 ) raises:
-    """Launch five kernels, four if there are few rows, one more if rows are too long for registers; on Hopper
-    with all products see `launch_backward_hopper`.
+    """Launch five kernels: four for few rows, one more if rows are too long for registers. For Hopper with
+    both products, see `launch_backward_hopper`.
 
-    A gradient that is not requested is not computed, and its memory not touched. With DLN_GIVEN or
-    LN_OUT_TAKEN a product is the caller's. With FEW_ROWS, and both products the caller's, one launch computes
-    all the rest. On other GPUs, and for float32, both products must be the caller's.
+    A gradient that is not requested is not computed, and its memory is not touched. With DLN_GIVEN or
+    LN_OUT_TAKEN the caller computes that product. With FEW_ROWS one launch computes all the rest. On other
+    GPUs, and for float32, the caller must compute both products.
     """
     ref sizes = t.sizes
     var H = Int(sizes.hidden_dim)
     var O = Int(sizes.output_dim)
     comptime if L.wgmma and dtype.is_half_float():
         var all_own = requested & (DLN_GIVEN | LN_OUT_TAKEN) == 0
-        # Products with sums on the side write many partial sums. If few are requested, only rows that must be
+        # Products that also sum columns write many partial sums. If few are requested, only rows that must be
         # copied take this path.
         var aligned = has_aligned_rows(t.linear_weight, H) and has_aligned_rows(t.grad_output, O)
         if all_own and (not aligned or requested & FEW_SHARES == 0):
@@ -93,13 +93,13 @@ def launch_gradients[
     var size = Int(sizes.rows()) * H
     var needs_dln = requested & (INPUT | NORM) != 0
     var parts = (DX if requested & INPUT != 0 else 0) | (SUMS if requested & NORM != 0 else 0)
-    # If neither is requested, any readable address will do.
+    # If nothing needs dln, any readable address will do.
     var dln = t.grad_output
     var ln_out = MutPtr[dtype](unsafe_from_address=Int(dln))
     if requested & DLN_GIVEN != 0:
         dln = given_dln.as_imm()
     elif needs_dln:
-        dln = memory_of_dln(launcher, t, requested, size).as_imm()
+        dln = allocate_dln(launcher, t, requested, size).as_imm()
     if requested & TRANSPOSED != 0:
         comptime if dtype == x_dtype:
             launch_ln_out_transposed(launcher, rebind[BackwardTensors[dtype, dtype]](t), taken_ln_out)
@@ -138,7 +138,7 @@ def launch_gradients[
             bias_shares = launch_dln(launcher, t, dln.unsafe_mut_cast[True](), on_the_side)
     var ln_shares = Shares(t.mean, 0)
     if requested & FEW_SHARES != 0 and parts & SUMS != 0:
-        # First, because dx may overwrite dln.
+        # This launch comes first, because dx may overwrite dln.
         ln_shares = launch_norm_partials(
             launcher, dln, t.input, t.mean, t.rstd, sizes, H, ROWS_OF_A_LARGE_SHARE
         )
@@ -154,10 +154,12 @@ def launch_gradients[
             )
 
 
-def memory_of_dln[
+def allocate_dln[
     L: Launcher, dtype: DType, x_dtype: DType, //
 ](mut launcher: L, t: BackwardTensors[dtype, x_dtype], requested: Int, size: Int) raises -> MutPtr[dtype]:
-    """Return the memory of dln: dx overwrites it, row by row, if both have one dtype."""
+    """Return the memory for dln: that of dx, which overwrites it row by row, if both have one dtype;
+    otherwise workspace.
+    """
     comptime if dtype == x_dtype:
         if requested & INPUT != 0:
             return rebind[MutPtr[dtype]](t.grad_input)
@@ -174,8 +176,8 @@ def launch_rows[
     parts: Int,
     stride: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """Launch the kernels for those of dx, ln_out, and partial sums of dgamma and dbeta in `parts`; rows of
-    dln and ln_out are `stride` elements apart.
+    """Launch the kernels that compute what `parts` selects of dx, ln_out, and partial sums of dgamma and
+    dbeta; dln and ln_out have a row pitch of `stride` elements.
     """
     if parts == LN_OUT:
         launch_ln_out(launcher, t, ln_out, stride)
@@ -202,7 +204,7 @@ def launch_dln[
 ](
     mut launcher: L, t: BackwardTensors[dtype, x_dtype], dln: MutPtr[dtype], sums_wanted: Bool
 ) raises -> Shares[accum_type[dtype]]:
-    """Launch dln = dY W, with the partial sums of db on the side if requested, otherwise no slices."""
+    """Launch dln = dY W, and return partial sums of db if requested, otherwise no slices."""
     var rows = t.sizes.rows()
     var H = t.sizes.hidden_dim
     var O = t.sizes.output_dim
@@ -211,7 +213,7 @@ def launch_dln[
             launcher, "dln", dln, t.grad_output, t.linear_weight, t.linear_weight, rows, H, O
         )
         return Shares(t.mean, 0)
-    var slices = column_slices_of(Int(rows))
+    var slices = count_column_slices(Int(rows))
     var flags = launcher.workspace[DType.int32]("flags", flag_count())
     var partials = launcher.workspace[DType.float32]("bias_partials", slices * Int(O))
     launch_gemm_hopper[dtype, "nn", False, "sum columns"](
@@ -238,8 +240,8 @@ def launch_parameter_gradients[
     ln_shares: Shares[accum_type[dtype]],
     bias_shares: Shares[accum_type[dtype]],
 ) raises:
-    """Launch one or two kernels: dgamma and dbeta from their partial sums, and db from its own or from the
-    rows of dY, which are few or are added in two stages.
+    """Launch one or two kernels: dgamma and dbeta from their partial sums, and db from its partial sums or
+    from the rows of dY, which are added in two stages if there are many.
     """
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim) if requested & NORM != 0 else 0
@@ -266,12 +268,12 @@ def launch_parameter_gradients[
 def launch_forward_hopper[
     L: Launcher, dtype: DType, x_dtype: DType, //
 ](mut launcher: L, t: ForwardTensors[dtype, x_dtype]) raises:
-    """Launch two kernels, and one more if W must be copied for its rows to be aligned."""
+    """Launch two kernels, and a third one if W must be copied to aligned rows."""
     ref sizes = t.sizes
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
     var O = Int(sizes.output_dim)
-    var pitch = pitch_of[dtype](H)
+    var pitch = aligned_pitch[dtype](H)
     var ln_out = launcher.workspace[dtype]("ln_out", rows * pitch)
     var space = ln_out
     if not has_aligned_rows(t.linear_weight, H):
@@ -297,24 +299,24 @@ def launch_forward_hopper[
 def launch_backward_hopper[
     L: Launcher, dtype: DType, x_dtype: DType, //
 ](mut launcher: L, t: BackwardTensors[dtype, x_dtype], requested: Int) raises:
-    """Launch three kernels for all gradients, and one more for each of dY and W that must be copied for its
-    rows to be aligned.
+    """Launch three kernels for all gradients, and one more for each of dY and W that must be copied to
+    aligned rows.
 
-    The products have spare warps: those of the first sum the columns of dY while it passes through, those of
-    the second add the slices of db, dgamma and dbeta. If rows of W are not aligned, the memory of dW must
-    have room for O rows of `pitch_of` H elements.
+    The spare warps of the first product sum the columns of dY; those of the second add the slices of db,
+    dgamma and dbeta. If rows of W are not aligned, the memory of dW must have room for O rows of `aligned_pitch` H
+    elements.
     """
     ref sizes = t.sizes
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
     var O = Int(sizes.output_dim)
-    var pitch = pitch_of[dtype](H)
+    var pitch = aligned_pitch[dtype](H)
     var needs_dln = requested & (INPUT | NORM) != 0
     var weight_wanted = requested & WEIGHT != 0
     var parts = (DX if requested & INPUT != 0 else 0) | (SUMS if requested & NORM != 0 else 0)
     parts |= LN_OUT if weight_wanted else 0
 
-    # dx overwrites dln, row by row, if their layouts match; otherwise ln_out does.
+    # dx overwrites dln row by row if their layouts match; otherwise ln_out overwrites dln.
     var over = has_aligned_rows(t.grad_input.as_imm(), H) and dtype == x_dtype
     var dln = MutPtr[dtype](unsafe_from_address=Int(t.grad_input))
     var ln_out = dln
@@ -323,21 +325,21 @@ def launch_backward_hopper[
         ln_out = dln
     elif weight_wanted:
         ln_out = launcher.workspace[dtype]("ln_out", rows * pitch)
-    # The copy of W is read before dW, whose memory holds it, is written.
+    # The memory of dW holds the copy of W, which is read before dW is written.
     var copy = t.grad_weight
     if needs_dln and not has_aligned_rows(t.linear_weight, H):
-        if not weight_wanted or lies_in_rows[dtype](H):
+        if not weight_wanted or has_aligned_width[dtype](H):
             copy = launcher.workspace[dtype]("linear_weight", O * pitch)
     var dy = Factor(t.grad_output, O)
     if (needs_dln or weight_wanted) and not has_aligned_rows(t.grad_output, O):
-        var space = launcher.workspace[dtype]("grad_output", rows * pitch_of[dtype](O))
+        var space = launcher.workspace[dtype]("grad_output", rows * aligned_pitch[dtype](O))
         dy = launch_aligned(launcher, "grad_output", t.grad_output, rows, O, space)
 
     var flags = launcher.workspace[DType.int32]("flags", flag_count())
     var bias_shares = Shares(t.mean, 0)
     var bias_partials = MutPtr[DType.float32](unsafe_from_address=Int(flags))
     if needs_dln:
-        var slices = column_slices_of(rows)
+        var slices = count_column_slices(rows)
         bias_partials = launcher.workspace[DType.float32]("bias_partials", slices * O)
         bias_shares = Shares(rebind[ImmPtr[accum_type[dtype]]](bias_partials.as_imm()), slices)
         var weight = launch_aligned(launcher, "linear_weight", t.linear_weight, O, H, copy)

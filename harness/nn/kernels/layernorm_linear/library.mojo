@@ -11,7 +11,7 @@ from common.stream_launcher import StreamLauncher
 from layernorm_linear.launches import DLN_GIVEN, LN_OUT_TAKEN, launch_forward_hopper, launch_gradients
 from layernorm_linear.forward import launch_layernorm_fast
 from layernorm_linear.pairs import launch_backward_pairs, launch_forward_pairs
-from layernorm_linear.plan import Problem, packed
+from layernorm_linear.plan import Problem, pack_choice
 from layernorm_linear.small import (
     launch_backward_small,
     launch_forward_small,
@@ -28,16 +28,16 @@ comptime dtype = DType.float32 if IS_FLOAT32 else (
 )
 comptime x_dtype = DType.float32 if PART == "bfloat16_mixed" or PART == "float16_mixed" else dtype
 comptime stat = accum_type[dtype]
-"""The dtype of the statistics."""
+"""The dtype of mean and rstd."""
 
 comptime PAIRS = 1
-"""How a call is computed, added: float32 by split float16,"""
+"""Bit of a call's options: compute float32 products as split float16."""
 comptime LEAST = 2
-"""with the least memory."""
+"""Bit of a call's options: use the least memory."""
 
 
-def sizes_of(mut words: Words) -> Sizes:
-    """Take the next three words: rows, H, O."""
+def read_sizes(mut words: Words) -> Sizes:
+    """Read the next three words: rows, H, O."""
     var rows = Int32(words.integer())
     var hidden_dim = Int32(words.integer())
     return Sizes(rows, 1, hidden_dim, Int32(words.integer()))
@@ -45,7 +45,7 @@ def sizes_of(mut words: Words) -> Sizes:
 
 def forward(mut words: Words, mut launcher: StreamLauncher) raises:
     """Launch the forward pass. 12 words: rows, H, O, eps; y, mean, rstd; x, gamma, beta, W, bias."""
-    var sizes = sizes_of(words)
+    var sizes = read_sizes(words)
     var eps = words.float().cast[stat]()
     # Arguments are evaluated in this order.
     var t = ForwardTensors[dtype, x_dtype](
@@ -71,10 +71,10 @@ def forward(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def rows(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Launch LayerNorm before a product by PyTorch. 11 words: rows, H, O, eps; ln_out, mean, rstd; x, gamma,
-    beta; and the elements from one row of ln_out to the next, zeros from H on.
+    """Launch the LayerNorm before a product that PyTorch computes. 11 words: rows, H, O, eps; ln_out, mean,
+    rstd; x, gamma, beta; and the row pitch of ln_out, with zeros from column H on.
     """
-    var sizes = sizes_of(words)
+    var sizes = read_sizes(words)
     var eps = words.float().cast[stat]()
     var ln_out = words.written[dtype]()
     var mean = words.written[stat]()
@@ -88,10 +88,11 @@ def rows(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def backward(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Launch the backward pass. 18 words: rows, H, O, what is requested (the bits of `launches.mojo`); dx,
-    dgamma, dbeta, dW, db; dY, x, mean, rstd, gamma, beta, W; dln and ln_out if they are the caller's.
+    """Launch the backward pass. 18 words: rows, H, O, what to compute (the bits in `launches.mojo`); dx,
+    dgamma, dbeta, dW, db; dY, x, mean, rstd, gamma, beta, W; dln and ln_out if the caller computes the
+    products.
     """
-    var sizes = sizes_of(words)
+    var sizes = read_sizes(words)
     var requested = words.integer()
     # Arguments are evaluated in this order.
     var t = BackwardTensors[dtype, x_dtype](
@@ -127,13 +128,13 @@ def backward(mut words: Words, mut launcher: StreamLauncher) raises:
 
 @export("workbook_open")
 def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Return a handle of the GPU with this number."""
+    """Return a handle of GPU `index`."""
     return open_gpu(index, message, capacity)
 
 
 @export("workbook_layernorm_linear_forward")
 def workbook_layernorm_linear_forward(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Launch the forward pass with this project's product."""
+    """Launch the forward pass with this project's GEMM."""
     return call[forward](words, message, capacity)
 
 
@@ -151,8 +152,8 @@ def workbook_layernorm_linear_backward(words: Int, message: Int, capacity: Int64
 
 @export("workbook_layernorm_linear_plan")
 def workbook_layernorm_linear_plan(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Return the GEMM selection (see `plan.mojo`). 6 words: rows, H, O; whether W is transposed; PAIRS and
-    LEAST, added; whether a CUDA graph captures the call.
+    """Return the GEMM selection (see `plan.mojo`). 6 words: rows, H, O; whether W is transposed; PAIRS +
+    LEAST; whether a CUDA graph captures the call.
     """
     var taken = Words(words)
     var rows = taken.integer()
@@ -162,4 +163,4 @@ def workbook_layernorm_linear_plan(words: Int, message: Int, capacity: Int64) ab
     var options = taken.integer()
     var captured = taken.integer() != 0
     var problem = Problem(rows, H, O, transposed, options & LEAST != 0, captured, options & PAIRS != 0)
-    return Int64(packed[StreamLauncher.wgmma, dtype, x_dtype](problem))
+    return Int64(pack_choice[StreamLauncher.wgmma, dtype, x_dtype](problem))

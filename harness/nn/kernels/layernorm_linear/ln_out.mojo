@@ -1,8 +1,8 @@
-"""The LayerNorm output recomputed from the statistics in a launch of its own: for a product dW that waits for
-nothing else, or that reads it transposed.
+"""Recompute the LayerNorm output from the statistics in a separate launch, for a product dW that waits for
+nothing else or reads ln_out transposed.
 
-No element needs another one of its row, so a block takes neighbouring columns of some rows, and a thread
-keeps its gamma and beta.
+No element depends on another one of its row, so a block processes neighbouring columns of some rows, and a
+thread keeps its gamma and beta in registers.
 """
 
 from std.math import ceildiv
@@ -19,20 +19,20 @@ from common.row_reductions import is_aligned, vector_width
 from .tensors import BackwardTensors
 
 comptime THREADS = 256
-"""The most threads of a block."""
+"""Maximum threads per block."""
 comptime ABREAST = 4
-"""Rows of which a thread loads a vector at a time."""
+"""Rows from which a thread loads a vector at a time."""
 comptime TILE = 32
-"""Rows and columns that a block transposes."""
+"""Rows and columns of the tile that a block transposes."""
 comptime TILE_LINES = 8
-"""How many of them are processed at a time."""
+"""Rows of the tile that are processed at a time."""
 
 
 @__name("ln_out_rows")
 def normalise_rows[
     dtype: DType, x_dtype: DType, width: Int, early: Bool
 ](
-    ln_out: MutPtr[dtype],  # [rows, stride]; zeros from H on
+    ln_out: MutPtr[dtype],  # [rows, stride]; zeros from column H on
     input: ImmPtr[x_dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
@@ -42,8 +42,8 @@ def normalise_rows[
     hidden_dim: Int32,
     stride: Int32,
 ):
-    """Compute ln_out = x_hat * gamma + beta with x_hat = (x - mean) * rstd. A thread takes `width` columns of
-    ABREAST rows.
+    """Compute ln_out = x_hat * gamma + beta with x_hat = (x - mean) * rstd. A thread computes `width` columns
+    of ABREAST rows.
     """
     comptime accum = accum_type[dtype]
     comptime if early:
@@ -75,7 +75,9 @@ def normalise_rows[
 def launch_ln_out[
     L: Launcher, dtype: DType, x_dtype: DType, //
 ](mut launcher: L, t: BackwardTensors[dtype, x_dtype], ln_out: MutPtr[dtype], stride: Int) raises:
-    """Launch one kernel: ln_out, with rows `stride` elements apart; none without rows."""
+    """Launch one kernel that computes ln_out, with a row pitch of `stride` elements. Launch nothing without
+    rows.
+    """
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim)
     if rows == 0:
@@ -119,7 +121,7 @@ def normalise_transposed[
 ):
     """Compute the transpose of ln_out. A block reads a tile along rows and writes it along columns."""
     comptime accum = accum_type[dtype]
-    # One more column puts the elements of a column in different banks.
+    # The extra column puts the elements of a column in different banks.
     var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[TILE, TILE + 1]())
     comptime if early:
         wait_for_earlier_grids()
@@ -149,7 +151,7 @@ def normalise_transposed[
 def launch_ln_out_transposed[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: BackwardTensors[dtype, dtype], ln_out: MutPtr[dtype]) raises:
-    """Launch one kernel: the transpose of ln_out, [H, rows]; none without rows."""
+    """Launch one kernel that computes the transpose of ln_out, [H, rows]. Launch nothing without rows."""
     var rows = Int(t.sizes.rows())
     if rows == 0:
         return

@@ -1,7 +1,7 @@
-"""Copies with aligned rows for the products on Hopper, whose TMA needs them.
+"""Copies with aligned rows for products on Hopper, whose TMA requires aligned rows.
 
-Rows of 16-bit elements start at any address if their length is not a multiple of 8. A copy with padded rows
-costs one pass over the matrix; a product that loads single elements takes several times as long.
+Rows of 16-bit elements are unaligned if their length is not a multiple of 8. A copy with padded rows costs
+one pass over the matrix; a product that loads single elements takes several times as long.
 """
 
 from std.math import ceildiv
@@ -10,27 +10,27 @@ from max.gpu import block_dim, block_idx, grid_dim, thread_idx
 from max.gpu.host import Dim
 
 from shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
-from common.tensor_maps import ROW_BYTES, lies_in_rows, pitch_of
+from common.tensor_maps import ROW_BYTES, has_aligned_width, aligned_pitch
 from shared.launcher import Launcher
 
 comptime COPY_LANES = 32
-"""Neighbouring threads of a copy."""
+"""Neighbouring threads that copy a row."""
 comptime COPY_ROWS = 8
 """Rows that a block copies at a time."""
 comptime COPY_STEPS = 8
-"""Loads per thread in flight."""
-comptime MOST_COPY_BLOCKS = 32768
-"""The most blocks of a copy along its rows; they continue with the rows after theirs."""
+"""Loads in flight per thread."""
+comptime MAX_COPY_BLOCKS = 32768
+"""Maximum blocks along the rows of a copy; each block continues with a stride of the grid's rows."""
 
 
 @fieldwise_init
 struct Factor[dtype: DType](Copyable, Movable):
-    """An operand that the TMA can load."""
+    """An operand of a product with rows that the TMA can load."""
 
     @__allow_legacy_any_origin_fields
     var address: ImmPtr[Self.dtype]
     var pitch: Int
-    """Elements from one row to the next."""
+    """The row pitch in elements."""
 
 
 @__name("copy_rows")
@@ -43,7 +43,7 @@ def copy_rows[
     columns: Int32,
     pitch: Int32,
 ):
-    """Copy rows, `width` elements at a time; every access is aligned to as many."""
+    """Copy rows, `width` elements at a time; every access is aligned to `width` elements."""
     comptime alignment = width * size_of[Scalar[dtype]]()
     wait_for_earlier_grids()
     start_later_grids()
@@ -64,7 +64,7 @@ def copy_rows[
 
 def has_aligned_rows[dtype: DType, //](matrix: ImmPtr[dtype], columns: Int) -> Bool:
     """Return whether the TMA can load a matrix with contiguous rows."""
-    return lies_in_rows[dtype](columns) and Int(matrix) % ROW_BYTES == 0
+    return has_aligned_width[dtype](columns) and Int(matrix) % ROW_BYTES == 0
 
 
 def launch_aligned[
@@ -77,10 +77,10 @@ def launch_aligned[
     columns: Int,
     space: MutPtr[dtype],
 ) raises -> Factor[dtype]:
-    """Launch one copy, or none: return the matrix itself if its rows are aligned, otherwise its copy in
-    `space`, [rows, pitch].
+    """Return the matrix itself if its rows are aligned; otherwise launch a copy to `space`, [rows, pitch],
+    and return that.
     """
-    var pitch = pitch_of[dtype](columns)
+    var pitch = aligned_pitch[dtype](columns)
     if has_aligned_rows(source, columns):
         return Factor(source, pitch)
     comptime for width in [2, 1]:
@@ -94,7 +94,7 @@ def launch_aligned[
                 Int32(pitch),
                 grid_dim=Dim(
                     ceildiv(columns, COPY_LANES * COPY_STEPS * width),
-                    min(ceildiv(rows, COPY_ROWS), MOST_COPY_BLOCKS),
+                    min(ceildiv(rows, COPY_ROWS), MAX_COPY_BLOCKS),
                 ),
                 block_dim=Dim(COPY_LANES, COPY_ROWS),
                 early=L.wgmma,

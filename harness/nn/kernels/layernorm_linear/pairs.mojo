@@ -1,7 +1,7 @@
-"""float32 on Hopper's tensor cores for float16: see `common/gemm_pairs.mojo`.
+"""LayerNorm + Linear in float32 on Hopper's float16 tensor cores: see `common/gemm_pairs.mojo`.
 
-The row kernels are those of `forward.mojo`. Between them every operand is split into two float16 matrices,
-which take as much workspace as the operand, and each product is computed as three.
+The row kernels are those of `forward.mojo`. Between them, every operand is split into two float16 matrices,
+which together take as much workspace as the operand, and each product is computed as three products.
 """
 
 from .launches import (

@@ -1,19 +1,21 @@
-"""GEMM selection of LayerNorm + Linear: one table, in microseconds of an H200.
+"""GEMM selection of LayerNorm + Linear, by estimated times on an H200.
 
-The three products are Y = ln_out W^T, dln = dY W and dW = dY^T ln_out. The choice compares estimates with
-constants from book/records/products.csv, which has the times of both implementations, and branches.csv:
+The three products are Y = ln_out W^T, dln = dY W and dW = dY^T ln_out. The choice compares estimated times.
+Their constants come from book/records/products.csv, which has the times of both implementations, and
+branches.csv:
 
-- This project's kernel for Hopper divides a product into tiles that multiprocessors take in rounds
-  (`plan_tiles`). Few tiles leave most of the GPU idle. Its products compute the column sums of dY, dgamma and
-  dbeta on the side.
-- cuBLAS, which PyTorch calls, splits the sums of few tiles among blocks, and is slightly faster in the largest
-  products.
-- Rows that are not a multiple of 16 bytes keep both from wide loads: cuBLAS drops to a fifth of its speed.
-  This project's path copies to aligned rows; cuBLAS gets them if ln_out, W and the bias are padded (PADDED).
+- This project's kernel for Hopper divides a product into tiles that multiprocessors compute in rounds
+  (`plan_tiles`). Few tiles leave most of the GPU idle. Its spare warps also compute the column sums of dY,
+  and dgamma and dbeta.
+- cuBLAS, which PyTorch calls, divides the sums of a small product among blocks (split-K), and is slightly
+  faster for the largest products.
+- Rows that are not a multiple of 16 bytes prevent wide loads in both: cuBLAS drops to a fifth of its speed.
+  This project's path copies operands to aligned rows; cuBLAS gets aligned rows if ln_out, W and the bias are
+  padded (PADDED).
 
 A loop of small eager calls is CPU-bound, and this project's launches take the least CPU time; a CUDA graph is
-bound by the GPU. So where the estimates disagree, a captured call gets other products. In a graph the
-backward pass may also use two streams, dln with what depends on it and dW from its own ln_out: each fills the
+GPU-bound. So a captured call may get different products than an eager one. In a graph the backward pass may
+also use two streams: one for dln and what depends on it, one for dW from its own ln_out. Each fills the
 multiprocessors that the other leaves idle.
 """
 
@@ -21,7 +23,7 @@ from std.math import ceildiv
 
 from common.gemm_hopper_launches import plan_tiles
 from common.gemm_hopper_pipeline import BLOCK_M
-from common.tensor_maps import lies_in_rows, pitch_of
+from common.tensor_maps import has_aligned_width, aligned_pitch
 from .small import suits_small_backward, suits_small_forward
 from .tensors import Sizes
 
@@ -34,36 +36,39 @@ comptime PADDED = 2
 
 comptime PROCESSORS = 132
 comptime STEP = 0.0023 * 1.15
-"""Microseconds per step of one column of this project's product: as planned, times the measured excess."""
+"""Microseconds per step of one column of this project's product: the planned time, times the measured excess.
+"""
 comptime EMPTY_COLUMNS = 64
-"""Columns below which most of every tile is empty."""
+"""Minimum columns; with fewer, most of every tile is empty."""
 comptime EMPTY_ROWS = 8 * BLOCK_M * PROCESSORS
-"""Rows above which tiles are so many, eight rounds, that memory traffic adds to the time if most of every
-tile is empty.
+"""Rows above which memory traffic adds to the time if most of every tile is empty: more than eight rounds of
+tiles.
 """
 comptime NARROW_ROWS = 1 << 16
-"""Rows of so few columns from which on cuBLAS may compute both products in two streams."""
+"""Minimum rows of fewer than EMPTY_COLUMNS columns for cuBLAS to compute both products in two streams."""
 comptime LARGE = 1 << 37
-"""Multiply-adds from which on the GPU is at its power limit, and this project's product takes LARGE_COST
-times as long.
+"""Multiply-adds from which the GPU is at its power limit, and this project's product takes LARGE_COST times
+as long.
 """
 comptime LARGE_COST = 1.05
 comptime SMALL = 1 << 15
-"""Multiply-adds up to which one launch computes each whole pass (`small.mojo`)."""
+"""Maximum multiply-adds for one launch to compute a whole pass (`small.mojo`)."""
 comptime COPIES_FROM = 1 << 16
-"""Multiply-adds of unaligned rows from which on copies with aligned rows may pay."""
+"""Minimum multiply-adds for copies of unaligned rows to pay off."""
 comptime MOST_FEW_ROWS = 64
-"""The most rows that count as few: for more, adding columns row by row takes longer than a launch."""
+"""Maximum rows for the kernels for few rows: with more, adding columns row by row takes longer than a launch.
+"""
 comptime FEW_WORK = 1 << 24
-"""Multiply-adds of few unaligned rows up to which cuBLAS costs less than copies for this project's
-products.
+"""Maximum multiply-adds of few unaligned rows for which cuBLAS takes less time than the copies for this
+project's products.
 """
 comptime LAUNCH = 3.0
-"""Fixed microseconds of a cuBLAS product, and of a further launch."""
+"""Fixed overhead in microseconds of a cuBLAS product, and of an additional launch."""
 comptime OWN_LAUNCH = 1.0
-"""The same for this project's product, which starts early."""
+"""Fixed overhead in microseconds of this project's product, which starts before the previous launch is done.
+"""
 comptime CUBLAS_RATE = 780e6
-"""Floating-point operations of cuBLAS per microsecond."""
+"""Floating-point operations per microsecond of cuBLAS."""
 comptime BANDWIDTH = 3.6e6
 """Bytes per microsecond of a memory-bound product."""
 comptime COPY_BANDWIDTH = 1.2e6
@@ -71,36 +76,37 @@ comptime COPY_BANDWIDTH = 1.2e6
 comptime OWN_COPY_BANDWIDTH = 4e6
 """Bytes per microsecond of this project's copy."""
 comptime ROWS = 2.5
-"""Fixed microseconds of a row kernel."""
+"""Fixed overhead in microseconds of a row kernel."""
 comptime SUMS = 2.0
-"""Microseconds of adding partial sums of several blocks."""
+"""Microseconds to add the partial sums of several blocks."""
 comptime STREAMS_ROWS = 1.2
-"""With two streams: the factor on memory traffic of row kernels next to products, and the extra microseconds
-of both streams and of a cuBLAS dW there.
+"""With two streams: the factor on the memory traffic of row kernels that overlap products, and the extra
+microseconds of both streams and of a cuBLAS dW in them.
 """
 comptime STREAMS = 4.0
 comptime STREAMS_CUBLAS = 2.5
 comptime STREAMS_GAIN = 0.98
-"""Two streams must take less than this part of one to be chosen."""
+"""Two streams are chosen if they take less than this fraction of the time of one."""
 comptime MANY_SUMS = 1 << 19
-"""Elements of dY from which on summing its columns has a stream of its own, if dln is computed by cuBLAS."""
+"""Minimum elements of dY for its column sums to get a third stream, if cuBLAS computes dln."""
 comptime UNALIGNED_STREAMS = 1 << 19
-"""Elements of the input, and of a row, up to which the backward pass over unaligned rows uses two streams."""
+"""Maximum elements of the input, and of a row, for the backward pass over unaligned rows to use two streams.
+"""
 comptime UNALIGNED_WIDTH = 1024
 comptime UNALIGNED_ROWS = 512
-"""Rows and multiply-adds up to which those streams use cuBLAS."""
+"""Maximum rows and multiply-adds for those streams to use cuBLAS."""
 comptime UNALIGNED_WORK = 1 << 25
 comptime LOOSE = 1.15
-"""The factor on the time of this project's product if it writes rows that start at any address."""
+"""The factor on the time of this project's product if it writes unaligned rows."""
 comptime PADDED_GAIN = 0.9
-"""cuBLAS on padded rows must take less than this part of this project's time to be chosen."""
+"""cuBLAS on padded rows is chosen if it takes less than this fraction of this project's time."""
 comptime HOST = 350.0
-"""Microseconds of GPU time of both passes below which a loop of eager calls is CPU-bound."""
+"""GPU time of both passes, in microseconds, below which a loop of eager calls is CPU-bound."""
 
 
 @fieldwise_init
 struct Problem(Copyable, Movable):
-    """What the choice depends on."""
+    """The inputs of the GEMM selection."""
 
     var rows: Int
     var H: Int
@@ -108,11 +114,11 @@ struct Problem(Copyable, Movable):
     var transposed: Bool
     """Whether W is stored as [H, O], which this project's products do not read."""
     var lean: Bool
-    """Whether memory counts more than time."""
+    """Whether to minimize memory rather than time."""
     var captured: Bool
     """Whether a CUDA graph captures the call."""
     var pairs: Bool
-    """Whether float32 products may be computed by split float16."""
+    """Whether float32 products may be computed as split float16."""
 
     def work(self) -> Int:
         """Return the multiply-adds of a product."""
@@ -126,11 +132,11 @@ struct Choice(Copyable, Movable):
     var output: Int
     var dln: Int
     var dW: Int
-    var forked: Bool
+    var two_streams: Bool
 
     @staticmethod
     def of(gemm: Int) -> Self:
-        """Return one implementation for all three."""
+        """Return a choice of one implementation for all three products."""
         return Self(gemm, gemm, gemm, False)
 
 
@@ -138,32 +144,32 @@ def choose[wgmma: Bool, dtype: DType, x_dtype: DType](p: Problem) -> Choice:
     """Choose products for x [rows, H] of `x_dtype` and W [O, H] in `dtype`, on a GPU with or without Hopper's
     `wgmma`.
 
-    Without Hopper, and for float32 that may not be split, cuBLAS computes all: no record shows this project's
-    products to be faster there.
+    Without Hopper, and for float32 that may not be split, cuBLAS computes all products: no record shows this
+    project's to be faster.
     """
     if not wgmma or p.transposed:
         return Choice.of(CUBLAS)
     comptime if dtype == DType.float32:
         return Choice.of(OWN if p.pairs and p.H % 8 == 0 == p.O % 8 else CUBLAS)
-    if lies_in_rows[dtype](p.H) and lies_in_rows[dtype](p.O):
-        return aligned_choice(p)
-    return unaligned_choice[dtype, x_dtype](p)
+    if has_aligned_width[dtype](p.H) and has_aligned_width[dtype](p.O):
+        return choose_aligned(p)
+    return choose_unaligned[dtype, x_dtype](p)
 
 
-# ---- Rows that begin at multiples of 16 bytes ----------------------------------------------------------------------
+# ---- Aligned rows ------------------------------------------------------------------------------------------
 
 
-def aligned_choice(p: Problem) -> Choice:
-    """Choose by the estimated times of each pass."""
+def choose_aligned(p: Problem) -> Choice:
+    """Choose by the estimated time of each pass."""
     if p.work() <= SMALL:
         return Choice.of(OWN)
     var own = own_cost(p.rows, p.O, p.H).time
     var output = CUBLAS if cublas_cost(p.rows, p.O, p.H).time < own else OWN
-    var chain = fastest_chain(p)
-    var streams = fastest_streams(p)
-    var forked = streams.time < STREAMS_GAIN * chain.time
+    var chain = estimate_one_stream(p)
+    var streams = estimate_best_streams(p)
+    var two_streams = streams.time < STREAMS_GAIN * chain.time
     own += own_cost(p.rows, p.H, p.O).time + own_cost(p.O, p.H, p.rows, may_share=True).time
-    if p.captured and forked:
+    if p.captured and two_streams:
         return Choice(output, streams.dln, streams.dW, True)
     if not p.captured and own < HOST:
         return Choice.of(OWN)
@@ -172,19 +178,19 @@ def aligned_choice(p: Problem) -> Choice:
 
 @fieldwise_init
 struct Estimate(Copyable, Movable):
-    """A backward pass: its products, and its microseconds."""
+    """A choice for the backward pass, and its estimated microseconds."""
 
     var dln: Int
     var dW: Int
     var time: Float64
 
 
-def fastest_chain(p: Problem) -> Estimate:
-    """Estimate one launch after the other: dln, the row kernel, dW; this project's dW adds the sums on the
-    side.
+def estimate_one_stream(p: Problem) -> Estimate:
+    """Estimate the launches in one stream: dln, the row kernel, dW; this project's dW also adds the partial
+    sums.
     """
     var row_kernel = ROWS + 8 * Float64(p.rows * p.H) / BANDWIDTH
-    # Column sums of dY: two more launches if its rows are many, and dY read once more; else part of another
+    # Column sums of dY: for many rows two more launches, which read dY once more; otherwise part of another
     # launch.
     var sums = 2 * Float64(p.rows * p.O) / BANDWIDTH + 2 * LAUNCH if p.rows > 1024 else 1.0
     sums += 0.0 if p.rows <= MOST_FEW_ROWS else SUMS
@@ -200,20 +206,20 @@ def fastest_chain(p: Problem) -> Estimate:
     return best^
 
 
-def fastest_streams(p: Problem) -> Estimate:
-    """Estimate two streams: the longer one, or the work of both if that fills the GPU. cuBLAS in both streams
-    needs two workspaces, which only pays for many narrow rows.
+def estimate_best_streams(p: Problem) -> Estimate:
+    """Estimate two streams: the time of the longer one, or the work of both if that fills the GPU. cuBLAS in
+    both streams needs two workspaces, which only pays off for many narrow rows.
     """
-    var best = two_streams(p, OWN, OWN)
+    var best = estimate_two_streams(p, OWN, OWN)
     for dln, dW in [(OWN, CUBLAS), (CUBLAS, OWN), (CUBLAS, CUBLAS)]:
         if (dln == OWN or dW == OWN) or (p.H < EMPTY_COLUMNS and p.rows >= NARROW_ROWS):
-            var estimate = two_streams(p, dln, dW)
+            var estimate = estimate_two_streams(p, dln, dW)
             if estimate.time < best.time:
                 best = estimate^
     return best^
 
 
-def two_streams(p: Problem, dln: Int, dW: Int) -> Estimate:
+def estimate_two_streams(p: Problem, dln: Int, dW: Int) -> Estimate:
     """Estimate two streams with these products."""
     var elements = Float64(p.rows * p.H)
     var apart = dln == CUBLAS and p.rows * p.O >= MANY_SUMS
@@ -239,7 +245,7 @@ struct Cost(Copyable, Movable):
 
 
 def own_cost(m: Int, n: Int, k: Int, may_share: Bool = False) -> Cost:
-    """Return the cost of this project's product, [m, n] with sums of k."""
+    """Return the cost of this project's product [m, n] with inner dimension k."""
     var plan = plan_tiles(m, n, k, may_share)
     var step = STEP * (LARGE_COST if m * n * k >= LARGE else 1.0)
     var waits = bytes_time(m, n, k) if n < EMPTY_COLUMNS and m > EMPTY_ROWS else 0.0
@@ -249,27 +255,27 @@ def own_cost(m: Int, n: Int, k: Int, may_share: Bool = False) -> Cost:
 
 
 def cublas_cost(m: Int, n: Int, k: Int) -> Cost:
-    """Return the cost of cuBLAS with aligned rows: half of its store traffic is not overlapped."""
+    """Return the cost of cuBLAS with aligned rows, half of whose store traffic is not overlapped."""
     var work = 2 * Float64(m * n * k) / CUBLAS_RATE + Float64(m * n) / BANDWIDTH
     return Cost(LAUNCH + max(work, bytes_time(m, n, k)), work)
 
 
 def bytes_time(m: Int, n: Int, k: Int) -> Float64:
-    """Return the microseconds of reading both operands and writing the product."""
+    """Return the microseconds for reading both operands and writing the product."""
     return 2 * Float64(m * k + k * n + m * n) / BANDWIDTH
 
 
-# ---- Rows that begin at any address --------------------------------------------------------------------------------
+# ---- Unaligned rows ----------------------------------------------------------------------------------------
 
 
-def unaligned_choice[dtype: DType, x_dtype: DType](p: Problem) -> Choice:
-    """Choose this project's products with the copies that they need; but cuBLAS if the first has few tiles or
-    long sums, and if all are so small that they take no longer than the copies.
+def choose_unaligned[dtype: DType, x_dtype: DType](p: Problem) -> Choice:
+    """Choose this project's products with the copies that they need; but cuBLAS if the first product has few
+    tiles or long sums, or if all are so small that they take no longer than the copies.
     """
-    var whole_H = lies_in_rows[dtype](p.H)
+    var whole_H = has_aligned_width[dtype](p.H)
     if p.lean:
-        # cuBLAS reads every operand unaligned, which takes longer. If only the rows that it writes are
-        # unaligned, this project's product copies nothing either.
+        # cuBLAS would read unaligned operands, which takes longer. If only the rows that it writes are
+        # unaligned, this project's product needs no copy either.
         return Choice(OWN if whole_H else CUBLAS, CUBLAS, CUBLAS, False)
     var work = p.work()
     if work < COPIES_FROM:
@@ -277,9 +283,9 @@ def unaligned_choice[dtype: DType, x_dtype: DType](p: Problem) -> Choice:
         var output = OWN if dtype == x_dtype and suits_small_forward(sizes) else CUBLAS
         var gradients = OWN if dtype == x_dtype and suits_small_backward(sizes) else CUBLAS
         return Choice(output, gradients, gradients, False)
-    var forked = p.captured and p.H <= UNALIGNED_WIDTH and p.rows * p.H <= UNALIGNED_STREAMS
+    var two_streams = p.captured and p.H <= UNALIGNED_WIDTH and p.rows * p.H <= UNALIGNED_STREAMS
     if p.rows <= MOST_FEW_ROWS and work <= FEW_WORK:
-        return Choice(CUBLAS, CUBLAS, CUBLAS, forked) if p.captured else Choice.of(OWN)
+        return Choice(CUBLAS, CUBLAS, CUBLAS, two_streams) if p.captured else Choice.of(OWN)
     var wide = ceildiv(p.H, 8) * 8
     var tall = ceildiv(p.O, 8) * 8
     var own = own_cost(p.rows, p.O, p.H).time * (LOOSE if tall != p.O else 1.0)
@@ -290,9 +296,9 @@ def unaligned_choice[dtype: DType, x_dtype: DType](p: Problem) -> Choice:
     var backward = own_cost(p.rows, p.H, p.O).time + own_cost(p.O, p.H, p.rows, may_share=True).time
     if not p.captured and own + backward < HOST:
         output = OWN
-    var few = forked and p.rows <= UNALIGNED_ROWS and work <= UNALIGNED_WORK
+    var few = two_streams and p.rows <= UNALIGNED_ROWS and work <= UNALIGNED_WORK
     var gradients = CUBLAS if few else OWN
-    return Choice(output, gradients, gradients, forked)
+    return Choice(output, gradients, gradients, two_streams)
 
 
 def copy_time(rows: Int, columns: Int) -> Float64:
@@ -300,17 +306,17 @@ def copy_time(rows: Int, columns: Int) -> Float64:
     return LAUNCH + 4 * Float64(rows * columns) / COPY_BANDWIDTH
 
 
-# ---- Over the C ABI ------------------------------------------------------------------------------------------------
+# ---- The result for C++ ------------------------------------------------------------------------------------
 
 
-def packed[wgmma: Bool, dtype: DType, x_dtype: DType](p: Problem) -> Int:
-    """Return the choice in bits, as `harness/nn/host/layernorm_linear.cpp` reads it: two for each of output,
-    dln and dW, and one for two streams; above them the elements that the memory of dW needs if it first holds
-    a copy of W with aligned rows.
+def pack_choice[wgmma: Bool, dtype: DType, x_dtype: DType](p: Problem) -> Int:
+    """Return the choice in the bits that `harness/nn/host/layernorm_linear.cpp` reads: two for each of
+    output, dln and dW, one for two streams, and above them the elements that the memory of dW needs if it
+    first holds a copy of W with aligned rows.
     """
     var choice = choose[wgmma, dtype, x_dtype](p)
     var room = 0
     comptime if wgmma and dtype.is_half_float():
-        if not (p.lean or lies_in_rows[dtype](p.H)):
-            room = p.O * pitch_of[dtype](p.H)
-    return choice.output | choice.dln << 2 | choice.dW << 4 | Int(choice.forked) << 6 | room << 8
+        if not (p.lean or has_aligned_width[dtype](p.H)):
+            room = p.O * aligned_pitch[dtype](p.H)
+    return choice.output | choice.dln << 2 | choice.dW << 4 | Int(choice.two_streams) << 6 | room << 8

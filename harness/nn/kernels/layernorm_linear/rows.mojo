@@ -1,9 +1,9 @@
-"""Rows in the row kernels: loads, buffers in shared memory, stores.
+"""How the row kernels access rows: loads, buffers in shared memory, stores.
 
 Each kernel reads its operands from DRAM once, 16 bytes per thread at a time, and keeps a row in registers
-between the sums over it and what is computed from them; `common/row_reductions.mojo` adds over the threads of
-a row. For rows that are not a whole number of 16-byte vectors, a thread loads as many single elements. On
-Hopper the aligned vectors that cover such rows of 16-bit elements pass through shared memory instead.
+while the sums over it are computed and used; `common/row_reductions.mojo` adds over the threads of a row.
+Rows that are not a whole number of 16-byte vectors are loaded element by element. On Hopper, if their
+elements are 16-bit, the aligned vectors that cover the row pass through shared memory instead.
 """
 
 from std.math import ceildiv
@@ -23,30 +23,31 @@ from common.row_reductions import (
 from .tensors import Sizes
 
 comptime EARLY_ELEMENTS = 4 * 1024 * 1024
-"""The most elements of the input with which a row kernel starts early."""
+"""Maximum elements of the input for a row kernel to start before the previous launch is done."""
 comptime ANY_THREADS = 256
 """Threads that share a row in the kernels for any row."""
 comptime WIDE_VECTORS = 4
-"""The most vectors of a row per thread in `ln_backward_wide`."""
+"""Maximum vectors of a row per thread in `ln_backward_wide`."""
 comptime NARROW_LANES = [4, 8, 16]
-"""Threads that share a narrow row, fewest first."""
+"""Threads that share a narrow row, in ascending order."""
 comptime NARROW_VECTORS = 2
-"""The most vectors of a narrow row per thread."""
+"""Maximum vectors of a narrow row per thread."""
 comptime DX = 1
-"""Results of a backward row kernel, added: dx. The memory of omitted results is not touched."""
+"""Bit of `parts`, the results of a backward row kernel: dx. The memory of other results is not touched."""
 comptime LN_OUT = 2
-"""Result of a backward row kernel: ln_out."""
+"""Bit of `parts`: ln_out."""
 comptime SUMS = 4
-"""Result of a backward row kernel: partial sums of dgamma and dbeta."""
+"""Bit of `parts`: partial sums of dgamma and dbeta."""
 
 
 @always_inline
 def normalised[
     dtype: DType, accum: DType, width: SIMDLength
 ](x: SIMD[accum, width], mean: Scalar[accum], rstd: Scalar[accum]) -> SIMD[accum, width]:
-    """Return x_hat = (x - mean) * rstd of elements that were `dtype`.
+    """Return x_hat = (x - mean) * rstd of elements converted from `dtype`.
 
-    For 16-bit elements one operation: the rounding of mean * rstd is far below that of the elements.
+    For 16-bit elements this is one multiply-add: the rounding error of mean * rstd is far below that of the
+    elements.
     """
     comptime if dtype.is_half_float():
         return x.fma(rstd, -mean * rstd)
@@ -58,7 +59,9 @@ def normalised[
 def load_elements[
     dtype: DType, //, width: Int, wide: DType
 ](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
-    """Load `width` elements, aligned to as many, from global memory, in the type of sums."""
+    """Load `width` elements, aligned to `width` elements, from global memory and convert them to the
+    accumulation type.
+    """
     comptime alignment = min(VECTOR_BYTES, width * size_of[Scalar[dtype]]())
     return source.unsafe_load[width=width, alignment=alignment](offset).cast[wide]()
 
@@ -67,7 +70,7 @@ def load_elements[
 def store_elements[
     dtype: DType, width: SIMDLength, //
 ](target: MutPtr[dtype], offset: Int, values: SIMD[dtype, width]):
-    """Store elements, aligned to as many, in global memory."""
+    """Store `width` elements, aligned to `width` elements, in global memory."""
     target.unsafe_store[alignment=min(VECTOR_BYTES, Int(width) * size_of[Scalar[dtype]]())](offset, values)
 
 
@@ -75,7 +78,7 @@ def store_elements[
 def copy_elements[
     dtype: DType, //, width: Int
 ](target: Pointer[mut=True, Scalar[dtype], _, address_space=AddressSpace.SHARED], source: ImmPtr[dtype]):
-    """Copy `width` elements, one vector or more, to shared memory, asynchronously on NVIDIA."""
+    """Copy `width` elements, one or more vectors, to shared memory, asynchronously on NVIDIA."""
     comptime for v in range(width // vector_width[dtype]):
         copy_vector(
             target.unsafe_offset(v * vector_width[dtype]), source.unsafe_offset(v * vector_width[dtype])
@@ -90,19 +93,21 @@ def copy_constants[
     source: ImmPtr[dtype],
     columns: Int,
 ):
-    """Copy this thread's vectors of gamma or beta, `width` elements each, converted once for all rows."""
+    """Copy this thread's vectors of gamma or beta, `width` elements each, to shared memory, converted once
+    for all rows.
+    """
     comptime for v in range(vectors):
         var h = (v * block_dim.x + thread_idx.x) * width
         if h < columns:
             store_vector(target, v * block_dim.x * width, load_global[width, accum](source, h))
 
 
-def lanes_of_a_row[dtype: DType](H: Int) -> Int:
-    """Return the lanes of a warp that share a row of H aligned elements, few enough that narrow rows leave
-    none idle.
+def lanes_per_row[dtype: DType](H: Int) -> Int:
+    """Return the number of lanes that share a row of H aligned elements, small enough that narrow rows leave
+    no lane idle.
 
-    Only for 16-bit rows: for others a warp's vectors hold a row half as long, and each kernel costs compile
-    time.
+    Only 16-bit rows share warps: for wider types a warp's vectors hold half as many elements, and each kernel
+    costs compile time.
     """
     comptime if dtype.is_half_float():
         comptime for lanes in NARROW_LANES:
@@ -126,15 +131,15 @@ def starts_early(sizes: Sizes) -> Bool:
 
 
 def wide_room[dtype: DType](group: Int) -> Int:
-    """Return the elements of a row's buffer in `ln_backward_wide`: the vectors that its threads own, and one
-    more.
+    """Return the elements in a row's buffer in `ln_backward_wide`: the vectors that its threads own, plus one
+    vector.
     """
     return (WIDE_VECTORS * group + 1) * vector_width[dtype]
 
 
 def wide_slots(shifted: Bool) -> Int:
-    """Return the row buffers per group of threads: two for the input and dln each, and one for dx if it is
-    shifted.
+    """Return the number of row buffers per group of threads: two each for the input and dln, and one for dx
+    if shifted.
     """
     return 5 if shifted else 4
 
@@ -149,11 +154,11 @@ def fetch_row[
     H: Int,
     rows: Int,
 ):
-    """Copy the aligned vectors that cover a row at any address, and one vector more; this thread WIDE_VECTORS
-    vectors, `step` elements apart. Past the tensor there are zeros.
+    """Copy the aligned vectors that cover a row at any address, plus one vector. This thread copies
+    WIDE_VECTORS vectors, `step` elements apart. Past the end of the tensor, zeros are written.
 
     Args:
-        slot: The target.
+        slot: The destination in shared memory.
         source: The tensor, [rows, H].
         row: The index of the row.
         H: Elements of a row.
@@ -186,12 +191,12 @@ def store_row[
     row: Int,
     H: Int,
 ):
-    """Store a row from shared memory at any address of `target`, [rows, H]: its aligned vectors, of which
-    this thread stores WIDE_VECTORS, `step` elements apart; and the elements at both ends one by one.
+    """Store a row from shared memory at any address of `target`, [rows, H]. This thread stores WIDE_VECTORS
+    of its aligned vectors, `step` elements apart; the elements at both ends are stored one by one.
     """
     comptime width = vector_width[dtype]
     var y_row = target.unsafe_offset(row * H)
-    # The first element of a row at an aligned address.
+    # The index of the row's first aligned element.
     var first = Int32(-row * H) & Int32(width - 1)
     var column = thread_idx.x * width
     var y = y_row.unsafe_offset(column + Int(first))
@@ -209,7 +214,7 @@ def store_row[
 
 @always_inline
 def fill_row[dtype: DType, //, step: Int](target: MutPtr[dtype], row: Int, H: Int, pitch: Int):
-    """Write zeros to the padding of a row of `target`, [rows, pitch], by threads that own vectors `step`
+    """Write zeros to the padding of a row of `target`, [rows, pitch]; each thread owns vectors `step`
     elements apart.
     """
     comptime width = vector_width[dtype]
@@ -219,7 +224,7 @@ def fill_row[dtype: DType, //, step: Int](target: MutPtr[dtype], row: Int, H: In
 
 @always_inline
 def wait_for_row[group: Int]():
-    """Wait for all of the `group` threads of a row; every thread of the block must call it."""
+    """Wait for all `group` threads of a row; every thread of the block must call it."""
     comptime if group == WARP_SIZE:
         syncwarp()
     else:
@@ -230,7 +235,7 @@ def wait_for_row[group: Int]():
 def first_of[
     dtype: DType, width: SIMDLength, //
 ](values: SIMD[dtype, width], count: Int32) -> SIMD[dtype, width]:
-    """Return the first `count` elements, and zeros for the others."""
+    """Return `values` with zeros after the first `count` elements."""
     var kept = values
     if count < Int32(width):
         comptime for i in range(Int(width)):

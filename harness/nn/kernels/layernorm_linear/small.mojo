@@ -1,7 +1,8 @@
-"""Both passes of the smallest problems in one launch each, since a launch costs more than the work.
+"""The forward and backward pass of the smallest problems, one launch each, since a launch costs more than the
+work.
 
-Used below the size of `suits_small_forward` and `suits_small_backward`. Sums are compensated and their order
-is fixed, so every run gives the same bits.
+`suits_small_forward` and `suits_small_backward` limit their size. Sums are compensated and their order is
+fixed, so every run gives the same bits.
 """
 
 from std.math import sqrt
@@ -18,17 +19,17 @@ from shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors, Sizes
 
 comptime FORWARD_THREADS = 128
-"""Threads of a block of the forward kernel, which owns one row."""
+"""Threads per block of the forward kernel; a block owns one row."""
 comptime BACKWARD_THREADS = 256
-"""Threads of the one block of the backward kernel."""
+"""Threads of the backward kernel's only block."""
 comptime SIDE = 256
-"""The largest H, and in the backward pass the most rows and the largest O: the longest sum of one thread."""
+"""Maximum H, and in the backward pass also maximum rows and O: the length of a thread's longest sum."""
 comptime HELD = 2048
-"""The most elements, rows * H, that the backward kernel keeps in shared memory, twice."""
+"""Maximum rows * H of the two arrays that the backward kernel keeps in shared memory."""
 comptime FORWARD_WORK = 1 << 20
-"""The most multiply-adds of a forward pass, and 64 times those of one row."""
+"""Maximum multiply-adds of a forward pass; a single row may have at most 1/64 of them."""
 comptime BACKWARD_WORK = 1 << 15
-"""The most multiply-adds of one product of a backward pass, which a single block computes."""
+"""Maximum multiply-adds of one product of a backward pass, which a single block computes."""
 
 
 def suits_small_forward(sizes: Sizes) -> Bool:
@@ -67,9 +68,7 @@ def small_forward_kernel[
     output_dim: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """Compute LayerNorm and Linear. One block owns one row, and keeps its LayerNorm output in shared
-    memory.
-    """
+    """Compute LayerNorm and Linear. A block owns one row, and keeps its LayerNorm output in shared memory."""
     comptime accum = accum_type[dtype]
     var H = Int(hidden_dim)
     var O = Int(output_dim)
@@ -104,7 +103,7 @@ def small_forward_kernel[
         ln_out[unsafe_offset=h] = x_hat * gamma + ln_bias[unsafe_offset=h].cast[accum]()
     barrier()
 
-    # Phase 3: multiply; one thread owns one column of the output at a time.
+    # Phase 3: the product; a thread computes one column of the output at a time.
     for o in range(thread_idx.x, O, FORWARD_THREADS):
         var total = CompensatedSum[accum]()
         for h in range(H):
@@ -132,11 +131,9 @@ def small_backward_kernel[
     rows: Int32,
     hidden_dim: Int32,
     output_dim: Int32,
-    requested: Int32,  # WEIGHT, BIAS, INPUT and NORM, added: no other gradient is touched
+    requested: Int32,  # sum of WEIGHT, BIAS, INPUT and NORM; no other gradient is touched
 ):
-    """Compute the requested gradients in one block: each element is summed by one thread, so nothing is
-    atomic.
-    """
+    """Compute the requested gradients in one block: each element is summed by one thread, without atomics."""
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var H = Int(hidden_dim)
@@ -146,7 +143,7 @@ def small_backward_kernel[
     var c1 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
     var c2 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
 
-    # Phase 1: x_hat, and the gradient at the LayerNorm output, dln = dY W.
+    # Phase 1: x_hat, and the gradient of the LayerNorm output, dln = dY W.
     var needs_dln = requested & (INPUT | NORM) != 0
     for index in range(thread_idx.x, R * H, BACKWARD_THREADS):
         var row = index // H

@@ -24,7 +24,7 @@ from .rows import load_elements
 from .tensors import Sizes
 
 comptime COLUMN_LANES = 32
-"""Neighbouring threads in a sum over rows; each owns as many columns as it loads at a time."""
+"""Neighbouring threads in a sum over rows; each owns the columns that it loads at a time."""
 comptime COLUMN_ROWS = 8
 """Threads that share a column in the first stage of a sum over rows."""
 comptime COLUMN_BLOCKS = 6
@@ -32,22 +32,24 @@ comptime COLUMN_BLOCKS = 6
 comptime FINISH_ROWS = 16
 """Threads that share a column in the second stage of a sum over rows."""
 comptime DIRECT_ROWS = 1024
-"""The most rows that the second stage adds by itself."""
+"""Maximum rows that the second stage adds without a first stage."""
 comptime MORE_DIRECT_ROWS = 4096
-"""The same if memory counts more than time."""
+"""DIRECT_ROWS if memory counts more than time."""
 comptime ROWS_OF_A_SHARE = 4 * COLUMN_ROWS
-"""The fewest rows per block in the first stage: for fewer, a partial sum costs as much as the rows."""
+"""Minimum rows per block in the first stage: with fewer, a partial sum costs as much as the rows."""
 comptime ROWS_OF_A_LARGE_SHARE = 256
-"""The same if memory counts more than time: the partial sums then take a hundredth of the input."""
+"""ROWS_OF_A_SHARE if memory counts more than time: the partial sums then take a hundredth of the input's
+memory.
+"""
 
 
 @__name("column_partials")
 def column_partials[
     dtype: DType, x_dtype: DType, width: Int, with_x_hat: Bool
 ](
-    partials: MutPtr[accum_type[dtype]],  # [slices, columns], or [slices, 2, columns] with_x_hat
+    partials: MutPtr[accum_type[dtype]],  # [slices, columns], or [slices, 2, columns] if with_x_hat
     dy: ImmPtr[dtype],  # [rows, dy_stride]
-    input: ImmPtr[x_dtype],  # [rows, columns], read only with_x_hat, as mean and rstd
+    input: ImmPtr[x_dtype],  # [rows, columns], read only if with_x_hat, like mean and rstd
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
     rows: Int32,
@@ -55,10 +57,10 @@ def column_partials[
     dy_stride: Int32,
     rows_of_a_slice: Int32,
 ):
-    """First stage of a sum over rows: block (i, j) sums the rows of slice j over COLUMN_LANES * width
-    columns.
+    """Compute the first stage of a sum over rows: block (i, j) sums COLUMN_LANES * width columns over the
+    rows of slice j.
 
-    The sum is that of dy, as for db; with_x_hat those of dy * x_hat and of dy, as for dgamma and dbeta.
+    It sums dy, as for db; or, if with_x_hat, dy * x_hat and dy, as for dgamma and dbeta.
     """
     comptime accum = accum_type[dtype]
     comptime sums_of_a_column = 2 if with_x_hat else 1
@@ -110,12 +112,12 @@ def finish_sums[
     bias_slices: Int32,
     output_dim: Int32,  # 0 if db is not requested
 ):
-    """Second stage of the sums over rows: add the slices of every column of dgamma, dbeta and db.
+    """Compute the second stage of the sums over rows: add the slices of every column of dgamma, dbeta and db.
 
     Parameters:
-        dtype: Of db.
-        x_dtype: Of dgamma and dbeta.
-        source: Of the slices of db.
+        dtype: The dtype of db.
+        x_dtype: The dtype of dgamma and dbeta.
+        source: The dtype of the slices of db.
         early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
@@ -130,9 +132,9 @@ def finish_sums[
     var total = Scalar[accum](0)
     if block_idx.x < ln_blocks:
         if column < 2 * H:
-            total = sum_of_slices[accum](ln_partials, Int(ln_slices), 2 * H, column)
+            total = sum_slices[accum](ln_partials, Int(ln_slices), 2 * H, column)
     elif bias_column < O:
-        total = sum_of_slices[accum](bias_partials, Int(bias_slices), O, bias_column)
+        total = sum_slices[accum](bias_partials, Int(bias_slices), O, bias_column)
     var shares = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
         row_major[FINISH_ROWS, COLUMN_LANES]()
     )
@@ -152,10 +154,11 @@ def finish_sums[
 
 
 @always_inline
-def sum_of_slices[
+def sum_slices[
     source: DType, //, accum: DType
 ](partials: ImmPtr[source], slices: Int, columns: Int, column: Int) -> Scalar[accum]:
-    """Add one column of every FINISH_ROWS-th slice from thread_idx.y on, eight of them at a time."""
+    """Add one column of every FINISH_ROWS-th slice, starting at slice thread_idx.y, eight slices at a time.
+    """
     comptime abreast = 8
     var totals = SIMD[accum, abreast](0)
     var slice = thread_idx.y
@@ -169,13 +172,12 @@ def sum_of_slices[
     return totals.reduce_add()
 
 
-# ---- Launches
-# -----------------------------------------------------------------------------------------------
+# ---- Launches ----------------------------------------------------------------------------------------------
 
 
 @fieldwise_init
 struct Shares[dtype: DType](Copyable, Movable):
-    """Partial sums of columns, [slices, columns]: of dgamma and dbeta, 2 H columns, or of db, O columns."""
+    """Partial column sums [slices, columns]: dgamma and dbeta with 2 H columns, or db with O columns."""
 
     @__allow_legacy_any_origin_fields
     var partials: ImmPtr[Self.dtype]
@@ -195,12 +197,12 @@ def launch_column_partials[
     dy_stride: Int,
     fewest_rows: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """Launch one kernel: partial sums over rows of dy; with_x_hat of dy * x_hat, then of dy. Each is over at
-    least `fewest_rows`; none without rows.
+    """Launch one kernel that computes partial sums over rows of dy or, if with_x_hat, of dy * x_hat and then
+    dy. Each is over at least `fewest_rows` rows. Launch nothing without rows.
     """
     comptime sums_of_a_column = 2 if with_x_hat else 1
     var tiles = ceildiv(columns, COLUMN_LANES * width)
-    # Enough slices to fill the GPU, but none too thin.
+    # Use enough slices to fill the GPU, but none with too few rows.
     var requested = ceildiv(COLUMN_BLOCKS * multiprocessors(), tiles)
     var rows_of_a_slice = max(ceildiv(rows, requested), fewest_rows)
     var slices = ceildiv(rows, rows_of_a_slice)
@@ -234,8 +236,8 @@ def launch_bias_partials[
     sizes: Sizes,
     fewest_rows: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """Launch one kernel: partial sums of db over rows of grad_output. `anything` is an address that is not
-    read.
+    """Launch one kernel that computes partial sums of db over rows of grad_output. `anything` is any address;
+    it is not read.
     """
     comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
@@ -261,8 +263,8 @@ def launch_norm_partials[
     stride: Int,
     fewest_rows: Int,
 ) raises -> Shares[accum_type[dtype]]:
-    """Launch one kernel: partial sums of dgamma and dbeta, from rows of dln that are `stride` elements
-    apart.
+    """Launch one kernel that computes partial sums of dgamma and dbeta, from dln with a row pitch of `stride`
+    elements.
     """
     comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
@@ -286,8 +288,8 @@ def launch_finish_sums[
     bias_shares: Shares[source],
     output_dim: Int,
 ) raises:
-    """Launch one kernel: dgamma and dbeta [hidden_dim] and db [output_dim], each omitted if its size is 0;
-    none without any.
+    """Launch one kernel that computes dgamma and dbeta [hidden_dim] and db [output_dim], each omitted if its
+    size is 0. Launch nothing if both are 0.
     """
     var blocks = ceildiv(2 * hidden_dim, COLUMN_LANES) + ceildiv(output_dim, COLUMN_LANES)
     if blocks == 0:

@@ -1,8 +1,8 @@
-"""Sizes and tensors of LayerNorm + Linear's passes.
+"""Sizes and tensors of the passes of LayerNorm + Linear.
 
-Launch functions take a pass's tensors as one value; a kernel takes the addresses that it needs, one by one.
-Their origins are parameters of the struct, because the compiler allows no fields with origins that match
-anything.
+Launch functions take a pass's tensors as one value; a kernel takes the addresses that it needs as separate
+arguments. Their origins are parameters of the struct, because the compiler does not allow fields with unbound
+origins.
 """
 
 from shared.common import accum_type
@@ -10,7 +10,7 @@ from shared.common import accum_type
 
 @fieldwise_init
 struct Sizes(Copyable, Movable):
-    """The sizes of a problem, in the type in which kernels take them."""
+    """The sizes of a problem, in the type of the kernels' arguments."""
 
     var batch_size: Int32
     var seq_len: Int32

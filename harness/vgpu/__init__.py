@@ -9,7 +9,7 @@ Its layers, from the top down (a file imports from its own folder and from the l
 - driver/: the stand-in CUDA driver: two libraries in Mojo, and a server
 - machine.py: the device, `VirtualGPU`: memory, modules, launches
 - engine/: one launch (launch.py), its execution in NumPy (interpreter/), one definition per opcode (opcodes/)
-- checks/: findings, and the checks that report them: races, copy ordering, divergence, hangs; counters and events
+- checks/: findings and the checks that report them: races, copy ordering, divergence, hangs; counters, events
 - memory/: device memory with exact tensors, memory instructions, mbarriers, tensor maps
 - errors.py: the exceptions, each with the name of its CUDA error
 - ptx/: parser, control-flow graph, address provenance, source lines and names

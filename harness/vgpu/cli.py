@@ -1,7 +1,7 @@
-"""`workbook vgpu`: run any program on the virtual GPU, or describe that device.
+"""`workbook vgpu`: run any program on the virtual GPU, or describe the device.
 
-`exec` starts a program with stand-in CUDA libraries first on its library path and executes its kernels here;
-`info` prints the device's limits and the path of its driver.
+`exec` starts a program with stand-in CUDA libraries first on its library path and executes its kernels in
+this process; `info` prints the device's limits and the path of its driver.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 
 from harness.errors import BadUse, EnvironmentProblem
 
-from .checks.findings import Checks, Finding, plural, summary
+from .checks.findings import Checks, Finding, format_count, format_findings
 from .driver import build, server
-from .driver.device import ARCHITECTURES, Device, capability, device_attributes
+from .driver.device import ARCHITECTURES, Device, get_compute_capability, get_device_attributes
 from .errors import StepBudgetExceeded, UnsupportedInstruction
 from .machine import VirtualGPU
 
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
-LONGEST = 10_000_000
-"""Seconds: the longest timeout of the system's clocks."""
+MAX_TIMEOUT = 10_000_000
+"""The maximum timeout in seconds that the system's timers accept."""
 
 EPILOG = """\
 exit codes of exec: the program's own; 1 (--error-exitcode) if it ended with 0 but an error was found;
@@ -37,15 +37,15 @@ examples:
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+def build_parser() -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(
         prog="workbook vgpu",
         description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and"
         " races.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = top.add_subparsers(dest="command", required=True, metavar="exec|info")
+    commands = root.add_subparsers(dest="command", required=True, metavar="exec|info")
     run = commands.add_parser(
         "exec",
         help="run a program on the virtual GPU",
@@ -72,24 +72,23 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="exit code, 1 to 255, if an error was found, whatever the program's own is (default: 1, if"
-        " that is 0)",
+        help="exit code, 1 to 255, if an error was found, also if the program's own is not 0 (default: 1,"
+        " only if the program's own is 0)",
     )
     run.add_argument("--json", metavar="FILE", help="write the findings to FILE (- for standard output)")
     run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
-    info = commands.add_parser("info", help="print the device's limits and the path of its driver")
-    for command in (run, info):
+    print_info = commands.add_parser("info", help="print the device's limits and the path of its driver")
+    for command in (run, print_info):
         command.add_argument(
             "--arch", default="sm_90a", choices=[*ARCHITECTURES, "sm_90a"], help="target (sm_90a)"
         )
-    return top
+    return root
 
 
 def main(argv: list[str]) -> int:
-    """Run `vgpu ARGV` and return the exit code."""
-    options = parser().parse_args(argv)
+    options = build_parser().parse_args(argv)
     try:
-        return execute(options) if options.command == "exec" else info(options)
+        return execute(options) if options.command == "exec" else print_info(options)
     except (BadUse, EnvironmentProblem) as error:
         server.log(str(error))
         return error.exit_code
@@ -107,13 +106,13 @@ def parse_checks(text: str) -> Checks:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run `vgpu exec`: run the program, print the findings, choose the exit code."""
+    """Run `vgpu exec`: run the program, print the findings, return the exit code."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         server.log("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
         return 2
-    if options.timeout is not None and not 0 < options.timeout <= LONGEST:
-        server.log(f"--timeout {options.timeout:g}: must be more than 0 and at most {LONGEST:,} seconds")
+    if options.timeout is not None and not 0 < options.timeout <= MAX_TIMEOUT:
+        server.log(f"--timeout {options.timeout:g}: must be more than 0 and at most {MAX_TIMEOUT:,} seconds")
         return 2
 
     if not 1 <= options.error_exitcode <= 255:
@@ -121,7 +120,7 @@ def execute(options: argparse.Namespace) -> int:
         return 2
 
     def make_device() -> Device:
-        # The counters are not shown here.
+        # `exec` does not print counters.
         gpu = VirtualGPU(
             options.arch, checks=dataclasses.replace(checks, counters=False), blocks=options.blocks
         )
@@ -150,22 +149,21 @@ def execute(options: argparse.Namespace) -> int:
 def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) -> int:
     """Print the findings and return the exit code.
 
-    It is the program's own, unless that is 0 and there is an error. An error code other than 1 replaces it.
+    An error replaces the program's own code if that is 0, or if `error_code` is not the default 1.
     """
-    findings = all_findings(devices)
+    findings = collect_findings(devices)
     launches = sum(len(device.gpu.launches) for device in devices)
     if findings:
-        print(summary(findings), file=sys.stderr)
+        print(format_findings(findings), file=sys.stderr)
     errors = sum(finding.is_error for finding in findings)
     if any(finding.instr is not None and finding.instr.loc is None for finding in findings):
         server.log(
-            "compile with -g1 (mojo run -g1, mojo build -g1) to see source lines instead of PTX lines, and"
-            " the"
+            "compile with -g1 (mojo run -g1, mojo build -g1) for source lines instead of PTX lines; only then are"
         )
-        server.log("Mojo library's own quirks told apart from errors of yours")
+        server.log("notes about the Mojo library distinguished from errors in your code")
     notes = len(findings) - errors
-    what = "the program ran no kernel" if not launches else plural(launches, "launch", "launches")
-    server.log(f"{arch}: {what}, {plural(errors, 'error')}, {plural(notes, 'note')}")
+    what = "the program ran no kernel" if not launches else format_count(launches, "launch", "launches")
+    server.log(f"{arch}: {what}, {format_count(errors, 'error')}, {format_count(notes, 'note')}")
     failures = {type(error) for device in devices for error in device.errors}
     wrong = errors > 0 or StepBudgetExceeded in failures
     if code != 0 and not (wrong and error_code != 1):
@@ -175,8 +173,7 @@ def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) 
     return error_code if wrong else 0
 
 
-def all_findings(devices: list[Device]) -> list[Finding]:
-    """Return the findings of all devices, in the order of the launches."""
+def collect_findings(devices: list[Device]) -> list[Finding]:
     return [finding for device in devices for finding in device.gpu.findings]
 
 
@@ -188,7 +185,7 @@ def write_json(file: str, devices: list[Device], arch: str, code: int, result: i
         "exit_code": result,
         "launches": sum(len(device.gpu.launches) for device in devices),
         "failures": [str(error) for device in devices for error in device.errors],
-        "findings": [finding.as_dict() for finding in all_findings(devices)],
+        "findings": [finding.as_dict() for finding in collect_findings(devices)],
     }
     text = json.dumps(data, indent=2, default=int) + "\n"
     if file == "-":
@@ -197,10 +194,10 @@ def write_json(file: str, devices: list[Device], arch: str, code: int, result: i
         Path(file).write_text(text)
 
 
-def info(options: argparse.Namespace) -> int:
-    """Run `vgpu info`: print one fact per line."""
-    attributes = device_attributes(options.arch)
-    major, minor = capability(options.arch)
+def print_info(options: argparse.Namespace) -> int:
+    """Run `vgpu info`: print one property per line."""
+    attributes = get_device_attributes(options.arch)
+    major, minor = get_compute_capability(options.arch)
     driver = build.build()
     print(f"device               virtual GPU ({options.arch})")
     print(f"compute capability   {major}.{minor}")

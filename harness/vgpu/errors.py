@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.vgpu.ptx.places import place
+from harness.vgpu.ptx.locations import format_location
 
 
 class VirtualGPUError(Exception):
@@ -12,7 +12,7 @@ class VirtualGPUError(Exception):
 
 
 class LaunchError(VirtualGPUError):
-    """A launch that every GPU would reject; nothing has run."""
+    """Raised for a launch that any GPU would reject, before anything runs."""
 
     def __init__(self, message: str, cuda: str = "CUDA_ERROR_INVALID_VALUE"):
         super().__init__(f"{message} [{cuda}]")
@@ -20,37 +20,37 @@ class LaunchError(VirtualGPUError):
 
 
 class InvalidPTX(VirtualGPUError):
-    """PTX that cannot be loaded: malformed, unsupported, or with too much static shared memory."""
+    """Raised for PTX that cannot be loaded: malformed, unsupported, or with too much static shared memory."""
 
     cuda = "CUDA_ERROR_INVALID_PTX"
 
 
 class UnsupportedPTXVersion(InvalidPTX):
-    """PTX of a version that the virtual GPU does not know."""
+    """Raised for PTX of an unsupported version."""
 
     cuda = "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
 
 
 class OutOfDeviceMemory(VirtualGPUError):
-    """An allocation does not fit."""
+    """Raised for an allocation that does not fit."""
 
     cuda = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 class InvalidAddress(VirtualGPUError):
-    """A host range that is not inside one allocation."""
+    """Raised for a range of device addresses that is not inside one allocation."""
 
     cuda = "CUDA_ERROR_INVALID_VALUE"
 
 
 class UnsupportedInstruction(VirtualGPUError):
-    """An instruction that the virtual GPU does not execute; `.instr` is the instruction."""
+    """Raised for an instruction that the virtual GPU cannot execute, `.instr`."""
 
     cuda = "CUDA_ERROR_NOT_SUPPORTED"
 
     def __init__(self, instr, why: str = ""):
         self.instr, self.why = instr, why
-        at = place(instr)
+        at = format_location(instr)
         line = f" at PTX line {instr.line}" + (f" ({at})" if instr.loc else "")
         super().__init__(
             f"the virtual GPU does not support the instruction {instr.name}{line}{': ' + why if why else ''}"
@@ -58,6 +58,6 @@ class UnsupportedInstruction(VirtualGPUError):
 
 
 class StepBudgetExceeded(VirtualGPUError):
-    """A launch that did not end within its step budget; the message names the loop."""
+    """Raised for a launch that did not end within its step budget; the message names the loop."""
 
     cuda = "CUDA_ERROR_LAUNCH_TIMEOUT"

@@ -1,4 +1,4 @@
-"""The simulated device: memory, modules, launches, findings and counters; the public interface.
+"""The virtual GPU's public interface: memory, modules, launches, findings and counters.
 
 >>> gpu = VirtualGPU()
 >>> kernel = next(iter(gpu.load(ptx_text).kernels.values()))
@@ -7,7 +7,7 @@
 >>> launch = gpu.launch(kernel, grid=(4, 1, 1), block=(256, 1, 1), args=[x.to_bytes(8, "little")])
 >>> launch.findings, launch.counters
 
-Reports call it "virtual GPU (sm_90a)", never a GPU. It has no time, only counts.
+Reports call it "virtual GPU (sm_90a)", never a GPU. It counts work but measures no time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from harness.vgpu.checks.counters import Counters
 from harness.vgpu.checks.events import Events
-from harness.vgpu.checks.findings import Checks, Finding, Findings, index_text, mark_name, plural
+from harness.vgpu.checks.findings import Checks, Finding, Findings, format_count, format_index, mark_name
 from harness.vgpu.engine.launch import Run
 from harness.vgpu.engine.opcodes import (  # noqa: F401  (they register their emitters)
     arithmetic_ops,
@@ -32,19 +32,19 @@ from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.arena import DEFAULT_BASE, Arena, OutOfSpace
 from harness.vgpu.ptx import parser
 from harness.vgpu.ptx.program import LinkError, Program
-from harness.vgpu.ptx.source_names import shared_names
+from harness.vgpu.ptx.source_names import find_shared_names
 
 from .errors import InvalidAddress, InvalidPTX, LaunchError, OutOfDeviceMemory, UnsupportedPTXVersion
 
 STATIC_SHARED_LIMIT = 48 << 10
 SHARED_LIMIT = 227 << 10
 RED_ZONE = 256
-FIRST_SHARED = 1024
+SHARED_START = 1024
 
 
 @dataclass(eq=False)
 class Kernel:
-    """A loaded kernel: `params` are the sizes of its parameters in bytes."""
+    """A loaded kernel; `params` are parameter sizes in bytes, `shared_map` maps names to (offset, size)."""
 
     name: str
     params: list[int]
@@ -65,13 +65,13 @@ class Kernel:
 
     @functools.cached_property
     def shared_names(self) -> dict[str, str]:
-        """The source names of variables in shared memory, where known."""
-        return shared_names(self.code.program, self.shared_map)
+        """The known source names of shared variables."""
+        return find_shared_names(self.code.program, self.shared_map)
 
 
 @dataclass(eq=False)
 class Module:
-    """Loaded PTX: its kernels by name, and the device addresses of its variables."""
+    """A loaded PTX module: its kernels by name, and the device addresses of its variables."""
 
     parsed: parser.Module
     text: str = ""
@@ -83,7 +83,7 @@ class Module:
 class Launch:
     """One finished launch.
 
-    `events` holds every access to global and shared memory, if gpu.keep_events is set.
+    `events` are its accesses to global and shared memory, recorded if gpu.keep_events is set.
     """
 
     name: str
@@ -99,14 +99,13 @@ class Launch:
 class VirtualGPU:
     """One simulated device.
 
-    memory: the bytes of the whole device memory (uint8), or None to reserve some. base: device address of its
-    first byte. blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED";
-    orders other than natural run the grid in several batches, so that values which depend on the order
-    differ.
+    memory: the whole device memory (uint8), or None to reserve it. base: device address of its first byte.
+    blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; in any order but
+    natural the grid runs in several batches, so that results that depend on the order differ.
 
-    Attributes to set: `keep_events` (accesses of a launch to record, 0 for none), `steps` (budget of
-    basic-block executions for one launch), `batch_threads` (threads that run together), `echo` (print what
-    kernels print)."""
+    Attributes to set: `keep_events` (maximum number of accesses to record per launch), `steps` (budget of
+    basic-block executions per launch), `batch_threads` (maximum number of threads per batch), `echo` (print
+    the output of kernels)."""
 
     def __init__(
         self, arch="sm_90a", *, memory=None, base=DEFAULT_BASE, checks: Checks | None = None, blocks="natural"
@@ -126,18 +125,16 @@ class VirtualGPU:
 
     @property
     def title(self) -> str:
-        """The name of this device in reports."""
         return f"virtual GPU ({self.arch})"
 
     # -- memory ---------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, name: str = "") -> int:
-        """Return a device address, a multiple of 256, with a guard zone after it. Raise OutOfDeviceMemory."""
+        """Return a device address that is a multiple of 256. Raise OutOfDeviceMemory."""
         try:
             return self.arena.allocate(nbytes, name)
         except OutOfSpace:
             raise OutOfDeviceMemory(
-                f"no room for {nbytes} bytes in the device memory of {self.arena.size} bytes of the"
-                f" {self.title}"
+                f"cannot allocate {nbytes} bytes: the {self.title} has {self.arena.size} bytes of device memory"
             ) from None
 
     def free(self, address: int) -> None:
@@ -146,24 +143,24 @@ class VirtualGPU:
             raise InvalidAddress(f"there is no allocation at {address:#x} to free")
 
     def name(self, address: int, nbytes: int, name: str, shape=(), dtype="") -> None:
-        """Label a range inside an allocation as one exact tensor, for bounds and reports."""
-        self.offset(address, nbytes, "label")
+        """Label a range inside an allocation as one tensor, for bounds checks and reports."""
+        self.get_offset(address, nbytes, "label")
         self.arena.label(address, nbytes, name, shape, str(dtype))
 
     def forbid(self, address: int, kind: str) -> None:
-        """Forbid writes to the tensor at an address, by the kind of finding: "store to an input", "undeclared
-        atomic", or "" for none. An input is restored after a launch that wrote it."""
+        """Make writes to the tensor at an address a finding of this kind: "store to an input", "undeclared
+        atomic", or "" for none. An input is restored after a launch that wrote to it."""
         tensor = self.arena.find(address)
         if tensor is not None:
             tensor.forbids = kind
 
-    def offset(self, address: int, nbytes: int, what: str) -> int:
-        """Return the offset in device memory of bytes to `what`. Raise InvalidAddress if they are not inside
-        one allocation."""
-        offset = self.arena.offset(address, nbytes)
+    def get_offset(self, address: int, nbytes: int, action: str) -> int:
+        """Return the offset of a range in device memory. Raise InvalidAddress, which names the action, if the
+        range is not inside one allocation."""
+        offset = self.arena.get_offset(address, nbytes)
         if offset is None:
             raise InvalidAddress(
-                f"cannot {what} {nbytes} bytes at {address:#x}: that is not inside one allocation"
+                f"cannot {action} {nbytes} bytes at {address:#x}: that is not inside one allocation"
             )
         return offset
 
@@ -175,62 +172,62 @@ class VirtualGPU:
             else np.asarray(data)
         )
         raw = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
-        offset = self.offset(address, len(raw), "write")
+        offset = self.get_offset(address, len(raw), "write")
         self.arena.data[offset : offset + len(raw)] = raw
-        self._wrote(address, len(raw))
+        self._mark_written(address, len(raw))
 
-    def _wrote(self, address: int, nbytes: int):
+    def _mark_written(self, address: int, nbytes: int):
         offset = address - self.arena.base
         self.arena.written[offset : offset + nbytes] = 1
-        self.arena.refresh(address, nbytes)
+        self.arena.update_ready(address, nbytes)
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
-        """Copy device to host, as uint8. Unwritten elements are a finding."""
-        offset = self.offset(address, nbytes, "read")
+        """Copy device to host, as uint8; unwritten elements are a finding."""
+        offset = self.get_offset(address, nbytes, "read")
         self.check_written(address, nbytes)
         return self.arena.data[offset : offset + nbytes].copy()
 
     def check_written(self, address: int, nbytes: int) -> None:
-        """Record a finding for every tensor in the range with unwritten elements."""
+        """Record a finding for every tensor with unwritten elements in the range."""
         if not self.checks.uninitialised or not nbytes:
             return
-        missing = self.arena.unwritten(address, nbytes)
+        missing = self.arena.find_unwritten(address, nbytes)
         if not len(missing):
             return
         at = address + missing
         number, ends = self.arena.locate(at.astype(np.uint64))
-        inside = at < ends.astype(np.int64)  # padding between labelled tensors is not an output
+        inside = at < ends.astype(np.int64)  # leave out padding between labelled tensors
         at, number = at[inside], number[inside]
         for k in np.unique(number).tolist():
-            e = self.arena.extents[k]
+            extent = self.arena.extents[k]
             mine = at[number == k]
-            size = max(e.end - e.start, 1)
-            index = e.index(int(mine[0]), 1)
-            unit = "" if e.dtype else "byte "
+            size = max(extent.end - extent.start, 1)
+            index = extent.index(int(mine[0]), 1)
+            unit = "" if extent.dtype else "byte "
             finding = Finding(
                 "output never written",
-                f"the host reads {mark_name(e.name)}, but {unit}{mark_name(e.name)}{index_text(index)} was never"
+                f"the host reads {mark_name(extent.name)}, but {unit}{mark_name(extent.name)}{format_index(index)} was never"
                 " written"
-                f" ({len(mine)} of {plural(size, 'byte')} missing)",
-                tensor=e.name,
+                f" ({len(mine)} of {format_count(size, 'byte')} missing)",
+                tensor=extent.name,
                 index=index,
-                kernel=e.writer,
+                kernel=extent.writer,
             )
-            self.findings.record(finding, ("unwritten", e.name, e.start))
+            self.findings.record(finding, ("unwritten", extent.name, extent.start))
 
     def fill(self, address: int, value: bytes, count: int) -> None:
-        """Repeat `value` (1, 2 or 4 bytes) `count` times."""
+        """Fill memory with `count` copies of `value` (1, 2 or 4 bytes)."""
         self.write(address, np.tile(np.frombuffer(value, np.uint8), count))
 
     def copy(self, dst: int, src: int, nbytes: int) -> None:
         """Copy device to device; unwritten bytes stay unwritten."""
-        to, frm = self.offset(dst, nbytes, "copy to"), self.offset(src, nbytes, "copy from")
+        to, frm = self.get_offset(dst, nbytes, "copy to"), self.get_offset(src, nbytes, "copy from")
         for bytes_ in (self.arena.data, self.arena.written):
             bytes_[to : to + nbytes] = bytes_[frm : frm + nbytes].copy()
-        for e in self.arena.extents:
-            if e.start < dst + nbytes and e.end > dst:
-                e.ready = False
-        self.arena.refresh(dst, nbytes)
+        for extent in self.arena.extents:
+            if extent.start < dst + nbytes and extent.end > dst:
+                extent.ready = False
+        self.arena.update_ready(dst, nbytes)
 
     # -- modules --------------------------------------------------------------------------------------------
     def load(self, text: str) -> Module:
@@ -241,10 +238,10 @@ class VirtualGPU:
             raise InvalidPTX(str(error)) from None
         if not (6, 0) <= parsed.version < (10, 0):
             raise UnsupportedPTXVersion(
-                f"PTX version {parsed.version[0]}.{parsed.version[1]} is not known to the {self.title}"
+                f"PTX version {parsed.version[0]}.{parsed.version[1]} is not supported by the {self.title}"
             )
         if not parsed.target.startswith("sm_"):
-            raise InvalidPTX(f"PTX target '{parsed.target}' is not known to the {self.title}")
+            raise InvalidPTX(f"PTX target '{parsed.target}' is not supported by the {self.title}")
         module = Module(parsed, text)
         for v in parsed.variables.values():
             if v.space in ("global", "const") and v.nbytes:
@@ -263,13 +260,13 @@ class VirtualGPU:
                 self.write(module.addresses[v.name], bytes(data))
         for f in parsed.functions.values():
             if f.is_entry and f.has_body:
-                module.kernels[f.name] = self._kernel(module, f)
+                module.kernels[f.name] = self._create_kernel(module, f)
         self.modules.append(module)
         return module
 
-    def _kernel(self, module: Module, f: parser.Function) -> Kernel:
+    def _create_kernel(self, module: Module, f: parser.Function) -> Kernel:
         layout: dict[str, tuple[int, int]] = {}
-        at = FIRST_SHARED
+        at = SHARED_START
         static = 0
         used = [
             v
@@ -300,10 +297,10 @@ class VirtualGPU:
     def launch(self, kernel: Kernel, grid, block, args, shared_bytes=0, cluster=(1, 1, 1), name="") -> Launch:
         """Run a kernel to its end and return its Launch, which is also appended to `launches`.
 
-        args: the bytes of each parameter. Raise LaunchError before anything runs, UnsupportedInstruction,
-        StepBudgetExceeded. Faults of the kernel are findings, not exceptions.
+        args: the bytes of each parameter. Raise LaunchError before anything runs, or UnsupportedInstruction
+        or StepBudgetExceeded. Faults of the kernel are findings, not exceptions.
         """
-        grid, block, cluster = (_triple(sizes) for sizes in (grid, block, cluster))
+        grid, block, cluster = (_parse_dimensions(sizes) for sizes in (grid, block, cluster))
         self._check_launch(kernel, grid, block, args, shared_bytes, cluster)
         launch = Launch(name or kernel.name, kernel, grid, block)
         run = Run(self, launch, kernel, args, shared_bytes, cluster)
@@ -313,13 +310,13 @@ class VirtualGPU:
 
     def _check_launch(self, kernel, grid, block, args, shared_bytes, cluster):
         threads = block[0] * block[1] * block[2]
-        for what, sizes, limits in (
+        for subject, sizes, limits in (
             ("grid", grid, (2**31 - 1, 65535, 65535)),
             ("block", block, (1024, 1024, 64)),
         ):
             for axis, size, limit in zip("xyz", sizes, limits, strict=True):
                 if not 1 <= size <= limit:
-                    raise LaunchError(f"{what} dimension {axis} is {size}, allowed are 1 to {limit}")
+                    raise LaunchError(f"{subject} dimension {axis} is {size}, must be from 1 to {limit}")
         if threads > 1024:
             raise LaunchError(f"{threads} threads in a block, the limit is 1024")
         if threads > kernel.max_threads:
@@ -354,7 +351,7 @@ class VirtualGPU:
             sys.stdout.flush()
 
 
-def _triple(sizes: Iterable[int]) -> tuple[int, int, int]:
+def _parse_dimensions(sizes: Iterable[int]) -> tuple[int, int, int]:
     try:
         x, y, z = (int(size) for size in sizes)
     except ValueError:

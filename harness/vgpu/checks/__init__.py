@@ -1,1 +1,1 @@
-"""Checks of a running kernel: findings, races, ordering, livelocks, counters, events."""
+"""Checks of a launch: races, ordering, divergence, livelocks; its findings, counters and events."""

@@ -1,20 +1,20 @@
-"""Vector clocks: what happened before what, for kernels whose threads order each other by more than barriers.
+"""Vector clocks: the happens-before order of kernels whose threads synchronize by more than barriers.
 
-Blocks order each other through atomics and strong accesses in memory that they share, and through the barrier
-of their cluster; warps of one block through flags in its shared memory. A block's history is cut into
-segments at its releases and acquires. A release covers what its own warp has done, and what the whole block
-did before its last barrier; what an acquire learns is known to its own warp at once, and to the whole block
-after the next barrier. So a fence by one thread says nothing about stores that other threads have just made.
-Inside a warp everything counts as ordered.
+Blocks synchronize through atomics and strong accesses to global memory, and through their cluster's barrier;
+warps of one block through flags in its shared memory. A block's history is divided into segments at its
+releases and acquires. A release covers the earlier accesses of its own warp, and those of the whole block
+before its last barrier; an acquire takes effect for its warp at once, and for the whole block after its next
+barrier. So one thread's fence does not order recent stores of other warps. Accesses of one warp count as
+ordered.
 
-The rules are those of the PTX memory model. What a release pattern (a release, or a fence and a strong write
-after it) publishes is seen by an acquire pattern (an acquire, or a strong read and a fence after it) that reads
-its write, or reads from a chain of atomics that begins there; a plain strong store ends the chain. Both ends
-name a scope that covers the other. A strong write itself also happens before what follows, in program order, a
-read that has seen it or an atomic after it: no fence is needed for that one place. Two fence.sc, the first before
-a write (a barrier may stand between) and the second after a read of it, are ordered too.
+The rules are the PTX memory model's. A release pattern (a release, or a fence followed by a strong write)
+synchronizes with an acquire pattern (an acquire, or a strong read followed by a fence) that reads its write
+or a later atomic of its release sequence, which ends at the next strong store; each one's scope must include
+the other. A strong write also happens before whatever follows, in program order, a read that observed it or
+a later atomic: that one location needs no fence. Two fence.sc are ordered too, if the first comes before a
+write (possibly with a barrier in between) and the second after a read of it.
 
-The log of such a launch is kept, sorted and checked at its end.
+The accesses of such a launch are logged, and sorted and checked when it ends.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.vgpu.memory.access import BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE
-from harness.vgpu.memory.arena import Extent, extent_at
+from harness.vgpu.memory.arena import Extent, find_extent
 
-EPOCHS = (1 << 14) - 1  # barrier epochs are counted to here, as in the marks of races.py
+EPOCH_MASK = (1 << 14) - 1  # mask of a barrier epoch, as in the marks of races.py
 Warps = frozenset[int]
 
 
 class Prefix(NamedTuple):
-    """A prefix of a block's history: its segments below `count`.
+    """A prefix of a block's history: its first `count` segments.
 
-    In barrier epoch `epoch`, the last of them, it covers only the segments of each warp of `warps` below that
-    warp's count.
+    In `epoch`, its last barrier epoch, it covers only the warps in `warps`, each up to its own count.
     """
 
     count: int
@@ -43,51 +42,49 @@ class Prefix(NamedTuple):
     warps: dict[int, int]
 
     def covers(self, count: int, epoch: int, warp: int) -> bool:
-        """Return whether an access of a warp, in segment `count` and a barrier epoch, is in this prefix."""
+        """Return whether the prefix contains a warp's access in segment `count` and a barrier epoch."""
         return count < (self.count if epoch != self.epoch else self.warps.get(warp, 0))
 
 
 class Acquired(NamedTuple):
-    """A clock, and which warps of the block acquired it in which barrier epoch."""
+    """A prefix, and the warps that acquired it in barrier epoch `epoch` of their block."""
 
-    known: Prefix
+    prefix: Prefix
     epoch: int
     warps: Warps
 
 
 Clock = dict[int, Prefix]
-"""Block -> its known prefix."""
+"""Block -> the prefix of its history that happened before."""
 
 Domain = tuple[int | None, bool]
-"""Scope of an acquire: a block, a cluster (its first block, negative) or all (None); and whether only by a fence.sc."""
+"""An acquire's scope (a block, -1 - a cluster's first block, or None: all), and whether it needs fence.sc."""
 
 Step = tuple[int, int, int]
-"""Accesses of a launch: (segment, barrier epoch, warp)."""
+"""A warp's accesses in one segment: (segment, barrier epoch, warp)."""
 
 
-class Place:
-    """One memory location as strong accesses leave it."""
+class Location:
+    """The state of one memory location with strong accesses."""
 
-    __slots__ = ("count", "published", "reads", "released", "start", "writer", "wrote")
+    __slots__ = ("count", "published", "reads", "released", "start", "writer", "writes")
 
     def __init__(self):
-        self.count = 0  # strong writes so far
-        self.start = 0  # the first write of the chain of atomics that the last write ends
+        self.count = 0  # number of strong writes so far
+        self.start = 0  # the first write of the current release sequence
         self.writer: tuple[int, int] | None = None  # (scope, block) of the last write
-        self.published: dict[Domain, Clock] = {}  # the clock that the chain publishes
-        self.released: dict[
-            tuple[int, int], dict[int, Clock]
-        ] = {}  # (block, warp) -> scope -> by its releases here
-        self.wrote: dict[Step, tuple[int, int]] = {}  # writer -> numbers of the first and the last write
+        self.published: dict[Domain, Clock] = {}  # clocks that the release sequence publishes
+        # (block, warp) -> scope -> clock of its releases here
+        self.released: dict[tuple[int, int], dict[int, Clock]] = {}
+        self.writes: dict[Step, tuple[int, int]] = {}  # writer -> numbers of the first and the last write
         self.reads: dict[Step, tuple[int, int]] = {}  # reader -> observed writes: from, to
 
 
 def merge_prefixes(a: Prefix | None, b: Prefix) -> Prefix:
-    """Return the union of two prefixes."""
     if a is None or a == b:
         return b
     if a.epoch != b.epoch:
-        late = max(a, b, key=lambda known: known.epoch)
+        late = max(a, b, key=lambda prefix: prefix.epoch)
         return late._replace(count=max(a.count, b.count))
     warps = a.warps | {w: max(count, a.warps.get(w, 0)) for w, count in b.warps.items()}
     return Prefix(max(a.count, b.count), a.epoch, warps)
@@ -96,21 +93,21 @@ def merge_prefixes(a: Prefix | None, b: Prefix) -> Prefix:
 def merge_clocks(clocks: Iterable[Clock]) -> Clock:
     out: Clock = {}
     for clock in clocks:
-        for block, known in clock.items():
-            out[block] = merge_prefixes(out.get(block), known)
+        for block, prefix in clock.items():
+            out[block] = merge_prefixes(out.get(block), prefix)
     return out
 
 
-class StrictFence:
-    """A block's clock at its fence.sc: each warp's in the epoch of the last one, and all before it."""
+class SequentialFences:
+    """A block's clocks at its fence.sc: by warp in the last epoch with one, merged for all earlier epochs."""
 
     def __init__(self):
         self.epoch = -1
         self.now: dict[tuple[int, int], Clock] = {}  # (scope, warp) -> clock
         self.past: dict[int, Clock] = {}  # scope -> clock
 
-    def before(self, epoch: int) -> dict[int, Clock]:
-        """Map each scope to the clock that the whole block fenced before a barrier epoch."""
+    def get_clocks_before(self, epoch: int) -> dict[int, Clock]:
+        """Return, by scope, the merged clock of the block's fences before a barrier epoch."""
         if epoch != self.epoch:
             for (scope, _), clock in self.now.items():
                 self.past[scope] = merge_clocks((self.past.get(scope, {}), clock))
@@ -119,112 +116,108 @@ class StrictFence:
 
 
 class Clocks:
-    """The vector clocks of one launch. Blocks are numbered in the grid, warps in their block."""
+    """The vector clocks of one launch, by block of the grid and warp of the block."""
 
     def __init__(self, cluster_size: int):
         self.cluster_size = cluster_size
         self.current: dict[int, int] = {}  # block -> its segment
-        self.rows: list[dict[int, tuple[Acquired, ...]]] = []  # segment -> block -> its known prefix
-        self.owner: list[int] = []
-        self.count: list[int] = []  # segment -> its number within its block
+        self.rows: list[dict[int, tuple[Acquired, ...]]] = []  # segment -> block -> prefixes acquired
+        self.owner: list[int] = []  # segment -> its block
+        self.count: list[int] = []  # segment -> its index within its block
         self.cluster: dict[int, int] = {}  # block -> the first block of its cluster
-        self.fenced: dict[
-            tuple[int, int], dict[int, Clock]
-        ] = {}  # (block, warp) -> scope -> at its last fence
-        self.strict: dict[int, StrictFence] = {}  # block -> at its fence.sc
-        self.places: dict[int, Place] = {}
-        # (block, warp) -> place -> clocks read there but not yet acquired
+        # (block, warp) -> scope -> clock at its last fence
+        self.fenced: dict[tuple[int, int], dict[int, Clock]] = {}
+        self.sequential: dict[int, SequentialFences] = {}  # block -> its clocks at fence.sc
+        self.locations: dict[int, Location] = {}
+        # (block, warp) -> location -> clocks read there but not yet acquired
         self.unacquired: dict[tuple[int, int], dict[int, dict[Domain, Clock]]] = {}
         self.arrived: dict[int, Clock] = {}  # cluster -> the clocks released by arrivals at its barrier
-        self.held: list[tuple] | None = None  # compare-and-swaps that may or may not write
-        self.table: tuple = (None, None)
+        self.deferred: list[tuple] | None = None  # compare-and-swaps whose outcome is not known yet
+        self.segment_table: tuple = (None, None)  # batch, segments of its blocks
         self.time = 0
 
     # -- segments -------------------------------------------------------------------------------------------
-    def segment(self, block: int) -> int:
+    def get_segment(self, block: int) -> int:
         segment = self.current.get(block)
         return self.new_segment(block, {}) if segment is None else segment
 
     def new_segment(self, block: int, row: dict[int, tuple[Acquired, ...]]) -> int:
-        """Start a new segment of a block, in which `row` is known."""
         before = self.current.get(block)
         self.rows.append(row)
         self.owner.append(block)
         self.count.append(0 if before is None else self.count[before] + 1)
         self.current[block] = len(self.rows) - 1
-        self.table = (None, None)
+        self.segment_table = (None, None)
         return self.current[block]
 
-    def segments(self, batch, L) -> tuple[np.ndarray, int]:
-        """Return the current segment of each thread's block, and the time."""
-        if self.table[0] is not batch:
-            self.table = batch, np.array([self.segment(b) for b in batch.blocks.tolist()])
+    def get_segments(self, batch, L) -> tuple[np.ndarray, int]:
+        """Return the current segment of each thread's block, and a timestamp."""
+        if self.segment_table[0] is not batch:
+            self.segment_table = batch, np.array([self.get_segment(b) for b in batch.blocks.tolist()])
         self.time += 1
-        return self.table[1][batch.block_of if L is None else batch.block_of[L]], self.time
+        return self.segment_table[1][batch.block_of if L is None else batch.block_of[L]], self.time
 
     # -- releases and acquires ------------------------------------------------------------------------------
     def release(self, block: int, epoch: int, warps: Warps) -> Clock:
-        """Return the clock that some warps of a block may publish now: what they acquired and their own
-        block's past."""
-        clock = self.clock(block, epoch, warps)
-        self.new_segment(block, self.rows[self.segment(block)])  # later accesses are not covered
+        """Start a new segment; return the clock that these warps publish: their own and all they acquired."""
+        clock = self.compute_clock(block, epoch, warps)
+        self.new_segment(block, self.rows[self.get_segment(block)])  # later accesses are not covered
         return clock
 
-    def clock(self, block: int, epoch: int, warps: Warps) -> Clock:
-        """Return the clock of some warps of a block, their own past included."""
-        s = self.segment(block)
+    def compute_clock(self, block: int, epoch: int, warps: Warps) -> Clock:
+        s = self.get_segment(block)
         clock = {
-            other: known
+            other: prefix
             for other, learned in self.rows[s].items()
-            if (known := self.acquired_by(learned, epoch, warps)) is not None
+            if (prefix := self.merge_acquired(learned, epoch, warps)) is not None
         }
         count = self.count[s] + 1
         clock[block] = merge_prefixes(clock.get(block), Prefix(count, epoch, dict.fromkeys(warps, count)))
         return clock
 
     @staticmethod
-    def acquired_by(learned: tuple[Acquired, ...], epoch: int, warps: Warps) -> Prefix | None:
-        """Merge what these warps have acquired by an epoch, out of all that their block acquired."""
-        known = None
+    def merge_acquired(learned: tuple[Acquired, ...], epoch: int, warps: Warps) -> Prefix | None:
+        """Merge the acquired prefixes that are in effect for these warps in this epoch."""
+        prefix = None
         for item in learned:
             if item.epoch != epoch or item.warps & warps:
-                known = merge_prefixes(known, item.known)
-        return known
+                prefix = merge_prefixes(prefix, item.prefix)
+        return prefix
 
     def acquire(self, block: int, epoch: int, warps: Warps, clock: Clock) -> None:
-        """Merge a clock into that of some warps of a block."""
-        row = self.rows[self.segment(block)]
-        news = {
-            other: known
-            for other, known in clock.items()
+        """Merge a clock into the clock of these warps of a block."""
+        row = self.rows[self.get_segment(block)]
+        new = {
+            other: prefix
+            for other, prefix in clock.items()
             if not any(
-                item.known == known and (item.epoch != epoch or item.warps >= warps)
+                item.prefix == prefix and (item.epoch != epoch or item.warps >= warps)
                 for item in row.get(other, ())
             )
         }
-        if not news:
+        if not new:
             return
         row = dict(row)
-        for other, known in news.items():
+        for other, prefix in new.items():
             old = row.get(other, ())
-            everybody = None
-            mine = known
-            kept = []
+            whole_block = None
+            mine = prefix
+            others = []
             for item in old:
                 if item.epoch != epoch:
-                    everybody = merge_prefixes(everybody, item.known)
+                    whole_block = merge_prefixes(whole_block, item.prefix)
                 elif item.warps == warps:
-                    mine = merge_prefixes(mine, item.known)
+                    mine = merge_prefixes(mine, item.prefix)
                 else:
-                    kept.append(item)
-            if everybody is not None:
-                kept.append(Acquired(everybody, -1, frozenset()))
-            row[other] = (*kept, Acquired(mine, epoch, warps))
+                    others.append(item)
+            if whole_block is not None:
+                others.append(Acquired(whole_block, -1, frozenset()))
+            row[other] = (*others, Acquired(mine, epoch, warps))
         self.new_segment(block, row)
 
     # -- events ---------------------------------------------------------------------------------------------
-    def groups(self, batch, L):
-        """Yield (block, its barrier epoch, warps) of the threads."""
+    def group_warps(self, batch, L):
+        """Yield (block, its barrier epoch, its warps) for the threads at positions `L`."""
         positions = batch.positions(L)
         blocks = batch.block_of[positions]
         pairs = np.unique(blocks * 32 + (batch.thread_of[positions] >> 5))
@@ -232,60 +225,62 @@ class Clocks:
         for pair in pairs.tolist():
             by_block.setdefault(pair >> 5, []).append(pair & 31)
         for number, warps in by_block.items():
-            yield int(batch.blocks[number]), int(batch.epoch[number]) & EPOCHS, frozenset(warps)
+            yield int(batch.blocks[number]), int(batch.epoch[number]) & EPOCH_MASK, frozenset(warps)
 
-    def fence(self, batch, L, scope: int, acquires: bool, releases: bool, strict: bool) -> None:
-        """Execute a fence: each warp fences its own accesses; those of other warps need a barrier before."""
-        for block, epoch, warps in self.groups(batch, L):
+    def fence(self, batch, L, scope: int, acquires: bool, releases: bool, sequential: bool) -> None:
+        """Execute a fence, which covers its warp's accesses, and other warps' before the last barrier."""
+        for block, epoch, warps in self.group_warps(batch, L):
             for w in warps:
                 pending = self.unacquired.get((block, w))
                 if pending and acquires:
                     domains = {
-                        (d, sc) for d in self.scope_members(batch, block, scope) for sc in (False, strict)
+                        (d, sc) for d in self.get_domains(batch, block, scope) for sc in (False, sequential)
                     }
-                    clocks = (some[d] for some in pending.values() for d in domains & some.keys())
+                    clocks = (
+                        published[d] for published in pending.values() for d in domains & published.keys()
+                    )
                     self.acquire(block, epoch, frozenset((w,)), merge_clocks(clocks))
                     if scope == DEVICE_SCOPE:
                         pending.clear()
                 if releases:
-                    clock = self.clock(block, epoch, frozenset((w,)))
+                    clock = self.compute_clock(block, epoch, frozenset((w,)))
                     self.fenced.setdefault((block, w), {}).update(dict.fromkeys(range(scope + 1), clock))
-                    if strict:
-                        fences = self.strict.setdefault(block, StrictFence())
-                        fences.before(epoch)
+                    if sequential:
+                        fences = self.sequential.setdefault(block, SequentialFences())
+                        fences.get_clocks_before(epoch)
                         fences.now |= {(covered, w): clock for covered in range(scope + 1)}
-            self.new_segment(block, self.rows[self.segment(block)])
+            self.new_segment(block, self.rows[self.get_segment(block)])
 
-    def clusters_of(self, batch, L):
-        """Yield (block, epoch, warps, cluster). A batch holds whole clusters, block by block."""
+    def group_clusters(self, batch, L):
+        """Yield (block, epoch, warps, first block of the cluster); a batch consists of whole clusters."""
         at = {int(b): k for k, b in enumerate(batch.blocks)}
-        for block, epoch, warps in self.groups(batch, L):
+        for block, epoch, warps in self.group_warps(batch, L):
             yield block, epoch, warps, int(batch.blocks[at[block] // self.cluster_size * self.cluster_size])
 
     def cluster_arrive(self, batch, L, release: bool) -> None:
-        for block, epoch, warps, cluster in self.clusters_of(batch, L):
+        for block, epoch, warps, cluster in self.group_clusters(batch, L):
             fenced = merge_clocks(self.fenced.get((block, w), {}).get(CLUSTER_SCOPE, {}) for w in warps)
             published = self.release(block, epoch, warps) if release else fenced
             self.arrived[cluster] = merge_clocks((self.arrived.get(cluster, {}), published))
 
     def cluster_wait(self, batch, L) -> None:
-        passing = list(self.clusters_of(batch, L))
+        passing = list(self.group_clusters(batch, L))
         for block, epoch, warps, cluster in passing:
             self.acquire(block, epoch, warps, self.arrived.get(cluster, {}))
         for *_, cluster in passing:
             self.arrived.pop(cluster, None)
 
     # -- strong accesses ------------------------------------------------------------------------------------
-    def scope_members(self, batch, block: int, scope: int) -> tuple[int | None, ...]:
-        """Return the threads a scope covers, and each narrower scope: the block, its cluster, all (None)."""
+    def get_domains(self, batch, block: int, scope: int) -> tuple[int | None, ...]:
+        """Return the domains within a scope, narrowest first: the block, its cluster, all (None)."""
         if self.cluster_size > 1 and block not in self.cluster:
             for number in range(0, len(batch.blocks), self.cluster_size):
-                some = batch.blocks[number : number + self.cluster_size].tolist()
-                self.cluster.update(dict.fromkeys(some, some[0]))
+                members = batch.blocks[number : number + self.cluster_size].tolist()
+                self.cluster.update(dict.fromkeys(members, members[0]))
         return (block, -1 - self.cluster.get(block, block), None)[: scope + 1]
 
-    def scopes_include(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
-        """Return whether the scopes of two accesses, each (scope, block), cover each other's block."""
+    def are_scopes_mutual(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
+        """Return whether the scopes of two accesses, each (scope, block), include each other's block."""
         needed = DEVICE_SCOPE
         if a[1] == b[1]:
             needed = BLOCK_SCOPE
@@ -293,120 +288,121 @@ class Clocks:
             needed = CLUSTER_SCOPE
         return min(a[0], b[0]) >= needed
 
-    def resolve_failed(self, failed: np.ndarray) -> None:
-        """Process the compare-and-swaps that are held back, of which the `failed` threads do not write."""
-        held, self.held = self.held or [], None
-        for access in held:
-            self.access(*access, failed=frozenset(failed.tolist()))
+    def resolve_deferred(self, failed: np.ndarray) -> None:
+        """Process the deferred compare-and-swaps; those of the `failed` threads do not write."""
+        deferred, self.deferred = self.deferred or [], None
+        for access in deferred:
+            self.process_access(*access, failed=frozenset(failed.tolist()))
 
-    def access(self, batch, A, places: np.ndarray, L, failed: frozenset[int] = frozenset()) -> None:
-        """Process an atomic, or a strong load or store, at one location per thread: a possible release or
-        acquire."""
-        if self.held is not None:
-            self.held.append((batch, A, places, L))
+    def process_access(
+        self, batch, A, addresses: np.ndarray, L, failed: frozenset[int] = frozenset()
+    ) -> None:
+        """Process an atomic or strong access, one location per thread, as a possible release or acquire."""
+        if self.deferred is not None:
+            self.deferred.append((batch, A, addresses, L))
             return
         positions = batch.positions(L)
         numbers = batch.block_of[positions].tolist()
         warps = (batch.thread_of[positions] >> 5).tolist()
-        writes: dict[tuple[int, int, int], bool] = {}  # of each warp and place, in thread order
+        writes: dict[tuple[int, int, int], bool] = {}  # by (block, warp, place)
         for position, key in zip(
-            positions.tolist(), zip(numbers, warps, places.tolist(), strict=True), strict=True
+            positions.tolist(), zip(numbers, warps, addresses.tolist(), strict=True), strict=True
         ):
             writes[key] = A.writes and (position not in failed or writes.get(key, False))
         steps: dict[int, int] = {}  # block -> its segment when the access was logged
         for (number, warp, key), wrote in writes.items():
-            block, epoch = int(batch.blocks[number]), int(batch.epoch[number]) & EPOCHS
-            step = steps.setdefault(block, self.segment(block)), epoch, warp
-            place = self.places.get(key)
-            if place is None:
-                place = self.places[key] = Place()
-            domains = self.scope_members(batch, block, DEVICE_SCOPE)
-            sees = place.writer is None or self.scopes_include(place.writer, (A.scope, block))
-            if sees and (A.used or A.instr.op == "ld"):
-                self.read(A, key, place, block, step, domains)
+            block, epoch = int(batch.blocks[number]), int(batch.epoch[number]) & EPOCH_MASK
+            step = steps.setdefault(block, self.get_segment(block)), epoch, warp
+            location = self.locations.get(key)
+            if location is None:
+                location = self.locations[key] = Location()
+            domains = self.get_domains(batch, block, DEVICE_SCOPE)
+            observes = location.writer is None or self.are_scopes_mutual(location.writer, (A.scope, block))
+            if observes and (A.used or A.instr.op == "ld"):
+                self.process_read(A, key, location, block, step, domains)
             if wrote:
-                self.write(A, place, block, step, domains, sees)
+                self.process_write(A, location, block, step, domains, observes)
 
-    def read(self, A, key: int, place: Place, block: int, step: Step, domains) -> None:
+    def process_read(self, A, key: int, location: Location, block: int, reader: Step, domains) -> None:
         """Process a warp's read of the last write to a location."""
-        _, epoch, warp = step
-        there = {d: clock for d, clock in place.published.items() if d[0] in domains}
+        _, epoch, warp = reader
+        published = {d: clock for d, clock in location.published.items() if d[0] in domains}
         pending = self.unacquired.setdefault((block, warp), {})
-        if there and key in pending:
-            there |= {d: merge_clocks((clock, there.get(d, {}))) for d, clock in pending[key].items()}
-        if there:
-            pending[key] = there
+        if published and key in pending:
+            published |= {d: merge_clocks((clock, published.get(d, {}))) for d, clock in pending[key].items()}
+        if published:
+            pending[key] = published
         if A.acquires and key in pending:
             clocks = (
                 clock for d, clock in pending[key].items() if d[0] in domains[: A.scope + 1] and not d[1]
             )
             self.acquire(block, epoch, frozenset((warp,)), merge_clocks(clocks))
-        if place.count > place.start and place.reads.get(step) != (place.start, place.count):
-            place.reads[step] = place.start, place.count
-            self.new_segment(block, self.rows[self.segment(block)])  # later accesses have observed the writes
+        if location.count > location.start and location.reads.get(reader) != (location.start, location.count):
+            location.reads[reader] = location.start, location.count
+            # later accesses have observed the writes
+            self.new_segment(block, self.rows[self.get_segment(block)])
 
-    def write(self, A, place: Place, block: int, step: Step, domains, sees: bool) -> None:
-        """Process a warp's write: an atomic extends the release sequence that it read, a store begins a new
-        one."""
-        _, epoch, warp = step
-        if A.instr.op == "st" or not sees:
-            place.start, place.published = place.count, {}
-        place.wrote[step] = place.wrote.get(step, (place.count,))[0], place.count
-        place.count += 1
-        place.writer = A.scope, block
+    def process_write(self, A, location: Location, block: int, writer: Step, domains, observes: bool) -> None:
+        """Process a warp's write: an atomic extends the release sequence, a store starts a new one."""
+        _, epoch, warp = writer
+        if A.instr.op == "st" or not observes:
+            location.start, location.published = location.count, {}
+        location.writes[writer] = location.writes.get(writer, (location.count,))[0], location.count
+        location.count += 1
+        location.writer = A.scope, block
         if A.releases:
             clock = self.release(block, epoch, frozenset((warp,)))
-            place.released[block, warp] = dict.fromkeys(range(A.scope + 1), clock)
+            location.released[block, warp] = dict.fromkeys(range(A.scope + 1), clock)
         sources = [
-            (place.released.get((block, warp), {}), False),
+            (location.released.get((block, warp), {}), False),
             (self.fenced.get((block, warp), {}), False),
         ]
-        if block in self.strict:
-            sources.append((self.strict[block].before(epoch), True))
-        for clocks, strict in sources:
+        if block in self.sequential:
+            sources.append((self.sequential[block].get_clocks_before(epoch), True))
+        for clocks, sequential in sources:
             for scope, clock in clocks.items():
-                domain = domains[scope], strict
-                old = place.published.get(domain)
-                place.published[domain] = clock if old is None else merge_clocks((old, clock))
+                domain = domains[scope], sequential
+                old = location.published.get(domain)
+                location.published[domain] = clock if old is None else merge_clocks((old, clock))
 
     # -- queries --------------------------------------------------------------------------------------------
-    def is_ordered(self, first: Step, then: Step) -> bool:
-        """Return whether one access happened before another."""
-        (s, epoch, warp), (t, later_epoch, later_warp) = first, then
+    def is_ordered(self, first: Step, second: Step) -> bool:
+        """Return whether access `first` happened before access `second`."""
+        (s, epoch, warp), (t, later_epoch, later_warp) = first, second
         block = self.owner[s]
         if block == self.owner[t] and (warp == later_warp or epoch != later_epoch):
             return s != t or epoch != later_epoch
         return any(
-            (learned_epoch != later_epoch or later_warp in warps) and known.covers(self.count[s], epoch, warp)
-            for known, learned_epoch, warps in self.rows[t].get(block, ())
+            (learned_epoch != later_epoch or later_warp in warps)
+            and prefix.covers(self.count[s], epoch, warp)
+            for prefix, learned_epoch, warps in self.rows[t].get(block, ())
         )
 
-    def was_observed(self, key: int, first: Step, then: Step) -> bool:
-        """Return whether a strong write was read, directly or through atomics, before an access."""
-        place = self.places.get(key)
-        if place is None or first not in place.wrote:
+    def was_observed(self, key: int, first: Step, second: Step) -> bool:
+        """Return whether access `second` follows a read of strong write `first`, or of a later atomic."""
+        location = self.locations.get(key)
+        if location is None or first not in location.writes:
             return False
-        begin, end = place.wrote[first]
+        begin, end = location.writes[first]
         return any(
-            start <= begin and end < count and self.before(read, then)
-            for read, (start, count) in reversed(place.reads.items())
+            start <= begin and end < count and self.is_read_before(read, second)
+            for read, (start, count) in reversed(location.reads.items())
         )
 
-    def before(self, read: Step, then: Step) -> bool:
-        """Return whether a read of a strong write happened before an access."""
-        s, t = read[0], then[0]
+    def is_read_before(self, read: Step, second: Step) -> bool:
+        """Return whether a read of a strong write happened before access `second`."""
+        s, t = read[0], second[0]
         return (self.owner[s] != self.owner[t] or self.count[s] < self.count[t]) and self.is_ordered(
-            read, then
+            read, second
         )
 
     def happens_before_exit(self, access: Step, block: int) -> bool:
-        """Return whether an access happened before a block's end, by the clock of any of its warps."""
         s, epoch, warp = access
-        learned = self.rows[self.segment(block)].get(self.owner[s], ())
-        return any(known.covers(self.count[s], epoch, warp) for known, _, _ in learned)
+        learned = self.rows[self.get_segment(block)].get(self.owner[s], ())
+        return any(prefix.covers(self.count[s], epoch, warp) for prefix, _, _ in learned)
 
 
-class SharedOfAll(Extent):
+class GridSharedMemory(Extent):
     """The shared memory of all blocks of a launch as one range: `size` bytes per block, in block order."""
 
     def __init__(self, blocks: int, size: int, extents: list[Extent]):
@@ -414,7 +410,7 @@ class SharedOfAll(Extent):
         self.size, self.extents = size, extents
 
     def part(self, byte: int, width: int) -> tuple[str, int | tuple[int, ...] | None, int]:
-        """Return (name of the shared variable, element, block) at a byte of the range."""
+        """Return (name of the shared variable, element, block) at a byte offset in the range."""
         block, local = divmod(byte, self.size)
-        extent = extent_at(self.extents, local)
+        extent = find_extent(self.extents, local)
         return (extent.name, extent.index(local, width), block) if extent else (self.name, None, block)

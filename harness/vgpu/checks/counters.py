@@ -1,14 +1,11 @@
-"""Counters of a launch: memory requests, sectors, bank conflicts, atomics, barriers, flops, divergence. No
-times.
+"""Counters of a launch: memory requests, sectors, bank conflicts, atomics, barriers, flops, divergence.
 
-A request is one memory instruction of one warp. Global memory moves sectors of 32 bytes: a coalesced load of
-32 floats is 1 request, 128 bytes, 4 sectors. Shared memory has 32 banks of 4 bytes: a request takes as many
-cycles as the busiest bank has different words in it (8- and 16-byte accesses are served in 2 and 4 parts);
-the cycles above the ideal number are its bank conflicts.
-
-Traffic is kept for each memory instruction and tensor, or array in shared memory (`Site`), so that it can be
-added up by tensor, by line of source, or as a whole. What warps issue together (shuffles, matrix products,
-commits of copies) and barriers are kept for each instruction (`Issued`)."""
+A request is one memory instruction of one warp. Global memory is transferred in sectors of 32 bytes: a
+coalesced load of 32 floats is 1 request, 128 bytes, 4 sectors. Shared memory has 32 banks of 4 bytes: a
+request takes as many cycles as there are distinct words in its busiest bank (8- and 16-byte accesses are
+split into 2 and 4 parts); cycles beyond the minimum are bank conflicts. Traffic is counted per memory
+instruction and tensor (`Site`), warp instructions and barriers per instruction (`Issued`).
+"""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ from .findings import Checks
 
 @dataclass(slots=True)
 class Traffic:
-    """Requests and bytes of one kind of access; `sectors` for global, `cycles` and `ideal` for shared
-    memory."""
+    """Requests and bytes of one kind of access, with `sectors` for global memory, and `cycles` and their
+    minimum `ideal` for shared memory."""
 
     requests: int = 0
     bytes: int = 0
@@ -41,7 +38,7 @@ class Traffic:
 
     @property
     def bank_conflicts(self) -> int:
-        """Extra cycles because of bank conflicts."""
+        """Extra cycles caused by bank conflicts."""
         return self.cycles - self.ideal
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -53,8 +50,8 @@ class Traffic:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """Counts of one memory instruction on one tensor, or array in shared memory. `kind` is R, W or A (atomic,
-    or a strong load or store)."""
+    """Counts of one memory instruction on one tensor, array in shared memory, or local memory. `kind` is R, W
+    or A (atomic, or a strong load or store)."""
 
     instr: Instr
     space: str
@@ -65,7 +62,7 @@ class Site:
 
     @property
     def verb(self) -> str:
-        """ "load", "store" or "atomic"; strong loads and stores count as the first two."""
+        """One of "load", "store" and "atomic"; strong loads and stores count as loads and stores."""
         if self.kind == "R" or self.instr.op == "ld":
             return "load"
         return "store" if self.kind == "W" or self.instr.op == "st" else "atomic"
@@ -73,8 +70,8 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Issued:
-    """Issues of a collective instruction by warps, barrier passages by thread blocks, or wgmma issues by
-    warpgroups."""
+    """Number of times an instruction was issued, per warp; per thread block for barriers, per warpgroup for
+    wgmma."""
 
     instr: Instr
     count: int = 0
@@ -82,7 +79,7 @@ class Issued:
 
 @dataclass(slots=True)
 class TensorTraffic:
-    """Bytes that a launch read and wrote in one tensor, and atomics on it."""
+    """Bytes of one tensor that a launch read and wrote, and atomics on it."""
 
     read: int = 0
     written: int = 0
@@ -91,59 +88,59 @@ class TensorTraffic:
 
 @dataclass(slots=True, eq=False)
 class Overlap:
-    """The multiply-adds that overlap an asynchronous copy, counted from the commit of its group to the wait.
+    """Multiply-adds that overlap an asynchronous copy, between its group's commit and the wait.
 
-    The minimum over all groups but those committed before the first multiply-add; None without any.
+    `least` is the minimum over the groups committed after the first multiply-add; None without any.
     """
 
     instr: Instr
     least: int | None = None
 
 
-class Costs(Protocol):
+class CostModel(Protocol):
     """The part of a kernel's generated code (engine/opcodes/codegen.py) that the counters read."""
 
-    work: dict[int, Work]  # basic block -> the work of a thread in it
+    work: dict[int, Work]  # basic block -> work per thread
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of one thread in one basic block; a multiply-add is two of its flops, a matrix product many."""
+    """The work of one thread in one basic block; a multiply-add counts as two flops."""
 
     instructions: int = 0
     flops: int = 0
     multiply_adds: int = 0
 
 
-NOTHING = Work()
+NO_WORK = Work()
 
 
-class Counted(Protocol):
+class CountedRun(Protocol):
     """The part of a launch (engine/launch.py) that the counters read."""
 
     checks: Checks
     grid: tuple[int, int, int]
     threads: int
     block_threads: dict[int, int]  # basic block -> threads that ran it
-    atomic_hits: dict[int, int]  # place -> atomics on it
+    atomic_hits: dict[int, int]  # address -> atomics on it
 
     @property
-    def code(self) -> Costs: ...
+    def code(self) -> CostModel: ...
 
-    def shared_array(self, offset: int) -> str: ...
+    def get_shared_array_name(self, offset: int) -> str: ...
 
 
 @dataclass(slots=True, eq=False)
 class Counters:
-    """All counters of a launch; complete when the launch is over."""
+    """All counters of a launch, complete when the launch has ended."""
 
-    run: Counted = field(repr=False)
+    run: CountedRun = field(repr=False)
     sites: dict[tuple[int, str, str], Site] = field(default_factory=dict, repr=False)
     issued: dict[int, Issued] = field(default_factory=dict, repr=False)
     overlaps: dict[int, Overlap] = field(default_factory=dict, repr=False)
     atomics: int = 0
-    atomics_per_address: int = 0  # the most that one address got
-    barriers: int = 0  # barrier passages, summed over blocks
+    atomics_per_address: int = 0  # the maximum over all addresses
+    barriers: int = 0  # barriers passed, summed over blocks
     instructions: int = 0  # thread instructions
     flops: int = 0
     multiply_adds: int = 0
@@ -151,38 +148,38 @@ class Counters:
     threads: int = 0
 
     # -- sums -----------------------------------------------------------------------------------------------
-    def traffic(self, space: str, kind: str) -> Traffic:
+    def get_traffic(self, space: str, kind: str) -> Traffic:
         return sum_traffic(s for s in self.sites.values() if s.space == space and s.kind == kind)
 
     @property
     def global_load(self) -> Traffic:
         """Non-atomic loads of global memory."""
-        return self.traffic("global", "R")
+        return self.get_traffic("global", "R")
 
     @property
     def global_store(self) -> Traffic:
         """Non-atomic stores to global memory."""
-        return self.traffic("global", "W")
+        return self.get_traffic("global", "W")
 
     @property
     def global_atomic(self) -> Traffic:
         """Atomics, strong loads and strong stores of global memory."""
-        return self.traffic("global", "A")
+        return self.get_traffic("global", "A")
 
     @property
     def shared_load(self) -> Traffic:
         """Non-atomic loads of shared memory."""
-        return self.traffic("shared", "R")
+        return self.get_traffic("shared", "R")
 
     @property
     def shared_store(self) -> Traffic:
-        """Non-atomic stores to shared memory; an asynchronous copy counts when it lands."""
-        return self.traffic("shared", "W")
+        """Non-atomic stores to shared memory; an asynchronous copy counts when it completes."""
+        return self.get_traffic("shared", "W")
 
     @property
     def shared_atomic(self) -> Traffic:
         """Atomics, strong loads and strong stores of shared memory."""
-        return self.traffic("shared", "A")
+        return self.get_traffic("shared", "A")
 
     @property
     def tensors(self) -> dict[str, TensorTraffic]:
@@ -196,18 +193,18 @@ class Counters:
                 t.atomics += site.traffic.bytes // site.nbytes if site.verb == "atomic" else 0
         return tensors
 
-    def issues(self, *ops: str) -> int:
-        """Count how often these opcodes were issued: "shfl", "mma", "wgmma", "bar", "cp" (commits of groups)."""
+    def count_issues(self, *ops: str) -> int:
+        """Count the issues of these opcodes, such as "shfl", "mma", "wgmma", "bar", "cp" (group commits)."""
         return sum(issued.count for issued in self.issued.values() if issued.instr.op in ops)
 
     @property
     def copy_overlap(self) -> int | None:
-        """The fewest multiply-adds that overlap an asynchronous copy; None where no group counts."""
+        """The minimum of multiply-adds that overlap an asynchronous copy; None if no group counts."""
         return min((o.least for o in self.overlaps.values() if o.least is not None), default=None)
 
-    # -- from the executor ----------------------------------------------------------------------------------
-    def atomic(self, A, index):
-        """Count one atomic instruction of some threads."""
+    # -- called by the executor -----------------------------------------------------------------------------
+    def count_atomic(self, A, index):
+        """Count one atomic instruction, one address per thread."""
         self.atomics += len(index) if np.ndim(index) else 1
         if self.run.checks.counters and A.space == "global":
             where, count = np.unique(index, return_counts=True)
@@ -215,81 +212,81 @@ class Counters:
             for w, c in zip((where << A.shift).tolist(), count.tolist(), strict=True):
                 hits[w] = hits.get(w, 0) + c
 
-    def issue(self, instr: Instr, count: int):
-        """Count an instruction issued by some warps, warpgroups or, for a barrier, thread blocks."""
+    def count_issue(self, instr: Instr, count: int):
         issued = self.issued.get(id(instr))
         if issued is None:
             issued = self.issued[id(instr)] = Issued(instr)
         issued.count += count
 
     def record_overlap(self, instr: Instr, hidden: np.ndarray):
-        """Count the multiply-adds that overlapped one group of copies of each thread."""
         overlap = self.overlaps.setdefault(id(instr), Overlap(instr))
         if len(hidden):
-            most = int(hidden.max())  # threads at an edge may have less to do
+            most = int(hidden.max())  # threads at an edge may do fewer
             overlap.least = most if overlap.least is None else min(overlap.least, most)
 
     def finish(self):
-        """Add up what is counted per basic block."""
         code = self.run.code
         for index, threads in self.run.block_threads.items():
-            work = code.work.get(index, NOTHING)
+            work = code.work.get(index, NO_WORK)
             self.instructions += threads * work.instructions
             self.flops += threads * work.flops
             self.multiply_adds += threads * work.multiply_adds
         self.threads = self.run.grid[0] * self.run.grid[1] * self.run.grid[2] * self.run.threads
         self.atomics_per_address = max(self.run.atomic_hits.values(), default=0)
 
-    # -- from the access log --------------------------------------------------------------------------------
-    def site(self, A, space: str, tensor: str) -> Site:
+    def count_local(self, A, positions: np.ndarray, warp_of: np.ndarray):
+        """Count an access of threads to their local memory, where arrays are that do not fit in registers."""
+        requests = len(np.unique(warp_of[positions]))
+        self.get_site(A, "local", "local memory").traffic += Traffic(requests, A.nbytes * len(positions))
+
+    # -- called by the access log ---------------------------------------------------------------------------
+    def get_site(self, A, space: str, tensor: str) -> Site:
         """Return the counts of an instruction on a tensor or a shared array."""
         key = (A.number, space, tensor)
-        found = self.sites.get(key)
-        if found is None:
-            found = self.sites[key] = Site(A.instr, space, A.kind, tensor, A.nbytes)
-        return found
+        site = self.sites.get(key)
+        if site is None:
+            site = self.sites[key] = Site(A.instr, space, A.kind, tensor, A.nbytes)
+        return site
 
     def consume_global(self, entries):
-        """Count logged global accesses."""
         requests = Requests([entry for entry, _ in entries])
         key = (requests.number << 34) | (requests.address >> 5)
         if (key[1:] < key[:-1]).any():
             key.sort()
-        sectors = requests.by_entry(key[run_starts(key)] >> 34)
+        sectors = requests.sum_by_entry(key[find_run_starts(key)] >> 34)
         for k, (entry, tensor) in enumerate(entries):
-            self.site(entry[0], "global", tensor.name).traffic += Traffic(*requests.sums[k], sectors[k])
+            self.get_site(entry[0], "global", tensor.name).traffic += Traffic(*requests.sums[k], sectors[k])
 
     def consume_shared(self, batch, entries):
-        """Count logged shared accesses."""
         by_width: dict[int, list] = {}
         for e in entries:
-            if e[0].space != "early":  # an asynchronous copy is counted when it lands
+            if e[0].space != "early":  # an asynchronous copy is counted when it completes
                 by_width.setdefault(max(e[0].shift, 2), []).append(e)
-        for shift, some in by_width.items():
-            requests = Requests(some)
+        for shift, same_width in by_width.items():
+            requests = Requests(same_width)
             parts = 1 << (shift - 2)  # a 16-byte access is served in four parts
             group = requests.number * parts + requests.lane * parts // 32
-            cycles = bank_cycles(group, requests.address >> shift, 32 // parts)
-            request = group[run_starts(group)] // parts
-            spent, ideal = requests.by_entry(request, cycles), requests.by_entry(request)
-            for k, e in enumerate(some):
+            cycles = compute_bank_cycles(group, requests.address >> shift, 32 // parts)
+            request = group[find_run_starts(group)] // parts
+            cycles_of_entry, ideal = requests.sum_by_entry(request, cycles), requests.sum_by_entry(request)
+            for k, e in enumerate(same_width):
                 where = (int(np.min(e[1])) << e[0].shift) % batch.shared_size
-                site = self.site(e[0], "shared", self.run.shared_array(where))
-                site.traffic += Traffic(*requests.sums[k], 0, spent[k], ideal[k])
+                site = self.get_site(e[0], "shared", self.run.get_shared_array_name(where))
+                site.traffic += Traffic(*requests.sums[k], 0, cycles_of_entry[k], ideal[k])
 
 
 def sum_traffic(sites: Iterable[Site]) -> Traffic:
     return sum((site.traffic for site in sites), Traffic())
 
 
-def run_starts(ascending: np.ndarray) -> np.ndarray:
+def find_run_starts(ascending: np.ndarray) -> np.ndarray:
     """Return a mask of the first element of each run of equal values."""
     return np.r_[True, ascending[1:] != ascending[:-1]]
 
 
 class Requests:
-    """Logged accesses by thread: request `number` (ascending), `lane`, byte `address`; per log entry its
-    `sums`, (requests, bytes)."""
+    """Logged accesses, by thread: request `number` (ascending), `lane`, byte `address`. `sums` has (requests,
+    bytes) of each log entry."""
 
     def __init__(self, entries):
         number, lanes, address, spans = [], [], [], []
@@ -304,22 +301,21 @@ class Requests:
         self.number, self.lane = np.concatenate(number), np.concatenate(lanes)
         self.address = np.concatenate(address)
         self._entry_of = np.repeat(np.arange(len(spans)), spans)
-        each = self.by_entry(self.number[run_starts(self.number)])
+        each = self.sum_by_entry(self.number[find_run_starts(self.number)])
         self.sums = [
             (each[k], entry[0].nbytes * len(lane))
             for k, (entry, lane) in enumerate(zip(entries, lanes, strict=True))
         ]
 
-    def by_entry(self, requests: np.ndarray, weights: np.ndarray | None = None) -> list[int]:
-        """Count the requests of each log entry among some, or sum their weights."""
+    def sum_by_entry(self, requests: np.ndarray, weights: np.ndarray | None = None) -> list[int]:
+        """Count these requests, or sum their weights, by log entry."""
         sums = np.bincount(self._entry_of[requests], weights, minlength=int(self._entry_of[-1]) + 1)
         return sums.astype(np.int64).tolist()
 
 
-def bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> np.ndarray:
-    """Return the cycles of each group, those of its busiest bank; `group` is ascending, `unit` the word
-    accessed."""
-    number = np.cumsum(run_starts(group)) - 1
+def compute_bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> np.ndarray:
+    """Return each group's cycles, the distinct words (`unit`) in its busiest bank; `group` ascends."""
+    number = np.cumsum(find_run_starts(group)) - 1
     count = int(number[-1]) + 1
     cycles = np.ones(count, np.int64)
     cell = number * banks + unit % banks
@@ -333,10 +329,10 @@ def bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> np.ndarray:
     pick = bad[number]
     order = np.lexsort((unit[pick], cell[pick]))
     c, v, g = cell[pick][order], unit[pick][order], number[pick][order]
-    distinct = run_starts(c) | np.r_[True, v[1:] != v[:-1]]
-    new_cell = run_starts(c)
+    distinct = find_run_starts(c) | np.r_[True, v[1:] != v[:-1]]
+    new_cell = find_run_starts(c)
     per_cell = np.add.reduceat(distinct.astype(np.int64), np.flatnonzero(new_cell))
     groups = g[new_cell]
-    starts = run_starts(groups)
+    starts = find_run_starts(groups)
     cycles[groups[starts]] = np.maximum.reduceat(per_cell, np.flatnonzero(starts))
     return cycles

@@ -1,9 +1,6 @@
-"""Record every memory access of a launch, for pictures of a run and for tracing wrong values to an
-instruction.
+"""Record every memory access of a launch, for pictures and for tracing wrong values.
 
-A `Recorder` listens to one launch (`VirtualGPU.keep_events`) and builds its `Events`: a list of steps, each
-one memory instruction that some threads execute together, and for every access its block, thread, element and
-value. Steps are in the execution order of the virtual GPU; a GPU may order its blocks and warps differently.
+Steps are in the execution order of the virtual GPU; a GPU may execute blocks and warps in another order.
 """
 
 from __future__ import annotations
@@ -17,16 +14,15 @@ from harness.vgpu.memory.access import Access
 from harness.vgpu.memory.arena import ITEMSIZE, Extent
 from harness.vgpu.ptx.parser import Instr
 
-# Without a dtype, 4 and 8 bytes count as a float if most values have plausible magnitudes.
-LIKELY = (1e-12, 1e12)
+# Without a dtype, 4- and 8-byte elements are decoded as floats if most have magnitudes in this range.
+PLAUSIBLE_MAGNITUDES = (1e-12, 1e12)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """Memory that a launch accesses: `space` is "global" or "shared" (one copy in each block).
 
-    `shape` is empty and `dtype` "" where they are unknown. `itemsize` is the bytes of an element, `size` the
-    number of elements.
+    An unknown `shape` is empty, an unknown `dtype` "". `itemsize` is in bytes, `size` the number of elements.
     """
 
     name: str
@@ -39,11 +35,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One memory instruction that some threads execute together.
+    """One memory instruction, executed by some threads at once.
 
-    `kind` is "R" (read), "W" (write) or "A" (atomic) on the tensor of that name, or "barrier" for one that
-    some blocks pass. `first` and `last` delimit its accesses in the columns of `Events`, `count` of them for
-    each thread.
+    `kind` is "R" (read), "W" (write) or "A" (atomic) for an access to `tensor`, or "barrier". Its accesses
+    are rows `first` to `last` (exclusive) of `Events`, `count` per thread.
     """
 
     kind: str
@@ -56,16 +51,15 @@ class Step:
 
 @dataclass
 class Events:
-    """All accesses of a launch, by column; each is one element of one thread.
+    """All accesses of a launch, as columns with one row per element and thread.
 
     Attributes:
-        steps: In the order of execution.
-        tensors: What they touch, by name.
-        block, thread: Numbers in the grid and in the block, x first. int32
-        element: Which element of the step's tensor; below 0 or beyond its size where the access is out of
-            bounds. int64
-        value: What was read, stored or (by an atomic) added, NaN where it is not known. float64
-        dropped: How many accesses came after the limit and are not here.
+        steps: Instructions in execution order.
+        tensors: The tensors they access, by name.
+        block, thread: Linear indices in the grid and in the block, x fastest. int32
+        element: Index into the step's tensor; negative or beyond its size if out of bounds. int64
+        value: The value read, stored or (by an atomic) added, NaN if unknown. float64
+        dropped: Number of accesses beyond the limit, which were not recorded.
     """
 
     steps: list[Step]
@@ -78,14 +72,14 @@ class Events:
 
     @property
     def step(self) -> np.ndarray:
-        """The number of the step of each access. int32"""
+        """The index of each access's step. int32"""
         lengths = [step.last - step.first for step in self.steps]
         return np.repeat(np.arange(len(self.steps), dtype=np.int32), lengths)
 
 
 @dataclass
-class _Pending:
-    """Accesses whose values are not known yet: their offset in bytes of the tensor, and their threads."""
+class _PendingAccess:
+    """Recorded accesses whose values are added later: byte offsets in the tensor, and threads."""
 
     kind: str
     space: str
@@ -100,42 +94,41 @@ class _Pending:
 
 @dataclass
 class Recorder:
-    """Record the accesses of one launch: at most `limit`, the rest are only counted."""
+    """Record at most `limit` accesses of one launch, and count the rest."""
 
     run: Any = field(repr=False)  # launch.Run, which imports this module
     limit: int
-    entries: list[_Pending | None] = field(default_factory=list)  # None: a barrier
-    waiting: list[_Pending] = field(default_factory=list)
-    floats: dict[str, int] = field(default_factory=dict)
-    kept: int = 0
+    entries: list[_PendingAccess | None] = field(default_factory=list)  # None: a barrier
+    waiting: list[_PendingAccess] = field(default_factory=list)
+    float_sizes: dict[str, int] = field(default_factory=dict)
+    recorded: int = 0
     dropped: int = 0
 
-    # -- called while the launch runs -----------------------------------------------------------------------
+    # -- during the launch ----------------------------------------------------------------------------------
     def add(self, batch, A, tensor: Extent, index, L) -> None:
-        """Record a global access that is about to happen; `index` in units of the access size."""
+        """Record a global access that is about to execute; `index` is in units of the access size."""
         positions = batch.positions(L)
         byte = (np.broadcast_to(index, len(positions)) << A.shift) - (tensor.start - self.run.arena.base)
-        self._keep(batch, A, "global", tensor, positions, byte)
+        self._record(batch, A, "global", tensor, positions, byte)
 
     def add_shared(self, batch, A, index, L) -> None:
-        """Record a shared access that is about to happen."""
-        if A.space == "early":  # an asynchronous copy happens when it lands
+        if A.space == "early":  # an asynchronous copy is recorded when it completes
             return
         positions = batch.positions(L)
         offset = (np.broadcast_to(index, len(positions)) << A.shift) - batch.shared_base[positions]
         for extent in self.run.shared_extents:
             inside = (offset >= extent.start) & (offset < extent.end)
             if inside.any():
-                self._keep(batch, A, "shared", extent, positions[inside], offset[inside] - extent.start)
+                self._record(batch, A, "shared", extent, positions[inside], offset[inside] - extent.start)
 
     def add_out_of_bounds(self, batch, A, extent: Extent, addresses, positions) -> None:
-        """Record out-of-bounds accesses of a tensor, which the virtual GPU redirects."""
+        """Record out-of-bounds accesses to a tensor, which the virtual GPU redirects."""
         space = "global" if A.space == "global" else "shared"
-        self._keep(batch, A, space, extent, positions, addresses.astype(np.int64) - extent.start)
+        self._record(batch, A, space, extent, positions, addresses.astype(np.int64) - extent.start)
 
-    def values(self, batch, value, L, dtype: str = "") -> None:
-        """Add the values of the last recorded accesses; `value` has a second axis where a thread accesses
-        several elements."""
+    def add_values(self, batch, value, L, dtype: str = "") -> None:
+        """Add the values of the last recorded accesses; `value` is 2D if each thread accesses several
+        elements."""
         for entry in self.waiting:
             value = np.asarray(value)
             count = entry.access.count
@@ -144,31 +137,31 @@ class Recorder:
             whole[batch.positions(L)] = value.view(f"u{value.dtype.itemsize}")
             entry.bits = whole[entry.positions]
             if dtype:
-                self.floats[entry.extent.name] = ITEMSIZE[dtype]
+                self.float_sizes[entry.extent.name] = ITEMSIZE[dtype]
         self.waiting = []
 
-    def barrier(self) -> None:
+    def add_barrier(self) -> None:
         if self.entries and self.entries[-1] is not None:
             self.entries.append(None)
 
-    def _keep(self, batch, A, space: str, extent: Extent, positions, byte) -> None:
+    def _record(self, batch, A, space: str, extent: Extent, positions, byte) -> None:
         if self.waiting and self.waiting[-1].access is not A:
-            self.waiting = []  # their values never came
+            self.waiting = []  # their values were never added
         count = len(positions) * A.count
-        if self.kept + count > self.limit:
+        if self.recorded + count > self.limit:
             self.dropped += count
             return
-        self.kept += count
+        self.recorded += count
         kind = "R" if A.kind == "A" and A.instr.op == "ld" else A.kind
         kind = "W" if kind == "A" and A.instr.op == "st" else kind
         block, thread = batch.blocks[batch.block_of[positions]], batch.thread_of[positions]
-        entry = _Pending(kind, space, extent, A, positions, block, thread, byte)
+        entry = _PendingAccess(kind, space, extent, A, positions, block, thread, byte)
         self.entries.append(entry)
         self.waiting.append(entry)
 
-    # -- when the launch is over ----------------------------------------------------------------------------
+    # -- after the launch -----------------------------------------------------------------------------------
     def finish(self) -> Events:
-        """Return the events; by then every tensor has the smallest element size with which it was accessed."""
+        """Return the events; an unlabelled tensor's element size is that of its smallest access."""
         tensors = {}
         for entry in filter(None, self.entries):
             extent, width = entry.extent, entry.access.width
@@ -183,7 +176,7 @@ class Recorder:
             if entry is None:
                 steps.append(Step("barrier", "", None, first, first))
                 continue
-            columns.append(_columns(entry, tensors[entry.extent.name].itemsize))
+            columns.append(_build_columns(entry, tensors[entry.extent.name].itemsize))
             last = first + len(columns[-1][0])
             A = entry.access
             steps.append(Step(entry.kind, entry.extent.name, A.instr, first, last, A.count))
@@ -205,16 +198,15 @@ class Recorder:
         )
         for name, tensor in tensors.items():
             mine = (owner == name) & known
-            value[mine] = decode_bits(bits[mine], tensor, float_like=name in self.floats)
+            value[mine] = decode_bits(bits[mine], tensor, float_like=name in self.float_sizes)
         return Events(
             steps, tensors, block.astype(np.int32), thread.astype(np.int32), element.astype(np.int64), value,
             self.dropped,
         )  # fmt: skip
 
 
-def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
-    """Return (block, thread, element, bits, whether the bits are known) of the accesses of one entry, by
-    thread."""
+def _build_columns(entry: _PendingAccess, itemsize: int) -> tuple[np.ndarray, ...]:
+    """Return an entry's columns (block, thread, element, bits, whether the bits are known)."""
     count = entry.access.count
     byte = entry.byte[:, None] + np.arange(count) * entry.access.width
     bits = np.zeros(len(entry.byte) * count, np.uint64) if entry.bits is None else entry.bits.reshape(-1)
@@ -229,17 +221,17 @@ def _columns(entry: _Pending, itemsize: int) -> tuple[np.ndarray, ...]:
 
 
 def decode_bits(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> np.ndarray:
-    """Decode bits to float64. Without a dtype, 4 and 8 bytes are floats where they look like it."""
+    """Decode bits to float64. Without a dtype, 4- and 8-byte elements are floats if most look plausible."""
     raw = bits.astype(f"u{tensor.itemsize}")
     if tensor.dtype == "bfloat16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     if tensor.dtype:
         return raw.view(tensor.dtype if tensor.dtype != "bool" else "uint8").astype(np.float64)
     if tensor.itemsize in (4, 8):
-        floats = raw.view(f"f{tensor.itemsize}").astype(np.float64)
-        size = np.abs(floats[raw != 0])
+        float_sizes = raw.view(f"f{tensor.itemsize}").astype(np.float64)
+        size = np.abs(float_sizes[raw != 0])
         with np.errstate(invalid="ignore"):
-            likely = (size > LIKELY[0]) & (size < LIKELY[1])
-        if float_like or not len(size) or likely.mean() > 0.5:
-            return floats
+            plausible = (size > PLAUSIBLE_MAGNITUDES[0]) & (size < PLAUSIBLE_MAGNITUDES[1])
+        if float_like or not len(size) or plausible.mean() > 0.5:
+            return float_sizes
     return raw.view(f"i{tensor.itemsize}").astype(np.float64)

@@ -1,7 +1,6 @@
-"""Findings: the faults of a launch, one per cause, with the Mojo line, tensor, index, block and thread.
+"""Findings: the faults of a launch, one per cause, with Mojo line, tensor, index, block and thread.
 
-The place of a finding is the innermost source line outside of the Mojo library. Where the fault is in the
-library's own algorithms (block and warp primitives and the like), the finding is a note, not an error.
+A fault inside a library algorithm (block and warp primitives, for example) is a note, not an error.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from harness.vgpu.ptx.locations import find_callers
 from harness.vgpu.ptx.parser import Instr
-from harness.vgpu.ptx.places import callers
 
-_NAMED = re.compile("\x0e([^\x0f]*)\x0f")
+_MARKED_NAME = re.compile("\x0e([^\x0f]*)\x0f")
 
 KINDS = (
     "barrier divergence",
@@ -52,12 +51,12 @@ KINDS = (
     "accumulator in use",
     "register budget",
 )
-"""Every kind of finding that there is."""
+"""Every kind of finding."""
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The optional checks; wrong addresses and barriers are always checked."""
+    """The optional checks; addresses and barriers are always checked."""
 
     uninitialised: bool = True
     races: bool = True
@@ -66,11 +65,11 @@ class Checks:
 
 @dataclass(slots=True)
 class Finding:
-    """One fault: its first occurrence, and how often it occurred.
+    """One fault: its first occurrence, and the number of occurrences.
 
-    `kind` is one of KINDS. In `words` tensor names are marked by `named`; `message` is the same without
-    marks. `index` is an element index of the tensor (a tuple where its shape is known). `block` and `thread`
-    are (x, y, z).
+    `kind` is one of KINDS. Tensor names in `words` are marked by `mark_name`; `message` is the same text
+    without marks. `index` is an element's index in the tensor (a tuple if its shape is known). `block` and
+    `thread` are (x, y, z).
     """
 
     kind: str
@@ -83,8 +82,8 @@ class Finding:
     thread: tuple[int, int, int] | None = None
     count: int = 1
     is_error: bool = True
-    other: str = ""  # the other place of a race
-    verbs: frozenset[str] = frozenset()  # the accesses of a race: "a load", "a store", "an atomic" ...
+    other: str = ""  # location of the other access of a race
+    verbs: frozenset[str] = frozenset()  # kinds of accesses of a race: "a load", "a store", "an atomic" ...
     instr: Instr | None = None
     other_instr: Instr | None = field(default=None, repr=False)
 
@@ -93,30 +92,28 @@ class Finding:
 
     @property
     def message(self) -> str:
-        """The fault in a sentence."""
-        return _NAMED.sub(r"\1", self.words)
+        return _MARKED_NAME.sub(r"\1", self.words)
 
     def rename_tensors(self, name_of: Callable[[str], str]) -> Finding:
-        """Return a copy with other names for its tensors; the rest of the text stays."""
-        words = _NAMED.sub(lambda mark: mark_name(name_of(mark[1])), self.words)
+        """Return a copy with its tensors renamed."""
+        words = _MARKED_NAME.sub(lambda mark: mark_name(name_of(mark[1])), self.words)
         return replace(self, words=words, tensor=name_of(self.tensor) if self.tensor else "")
 
     def text(self) -> str:
-        """Format the finding in a few lines."""
         head = f"{'error' if self.is_error else 'note'}: {self.kind}"
         if self.where:
             head += f" at {self.where}"
         lines = [head, f"  {self.message}"]
-        lines += [f"  called from {caller}" for caller in callers(self.instr)]
+        lines += [f"  called from {caller}" for caller in find_callers(self.instr)]
         if self.other:
             lines.append(f"  the other place: {self.other}")
         origin = []
         if self.kernel:
             origin.append(f"kernel {self.kernel}")
         if self.block is not None:
-            origin.append(f"block {_triple(self.block)}")
+            origin.append(f"block {format_triple(self.block)}")
         if self.thread is not None:
-            origin.append(f"thread {_triple(self.thread)}")
+            origin.append(f"thread {format_triple(self.thread)}")
         if origin:
             lines.append("  first seen in " + ", ".join(origin))
         if self.count > 1:
@@ -126,13 +123,13 @@ class Finding:
         return "\n".join(lines)
 
     def as_dict(self) -> dict:
-        """Return the finding as JSON data: names and numbers, places as file:line:column."""
+        """Return the finding as JSON data, with locations as file:line:column."""
         return {
             "kind": self.kind,
             "error": self.is_error,
             "message": self.message,
             "where": self.where,
-            "called_from": callers(self.instr),
+            "called_from": find_callers(self.instr),
             "other": self.other or None,
             "kernel": self.kernel,
             "tensor": self.tensor or None,
@@ -148,22 +145,21 @@ def mark_name(tensor: str) -> str:
     return f"\x0e{tensor}\x0f"
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """Format a count: "1 error", "2 errors"; with `many`, "1 launch", "2 launches"."""
+def format_count(count: int, one: str, many: str = "") -> str:
+    """Format a count: "1 error", "2 errors"; with an irregular plural `many`, "2 launches"."""
     return f"{count} {one if count == 1 else many or one + 's'}"
 
 
-def with_article(noun: str) -> str:
-    """Return "a load", "an atomic"."""
+def add_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def _triple(t: tuple[int, int, int]) -> str:
+def format_triple(t: tuple[int, int, int]) -> str:
     return f"({t[0]}, {t[1]}, {t[2]})"
 
 
 class Findings(list):
-    """The findings of a device or launch; repeats at the same instructions and tensor only add to a count."""
+    """The findings of a device or launch; repetitions at the same instruction and tensor add to a count."""
 
     def __init__(self):
         super().__init__()
@@ -181,10 +177,10 @@ class Findings(list):
         return finding
 
 
-def by_cause(findings: Iterable[Finding]) -> list[Finding]:
-    """Group findings by cause, errors first and the most frequent first.
+def group_by_cause(findings: Iterable[Finding]) -> list[Finding]:
+    """Group findings by cause, errors first, then by frequency.
 
-    Findings of several launches have one cause when kind, kernel and both places are the same.
+    Findings of several launches share a cause if kind, kernel and both locations are the same.
     """
     causes: dict[tuple, Finding] = {}
     for finding in findings:
@@ -196,14 +192,12 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(causes.values(), key=lambda finding: (not finding.is_error, -finding.count))
 
 
-def index_text(index) -> str:
-    """Format an index as `[3]` or `[1, 2]`."""
+def format_index(index) -> str:
     if index is None:
         return ""
     return f"[{', '.join(map(str, index))}]" if isinstance(index, tuple) else f"[{index}]"
 
 
-def summary(findings) -> str:
-    """Format all findings, errors first."""
+def format_findings(findings) -> str:
     ordered = sorted(findings, key=lambda f: not f.is_error)
     return "\n".join(f.text() for f in ordered)

@@ -1,12 +1,12 @@
-"""Register hazards of wgmma: early use of a product's registers, and missing wgmma.fence.
+"""Register hazards of wgmma: use of a product's registers before wgmma.wait_group, and missing wgmma.fence.
 
-A product reads and writes registers until wgmma.wait_group has waited for it. The analysis follows the
-control flow and lists, for every instruction, which products may be in flight whose registers it touches;
-whether one is, the batch knows when the instruction runs (order.py). Products that add to the same registers
-one after the other need no wait.
+A product (wgmma.mma_async) reads and writes registers until wgmma.wait_group has waited for it. This
+data-flow analysis lists, for every instruction, the products that may be in flight and whose registers it
+uses; at run time the batch checks whether one is in flight (async_order.py). Successive products that
+accumulate in the same registers need no wait.
 
-A product also needs a wgmma.fence after the last instruction that wrote its registers. That is a property of
-the code alone, and is reported when the product runs.
+A product also needs a wgmma.fence after the last instruction that wrote its registers. The analysis finds
+missing fences statically; they are reported when the product runs.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.vgpu.ptx.parser import Instr, Vec
-from harness.vgpu.ptx.program import Program, reads_and_writes, registers
+from harness.vgpu.ptx.program import Program, get_reads_and_writes, get_registers
 
-SUMS, FACTOR = "sums", "factor"
-OLDEST = 9  # groups that are distinguished
-NO_FENCE = ""  # marks, among the registers that need a fence, that there was none before
+ACCUMULATOR, OPERAND = "accumulator", "operand"
+MAX_AGE = 9  # larger ages are not distinguished
+NO_FENCE = ""  # stands for a register in the set of unfenced ones before the first fence
 
 
 class Hazard(NamedTuple):
-    """A use of a register of one of several products that may be in flight."""
+    """An instruction's use of a register of products that may be in flight."""
 
     products: tuple[Instr, ...]
     register: str
@@ -30,8 +30,7 @@ class Hazard(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A register of one of several products, and how many groups were committed since, its own included (0:
-    not committed)."""
+    """A use of a register by products; `age` counts the groups committed since (0: they are uncommitted)."""
 
     age: int
     products: tuple[Instr, ...]
@@ -39,55 +38,57 @@ class Use(NamedTuple):
 
 
 class Unfenced(NamedTuple):
-    """A register that needs a fence before a product; accumulators only where the product adds to them: a
-    compiler may clear registers that are not read."""
+    """A register written since the last fence before a product. For an accumulator that is a fault only if
+    the product adds to it, because the compiler may clear registers that are not read."""
 
     register: str
     only_if_added: bool
 
 
-State = tuple[dict[str, Use], frozenset[str]]  # registers of products under way, registers that need a fence
+State = tuple[dict[str, Use], frozenset[str]]  # registers of products in flight, registers that need a fence
 
 
-def is_product(i: Instr) -> bool:
-    """Return whether an instruction is a wgmma product."""
+def is_wgmma_product(i: Instr) -> bool:
     return i.op == "wgmma" and "mma_async" in i.mods
 
 
-def factors(i: Instr) -> list[str]:
-    """Return the registers of a product's first factor."""
-    return registers(i.args[1]) if isinstance(i.args[1], Vec) else []
+def get_operand_registers(i: Instr) -> list[str]:
+    return get_registers(i.args[1]) if isinstance(i.args[1], Vec) else []
 
 
 class Hazards:
-    """Hazards of every instruction of a program, by id, and the register that lacks a fence."""
+    """Maps an instruction's id to its hazards, and a product's id to a register that lacks a fence."""
 
     def __init__(self, program: Program):
         self.hazards: dict[int, list[Hazard]] = {}
         self.unfenced: dict[int, Unfenced] = {}
         blocks = program.blocks
         watched = {
-            r for b in blocks for i in b.instrs if is_product(i) for r in (*registers(i.args[0]), *factors(i))
+            r
+            for b in blocks
+            for i in b.instrs
+            if is_wgmma_product(i)
+            for r in (*get_registers(i.args[0]), *get_operand_registers(i))
         }
         if not watched:
             return
-        after = [[b.succs[1]] if b.kind == "call" else b.succs for b in blocks]
+        successors = [[b.succs[1]] if b.kind == "call" else b.succs for b in blocks]
         before: list[State | None] = [None] * len(blocks)
         before[0] = {}, frozenset([NO_FENCE])
-        todo = [0]
-        while todo:
-            index = todo.pop()
+        worklist = [0]
+        while worklist:
+            index = worklist.pop()
             state = before[index]
-            assert state is not None  # only blocks with one are in the list
+            assert state is not None  # only blocks with a state are in the list
             uses, dirty = dict(state[0]), set(state[1])
             for i in blocks[index].instrs:
                 self.step(i, uses, dirty, watched, None)
-            for s in after[index]:
+            for s in successors[index]:
                 old = before[s]
-                joined = join(old, (uses, frozenset(dirty)))
-                if old is None or not same(joined, old):
+                joined = merge_states(old, (uses, frozenset(dirty)))
+                if old is None or not are_states_equal(joined, old):
                     before[s] = joined
-                    todo.append(s)
+                    worklist.append(s)
         for block, state in zip(blocks, before, strict=True):
             if state is not None:
                 uses, dirty = dict(state[0]), set(state[1])
@@ -96,52 +97,55 @@ class Hazards:
 
     def step(self, i: Instr, uses: dict[str, Use], dirty: set[str], watched: set[str], out: Hazards | None):
         """Update the state for an instruction, and add its faults to `out`."""
-        if i.op == "wgmma" and not is_product(i):
+        if i.op == "wgmma" and not is_wgmma_product(i):
             if "fence" in i.mods:
                 dirty.clear()
             elif "commit_group" in i.mods:
                 for r, use in uses.items():
-                    uses[r] = use._replace(age=min(use.age + 1, OLDEST))
+                    uses[r] = use._replace(age=min(use.age + 1, MAX_AGE))
             else:
                 allowed = int(i.args[0].value)
                 for r in [r for r, use in uses.items() if use.age > allowed]:
                     del uses[r]
             return
-        reads, writes = reads_and_writes(i)
-        if is_product(i):
-            sums, arguments = registers(i.args[0]), factors(i)
+        reads, writes = get_reads_and_writes(i)
+        if is_wgmma_product(i):
+            sums, arguments = get_registers(i.args[0]), get_operand_registers(i)
             if out is not None:
-                out.product(i, sums, arguments, uses, dirty)
-            uses.update((r, Use(0, (i,), FACTOR)) for r in arguments)
-            uses.update((r, Use(0, (i,), SUMS)) for r in sums)
+                out.add_product(i, sums, arguments, uses, dirty)
+            uses.update((r, Use(0, (i,), OPERAND)) for r in arguments)
+            uses.update((r, Use(0, (i,), ACCUMULATOR)) for r in sums)
             dirty.difference_update(sums)
             return
         if out is not None:
             for r in dict.fromkeys([*reads, *writes]):
                 use = uses.get(r)
-                if use is not None and (use.role == SUMS or r in writes):
+                if use is not None and (use.role == ACCUMULATOR or r in writes):
                     out.hazards.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
         dirty.update(r for r in writes if r in watched)
 
-    def product(self, i: Instr, sums: list[str], given: list[str], uses: dict[str, Use], dirty: set[str]):
-        """Return the faults of a product."""
-        for r in given:
-            if (use := uses.get(r)) is not None and use.role == SUMS:
-                self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, SUMS))
-        for r in sums:
+    def add_product(
+        self, i: Instr, accumulators: list[str], operands: list[str], uses: dict[str, Use], dirty: set[str]
+    ):
+        for r in operands:
+            if (use := uses.get(r)) is not None and use.role == ACCUMULATOR:
+                self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, ACCUMULATOR))
+        for r in accumulators:
             use = uses.get(r)
-            same = (
-                use is not None and use.role == SUMS and len(registers(use.products[0].args[0])) == len(sums)
+            same_shape = (
+                use is not None
+                and use.role == ACCUMULATOR
+                and len(get_registers(use.products[0].args[0])) == len(accumulators)
             )
-            if use is not None and not same:
+            if use is not None and not same_shape:
                 self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
-        lacking = [r for r in (NO_FENCE, *given, *sums) if r in dirty]
+        lacking = [r for r in (NO_FENCE, *operands, *accumulators) if r in dirty]
         if lacking:
-            self.unfenced[id(i)] = Unfenced(lacking[0], lacking[0] in sums)
+            self.unfenced[id(i)] = Unfenced(lacking[0], lacking[0] in accumulators)
 
 
-def join(a: State | None, b: State) -> State:
-    """Merge two states: for each register all products of either, each as recent as the more recent."""
+def merge_states(a: State | None, b: State) -> State:
+    """Merge two states: a register's use has the products of both, and the smaller age."""
     if a is None:
         return b
     uses = dict(a[0])
@@ -154,8 +158,7 @@ def join(a: State | None, b: State) -> State:
     return uses, a[1] | b[1]
 
 
-def same(a: State, b: State) -> bool:
-    """Return whether two states are equal; a register's products only become more, so comparing their number
-    is enough."""
+def are_states_equal(a: State, b: State) -> bool:
+    """Return whether two states are equal; products are only ever added, so comparing counts suffices."""
     sizes = [{r: (use.age, len(use.products)) for r, use in state[0].items()} for state in (a, b)]
     return sizes[0] == sizes[1] and a[1] == b[1]

@@ -1,24 +1,24 @@
 """Race check: log every access and search for conflicts in bulk, independent of the actual schedule.
 
-Two accesses to the same bytes by different threads conflict when one of them is a non-atomic store, or one is
-atomic and the other is not. An atomic of block scope (`.cta`) is atomic for its own block only: between
-blocks it conflicts with every other. Conflicts are a race when nothing orders them:
-- threads of different blocks are ordered only by release and acquire through a global atomic or
-  through a barrier of their cluster (below);
-- threads of one block are ordered by a barrier between the accesses (they have different `epoch`);
-- threads of one warp are ordered by a bar.warp.sync between shared-memory accesses (`warp epoch`); shuffles, votes and
-  matrix instructions make threads wait for each other, and promise nothing about memory.
+Two accesses to the same bytes by different threads conflict if one of them is a non-atomic store, or one is
+atomic and the other is not. An atomic of block scope (`.cta`) is atomic only within its own block, and
+conflicts with atomics of other blocks. Conflicting accesses are a race unless they are ordered:
+- threads of different blocks only by release and acquire through a global atomic, or by a cluster barrier
+  (below);
+- threads of one block by a barrier between the accesses (they have different `epoch`);
+- threads of one warp, in shared memory, by a bar.warp.sync of both between the accesses (`warp epoch`);
+  shuffles, votes and matrix instructions make threads wait for each other, but do not order memory.
 
-Per granule of memory (the smallest element the kernel accesses) three marks are kept: the last store, load
-and atomic. A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. A load is
-compared with the store mark and vice versa, so their execution order does not matter.
+Each granule of memory (the smallest element the kernel accesses) has three marks: the last store, load and
+atomic. A mark is one integer: block or warp epoch, barrier epoch, thread and instruction. Loads are compared
+with the store mark and vice versa, so their execution order does not matter.
 
-Kernels that use the result of an atomic, or a strong load, may order blocks by it ("the last block reduces");
-warps of a block may do so by a flag in shared memory. They get vector clocks (clocks.py): an atomic or strong
-load is an acquire only if its result is used and it, or a fence after it, has acquire semantics; a release
-needs a fence or release semantics before. So do kernels with a cluster barrier: its arrive is a release
-(unless `.relaxed`), its wait an acquire. There the log is kept and sorted at the end, that of shared memory
-too where blocks of a cluster access each other's.
+Kernels that use the result of an atomic or a strong load may order blocks by it ("the last block reduces");
+warps of a block may be ordered by a flag in shared memory. Such kernels get vector clocks (clocks.py): an
+atomic or strong load is an acquire only if its result is used and it, or a later fence, has acquire
+semantics; a release needs release semantics or an earlier fence. Kernels with a cluster barrier get them too:
+its arrive is a release (unless `.relaxed`), its wait an acquire. The log of such a launch is sorted and
+checked when it ends; so is its log of shared memory if blocks of a cluster access each other's.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from typing import Protocol
 
 import numpy as np
 
-from harness.vgpu.memory.arena import Extent, extent_at
+from harness.vgpu.memory.arena import Extent, find_extent
 from harness.vgpu.ptx.parser import WIDTH, Instr
-from harness.vgpu.ptx.program import registers
+from harness.vgpu.ptx.program import get_registers
 
-from .clocks import Clocks, SharedOfAll
+from .clocks import Clocks, GridSharedMemory
 from .events import Recorder
-from .findings import index_text, mark_name, plural
+from .findings import format_count, format_index, format_triple, mark_name
+from .warp_syncs import WarpSyncs
 
 u8 = np.uint64
 _INSTR, _THREAD, _EPOCH, _TOP = 12, 10, 14, 27
 _THREAD_AT, _EPOCH_AT, _TOP_AT = u8(12), u8(22), u8(36)
-_SEVERAL = u8(1 << 63)
+_SEVERAL_BLOCKS = u8(1 << 63)
 _EPOCH_MASK = (1 << _EPOCH) - 1
-LIMIT = 1 << 22  # logged thread accesses before the log is digested
-PART = 1 << 14  # thread accesses that are compared at a time
-ORDER = {"W": 0, "A": 1, "R": 2, "S": 3, "B": 4, "T": 5}
+LIMIT = 1 << 22  # logged thread accesses before the log is processed
+PART_SIZE = 1 << 14  # thread accesses compared at a time
+ROLE_NUMBER = {"W": 0, "A": 1, "R": 2, "S": 3, "B": 4, "T": 5}
 # Conflicting roles of each role (see Access.role), and those that conflict only between blocks.
 CONFLICTS = {"W": "WASBTR", "A": "WR", "B": "WR", "R": "WAB", "S": "W", "T": "W"}
 SCOPE_CONFLICTS = {"A": "BT", "B": "ABST", "S": "B", "T": "AB"}
 
 
-def granule_of(program, spaces: tuple[str, ...]) -> int:
-    """Return the smallest element size with which the kernel accesses these state spaces."""
+def get_granule(program, spaces: tuple[str, ...]) -> int:
+    """Return the size in bytes of the kernel's smallest accesses to these state spaces."""
     smallest = 8
     for block in program.blocks:
         for i in block.instrs:
@@ -66,25 +67,26 @@ def granule_of(program, spaces: tuple[str, ...]) -> int:
     return smallest
 
 
-def _orders(program, i: Instr) -> bool:
+def _may_acquire(program, i: Instr) -> bool:
     """Return whether an instruction may acquire: an atomic whose result is used, or a strong load."""
     if i.op == "atom":
-        return any(r in program.read for r in registers(i.args[0]))
+        return any(r in program.read_registers for r in get_registers(i.args[0]))
     return i.op == "ld" and any(m in ("acquire", "relaxed", "volatile") for m in i.mods)
 
 
 def may_synchronise(program) -> bool:
-    """Return whether threads may order each other through global memory or a cluster barrier."""
-    polls = (_orders(program, i) for i in program.instrs if not any(m.startswith("shared") for m in i.mods))
-    return any(polls) or any(b.kind == "cluster" for b in program.blocks)
+    is_poll = (
+        _may_acquire(program, i) for i in program.instrs if not any(m.startswith("shared") for m in i.mods)
+    )
+    return any(is_poll) or any(b.kind == "cluster" for b in program.blocks)
 
 
-def shared_ordering(program, cluster_size: int) -> tuple[bool, bool]:
-    """Return whether warps of a block may order each other through its shared memory, and whether blocks of a
-    cluster access each other's shared memory in a way that the clocks can follow (cluster barriers,
+def find_shared_ordering(program, cluster_size: int) -> tuple[bool, bool]:
+    """Return whether warps of a block may synchronize through shared memory, and whether blocks of a cluster
+    access each other's shared memory and synchronize only by means that clocks.py models (cluster barriers,
     fences, atomics)."""
     instrs = program.instrs
-    flags = any(_orders(program, i) for i in instrs if "global" not in i.mods)
+    flags = any(_may_acquire(program, i) for i in instrs if "global" not in i.mods)
     other = any(
         (i.op == "mbarrier" and "cluster" in i.mods) or (i.op == "cp" and "bulk" in i.mods) for i in instrs
     )
@@ -102,30 +104,27 @@ class Marks:
     def __init__(self, size: int):
         self.size = size
         self.by_kind: dict[str, np.ndarray] = {}
-        self.newest: dict[str, int] = {}  # shared memory: the last epoch among the marks of a kind
+        self.newest: dict[str, int] = {}  # for shared memory: last epoch among the marks of a kind
 
-    def get(self, kind: str) -> np.ndarray:
-        """Return the marks of a kind, created on first use."""
+    def get_table(self, kind: str) -> np.ndarray:
         marks = self.by_kind.get(kind)
         if marks is None:
             marks = self.by_kind[kind] = np.zeros(self.size, u8)
         return marks
 
 
-def clash_global(other, mine):
-    """Return the races of accesses to global memory: other block, or same block and epoch but another thread."""
+def find_global_clashes(other, mine):
+    """Return a mask of the races in global memory: another block, or another thread in the same epoch."""
     x = other ^ mine
     return (other != 0) & ((x >> _TOP_AT != 0) | ((x >> _EPOCH_AT == 0) & (x >> _THREAD_AT != 0)))
 
 
-def clash_scope(other, mine):
-    """Return the races of accesses of which one has block scope: those by different blocks."""
+def find_scope_clashes(other, mine):
     return (other != 0) & ((other ^ mine) >> _TOP_AT != 0)
 
 
-def clash_shared(other, mine):
-    """Return the races of accesses to one block's shared memory: same epoch, another thread, unordered in its
-    warp."""
+def find_shared_clashes(other, mine):
+    """Return a mask of the races in shared memory: same epoch, another thread, no warp sync in between."""
     x = other ^ mine
     same_epoch = (x >> _EPOCH_AT) & u8(_EPOCH_MASK) == 0
     thread = (x >> _THREAD_AT) & u8(1023)
@@ -133,21 +132,20 @@ def clash_shared(other, mine):
     return (other != 0) & same_epoch & (thread != 0) & ~ordered
 
 
-def by_role(entries) -> dict[str, list]:
-    """Map each role to its entries of a log, in the order of ORDER."""
+def group_by_role(entries) -> dict[str, list]:
     roles: dict[str, list] = {}
     for e in entries:
         roles.setdefault(e[0].role, []).append(e)
-    return {role: roles[role] for role in sorted(roles, key=ORDER.__getitem__)}
+    return {role: roles[role] for role in sorted(roles, key=ROLE_NUMBER.__getitem__)}
 
 
-def in_parts(entries):
-    """Yield the entries of a log in lists that the processor's cache holds."""
+def split_into_parts(entries):
+    """Yield a log's entries in lists small enough for the CPU's cache."""
     part, size = [], 0
     for e in entries:
         part.append(e)
         size += len(e[2][0] if e[3] is None else e[3])
-        if size >= PART:
+        if size >= PART_SIZE:
             yield part
             part, size = [], 0
     if part:
@@ -158,11 +156,12 @@ class LoggedBatch(Protocol):
     """The part of a batch (engine/interpreter/executor.py) that the log reads."""
 
     count: int  # thread blocks
-    shared_size: int  # bytes of shared memory of each
+    shared_size: int  # bytes of shared memory per block
+    warps_per_block: int
 
 
 class AccessLog:
-    """Log all accesses of a launch: feed the counters and the event recorder, and find races."""
+    """The log of a launch's accesses, which feeds the counters and the event recorder, and finds races."""
 
     def __init__(self, run):
         self.run = run
@@ -173,35 +172,35 @@ class AccessLog:
         code = run.code
         if not hasattr(code, "granules"):
             code.granules = (
-                granule_of(code.program, ("global", "generic", "const")),
-                granule_of(code.program, ("shared", "generic")),
+                get_granule(code.program, ("global", "generic", "const")),
+                get_granule(code.program, ("shared", "generic")),
                 may_synchronise(code.program),
             )
         self.granule, self.shared_granule, syncs = code.granules
         self.marks: dict[Extent, Marks] = {}
         self.entries: dict[Extent, list] = {}
         self.written: set[Extent] = set()
-        self.fresh: list = []
-        self.size = self.shared_size = 0  # thread accesses that wait in the logs
+        self.uncounted: list = []
+        self.size = self.shared_size = 0  # thread accesses in the logs
         self.has_store = False
         self.batch: LoggedBatch | None = None
-        flags, remote = shared_ordering(code.program, run.cluster_size)
+        flags, remote = find_shared_ordering(code.program, run.cluster_size)
         self.ordered = OrderedLog(self, flags) if (syncs or flags or remote) and self.checking else None
         self.clocks = self.ordered.clocks if self.ordered else None
-        self.flags, self.follows = flags, flags or remote
-        self.warp_syncs = False  # whether a bar.warp.sync has been executed
+        self.flags, self.tracks_shared = flags, flags or remote
+        self.warp_syncs = WarpSyncs()
 
     # -- called by the executor -----------------------------------------------------------------------------
     def start_batch(self, batch):
         self.batch = batch
+        self.warp_syncs.partial.clear()
         self.shared: list = []
         self.shared_store = False
         self.segment = 0
         self.shared_marks: Marks | None = None
         self.ids: tuple | None = None
 
-    def identity(self, batch):
-        """Return the marks of all threads without epoch and instruction: (global, shared)."""
+    def get_identity(self, batch):
         if self.ids is None or self.ids[0] is not batch.thread_of:
             thread = batch.thread_of.astype(u8) << _THREAD_AT
             block = batch.blocks[batch.block_of].astype(u8) << _TOP_AT
@@ -209,40 +208,39 @@ class AccessLog:
         return self.ids
 
     def add(self, batch, A, tensor: Extent, index, L):
-        """Log a global access: `index` in units of the access size, an int where all threads have the same."""
+        """Log a global access; `index` is in units of the access size, an int if it is the same for all."""
         if not self.active:
             return
         if self.events:
             self.events.add(batch, A, tensor, index, L)
-        ids = self.identity(batch)
+        ids = self.get_identity(batch)
         epoch = batch.epochs(L)
-        segment = self.clocks.segments(batch, L) if self.clocks else None
+        segment = self.clocks.get_segments(batch, L) if self.clocks else None
         entry = (A, index, ids, L, epoch, segment)
         self.entries.setdefault(tensor, []).append(entry)
-        self.fresh.append((entry, tensor))
+        self.uncounted.append((entry, tensor))
         if A.writes or A.kind == "A":
             self.has_store = True
             self.written.add(tensor)
         self.size += batch.n if L is None else len(L)
         if self.clocks and A.kind == "A":
             places = np.broadcast_to(index, batch.n if L is None else len(L)) << A.shift
-            self.clocks.access(batch, A, places, L)
+            self.clocks.process_access(batch, A, places, L)
         if self.size > LIMIT:
-            self.digest_global(everything=True)
+            self.digest_global(all_tensors=True)
 
     def add_shared(self, batch, A, index, L):
-        """Log a shared access of the own block. (A kernel without shared memory has had it reported as
-        wrong.)"""
+        """Log an access to the block's own shared memory (if it has none, the access was reported before)."""
         if not self.active or not batch.shared_size:
             return
         if self.events:
             self.events.add_shared(batch, A, index, L)
-        ids = self.identity(batch)
+        ids = self.get_identity(batch)
         epoch = batch.epochs(L)
         top = 0
         if batch.warp_synced:
             top = batch.warp_epoch[batch.warp_of if L is None else batch.warp_of[L]]
-        if self.ordered and self.follows:
+        if self.ordered and self.tracks_shared:
             self.ordered.add_shared(batch, A, index, L)
         self.shared.append((A, index, ids, L, epoch, top, self.segment))
         self.shared_store = self.shared_store or A.kind != "R"
@@ -251,27 +249,23 @@ class AccessLog:
             self.digest_shared(keep_reads=True)
 
     def add_remote(self, batch, A, index, L):
-        """Log a shared access to the memory of another block of the cluster."""
-        if self.ordered and self.follows:
+        """Log an access to shared memory of another block of the cluster."""
+        if self.ordered and self.tracks_shared:
             self.ordered.add_shared(batch, A, index, L)
 
     def barrier(self, batch, ready):
-        """Pass a barrier with the blocks `ready` (None: all)."""
+        """Record that the blocks `ready` (None: all) pass a barrier."""
         if self.events:
-            self.events.barrier()
+            self.events.add_barrier()
         if self.shared:
             self.digest_shared(keep_reads=ready is not None and not ready.all())
         if self.has_store and self.clocks is None:
             self.digest_global()
 
-    def warp_sync(self, batch, L):
-        """Execute a bar.warp.sync of the warps of `L`."""
-        self.warp_syncs = True
+    def warp_sync(self, batch, mask, L):
+        """Record a bar.warp.sync of the warps of `L`."""
+        self.warp_syncs.add(batch, mask, L)
         if batch.shared_size and self.checking:
-            if L is None:
-                batch.warp_epoch += 1
-            else:
-                batch.warp_epoch[np.unique(batch.warp_of[L])] += 1
             batch.warp_synced = True
             self.segment += 1
 
@@ -288,24 +282,23 @@ class AccessLog:
             self.run.launch.events = self.events.finish()
 
     def digest(self):
-        """Count and check the logged accesses."""
         if self.shared:
             self.digest_shared(keep_reads=False)
         self.digest_global()
 
     # -- global memory --------------------------------------------------------------------------------------
-    def digest_global(self, everything: bool = False):
-        if self.counting and self.fresh:
-            self.run.counters.consume_global(self.fresh)
-        self.fresh = []
+    def digest_global(self, all_tensors: bool = False):
+        if self.counting and self.uncounted:
+            self.run.counters.consume_global(self.uncounted)
+        self.uncounted = []
         self.has_store = False
         if self.checking and self.ordered:
-            self.ordered.take(self.entries)
+            self.ordered.extend(self.entries)
         elif self.checking:
             for tensor in list(self.entries):
-                # Loads alone cannot race; they wait in the log for a store, or until the log is too long.
-                if tensor in self.written or everything:
-                    self.check_global(tensor, self.entries.pop(tensor))
+                # Loads alone cannot race: they stay in the log until a store is logged or the log is full.
+                if tensor in self.written or all_tensors:
+                    self.compare_tensor(tensor, self.entries.pop(tensor))
         if not self.checking or self.ordered:
             self.entries = {}
         if not self.entries:
@@ -343,15 +336,18 @@ class AccessLog:
             return where[0], marks[0]
         return np.concatenate(where), np.concatenate(marks)
 
-    def check_global(self, tensor: Extent, entries):
+    def compare_tensor(self, tensor: Extent, entries):
         granule = self.granule
         marks = self.marks.get(tensor)
         if marks is None:
             marks = self.marks[tensor] = Marks((tensor.end - tensor.start) // granule + 2)
         base = tensor.start - self.run.arena.base
-        logged = {role: self.expand(some, granule, base) for role, some in by_role(entries).items()}
+        logged = {
+            role: self.expand(role_entries, granule, base)
+            for role, role_entries in group_by_role(entries).items()
+        }
         for kind, (where, mine) in logged.items():
-            table = marks.get(kind)
+            table = marks.get_table(kind)
             old = table[where]
             table[where] = mine
             won = table[where]
@@ -359,7 +355,7 @@ class AccessLog:
             for other in (won, old):
                 self.compare_global(tensor, kind, kind, where, mine, other)
             if several.any():
-                table[where[several]] |= _SEVERAL
+                table[where[several]] |= _SEVERAL_BLOCKS
         for kind, (where, mine) in logged.items():
             for against in marks.by_kind:
                 if against != kind:
@@ -367,30 +363,29 @@ class AccessLog:
                     self.compare_global(tensor, kind, against, where, mine, other)
 
     def compare_global(self, tensor, kind: str, against: str, where, mine, other):
-        """Report the races between accesses of two roles."""
         if against in CONFLICTS[kind]:
-            self.report_global(tensor, where, mine, other, clash_global(other, mine))
+            self.report_global(tensor, where, mine, other, find_global_clashes(other, mine))
         elif against in SCOPE_CONFLICTS.get(kind, ""):
-            self.report_global(tensor, where, mine, other, clash_scope(other, mine), "atomic scope")
+            self.report_global(tensor, where, mine, other, find_scope_clashes(other, mine), "atomic scope")
 
     def report_global(self, tensor, where, mine, other, bad, name: str = "global race"):
-        if self.warp_syncs:
-            # Global marks have no warp epoch: two instructions of one warp count as ordered in kernels that
-            # use bar.warp.sync, two threads at one instruction never.
-            x = other ^ mine
-            bad = bad & ~((x >> u8(17) == 0) & (x & u8((1 << _INSTR) - 1) != 0))
         if not bad.any():
             return
-        # The bit "several blocks" says that another block is among them: show the mark's own block, if it is
-        # another.
+        if self.warp_syncs.connected.any():
+            # Global marks have no warp epoch: two instructions of one warp count as ordered if some
+            # bar.warp.sync connects their lanes; two threads at one instruction never do.
+            x = other ^ mine
+            joined = self.warp_syncs.connected[mine >> _THREAD_AT & u8(31), other >> _THREAD_AT & u8(31)]
+            bad = bad & ~(joined & (x >> u8(17) == 0) & (x & u8((1 << _INSTR) - 1) != 0))
+        # _SEVERAL_BLOCKS: other blocks have accessed the granule too. Report the mark's block if it differs.
         across = bad & (((other ^ mine) >> _TOP_AT) != 0)
-        granule = self.shared_granule if isinstance(tensor, SharedOfAll) else self.granule
+        granule = self.shared_granule if isinstance(tensor, GridSharedMemory) else self.granule
         for part, kind in ((across, name), (bad & ~across, "race inside a block")):
             if part.any():
                 self.report(kind, tensor, where[part], mine[part], other[part], granule)
 
     def report(self, kind, tensor, where, mine, other, granule, batch=None):
-        """Report one finding for each pair of instructions."""
+        """Report one finding per pair of instructions."""
 
         run = self.run
         mask = u8((1 << _INSTR) - 1)
@@ -401,57 +396,59 @@ class AccessLog:
             k = int(which[0])
             first = self.run.code.accesses[int(a[k]) - 1]
             second = self.run.code.accesses[int(b[k]) - 1]
-            own, them = int(mine[k]), int(other[k])
+            own_mark, other_mark = int(mine[k]), int(other[k])
             cells = len(np.unique(where[which]))
             byte = int(where[k]) * granule
-            thread = run.thread_index(own >> 12 & 1023)
-            their_thread = run.thread_index(them >> 12 & 1023)
-            theirs = block = run.block_index(own >> 36 & (1 << _TOP) - 1)
-            whose = ""
-            if isinstance(tensor, SharedOfAll):
+            thread = run.thread_index(own_mark >> 12 & 1023)
+            their_thread = run.thread_index(other_mark >> 12 & 1023)
+            theirs = block = run.block_index(own_mark >> 36 & (1 << _TOP) - 1)
+            owner_text = ""
+            if isinstance(tensor, GridSharedMemory):
                 name, index, owner = tensor.part(byte, first.width)
-                theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
-                if theirs != block or owner != (own >> 36 & (1 << _TOP) - 1):
-                    whose = f" of block {_t(run.block_index(owner))}"
+                theirs = run.block_index(other_mark >> 36 & (1 << _TOP) - 1)
+                if theirs != block or owner != (own_mark >> 36 & (1 << _TOP) - 1):
+                    owner_text = f" of block {format_triple(run.block_index(owner))}"
                 kind = "shared race" if kind != "atomic scope" else kind
             elif kind == "shared race":
-                assert batch is not None  # shared memory is a batch's
+                assert batch is not None  # other shared memory belongs to the blocks of a batch
                 local = byte % batch.shared_size
                 theirs = block = run.block_index(int(batch.blocks[byte // batch.shared_size]))
-                extent = extent_at(run.shared_extents, local)
+                extent = find_extent(run.shared_extents, local)
                 name = extent.name if extent else "shared memory"
                 index = extent.index(local, first.width) if extent else None
             else:
                 name, index = tensor.name, tensor.index(tensor.start + byte, first.width)
-                theirs = run.block_index(them >> 36 & (1 << _TOP) - 1)
+                theirs = run.block_index(other_mark >> 36 & (1 << _TOP) - 1)
+            verb = describe_access(second)
             if kind in ("global race", "atomic scope"):
-                other_block = f"block {_t(theirs)}" if theirs != block else "another block"
+                other_block = f"block {format_triple(theirs)}" if theirs != block else "another block"
                 order = "nothing orders the blocks of a grid"
                 if self.ordered:
                     order = "no release and acquire covers these two threads (is a barrier missing?)"
                 if kind == "atomic scope":
-                    order = "block scope counts inside one block only"
-                why = f"block {_t(block)} and {_verb(second)} by {other_block}: {order}"
+                    order = "an atomic of block scope is atomic within its block only"
+                why = f"block {format_triple(block)} and {verb} by {other_block}: {order}"
             elif theirs != block:
                 why = (
-                    f"block {_t(block)} and {_verb(second)} by block {_t(theirs)} of its cluster:"
-                    " no barrier of the cluster is between them"
+                    f"block {format_triple(block)} and {verb} by block {format_triple(theirs)}"
+                    " of its cluster: no barrier of the cluster is between them"
                 )
             else:
                 why = (
-                    f"thread {_t(thread)} and {_verb(second)} by thread {_t(their_thread)} of the same block,"
-                    " with no barrier between them"
+                    f"thread {format_triple(thread)} and {verb} by thread {format_triple(their_thread)} of"
+                    " the same block, with no barrier between them"
                 )
-            message = f"{mark_name(name)}{whose}{index_text(index)}: {_verb(first)} by {why} ({plural(cells, 'place')})"
+            location = f"{mark_name(name)}{owner_text}{format_index(index)}"
+            message = f"{location}: {describe_access(first)} by {why} ({format_count(cells, 'place')})"
             run.record(
                 kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
-                count=cells, other=second.instr, verbs=frozenset((_verb(first), _verb(second))),
+                count=cells, other=second.instr, verbs=frozenset((describe_access(first), verb)),
             )  # fmt: skip
 
     # -- shared memory --------------------------------------------------------------------------------------
     def digest_shared(self, keep_reads: bool):
         batch = self.batch
-        assert batch is not None  # it has logged the entries
+        assert batch is not None  # the entries are its accesses
         entries, self.shared, self.shared_size = self.shared, [], 0
         store, self.shared_store = self.shared_store, False
         if self.counting:
@@ -467,77 +464,94 @@ class AccessLog:
                 segments.append([])
             segments[-1].append(e)
         for part in segments:
-            self.check_shared(self.shared_marks, part, keep_reads or len(segments) > 1)
+            self.compare_shared(self.shared_marks, part, keep_reads or len(segments) > 1)
 
-    def check_shared(self, marks: Marks, entries, keep_reads: bool):
+    def compare_shared(self, marks: Marks, entries, keep_reads: bool):
         oldest = min(int(np.min(e[4])) for e in entries)
-        roles = by_role(entries)
-        for kind, some in roles.items():
+        roles = group_by_role(entries)
+        for kind, role_entries in roles.items():
             if kind == "R" and not keep_reads:
                 continue
-            table = marks.get(kind)
+            table = marks.get_table(kind)
             if kind == "W":
-                where, mine = self.expand(some, self.shared_granule)
+                where, mine = self.expand(role_entries, self.shared_granule)
                 old = table[where]
                 table[where] = mine
                 for other in (table[where], old):
                     self.report_shared([(where, mine, other)])
             else:
-                for part in in_parts(some):
+                for part in split_into_parts(role_entries):
                     where, mine = self.expand(part, self.shared_granule)
                     table[where] = mine
-            newest = max(int(np.max(e[4])) for e in some)
+            newest = max(int(np.max(e[4])) for e in role_entries)
             marks.newest[kind] = max(marks.newest.get(kind, -1), newest)
-        for kind, some in roles.items():
+        for kind, role_entries in roles.items():
             for against in CONFLICTS[kind]:
-                # Where all marks are of earlier epochs, as in a tile that was stored before a barrier, nothing clashes.
+                # Marks that are all from earlier epochs, such as those of a tile stored before a barrier, cannot conflict.
                 if against != kind and marks.newest.get(against, -1) >= oldest:
                     table = marks.by_kind[against]
-                    expanded = (self.expand(part, self.shared_granule) for part in in_parts(some))
+                    expanded = (
+                        self.expand(part, self.shared_granule) for part in split_into_parts(role_entries)
+                    )
                     self.report_shared((where, mine, table[where]) for where, mine in expanded)
 
     def report_shared(self, parts):
-        """Report the races among (granules, marks, other marks) of shared memory."""
-        found = []
+        clashes = []
         for where, mine, other in parts:
-            bad = clash_shared(other, mine)
-            if self.flags:  # between warps the clocks decide
+            bad = find_shared_clashes(other, mine)
+            if self.warp_syncs.partial:
+                bad |= self.find_clashes_in_warp(where, mine, other)
+            if self.flags:  # warps are checked with the clocks
                 bad &= (other ^ mine) >> u8(17) & u8(31) == 0
             if bad.any():
-                found.append((where[bad], mine[bad], other[bad]))
-        if found:
-            where, mine, other = map(np.concatenate, zip(*found, strict=True))
+                clashes.append((where[bad], mine[bad], other[bad]))
+        if clashes:
+            where, mine, other = map(np.concatenate, zip(*clashes, strict=True))
             self.report("shared race", None, where, mine, other, self.shared_granule, self.batch)
+
+    def find_clashes_in_warp(self, where, mine, other):
+        """Return a mask of the races between lanes of a warp that no warp sync in between orders."""
+        batch = self.batch
+        assert batch is not None
+        x = other ^ mine
+        near = (other != 0) & ((x >> _EPOCH_AT) & u8(_EPOCH_MASK) == 0) & ((x >> u8(17)) & u8(31) == 0)
+        near &= (x >> _THREAD_AT) & u8(31) != 0
+        which = np.flatnonzero(near)
+        block = where[which] * self.shared_granule // batch.shared_size
+        warps = block.astype(u8) * u8(batch.warps_per_block) + (mine[which] >> u8(17) & u8(31))
+        pairs = [(m >> _TOP_AT, m >> _THREAD_AT & u8(31)) for m in (mine[which], other[which])]
+        near[which] = self.warp_syncs.find_unordered(np.stack([warps, *pairs[0], *pairs[1]]).astype(np.int64))
+        return near
 
 
 class OrderedLog:
-    """The log of a launch whose threads order each other by more than barriers: checked at its end, with
-    clocks."""
+    """The log of a launch whose threads synchronize by more than barriers, checked with clocks at its end."""
 
     def __init__(self, log: AccessLog, flags: bool):
         run = log.run
         self.log, self.flags = log, flags
         self.clocks = Clocks(run.cluster_size)
         gx, gy, gz = run.grid
-        self.shared = SharedOfAll(gx * gy * gz, run.shared_size, run.shared_extents)
+        self.shared = GridSharedMemory(gx * gy * gz, run.shared_size, run.shared_extents)
         self.entries: dict[Extent, list] = {}
-        self.remote: dict[tuple, tuple] = {}  # accesses to other blocks' shared memory, one of each kind
+        # accesses to other blocks' shared memory, one per warp and segment
+        self.remote: dict[tuple, tuple] = {}
 
-    def take(self, entries: dict) -> None:
-        """Keep the log of global memory for the end."""
-        for tensor, some in entries.items():
-            self.entries.setdefault(tensor, []).extend(some)
+    def extend(self, entries: dict) -> None:
+        """Add entries of global memory."""
+        for tensor, added in entries.items():
+            self.entries.setdefault(tensor, []).extend(added)
 
     def add_shared(self, batch, A, index, L) -> None:
-        """Log a shared access; `index` in units of the access size in the shared memory of the batch."""
+        """Log a shared access; `index` is in units of the access size, in the batch's shared memory."""
         positions = batch.positions(L)
         slot, byte = np.divmod(np.broadcast_to(index, len(positions)) << A.shift, self.shared.size)
         place = batch.blocks[slot] * self.shared.size + byte
-        segments = self.clocks.segments(batch, L)
-        entry = (A, place >> A.shift, self.log.identity(batch), L, batch.epochs(L), segments)
+        segments = self.clocks.get_segments(batch, L)
+        entry = (A, place >> A.shift, self.log.get_identity(batch), L, batch.epochs(L), segments)
         self.entries.setdefault(self.shared, []).append(entry)
         if A.kind == "A":
-            self.clocks.access(batch, A, -1 - place, L)
+            self.clocks.process_access(batch, A, -1 - place, L)
         own = batch.block_of[positions]
         for k in np.flatnonzero(slot != own).tolist():
             warp, epoch = int(batch.thread_of[positions[k]]) >> 5, int(batch.epoch[own[k]]) & _EPOCH_MASK
@@ -548,7 +562,7 @@ class OrderedLog:
             )
 
     def finish(self) -> None:
-        """Check the whole log: the launch has ended."""
+        """Check the whole log after the launch."""
         for tensor, entries in self.entries.items():
             if any(e[0].kind != "R" for e in entries):
                 self.check(tensor, entries)
@@ -561,9 +575,9 @@ class OrderedLog:
         run = self.log.run
         name, index, owner = self.shared.part(place, A.width)
         message = (
-            f"{_verb(A)} by block {_t(run.block_index(block))} of {mark_name(name)}{index_text(index)} of block"
-            f" {_t(run.block_index(owner))}, which may have returned by then: a barrier of the cluster must"
-            " come after it"
+            f"{describe_access(A)} by block {format_triple(run.block_index(block))} of"
+            f" {mark_name(name)}{format_index(index)} of block {format_triple(run.block_index(owner))}, which may"
+            " have returned by then: a barrier of the cluster must come after it"
         )
         run.record(
             "early return", A.instr, message, tensor=name, index=index, block=run.block_index(block),
@@ -582,7 +596,7 @@ class OrderedLog:
             repeat = len(w) // max(len(e[5][0]), 1)
             where.append(w)
             marks.append(m)
-            kinds.append(np.full(len(w), ORDER[e[0].role]))
+            kinds.append(np.full(len(w), ROLE_NUMBER[e[0].role]))
             segments.append(np.tile(e[5][0], repeat))
             times.append(np.full(len(w), e[5][1]))
         w, m, k, s, t = (np.concatenate(x) for x in (where, marks, kinds, segments, times))
@@ -591,18 +605,18 @@ class OrderedLog:
         number = np.arange(len(w))
         first = np.r_[True, w[1:] != w[:-1]]
         start = np.maximum.accumulate(np.where(first, number, 0))
-        there = np.unique(k).tolist()
-        for first_role, mine in ORDER.items():
-            for second_role, other in ORDER.items():
-                if mine not in there or other not in there:
+        roles_present = np.unique(k).tolist()
+        for first_role, mine in ROLE_NUMBER.items():
+            for second_role, other in ROLE_NUMBER.items():
+                if mine not in roles_present or other not in roles_present:
                     continue
                 if second_role in CONFLICTS[first_role]:
-                    clash, name = clash_global, "global race"
+                    clash, name = find_global_clashes, "global race"
                 elif second_role in SCOPE_CONFLICTS.get(first_role, ""):
-                    clash, name = clash_scope, "atomic scope"
+                    clash, name = find_scope_clashes, "atomic scope"
                 else:
                     continue
-                # the last earlier access of the other kind to the same place by another thread
+                # the last earlier access of the other role to the same granule
                 previous = np.maximum.accumulate(np.where(k == other, number, -1))
                 previous = np.r_[-1, previous[:-1]]
                 pick = np.flatnonzero((k == mine) & (previous >= start))
@@ -615,20 +629,19 @@ class OrderedLog:
                 self.report_unordered(tensor, w, m, s, following[ok], ok, clash, name)
 
     def report_unordered(self, tensor, w, m, s, later, earlier, clash, name: str) -> None:
-        """Report the pairs of accesses that are not ordered."""
         if not len(later):
             return
         a, b = m[later], m[earlier]
         bad = clash(b, a)
-        if tensor is self.shared:  # inside a block, or a warp of one with flags, the epochs decide
+        if tensor is self.shared:  # conflicts within a block, or with flags within a warp, are found by epoch
             bad &= (a ^ b) >> (u8(17) if self.flags else _TOP_AT) != 0
         bad = np.flatnonzero(bad)
         if not len(bad):
             return
         epochs_and_warps = ~u8(0) >> u8(64 - 36) & ~((u8(1) << u8(17)) - u8(1))
-        whose = (s[earlier[bad]], b[bad] & epochs_and_warps, s[later[bad]], a[bad] & epochs_and_warps)
+        columns = (s[earlier[bad]], b[bad] & epochs_and_warps, s[later[bad]], a[bad] & epochs_and_warps)
         pairs, pair_of = np.unique(
-            np.stack([x.astype(np.int64) for x in whose], 1), axis=0, return_inverse=True
+            np.stack([x.astype(np.int64) for x in columns], 1), axis=0, return_inverse=True
         )
         steps = [
             ((x, mx >> 22, mx >> 17 & 31), (y, my >> 22, my >> 17 & 31)) for x, mx, y, my in pairs.tolist()
@@ -645,7 +658,7 @@ class OrderedLog:
             self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool), name)
 
     def was_observed(self, tensor, granule: int, mark, pair) -> bool:
-        """Return whether the earlier access is a strong write that the later one's thread has observed."""
+        """Return whether the earlier access is a strong write that the later access's thread has observed."""
         A = self.log.run.code.accesses[(int(mark) & (1 << _INSTR) - 1) - 1]
         if not A.writes or A.kind != "A":
             return False
@@ -657,14 +670,9 @@ class OrderedLog:
         return self.clocks.was_observed(byte // A.nbytes * A.nbytes, *pair)
 
 
-def _t(t) -> str:
-    return f"({t[0]}, {t[1]}, {t[2]})"
-
-
-def _verb(A) -> str:
-    """Name an access in a message."""
+def describe_access(A) -> str:
     if A.kind == "A":
-        scope = " of block scope" if A.narrow else ""
+        scope = " of block scope" if A.is_block_scope else ""
         if A.instr.op in ("atom", "red"):
             return f"an atomic{scope}"
         return f"a strong {'load' if A.instr.op == 'ld' else 'store'}{scope}"

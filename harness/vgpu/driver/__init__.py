@@ -1,8 +1,8 @@
-"""The stand-in CUDA driver of `vgpu exec`: two libraries in Mojo, and the server process."""
+"""The stand-in CUDA driver of `vgpu exec`: two libraries in Mojo, and the server that answers them."""
 
 from pathlib import Path
 
 
-def gpu_present() -> bool:
-    """Return whether the system shows a GPU (NVIDIA, AMD, or Windows' through WSL). Linux only."""
+def has_gpu() -> bool:
+    """Return whether a GPU's device file exists: NVIDIA's, AMD's, or Windows' in WSL."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))

@@ -1,8 +1,4 @@
-"""Build the stand-in libraries of the virtual GPU once, into the cache.
-
-A folder of the workbook's cache, named by a hash of the Mojo sources and the compiler's version, holds
-libcuda.so.1, libnvidia-ml.so.1 and a `ptxas` stand-in that passes PTX through.
-"""
+"""Build the virtual GPU's stand-in libraries, and a `ptxas` that passes PTX through, into the cache."""
 
 from __future__ import annotations
 
@@ -15,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import EnvironmentProblem
-from harness.toolchain.cache import cache_folder, digest, keep
-from harness.toolchain.linker import environment_with_linker
+from harness.toolchain.cache import cache_folder, compute_digest, keep_file
+from harness.toolchain.linker import make_environment
 
-from .interface import SAME, constants, entry_points
+from .interface import ALIASES, generate_constants, generate_entry_points
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = {"libcuda.so.1": "libcuda.mojo", "libnvidia-ml.so.1": "libnvml.mojo"}
 CONSTRUCTOR = "workbook_vgpu_open"
 OPTIONS = ("-D", "ASSERT=none")
-"""Without assertions, which print by Mojo's run-time library: these libraries need libc only."""
+"""No assertions: they need Mojo's run-time library, and these libraries may depend only on libc."""
 
-# Mojo calls an external assembler as `ptxas IN -o OUT --gpu-name=...`. Copying the input keeps the PTX text,
-# which then reaches cuModuleLoadDataEx instead of machine code.
+# Mojo runs an external assembler as `ptxas IN -o OUT --gpu-name=...`. This one copies its input, so that
+# cuModuleLoadDataEx gets PTX text instead of machine code.
 PTXAS = """#!/bin/sh
-# Hands PTX through unchanged, so that the virtual GPU gets text and not machine code.
+# Copy the PTX unchanged: the virtual GPU needs text, not machine code.
 in=
 out=
 while [ $# -gt 0 ]; do
@@ -45,12 +41,12 @@ exec cp "$in" "$out"
 
 
 class DriverBuildError(EnvironmentProblem):
-    """The stand-in libraries cannot be built here; the message is one line that says what to do."""
+    """Raised if the stand-in libraries cannot be built; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Driver:
-    """Paths of a built driver."""
+    """The paths of a built driver."""
 
     folder: Path
 
@@ -75,9 +71,9 @@ class Driver:
 
 
 def find_mojo() -> str:
-    """Return the mojo executable: next to this Python, or on the PATH."""
-    beside = Path(sys.executable).with_name("mojo")
-    mojo = str(beside) if beside.exists() else shutil.which("mojo")
+    """Return the path of the mojo executable, next to this Python or on the PATH."""
+    sibling = Path(sys.executable).with_name("mojo")
+    mojo = str(sibling) if sibling.exists() else shutil.which("mojo")
     if not mojo:
         raise DriverBuildError(
             "mojo not found: the virtual GPU's driver is written in Mojo and built on first use"
@@ -85,44 +81,42 @@ def find_mojo() -> str:
     return mojo
 
 
-def mojo_version(mojo: str) -> str:
+def get_mojo_version(mojo: str) -> str:
     done = subprocess.run(
         [mojo, "--version"], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode != 0:
-        raise DriverBuildError(f"`mojo --version` failed: {last_line(done.stderr)}")
+        raise DriverBuildError(f"`mojo --version` failed: {get_last_line(done.stderr)}")
     return done.stdout.strip()
 
 
-def last_line(text: str) -> str:
+def get_last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "(no message)"
 
 
-def cache_key(mojo: str) -> str:
-    """Hash the libraries' sources, the way they are built and the compiler's version."""
+def compute_cache_key(mojo: str) -> str:
     sources = [*sorted(HERE.glob("*.mojo")), Path(__file__).with_name("interface.py"), Path(__file__)]
-    return digest([mojo_version(mojo), *(source.read_bytes() for source in sources)])
+    return compute_digest([get_mojo_version(mojo), *(source.read_bytes() for source in sources)])
 
 
 def build() -> Driver:
-    """Return the driver from the cache, or build it (about 5 s). Safe in several processes at once.
+    """Return the driver from the cache, or build it (about 5 s); safe to call from several processes at once.
 
-    Raise EnvironmentProblem where the cache folder cannot be written, DriverBuildError where the compiler
-    fails.
+    Raise EnvironmentProblem if the cache folder cannot be written, DriverBuildError if the compiler fails.
     """
     if not sys.platform.startswith("linux"):
         raise DriverBuildError(f"the virtual GPU's driver needs Linux, this is {sys.platform}")
     mojo = find_mojo()
-    folder = cache_folder("vgpu-driver") / cache_key(mojo)
-    return Driver(keep(folder, lambda staged: build_into(staged, mojo), "the virtual GPU's driver"))
+    folder = cache_folder("vgpu-driver") / compute_cache_key(mojo)
+    return Driver(keep_file(folder, lambda staged: build_into(staged, mojo), "the virtual GPU's driver"))
 
 
 def build_into(folder: Path, mojo: str) -> None:
-    """Build both libraries side by side in a new folder, and write the ptxas stand-in."""
+    """Create a folder with both libraries, built in parallel, and the stand-in ptxas."""
     folder.mkdir()
     with tempfile.TemporaryDirectory(prefix="linker-", dir=folder) as tools:
-        env = environment_with_linker(Path(tools))
+        env = make_environment(Path(tools))
         env["TMPDIR"] = tools  # mojo leaves intermediate archives there
         with ThreadPoolExecutor() as pool:
             list(
@@ -142,18 +136,18 @@ def compile_library(target: Path, source: str, mojo: str, env: dict[str, str]) -
     """
     folder = Path(env["TMPDIR"]) / target.name
     folder.mkdir()
-    (folder / "interface.mojo").write_text(constants())
+    (folder / "interface.mojo").write_text(generate_constants())
     whole = folder / source
-    whole.write_text((HERE / source).read_text() + entry_points(target.name))
+    whole.write_text((HERE / source).read_text() + generate_entry_points(target.name))
     command = [mojo, "build", *OPTIONS, "-I", str(HERE), "-I", str(folder), "--emit", "shared-lib"]
     command += ["-o", str(target), str(whole)]
     for option in (f"-soname={target.name}", f"-init={CONSTRUCTOR}"):
         command += ["-Xlinker", option]
-    for function, others in SAME[target.name].items():
+    for function, others in ALIASES[target.name].items():
         for name in others.split():
             command += ["-Xlinker", f"--defsym={name}={function}"]
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode != 0:
-        raise DriverBuildError(f"mojo could not build {target.name}: {last_line(done.stderr)}")
+        raise DriverBuildError(f"mojo could not build {target.name}: {get_last_line(done.stderr)}")

@@ -1,8 +1,4 @@
-"""Execute CUDA driver calls on the virtual GPU: the Python end of the stand-in libraries.
-
-The Mojo libraries encode every driver call as a request of sixteen words; `Device.handle` answers it on a
-`VirtualGPU`, for the executor of `vgpu exec` (server.py).
-"""
+"""Execute the CUDA driver calls that the stand-in libraries encode as requests of sixteen words."""
 
 from __future__ import annotations
 
@@ -21,9 +17,9 @@ from harness.vgpu.memory import tensor_map
 from .interface import RESULT_CODES, Op
 from .kernel_names import KernelNames
 
-# (multiprocessors, threads per multiprocessor, shared bytes a block may opt in to, shared bytes per
-# multiprocessor), from the compute capability table of the CUDA programming guide and the product of that
-# capability people meet most.
+# (multiprocessors, threads per multiprocessor, opt-in limit of shared bytes per block, shared bytes per
+# multiprocessor), from the CUDA programming guide's table of compute capabilities and the most common product
+# of each.
 ARCHITECTURES = {
     "sm_75": (40, 1024, 65536, 65536),
     "sm_80": (108, 2048, 166912, 167936),
@@ -31,29 +27,28 @@ ARCHITECTURES = {
     "sm_89": (128, 1536, 101376, 102400),
     "sm_90": (132, 2048, 232448, 233472),
 }
-STATIC_SHARED_LIMIT = 49152  # bytes a block gets without asking for more by FuncAttribute
+STATIC_SHARED_LIMIT = 49152  # bytes per block, unless FuncAttribute raises the limit
 
-# The CUDA function attributes that are answered, by number.
+# The supported CUDA function attributes.
 MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, PTX_VERSION, BINARY_VERSION, MAX_DYNAMIC_SHARED = 0, 1, 5, 6, 8
 
 
-def capability(arch: str) -> tuple[int, int]:
-    """Return the compute capability of a target name: "sm_90a" -> (9, 0)."""
+def get_compute_capability(arch: str) -> tuple[int, int]:
     target = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
     assert target is not None, arch
     number = int(target[1])
     return number // 10, number % 10
 
 
-def device_attributes(arch: str) -> dict[int, int]:
-    """Map CUdevice_attribute numbers to values; an attribute that is missing here is zero."""
+def get_device_attributes(arch: str) -> dict[int, int]:
+    """Return values by CUdevice_attribute; missing attributes are zero."""
     key = re.sub(r"[a-z]$", "", arch)
     if key not in ARCHITECTURES:
         raise ValueError(
             f"unknown virtual GPU {arch!r}: choose one of {', '.join(ARCHITECTURES)} (or sm_90a)"
         )
     processors, threads, opt_in, per_processor = ARCHITECTURES[key]
-    major, minor = capability(arch)
+    major, minor = get_compute_capability(arch)
     return {
         1: 1024,  # threads per block
         2: 1024,
@@ -91,7 +86,7 @@ def device_attributes(arch: str) -> dict[int, int]:
 
 
 class DriverError(VirtualGPUError):
-    """A refused driver call. `cuda` is the name of the CUDA error."""
+    """Raised for an invalid driver call; `cuda` is the name of the CUDA error."""
 
     def __init__(self, cuda: str, text: str):
         super().__init__(text)
@@ -100,7 +95,7 @@ class DriverError(VirtualGPUError):
 
 @dataclass
 class Function:
-    """A kernel handle of the program."""
+    """A kernel that the program has looked up."""
 
     kernel: Kernel
     label: str
@@ -108,9 +103,9 @@ class Function:
     dynamic_shared_limit: int
 
 
-def parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
-    """Return (offset, size) of parameters in a packed buffer: scalars at their own size, the rest at eight
-    bytes."""
+def compute_parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
+    """Return (offset, size) of parameters in a packed buffer: parameters of 1, 2 and 4 bytes are aligned to
+    their size, others to eight bytes."""
     layout, offset = [], 0
     for size in sizes:
         align = size if size in (1, 2, 4) else 8
@@ -122,11 +117,10 @@ def parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
 
 @dataclass
 class Device:
-    """Answers driver calls on one virtual GPU.
+    """The device end of the driver: executes driver calls on one virtual GPU.
 
-    `gpu` is the machine; `arch` its target name. `errors` collects the exceptions that made calls fail, in
-    order: the program gets only a CUDA result code, a report needs the message. `log` gets one line per
-    failed call and, when `verbose`, one per module and launch.
+    `errors` collects the exceptions of failed calls, in order, because the program gets only a CUDA result
+    code. `log` gets one line per failed call and, if `verbose`, one per module and launch.
     """
 
     gpu: VirtualGPU
@@ -137,32 +131,32 @@ class Device:
     errors: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self):
-        self.attributes = device_attributes(self.arch)
+        self.attributes = get_device_attributes(self.arch)
         self._ids = itertools.count(1)
         self._modules: dict[int, Module] = {}
         self._functions: dict[int, Function] = {}
         self._sizes: dict[int, int] = {}  # address -> bytes of every live allocation
-        self._in_kernels: set[int] = set()  # allocations that were passed to a kernel
-        self._missing: set[str] = set()
-        self._answers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
+        self._kernel_arguments: set[int] = set()  # addresses of allocations passed to a kernel
+        self._reported_functions: set[str] = set()
+        self._handlers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
 
     def handle(
         self, operation: int, arguments: list[int], data, output_size: int
     ) -> tuple[int, tuple, bytes]:
-        """Answer one driver call. Return (CUDA result code, up to four results, output bytes).
+        """Execute one driver call. Return (CUDA result code, up to four results, output bytes).
 
-        `data` is the input as a bytes-like object, `output_size` the size of the caller's output buffer. Every
-        failure becomes a result code, and its message goes to `log`.
+        `data` is the input as a bytes-like object, `output_size` the size of the caller's output buffer.
+        Every exception becomes a result code, and its message is logged.
         """
         try:
-            results, output = self._answers[Op(operation)](arguments, data, output_size)
+            results, output = self._handlers[Op(operation)](arguments, data, output_size)
             return 0, results, bytes(output)[:output_size] if len(output) > output_size else output
         except Exception as error:
             self.errors.append(error)
-            return self._refuse(error, output_size)
+            return self._fail(error, output_size)
 
-    def _refuse(self, error: Exception, output_size: int) -> tuple[int, tuple, bytes]:
-        """Turn an exception into a result code; log its message and put it into the output (a JIT log)."""
+    def _fail(self, error: Exception, output_size: int) -> tuple[int, tuple, bytes]:
+        """Convert an exception to a result code; log its message and return it as output (a JIT log)."""
         name = getattr(error, "cuda", "CUDA_ERROR_UNKNOWN")
         text = str(error).removesuffix(f" [{name}]")
         if not isinstance(error, VirtualGPUError):  # a bug of the virtual GPU: log the traceback
@@ -174,9 +168,7 @@ class Device:
             text.encode()[: output_size - 1] + b"\0" if output_size else b"",
         )
 
-    # ---- device
-    # ----------------------------------------------------------------------------------------------------
-
+    # -- device ---------------------------------------------------------------------------------------------
     def _hello(self, arguments, data, output_size):
         return (), b""
 
@@ -195,13 +187,13 @@ class Device:
 
     def _unsupported(self, arguments, data, output_size):
         name = bytes(data).decode()
-        if name not in self._missing:
-            self._missing.add(name)
-            self.log(f"the program called {name}, which the virtual GPU does not have")
+        if name not in self._reported_functions:
+            self._reported_functions.add(name)
+            self.log(f"the program called {name}, which the virtual GPU does not implement")
         return (), b""
 
     def _encode_tensor_map(self, arguments, data, output_size):
-        """Encode a tensor map. Input: 5 dimensions, 4 strides, 5 tile sizes and 5 element strides, in words."""
+        """Encode a tensor map. Input, in words: 5 dimensions, 4 strides, 5 tile sizes, 5 element strides."""
         kind, rank, address, interleave, swizzle, promotion, fill = arguments[:7]
         words = np.frombuffer(data, "<i8").tolist()
         dims, strides = words[:rank], words[5 : 4 + rank]
@@ -221,9 +213,7 @@ class Device:
             self.log("encoded a tensor map")
         return (), new_map.encode()
 
-    # ---- memory
-    # ----------------------------------------------------------------------------------------------------
-
+    # -- memory ---------------------------------------------------------------------------------------------
     def _allocate(self, arguments, data, output_size):
         size = arguments[0]
         if size <= 0:
@@ -237,11 +227,11 @@ class Device:
         if address:
             self.gpu.free(address)
             self._sizes.pop(address, None)
-            self._in_kernels.discard(address)
+            self._kernel_arguments.discard(address)
         return (), b""
 
-    def _allocation(self, address: int) -> int:
-        """Return the start of the live allocation that holds an address."""
+    def _find_allocation(self, address: int) -> int:
+        """Return the start of the live allocation that contains an address."""
         extent = self.gpu.arena.find(address)
         if extent is None:
             raise DriverError(
@@ -250,7 +240,7 @@ class Device:
         return extent.allocation
 
     def _address_range(self, arguments, data, output_size):
-        base = self._allocation(arguments[0])
+        base = self._find_allocation(arguments[0])
         return (base, self._sizes.get(base, 0)), b""
 
     def _write(self, arguments, data, output_size):
@@ -259,14 +249,14 @@ class Device:
         return (), b""
 
     def _read(self, arguments, data, output_size):
-        """Copy device to host. Missing elements are a finding only in memory that was passed to some kernel:
-        Mojo's `map_to_host` copies fresh buffers to the host before the program fills them."""
+        """Copy device to host. Unwritten elements are a finding only in memory that was passed to a kernel,
+        because Mojo's `map_to_host` copies new buffers to the host before the program fills them."""
         if not output_size:
             return (), b""
         address = arguments[0]
-        if self._allocation(address) in self._in_kernels:
+        if self._find_allocation(address) in self._kernel_arguments:
             return (), self.gpu.read(address, output_size).data
-        offset = self.gpu.offset(address, output_size, "read")
+        offset = self.gpu.get_offset(address, output_size, "read")
         return (), self.gpu.arena.data[offset : offset + output_size].data
 
     def _copy(self, arguments, data, output_size):
@@ -281,9 +271,7 @@ class Device:
             self.gpu.fill(address, value.to_bytes(width, "little"), count)
         return (), b""
 
-    # ---- modules and launches
-    # --------------------------------------------------------------------------------------
-
+    # -- modules and launches -------------------------------------------------------------------------------
     def _load_module(self, arguments, data, output_size):
         image = bytes(data)
         if image[:4] == b"\x7fELF" or not image.lstrip().startswith((b"//", b".version")):
@@ -300,38 +288,38 @@ class Device:
             self.log(f"loaded {', '.join(module.kernels)}")
         return (handle,), b""
 
-    def _module(self, handle: int) -> Module:
+    def _get_module(self, handle: int) -> Module:
         try:
             return self._modules[handle]
         except KeyError:
             raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"module handle {handle} is not loaded") from None
 
     def _unload_module(self, arguments, data, output_size):
-        self._module(arguments[0])
+        self._get_module(arguments[0])
         del self._modules[arguments[0]]
         return (), b""
 
     def _find_function(self, arguments, data, output_size):
-        module, name = self._module(arguments[0]), bytes(data).decode()
+        module, name = self._get_module(arguments[0]), bytes(data).decode()
         if name not in module.kernels:
             raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no kernel named {name}")
         kernel = module.kernels[name]
-        layout = parameter_layout(list(kernel.params))
+        layout = compute_parameter_layout(list(kernel.params))
         if len(layout) * 16 > output_size:
             raise DriverError("CUDA_ERROR_NOT_SUPPORTED", f"kernel {name} has {len(layout)} parameters")
         handle = next(self._ids)
-        self._functions[handle] = Function(kernel, self.names.label(name), layout, STATIC_SHARED_LIMIT)
+        self._functions[handle] = Function(kernel, self.names.get_label(name), layout, STATIC_SHARED_LIMIT)
         words = b"".join(word.to_bytes(8, "little") for pair in layout for word in pair)
         return (handle,), words
 
-    def _function(self, handle: int) -> Function:
+    def _get_function(self, handle: int) -> Function:
         try:
             return self._functions[handle]
         except KeyError:
             raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"kernel handle {handle} is unknown") from None
 
     def _find_global(self, arguments, data, output_size):
-        module, name = self._module(arguments[0]), bytes(data).decode()
+        module, name = self._get_module(arguments[0]), bytes(data).decode()
         address = module.addresses.get(name)
         if address is None:
             raise DriverError("CUDA_ERROR_NOT_FOUND", f"the module has no variable named {name}")
@@ -340,8 +328,8 @@ class Device:
         return (address, extent.end - extent.start), b""
 
     def _function_attribute(self, arguments, data, output_size):
-        function, attribute = self._function(arguments[0]), arguments[1]
-        major, minor = capability(self.arch)
+        function, attribute = self._get_function(arguments[0]), arguments[1]
+        major, minor = get_compute_capability(self.arch)
         answers = {
             MAX_THREADS_PER_BLOCK: function.kernel.max_threads,
             SHARED_SIZE_BYTES: function.kernel.shared_bytes,
@@ -352,7 +340,7 @@ class Device:
         return (answers.get(attribute, 0),), b""
 
     def _set_function_attribute(self, arguments, data, output_size):
-        function, attribute, value = self._function(arguments[0]), arguments[1], arguments[2]
+        function, attribute, value = self._get_function(arguments[0]), arguments[1], arguments[2]
         if attribute == MAX_DYNAMIC_SHARED:
             limit = self.attributes[97] - function.kernel.shared_bytes
             if not 0 <= value <= limit:
@@ -365,14 +353,14 @@ class Device:
         return (), b""
 
     def _occupancy(self, arguments, data, output_size):
-        """Compute blocks per multiprocessor from threads and shared memory (registers are not modelled)."""
-        function, threads, dynamic = self._function(arguments[0]), max(arguments[1], 1), arguments[2]
+        """Return the blocks per multiprocessor, limited by threads and shared memory but not by registers."""
+        function, threads, dynamic = self._get_function(arguments[0]), max(arguments[1], 1), arguments[2]
         shared = function.kernel.shared_bytes + dynamic + self.attributes[111]
         blocks = min(self.attributes[106], self.attributes[39] // threads, self.attributes[81] // shared)
         return (blocks,), b""
 
     def _launch(self, arguments, data, output_size):
-        function = self._function(arguments[0])
+        function = self._get_function(arguments[0])
         grid, block = tuple(arguments[1:4]), tuple(arguments[4:7])
         shared, cluster = arguments[7], tuple(max(size, 1) for size in arguments[8:11])
         if shared > function.dynamic_shared_limit:
@@ -396,8 +384,8 @@ class Device:
         return (), b""
 
     def _remember_arguments(self, packed: bytes) -> None:
-        """Record which allocations a kernel gets: every word of its arguments may be an address."""
+        """Record the allocations passed to a kernel; any word of its arguments may be an address."""
         for word in np.frombuffer(packed[: len(packed) // 8 * 8], "<u8").tolist():
             extent = self.gpu.arena.find(word)
             if extent is not None:
-                self._in_kernels.add(extent.allocation)
+                self._kernel_arguments.add(extent.allocation)

@@ -1,24 +1,24 @@
-"""Pinned host memory: the ranges of this process that the program has pinned, and fills and copies in them.
+"""Pinned host memory: the ranges that the program has pinned, and fills and copies in them.
 
-With unified addressing a pinned host buffer is a legal target of every fill and copy, so libcuda.mojo must tell such an
-address from one of the device. The ranges are a linked list of three words each (address, bytes, next) behind one
-word of the state page.
+With unified addressing a pinned host buffer is a legal target of fills and copies, so libcuda.mojo must distinguish
+such addresses from device addresses. The ranges are a linked list of nodes of three words (address, bytes, next); a
+word of the state page points to the first.
 """
 
 from std.ffi import external_call
-from transport import STATE, S_MUTEX, S_PINNED, at, state, state_is_ours
+from transport import STATE, S_MUTEX, S_PINNED, at, has_state, state
 
 
 def lock() -> Bool:
-    """Return False without a state page: nothing was ever pinned."""
-    return state_is_ours() and external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX) == 0
+    """Lock the ranges; return False if there is no state page, so that nothing can be pinned."""
+    return has_state() and external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX) == 0
 
 
 def unlock():
     _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
 
 
-def remember_pinned(address: Int, count: Int):
+def add_pinned(address: Int, count: Int):
     """Add a range of pinned host memory."""
     if not lock():
         return
@@ -30,8 +30,8 @@ def remember_pinned(address: Int, count: Int):
     unlock()
 
 
-def forget_pinned(address: Int) -> Bool:
-    """Remove the pinned range that begins here; return False if there is none."""
+def remove_pinned(address: Int) -> Bool:
+    """Remove the pinned range that begins at an address; return False if there is none."""
     if not lock():
         return False
     var link = STATE + 8 * S_PINNED
@@ -47,8 +47,8 @@ def forget_pinned(address: Int) -> Bool:
     return False
 
 
-def pinned_range(address: Int) -> Tuple[Int, Int]:
-    """Return (start, bytes) of the pinned range that holds an address; 0 bytes if there is none."""
+def find_pinned_range(address: Int) -> Tuple[Int, Int]:
+    """Return (start, bytes) of the pinned range that contains an address; 0 bytes if there is none."""
     if not lock():
         return (0, 0)
     var pinned = (0, 0)
@@ -65,13 +65,13 @@ def pinned_range(address: Int) -> Tuple[Int, Int]:
 
 
 def is_pinned(address: Int, count: Int) -> Bool:
-    """Return whether all these bytes are in one pinned range."""
-    var pinned = pinned_range(address)
+    """Return whether `count` bytes at an address are in one pinned range."""
+    var pinned = find_pinned_range(address)
     return pinned[1] != 0 and address + count <= pinned[0] + pinned[1]
 
 
 def fill_host(address: Int, value: Int, width: Int, count: Int):
-    """Repeat a value of 1, 2 or 4 bytes."""
+    """Fill host memory with `count` copies of a value of 1, 2 or 4 bytes."""
     for i in range(count):
         if width == 1:
             at[UInt8](address + i)[] = UInt8(value)
@@ -81,6 +81,6 @@ def fill_host(address: Int, value: Int, width: Int, count: Int):
             at[UInt32](address + 4 * i)[] = UInt32(value)
 
 
-def move_host(target: Int, source: Int, count: Int):
-    """Copy host memory, which may overlap."""
+def copy_host(target: Int, source: Int, count: Int):
+    """Copy host memory; the ranges may overlap."""
     _ = external_call["memmove", Int](target, source, count)

@@ -1,10 +1,10 @@
-"""The driver's interface as data for both ends: device.py answers it, build.py generates Mojo from it."""
+"""The driver's interface as data for both ends: device.py implements it, build.py generates Mojo from it."""
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-# Words of a request: operation, input address and length, room for output (address and length), arguments.
+# Words of a request: operation, address and length of input, address and length of output, arguments.
 WORDS = 16
 FIRST_ARGUMENT = 5
 
@@ -46,16 +46,16 @@ RESULTS = {
     ),
     "CUDA_ERROR_UNKNOWN": (999, "unknown error"),
 }
-"""CUDA results by name, as far as the virtual GPU returns them: the code, and what cuGetErrorString says of it.
-In Mojo they are SUCCESS, INVALID_VALUE and so on, and `described` is the table."""
+"""The CUDA results that the virtual GPU returns: name -> (code, text of cuGetErrorString).
+In Mojo they are named SUCCESS, INVALID_VALUE and so on, and `describe_result` looks them up."""
 RESULT_CODES = {name: code for name, (code, _) in RESULTS.items()}
 
-# Handles are opaque to the program. One device, one context, one memory pool; every stream is the same stream.
+# Opaque handles of the only device, context, stream and memory pool.
 CONTEXT, STREAM, POOL, NVML_DEVICE = 0x1000, 0x2000, 0x4000, 0x8000
 
-FIXED = {
+CONSTANT_ANSWERS = {
     "libcuda.so.1": {
-        "workbook_vgpu_nothing_to_do": (),
+        "workbook_vgpu_no_op": (),
         "cuDriverGetVersion": ((0, "Int32", 13000),),
         "cuDeviceGetCount": ((0, "Int32", 1),),
         "cuDeviceCanAccessPeer": ((0, "Int32", 0),),
@@ -76,8 +76,8 @@ FIXED = {
         "nvmlDeviceGetComputeRunningProcesses_v3": ((1, "Int32", 0),),
     },
 }
-"""Library -> function with a constant answer -> (output argument, type, value)."""
-SAME = {
+"""Library -> function with constant outputs -> (output argument, type, value)."""
+ALIASES = {
     "libcuda.so.1": {
         "cuMemAlloc_v2": "cuMemAllocAsync",
         "cuMemFree_v2": "cuMemFreeAsync",
@@ -94,7 +94,7 @@ SAME = {
         "cuDeviceCanAccessPeer": "cuDeviceGetP2PAttribute",
         "cuDevicePrimaryCtxRetain": "cuCtxCreate_v2 cuCtxGetCurrent cuCtxPopCurrent",
         "cuStreamCreate": "cuStreamCreateWithPriority",
-        "workbook_vgpu_nothing_to_do": (
+        "workbook_vgpu_no_op": (
             "cuMemPoolSetAccess cuMemPoolTrimTo cuDevicePrimaryCtxRelease_v2 cuCtxDestroy cuCtxSetCurrent "
             "cuCtxPushCurrent cuCtxEnablePeerAccess cuStreamDestroy cuStreamSynchronize cuStreamWaitEvent "
             "cuEventQuery cuEventSynchronize"
@@ -104,8 +104,8 @@ SAME = {
         "nvmlDeviceGetHandleByIndex": "nvmlDeviceGetHandleByIndex_v2 nvmlDeviceForCudaDevice",
     },
 }
-"""Library -> function -> the other names that it has there: with a stream, which orders nothing, or with flags."""
-REFUSED = """
+"""Library -> function -> aliases: variants with a stream, which is ignored, or with flags."""
+UNSUPPORTED_FUNCTIONS = """
 cuGraphAddChildGraphNode cuGraphAddEmptyNode cuGraphAddKernelNode cuGraphAddMemcpyNode
 cuGraphAddMemsetNode cuGraphCreate cuGraphDebugDotPrint cuGraphDestroy cuGraphExecDestroy
 cuGraphInstantiate cuGraphInstantiateWithFlags cuGraphInstantiateWithParams
@@ -116,35 +116,34 @@ cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind cuPointerGetAttrib
 cuPointerSetAttribute cuStreamBeginCapture cuStreamEndCapture cuStreamGetCaptureInfo_v2
 cuStreamWaitValue64_v2 cuTensorMapEncodeIm2col
 """
-"""Functions that MAX looks up in libcuda.so.1 and the virtual GPU lacks: they return CUDA_ERROR_NOT_SUPPORTED, and Python gets the name."""
+"""Functions that MAX looks up in libcuda.so.1; they log their name and return CUDA_ERROR_NOT_SUPPORTED."""
 
 
-def constants() -> str:
-    """Generate the Mojo module `interface`: numbers of operations and results, and the names of results."""
+def generate_constants() -> str:
+    """Generate the Mojo module `interface`: operation numbers, result codes, and names of results."""
     lines = [f"comptime OP_{op.name} = {op.value}" for op in Op]
     lines += [
         f"comptime {name.removeprefix('CUDA_').removeprefix('ERROR_')} = Int32({code})"
         for name, code in RESULT_CODES.items()
     ]
-    lines.append("def described(code: Int32) -> Tuple[StaticString, StaticString]:")
+    lines.append("def describe_result(code: Int32) -> Tuple[StaticString, StaticString]:")
     for name, (code, text) in RESULTS.items():
         lines += [f"    if code == {code}:", f'        return "{name}", "{text}"']
     lines += ['    return "CUDA_ERROR_UNKNOWN", "unknown error"', ""]
     return "\n".join(lines)
 
 
-def entry_points(library: str) -> str:
-    """Generate the Mojo functions of a library with constant answers, and of libcuda.so.1 those that are
-    refused."""
+def generate_entry_points(library: str) -> str:
+    """Generate a library's Mojo functions with constant outputs, and libcuda.so.1's unsupported ones."""
     lines = []
-    for name, stores in FIXED[library].items():
-        last = max((argument for argument, _, _ in stores), default=-1)
+    for name, outputs in CONSTANT_ANSWERS[library].items():
+        last = max((argument for argument, _, _ in outputs), default=-1)
         arguments = ", ".join(f"a{k}: Int" for k in range(last + 1))
         lines += [f'@export("{name}")', f'def {name}({arguments}) abi("C") -> Int32:']
-        for argument, kind, value in stores:
+        for argument, kind, value in outputs:
             lines += [f"    if a{argument} != 0:", f"        at[{kind}](a{argument})[] = {value}"]
         lines.append("    return SUCCESS")
-    for name in REFUSED.split() if library == "libcuda.so.1" else ():
+    for name in UNSUPPORTED_FUNCTIONS.split() if library == "libcuda.so.1" else ():
         lines += [
             f'@export("{name}")',
             f'def {name}() abi("C") -> Int32:',

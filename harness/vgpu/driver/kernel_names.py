@@ -1,12 +1,12 @@
-"""Names of kernels for reports."""
+"""Short names of kernels for reports."""
 
 from __future__ import annotations
 
 import re
 
 
-def readable(symbol: str) -> str:
-    """Return a kernel symbol without what the compiler appends: its parameters' types and a hash.
+def shorten_symbol(symbol: str) -> str:
+    """Remove the compiler's suffix, parameter types and a hash, from a kernel symbol.
 
     `app_vector_add_Pointer6A6AoA_0daf4aec4dd85128` -> `app_vector_add` (`app` is the Mojo module).
     """
@@ -15,18 +15,18 @@ def readable(symbol: str) -> str:
 
 
 class KernelNames:
-    """Short names of a program's kernels."""
+    """The short names of a program's kernels."""
 
     def __init__(self):
         self._labels: dict[str, str] = {}
 
-    def label(self, symbol: str) -> str:
+    def get_label(self, symbol: str) -> str:
         """Return a short name for a kernel.
 
-        Kernels of a MAX package have only the package's name, `ops_` or `mojo_pkg_` and a hash: they are
-        numbered in the order of first use.
+        Kernels of a MAX package are numbered in the order of first use: their symbols contain only the
+        package's name, `ops_` or `mojo_pkg_`, and a hash.
         """
         if symbol not in self._labels:
-            nameless = re.match(r"\w*_[0-9a-f]{16}_", symbol)
-            self._labels[symbol] = f"kernel {1 + len(self._labels)}" if nameless else readable(symbol)
+            unnamed = re.match(r"\w*_[0-9a-f]{16}_", symbol)
+            self._labels[symbol] = f"kernel {1 + len(self._labels)}" if unnamed else shorten_symbol(symbol)
         return self._labels[symbol]

@@ -1,13 +1,13 @@
 """The `libcuda.so.1` of the virtual GPU: the CUDA driver entry points that MAX and Mojo programs look up.
 
-Each function has the C signature of the CUDA driver API and turns into a `Request` (transport.mojo); the answers
-come from Python. Everything is synchronous: when a launch returns, the kernel has run, so streams and events order
-nothing and any non-null handle serves. Device addresses are not mapped in this process: a program that dereferences
-one on the host crashes, as it does with a real GPU. What asks nothing of Python is in interface.py: entry points whose
-answer never changes, and the further names of those that do the same, with a stream or without.
+Each function has the C signature of the CUDA driver API and sends a `Request` (transport.mojo), which Python
+executes. Everything is synchronous: when a launch returns, the kernel has run, so streams and events order nothing and
+any non-null handle will do. Device addresses are not mapped in this process: a program that dereferences one on the
+host crashes, as with a real GPU. interface.py declares the entry points that need no code here: those with constant
+outputs, and aliases of the functions below.
 """
 
-from host_memory import fill_host, forget_pinned, is_pinned, move_host, pinned_range, remember_pinned
+from host_memory import add_pinned, copy_host, fill_host, find_pinned_range, is_pinned, remove_pinned
 from std.ffi import external_call
 from transport import *
 
@@ -27,13 +27,13 @@ def workbook_vgpu_open() abi("C"):
 
 @export("cuInit")
 def cuInit(flags: UInt32) abi("C") -> Int32:
-    var result = locked_connect()
+    var result = connect_locked()
     if result != SUCCESS:
         return result
-    return ask(OP_HELLO)
+    return send(OP_HELLO)
 
 
-def no_device() abi("C") -> Int32:
+def return_no_device() abi("C") -> Int32:
     return NO_DEVICE
 
 
@@ -41,11 +41,11 @@ def no_device() abi("C") -> Int32:
 def cuGetProcAddress_v2(
     name: Int, function: Int, version: Int32, flags: UInt64, status: Int
 ) abi("C") -> Int32:
-    """Answer CUDA's run-time library (PyTorch's, for example); MAX does not use this function.
+    """Return an entry point for CUDA's run-time library (in PyTorch, for example); MAX does not call this.
 
-    Every entry point returns "no device", so that PyTorch sees no GPU.
+    All these entry points return NO_DEVICE, so that PyTorch finds no GPU.
     """
-    var f = no_device
+    var f = return_no_device
     at[Int](function)[] = Pointer(to=f).unsafe_bitcast[Int]()[]
     if status != 0:
         at[Int32](status)[] = 0
@@ -54,13 +54,13 @@ def cuGetProcAddress_v2(
 
 @export("cuGetErrorName")
 def cuGetErrorName(code: Int32, name: Int) abi("C") -> Int32:
-    at[Int](name)[] = c_text(described(code)[0])
+    at[Int](name)[] = c_text(describe_result(code)[0])
     return SUCCESS
 
 
 @export("cuGetErrorString")
 def cuGetErrorString(code: Int32, text: Int) abi("C") -> Int32:
-    at[Int](text)[] = c_text(described(code)[1])
+    at[Int](text)[] = c_text(describe_result(code)[1])
     return SUCCESS
 
 
@@ -75,13 +75,13 @@ def cuDeviceGet(device: Int, ordinal: Int32) abi("C") -> Int32:
 @export("cuDeviceGetName")
 def cuDeviceGetName(name: Int, length: Int32, device: Int32) abi("C") -> Int32:
     var request = Request(OP_DEVICE_NAME)
-    request.room(name, Int(length))
+    request.output(name, Int(length))
     return request.call()
 
 
 @export("cuDeviceGetAttribute")
 def cuDeviceGetAttribute(value: Int, attribute: Int32, device: Int32) abi("C") -> Int32:
-    return int32_answer(Request(OP_ATTRIBUTE, Int(attribute)), value)
+    return store_int32_result(Request(OP_ATTRIBUTE, Int(attribute)), value)
 
 
 # ---- streams and events: nothing to order ----------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def cuDeviceGetAttribute(value: Int, attribute: Int32, device: Int32) abi("C") -
 
 @export("cuLaunchHostFunc")
 def cuLaunchHostFunc(stream: Int, function: Int, data: Int) abi("C") -> Int32:
-    """Run the function now: everything enqueued before has finished."""
+    """Run the function now, because all earlier work on the stream has finished."""
     var f = function
     Pointer(to=f).unsafe_bitcast[def(Int) abi("C") thin -> None]()[](data)
     return SUCCESS
@@ -109,8 +109,8 @@ def cuEventDestroy(event: Int) abi("C") -> Int32:
 
 @export("cuEventRecord")
 def cuEventRecord(event: Int, stream: Int) abi("C") -> Int32:
-    """Store the clock in nanoseconds: the time of the simulation, not a GPU's."""
-    return int_answer(Request(OP_CLOCK), event)
+    """Store the host's clock in nanoseconds; differences are simulation time, not a GPU's."""
+    return store_int_result(Request(OP_CLOCK), event)
 
 
 @export("cuEventElapsedTime")
@@ -124,36 +124,36 @@ def cuEventElapsedTime(milliseconds: Int, start: Int, end: Int) abi("C") -> Int3
 
 @export("cuMemGetInfo_v2")
 def cuMemGetInfo_v2(free: Int, total: Int) abi("C") -> Int32:
-    return two_answers(Request(OP_MEMORY_INFO), free, total)
+    return store_two_results(Request(OP_MEMORY_INFO), free, total)
 
 
 @export("cuMemAlloc_v2")
 def cuMemAlloc_v2(address: Int, count: Int) abi("C") -> Int32:
-    return int_answer(Request(OP_ALLOCATE, count), address)
+    return store_int_result(Request(OP_ALLOCATE, count), address)
 
 
 @export("cuMemFree_v2")
 def cuMemFree_v2(address: Int) abi("C") -> Int32:
-    return ask(OP_FREE, address)
+    return send(OP_FREE, address)
 
 
 @export("cuMemGetAddressRange_v2")
 def cuMemGetAddressRange_v2(base: Int, size: Int, address: Int) abi("C") -> Int32:
-    return two_answers(Request(OP_ADDRESS_RANGE, address), base, size)
+    return store_two_results(Request(OP_ADDRESS_RANGE, address), base, size)
 
 
 @export("cuMemHostAlloc")
 def cuMemHostAlloc(address: Int, count: Int) abi("C") -> Int32:
-    """Allocate page-aligned memory that fills, copies and arguments of kernels may use."""
+    """Allocate page-aligned memory for use in fills, copies and kernel arguments."""
     if external_call["posix_memalign", Int32](address, Int(4096), max(count, 1)) != 0:
         return OUT_OF_MEMORY
-    remember_pinned(at[Int](address)[], count)
+    add_pinned(at[Int](address)[], count)
     return SUCCESS
 
 
 @export("cuMemFreeHost")
 def cuMemFreeHost(address: Int) abi("C") -> Int32:
-    if not forget_pinned(address):
+    if not remove_pinned(address):
         return INVALID_VALUE
     external_call["free", NoneType](address)
     return SUCCESS
@@ -161,13 +161,13 @@ def cuMemFreeHost(address: Int) abi("C") -> Int32:
 
 @export("cuMemHostRegister_v2")
 def cuMemHostRegister_v2(address: Int, count: Int, flags: UInt32) abi("C") -> Int32:
-    remember_pinned(address, count)
+    add_pinned(address, count)
     return SUCCESS
 
 
 @export("cuMemHostUnregister")
 def cuMemHostUnregister(address: Int) abi("C") -> Int32:
-    return SUCCESS if forget_pinned(address) else INVALID_VALUE
+    return SUCCESS if remove_pinned(address) else INVALID_VALUE
 
 
 @export("cuMemHostGetDevicePointer_v2")
@@ -177,9 +177,9 @@ def cuMemHostGetDevicePointer_v2(address: Int, host: Int, flags: UInt32) abi("C"
 
 
 def write_to_device(address: Int, host: Int, count: Int) -> Int32:
-    """Copy host to device, where "device" may be pinned host memory."""
+    """Copy host memory to device memory or pinned host memory."""
     if is_pinned(address, count):
-        move_host(address, host, count)
+        copy_host(address, host, count)
         return SUCCESS
     var request = Request(OP_WRITE, address)
     request.input(host, count)
@@ -187,34 +187,34 @@ def write_to_device(address: Int, host: Int, count: Int) -> Int32:
 
 
 def read_from_device(host: Int, address: Int, count: Int) -> Int32:
-    """Copy device to host, where "device" may be pinned host memory."""
+    """Copy device memory or pinned host memory to host memory."""
     if is_pinned(address, count):
-        move_host(host, address, count)
+        copy_host(host, address, count)
         return SUCCESS
     var request = Request(OP_READ, address)
-    request.room(host, count)
+    request.output(host, count)
     return request.call()
 
 
 def copy(target: Int, source: Int, count: Int) -> Int32:
-    """Copy between device and pinned host memory, by the addresses."""
+    """Copy between any combination of device and pinned host memory."""
     if is_pinned(target, count):
         return read_from_device(target, source, count)
     if is_pinned(source, count):
         return write_to_device(target, source, count)
-    return ask(OP_COPY, target, source, count)
+    return send(OP_COPY, target, source, count)
 
 
 def fill(address: Int, value: Int, width: Int, count: Int) -> Int32:
     """Fill device or pinned host memory with a value of `width` bytes."""
     if not is_pinned(address, width * count):
-        return ask(OP_FILL, address, value, width, count)
+        return send(OP_FILL, address, value, width, count)
     fill_host(address, value, width, count)
     return SUCCESS
 
 
 def fill_rows(address: Int, pitch: Int, value: Int, width: Int, columns: Int, rows: Int) -> Int32:
-    """Fill the first `columns` elements of every row; `pitch` is the bytes from row to row."""
+    """Fill the first `columns` elements of every row; `pitch` is in bytes."""
     for row in range(rows):
         var code = fill(address + row * pitch, value, width, columns)
         if code != SUCCESS:
@@ -264,7 +264,7 @@ def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
             place[half] = base + y * at[Int](part + 48)[] + at[Int](part)[]
         var code = SUCCESS
         if on_host[0] and on_host[1]:
-            move_host(place[1], place[0], width)
+            copy_host(place[1], place[0], width)
         elif on_host[0]:
             code = write_to_device(place[1], place[0], width)
         elif on_host[1]:
@@ -278,9 +278,9 @@ def cuMemcpy2D_v2(rows: Int) abi("C") -> Int32:
 
 @export("cuMemAllocPitch_v2")
 def cuMemAllocPitch_v2(address: Int, pitch: Int, width: Int, height: Int, element: UInt32) abi("C") -> Int32:
-    """Allocate rows that begin at multiples of 512 bytes, as on most GPUs."""
+    """Allocate rows with a pitch that is a multiple of 512 bytes, as on most GPUs."""
     at[Int](pitch)[] = (width + 511) // 512 * 512
-    return int_answer(Request(OP_ALLOCATE, at[Int](pitch)[] * height), address)
+    return store_int_result(Request(OP_ALLOCATE, at[Int](pitch)[] * height), address)
 
 
 @export("cuMemsetD8_v2")
@@ -318,7 +318,8 @@ def cuMemsetD2D32_v2(address: Int, pitch: Int, value: UInt32, columns: Int, rows
 
 @export("cuModuleLoadDataEx")
 def cuModuleLoadDataEx(module: Int, image: Int, count: UInt32, options: Int, values: Int) abi("C") -> Int32:
-    """Load PTX text; Python refuses machine code. Errors go to the caller's JIT log buffer, if any."""
+    """Load PTX text (Python rejects machine code); errors are written to the caller's JIT log buffer, if any.
+    """
     var log = 0
     var log_bytes = 0
     for i in range(Int(count)):
@@ -327,35 +328,35 @@ def cuModuleLoadDataEx(module: Int, image: Int, count: UInt32, options: Int, val
             log = at[Int](values + 8 * i)[]
         elif option == 6:  # CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, passed by value
             log_bytes = at[Int](values + 8 * i)[] & 0xFFFF_FFFF
-    # An ELF image holds zero bytes: its first ones are enough to refuse it.
+    # strlen truncates an ELF image, which contains zero bytes, but its first bytes are enough to reject it.
     var request = Request(OP_LOAD_MODULE)
     request.input(image, external_call["strlen", Int](image))
     if log != 0:
-        request.room(log, min(log_bytes, ERROR_LOG_BYTES))
-    return int_answer(request^, module)
+        request.output(log, min(log_bytes, ERROR_LOG_BYTES))
+    return store_int_result(request^, module)
 
 
 @export("cuModuleUnload")
 def cuModuleUnload(module: Int) abi("C") -> Int32:
-    return ask(OP_UNLOAD_MODULE, module)
+    return send(OP_UNLOAD_MODULE, module)
 
 
 @export("cuModuleGetFunction")
 def cuModuleGetFunction(function: Int, module: Int, name: Int) abi("C") -> Int32:
-    """Return a CUfunction: a block of words that lives as long as the process.
+    """Return a CUfunction: an array of words that is never freed.
 
     Words: id, number of parameters, then offset and size of each parameter (at most MAX_PARAMETERS).
     """
     var record = external_call["calloc", Int](Int(2 + 2 * MAX_PARAMETERS), Int(8))
     var request = Request(OP_FIND_FUNCTION, module)
     request.input(name, external_call["strlen", Int](name))
-    request.room(record + 16, 16 * MAX_PARAMETERS)
+    request.output(record + 16, 16 * MAX_PARAMETERS)
     var code = request.call()
     if code != SUCCESS:
         external_call["free", NoneType](record)
         return code
     at[Int](record)[] = request.result()
-    at[Int](record + 8)[] = request.filled() // 16
+    at[Int](record + 8)[] = request.output_length() // 16
     at[Int](function)[] = record
     return SUCCESS
 
@@ -364,7 +365,7 @@ def cuModuleGetFunction(function: Int, module: Int, name: Int) abi("C") -> Int32
 def cuModuleGetGlobal_v2(address: Int, size: Int, module: Int, name: Int) abi("C") -> Int32:
     var request = Request(OP_FIND_GLOBAL, module)
     request.input(name, external_call["strlen", Int](name))
-    return two_answers(request^, address, size)
+    return store_two_results(request^, address, size)
 
 
 @export("cuFuncGetParamInfo")
@@ -379,26 +380,26 @@ def cuFuncGetParamInfo(function: Int, index: Int, offset: Int, size: Int) abi("C
 
 @export("cuFuncGetAttribute")
 def cuFuncGetAttribute(value: Int, attribute: Int32, function: Int) abi("C") -> Int32:
-    return int32_answer(Request(OP_FUNCTION_ATTRIBUTE, at[Int](function)[], Int(attribute)), value)
+    return store_int32_result(Request(OP_FUNCTION_ATTRIBUTE, at[Int](function)[], Int(attribute)), value)
 
 
 @export("cuFuncSetAttribute")
 def cuFuncSetAttribute(function: Int, attribute: Int32, value: Int32) abi("C") -> Int32:
-    return ask(OP_SET_FUNCTION_ATTRIBUTE, at[Int](function)[], Int(attribute), Int(value))
+    return send(OP_SET_FUNCTION_ATTRIBUTE, at[Int](function)[], Int(attribute), Int(value))
 
 
 @export("cuOccupancyMaxActiveBlocksPerMultiprocessor")
 def cuOccupancyMaxActiveBlocksPerMultiprocessor(
     blocks: Int, function: Int, threads: Int32, shared: Int
 ) abi("C") -> Int32:
-    return int32_answer(Request(OP_OCCUPANCY, at[Int](function)[], Int(threads), shared), blocks)
+    return store_int32_result(Request(OP_OCCUPANCY, at[Int](function)[], Int(threads), shared), blocks)
 
 
 def launch(mut request: Request, function: Int, parameters: Int, extra: Int) -> Int32:
-    """Gather the argument bytes, each parameter at its offset, and run the kernel."""
+    """Pack the arguments, each at its parameter's offset, and run the kernel."""
     var buffer = 0
     if parameters == 0 and extra != 0:
-        # Pairs of a key and a value, ended by a null key: 1 = address of a ready argument buffer.
+        # (key, value) pairs up to a null key; key 1 is the address of a packed argument buffer.
         var entry = extra
         while at[Int](entry)[] != 0:
             if at[Int](entry)[] == 1:
@@ -417,63 +418,63 @@ def launch(mut request: Request, function: Int, parameters: Int, extra: Int) -> 
         end = offset + size
     request.words[5] = at[Int](function)[]
     request.input(packed, end)
-    var loans = 0
-    var code = lend_pinned(packed, end, loans)
+    var copies = 0
+    var code = copy_pinned_to_device(packed, end, copies)
     if code == SUCCESS:
         code = request.call()
-    var returned = return_pinned(loans)
+    var copied_back = copy_pinned_back(copies)
     external_call["free", NoneType](packed)
-    return code if code != SUCCESS else returned
+    return code if code != SUCCESS else copied_back
 
 
-def lend_pinned(packed: Int, end: Int, mut loans: Int) -> Int32:
+def copy_pinned_to_device(packed: Int, end: Int, mut copies: Int) -> Int32:
     """Copy the pinned host memory that a kernel's arguments point to into device memory for one launch.
 
-    Every argument word that points into pinned memory is made to point into the copy. `loans` becomes the list of copies:
-    four words each (host address, bytes, device address, next).
+    Redirect every argument word that points into pinned memory to the copy. `copies` becomes a linked list of nodes of
+    four words (host address, bytes, device address, next).
     """
     for offset in range(0, end - 7, 8):
         var word = at[Int](packed + offset)[]
-        var host = pinned_range(word)
+        var host = find_pinned_range(word)
         if host[1] == 0:
             continue
-        var loan = loans
-        while loan != 0 and at[Int](loan)[] != host[0]:
-            loan = at[Int](loan + 24)[]
-        if loan == 0:
+        var node = copies
+        while node != 0 and at[Int](node)[] != host[0]:
+            node = at[Int](node + 24)[]
+        if node == 0:
             var request = Request(OP_ALLOCATE, host[1])
             var code = request.call()
             if code != SUCCESS:
                 return code
-            loan = external_call["calloc", Int](Int(4), Int(8))
-            at[Int](loan)[] = host[0]
-            at[Int](loan + 8)[] = host[1]
-            at[Int](loan + 16)[] = request.result()
-            at[Int](loan + 24)[] = loans
-            loans = loan
-            var write = Request(OP_WRITE, at[Int](loan + 16)[])
+            node = external_call["calloc", Int](Int(4), Int(8))
+            at[Int](node)[] = host[0]
+            at[Int](node + 8)[] = host[1]
+            at[Int](node + 16)[] = request.result()
+            at[Int](node + 24)[] = copies
+            copies = node
+            var write = Request(OP_WRITE, at[Int](node + 16)[])
             write.input(host[0], host[1])
             code = write.call()
             if code != SUCCESS:
                 return code
-        at[Int](packed + offset)[] = at[Int](loan + 16)[] + word - host[0]
+        at[Int](packed + offset)[] = at[Int](node + 16)[] + word - host[0]
     return SUCCESS
 
 
-def return_pinned(loans: Int) -> Int32:
-    """Copy the launch's copies of pinned memory back."""
+def copy_pinned_back(copies: Int) -> Int32:
+    """Copy the device copies of a launch back to pinned memory, and free them."""
     var first = SUCCESS
-    var loan = loans
-    while loan != 0:
-        var request = Request(OP_READ, at[Int](loan + 16)[])
-        request.room(at[Int](loan)[], at[Int](loan + 8)[])
+    var node = copies
+    while node != 0:
+        var request = Request(OP_READ, at[Int](node + 16)[])
+        request.output(at[Int](node)[], at[Int](node + 8)[])
         var code = request.call()
         if first == SUCCESS:
             first = code
-        _ = ask(OP_FREE, at[Int](loan + 16)[])
-        var next = at[Int](loan + 24)[]
-        external_call["free", NoneType](loan)
-        loan = next
+        _ = send(OP_FREE, at[Int](node + 16)[])
+        var next = at[Int](node + 24)[]
+        external_call["free", NoneType](node)
+        node = next
     return first
 
 
@@ -501,7 +502,7 @@ def cuLaunchKernel(
 
 @export("cuLaunchKernelEx")
 def cuLaunchKernelEx(config: Int, function: Int, parameters: Int, extra: Int) abi("C") -> Int32:
-    """Launch by a CUlaunchConfig: seven 32-bit numbers, the stream, the attributes (72 bytes each) and their number.
+    """Launch with a CUlaunchConfig: seven 32-bit numbers, the stream, attributes (72 bytes each) and their count.
     """
     var request = Request(OP_LAUNCH)
     for i in range(7):
@@ -533,12 +534,12 @@ def cuTensorMapEncodeTiled(
     promotion: Int32,
     fill: Int32,
 ) abi("C") -> Int32:
-    """Encode a tensor map in 128 bytes: `rank` dimensions and one stride fewer (64 bits each), tile and steps (32 bits).
+    """Encode a tensor map in 128 bytes; dimensions and strides have 64 bits each, box sizes and steps 32 bits.
     """
     var count = Int(rank)
     if map == 0 or dims == 0 or box == 0 or steps == 0 or count < 1 or count > 5:
         return INVALID_VALUE
-    # 5 dimensions, 4 strides, 5 sizes of the box, 5 steps, 64 bits each.
+    # 5 dimensions, 4 strides, 5 box sizes, 5 steps, 64 bits each.
     var words = Array[Int, 19](fill=0)
     for i in range(count):
         words[i] = at[Int](dims + 8 * i)[]
@@ -551,7 +552,7 @@ def cuTensorMapEncodeTiled(
     request.words[10] = Int(promotion)
     request.words[11] = Int(fill)
     request.input(Int(Pointer(to=words).unsafe_bitcast[Int]()), 152)
-    request.room(map, 128)
+    request.output(map, 128)
     var code = request.call()
     _ = words
     return code

@@ -1,6 +1,6 @@
 """The `libnvidia-ml.so.1` of the virtual GPU: the few NVML functions that MAX calls before it opens a device.
 
-Same transport as libcuda.mojo; what differs between devices (name, compute capability, memory) comes from Python.
+It uses the transport of libcuda.mojo; device properties (name, compute capability, memory) come from Python.
 """
 
 from std.ffi import external_call
@@ -9,7 +9,7 @@ from transport import *
 comptime NVML_SUCCESS = Int32(0)
 comptime NVML_NOT_SUPPORTED = Int32(3)
 comptime NVML_DRIVER_NOT_LOADED = Int32(9)
-comptime COMPUTE_CAPABILITY_MAJOR = 75  # numbers of the CUDA device attributes
+comptime COMPUTE_CAPABILITY_MAJOR = 75  # CUDA device attributes
 comptime COMPUTE_CAPABILITY_MINOR = 76
 
 
@@ -24,7 +24,7 @@ def nvml_code(code: Int32) -> Int32:
 
 
 def copy_text(text: StaticString, address: Int, length: Int):
-    """Write a NUL-terminated copy, cut to `length` bytes."""
+    """Write a NUL-terminated copy, truncated to `length` bytes."""
     if length <= 0:
         return
     var count = min(text.byte_length(), length - 1)
@@ -34,7 +34,7 @@ def copy_text(text: StaticString, address: Int, length: Int):
 
 @export("nvmlInit_v2")
 def nvmlInit_v2() abi("C") -> Int32:
-    return nvml_code(locked_connect())
+    return nvml_code(connect_locked())
 
 
 @export("nvmlErrorString")
@@ -55,7 +55,7 @@ def nvmlSystemGetDriverVersion(version: Int, length: UInt32) abi("C") -> Int32:
 @export("nvmlDeviceGetName")
 def nvmlDeviceGetName(device: Int, name: Int, length: UInt32) abi("C") -> Int32:
     var request = Request(OP_DEVICE_NAME)
-    request.room(name, Int(length))
+    request.output(name, Int(length))
     return nvml_code(request.call())
 
 

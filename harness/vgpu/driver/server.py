@@ -1,8 +1,7 @@
-"""`vgpu exec`: run a program with the virtual GPU in a separate executor process.
+"""`vgpu exec`: run a program and serve its driver calls from this process, the executor.
 
-The program finds the stand-in libraries through LD_LIBRARY_PATH and connects to this process through a socket
-with an abstract name, so no file is left behind. Each process of the program that opens the device gets its
-own virtual GPU. This process ends with the program and ends what it started.
+The program finds the stand-in libraries through LD_LIBRARY_PATH; they connect to a Unix socket in the
+abstract namespace. Each process that opens the device gets its own virtual GPU.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ INTERRUPTED, TIMED_OUT = 130, 124
 
 
 class ProgramNotFound(Exception):
-    """The program to run does not exist or is not executable."""
+    """Raised if the program does not exist or is not executable."""
 
 
 class _Interrupted(BaseException):
-    """Raised by a signal handler, also in the middle of a launch. `code` is the exit code, None if the
-    program ended by itself."""
+    """Raised by a signal handler, even during a launch. `code` is the exit code, None if the program ended by
+    itself."""
 
     def __init__(self, code: int | None):
         super().__init__(code)
@@ -45,10 +44,9 @@ class _Interrupted(BaseException):
 
 
 class Executor:
-    """Serve one program.
+    """The server of one program.
 
-    `make_device()` creates a `Device` for each process that connects; `devices` keeps all of them for the
-    report.
+    `make_device()` creates a `Device` for each process that connects; `devices` collects them for the report.
     """
 
     def __init__(self, make_device: Callable[[], Device], driver: Driver):
@@ -59,7 +57,7 @@ class Executor:
 
     def run(self, program: list[str], timeout: float | None = None) -> int:
         """Run a program to its end. Return its exit code (128 + n after signal n), 124 after `timeout`
-        seconds, 130 after Ctrl-C. Raise ProgramNotFound."""
+        seconds, or 130 after Ctrl-C. Raise ProgramNotFound."""
         name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -79,12 +77,12 @@ class Executor:
         return code if code >= 0 else 128 - code
 
     def _serve_program(self, program, name, timeout, selector, listener) -> int | None:
-        """Start the program and answer it. Return None when it has ended by itself, else the exit code of
-        what ended it; then all that it started has been killed."""
+        """Start the program and serve its requests. Return None if it ended by itself; otherwise kill it and
+        all its descendants, and return the exit code."""
         prctl = ctypes.CDLL(None).prctl
-        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the program become ours, so that we find them
+        prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt the program's orphans, to find and reap them
         try:
-            with _signals(self, timeout):
+            with _handle_signals(self, timeout):
                 self._start(program, name)
                 self._serve(selector, listener)
             return None
@@ -93,9 +91,7 @@ class Executor:
         except KeyboardInterrupt:
             return self._stop(INTERRUPTED)
         except BaseException:
-            if (
-                self._child is not None
-            ):  # else there is nothing of the program's, and the caller's processes are not ours
+            if self._child is not None:  # otherwise all child processes are the caller's
                 self._stop(0)
             raise
         finally:
@@ -118,16 +114,14 @@ class Executor:
         return self._child is not None and self._child.poll() is not None
 
     def _serve(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
-        """Answer requests until the program has ended."""
-        # The signal handler raises when the program ends; the time limit covers a signal just before the
-        # wait.
+        # A signal handler raises when the program ends; the timeout covers a signal just before `select`.
         while not self.has_ended():
             for key, _ in selector.select(timeout=0.5):
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)  # nothing else is registered
                 if connection is listener:
                     self._accept(selector, listener)
-                elif not _answer(connection, key.data):
+                elif not _serve_request(connection, key.data):
                     selector.unregister(connection)
                     connection.close()
 
@@ -142,11 +136,11 @@ class Executor:
         selector.register(connection, selectors.EVENT_READ, device)
 
     def _stop(self, code: int) -> int:
-        """End the program and everything it started, with SIGTERM first."""
+        """Kill the program and its descendants, first with SIGTERM."""
         for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
             if number == signal.SIGTERM and code == INTERRUPTED and self._wait_for_end(0.5):
                 break  # Ctrl-C in a terminal reaches the program as well
-            for pid in descendants(os.getpid()):
+            for pid in find_descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             if self._wait_for_end(patience):
@@ -154,34 +148,33 @@ class Executor:
         return code
 
     def _wait_for_end(self, seconds: float) -> bool:
-        """Wait until no descendant is left, and reap orphans."""
+        """Wait until no descendant is left, and reap orphans; return False after `seconds`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             self.has_ended()
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            if not descendants(os.getpid()):
+            if not find_descendants(os.getpid()):
                 return True
             time.sleep(0.02)
         return False
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the process ids of all children, grandchildren and so on of a process (Linux)."""
+def find_descendants(pid: int) -> list[int]:
     processes = []
     with contextlib.suppress(OSError):
         for listing in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in map(int, listing.read_text(encoding="utf-8").split()):
-                processes += [child, *descendants(child)]
+                processes += [child, *find_descendants(child)]
     return processes
 
 
 @contextlib.contextmanager
-def _signals(executor: Executor, timeout: float | None):
-    """Interrupt this process at the program's end, the time limit and SIGTERM while the program runs."""
+def _handle_signals(executor: Executor, timeout: float | None):
+    """Raise _Interrupted in the context at the program's end, the time limit, or SIGTERM."""
 
-    pending = True  # another interruption must not disturb the cleanup
+    pending = True  # raise only once: a second interruption must not disturb the cleanup
 
     def interrupt(code: int | None):
         nonlocal pending
@@ -209,8 +202,8 @@ def _signals(executor: Executor, timeout: float | None):
             signal.signal(number, handler)
 
 
-def _answer(connection: socket.socket, device: Device) -> bool:
-    """Answer one request; return False when the other side has closed."""
+def _serve_request(connection: socket.socket, device: Device) -> bool:
+    """Serve one request; return False if the client has closed the connection."""
     try:
         words = _REQUEST.unpack(_receive(connection, _REQUEST.size))
         data = _receive(connection, words[2])
@@ -223,7 +216,7 @@ def _answer(connection: socket.socket, device: Device) -> bool:
 
 
 def _receive(connection: socket.socket, count: int) -> bytearray:
-    """Receive exactly `count` bytes. Raise EOFError when the other side has closed."""
+    """Receive exactly `count` bytes. Raise EOFError if the client has closed the connection."""
     data = bytearray(count)
     view = memoryview(data)
     while view:
@@ -235,5 +228,5 @@ def _receive(connection: socket.socket, count: int) -> bytearray:
 
 
 def log(line: str) -> None:
-    """Print one line of the virtual GPU on standard error; standard output belongs to the program."""
+    """Print one line to standard error, because standard output belongs to the program."""
     print(f"virtual GPU: {line}", file=sys.stderr, flush=True)

@@ -1,18 +1,18 @@
 """Transport from the stand-in libraries to the executor of the virtual GPU.
 
-Both libraries (libcuda.mojo, libnvml.mojo) only marshal C arguments: calls are executed in
-Python (device.py). Numbers of operations and results come from there too: build.py writes the module `interface`.
-A call is a `Request` of sixteen 64-bit words, which travels over a socket to an executor process (`vgpu exec`).
+Both libraries (libcuda.mojo, libnvml.mojo) only marshal C arguments; Python executes the calls (device.py). The
+numbers of operations and results also come from Python: build.py writes the module `interface`. A call is a
+`Request` of sixteen 64-bit words, sent over a socket to the executor process (`vgpu exec`).
 
-The libraries must need libc only: no printing, no raising, no Mojo runtime. Mojo has no global variables that allow
-that, so the state lives in one page at a fixed address, mapped by the library constructor and shared by both
-libraries. All zero is a valid state: a pthread mutex, no socket.
+The libraries may depend only on libc: no printing, no raising, no Mojo runtime. That rules out Mojo's global
+variables, so the state is one page at a fixed address, mapped by the library constructor and shared by both
+libraries. An all-zero page is a valid state: an unlocked pthread mutex and no socket.
 """
 
 from interface import *
 from std.ffi import external_call
 
-comptime STATE = 0x40_4750_0000  # below 2^39, where the smallest 64-bit address spaces end
+comptime STATE = 0x40_4750_0000  # below 2^39, the end of the smallest 64-bit address spaces
 comptime STATE_BYTES = 4096
 comptime MAGIC = 0x7667_7075_0001
 
@@ -20,7 +20,7 @@ comptime MAGIC = 0x7667_7075_0001
 comptime S_MAGIC = 0
 comptime S_MUTEX = 1  # 40 bytes on x86-64, 48 on aarch64
 comptime S_SOCKET = 9  # file descriptor + 1, so that zero means none
-comptime S_PID = 10  # the process that connected: a forked child must not use the connection
+comptime S_PID = 10  # the process that connected; a forked child must not use the connection
 comptime S_PINNED = 16  # the first pinned range of host memory (host_memory.mojo)
 
 
@@ -35,33 +35,33 @@ def state(slot: Int) -> Pointer[Int, MutUntrackedOrigin]:
 
 
 def open_state():
-    """Map the state page once per process; a second library, or the same one opened again, shares it."""
+    """Map the state page once per process; libraries opened later share it."""
     # PROT_READ|PROT_WRITE; MAP_PRIVATE|MAP_ANONYMOUS|MAP_FIXED_NOREPLACE
     var page = external_call["mmap", Int](STATE, STATE_BYTES, Int32(3), Int32(0x100022), Int32(-1), Int(0))
     if page == STATE:
         state(S_MAGIC)[] = MAGIC
 
 
-def state_is_ours() -> Bool:
-    """Return False if the fixed address is occupied in this process (MAP_FIXED_NOREPLACE refused it)."""
-    # msync answers ENOMEM for an unmapped page instead of faulting.
+def has_state() -> Bool:
+    """Return False if something else is mapped at the fixed address in this process."""
+    # msync returns ENOMEM for an unmapped page instead of faulting.
     if external_call["msync", Int32](STATE, STATE_BYTES, Int32(1)) != 0:
         return False
     return state(S_MAGIC)[] == MAGIC
 
 
 def c_text(text: StaticString) -> Int:
-    """Return the address of a literal as a C string (literals end in a zero byte)."""
+    """Return the address of a string literal as a C string (literals are NUL-terminated)."""
     return Int(text.unsafe_ptr())
 
 
-def say(text: StaticString):
-    """Print one line on standard error."""
+def print_error(text: StaticString):
+    """Print one line to standard error."""
     _ = external_call["dprintf", Int32](Int32(2), c_text("%s\n"), c_text(text))
 
 
-def move_bytes[send: Bool](fd: Int32, address: Int, count: Int) -> Bool:
-    """Send or receive exactly `count` bytes; return False if the other side is gone."""
+def transfer[send: Bool](fd: Int32, address: Int, count: Int) -> Bool:
+    """Send or receive exactly `count` bytes; return False if the connection is closed."""
     var done = 0
     while done < count:
         var n: Int
@@ -78,7 +78,7 @@ def move_bytes[send: Bool](fd: Int32, address: Int, count: Int) -> Bool:
 
 def connect() -> Int32:
     """Connect if necessary. Return a CUDA result code: NO_DEVICE if no virtual GPU was requested."""
-    if not state_is_ours():
+    if not has_state():
         return OPERATING_SYSTEM
     if state(S_PID)[] != 0:
         return SUCCESS if state(S_PID)[] == own_pid() else NOT_INITIALIZED
@@ -88,7 +88,7 @@ def connect() -> Int32:
     var length = external_call["strlen", Int](name)
     if length == 0 or length > 100:
         return NO_DEVICE
-    # struct sockaddr_un with an abstract name: family, a zero byte, the name. It leaves no file behind.
+    # struct sockaddr_un with an abstract name, which creates no file: family, a zero byte, the name.
     var address = Array[UInt8, 112](fill=0)
     address[0] = 1  # AF_UNIX
     for i in range(length):
@@ -103,7 +103,7 @@ def connect() -> Int32:
     _ = address
     if rc != 0:
         _ = external_call["close", Int32](fd)
-        say("virtual GPU: the executor process does not answer (did `vgpu exec` end?)")
+        print_error("virtual GPU: the executor process does not answer (did `vgpu exec` end?)")
         return NO_DEVICE
     state(S_SOCKET)[] = Int(fd) + 1
     state(S_PID)[] = own_pid()
@@ -114,9 +114,9 @@ def own_pid() -> Int:
     return Int(external_call["getpid", Int32]())
 
 
-def locked_connect() -> Int32:
-    """Run `connect` once, also if several threads initialise at the same time."""
-    if not state_is_ours():
+def connect_locked() -> Int32:
+    """Run `connect` under the lock, because several threads may initialise at once."""
+    if not has_state():
         return OPERATING_SYSTEM
     _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
     var result = connect()
@@ -125,10 +125,10 @@ def locked_connect() -> Int32:
 
 
 struct Request:
-    """One call: operation, input bytes, room for output bytes, up to eleven arguments.
+    """One driver call: operation, input buffer, output buffer, up to eleven arguments.
 
-    Words: 0 operation, 1-2 address and length of the input, 3-4 of the room for output, 5-15 arguments. After `call`
-    words 5-8 hold the results and word 4 the number of output bytes that were filled in.
+    Words: 0 operation, 1-2 address and length of the input, 3-4 address and length of the output, 5-15 arguments. After
+    `call`, words 5-8 are the results and word 4 is the number of output bytes.
     """
 
     var words: Array[Int, 16]
@@ -145,38 +145,38 @@ struct Request:
         self.words[1] = address
         self.words[2] = length
 
-    def room(mut self, address: Int, length: Int):
+    def output(mut self, address: Int, length: Int):
         self.words[3] = address
         self.words[4] = length
 
     @no_inline
     def call(mut self) -> Int32:
         """Send the request and receive its answer. Return the CUDA result code."""
-        if not state_is_ours() or state(S_PID)[] != own_pid():
+        if not has_state() or state(S_PID)[] != own_pid():
             return NOT_INITIALIZED
         var raw = Int(Pointer(to=self.words).unsafe_bitcast[Int]())
         _ = external_call["pthread_mutex_lock", Int32](STATE + 8 * S_MUTEX)
-        # The connection may be lost.
-        var result = self.over_socket(raw) if state(S_SOCKET)[] != 0 else NOT_INITIALIZED
+        # The connection may have been lost.
+        var result = self.exchange(raw) if state(S_SOCKET)[] != 0 else NOT_INITIALIZED
         _ = external_call["pthread_mutex_unlock", Int32](STATE + 8 * S_MUTEX)
-        # The answer was written through an address, which the compiler does not see: read it the same way.
+        # The compiler does not see that the answer was written through an address: read it the same way.
         for i in range(4, 9):
             self.words[i] = at[Int](raw + 8 * i)[]
         return result
 
-    def over_socket(mut self, raw: Int) -> Int32:
-        """Request: the sixteen words, the input. Answer: result code, four results, output length, the output.
+    def exchange(mut self, raw: Int) -> Int32:
+        """Send the sixteen words and the input; receive result code, four results, output length and output.
         """
         var fd = Int32(state(S_SOCKET)[] - 1)
         var answer = Array[Int, 6](fill=0)
         var answer_raw = Int(Pointer(to=answer).unsafe_bitcast[Int]())
         var ok = (
-            move_bytes[send=True](fd, raw, 128)
-            and move_bytes[send=True](fd, at[Int](raw + 8)[], at[Int](raw + 16)[])
-            and move_bytes[send=False](fd, answer_raw, 48)
+            transfer[send=True](fd, raw, 128)
+            and transfer[send=True](fd, at[Int](raw + 8)[], at[Int](raw + 16)[])
+            and transfer[send=False](fd, answer_raw, 48)
         )
         var filled = at[Int](answer_raw + 40)[]
-        ok = ok and filled <= at[Int](raw + 32)[] and move_bytes[send=False](fd, at[Int](raw + 24)[], filled)
+        ok = ok and filled <= at[Int](raw + 32)[] and transfer[send=False](fd, at[Int](raw + 24)[], filled)
         for i in range(4):
             at[Int](raw + 40 + 8 * i)[] = at[Int](answer_raw + 8 + 8 * i)[]
         at[Int](raw + 32)[] = filled
@@ -185,43 +185,43 @@ struct Request:
         if not ok:
             _ = external_call["close", Int32](fd)
             state(S_SOCKET)[] = 0
-            say("virtual GPU: lost the connection to the executor process")
+            print_error("virtual GPU: lost the connection to the executor process")
             return UNKNOWN
         return result
 
     def result(self, index: Int = 0) -> Int:
         return self.words[5 + index]
 
-    def filled(self) -> Int:
-        """Return the number of output bytes."""
+    def output_length(self) -> Int:
+        """Return the number of output bytes after `call`."""
         return self.words[4]
 
 
 @no_inline
-def ask(operation: Int, a: Int = 0, b: Int = 0, c: Int = 0, d: Int = 0) -> Int32:
-    """Send a request without input or output bytes; return the result code."""
+def send(operation: Int, a: Int = 0, b: Int = 0, c: Int = 0, d: Int = 0) -> Int32:
+    """Send a request without input and output; return the result code."""
     var request = Request(operation, a, b, c, d)
     return request.call()
 
 
-def int32_answer(var request: Request, address: Int) -> Int32:
-    """Call, and store the first result in a C int."""
+def store_int32_result(var request: Request, address: Int) -> Int32:
+    """Send a request and store its first result as a C int."""
     var code = request.call()
     if code == SUCCESS:
         at[Int32](address)[] = Int32(request.result())
     return code
 
 
-def int_answer(var request: Request, address: Int) -> Int32:
-    """Call, and store the first result in a 64-bit word (an address, a handle, a size)."""
+def store_int_result(var request: Request, address: Int) -> Int32:
+    """Send a request and store its first result as a 64-bit word (an address, a handle, a size)."""
     var code = request.call()
     if code == SUCCESS:
         at[Int](address)[] = request.result()
     return code
 
 
-def two_answers(var request: Request, first: Int, second: Int) -> Int32:
-    """Call, and store two results in 64-bit words; a caller without use for one gives a null address."""
+def store_two_results(var request: Request, first: Int, second: Int) -> Int32:
+    """Send a request and store its two results as 64-bit words, each unless its address is null."""
     var code = request.call()
     if code == SUCCESS and first != 0:
         at[Int](first)[] = request.result(0)

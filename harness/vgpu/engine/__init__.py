@@ -1,2 +1,1 @@
-"""The execution of a launch: one definition per opcode (opcodes), run by NumPy over many threads
-(interpreter)."""
+"""Execute a launch: NumPy code per opcode (opcodes/), run over many threads at once (interpreter/)."""

@@ -1,4 +1,4 @@
-"""One launch: split the grid into batches and run them; reports.py turns faults into findings."""
+"""Run one launch: split the grid into batches and execute them; reports.py records findings."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import time
 import numpy as np
 
 from harness.vgpu.checks.counters import Counters
-from harness.vgpu.checks.findings import Finding, Findings, plural
+from harness.vgpu.checks.findings import Finding, Findings, format_count
 from harness.vgpu.checks.races import AccessLog, may_synchronise
-from harness.vgpu.checks.trial import SavedTensors, depends_on_unwritten
+from harness.vgpu.checks.trial import SavedTensors, depends_on_unwritten_memory
 from harness.vgpu.engine.interpreter.executor import Batch, Livelock, StepBudget, Trap
-from harness.vgpu.engine.reports import Reports, shared_name
+from harness.vgpu.engine.reports import Reports, shorten_shared_name
 from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
-from harness.vgpu.memory.arena import Extent, Space, extent_at
-from harness.vgpu.ptx.places import place
-from harness.vgpu.ptx.program import polls
+from harness.vgpu.memory.arena import Extent, Space, find_extent
+from harness.vgpu.ptx.locations import format_location
+from harness.vgpu.ptx.program import is_poll
 
 SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
-ORDERED_BATCHES = 16
-GUARD = 256
-SPARE_STEPS = 10_000  # basic blocks that a second run of a launch may take beyond twice the first
+MIN_BATCHES = 16
+SHARED_GUARD = 256
+SPARE_STEPS = 10_000  # a rerun's step budget, beyond twice the steps of the first run
 
 
 class Run(Reports):
     """The state of one launch."""
 
-    def __init__(self, gpu, launch, kernel, args, dynamic_shared: int, cluster, trial: bool = False):
+    def __init__(self, gpu, launch, kernel, args, dynamic_shared: int, cluster, is_trial: bool = False):
         self.gpu, self.launch, self.kernel, self.args = gpu, launch, kernel, args
-        self.trial = trial  # a run that only compares (trial.py): nothing of it is shown
-        self.keep_events = 0 if trial else gpu.keep_events
+        self.is_trial = is_trial  # a rerun for comparison (trial.py), whose findings are not reported
+        self.keep_events = 0 if is_trial else gpu.keep_events
         self.printed: list[str] = []
         self.arena, self.checks, self.code = gpu.arena, gpu.checks, kernel.code
         self.grid, self.block, self.cluster = launch.grid, launch.block, cluster
@@ -40,25 +40,25 @@ class Run(Reports):
         self.findings = Findings()
         self._owners: dict[int, list[Extent]] = {}
         self.steps, self.step_budget = 0, gpu.steps
-        self._spoiled = SavedTensors(self.arena)  # forbidden writes
+        self._forbidden_writes = SavedTensors(self.arena)  # tensors to restore after the launch
         self.block_threads: dict[int, int] = {}
         self.atomic_hits: dict[int, int] = {}
-        self._layout(args)
+        self._lay_out_memory(args)
         tables = any(i.loc for i in self.code.program.instrs)
-        self.before = (
+        self.saved_tensors = (
             SavedTensors(self.arena)
             if self.shared_size and self.checks.uninitialised and not tables
             else None
         )
-        self.doubtful: list[Finding] = []  # reads of unwritten shared memory that may be the library's
+        self.uncertain: list[Finding] = []  # reads of unwritten shared memory, possibly by the library
         for a in self.code.accesses:
-            a.forget()
+            a.clear_cache()
         for e in self.arena.extents:
             e.written = False
         self.counters = launch.counters = Counters(self)
         self.log = AccessLog(self)
 
-    def _layout(self, args):
+    def _lay_out_memory(self, args):
         program = self.code.program
         block = bytearray(max(program.param_bytes, 1))
         for (offset, size), arguments in zip(program.params.values(), args, strict=True):
@@ -71,42 +71,41 @@ class Run(Reports):
         self.param_extent = Extent(0, program.param_bytes, "parameters", ready=True)
         self._param_bytes = bytes(data)
         self.P: list = []
-        self.read_params()
+        self.update_params()
         end, self.shared_extents = 0, []
         for name, (offset, size) in self.kernel.shared_map.items():
             size = size or self.dynamic_shared
-            label = "dynamic shared memory" if name.startswith("extern_ptr") else shared_name(name)
+            label = "dynamic shared memory" if name.startswith("extern_ptr") else shorten_shared_name(name)
             self.shared_extents.append(Extent(offset, offset + size, label))
-            end = max(end, offset + size + GUARD)
+            end = max(end, offset + size + SHARED_GUARD)
         self.shared_size = -(-end // 128) * 128
         self.local_extents = [Extent(o, o + n, "local memory") for o, n in program.locals.values()]
-        self.local_size = -(-(program.local_bytes + GUARD) // 64) * 64 if program.locals else 0
+        self.local_size = -(-(program.local_bytes + SHARED_GUARD) // 64) * 64 if program.locals else 0
 
-    def shared_array(self, offset: int) -> str:
-        """Return the name of the array at an offset in a block's shared memory; "" if there is none."""
-        array = extent_at(self.shared_extents, offset)
+    def get_shared_array_name(self, offset: int) -> str:
+        array = find_extent(self.shared_extents, offset)
         return array.name if array else ""
 
-    def generate(self, index: int):
-        function = self.code.function(index)
-        self.read_params()
+    def generate_block(self, index: int):
+        function = self.code.get_function(index)
+        self.update_params()
         return function
 
-    def read_params(self):
-        """Fill P, the values of the kernel parameters that generated blocks read."""
+    def update_params(self):
+        """Extend P, the values of the kernel parameters that the generated functions read."""
         for offset, kind in self.code.param_reads[len(self.P) :]:
             self.P.append(np.frombuffer(self._param_bytes, np.dtype(kind), 1, offset)[0])
 
     # -- running --------------------------------------------------------------------------------------------
     def execute(self):
-        """Run all blocks. Raise StepBudgetExceeded and UnsupportedInstruction."""
+        """Run all blocks and record the findings. Raise StepBudgetExceeded or UnsupportedInstruction."""
         start = time.perf_counter()
         try:
             self.run_blocks()
-            if self.doubtful and not depends_on_unwritten(self):
-                for f in self.doubtful:
+            if self.uncertain and not depends_on_unwritten_memory(self):
+                for f in self.uncertain:
                     f.is_error = False
-                    f.words += "; the launch gives the same with other bytes there"
+                    f.words += "; results are the same with other bytes there"
         finally:
             self.launch.seconds = time.perf_counter() - start
             self.launch.findings = list(self.findings)
@@ -114,61 +113,61 @@ class Run(Reports):
                 self.gpu.findings.record(f, (id(self.launch), id(f)))
 
     def rerun(self) -> Run | None:
-        """Repeat the launch with other bytes in unwritten shared memory; return None if it does not end."""
-        again = Run(
+        """Repeat the launch with other bytes in unwritten shared memory; return None if it fails."""
+        rerun = Run(
             self.gpu, copy.copy(self.launch), self.kernel, self.args, self.dynamic_shared, self.cluster, True
         )
-        again.step_budget = 2 * self.steps + SPARE_STEPS
+        rerun.step_budget = 2 * self.steps + SPARE_STEPS
         try:
-            again.run_blocks()
+            rerun.run_blocks()
         except (StepBudgetExceeded, UnsupportedInstruction):
             return None
-        return again
+        return rerun
 
-    def unwritten_bytes(self, count: int) -> np.ndarray:
-        """Return the initial bytes of shared memory. uint8 [count]"""
-        if self.trial:
+    def create_unwritten_bytes(self, count: int) -> np.ndarray:
+        """Return the initial contents of shared memory. uint8 [count]"""
+        if self.is_trial:
             return np.random.default_rng(0).integers(0, 256, count, np.uint8)
         return np.zeros(count, np.uint8)
 
     def first_write(self, tensor: Extent) -> None:
-        """Save a tensor's contents before its first write, where a second run or a later launch may need
-        them."""
+        """Save a tensor's contents before its first write if they may have to be restored."""
         if not tensor.written:
-            for kept in (self.before, self._spoiled if tensor.forbids else None):
+            for kept in (self.saved_tensors, self._forbidden_writes if tensor.forbids else None):
                 if kept is not None:
                     kept.first_write(tensor)
         tensor.written = True
 
     def run_blocks(self):
-        """Run all batches of blocks and finish the checks."""
         try:
             with np.errstate(all="ignore"):
-                for blocks in self.batches():
+                for blocks in self.iterate_batches():
                     batch = Batch(self, blocks)
                     self.log.start_batch(batch)
                     batch.execute()
                     self.log.end_batch(batch)
         except StepBudget as stop:
-            self._hang(stop)
+            self._raise_hang(stop)
         except Trap as trap:
             why = "the kernel stopped itself (trap): an assertion or an unreachable state"
-            self.at(trap.batch, trap.positions[0], "trap", trap.block.term, why, count=len(trap.positions))
+            self.record_at(
+                trap.batch, trap.positions[0], "trap", trap.block.term, why, count=len(trap.positions)
+            )
         finally:
             with np.errstate(all="ignore"):
                 self.log.finish()
             self.counters.finish()
-            for e, held in (self._spoiled.kept or {}).items():
-                if e.forbids != "undeclared atomic":  # so that no later launch is blamed
-                    self.arena.restore(e, held)
+            for e, snapshot in (self._forbidden_writes.snapshots or {}).items():
+                if e.forbids != "undeclared atomic":  # later launches must read the original contents
+                    self.arena.restore(e, snapshot)
             for e in self.arena.extents:
                 if e.written:
                     e.writer = self.launch.name
                     if not e.ready:
-                        self.arena.refresh(e.start, e.end - e.start)
+                        self.arena.update_ready(e.start, e.end - e.start)
 
-    def batches(self):
-        """Yield arrays of linear block numbers, in the block order of the device."""
+    def iterate_batches(self):
+        """Yield arrays of linear block indices, in the device's block order."""
         gx, gy, gz = self.grid
         total = gx * gy * gz
         size = max(self.gpu.batch_threads // self.threads, 1)
@@ -177,16 +176,18 @@ class Run(Reports):
         if self.local_size:
             size = min(size, max(LOCAL_BUDGET // (self.local_size * self.threads), 1))
         order, _, seed = self.gpu.blocks.partition(":")
-        waits = may_synchronise(self.code.program) and any(b.spins for b in self.code.program.blocks)
-        if order != "natural" and not waits:  # blocks that wait for each other must run together
-            size = min(size, -(-total // ORDERED_BATCHES))
+        blocks_wait = may_synchronise(self.code.program) and any(
+            b.in_spin_loop for b in self.code.program.blocks
+        )
+        if order != "natural" and not blocks_wait:  # blocks that wait for each other must run together
+            size = min(size, -(-total // MIN_BATCHES))
         c = self.cluster_size
         size = max(size // c, 1) * c
         if c == 1 and order == "natural":
             for first in range(0, total, size):
                 yield np.arange(first, min(first + size, total))
             return
-        blocks = self._by_cluster(total)
+        blocks = self._order_by_cluster(total)
         if order == "reversed":
             blocks = blocks[::-1]
         elif order == "shuffled":
@@ -195,8 +196,8 @@ class Run(Reports):
         for first in range(0, total, size):
             yield blocks[first : first + size]
 
-    def _by_cluster(self, total: int) -> np.ndarray:
-        """Return block numbers [cluster, rank]."""
+    def _order_by_cluster(self, total: int) -> np.ndarray:
+        """Return linear block indices [cluster, rank]."""
         gx, gy, _ = self.grid
         cx, cy, cz = self.cluster
         b = np.arange(total)
@@ -207,30 +208,30 @@ class Run(Reports):
 
     def print(self, text: str):
         self.printed.append(text)
-        if not self.trial:
+        if not self.is_trial:
             self.gpu.print(text)
 
-    def _hang(self, stop: StepBudget):
+    def _raise_hang(self, stop: StepBudget):
         instr = next(iter(stop.block.instrs), stop.block.term)
-        place_ = place(instr)
+        place_ = format_location(instr)
         if isinstance(stop, Livelock):
-            instr = next((i for i in stop.block.instrs if polls(i)), instr)
-            waiting = plural(stop.threads, "thread waits", "threads wait")
+            instr = next((i for i in stop.block.instrs if is_poll(i)), instr)
+            waiting = format_count(stop.threads, "thread waits", "threads wait")
             why = f"{waiting} here forever: no thread is left that could change what they read"
             why += stop.batch.describe_failed_tests()
-            finding = self.record("hang", instr, why, algorithm=False)
+            finding = self.record("hang", instr, why, is_note=False)
             finding.count = 1
             raise StepBudgetExceeded(
-                f"kernel {self.launch.name} can never end: {finding.message} ({place(instr)})"
+                f"kernel {self.launch.name} can never end: {finding.message} ({format_location(instr)})"
             )
         finding = self.record(
-            "hang", instr, f"the launch was stopped after {plural(self.step_budget, 'step')};"
-                           f" {plural(stop.threads, 'thread was', 'threads were')} looping here",
-            algorithm=False,
+            "hang", instr, f"the launch was stopped after {format_count(self.step_budget, 'step')};"
+                           f" {format_count(stop.threads, 'thread was', 'threads were')} looping here",
+            is_note=False,
         )  # fmt: skip
         finding.count = 1
         raise StepBudgetExceeded(
-            f"kernel {self.launch.name} did not end within {plural(self.step_budget, 'step')}:"
-            f" {plural(stop.threads, 'thread is', 'threads are')} looping"
+            f"kernel {self.launch.name} did not end within {format_count(self.step_budget, 'step')}:"
+            f" {format_count(stop.threads, 'thread is', 'threads are')} looping"
             f" at {place_}"
         )

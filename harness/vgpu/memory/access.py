@@ -1,8 +1,4 @@
-"""Registers and memory instructions, as shared by the executor and the generated code.
-
-`KIND` maps each PTX type to its NumPy kind, the windows place the state spaces among generic addresses, and
-an `Access` is one memory instruction of a program.
-"""
+"""Register types and memory accesses, as shared by the executor and the generated code."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import numpy as np
 
 from harness.vgpu.ptx.parser import Instr
 
-from .arena import NOWHERE, Extent, Space, Views
+from .arena import NO_EXTENT, Extent, Space, Views
 
 KIND = {"pred": "p", "b128": "u8"}
 for _bits in (8, 16, 32, 64):
@@ -23,16 +19,16 @@ DTYPE["p"] = np.bool_
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 56, 1 << 57, 1 << 58
 
 
-# How many threads an atomic, a strong access or a fence is for.
+# Scopes of atomics, strong accesses and fences.
 BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE = range(3)
 
 
 class Access:
-    """One memory instruction: what the checks and counters need, and a cache of its last tensor."""
+    """One memory instruction, as the checks and counters see it, with a cache of its last tensor."""
 
     __slots__ = [
-        "_space", "_twins", "_views", "acquires", "count", "instr", "kind", "mask", "mixed", "nbytes",
-        "number", "releases", "scope", "shape", "shift", "shift64", "space", "tensor", "unlogged", "used",
+        "_space", "_variants", "_views", "acquires", "count", "instr", "kind", "mask", "mixed", "nbytes",
+        "number", "releases", "scope", "shape", "shift", "shift64", "space", "tensor", "used",
         "width", "writes",
     ]  # fmt: skip
 
@@ -44,47 +40,47 @@ class Access:
         self.shift = self.nbytes.bit_length() - 1
         self.shift64 = np.uint64(self.shift)
         self.mask = self.nbytes - 1
-        self.acquires = self.releases = self.mixed = self.unlogged = self.used = False
+        self.acquires = self.releases = self.mixed = self.used = False
         self.scope = DEVICE_SCOPE
         self.writes = kind == "W" or (kind == "A" and instr.op != "ld")
-        self._twins: dict[str, Access] = {}
-        self.forget()
+        self._variants: dict[str, Access] = {}
+        self.clear_cache()
 
     @property
-    def narrow(self) -> bool:
-        """Atomic, or strong, with block scope only."""
+    def is_block_scope(self) -> bool:
+        """True if the scope is the thread block."""
         return self.scope == BLOCK_SCOPE
 
     @property
     def role(self) -> str:
-        """Its role in the race check: R and W non-atomic, A atomic or strong store, S strong load; B and T
-        are A and S with block scope."""
+        """The access's role in the race check: R and W non-atomic, A atomic or strong store, S strong load; B
+        and T are A and S with block scope."""
         if self.kind != "A":
             return self.kind
         load = self.instr.op == "ld"
-        return ("T" if load else "B") if self.narrow else "S" if load else "A"
+        return ("T" if load else "B") if self.is_block_scope else "S" if load else "A"
 
-    def forget(self):
-        """Drop what was cached about the last launch."""
-        self.tensor: Extent = NOWHERE
+    def clear_cache(self):
+        """Clear the cache of the last launch."""
+        self.tensor: Extent = NO_EXTENT
         self._space: Space | None = None
         self._views: Views | None = None
-        for twin in self._twins.values():
-            twin.forget()
+        for variant in self._variants.values():
+            variant.clear_cache()
 
-    def views(self, space: Space) -> Views:
+    def get_views(self, space: Space) -> Views:
         """Return the views of `space` with this access's element size."""
         if self._space is not space or self._views is None:
-            self._space, self._views = space, space.views(self.width, self.count)
+            self._space, self._views = space, space.get_views(self.width, self.count)
         return self._views
 
-    def in_space(self, name: str) -> Access:
+    def with_space(self, name: str) -> Access:
         """Return the same access in state space `name` (for generic addresses)."""
-        twin = self._twins.get(name)
-        if twin is None:
-            twin = self._twins[name] = Access(
+        variant = self._variants.get(name)
+        if variant is None:
+            variant = self._variants[name] = Access(
                 self.number, self.instr, self.kind, name, self.width, self.count
             )
-            twin.acquires, twin.releases, twin.used = self.acquires, self.releases, self.used
-            twin.scope = self.scope
-        return twin
+            variant.acquires, variant.releases, variant.used = self.acquires, self.releases, self.used
+            variant.scope = self.scope
+        return variant

@@ -1,8 +1,6 @@
-"""Device memory: one flat arena with exact tensors in it, and a map of the bytes that have been written.
+"""Device memory: one flat arena, the exact bounds of its tensors, and a mask of written bytes.
 
-Every allocation is followed by a guard zone, so that a small overrun never reaches the next tensor. `Space`
-is what the executor indexes: NumPy views of the same bytes by element width, the written-map in the same
-shapes, and the extents against which every access is checked.
+Every allocation is followed by a guard zone, so that a small overrun never reaches the next tensor.
 """
 
 from __future__ import annotations
@@ -37,9 +35,10 @@ ITEMSIZE |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
 class Extent:
     """A range of addresses that may be accessed: a tensor, a module variable, or a shared variable.
 
-    `ready` means every byte has been written, so that reads need no check. `forbids` is the kind of finding
-    that a write is: for constants and inputs any write, for sums with a fixed order an atomic; "" where all
-    are allowed.
+    `ready` means that every byte has been written, so that reads need no check. `forbids` is the kind of
+    finding that a forbidden write causes: any write to constants and inputs, an atomic to results that must
+    be summed in a fixed order; "" allows all writes. `written` and `writer`: whether the current launch wrote
+    it, and the last kernel that did.
     """
 
     start: int
@@ -54,8 +53,7 @@ class Extent:
     allocation: int = 0
 
     def index(self, address: int, width: int) -> int | tuple[int, ...]:
-        """Return the element index of an address: a tuple where the shape is known, else a flat element
-        number."""
+        """Return the element index of an address: a tuple if the shape is known, else a flat number."""
         size = ITEMSIZE.get(self.dtype, width)
         flat = (address - self.start) // size
         if not self.shape or not 0 <= flat < math.prod(self.shape):
@@ -67,29 +65,27 @@ class Extent:
         return tuple(reversed(out))
 
 
-NOWHERE = Extent(1 << 62, 0)
+NO_EXTENT = Extent(1 << 62, 0)
 
 
-def extent_at(extents: list[Extent], place: int) -> Extent | None:
-    """Return the extent that contains an address, out of a few."""
-    return next((e for e in extents if e.start <= place < e.end), None)
+def find_extent(extents: list[Extent], address: int) -> Extent | None:
+    return next((e for e in extents if e.start <= address < e.end), None)
 
 
 Views = tuple[np.ndarray, np.ndarray, np.generic]
-"""The data, the written-map, and the map's value for a completely written element."""
+"""The data, the written mask, and the mask's value for a completely written element."""
 
 
 class Space:
-    """Bytes with views by element size. `data` is uint8, its length a multiple of 64; `written` is the map
-    for it."""
+    """Memory with views by element size. `data` is uint8, its length a multiple of 64; `written` is the mask
+    of written bytes."""
 
     def __init__(self, data: np.ndarray, written: np.ndarray):
         self.data, self.written = data, written
         self._views: dict[tuple[int, int], Views] = {}
 
-    def views(self, width: int, count: int) -> Views:
-        """Return (data view, written view, all-written value) for accesses of `count` elements of `width`
-        bytes.
+    def get_views(self, width: int, count: int) -> Views:
+        """Return the views for accesses of `count` elements of `width` bytes.
 
         With count > 1 the data view has rows of `count` elements.
         """
@@ -116,11 +112,11 @@ def reserve(nbytes: int) -> np.ndarray:
 
 
 class OutOfSpace(Exception):
-    """An allocation of this size does not fit."""
+    """Raised for an allocation that does not fit."""
 
 
 class Arena:
-    """Global memory: allocations with guard zones, exact tensors, reads and writes by the host."""
+    """Global memory: allocations with guard zones, and the exact bounds of their tensors."""
 
     def __init__(self, memory=None, base: int = DEFAULT_BASE, size: int = DEFAULT_SIZE):
         if memory is None:
@@ -132,13 +128,15 @@ class Arena:
         self.size = len(memory)
         self.space = Space(memory, reserve(-(-self.size // 4096) * 4096)[: self.size])
         self.data, self.written = self.space.data, self.space.written
-        # Wild accesses are redirected to a page outside of all tensors.
+        # Out-of-bounds accesses are redirected to a page outside all tensors.
         self.sink = ALIGN * 16
-        self.first = 2 * NULL_PAGE
+        self.first_offset = 2 * NULL_PAGE
         self.written[self.sink : self.sink + 4096] = 1
-        self._free: list[tuple[int, int]] = [(self.first, self.size - self.first)]  # (offset, bytes)
-        self._blocks: dict[int, tuple[int, int]] = {}  # address -> (reserved bytes, requested bytes)
-        self._order: list[int] = []  # the addresses in ascending order
+        self._free: list[tuple[int, int]] = [
+            (self.first_offset, self.size - self.first_offset)
+        ]  # (offset, bytes)
+        self._allocations: dict[int, tuple[int, int]] = {}  # address -> (reserved bytes, requested bytes)
+        self._addresses: list[int] = []  # allocation addresses in ascending order
         self.extents: list[Extent] = []
         self._starts: list[int] = []
         self._arrays = None
@@ -147,28 +145,30 @@ class Arena:
     def allocate(self, nbytes: int, name: str = "") -> int:
         """Allocate and return an address that is a multiple of 256. Raise OutOfSpace."""
         guard = min(max(nbytes, GUARD_MIN), GUARD_MAX)
-        room = -(-(max(nbytes, 1) + guard) // ALIGN) * ALIGN
+        reserved = -(-(max(nbytes, 1) + guard) // ALIGN) * ALIGN
         for k, (offset, free) in enumerate(self._free):
-            if free >= room:
-                self._free[k : k + 1] = [(offset + room, free - room)] if free > room else []
+            if free >= reserved:
+                self._free[k : k + 1] = [(offset + reserved, free - reserved)] if free > reserved else []
                 break
         else:
             raise OutOfSpace
         address = self.base + offset
-        self._blocks[address] = (room, nbytes)
-        bisect.insort(self._order, address)
-        self.written[offset : offset + room] = 0
-        self._add(Extent(address, address + nbytes, name or f"buffer{len(self._blocks)}", allocation=address))
+        self._allocations[address] = (reserved, nbytes)
+        bisect.insort(self._addresses, address)
+        self.written[offset : offset + reserved] = 0
+        self._add_extent(
+            Extent(address, address + nbytes, name or f"buffer{len(self._allocations)}", allocation=address)
+        )
         return address
 
     def free(self, address: int) -> bool:
         """Free an allocation; return False if there is none at this address."""
-        block = self._blocks.pop(address, None)
+        block = self._allocations.pop(address, None)
         if block is None:
             return False
-        self._order.remove(address)
+        self._addresses.remove(address)
         self.extents = [e for e in self.extents if e.allocation != address]
-        self._refresh_index()
+        self._sort_extents()
         bisect.insort(self._free, (address - self.base, block[0]))
         merged: list[tuple[int, int]] = []
         for offset, size in self._free:
@@ -181,27 +181,27 @@ class Arena:
 
     def label(self, address: int, nbytes: int, name: str, shape=(), dtype: str = ""):
         """Mark [address, address + nbytes) as one exact tensor. The rest of its allocation stays accessible,
-        except gaps of less than 256 bytes: those are padding and become guard zones."""
+        except gaps of less than 256 bytes, which are padding and become guard zones."""
         start, end = address, address + nbytes
-        keep, owner = [], 0
+        kept, owner = [], 0
         for e in self.extents:
             if e.end <= start or e.start >= end or e.start == e.end:
                 if not (e.start == e.end == start):
-                    keep.append(e)
+                    kept.append(e)
                 continue
             owner = e.allocation
             for low, high in ((e.start, min(start, e.end)), (max(end, e.start), e.end)):
                 if high - low >= ALIGN:
-                    keep.append(Extent(low, high, e.name, allocation=e.allocation))
-        self.extents = keep
-        self._add(Extent(start, end, name, tuple(shape), str(dtype), allocation=owner))
-        self.refresh(start, nbytes)
+                    kept.append(Extent(low, high, e.name, allocation=e.allocation))
+        self.extents = kept
+        self._add_extent(Extent(start, end, name, tuple(shape), str(dtype), allocation=owner))
+        self.update_ready(start, nbytes)
 
-    def _add(self, extent: Extent):
+    def _add_extent(self, extent: Extent):
         self.extents.append(extent)
-        self._refresh_index()
+        self._sort_extents()
 
-    def _refresh_index(self):
+    def _sort_extents(self):
         self.extents.sort(key=lambda e: (e.start, e.end))
         self._starts = [e.start for e in self.extents]
         self._arrays = None
@@ -216,25 +216,23 @@ class Arena:
         return [self.data[e.start - self.base : e.end - self.base] for e in self.extents]
 
     def snapshot(self, e: Extent) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Copy a tensor's bytes and their written-map, and whether it was ready."""
+        """Return copies of a tensor's bytes and written mask, and whether it was ready."""
         part = slice(e.start - self.base, e.end - self.base)
         return self.data[part].copy(), self.written[part].copy(), e.ready
 
-    def restore(self, e: Extent, held: tuple[np.ndarray, np.ndarray, bool]) -> None:
-        """Restore a tensor from a `snapshot`."""
+    def restore(self, e: Extent, snapshot: tuple[np.ndarray, np.ndarray, bool]) -> None:
         part = slice(e.start - self.base, e.end - self.base)
-        self.data[part], self.written[part], e.ready = held
+        self.data[part], self.written[part], e.ready = snapshot
 
-    def nearest(self, address: int) -> Extent | None:
-        """Return the tensor that an address just outside of one probably meant: the one before it, else the
-        next."""
+    def find_nearest(self, address: int) -> Extent | None:
+        """Return the last tensor before an out-of-bounds address, or the first if there is none."""
         if not self.extents:
             return None
         k = bisect.bisect_right(self._starts, address) - 1
         return self.extents[max(k, 0)]
 
     def locate(self, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return for uint64 addresses the number of the tensor each would be in, and that tensor's end."""
+        """Return, for each uint64 address, index and end of the last tensor that starts at or below it."""
         if self._arrays is None:
             starts = np.array(self._starts or [1 << 62], np.uint64)
             ends = np.array([e.end for e in self.extents] or [0], np.uint64)
@@ -245,20 +243,20 @@ class Arena:
         return inside, np.where(k >= 0, ends[inside], np.uint64(0))
 
     # -- host access ----------------------------------------------------------------------------------------
-    def offset(self, address: int, nbytes: int) -> int | None:
+    def get_offset(self, address: int, nbytes: int) -> int | None:
         """Return the byte offset in the arena, or None if the range is not inside one allocation."""
         if nbytes == 0:
             return max(address - self.base, 0)
-        k = bisect.bisect_right(self._order, address) - 1
+        k = bisect.bisect_right(self._addresses, address) - 1
         if k < 0:
             return None
-        start = self._order[k]
-        if address + nbytes > start + self._blocks[start][1]:
+        start = self._addresses[k]
+        if address + nbytes > start + self._allocations[start][1]:
             return None
         return address - self.base
 
-    def refresh(self, address: int, nbytes: int):
-        """Recompute `ready` for the tensors in a range after the host or a kernel has written there."""
+    def update_ready(self, address: int, nbytes: int):
+        """Recompute `ready` for the tensors in a range after a write by the host or a kernel."""
         k = max(bisect.bisect_right(self._starts, address) - 1, 0)
         while k < len(self.extents) and self.extents[k].start < address + nbytes:
             e = self.extents[k]
@@ -266,7 +264,7 @@ class Arena:
                 e.ready = bool(self.written[e.start - self.base : e.end - self.base].all())
             k += 1
 
-    def unwritten(self, address: int, nbytes: int) -> np.ndarray:
-        """Return the byte offsets from `address` of unwritten bytes."""
+    def find_unwritten(self, address: int, nbytes: int) -> np.ndarray:
+        """Return the offsets of unwritten bytes, relative to `address`."""
         start = address - self.base
         return np.flatnonzero(self.written[start : start + nbytes] == 0)

@@ -1,4 +1,4 @@
-"""The state of one mbarrier: what its phase waits for, and how its arrivals and copies order threads."""
+"""The state of one mbarrier: its phase, pending arrivals and bytes, and the threads and copies it orders."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class MBarrier:
-    """One mbarrier: arrivals it counts and still lacks, its phase, and the bytes of copies that it still
-    expects."""
+    """One mbarrier: arrivals per phase and still pending, the current phase, and bytes still expected."""
 
     count: int
     pending: int
     phase: int = 0
     bytes: int = 0
-    arriving: int = 0  # the merged rows of this phase's arrivals (order.py)
+    arriving: int = 0  # the merged rows of this phase's arrivals (async_order.py)
     arrived: int = 0  # the merged rows of all finished phases' arrivals
-    copies: dict[int, list] = field(default_factory=dict)  # phase -> the asynchronous copies that it counts
+    copies: dict[int, list] = field(default_factory=dict)  # phase -> the asynchronous copies that signal it
 
-    def state(self) -> tuple[int, ...]:
-        """Return the part of the state that decides which threads may proceed."""
+    def get_state(self) -> tuple[int, ...]:
+        """Return the part of the state that determines which threads may proceed."""
         return self.count, self.pending, self.phase, self.bytes
 
-    def lacks(self) -> str:
-        """Describe what the phase still lacks."""
+    def describe_missing(self) -> str:
+        """Describe the arrivals and bytes that the phase still lacks."""
         text = f"lacks {self.pending} of {self.count} arrivals"
         if self.bytes > 0:
-            text += f" and {self.bytes} bytes of copies that it was told to expect"
+            text += f" and {self.bytes} expected bytes of copies"
         if self.bytes < 0:
-            text += f", and copies have brought {-self.bytes} bytes more than it was told to expect"
+            text += f", and copies have written {-self.bytes} bytes more than expected"
         return text

@@ -1,8 +1,4 @@
-"""Tensor maps: descriptors of tensor tiles, created by cuTensorMapEncodeTiled and read by TMA instructions.
-
-A map is 128 opaque bytes to programs. The virtual GPU has its own encoding; a kernel that edits or builds a
-map itself is not supported.
-"""
+"""Tensor maps, created by cuTensorMapEncodeTiled and read by TMA instructions, in a private encoding."""
 
 from __future__ import annotations
 
@@ -15,27 +11,26 @@ BYTES = 128
 MAGIC = b"vgpuTMap"
 _FORMAT = "<8sQ5Q4Q5H4B"
 
-#: Bytes of an element by CUtensorMapDataType, and what reductions add there (numeric kinds of
-#: warp.atomic_update).
+#: CUtensorMapDataType -> bytes of an element, and the numeric kind with which reductions update it
+#: (warp.update_atomically).
 ELEMENTS = {0: (1, "u1"), 1: (2, "u2"), 2: (4, "u4"), 3: (4, "i4"), 4: (8, "u8"), 5: (8, "i8"), 6: (2, "f2")}
 ELEMENTS |= {7: (4, "f4"), 8: (8, "f8"), 9: (2, "bf16"), 10: (4, "f4"), 11: (4, "f4"), 12: (4, "f4")}
-_EXACT = range(10)  # the others flush subnormals or round to tf32 on their way
-#: The NaN that fills elements outside of the tensor, by floating type: measured on an H200.
-FLOATS = {6: 0x7FF7, 7: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7, 9: 0x7FF7}
-UNIT = 16  # bytes: the unit of the TMA
-SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> bytes that a swizzle spans
+_EXACT = range(10)  # the other types flush subnormals or round to tf32 when copied
+#: The NaN that fills elements outside the tensor, by floating-point type, measured on an H200.
+NAN_FILLS = {6: 0x7FF7, 7: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7, 9: 0x7FF7}
+UNIT = 16  # granularity of the TMA in bytes
+SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> span of the swizzle in bytes
 
 
 class BadTensorMap(ValueError):
-    """Arguments of cuTensorMapEncodeTiled that the driver rejects."""
+    """Raised for arguments of cuTensorMapEncodeTiled that the driver rejects."""
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor in global memory and the tile of it that one instruction moves; the innermost dimension first.
+    """A tensor in global memory and the tile (box) that one instruction copies; innermost dimension first.
 
-    `strides` are the bytes from one element to the next, of all dimensions; `swizzle` is its span in bytes, 0
-    for none.
+    `strides` are in bytes, for all dimensions; `swizzle` is the span of the swizzle in bytes, 0 for none.
     """
 
     address: int
@@ -58,36 +53,38 @@ class TensorMap:
 
     @property
     def pitch(self) -> int:
-        """Bytes from one row of a tile to the next in shared memory: the swizzle's span, even where a row is
+        """Bytes from one row of a tile to the next in shared memory: the swizzle's span, even if a row is
         shorter."""
         return self.swizzle or self.width * self.box[0]
 
     @property
     def fill(self) -> int:
-        """Bits of an element outside of the tensor."""
-        return FLOATS.get(self.kind, 0) if self.fill_nan else 0
+        """The bits of an element outside the tensor."""
+        return NAN_FILLS.get(self.kind, 0) if self.fill_nan else 0
 
-    def elements(self, at: tuple[int, ...], stored: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return the addresses of the elements of the tile at these coordinates, [rows, box[0]], and a mask
-        of those moved.
+    def compute_elements(
+        self, corner: tuple[int, ...], stored: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the element addresses of the tile at these coordinates, [rows, box[0]], and a mask of the
+        elements that are copied.
 
-        Those inside of the tensor are loaded. Units of 16 bytes that begin inside are `stored`: an H200
-        writes up to 14 bytes past the end of a row of another length.
+        A load copies the elements inside the tensor, a store (`stored`) whole 16-byte units that begin
+        inside: an H200 writes up to 14 bytes past a row whose length is not a multiple of 16 bytes.
         """
         address = np.zeros((1,) * len(self.box), np.int64) + self.address
         inside = np.ones((1,) * len(self.box), bool)
-        for d, (first, count) in enumerate(zip(at, self.box, strict=True)):
-            place = first + np.arange(count)
+        for d, (first, count) in enumerate(zip(corner, self.box, strict=True)):
+            coordinate = first + np.arange(count)
             shape = [1] * len(self.box)
             shape[len(self.box) - 1 - d] = count
-            address = address + (place * self.strides[d]).reshape(shape)
+            address = address + (coordinate * self.strides[d]).reshape(shape)
             if stored and d == 0:
-                place = place // (UNIT // self.width) * (UNIT // self.width)
-            inside = inside & ((place >= 0) & (place < self.dims[d])).reshape(shape)
+                coordinate = coordinate // (UNIT // self.width) * (UNIT // self.width)
+            inside = inside & ((coordinate >= 0) & (coordinate < self.dims[d])).reshape(shape)
         return address.reshape(-1, self.box[0]), inside.reshape(-1, self.box[0])
 
     def encode(self) -> bytes:
-        """Return the map as 128 bytes."""
+        """Encode the map in 128 bytes."""
         rank = len(self.dims)
         packed = struct.pack(
             _FORMAT, MAGIC, self.address, *_pad(self.dims), *_pad(self.strides[1:], 4),
@@ -98,7 +95,7 @@ class TensorMap:
 
     @classmethod
     def decode(cls, data: bytes) -> TensorMap | None:
-        """Return the map encoded in 128 bytes, or None if they are not one."""
+        """Decode a map from 128 bytes; return None if they are not an encoded map."""
         magic, address, *rest = struct.unpack_from(_FORMAT, data)
         if magic != MAGIC:
             return None
@@ -117,11 +114,10 @@ def encode_tiled(
     kind: int, address: int, dims, strides, box, steps, *, interleave: int, swizzle: int, promotion: int,
     fill: int
 ) -> TensorMap:  # fmt: skip
-    """Create the map of cuTensorMapEncodeTiled. `strides` (bytes) are those of all dimensions but the
-    innermost.
+    """Create the map that cuTensorMapEncodeTiled encodes; `strides` (bytes) omit the innermost dimension.
 
-    Raise BadTensorMap for what the driver's documentation forbids, NotImplementedError for what is not
-    simulated.
+    Raise BadTensorMap for arguments that the driver's documentation forbids, NotImplementedError for valid
+    ones that are not simulated.
     """
     width, _ = ELEMENTS.get(kind, (0, ""))
     known = (
@@ -146,7 +142,7 @@ def encode_tiled(
         (inner % 16 == 0, f"{inner} bytes of the box along the innermost dimension are not a multiple of 16"),
         (not span or inner <= span, f"{inner} bytes of the box along the innermost dimension, the swizzle"
                                     f" spans {span}"),
-        (not fill or kind in FLOATS, "elements outside of the tensor are NaN, but the type has none"),
+        (not fill or kind in NAN_FILLS, "elements outside of the tensor are NaN, but the type has none"),
     ]  # fmt: skip
     for fine, text in checks:
         if not fine:
@@ -155,7 +151,7 @@ def encode_tiled(
 
 
 def swizzle_address(address: np.ndarray, span: int) -> np.ndarray:
-    """Apply a swizzle to an address: XOR the number of its 16-byte unit within the span with that of its
+    """Apply a swizzle to addresses: XOR the index of the 16-byte unit within the span with the index of the
     128-byte line."""
     if not span:
         return address

@@ -1,1 +1,1 @@
-"""The text of kernels: parser, control-flow graph, and the source locations of instructions."""
+"""PTX: the parser, control-flow graphs, and the source locations of instructions."""

@@ -1,8 +1,8 @@
-"""Parse PTX text, as the Mojo compiler writes it, into data: module variables, functions and instructions.
+"""Parse PTX text, as written by the Mojo compiler, into module variables, functions and instructions.
 
-An unknown opcode parses, so that a kernel with one unsupported instruction on a path it never takes still
-runs. Every instruction keeps its PTX line and, with line tables (`-g1`), its chain of source locations:
-innermost first, then the call sites it was inlined into.
+Unknown opcodes are accepted here, so that a kernel runs if it never executes its unsupported instructions.
+Every instruction keeps its PTX line and, with line tables (`-g1`), its chain of source locations: innermost
+first, then the call sites it was inlined into.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ WIDTH |= {"b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16}
 
 
 class PtxError(ValueError):
-    """The text is not PTX that this parser understands; the message names the line."""
+    """Raised for text that is not valid PTX or not supported; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A source position; `caller` is the position that this code was inlined into, or None."""
+    """A source position; `caller` is the position it was inlined into, or None."""
 
     file: str
     line: int
@@ -72,7 +72,7 @@ class Mem:
 
 @dataclass(frozen=True, slots=True)
 class TensorMem:
-    """A box of a tensor, `[map, {x, y}]`: the address of a tensor map, and coordinates, innermost first."""
+    """A TMA tile operand, `[map, {x, y}]`: a tensor map's address, and coordinates, innermost first."""
 
     map: Mem
     coordinates: tuple
@@ -80,14 +80,14 @@ class TensorMem:
 
 @dataclass(frozen=True, slots=True)
 class Vec:
-    """Operands in braces, or a parenthesised list of a call."""
+    """A vector operand in braces, or a call's operand list in parentheses."""
 
     items: tuple
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two destinations in one: `%p1|%p2`."""
+    """A pair of destinations: `%p1|%p2`."""
 
     first: Operand
     second: Operand
@@ -128,8 +128,7 @@ class Variable:
 
 @dataclass(slots=True)
 class Function:
-    """One `.entry` or `.func`: parameters, declared variables and the instruction list with label
-    positions."""
+    """One `.entry` or `.func`: parameters, declared variables, instructions and label positions."""
 
     name: str
     is_entry: bool
@@ -149,7 +148,7 @@ class Function:
 
 @dataclass(slots=True)
 class Module:
-    """A parsed PTX text."""
+    """A parsed PTX module."""
 
     version: tuple[int, int] = (0, 0)
     target: str = ""
@@ -166,7 +165,7 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.M)
 _OCTAL = re.compile(r"(?:\\[2-3][0-7]{2})+")
 _COMMENT = re.compile(r"/\*.*?\*/", re.S)
 _LINE_COMMENT = re.compile(r"^([^\"\n]*?)//[^\"\n]*$", re.M)
-_PIECE = re.compile(
+_TOKEN = re.compile(
     r"""\s*+(?:
         (?P<line>\.(?:loc|file|version|target|address_size)[ \t][^\n]*)
       | (?P<section>\.section\b[^{]*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})
@@ -177,16 +176,16 @@ _PIECE = re.compile(
     )""",
     re.X,
 )
-"""The tokens of a text: a declaration of a function ends at `;`, a definition opens with `{`."""
+"""The tokens of PTX text; a function's declaration ends at `;`, its definition opens with `{`."""
 _ARRAY = re.compile(r"(.*?)((?:\[\d*\])*)$", re.S)
 
 
-def plain_files(text: str) -> str:
-    """Decode the non-ASCII letters of `.file` names, which the compiler escapes byte by byte."""
-    return _FILE.sub(lambda line: _OCTAL.sub(_unescape, line[0]), text)
+def decode_file_names(text: str) -> str:
+    """Decode the non-ASCII characters of `.file` names, which the compiler writes as octal escapes."""
+    return _FILE.sub(lambda line: _OCTAL.sub(_decode_octal_escapes, line[0]), text)
 
 
-def _unescape(escapes: re.Match) -> str:
+def _decode_octal_escapes(escapes: re.Match) -> str:
     octets = bytes(int(octal, 8) for octal in escapes[0].split("\\")[1:])
     try:
         return octets.decode()
@@ -204,7 +203,7 @@ def parse(text: str) -> Module:
     return _Parser(text).run()
 
 
-def number(text: str) -> Imm:
+def parse_number(text: str) -> Imm:
     """Parse the literal `text` ("12", "0x1f", "0f3F800000", "1.5")."""
     sign = -1 if text.startswith("-") else 1
     body = text.lstrip("+-")
@@ -238,57 +237,59 @@ def split_commas(text: str) -> list[str]:
 
 
 class _Parser:
-    """One pass over the tokens of a text."""
+    """A single-pass parser."""
 
     def __init__(self, text: str):
         text = _COMMENT.sub(lambda m: "\n" * m.group().count("\n"), text)
         self.text = _LINE_COMMENT.sub(r"\1", text)
         self.module = Module()
         # LLVM writes .file lines at the end: collect them first.
-        files = _FILE.finditer(plain_files(text))
+        files = _FILE.finditer(decode_file_names(text))
         self.files = {int(m[1]): re.sub(r'\\(["\\])', r"\1", m[2]) for m in files}
         self.loc: Location | None = None
         self.locations: dict[tuple[int, int, int], Location] = {}
         self.operands: dict[str, object] = {}
         self.function: Function | None = None
         self.scopes: list[dict[str, str]] = []
-        self.starts: list[int] = []  # where in the function's body each scope begins
+        self.starts: list[int] = []  # index of each scope's first instruction in the function's body
 
-    def fail(self, line: int, why: str) -> NoReturn:
+    def raise_error(self, line: int, why: str) -> NoReturn:
         raise PtxError(f"PTX line {line}: {why}")
 
     def run(self) -> Module:
         at, counted, line = 0, 0, 1
-        while m := _PIECE.match(self.text, at):
-            assert m.lastgroup is not None  # every piece is named
+        while m := _TOKEN.match(self.text, at):
+            assert m.lastgroup is not None  # every alternative of the pattern has a name
             line += self.text.count("\n", counted, m.start(m.lastgroup))
             at, counted = m.end(), m.start(m.lastgroup)
-            self.piece(m.lastgroup, m[m.lastgroup], line)
+            self.parse_token(m.lastgroup, m[m.lastgroup], line)
         if self.function is not None or self.text[at:].strip():
             left = self.text[at:]
             line += self.text.count("\n", counted, at + len(left) - len(left.lstrip()))
-            self.fail(line, "the text ends inside a statement or function")
+            self.raise_error(line, "the text ends inside a statement or function")
         return self.module
 
-    def piece(self, kind: str, text: str, line: int):
-        """Read one token of the text."""
+    def parse_token(self, kind: str, text: str, line: int):
+        """Parse one token of the text."""
         if kind == "line":
-            self.line(text, line)
+            self.parse_line_directive(text, line)
         elif kind == "section":
             return
         elif kind == "header" and self.function is None:
-            self.header(text[:-1], text[-1] == "{", line)
+            self.parse_header(text[:-1], text[-1] == "{", line)
         elif kind in ("header", "statement"):
-            (self.declare_global if self.function is None else self.statement)(text[:-1].strip(), line)
+            (self.parse_module_variable if self.function is None else self.parse_statement)(
+                text[:-1].strip(), line
+            )
         elif self.function is None:
-            self.fail(line, f"'{text[:60]}' is not a module declaration")
+            self.raise_error(line, f"'{text[:60]}' is not a module declaration")
         elif kind == "label":
             name, _, table = text.partition(":")
             if ".branchtargets" in table:
                 names = split_commas(table.strip().removeprefix(".branchtargets").rstrip(";"))
                 self.function.tables[name.strip()] = names
             elif not table:
-                self.label(name.strip(), line)
+                self.parse_label(name.strip(), line)
         elif text == "{":
             self.scopes.append({})
             self.starts.append(len(self.function.body))
@@ -298,20 +299,20 @@ class _Parser:
             if not self.scopes:
                 self.function = None
 
-    def line(self, text: str, line: int):
-        """Read a directive that ends with its line."""
+    def parse_line_directive(self, text: str, line: int):
+        """Parse a directive that takes the whole line."""
         word, value = text.split(None, 1)
         if word == ".loc":
-            self.locate(text)
+            self.parse_loc(text)
         elif word == ".version":
             major, _, minor = value.strip().partition(".")
             self.module.version = (int(major), int(minor))
         elif word == ".target":
             self.module.target = value.split(",")[0].strip()
         elif word == ".address_size" and value.strip() != "64":
-            self.fail(line, f".address_size {value.strip()} is not supported, only 64")
+            self.raise_error(line, f".address_size {value.strip()} is not supported, only 64")
 
-    def locate(self, line: str):
+    def parse_loc(self, line: str):
         m = _LOC.match(line)
         if not m or m[2] == "0":
             return
@@ -323,19 +324,19 @@ class _Parser:
         self.loc = Location(self.files.get(here[0], "?"), here[1], here[2], caller)
         self.locations[here] = self.loc
 
-    def label(self, name: str, line: int):
-        """Read a label. Braces are its scope, so that inlined assembly may repeat a name."""
-        body, unique = self.open.body, name
+    def parse_label(self, name: str, line: int):
+        """Parse a label; braces delimit its scope, so that inlined assembly may reuse a name."""
+        body, unique_name = self.current_function.body, name
         if len(self.scopes) > 1:
-            unique = f"{name}_s{line}_{len(body)}"
-            self.scopes[-1][name] = unique
+            unique_name = f"{name}_s{line}_{len(body)}"
+            self.scopes[-1][name] = unique_name
             for i in body[self.starts[-1] :]:
                 if i.op == "bra" and i.args == (Sym(name),):
-                    i.args = (Sym(unique),)
-        self.open.labels[unique] = len(body)
+                    i.args = (Sym(unique_name),)
+        self.current_function.labels[unique_name] = len(body)
 
     # -- declarations ---------------------------------------------------------------------------------------
-    def header(self, text: str, has_body: bool, line: int):
+    def parse_header(self, text: str, has_body: bool, line: int):
         m = re.match(
             r"(?:\.(?:visible|weak|extern|common)\s+)*\.(entry|func)\s*(?:\.noreturn\s*)?"
             r"(\([^)]*\)\s*)?([\w$.%]+)\s*(\((?:[^()]|\([^)]*\))*\))?(.*)$",
@@ -343,11 +344,15 @@ class _Parser:
             re.S,
         )
         if not m:
-            self.fail(line, "this function header is not understood")
+            self.raise_error(line, "this function header is not understood")
         kind, returns, name, params, tail = m.groups()
         f = Function(name, kind == "entry", has_body=has_body, line=line)
-        f.params = [self.variable(p, line, "param") for p in split_commas((params or "()").strip()[1:-1])]
-        f.returns = [self.variable(p, line, "param") for p in split_commas((returns or "()").strip()[1:-1])]
+        f.params = [
+            self.parse_variable(p, line, "param") for p in split_commas((params or "()").strip()[1:-1])
+        ]
+        f.returns = [
+            self.parse_variable(p, line, "param") for p in split_commas((returns or "()").strip()[1:-1])
+        ]
         limit = re.search(r"\.maxntid\s+([\d\s,]+)", tail) or re.search(r"\.reqntid\s+([\d\s,]+)", tail)
         if limit:
             f.max_threads = 1
@@ -363,8 +368,8 @@ class _Parser:
         else:
             self.module.functions.setdefault(name, f)
 
-    def variable(self, text: str, line: int, space: str) -> Variable:
-        """Read `.param .align 8 .b8 name[32]`, `.shared .align 4 .b8 x[64]`, `.global .u32 n = 3`."""
+    def parse_variable(self, text: str, line: int, space: str) -> Variable:
+        """Parse `.param .align 8 .b8 name[32]`, `.shared .align 4 .b8 x[64]`, `.global .u32 n = 3`."""
         head, _, init = text.partition("=")
         array = _ARRAY.match(head.strip())
         assert array is not None  # the pattern takes any text
@@ -379,17 +384,17 @@ class _Parser:
                 kind = word[1:]
         vector = 4 if ".v4" in words else 2 if ".v2" in words else 1
         if kind is None:
-            self.fail(line, f"no type in the declaration '{text.strip()[:60]}'")
+            self.raise_error(line, f"no type in the declaration '{text.strip()[:60]}'")
         width = WIDTH[kind] * vector
         count = 1
         for dim in re.findall(r"\[(\d*)\]", dims):
             count *= int(dim) if dim else 0
         out = Variable(words[-1], space, width * count, max(align, width, 1), line=line)
         if init.strip():
-            self.initialise(out, init.strip().strip("{}").strip(), kind, WIDTH[kind])
+            self.parse_initialiser(out, init.strip().strip("{}").strip(), kind, WIDTH[kind])
         return out
 
-    def initialise(self, var: Variable, text: str, kind: str, width: int):
+    def parse_initialiser(self, var: Variable, text: str, kind: str, width: int):
         import struct
 
         data = bytearray()
@@ -400,7 +405,7 @@ class _Parser:
                 var.pointers.append((len(data), m[1], int(m[2] or 0)))
                 data += bytes(width)
                 continue
-            imm = number(item)
+            imm = parse_number(item)
             if imm.bits is not None:
                 data += imm.bits.to_bytes(width, "little")
             elif isinstance(imm.value, float):
@@ -411,29 +416,29 @@ class _Parser:
             var.nbytes = len(data)
         var.data = bytes(data[: var.nbytes]).ljust(var.nbytes, b"\0")
 
-    def declare_global(self, text: str, line: int):
+    def parse_module_variable(self, text: str, line: int):
         m = re.search(r"\.(global|const|shared)\b", text.partition("=")[0])
         if not m:
             if text.startswith((".pragma", ".alias")):
                 return
-            self.fail(line, f"'{text[:60]}' is not a module declaration")
-        var = self.variable(text, line, m[1])
+            self.raise_error(line, f"'{text[:60]}' is not a module declaration")
+        var = self.parse_variable(text, line, m[1])
         self.module.variables[var.name] = var
 
     @property
-    def open(self) -> Function:
-        """The function whose body is parsed."""
+    def current_function(self) -> Function:
+        """The function whose body is being parsed."""
         assert self.function is not None
         return self.function
 
     # -- statements -----------------------------------------------------------------------------------------
-    def statement(self, text: str, line: int):
+    def parse_statement(self, text: str, line: int):
         if not text:
             return
         if text[0] == ".":
-            self.directive(text, line)
+            self.parse_directive(text, line)
             return
-        f = self.open
+        f = self.current_function
         pred = None
         if text[0] == "@":
             guard, _, text = text.partition(" ") if " " in text.split("\t")[0] else text.partition("\t")
@@ -442,34 +447,34 @@ class _Parser:
             text = text.strip()
         opcode, _, rest = text.replace("\t", " ").replace("\n", " ").partition(" ")
         op, *mods = opcode.split(".")
-        args = tuple(self.operand(a, line) for a in split_commas(rest.strip()))
+        args = tuple(self.get_operand(a, line) for a in split_commas(rest.strip()))
         f.body.append(Instr(op, tuple(mods), args, pred, line, self.loc))
 
-    def directive(self, text: str, line: int):
-        f = self.open
+    def parse_directive(self, text: str, line: int):
+        f = self.current_function
         word = text.split(None, 1)[0]
         if word == ".reg":
             parts = text.split(None, 2)
             kind = parts[1][1:]
             if kind not in WIDTH:
-                self.fail(line, f"register type .{kind} is not supported")
+                self.raise_error(line, f"register type .{kind} is not supported")
             for name in split_commas(parts[2]):
                 m = re.match(r"([\w$%]+)<(\d+)>$", name)
                 names = [f"{m[1]}{i}" for i in range(int(m[2]))] if m else [name]
                 for n in names:
-                    unique = n
+                    unique_name = n
                     if len(self.scopes) > 1:
-                        unique = f"{n}_s{line}"
-                        self.scopes[-1][n] = unique
+                        unique_name = f"{n}_s{line}"
+                        self.scopes[-1][n] = unique_name
                         self.operands.clear()
-                    f.regs[unique] = kind
+                    f.regs[unique_name] = kind
         elif word in (".shared", ".local", ".param"):
-            var = self.variable(text, line, word[1:])
+            var = self.parse_variable(text, line, word[1:])
             f.variables[var.name] = var
         elif word in (".pragma", ".minnctapersm", ".maxntid"):
             return
         else:
-            self.fail(line, f"directive {word} is not supported")
+            self.raise_error(line, f"directive {word} is not supported")
 
     def resolve(self, name: str) -> str:
         for scope in reversed(self.scopes):
@@ -477,7 +482,7 @@ class _Parser:
                 return scope[name]
         return name
 
-    def operand(self, text: str, line: int):
+    def get_operand(self, text: str, line: int):
         if len(self.scopes) > 1:
             return self.parse_operand(text, line)
         # operands are immutable, so equal texts share one object
@@ -493,33 +498,33 @@ class _Parser:
             inside = text[1 : text.rindex("]")]
             place, comma, coordinates = inside.partition(",")
             if comma and coordinates.strip().startswith("{"):
-                vector = self.operand(coordinates.strip(), line)
+                vector = self.get_operand(coordinates.strip(), line)
                 assert isinstance(vector, Vec)  # it is in braces
-                return TensorMem(self.memory(place, line), vector.items)
-            return self.memory(inside, line)
+                return TensorMem(self.parse_address(place, line), vector.items)
+            return self.parse_address(inside, line)
         if c in "{(":
-            return Vec(tuple(self.operand(t, line) for t in split_commas(text[1:-1])))
+            return Vec(tuple(self.get_operand(t, line) for t in split_commas(text[1:-1])))
         if c == "!":
             return Reg(self.resolve(text[1:].strip()), True)
         if "|" in text:
             first, _, second = text.partition("|")
-            return Pair(self.operand(first.strip(), line), self.operand(second.strip(), line))
+            return Pair(self.get_operand(first.strip(), line), self.get_operand(second.strip(), line))
         if _NUMBER.match(text):
-            return number(text)
+            return parse_number(text)
         name = self.resolve(text)
-        if name in self.open.regs or c == "%" or text == "_":
+        if name in self.current_function.regs or c == "%" or text == "_":
             return Reg(name)
         m = re.match(r"([\w$.%]+)\s*(?:\+\s*(-?\d+))?$", text)
         if not m:
-            self.fail(line, f"operand '{text}' is not understood")
+            self.raise_error(line, f"operand '{text}' is not understood")
         return Sym(self.resolve(m[1]), int(m[2] or 0))
 
-    def memory(self, text: str, line: int) -> Mem:
+    def parse_address(self, text: str, line: int) -> Mem:
         m = re.match(r"\s*([\w$.%]+)\s*(?:\+?\s*(-?\s*(?:0x[0-9a-fA-F]+|\d+)))?\s*(?:,.*)?$", text, re.S)
         if not m:
-            self.fail(line, f"address '[{text}]' is not understood")
+            self.raise_error(line, f"address '[{text}]' is not understood")
         base, offset = self.resolve(m[1]), int((m[2] or "0").replace(" ", ""), 0)
-        if base in self.open.regs:
+        if base in self.current_function.regs:
             return Mem(Reg(base), offset)
         if base[0].isdigit():
             return Mem(None, int(base, 0) + offset)

@@ -1,12 +1,12 @@
 """Link a kernel and the device functions it calls into one control-flow graph of basic blocks.
 
-Calls are direct and not recursive (recursion is refused), so each function's registers and parameters exist
-once per thread: a call stores the number of its return block in a register and jumps, `ret` jumps through
-that register. Blocks end at branches, barriers, calls and returns. A guarded instruction with an effect (`@%p
-st...`) becomes a small block of its own, so the executor never sees guards on memory accesses.
+Calls must be direct and not recursive, so each function's registers and parameters exist once per thread: a
+call stores the index of its return block in a register and jumps, and `ret` jumps to the block in that
+register. Blocks end at branches, barriers, calls and returns. A guarded instruction with a side effect (`@%p
+st...`) becomes a separate block, so that the executor never sees guards on memory accesses.
 
-`order` is the scheduling priority: topological, with loops nested, so that running the smallest block first
-makes diverged threads wait for each other where their paths join.
+`order` is the scheduling priority: a topological order in which every loop's blocks are contiguous. Running
+the block with the lowest order first makes diverged threads reconverge where their paths join.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from .parser import Function, Instr, Mem, Module, Pair, Reg, Sym, TensorMem, Vec
 from .special_registers import SPECIAL_REGISTERS
 
-#: Opcodes without memory effects or thread communication: guarded ones become a select, all others are split
-#: off.
+#: Opcodes without memory effects or thread communication: if guarded, they become a select, and all other
+#: guarded instructions a separate block.
 PURE = {
     "mov", "add", "sub", "mul", "mad", "mul24", "mad24", "fma", "div", "rem", "min", "max", "abs", "neg",
     "not", "and", "or", "xor", "cnot", "shl", "shr", "shf", "setp", "set", "selp", "slct", "cvt", "cvta",
@@ -33,7 +33,7 @@ LOCAL_ALIGN = 16
 
 
 class LinkError(ValueError):
-    """A kernel that cannot be linked: recursion, an unknown function, a missing label."""
+    """Raised for a kernel that cannot be linked: recursion, an unknown function, a missing label."""
 
 
 @dataclass(slots=True)
@@ -48,24 +48,23 @@ class Block:
     succs: list[int] = field(default_factory=list)
     uses: list[str] = field(default_factory=list)  # registers read before they are written here
     stores: list[str] = field(default_factory=list)  # registers written here and read elsewhere
-    spins: bool = False
+    in_spin_loop: bool = False
     order: int = 0
 
     @property
     def end(self) -> Instr:
-        """The instruction that ends a block whose kind is one: all but some jumps and exits."""
+        """The instruction that ends the block; some jumps and exits have none."""
         assert self.term is not None
         return self.term
 
 
 class Program:
-    """One kernel ready for code generation: `blocks`, register types, and the layout of its local
-    variables."""
+    """One linked kernel: its basic blocks, register types, and the layout of its local variables."""
 
     def __init__(self, module: Module, entry: Function):
         self.module, self.entry = module, entry
         self.functions: list[Function] = []
-        self.regs: dict[str, str] = {}  # joined register name -> type
+        self.regs: dict[str, str] = {}  # qualified register name -> type
         self.blocks: list[Block] = []
         self.locals: dict[tuple[int, str], tuple[int, int]] = {}  # (function, name) -> (offset, bytes)
         self.local_bytes = 0
@@ -75,7 +74,7 @@ class Program:
         self._entry_block: dict[int, int] = {}
         # (device function, parameter or return value) -> offset in local memory
         self._frames: dict[tuple[str, str], int] = {}
-        self.specials: set[str] = set()
+        self.special_registers: set[str] = set()
         for p in entry.params:
             align = max(p.align, 1)
             self.param_bytes = -(-self.param_bytes // align) * align
@@ -86,23 +85,23 @@ class Program:
         self._link_returns()
         self._compute_liveness()
         self._compute_order()
-        #: Those of all blocks, without what ends a block; and how often each opcode is among them.
+        #: The instructions of all blocks except terminators, and the count of each opcode.
         self.instrs = [i for block in self.blocks for i in block.instrs]
         self.opcodes = Counter(i.op for i in self.instrs)
-        #: Whether it copies in bulk or multiplies by warpgroups, and whether it uses setmaxnreg.
+        #: Whether the kernel uses bulk copies or wgmma, and whether it uses setmaxnreg.
         self.is_asynchronous = any(
             i.op == "wgmma" or (i.op == "cp" and "bulk" in i.mods) for i in self.instrs
         )
-        self.moves_registers = "setmaxnreg" in self.opcodes
+        self.uses_setmaxnreg = "setmaxnreg" in self.opcodes
 
-    # -- joining --------------------------------------------------------------------------------------------
+    # -- linking --------------------------------------------------------------------------------------------
     def _link(self, f: Function, stack: tuple[str, ...]) -> int:
-        """Add `f` and what it calls; return its first block. Functions are added once."""
+        """Add `f` and the functions it calls, each once; return the first block of `f`."""
         if f.name in stack:
             raise LinkError(f"{f.name} calls itself; recursive device functions are not supported")
         number = self._index.get(f.name)
         if number is not None:
-            self._deepen(number, len(stack))
+            self._raise_depth(number, len(stack))
             return self._entry_block[number]
         if not f.has_body:
             raise LinkError(f"function {f.name} is declared but has no body here")
@@ -112,53 +111,53 @@ class Program:
         self._callees = getattr(self, "_callees", {})
         self._callees[number] = set()
         for name, kind in f.regs.items():
-            self.regs[self.join(number, name)] = kind
+            self.regs[self.qualify(number, name)] = kind
         if not f.is_entry:
             self.regs[f"return_{number}"] = "b32"
             for p in [*f.params, *f.returns]:
-                self._frames[f.name, p.name] = self._local(number, p.name, p.nbytes)[0]
+                self._frames[f.name, p.name] = self._allocate_local(number, p.name, p.nbytes)[0]
         for v in f.variables.values():
             if v.space == "local":
-                self._local(number, v.name, v.nbytes)
-        self._cut(f, number, stack)
+                self._allocate_local(number, v.name, v.nbytes)
+        self._split_into_blocks(f, number, stack)
         return self._entry_block[number]
 
-    def _deepen(self, number: int, depth: int):
+    def _raise_depth(self, number: int, depth: int):
         if depth > self._depth[number]:
             self._depth[number] = depth
             for callee in self._callees[number]:
-                self._deepen(callee, depth + 1)
+                self._raise_depth(callee, depth + 1)
 
-    def _local(self, number: int, name: str, nbytes: int) -> tuple[int, int]:
+    def _allocate_local(self, number: int, name: str, nbytes: int) -> tuple[int, int]:
         start = self.local_bytes + 16
         self.locals[number, name] = (start, nbytes)
         self.local_bytes = -(-(start + nbytes + 16) // LOCAL_ALIGN) * LOCAL_ALIGN
         return start, nbytes
 
-    def join(self, number: int, name: str) -> str:
-        """Return the name of register `name` of function `number` as a Python identifier."""
+    def qualify(self, number: int, name: str) -> str:
+        """Return a Python identifier, unique in the program, for register `name` of function `number`."""
         if name.startswith("%") and name[1:].split(".")[0] in SPECIAL_REGISTERS:
-            self.specials.add(name[1:])
+            self.special_registers.add(name[1:])
             return "sp_" + name[1:].replace(".", "_")
         return re.sub(r"\W", "_", name.lstrip("%")) + (f"_f{number}" if number else "")
 
-    def _block(self, number: int) -> Block:
+    def _add_block(self, number: int) -> Block:
         block = Block(len(self.blocks), number)
         self.blocks.append(block)
         return block
 
-    def _cut(self, f: Function, number: int, stack: tuple[str, ...]):
+    def _split_into_blocks(self, f: Function, number: int, stack: tuple[str, ...]):
         targets = {i.args[0].name for i in f.body if i.op == "bra"}.union(*f.tables.values())
         starts = {position for name, position in f.labels.items() if name in targets}
         at: dict[int, Block] = {}
-        at[0] = block = self._block(number)
+        at[0] = block = self._add_block(number)
         self._entry_block[number] = block.index
         fixups: list[tuple[Block, list[str]]] = []
-        pending: list[tuple[Instr, str, int]] = []  # st.param before the call they belong to
+        pending: list[tuple[Instr, str, int]] = []  # st.param instructions of the next call
         last_call: dict[str, int] = {}  # variable for a call's result -> offset
         for position, instr in enumerate(f.body):
             if position in starts and position != 0 and (block.instrs or block.term or position not in at):
-                new = self._block(number)
+                new = self._add_block(number)
                 if block.kind == "jump" and not block.succs:
                     block.succs = [new.index]
                 block = new
@@ -166,23 +165,23 @@ class Program:
                 at[position] = block
             instr = self._rename_registers(instr, number, f, pending, last_call)
             if instr.pred is not None and instr.op != "bra" and instr.op not in PURE:
-                body, after = self._block(number), self._block(number)
+                body, after = self._add_block(number), self._add_block(number)
                 block.kind, block.term = "branch", instr
                 block.term = Instr("bra", (), (), instr.pred, instr.line, instr.loc)
                 block.succs = [body.index, after.index]
                 instr.pred = None
-                if self._place(body, instr, number, f, stack, after, fixups, pending, last_call):
+                if self._append(body, instr, number, f, stack, after, fixups, pending, last_call):
                     block = after
                 else:
                     body.succs = [after.index]
                     block = after
                 continue
-            kind = self._kind(instr)
+            kind = self._get_terminator_kind(instr)
             if kind is None:
                 block.instrs.append(instr)
                 continue
-            after = self._block(number)
-            self._place(block, instr, number, f, stack, after, fixups, pending, last_call)
+            after = self._add_block(number)
+            self._append(block, instr, number, f, stack, after, fixups, pending, last_call)
             block = after
         if not block.term and not block.succs:
             block.kind, block.term = "ret" if not f.is_entry else "exit", None
@@ -196,9 +195,9 @@ class Program:
                     raise LinkError(f"PTX line {branch.end.line}: branch to unknown label {label}")
                 branch.succs.append(at[f.labels[label]].index)
             if branch.kind == "branch":
-                branch.succs.reverse()  # taken first, then the fall-through block that was there already
+                branch.succs.reverse()  # the taken block first, then the fall-through block
 
-    def _kind(self, i: Instr) -> str | None:
+    def _get_terminator_kind(self, i: Instr) -> str | None:
         if i.op == "bra":
             return "branch" if i.pred is not None else "jump"
         if i.op in TERMINATORS:
@@ -211,9 +210,9 @@ class Program:
             return "barrier"
         return None
 
-    def _place(self, block, instr, number, f, stack, after, fixups, pending, last_call) -> bool:
-        """Append `instr` to `block`; return True when it decides the successors itself."""
-        kind = self._kind(instr)
+    def _append(self, block, instr, number, f, stack, after, fixups, pending, last_call) -> bool:
+        """Append `instr` to `block`; return True if it terminates the block."""
+        kind = self._get_terminator_kind(instr)
         if kind is None:
             block.instrs.append(instr)
             return False
@@ -231,12 +230,12 @@ class Program:
         elif kind in ("barrier", "cluster"):
             block.succs = [after.index]
         elif kind == "call":
-            self._call(block, instr, number, stack, after, pending, last_call)
+            self._link_call(block, instr, number, stack, after, pending, last_call)
         elif kind == "ret" and f.is_entry:
             block.kind = "exit"
         return True
 
-    def _call(self, block, instr, number, stack, after, pending, last_call):
+    def _link_call(self, block, instr, number, stack, after, pending, last_call):
         args = list(instr.args)
         returns = args.pop(0).items if isinstance(args[0], Vec) else ()
         if not isinstance(args[0], Sym):
@@ -249,7 +248,7 @@ class Program:
         if name in BUILTINS:
             for p in [*callee.params, *callee.returns]:
                 if (name, p.name) not in self._frames:
-                    self._frames[name, p.name] = self._local(number, p.name, p.nbytes)[0]
+                    self._frames[name, p.name] = self._allocate_local(number, p.name, p.nbytes)[0]
             block.kind, block.succs = "jump", [after.index]
             builtin = Instr("builtin", (name,), (), None, instr.line, instr.loc)
             builtin.args = tuple(
@@ -270,17 +269,19 @@ class Program:
             last_call[arguments.name] = self._frames[name, parameter.name]
         pending.clear()
 
-    def _register(self, number: int, register: Reg) -> Reg:
-        return register if register.name == "_" else Reg(self.join(number, register.name), register.negated)
+    def _qualify(self, number: int, register: Reg) -> Reg:
+        return (
+            register if register.name == "_" else Reg(self.qualify(number, register.name), register.negated)
+        )
 
     def _rename_registers(self, i: Instr, number: int, f: Function, pending, last_call) -> Instr:
-        """Copy `i` with joined register names; parameters of calls become local memory ("frame" space)."""
+        """Copy `i` with qualified register names; call parameters become local memory ("frame" space)."""
 
         def walk(a):
             if isinstance(a, Reg):
-                return self._register(number, a)
+                return self._qualify(number, a)
             if isinstance(a, Mem) and isinstance(a.base, Reg):
-                return Mem(Reg(self.join(number, a.base.name)), a.offset)
+                return Mem(Reg(self.qualify(number, a.base.name)), a.offset)
             if isinstance(a, TensorMem):
                 return TensorMem(walk(a.map), tuple(walk(x) for x in a.coordinates))
             if isinstance(a, Vec):
@@ -294,18 +295,16 @@ class Program:
             return a
 
         args = i.args if i.op == "call" else tuple(walk(a) for a in i.args)
-        out = Instr(i.op, i.mods, args, self._register(number, i.pred) if i.pred else None, i.line, i.loc)
+        out = Instr(i.op, i.mods, args, self._qualify(number, i.pred) if i.pred else None, i.line, i.loc)
         space = next((m for m in i.mods if m.startswith("param")), None)
         if i.op in ("ld", "st") and space:
             mem = i.args[1] if i.op == "ld" else i.args[0]
             base = mem.base.name if isinstance(mem.base, Sym) else None
             in_frame = tuple("frame" if m is space else m for m in i.mods)
-            if (
-                base is not None and (f.name, base) in self._frames
-            ):  # a parameter or return value of this function itself
+            if base and (f.name, base) in self._frames:  # a parameter or return value of this function
                 place = Mem(None, self._frames[f.name, base] + mem.offset)
                 out.mods, out.args = in_frame, (args[0], place) if i.op == "ld" else (place, *args[1:])
-            elif i.op == "st":  # an argument: its place is known when the call comes
+            elif i.op == "st":  # an argument; its offset is only known at the call
                 out.mods, out.args = in_frame, (Mem(None, mem.offset), *args[1:])
                 pending.append((out, base, mem.offset))
             elif base in last_call:
@@ -313,7 +312,7 @@ class Program:
         return out
 
     def _link_returns(self):
-        """Connect a device function's `ret` to the blocks after its calls."""
+        """Connect each device function's `ret` to the blocks after its calls."""
         after: dict[int, list[int]] = {}
         for b in self.blocks:
             if b.kind == "call":
@@ -326,10 +325,10 @@ class Program:
     def _compute_liveness(self):
         edges = [[b.succs[0]] if b.kind == "call" else b.succs for b in self.blocks]
         instructions = (i for b in self.blocks for i in [*b.instrs, *([b.term] if b.term else [])])
-        self.read = {name for i in instructions for name in reads_and_writes(i)[0]}
+        self.read_registers = {name for i in instructions for name in get_reads_and_writes(i)[0]}
         names = list(self.regs)
-        for b, (after, defined) in zip(self.blocks, live_registers(self, self.blocks, edges), strict=True):
-            b.stores = [names[k] for k in set_bits(after & defined)]
+        for b, (after, defined) in zip(self.blocks, compute_liveness(self, self.blocks, edges), strict=True):
+            b.stores = [names[k] for k in iterate_set_bits(after & defined)]
 
     def _compute_order(self):
         position = 0
@@ -343,11 +342,10 @@ class Program:
                 ]
                 for i in members
             }
-            # A block that nothing leads to must not pass for a way into a loop: the loop would seem to start
-            # elsewhere.
-            live = reachable(inside, self._entry_block[number])
+            # An unreachable block must not count as a loop's entry, or the wrong header would be chosen.
+            live = find_reachable(inside, self._entry_block[number])
             inside = {i: inside[i] for i in members if i in live}
-            for i in nested_order(inside, self._entry_block[number], self._mark_loop):
+            for i in compute_nested_order(inside, self._entry_block[number], self._mark_loop):
                 self.blocks[i].order = position
                 position += 1
 
@@ -356,13 +354,13 @@ class Program:
         return [b.succs[1]] if b.kind == "call" else [] if b.kind == "ret" else None
 
     def _mark_loop(self, loop: list[int]):
-        if any(polls(i) for k in loop for i in self.blocks[k].instrs):
+        if any(is_poll(i) for k in loop for i in self.blocks[k].instrs):
             for k in loop:
-                self.blocks[k].spins = True
+                self.blocks[k].in_spin_loop = True
 
 
-def polls(i: Instr) -> bool:
-    """Return whether `i` reads memory that another thread may change: what a spin loop waits on."""
+def is_poll(i: Instr) -> bool:
+    """Return whether `i` reads memory that another thread may change, as spin loops do."""
     if i.op == "mbarrier" and ("test_wait" in i.mods or "try_wait" in i.mods):
         return True
     if i.op == "atom":
@@ -377,17 +375,17 @@ _NO_DESTINATION = {
 }  # fmt: skip
 
 
-def registers(a) -> list[str]:
+def get_registers(a) -> list[str]:
     if isinstance(a, Reg):
         return [] if a.name == "_" else [a.name]
     if isinstance(a, Mem):
-        return registers(a.base) if isinstance(a.base, Reg) else []
+        return get_registers(a.base) if isinstance(a.base, Reg) else []
     if isinstance(a, Vec):
-        return [r for x in a.items for r in registers(x)]
+        return [r for x in a.items for r in get_registers(x)]
     if isinstance(a, TensorMem):
-        return [r for x in (a.map, *a.coordinates) for r in registers(x)]
+        return [r for x in (a.map, *a.coordinates) for r in get_registers(x)]
     if isinstance(a, Pair):
-        return registers(a.first) + registers(a.second)
+        return get_registers(a.first) + get_registers(a.second)
     return []
 
 
@@ -402,13 +400,13 @@ def has_destination(i: Instr) -> bool:
     return i.op not in _NO_DESTINATION and bool(i.args)
 
 
-def reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
+def get_reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
     """Return the registers that `i` reads and writes."""
     reads = [i.pred.name] if i.pred is not None else []
     start = 0
     writes: list[str] = []
     if has_destination(i):
-        writes = registers(i.args[0])
+        writes = get_registers(i.args[0])
         start = 1
         if isinstance(i.args[0], Mem):
             reads += writes
@@ -416,16 +414,16 @@ def reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
         elif i.op == "wgmma":  # it adds to its accumulators
             reads += writes
     for a in i.args[start:]:
-        reads += registers(a)
+        reads += get_registers(a)
     return reads, writes
 
 
-def live_registers(program: Program, blocks: list[Block], edges: list[list[int]]) -> list[tuple[int, int]]:
-    """Return for some blocks the registers that live after each, and those that it writes, as bits in the
+def compute_liveness(program: Program, blocks: list[Block], edges: list[list[int]]) -> list[tuple[int, int]]:
+    """Return, for each block, the registers live after it and the registers it writes, as bit masks in the
     order of `program.regs`.
 
-    Fill in the registers each block uses. A guarded write uses the register too: it keeps the old value where
-    the guard is false.
+    Also set `uses` of each block. A guarded write counts as a use: where the guard is false, the register
+    keeps its old value.
     """
     bit = {name: 1 << i for i, name in enumerate(program.regs)}
     used: list[int] = []
@@ -434,7 +432,7 @@ def live_registers(program: Program, blocks: list[Block], edges: list[list[int]]
         up = kill = 0
         uses: dict[str, None] = {}
         for i in [*b.instrs, *([b.term] if b.term else [])]:
-            reads, writes = reads_and_writes(i)
+            reads, writes = get_reads_and_writes(i)
             for r in reads:
                 if r.startswith("sp_"):
                     uses[r] = None
@@ -467,15 +465,15 @@ def live_registers(program: Program, blocks: list[Block], edges: list[list[int]]
     return list(zip(after, defined, strict=True))
 
 
-def set_bits(x: int):
+def iterate_set_bits(x: int):
     while x:
         low = x & -x
         yield low.bit_length() - 1
         x ^= low
 
 
-def components(graph: dict[int, list[int]], roots: list[int]) -> list[list[int]]:
-    """Return the strongly connected components of `graph`, in topological order (Tarjan, without recursion)."""
+def find_components(graph: dict[int, list[int]], roots: list[int]) -> list[list[int]]:
+    """Return the strongly connected components of `graph` in topological order (Tarjan, iterative)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     on_stack: set[int] = set()
@@ -515,8 +513,7 @@ def components(graph: dict[int, list[int]], roots: list[int]) -> list[list[int]]
     return groups[::-1]
 
 
-def reachable(graph: dict[int, list[int]], entry: int) -> set[int]:
-    """Return the nodes that a path leads to from `entry`, itself included."""
+def find_reachable(graph: dict[int, list[int]], entry: int) -> set[int]:
     reached, todo = {entry}, [entry]
     while todo:
         more = [s for s in graph[todo.pop()] if s not in reached]
@@ -525,10 +522,10 @@ def reachable(graph: dict[int, list[int]], entry: int) -> set[int]:
     return reached
 
 
-def nested_order(graph: dict[int, list[int]], entry: int, on_loop) -> list[int]:
-    """Return a topological order of `graph` in which every loop's blocks are together, header first."""
+def compute_nested_order(graph: dict[int, list[int]], entry: int, on_loop) -> list[int]:
+    """Return a topological order of `graph` in which every loop's blocks are contiguous, header first."""
     out: list[int] = []
-    for group in components(graph, [entry, *graph]):
+    for group in find_components(graph, [entry, *graph]):
         if len(group) == 1 and group[0] not in graph[group[0]]:
             out.append(group[0])
             continue
@@ -540,5 +537,5 @@ def nested_order(graph: dict[int, list[int]], entry: int, on_loop) -> list[int]:
         out.append(header)
         firsts = [s for s in graph[header] if s in inner]
         if inner:
-            out += nested_order(inner, firsts[0] if firsts else min(inner), on_loop)
+            out += compute_nested_order(inner, firsts[0] if firsts else min(inner), on_loop)
     return out

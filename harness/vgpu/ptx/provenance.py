@@ -1,30 +1,32 @@
-"""Address provenance: the kernel parameters from which every register is computed.
+"""Address provenance: which kernel parameters each register is computed from.
 
-A pointer that leaves its tensor by more than the guard zone may reach another one, where no bounds check sees
-it. But an address that is computed from one pointer, and from numbers, must stay in that pointer's tensor.
-The analysis handles each register once for the whole kernel, on all paths. A value loaded from memory may be
-any pointer; addresses that depend on it are not checked.
+An address that overruns its tensor by more than the guard zone may fall inside another tensor, where a
+bounds check passes. But an address computed from one pointer and from integers must stay in that pointer's
+tensor. The analysis is flow-insensitive: each register has one result for the whole kernel. A value loaded
+from memory may be any pointer, so addresses that depend on one are not checked.
 """
 
 from __future__ import annotations
 
 from .parser import WIDTH, Instr, Mem, Pair, Reg, Sym, Vec
-from .program import Program, reads_and_writes
+from .program import Program, get_reads_and_writes
 
-ANYTHING = None
+UNKNOWN = None
 Origin = frozenset[int] | None
-"""Byte offsets among the kernel's parameters; ANYTHING where it is not known."""
+"""Byte offsets of the kernel parameters; UNKNOWN if they cannot be determined."""
 
 
-def origins(program: Program) -> dict[str, Origin]:
-    """Return the origin of every register that is written. Special registers and constants have none: they
-    are numbers."""
+def compute_origins(program: Program) -> dict[str, Origin]:
+    """Return the origin of every register that is written.
+
+    Special registers and constants are not computed from parameters: their origin is empty.
+    """
     known: dict[str, Origin] = {}
     changed = True
     while changed:
         changed = False
         for i in program.instrs:
-            for name, origin in written_origins(i, program, known):
+            for name, origin in iterate_written_origins(i, program, known):
                 old = known.get(name, frozenset())
                 new = join_origins(old, origin)
                 if name not in known or new != old:
@@ -33,15 +35,15 @@ def origins(program: Program) -> dict[str, Origin]:
     return known
 
 
-def written_origins(i: Instr, program: Program, known: dict[str, Origin]):
+def iterate_written_origins(i: Instr, program: Program, known: dict[str, Origin]):
     """Yield (register, origin) for each register that an instruction writes."""
-    reads, writes = reads_and_writes(i)
+    reads, writes = get_reads_and_writes(i)
     if i.op in ("ld", "ldu") and any(m.startswith("param") for m in i.mods):
-        yield from parameters(i, program)
+        yield from iterate_parameter_origins(i, program)
         return
     origin: Origin = frozenset()
-    if i.op in ("ld", "ldu", "atom", "ldmatrix") or any(names_variable(a) for a in i.args):
-        origin = ANYTHING
+    if i.op in ("ld", "ldu", "atom", "ldmatrix") or any(is_variable_address(a) for a in i.args):
+        origin = UNKNOWN
     else:
         for name in reads:
             origin = join_origins(origin, known.get(name, frozenset()))
@@ -49,8 +51,8 @@ def written_origins(i: Instr, program: Program, known: dict[str, Origin]):
         yield name, origin
 
 
-def parameters(i: Instr, program: Program):
-    """Return the origin of a load of kernel parameters: its offset if known, else anything."""
+def iterate_parameter_origins(i: Instr, program: Program):
+    """Yield (register, origin) for a load of kernel parameters: the offset if known, else UNKNOWN."""
     mem = i.args[1]
     targets = i.args[0].items if isinstance(i.args[0], Vec) else (i.args[0],)
     start = None
@@ -59,26 +61,25 @@ def parameters(i: Instr, program: Program):
     size = WIDTH[next(m for m in reversed(i.mods) if WIDTH.get(m))]
     for k, target in enumerate(targets):
         if isinstance(target, Reg):
-            yield target.name, ANYTHING if start is None else frozenset([start + k * size])
+            yield target.name, UNKNOWN if start is None else frozenset([start + k * size])
 
 
-def names_variable(a) -> bool:
-    """Return whether an operand holds the address of a variable."""
+def is_variable_address(a) -> bool:
+    """Return whether an operand contains the address of a variable."""
     if isinstance(a, Vec):
-        return any(names_variable(x) for x in a.items)
+        return any(is_variable_address(x) for x in a.items)
     if isinstance(a, Pair):
-        return names_variable(a.first) or names_variable(a.second)
+        return is_variable_address(a.first) or is_variable_address(a.second)
     return isinstance(a, Sym) or (isinstance(a, Mem) and isinstance(a.base, Sym))
 
 
 def join_origins(a: Origin, b: Origin) -> Origin:
-    """Return the union of two origins."""
-    return ANYTHING if a is None or b is None else a | b
+    return UNKNOWN if a is None or b is None else a | b
 
 
-def address_origin(i: Instr, known: dict[str, Origin]) -> Origin:
-    """Return the origin of the address of a memory instruction; anything for several addresses (copies)."""
+def get_address_origin(i: Instr, known: dict[str, Origin]) -> Origin:
+    """Return the origin of a memory instruction's address; UNKNOWN for several addresses (copies)."""
     places = [a for a in i.args if isinstance(a, Mem)]
     if len(places) != 1 or not isinstance(places[0].base, Reg):
-        return ANYTHING
+        return UNKNOWN
     return known.get(places[0].base.name, frozenset())

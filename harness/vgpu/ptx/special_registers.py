@@ -1,8 +1,8 @@
-"""Expressions for the special registers.
+"""NumPy expressions that compute the special registers.
 
-Their variables: the thread's number `tid` in its block and `lane` in its warp; the block's numbers `ctaid_x`
-... in the grid; the sizes `ntid_x` ..., `nctaid_x` ... and `cluster_nctaid_x` ...; and bytes of shared
-memory.
+Their variables: the thread's linear index `tid` in its block and `lane` in its warp; the block indices
+`ctaid_x` ...; the sizes `ntid_x` ..., `nctaid_x` ... and `cluster_nctaid_x` ...; and shared memory sizes in
+bytes.
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ for _axis in "xyz":
         f"cluster_ctaid_{_axis}": f"ctaid_{_axis} % cluster_nctaid_{_axis}",
     }
 SPECIAL_REGISTERS = {name.removesuffix("_x") for name in SPECIALS if not name.endswith(("_y", "_z"))}
-"""Their names in PTX; those of three parts without `.x`, `.y` and `.z`."""
+"""PTX names of the special registers, without `.x`, `.y` and `.z`."""

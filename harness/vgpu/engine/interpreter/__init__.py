@@ -1,1 +1,1 @@
-"""Run generated code in NumPy, over the threads of many thread blocks at once."""
+"""Run generated NumPy code over the threads of many thread blocks at once."""

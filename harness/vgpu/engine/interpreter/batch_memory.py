@@ -1,8 +1,8 @@
-"""The threads of a batch and their memory: every load and store is checked, logged and executed.
+"""The threads of a batch and their memory: check, log and execute every load and store.
 
-A batch (executor.py) holds some thread blocks of one launch. Threads have positions 0..n-1 in it; `None` in
-place of a position array means all of them. Addresses are arrays, one for each thread, or one number for all.
-A wrong access is reported and redirected to a page outside of all tensors.
+A batch (executor.py) consists of some thread blocks of one launch. Its threads have positions 0..n-1; `L` is
+an array of positions, or None for all threads. Addresses are arrays with one element per thread, or a scalar
+for all. An invalid access is reported and redirected to a page outside all tensors.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from harness.vgpu.checks.findings import index_text, mark_name
-from harness.vgpu.checks.order import Order
+from harness.vgpu.checks.async_order import AsyncOrder
+from harness.vgpu.checks.findings import format_index, mark_name
 from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
-from harness.vgpu.memory.arena import Extent, Space, extent_at
+from harness.vgpu.memory.arena import Extent, Space, find_extent
 
-SMALL = 40  # below this many threads Python's min and max are faster
+SMALL_COUNT = 40  # up to this many threads Python's min and max are faster than NumPy's
 
 
 class BatchMemory:
-    """Some thread blocks of one launch, their threads' positions, and their shared, local and global memory."""
+    """The thread positions of a batch, and its shared, local and global memory."""
 
     def __init__(self, run, blocks: np.ndarray):
         self.run, self.blocks = run, blocks
@@ -39,21 +39,21 @@ class BatchMemory:
         self.alive = np.full(count, threads)
         self.exited_early = False
         self.epoch = np.zeros(count, np.int64)  # barriers passed, per thread block
-        self.even_epoch: int | None = 0  # the same for all blocks, or None
+        self.common_epoch: int | None = 0  # the epoch of all blocks; None if they differ
         self.warp_epoch = np.zeros(count * self.warps_per_block, np.int64)
         self.warp_synced = False
-        self.order: Order | None = None  # of asynchronous copies and products, where the kernel has any
-        self.spaces(run)
+        self.order: AsyncOrder | None = None  # set if the kernel has asynchronous copies or products
+        self.allocate_spaces(run)
 
-    def spaces(self, run):
+    def allocate_spaces(self, run):
         self.global_space = self.arena.space
         self.base = np.uint64(self.arena.base)
         size = run.shared_size
         if size:
-            data = run.unwritten_bytes(self.count * size)
+            data = run.create_unwritten_bytes(self.count * size)
             written = np.zeros(self.count * size, np.uint8)
             self.shared_space = Space(data, written)
-            written.reshape(self.count, size)[:, :64] = 1  # the sink
+            written.reshape(self.count, size)[:, :64] = 1  # target of redirected accesses
         else:
             self.shared_space = Space(np.zeros(64, np.uint8), np.ones(64, np.uint8))
         self.shared_size = size
@@ -61,7 +61,7 @@ class BatchMemory:
         local = run.local_size
         if local:
             written = np.zeros(self.n * local, np.uint8)
-            written.reshape(self.n, local)[:, :16] = 1  # the sink
+            written.reshape(self.n, local)[:, :16] = 1  # target of redirected accesses
             self.local_space = Space(np.zeros(self.n * local, np.uint8), written)
         else:
             self.local_space = Space(np.zeros(64, np.uint8), np.ones(64, np.uint8))
@@ -69,41 +69,40 @@ class BatchMemory:
         self.param_space = run.param_space
 
     def positions(self, L):
-        """Return `L`, or all positions."""
         return np.arange(self.n) if L is None else L
 
     def epochs(self, L):
-        """Return the barriers passed by the blocks of the threads L (None: all): one number where all are
-        equal."""
-        if self.even_epoch is not None:
-            return self.even_epoch
+        """Return the number of barriers that each thread's block has passed; a scalar if all are equal."""
+        if self.common_epoch is not None:
+            return self.common_epoch
         return self.epoch[self.block_of if L is None else self.block_of[L]]
 
     def pass_barrier(self, ready):
-        """Let the thread blocks `ready` (None: all that have not ended) pass a barrier, and start a new
-        epoch."""
+        """Move the thread blocks `ready` (None: all that have not exited) past a barrier to a new epoch."""
         self.run.log.barrier(self, ready)
         self.run.counters.barriers += int(np.count_nonzero(self.alive if ready is None else ready))
         if ready is None:
             self.epoch += 1
-            if self.even_epoch is not None:
-                self.even_epoch += 1
+            if self.common_epoch is not None:
+                self.common_epoch += 1
         else:
             self.epoch[ready] += 1
-            self.even_epoch = int(self.epoch[0]) if (self.epoch == self.epoch[0]).all() else None
+            self.common_epoch = int(self.epoch[0]) if (self.epoch == self.epoch[0]).all() else None
 
     # -- memory ---------------------------------------------------------------------------------------------
     def constant_address(self, address):
-        """Return the device address of a constant whose address is 32 bits wide, as constant memory allows."""
+        """Return the device address for a 32-bit address, which constant memory allows."""
         low = np.uint32(self.arena.base & 0xFFFFFFFF)
         return (address - low).astype(np.uint64) + self.base
 
     def resolve(self, A: Access, address, L) -> tuple[Space, Any]:
-        """Return the memory that is accessed and the checked index in it; log the access."""
+        """Return the accessed memory and the checked index into it; log the access."""
         if A.space == "global" or A.space == "const":
             return self.global_space, self.global_index(A, address, L)
         if A.space == "shared":
             return self.shared_space, self.shared_index(A, address, L)
+        if A.space == "local" and self.run.checks.counters:
+            self.run.counters.count_local(A, self.positions(L), self.warp_of)
         return self.local_space, self.offset_index(A, address, self.local_base, self.run.local_extents, L)
 
     def load(self, A: Access, address, L):
@@ -119,7 +118,7 @@ class BatchMemory:
             self.store_generic(A, address, value, L)
         elif A.space == "param":
             P = self.positions(L)
-            self.run.bad_address(self, A, np.broadcast_to(address, len(P)), P, None, None)
+            self.run.report_bad_address(self, A, np.broadcast_to(address, len(P)), P, None, None)
         else:
             self.write(A, *self.resolve(A, address, L), value, L)
 
@@ -128,7 +127,7 @@ class BatchMemory:
         t = A.tensor
         if address.ndim == 0:
             low = high = bits = int(address)
-        elif len(address) <= SMALL:
+        elif len(address) <= SMALL_COUNT:
             values = address.tolist()
             low, high = min(values), max(values)
             bits = low | high if A.mask == 0 else int(np.bitwise_or.reduce(address))
@@ -146,12 +145,11 @@ class BatchMemory:
                 self.run.first_write(t)
             if t.forbids:
                 self.run.report_forbidden(self, A, t, address, L)
-        if not A.unlogged:
-            self.log.add(self, A, t, index, L)
+        self.log.add(self, A, t, index, L)
         return index
 
     def global_index_slow(self, A: Access, address, L):
-        """Do the same where threads access several tensors, or an access is wrong."""
+        """Do the work of `global_index` if threads access several tensors, or an access is invalid."""
         positions = self.positions(L)
         wide = np.broadcast_to(address, len(positions))
         number, ends = self.arena.locate(wide)
@@ -160,30 +158,29 @@ class BatchMemory:
         aligned = wide & np.uint64(A.mask) == 0
         good = inside & aligned
         if not good.all():
-            self.run.bad_address(self, A, wide, positions, inside, aligned)
+            self.run.report_bad_address(self, A, wide, positions, inside, aligned)
             wide = np.where(good, wide, self.base + np.uint64(self.arena.sink))
         tensors = np.unique(number[good])
         extents = self.arena.extents
         index = ((wide - self.base) >> A.shift64).view(np.int64)
-        owners = self.run.pointer_targets(A)
+        owners = self.run.get_pointer_targets(A)
         for k in tensors.tolist():
             part = good & (number == k)
             if owners and extents[k] not in owners:
-                self.run.report_stray(self, A, owners, wide, positions, part)
+                self.run.report_stray_address(self, A, owners, wide, positions, part)
             if A.writes:
                 self.run.first_write(extents[k])
                 if extents[k].forbids:
                     self.run.report_forbidden(self, A, extents[k], wide[part], positions[part])
-            if not A.unlogged:
-                self.log.add(self, A, extents[k], index[part], positions[part])
+            self.log.add(self, A, extents[k], index[part], positions[part])
         if len(tensors) == 1 and good.all():
             A.tensor = extents[int(tensors[0])]
         A.mixed = len(tensors) != 1 or not good.all()
         return index
 
     def fetch(self, A: Access, space: Space, index, L):
-        """Read, and check that the memory has been written."""
-        data, written, full = A.views(space)
+        """Read the elements at an index, and check that they have been written."""
+        data, written, full = A.get_views(space)
         if not A.tensor.ready or A.mixed:
             A.mixed = False
             if self.checks.uninitialised:
@@ -192,14 +189,14 @@ class BatchMemory:
                     self.run.report_unwritten(self, A, state != full, index, L)
         value = data[index]
         if self.log.events:
-            self.log.events.values(self, value, L)
-        return elements(A, value)
+            self.log.events.add_values(self, value, L)
+        return split_elements(A, value)
 
     def write(self, A: Access, space: Space, index, value, L):
-        data, written, full = A.views(space)
+        data, written, full = A.get_views(space)
         if self.log.events:
             many = A.count > 1
-            self.log.events.values(self, np.stack(np.broadcast_arrays(*value), -1) if many else value, L)
+            self.log.events.add_values(self, np.stack(np.broadcast_arrays(*value), -1) if many else value, L)
         if A.count == 1:
             data[index] = value if np.ndim(index) or not value.ndim else value[-1]
         else:
@@ -210,7 +207,7 @@ class BatchMemory:
             written[index] = full
 
     def offset_index(self, A: Access, address, base, extents: list[Extent], L):
-        """Return the checked index in shared or local memory: `base` is the start of each thread's part."""
+        """Return the checked index into shared or local memory; `base` is the start of each thread's part."""
         t = A.tensor
         low, high = (
             (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
@@ -225,11 +222,11 @@ class BatchMemory:
             else:
                 bad = True
             if bad:
-                address = self.offset_bad(A, address, extents, L)
+                address = self.redirect_bad_offsets(A, address, extents, L)
         place = base if L is None else base[L]
         return (place + address.astype(np.int64)) >> A.shift
 
-    def offset_bad(self, A: Access, address, extents, L):
+    def redirect_bad_offsets(self, A: Access, address, extents, L):
         positions = self.positions(L)
         wide = np.broadcast_to(address, len(positions)).astype(np.int64)
         inside = np.zeros(len(positions), bool)
@@ -238,7 +235,7 @@ class BatchMemory:
         aligned = wide & A.mask == 0
         good = inside & aligned
         if not good.all():
-            self.run.bad_address(self, A, wide, positions, inside, aligned)
+            self.run.report_bad_address(self, A, wide, positions, inside, aligned)
         A.mixed = True
         return np.where(good, wide, 0)
 
@@ -252,8 +249,8 @@ class BatchMemory:
         return index
 
     def remote_index(self, A: Access, address, L) -> tuple[np.ndarray, bool]:
-        """Return (checked index, whether all is in the own block) of shared addresses in a cluster: the top
-        byte is 0 for the own block, else 1 + the rank of another."""
+        """Return (checked index, whether all threads access their own block) for shared addresses in a
+        cluster, whose top byte is 0 for the own block, or 1 + the rank of a block."""
         P = self.positions(L)
         address = np.broadcast_to(address, len(P)).astype(np.int64)
         rank, own, size = address >> 24, self.block_of[P], self.run.cluster_size
@@ -264,7 +261,7 @@ class BatchMemory:
         return index, bool((block == own).all())
 
     def cluster_index(self, A: Access, address, L):
-        """Do the same for an access of a thread, and log it."""
+        """Return the checked index of a shared access in a cluster; log the access."""
         index, own = self.remote_index(A, address, L)
         if own:
             self.log.add_shared(self, A, index, L)
@@ -274,26 +271,24 @@ class BatchMemory:
             self.order.access(A, index, L)
         return index
 
-    def shared_name(self, offset: int, width: int = 4) -> str:
-        """Name the data at an offset of shared memory in a finding."""
-        where = extent_at(self.run.shared_extents, offset)
+    def format_shared_location(self, offset: int, width: int = 4) -> str:
+        where = find_extent(self.run.shared_extents, offset)
         return (
-            f"{mark_name(where.name)}{index_text(where.index(offset, width))}" if where else "shared memory"
+            f"{mark_name(where.name)}{format_index(where.index(offset, width))}" if where else "shared memory"
         )
 
     def load_param(self, A: Access, address):
-        """Load a kernel parameter from an address that the kernel computes."""
         A.tensor = self.run.param_extent
-        data, _, _ = A.views(self.param_space)
+        data, _, _ = A.get_views(self.param_space)
         top = max(len(self.param_space.data) // A.nbytes - 1, 0)
-        return elements(A, data[np.minimum(np.asarray(address).astype(np.int64) >> A.shift, top)])
+        return split_elements(A, data[np.minimum(np.asarray(address).astype(np.int64) >> A.shift, top)])
 
-    def generic(self, A: Access, address):
-        """Return the window of generic addresses ("global", "shared", "local", "param"), or None if mixed."""
+    def get_window(self, A: Access, address):
+        """Return the state space of generic addresses (None if mixed) and the start of its window."""
         low, high = (
             (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
         )
-        if low >= 2 * PARAM_WINDOW:  # nothing is there
+        if low >= 2 * PARAM_WINDOW:  # beyond all windows: out of bounds
             return "global", 0
         for name, start in (("param", PARAM_WINDOW), ("local", LOCAL_WINDOW), ("shared", SHARED_WINDOW)):
             if low >= start:
@@ -302,40 +297,40 @@ class BatchMemory:
                 return None, 0
         return "global", 0
 
-    def by_window(self, A: Access, address, L):
-        """Yield, for each window that generic addresses are in: (mask of threads, their positions, the access
-        in that state space, their addresses there)."""
-        name, window = self.generic(A, address)
+    def split_by_window(self, A: Access, address, L):
+        """Split generic addresses by window: yield (mask of threads, their positions, the access in the
+        window's state space, their addresses in it)."""
+        name, window = self.get_window(A, address)
         if name is not None:
-            yield slice(None), L, A.in_space(name), address - np.uint64(window)
+            yield slice(None), L, A.with_space(name), address - np.uint64(window)
             return
         positions = self.positions(L)
         top = address >> np.uint64(56)
         for value in np.unique(top):
             part = top == value
-            yield from ((part, *rest) for _, *rest in self.by_window(A, address[part], positions[part]))
+            yield from ((part, *rest) for _, *rest in self.split_by_window(A, address[part], positions[part]))
 
     def load_generic(self, A: Access, address, L):
         out = None
-        for part, P, B, place in self.by_window(A, address, L):
-            got = self.load(B, place, P)
+        for part, P, B, place in self.split_by_window(A, address, L):
+            loaded = self.load(B, place, P)
             if isinstance(part, slice):
-                return got
+                return loaded
             if out is None:
                 out = [np.zeros(len(address), f"u{A.width}") for _ in range(A.count)]
             for k in range(A.count):
-                out[k][part] = got if A.count == 1 else got[k]
+                out[k][part] = loaded if A.count == 1 else loaded[k]
         assert out is not None  # there are threads
         return out[0] if A.count == 1 else out
 
     def store_generic(self, A: Access, address, value, L):
-        for part, P, B, place in self.by_window(A, address, L):
-            some = [x[part] if x.ndim else x for x in (value if A.count > 1 else (value,))]
-            self.store(B, place, tuple(some) if A.count > 1 else some[0], P)
+        for part, P, B, place in self.split_by_window(A, address, L):
+            parts = [x[part] if x.ndim else x for x in (value if A.count > 1 else (value,))]
+            self.store(B, place, tuple(parts) if A.count > 1 else parts[0], P)
 
 
-def elements(A: Access, value):
-    """Split a loaded value of several elements into an array of each."""
+def split_elements(A: Access, value):
+    """Split a loaded value of several elements into one array per element."""
     if A.count == 1:
         return value
     return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))

@@ -1,11 +1,11 @@
 """Run the generated block functions over a batch of thread blocks, in lockstep with divergence and barriers.
 
-A batch holds many thread blocks; `pending` maps a basic block to the threads that wait to run it. The
-scheduler runs the first pending block in program order (see program.py), so threads that took different paths
-reconverge where the paths join. `bar.sync` holds threads until all threads of their thread block that have
-not exited have arrived.
+`pending` maps a basic block to the threads that are ready to run it. The scheduler runs the first pending
+block in program order (see program.py), so threads that took different paths reconverge where the paths join.
+`bar.sync` holds threads until all threads of their thread block that have not exited have arrived.
 
-Threads that exited are squeezed out, so kernels that guard with `if i < n` keep running on whole arrays.
+Exited threads are removed from the arrays, so that a kernel with a guard `if i < n` still runs on all of
+them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from harness.vgpu.checks.async_order import MAX_THREADS, AsyncOrder
 from harness.vgpu.checks.divergence import Splits
 from harness.vgpu.checks.livelock import StateSamples
-from harness.vgpu.checks.order import MOST_THREADS, Order
 from harness.vgpu.engine.opcodes.codegen import put
 from harness.vgpu.ptx.parser import WIDTH
 from harness.vgpu.ptx.special_registers import SPECIALS
@@ -24,13 +24,12 @@ from harness.vgpu.ptx.special_registers import SPECIALS
 from .wgmma import WarpgroupOps
 
 SPIN_ROUNDS = 256
-# Steps in polling loops between two samples of the state: several turns of all other threads are
-# between.
-SPIN_LOOK = 8 * SPIN_ROUNDS
+# Steps in polling loops between two samples of the state, so that all other threads run several times.
+SPIN_SAMPLE_STEPS = 8 * SPIN_ROUNDS
 
 
 class StepBudget(Exception):
-    """The launch ran more basic blocks than its budget; `.block` is the one that was running."""
+    """Raised when a launch runs more basic blocks than its budget; `.block` is the last one."""
 
     def __init__(self, block, threads: int):
         super().__init__()
@@ -38,7 +37,7 @@ class StepBudget(Exception):
 
 
 class Livelock(StepBudget):
-    """Threads of `.batch` poll in `.block`, and the whole state repeats: no thread can release them."""
+    """Raised when threads of `.batch` poll in `.block` and the whole state repeats: none can proceed."""
 
     def __init__(self, block, threads: int, batch: Batch):
         super().__init__(block, threads)
@@ -46,31 +45,30 @@ class Livelock(StepBudget):
 
 
 class Trap(Exception):
-    """A thread executed `trap`."""
+    """Raised when a thread executes `trap`."""
 
     def __init__(self, block, batch, positions):
         super().__init__()
         self.block, self.batch, self.positions = block, batch, positions
 
 
-def polling_last(blocks, last: dict[int, int]):
-    """Return a priority with blocks outside of polling loops first, then the one that has waited longest."""
-    return lambda i: (blocks[i].spins, last.get(i, -1) if blocks[i].spins else blocks[i].order)
+def create_polling_last_key(blocks, last: dict[int, int]):
+    """Return a sort key: blocks outside polling loops first, then the one that ran least recently."""
+    return lambda i: (blocks[i].in_spin_loop, last.get(i, -1) if blocks[i].in_spin_loop else blocks[i].order)
 
 
-def _plain(value) -> bool:
-    """Return whether a barrier's (number, thread count, predicate) is that of `bar.sync 0`."""
+def _is_bar_sync_0(value) -> bool:
     number, count, predicate = value
     return count is None and predicate is None and not isinstance(number, str) and np.ndim(number) == 0
 
 
 def select(value, which):
-    """Select the elements of some threads; a scalar or None stays."""
+    """Select the elements of some threads; return scalars and None unchanged."""
     return value[which] if np.ndim(value) and not isinstance(value, str) else value
 
 
-def threads_by_barrier(number, count: int):
-    """Yield (barrier, mask of the `count` threads at it) for each barrier number."""
+def count_threads_by_barrier(number, count: int):
+    """Yield (barrier, mask of the threads at it) for each barrier number of `count` threads."""
     if isinstance(number, str) or np.ndim(number) == 0:
         yield number if isinstance(number, str) else int(number), np.ones(count, bool)
         return
@@ -78,38 +76,37 @@ def threads_by_barrier(number, count: int):
         yield k, number == k
 
 
-def complete_for(complete: dict[int | str, np.ndarray], number, blocks: np.ndarray) -> np.ndarray:
-    """Return whether the barrier that each thread waits for is complete in its thread block."""
+def is_barrier_complete(complete: dict[int | str, np.ndarray], number, blocks: np.ndarray) -> np.ndarray:
+    """Return a mask of the threads whose barrier is complete in their thread block."""
     go = np.zeros(len(blocks), bool)
-    for k, mine in threads_by_barrier(number, len(blocks)):
+    for k, mine in count_threads_by_barrier(number, len(blocks)):
         go |= mine & complete[k][blocks]
     return go
 
 
 class Batch(WarpgroupOps):
-    """Some thread blocks of one launch, their registers and their shared and local memory."""
+    """Some thread blocks of one launch, with their registers and memory."""
 
     def __init__(self, run, blocks: np.ndarray):
         super().__init__(run, blocks)
         self.S: list[Any] = [None] * len(self.code.slots)  # the registers, arrays or scalars
         self.P: list[np.generic] = run.P
-        self.waiting: list[tuple] = []  # (basic block, positions, its barrier's value)
-        # Numbered barrier -> threads that have arrived at it without waiting (bar.arrive), by thread block.
+        self.waiting: list[tuple] = []  # (basic block, positions, (barrier number, thread count, predicate))
+        # Numbered barrier -> number of bar.arrive threads, by thread block.
         self.arrivals: dict[int, np.ndarray] = {}
-        self.stuck: dict[
-            int, tuple[int, int]
-        ] = {}  # polling basic block -> (changes, threads) when it failed
-        self.specials(run)
+        # polling basic block -> (phase_changes, threads) at its last failed poll
+        self.failed_polls: dict[int, tuple[int, int]] = {}
+        self.set_special_registers(run)
         self.start_warps()
         self.start_bulk()
         self.start_warpgroups()
         checked = run.checks.races and self.program.is_asynchronous
-        self.order = Order(self) if checked and self.threads * run.cluster_size <= MOST_THREADS else None
+        self.order = AsyncOrder(self) if checked and self.threads * run.cluster_size <= MAX_THREADS else None
         self.splits = Splits(self)
 
     # -- set-up ---------------------------------------------------------------------------------------------
-    def specials(self, run):
-        """Fill the register slots of special registers that the kernel reads."""
+    def set_special_registers(self, run):
+        """Initialise the register slots, and those of the special registers that the kernel reads."""
         u4 = np.uint32
         block = self.blocks[self.block_of] if self.count > 1 else self.blocks[0]
         known = {"u4": u4, "u8": np.uint64, "tid": self.thread_of.astype(u4), "lane": self.lane_of.astype(u4)}
@@ -127,14 +124,14 @@ class Batch(WarpgroupOps):
                 with np.errstate(over="ignore"):
                     self.S[slot] = eval(expression, known)
         for name, kind in self.program.regs.items():
-            # A register that some path reads before it is written reads as zero.
+            # A register that is read before it is written, on some path, is zero.
             width = {"pred": np.bool_, "b16": np.uint16, "b64": np.uint64}.get(kind)
             if width is None:
                 width = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[min(WIDTH[kind], 8)]
             self.S[self.code.slots[name]] = width(0)
 
     def clock(self) -> int:
-        """Return a clock that grows with the work done; it is not a time."""
+        """Return a clock that counts executed basic blocks, not time."""
         return self.run.steps * 16
 
     # -- scheduling -----------------------------------------------------------------------------------------
@@ -144,46 +141,49 @@ class Batch(WarpgroupOps):
         order = [b.order for b in blocks]
         pending: dict[int, list] = {0: [None]}
         self.waiting = []
-        rounds = 0  # steps in polling loops since other threads last ran
-        turn = 0  # steps for which the other threads still have priority
+        rounds = 0  # steps in polling loops since other threads last had priority
+        turn = 0  # remaining steps for which other threads have priority
         last: dict[int, int] = {}  # polling block -> step when it last ran
-        polled, looks = 0, StateSamples(self)  # steps in polling loops
+        polling_steps, samples = 0, StateSamples(self)  # steps in polling loops
         while True:
             if not pending:
                 if not self.release(pending):
-                    self.end_warpgroups()
+                    self.report_over_budget()
                     if self.order:
                         self.order.finish()
                     return
                 rounds = 0
             if rounds > SPIN_ROUNDS:
-                # Some loop waits for other threads, which may wait for their turn or at a barrier: let them
-                # go on.
+                # A loop waits for other threads, which may be pending or at a barrier: let them run.
                 rounds, turn = 0, SPIN_ROUNDS
                 self.release(pending)
-            able = pending
-            if self.stuck:
-                able = [i for i, groups in pending.items() if not self.is_stuck(i, groups)]
-                if not able and self.release(pending):
+            runnable = pending
+            if self.failed_polls:
+                runnable = [i for i, groups in pending.items() if not self.has_failed_poll(i, groups)]
+                if not runnable and self.release(pending):
                     continue
-                able = able or pending
+                runnable = runnable or pending
             if len(pending) == 1:
                 index, groups = pending.popitem()
             else:
                 first = order.__getitem__
                 if turn:
                     turn -= 1
-                    first = polling_last(blocks, last)
-                index = min(able, key=first)
+                    first = create_polling_last_key(blocks, last)
+                index = min(runnable, key=first)
                 groups = pending.pop(index)
             block = blocks[index]
-            if block.spins:
+            if block.in_spin_loop:
                 last[index] = run.steps
                 if pending or self.waiting:
                     rounds += 1
-                polled += 1
+                polling_steps += 1
             L = groups[0] if len(groups) == 1 else self.merge(groups)
-            if block.spins and polled % SPIN_LOOK == 0 and looks.is_repeated(index, L, pending):
+            if (
+                block.in_spin_loop
+                and polling_steps % SPIN_SAMPLE_STEPS == 0
+                and samples.is_repeated(index, L, pending)
+            ):
                 raise Livelock(block, self.n if L is None else len(L), self)
             if (
                 L is not None
@@ -193,7 +193,7 @@ class Batch(WarpgroupOps):
                 and self.exited_early
             ):
                 L = self.squeeze(L)
-            function = code.functions[index] or run.generate(index)
+            function = code.functions[index] or run.generate_block(index)
             run.steps += 1
             threads = self.n if L is None else len(L)
             run.block_threads[index] = run.block_threads.get(index, 0) + threads
@@ -201,10 +201,10 @@ class Batch(WarpgroupOps):
                 raise StepBudget(block, threads)
             self.poll_failed = False
             value = function(self, self.S, L)
-            if self.done is not None:
-                self.done[slice(None) if L is None else L] += code.work[index].multiply_adds
+            if self.multiply_adds_done is not None:
+                self.multiply_adds_done[slice(None) if L is None else L] += code.work[index].multiply_adds
             if self.poll_failed:
-                self.stuck[index] = self.changes, threads
+                self.failed_polls[index] = self.phase_changes, threads
             kind = block.kind
             if kind == "jump":
                 pending.setdefault(block.succs[0], []).append(L)
@@ -225,13 +225,13 @@ class Batch(WarpgroupOps):
             else:
                 raise Trap(block, self, self.positions(L))
 
-    def is_stuck(self, index: int, groups) -> bool:
-        """Return whether these threads polled an mbarrier here before, and no phase has ended since."""
+    def has_failed_poll(self, index: int, groups) -> bool:
+        """Return whether these threads already polled an mbarrier here since a phase last ended."""
         threads = sum(self.n if g is None else len(g) for g in groups)
-        return self.stuck.get(index) == (self.changes, threads)
+        return self.failed_polls.get(index) == (self.phase_changes, threads)
 
     def merge(self, groups):
-        """Merge several position arrays into a sorted one, None when it is all threads."""
+        """Merge position arrays into a sorted one, or None for all threads."""
         if any(g is None for g in groups):
             return None
         L = np.sort(np.concatenate(groups))
@@ -257,7 +257,7 @@ class Batch(WarpgroupOps):
             self.run.counters.divergent_branches += self.splits.add(block.index, [a, b])
 
     def scatter(self, block, value, L, pending):
-        """Jump indirectly: `ret` of a device function, or a branch table."""
+        """Execute an indirect jump: `ret` of a device function, or a branch table."""
         table = block.succs if block.kind == "switch" else None
         if value.ndim == 0:
             pending.setdefault(table[int(value)] if table else int(value), []).append(L)
@@ -279,14 +279,14 @@ class Batch(WarpgroupOps):
             self.exited_early = True
 
     def squeeze(self, L):
-        """Renumber the threads: only `L` are left, so that `None` may mean all of them."""
-        if self.copies_pending():
+        """Remove all threads but `L` and renumber these, so that `None` means all of them again."""
+        if self.has_pending_copies():
             return L
         keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base", "local_base")
         for name in keep:
             setattr(self, name, getattr(self, name)[L])
-        if self.done is not None:
-            self.done = self.done[L]
+        if self.multiply_adds_done is not None:
+            self.multiply_adds_done = self.multiply_adds_done[L]
         self.squeeze_warps(L)
         S = self.S
         for k, value in enumerate(S):
@@ -297,12 +297,11 @@ class Batch(WarpgroupOps):
 
     # -- barriers -------------------------------------------------------------------------------------------
     def release(self, pending) -> bool:
-        """Release the thread blocks whose threads have all arrived; when nothing else can run, force the
-        rest."""
+        """Release the thread blocks whose threads have all arrived; all blocks if nothing else can run."""
         if not self.waiting:
             return False
         first = self.waiting[0]
-        if len(self.waiting) == 1 and first[1] is None and not pending and _plain(first[2]):
+        if len(self.waiting) == 1 and first[1] is None and not pending and _is_bar_sync_0(first[2]):
             self.waiting = []
             if self.order:
                 self.order.barrier(np.arange(self.n), 0)
@@ -312,18 +311,18 @@ class Batch(WarpgroupOps):
             pending[self.program.blocks[first[0]].succs[0]] = [None]
             return True
         waiting = [(i, self.positions(L), v) for i, L, v in self.waiting]
-        complete = self.completed_blocks(waiting)
-        going = [complete_for(complete, v[0], self.block_of[L]) for _, L, v in waiting]
+        complete = self.find_completed_blocks(waiting)
+        going = [is_barrier_complete(complete, v[0], self.block_of[L]) for _, L, v in waiting]
         forced = not any(go.any() for go in going)
         if forced:
             if pending:
                 return False
-            self.run.barrier_divergence(self, waiting, deadlock=True)
+            self.run.report_barrier_divergence(self, waiting, deadlock=True)
             going = [np.ones(len(L), bool) for _, L, _ in waiting]
         else:
-            odd = self.completes_separately(waiting, going)
-            if odd.any():
-                self.run.barrier_divergence(self, waiting, deadlock=False, only=odd)
+            separate = self.find_separate_completions(waiting, going)
+            if separate.any():
+                self.run.report_barrier_divergence(self, waiting, deadlock=False, only=separate)
         self.waiting = []
         ready = np.zeros(self.count, bool)
         values = self.reduce_barrier(waiting)
@@ -352,7 +351,7 @@ class Batch(WarpgroupOps):
         if together and self.log.clocks:
             self.log.clocks.cluster_wait(self, np.concatenate(together))
         if self.order and not forced:
-            self.order_barriers(waiting, going)
+            self.report_barrier_order(waiting, going)
         for k, done in complete.items():
             if k in self.arrivals:
                 self.arrivals[k][done] = 0
@@ -360,69 +359,68 @@ class Batch(WarpgroupOps):
         return True
 
     def count_barrier(self, index: int, blocks: np.ndarray):
-        """Count the thread blocks that pass the barrier at the end of a basic block."""
         if self.counting:
-            self.run.counters.issue(self.program.blocks[index].end, int(np.count_nonzero(blocks)))
+            self.run.counters.count_issue(self.program.blocks[index].end, int(np.count_nonzero(blocks)))
 
-    def order_barriers(self, waiting, going):
-        """Report to the ordering check which threads pass which barrier."""
+    def report_barrier_order(self, waiting, going):
+        """Tell the ordering check which threads pass which barrier."""
         assert self.order is not None
         through: dict[int | str, list[np.ndarray]] = {}
         for (_, L, (number, _, _)), go in zip(waiting, going, strict=True):
-            for k, mine in threads_by_barrier(number, len(L)):
+            for k, mine in count_threads_by_barrier(number, len(L)):
                 through.setdefault(k, []).append(L[go & mine])
-        for k, some in through.items():
-            self.order.barrier(np.concatenate(some), k)
+        for k, positions in through.items():
+            self.order.barrier(np.concatenate(positions), k)
 
     def bar_arrive(self, number, count, L):
-        """Execute bar.arrive: count for a numbered barrier without waiting."""
+        """Execute bar.arrive: arrive at a numbered barrier without waiting."""
         P = self.positions(L)
         number = np.broadcast_to(number, len(P))
         for k in np.unique(number).tolist():
-            there = np.bincount(self.block_of[P[number == k]], minlength=self.count)
-            self.arrivals[k] = self.arrivals.get(k, 0) + there
+            arrived = np.bincount(self.block_of[P[number == k]], minlength=self.count)
+            self.arrivals[k] = self.arrivals.get(k, 0) + arrived
             if self.order:
                 self.order.bar_arrive(P[number == k], k)
 
-    def completes_separately(self, waiting, going) -> np.ndarray:
-        """Return a mask of the thread blocks that pass one barrier from several places.
+    def find_separate_completions(self, waiting, going) -> np.ndarray:
+        """Return a mask of the thread blocks that pass one barrier at several instructions.
 
-        A barrier with its own thread count may be reached anywhere in the program.
+        That is allowed for a barrier with an explicit thread count.
         """
-        odd = np.zeros(self.count, bool)
+        separate = np.zeros(self.count, bool)
         taken: dict[int | str, np.ndarray] = {}
         for (_, L, (number, count, _)), go in zip(waiting, going, strict=True):
             if count is not None and not isinstance(number, str):
                 continue
-            for k, mine in threads_by_barrier(number, len(L)):
+            for k, mine in count_threads_by_barrier(number, len(L)):
                 here = np.bincount(self.block_of[L[go & mine]], minlength=self.count) > 0
                 before = taken.get(k, np.zeros(self.count, bool))
-                odd |= here & before
+                separate |= here & before
                 taken[k] = before | here
-        return odd
+        return separate
 
-    def completed_blocks(self, waiting) -> dict[int | str, np.ndarray]:
+    def find_completed_blocks(self, waiting) -> dict[int | str, np.ndarray]:
         """Map each barrier to a mask of the thread blocks that have completed it."""
         complete: dict[int | str, np.ndarray] = {}
         counts: dict[int | str, np.ndarray] = {}
         requested: dict[int | str, np.ndarray] = {}
         for _, L, (number, count, _) in waiting:
-            for k, mine in threads_by_barrier(number, len(L)):
+            for k, mine in count_threads_by_barrier(number, len(L)):
                 blocks = np.bincount(self.block_of[L[mine]], minlength=self.count)
                 counts[k] = counts.get(k, 0) + blocks
                 if count is not None:
                     requested[k] = np.where(blocks > 0, int(np.max(count)), requested.get(k, 0))
-        for k, there in counts.items():
+        for k, waiting_count in counts.items():
             if isinstance(k, str):
                 size = self.run.cluster_size
-                whole = (there == self.alive).reshape(-1, size).all(axis=1)
-                complete[k] = np.repeat(whole, size) & (there > 0)
+                whole = (waiting_count == self.alive).reshape(-1, size).all(axis=1)
+                complete[k] = np.repeat(whole, size) & (waiting_count > 0)
                 continue
             arrived = self.arrivals.get(k, 0)
             need = self.alive
             if k in requested:
                 need = np.where(requested[k] > 0, np.minimum(requested[k], self.alive + arrived), self.alive)
-            complete[k] = (there > 0) & (there + arrived >= need)
+            complete[k] = (waiting_count > 0) & (waiting_count + arrived >= need)
         return complete
 
     def reduce_barrier(self, waiting) -> list:
@@ -434,21 +432,20 @@ class Batch(WarpgroupOps):
                 continue
             mods = self.program.blocks[index].term.mods
             total = np.zeros(self.count, np.int64)
-            everybody = np.zeros(self.count, np.int64)
+            counted = np.zeros(self.count, np.int64)
             for _, others, (name, _, value) in waiting:
                 if value is not None and np.array_equal(name, number):
                     blocks = self.block_of[others]
                     total += np.bincount(
                         blocks, weights=np.broadcast_to(value, len(others)), minlength=self.count
                     ).astype(np.int64)
-                    everybody += np.bincount(blocks, minlength=self.count)
-            t, e = total[self.block_of[L]], everybody[self.block_of[L]]
+                    counted += np.bincount(blocks, minlength=self.count)
+            t, e = total[self.block_of[L]], counted[self.block_of[L]]
             out.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
         return out
 
     def report_exited(self, index: int, ready, counted=None):
-        """Report threads that returned without a barrier; with a count of threads, those in the warps of
-        `counted`."""
+        """Report threads that exited before a barrier; with `counted` (positions), only in these warps."""
         if not self.exited_early:
             return
         late = (self.alive < self.threads) & (self.alive > 0)
@@ -464,4 +461,4 @@ class Batch(WarpgroupOps):
         if counted is not None and not torn.any():
             return
         block = int(np.flatnonzero(torn if torn.any() else late)[0])
-        self.run.early_exit(self, self.program.blocks[index].term, block, bool(torn.any()))
+        self.run.report_early_exit(self, self.program.blocks[index].term, block, bool(torn.any()))

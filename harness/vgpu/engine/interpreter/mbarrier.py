@@ -1,9 +1,8 @@
-"""Barriers in shared memory (mbarrier): arrivals, transaction counts, phases, and the threads that wait.
+"""Barriers in shared memory (mbarrier): arrivals, transaction counts, phases, and waiting threads.
 
-A phase ends when all arrivals that the barrier counts have come and its transaction count is zero:
-`expect_tx` adds bytes to it, every byte that an asynchronous copy writes subtracts one. The state that an
-arrival returns has the phase's parity in its highest bit and the arrivals that were still pending in its low
-ones; nothing else is in it.
+A phase ends when no arrivals are pending and the transaction count is zero: `expect_tx` adds bytes to the
+count, and asynchronous copies subtract the bytes they write. The token that an arrival returns contains only
+the phase's parity, in its highest bit, and the number of pending arrivals, in its low bits.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ import numpy as np
 
 from harness.vgpu.memory.access import Access
 from harness.vgpu.memory.barrier_state import MBarrier
-from harness.vgpu.ptx.places import place as line_of
+from harness.vgpu.ptx.locations import format_location
 
 from .batch_memory import BatchMemory
 
-PHASE_BIT = 63  # of the state of an mbarrier, and of the token that an arrival returns
-LISTED = 4  # mbarriers that a message about a hang names
-PENDING_MASK = (1 << 20) - 1  # of the token of an arrival: the arrivals that were pending
+PHASE_BIT = 63  # in an mbarrier's state, and in the token of an arrival
+MAX_LISTED = 4  # mbarriers named in the message about a hang
+PENDING_MASK = (1 << 20) - 1  # number of pending arrivals, in an arrival's token
 
 
-class Test(NamedTuple):
-    """A failed test of an mbarrier: the instruction, the phase parity it tested, and how many threads of
-    which block."""
+class FailedTest(NamedTuple):
+    """A failed test of an mbarrier: the access, the tested phase parity, and the number of threads of a
+    block that executed it."""
 
     access: Access
     parity: int
@@ -34,143 +33,140 @@ class Test(NamedTuple):
 
 
 class BarrierOps(BatchMemory):
-    """The mbarriers of a batch."""
+    """The mbarrier instructions of a batch."""
 
     def start_barriers(self):
-        self.mbarriers: dict[int, MBarrier] = {}  # by place
-        self.finished: set[int] = set()  # thread blocks with a phase that has ended, and is not passed on yet
-        self.changes = (
-            0  # phases that have ended so far: polls that failed need not be tried before there are more
-        )
+        self.mbarriers: dict[int, MBarrier] = {}  # by location, in units of 8 bytes
+        self.blocks_with_ended_phase: set[int] = set()  # not yet reported to the race check
+        self.phase_changes = 0  # times that phases have ended; a failed poll is repeated only after the next
         self.poll_failed = False  # whether the last test of an mbarrier failed for all threads
-        self.tested: dict[int, Test] = {}  # by place: the tests that have failed since a phase has ended
+        self.failed_tests: dict[int, FailedTest] = {}  # by location, since a phase last ended
 
-    def barrier_places(self, A: Access, address, L) -> np.ndarray:
-        """Return the locations of mbarriers, possibly in another block of the cluster, one for each thread."""
+    def get_barrier_locations(self, A: Access, address, L) -> np.ndarray:
+        """Return the location of each thread's mbarrier, which may be in another block of the cluster."""
         return self.remote_index(A, address, L)[0]
 
-    def barriers_at(self, A: Access, address, L):
-        """Yield (location, its mbarrier, mask of the threads L that name it) for each of several locations.
+    def iterate_barriers(self, A: Access, address, L):
+        """Yield (location, mbarrier, indices in L of the threads that use it) for each mbarrier.
 
-        Threads whose mbarrier is not initialised are reported and left out.
+        Report and skip threads whose mbarrier is not initialised.
         """
-        places = self.barrier_places(A, address, L)
+        places = self.get_barrier_locations(A, address, L)
         distinct = np.unique(places)
         for place in distinct.tolist():
             which = np.flatnonzero(places == place) if len(distinct) > 1 else np.arange(len(places))
             barrier = self.mbarriers.get(place)
             if barrier is None:
-                self.run.mbarrier_unready(self, A, self.positions(L)[which[0]], len(which))
+                self.run.report_uninitialised_mbarrier(self, A, self.positions(L)[which[0]], len(which))
             else:
                 yield place, barrier, which
 
     def mbarrier_init(self, A: Access, address, count, L):
-        places = self.barrier_places(A, address, L)
-        _, written, full = A.views(self.shared_space)
+        places = self.get_barrier_locations(A, address, L)
+        _, written, full = A.get_views(self.shared_space)
         written[places] = full
         for place, n in zip(places.tolist(), np.broadcast_to(count, len(places)).tolist(), strict=True):
             self.mbarriers[place] = MBarrier(n, n)
 
     def mbarrier_inval(self, A: Access, address, L):
-        for place, _, _ in list(self.barriers_at(A, address, L)):
+        for place, _, _ in list(self.iterate_barriers(A, address, L)):
             del self.mbarriers[place]
 
     def mbarrier_arrive(self, A: Access, address, count, expected, drop: bool, L):
-        """Execute arrivals, each after an expect_tx of `expected` bytes; with `drop` for all later phases
-        too.
-
-        Return the token of each.
+        """Execute arrivals, each after an expect_tx of `expected` bytes; `drop` also lowers the count of
+        later phases. Return each arrival's token.
         """
         P = self.positions(L)
         count, expected = np.broadcast_to(count, len(P)), np.broadcast_to(expected, len(P))
         tokens = np.zeros(len(P), np.uint64)
-        for place, barrier, which in self.barriers_at(A, address, L):
+        for place, barrier, which in self.iterate_barriers(A, address, L):
             if self.order:
                 self.order.arrive(P[which], barrier)
             for k in which.tolist():
                 tokens[k] = (barrier.phase & 1) << PHASE_BIT | (barrier.pending & PENDING_MASK)
                 if count[k] > barrier.pending:
-                    message = f"phase {barrier.phase} of the mbarrier {self.barrier_name(A, place)} {barrier.lacks()}"
-                    message += ", and here come more arrivals than that"
-                    self.run.at(self, P[k], "too many arrivals", A.instr, message, algorithm=None)
+                    name, missing = self.format_barrier(A, place), barrier.describe_missing()
+                    message = f"phase {barrier.phase} of the mbarrier {name} {missing}"
+                    message += ", but more threads arrive here"
+                    self.run.record_at(self, P[k], "too many arrivals", A.instr, message, is_note=None)
                 barrier.bytes += int(expected[k])
                 barrier.pending = max(barrier.pending - int(count[k]), 0)
                 if drop:
                     barrier.count -= int(count[k])
-                self.finish_phase(A, place, barrier)
+                self.end_phase_if_complete(A, place, barrier)
         self.pass_phases()
         return tokens
 
-    def mbarrier_bytes(self, A: Access, address, nbytes, L):
+    def mbarrier_add_bytes(self, A: Access, address, nbytes, L):
         """Execute mbarrier.expect_tx, or complete_tx with negative numbers."""
         nbytes = np.broadcast_to(nbytes, len(self.positions(L)))
-        for place, barrier, which in self.barriers_at(A, address, L):
+        for place, barrier, which in self.iterate_barriers(A, address, L):
             barrier.bytes += int(nbytes[which].sum())
-            self.finish_phase(A, place, barrier)
+            self.end_phase_if_complete(A, place, barrier)
         self.pass_phases()
 
-    def finish_phase(self, A: Access, place: int, barrier: MBarrier):
-        """End a complete phase; `pass_phases` must follow."""
+    def end_phase_if_complete(self, A: Access, place: int, barrier: MBarrier):
+        """End the phase if it is complete; the caller must call `pass_phases` afterwards."""
         if not barrier.pending and not barrier.bytes:
             barrier.pending = barrier.count
             barrier.phase += 1
             if self.order:
                 self.order.end_phase(barrier)
-            self.finished.add((place << A.shift) // self.shared_size)
+            self.blocks_with_ended_phase.add((place << A.shift) // self.shared_size)
 
     def pass_phases(self):
         """Report the phases that have just ended to the race check."""
-        if self.finished:
+        if self.blocks_with_ended_phase:
             ready = np.zeros(self.count, bool)
-            ready[list(self.finished)] = True
-            self.finished.clear()
-            self.changes += 1
-            self.tested.clear()
+            ready[list(self.blocks_with_ended_phase)] = True
+            self.blocks_with_ended_phase.clear()
+            self.phase_changes += 1
+            self.failed_tests.clear()
             self.pass_barrier(ready)
 
     def mbarrier_test(self, A: Access, address, token, parity: bool, L):
-        """Return whether the phase named by the token (or by its parity) is complete.
+        """Return a mask of the threads whose phase, given by token or parity, is complete.
 
-        Like the hardware, only look at one bit of the token, even where it is not a token of an arrival.
+        Like the hardware, test only one bit of the token, even if no arrival has returned it.
         """
         P = self.positions(L)
         token = np.broadcast_to(token, len(P))
         bit = token >> token.dtype.type(0 if parity else PHASE_BIT) & token.dtype.type(1)
         done = np.ones(len(token), bool)
-        for place, barrier, which in self.barriers_at(A, address, L):
+        for place, barrier, which in self.iterate_barriers(A, address, L):
             done[which] = bit[which] != barrier.phase & 1
             if self.order and done[which].any():
                 self.order.observe_phase(P[which[done[which]]], barrier)
             if not done[which].all():
                 failed = which[~done[which]]
                 block = int(self.blocks[self.block_of[P[failed[0]]]])
-                self.tested[place] = Test(A, barrier.phase & 1, len(failed), block)
+                self.failed_tests[place] = FailedTest(A, barrier.phase & 1, len(failed), block)
         self.poll_failed = not done.any()
         return done
 
-    def barrier_name(self, A: Access, place: int) -> str:
-        return self.shared_name((place << A.shift) % self.shared_size, A.width)
+    def format_barrier(self, A: Access, place: int) -> str:
+        return self.format_shared_location((place << A.shift) % self.shared_size, A.width)
 
     def describe_failed_tests(self) -> str:
-        """Describe the failed tests of the first waiting thread block: which mbarriers, where, what they
-        lack; empty without any."""
-        waits = [(place, t) for place, t in self.tested.items() if place in self.mbarriers]
-        if not waits:
+        """Describe the failed tests of the first waiting thread block: mbarriers, locations, missing arrivals
+        and bytes; "" without any."""
+        blocks_wait = [(place, t) for place, t in self.failed_tests.items() if place in self.mbarriers]
+        if not blocks_wait:
             return ""
-        blocks = [(place << t.access.shift) // self.shared_size for place, t in waits]
-        mine = [wait for wait, block in zip(waits, blocks, strict=True) if block == min(blocks)]
+        blocks = [(place << t.access.shift) // self.shared_size for place, t in blocks_wait]
+        mine = [wait for wait, block in zip(blocks_wait, blocks, strict=True) if block == min(blocks)]
         texts = []
-        for place, t in mine[:LISTED]:
+        for place, t in mine[:MAX_LISTED]:
             barrier = self.mbarriers[place]
             subject = (
                 "they test"
                 if len(mine) == 1
                 else f"{t.threads} of block {self.run.block_index(t.block)} test"
             )
-            where = "" if len(mine) == 1 else f", at {line_of(t.access.instr)}"
+            where = "" if len(mine) == 1 else f", at {format_location(t.access.instr)}"
             texts.append(
-                f"{subject} the mbarrier {self.barrier_name(t.access, place)} for the end of a phase of parity"
+                f"{subject} the mbarrier {self.format_barrier(t.access, place)} for the end of a phase of parity"
                 f" {t.parity},"
-                f" it is in phase {barrier.phase} and {barrier.lacks()}{where}"
+                f" it is in phase {barrier.phase} and {barrier.describe_missing()}{where}"
             )
         return "; " + "; ".join(texts)

@@ -1,10 +1,9 @@
-"""Bulk copies and the tensor memory accelerator (TMA): byte ranges, and tiles of a tensor, by one
-instruction.
+"""Bulk copies and the Tensor Memory Accelerator (TMA): one instruction copies a byte range or a tile.
 
-A copy is executed when it is issued: it reads its source then, and its mbarrier gets the bytes. order.py
-checks that every copy is waited for.
+A copy is executed when it is issued: it reads its source and completes at its mbarrier at once.
+async_order.py checks that threads wait for every copy.
 
-Addresses, layouts and completion are those of the PTX manual, "cp.async.bulk" and "cp.async.bulk.tensor".
+Addresses, layouts and completion follow the PTX manual's "cp.async.bulk" and "cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.vgpu.checks.findings import plural
+from harness.vgpu.checks.findings import format_count
 from harness.vgpu.memory.access import PARAM_WINDOW, Access
 from harness.vgpu.memory.barrier_state import MBarrier
 from harness.vgpu.memory.tensor_map import BYTES, ELEMENTS, TensorMap, swizzle_address
 
-from .warp import WarpOps, atomic_update
+from .warp import WarpOps, update_atomically
 
 u8 = np.uint64
-CHUNK = 16  # bytes: shared memory is read and written in units of this
+CHUNK = 16  # bytes per access to shared memory
 
 
 class Target(NamedTuple):
-    """The destination of a copy into shared memory: a thread block of the batch, an offset in it, and its
-    mbarrier."""
+    """The destination of a copy into shared memory: a thread block of the batch, an offset, and the mbarrier
+    that it signals."""
 
     block: int
     offset: int
@@ -35,14 +34,14 @@ class Target(NamedTuple):
 
 
 class BulkOps(WarpOps):
-    """Bulk copies of a batch. Each active thread issues its own."""
+    """The bulk copies of a batch; each active thread issues one per instruction."""
 
     def start_bulk(self):
         self.maps: dict[bytes, TensorMap | None] = {}
 
     # -- tensor maps ----------------------------------------------------------------------------------------
-    def tensor_map(self, instr, address: int, count: int, position: int) -> TensorMap | None:
-        """Return the map at a generic address; report what is not a map, or has another number of dimensions."""
+    def read_tensor_map(self, instr, address: int, count: int, position: int) -> TensorMap | None:
+        """Return the tensor map at a generic address; report a missing map or a wrong rank."""
         if address >= PARAM_WINDOW:
             at = address - PARAM_WINDOW
             data = self.run._param_bytes[at : at + BYTES]
@@ -53,89 +52,94 @@ class BulkOps(WarpOps):
             self.maps[data] = TensorMap.decode(data) if len(data) == BYTES else None
         tensor_map = self.maps[data]
         if tensor_map is None or len(tensor_map.dims) != count:
-            what = (
+            subject = (
                 "there is no tensor map"
                 if tensor_map is None
                 else f"the tensor map has {len(tensor_map.dims)} dimensions"
             )
-            message = f"{what} at {address:#x}; {plural(count, 'coordinate is', 'coordinates are')} given"
-            self.run.at(self, position, "not a tensor map", instr, message)
+            message = (
+                f"{subject} at {address:#x}; {format_count(count, 'coordinate is', 'coordinates are')} given"
+            )
+            self.run.record_at(self, position, "not a tensor map", instr, message)
             return None
         return tensor_map
 
-    def valid_tiles(self, instr, map_address, coordinates, L):
-        """Yield (position, map, coordinates) of every thread whose tensor map is valid."""
+    def iterate_valid_tiles(self, instr, map_address, coordinates, L):
+        """Yield (index, position, map, coordinates) of every thread whose tensor map is valid."""
         P = self.positions(L)
         maps = np.broadcast_to(map_address, len(P)).tolist()
         at = [np.broadcast_to(c, len(P)).view(np.int32).tolist() for c in coordinates]
         for k, position in enumerate(P.tolist()):
-            tensor_map = self.tensor_map(instr, maps[k], len(at), position)
+            tensor_map = self.read_tensor_map(instr, maps[k], len(at), position)
             if tensor_map is not None:
                 if at[0][k] * tensor_map.width % CHUNK:
-                    what = (
+                    subject = (
                         f"innermost coordinate, {at[0][k]}, times the {tensor_map.width} bytes of an element"
                     )
-                    self.run.misaligned_copy(self, instr, position, at[0][k] * tensor_map.width, what)
+                    self.run.report_misaligned_copy(
+                        self, instr, position, at[0][k] * tensor_map.width, subject
+                    )
                 yield k, position, tensor_map, tuple(c[k] for c in at)
 
-    def load_tile(self, R: dict[int, Access], box: TensorMap, at, position: int) -> np.ndarray:
-        """Return the bytes of a tile as in shared memory without a swizzle: uint8 [rows, bytes of a row]."""
-        address, inside = box.elements(at)
-        width = box.width
-        if inside.all():  # whole units of 16 bytes, because everything in a map is a multiple of that
+    def load_tile(self, R: dict[int, Access], tile: TensorMap, at, position: int) -> np.ndarray:
+        """Return the bytes of a tile, unswizzled: uint8 [rows, bytes of a row]."""
+        address, inside = tile.compute_elements(at)
+        width = tile.width
+        if inside.all():  # in 16-byte chunks: addresses, strides and row lengths are multiples of 16
             starts = address[:, :: CHUNK // width]
             if (starts % CHUNK == 0).all():
-                some = self.load(R[CHUNK], starts.reshape(-1).view(u8), np.full(starts.size, position))
-                return np.stack(list(some), axis=1).view(np.uint8).reshape(len(address), -1)
-        data = np.full(address.shape, box.fill, f"u{width}")
+                columns = self.load(R[CHUNK], starts.reshape(-1).view(u8), np.full(starts.size, position))
+                return np.stack(list(columns), axis=1).view(np.uint8).reshape(len(address), -1)
+        data = np.full(address.shape, tile.fill, f"u{width}")
         if inside.any():
             places = address[inside].view(u8)
             data[inside] = self.load(R[width], places, np.full(len(places), position))
         return data.view(np.uint8)
 
     # -- shared memory --------------------------------------------------------------------------------------
-    def chunk_index(
-        self, A: Access, block: int, offset: int, nbytes: int, box: TensorMap | None, position: int
+    def compute_chunk_index(
+        self, A: Access, block: int, offset: int, nbytes: int, tile: TensorMap | None, position: int
     ):
-        """Return the locations, in units of 16 bytes, of a byte range or a tile at an offset in a thread
-        block."""
+        """Return the locations, in 16-byte units, of a byte range or tile in a block's shared memory."""
         address = offset + CHUNK * np.arange(nbytes // CHUNK)
-        if box is not None:
-            row = box.width * box.box[0] // CHUNK  # units of a row
+        if tile is not None:
+            row = tile.width * tile.box[0] // CHUNK  # units per row
             unit = np.arange(len(address))
-            address = swizzle_address(offset + unit // row * box.pitch + unit % row * CHUNK, box.swizzle)
+            address = swizzle_address(offset + unit // row * tile.pitch + unit % row * CHUNK, tile.swizzle)
         count = len(address)
         base = np.zeros(self.n, np.int64)
         base[position] = block * self.shared_size
-        if offset % (CHUNK if box is None else 128):
-            self.run.misaligned_copy(self, A.instr, position, offset, "address in shared memory")
+        if offset % (CHUNK if tile is None else 128):
+            self.run.report_misaligned_copy(self, A.instr, position, offset, "address in shared memory")
             address &= ~15
         return self.offset_index(A, address, base, self.run.shared_extents, np.full(count, position))
 
-    def put_shared(
-        self, A: Access, block: int, offset: int, data: np.ndarray, box: TensorMap | None, position: int
+    def write_shared(
+        self, A: Access, block: int, offset: int, data: np.ndarray, tile: TensorMap | None, position: int
     ):
-        """Write bytes, a multiple of 16, into shared memory. Return the locations in units of 16 bytes."""
+        """Write a multiple of 16 bytes to shared memory; return the locations in 16-byte units."""
         chunks = np.ascontiguousarray(data).reshape(-1, CHUNK).view(u8)
-        index = self.chunk_index(A, block, offset, data.size, box, position)
-        cells, written, full = A.views(self.shared_space)
+        index = self.compute_chunk_index(A, block, offset, data.size, tile, position)
+        cells, written, full = A.get_views(self.shared_space)
         cells[index], written[index] = chunks, full
         return index
 
-    def get_shared(
-        self, A: Access, block: int, offset: int, nbytes: int, box: TensorMap | None, position: int
+    def read_shared(
+        self, A: Access, block: int, offset: int, nbytes: int, tile: TensorMap | None, position: int
     ):
-        """Return (bytes read from shared memory, locations in units of 16 bytes)."""
-        index = self.chunk_index(A, block, offset, nbytes, box, position)
-        cells, written, full = A.views(self.shared_space)
+        """Read shared memory; return (bytes, locations in 16-byte units)."""
+        index = self.compute_chunk_index(A, block, offset, nbytes, tile, position)
+        cells, written, full = A.get_views(self.shared_space)
         if self.checks.uninitialised:
             state = written[index] != full
             if state.any():
                 self.run.report_unwritten(self, A, state, index, np.full(len(index), position))
         return cells[index].view(np.uint8).reshape(-1), index
 
-    def targets(self, A: Access, position: int, place: int, barrier: int, mask: int | None) -> list[Target]:
-        """Return the destinations of a thread's copy: one thread block, or several of its cluster."""
+    def find_targets(
+        self, A: Access, position: int, place: int, barrier: int, mask: int | None
+    ) -> list[Target]:
+        """Return the destinations of a thread's copy: one thread block, or with a multicast mask several."""
         own, size = int(self.block_of[position]), self.run.cluster_size
         first = own - own % size
         rank = place >> 24
@@ -144,20 +148,19 @@ class BulkOps(WarpOps):
         else:
             ranks = [r for r in range(size) if mask >> r & 1]
         out = []
-        per_block = self.shared_size >> A.shift  # places of mbarriers in one thread block
+        per_block = self.shared_size >> A.shift  # mbarrier locations per thread block
         for r in ranks:
             block = first + min(r, size - 1)
-            there = barrier if mask is None else block * per_block + barrier % per_block
-            state = self.mbarriers.get(there)
+            target_barrier = barrier if mask is None else block * per_block + barrier % per_block
+            state = self.mbarriers.get(target_barrier)
             if state is None:
-                self.run.mbarrier_unready(self, A, position, 1)
-            out.append(Target(block, place & 0xFFFFFF, state, there))
+                self.run.report_uninitialised_mbarrier(self, A, position, 1)
+            out.append(Target(block, place & 0xFFFFFF, state, target_barrier))
         return out
 
-    def destinations(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
-        """Return (address in shared memory, location of the mbarrier, thread blocks of a multicast) of each
-        thread."""
-        barriers = self.barrier_places(A, barrier, L)
+    def get_destinations(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
+        """Return each thread's (address in shared memory, location of the mbarrier, multicast mask)."""
+        barriers = self.get_barrier_locations(A, barrier, L)
         masks = [None] * len(barriers) if mask is None else np.broadcast_to(mask, len(barriers)).tolist()
         places = np.broadcast_to(place, len(barriers)).tolist()
         return list(zip(places, barriers.tolist(), masks, strict=True))
@@ -168,47 +171,46 @@ class BulkOps(WarpOps):
         B: Access,
         targets: list[Target],
         data: np.ndarray,
-        box: TensorMap | None,
+        tile: TensorMap | None,
         position: int,
     ):
-        """Write the bytes of one copy to its targets, and complete them at the mbarriers."""
+        """Write one copy's bytes to its targets, and signal their mbarriers."""
         for t in targets:
-            index = self.put_shared(W, t.block, t.offset, data, box, position)
+            index = self.write_shared(W, t.block, t.offset, data, tile, position)
             if self.order:
                 self.order.start_copy(W.instr, position, index, t.barrier)
             if t.barrier is not None:
                 t.barrier.bytes -= data.size
-                self.finish_phase(B, t.place, t.barrier)
+                self.end_phase_if_complete(B, t.place, t.barrier)
 
-    # -- boxes of tensors -----------------------------------------------------------------------------------
+    # -- tiles of tensors -----------------------------------------------------------------------------------
     def tensor_load(
         self, R: dict[int, Access], W: Access, B: Access, place, maps, coordinates, barrier, mask, L
     ):
         """Execute cp.async.bulk.tensor from global to shared memory."""
-        goes = self.destinations(B, place, barrier, mask, L)
-        for k, position, box, at in self.valid_tiles(W.instr, maps, coordinates, L):
-            data = self.load_tile(R, box, at, position)
-            self.write_targets(W, B, self.targets(B, position, *goes[k]), data, box, position)
+        destinations = self.get_destinations(B, place, barrier, mask, L)
+        for k, position, tile, at in self.iterate_valid_tiles(W.instr, maps, coordinates, L):
+            data = self.load_tile(R, tile, at, position)
+            self.write_targets(W, B, self.find_targets(B, position, *destinations[k]), data, tile, position)
         self.pass_phases()
 
     def tensor_store(self, R: Access, W: dict[int, Access], source, maps, coordinates, op: str | None, L):
-        """Execute cp.async.bulk.tensor from shared to global memory, or cp.reduce.async.bulk.tensor with an
-        operation."""
+        """Execute cp.async.bulk.tensor from shared to global memory, or cp.reduce.async.bulk.tensor with
+        `op`."""
         sources = np.broadcast_to(source, len(self.positions(L))).tolist()
-        for k, position, box, at in self.valid_tiles(R.instr, maps, coordinates, L):
+        for k, position, tile, at in self.iterate_valid_tiles(R.instr, maps, coordinates, L):
             offset = sources[k]
             block = int(self.block_of[position])
-            data, index = self.get_shared(R, block, offset, box.nbytes, box, position)
+            data, index = self.read_shared(R, block, offset, tile.nbytes, tile, position)
             if self.order:
                 self.order.start_bulk_store(R.instr, position, index)
-            address, inside = box.elements(at, stored=True)
-            values = data.view(f"u{box.width}").reshape(address.shape)[inside]
-            self.put_global(
-                W[box.width], ELEMENTS[box.kind][1], address[inside].view(u8), values, op, position
+            address, inside = tile.compute_elements(at, stored=True)
+            values = data.view(f"u{tile.width}").reshape(address.shape)[inside]
+            self.write_global(
+                W[tile.width], ELEMENTS[tile.kind][1], address[inside].view(u8), values, op, position
             )
 
-    def put_global(self, W: Access, kind: str, address, values, op: str | None, position: int):
-        """Store elements, or reduce them into memory."""
+    def write_global(self, W: Access, kind: str, address, values, op: str | None, position: int):
         if not len(address):
             return
         positions = np.full(len(address), position)
@@ -216,32 +218,34 @@ class BulkOps(WarpOps):
             self.store(W, address, values, positions)
             return
         index = self.global_index(W, address, positions)
-        data, written, full = W.views(self.global_space)
+        data, written, full = W.get_views(self.global_space)
         if self.checks.uninitialised and not (written[index] == full).all():
             self.run.report_unwritten(self, W, written[index] != full, index, positions)
         written[index] = full
-        atomic_update(data, index, op, kind, [values], False)
+        update_atomically(data, index, op, kind, [values], False)
 
-    # -- runs of bytes --------------------------------------------------------------------------------------
+    # -- byte ranges ----------------------------------------------------------------------------------------
     def bulk_load(
         self, R: Access, W: Access, B: Access, place, source, nbytes, barrier, mask, shared: bool, L
     ):
-        """Execute cp.async.bulk into shared memory: from global memory, or (`shared`) from the block's own."""
+        """Execute cp.async.bulk into shared memory from global or (`shared`) the block's shared memory."""
         P = self.positions(L)
-        goes = self.destinations(B, place, barrier, mask, L)
+        destinations = self.get_destinations(B, place, barrier, mask, L)
         source, nbytes = (np.broadcast_to(x, len(P)) for x in (source, nbytes))
         for k, position in enumerate(P.tolist()):
-            size = self.bulk_size(W, position, int(nbytes[k]))
+            size = self.check_bulk_size(W, position, int(nbytes[k]))
             if shared:
                 block = int(self.block_of[position])
-                data, index = self.get_shared(R, block, int(source[k]), size, None, position)
+                data, index = self.read_shared(R, block, int(source[k]), size, None, position)
                 if self.order:
-                    self.order.start_bulk_store(R.instr, position, index, self.mbarriers.get(goes[k][1]))
+                    self.order.start_bulk_store(
+                        R.instr, position, index, self.mbarriers.get(destinations[k][1])
+                    )
             else:
                 at = source[k].astype(u8) + u8(CHUNK) * np.arange(size // CHUNK, dtype=u8)
-                some = self.load(R, at, np.full(len(at), position))
-                data = np.stack(list(some), axis=1).view(np.uint8).reshape(-1)
-            self.write_targets(W, B, self.targets(B, position, *goes[k]), data, None, position)
+                columns = self.load(R, at, np.full(len(at), position))
+                data = np.stack(list(columns), axis=1).view(np.uint8).reshape(-1)
+            self.write_targets(W, B, self.find_targets(B, position, *destinations[k]), data, None, position)
         self.pass_phases()
 
     def bulk_store(self, R: Access, W: Access, target, source, nbytes, op: str | None, kind: str, L):
@@ -249,18 +253,18 @@ class BulkOps(WarpOps):
         P = self.positions(L)
         target, source, nbytes = (np.broadcast_to(x, len(P)) for x in (target, source, nbytes))
         for k, position in enumerate(P.tolist()):
-            size = self.bulk_size(W, position, int(nbytes[k]))
+            size = self.check_bulk_size(W, position, int(nbytes[k]))
             block = int(self.block_of[position])
-            data, index = self.get_shared(R, block, int(source[k]), size, None, position)
+            data, index = self.read_shared(R, block, int(source[k]), size, None, position)
             if self.order:
                 self.order.start_bulk_store(R.instr, position, index)
             at = target[k].astype(u8) + u8(W.width) * np.arange(size // W.width, dtype=u8)
-            self.put_global(W, kind, at, data.view(f"u{W.width}"), op, position)
+            self.write_global(W, kind, at, data.view(f"u{W.width}"), op, position)
 
-    def bulk_size(self, A: Access, position: int, size: int) -> int:
-        """Return the bytes of a copy, checked to be a multiple of 16."""
+    def check_bulk_size(self, A: Access, position: int, size: int) -> int:
+        """Return a copy's size rounded down to a multiple of 16 bytes; report one that is not."""
         if size % CHUNK:
-            self.run.misaligned_copy(self, A.instr, position, size, "size")
+            self.run.report_misaligned_copy(self, A.instr, position, size, "size")
         return size // CHUNK * CHUNK
 
     def bulk_commit(self, L):
@@ -268,6 +272,6 @@ class BulkOps(WarpOps):
             self.order.bulk_commit(self.positions(L))
 
     def bulk_wait(self, allowed: int, L):
-        """Execute cp.async.bulk.wait_group: wait for all but the newest `allowed` groups, or for their reads."""
+        """Execute cp.async.bulk.wait_group (or .read): wait for all but the newest `allowed` groups."""
         if self.order:
             self.order.bulk_wait(self.positions(L), allowed)

@@ -1,8 +1,4 @@
-"""Warp-wide and asynchronous instructions: shuffles, votes, mma, atomics, asynchronous copies, vprintf.
-
-`WarpOps` is the part of a batch (executor.py) that generated code calls for these. A warp instruction whose
-mask names threads that are alive but elsewhere is reported as warp divergence.
-"""
+"""Warp-wide instructions (shuffles, votes, mma), atomics, fences, asynchronous copies and vprintf."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import struct
 import numpy as np
 
 from harness.vgpu.engine.opcodes import numeric
-from harness.vgpu.engine.opcodes.fragments import fragment_maps, sizes
+from harness.vgpu.engine.opcodes.fragments import compute_fragment_maps, parse_shape
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import LOCAL_WINDOW, Access
 
@@ -22,162 +18,163 @@ u2, u4, u8 = np.uint16, np.uint32, np.uint64
 ALL_LANES = u4(0xFFFFFFFF)
 
 
-def per_thread(value: np.ndarray, count: int) -> np.ndarray:
-    """Return an array of `count` values, one for each thread."""
+def broadcast_to_threads(value: np.ndarray, count: int) -> np.ndarray:
     return value if value.ndim else np.full(count, value)
 
 
 class WarpOps(BarrierOps):
-    """Warp-wide and asynchronous instructions of a batch."""
+    """Warp-wide instructions, atomics and asynchronous copies of a batch."""
 
     def start_warps(self):
-        self.full = self.threads % 32 == 0
+        self.all_warps_full = self.threads % 32 == 0
         self.warps = self.count * self.warps_per_block
         self.exited_bits = np.zeros(self.warps, u4)
         self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
-        self.copies: list[list] = []  # [positions, their commit number, landing function]
-        self.commits: np.ndarray | None = None  # asynchronous copies: the groups committed, per thread
+        self.copies: list[
+            list
+        ] = []  # [positions, their groups, access, target, data, multiply-adds at commit]
+        self.commits: np.ndarray | None = None  # groups of asynchronous copies committed, per thread
         self.counting = self.run.checks.counters
-        self.done: np.ndarray | None = (
-            None  # multiply-adds per thread, where it is counted how copies overlap them
-        )
+        # multiply-adds per thread, if their overlap with copies is counted
+        self.multiply_adds_done: np.ndarray | None = None
         if self.counting and any(i.op == "cp" and "async" in i.mods for i in self.program.instrs):
-            self.done = np.zeros(self.n, np.int64)
+            self.multiply_adds_done = np.zeros(self.n, np.int64)
         self.start_barriers()
-        self.sources: dict[tuple, tuple[np.ndarray, ...]] = {}  # of shuffles whose lanes are constants
+        # sources of shuffles with constant operands
+        self.shuffle_sources: dict[tuple, tuple[np.ndarray, ...]] = {}
 
     def squeeze_warps(self, L):
         self.all_bits = self.gather_bits(np.arange(len(L)))
         self.exited_bits[:] = 0
-        self.full = False
-        self.sources = {}
+        self.all_warps_full = False
+        self.shuffle_sources = {}
 
     def gather_bits(self, L, value=None) -> np.ndarray:
-        """Return for every warp the mask of the lanes among positions `L` (where `value` is true)."""
+        """Return each warp's mask of the lanes at positions `L` (where `value` is true)."""
         weight = (np.int64(1) << self.lane_of[L]).astype(np.float64)
         if value is not None:
             weight = weight * value
         return np.bincount(self.warp_of[L], weights=weight, minlength=self.warps).astype(u8).astype(u4)
 
     def alive_bits(self) -> np.ndarray:
-        """Return the lanes of every warp that have not exited."""
         return self.all_bits & ~self.exited_bits
 
     def is_full(self, L) -> bool:
-        """Return whether all lanes of all warps take part."""
-        return L is None and self.full
+        return L is None and self.all_warps_full
 
-    def active_lanes(self, instr, mask, L) -> np.ndarray | None:
-        """Return the active lanes of every warp (None: all 32 of all warps); report missing members of
-        `mask`, and lanes that are none.
+    def check_active_lanes(self, instr, mask, L) -> np.ndarray | None:
+        """Return each warp's mask of active lanes (None: all lanes of all warps); report lanes of `mask` that
+        are not active, and active lanes outside `mask`.
 
-        The threads of a warp meet here, and nothing more: of these instructions bar.warp.sync alone orders their accesses to memory.
+        Of the instructions that call this, only bar.warp.sync orders memory.
         """
         if np.any(mask != ALL_LANES):
-            outside = self.positions(L)[mask >> self.lanes(L) & u4(1) == 0]
+            outside = self.positions(L)[mask >> self.get_lanes(L) & u4(1) == 0]
             if len(outside):
-                self.run.outside_mask(self, instr, outside[0], len(outside))
+                self.run.report_outside_mask(self, instr, outside[0], len(outside))
         if self.is_full(L):
             return None
         P = self.positions(L)
         active = self.gather_bits(P)
         missing = self.alive_bits()[self.warp_of[P]] & mask & ~active[self.warp_of[P]]
         if missing.any():
-            self.run.warp_divergence(
+            self.run.report_warp_divergence(
                 self, instr, P[np.flatnonzero(missing)[0]], int(np.count_nonzero(missing))
             )
         return active
 
     def warp_sync(self, instr, mask, L):
-        self.active_lanes(instr, mask, L)
-        self.log.warp_sync(self, L)
+        self.check_active_lanes(instr, mask, L)
+        self.log.warp_sync(self, mask, L)
         if self.order:
-            self.order.warp_sync(self.positions(L))
+            self.order.warp_sync(self.positions(L), mask)
 
     def proxy_fence(self, L):
         if self.order:
             self.order.proxy_fence(self.positions(L))
 
-    def spread(self, value, L) -> np.ndarray:
-        """Return the values of the active lanes in a table [warp * 32 + lane]; 0 elsewhere."""
+    def scatter_to_lanes(self, value, L) -> np.ndarray:
+        """Scatter the values of the active lanes into an array [warp * 32 + lane], 0 elsewhere."""
         P = self.positions(L)
         table = np.zeros(self.warps * 32, value.dtype)
         table[self.warp_of[P] * 32 + self.lane_of[P]] = value
         return table
 
     def shuffle(self, instr, mode: str, a, b, c, mask, L):
-        active = self.active_lanes(instr, mask, L)
+        active = self.check_active_lanes(instr, mask, L)
         if self.counting:
-            self.run.counters.issue(instr, self.warps_of(L))
+            self.run.counters.count_issue(instr, self.count_warps(L))
         if a.ndim == 0:
             a = np.full(self.n if L is None else len(L), a)
         key = (mode, int(b), int(c)) if L is None and b.ndim == 0 and c.ndim == 0 else None
-        source = self.sources.get(key) if key else None
+        source = self.shuffle_sources.get(key) if key else None
         if source is None:
-            j, inside = numeric.shuffle_source(mode, self.lane_of if L is None else self.lane_of[L], b, c)
-            warp = self.per_warp(L)
+            j, inside = numeric.compute_shuffle_sources(
+                mode, self.lane_of if L is None else self.lane_of[L], b, c
+            )
+            warp = self.get_warps(L)
             source = (warp * 32 + j, inside, j, warp)
             if key:
-                self.sources[key] = source
+                self.shuffle_sources[key] = source
         place, inside, j, warp = source
         if active is None:
             return a[place], inside
         absent = (active[warp] >> j.astype(u4)) & u4(1) == 0
         if absent.any():
             first = int(np.flatnonzero(absent)[0])
-            self.run.shuffle_absent(self, instr, self.positions(L)[first], int(j[first]), int(absent.sum()))
-        return self.spread(a, L)[place], inside
+            self.run.report_absent_shuffle_lane(
+                self, instr, self.positions(L)[first], int(j[first]), int(absent.sum())
+            )
+        return self.scatter_to_lanes(a, L)[place], inside
 
-    def warps_of(self, L) -> int:
-        """Return the number of warps that some threads belong to."""
-        return int(np.count_nonzero(np.bincount(self.per_warp(L))))
+    def count_warps(self, L) -> int:
+        return int(np.count_nonzero(np.bincount(self.get_warps(L))))
 
-    def lanes(self, L) -> np.ndarray:
-        """Return the lane of each thread, as masks are shifted by."""
+    def get_lanes(self, L) -> np.ndarray:
         return (self.lane_of if L is None else self.lane_of[L]).astype(u4)
 
-    def per_warp(self, L):
+    def get_warps(self, L):
         return self.warp_of if L is None else self.warp_of[L]
 
     def active_masks(self, mask, L) -> np.ndarray:
-        """Return the mask of each active thread limited to active lanes."""
-        return self.gather_bits(self.positions(L))[self.per_warp(L)] & mask
+        """Return each active thread's mask, restricted to active lanes of its warp."""
+        return self.gather_bits(self.positions(L))[self.get_warps(L)] & mask
 
     def vote(self, instr, mode: str, p, mask, L):
-        self.active_lanes(instr, mask, L)
+        self.check_active_lanes(instr, mask, L)
         P = self.positions(L)
-        yes = self.gather_bits(P, np.broadcast_to(p, len(P)))[self.per_warp(L)] & mask
-        return numeric.vote_masks(mode, yes, self.active_masks(mask, L))
+        yes = self.gather_bits(P, np.broadcast_to(p, len(P)))[self.get_warps(L)] & mask
+        return numeric.compute_vote(mode, yes, self.active_masks(mask, L))
 
     def active_mask(self, L):
-        return self.gather_bits(self.positions(L))[self.per_warp(L)]
+        return self.gather_bits(self.positions(L))[self.get_warps(L)]
 
     def elect(self, instr, mask, L):
-        self.active_lanes(instr, mask, L)
+        self.check_active_lanes(instr, mask, L)
         bits = self.active_masks(mask, L)
         lowest = numeric.popc((bits & (~bits + u4(1))) - u4(1))
-        return lowest, self.lanes(L) == lowest
+        return lowest, self.get_lanes(L) == lowest
 
     def match(self, instr, mode: str, value, mask, L):
-        self.active_lanes(instr, mask, L)
+        self.check_active_lanes(instr, mask, L)
         P = self.positions(L)
         value = np.broadcast_to(value, len(P))
         mask = np.broadcast_to(mask, len(P))
-        warp, out = self.per_warp(L), np.zeros(len(P), u4)
-        table, lanes = self.spread(value, L), self.active_masks(mask, L)
+        warp, out = self.get_warps(L), np.zeros(len(P), u4)
+        table, lanes = self.scatter_to_lanes(value, L), self.active_masks(mask, L)
         for k in range(32):
             same = (table[warp * 32 + k] == value) & (lanes >> u4(k) & u4(1) != 0)
             out |= np.where(same, u4(1 << k), u4(0))
-        return numeric.match_masks(mode, out, lanes)
+        return numeric.compute_match(mode, out, lanes)
 
     def redux(self, instr, op: str, value, mask, L):
-        self.active_lanes(instr, mask, L)
+        self.check_active_lanes(instr, mask, L)
         if self.counting:
-            self.run.counters.issue(instr, self.warps_of(L))
+            self.run.counters.count_issue(instr, self.count_warps(L))
         P = self.positions(L)
         value = np.broadcast_to(value, len(P))
-        warp, lanes = self.per_warp(L), self.active_masks(mask, L)
-        table = self.spread(value, L)
+        warp, lanes = self.get_warps(L), self.active_masks(mask, L)
+        table = self.scatter_to_lanes(value, L)
         out, started = np.zeros_like(value), np.zeros(len(P), bool)
         for k in range(32):
             here = lanes >> u4(k) & u4(1) != 0
@@ -189,41 +186,39 @@ class WarpOps(BarrierOps):
     # -- atomics --------------------------------------------------------------------------------------------
     def atomic(self, A: Access, op: str, kind: str, address, values, L, used: bool):
         if A.space == "generic":
-            name, window = self.generic(A, address)
+            name, window = self.get_window(A, address)
             if name not in ("global", "shared"):
                 raise UnsupportedInstruction(
                     A.instr, "an atomic on local memory, or on several state spaces at once"
                 )
-            A, address = A.in_space(name), address - u8(window)
+            A, address = A.with_space(name), address - u8(window)
         count = self.n if L is None else len(L)
-        address = per_thread(address, count)
+        address = broadcast_to_threads(address, count)
         clocks = self.log.clocks if op == "cas" and used else None
         if clocks:
-            clocks.held = []
+            clocks.deferred = []
         space, index = self.resolve(A, address, L)
-        data, written, full = A.views(space)
+        data, written, full = A.get_views(space)
         if not A.tensor.ready or A.mixed:
             A.mixed = False
             state = written[index] == full
             if self.checks.uninitialised and not state.all():
                 self.run.report_unwritten(self, A, ~state, index, L)
             written[index] = full
-        values = [per_thread(v, count) for v in values]
-        self.run.counters.atomic(A, index)
+        values = [broadcast_to_threads(v, count) for v in values]
+        self.run.counters.count_atomic(A, index)
         if self.log.events:
-            self.log.events.values(self, values[0], L, {"f4": "float32", "f8": "float64"}.get(kind, ""))
-        if (
-            kind == "f4" and op == "add" and A.space == "global"
-        ):  # additions in global memory flush subnormals
+            self.log.events.add_values(self, values[0], L, {"f4": "float32", "f8": "float64"}.get(kind, ""))
+        if kind == "f4" and op == "add" and A.space == "global":  # which flushes subnormals
             values = [numeric.flush(values[0].view(np.float32)).view(u4)]
             cells = data.view(np.float32)
             cells[index] = numeric.flush(cells[index])
-            old = atomic_update(data, index, op, kind, values, used)
+            old = update_atomically(data, index, op, kind, values, used)
             cells[index] = numeric.flush(cells[index])
             return old
-        old = atomic_update(data, index, op, kind, values, used)
+        old = update_atomically(data, index, op, kind, values, used)
         if clocks:
-            clocks.resolve_failed(self.positions(L)[old != values[0]])
+            clocks.resolve_deferred(self.positions(L)[old != values[0]])
         return old
 
     def fence(self, L, scope: int, acquires: bool, releases: bool, strict: bool):
@@ -231,21 +226,21 @@ class WarpOps(BarrierOps):
             self.log.clocks.fence(self, L, scope, acquires, releases, strict)
 
     # -- matrices -------------------------------------------------------------------------------------------
-    def warp_rows(self, instr, L) -> int:
-        """Return the number of warps, all of whose 32 lanes must be active."""
-        self.active_lanes(instr, ALL_LANES, L)
+    def count_full_warps(self, instr, L) -> int:
+        """Return the number of active warps; report one that has inactive lanes."""
+        self.check_active_lanes(instr, ALL_LANES, L)
         P = self.positions(L)
         if len(P) % 32 or not (self.lane_of[P].reshape(-1, 32) == np.arange(32)).all():
-            self.run.incomplete_warp(self, instr, P)
+            self.run.report_incomplete_warp(self, instr, P)
         return len(P) // 32
 
     def mma(self, instr, shape: str, types, a, b, c, L):
-        warps = self.warp_rows(instr, L)
+        warps = self.count_full_warps(instr, L)
         if self.counting:
-            self.run.counters.issue(instr, warps)
-        rows, columns, depth = sizes(shape)
+            self.run.counters.count_issue(instr, warps)
+        rows, columns, depth = parse_shape(shape)
         kind = types[1]
-        (ar, ac), (br, bc), (cr, cc) = fragment_maps(shape, kind)
+        (ar, ac), (br, bc), (cr, cc) = compute_fragment_maps(shape, kind)
         A = np.zeros((warps, rows, depth))
         B = np.zeros((warps, depth, columns))
         C = np.zeros((warps, rows, columns))
@@ -258,21 +253,21 @@ class WarpOps(BarrierOps):
             return [out[:, k].reshape(-1).view(u8) for k in range(out.shape[1])]
         if types[0] == "f32":
             sums = (out[:, k].reshape(-1).astype(np.float32) for k in range(out.shape[1]))
-            return [numeric.canonical(x).view(u4) for x in sums]
-        bits = np.asarray(numeric.canonical(out.astype(np.float16))).view(u2).astype(u4)
+            return [numeric.canonicalize_nan(x).view(u4) for x in sums]
+        bits = np.asarray(numeric.canonicalize_nan(out.astype(np.float16))).view(u2).astype(u4)
         return [(bits[:, k] | (bits[:, k + 1] << u4(16))).reshape(-1) for k in range(0, out.shape[1], 2)]
 
     def elements(self, registers, kind: str, warps: int) -> np.ndarray:
-        """Return matrix elements [warp, element, lane] as float64 from fragment registers."""
+        """Decode fragment registers to matrix elements [warp, element, lane] in float64."""
         parts = []
         for r in registers:
             r = np.broadcast_to(r, warps * 32)
             several = ((r & u4(0xFFFF)).astype(u2), (r >> u4(16)).astype(u2)) if "16" in kind else (r,)
-            parts += [numeric.decode(x, kind) for x in several]
+            parts += [numeric.decode_elements(x, kind) for x in several]
         return np.stack([p.reshape(warps, 32) for p in parts], axis=1)
 
     def ldmatrix(self, A: Access, address, number: int, transpose: bool, L):
-        warps = self.warp_rows(A.instr, L)
+        warps = self.count_full_warps(A.instr, L)
         P = self.positions(L).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         low, high = self.load(A, address, None if len(P) == self.n else P)
@@ -283,7 +278,7 @@ class WarpOps(BarrierOps):
         return [np.ascontiguousarray(pairs[:, k]).reshape(-1) for k in range(number)]
 
     def stmatrix(self, A: Access, address, values, transpose: bool, L):
-        warps, number = self.warp_rows(A.instr, L), len(values)
+        warps, number = self.count_full_warps(A.instr, L), len(values)
         P = self.positions(L).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         pairs = np.stack([np.broadcast_to(v, warps * 32).reshape(warps, 32) for v in values], axis=1)
@@ -295,64 +290,74 @@ class WarpOps(BarrierOps):
         self.store(A, address, parts, None if len(P) == self.n else P)
 
     # -- asynchronous copies --------------------------------------------------------------------------------
-    def copies_pending(self) -> bool:
+    def has_pending_copies(self) -> bool:
         return self.commits is not None
 
-    def groups(self) -> np.ndarray:
-        """Return how many groups of copies each thread has committed."""
+    def is_being_copied(self, block: int, offset: int) -> bool:
+        """Check whether a byte of a block's shared memory is the target of a copy that nobody has waited for."""
+        return any(
+            (
+                (self.block_of[P] == block)
+                & (target <= offset)
+                & (offset < target.astype(np.int64) + W.nbytes)
+            ).any()
+            for P, _, W, target, *_ in self.copies
+        )
+
+    def get_commits(self) -> np.ndarray:
         commits = self.commits
         if commits is None:
             commits = self.commits = np.zeros(self.n, np.int64)
         return commits
 
     def copy_async(self, R: Access, W: Access, target, source, extra, multiply_adds: int, L):
-        """Execute cp.async: check the source now, write the data when the thread waits for it.
+        """Execute cp.async: read the source now, write the data when the thread waits for it.
 
-        `extra` is the number of bytes to take (the rest is zero), or a predicate that ignores the source;
-        `multiply_adds` are those before this instruction in its basic block.
+        `extra` is the number of bytes to copy (the rest is zero), or a predicate to ignore the source;
+        `multiply_adds` counts those before this instruction in its basic block.
         """
         P = self.positions(L)
-        target, source = per_thread(target, len(P)), per_thread(source, len(P))
+        target, source = broadcast_to_threads(target, len(P)), broadcast_to_threads(source, len(P))
         if extra is None:
-            got = self.load(R, source, L)
-            parts = [got] if isinstance(got, np.ndarray) else got
+            loaded = self.load(R, source, L)
+            parts = [loaded] if isinstance(loaded, np.ndarray) else loaded
         else:
-            parts = self.load_some(R, source, per_thread(extra, len(P)), P)
+            parts = self.load_partial(R, source, broadcast_to_threads(extra, len(P)), P)
         if self.run.cluster_size == 1:
-            # The hardware may write any time from now on: for the race check there is a store here too.
+            # The hardware may write at any time from now on, so the race check also needs a store here.
             safe = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
-            self.log.add_shared(self, W.in_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
-        since = self.done[P] + multiply_adds if self.done is not None else P
-        self.copies.append([P, self.groups()[P], W, target, parts, since])
+            self.log.add_shared(self, W.with_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
+        since = self.multiply_adds_done[P] + multiply_adds if self.multiply_adds_done is not None else P
+        self.copies.append([P, self.get_commits()[P], W, target, parts, since])
 
-    def load_some(self, R: Access, source, extra, P) -> list:
-        """Load the first bytes of what the threads `P` copy, and zeros for the rest: `extra` as in `copy_async`."""
-        take = np.where(extra, 0, R.nbytes) if extra.dtype == bool else np.minimum(extra, R.nbytes)
-        some = take > 0
+    def load_partial(self, R: Access, source, extra, P) -> list:
+        """Load the bytes that threads `P` copy, padded with zeros; `extra` is as in `copy_async`."""
+        nbytes = np.where(extra, 0, R.nbytes) if extra.dtype == bool else np.minimum(extra, R.nbytes)
+        copied = nbytes > 0
         parts = [np.zeros(len(P), f"u{R.width}") for _ in range(R.count)]
-        if some.any():
-            got = self.load(R, source[some], P[some])
-            for k, part in enumerate([got] if isinstance(got, np.ndarray) else got):
-                keep = np.clip(take[some] - k * R.width, 0, R.width).astype(u8) * u8(8)
+        if copied.any():
+            loaded = self.load(R, source[copied], P[copied])
+            for k, part in enumerate([loaded] if isinstance(loaded, np.ndarray) else loaded):
+                keep = np.clip(nbytes[copied] - k * R.width, 0, R.width).astype(u8) * u8(8)
                 bits = np.where(keep >= u8(64), ~u8(0), (u8(1) << np.minimum(keep, u8(63))) - u8(1))
-                parts[k][some] = part & bits.astype(part.dtype)
+                parts[k][copied] = part & bits.astype(part.dtype)
         return parts
 
     def copy_commit(self, instr, multiply_adds: int, L):
-        P, groups = self.positions(L), self.groups()
-        if self.done is not None:
+        P, groups = self.positions(L), self.get_commits()
+        if self.multiply_adds_done is not None:
             here, full = np.zeros(self.n, bool), np.zeros(self.n, bool)
             here[P] = True
             for at, group, *_, since in self.copies:
                 mine = here[at] & (group == groups[at])
-                since[mine] = self.done[at[mine]] + multiply_adds
+                since[mine] = self.multiply_adds_done[at[mine]] + multiply_adds
                 full[at[mine]] = True
             if full.any():
-                self.run.counters.issue(instr, self.warps_of(np.flatnonzero(full)))
+                self.run.counters.count_issue(instr, self.count_warps(np.flatnonzero(full)))
         groups[P] += 1
 
     def copy_wait(self, instr, allowed: int, multiply_adds: int, L):
-        """Complete the copies whose group is older than the newest `allowed` ones; -1: all, committed or not."""
+        """Complete the copies of all but the newest `allowed` groups (-1: all copies, committed or not)."""
         if not self.copies:
             return
         here = np.zeros(self.n, bool)
@@ -361,11 +366,11 @@ class WarpOps(BarrierOps):
         for P, group, W, target, parts, since in self.copies:
             done = here[P]
             if allowed >= 0:
-                done = done & (group < self.groups()[P] - allowed)
+                done = done & (group < self.get_commits()[P] - allowed)
             if done.any():
-                if self.done is not None:
-                    counts = done & (since > 0)  # nothing could overlap a copy before the first multiply-add
-                    now = self.done[P[counts]] + multiply_adds
+                if self.multiply_adds_done is not None:
+                    counts = done & (since > 0)  # groups committed before any multiply-add do not count
+                    now = self.multiply_adds_done[P[counts]] + multiply_adds
                     self.run.counters.record_overlap(instr, now - since[counts])
                 self.store(
                     W,
@@ -380,13 +385,13 @@ class WarpOps(BarrierOps):
 
     # -- clusters --------------------------------------------------------------------------------------------
     def cluster_arrive(self, L, release: bool):
-        """Execute barrier.cluster.arrive: release what was written before; the wait is what blocks threads."""
+        """Execute barrier.cluster.arrive, which releases earlier writes and does not block."""
         if self.log.clocks:
             self.log.clocks.cluster_arrive(self, L, release)
 
     # -- print ----------------------------------------------------------------------------------------------
     def vprintf(self, *offsets_and_L):
-        """Execute vprintf(format, arguments): one line per thread, in thread order, to the launch's output."""
+        """Execute vprintf(format, arguments): print one line per thread, in thread order."""
         fmt_at, args_at, *rest = offsets_and_L
         L = rest[-1]
         for p in self.positions(L).tolist():
@@ -395,16 +400,19 @@ class WarpOps(BarrierOps):
             fmt = int(local[base + fmt_at : base + fmt_at + 8].view(u8)[0])
             args = int(local[base + args_at : base + args_at + 8].view(u8)[0])
             text = format_c(
-                self.read_string(fmt, p), lambda at, n, args=args, p=p: self.peek(args + at, n, p), self, p
+                self.read_string(fmt, p),
+                lambda at, n, args=args, p=p: self.read_bytes(args + at, n, p),
+                self,
+                p,
             )
             self.run.print(text)
-        if len(rest) > 1:  # the returned character count is not modelled beyond success
+        if len(rest) > 1:  # the result, a character count, is not modelled: store 0
             for p in self.positions(L).tolist():
                 base = int(self.local_base[p]) + rest[0]
                 self.local_space.data[base : base + 4] = 0
                 self.local_space.written[base : base + 4] = 1
 
-    def peek(self, address: int, nbytes: int, p: int) -> bytes:
+    def read_bytes(self, address: int, nbytes: int, p: int) -> bytes:
         """Read bytes at a generic address as thread `p`."""
         if address >= LOCAL_WINDOW:
             at = int(self.local_base[p]) + address - LOCAL_WINDOW
@@ -417,7 +425,7 @@ class WarpOps(BarrierOps):
     def read_string(self, address: int, p: int) -> str:
         out = b""
         while len(out) < 1 << 16:
-            piece = self.peek(address + len(out), 64, p)
+            piece = self.read_bytes(address + len(out), 64, p)
             end = piece.find(b"\0")
             if end >= 0:
                 return (out + piece[:end]).decode("utf-8", "replace")
@@ -429,48 +437,49 @@ _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d+))?(hh|h|ll|l|z|j|t)?([d
 
 
 def format_c(fmt: str, read, batch, p: int) -> str:
-    """Format like C's printf; `read(offset, nbytes)` returns bytes of the packed argument buffer."""
+    """Format text like C's printf; `read(offset, nbytes)` returns bytes of the packed arguments."""
     at = 0
 
-    def take(nbytes: int, code: str):
+    def read_argument(nbytes: int, code: str):
         nonlocal at
         at = -(-at // nbytes) * nbytes
         value = struct.unpack(code, read(at, nbytes))[0]
         at += nbytes
         return value
 
-    def one(m):
+    def convert(m):
         flags, width, precision, size, kind = m.groups()
         if kind == "%":
             return "%"
         if width == "*":
-            width = str(take(4, "<i"))
+            width = str(read_argument(4, "<i"))
         spec = f"%{flags}{width or ''}{'.' + precision if precision else ''}"
         wide = size in ("l", "ll", "z", "j", "t")
         if kind in "di":
-            return (spec + "d") % take(8 if wide else 4, "<q" if wide else "<i")
+            return (spec + "d") % read_argument(8 if wide else 4, "<q" if wide else "<i")
         if kind in "ouxX":
-            return (spec + ("d" if kind == "u" else kind)) % take(8 if wide else 4, "<Q" if wide else "<I")
+            return (spec + ("d" if kind == "u" else kind)) % read_argument(
+                8 if wide else 4, "<Q" if wide else "<I"
+            )
         if kind == "c":
-            return (spec + "c") % chr(take(4, "<i") & 255)
+            return (spec + "c") % chr(read_argument(4, "<i") & 255)
         if kind == "p":
-            return f"0x{take(8, '<Q'):x}"
+            return f"0x{read_argument(8, '<Q'):x}"
         if kind == "s":
-            return (spec + "s") % batch.read_string(take(8, "<Q"), p)
-        return (spec + kind) % take(8, "<d")
+            return (spec + "s") % batch.read_string(read_argument(8, "<Q"), p)
+        return (spec + kind) % read_argument(8, "<d")
 
-    return _CONVERSION.sub(one, fmt)
+    return _CONVERSION.sub(convert, fmt)
 
 
 # -- atomic arithmetic --------------------------------------------------------------------------------------
-def _from_bytes(data, kind: str):
+def _view_as(data, kind: str):
     if kind in ("f16x2", "bf16x2", "bf16"):
         return data
     return data.view(np.dtype(kind))
 
 
 def _combine(op: str, kind: str, old, values):
-    """Return the new value of each atomic."""
     v = values[0]
     if kind == "bf16":
         x, y = numeric.bf_to_f4(old), numeric.bf_to_f4(v)
@@ -493,25 +502,25 @@ def _combine(op: str, kind: str, old, values):
         return v
     if op == "cas":
         return np.where(old == v, values[1], old)
-    one, zero = old.dtype.type(1), old.dtype.type(0)
+    convert, zero = old.dtype.type(1), old.dtype.type(0)
     if op == "inc":
-        return np.where(old >= v, zero, old + one)
-    return np.where((old == zero) | (old > v), v, old - one)  # dec
+        return np.where(old >= v, zero, old + convert)
+    return np.where((old == zero) | (old > v), v, old - convert)  # dec
 
 
-def atomic_update(data, index, op: str, kind: str, values, used: bool):
-    """Apply one atomic per thread, in thread order; returns the old values (unsigned) when `used`."""
-    view = _from_bytes(data, kind)
+def update_atomically(data, index, op: str, kind: str, values, used: bool):
+    """Apply one atomic per thread, in thread order; return the old values (unsigned) if `used`."""
+    view = _view_as(data, kind)
     typed = [v.view(view.dtype) for v in values]
     if not used and op in numeric.COMBINE and kind not in ("f16x2", "bf16x2", "bf16"):
         if len(index) and (index == index[0]).all():
-            # All on one address, in thread order, each addition rounded: what `accumulate` does, and much
+            # All on one address: `accumulate` also adds in thread order and rounds each addition, but is much
             # faster.
             view[index[0]] = numeric.COMBINE[op].accumulate(np.concatenate((view[index[:1]], typed[0])))[-1]
         else:
             numeric.COMBINE[op].at(view, index, typed[0])
         if op == "add" and view.dtype.kind == "f":
-            view[index] = numeric.canonical(view[index])
+            view[index] = numeric.canonicalize_nan(view[index])
         return None
     order = np.argsort(index, kind="stable")
     place = index[order]

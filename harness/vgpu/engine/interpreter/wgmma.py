@@ -1,12 +1,12 @@
 """Warpgroup instructions: matrix products (wgmma), and setmaxnreg.
 
-A warpgroup is four warps in a row, of which the first has a number that is a multiple of four. A product is
-computed when it is issued; order.py checks for shared memory, and hazards.py for registers, that its operands
-and results are not touched before it is waited for.
+A warpgroup is four consecutive warps, the first with an index that is a multiple of four. A product is
+computed when it is issued; async_order.py (for shared memory) and hazards.py (for registers) check that
+threads wait for it before they use its operands and results.
 
-Layouts are those of the PTX manual, "Asynchronous warpgroup level matrix instructions". An operand in shared
-memory consists of units of 16 bytes. Along k, a unit holds neighbours along k, and 8 rows of units make a
-group; across k ("transposed"), a unit holds neighbours along m or n.
+Layouts are those of the PTX manual's "Asynchronous warpgroup level matrix instructions". An operand in shared
+memory consists of 16-byte units. In a K-major operand, a unit contains neighbours along k, and 8 rows of
+units make a group; in a transposed (MN-major) operand, a unit contains neighbours along m or n.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import functools
 import numpy as np
 
 from harness.vgpu.engine.opcodes import numeric
-from harness.vgpu.engine.opcodes.fragments import fragment_maps
+from harness.vgpu.engine.opcodes.fragments import compute_fragment_maps
 from harness.vgpu.engine.opcodes.hopper_ops import Operand
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import Access
@@ -27,26 +27,31 @@ from .tma import BulkOps
 
 u4, u8 = np.uint32, np.uint64
 
-REGISTERS = 65536  # of a multiprocessor
-MOST_REGISTERS = 255  # of a thread
+REGISTERS_PER_SM = 65536
+MAX_REGISTERS = 255  # per thread
 
 
-SPANS = {0: 0, 1: 128, 2: 64, 3: 32}  # bits 62 and 63 of a matrix descriptor -> bytes that the swizzle spans
+SWIZZLE_SPANS = {
+    0: 0,
+    1: 128,
+    2: 64,
+    3: 32,
+}  # bits 62 and 63 of a matrix descriptor -> bytes that the swizzle spans
 
 
 @functools.lru_cache(maxsize=4096)
-def unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
-    """Return the addresses in shared memory of the 16-byte units of a factor that is 32 bytes deep.
+def compute_unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
+    """Return the shared memory addresses of an operand's 16-byte units; the operand is 32 bytes deep.
 
-    Along k: [rows, 2]. Across k (16-bit types only): [16, rows / 8].
+    K-major: [rows, 2]. Transposed (16-bit types only): [16, rows / 8].
     """
     start, leading, stride = ((descriptor >> bit & 0x3FFF) << 4 for bit in (0, 16, 32))
-    span = SPANS[descriptor >> 62]
-    units = max(span // 16, 1)  # neighbours without a gap
-    if operand.across:
+    span = SWIZZLE_SPANS[descriptor >> 62]
+    units = max(span // 16, 1)  # number of contiguous units
+    if operand.transposed:
         k = np.arange(16)[:, None]
         unit = np.arange(operand.rows // 8)[None]
-        along = (leading, stride) if span else (stride, leading)  # of the next units, of the next 8 along k
+        along = (leading, stride) if span else (stride, leading)  # byte offsets along rows, and per 8 along k
         address = unit % units * 16 + unit // units * along[0] + k % 8 * 16 * units + k // 8 * along[1]
     else:
         row, unit = np.arange(operand.rows)[:, None], np.arange(2)[None]
@@ -54,38 +59,38 @@ def unit_offsets(descriptor: int, operand: Operand) -> np.ndarray:
     return swizzle_address(start + address, span)
 
 
-def registers_at_start(function, threads: int) -> int:
-    """Return the initial registers per thread of a kernel with setmaxnreg, as its PTX limits them.
+def get_initial_registers(function, threads: int) -> int:
+    """Return the initial number of registers per thread of a kernel with setmaxnreg.
 
-    In steps of 8, from .maxnreg, or .maxntid and .minnctapersm.
+    It is .maxnreg, or follows from .maxntid and .minnctapersm, rounded down to a multiple of 8.
     """
     if function.max_registers:
         return function.max_registers
-    most = REGISTERS // ((function.max_threads or threads) * max(function.min_blocks, 1))
-    return min(most, MOST_REGISTERS) // 8 * 8
+    most = REGISTERS_PER_SM // ((function.max_threads or threads) * max(function.min_blocks, 1))
+    return min(most, MAX_REGISTERS) // 8 * 8
 
 
 class WarpgroupOps(BulkOps):
-    """Warpgroups of a batch."""
+    """The warpgroup instructions of a batch."""
 
     def start_warpgroups(self):
-        start = registers_at_start(self.program.entry, self.threads)
-        self.registers = np.full(self.warps, start)  # of a thread, by warp
-        self.pool = start * self.warps_per_block
-        self.overdrawn: dict[int, tuple[Instr, int]] = {}  # thread block -> the warps that ask for too many
+        start = get_initial_registers(self.program.entry, self.threads)
+        self.registers = np.full(self.warps, start)  # per thread, by warp
+        self.register_pool = start * self.warps_per_block
+        self.over_budget: dict[int, tuple[Instr, int]] = {}  # thread block -> (excessive setmaxnreg, thread)
 
-    def warpgroup_rows(self, instr: Instr, L) -> int:
-        """Return the number of warpgroups, all of whose 128 threads must be active."""
+    def count_full_warpgroups(self, instr: Instr, L) -> int:
+        """Return the number of active warpgroups; report one that has inactive threads."""
         P = self.positions(L)
-        groups = self.warp_rows(instr, L)
+        groups = self.count_full_warps(instr, L)
         first = self.warp_of[P[::128]] % self.warps_per_block % 4 == 0
         if groups % 4 or not first.all() or (np.diff(self.warp_of[P].reshape(-1, 4, 32)[:, :, 0]) != 1).any():
-            self.run.incomplete_warpgroup(self, instr, P)
+            self.run.report_incomplete_warpgroup(self, instr, P)
         return groups // 4
 
     def set_registers(self, instr: Instr, number: int, more: bool, L):
-        """Execute setmaxnreg: set the registers per thread of some warpgroups' warps to `number`."""
-        self.warpgroup_rows(instr, L)
+        """Execute setmaxnreg: set the registers per thread of the active warps to `number`."""
+        self.count_full_warpgroups(instr, L)
         P = self.positions(L)
         warps = self.warp_of[P[::32]]
         before = self.registers[warps]
@@ -93,96 +98,95 @@ class WarpgroupOps(BulkOps):
         wrong = (before > number if more else before < number) | wrong
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
-            self.run.register_budget(
+            self.run.report_register_budget(
                 self, instr, P[32 * k],
-                f"the warp has {before[k]} registers a thread, and {'.inc' if more else '.dec'} asks for"
-                f" {number}: a"
-                f" multiple of 8 from 24 to 256 that is not {'smaller' if more else 'greater'}",
+                f"the warp has {before[k]} registers per thread; the operand of {'.inc' if more else '.dec'},"
+                f" {number}, must be a multiple of 8 from 24 to 256 and not {'smaller' if more else 'greater'}",
             )  # fmt: skip
         self.registers[warps] = number
         for block in np.unique(self.block_of[P]).tolist():
             mine = self.registers[block * self.warps_per_block :][: self.warps_per_block]
-            if mine.sum() <= self.pool:
-                self.overdrawn.pop(block, None)
+            if mine.sum() <= self.register_pool:
+                self.over_budget.pop(block, None)
             elif more:
-                self.overdrawn[block] = instr, int(self.thread_number(P[self.block_of[P] == block][0]))
+                self.over_budget[block] = instr, int(self.get_thread_number(P[self.block_of[P] == block][0]))
 
     # -- products -------------------------------------------------------------------------------------------
-    def shared_factor(
+    def read_shared_operand(
         self, A: Access, descriptors, operand: Operand, first, L
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (a factor [warpgroup, rows, k] in float64, its locations in units of 16 bytes [warpgroup,
-        units]).
+        """Read an operand from shared memory.
 
-        `first` are the positions of the first thread of each warpgroup.
+        Return (operand [warpgroup, rows, k] in float64, its locations in 16-byte units [warpgroup, units]).
+        `first` are the positions of each warpgroup's first thread.
         """
         P = self.positions(L)
         values = np.broadcast_to(descriptors, len(P)).reshape(-1, 128)
         if (values != values[:, :1]).any():
             first_uneven = P[np.flatnonzero((values != values[:, :1]).any(axis=1))[0] * 128]
-            message = "the threads of a warpgroup give different matrix descriptors"
-            self.run.at(self, first_uneven, "uneven matrix descriptor", A.instr, message)
+            message = "the threads of a warpgroup pass different matrix descriptors"
+            self.run.record_at(self, first_uneven, "uneven matrix descriptor", A.instr, message)
         places = []
         for descriptor, position in zip(values[:, 0].tolist(), first.tolist(), strict=True):
             if descriptor >> 49 & 7:
                 raise UnsupportedInstruction(A.instr, "a matrix descriptor with a base offset")
-            address = unit_offsets(descriptor, operand).reshape(-1)
+            address = compute_unit_offsets(descriptor, operand).reshape(-1)
             base = np.zeros(self.n, np.int64)
             base[position] = self.block_of[position] * self.shared_size
             positions = np.full(len(address), position)
             places.append(self.offset_index(A, address, base, self.run.shared_extents, positions))
         index = np.stack(places)
-        cells, written, full = A.views(self.shared_space)
+        cells, written, full = A.get_views(self.shared_space)
         if self.checks.uninitialised:
             for k, position in enumerate(first.tolist()):
                 state = written[index[k]] != full
                 if state.any():
                     self.run.report_unwritten(self, A, state, index[k], np.full(index.shape[1], position))
         bits = np.ascontiguousarray(cells[index]).view(f"u{operand.width}")
-        if operand.across:
+        if operand.transposed:
             bits = bits.reshape(len(first), 16, operand.rows).transpose(0, 2, 1)
-        factor = numeric.decode(bits.reshape(len(first), operand.rows, -1), operand.kind)
-        return -factor if operand.negative else factor, index
+        matrix = numeric.decode_elements(bits.reshape(len(first), operand.rows, -1), operand.kind)
+        return -matrix if operand.negated else matrix, index
 
-    def register_factor(self, registers, operand: Operand, groups: int) -> np.ndarray:
-        """Return the first factor from registers, [warpgroup, 64, k] in float64: each warp has 16 rows."""
+    def read_register_operand(self, registers, operand: Operand, groups: int) -> np.ndarray:
+        """Read operand A [warpgroup, 64, k] from registers, in float64; each warp has 16 rows."""
         shape = "m16n8k8" if operand.kind == "tf32" else "m16n8k16"
-        rows, columns = fragment_maps(shape, operand.kind)[0]
-        factor = np.zeros((4 * groups, 16, 8 if operand.kind == "tf32" else 16))
-        factor[:, rows, columns] = self.elements(registers, operand.kind, 4 * groups)
-        return (-factor if operand.negative else factor).reshape(groups, 64, -1)
+        rows, columns = compute_fragment_maps(shape, operand.kind)[0]
+        matrix = np.zeros((4 * groups, 16, 8 if operand.kind == "tf32" else 16))
+        matrix[:, rows, columns] = self.elements(registers, operand.kind, 4 * groups)
+        return (-matrix if operand.negated else matrix).reshape(groups, 64, -1)
 
     def wgmma(
         self, A: Access | None, B: Access, sums, kind: str, left, a: Operand, right, b: Operand, keep, L
     ):
-        """Execute wgmma.mma_async: sums [64, n] = left [64, k] right [k, n], plus the old sums where `keep`.
+        """Execute wgmma.mma_async: sums [64, n] = left [64, k] @ right [k, n], plus the old sums if `keep`.
 
-        `left` is a matrix descriptor (with A) or four registers. Return the registers of the sums.
+        `left` is a matrix descriptor, or four registers if A is None. Return the registers of the sums.
         """
-        groups = self.warpgroup_rows(B.instr, L)
+        groups = self.count_full_warpgroups(B.instr, L)
         if self.counting:
-            self.run.counters.issue(B.instr, groups)
+            self.run.counters.count_issue(B.instr, groups)
         P = self.positions(L)
         first = P[::128]
         places = []
         if A is None:
-            factor = self.register_factor(left, a, groups)
+            matrix = self.read_register_operand(left, a, groups)
         else:
-            factor, index = self.shared_factor(A, left, a, first, L)
+            matrix, index = self.read_shared_operand(A, left, a, first, L)
             places.append(index)
-        other, index = self.shared_factor(B, right, b, first, L)
+        right_matrix, index = self.read_shared_operand(B, right, b, first, L)
         places.append(index)
         if self.order:
-            self.order.product(B.instr, P.reshape(groups, 128), np.concatenate(places, axis=1))
+            self.order.start_product(B.instr, P.reshape(groups, 128), np.concatenate(places, axis=1))
         needed = len(sums) + (4 if A is None else 0)
-        if self.program.moves_registers and (self.registers[self.warp_of[first]] < needed).any():
-            self.run.register_budget(
+        if self.program.uses_setmaxnreg and (self.registers[self.warp_of[first]] < needed).any():
+            self.run.report_register_budget(
                 self, B.instr, first[0],
-                f"the product has {needed} registers of a thread, and setmaxnreg left its warp"
+                f"the product needs {needed} registers per thread, but setmaxnreg left its warp"
                 f" {self.registers[self.warp_of[first[0]]]}",
             )  # fmt: skip
-        total = factor @ other.transpose(0, 2, 1)  # [warpgroup, row, column]
-        # A row is 16 * warp + 8 * half + lane // 4, a column 8 * group + 2 * (lane % 4) + one of two.
+        total = matrix @ right_matrix.transpose(0, 2, 1)  # [warpgroup, row, column]
+        # row = 16 * warp + 8 * half + lane // 4, column = 8 * group + 2 * (lane % 4) + (0 or 1)
         parts = total.reshape(groups, 4, 2, 8, -1, 4, 2)
         product = parts.transpose(0, 4, 2, 6, 1, 3, 5).reshape(groups, -1, 128)  # [.., element, thread]
         old = self.read_accumulators(sums, kind, groups)
@@ -190,7 +194,7 @@ class WarpgroupOps(BulkOps):
         return pack_accumulators(product, kind)
 
     def read_accumulators(self, registers, kind: str, groups: int) -> np.ndarray:
-        """Return the accumulators [warpgroup, element, thread] in float64."""
+        """Decode the accumulators [warpgroup, element, thread] to float64."""
         words = np.empty((len(registers), 128 * groups), u4)
         for row, register in zip(words, registers, strict=True):
             row[:] = register
@@ -200,8 +204,10 @@ class WarpgroupOps(BulkOps):
         halves = np.stack([words & u4(0xFFFF), words >> u4(16)], axis=2).astype(np.uint16)
         return halves.view(np.float16).astype(np.float64).reshape(groups, -1, 128)
 
-    def register_hazard(self, instr: Instr, products: tuple[Instr, ...], register: str, role: str, guard, L):
-        """Report the use of a register of products, if one of these is in flight.
+    def check_register_hazard(
+        self, instr: Instr, products: tuple[Instr, ...], register: str, role: str, guard, L
+    ):
+        """Report the use of a register of `products` if one of them is in flight.
 
         `guard` is a mask of the threads that execute the instruction.
         """
@@ -209,14 +215,14 @@ class WarpgroupOps(BulkOps):
             return
         P = self.positions(L)
         for product in products:
-            bad = self.order.has_unfinished(P, product) & guard
+            bad = self.order.find_unfinished(P, product) & guard
             if bad.any():
                 k = int(np.flatnonzero(bad)[0])
-                self.run.register_hazard(self, instr, product, register, role, P[k], int(bad.sum()))
+                self.run.report_register_hazard(self, instr, product, register, role, P[k], int(bad.sum()))
                 return
 
-    def unfenced_product(self, instr: Instr, register: str, added, L):
-        """Report a product whose registers were written without a later wgmma.fence, where it reads them."""
+    def report_unfenced_product(self, instr: Instr, register: str, added, L):
+        """Report a product that reads registers written since the last wgmma.fence."""
         P = self.positions(L)
         bad = np.broadcast_to(added, len(P))
         if bad.any() and self.checks.races:
@@ -225,47 +231,46 @@ class WarpgroupOps(BulkOps):
                 if register
                 else "no wgmma.fence comes before it"
             )
-            self.run.at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, why)
+            self.run.record_at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, why)
 
     def wgmma_commit(self, instr: Instr, L):
-        self.warpgroup_rows(instr, L)
+        self.count_full_warpgroups(instr, L)
         if self.order:
             self.order.wgmma_commit(self.positions(L))
 
     def wgmma_wait(self, instr: Instr, allowed: int, L):
         """Execute wgmma.wait_group: wait for all but the newest `allowed` groups."""
-        self.warpgroup_rows(instr, L)
+        self.count_full_warpgroups(instr, L)
         if self.order:
             self.order.wgmma_wait(self.positions(L), allowed)
 
     # -- registers ------------------------------------------------------------------------------------------
-    def thread_number(self, position: int) -> int:
-        """Return a thread's number in the batch, which does not change when exited threads are squeezed out."""
+    def get_thread_number(self, position: int) -> int:
+        """Return a thread's number in the batch, which does not change when exited threads are removed."""
         return int(self.block_of[position]) * self.threads + int(self.thread_of[position])
 
-    def end_warpgroups(self):
-        """Report blocks whose warps asked for more registers than the block owns: these would deadlock."""
-        for block, (instr, thread) in self.overdrawn.items():
+    def report_over_budget(self):
+        """Report blocks whose warps request more registers than the block owns, which would deadlock."""
+        for block, (instr, thread) in self.over_budget.items():
             mine = self.registers[block * self.warps_per_block :][: self.warps_per_block]
-            self.run.register_budget(
+            self.run.report_register_budget(
                 self, instr, None,
-                f"the warps of the block ask for {32 * int(mine.sum())} registers, and it owns"
-                f" {32 * self.pool}: these"
-                " warps wait forever",
+                f"the warps of the block request {32 * int(mine.sum())} registers, but it owns"
+                f" {32 * self.register_pool}: these warps wait forever",
                 block=block, thread=thread % self.threads,
             )  # fmt: skip
 
 
 def pack_accumulators(product: np.ndarray, kind: str) -> list[np.ndarray]:
-    """Pack accumulators [warpgroup, element, thread] into registers, rounded once."""
+    """Round accumulators [warpgroup, element, thread] once and pack them into registers."""
     if kind == "f32":
         words = (
-            np.asarray(numeric.canonical(product.astype(np.float32).reshape(-1)))
+            np.asarray(numeric.canonicalize_nan(product.astype(np.float32).reshape(-1)))
             .view(u4)
             .reshape(product.shape)
         )
     else:
-        halves = np.asarray(numeric.canonical(product.astype(np.float16).reshape(-1))).view(np.uint16)
+        halves = np.asarray(numeric.canonicalize_nan(product.astype(np.float16).reshape(-1))).view(np.uint16)
         halves = halves.reshape(product.shape).astype(u4)
         words = halves[:, 0::2] | halves[:, 1::2] << u4(16)
     return [np.ascontiguousarray(words[:, k]).reshape(-1) for k in range(len(words[0]))]

@@ -1,1 +1,1 @@
-"""One definition of each opcode: NumPy code for the threads of a basic block."""
+"""Emitters of each opcode's NumPy code, and the code generator that calls them."""

@@ -1,7 +1,4 @@
-"""Emitters of arithmetic, comparison and conversion: one per opcode, which writes its NumPy code.
-
-Memory, warp and tensor-core instructions are in memory_ops.py.
-"""
+"""Emitters of arithmetic, comparison and conversion instructions."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from harness.vgpu.memory.access import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Pair, Reg, Vec
 
 from .codegen import Writer
-from .emitters import STATE_SPACES, check, opcode, type_of
+from .emitters import STATE_SPACES, check_modifiers, get_type, opcode
 from .numeric import INFINITY
 
 
-def _float(w: Writer, i: Instr, t: str, expr: str, n: int = 1):
-    """Define the destination with the float modifiers .ftz and .sat applied."""
+def _define_float(w: Writer, i: Instr, t: str, expr: str, n: int = 1):
+    """Write a float result to the destination, after the modifiers .sat and .ftz; it counts `n` flops."""
     if "sat" in i.mods:
         expr = f"nm.saturate({expr})"
     if "ftz" in i.mods and t == "f32":
@@ -26,35 +23,35 @@ def _float(w: Writer, i: Instr, t: str, expr: str, n: int = 1):
     w.define(i.args[0], KIND[t], expr, computed=True)
 
 
-def _operand(w: Writer, i: Instr, a, t: str) -> str:
+def _use_operand(w: Writer, i: Instr, a, t: str) -> str:
     e = w.use(a, KIND[t])
     return f"nm.flush({e})" if "ftz" in i.mods and t == "f32" else e
 
 
-def _halves(w: Writer, args, f: Callable[..., str]) -> str:
-    """Apply `f`, from bits to bits, to the two halves of 32-bit operands."""
+def _emit_halves(w: Writer, args, f: Callable[..., str]) -> str:
+    """Apply `f`, which maps bits to bits, to both halves of 32-bit operands."""
     half = []
     for shift in (0, 16):
-        bits = (f"({w.use(a, 'u4')} >> {w.code.constant('u4', shift)}).astype(u2)" for a in args)
+        bits = (f"({w.use(a, 'u4')} >> {w.code.bind_constant('u4', shift)}).astype(u2)" for a in args)
         half.append(w.temp(f"({f(*bits)}).astype(u4)"))
-    return f"{half[0]} | ({half[1]} << {w.code.constant('u4', 16)})"
+    return f"{half[0]} | ({half[1]} << {w.code.bind_constant('u4', 16)})"
 
 
 def _emit_packed(w: Writer, t: str, args, f: Callable[..., str]) -> str:
-    """Apply `f` to the two halves of f16x2 / bf16x2 operands (expressions of float16, or bf16 as float32)."""
+    """Apply `f` to both halves of f16x2 or bf16x2 operands, as float16 or float32 expressions."""
 
     def on_bits(*bits: str) -> str:
         if t == "f16x2":
-            return f"nm.canonical({f(*(f'{b}.view(f2)' for b in bits))}).view(u2)"
+            return f"nm.canonicalize_nan({f(*(f'{b}.view(f2)' for b in bits))}).view(u2)"
         return f"nm.f4_to_bf({f(*(f'nm.bf_to_f4({b})' for b in bits))})"
 
-    return _halves(w, args, on_bits)
+    return _emit_halves(w, args, on_bits)
 
 
-def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
-    """Emit an operation on two operands of one type, for all floating and integer types."""
+def _emit_binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
+    """Emit a binary operation for any floating-point or integer type."""
     d, a, b = i.args
-    _plain16(i, t)
+    _refuse_16_bit_modifiers(i, t)
     if t in ("f16x2", "bf16x2"):
         w.flops += 2
         w.define(d, "u4", _emit_packed(w, t, (a, b), f))
@@ -63,18 +60,18 @@ def _binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
         expr = f(f"nm.bf_to_f4({w.use(a, 'u2')})", f"nm.bf_to_f4({w.use(b, 'u2')})")
         w.define(d, "u2", f"nm.f4_to_bf({expr})")
     elif t[0] == "f":
-        _float(w, i, t, f(_operand(w, i, a, t), _operand(w, i, b, t)))
+        _define_float(w, i, t, f(_use_operand(w, i, a, t), _use_operand(w, i, b, t)))
     else:
         w.define(d, KIND[t], f(w.use(a, KIND[t]), w.use(b, KIND[t])))
 
 
-def _plain16(i: Instr, t: str):
-    """Refuse .ftz and .sat where 16-bit types would need them applied."""
+def _refuse_16_bit_modifiers(i: Instr, t: str):
+    """Raise UnsupportedInstruction for .ftz and .sat on 16-bit types."""
     if t in ("f16", "bf16", "f16x2", "bf16x2") and ("ftz" in i.mods or "sat" in i.mods):
         raise UnsupportedInstruction(i, f"modifiers .ftz and .sat of {t}")
 
 
-def _round_nearest(i: Instr):
+def _require_round_to_nearest(i: Instr):
     for m in ("rz", "rm", "rp"):
         if m in i.mods:
             raise UnsupportedInstruction(i, f"only rounding to nearest even, not .{m}")
@@ -84,11 +81,11 @@ def _round_nearest(i: Instr):
 @opcode("add", "sub")
 def add(w: Writer, i: Instr):
     """integers (wrapping, .sat for s32), f16, bf16, f16x2, bf16x2, f32, f64, .rn, .ftz, .sat"""
-    check(i, "rn", "rz", "rm", "rp", "ftz", "sat", "cc")
+    check_modifiers(i, "rn", "rz", "rm", "rp", "ftz", "sat", "cc")
     if "cc" in i.mods:
         raise UnsupportedInstruction(i, "the carry flag")
-    _round_nearest(i)
-    t = type_of(i)
+    _require_round_to_nearest(i)
+    t = get_type(i)
     sign = "+" if i.op == "add" else "-"
     if t[0] in "su" and "sat" in i.mods:
         if t != "s32":
@@ -97,24 +94,24 @@ def add(w: Writer, i: Instr):
         wide = f"{a}.astype(i8) {sign} {b}.astype(i8)"
         w.define(i.args[0], "i4", f"np.clip({wide}, -2147483648, 2147483647).astype(i4)")
         return
-    if t[0] in "su":  # signed and unsigned agree, and NumPy scalars warn less about unsigned
+    if t[0] in "su":  # same bits for signed and unsigned, but NumPy scalars warn of signed overflow
         t = "b" + t[1:]
-    _binary(w, i, t, lambda a, b: f"{a} {sign} {b}")
+    _emit_binary(w, i, t, lambda a, b: f"{a} {sign} {b}")
 
 
 @opcode("mul")
 def mul(w: Writer, i: Instr):
     """.lo, .hi, .wide for integers; f16, bf16, f16x2, bf16x2, f32, f64, .rn, .ftz, .sat"""
-    check(i, "lo", "hi", "wide", "rn", "rz", "rm", "rp", "ftz", "sat")
-    _round_nearest(i)
-    t = type_of(i)
+    check_modifiers(i, "lo", "hi", "wide", "rn", "rz", "rm", "rp", "ftz", "sat")
+    _require_round_to_nearest(i)
+    t = get_type(i)
     if t[0] in "sub" and t[:2] != "bf":
-        w.define(i.args[0], *_product(w, i, t, i.args[1], i.args[2]))
+        w.define(i.args[0], *_emit_integer_product(w, i, t, i.args[1], i.args[2]))
     else:
-        _binary(w, i, t, lambda a, b: f"{a} * {b}")
+        _emit_binary(w, i, t, lambda a, b: f"{a} * {b}")
 
 
-def _product(w: Writer, i: Instr, t: str, a, b) -> tuple[str, str]:
+def _emit_integer_product(w: Writer, i: Instr, t: str, a, b) -> tuple[str, str]:
     if "sat" in i.mods:
         raise UnsupportedInstruction(i, "saturation of integers")
     k = KIND[t]
@@ -130,21 +127,21 @@ def _product(w: Writer, i: Instr, t: str, a, b) -> tuple[str, str]:
 @opcode("mad")
 def mad(w: Writer, i: Instr):
     """.lo, .hi, .wide for integers; f32 and f64 as fma"""
-    check(i, "lo", "hi", "wide", "rn", "rz", "rm", "rp", "ftz", "sat")
-    t = type_of(i)
+    check_modifiers(i, "lo", "hi", "wide", "rn", "rz", "rm", "rp", "ftz", "sat")
+    t = get_type(i)
     if t[0] == "f":
         fma(w, i)
         return
-    kind, product = _product(w, i, t, i.args[1], i.args[2])
+    kind, product = _emit_integer_product(w, i, t, i.args[1], i.args[2])
     w.define(i.args[0], kind, f"{product} + {w.use(i.args[3], kind)}")
 
 
 @opcode("mul24", "mad24")
 def mul24(w: Writer, i: Instr):
     """.lo: product of the low 24 bits of 32-bit integers"""
-    check(i, "lo")
-    k = KIND[type_of(i)]
-    eight = w.code.constant(k, 8)
+    check_modifiers(i, "lo")
+    k = KIND[get_type(i)]
+    eight = w.code.bind_constant(k, 8)
     x, y = (f"(({w.use(a, k)} << {eight}) >> {eight})" for a in i.args[1:3])
     tail = f" + {w.use(i.args[3], k)}" if i.op == "mad24" else ""
     w.define(i.args[0], k, f"{x} * {y}{tail}")
@@ -153,72 +150,78 @@ def mul24(w: Writer, i: Instr):
 @opcode("fma")
 def fma(w: Writer, i: Instr):
     """f16, bf16, f16x2, bf16x2, f32, f64 rounded once to nearest; .ftz, .sat, .relu"""
-    check(i, "rn", "rz", "rm", "rp", "ftz", "sat", "relu")
-    _round_nearest(i)
-    t = type_of(i)
-    _plain16(i, t)
+    check_modifiers(i, "rn", "rz", "rm", "rp", "ftz", "sat", "relu")
+    _require_round_to_nearest(i)
+    t = get_type(i)
+    _refuse_16_bit_modifiers(i, t)
     d, a, b, c = i.args
     w.flops += 2
     w.multiply_adds += 2 if t in ("f16x2", "bf16x2") else 1
     if t in ("f16x2", "bf16x2"):
         w.flops += 2
-        w.define(d, "u4", _halves(w, (a, b, c), lambda *parts: _relu(i, t, _fma16(t, parts) + ".view(u2)")))
+        w.define(
+            d,
+            "u4",
+            _emit_halves(
+                w, (a, b, c), lambda *parts: _apply_relu(i, t, _emit_16_bit_fma(t, parts) + ".view(u2)")
+            ),
+        )
     elif t in ("f16", "bf16"):
         parts = [w.use(x, "u2") for x in (a, b, c)]
-        w.define(d, "u2", _relu(i, t, _fma16(t, parts) + ".view(u2)"))
+        w.define(d, "u2", _apply_relu(i, t, _emit_16_bit_fma(t, parts) + ".view(u2)"))
     else:
         name = "fma_f4" if t == "f32" else "fma_f8"
         w.flops -= 2
-        _float(w, i, t, f"nm.{name}({', '.join(_operand(w, i, x, t) for x in (a, b, c))})", 2)
+        _define_float(w, i, t, f"nm.{name}({', '.join(_use_operand(w, i, x, t) for x in (a, b, c))})", 2)
 
 
-def _fma16(t: str, parts: Sequence[str]) -> str:
+def _emit_16_bit_fma(t: str, parts: Sequence[str]) -> str:
     if t[:3] == "f16":
-        return f"nm.canonical(nm.fma_f2({', '.join(p + '.view(f2)' for p in parts)}))"
+        return f"nm.canonicalize_nan(nm.fma_f2({', '.join(p + '.view(f2)' for p in parts)}))"
     return f"nm.fma_bf({', '.join(parts)})"
 
 
-def _relu(i: Instr, t: str, bits: str) -> str:
+def _apply_relu(i: Instr, t: str, bits: str) -> str:
     return f"nm.relu_bits({bits}, {INFINITY[t.removesuffix('x2')]})" if "relu" in i.mods else bits
 
 
 @opcode("div")
 def div(w: Writer, i: Instr):
     """integers (toward zero); f32 and f64 .rn, .full, .approx, .ftz"""
-    check(i, "rn", "rz", "rm", "rp", "full", "approx", "ftz")
-    _round_nearest(i)
-    t = type_of(i)
+    check_modifiers(i, "rn", "rz", "rm", "rp", "full", "approx", "ftz")
+    _require_round_to_nearest(i)
+    t = get_type(i)
     form = "nm.idiv({}, {})" if t[0] in "su" else "nm.div_approx({}, {})" if "approx" in i.mods else "{} / {}"
-    _binary(w, i, t, form.format)
+    _emit_binary(w, i, t, form.format)
 
 
 @opcode("rem")
 def rem(w: Writer, i: Instr):
     """integers, sign of the dividend"""
-    check(i)
-    _binary(w, i, type_of(i), lambda a, b: f"nm.irem({a}, {b})")
+    check_modifiers(i)
+    _emit_binary(w, i, get_type(i), lambda a, b: f"nm.irem({a}, {b})")
 
 
 @opcode("min", "max")
-def minmax(w: Writer, i: Instr):
+def min_or_max(w: Writer, i: Instr):
     """integers; f16, bf16, x2, f32, f64, .ftz, .NaN; -0 below +0"""
-    check(i, "ftz", "NaN", "relu")
+    check_modifiers(i, "ftz", "NaN", "relu")
     if "relu" in i.mods:
         raise UnsupportedInstruction(i, "modifier .relu")
-    t = type_of(i)
+    t = get_type(i)
     if t[0] in "su":
-        _binary(w, i, t, lambda a, b: f"np.{i.op}imum({a}, {b})")
+        _emit_binary(w, i, t, lambda a, b: f"np.{i.op}imum({a}, {b})")
     elif "NaN" in i.mods:
-        _binary(w, i, t, lambda a, b: f"nm.keep_nan({a}, {b}, nm.f{i.op}({a}, {b}))")
+        _emit_binary(w, i, t, lambda a, b: f"nm.propagate_nan({a}, {b}, nm.f{i.op}({a}, {b}))")
     else:
-        _binary(w, i, t, lambda a, b: f"nm.f{i.op}({a}, {b})")
+        _emit_binary(w, i, t, lambda a, b: f"nm.f{i.op}({a}, {b})")
 
 
 @opcode("abs", "neg")
-def absneg(w: Writer, i: Instr):
+def abs_or_neg(w: Writer, i: Instr):
     """signed integers; f16, bf16, x2, f32, f64, .ftz"""
-    check(i, "ftz")
-    t = type_of(i)
+    check_modifiers(i, "ftz")
+    t = get_type(i)
     d, a = i.args
     if t[0] == "s":
         k = KIND[t]
@@ -227,12 +230,14 @@ def absneg(w: Writer, i: Instr):
         return
     w.flops += 1
     if t == "f64":
-        w.define(d, "f8", f"nm.sign_f8({w.use(a, 'f8')}, {i.op!r})")
+        w.define(d, "f8", f"nm.abs_or_neg_f8({w.use(a, 'f8')}, {i.op!r})")
     elif t in ("f16x2", "bf16x2"):
-        w.define(d, "u4", _halves(w, (a,), lambda b: f"nm.sign_bits({b}, {i.op!r}, {INFINITY[t[:-2]]})"))
+        w.define(
+            d, "u4", _emit_halves(w, (a,), lambda b: f"nm.abs_or_neg_bits({b}, {i.op!r}, {INFINITY[t[:-2]]})")
+        )
     else:
         k = f"u{WIDTH[t]}"
-        bits = f"nm.sign_bits({w.use(a, k)}, {i.op!r}, {INFINITY[t]})"
+        bits = f"nm.abs_or_neg_bits({w.use(a, k)}, {i.op!r}, {INFINITY[t]})"
         if "ftz" in i.mods and t == "f32":
             w.define(d, "f4", f"nm.flush({bits}.view(f4))")
         else:
@@ -243,9 +248,9 @@ def absneg(w: Writer, i: Instr):
 def unary_float(w: Writer, i: Instr):
     """.rn, .approx, .ftz for f32 and f64 (ex2 and tanh also f16, bf16 and x2); approximations are computed
     accurately"""
-    check(i, "rn", "rz", "rm", "rp", "approx", "ftz", "full")
-    _round_nearest(i)
-    t = type_of(i)
+    check_modifiers(i, "rn", "rz", "rm", "rp", "approx", "ftz", "full")
+    _require_round_to_nearest(i)
+    t = get_type(i)
     f = {
         "rcp": "(1.0 / {})",
         "sqrt": "np.sqrt({})",
@@ -267,16 +272,15 @@ def unary_float(w: Writer, i: Instr):
         w.define(d, "u2", f"nm.f8_to_bf({f.format(x)})")
     elif t == "f64":
         gross = i.op == "rcp" and "approx" in i.mods
-        _float(w, i, t, ("nm.rcp_gross({})" if gross else f).format(w.use(a, "f8")))
+        _define_float(w, i, t, ("nm.rcp_gross({})" if gross else f).format(w.use(a, "f8")))
     else:
-        x = w.temp(f"{_operand(w, i, a, t)}.astype(f8)")
-        _float(w, i, t, f"{f.format(x)}.astype({KIND[t]})")
+        x = w.temp(f"{_use_operand(w, i, a, t)}.astype(f8)")
+        _define_float(w, i, t, f"{f.format(x)}.astype({KIND[t]})")
 
 
-# -- single expressions ---------------------------------------------------------------------------------------
+# -- single expressions --------------------------------------------------------------------------------------
 class _Operand:
-    """An operand in an expression: `{1}` is formatted as its row says, `{1:u4}` as this kind, `{1:int}` is
-    the number."""
+    """An operand of `_EXPRESSIONS`: `{1}` has the kind of its row, `{1:u4}` kind u4; `{1:int}` is an int."""
 
     def __init__(self, w: Writer, a, kind: str):
         self.w, self.a, self.kind = w, a, kind
@@ -287,8 +291,8 @@ class _Operand:
 
 _LOGIC = "pred, b16, b32, b64"
 _COUNT = "32 and 64 bits; bfind also .shiftamt and signed"
-#: Opcode: modifiers, kind of operands, kind of the result, expression, row of OPCODES.md. Kind T is that of the
-#: instruction's type, U the unsigned one of its size.
+#: Opcode -> modifiers, kind of the operands, kind of the result, expression, row of OPCODES.md. T is the kind
+#: of the instruction's type, U the unsigned kind of the same size.
 _EXPRESSIONS = {
     "copysign": ((), "T", "T", "np.copysign({2}, {1})", "f32, f64: sign of the first operand, magnitude of the second"),
     "and": ((), "T", "T", "{1} & {2}", _LOGIC),
@@ -296,7 +300,7 @@ _EXPRESSIONS = {
     "xor": ((), "T", "T", "{1} ^ {2}", _LOGIC),
     "not": ((), "T", "T", "~({1})", f"{_LOGIC}; cnot: 1 where the operand is 0"),
     "cnot": ((), "T", "T", "({1} == 0).astype({T})", f"{_LOGIC}; cnot: 1 where the operand is 0"),
-    "shf": (("l", "r", "wrap", "clamp"), "u4", "u4", "nm.funnel({1}, {2}, {3}, {l}, {wrap})",
+    "shf": (("l", "r", "wrap", "clamp"), "u4", "u4", "nm.funnel_shift({1}, {2}, {3}, {l}, {wrap})",
             ".l and .r, .wrap and .clamp, b32"),
     "popc": (("shiftamt",), "T", "u4", "nm.popc({1})", _COUNT),
     "clz": (("shiftamt",), "T", "u4", "nm.clz({1})", _COUNT),
@@ -311,12 +315,14 @@ _EXPRESSIONS = {
 }  # fmt: skip
 
 
-def _emit_expression(modifiers: tuple[str, ...], operands: str, result: str, expression: str, row: str):
-    """Return the emitter of an instruction that is one expression."""
+def _create_expression_emitter(
+    modifiers: tuple[str, ...], operands: str, result: str, expression: str, row: str
+):
+    """Create the emitter of an instruction that is a single expression."""
 
     def emitter(w: Writer, i: Instr):
-        check(i, *modifiers)
-        t = type_of(i)
+        check_modifiers(i, *modifiers)
+        t = get_type(i)
         kinds = {"T": KIND[t], "U": f"u{WIDTH[t]}"}
         arguments = [_Operand(w, a, kinds.get(operands, operands)) for a in i.args]
         text = {m: m in i.mods for m in modifiers}
@@ -327,19 +333,19 @@ def _emit_expression(modifiers: tuple[str, ...], operands: str, result: str, exp
 
 
 for _name, _row in _EXPRESSIONS.items():
-    opcode(_name)(_emit_expression(*_row))
+    opcode(_name)(_create_expression_emitter(*_row))
 
 
 # -- logic and bits -----------------------------------------------------------------------------------------
 @opcode("shl", "shr")
 def shift(w: Writer, i: Instr):
     """16, 32 and 64 bits, amounts clamped to the width, shr of signed types keeps the sign"""
-    check(i)
-    k = KIND[type_of(i)]
+    check_modifiers(i)
+    k = KIND[get_type(i)]
     d, a, s = i.args
     e = w.use(a, k)
     if isinstance(s, Imm) and 0 <= s.value < 8 * int(k[1]):
-        w.define(d, k, f"{e} {'<<' if i.op == 'shl' else '>>'} {w.code.constant(k, s.value)}")
+        w.define(d, k, f"{e} {'<<' if i.op == 'shl' else '>>'} {w.code.bind_constant(k, s.value)}")
     else:
         w.define(d, k, f"nm.{i.op}({e}, {w.use(s, 'u4')})")
 
@@ -348,7 +354,7 @@ def shift(w: Writer, i: Instr):
 def prmt(w: Writer, i: Instr):
     """b32: the default mode and f4e, b4e, rc8, ecl, ecr, rc16"""
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
-    check(i, *modes)
+    check_modifiers(i, *modes)
     mode = next((m for m in i.mods if m in modes), "")
     a, b, c = (w.use(x, "u4") for x in i.args[1:4])
     w.define(i.args[0], "u4", f"nm.prmt({a}, {b}, {c}, {mode!r})")
@@ -358,7 +364,7 @@ def prmt(w: Writer, i: Instr):
 def dp4a(w: Writer, i: Instr):
     """four-byte dot product, signed and unsigned"""
     types = [m for m in i.mods if m in ("s32", "u32")]
-    check(i)
+    check_modifiers(i)
     a, b = (w.use(x, "u4") for x in i.args[1:3])
     c = w.use(i.args[3], KIND["s32" if "s32" in types else "u32"])
     w.define(i.args[0], "i4", f"nm.dot_bytes({a}, {b}, {c}, {types[0] == 's32'}, {types[-1] == 's32'})")
@@ -369,16 +375,16 @@ _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="
 _COMPARE |= {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 
 
-def _comparison(w: Writer, i: Instr, t: str, cmp: str, a, b) -> str:
+def _emit_comparison(w: Writer, i: Instr, t: str, cmp: str, a, b) -> str:
     if t in ("f16x2", "bf16x2"):
         raise UnsupportedInstruction(i, "comparison of packed values")
-    _plain16(i, t)
+    _refuse_16_bit_modifiers(i, t)
     if t == "pred":
         return f"{w.use(a, 'p')} {_COMPARE[cmp]} {w.use(b, 'p')}"
     if t == "bf16":
         x, y = (f"nm.bf_to_f4({w.use(v, 'u2')})" for v in (a, b))
     else:
-        x, y = _operand(w, i, a, t), _operand(w, i, b, t)
+        x, y = _use_operand(w, i, a, t), _use_operand(w, i, b, t)
     if t[0] == "f" or t == "bf16":
         if cmp == "num":
             return f"({x} == {x}) & ({y} == {y})"
@@ -405,10 +411,10 @@ def setp(w: Writer, i: Instr):
     .xor"""
     cmp = i.mods[0]
     combine = next((m for m in i.mods[1:] if m in ("and", "or", "xor")), None)
-    check(i, cmp, "and", "or", "xor", "ftz")
-    t = type_of(i)
+    check_modifiers(i, cmp, "and", "or", "xor", "ftz")
+    t = get_type(i)
     d, a, b = i.args[:3]
-    test = w.temp(_comparison(w, i, t, cmp, a, b))
+    test = w.temp(_emit_comparison(w, i, t, cmp, a, b))
     sign = {"and": "&", "or": "|", "xor": "^", None: ""}[combine]
     extra = w.use(i.args[3], "p") if combine else ""
     result = f"{test} {sign} {extra}" if combine else test
@@ -431,7 +437,7 @@ def setp(w: Writer, i: Instr):
 @opcode("slct")
 def slct(w: Writer, i: Instr):
     """a where c >= 0, else b; c is s32 or f32"""
-    check(i, "ftz")
+    check_modifiers(i, "ftz")
     types = [m for m in i.mods if m in WIDTH]
     k = f"u{WIDTH[types[0]]}"
     c = w.use(i.args[3], KIND[types[1]])
@@ -441,8 +447,8 @@ def slct(w: Writer, i: Instr):
 @opcode("testp")
 def testp(w: Writer, i: Instr):
     """finite, infinite, number, notanumber, normal, subnormal; f32 and f64"""
-    what = i.mods[0]
-    k = KIND[type_of(i)]
+    test = i.mods[0]
+    k = KIND[get_type(i)]
     x = w.use(i.args[1], k)
     tiny = f"np.abs({x}) < np.finfo({k}).tiny"
     tests = {
@@ -453,24 +459,24 @@ def testp(w: Writer, i: Instr):
         "normal": f"np.isfinite({x}) & ~({tiny})",
         "subnormal": f"({tiny}) & ({x} != 0)",
     }
-    if what not in tests:
-        raise UnsupportedInstruction(i, f"test .{what}")
-    w.define(i.args[0], "p", tests[what])
+    if test not in tests:
+        raise UnsupportedInstruction(i, f"test .{test}")
+    w.define(i.args[0], "p", tests[test])
 
 
 # -- moves and conversions ----------------------------------------------------------------------------------
 @opcode("mov")
 def mov(w: Writer, i: Instr):
     """all types; addresses of variables; packing and unpacking of 2, 4 and 8 parts"""
-    check(i)
-    t = type_of(i)
+    check_modifiers(i)
+    t = get_type(i)
     d, a = i.args
     if isinstance(a, Vec):
         k = f"u{WIDTH[t]}"
         step = WIDTH[t] // len(a.items)
         parts = [f"{w.use(x, f'u{step}')}.astype({k})" for x in a.items]
         expr = " | ".join(
-            f"({p} << {w.code.constant(k, 8 * step * n)})" if n else p for n, p in enumerate(parts)
+            f"({p} << {w.code.bind_constant(k, 8 * step * n)})" if n else p for n, p in enumerate(parts)
         )
         w.define(d, k, expr)
     elif isinstance(d, Vec):
@@ -480,12 +486,12 @@ def mov(w: Writer, i: Instr):
         for n, x in enumerate(d.items):
             if isinstance(x, Reg) and x.name == "_":
                 continue
-            moved = f"({source} >> {w.code.constant(k, 8 * step * n)})" if n else source
+            moved = f"({source} >> {w.code.bind_constant(k, 8 * step * n)})" if n else source
             w.define(x, f"u{step}", f"{moved}.astype(u{step})")
     elif (isinstance(a, Reg) and a.name.startswith("sp_clock")) or (
         isinstance(a, Reg) and "globaltimer" in a.name
     ):
-        k = f"u{w.width(d.name)}"
+        k = f"u{w.get_width(d.name)}"
         w.define(d, k, f"{k}(m.clock())")
     else:
         k = KIND[t] if t == "pred" else f"u{WIDTH[t]}"
@@ -494,7 +500,7 @@ def mov(w: Writer, i: Instr):
 
 @opcode("cvta")
 def cvta(w: Writer, i: Instr):
-    """.to and from generic for global, shared, local, param and const"""
+    """.to from generic addresses, and without .to to generic ones: global, shared, local, param and const"""
     window = 0
     for m in i.mods:
         if m.startswith("shared"):
@@ -503,10 +509,12 @@ def cvta(w: Writer, i: Instr):
             window = LOCAL_WINDOW
         elif m.startswith("param"):
             window = PARAM_WINDOW
-    check(i, "to", *STATE_SPACES)
+    check_modifiers(i, "to", *STATE_SPACES)
     e = w.use(i.args[1], "u8")
     if window:
-        w.define(i.args[0], "u8", f"{e} {'-' if 'to' in i.mods else '+'} {w.code.constant('u8', window)}")
+        w.define(
+            i.args[0], "u8", f"{e} {'-' if 'to' in i.mods else '+'} {w.code.bind_constant('u8', window)}"
+        )
     else:
         w.define(i.args[0], "u8", e, fresh=False)
 
@@ -517,7 +525,7 @@ def isspacep(w: Writer, i: Instr):
     space = i.mods[0].split("::")[0]
     e = w.use(i.args[1], "u8")
     if space in ("global", "const"):
-        w.define(i.args[0], "p", f"{e} < {w.code.constant('u8', SHARED_WINDOW)}")
+        w.define(i.args[0], "p", f"{e} < {w.code.bind_constant('u8', SHARED_WINDOW)}")
     else:
         low = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}[space]
         w.define(i.args[0], "p", f"({e} >> u8({low.bit_length() - 1})) == u8(1)")
@@ -530,16 +538,16 @@ _ROUND = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
 def cvt(w: Writer, i: Instr):
     """between all integer widths, f16, bf16, f32, f64, tf32 and packed f16x2 / bf16x2; all roundings, .sat,
     .ftz, .relu"""
-    check(i, *_ROUND, "sat", "ftz", "relu", "satfinite")
+    check_modifiers(i, *_ROUND, "sat", "ftz", "relu", "satfinite")
     types = [m for m in i.mods if m in WIDTH]
     if len(types) != 2 or ("satfinite" in i.mods and "tf32" not in types):
         raise UnsupportedInstruction(i)
     to, frm = types
     mode = next((m for m in i.mods if m in _ROUND), None)
     if to in ("f16x2", "bf16x2"):
-        high, low = (_round16(w, i, to[:-2], w.use(a, "f4"), mode) for a in i.args[1:3])
+        high, low = (_emit_round_to_16_bits(w, i, to[:-2], w.use(a, "f4"), mode) for a in i.args[1:3])
         high, low = w.temp(f"{high}.astype(u4)"), w.temp(f"{low}.astype(u4)")
-        w.define(i.args[0], "u4", f"({high} << {w.code.constant('u4', 16)}) | {low}")
+        w.define(i.args[0], "u4", f"({high} << {w.code.bind_constant('u4', 16)}) | {low}")
         return
     d, a = i.args
     if to == "tf32":
@@ -552,7 +560,7 @@ def cvt(w: Writer, i: Instr):
     if "ftz" in i.mods and frm == "f32":
         x = f"nm.flush({x})"
     if source_float and target_float:
-        _float_to_float(w, i, to, frm, x, mode)
+        _emit_float_to_float(w, i, to, frm, x, mode)
     elif source_float:
         x = f"nm.round_int({x}, {mode or 'rzi'!r})"
         w.define(d, KIND[to], f"nm.to_int({x}, {KIND[to]})")
@@ -566,20 +574,20 @@ def cvt(w: Writer, i: Instr):
         else:
             w.define(d, KIND[to], f"nm.int_to_float({x}, {KIND[to]}, {mode or 'rn'!r})")
     else:
-        _int_to_int(w, i, to, frm, x)
+        _emit_int_to_int(w, i, to, frm, x)
 
 
-def _round16(w: Writer, i: Instr, to: str, x: str, mode: str | None) -> str:
+def _emit_round_to_16_bits(w: Writer, i: Instr, to: str, x: str, mode: str | None) -> str:
     if to == "f16":
-        out = f"nm.canonical(nm.narrow({x}, f2, {mode or 'rn'!r})).view(u2)"
+        out = f"nm.canonicalize_nan(nm.narrow({x}, f2, {mode or 'rn'!r})).view(u2)"
     elif mode not in (None, "rn", "rz"):
         raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
     else:
         out = f"nm.bf_rz({x})" if mode == "rz" else f"nm.f4_to_bf({x})"
-    return _relu(i, to, out)
+    return _apply_relu(i, to, out)
 
 
-def _float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | None):
+def _emit_float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | None):
     d = i.args[0]
     if mode in ("rni", "rzi", "rmi", "rpi"):
         x = f"nm.round_int({x}, {mode!r})"
@@ -589,31 +597,30 @@ def _float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | 
                 raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
             w.define(d, "u2", f"nm.convert_f8_to_bf({x})")
         else:
-            w.define(d, "u2", _round16(w, i, "bf16", f"{x}.astype(f4)", mode))
+            w.define(d, "u2", _emit_round_to_16_bits(w, i, "bf16", f"{x}.astype(f4)", mode))
         return
     k = KIND[to]
     if "ftz" in i.mods and frm == "f32":
-        x = f"nm.canonical({x})"
+        x = f"nm.canonicalize_nan({x})"
     if frm == "f64" and to == "f16":
-        x = f"nm.quiet({x})"
+        x = f"nm.quiet_nan({x})"
     if WIDTH[to] < WIDTH[frm] and mode in ("rz", "rm", "rp"):
         x = f"nm.narrow({x}, {k}, {mode!r})"
     elif to != frm:
         x = f"{x}.astype({k})"
     if frm == "f16" and to == "f64":
-        x = f"nm.quiet({x})"
+        x = f"nm.quiet_nan({x})"
     if "sat" in i.mods:
         x = f"nm.saturate({x})"
     if "relu" in i.mods:
         x = f"nm.relu_bits({x}.view(u{k[1]}), {INFINITY[to]}).view({k})"
     if "ftz" in i.mods and to == "f32":
         x = f"nm.flush({x})"
-    # Between 16 and 32 bits, and in one type, NaNs become canonical; from and to float64 they keep their
-    # payload.
+    # NaNs become canonical, except that conversions from or to float64 keep the payload.
     w.define(d, k, x, fresh=x.endswith(")"), computed="f64" not in (to, frm) and (frm, to) != ("bf16", "f32"))
 
 
-def _int_to_int(w: Writer, i: Instr, to: str, frm: str, x: str):
+def _emit_int_to_int(w: Writer, i: Instr, to: str, frm: str, x: str):
     k = KIND[to]
     if "sat" in i.mods:
         w.define(i.args[0], k, f"nm.clamp_int({x}, {k})")
@@ -626,8 +633,8 @@ def _int_to_int(w: Writer, i: Instr, to: str, frm: str, x: str):
 @opcode("szext")
 def szext(w: Writer, i: Instr):
     """sign or zero extension of the low bits, .wrap and .clamp"""
-    check(i, "wrap", "clamp")
-    t = type_of(i)
+    check_modifiers(i, "wrap", "clamp")
+    t = get_type(i)
     size = w.use(i.args[2], "u4")
     size = f"({size} & u4(31))" if "wrap" in i.mods else f"np.minimum({size}, u4(32))"
     w.define(i.args[0], "u4", f"nm.bfe({w.use(i.args[1], KIND[t])}, u4(0), {size})")

@@ -1,11 +1,11 @@
 """Generate one Python function per basic block: NumPy expressions over the dense array of active threads.
 
-A generated function has the signature `(m, S, L)`: `m` is the batch of thread blocks (memory, warps, clocks),
-`S` the register slots (one array over all threads, or one scalar where the value is the same for all), `L`
-the positions of the active threads, or None for all of them. Registers used in one block only are Python
-locals. It returns the branch condition, or None.
+A generated function has the signature `(m, S, L)`: `m` is the batch of thread blocks, `S` the register slots
+(an array over all threads, or a scalar if all threads have the same value), `L` the positions of the active
+threads, or None for all. Registers used in only one basic block are Python locals. The function returns the
+branch condition, or None.
 
-The code of an instruction comes from its emitter, which `emitters.py` looks up by opcode.
+The code of an instruction is written by its emitter, which emitters.py looks up by opcode.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from harness.vgpu.checks.hazards import Hazards
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import DTYPE, Access
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, Reg, Sym
-from harness.vgpu.ptx.program import Block, Program, registers
-from harness.vgpu.ptx.provenance import Origin, origins
+from harness.vgpu.ptx.program import Block, Program, get_registers
+from harness.vgpu.ptx.provenance import Origin, compute_origins
 
 from . import numeric
 from .emitters import emit
 
 
 class Code:
-    """The generated functions of one program, each generated on first use. Shared by all its launches."""
+    """The functions generated for one program, each on first use, and shared by all its launches."""
 
     def __init__(self, program: Program, globals_: dict[str, int], shared: dict[str, tuple[int, int]]):
         self.program = program
         self.globals = globals_  # module variable -> device address
         self.shared = shared  # shared variable -> (offset, bytes)
-        names = [*program.regs, *("sp_" + s.replace(".", "_") for s in sorted(program.specials))]
+        names = [*program.regs, *("sp_" + s.replace(".", "_") for s in sorted(program.special_registers))]
         self.slots = {name: i for i, name in enumerate(names)}
         self.accesses: list[Access] = []
         self.param_reads: list[tuple[int, str]] = []
         self.namespace: dict[str, object] = {"np": np, "where": np.where, "nm": numeric, "put": put}
         self.namespace |= DTYPE
         self.functions: list = [None] * len(program.blocks)
-        self.work: dict[int, Work] = {}  # block -> the work of a thread in it
+        self.work: dict[int, Work] = {}  # block -> work per thread
 
-    def function(self, index: int):
+    def get_function(self, index: int):
         function = self.functions[index]
         if function is None:
             writer = Writer(self, self.program.blocks[index])
-            source = writer.source()
+            source = writer.generate()
             self.work[index] = Work(writer.instructions, writer.flops, writer.multiply_adds)
             exec(compile(source, f"<block {index} of {self.program.entry.name}>", "exec"), self.namespace)
             function = self.functions[index] = self.namespace[f"b{index}"]
@@ -54,30 +54,26 @@ class Code:
 
     @cached_property
     def origins(self) -> dict[str, Origin]:
-        """The kernel parameters from which every register is computed."""
-        return origins(self.program)
+        """The kernel parameters that each register is computed from."""
+        return compute_origins(self.program)
 
     @cached_property
     def hazards(self) -> Hazards:
-        """The register hazards of the kernel's asynchronous products."""
         return Hazards(self.program)
 
-    def constant(self, kind: str, value) -> str:
-        """Return the name of a constant of this kind in the generated code."""
+    def bind_constant(self, kind: str, value) -> str:
         name = f"c_{kind}_{value}".replace("-", "m").replace(".", "_").replace("+", "")
         if name not in self.namespace:
             self.namespace[name] = DTYPE[kind](value)
         return name
 
-    def bits(self, kind: str, bits: int) -> str:
-        """Return the name of a constant given by its bits."""
+    def bind_bits(self, kind: str, bits: int) -> str:
         name = f"x_{kind}_{bits:x}"
         if name not in self.namespace:
             self.namespace[name] = DTYPE[f"u{kind[1]}"](bits).view(DTYPE[kind])
         return name
 
-    def access(self, instr: Instr, kind: str, space: str, width: int, count: int = 1) -> Access:
-        """Register a memory instruction."""
+    def new_access(self, instr: Instr, kind: str, space: str, width: int, count: int = 1) -> Access:
         a = Access(len(self.accesses), instr, kind, space, width, count)
         self.accesses.append(a)
         self.namespace[f"A{a.number}"] = a
@@ -85,7 +81,7 @@ class Code:
 
 
 def put(m, S, slot, L, value):
-    """Write `value` for the threads `L` into a register slot that other threads share."""
+    """Write the values of the threads `L` to a register slot, which also holds those of other threads."""
     old = S[slot]
     if old is None:
         old = S[slot] = np.zeros(m.n, value.dtype)
@@ -97,16 +93,14 @@ def put(m, S, slot, L, value):
 
 
 class Writer:
-    """Generates the function of one block. `use` and `define` are what the instruction emitters call."""
+    """The generator of one block's function; the instruction emitters call `use` and `define`."""
 
     def __init__(self, code: Code, block: Block):
         self.code, self.block, self.program = code, block, code.program
         self.lines: list[str] = []
         self.views: dict[str, dict[str, str]] = {}
-        self.shared_root: dict[str, str] = {}  # variable -> variable whose memory it shares
-        self.computed: set[str] = (
-            set()
-        )  # variables that hold results of float arithmetic, with NaNs of NumPy's
+        self.shared_root: dict[str, str] = {}  # variable -> variable whose memory it aliases
+        self.computed: set[str] = set()  # results of float arithmetic, whose NaNs are still NumPy's
         self.pred: str | None = None
         self.counter = 0
         self.instructions = 0
@@ -115,7 +109,6 @@ class Writer:
 
     # -- building blocks ------------------------------------------------------------------------------------
     def emit(self, line: str):
-        """Append one line of code."""
         self.lines.append(line)
 
     def temp(self, expr: str) -> str:
@@ -124,13 +117,13 @@ class Writer:
         self.emit(f"t{self.counter} = {expr}")
         return f"t{self.counter}"
 
-    def instruction(self, i: Instr) -> str:
+    def bind_instruction(self, i: Instr) -> str:
         name = f"I{i.line}_{len(self.code.namespace)}"
         self.code.namespace[name] = i
         return name
 
-    def width(self, name: str) -> int:
-        """Return the bytes of register `name` (0 for predicates)."""
+    def get_width(self, name: str) -> int:
+        """Return the size of register `name` in bytes, 0 for predicates."""
         if name == "sp_is_explicit_cluster":  # a predicate
             return 0
         if name.startswith("sp_"):
@@ -147,28 +140,28 @@ class Writer:
         if isinstance(a, Imm):
             return self.literal(a, kind)
         if isinstance(a, Sym):
-            return self.code.constant(kind, self.address_of(a) & ((1 << 8 * int(kind[1])) - 1))
+            return self.code.bind_constant(kind, self.get_variable_address(a) & ((1 << 8 * int(kind[1])) - 1))
         raise UnsupportedInstruction(self.instr, "an operand has an unexpected form")
 
     def literal(self, a: Imm, kind: str) -> str:
         if kind == "p":
-            return self.code.constant("p", bool(a.value))
+            return self.code.bind_constant("p", bool(a.value))
         size = int(kind[1])
         if a.bits is not None:
-            return self.code.bits(kind, a.bits)
+            return self.code.bind_bits(kind, a.bits)
         if kind[0] == "f":
             if size == 2 and isinstance(a.value, int):
-                return self.code.bits(kind, a.value & 0xFFFF)
-            return self.code.constant(kind, float(a.value))
+                return self.code.bind_bits(kind, a.value & 0xFFFF)
+            return self.code.bind_constant(kind, float(a.value))
         value = int(a.value) & ((1 << 8 * size) - 1)
         if kind[0] == "i" and value >> (8 * size - 1):
             value -= 1 << 8 * size
-        return self.code.constant(kind, value)
+        return self.code.bind_constant(kind, value)
 
     def use_reg(self, a: Reg, kind: str) -> str:
         if a.name == "_":
             raise UnsupportedInstruction(self.instr, "the bit bucket _ is read")
-        width = self.width(a.name)
+        width = self.get_width(a.name)
         if width == 0:
             name = self.views.setdefault(a.name, {"p": f"{a.name}_p"})["p"]
             return f"~{name}" if a.negated else name
@@ -188,25 +181,25 @@ class Writer:
         return changed if kind[0] == "u" else f"{changed}.view({kind})"
 
     def canonical_bits(self, name: str) -> str:
-        """Return an expression for a variable whose bits matter now: arithmetic NaNs become those of a GPU."""
-        return f"nm.canonical({name})" if name in self.computed else name
+        """Return an expression for a variable's bits, with NaNs of arithmetic replaced by a GPU's."""
+        return f"nm.canonicalize_nan({name})" if name in self.computed else name
 
     def define(self, a, kind: str, expr: str, fresh: bool = True, computed: bool = False):
         """Write `expr` of `kind` to register operand `a`.
 
-        `fresh` is False where it may share another register's memory; `computed` means that it is the result
-        of float arithmetic, whose NaNs must become those of a GPU once the bits are used.
+        `fresh` is False if it may alias another register's memory; `computed` means that it is the result of
+        float arithmetic, whose NaNs must be replaced by those of a GPU before the bits are used.
         """
         if isinstance(a, Reg) and a.name == "_":
             self.emit(expr)
             return
         if not isinstance(a, Reg):
             raise UnsupportedInstruction(self.instr, "the destination is not a register")
-        width = self.width(a.name)
+        width = self.get_width(a.name)
         size = 0 if kind == "p" else int(kind[1])
         if size != width:
             if computed:
-                expr, computed = f"nm.canonical({expr})", False
+                expr, computed = f"nm.canonicalize_nan({expr})", False
             if kind == "p" or width == 0:
                 raise UnsupportedInstruction(self.instr, f"register {a.name} has another type")
             if kind[0] == "i":
@@ -227,8 +220,8 @@ class Writer:
             self.shared_root[name] = self.shared_root.get(expr, expr)
         self.views[a.name] = {kind: name}
 
-    def address_of(self, s: Sym) -> int:
-        """Return the address of a variable in its own space."""
+    def get_variable_address(self, s: Sym) -> int:
+        """Return the address of a variable in its state space."""
         if s.name.startswith("local:"):
             return int(s.name[6:]) + s.offset
         if s.name in self.code.shared:
@@ -239,22 +232,21 @@ class Writer:
             return self.program.params[s.name][0] + s.offset
         raise UnsupportedInstruction(self.instr, f"{s.name} has no address here")
 
-    def address(self, mem: Mem) -> str:
+    def emit_address(self, mem: Mem) -> str:
         """Return an expression for an address operand: uint64, or a scalar constant."""
         if isinstance(mem.base, Reg):
-            width = self.width(mem.base.name)
+            width = self.get_width(mem.base.name)
             base = self.use_reg(mem.base, f"u{width}")
             if not mem.offset:
                 return base
             return self.temp(
-                f"{base} + {self.code.constant(f'u{width}', mem.offset & ((1 << 8 * width) - 1))}"
+                f"{base} + {self.code.bind_constant(f'u{width}', mem.offset & ((1 << 8 * width) - 1))}"
             )
-        offset = mem.offset if mem.base is None else self.address_of(mem.base) + mem.offset
-        return self.code.constant("u8", offset)
+        offset = mem.offset if mem.base is None else self.get_variable_address(mem.base) + mem.offset
+        return self.code.bind_constant("u8", offset)
 
     # -- the whole function ---------------------------------------------------------------------------------
-    def source(self) -> str:
-        """Return the Python source of the block's function."""
+    def generate(self) -> str:
         b = self.block
         for instr in b.instrs:
             self.instr = instr
@@ -262,14 +254,16 @@ class Writer:
             self.pred = None
             if instr.pred is not None:
                 self.pred = self.use_reg(instr.pred, "p")
-            self.hazards(instr)
+            self.emit_hazard_checks(instr)
             emit(self, instr)
         self.pred = None
-        result = self.terminator()
-        stores = self.stores()
+        result = self.emit_terminator()
+        stores = self.list_stores()
         slots = self.code.slots
         head = [f"def b{b.index}(m, S, L):"]
-        gathers = [(f"{r}_{'p' if self.width(r) == 0 else f'u{self.width(r)}'}", slots[r]) for r in b.uses]
+        gathers = [
+            (f"{r}_{'p' if self.get_width(r) == 0 else f'u{self.get_width(r)}'}", slots[r]) for r in b.uses
+        ]
         if gathers:
             head += [f"    {name} = S[{slot}]" for name, slot in gathers]
             head.append("    if L is not None:")
@@ -283,35 +277,34 @@ class Writer:
             tail += [f"        put(m, S, {slots[r]}, L, {part})" for r, _, part in stores]
         return "\n".join([*head, *body, *tail, f"    return {result}"]) + "\n"
 
-    def hazards(self, i: Instr):
-        """Emit checks of registers of products that may be in flight."""
+    def emit_hazard_checks(self, i: Instr):
+        """Emit the checks of an instruction that uses registers of products that may be in flight."""
         hazards = self.code.hazards
         for hazard in hazards.hazards.get(id(i), ())[:1]:
-            products = ", ".join(self.instruction(product) for product in hazard.products)
-            names = f"{self.instruction(i)}, ({products},)"
-            self.emit(
-                f"m.register_hazard({names}, {hazard.register!r}, {hazard.role!r}, {self.pred or True}, L)"
-            )
+            products = ", ".join(self.bind_instruction(product) for product in hazard.products)
+            names = f"{self.bind_instruction(i)}, ({products},)"
+            arguments = f"{names}, {hazard.register!r}, {hazard.role!r}, {self.pred or True}, L"
+            self.emit(f"m.check_register_hazard({arguments})")
         if id(i) in hazards.unfenced:
             register, only_if_added = hazards.unfenced[id(i)]
             added = self.use(i.args[3], "p") if only_if_added else "True"
-            self.emit(f"m.unfenced_product({self.instruction(i)}, {register!r}, {added}, L)")
+            self.emit(f"m.report_unfenced_product({self.bind_instruction(i)}, {register!r}, {added}, L)")
 
-    def stores(self) -> list[tuple[str, str, str]]:
-        """Return (register, expression to keep, expression to scatter) for every register that later blocks
-        read."""
+    def list_stores(self) -> list[tuple[str, str, str]]:
+        """Return (register, expression if all threads are active, expression otherwise) for every register
+        that later blocks read."""
         kept: set[str] = {
-            f"{r}_{'p' if self.width(r) == 0 else f'u{self.width(r)}'}" for r in self.block.uses
+            f"{r}_{'p' if self.get_width(r) == 0 else f'u{self.get_width(r)}'}" for r in self.block.uses
         }
         out = []
         for r in self.block.stores:
-            if self.block.kind == "barrier" and r in registers(self.block.end.args[0]):
-                continue  # the result of bar.red, which the executor stores when the barrier is passed
+            if self.block.kind == "barrier" and r in get_registers(self.block.end.args[0]):
+                continue  # the result of bar.red, which the executor stores after the barrier
             if r.startswith("return_"):
                 out.append((r, f"c_u4_{self.block.succs[1]}", f"c_u4_{self.block.succs[1]}"))
-                self.code.constant("u4", self.block.succs[1])
+                self.code.bind_constant("u4", self.block.succs[1])
                 continue
-            canonical = "p" if self.width(r) == 0 else f"u{self.width(r)}"
+            canonical = "p" if self.get_width(r) == 0 else f"u{self.get_width(r)}"
             views = self.views[r]
             source = views.get(canonical) or next(iter(views.values()))
             root = self.shared_root.get(source, source)
@@ -321,7 +314,7 @@ class Writer:
             out.append((r, full, expr))
         return out
 
-    def terminator(self) -> str:
+    def emit_terminator(self) -> str:
         b = self.block
         self.instr = b.term
         if b.term is not None:
@@ -334,10 +327,10 @@ class Writer:
         if b.kind == "ret":
             return self.use_reg(Reg(f"return_{b.function}"), "u4")
         if b.kind == "barrier":
-            return self.barrier()
+            return self.emit_barrier()
         return "None"
 
-    def barrier(self) -> str:
+    def emit_barrier(self) -> str:
         """Return (barrier number, thread count or None, predicate or None) of a bar.sync or bar.red."""
         i = self.block.end
         args = list(i.args)

@@ -1,7 +1,7 @@
-"""Fragment layouts of `mma.sync`: the supported shapes, and the lane that holds each matrix element.
+"""Fragment layouts of `mma.sync`: the supported shapes, and the matrix elements that each lane holds.
 
-For lane 4 g + t (an array of lanes), the functions return the row and column of its element `n`. `kind` is
-the type of the factors.
+For lane 4 g + t (g and t are arrays), `locate_in_a`, `..._b` and `..._c` return row and column of element `n`
+of its fragment. `kind` is the type of the operands A and B.
 """
 
 from __future__ import annotations
@@ -24,49 +24,46 @@ _MMA = {
 }
 
 
-def mma_supported(shape: str, types: list[str]) -> bool:
+def is_mma_supported(shape: str, types: list[str]) -> bool:
     """Return whether mma.sync of this shape and these types (d, a, b, c) is simulated."""
     return (shape, tuple(types)) in _MMA
 
 
-def sizes(shape: str) -> tuple[int, int, int]:
-    """Return rows, columns and depth of a product: "m16n8k8" -> (16, 8, 8)."""
+def parse_shape(shape: str) -> tuple[int, int, int]:
+    """Parse a shape into (m, n, k): "m16n8k8" -> (16, 8, 8)."""
     rows, columns, depth = (int(x) for x in shape[1:].replace("n", " ").replace("k", " ").split())
     return rows, columns, depth
 
 
-def place_in_a(kind: str, n: int, g, t):
-    """Return (row, column) of the first factor."""
+def locate_in_a(kind: str, n: int, g, t):
+    """Return (row, column) in matrix A of element n of lane (g, t)."""
     if kind in ("f64", "tf32"):
         return g + (n & 1) * 8, t + (n >> 1) * 4
     return g + (n >> 1 & 1) * 8, t + t + (n & 1) + (n >> 2) * 8
 
 
-def place_in_b(kind: str, n: int, g, t):
-    """Return (row, column) of the second factor."""
+def locate_in_b(kind: str, n: int, g, t):
     if kind in ("f64", "tf32"):
         return t + n * 4, g
     return t + t + (n & 1) + (n >> 1) * 8, g
 
 
-def place_in_c(kind: str, n: int, g, t):
-    """Return (row, column) of the sums."""
+def locate_in_c(kind: str, n: int, g, t):
     return g + (n >> 1) * 8, t + t + (n & 1)
 
 
 @functools.cache
-def fragment_maps(shape: str, kind: str):
-    """Return (rows of A, columns of A), (rows of B, columns of B), (rows of C, columns of C): [element, lane]
-    index arrays."""
-    rows, columns, depth = sizes(shape)
+def compute_fragment_maps(shape: str, kind: str):
+    """Return (rows, columns) of the fragments of A, B and C, as index arrays [element, lane]."""
+    rows, columns, depth = parse_shape(shape)
     lane = np.arange(32)
 
-    def places(place: Callable, count: int):
-        each = [np.broadcast_arrays(*place(kind, n, lane >> 2, lane & 3)) for n in range(count // 32)]
+    def locate_elements(locate: Callable, count: int):
+        each = [np.broadcast_arrays(*locate(kind, n, lane >> 2, lane & 3)) for n in range(count // 32)]
         return tuple(np.stack(part) for part in zip(*each, strict=True))
 
     return (
-        places(place_in_a, rows * depth),
-        places(place_in_b, depth * columns),
-        places(place_in_c, rows * columns),
+        locate_elements(locate_in_a, rows * depth),
+        locate_elements(locate_in_b, depth * columns),
+        locate_elements(locate_in_c, rows * columns),
     )

@@ -1,4 +1,4 @@
-"""Emitters of Hopper's instructions: mbarriers with transaction counts, bulk copies (TMA), warpgroups."""
+"""Emitters of Hopper instructions: mbarriers with transaction counts, bulk copies (TMA), warpgroups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.vgpu.memory.access import KIND, SHARED_WINDOW
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, TensorMem, Vec
 
 from .codegen import Writer
-from .emitters import check, opcode, type_of
+from .emitters import check_modifiers, get_type, opcode
 
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 _SCOPES = ("cta", "cluster", "release", "acquire", "relaxed")
@@ -18,13 +18,13 @@ _SCOPES = ("cta", "cluster", "release", "acquire", "relaxed")
 
 @dataclass(frozen=True)
 class Operand:
-    """A wgmma factor in shared memory as the instruction describes it: rows (m, or n), type, transposed
-    (across k), sign."""
+    """A matrix operand of wgmma as the instruction describes it; `rows` is m or n, a transposed one is
+    MN-major."""
 
     rows: int
     kind: str
-    across: bool
-    negative: bool
+    transposed: bool
+    negated: bool
 
     @property
     def width(self) -> int:
@@ -32,29 +32,31 @@ class Operand:
         return 4 if self.kind == "tf32" else 2
 
 
-def shared_place(w: Writer, i: Instr, mem: Mem) -> str:
-    """Return an address in shared memory; a generic one where the instruction names no state space."""
-    place = w.address(mem)
+def emit_shared_address(w: Writer, i: Instr, mem: Mem) -> str:
+    """Emit a shared address, converted from a generic one if the instruction names no state space."""
+    address = w.emit_address(mem)
     if any(m.startswith("shared") for m in i.mods):
-        return place
-    return f"({place} - {w.code.constant('u8', SHARED_WINDOW)})"
+        return address
+    return f"({address} - {w.code.bind_constant('u8', SHARED_WINDOW)})"
 
 
 @opcode("mbarrier")
 def mbarrier(w: Writer, i: Instr):
     """init, inval, arrive and arrive_drop (with count, .noComplete, .expect_tx, in other blocks of the
     cluster), test_wait and try_wait by state or .parity, expect_tx, complete_tx, pending_count"""
-    check(i, *_SHARED, *_SCOPES, "init", "inval", "arrive", "arrive_drop", "noComplete", "expect_tx",
+    check_modifiers(i, *_SHARED, *_SCOPES, "init", "inval", "arrive", "arrive_drop", "noComplete", "expect_tx",
           "complete_tx", "test_wait", "try_wait", "parity", "pending_count")  # fmt: skip
     args = list(i.args)
     if "pending_count" in i.mods:
-        w.define(args[0], "u4", f"({w.use(args[1], 'u8')} & {w.code.constant('u8', 0xFFFFF)}).astype(u4)")
+        w.define(
+            args[0], "u4", f"({w.use(args[1], 'u8')} & {w.code.bind_constant('u8', 0xFFFFF)}).astype(u4)"
+        )
         return
-    a = w.code.access(i, "A", "shared", 8)
+    a = w.code.new_access(i, "A", "shared", 8)
     dest = None if isinstance(args[0], Mem) else args.pop(0)
-    place = shared_place(w, i, args.pop(0))
+    address = emit_shared_address(w, i, args.pop(0))
     count = w.use(args[0], "u4") if args and not ("test_wait" in i.mods or "try_wait" in i.mods) else "1"
-    call = f"A{a.number}, {place}"
+    call = f"A{a.number}, {address}"
     if "arrive" in i.mods or "arrive_drop" in i.mods:
         drop = "arrive_drop" in i.mods
         arrivals, expected = ("1", count) if "expect_tx" in i.mods else (count, "0")
@@ -72,9 +74,9 @@ def mbarrier(w: Writer, i: Instr):
     elif "inval" in i.mods:
         w.emit(f"m.mbarrier_inval({call}, L)")
     elif "expect_tx" in i.mods:
-        w.emit(f"m.mbarrier_bytes({call}, {count}.astype(i8), L)")
+        w.emit(f"m.mbarrier_add_bytes({call}, {count}.astype(i8), L)")
     elif "complete_tx" in i.mods:
-        w.emit(f"m.mbarrier_bytes({call}, -{count}.astype(i8), L)")
+        w.emit(f"m.mbarrier_add_bytes({call}, -{count}.astype(i8), L)")
     else:
         raise UnsupportedInstruction(i)
 
@@ -82,90 +84,91 @@ def mbarrier(w: Writer, i: Instr):
 @opcode("setmaxnreg")
 def set_registers(w: Writer, i: Instr):
     """.inc and .dec: the sum over the warps of a block is checked against what the block was given"""
-    check(i, "inc", "dec", "sync", "aligned")
+    check_modifiers(i, "inc", "dec", "sync", "aligned")
     number = i.args[0]
     if not isinstance(number, Imm):
         raise UnsupportedInstruction(i, "the number of registers is not a constant")
-    w.emit(f"m.set_registers({w.instruction(i)}, {int(number.value)}, {'inc' in i.mods}, L)")
+    w.emit(f"m.set_registers({w.bind_instruction(i)}, {int(number.value)}, {'inc' in i.mods}, L)")
 
 
 # -- bulk copies --------------------------------------------------------------------------------------------
 _BULK = ("async", "bulk", "tile", "1d", "2d", "3d", "4d", "5d", "global", *_SHARED, "bulk_group")
 _BULK += ("mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint", "tensor", "reduce", "noftz")
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
-_WIDE = 8, 2  # elements of an access of 16 bytes
+_WIDE = 8, 2  # a 16-byte access: bytes per element, number of elements
 
 
-def bulk_copy(w: Writer, i: Instr):
-    """Emit cp.async.bulk and cp.async.bulk.tensor in all their forms."""
+def emit_bulk_copy(w: Writer, i: Instr):
+    """Emit any form of cp.async.bulk and cp.async.bulk.tensor."""
     if "commit_group" in i.mods:
         w.emit("m.bulk_commit(L)")
     elif "wait_group" in i.mods:
         w.emit(f"m.bulk_wait({int(i.args[0].value)}, L)")
     elif "prefetch" not in i.mods:
-        check(i, *_BULK, *_REDUCTIONS)
+        check_modifiers(i, *_BULK, *_REDUCTIONS)
         spaces = [m for m in i.mods if m == "global" or m in _SHARED]
         if len(spaces) != 2:
             raise UnsupportedInstruction(i, "it does not name where it copies from and to")
         op = next((m for m in i.mods if m in _REDUCTIONS), None)
         if spaces[0] == "global":
-            bulk_store(w, i, op)
+            emit_bulk_store(w, i, op)
         elif op is None:
-            bulk_load(w, i, spaces[1] != "global")
+            emit_bulk_load(w, i, spaces[1] != "global")
         else:
             raise UnsupportedInstruction(i, "a reduction into shared memory")
 
 
-def bulk_load(w: Writer, i: Instr, from_shared: bool):
-    """Emit a copy into shared memory; an mbarrier counts the bytes."""
+def emit_bulk_load(w: Writer, i: Instr, from_shared: bool):
+    """Emit a copy into shared memory, whose completion an mbarrier counts in bytes."""
     target, source, *rest = i.args
     size = None if "tensor" in i.mods else rest.pop(0)
     barrier, *rest = rest
     mask = w.use(rest[0], "u4") if "multicast::cluster" in i.mods else "None"
-    write = w.code.access(i, "W", "shared", *_WIDE)
-    counter = w.code.access(i, "A", "shared", 8)
-    place, counted = w.address(target), shared_place(w, i, barrier)
+    write = w.code.new_access(i, "W", "shared", *_WIDE)
+    counter = w.code.new_access(i, "A", "shared", 8)
+    address, counted = w.emit_address(target), emit_shared_address(w, i, barrier)
     if isinstance(source, TensorMem):
-        reads = element_accesses(w, i, "R")
-        box = f"{w.address(source.map)}, {coordinates(w, source)}"
+        reads = create_element_accesses(w, i, "R")
+        box = f"{w.emit_address(source.map)}, {emit_coordinates(w, source)}"
         w.emit(
-            f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {place}, {box}, {counted}, {mask},"
+            f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {address}, {box}, {counted}, {mask},"
             " L)"
         )
         return
-    read = w.code.access(i, "R", "shared" if from_shared else "global", *_WIDE)
-    run = f"{place}, {w.address(source)}, {w.use(size, 'u4')}, {counted}, {mask}, {from_shared}"
+    read = w.code.new_access(i, "R", "shared" if from_shared else "global", *_WIDE)
+    run = f"{address}, {w.emit_address(source)}, {w.use(size, 'u4')}, {counted}, {mask}, {from_shared}"
     w.emit(f"m.bulk_load(A{read.number}, A{write.number}, A{counter.number}, {run}, L)")
 
 
-def bulk_store(w: Writer, i: Instr, op: str | None):
-    """Emit a copy into global memory; groups of the thread count it."""
+def emit_bulk_store(w: Writer, i: Instr, op: str | None):
+    """Emit a copy into global memory, which belongs to a bulk group of its thread."""
     target, source, *rest = i.args
-    read = w.code.access(i, "R", "shared", *_WIDE)
+    read = w.code.new_access(i, "R", "shared", *_WIDE)
     kind = "A" if op else "W"
     if isinstance(target, TensorMem):
-        box = f"{w.address(source)}, {w.address(target.map)}, {coordinates(w, target)}"
-        w.emit(f"m.tensor_store(A{read.number}, {element_accesses(w, i, kind)}, {box}, {op!r}, L)")
+        box = f"{w.emit_address(source)}, {w.emit_address(target.map)}, {emit_coordinates(w, target)}"
+        w.emit(f"m.tensor_store(A{read.number}, {create_element_accesses(w, i, kind)}, {box}, {op!r}, L)")
         return
-    t = type_of(i) if op else "u64"
-    write = w.code.access(i, kind, "global", WIDTH[t])
-    run = f"{w.address(target)}, {w.address(source)}, {w.use(rest[0], 'u4')}"
+    t = get_type(i) if op else "u64"
+    write = w.code.new_access(i, kind, "global", WIDTH[t])
+    run = f"{w.emit_address(target)}, {w.emit_address(source)}, {w.use(rest[0], 'u4')}"
     w.emit(
         f"m.bulk_store(A{read.number}, A{write.number}, {run}, {op!r}, {(t if t == 'bf16' else KIND[t])!r},"
         " L)"
     )
 
 
-def element_accesses(w: Writer, i: Instr, kind: str) -> str:
-    """Return global accesses for each element size, which only the tensor map tells, and one of 16 bytes."""
+def create_element_accesses(w: Writer, i: Instr, kind: str) -> str:
+    """Create global accesses of 16 bytes and of each element size, which only the tensor map determines."""
     sizes = {1: (1, 1), 2: (2, 1), 4: (4, 1), 8: (8, 1), 16: _WIDE}
     name = f"E{i.line}_{len(w.code.namespace)}"
-    w.code.namespace[name] = {size: w.code.access(i, kind, "global", *shape) for size, shape in sizes.items()}
+    w.code.namespace[name] = {
+        size: w.code.new_access(i, kind, "global", *shape) for size, shape in sizes.items()
+    }
     return name
 
 
-def coordinates(w: Writer, box: TensorMem) -> str:
-    """Return the coordinates of a tile as a list of expressions."""
+def emit_coordinates(w: Writer, box: TensorMem) -> str:
     return "[" + ", ".join(w.use(c, "u4") for c in box.coordinates) + "]"
 
 
@@ -179,14 +182,14 @@ def wgmma(w: Writer, i: Instr):
     first factor from registers too, every swizzle, transposed 16-bit factors, scale-d, signs; fence,
     commit_group, wait_group"""
     if "mma_async" not in i.mods:
-        check(i, "fence", "commit_group", "wait_group", "sync", "aligned")
+        check_modifiers(i, "fence", "commit_group", "wait_group", "sync", "aligned")
         if "commit_group" in i.mods:
-            w.emit(f"m.wgmma_commit({w.instruction(i)}, L)")
+            w.emit(f"m.wgmma_commit({w.bind_instruction(i)}, L)")
         elif "wait_group" in i.mods:
-            w.emit(f"m.wgmma_wait({w.instruction(i)}, {int(i.args[0].value)}, L)")
+            w.emit(f"m.wgmma_wait({w.bind_instruction(i)}, {int(i.args[0].value)}, L)")
         return
     shape = next((m for m in i.mods if m[0] == "m" and m[1:2].isdigit()), "")
-    check(i, "mma_async", "sync", "aligned", shape)
+    check_modifiers(i, "mma_async", "sync", "aligned", shape)
     sums_kind, kind, other = [m for m in i.mods if m in WIDTH]
     n, depth = (int(x) for x in re.findall(r"\d+", shape)[1:])
     known = sums_kind == "f32" or (sums_kind == "f16" and kind == "f16")
@@ -203,7 +206,7 @@ def wgmma(w: Writer, i: Instr):
     b = Operand(n, kind, bool(flags[3]), flags[1] < 0)
     names = [f"{letter}{i.line}_{len(w.code.namespace)}" for letter in "PQ"]
     w.code.namespace |= dict(zip(names, (a, b), strict=True))
-    accesses = [w.code.access(i, "R", "shared", *_WIDE) for _ in range(2)]
+    accesses = [w.code.new_access(i, "R", "shared", *_WIDE) for _ in range(2)]
     first = "None" if from_registers else f"A{accesses[0].number}"
     arguments = f"[{', '.join(w.use(r, 'u4') for r in left.items)}]" if from_registers else w.use(left, "u8")
     old = ", ".join(w.use(r, "u4") for r in sums.items)

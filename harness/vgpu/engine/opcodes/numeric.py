@@ -1,9 +1,9 @@
-"""The arithmetic of PTX instructions that is not a single NumPy operation.
+"""PTX arithmetic that is not a single NumPy operation.
 
 All functions accept arrays and NumPy scalars. Floating point follows PTX: results are rounded to nearest
-even, fused multiply-add rounds once, a NaN of 16 or 32 bits is the one NaN that GPUs return (measured: the
-table in tests/vgpu/data). Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
-rsqrt, sqrt, div `.approx`) are computed in float64 and rounded once: closer to the true value than a GPU is.
+even, fused multiply-add rounds once, and 16- and 32-bit NaNs are the canonical NaN that GPUs return
+(measured; see tests/vgpu/data). Instructions that are approximate on hardware (ex2, lg2, sin, cos, tanh, rcp,
+rsqrt, sqrt, div `.approx`) are computed in float64 and rounded once: more accurate than on a GPU.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ SIGNED = {1: i1, 2: i2, 4: i4, 8: i8}
 
 # -- shifts and bits ----------------------------------------------------------------------------------------
 def shl(a, s):
-    """Return `a << s`, 0 where s is at least the width (s is uint32)."""
+    """Return `a << s` for uint32 s, or 0 if s is at least the width."""
     bits = a.dtype.itemsize * 8
     return np.where(s < bits, a << (s & u4(bits - 1)).astype(a.dtype), a.dtype.type(0))
 
 
 def shr(a, s):
-    """Return `a >> s`; s beyond the width gives 0, or the sign for signed a."""
+    """Return `a >> s`; if s is at least the width, 0, or for signed a all sign bits."""
     bits = a.dtype.itemsize * 8
     if a.dtype.kind == "i":
         return a >> np.minimum(s, u4(bits - 1)).astype(a.dtype)
     return np.where(s < bits, a >> (s & u4(bits - 1)).astype(a.dtype), a.dtype.type(0))
 
 
-def funnel(low, high, s, left: bool, wrap: bool):
-    """Compute shf.l / shf.r on the 64-bit value high:low; `wrap` takes the amount modulo 32, otherwise it is
-    clamped to 32."""
+def funnel_shift(low, high, s, left: bool, wrap: bool):
+    """Compute shf.l or shf.r of the 64-bit value high:low; the amount is taken modulo 32 if `wrap`, else
+    clamped."""
     s = (s & u4(31)) if wrap else np.minimum(s, u4(32))
     both = (high.astype(u8) << u8(32)) | low.astype(u8)
     s = s.astype(u8)
@@ -43,7 +43,7 @@ def funnel(low, high, s, left: bool, wrap: bool):
 
 
 def mulhi(a, b):
-    """Return the upper half of the product."""
+    """Return the upper half of the double-width product."""
     size = a.dtype.itemsize
     if size < 8:
         wide = (SIGNED if a.dtype.kind == "i" else UNSIGNED)[size * 2]
@@ -61,7 +61,7 @@ def mulhi(a, b):
 
 
 def idiv(a, b):
-    """Divide integers toward zero; division by zero gives all ones."""
+    """Divide integers, rounded toward zero; division by zero returns all ones."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     if a.dtype.kind == "u":
         return np.where(b == 0, ~a.dtype.type(0), a // safe)
@@ -71,7 +71,7 @@ def idiv(a, b):
 
 
 def irem(a, b):
-    """Return the remainder with the sign of the dividend; by zero the dividend."""
+    """Return the remainder with the sign of the dividend, or the dividend if the divisor is zero."""
     safe = np.where(b == 0, b.dtype.type(1), b)
     if a.dtype.kind == "u":
         return np.where(b == 0, a, a % safe)
@@ -79,7 +79,6 @@ def irem(a, b):
 
 
 def popc(a):
-    """Count one bits, as uint32."""
     return np.bitwise_count(a).astype(u4)
 
 
@@ -107,7 +106,6 @@ def bfind(a, shift_amount: bool):
 
 
 def clz(a):
-    """Count the leading zero bits, as uint32."""
     return u4(a.dtype.itemsize * 8 - 1) - bfind(a, False)
 
 
@@ -148,7 +146,7 @@ def lop3(a, b, c, table: int):
 
 
 def prmt(a, b, selector, mode: str):
-    """Permute the bytes of b:a; `mode` "" or one of f4e b4e rc8 ecl ecr rc16."""
+    """Permute the bytes of b:a; `mode` is "" or one of f4e, b4e, rc8, ecl, ecr, rc16."""
     both = a.astype(u8) | (b.astype(u8) << u8(32))
     out = (a & u4(0)).astype(u8)
     s = selector & u4(3)
@@ -178,8 +176,8 @@ CANONICAL_F4, CANONICAL_F2 = u4(0x7FFFFFFF).view(f4), u2(0x7FFF).view(f2)
 INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000}
 
 
-def canonical(x):
-    """Replace the NaNs of arithmetic by a GPU's: one NaN for each type; float64 keeps payloads."""
+def canonicalize_nan(x):
+    """Replace NaNs by the GPU's canonical NaN of the type; float64 NaNs keep their payload."""
     if x.dtype == f4:
         if x.ndim == 0:
             return x if x == x else CANONICAL_F4
@@ -191,13 +189,13 @@ def canonical(x):
     return x
 
 
-def quiet(x):
-    """Make the NaNs of float64 quiet; numbers stay."""
+def quiet_nan(x):
+    """Make float64 NaNs quiet."""
     return x * f8(1)
 
 
-def sign_bits(bits, op: str, infinity: int):
-    """Compute abs or neg of f16, bf16 or f32, given by their bits: NaN becomes the canonical one."""
+def abs_or_neg_bits(bits, op: str, infinity: int):
+    """Compute abs or neg of f16, bf16 or f32 bits; NaN becomes the canonical NaN."""
     sign, rest = (u4(0x80000000), u4(0x7FFFFFFF)) if bits.dtype == u4 else (u2(0x8000), u2(0x7FFF))
     magnitude = bits & rest
     nan = magnitude > infinity
@@ -205,9 +203,9 @@ def sign_bits(bits, op: str, infinity: int):
     return np.where(nan, rest, out) if np.count_nonzero(nan) else out
 
 
-def sign_f8(x, op: str):
-    """Compute abs or neg of float64: a NaN is made quiet and keeps its sign."""
-    return np.where(x == x, np.abs(x) if op == "abs" else np.negative(x), quiet(x))
+def abs_or_neg_f8(x, op: str):
+    """Compute abs or neg of float64; a NaN becomes quiet and keeps its sign."""
+    return np.where(x == x, np.abs(x) if op == "abs" else np.negative(x), quiet_nan(x))
 
 
 def bf_to_f4(a):
@@ -215,7 +213,7 @@ def bf_to_f4(a):
 
 
 def f4_to_bf(x):
-    """Convert float32 to bfloat16 bits, to nearest even; NaN becomes 0x7FFF as on the hardware."""
+    """Convert float32 to bfloat16 bits, rounded to nearest even; NaN becomes 0x7FFF as on a GPU."""
     b = x.view(u4)
     r = (b + (u4(0x7FFF) + ((b >> u4(16)) & u4(1)))) >> u4(16)
     return np.where(x != x, u4(0x7FFF), r).astype(u2)
@@ -227,13 +225,12 @@ def f8_to_bf(x):
 
 
 def convert_f8_to_bf(x):
-    """Convert like the instruction: NaN keeps its sign and the first bits of its payload."""
+    """Convert float64 to bfloat16 bits as `cvt` does: NaN keeps its sign and the top bits of its payload."""
     return np.where(x == x, f8_to_bf(x), (x.astype(f4).view(u4) >> u4(16)).astype(u2))
 
 
 def int_to_bf(a):
-    """Convert an integer to bfloat16 bits, rounded once: float64 holds all bits but the last 11, which become
-    one."""
+    """Convert an integer to bfloat16 bits, rounded once: from 2^53 up, a sticky bit replaces the low 11."""
     if a.dtype.itemsize < 8:
         return f8_to_bf(a.astype(f8))
     size = np.abs(a).view(u8) if a.dtype.kind == "i" else a
@@ -244,12 +241,12 @@ def int_to_bf(a):
 
 
 def _narrow_to_odd(x):
-    """Convert float64 to float32, rounded to odd: a later rounding to a narrower type is then exact."""
+    """Convert float64 to float32, rounded to odd, so that rounding again to a narrower type is correct."""
     y = x.astype(f4)
     back = y.astype(f8)
     bits = y.view(u4)
     inexact = (back != x) & np.isfinite(back)
-    # toward zero first, then set the last bit
+    # round toward zero, then set the last bit
     bits = np.where(inexact & (np.abs(back) > np.abs(x)), bits - u4(1), bits)
     return np.where(inexact, bits | u4(1), bits).view(f4)
 
@@ -260,53 +257,51 @@ def _two_sum(a, b):
     return s, (a - (s - t)) + (b - t)
 
 
-def sum_to_odd(p, c):
-    """Return p + c in float64, rounded to odd (p and c float64)."""
+def add_rounded_to_odd(p, c):
+    """Return the float64 sum p + c, rounded to odd."""
     s, e = _two_sum(p, c)
     bits = s.view(u8)
     fix = (e != 0) & (bits & u8(1) == 0) & np.isfinite(s)
-    # e has the direction of the true sum from s: move to the odd neighbour on that side
+    # e is the true sum minus s: move to the odd neighbour in its direction
     up = (e > 0) == (s > 0)
     return np.where(fix, np.where(up, bits + u8(1), bits - u8(1)), bits).view(f8)
 
 
-# Of the bits of a float64: those that float32 has not, and them half-way between two float32.
+# The float64 bits beyond float32's precision, and their value half-way between two float32 values.
 _BELOW_F4, _HALFWAY = u8(0x1FFFFFFF), u8(0x10000000)
 _SMALLEST_F4 = f8(2.4e-38)
 
 
 def fma_f4(a, b, c):
-    """Return a * b + c in float32 with one rounding: float64 holds the product exactly."""
+    """Return a * b + c in float32, rounded once; the product is exact in float64."""
     p = a.astype(f8) * b
     s = p + c
-    # A second rounding can go wrong only where the float64 sum lies half-way between two float32, or is
-    # subnormal. A sum of 0 is exact.
-    doubtful = (s.view(u8) & _BELOW_F4) == _HALFWAY
+    # Double rounding can only be wrong if the float64 sum is half-way between two float32 values, or
+    # subnormal in float32. A sum of 0 is exact.
+    inexact = (s.view(u8) & _BELOW_F4) == _HALFWAY
     small = np.abs(s) < _SMALLEST_F4
     if np.count_nonzero(small):
-        doubtful = doubtful | (small & (s != 0))
+        inexact = inexact | (small & (s != 0))
     out = s.astype(f4)
-    if not np.count_nonzero(doubtful):
+    if not np.count_nonzero(inexact):
         return out
     if out.ndim == 0:
-        return sum_to_odd(p, c.astype(f8)).astype(f4)
-    p, c = np.broadcast_to(p, out.shape)[doubtful], np.broadcast_to(c, out.shape)[doubtful]
-    out[doubtful] = sum_to_odd(p, c.astype(f8)).astype(f4)
+        return add_rounded_to_odd(p, c.astype(f8)).astype(f4)
+    p, c = np.broadcast_to(p, out.shape)[inexact], np.broadcast_to(c, out.shape)[inexact]
+    out[inexact] = add_rounded_to_odd(p, c.astype(f8)).astype(f4)
     return out
 
 
 def fma_f2(a, b, c):
-    """Return a * b + c in float16 with one rounding."""
-    return sum_to_odd(a.astype(f8) * b.astype(f8), c.astype(f8)).astype(f2)
+    return add_rounded_to_odd(a.astype(f8) * b.astype(f8), c.astype(f8)).astype(f2)
 
 
 def fma_bf(a, b, c):
-    """Return a * b + c on bfloat16 bits with one rounding."""
-    return f8_to_bf(sum_to_odd(bf_to_f4(a).astype(f8) * bf_to_f4(b), bf_to_f4(c).astype(f8)))
+    return f8_to_bf(add_rounded_to_odd(bf_to_f4(a).astype(f8) * bf_to_f4(b), bf_to_f4(c).astype(f8)))
 
 
 def fma_f8(a, b, c):
-    """Return a * b + c in float64 with one rounding (Boldo and Melquiond's algorithm with rounding to odd)."""
+    """Return a * b + c in float64, rounded once (Boldo and Melquiond's algorithm, with round-to-odd)."""
     k = f8(134217729.0)
     p = a * b
     ah = k * a - (k * a - a)
@@ -315,24 +310,26 @@ def fma_f8(a, b, c):
     ul = al * bl - (((p - ah * bh) - al * bh) - ah * bl)
     th, tl = _two_sum(c, ul)
     vh, vl = _two_sum(p, th)
-    z = sum_to_odd(tl, vl)
+    z = add_rounded_to_odd(tl, vl)
     exact = vh + z
-    plain = c + p  # in this order: the NaN of c goes before that of the product
+    rounded_twice = c + p  # in this order, a NaN in c takes precedence over one in the product
     size = np.abs(a) + np.abs(b)
-    return np.where(np.isfinite(exact) & (size < 1e290) & ((np.abs(p) > 1e-270) | (p == 0)), exact, plain)
+    return np.where(
+        np.isfinite(exact) & (size < 1e290) & ((np.abs(p) > 1e-270) | (p == 0)), exact, rounded_twice
+    )
 
 
 def fmin(a, b):
-    """Return the smaller; the number where one is NaN; -0 below +0."""
+    """Return the minimum, ignoring a single NaN; -0 is below +0."""
     return np.where((a == b) & (a == 0), np.where(np.signbit(a), a, b), np.fmin(a, b))
 
 
 def fmax(a, b):
-    """Return the larger; the number where one is NaN; +0 above -0."""
+    """Return the maximum, ignoring a single NaN; +0 is above -0."""
     return np.where((a == b) & (a == 0), np.where(np.signbit(a), b, a), np.fmax(a, b))
 
 
-def keep_nan(a, b, x):
+def propagate_nan(a, b, x):
     return np.where((a != a) | (b != b), x.dtype.type(np.nan), x)
 
 
@@ -342,19 +339,17 @@ def flush(x):
 
 
 def saturate(x):
-    """Clamp to [0, 1]; NaN becomes 0 (`.sat`)."""
     return np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0)).astype(x.dtype)
 
 
 def round_int(x, mode: str):
-    """Round to an integral value: rni rzi rmi rpi."""
     return {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode](x)
 
 
 def to_int(x, dtype):
-    """Convert a float (already integral) to an integer, clamped to the range.
+    """Convert an integral float to an integer type, clamped to its range.
 
-    NaN becomes 0; from float64, or to 64 bits, it becomes the number with only the highest bit set.
+    NaN becomes 0, or in conversions from float64 or to 64 bits the value with only the highest bit set.
     """
     info = np.iinfo(dtype)
     bits = dtype().itemsize * 8
@@ -367,14 +362,13 @@ def to_int(x, dtype):
 
 
 def int_to_float(a, dtype, mode: str = "rn"):
-    """Convert an integer to float, rounded once: to nearest even, toward zero, down or up."""
+    """Convert an integer to float, rounded once, with rounding mode rn, rz, rm or rp."""
     out = a.astype(f8).astype(f2) if dtype is f2 and a.dtype.itemsize > 2 else a.astype(dtype)
     if mode == "rn":
         return out
     exact = out.astype(f8)
     info = np.iinfo(a.dtype)
-    # Compared as integers, because no float holds all of 64 bits; beyond the range there is nothing to
-    # compare.
+    # Compare as integers, because no float type has 64 bits of precision, except values out of range.
     above, below = exact >= 2.0 ** (info.bits - (a.dtype.kind == "i")), exact < f8(info.min)
     back = np.where(above | below, f8(0), exact).astype(a.dtype)
     over, under = above | (~below & (back > a)), below | (~above & (back < a))
@@ -392,8 +386,8 @@ def narrow(x, dtype, mode: str):
 
 
 def _round_directed(out, x, over, under, mode: str):
-    """Return the floats nearest to x, `over` or `under` it, or their neighbours where the mode (rz, rm, rp)
-    requires it."""
+    """Return `out`, the float nearest to x, or its neighbour if `out` is `over` or `under` x and the mode
+    (rz, rm, rp) rounds the other way."""
     down = over & ((x > 0) if mode == "rz" else mode == "rm")
     up = under & ((x < 0) if mode == "rz" else mode == "rp")
     inf = out.dtype.type(np.inf)
@@ -401,20 +395,19 @@ def _round_directed(out, x, over, under, mode: str):
 
 
 def bf_rz(x):
-    """Convert float32 to bfloat16 bits toward zero."""
+    """Convert float32 to bfloat16 bits, rounded toward zero."""
     b = x.view(u4) >> u4(16)
     return np.where(x != x, u4(0x7FFF), b).astype(u2)
 
 
 def div_approx(a, b):
-    """Compute `div.approx.f32`: accurate, but 0 (NaN for an infinite a) where b is finite and at least 2^126."""
+    """Compute `div.approx.f32`: accurate, but 0 (NaN if a is infinite) for finite |b| > 2^126."""
     large = (np.abs(b) > f4(2.0**126)) & np.isfinite(b)
     return np.where(large, a * np.copysign(f4(0), b), a / b)
 
 
 def rcp_gross(x):
-    """Compute `rcp.approx.ftz.f64`: from the upper halves of the words only, subnormals flushed; its lower
-    half is zero."""
+    """Compute `rcp.approx.ftz.f64`, which uses only upper words and flushes subnormals."""
     tiny, upper = f8(2.2250738585072014e-308), u8(0xFFFFFFFF00000000)
     x = (x.view(u8) & upper).view(f8)
     x = np.where(np.abs(x) < tiny, np.copysign(f8(0), x), x)
@@ -440,7 +433,6 @@ def dot_bytes(a, b, c, a_signed: bool, b_signed: bool):
 
 
 def clamp_int(a, dtype):
-    """Convert an integer to another type with saturation."""
     info = np.iinfo(dtype)
     source = np.iinfo(a.dtype)
     low, high = max(info.min, source.min), min(info.max, source.max)
@@ -448,7 +440,7 @@ def clamp_int(a, dtype):
 
 
 def relu_bits(bits, infinity: int):
-    """Replace negative floats (given by their bits) by +0; NaN becomes the canonical NaN."""
+    """Apply .relu to float bits: negative values become +0, NaN the canonical NaN."""
     t = bits.dtype.type
     sign = t(1 << (8 * bits.dtype.itemsize - 1))
     return np.where(bits & ~sign > t(infinity), ~sign, np.where(bits & sign != 0, t(0), bits))
@@ -457,8 +449,8 @@ def relu_bits(bits, infinity: int):
 def to_tf32(bits, mode: str, relu: bool, finite: bool):
     """Round float32 bits to tf32 (rna: ties away from zero, rn: to even, rz: toward zero), low 13 bits zero.
 
-    NaN becomes the canonical NaN, only rna keeps its bits. `finite` replaces infinity and NaN by the number
-    one unit below, as the hardware does.
+    NaN becomes the canonical NaN, except that rna keeps its bits. `finite` replaces infinity and NaN by the
+    bit pattern one unit lower, as the hardware does.
     """
     mask, sign = u4(0xFFFFE000), u4(0x80000000)
     nan = bits & ~sign > u4(INFINITY["f32"])
@@ -474,8 +466,8 @@ def to_tf32(bits, mode: str, relu: bool, finite: bool):
 
 
 # -- elements of matrices -----------------------------------------------------------------------------------
-def decode(bits, kind: str):
-    """Decode bits to elements in float64."""
+def decode_elements(bits, kind: str):
+    """Decode element bits to float64."""
     if kind == "f64":
         return bits.view(f8)
     if kind == "f32":
@@ -485,20 +477,20 @@ def decode(bits, kind: str):
     return (bits.view(f2) if kind == "f16" else bf_to_f4(bits)).astype(f8)
 
 
-# -- warp-wide operations -------------------------------------------------------------------------------------
+# -- warp-wide operations ------------------------------------------------------------------------------------
 COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or,
            "xor": np.bitwise_xor}  # fmt: skip
 
 
 def combine(op: str, old, value):
-    """Return the new value of an atomic or reduction."""
+    """Combine an old value with an operand, as an atomic or reduction does."""
     new = COMBINE[op](old, value)
-    return canonical(new) if op == "add" else new
+    return canonicalize_nan(new) if op == "add" else new
 
 
-def shuffle_source(mode: str, lane, amount, bounds):
-    """Return, for shfl.sync, the lane that each lane (int64) reads (its own if out of range), and whether it
-    is in range."""
+def compute_shuffle_sources(mode: str, lane, amount, bounds):
+    """Return the source lane of each lane (int64) in a shfl.sync, its own if out of range, and whether it is
+    in range."""
     shift, clamp = (amount & u4(31)).astype(i8), (bounds & u4(31)).astype(i8)
     segment = ((bounds >> u4(8)) & u4(31)).astype(i8)
     low = lane & segment
@@ -515,18 +507,18 @@ def shuffle_source(mode: str, lane, amount, bounds):
     return np.where(inside, other, lane), inside
 
 
-def vote_masks(mode: str, yes, mark_name):
-    """Compute vote.sync from the masks of the lanes with a true predicate and of all members."""
+def compute_vote(mode: str, yes, members):
+    """Compute vote.sync from the mask of lanes with a true predicate, and the mask of all members."""
     if mode == "ballot":
         return yes
     if mode == "any":
         return yes != 0
-    return (yes == mark_name) if mode == "all" else (yes == mark_name) | (yes == 0)
+    return (yes == members) if mode == "all" else (yes == members) | (yes == 0)
 
 
-def match_masks(mode: str, same, mark_name):
-    """Compute match.sync from the masks of the lanes with the same value and of all members: a mask, and the
-    predicate."""
+def compute_match(mode: str, same, members):
+    """Compute match.sync, (mask, predicate), from the mask of lanes with the same value, and the mask of all
+    members."""
     if mode == "any":
         return same, same != 0
-    return np.where(same == mark_name, mark_name, mark_name ^ mark_name), same == mark_name
+    return np.where(same == members, members, members ^ members), same == members

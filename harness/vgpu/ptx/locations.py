@@ -1,0 +1,76 @@
+"""Find the source location of an instruction: the innermost one outside the Mojo library, if any."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from .parser import Instr, Location
+
+_LIBRARY = ("Mojo/", "max/", "oss/", "open-source/", "mojo/")
+_ALGORITHMS = ("/gpu/primitives/", "/algorithm/", "/linalg/", "/nn/", "/format/")
+
+
+def is_in_library(at: Location) -> bool:
+    """Return whether a source location is in the Mojo library, whose files have relative paths."""
+    return at.file.startswith(_LIBRARY)
+
+
+def find_user_location(at: Location | None) -> Location | None:
+    """Return the innermost location outside the library, else the outermost one.
+
+    Skip line 0, which the compiler writes for an instruction merged from several lines.
+    """
+    if at is None:
+        return None
+    frames = at.chain()
+    return next((f for f in frames if f.line and not is_in_library(f)), frames[-1])
+
+
+def find_callers(instr: Instr | None) -> list[str]:
+    """Return the call sites outside the library that an instruction was inlined into, innermost first.
+
+    Leave out a kernel's own `def`: the compiler inlines a kernel's body there, but that is not a call.
+    """
+    at = find_user_location(instr.loc) if instr is not None else None
+    frames = at.chain()[1:] if at else []
+    read_source_lines.cache_clear()  # the file may have changed since
+    return [
+        f"{f.file}:{f.line}:{f.column}"
+        for f in frames
+        if f.line and not is_in_library(f) and not is_definition(f)
+    ]
+
+
+def is_definition(at: Location) -> bool:
+    """Return whether a location is the name in a `def`; False if the source cannot be read."""
+    lines = read_source_lines(at.file)
+    return 0 < at.line <= len(lines) and lines[at.line - 1][: at.column - 1].strip() == "def"
+
+
+@lru_cache(maxsize=64)
+def read_source_lines(file: str) -> tuple[str, ...]:
+    try:
+        return tuple(Path(file).read_text("utf-8", "replace").split("\n"))
+    except OSError:
+        return ()
+
+
+def is_library_algorithm(at: Location | None) -> bool:
+    """Return whether code belongs to a library algorithm and not to an accessor inlined into user code."""
+    if at is None:
+        return False
+    for frame in at.chain():
+        if not is_in_library(frame):
+            return False
+        if any(part in frame.file for part in _ALGORITHMS):
+            return True
+    return True
+
+
+def format_location(instr: Instr | None) -> str:
+    """Format an instruction's location as `file:line:column`, or without a line table as its PTX line."""
+    if instr is None:
+        return "?"
+    at = find_user_location(instr.loc)
+    return f"{at.file}:{at.line}:{at.column}" if at else f"PTX line {instr.line} ({instr.name})"

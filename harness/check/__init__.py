@@ -6,18 +6,19 @@ From `workbook p22 --gate dW` to its result; a file without a folder is in this 
 |---|---|---|
 | find the command | harness/cli.py | `run`, `run_puzzle` |
 | parse the flags, select the file with the gate | options.py | `parse` -> `Options` |
-| check the gate, record a pass, print, return the exit code | harness/screens/checking.py | `GateCheck.run` |
+| check the gate, save passed gates as progress, return the exit code | harness/screens/checking.py | `GateCheck.run` |
 | look up the gate's variant, quantities, cases, reference | harness/puzzles/p22/spec.py | `PUZZLE` |
 | the learner's kernel | problems/p22/op/layernorm_linear.mojo | `minimal_fused_backward_kernel` |
 | compile and record the launches | checker.py | `create_checker`, `Checker.check` |
-| replay them on the virtual GPU, case by case | execution.py | `VirtualDevice.outcome` |
+| replay them on the virtual GPU, case by case | execution.py | `VirtualDevice.run_cases` |
 | load or compute truth and baseline | reference.py | `Reference.compare_all` |
 | compare a tensor with the limit | compare.py | `compare` -> `TensorResult` |
-| turn comparisons and findings into the gate's result | grading.py | `Grader.by_gate` |
+| turn comparisons and findings into the gate's result; calls the three rows before | grading.py | `Grader.grade_gates` |
+| print the result | harness/screens/report.py | `format_gate` |
 
-A gate is wrong by its values, by a finding of the virtual GPU, or in a repeated run; diagnose.py finds the cause among the
-puzzle's known mistakes. A correct gate is checked again in bfloat16. If the forward pass saved a wrong quantity, the backward
-kernels are replayed with the correct one.
+A gate is wrong if its values are, if the virtual GPU reports a finding, or if a repeated run differs;
+diagnose.py looks for the cause among the puzzle's known mistakes. A correct gate is checked again in
+bfloat16. If the forward pass saves a wrong quantity, the backward kernels are replayed with the correct one.
 
 | other paths | file |
 |---|---|

@@ -1,8 +1,4 @@
-"""Tabulate the memory accesses of a replayed run: thread, tensor, element, step, line and blank.
-
-Pictures of a run are drawn from these tables, and `blame` compares those of the learner's run and the
-solution's.
-"""
+"""Tabulate the memory accesses of a replayed run, for pictures and for blame.py."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,21 +10,21 @@ import numpy as np
 
 from harness.learner.blanks import Blank
 from harness.vgpu import Events, Finding
-from harness.vgpu.checks.counters import bank_cycles
+from harness.vgpu.checks.counters import compute_bank_cycles
 from harness.vgpu.checks.events import Step, Tensor
+from harness.vgpu.ptx.locations import find_user_location
 from harness.vgpu.ptx.parser import Instr
-from harness.vgpu.ptx.places import user_location
 
 if TYPE_CHECKING:
-    from harness.vgpu import Launch  # which loads the engines
+    from harness.vgpu import Launch  # importing it loads the engine
 
-SECTOR = 32
-"""Bytes that global memory moves at least."""
+SECTOR_BYTES = 32
+"""Bytes of the smallest transfer of global memory."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of source; `blank` is the id of the blank that holds it, or ""."""
+    """A source line; `blank` is the id of the blank that contains it, or ""."""
 
     file: str
     number: int
@@ -37,14 +33,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Source:
-    """The file with the blanks; other files of a package are known by their paths only."""
+    """The file with the blanks; the source line of an instruction is looked up here first."""
 
     path: Path
     blanks: Mapping[str, Blank] = field(default_factory=dict[str, Blank])
 
-    def line(self, instr: Instr | None) -> Line | None:
-        """Return the source line of an instruction that helps a learner: in a blank, else in this file, else
-        anywhere."""
+    def find_line(self, instr: Instr | None) -> Line | None:
+        """Return an instruction's source line: in a blank if possible, else in this file, else anywhere."""
         if instr is None or instr.loc is None:
             return None
         frames = [frame for frame in instr.loc.chain() if Path(frame.file) == self.path and frame.line]
@@ -52,13 +47,13 @@ class Source:
             for id, blank in self.blanks.items():
                 if blank.line <= frame.line < blank.line + max(len(blank.body), 1):
                     return Line(str(self.path), frame.line, id)
-        at = frames[0] if frames else user_location(instr.loc)
+        at = frames[0] if frames else find_user_location(instr.loc)
         return Line(at.file, at.line) if at and at.line else None
 
 
 @dataclass(frozen=True, order=True)
 class Thread:
-    """One thread of a launch: the launch's number in the run, the block's in the grid, its own in the block."""
+    """A thread: the indices of its launch in the run, its block in the grid, and itself in the block."""
 
     launch: int
     block: int
@@ -66,29 +61,29 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One element of a tensor; `block` is the owner's where the memory is shared, else -1, `launch` likewise."""
+class Element:
+    """One element of a tensor; in shared memory also the launch and block that own it, else -1."""
 
     tensor: str
-    element: int
+    index: int
     launch: int = -1
     block: int = -1
 
 
 @dataclass(frozen=True)
 class Access:
-    """One access: step in the run, thread, kind ("R", "W", "A"), place and value."""
+    """One access: its step in the run, thread, kind ("R", "W", or "A" for an atomic), element and value."""
 
     step: int
-    who: Thread
+    thread: Thread
     kind: str
-    place: Place
+    element: Element
     value: float
 
 
 @dataclass
 class LaunchTrace:
-    """One launch of a run with its events: name, geometry, the first step's number in the run, findings."""
+    """One launch of a run: name, geometry, events, the number of its first step in the run, and findings."""
 
     name: str
     grid: tuple[int, int, int]
@@ -98,23 +93,20 @@ class LaunchTrace:
     findings: list[Finding]
     shuffles: bool
 
-    def block_index(self, number: int) -> tuple[int, int, int]:
-        """Return a block's number as (x, y, z)."""
-        return index3(number, self.grid)
+    def get_block_index(self, number: int) -> tuple[int, int, int]:
+        return unflatten_index(number, self.grid)
 
-    def thread_index(self, number: int) -> tuple[int, int, int]:
-        """Return a thread's number in its block as (x, y, z)."""
-        return index3(number, self.block)
+    def get_thread_index(self, number: int) -> tuple[int, int, int]:
+        return unflatten_index(number, self.block)
 
 
-def index3(number: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return a number, x first, as (x, y, z)."""
+def unflatten_index(number: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
     x, y, _ = sizes
     return number % x, number // x % y, number // (x * y)
 
 
 class Accesses:
-    """A run's accesses as columns, one row an access, in the order of execution."""
+    """A run's accesses as columns, one row per access, in order of execution."""
 
     def __init__(self, launches: "Sequence[Launch]", source: Source):
         """Index the accesses of `launches`; launches without events are skipped."""
@@ -133,10 +125,10 @@ class Accesses:
             first += len(launch.events.steps)
         self.steps: list[Step] = [step for launch in self.launches for step in launch.events.steps]
         self.dropped = sum(launch.events.dropped for launch in self.launches)
-        self.lines = [source.line(step.instr) for step in self.steps]
-        self._columns()
+        self.lines = [source.find_line(step.instr) for step in self.steps]
+        self._build_columns()
 
-    def _columns(self) -> None:
+    def _build_columns(self) -> None:
         names: dict[tuple[int, str], int] = {}
         codes: list[int] = []
         for number, launch in enumerate(self.launches):
@@ -144,7 +136,7 @@ class Accesses:
                 tensor = launch.events.tensors.get(step.tensor)
                 own = number if tensor is not None and tensor.space == "shared" else -1
                 codes.append(names.setdefault((own, step.tensor), len(names)))
-        self.names = list(names)  # code -> (launch of shared memory or -1, name)
+        self.names = list(names)  # code -> (launch for shared memory, else -1, name)
         lengths = np.array([step.last - step.first for step in self.steps], np.int64)
         regions = {"": 0} | {id: n for n, id in enumerate(self.source.blanks, start=1)}
         region = [regions[line.blank] if line else 0 for line in self.lines]
@@ -170,45 +162,38 @@ class Accesses:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that is touched, by name; of shared memory the last launch's."""
         return {name: tensor for launch in self.launches for name, tensor in launch.events.tensors.items()}
 
-    # -- questions ------------------------------------------------------------------------------------------
-    def at(self, place: Place) -> np.ndarray:
-        """Return which rows touch a place: a mask."""
+    # -- queries --------------------------------------------------------------------------------------------
+    def select_element(self, place: Element) -> np.ndarray:
+        """Return the mask of rows that access an element."""
         key = (place.launch, place.tensor)
         if key not in self.names:
             return np.zeros(len(self.step), bool)
-        mask = (self.tensor == self.names.index(key)) & (self.element == place.element)
+        mask = (self.tensor == self.names.index(key)) & (self.element == place.index)
         return mask & (self.block == place.block) if place.block >= 0 else mask
 
-    def by(self, who: Thread) -> np.ndarray:
-        """Return which rows are a thread's: a mask."""
-        return (self.launch == who.launch) & (self.block == who.block) & (self.thread == who.thread)
+    def select_thread(self, thread: Thread) -> np.ndarray:
+        return (self.launch == thread.launch) & (self.block == thread.block) & (self.thread == thread.thread)
 
-    def place(self, row: int) -> Place:
-        """Return the place that a row touches."""
+    def get_element(self, row: int) -> Element:
         launch, name = self.names[int(self.tensor[row])]
-        return Place(name, int(self.element[row]), launch, int(self.block[row]) if launch >= 0 else -1)
+        return Element(name, int(self.element[row]), launch, int(self.block[row]) if launch >= 0 else -1)
 
-    def access(self, row: int) -> Access:
-        """Return a row, with names."""
+    def get_access(self, row: int) -> Access:
         thread = Thread(int(self.launch[row]), int(self.block[row]), int(self.thread[row]))
         return Access(
-            int(self.step[row]), thread, str(self.kind[row]), self.place(row), float(self.value[row])
+            int(self.step[row]), thread, str(self.kind[row]), self.get_element(row), float(self.value[row])
         )
 
-    def line(self, step: int) -> Line | None:
-        """Return the source line of a step."""
+    def get_line(self, step: int) -> Line | None:
         return self.lines[step]
 
-    def blank(self, step: int) -> str:
-        """Return the blank that a step belongs to, or ""."""
+    def get_blank(self, step: int) -> str:
         line = self.lines[step]
         return line.blank if line else ""
 
-    def launch_of(self, step: int) -> int:
-        """Return the number of the launch of a step."""
+    def find_launch(self, step: int) -> int:
         numbers = [launch.first_step for launch in self.launches]
         return int(np.searchsorted(numbers, step, "right")) - 1
 
@@ -216,35 +201,34 @@ class Accesses:
 # ---- Costs of a step ----------------------------------------------------------------------------------------
 
 
-def bank_conflicts(events: Events, step: Step) -> int:
-    """Return the extra cycles of a step on shared memory from bank conflicts."""
-    warp, lane, byte, nbytes = requests(events, step)
+def count_bank_conflicts(events: Events, step: Step) -> int:
+    """Return the extra cycles that bank conflicts cost a step on shared memory."""
+    warp, lane, byte, nbytes = locate_requests(events, step)
     if not len(warp):
         return 0
     shift = max(nbytes.bit_length() - 1, 2)
     parts = 1 << (shift - 2)
     order = np.lexsort((lane, warp))
     group = warp[order] * parts + lane[order] * parts // 32
-    cycles = bank_cycles(group, byte[order] >> shift, 32 // parts)
+    cycles = compute_bank_cycles(group, byte[order] >> shift, 32 // parts)
     return int((cycles - 1).sum())
 
 
-def sectors(events: Events, step: Step) -> tuple[int, int]:
-    """Return the 32-byte sectors that a step on global memory moves, and the least that its bytes would fit
-    into."""
-    warp, _, byte, nbytes = requests(events, step)
+def count_sectors(events: Events, step: Step) -> tuple[int, int]:
+    """Return how many 32-byte sectors a step on global memory moves, and the fewest that hold its bytes."""
+    warp, _, byte, nbytes = locate_requests(events, step)
     if not len(warp):
         return 0, 0
-    moved = len(np.unique(np.stack([warp, byte // SECTOR]), axis=1)[0])
+    moved = len(np.unique(np.stack([warp, byte // SECTOR_BYTES]), axis=1)[0])
     least = 0
     for number in np.unique(warp):
         distinct = len(np.unique(byte[warp == number]))
-        least += -(-distinct * nbytes // SECTOR)
+        least += -(-distinct * nbytes // SECTOR_BYTES)
     return moved, least
 
 
-def requests(events: Events, step: Step) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Return (warp, lane, byte, bytes) of a step's threads; bytes is per thread."""
+def locate_requests(events: Events, step: Step) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """Return the warp, lane and byte offset of each thread of a step, and the bytes that each accesses."""
     rows = slice(step.first, step.last, step.count)
     itemsize = events.tensors[step.tensor].itemsize
     warp = events.block[rows].astype(np.int64) * 32 + (events.thread[rows] >> 5)

@@ -1,11 +1,11 @@
 """Find the thread and the source line that cause a wrong element, and what the thread should have read.
 
-The learner's run is compared with the solution's, access by access, backwards from the wrong element. Writers
-of the element are compared thread by thread: one may write elsewhere, not at all, or another value. For a
-thread that writes another value, its reads are compared: other elements, or the same elements with other
-values. Wrong values that were read are followed to the thread that wrote them. The search ends at the first
-thread with correct inputs and a wrong action. Launch geometries are equal, so each thread of one run has a
-counterpart in the other.
+The learner's run is compared with the solution's, access by access, backwards from the wrong element. Each
+thread that writes the element is compared with its counterpart: it may write elsewhere, not at all, or a
+different value. In the last case its reads are compared: it may read different elements, or wrong values from
+the same ones. A wrong value that it reads is traced to the thread that wrote it. The search ends at the first
+thread that reads correct values and still goes wrong. Launch geometries are equal, so each thread of one run
+has a counterpart in the other.
 """
 
 from collections.abc import Iterator
@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from harness.check.accesses import Access, Accesses, Line, Place, Thread
+from harness.check.accesses import Access, Accesses, Element, Line, Thread
 
-RELATIVE = 1e-5
-"""Two values that differ by less are the same, up to rounding."""
-ABSOLUTE = 2e-7
-"""The same, as a share of the largest value in the tensor."""
-LONGEST = 24
-"""Steps back at most."""
+RELATIVE_TOLERANCE = 1e-5
+"""Values with a smaller relative difference are equal up to rounding."""
+ABSOLUTE_TOLERANCE = 2e-7
+"""Tolerance in addition to RELATIVE_TOLERANCE, as a fraction of the tensor's largest value."""
+MAX_HOPS = 24
 
-WORDS = {
+DESCRIPTIONS = {
     "element": "reads other elements",
     "order": "reads the right elements at the wrong time",
     "place": "writes the right value to the wrong place",
@@ -38,8 +37,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Hop:
-    """One step of the search: a thread's write of a wrong value, and the read of a wrong value that caused
-    it."""
+    """One step of the search: a write of a wrong value, and the read of a wrong value that caused it."""
 
     write: Access
     expected: float
@@ -48,265 +46,272 @@ class Hop:
 
 @dataclass(frozen=True)
 class Fault:
-    """The end of the search.
+    """The result of a search: the error of one thread at `element`.
 
-    Attributes:
-        kind: A key of WORDS.
-        place: The place that the thread writes wrongly, or should write.
-        who: The thread.
-        step: The step in the learner's run, or None.
-        line: Its source line.
-        expected: The value that should have been written at `place`.
-        got: The value written, NaN if none was.
-        extra: The first reads of the thread that the solution's thread does not do.
-        missing: The places that only the solution's thread reads.
-        hops: The steps from the wrong element, nearest first.
+    `kind` is a key of DESCRIPTIONS. `extra` are reads of elements that the solution's thread does not read,
+    `missing` the elements that only the solution's thread reads, `hops` the steps of the search, starting at
+    the wrong element. `got` is NaN if nothing was written.
     """
 
     kind: str
-    place: Place
-    who: Thread
+    element: Element
+    thread: Thread
     step: int | None = None
     line: Line | None = None
     got: float = float("nan")
     expected: float = float("nan")
     extra: tuple[Access, ...] = ()
-    missing: tuple[Place, ...] = ()
+    missing: tuple[Element, ...] = ()
     hops: tuple[Hop, ...] = ()
 
     @property
-    def words(self) -> str:
-        """Return the thread's fault as the end of a sentence."""
-        return WORDS[self.kind]
+    def description(self) -> str:
+        return DESCRIPTIONS[self.kind]
 
 
 @dataclass
 class Search:
     """One search through two runs, with the hops so far."""
 
-    mine: Accesses
-    theirs: Accesses
+    learner: Accesses
+    solution: Accesses
     hops: list[Hop] = field(default_factory=list)
     scales: dict[tuple[int, str], float] = field(default_factory=dict)
 
-    # -- the way back ---------------------------------------------------------------------------------------
-    def run(self, place: Place) -> Fault | None:
-        """Return the fault behind a wrong place. None if neither run writes it, or after LONGEST hops."""
-        before = len(self.mine.steps)
-        other = len(self.theirs.steps)
-        while len(self.hops) < LONGEST:  # it may come back to a place, always at an earlier step
-            fault, hop, until = self.writers(place, before, other)
+    # -- the search -----------------------------------------------------------------------------------------
+    def run(self, element: Element) -> Fault | None:
+        """Return the fault that makes an element wrong; None if neither run writes it, or after MAX_HOPS hops."""
+        before = len(self.learner.steps)
+        before_in_solution = len(self.solution.steps)
+        while len(self.hops) < MAX_HOPS:  # an element may occur again, but only at an earlier step
+            fault, hop, read_step = self.compare_writes(element, before, before_in_solution)
             if hop is None:
                 return fault
             self.hops.append(hop)
-            place, before, other = hop.read.place, hop.read.step, until
+            element, before, before_in_solution = hop.read.element, hop.read.step, read_step
         return None
 
-    def writers(self, place: Place, before: int, other: int) -> tuple[Fault | None, Hop | None, int]:
-        """Compare the writers of a place before a step of each run: a fault, and the hop that may lead
-        further back."""
-        mine, theirs = self.writes(self.mine, place, before), self.writes(self.theirs, place, other)
-        for thread in sorted({*mine, *theirs}):
-            ours, right = mine.get(thread, []), theirs.get(thread, [])
-            if not right and len(theirs) and all(self.harmless(access, theirs) for access in ours):
-                continue
-            if not ours or not right:
-                return self.one_sided(place, thread, ours, right), None, 0
-            kind = self.other_kind(ours, right)
-            if kind:
-                return self.fault(kind, place, thread, ours[0], right[0].value), None, 0
-            if not self.differ(amount(ours), amount(right), place):
-                continue
-            if len(ours) != len(right):
-                last = ours[len(right)] if len(ours) > len(right) else ours[-1]
-                return self.fault("count", place, thread, last, float("nan")), None, 0
-            pairs = list(zip(ours, right, strict=True))
-            apart = [(a, b) for a, b in pairs if self.differ(a.value, b.value, place)] or pairs[-1:]
-            return self.behind(place, thread, *apart[0])
-        thread = next(iter(sorted(mine)), None)
-        return (
-            (self.fault("same", place, thread, mine[thread][-1], mine[thread][-1].value) if thread else None),
-            None,
-            0,
-        )
+    def compare_writes(
+        self, element: Element, before: int, before_in_solution: int
+    ) -> tuple[Fault | None, Hop | None, int]:
+        """Compare the writes to an element before a step of each run.
 
-    def harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
-        """Check for a store in one run only, of the value that the others store there too."""
+        Return a fault, or a hop and the step of its read in the solution's run, from which to continue.
+        """
+        mine = self.group_writes(self.learner, element, before)
+        theirs = self.group_writes(self.solution, element, before_in_solution)
+        for thread in sorted({*mine, *theirs}):
+            ours, reference = mine.get(thread, []), theirs.get(thread, [])
+            if not reference and len(theirs) and all(self.is_harmless(access, theirs) for access in ours):
+                continue
+            if not ours or not reference:
+                return self.make_one_sided_fault(element, thread, ours, reference), None, 0
+            kind = self.compare_kinds(ours, reference)
+            if kind:
+                return self.make_fault(kind, element, thread, ours[0], reference[0].value), None, 0
+            if not self.are_different(sum_writes(ours), sum_writes(reference), element):
+                continue
+            if len(ours) != len(reference):
+                last = ours[len(reference)] if len(ours) > len(reference) else ours[-1]
+                return self.make_fault("count", element, thread, last, float("nan")), None, 0
+            pairs = list(zip(ours, reference, strict=True))
+            apart = [(a, b) for a, b in pairs if self.are_different(a.value, b.value, element)] or pairs[-1:]
+            return self.explain_write(element, thread, *apart[0])
+        if not mine:
+            return None, None, 0
+        thread = min(mine)
+        last = mine[thread][-1]
+        return self.make_fault("same", element, thread, last, last.value), None, 0
+
+    def is_harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
+        """Check whether a store that the solution lacks writes a value that the solution's other threads write."""
         return access.kind == "W" and any(
-            a.kind == "W" and not self.differ(a.value, access.value, access.place)
+            a.kind == "W" and not self.are_different(a.value, access.value, access.element)
             for some in theirs.values()
             for a in some
         )
 
-    def behind(
-        self, place: Place, who: Thread, ours: Access, right: Access
+    def explain_write(
+        self, element: Element, thread: Thread, ours: Access, reference: Access
     ) -> tuple[Fault | None, Hop | None, int]:
-        """Explain by its reads why a thread wrote another value than the solution's."""
-        fault, read, until = self.reads(who, ours, right)
+        """Explain from a thread's reads why it writes another value than the solution's thread."""
+        fault, read, until = self.compare_reads(thread, ours, reference)
         if fault or read:
-            return fault, Hop(ours, right.value, read) if read else None, until
-        # A value may have come through a shuffle from a thread of the block that read something else.
-        if self.mine.launches[who.launch].shuffles:
-            for peer in self.peers(who):
-                fault, read, until = self.reads(peer, ours, right)
+            return fault, Hop(ours, reference.value, read) if read else None, until
+        # The value may have come by a shuffle from another thread of the block, which read something else.
+        if self.learner.launches[thread.launch].shuffles:
+            for peer in self.list_peers(thread):
+                fault, read, until = self.compare_reads(peer, ours, reference)
                 if fault or read:
-                    return fault, Hop(ours, right.value, read) if read else None, until
-        return self.fault("value", place, who, ours, right.value), None, 0
+                    return fault, Hop(ours, reference.value, read) if read else None, until
+        return self.make_fault("value", element, thread, ours, reference.value), None, 0
 
-    def reads(self, who: Thread, ours: Access, right: Access) -> tuple[Fault | None, Access | None, int]:
-        """Compare the reads of a thread before a write: a fault, or the first read of a wrong value."""
-        blank = self.mine.blank(ours.step)
-        mine, theirs = self.read_by(self.mine, who, blank), self.read_by(self.theirs, who, blank)
+    def compare_reads(
+        self, thread: Thread, ours: Access, reference: Access
+    ) -> tuple[Fault | None, Access | None, int]:
+        """Compare a thread's reads with the solution's; return a fault or the first read of a wrong value."""
+        blank = self.learner.get_blank(ours.step)
+        mine = self.find_first_reads(self.learner, thread, blank)
+        theirs = self.find_first_reads(self.solution, thread, blank)
         extra = [access for place, access in mine.items() if place not in theirs]
         missing = [place for place in theirs if place not in mine]
         if extra or missing:
-            step = self.telling(extra, missing, ours, who)
-            fault = self.fault("element", ours.place, who, ours, right.value)
-            line = self.mine.line(step)
+            step = self.find_read_step(extra, missing, ours, thread)
+            fault = self.make_fault("element", ours.element, thread, ours, reference.value)
+            line = self.learner.get_line(step)
             return replace(fault, step=step, line=line, extra=tuple(extra), missing=tuple(missing)), None, 0
         for place, access in mine.items():
-            if access.step < ours.step and self.differ(access.value, theirs[place].value, place):
+            if access.step < ours.step and self.are_different(access.value, theirs[place].value, place):
                 return None, access, theirs[place].step
-        if belongs := self.belongs(who, ours):
-            fault = self.fault("place", ours.place, who, ours, right.value)
+        if belongs := self.find_intended_element(thread, ours):
+            fault = self.make_fault("place", ours.element, thread, ours, reference.value)
             return replace(fault, missing=(belongs,)), None, 0
-        late = self.last_read(who, ours, right, blank)
+        late = self.compare_last_reads(thread, ours, reference, blank)
         if late:
             access, place = late
-            fault = self.fault("order", ours.place, who, ours, right.value)
-            line = self.mine.line(access.step)
+            fault = self.make_fault("order", ours.element, thread, ours, reference.value)
+            line = self.learner.get_line(access.step)
             return replace(fault, step=access.step, line=line, extra=(access,), missing=(place,)), None, 0
         return None, None, 0
 
-    def telling(self, extra: list[Access], missing: list[Place], ours: Access, who: Thread) -> int:
-        """Return the step that shows a wrong read: the read itself, else another one of the tensor that
-        should be read."""
+    def find_read_step(
+        self, extra: list[Access], missing: list[Element], ours: Access, thread: Thread
+    ) -> int:
+        """Return the step of the first extra read, else of a read of the first missing read's tensor."""
         if extra:
             return extra[0].step
-        same = self.mine.tensor == self.code(self.mine, missing[0])
-        blank = self.mine.blank(ours.step)
+        same = self.learner.tensor == self.get_tensor_code(self.learner, missing[0])
+        blank = self.learner.get_blank(ours.step)
         here = (
-            same & (self.mine.launch == who.launch) & (self.mine.kind == "R") & self.within(self.mine, blank)
+            same
+            & (self.learner.launch == thread.launch)
+            & (self.learner.kind == "R")
+            & self.select_blank(self.learner, blank)
         )
-        own = np.flatnonzero(here & (self.mine.block == who.block))
+        own = np.flatnonzero(here & (self.learner.block == thread.block))
         rows = own if len(own) else np.flatnonzero(here)
-        return int(self.mine.step[rows[0]]) if len(rows) else ours.step
+        return int(self.learner.step[rows[0]]) if len(rows) else ours.step
 
-    def last_read(self, who: Thread, ours: Access, right: Access, blank: str) -> tuple[Access, Place] | None:
-        """Return the element of a tensor that was read last before a write, if the solution read another."""
-        mine = self.latest(self.mine, who, ours.step, blank)
-        theirs = self.latest(self.theirs, who, right.step, blank)
+    def compare_last_reads(
+        self, thread: Thread, ours: Access, reference: Access, blank: str
+    ) -> tuple[Access, Element] | None:
+        """Return a tensor's last read before a write, and the element that the solution reads, if it differs."""
+        mine = self.find_last_reads(self.learner, thread, ours.step, blank)
+        theirs = self.find_last_reads(self.solution, thread, reference.step, blank)
         for key, access in mine.items():
-            if key in theirs and theirs[key].place != access.place:
-                return access, theirs[key].place
+            if key in theirs and theirs[key].element != access.element:
+                return access, theirs[key].element
         return None
 
-    def belongs(self, who: Thread, ours: Access) -> Place | None:
-        """Return the only other place to which the solution's thread writes the value of a write."""
-        run = self.theirs
-        close = np.abs(run.value - ours.value) <= RELATIVE * abs(ours.value)
-        rows = np.flatnonzero(run.by(who) & (run.kind == ours.kind) & close)
-        places = {run.place(row) for row in rows.tolist()} - {ours.place}
+    def find_intended_element(self, thread: Thread, ours: Access) -> Element | None:
+        """Return the one other element to which the solution's thread writes this value, or None."""
+        run = self.solution
+        close = np.abs(run.value - ours.value) <= RELATIVE_TOLERANCE * abs(ours.value)
+        rows = np.flatnonzero(run.select_thread(thread) & (run.kind == ours.kind) & close)
+        places = {run.get_element(row) for row in rows.tolist()} - {ours.element}
         return places.pop() if len(places) == 1 and ours.value else None
 
-    def one_sided(self, place: Place, who: Thread, ours: list[Access], right: list[Access]) -> Fault:
-        """Return a thread writes a place in one of the runs only."""
+    def make_one_sided_fault(
+        self, element: Element, thread: Thread, ours: list[Access], reference: list[Access]
+    ) -> Fault:
+        """Return the fault of a thread that writes an element in only one of the two runs."""
         if ours:
-            return self.fault("extra write", place, who, ours[0], float("nan"))
-        same = (self.mine.tensor == self.code(self.mine, place)) & (self.mine.kind != "R")
-        rows = np.flatnonzero(same & (self.mine.launch == who.launch))
-        near = rows[np.argsort(self.mine.block[rows] != who.block, kind="stable")]
-        step = int(self.mine.step[near[0]]) if len(near) else None
+            return self.make_fault("extra write", element, thread, ours[0], float("nan"))
+        same = self.learner.tensor == self.get_tensor_code(self.learner, element)
+        same &= self.learner.kind != "R"
+        rows = np.flatnonzero(same & (self.learner.launch == thread.launch))
+        near = rows[np.argsort(self.learner.block[rows] != thread.block, kind="stable")]
+        step = int(self.learner.step[near[0]]) if len(near) else None
         return Fault(
-            "missing write", place, who, step, self.mine.line(step) if step is not None else None,
-            expected=right[0].value, hops=tuple(self.hops),
+            "missing write", element, thread, step, self.learner.get_line(step) if step is not None else None,
+            expected=reference[0].value, hops=tuple(self.hops),
         )  # fmt: skip
 
-    def fault(self, kind: str, place: Place, who: Thread, ours: Access, expected: float) -> Fault:
-        """Return a fault that a write shows."""
-        line = self.mine.line(ours.step)
-        return Fault(kind, place, who, ours.step, line, ours.value, expected, hops=tuple(self.hops))
+    def make_fault(self, kind: str, element: Element, thread: Thread, ours: Access, expected: float) -> Fault:
+        line = self.learner.get_line(ours.step)
+        return Fault(kind, element, thread, ours.step, line, ours.value, expected, hops=tuple(self.hops))
 
     # -- both runs ------------------------------------------------------------------------------------------
-    def writes(self, run: Accesses, place: Place, before: int) -> dict[Thread, list[Access]]:
-        """Return the writes to a place before a step, from the last store by another launch on."""
-        rows = np.flatnonzero(run.at(place) & (run.kind != "R") & (run.step < before))
+    def group_writes(self, run: Accesses, element: Element, before: int) -> dict[Thread, list[Access]]:
+        """Return the writes to an element before a step, by thread."""
+        rows = np.flatnonzero(run.select_element(element) & (run.kind != "R") & (run.step < before))
         out: dict[Thread, list[Access]] = {}
         for row in rows.tolist():
-            access = run.access(row)
-            out.setdefault(access.who, []).append(access)
+            access = run.get_access(row)
+            out.setdefault(access.thread, []).append(access)
         return out
 
-    def read_by(self, run: Accesses, who: Thread, blank: str) -> dict[Place, Access]:
-        """Return the first read of every place by a thread, in one blank (or anywhere, for "")."""
-        rows = np.flatnonzero(run.by(who) & (run.kind == "R") & self.within(run, blank))
-        out: dict[Place, Access] = {}
+    def find_first_reads(self, run: Accesses, thread: Thread, blank: str) -> dict[Element, Access]:
+        """Return a thread's first read of each element, in one blank or, for "", anywhere."""
+        rows = np.flatnonzero(run.select_thread(thread) & (run.kind == "R") & self.select_blank(run, blank))
+        out: dict[Element, Access] = {}
         for row in rows.tolist():
-            access = run.access(row)
-            out.setdefault(access.place, access)
+            access = run.get_access(row)
+            out.setdefault(access.element, access)
         return out
 
-    def latest(self, run: Accesses, who: Thread, before: int, blank: str) -> dict[tuple[int, str], Access]:
-        """Return the last read of every tensor by a thread before a step."""
-        mask = run.by(who) & (run.kind == "R") & (run.step < before) & self.within(run, blank)
-        accesses = (run.access(row) for row in np.flatnonzero(mask).tolist())
-        return {(access.place.launch, access.place.tensor): access for access in accesses}
+    def find_last_reads(
+        self, run: Accesses, thread: Thread, before: int, blank: str
+    ) -> dict[tuple[int, str], Access]:
+        mask = (
+            run.select_thread(thread)
+            & (run.kind == "R")
+            & (run.step < before)
+            & self.select_blank(run, blank)
+        )
+        accesses = (run.get_access(row) for row in np.flatnonzero(mask).tolist())
+        return {(access.element.launch, access.element.tensor): access for access in accesses}
 
-    def peers(self, who: Thread) -> Iterator[Thread]:
-        """Yield the other threads of a thread's block that touch memory in either run."""
+    def list_peers(self, thread: Thread) -> Iterator[Thread]:
+        """Yield the other threads of a thread's block that access memory in either run."""
         numbers: set[int] = set()
-        for run in (self.mine, self.theirs):
-            here = (run.launch == who.launch) & (run.block == who.block)
+        for run in (self.learner, self.solution):
+            here = (run.launch == thread.launch) & (run.block == thread.block)
             numbers |= set(np.unique(run.thread[here]).tolist())
-        for thread in sorted(numbers - {who.thread}):
-            yield Thread(who.launch, who.block, thread)
+        for number in sorted(numbers - {thread.thread}):
+            yield Thread(thread.launch, thread.block, number)
 
     @staticmethod
-    def within(run: Accesses, blank: str) -> np.ndarray:
-        """Return the rows of a blank; all rows for "" and for a run without such a blank."""
+    def select_blank(run: Accesses, blank: str) -> np.ndarray:
         if not blank or blank not in run.regions:
             return np.ones(len(run.step), bool)
         return run.region == run.regions.index(blank)
 
     @staticmethod
-    def code(run: Accesses, place: Place) -> int:
-        """Return the number of a place's tensor in a run, -1 if the run does not access it."""
-        key = (place.launch, place.tensor)
+    def get_tensor_code(run: Accesses, element: Element) -> int:
+        key = (element.launch, element.tensor)
         return run.names.index(key) if key in run.names else -1
 
     @staticmethod
-    def other_kind(ours: list[Access], right: list[Access]) -> str:
-        """Check whether one of two lists of writes stores and the other adds."""
-        kinds = {access.kind for access in ours}, {access.kind for access in right}
+    def compare_kinds(ours: list[Access], reference: list[Access]) -> str:
+        kinds = {access.kind for access in ours}, {access.kind for access in reference}
         if kinds[0] == kinds[1]:
             return ""
         return "kind" if "A" in kinds[1] else "atomic"
 
-    def differ(self, a: float, b: float, place: Place) -> bool:
-        """Check whether two values of a place differ by more than rounding."""
+    def are_different(self, a: float, b: float, element: Element) -> bool:
         if (np.isnan(a) and np.isnan(b)) or a == b:
             return False
         if not (np.isfinite(a) and np.isfinite(b)):
             return True
-        return abs(a - b) > RELATIVE * max(abs(a), abs(b)) + ABSOLUTE * self.scale(place)
+        limit = RELATIVE_TOLERANCE * max(abs(a), abs(b)) + ABSOLUTE_TOLERANCE * self.get_scale(element)
+        return abs(a - b) > limit
 
-    def scale(self, place: Place) -> float:
-        """Return the largest finite value at a place's tensor in the solution's run."""
-        key = place.launch, place.tensor
+    def get_scale(self, element: Element) -> float:
+        key = element.launch, element.tensor
         if key not in self.scales:
-            values = np.abs(self.theirs.value[self.theirs.tensor == self.code(self.theirs, place)])
+            same = self.solution.tensor == self.get_tensor_code(self.solution, element)
+            values = np.abs(self.solution.value[same])
             self.scales[key] = float(values[np.isfinite(values)].max(initial=0.0))
         return self.scales[key]
 
 
-def amount(writes: list[Access]) -> float:
-    """Return the combined effect of one thread's writes to a place: the sum of its atomics, or its last
-    store."""
+def sum_writes(writes: list[Access]) -> float:
+    """Return the effect of one thread's writes to an element: the sum of its atomics, or the last store."""
     if all(write.kind == "A" for write in writes):
         return sum(write.value for write in writes)
     return writes[-1].value
 
 
-def blame(mine: Accesses, theirs: Accesses, place: Place) -> Fault | None:
-    """Return the fault behind a wrong place of the learner's run; None if neither run writes it."""
-    return Search(mine, theirs).run(place)
+def find_fault(learner: Accesses, solution: Accesses, element: Element) -> Fault | None:
+    return Search(learner, solution).run(element)

@@ -1,22 +1,18 @@
-"""Run a variant on one device and collect outputs and sanitizer findings.
-
-The CPU and a real GPU run a MAX graph; the virtual GPU replays recorded launches, and MAX is not even
-imported.
-"""
+"""Run a variant on one device, by a MAX graph or by replay without MAX, and collect outputs and findings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.check.source_faults import with_kernel_names
-from harness.console import tell
+from harness.check.source_faults import use_kernel_names
+from harness.console import report_progress
 from harness.devices.recorder import Recording
 from harness.devices.targets import VIRTUAL, Target
 from harness.errors import EnvironmentProblem
 from harness.spec.puzzle import Arrays, Case
 from harness.vgpu import Finding
-from harness.vgpu.checks.findings import by_cause
+from harness.vgpu.checks.findings import group_by_cause
 from harness.vgpu.errors import UnsupportedInstruction, VirtualGPUError
 
 if TYPE_CHECKING:
@@ -25,16 +21,16 @@ if TYPE_CHECKING:
     from harness.devices.replay import Replay
     from harness.vgpu import Launch
 
-# Steps that a launch may take on the virtual GPU: the cases need 5000, an endless loop is stopped within seconds.
-STEPS = 100_000
+# Step limit of a launch on the virtual GPU: cases need 5000, and an endless loop stops within seconds.
+MAX_STEPS = 100_000
 
 
 @dataclass
 class Outcome:
     """One variant in every case: outputs, findings, and the error that stopped it.
 
-    `corrected`: some saved quantities were wrong and were replaced by correct ones. `launches` are those of
-    counted cases, with their counters.
+    `corrected`: wrong saved quantities were replaced with correct ones. `launches` are those of counted
+    cases, with their counters.
     """
 
     outputs: dict[str, Arrays] = field(default_factory=dict)
@@ -45,48 +41,46 @@ class Outcome:
 
 
 class Device(Protocol):
-    """A device for kernels; these are cached, or were compiled now in so many seconds."""
+    """A device for kernels, which are `cached` or took `seconds` to compile now."""
 
     target: Target
     cached: bool
     seconds: float
 
-    def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
-        """Run a variant on every case."""
-        ...
+    def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome: ...
 
-    def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
-        """Run a variant on one case again; returns its outputs by quantity."""
+    def run_case(self, variant: str, case: Case, reference: "Reference") -> Arrays:
+        """Run a variant on one case again and return its outputs by quantity."""
         ...
 
 
 class GraphDevice:
-    """A device with a MAX graph of all variants; the first variant that needs a case runs it."""
+    """A device with a MAX graph of all variants, which runs each case once, for all of them."""
 
     def __init__(self, program: "Program", target: Target):
         self.program, self.target = program, target
         self.cached, self.seconds = program.cached, program.seconds
-        self._ran: dict[Case, Arrays] = {}
+        self._results: dict[Case, Arrays] = {}
 
-    def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
+    def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
         for number, case in enumerate(cases, 1):
-            if case not in self._ran:
-                tell(f"{self.target.label}: case {number} of {len(cases)} ({case.name})")
-                self._ran[case] = self._execute(case, reference)
-        return Outcome({case.name: variant_outputs(self._ran[case], variant) for case in cases})
+            if case not in self._results:
+                report_progress(f"{self.target.label}: case {number} of {len(cases)} ({case.name})")
+                self._results[case] = self._execute(case, reference)
+        return Outcome({case.name: select_variant_outputs(self._results[case], variant) for case in cases})
 
-    def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
-        return variant_outputs(self._execute(case, reference), variant)
+    def run_case(self, variant: str, case: Case, reference: "Reference") -> Arrays:
+        return select_variant_outputs(self._execute(case, reference), variant)
 
     def _execute(self, case: Case, reference: "Reference") -> Arrays:
         from harness.devices import graphs
 
-        inputs = reference.inputs(case)
+        inputs = reference.get_inputs(case)
         return graphs.execute(reference.puzzle, self.program, self.target, inputs, case.dims)
 
 
-def variant_outputs(outputs: Arrays, variant: str) -> Arrays:
-    """Return the outputs of one variant, by quantity, from the outputs of a graph by "variant.quantity"."""
+def select_variant_outputs(outputs: Arrays, variant: str) -> Arrays:
+    """Return one variant's outputs by quantity, from a graph's outputs by "variant.quantity"."""
     named = {name.partition("."): tensor for name, tensor in outputs.items()}
     return {quantity: tensor for (prefix, _, quantity), tensor in named.items() if prefix == variant}
 
@@ -94,8 +88,8 @@ def variant_outputs(outputs: Arrays, variant: str) -> Arrays:
 class VirtualDevice:
     """The virtual GPU with recorded launches.
 
-    If a variant saves a wrong quantity, each launch is replayed from correct inputs, so that it is not blamed
-    for an earlier one. Findings use the tensor names of the kernels in `source`.
+    If a variant saves a wrong quantity, each launch is replayed with correct inputs, so that it is not blamed
+    for an error of an earlier launch. Findings use the tensor names of the kernels in `source`.
     """
 
     target = VIRTUAL
@@ -112,8 +106,11 @@ class VirtualDevice:
         self.cached, self.seconds = cached, seconds
         self._replays: dict[str, Replay] = {}
 
-    def outcome(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
-        outcome, saved = self._replay(variant, cases, reference), reference.puzzle.saved_quantities(variant)
+    def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
+        outcome, saved = (
+            self._replay(variant, cases, reference),
+            reference.puzzle.list_saved_quantities(variant),
+        )
         if outcome.failure is None and not all(
             result.ok
             for case in cases
@@ -126,14 +123,13 @@ class VirtualDevice:
             return again
         return outcome
 
-    def outputs(self, variant: str, case: Case, reference: "Reference") -> Arrays:
-        """Return the outputs of a case, on the virtual GPU that ran the variant last."""
-        return self._replays[variant].run(variant, case, reference.inputs(case))
+    def run_case(self, variant: str, case: Case, reference: "Reference") -> Arrays:
+        return self._replays[variant].run(variant, case, reference.get_inputs(case))
 
     def _replay(
         self, variant: str, cases: Sequence[Case], reference: "Reference", wrong: Outcome | None = None
     ) -> Outcome:
-        from harness.devices.poison import unwritten
+        from harness.devices.poison import find_unwritten
         from harness.devices.replay import Replay
         from harness.vgpu import Checks
 
@@ -143,15 +139,17 @@ class VirtualDevice:
         outcome = Outcome(corrected=wrong is not None)
         limited = any(gate.limits for gate in puzzle.kernel_gates if gate.variant == variant)
         for number, case in enumerate(cases, 1):
-            tell(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
-            replay.gpu.steps = STEPS + puzzle.multiply_adds(case.dims)
+            report_progress(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
+            replay.gpu.steps = MAX_STEPS + puzzle.multiply_adds(case.dims)
             replay.gpu.checks = Checks(counters=limited and case.counted)
             before_case = len(replay.gpu.launches)
-            saved = reference.saved_arrays(case, self.target, variant) if wrong else {}
+            saved = reference.get_saved_arrays(case, self.target, variant) if wrong else {}
             before = wrong.outputs[case.name] if wrong else {}
-            unmade = [name for name in saved if unwritten(before[name]).all()]
+            unwritten_names = [name for name in saved if find_unwritten(before[name]).all()]
             try:
-                outcome.outputs[case.name] = replay.run(variant, case, reference.inputs(case), saved, unmade)
+                outcome.outputs[case.name] = replay.run(
+                    variant, case, reference.get_inputs(case), saved, unwritten_names
+                )
                 if replay.gpu.checks.counters:
                     outcome.launches[case.name] = replay.gpu.launches[before_case:]
             except UnsupportedInstruction as error:
@@ -160,7 +158,7 @@ class VirtualDevice:
                 outcome.failure = error
                 break
         outcome.findings = [
-            with_kernel_names(finding, self.recording, self.source)
-            for finding in by_cause(replay.gpu.findings)
+            use_kernel_names(finding, self.recording, self.source)
+            for finding in group_by_cause(replay.gpu.findings)
         ]
         return outcome

@@ -1,8 +1,7 @@
-"""Check one differentiable PyTorch function, each check in another respect.
+"""Check one differentiable PyTorch function on the CPU, one property per check.
 
-Every check takes a `Subject`, a function and its PyTorch reference, and returns None or a line about what is
-wrong and what it would do to a model. Some are strong, others are weak checks in common use: a table of both
-shows which check catches which mistake. All run on the CPU, on seeded inputs.
+Every check takes a `Subject` and returns None, or a line about what is wrong and how it would affect a model.
+Some are weak checks in common use.
 """
 
 import functools
@@ -10,7 +9,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,34 +16,37 @@ from torch import Tensor
 
 from harness.check.gradients import (
     CANCELLED,
+    DTYPES,
     TOLERANCE,
     Distance,
+    Edit,
     Function,
     Incoming,
     Subject,
-    dtype_name,
-    furthest,
-    gradients,
-    gradients_or_none,
-    leaves,
-    off,
-    outputs_of,
-    pulled_back,
+    Tensors,
+    are_equal,
+    call_autograd_grad,
+    compute_gradients,
+    compute_outputs,
+    compute_second_gradients,
+    describe_error,
+    get_dtype_name,
+    list_leaves,
+    measure_distance,
+    ones_like,
+    pull_back,
     random_like,
-    saved_by_autograd,
-    second_gradients,
+    record_saved_tensors,
+    report_excess,
 )
-from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare, wide
+from harness.check.measured import FACTOR, UNITS, ReferenceRaised, compare, widen
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes that a function of any floating-point dtype is tried in, in addition to float64."""
-FAR = 800.0
-"""An input for which exp overflows in float64, and underflows at its negative."""
+FAR = 800.0  # exp(FAR) is infinite in float64, and exp(-FAR) is 0
 Check = Callable[[Subject], str | None]
 
 
-def guard(check: Check) -> Check:
-    """Turn an exception of the function into the check's result."""
+def catch_errors(check: Check) -> Check:
+    """Return a check whose result is the exception, if the checked function raises one."""
 
     @functools.wraps(check)
     def run(subject: Subject) -> str | None:
@@ -54,59 +55,54 @@ def guard(check: Check) -> Check:
         except ReferenceRaised:
             raise
         except Exception as error:
-            words = " ".join(str(error).split())
-            return f"{type(error).__name__}: {words[:300]}"
+            return describe_error(error, 300)
 
     return run
 
 
-ECHOES = ("modified by an inplace operation", "has been modified inplace", "used in an in-place operation")
-"""Parts of autograd's messages about a change that `inputs_unchanged` reports."""
+IN_PLACE_MESSAGES = (
+    "modified by an inplace operation",
+    "has been modified inplace",
+    "used in an in-place operation",
+)
+"""Parts of autograd's messages about in-place changes, which `inputs_unchanged` reports already."""
 
 
-def without_echoes(lines: dict[str, str]) -> dict[str, str]:
-    """Remove results that only repeat, in autograd's words, that something is changed in place."""
+def drop_echoes(lines: dict[str, str]) -> dict[str, str]:
     if inputs_unchanged.__name__ not in lines:
         return lines
-    return {name: line for name, line in lines.items() if not any(echo in line for echo in ECHOES)}
+    return {name: line for name, line in lines.items() if not any(echo in line for echo in IN_PLACE_MESSAGES)}
 
 
-def in_calls(name: str, *kinds: tuple[str, dict[str, Any]], measured: bool = False) -> Check:
-    """Return a check of some kinds of call: what to say, and what `compare` takes."""
+def make_check(name: str, *kinds: tuple[str, dict[str, Any]]) -> Check:
+    """Return a check of several kinds of calls, each a message and the keyword arguments of `compare`."""
 
     def check(subject: Subject) -> str | None:
-        subject = measure(subject) if measured else subject
-        return next((line for words, call in kinds if (line := off(compare(subject, **call), words))), None)
+        strict = functools.partial(compare, subject, steady=True)
+        return next(filter(None, (report_excess(strict(**call), words) for words, call in kinds)), None)
 
     check.__name__ = name
-    return guard(check)
+    return catch_errors(check)
 
 
-def measure(subject: Subject) -> Subject:
-    """Return a subject whose limits are measured by PyTorch's own errors, for dtypes and numbers that no fixed limit suits."""
-    return replace(subject, measured=True, subgradients=False)
-
-
-@guard
+@catch_errors
 def forward(subject: Subject) -> str | None:
     """Check that the result is PyTorch's, at several sizes."""
     for sizes in subject.sizes:
-        got = outputs_of(subject.function, subject.inputs(sizes))
-        expected = outputs_of(subject.reference, subject.inputs(sizes))
-        error = furthest([t.detach() for t in got], [t.detach() for t in expected])
+        got = compute_outputs(subject.function, subject.inputs(sizes))
+        expected = compute_outputs(subject.reference, subject.inputs(sizes))
+        error = measure_distance([t.detach() for t in got], [t.detach() for t in expected])
         if error > TOLERANCE:
             return f"the forward pass itself is wrong, by {error:.1e} ({sizes} sizes)"
     return None
 
 
-def constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
-    """Return the constant factor of a gradient, with the sizes of an input that it equals; "" if it is not
-    constant."""
+def describe_constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
+    """Describe a gradient's constant factor, and the sizes of an input whose product it is, or return ""."""
     large = expected.abs() > CANCELLED
     ratios = (got / expected)[large]
-    if (got[~large].abs() > CANCELLED).any():
-        return ""
-    if ratios.numel() < 2 or not torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6):
+    same = ratios.numel() > 1 and torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6)
+    if not same or (got[~large].abs() > CANCELLED).any():
         return ""
     times = ratios[0].item()
     words = f"every element is {times:.4g} times what it should be"
@@ -119,28 +115,31 @@ def constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]) -> str:
     return words
 
 
-@guard
+@catch_errors
 def against_autograd(subject: Subject) -> str | None:
     """Check that the gradients are PyTorch's, in float64, at several sizes, for random gradients coming in."""
     for sizes in subject.sizes:
         inputs = subject.inputs(sizes)
-        got = gradients(subject.function, inputs, random_like)
-        expected = gradients(subject.reference, subject.inputs(sizes), random_like)
-        if words := off(furthest(got, expected), f"gradients at {sizes} sizes"):
-            pairs = [(g, e) for g, e in zip(got, expected, strict=True) if furthest([g], [e]) > TOLERANCE]
-            factors = {constant_factor(g, e, inputs) for g, e in pairs if g.shape == e.shape}
+        got = compute_gradients(subject.function, inputs, random_like)
+        expected = compute_gradients(subject.reference, subject.inputs(sizes), random_like)
+        if words := report_excess(measure_distance(got, expected), f"gradients at {sizes} sizes"):
+            pairs = [
+                (g, e) for g, e in zip(got, expected, strict=True) if measure_distance([g], [e]) > TOLERANCE
+            ]
+            factors = {describe_constant_factor(g, e, inputs) for g, e in pairs if g.shape == e.shape}
             return f"{words}; {factors.pop()}" if len(factors) == 1 and "" not in factors else words
     return None
 
 
-@guard
+@catch_errors
 def gradcheck_float64(subject: Subject) -> str | None:
     """Run torch.autograd.gradcheck in float64: every element by finite differences."""
     inputs = subject.inputs("odd")
-    return None if torch.autograd.gradcheck(subject.function, inputs) else "gradcheck fails"
+    torch.autograd.gradcheck(lambda *tensors: compute_outputs(subject.function, [*tensors]), inputs)
+    return None
 
 
-@guard
+@catch_errors
 def gradcheck_float32(subject: Subject) -> str | None:
     """Run gradcheck in float32, with the tolerances that make it pass for correct functions."""
     inputs = subject.inputs("odd", dtype=torch.float32)
@@ -150,257 +149,219 @@ def gradcheck_float32(subject: Subject) -> str | None:
     return None
 
 
-@guard
+@catch_errors
 def allclose_on_ones(subject: Subject) -> str | None:
     """Run allclose at 1e-4 after loss = sum of the output, on inputs of ones, as many tutorials do."""
-    ones = [torch.ones_like(t) if t.is_floating_point() else t for t in subject.make("odd", 0)]
-    pairs: list[list[Tensor]] = []
-    for function in (subject.function, subject.reference):
-        inputs = [
-            t.clone().float().requires_grad_(t.is_floating_point()) if t.is_floating_point() else t
-            for t in ones
-        ]
-        pairs.append(gradients(function, inputs, lambda out: [torch.ones_like(t) for t in out]))
-    close = all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*pairs, strict=True))
+
+    def compute_on_ones(function: Function) -> list[Tensor]:
+        inputs = subject.edit_inputs(subject.inputs(dtype=torch.float32), torch.ones_like)
+        return compute_gradients(function, inputs, ones_like)
+
+    pairs = zip(compute_on_ones(subject.function), compute_on_ones(subject.reference), strict=True)
+    close = all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
     return None if close else "differs by more than 1e-4"
 
 
-square_shapes = in_calls("square_shapes", ("gradients at square sizes", {"sizes": "square"}))
-"""The gradients where all sizes are equal: a swapped axis fits everywhere."""
+square_shapes = make_check("square_shapes", ("gradients at square sizes", {"sizes": "square"}))
+"""Check gradients at equal sizes, where swapped axes go unnoticed."""
 
 
-@guard
+@catch_errors
 def random_directions(subject: Subject) -> str | None:
     """Compare central differences of a random scalar of the outputs along random directions, in float64."""
-    return next(filter(None, (wrong_slope(subject, seed) for seed in range(3))), None)
+    return next(filter(None, (compare_slope(subject, seed) for seed in range(3))), None)
 
 
-def wrong_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
+def compare_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None:
     """Compare a gradient with a central difference along a random direction, and report a mismatch."""
     inputs = subject.inputs("odd", seed)
-    results = outputs_of(subject.function, inputs)
-    asking = [t.requires_grad for t in results]  # inputs without a gradient are not part of the slope
+    results = compute_outputs(subject.function, inputs)
+    requires_grad = [t.requires_grad for t in results]  # outputs without a gradient are not part of the slope
     incoming = random_like(tuple(t for t in results if t.requires_grad), seed)
-    directions = random_like(tuple(leaves(inputs)), 100 + seed)
-    grads = gradients(subject.function, inputs, lambda out: incoming[: len(out)])
+    directions = random_like(tuple(list_leaves(inputs)), 100 + seed)
+    grads = compute_gradients(subject.function, inputs, lambda out: incoming[: len(out)])
     slope = float(sum((g.detach() * d).sum() for g, d in zip(grads, directions, strict=True)))
 
-    def along(sign: float) -> float:
+    def evaluate_along(sign: float) -> float:
         moving = iter(directions)
         moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
         with torch.no_grad():
-            every = zip(outputs_of(subject.function, moved), asking, strict=True)
+            every = zip(compute_outputs(subject.function, moved), requires_grad, strict=True)
             outputs = [t for t, asks in every if asks]
         return float(sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)))
 
-    difference = (along(1.0) - along(-1.0)) / (2 * step)
-    if abs(slope - difference) <= 1e-5 * max(1.0, abs(difference)):
-        return None
-    return f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
+    difference = (evaluate_along(1.0) - evaluate_along(-1.0)) / (2 * step)
+    words = f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
+    return words if abs(slope - difference) > 1e-5 * max(1.0, abs(difference)) else None
 
 
 def expand_one(out: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return gradients with stride 0, as `out.sum().backward()` passes them."""
     return [t.new_tensor(1.25).expand(t.shape) for t in out]
 
 
-expanded_gradient = in_calls(
-    "expanded_gradient",
-    ("an expanded gradient, as from sum(), is read as if it were contiguous", {"incoming": expand_one}),
-)
-
-
-def transpose(t: Tensor) -> Tensor:
-    """Return the same numbers with the strides of a transpose."""
-    return t.mT.contiguous().mT if t.dim() > 1 else t
-
-
-def slice_rows(t: Tensor) -> Tensor:
-    """Return the same numbers as a slice of longer rows: the last stride is still 1."""
-    return torch.cat((t, t[..., :1]), -1)[..., : t.shape[-1]] if t.dim() else t
-
-
-def exchange_axes(t: Tensor) -> Tensor:
-    """Return the same numbers with the strides of the two first of three axes exchanged."""
-    return t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 2 else t
-
-
-LAYOUTS = {
-    "transposed": transpose,
-    "a slice of longer rows": slice_rows,
-    "with leading axes exchanged": exchange_axes,
+expanded_gradient = make_check("expanded_gradient",
+    ("an expanded gradient, as from sum(), is read as if it were contiguous", {"incoming": expand_one}))  # fmt: skip
+"""Check an incoming gradient with stride 0."""
+LAYOUTS: dict[str, Edit] = {
+    "transposed": lambda t: t.mT.contiguous().mT if t.dim() > 1 else t,
+    "a slice of longer rows": lambda t: torch.cat((t, t[..., :1]), -1)[..., : t.shape[-1]] if t.dim() else t,
+    "with leading axes exchanged": lambda t: (
+        t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 2 else t
+    ),
 }
-"""Layouts of tensors that are not contiguous."""
+"""Layouts that are not contiguous, although the last stride of a slice is 1."""
 
 
-def relaid(
-    lay: Callable[[Tensor], Tensor], chosen: Sequence[int] | None = None
-) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Return a function that gives inputs, or the chosen ones, another layout."""
+def change_layout(edit: Edit, chosen: Sequence[int] | None = None) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return a function that changes the layout of all inputs, or of the chosen ones."""
     return lambda inputs: [
-        lay(t.detach()).requires_grad_(t.requires_grad) if chosen is None or i in chosen else t
+        edit(t.detach()).requires_grad_(t.requires_grad) if chosen is None or i in chosen else t
         for i, t in enumerate(inputs)
     ]
 
 
-def lay_out(lay: Callable[[Tensor], Tensor]) -> Incoming:
-    """Return what hands in random gradients in another layout."""
-    return lambda out: [lay(g) for g in random_like(out)]
+def make_strided_gradients(edit: Edit) -> Incoming:
+    """Return a function that creates random incoming gradients in another layout."""
+    return lambda out: [edit(g) for g in random_like(out)]
 
 
-strided_gradient = in_calls("strided_gradient", *(
-    (f"a gradient that is not contiguous is read as if it were ({words})", {"incoming": lay_out(lay)})
+strided_gradient = make_check("strided_gradient", *(
+    (f"a gradient that is not contiguous is read as if it were ({words})", {"incoming": make_strided_gradients(lay)})
     for words, lay in LAYOUTS.items()
 ))  # fmt: skip
-"""A gradient as from a transpose or a slice after the function."""
-strided_inputs = in_calls("strided_inputs", *(
-    (f"an input that is not contiguous is read as if it were ({words})", {"change": relaid(lay)})
+"""Check incoming gradients as from a transpose or a slice after the function."""
+strided_inputs = make_check("strided_inputs", *(
+    (f"an input that is not contiguous is read as if it were ({words})", {"change": change_layout(lay)})
     for words, lay in LAYOUTS.items()
 ))  # fmt: skip
-"""Inputs as from a transpose or a slice before the function."""
-FEW = 4
-"""With up to this many inputs every subset that requires a gradient is tried; with more, each one and all
-but each one."""
+"""Check inputs as from a transpose or a slice before the function."""
+MAX_INPUTS_FOR_SUBSETS = 4
+"""With more inputs than this, only each input alone and all but each one are checked, not every subset."""
 
 
-@guard
+@catch_errors
 def frozen_inputs(subject: Subject) -> str | None:
     """Check the gradients where only some of the inputs need one, as with frozen layers."""
-    count = len(leaves(subject.inputs()))
-    sizes = range(1, count) if count <= FEW else (1, count - 1)
+    count = len(list_leaves(subject.inputs()))
+    sizes = range(1, count) if count <= MAX_INPUTS_FOR_SUBSETS else (1, count - 1)
     for kept in itertools.chain.from_iterable(itertools.combinations(range(count), some) for some in sizes):
 
-        def frozen(inputs: list[Tensor], kept: tuple[int, ...] = kept) -> list[Tensor]:
-            for i, leaf in enumerate(leaves(inputs)):
+        def freeze(inputs: list[Tensor], kept: tuple[int, ...] = kept) -> list[Tensor]:
+            for i, leaf in enumerate(list_leaves(inputs)):
                 leaf.requires_grad_(i in kept)
             return inputs
 
-        inputs = subject.inputs()
-        which = [subject.name_of_input(i) for i, t in enumerate(inputs) if t.requires_grad]
+        which = [subject.get_input_name(i) for i, t in enumerate(subject.inputs()) if t.requires_grad]
         called = " and ".join(which[i] for i in kept)
-        if not subject.names:
-            called = f"input{'s' * (len(kept) > 1)} {' and '.join(map(str, kept))}"
-        error = compare(subject, change=frozen)
-        if words := off(
-            error, f"with only {called} asking for a gradient (the others frozen), a gradient is wrong"
-        ):
-            return words
+        words = f"with only {called} asking for a gradient (the others frozen), a gradient is wrong"
+        if line := report_excess(compare(subject, change=freeze), words):
+            return line
     return None
 
 
-@guard
+@catch_errors
 def two_calls(subject: Subject) -> str | None:
     """Check the backward pass of the first of two forward passes: it must use what its own call saved."""
-    error = compare(subject, between=lambda inputs, outputs: subject.function(*subject.inputs(seed=1)))
-    return off(error, "a second call changes what the first one saved")
+    error = compare(subject, between=lambda x, y: subject.function(*subject.inputs(seed=1)))
+    return report_excess(error, "a second call changes what the first one saved")
 
 
-@guard
+@catch_errors
 def under_checkpoint(subject: Subject) -> str | None:
     """Check a forward pass that runs again in the backward pass, as under torch.utils.checkpoint."""
     from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-    def again(function: Function) -> Function:
+    def wrap(function: Function) -> Function:
         return lambda *tensors: checkpoint(function, *tensors, use_reentrant=False)
 
-    error = compare(
-        subject, around=again, between=lambda inputs, outputs: subject.function(*subject.inputs(seed=1))
-    )
-    return off(error, "under checkpoint the gradients differ")
+    error = compare(subject, around=wrap, between=lambda x, y: subject.function(*subject.inputs(seed=1)))
+    return report_excess(error, "under checkpoint the gradients differ")
 
 
-@guard
+@catch_errors
 def inputs_unchanged(subject: Subject) -> str | None:
     """Check that neither pass writes to an input, to the incoming gradient, or to a returned tensor."""
     inputs = subject.inputs()
     before = [t.detach().clone() for t in inputs]
-    outputs = outputs_of(subject.function, inputs)
-    shown = [t.detach().clone() for t in outputs]
-    asking = tuple(t for t in outputs if t.requires_grad)
-    incoming = random_like(asking)
+    outputs = compute_outputs(subject.function, inputs)
+    outputs_before = [t.detach().clone() for t in outputs]
+    differentiable = tuple(t for t in outputs if t.requires_grad)
+    incoming = random_like(differentiable)
     arguments = [t.clone() for t in incoming]
-    torch.autograd.grad(asking, leaves(inputs), incoming, allow_unused=True)
+    torch.autograd.grad(differentiable, list_leaves(inputs), incoming, allow_unused=True)
     for what, now, then in (
         ("an input", inputs, before),
-        ("its result", outputs, shown),
+        ("its result", outputs, outputs_before),
         ("the gradient coming in", incoming, arguments),
     ):
-        if not all(torch.equal(a.detach(), b) for a, b in zip(now, then, strict=True)):
+        if not are_equal([t.detach() for t in now], then):
             return f"{what} is changed in place: later reads of it, autograd's too, get wrong numbers"
     return None
 
 
-def twice(outputs: Sequence[Tensor], inputs: list[Tensor], incoming: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of a second backward pass on one graph."""
-    gradients_or_none(outputs, leaves(inputs), incoming, retain_graph=True)
-    return pulled_back(outputs, inputs, incoming)
+def pull_twice(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list[Tensor]:
+    call_autograd_grad(outputs, list_leaves(inputs), incoming, retain_graph=True)
+    return pull_back(outputs, inputs, incoming)
 
 
-second_backward = in_calls(
-    "second_backward",
-    ("a second backward pass of the same call differs: the first changes what is kept", {"pull": twice}),
-)
-"""A second backward pass on one graph, as with retain_graph."""
+second_backward = make_check("second_backward",
+    ("a second backward pass of the same call differs: the first changes what is kept", {"pull": pull_twice}))  # fmt: skip
+"""Check a second backward pass through the same graph, as with retain_graph."""
 
 
-@guard
+@catch_errors
 def written_between(subject: Subject) -> str | None:
-    """Check that autograd refuses, or the gradients are correct, if inputs and results are overwritten
-    before the backward pass."""
+    """Check that autograd refuses a write to inputs and results before the backward pass, or gradients are correct."""
 
-    def overwrite(inputs: list[Tensor], outputs: Sequence[Tensor]) -> None:
+    def overwrite_tensors(inputs: list[Tensor], outputs: Tensors) -> None:
         with torch.no_grad():
             for tensor in (*inputs, *outputs):
                 tensor.zero_()
 
     try:
-        error = compare(subject, between=overwrite)
+        error = compare(subject, between=overwrite_tensors)
     except RuntimeError as error:
-        if any(echo in str(error) for echo in ECHOES):
+        if any(echo in str(error) for echo in IN_PLACE_MESSAGES):
             return None
         raise
-    return off(
+    return report_excess(
         error,
         "a write to an input or a result after the call changes the gradients without an error "
         "(what save_for_backward keeps is watched, what ctx holds otherwise is not)",
     )
 
 
-@guard
+@catch_errors
 def second_derivatives(subject: Subject) -> str | None:
-    """Check that the gradients can be differentiated again, as for a gradient penalty, with PyTorch's result;
-    or that this is refused."""
+    """Check that the gradients can be differentiated again, as PyTorch's, or that this is refused."""
+    words = "without an error (saved tensors that are neither inputs nor outputs count as constants)"
     try:
-        distance = second_distance(subject)
+        return report_excess(
+            compare_second_derivatives(subject), f"the gradient of a gradient is wrong, {words}"
+        )
     except RuntimeError:
         return None  # once_differentiable and the like: an error, not a wrong number
-    return off(
-        distance,
-        "the gradient of a gradient is wrong, without an error (saved tensors that are neither inputs nor outputs count as constants)",
-    )
 
 
-def second_distance(subject: Subject) -> Distance:
+def compare_second_derivatives(subject: Subject) -> Distance:
     """Compare gradients of gradients. Raises RuntimeError if the function has none."""
     inputs = subject.inputs()
-    grads = second_gradients(subject.function, inputs)
-    names = [subject.name_of_input(i) for i, t in enumerate(inputs) if t.requires_grad]
+    grads = compute_second_gradients(subject.function, inputs)
+    names = [subject.get_input_name(i) for i, t in enumerate(inputs) if t.requires_grad]
     names += ["what comes in"] * (len(grads) - len(names))
-    if not subject.measured:
-        return furthest(grads, second_gradients(subject.reference, subject.inputs()), names=names)
-    truth = second_gradients(subject.reference, wide(subject.inputs()))  # `inputs` may have been written to
-    own = furthest(second_gradients(subject.reference, subject.inputs()), truth)
-    distance = furthest(grads, truth, names=names)
+    fresh = widen(subject.inputs())  # the function may have written to `inputs`
+    truth = compute_second_gradients(subject.reference, fresh)
+    own = measure_distance(compute_second_gradients(subject.reference, subject.inputs()), truth)
+    distance = measure_distance(grads, truth, names=names)
     distance.limit = max(distance.limit, FACTOR * own + UNITS * torch.finfo(subject.dtypes[0]).eps)
     return distance
 
 
-@guard
+@catch_errors
 def differentiable_outputs(subject: Subject) -> str | None:
-    """Check that the same outputs require a gradient as PyTorch's; a loss of one that does not would train
-    on zeros."""
-    ours = outputs_of(subject.function, subject.inputs())
-    theirs = outputs_of(subject.reference, subject.inputs())
+    """Check that the same outputs require a gradient as PyTorch's; a loss of one without would train on zeros."""
+    ours = compute_outputs(subject.function, subject.inputs())
+    theirs = compute_outputs(subject.reference, subject.inputs())
     for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one.requires_grad != other.requires_grad:
             has, should = ("a", "none") if one.requires_grad else ("no", "one")
@@ -408,126 +369,105 @@ def differentiable_outputs(subject: Subject) -> str | None:
     return None
 
 
-@guard
+@catch_errors
 def repeat_runs(subject: Subject) -> str | None:
     """Check that ten runs on the same inputs give the same bits."""
-    runs = [gradients(subject.function, subject.inputs(), random_like) for _ in range(10)]
-    same = all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+    runs = [compute_gradients(subject.function, subject.inputs(), random_like) for _ in range(10)]
+    same = all(are_equal(runs[0], run) for run in runs[1:])
     return None if same else "the same inputs give different gradients"
 
 
-def put_number(number: float, every: int = 3) -> Callable[[Tensor], Tensor]:
-    """Return an edit that sets every `every`-th element to a number."""
-    return lambda t: torch.where(
-        torch.arange(t.numel(), device=t.device).view(t.shape) % every == 0, number, t
-    )
+def put_number(number: float, every: int = 3) -> Edit:
+    return lambda t: torch.where(torch.arange(t.numel()).view(t.shape).to(t.device) % every == 0, number, t)
 
 
-at_zero = in_calls("at_zero", ("where an input is exactly 0", {"edit": put_number(0.0)}))
-"""Exact zeros among the inputs: PyTorch's gradient there."""
+at_zero = make_check("at_zero", ("where an input is exactly 0", {"edit": put_number(0.0)}))
+"""Check that gradients at inputs of exactly 0 are PyTorch's."""
 
 
-def send_infinity(part: Callable[[Tensor], Tensor]) -> Incoming:
-    """Return incoming gradients of which a part is infinite."""
+def send_infinity(part: Edit) -> Incoming:
+    """Return a function that creates incoming gradients with an infinite part."""
 
-    def incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
+    def make_incoming(out: tuple[Tensor, ...]) -> list[Tensor]:
         each = random_like(out)
-        for gradient in each:
-            if gradient.dim():
-                part(gradient).fill_(torch.inf)
+        for gradient in filter(Tensor.dim, each):
+            part(gradient).fill_(torch.inf)
         return each
 
-    return incoming
+    return make_incoming
 
 
-infinite_gradient = in_calls(
-    "infinite_gradient",
-    (
-        "infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)",
-        {"incoming": send_infinity(lambda gradient: gradient[:1])},
-    ),
-    measured=True,
-)
-"""An infinite gradient for a part of the result: where PyTorch's is finite, so is this one, and the same."""
+def cancel_in_sums(out: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return large incoming gradients that nearly cancel in sums over rows."""
+
+    def cancel(g: Tensor) -> Tensor:
+        rows = g.reshape(-1, g.shape[-1] if g.dim() else 1)
+        half = 64 * rows[: (len(rows) + 1) // 2]
+        return (torch.cat((half, -half))[: len(rows)] + rows / 8).reshape(g.shape)
+
+    return [cancel(g) for g in random_like(out)]
 
 
-far_from_zero = in_calls("far_from_zero", *(
+infinite_gradient = make_check("infinite_gradient",
+    ("infinity coming in reaches gradients that PyTorch keeps finite (infinity times 0 is NaN)",
+        {"incoming": send_infinity(lambda g: g[:1])}))  # fmt: skip
+"""Check an infinite gradient for a part of the result: gradients must match where PyTorch's are finite."""
+far_from_zero = make_check("far_from_zero", *(
     (f"with inputs near {far:g}, where exp is {exp}", {"edit": functools.partial(torch.add, other=far), "least": 1.0})
     for far, exp in ((FAR, "infinite"), (-FAR, "0"))
 ))  # fmt: skip
-"""Inputs so far from 0 that exp of them is infinite or 0; errors are relative to 1 where gradients are small."""
+"""Check inputs so far from 0 that their exp is infinite or 0; errors of small gradients are relative to 1."""
 
 
-def put_no_numbers(t: Tensor) -> Tensor:
-    """Return numbers with NaN, both infinities and -0 in the first places."""
+def put_nonfinite(t: Tensor) -> Tensor:
+    """Return a copy whose first elements are NaN, both infinities and -0."""
     special = t.new_tensor([torch.nan, torch.inf, -torch.inf, -0.0])[: t.numel()]
     return torch.cat((special, t.flatten()[len(special) :])).view(t.shape)
 
 
-at_no_numbers = in_calls(
-    "at_no_numbers",
-    ("where an input is NaN or infinite (infinity times 0 is NaN)", {"edit": put_no_numbers}),
-    (
-        "where an input is NaN and what comes in infinite (NaN > 0 is false, and infinity times 0 is NaN)",
-        {"edit": put_no_numbers, "incoming": send_infinity(lambda gradient: gradient.view(-1)[1::2])},
-    ),
-    measured=True,
-)
-many_rows_bfloat16 = in_calls(
-    "many_rows_bfloat16",
-    ("in bfloat16 over many rows", {"sizes": "tall", "dtype": torch.bfloat16, "steady": True}),
-    measured=True,
-)
+at_no_numbers = make_check("at_no_numbers",
+    ("where an input is NaN or infinite (infinity times 0 is NaN)", {"edit": put_nonfinite}),
+    ("where an input is NaN and what comes in infinite (NaN > 0 is false, and infinity times 0 is NaN)",
+        {"edit": put_nonfinite, "incoming": send_infinity(lambda g: g.view(-1)[1::2])}))  # fmt: skip
+many_rows_bfloat16 = make_check("many_rows_bfloat16",
+    ("in bfloat16 over many rows", {"sizes": "tall", "dtype": torch.bfloat16, "steady": True}))  # fmt: skip
 
 
-@guard
+@catch_errors
 def narrow_dtypes(subject: Subject) -> str | None:
     """Check float32, bfloat16 and float16 at several sizes."""
-    measured = measure(subject)
-    for dtype, sizes in itertools.product(DTYPES, subject.sizes):
+    for dtype, sizes in itertools.product(DTYPES[1:], subject.sizes):
         floor = UNITS * torch.finfo(dtype).eps
-        error = compare(measured, sizes, dtype=dtype, steady=True, floor=floor)
-        if line := off(error, f"in {dtype_name(dtype)} at {sizes} sizes"):
+        error = compare(subject, sizes, dtype=dtype, steady=True, floor=floor)
+        if line := report_excess(error, f"in {get_dtype_name(dtype)} at {sizes} sizes"):
             return line
     return None
 
 
-def saved_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]]:
-    """Return the bytes that autograd saves for the backward pass of one call, each storage once, and a line
-    for each tensor.
-
-    Saved inputs count too: they cannot be freed.
-    """
-    _, tensors = saved_by_autograd(lambda: function(*inputs))
-    lines = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}, {t.nbytes} bytes" for t in tensors]
+def count_saved_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]]:
+    """Return the bytes that autograd saves for a backward pass, including inputs, and a line per tensor."""
+    _, tensors = record_saved_tensors(lambda: function(*inputs))
+    lines = [f"{list(t.shape)} {get_dtype_name(t.dtype)}, {t.nbytes} bytes" for t in tensors]
     return sum(t.nbytes for t in tensors), lines
 
 
-@guard
+@catch_errors
 def memory_saved(subject: Subject) -> str | None:
     """Check that no more bytes are saved for the backward pass than the ledger says, by saved_tensors_hooks."""
     if subject.saved is None:
         return None
     inputs = subject.inputs("deep" if "deep" in subject.sizes else "odd", dtype=torch.float32)
-    count, lines = saved_bytes(subject.function, inputs)
+    count, lines = count_saved_bytes(subject.function, inputs)
     expected = subject.saved(*inputs)
-    if count == expected:
-        return None
-    return f"{count} bytes are kept ({'; '.join(lines) or 'nothing'}), the ledger says {expected}"
+    words = f"{count} bytes are kept ({'; '.join(lines) or 'nothing'}), expected {expected}"
+    return None if count == expected else words
 
 
-@guard
+@catch_errors
 def held_by_ctx(subject: Subject) -> str | None:
-    """Check that tensors are saved by save_for_backward, where hooks and the ledger see them, and not as
-    attributes of ctx."""
-    outputs = outputs_of(subject.function, subject.inputs())
-    hidden = hidden_tensors(next(t for t in outputs if t.requires_grad))
-    if not hidden:
-        return None
-    return f"ctx.{hidden[0]} holds a tensor that save_for_backward should keep: no hook sees it, and it is freed late"
-
-
-def hidden_tensors(output: Tensor) -> list[str]:
-    """Return the attributes of the ctx of a result that hold tensors."""
-    held = getattr(output.grad_fn, "__dict__", {})
-    return [name for name, value in held.items() if isinstance(value, Tensor)]
+    """Check that tensors are saved by save_for_backward, where hooks and the ledger see them, and not on ctx."""
+    outputs = compute_outputs(subject.function, subject.inputs())
+    held = getattr(next(t for t in outputs if t.requires_grad).grad_fn, "__dict__", {})
+    hidden = next((name for name, value in held.items() if isinstance(value, Tensor)), None)
+    words = f"ctx.{hidden} holds a tensor that save_for_backward should keep: no hook sees it, and it is freed late"
+    return words if hidden else None

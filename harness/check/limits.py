@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harness.check.accesses import Source
 from harness.spec.limits import Counts, Limit
-from harness.spec.ops import bytes_of
+from harness.spec.ops import get_itemsize
 from harness.spec.puzzle import Case, Gate, Puzzle
 
 if TYPE_CHECKING:
@@ -14,50 +14,49 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The cost of a case of a gate by one limit, and the line that adds most to it, "FILE:LINE", with its part of the whole."""
+class MeasuredCost:
+    """A gate's cost under one limit in a case, and the costliest line, "FILE:LINE", with its share."""
 
     limit: Limit
     dtype: str
     value: float
     line: str
-    part: float
+    share: float
 
     @property
     def ok(self) -> bool:
-        """Check whether the cost is within the limit."""
-        return self.value <= self.limit.most
+        return self.value <= self.limit.maximum
 
     @property
     def lines(self) -> list[str]:
-        """Describe a cost above its limit."""
         first = self.limit.first.get(self.dtype)
-        before = f"; the initial code has {amount(first)}" if first is not None else ""
-        words = [f"{self.limit.counter}: {amount(self.value)}, at most {amount(self.limit.most)}{before}"]
-        return [*words, *([f"{self.line}: {self.part:.0%} of it"] if self.line else [])]
+        before = f"; the initial code has {format_amount(first)}" if first is not None else ""
+        words = [
+            f"{self.limit.counter}: {format_amount(self.value)}, at most {format_amount(self.limit.maximum)}{before}"
+        ]
+        return [*words, *([f"{self.line}: {self.share:.0%} of it"] if self.line else [])]
 
 
-def measure(
+def measure_costs(
     puzzle: Puzzle, gate: Gate, case: Case, launches: "Sequence[Launch]", dtype: str, source: Source
-) -> list[Measured]:
+) -> list[MeasuredCost]:
     """Return the cost of a gate's launches in a case, for each of the gate's limits."""
     sizes = {**dict(zip(puzzle.dim_names, case.dims, strict=False)), **puzzle.derived_sizes(case.dims)}
-    counts = Counts(launches, sizes, bytes_of(dtype))
-    results: list[Measured] = []
+    counts = Counts(launches, sizes, get_itemsize(dtype))
+    results: list[MeasuredCost] = []
     for limit in gate.limits:
         cost = limit.cost(counts)
         by_line: dict[str, float] = {}
         for instr, share in cost.shares:
-            line = source.line(instr)
+            line = source.find_line(instr)
             place = f"{line.file}:{line.number}" if line else ""
             by_line[place] = by_line.get(place, 0.0) + share
         worst = max(by_line, key=lambda place: by_line[place], default="")
         total = sum(max(share, 0.0) for share in by_line.values())
         part = by_line[worst] / total if worst and total else 0.0
-        results.append(Measured(limit, dtype, cost.value, worst, part))
+        results.append(MeasuredCost(limit, dtype, cost.value, worst, part))
     return results
 
 
-def amount(number: float) -> str:
-    """Return a cost in few digits."""
+def format_amount(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"

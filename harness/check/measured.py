@@ -1,8 +1,8 @@
 """Compare one call of a function with its reference, and measure its error limit.
 
-Truth is the reference in float64. A measured limit is twice PyTorch's own worst error: the reference in the
-dtype of the call, in eight orders of summation, and in float64 on inputs perturbed by a rounding. At a kink
-any slope between those of the two sides is accepted.
+The truth is the reference in float64. A measured limit is twice PyTorch's own worst error: of the reference
+in the call's dtype, in eight summation orders, and in float64 on inputs perturbed by a rounding. At a kink
+any value between the two one-sided slopes is accepted.
 """
 
 import contextlib
@@ -20,90 +20,96 @@ from harness.check.gradients import (
     CANCELLED,
     TOLERANCE,
     Distance,
+    Edit,
     Evidence,
     Function,
     Incoming,
     Subject,
-    element,
-    furthest,
-    leaves,
-    nowhere,
-    outputs_of,
-    pulled_back,
+    Tensors,
+    compute_outputs,
+    describe_element,
+    describe_error,
+    list_leaves,
+    make_infinite_distance,
+    max_abs,
+    pull_back,
     random_like,
 )
 
-FACTOR = 2.0
-"""Factor between PyTorch's own error and the limit."""
-UNITS, SIXTEEN = 8, 2
-"""And how many units of rounding more, since another formula may lose a few; the second is for 16-bit dtypes."""
-ORDERS = 8
-"""Orders of summation, and moves of the inputs, that are tried."""
-COARSE = 1e-2
-"""PyTorch's own error above which a comparison is meaningless."""
-NUDGE, SIDES = 1e-13, 16
-"""Relative perturbation of inputs in float64 that shows both sides of a kink, and the number of
-perturbations."""
+FACTOR = 2.0  # between PyTorch's own error and the limit
+UNITS, UNITS_16_BIT = 8, 2  # rounding units allowed in addition, for equivalent formulas
+ORDERS = 8  # number of summation orders, and of perturbations of the inputs
+COARSE = 1e-2  # PyTorch's own error above which a comparison is meaningless
+NUDGE, SIDES = 1e-13, 16  # size and number of the perturbations that reach both sides of a kink
 P = ParamSpec("P")
 R = TypeVar("R")
-Pull = Callable[[Sequence[Tensor], list[Tensor], Sequence[Tensor]], list[Tensor]]
+Floats = Sequence[float]
+Pull = Callable[[Tensors, list[Tensor], Tensors], list[Tensor]]
 
 
-class ReferenceRaised(Exception):
-    """The reference does not take these inputs: there is nothing to compare with."""
+class ReferenceRaised(ValueError):
+    """The reference does not accept these inputs, so there is nothing to compare with."""
 
 
-class OtherOrder(TorchDispatchMode):
+class ReorderedSums(TorchDispatchMode):
     """Change the summation order of PyTorch's operations."""
 
     def __init__(self, seed: int):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
+        self.in_turn = seed == 0  # float32 sums by a product with ones, as einsum and BLAS compute them
 
-    def order(self, t: Tensor, axis: int) -> Tensor:
+    def draw_order(self, t: Tensor, axis: int) -> Tensor:
         return torch.randperm(t.shape[axis], generator=self.generator).to(t.device)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
         if func in (aten.mm.default, aten.bmm.default, aten.addmm.default):
             *rest, a, b = args
-            order = self.order(a, -1)
+            order = self.draw_order(a, -1)
             args = (*rest, a.index_select(a.dim() - 1, order), b.index_select(b.dim() - 2, order))
         elif func in (aten.sum.dim_IntList, aten.mean.dim) and args[0].dim():
             t, axes, *rest = args
             for axis in axes or range(t.dim()):
-                t = t.index_select(axis % t.dim(), self.order(t, axis))
+                t = t.index_select(axis % t.dim(), self.draw_order(t, axis))
+                if self.in_turn and t.dtype == torch.float32 and func is aten.sum.dim_IntList:
+                    t = (t.movedim(axis, -1) @ t.new_ones(t.shape[axis])).unsqueeze(axis)
             args = (t, axes, *rest)
         return func(*args, **(kwargs or {}))
 
 
-def narrow_of(inputs: Sequence[Tensor]) -> torch.dtype:
-    """Return the dtype of a call."""
+# If it were defined in the class, its first call would import PyTorch's compiler.
+ReorderedSums.__torch_dispatch__ = ReorderedSums.dispatch
+
+
+def get_float_dtype(inputs: Tensors) -> torch.dtype:
     return next((t.dtype for t in inputs if t.is_floating_point()), torch.float64)
 
 
-def guard(reference: Callable[P, R], called: str = "the reference") -> Callable[P, R]:
-    """Return a reference whose exceptions are ReferenceRaised."""
+def guard_reference(reference: Callable[P, R], label: str = "the reference") -> Callable[P, R]:
+    """Return a reference that turns every exception into ReferenceRaised."""
 
     @functools.wraps(reference)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return reference(*args, **kwargs)
         except Exception as error:
-            words = " ".join(str(error).split())
-            raise ReferenceRaised(f"{called} raises {type(error).__name__}: {words[:200]}") from error
+            raise ReferenceRaised(f"{label} raises {describe_error(error)}") from error
 
     return run
 
 
-def leaf(t: Tensor, like: Tensor) -> Tensor:
-    """Return a copy that requires a gradient if another tensor does."""
+def draw_uniform(t: Tensor, generator: torch.Generator) -> Tensor:
+    """Return random numbers from 0 to 1 in a tensor's shape."""
+    return torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t)
+
+
+def make_leaf(t: Tensor, like: Tensor) -> Tensor:
     return t.detach().clone().requires_grad_(like.requires_grad)
 
 
-def wide(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the same numbers in float64."""
-    return [leaf(t.detach().double() if t.is_floating_point() else t, t) for t in inputs]
+def widen(inputs: Tensors) -> list[Tensor]:
+    return [make_leaf(t.detach().double() if t.is_floating_point() else t, t) for t in inputs]
 
 
 def compare(
@@ -115,11 +121,11 @@ def compare(
     least: float = CANCELLED,
     *,
     dtype: torch.dtype | None = None,
-    edit: Callable[[Tensor], Tensor] | None = None,
+    edit: Edit | None = None,
     alone: bool = False,
     around: Callable[[Function], Function] = lambda function: function,
-    between: Callable[[list[Tensor], Sequence[Tensor]], object] = lambda inputs, outputs: None,
-    pull: Pull = pulled_back,
+    between: Callable[[list[Tensor], Tensors], object] = lambda inputs, outputs: None,
+    pull: Pull = pull_back,
     floor: float = 0.0,
     steady: bool = False,
     within: torch.dtype | None = None,
@@ -128,173 +134,154 @@ def compare(
 
     Args:
         change: Inputs -> the inputs to pass.
-        edit: Puts other values into all inputs that may be moved, or into the first, `alone`.
-        least: The smallest scale of a relative error.
-        around: Wraps the function.
-        between: Called between the passes.
-        pull: The backward pass.
-        floor: The error allowed in any dtype, if limits are measured.
+        edit: Tensor -> new values, for every movable input or, with `alone`, for the first.
+        around, between, pull: Wrapper of the function; call between the passes; the backward pass.
+        least, floor: The smallest scale of a relative error; the error allowed in any dtype.
         steady: Measure PyTorch's own errors without perturbed inputs.
-        within: The dtype of autocast, in which the reference's errors are measured too.
+        within: The dtype of autocast, under which the reference's errors are measured too.
     """
     inputs = change(subject.inputs(sizes, seed, dtype))
     inputs = subject.edit_inputs(inputs, edit, alone) if edit else inputs
-    arguments, exact = [leaf(t, t) for t in inputs], wide(inputs)
-    right = outputs_of(guard(subject.reference), exact)
-    outputs = outputs_of(around(subject.function), inputs)
-    if len(outputs) != len(right):
-        return nowhere(f"the function returns {len(outputs)} tensors, expected {len(right)}")
-    asking = [i for i, t in enumerate(right) if t.requires_grad]
-    if silent := [i for i in asking if not outputs[i].requires_grad]:
-        return nowhere(f"output {silent[0]} has no gradient for autograd, and should have one")
+    arguments, exact = [make_leaf(t, t) for t in inputs], widen(inputs)
+    expected_outputs = compute_outputs(guard_reference(subject.reference), exact)
+    outputs = compute_outputs(around(subject.function), inputs)
+    if len(outputs) != len(expected_outputs):
+        s = "s" * (len(outputs) != 1)
+        return make_infinite_distance(
+            f"the function returns {len(outputs)} tensor{s}, expected {len(expected_outputs)}"
+        )
+    differentiable = [i for i, t in enumerate(expected_outputs) if t.requires_grad]
+    if missing := [i for i in differentiable if not outputs[i].requires_grad]:
+        words = f"output {missing[0]} has no gradient for autograd, and should have one"
+        return make_infinite_distance(words)
     names = ["the result"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
-    names += [f"the gradient of {subject.name_of_input(i)}" for i, t in enumerate(inputs) if t.requires_grad]
+    names += [f"the gradient of {subject.get_input_name(i)}" for i, t in enumerate(inputs) if t.requires_grad]
     results = [t.detach().clone() for t in outputs]
-    for name, got, expected in zip(names, results, right, strict=False):
+    for name, got, expected in zip(names, results, expected_outputs, strict=False):
         if got.shape != expected.shape:
-            return furthest([got], [expected], names=[name])
-    coming = incoming(tuple(outputs[i] for i in asking))
-    kept = [g.detach().clone() for g in coming]
+            words = f"{name} has shape {list(got.shape)}, expected {list(expected.shape)}"
+            return make_infinite_distance(words)
+    gradients = incoming(tuple(outputs[i] for i in differentiable))
+    saved_gradients = [g.detach().clone() for g in gradients]
     between(inputs, outputs)
-    grads = [g.detach() for g in pull([outputs[i] for i in asking], inputs, coming)]
-    truth = guard(pulled_back)([right[i] for i in asking], exact, [g.double() for g in kept])
-    evidence = Evidence(arguments, kept, names, [*results, *grads], [*(t.detach() for t in right), *truth])
-    if subject.measured:
-        distance = Measured(subject, evidence, asking, least, floor, steady, within).distance()
-    else:
-        distance = furthest(evidence.got, evidence.truth, least, names)
+    grads = [g.detach() for g in pull([outputs[i] for i in differentiable], inputs, gradients)]
+    truth = guard_reference(pull_back)(
+        [expected_outputs[i] for i in differentiable], exact, [g.double() for g in saved_gradients]
+    )
+    exact_results = [*(t.detach() for t in expected_outputs), *truth]
+    evidence = Evidence(arguments, saved_gradients, names, [*results, *grads], exact_results)
+    comparison = CallComparison(subject, evidence, differentiable, least, floor, steady, within)
+    distance = comparison.compute_distance()
     distance.evidence = evidence
     return distance
 
 
 @dataclass
-class Measured:
-    """Comparison of one call with measured limits, used if an error is above rounding."""
+class CallComparison:
+    """A comparison of one call; limits are measured only if an error is above rounding."""
 
     subject: Subject
     evidence: Evidence
-    asking: list[int]
+    differentiable: list[int]
     least: float
     floor: float
     steady: bool
     within: torch.dtype | None
 
-    def distance(self) -> Distance:
-        """Return the worst of all tensors with its limit."""
+    def compute_distance(self) -> Distance:
+        """Return the distance of the worst tensor, with its limit."""
         e = self.evidence
-        dtype = self.within or narrow_of(e.inputs)
-        floor = max(self.floor, floor_of(dtype))
-        scales = [max(self.least, largest(t)) for t in e.truth]
-        found = self.worst(e.truth, e.truth, scales, [floor] * len(scales))
-        if found <= found.limit:
-            return found
+        dtype = self.within or get_float_dtype(e.inputs)
+        floor = max(self.floor, get_floor(dtype))
+        scales = [max(self.least, max_abs(t)) for t in e.truth]
+        excused = self.find_nan_dependent()
+        distance = self.find_worst(e.truth, e.truth, scales, [floor] * len(scales), excused)
+        if distance <= distance.limit:
+            return distance
         if self.least <= CANCELLED and not self.steady:
-            scales = [max(a, b) for a, b in zip(scales, self.usual(), strict=True)]
-        low, high = self.sides(scales) if self.subject.subgradients else (e.truth, e.truth)
-        own, excused = [0.0] * len(scales), self.find_swallowed()
-        for results, narrow in self.reruns(dtype):
+            scales = [max(a, b) for a, b in zip(scales, self.compute_usual_magnitudes(), strict=True)]
+        low, high = self.find_kink_range(scales) if self.subject.subgradients else (e.truth, e.truth)
+        own_errors = [0.0] * len(scales)
+        for results, narrow in self.rerun_reference(dtype):
             for k, (one, truth) in enumerate(zip(results, e.truth, strict=True)):
-                excused[k] |= narrow & (
-                    one.isfinite() != truth.isfinite()
-                )  # it cannot hold them in the dtype
-                apart = distance_to(one, truth, low[k], high[k], result=narrow)
-                own[k] = max(own[k], largest(torch.where(excused[k] & narrow, 0.0, apart)) / scales[k])
-            limits = [FACTOR * error + floor if error <= COARSE else math.inf for error in own]
-            found = self.worst(low, high, scales, limits, excused)
-            if found <= found.limit:
+                excused[k] |= narrow & (one.isfinite() != truth.isfinite())  # the dtype cannot represent them
+                apart = compute_distances(one, truth, low[k], high[k], result=narrow)
+                error = max_abs(torch.where(excused[k] & narrow, 0.0, apart)) / scales[k]
+                own_errors[k] = max(own_errors[k], error)
+            limits = [FACTOR * error + floor if error <= COARSE else math.inf for error in own_errors]
+            distance = self.find_worst(low, high, scales, limits, excused)
+            if distance <= distance.limit:
                 break  # no further run makes a limit smaller
-        self.subject.dropped.extend(
-            f"{name} (PyTorch's own error is {error:.0e})"
-            for name, error in zip(e.names, own, strict=True)
-            if error > COARSE
-        )
-        return found
+        for name, error in zip(e.names, own_errors, strict=True):
+            if error > COARSE:
+                self.subject.dropped[name] = max(error, self.subject.dropped.get(name, 0.0))
+        return distance
 
-    def worst(
-        self,
-        low: Sequence[Tensor],
-        high: Sequence[Tensor],
-        scales: Sequence[float],
-        limits: Sequence[float],
-        excused: Sequence[Tensor] = (),
+    def find_worst(
+        self, low: Tensors, high: Tensors, scales: Floats, limits: Floats, excused: Tensors
     ) -> Distance:
         """Return the distance of the tensor that is farthest beyond its limit."""
         e = self.evidence
-        found, ratio = Distance(0.0), 0.0
+        distance, ratio = Distance(0.0), 0.0
         for k, (name, got, truth) in enumerate(zip(e.names, e.got, e.truth, strict=True)):
-            if got.shape != truth.shape:
-                return furthest([got], [truth], names=[name])
             if not got.numel():
                 continue
-            result = k < len(e.names) - len(leaves(e.inputs))
-            apart = distance_to(got, truth, low[k], high[k], result=result)
-            if not any(t.isnan().any() for t in e.inputs):
-                apart = torch.where(
-                    truth.isnan(), 0.0, apart
-                )  # the result of inf - inf depends on the formula
+            result = k < len(e.names) - len(list_leaves(e.inputs))
+            distances = compute_distances(got, truth, low[k], high[k], result=result)
+            if not any(t.isnan().any() for t in e.inputs):  # inf - inf depends on the formula
+                distances = torch.where(truth.isnan(), 0.0, distances)
             elif not result and self.subject.subgradients:  # NaN has no slope: its gradient may be anything
-                apart = torch.where(leaves(e.inputs)[k - len(e.names)].isnan(), 0.0, apart)
-            apart = torch.where(excused[k], 0.0, apart) if excused else apart
-            error = apart.max().item() / scales[k]
-            if error / limits[k] > ratio or (math.isinf(error) and not math.isinf(found)):
-                found, ratio = Distance(error), error / limits[k]
-                found.limit = 0.0 if math.isinf(error) else limits[k]
-                found.element = element(name, got, truth, apart, limits[k] * scales[k])
-        return found
+                distances = torch.where(list_leaves(e.inputs)[k - len(e.names)].isnan(), 0.0, distances)
+            distances = torch.where(excused[k], 0.0, distances)
+            error = distances.max().item() / scales[k]
+            if error / limits[k] > ratio or (math.isinf(error) and not math.isinf(distance)):
+                distance, ratio = Distance(error), error / limits[k]
+                distance.limit = 0.0 if math.isinf(error) else limits[k]
+                distance.element = describe_element(name, got, truth, distances, limits[k] * scales[k])
+        return distance
 
-    def run(self, inputs: list[Tensor], incoming: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Run the reference on other inputs."""
+    def run(self, inputs: list[Tensor], incoming: Tensors | None = None) -> list[Tensor]:
         arguments = self.evidence.incoming if incoming is None else incoming
-        outputs = outputs_of(guard(self.subject.reference), inputs)
-        chosen = [outputs[i] for i in self.asking]
+        outputs = compute_outputs(guard_reference(self.subject.reference), inputs)
+        chosen = [outputs[i] for i in self.differentiable]
         incoming = [g.to(t.dtype) for g, t in zip(arguments, chosen, strict=True)]
-        return [*(t.detach() for t in outputs), *guard(pulled_back)(chosen, inputs, incoming)]
+        return [*(t.detach() for t in outputs), *guard_reference(pull_back)(chosen, inputs, incoming)]
 
-    def usual(self) -> list[float]:
-        """Return the size of gradients for a random incoming one of the same size, as a scale for sums that
-        cancel."""
+    def compute_usual_magnitudes(self) -> list[float]:
+        """Return each result's magnitude for random incoming gradients, as a scale for cancelling sums."""
         e = self.evidence
-        sizes = [largest(g) for g in e.incoming]
-        random = [g * size / 3 for g, size in zip(random_like(tuple(e.incoming)), sizes, strict=True)]
-        return [largest(t) for t in self.run(wide(e.inputs), random)]
+        pairs = zip(random_like(tuple(e.incoming)), e.incoming, strict=True)
+        random = [one * max_abs(g) / 3 for one, g in pairs]
+        return [max_abs(t) for t in self.run(widen(e.inputs), random)]
 
-    def moves(self, by: float, count: int, absolute: float = 0.0) -> Iterator[list[Tensor]]:
-        """Run the reference in float64 on inputs perturbed at random, relative to each element and to the
-        largest, in both directions."""
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(count // 2):
-            start = generator.get_state()
-            for sign in (by, -by):
-                generator.set_state(start)
-                inputs = wide(self.evidence.inputs)
-                with torch.no_grad():
-                    for t in filter(torch.is_floating_point, inputs):
-                        direction = (
-                            torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t) * 2 - 1
-                        )
-                        direction = direction if absolute else direction.sign()
-                        far = (t.abs() + absolute * (largest(t) or 1.0)).nan_to_num(posinf=0.0)
-                        t += sign * direction * far
-                yield self.run(inputs)
+    def run_perturbed(self, by: float, count: int, absolute: float = 0.0) -> Iterator[list[Tensor]]:
+        """Run the reference in float64 on inputs perturbed up and down, relative to their elements."""
+        for number in range(count):
+            generator, inputs = torch.Generator().manual_seed(number // 2), widen(self.evidence.inputs)
+            with torch.no_grad():
+                for t in filter(torch.is_floating_point, inputs):
+                    direction = (draw_uniform(t, generator) * 2 - 1) * (-1) ** number
+                    far = (t.abs() + absolute * (max_abs(t) or 1.0)).nan_to_num(posinf=0.0)
+                    t += by * (direction if absolute else direction.sign()) * far
+            yield self.run(inputs)
 
-    def find_swallowed(self) -> list[Tensor]:
-        """Return which elements depend on a NaN input: to propagate it is correct even where the reference
-        does not."""
+    def find_nan_dependent(self) -> list[Tensor]:
+        """Mark elements that depend on a NaN input: NaN is correct there even if the reference has none."""
         if not any(t.isnan().any() for t in self.evidence.inputs):
             return [torch.zeros_like(t, dtype=torch.bool) for t in self.evidence.truth]
 
         def fill(t: Tensor, seed: int) -> Tensor:
-            number = torch.rand(t.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-            return leaf(torch.where(t.isnan(), number.to(t), t), t) if t.is_floating_point() else t
+            number = draw_uniform(t, torch.Generator().manual_seed(seed))
+            return make_leaf(torch.where(t.isnan(), number, t), t) if t.is_floating_point() else t
 
-        first, second = (self.run([fill(t, seed) for t in wide(self.evidence.inputs)]) for seed in (1, 2))
+        first, second = (self.run([fill(t, seed) for t in widen(self.evidence.inputs)]) for seed in (1, 2))
         each = zip(first, second, self.evidence.truth, strict=True)
         return [((a != b) | ~a.isclose(t)) & t.isfinite() for a, b, t in each]
 
-    def sides(self, scales: Sequence[float]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the smallest and the largest correct value of each element: at a kink they differ."""
+    def find_kink_range(self, scales: Floats) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the smallest and the largest correct value of each element, which differ at a kink."""
         low, high = list(self.evidence.truth), list(self.evidence.truth)
-        for count, moved in enumerate(self.moves(NUDGE, SIDES, absolute=1.0), 1):
+        for count, moved in enumerate(self.run_perturbed(NUDGE, SIDES, absolute=1.0), 1):
             low = [torch.where(m.isnan(), t, torch.minimum(t, m)) for t, m in zip(low, moved, strict=True)]
             high = [torch.where(m.isnan(), t, torch.maximum(t, m)) for t, m in zip(high, moved, strict=True)]
             apart = (h - t > TOLERANCE * scale for t, h, scale in zip(low, high, scales, strict=True))
@@ -302,34 +289,28 @@ class Measured:
                 break  # opposite moves cross every kink
         return low, high
 
-    def reruns(self, dtype: torch.dtype) -> Iterator[tuple[list[Tensor], bool]]:
-        """Run the reference in the dtype, in several orders of summation (True), then in float64 on moved inputs (False)."""
-        inputs = [leaf(t, t) for t in self.evidence.inputs]
-        for order in (contextlib.nullcontext(), *map(OtherOrder, range(ORDERS))):
+    def rerun_reference(self, dtype: torch.dtype) -> Iterator[tuple[list[Tensor], bool]]:
+        """Run the reference in `dtype`, reordering its sums (True), then on perturbed inputs (False)."""
+        inputs = [make_leaf(t, t) for t in self.evidence.inputs]
+        for order in (contextlib.nullcontext(), *map(ReorderedSums, range(ORDERS))):
             with torch.autocast(inputs[0].device.type, self.within, enabled=self.within is not None), order:
                 results = self.run(inputs)
             yield results, True
-        for results in () if self.steady else self.moves(torch.finfo(dtype).eps / 2, ORDERS):
+        for results in () if self.steady else self.run_perturbed(torch.finfo(dtype).eps / 2, ORDERS):
             yield results, False
 
 
-def floor_of(dtype: torch.dtype) -> float:
-    """Return the error by rounding alone, relative to the largest element."""
+def get_floor(dtype: torch.dtype) -> float:
+    """Return the error that rounding alone may cause, relative to the largest element."""
     info = torch.finfo(dtype)
-    return max(TOLERANCE, (SIXTEEN if info.bits == 16 else UNITS) * info.eps)
+    return max(TOLERANCE, (UNITS_16_BIT if info.bits == 16 else UNITS) * info.eps)
 
 
-def distance_to(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: bool) -> Tensor:
-    """Return the distance of each element from the correct range; infinite where only one of the two is a
-    number."""
+def compute_distances(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, result: bool) -> Tensor:
+    """Return each element's distance from the correct range; infinite where only one of the two is finite."""
     got = got.double()
-    apart = torch.maximum(low - got, got - high).clamp(min=0)
-    apart = torch.where(got.isfinite(), apart, math.inf)
+    distances = torch.maximum(low - got, got - high).clamp(min=0)
+    distances = torch.where(got.isfinite(), distances, math.inf)
     same = (got == truth) | (got.isnan() & truth.isnan())
-    unjudged = ~truth.isfinite() & (same if result else torch.ones_like(same))
-    return torch.where(unjudged, 0.0, torch.where(truth.isfinite(), apart, math.inf))
-
-
-def largest(t: Tensor) -> float:
-    """Return the largest finite absolute value."""
-    return t.detach().double().abs().nan_to_num(0.0, 0.0, 0.0).max().item() if t.numel() else 0.0
+    not_compared = ~truth.isfinite() & (same if result else torch.ones_like(same))
+    return torch.where(not_compared, 0.0, torch.where(truth.isfinite(), distances, math.inf))

@@ -1,8 +1,6 @@
-"""Check the NumPy rung: one Python function for each gate of a backward pass, on the puzzle's cases.
+"""Check the NumPy rung: one Python function for each gate of a backward pass, without torch or MAX.
 
-Each function is called with correct values for all its arguments, so that a mistake in one does not affect
-another. Truth is the puzzle's longdouble reference, the baseline the same derivation in float64; torch, MAX
-and a compiler are not needed.
+Each function gets correct values for all its arguments. The truth is in longdouble, the baseline in float64.
 """
 
 import inspect
@@ -13,7 +11,7 @@ import numpy as np
 
 from harness.check.compare import TensorResult, compare
 from harness.check.diagnose import Evidence
-from harness.check.python_files import CaseChecker, Module, as_tuple
+from harness.check.python_files import CaseChecker, Module, make_tuple
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung
 
@@ -22,41 +20,41 @@ OVERWRITTEN = "an argument is overwritten, and it is read again after the call: 
 
 
 class NumpyChecker(CaseChecker):
-    """Repeated checks of one file's functions; inputs and truth of a case are computed once."""
+    """A checker of one file's functions that computes the inputs and truth of each case once."""
 
     rung: NumpyRung
 
     def __init__(self, puzzle: Puzzle, rung: NumpyRung, *, seed: int = 0):
         super().__init__(puzzle, rung, seed=seed)
-        self._known: dict[Case, tuple[Arrays, Arrays]] = {}
+        self._cases: dict[Case, tuple[Arrays, Arrays]] = {}
 
-    def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Arrays:
+    def _compute_outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Arrays:
         function = module.get(gate.id)
         if not callable(function):
             raise ValueError(f"there is no function {gate.id}()")
-        _, right = self._case(case)
+        _, right = self._load_case(case)
         with np.errstate(all="ignore"):
-            returned = function(*self._arguments(gate, function, case))
+            returned = function(*self._make_arguments(gate, function, case))
         if returned is None:
             raise ValueError(f"{gate.id}() returns nothing: a `return` is missing")
         quantities = self.rung.returns.get(gate.id, gate.quantities)
         pack = self.rung.pack.get(quantities[0])
         expected = len(inspect.signature(pack).parameters if pack else quantities)
-        values = [np.asarray(value, np.float64) for value in as_tuple(returned, gate.id, expected)]
+        values = [np.asarray(value, np.float64) for value in make_tuple(returned, gate.id, expected)]
         if len(values) != expected:
             raise ValueError(f"{gate.id}() should return {expected} array{'s' * (expected != 1)}")
         values = [pack(*values)] if pack else values
         for quantity, value in zip(quantities, values, strict=True):
             if value.shape != right[quantity].shape:
-                name = self.puzzle.printed_name(quantity)
+                name = self.puzzle.get_printed_name(quantity)
                 raise ValueError(
                     f"{name} has shape {list(value.shape)}, expected {list(right[quantity].shape)}"
                 )
         return dict(zip(quantities, values, strict=True))
 
-    def _arguments(self, gate: Gate, function: Callable[..., object], case: Case) -> list[np.ndarray]:
+    def _make_arguments(self, gate: Gate, function: Callable[..., object], case: Case) -> list[np.ndarray]:
         """Return read-only copies of the steps that a function takes."""
-        derivation = self.puzzle.derive(self._case(case)[0], {})
+        derivation = self.puzzle.derive(self._load_case(case)[0], {})
         names = inspect.signature(function).parameters
         common = self.rung.names
         steps = [common.get(f"{gate.id}.{name}", common.get(name, name)) for name in names]
@@ -69,18 +67,17 @@ class NumpyChecker(CaseChecker):
         words = super()._describe_error(error, path)
         return f"{words}: {OVERWRITTEN}" if "read-only" in str(error) else words
 
-    def _case(self, case: Case) -> tuple[Arrays, Arrays]:
-        """Return the inputs of a case and the expected results, in longdouble."""
-        if case not in self._known:
+    def _load_case(self, case: Case) -> tuple[Arrays, Arrays]:
+        if case not in self._cases:
             arrays = self.puzzle.inputs(case, "float64", self.seed)
-            self._known[case] = arrays, self.puzzle.exact(arrays)
-        return self._known[case]
+            self._cases[case] = arrays, self.puzzle.compute_exact(arrays)
+        return self._cases[case]
 
     def _compare_quantity(self, case: Case, quantity: str, got: np.ndarray) -> TensorResult:
-        arrays, right = self._case(case)
+        arrays, right = self._load_case(case)
         return compare(got, right[quantity], getattr(self.puzzle.derive(arrays, {}), quantity), "float64")
 
-    def _evidence(self, case: Case, quantity: str, got: np.ndarray, verdict: TensorResult) -> Evidence:
-        arrays, right = self._case(case)
+    def _make_evidence(self, case: Case, quantity: str, got: np.ndarray, result: TensorResult) -> Evidence:
+        arrays, right = self._load_case(case)
         truth = np.asarray(right[quantity], np.float64)
-        return Evidence(case, arrays, got, truth, np.zeros(got.shape, bool), verdict, "float64")
+        return Evidence(case, arrays, got, truth, np.zeros(got.shape, bool), result, "float64")

@@ -1,8 +1,4 @@
-"""Parse and validate the command line of a puzzle.
-
-The flags are those that a puzzle has a use for; another puzzle's are unknown. No other module sees a flag. Loads neither
-torch nor MAX.
-"""
+"""Parse and validate the command line of a puzzle, without torch or MAX."""
 
 import argparse
 import difflib
@@ -17,11 +13,11 @@ from typing import Any
 from harness.console import Parser
 from harness.devices.targets import KINDS, VIRTUAL_LIMIT
 from harness.errors import BadUse
-from harness.invocation import command
+from harness.invocation import format_command
 from harness.learner.work import Work, check_gate
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.puzzle import Case, Demo, Gate, Puzzle
-from harness.spec.rungs import name_of
+from harness.spec.rungs import get_rung_name
 from harness.toolchain import roots
 
 EXIT_CODES = """\
@@ -31,35 +27,27 @@ package does not compile or lacks an op; 5 the environment; 6 nothing wrong, but
 COMMANDS = (
     "init", "list", "hint", "watch", "diff", "reset", "verify", "update", "doctor", "build-ext", "dev"
 )  # fmt: skip
-MOST_RANKS = 16
-"""More processes than that are more than a machine's cores, and start for minutes."""
-LARGEST = 2**31 - 1
-"""Kernels take sizes as Int32, and so count rows."""
-HELD = 8
-"""Bytes that a run holds of each element at least: the reference is computed in float64."""
-OF_KERNELS = ("dtype", "blocks", "repeat")
-"""The options that files in Python do not have."""
+MAX_RANKS = 16
+"""More processes than this exceed a machine's cores and take minutes to start."""
+MAX_SIZE = 2**31 - 1
+"""The largest size or number of rows, since kernels use Int32."""
+BYTES_PER_ELEMENT = 8
+"""Fewest bytes per element that a run needs: the reference is computed in float64."""
+KERNEL_OPTIONS = ("dtype", "blocks", "repeat")
+"""Options that only kernels have, not Python files."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The flags of a puzzle's command line; a flag that the puzzle does not have keeps its default.
+    """The flags of a puzzle's command line; flags that the puzzle lacks have their defaults.
 
     Attributes:
-        puzzle: The puzzle.
         root: "problems", "solutions" or the path of an op package.
-        backward: Compare the gradients too.
         variants: Variants to run; empty for the default ones.
         rung, gate: The file or gate to check; None for the puzzle's default.
-        device, dtype: The device and dtype of the kernels.
-        dims, ranks, seed: Sizes, processes and the seed of the inputs; None for the puzzle's cases.
-        repeat: Number of runs of a case.
-        blocks: The block order of the virtual GPU.
-        profile: Count costs without checking.
+        dims, ranks, seed: Sizes and processes, None for those of the puzzle's cases; seed of the inputs.
         show: Draw the run of this gate; "" for the current one, None for no picture.
-        html, json: Output files of the page and the data.
         demo: The demonstration to run instead of a check.
-        verbose: Print everything.
     """
 
     puzzle: Puzzle
@@ -88,29 +76,28 @@ class Options:
 
     @property
     def work(self) -> Work:
-        """The file of the rung that is meant: the learner's, the solution's, or that of an op package elsewhere."""
+        """The file of the selected rung: the learner's, the solution's, or the one in another op package."""
         puzzle = self.puzzle
-        rung = puzzle.rung(self.rung) if self.rung else puzzle.rung_of(self.gate or "")
+        rung = puzzle.find_rung(self.rung) if self.rung else puzzle.find_gate_rung(self.gate or "")
         if self.root not in ("problems", "solutions"):
             return Work(puzzle, rung, ops=Path(self.root))
         return Work(puzzle, rung, roots.solutions() if self.root == "solutions" else None)
 
     @property
-    def files(self) -> "Sequence[Options]":
-        """The options for each file to check: one, or each rung of a puzzle that consists of its rungs."""
+    def per_file(self) -> "Sequence[Options]":
+        """The options for each file to check: one, or all rungs of an `every_rung` puzzle."""
         puzzle = self.puzzle
         if not puzzle.every_rung or self.rung or self.gate is not None or self.dims:
             return [self]
         if puzzle.variants and (self.json or self.root not in ("problems", "solutions")):
             return [self]
-        plain = {name: getattr(Options, name) for name in OF_KERNELS}
+        plain = {name: getattr(Options, name) for name in KERNEL_OPTIONS}
         python = [replace(self, rung=rung.id, **plain) for rung in puzzle.rungs if rung.language == "Python"]
         return [*python, self] if puzzle.variants else python
 
     @property
-    def by_gate(self) -> bool:
-        """Check whether results are per gate: for a Python file, and for one requested kernel gate on the
-        virtual GPU."""
+    def checks_gates(self) -> bool:
+        """True if results are per gate: for a Python file, or for one kernel gate on the virtual GPU."""
         if not self.work.in_package:
             return True
         if self.gate is None or self.dtype == "float64":
@@ -119,15 +106,15 @@ class Options:
         return self.device == "virtual" or (self.device == "auto" and small)
 
     @property
-    def of_checker(self) -> dict[str, object]:
-        """The keywords of the checker of a file: the seed, and the kernel options that were passed."""
-        kernels = {name: getattr(self, name) for name in OF_KERNELS}
+    def checker_options(self) -> dict[str, object]:
+        """The keyword arguments of a file's checker: the seed, and kernel options other than the defaults."""
+        kernels = {name: getattr(self, name) for name in KERNEL_OPTIONS}
         requested = {name: value for name, value in kernels.items() if value != getattr(Options, name)}
         return {"seed": self.seed, **requested}
 
     @property
     def cases(self) -> list[Case] | None:
-        """The cases of --dims and --ranks; None without either, for the puzzle's own."""
+        """The cases for --dims and --ranks; None, for the puzzle's own, without either."""
         if not self.dims and not self.ranks:
             return None
         ranks, cases = self.ranks, self.puzzle.cases(self.dims)
@@ -135,8 +122,7 @@ class Options:
 
     @property
     def quantities(self) -> list[str]:
-        """Return the quantities that a run of the kernels compares: the forward outputs, and with --backward
-        the gradients and the intermediate results."""
+        """The quantities that a run of the kernels compares."""
         puzzle = self.puzzle
         if self.gate:
             return list(next(gate.quantities for gate in puzzle.gates if gate.id == self.gate))
@@ -145,7 +131,7 @@ class Options:
 
     @property
     def gates(self) -> list[Gate]:
-        """The gates of the kernels that a run is about."""
+        """The kernel gates that a run checks."""
         requested = {*self.quantities}
         return [
             gate
@@ -165,41 +151,38 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def parse(arguments: list[str]) -> Options:
-    """Parse a command line. Raises BadUse, naming the flag that is invalid or conflicts with another."""
-    puzzle, flags = read(arguments)
+    """Parse a command line. Raises BadUse, which names the flag that is invalid or conflicts with another."""
+    puzzle, flags = parse_flags(arguments)
     check_values(puzzle, flags)
-    return options_of(puzzle, flags)
+    return make_options(puzzle, flags)
 
 
-def read(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
-    """Return the puzzle and the flags of a command line. Raises BadUse, with the problem and the text that
-    was typed."""
-    puzzle = named_puzzle(arguments)
-    own_parser = parser(puzzle)
+def parse_flags(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
+    """Return the puzzle and the flags. Raises BadUse, with the problem and the arguments."""
+    puzzle = find_named_puzzle(arguments)
+    own_parser = make_parser(puzzle)
     try:
         return puzzle, own_parser.parse_args(arguments)
     except BadUse as error:
-        there = flags_of(own_parser)
+        there = list_flags(own_parser)
         unknown = re.sub(r"=.*", "", str(error).partition("unrecognized arguments: ")[2].split(" ")[0])
         near = difflib.get_close_matches(f"--{unknown.lstrip('-')}", there, 1)
         words = f"did you mean {near[0]}?" if near else "--help lists the flags"
         raise BadUse(f"{error}; got: {' '.join(arguments)} ({words})") from None
 
 
-def flags_of(parser: Parser) -> list[str]:
-    """Return the flags of a parser, as they are typed."""
+def list_flags(parser: Parser) -> list[str]:
     return [flag for action in parser._actions for flag in action.option_strings]
 
 
-def named_puzzle(arguments: list[str]) -> Puzzle:
-    """Return the puzzle that a command line names; without one, --help is answered and anything else is
-    refused."""
-    names = puzzle_names()
+def find_named_puzzle(arguments: list[str]) -> Puzzle:
+    """Return the puzzle that a command line names; without one only --help is accepted."""
+    names = list_puzzle_names()
     name = next((argument for argument in arguments if argument in names), None)
     if name is None:
         words = [argument for argument in arguments if not argument.startswith("-")]
         if {"-h", "--help"} & {*arguments}:
-            general_parser().parse_args(["--help"])
+            make_general_parser().parse_args(["--help"])
         near = difflib.get_close_matches(words[0], [*COMMANDS, "vgpu"], 1) if words else []
         if near:
             raise BadUse(f"unknown command {words[0]!r}: did you mean {near[0]}?")
@@ -209,49 +192,41 @@ def named_puzzle(arguments: list[str]) -> Puzzle:
     return find_puzzle(name)
 
 
-def general_parser() -> Parser:
-    """Return the parser of `--help` without a puzzle."""
+def make_general_parser() -> Parser:
     parser = Parser(
-        prog=command("").rstrip(),
+        prog=format_command("").rstrip(),
         description="Run a puzzle's kernels and compare every output and gradient with PyTorch autograd.",
-        epilog=f"`{command('pNN --help')}` lists a puzzle's flags; sub-commands, each with its own --help: "
+        epilog=f"`{format_command('pNN --help')}` lists a puzzle's flags; sub-commands, each with its own --help: "
         f"{', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )
-    parser.add_argument("puzzle", help=f"which puzzle: {', '.join(puzzle_names())}")
+    parser.add_argument("puzzle", help=f"which puzzle: {', '.join(list_puzzle_names())}")
     return parser
 
 
-def parser(puzzle: Puzzle) -> Parser:
-    """Return the flags of one puzzle."""
+def make_parser(puzzle: Puzzle) -> Parser:
+    """Return the parser of one puzzle's flags."""
     root = Parser(
         prog=puzzle.name,
         description=f"{puzzle.title}. Checks every output and gradient against PyTorch autograd.",
         epilog=f"sub-commands, each with its own --help: {', '.join(COMMANDS)}, vgpu; {EXIT_CODES}",
         allow_abbrev=False,
     )
-    # A flag that the puzzle does not use is unknown, and has its default.
+    # Flags that the puzzle does not use are unknown to the parser, and have their defaults.
     root.set_defaults(**{**FIELDS, "backward": False, "ops": None})
     root.add_argument("puzzle", help=puzzle.name)
     modes = root.add_mutually_exclusive_group()
     for demo in puzzle.demos:
         modes.add_argument(f"--{demo.flag}", action="store_true", help=demo.about)
     if puzzle.bench:
-        modes.add_argument(
-            "--bench",
-            action="store_true",
-            help="time it against PyTorch and others; with --help: its own flags",
-        )
+        about = "time it against PyTorch and others; with --help: its own flags"
+        modes.add_argument("--bench", action="store_true", help=about)
     default = "all" if puzzle.every_rung else puzzle.main_rung.id
-    modes.add_argument(
-        "--rung",
-        choices=[rung.id for rung in puzzle.rungs],
-        help=f"which of the puzzle's files to check (default: {default})",
-    )
+    about = f"which of the puzzle's files to check (default: {default})"
+    modes.add_argument("--rung", choices=[rung.id for rung in puzzle.rungs], help=about)
     roots = root.add_mutually_exclusive_group()
-    roots.add_argument(
-        "--solution", action="store_true", help="run solutions/ in place of problems/, your files"
-    )
+    about = "run solutions/ in place of problems/, your files"
+    roots.add_argument("--solution", action="store_true", help=about)
     if puzzle.variants:
         add_kernel_flags(root, modes, roots, puzzle)
     names = puzzle.dim_names
@@ -275,31 +250,22 @@ def parser(puzzle: Puzzle) -> Parser:
     return root
 
 
-def add_kernel_flags(
-    root: Parser,
-    modes: Exclusive,
-    roots: Exclusive,
-    puzzle: Puzzle,
-) -> None:
+def add_kernel_flags(root: Parser, modes: Exclusive, roots: Exclusive, puzzle: Puzzle) -> None:
     """Add the flags of a puzzle that has Mojo kernels."""
     if puzzle.backward:
         count = len(puzzle.backward)
         which = "the gradient" if count == 1 else f"all {count} gradients"
-        root.add_argument(
-            "--backward", action="store_true", help=f"check {which} too, not only the forward pass"
-        )
+        about = f"check {which} too, not only the forward pass"
+        root.add_argument("--backward", action="store_true", help=about)
     variants = root.add_argument_group(f"variants (default: {join_names(puzzle.default_variants, 'and')})")
     for name in puzzle.variants:
         about = puzzle.about_variants.get(name, f"only the {name} kernels")
         variants.add_argument(f"--{name}", action="store_true", help=about)
     modes.add_argument("--profile", action="store_true", help="count what the kernels do, on the virtual GPU")
-    modes.add_argument(
-        "--show",
-        nargs="?",
-        const="",
-        metavar="GATE",
-        help="say where the first wrong element comes from, and write a page that steps through your kernel's run",
+    about = (
+        "say where the first wrong element comes from, and write a page that steps through your kernel's run"
     )
+    modes.add_argument("--show", nargs="?", const="", metavar="GATE", help=about)
     roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
     root.add_argument(
         "--device",
@@ -310,75 +276,64 @@ def add_kernel_flags(
     )
     dtypes = [dtype for dtype in DTYPES if puzzle.on_cpu or dtype != "float64"]
     root.add_argument("--dtype", choices=dtypes, default="float32")
-    root.add_argument(
-        "--repeat",
-        type=int,
-        default=1,
-        metavar="N",
-        help=f"run the {'backward' if puzzle.backward else 'forward'} N times: bit-equal, or the spread",
-    )
-    root.add_argument(
-        "--blocks",
-        default="natural",
-        metavar="ORDER",
-        help="block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED",
-    )
+    about = f"run the {'backward' if puzzle.backward else 'forward'} N times: bit-equal, or the spread"
+    root.add_argument("--repeat", type=int, default=1, metavar="N", help=about)
+    about = "block order of the virtual GPU: natural, reversed, shuffled or shuffled:SEED"
+    root.add_argument("--blocks", default="natural", metavar="ORDER", help=about)
     root.add_argument("--html", type=Path, metavar="FILE", help="where --show puts its page")
-    root.add_argument(
-        "--verbose",
-        action="store_true",
-        help="print the compiler's whole output; with --profile count by tensor and line",
-    )
+    about = "print the compiler's whole output; with --profile count by tensor and line"
+    root.add_argument("--verbose", action="store_true", help=about)
 
 
 def join_names(names: Iterable[str], last: str = "or") -> str:
-    """Return names as a sentence lists them: "ln, dW or dx"."""
+    """Join names as in a sentence: "ln, dW or dx"."""
     *before, end = names
     return f"{', '.join(before)} {last} {end}" if before else end
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
-    """Raise BadUse, naming the flag, for a value that is invalid in any run."""
+    """Raise BadUse, which names the flag, for a value that is invalid in any run."""
     try:
         check_gate(puzzle, flags.rung, flags.gate)
     except BadUse as error:
         raise BadUse(f"--gate {flags.gate or repr('')}: {error}") from None
     if flags.dims:
         check_dims(puzzle, tuple(flags.dims))
-    if flags.ranks is not None and not 2 <= flags.ranks <= MOST_RANKS:
-        raise BadUse(f"--ranks {flags.ranks}: must be 2 to {MOST_RANKS}")
+    if flags.ranks is not None and not 2 <= flags.ranks <= MAX_RANKS:
+        raise BadUse(f"--ranks {flags.ranks}: must be 2 to {MAX_RANKS}")
     if flags.repeat < 1:
         raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
     if not 0 <= flags.seed < 2**64:
-        raise BadUse(
-            f"--seed {flags.seed}: must {'not be negative' if flags.seed < 0 else 'fit into 64 bits'}"
-        )
+        words = "not be negative" if flags.seed < 0 else "fit into 64 bits"
+        raise BadUse(f"--seed {flags.seed}: must {words}")
     if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", flags.blocks):
         raise BadUse(f"--blocks {flags.blocks}: expected natural, reversed, shuffled or shuffled:SEED")
 
 
-def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
+def make_options(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
     """Return the flags as options. Raises BadUse if they conflict."""
     gates, gate = {gate.id: gate for gate in puzzle.kernel_gates}, flags.gate
-    rung = puzzle.rung(flags.rung) if flags.rung else puzzle.rung_of(gate or "")
-    of_kernels = rung.language == "Mojo"
-    if flags.ops and not of_kernels:
-        raise BadUse(f"--ops {flags.ops}: an op package has no file of the {name_of(rung.id)} rung")
-    for name in () if of_kernels else OF_KERNELS:
+    rung = puzzle.find_rung(flags.rung) if flags.rung else puzzle.find_gate_rung(gate or "")
+    is_mojo = rung.language == "Mojo"
+    if flags.ops and not is_mojo:
+        raise BadUse(f"--ops {flags.ops}: an op package has no file of the {get_rung_name(rung.id)} rung")
+    for name in () if is_mojo else KERNEL_OPTIONS:
         if getattr(flags, name) != FIELDS[name]:
-            raise BadUse(f"--{name}: only for kernels, and the {name_of(rung.id)} rung is a Python file")
+            raise BadUse(
+                f"--{name}: only for kernels, and the {get_rung_name(rung.id)} rung is a Python file"
+            )
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
     gradients = False
-    if gate in gates and of_kernels:
+    if gate in gates and is_mojo:
         variant = gates[gate].variant
         if chosen and variant not in chosen:
             raise BadUse(f"--gate {gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}")
         chosen, gradients = (variant,), not set(gates[gate].quantities) <= set(puzzle.forward)
     # A variant without a forward pass is checked by its gradients, requested or not.
     gradients = gradients or not any(
-        puzzle.writes(name) & {*puzzle.forward} for name in chosen or puzzle.variants
+        puzzle.list_outputs(name) & {*puzzle.forward} for name in chosen or puzzle.variants
     )
-    if of_kernels and flags.show is not None and flags.device not in ("auto", "virtual", "all"):
+    if is_mojo and flags.show is not None and flags.device not in ("auto", "virtual", "all"):
         raise BadUse(f"--show: pictures are made on the virtual GPU, not with --device {flags.device}")
     arguments: dict[str, Any] = {name: value for name, value in vars(flags).items() if name in FIELDS}
     arguments |= {
@@ -392,24 +347,24 @@ def options_of(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
 
 
 def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
-    """Raise BadUse, naming the flag, for sizes that the kernels cannot count or this machine cannot hold."""
+    """Raise BadUse for sizes that the kernels cannot count or that this machine's memory cannot hold."""
     flag = f"--dims {' '.join(map(str, dims))}"
     if min(dims) < 1:
         raise BadUse(f"{flag}: every size must be at least 1")
-    shapes = puzzle.shapes(dims).values()
+    shapes = puzzle.compute_shapes(dims).values()
     counts = [count for shape in shapes for count in (*shape, math.prod(shape[:-1]))]
     largest = max((*dims, *counts))
-    if largest > LARGEST:
-        raise BadUse(f"{flag}: kernels count sizes and rows up to {LARGEST:,}, not {largest:,}")
-    requested = HELD * sum(math.prod(shape) for shape in shapes)
-    if requested > memory():
+    if largest > MAX_SIZE:
+        raise BadUse(f"{flag}: kernels count sizes and rows up to {MAX_SIZE:,}, not {largest:,}")
+    requested = BYTES_PER_ELEMENT * sum(math.prod(shape) for shape in shapes)
+    if requested > get_memory():
         raise BadUse(
-            f"{flag}: needs more than {requested / 2**30:,.0f} GiB, and this machine has {memory() / 2**30:,.0f} GiB"
+            f"{flag}: needs more than {requested / 2**30:,.0f} GiB, and this machine has {get_memory() / 2**30:,.0f} GiB"
         )
 
 
-def memory() -> int:
-    """Return the bytes of this machine's memory; infinite if unknown."""
+def get_memory() -> int:
+    """Return this machine's memory in bytes, or 2**63 if it is unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):

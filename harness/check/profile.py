@@ -1,8 +1,4 @@
-"""Count the costs of kernels on the virtual GPU: bytes, sectors, bank conflicts, atomics, flops; no times.
-
-A launch touches the bytes of every tensor that it reads or writes once; further traffic is repeated. The
-bytes predicted by the shapes are so the least that any kernel with the same inputs and outputs could move.
-"""
+"""Count the costs of kernels on the virtual GPU: bytes, sectors, bank conflicts, atomics, flops; no times."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,49 +10,46 @@ from harness.learner.work import Work
 from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch
 from harness.vgpu.checks.counters import Issued, Site, sum_traffic
-from harness.vgpu.checks.findings import plural
-from harness.vgpu.engine.reports import shared_name
+from harness.vgpu.checks.findings import format_count
+from harness.vgpu.engine.reports import shorten_shared_name
+from harness.vgpu.ptx.locations import find_user_location
 from harness.vgpu.ptx.parser import Instr
-from harness.vgpu.ptx.places import user_location
 
 
 @dataclass(frozen=True)
 class LaunchProfile:
-    """One launch: its name and geometry, its counters, and the bytes of the tensors it reads and of those it writes."""
+    """One launch: name, geometry, counters, and the bytes of the tensors that it reads and that it writes."""
 
     name: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     counters: Counters
-    touched_read: int
-    touched_written: int
-    arrays: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Names of the shared-memory arrays in the source."""
+    input_bytes: int
+    output_bytes: int
+    shared_arrays: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Shared-memory array -> its name in the source."""
 
     @property
-    def read(self) -> int:
-        """Bytes that loads request."""
+    def bytes_read(self) -> int:
         return self.counters.global_load.bytes
 
     @property
-    def written(self) -> int:
-        """Bytes that stores and atomics send."""
+    def bytes_written(self) -> int:
         return self.counters.global_store.bytes + self.counters.global_atomic.bytes
 
     @property
-    def moved(self) -> int:
-        """Bytes read and written."""
-        return self.read + self.written
+    def bytes_moved(self) -> int:
+        return self.bytes_read + self.bytes_written
 
     @property
-    def touched(self) -> int:
-        """Return the least traffic by the shapes: every input read once, every output written once."""
-        return self.touched_read + self.touched_written
+    def min_bytes(self) -> int:
+        """The least traffic that the shapes allow: every input read once, every output written once."""
+        return self.input_bytes + self.output_bytes
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """The launches of one variant as they ran, each with its recording, and every event of the recording."""
+class ReplayedVariant:
+    """One variant's replayed launches, each one's recording, and all events of the recording."""
 
     launches: list[Launch]
     recorded: list[RecordedLaunch]
@@ -64,8 +57,8 @@ class Replayed:
 
 
 @dataclass(frozen=True)
-class Counting:
-    """The first case of some variants of a package, to be counted; without `dims` it is the puzzle's."""
+class CountRequest:
+    """A request to count costs, of each variant in its last `counted` case or, without one, in the first."""
 
     work: Work
     variants: tuple[str, ...]
@@ -74,8 +67,8 @@ class Counting:
     seed: int = 0
     blocks: str = "natural"
 
-    def replay(self) -> dict[str, Replayed]:
-        """Replay the case on the virtual GPU, variant by variant.
+    def replay(self) -> dict[str, ReplayedVariant]:
+        """Replay each variant's case on the virtual GPU.
 
         Raises a WorkbookError if the package does not compile or a kernel does not end.
         """
@@ -83,27 +76,31 @@ class Counting:
         from harness.devices import replay
 
         puzzle = self.work.puzzle
-        case = puzzle.cases(self.dims)[0]
-        requested = puzzle.compiled_with(self.variants)
-        recording = record(self.work.whole_package(), puzzle.name, self.dtype, [case.dims], requested)
+        cases = {
+            variant: [*puzzle.cases(self.dims)[:1], *puzzle.list_counted_cases(variant, self.dims)][-1]
+            for variant in self.variants
+        }
+        requested = puzzle.list_compiled_variants(self.variants)
+        dims = dict.fromkeys(case.dims for case in cases.values())
+        recording = record(self.work.load_package(), puzzle.name, self.dtype, dims, requested)
         player = replay.Replay(recording, puzzle, self.dtype, blocks=self.blocks)
-        inputs = Reference(puzzle, self.dtype, self.seed).inputs(case)
-        runs: dict[str, Replayed] = {}
+        reference = Reference(puzzle, self.dtype, self.seed)
+        runs: dict[str, ReplayedVariant] = {}
         for variant in self.variants:
             before = len(player.gpu.launches)
-            player.run(variant, case, inputs)
+            case = cases[variant]
+            player.run(variant, case, reference.get_inputs(case))
             events = recording.cases[variant, case.dims]
             recorded = [event for event in events if isinstance(event, RecordedLaunch)]
             launches = player.gpu.launches[before:]
             count = count_needed(launches, {*puzzle.forward, *puzzle.backward})
-            runs[variant] = Replayed(launches[:count], recorded[:count], events)
+            runs[variant] = ReplayedVariant(launches[:count], recorded[:count], events)
         return runs
 
-    def profile(self) -> dict[str, list[LaunchProfile]]:
-        """Return the counters: variant -> its launches, in order."""
+    def profile_variants(self) -> dict[str, list[LaunchProfile]]:
         return {
             variant: [
-                measure(launch, recorded, run.events)
+                profile_launch(launch, recorded, run.events)
                 for launch, recorded in zip(run.launches, run.recorded, strict=True)
             ]
             for variant, run in self.replay().items()
@@ -111,8 +108,7 @@ class Counting:
 
 
 def count_needed(launches: list[Launch], outputs: set[str]) -> int:
-    """Return how many launches it takes until every output is written; later ones only show intermediates to
-    a gate."""
+    """Return the number of launches up to the last one that writes an output."""
     writers = [
         number
         for number, launch in enumerate(launches, start=1)
@@ -121,7 +117,7 @@ def count_needed(launches: list[Launch], outputs: set[str]) -> int:
     return max(writers, default=len(launches))
 
 
-def measure(
+def profile_launch(
     launch: Launch, recorded: RecordedLaunch, events: Sequence[RecordedTensor | RecordedLaunch]
 ) -> LaunchProfile:
     """Return the profile of a replayed launch; sizes come from its recorded tensors."""
@@ -129,28 +125,27 @@ def measure(
     traffic = launch.counters.tensors
     read = sum(sizes[name] for name, t in traffic.items() if t.read and name in sizes)
     written = sum(sizes[name] for name, t in traffic.items() if (t.written or t.atomics) and name in sizes)
-    arrays = {shared_name(variable): name for variable, name in launch.kernel.shared_names.items()}
+    arrays = {shorten_shared_name(variable): name for variable, name in launch.kernel.shared_names.items()}
     return LaunchProfile(recorded.name, recorded.grid, recorded.block, launch.counters, read, written, arrays)
 
 
-def table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
-    """Return the profile as lines: one per launch, then the variants side by side. Columns beyond `width`
-    continue in a further table; 0 means no limit."""
+def format_table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
+    """Return the profile as lines: one per launch, then the variants side by side.
+
+    Columns beyond `width` continue in a further table; 0 means no limit.
+    """
     lines: list[str] = []
     for variant, launches in profiles.items():
-        lines += ["", f"{variant}: {plural(len(launches), 'launch', 'launches')}"]
-        lines += align([HEADS, *map(cells, launches)], width)
+        lines += ["", f"{variant}: {format_count(len(launches), 'launch', 'launches')}"]
+        lines += align_columns([HEADINGS, *map(format_cells, launches)], width)
     lines += ["", "side by side"]
     totals = [[what, *(f"{total(each):,}" for each in profiles.values())] for what, total in TOTALS.items()]
-    lines += align([["", *profiles], *totals], width)
-    return [
-        *lines,
-        "",
-        *(line for text in LEGEND for line in (textwrap.wrap(text, width) if width else [text])),
-    ]
+    lines += align_columns([["", *profiles], *totals], width)
+    legend = (line for text in LEGEND for line in (textwrap.wrap(text, width) if width else [text]))
+    return [*lines, "", *legend]
 
 
-def align(rows: list[list[str]], width: int) -> list[str]:
+def align_columns(rows: list[list[str]], width: int) -> list[str]:
     """Align rows of cells, the first column left and the others right, in groups of columns that fit."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines: list[str] = []
@@ -160,77 +155,74 @@ def align(rows: list[list[str]], width: int) -> list[str]:
         while last < len(sizes) and (not width or last == first or used + 2 + sizes[last] <= width):
             used, last = used + 2 + sizes[last], last + 1
         for row in rows:
-            cells = "".join(
-                f"  {cell:>{size}}" for cell, size in zip(row[first:last], sizes[first:last], strict=True)
-            )
-            lines.append(f"   {row[0]:<{sizes[0]}}{cells}")
+            pairs = zip(row[first:last], sizes[first:last], strict=True)
+            cells = (f"  {cell:>{size}}" for cell, size in pairs)
+            lines.append(f"   {row[0]:<{sizes[0]}}{''.join(cells)}")
         first = last
     return lines
 
 
-def detail(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
+def format_detail(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> list[str]:
     """Return the traffic of each launch by tensor, array and source line."""
     lines: list[str] = []
     for variant, launches in profiles.items():
         for launch in launches:
             lines += ["", f"{variant}: {launch.name}, by tensor"]
-            lines += align([["", *DETAILS], *by_tensor(launch)], width)
+            lines += align_columns([["", *DETAIL_HEADINGS], *list_tensor_rows(launch)], width)
             lines += ["", f"{variant}: {launch.name}, by line"]
-            lines += align([["", *DETAILS, "issued"], *by_line(launch)], width)
-            lines += count_issued(launch)
-    return [
-        *lines,
-        "",
-        "issued: shuffles, matrix products and commits of copies by warps, barriers by blocks",
-    ]
+            lines += align_columns([["", *DETAIL_HEADINGS, "issued"], *list_line_rows(launch)], width)
+            lines += describe_issued(launch)
+    legend = "issued: shuffles, matrix products and commits of copies by warps, barriers by blocks"
+    return [*lines, "", legend]
 
 
-DETAILS = ["requests", "bytes", "B/request", "sectors", "bank"]
+DETAIL_HEADINGS = ["requests", "bytes", "B/request", "sectors", "bank"]
 
 
-def by_tensor(launch: LaunchProfile) -> Iterator[list[str]]:
+def list_tensor_rows(launch: LaunchProfile) -> Iterator[list[str]]:
     """Yield a row for each tensor and kind of access, shared-memory arrays last."""
     sites = [*launch.counters.sites.values()]
     for key in sorted({(site.space, site.tensor, site.verb) for site in sites}):
         space, tensor, verb = key
         mine = [site for site in sites if (site.space, site.tensor, site.verb) == key]
-        name = launch.arrays.get(tensor, tensor).replace(" ", "_")
-        yield [f"{name}:{verb}" if space == "global" else f"{name}:shared_{verb}", *moved_by(mine)]
+        name = launch.shared_arrays.get(tensor, tensor).replace(" ", "_")
+        yield [f"{name}:{verb}" if space == "global" else f"{name}:{space}_{verb}", *format_traffic(mine)]
 
 
-def by_line(launch: LaunchProfile) -> Iterator[list[str]]:
-    """Yield a row for each line that moves or issues something, in the order of the source."""
+def list_line_rows(launch: LaunchProfile) -> Iterator[list[str]]:
+    """Yield a row for each source line with memory accesses or collective instructions, in order."""
     done: dict[tuple[str, int], tuple[list[Site], list[Issued]]] = {}
     for site in launch.counters.sites.values():
-        done.setdefault(line_of(site.instr), ([], []))[0].append(site)
+        done.setdefault(find_source_line(site.instr), ([], []))[0].append(site)
     for each in launch.counters.issued.values():
-        done.setdefault(line_of(each.instr), ([], []))[1].append(each)
+        done.setdefault(find_source_line(each.instr), ([], []))[1].append(each)
     for (file, number), (sites, others) in sorted(done.items()):
-        yield [f"{Path(file).name}:{number}", *moved_by(sites), f"{sum(each.count for each in others):,}"]
+        yield [
+            f"{Path(file).name}:{number}",
+            *format_traffic(sites),
+            f"{sum(each.count for each in others):,}",
+        ]
 
 
-def line_of(instr: Instr) -> tuple[str, int]:
-    """Return the file and line, outside the library, of an instruction."""
-    at = user_location(instr.loc)
+def find_source_line(instr: Instr) -> tuple[str, int]:
+    at = find_user_location(instr.loc)
     return (at.file, at.line) if at else ("PTX", instr.line)
 
 
-def moved_by(sites: Sequence[Site]) -> list[str]:
-    """Return the cells of some sites together."""
+def format_traffic(sites: Sequence[Site]) -> list[str]:
     t = sum_traffic(sites)
     each = f"{t.bytes / t.requests:.0f}" if t.requests else "-"
     return [f"{t.requests:,}", f"{t.bytes:,}", each, f"{t.sectors:,}", f"{t.bank_conflicts:,}"]
 
 
-def count_issued(launch: LaunchProfile) -> list[str]:
-    """Summarise the instructions that warps issue together in a launch and the overlap of copies; empty if
-    there are none."""
+def describe_issued(launch: LaunchProfile) -> list[str]:
+    """Summarise the launch's collective instructions and the overlap of its copies; return [] without any."""
     c, blocks = launch.counters, launch.grid[0] * launch.grid[1] * launch.grid[2]
     parts = {
-        "shuffles": c.issues("shfl", "redux"),
-        "mma": c.issues("mma"),
-        "wgmma": c.issues("wgmma"),
-        "groups of copies": c.issues("cp"),
+        "shuffles": c.count_issues("shfl", "redux"),
+        "mma": c.count_issues("mma"),
+        "wgmma": c.count_issues("wgmma"),
+        "groups of copies": c.count_issues("cp"),
     }
     words = [f"{what} {count:,}" for what, count in parts.items() if count]
     if c.barriers:
@@ -240,23 +232,23 @@ def count_issued(launch: LaunchProfile) -> list[str]:
     return ["   " + ", ".join(words)] if words else []
 
 
-HEADS = [
+HEADINGS = [
     "launch", "blocks", "threads", "read B", "written B", "predicted", "x", "sect/req", "bank", "atomics",
     "flops",
 ]  # fmt: skip
 
 
-def cells(launch: LaunchProfile) -> list[str]:
+def format_cells(launch: LaunchProfile) -> list[str]:
     """Return the cells of one launch's line."""
     c = launch.counters
-    again = f"{launch.moved / launch.touched:.1f}" if launch.touched else "-"
+    again = f"{launch.bytes_moved / launch.min_bytes:.1f}" if launch.min_bytes else "-"
     return [
         launch.name,
         f"{launch.grid[0] * launch.grid[1] * launch.grid[2]:,}",
         f"{launch.block[0] * launch.block[1] * launch.block[2]:,}",
-        f"{launch.read:,}",
-        f"{launch.written:,}",
-        f"{launch.touched:,}",
+        f"{launch.bytes_read:,}",
+        f"{launch.bytes_written:,}",
+        f"{launch.min_bytes:,}",
         again,
         f"{c.global_load.sectors_per_request:.1f}",
         f"{c.shared_load.bank_conflicts + c.shared_store.bank_conflicts:,}",
@@ -267,8 +259,8 @@ def cells(launch: LaunchProfile) -> list[str]:
 
 TOTALS: dict[str, Callable[[list[LaunchProfile]], int]] = {
     "launches": len,
-    "bytes moved": lambda launches: sum(launch.moved for launch in launches),
-    "bytes the shapes predict": lambda launches: sum(launch.touched for launch in launches),
+    "bytes moved": lambda launches: sum(launch.bytes_moved for launch in launches),
+    "bytes the shapes predict": lambda launches: sum(launch.min_bytes for launch in launches),
     "32-byte sectors": lambda launches: sum(
         t.sectors for launch in launches for t in (launch.counters.global_load, launch.counters.global_store)
     ),

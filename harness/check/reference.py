@@ -1,8 +1,4 @@
-"""Compute and cache inputs, truth and baseline of a run.
-
-Kernels read and write stored arrays (`harness.spec.rounding`). PyTorch's results are cached, so that torch is
-imported only for a missing one.
-"""
+"""Compute and cache the inputs, truth and baseline of a run; import torch only if a result is not cached."""
 
 import hashlib
 import os
@@ -21,14 +17,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness import STARTED
-from harness.check.compare import Evidence, Repeats, TensorResult, allowance, compare, spread_in_ulps
-from harness.devices.poison import unwritten
+from harness import START_TIME
+from harness.check.compare import (
+    Evidence,
+    Repeats,
+    TensorResult,
+    compare,
+    compute_allowance,
+    compute_spread_in_ulps,
+)
+from harness.devices.poison import find_unwritten
 from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
 from harness.spec.puzzle import Arrays, Case, Puzzle
-from harness.spec.rounding import to_stored, values
-from harness.toolchain.cache import STALE, cache_folder, digest, discard, keep
+from harness.spec.rounding import convert_to_stored, to_float64
+from harness.toolchain.cache import STALE, cache_folder, compute_digest, discard, keep_file
 from harness.toolchain.roots import HERE
 
 if TYPE_CHECKING:
@@ -36,18 +39,17 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-SMALL = 2**16
-"""PyTorch computes a case with one thread up to this many input elements."""
+MAX_SINGLE_THREAD = 2**16
+"""Up to this many input elements, PyTorch computes a case with one thread."""
 
 
 @contextmanager
-def few_threads(tensors: "Tensors") -> Generator[None, None, None]:
-    """Yield one thread of PyTorch for small tensors: on a busy machine more of them take thirty times as
-    long, waiting."""
+def limit_threads(tensors: "Tensors") -> Generator[None, None, None]:
+    """Limit PyTorch to one thread for small tensors: on a busy machine more are thirty times slower."""
     import torch
 
     before = torch.get_num_threads()
-    if sum(tensor.numel() for tensor in tensors.values()) <= SMALL:
+    if sum(tensor.numel() for tensor in tensors.values()) <= MAX_SINGLE_THREAD:
         torch.set_num_threads(1)
     try:
         yield
@@ -55,8 +57,8 @@ def few_threads(tensors: "Tensors") -> Generator[None, None, None]:
         torch.set_num_threads(before)
 
 
-def torch_device(target: Target) -> str:
-    """Return PyTorch's device for the baseline: that of the kernels if torch has it."""
+def choose_torch_device(target: Target) -> str:
+    """Return PyTorch's device for the baseline: the kernels' if PyTorch supports it, else the CPU."""
     if target.kind != "gpu":
         return "cpu"
     import torch
@@ -64,10 +66,10 @@ def torch_device(target: Target) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-# ---- Kept answers -------------------------------------------------------------------------------------------
+# ---- Cached answers ----------------------------------------------------------------------------------------
 
 
-def code_of(puzzle: str) -> list[Path]:
+def list_code_files(puzzle: str) -> list[Path]:
     """Return the files that the reference results depend on."""
     own = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
     shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "check/reference.py")
@@ -75,29 +77,25 @@ def code_of(puzzle: str) -> list[Path]:
 
 
 @cache
-def code_digest(puzzle: str) -> str:
-    """Return the digest of these files; "" if one of them is newer than the code loaded here."""
-    files = code_of(puzzle)
-    loaded = all(file.stat().st_mtime <= STARTED for file in files)
-    return digest([file.read_bytes() for file in files]) if loaded else ""
+def compute_code_digest(puzzle: str) -> str:
+    """Return the digest of `list_code_files(puzzle)`, or "" if a file is newer than this process."""
+    files = list_code_files(puzzle)
+    loaded = all(file.stat().st_mtime <= START_TIME for file in files)
+    return compute_digest([file.read_bytes() for file in files]) if loaded else ""
 
 
-def settings() -> list[str]:
-    """Return what else PyTorch's results depend on: versions, the number of threads, and environment
-    variables."""
-    torch = find_spec("torch")  # which is not imported
+def list_settings() -> list[str]:
+    """Return what PyTorch's results depend on: versions, number of threads, environment variables."""
+    torch = find_spec("torch")  # torch is not imported
     version = Path(torch.origin or "").with_name("version.py").read_text("utf-8") if torch else ""
-    named = (
-        f"{name}={os.environ[name]}"
-        for name in sorted(os.environ)
-        if name.startswith(("OMP_", "MKL_", "ATEN_"))
-    )
+    names = (name for name in sorted(os.environ) if name.startswith(("OMP_", "MKL_", "ATEN_")))
+    named = (f"{name}={os.environ[name]}" for name in names)
     threads = str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
     return [version, np.__version__, platform.machine(), threads, *named]
 
 
-def load_answer(file: Path) -> tuple[Arrays, Arrays] | None:
-    """Load the truth and the baseline of a case; None if they are not cached, or damaged."""
+def load_results(file: Path) -> tuple[Arrays, Arrays] | None:
+    """Load the truth and the baseline of a case; return None if they are not cached or are damaged."""
     try:
         data = file.read_bytes()
     except OSError:
@@ -105,12 +103,11 @@ def load_answer(file: Path) -> tuple[Arrays, Arrays] | None:
     return pickle.loads(data[32:]) if hashlib.sha256(data[32:]).digest() == data[:32] else None
 
 
-def save_answer(file: Path, answer: tuple[Arrays, Arrays]) -> None:
-    """Save the truth and the baseline of a case, if the cache is writable."""
-    data = pickle.dumps(answer, protocol=5)
+def save_results(file: Path, results: tuple[Arrays, Arrays]) -> None:
+    data = pickle.dumps(results, protocol=5)
     with suppress(EnvironmentProblem):
         discard(file)
-        keep(
+        keep_file(
             file, lambda staged: staged.write_bytes(hashlib.sha256(data).digest() + data), "PyTorch's answers"
         )
 
@@ -119,108 +116,107 @@ def save_answer(file: Path, answer: tuple[Arrays, Arrays]) -> None:
 class Reference:
     """Inputs, truth and baseline of the cases of one run, each computed once.
 
-    With `kept` results are read from and written to the cache: never in a process that runs a learner's
-    Python.
+    With `use_cache`, results are read from and written to the cache; a process that runs a learner's Python
+    must not do that.
     """
 
     puzzle: Puzzle
     dtype: str
     seed: int
-    kept: bool = False
+    use_cache: bool = False
     _inputs: dict[Case, Arrays] = field(default_factory=dict)
     _truth: dict[Case, Arrays] = field(default_factory=dict)
     _baseline: dict[tuple[Case, str], Arrays] = field(default_factory=dict)
     _terms: dict[Case, dict[str, float]] = field(default_factory=dict)
 
-    def inputs(self, case: Case) -> Arrays:
-        """Return the inputs of a case as kernels take them, each in the dtype that it has in this run."""
+    def get_inputs(self, case: Case) -> Arrays:
+        """Return the inputs of a case in the form that kernels read, each in its dtype in this run."""
         return {
-            name: to_stored(array, self.puzzle.input_dtype(name, array, self.dtype))
-            for name, array in self.arrays(case).items()
+            name: convert_to_stored(array, self.puzzle.get_input_dtype(name, array, self.dtype))
+            for name, array in self.get_arrays(case).items()
         }
 
-    def strided_inputs(self, case: Case) -> "Tensors":
-        """Return the inputs as torch tensors with the strides of the arrays, for code that accepts any
-        strides."""
-        return self._tensors(self.arrays(case), self.dtype)
+    def make_strided_inputs(self, case: Case) -> "Tensors":
+        """Return the inputs as torch tensors with the strides of the arrays."""
+        return self._make_tensors(self.get_arrays(case), self.dtype)
 
-    def arrays(self, case: Case) -> Arrays:
-        """Return the input arrays of a case: numbers in float64, index maps and masks unchanged."""
+    def get_arrays(self, case: Case) -> Arrays:
         if case not in self._inputs:
             self._inputs[case] = self.puzzle.inputs(case, self.dtype, self.seed)
         return self._inputs[case]
 
-    def truth(self, case: Case, target: Target) -> Arrays:
-        """Return the same function in float64 by autograd; for float64 kernels in longdouble."""
+    def get_truth(self, case: Case, target: Target) -> Arrays:
+        """Return the truth: PyTorch's results in float64 or, for float64 kernels, NumPy's in longdouble."""
         if case not in self._truth:
-            self._answer(case, torch_device(target))
+            self._compute_case(case, choose_torch_device(target))
         return self._truth[case]
 
-    def baseline(self, case: Case, target: Target) -> Arrays:
-        """Return PyTorch's result in the dtype of the run, on the device of the kernels if torch has it; in
-        float64."""
-        key = case, torch_device(target)
+    def get_baseline(self, case: Case, target: Target) -> Arrays:
+        """Return PyTorch's results in the run's dtype, computed on `choose_torch_device`, as float64."""
+        key = case, choose_torch_device(target)
         if key not in self._baseline:
-            self._answer(*key)
+            self._compute_case(*key)
         return self._baseline[key]
 
     def prepare(self, cases: Sequence[Case], target: Target, done: Callable[[], bool]) -> None:
-        """Answer one case after the other, until something else is done."""
         for case in cases:
             if done():
                 break
-            self.truth(case, target)
+            self.get_truth(case, target)
 
-    def _answer(self, case: Case, device: str) -> None:
-        """Load or compute truth and baseline of a case."""
-        file = self._folder / digest([repr(case)]) if self._folder and device == "cpu" else None
-        answer = load_answer(file) if file else None
-        if not answer:
-            arrays = self.arrays(case)
+    def _compute_case(self, case: Case, device: str) -> None:
+        file = self._folder / compute_digest([repr(case)]) if self._folder and device == "cpu" else None
+        results = load_results(file) if file else None
+        if not results:
+            arrays = self.get_arrays(case)
             truth = self._truth.get(case) or (
-                self.puzzle.exact(arrays)
+                self.puzzle.compute_exact(arrays)
                 if self.dtype == "float64"
-                else self._autograd(arrays, "float64", device)
+                else self._run_autograd(arrays, "float64", device)
             )
-            answer = truth, self._autograd(arrays, self.dtype, device)
+            results = truth, self._run_autograd(arrays, self.dtype, device)
             if file:
-                save_answer(file, answer)
-        self._truth.setdefault(case, answer[0])
-        self._baseline[case, device] = answer[1]
+                save_results(file, results)
+        self._truth.setdefault(case, results[0])
+        self._baseline[case, device] = results[1]
 
     @cached_property
     def _folder(self) -> Path | None:
-        """Return the cache folder of this run's results.
+        """The cache folder of this run's results.
 
-        None for a puzzle outside the package, and if the code is newer than what this process has loaded.
+        None without `use_cache`, for a puzzle outside the package, or if code is newer than this process.
         """
         name = self.puzzle.name
         package = sys.modules.get(f"harness.puzzles.{name}")
-        if not self.kept or getattr(package, "PUZZLE", None) is not self.puzzle or not code_digest(name):
+        if (
+            not self.use_cache
+            or getattr(package, "PUZZLE", None) is not self.puzzle
+            or not compute_code_digest(name)
+        ):
             return None
         with suppress(EnvironmentProblem):
             others = cache_folder("answers", name)
-            mine = digest([code_digest(name), *settings(), self.dtype, str(self.seed)])
+            mine = compute_digest([compute_code_digest(name), *list_settings(), self.dtype, str(self.seed)])
             if not (others / mine).is_dir():
                 for old in others.iterdir():
                     if time.time() - old.stat().st_mtime > STALE:
                         shutil.rmtree(old, ignore_errors=True)
             return cache_folder("answers", name, mine)
 
-    def terms(self, case: Case) -> dict[str, float]:
-        """Return the size of the terms that cancel in a quantity, for those that have any."""
+    def get_terms(self, case: Case) -> dict[str, float]:
+        """Return, for each quantity whose terms can cancel, the magnitude of these terms."""
         if case not in self._terms:
-            self._terms[case] = self.puzzle.terms(self.arrays(case))
+            self._terms[case] = self.puzzle.terms(self.get_arrays(case))
         return self._terms[case]
 
-    def saved_arrays(self, case: Case, target: Target, variant: str) -> Arrays:
+    def get_saved_arrays(self, case: Case, target: Target, variant: str) -> Arrays:
         """Return the correct saved quantities of a variant's forward pass, in the dtypes of the run."""
-        truth = self.truth(case, target)
+        truth = self.get_truth(case, target)
         kinds = {
-            name: self.puzzle.written_dtype(name, self.dtype)
-            for name in self.puzzle.saved_quantities(variant)
+            name: self.puzzle.get_output_dtype(name, self.dtype)
+            for name in self.puzzle.list_saved_quantities(variant)
         }
-        return {name: to_stored(truth[name], kind) for name, kind in kinds.items()}
+        return {name: convert_to_stored(truth[name], kind) for name, kind in kinds.items()}
 
     # ---- Comparison with device outputs ------------------------------------------------------------------------
 
@@ -234,44 +230,45 @@ class Reference:
         variant: str = "",
         propagated: float = 0.0,
     ) -> TensorResult:
-        """Compare one quantity of a case, on the CPU; `allowance` and `propagated` are those of
-        `harness.check.compare.compare`.
+        """Compare one quantity of a case; `allowance` and `propagated` are arguments of `compare`.
 
-        A `variant` with a reference result of its own is compared with that.
+        A `variant` with a baseline of its own is compared with that.
         """
-        baseline = self.baseline(case, target)
+        baseline = self.get_baseline(case, target)
         return compare(
-            values(got),
-            self.truth(case, target)[quantity],
+            to_float64(got),
+            self.get_truth(case, target)[quantity],
             baseline.get(f"{variant}.{quantity}", baseline[quantity]),
-            self.puzzle.written_dtype(quantity, self.dtype),
+            self.puzzle.get_output_dtype(quantity, self.dtype),
             allowance=allowance,
-            poison=unwritten(got),
-            terms=self.terms(case).get(quantity, 0.0),
+            poison=find_unwritten(got),
+            terms=self.get_terms(case).get(quantity, 0.0),
             propagated=propagated,
         )
 
     def compare_all(
         self, case: Case, target: Target, variant: str, outputs: Arrays, quantities: Sequence[str]
     ) -> dict[str, TensorResult]:
-        """Compare some quantities of a variant; `outputs` holds its results.
+        """Compare some quantities among a variant's `outputs`.
 
-        A quantity beyond its limit is compared again with the propagated rounding of the saved quantities, if
-        these are correct.
+        A quantity beyond its limit is compared again, allowing for the rounding propagated from those saved
+        quantities that are correct.
         """
         puzzle = self.puzzle
 
         def compare_one(quantity: str, propagated: float = 0.0) -> TensorResult:
             atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic
-            s = allowance(atomic, puzzle.summands(case.dims))
+            s = compute_allowance(atomic, puzzle.summands(case.dims))
             return self.compare_quantity(case, target, quantity, outputs[quantity], s, variant, propagated)
 
         results = {quantity: compare_one(quantity) for quantity in quantities if quantity in outputs}
         wrong = [quantity for quantity, each in results.items() if not each.ok and not each.nonfinite]
         if wrong:
-            kept = {q: values(outputs[q]) for q in puzzle.saved_quantities(variant) if compare_one(q).ok}
-            moved = puzzle.propagated(self.arrays(case), kept)
-            results |= {q: compare_one(q, moved[q]) for q in wrong if q in moved}
+            correct_saved = {
+                q: to_float64(outputs[q]) for q in puzzle.list_saved_quantities(variant) if compare_one(q).ok
+            }
+            propagated_errors = puzzle.propagated(self.get_arrays(case), correct_saved)
+            results |= {q: compare_one(q, propagated_errors[q]) for q in wrong if q in propagated_errors}
         return results
 
     def compare_repeats(
@@ -283,8 +280,7 @@ class Reference:
         quantities: Sequence[str],
         runs: int,
     ) -> dict[str, Repeats]:
-        """Run one case repeatedly: per quantity, bit-equal or the spread in ulps, and the number of wrong
-        runs.
+        """Run one case repeatedly; return each quantity's bit-equality, spread in ulps, and wrong runs.
 
         `run` returns the outputs of the variant, by quantity.
         """
@@ -295,7 +291,7 @@ class Reference:
             outputs = run()
             results = self.compare_all(case, target, variant, outputs, quantities)
             for quantity in quantities:
-                got = values(outputs[quantity])
+                got = to_float64(outputs[quantity])
                 low[quantity] = np.minimum(low.get(quantity, got), got)
                 high[quantity] = np.maximum(high.get(quantity, got), got)
                 wrong[quantity] += not results[quantity].ok
@@ -303,44 +299,47 @@ class Reference:
             q: Repeats(
                 runs,
                 bool(np.array_equal(low[q], high[q])),
-                spread_in_ulps(low[q], high[q], self.puzzle.written_dtype(q, self.dtype)),
+                compute_spread_in_ulps(low[q], high[q], self.puzzle.get_output_dtype(q, self.dtype)),
                 wrong[q],
                 target.kind != "cpu" and (variant, q) in self.puzzle.atomic,
             )
             for q in quantities
         }
 
-    def evidence(
-        self, case: Case, target: Target, quantity: str, got: np.ndarray, verdict: TensorResult
+    def make_evidence(
+        self, case: Case, target: Target, quantity: str, got: np.ndarray, result: TensorResult
     ) -> Evidence:
-        """Return the evidence for the diagnosis of a wrong quantity in one case."""
-        truth = np.asarray(self.truth(case, target)[quantity], np.float64)
-        kind = self.puzzle.written_dtype(quantity, self.dtype)
-        return Evidence(case, self.arrays(case), values(got), truth, unwritten(got), verdict, kind)
+        truth = np.asarray(self.get_truth(case, target)[quantity], np.float64)
+        kind = self.puzzle.get_output_dtype(quantity, self.dtype)
+        return Evidence(
+            case, self.get_arrays(case), to_float64(got), truth, find_unwritten(got), result, kind
+        )
 
-    def _autograd(self, arrays: Arrays, dtype: str, device: str) -> Arrays:
+    def _run_autograd(self, arrays: Arrays, dtype: str, device: str) -> Arrays:
         import torch
 
-        tensors = self._tensors(arrays, dtype, device)
-        with few_threads(tensors):
+        tensors = self._make_tensors(arrays, dtype, device)
+        with limit_threads(tensors):
             outputs = self.puzzle.reference(tensors)
         return {name: tensor.to("cpu", torch.float64).numpy() for name, tensor in outputs.items()}
 
-    def _tensors(self, arrays: Arrays, dtype: str, device: str = "cpu") -> "Tensors":
-        """Return inputs as torch tensors of a run of `dtype`; the truth takes every number as float64."""
+    def _make_tensors(self, arrays: Arrays, dtype: str, device: str = "cpu") -> "Tensors":
+        """Return inputs as torch tensors, in their dtypes in a run of `dtype`; float64 widens all floats."""
         import torch
 
-        def kind(name: str, array: np.ndarray) -> torch.dtype:
+        def get_torch_dtype(name: str, array: np.ndarray) -> torch.dtype:
             wide = dtype == "float64" and array.dtype.kind == "f"
-            return getattr(torch, "float64" if wide else self.puzzle.input_dtype(name, array, dtype))
+            return getattr(torch, "float64" if wide else self.puzzle.get_input_dtype(name, array, dtype))
 
-        return {name: add_strides(array, kind(name, array), device) for name, array in arrays.items()}
+        return {
+            name: add_strides(array, get_torch_dtype(name, array), device) for name, array in arrays.items()
+        }
 
 
 def add_strides(array: np.ndarray, dtype: "torch.dtype | None" = None, device: str = "cpu") -> "torch.Tensor":
-    """Return a tensor with the array's strides, stride 0 included, so that PyTorch sees an expanded tensor.
+    """Return a copy as a tensor with the array's strides; a stride of 0 becomes an expanded tensor.
 
-    It shares no memory with the array. The default dtype is float64.
+    The default dtype is float64.
     """
     import torch
 

@@ -1,41 +1,39 @@
-"""Result types of a check: per case, per variant and per gate. Loads neither torch nor MAX."""
+"""Define the results of a check, per case, variant and gate, without importing torch or MAX."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness.check.compare import Repeats, TensorResult
-from harness.errors import unknown_gate
+from harness.errors import make_unknown_gate_error
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import Rung
 
 if TYPE_CHECKING:
-    from harness.check.limits import Measured
+    from harness.check.limits import MeasuredCost
     from harness.vgpu import Finding, Launch
 
 
 @dataclass
 class Comparison:
-    """One case: the comparison of every quantity."""
+    """The comparison of each quantity in one case."""
 
     case: Case
-    verdicts: dict[str, TensorResult]
+    results: dict[str, TensorResult]
 
 
-def correct_in_all(comparisons: Iterable[Comparison]) -> set[str]:
+def find_correct_quantities(comparisons: Iterable[Comparison]) -> set[str]:
     """Return the quantities that are correct in every case that compares them."""
-    results = [item for comparison in comparisons for item in comparison.verdicts.items()]
+    results = [item for comparison in comparisons for item in comparison.results.items()]
     return {quantity for quantity, _ in results} - {quantity for quantity, result in results if not result.ok}
 
 
 @dataclass
 class Diagnosis:
-    """The description of an error, the id of the known mistake (or None), and the next hint, as "dx-2" (or
-    None).
+    """The description of an error: `sentence` names the mistake, or says that none is known.
 
-    `sentence` names the mistake, or says that none is known; `values` describes wrong elements and their
-    places; `steps` are those that the known mistake changes.
+    `mistake` is its id or None, `hint` the next hint, such as "dx-2"; `steps` are those that it changes.
     """
 
     sentence: str = ""
@@ -46,12 +44,11 @@ class Diagnosis:
 
     @property
     def lines(self) -> list[str]:
-        """The lines to print; a name comes first, since screens are short."""
+        """The lines to print; the name of a known mistake comes first, since screens are short."""
         sentence = [self.sentence] if self.sentence else []
         return [*sentence, *self.values] if self.mistake else [*self.values, *sentence]
 
-    def by_itself(self, quantity: str) -> bool:
-        """Check whether only the last step of a quantity is wrong, and all its inputs are correct."""
+    def is_own_step(self, quantity: str) -> bool:
         return set(self.steps) == {quantity}
 
 
@@ -60,18 +57,18 @@ class GateResult:
     """The result of one gate of any rung.
 
     Attributes:
-        gate: Its id.
+        gate: The gate.
         state: "unsolved" (the blank is untouched), "wrong" or "correct".
         comparisons: One for each case, with the gate's quantities; empty if nothing was compared.
-        findings: The virtual GPU's memory, race and barrier findings that belong to the gate, errors only.
-        diagnosis: What is wrong, line by line; empty unless wrong, or unsolved with provided wrong code.
-        mistake: The id of the known mistake that gives the result, or None.
-        hint: The next hint, as "dx-2"; None unless wrong.
+        findings: The virtual GPU's memory, race and barrier errors that are attributed to the gate.
+        diagnosis: Lines about the error; empty unless wrong, or unsolved with provided wrong code.
+        mistake: The id of the known mistake that explains the result, or None.
+        hint: The next hint, such as "dx-2"; None unless wrong.
         summary: Text after "correct" if there are no comparisons to count.
-        by_itself: Whether the only error is a known mistake in the quantity's own last step.
+        is_own_mistake: Whether the only error is a known mistake in the quantity's own last step.
         picture: A drawing of the learner's run, line by line, printed after the result.
         repeats: Results of repeated runs of one case, by quantity.
-        costs: Costs by the gate's limits in counted cases, if the values are correct.
+        costs: Costs under the gate's limits in counted cases, if the values are correct.
     """
 
     gate: Gate
@@ -82,20 +79,20 @@ class GateResult:
     mistake: str | None = None
     hint: str | None = None
     summary: str = ""
-    by_itself: bool = False
+    is_own_mistake: bool = False
     picture: list[str] = field(default_factory=list)
     repeats: dict[str, Repeats] = field(default_factory=dict)
-    costs: "list[Measured]" = field(default_factory=list)
+    costs: "list[MeasuredCost]" = field(default_factory=list)
 
 
 OnFirst = Callable[[list[GateResult]], None] | None
-"""Called with the results of the first case while the others run."""
+"""Called with the results of the first case, before the others run."""
 GateIds = Sequence[str] | None
-"""Some gates of a rung; None for all of them."""
+"""Ids of gates of a rung; None for all of them."""
 Cases = list[Case] | None
-"""Some cases; None for those of the puzzle."""
+"""Cases to check; None for the puzzle's."""
 NARROW = "bfloat16"
-"""The dtype of a few extra cases of a correct kernel gate."""
+"""The dtype in which a correct kernel gate is also checked, in a few cases."""
 
 
 @dataclass
@@ -107,12 +104,12 @@ class VariantResult:
         comparisons: One for each case.
         unsolved: Quantity -> the untouched blanks that it depends on.
         repeats: Results of repeated runs of one case, by quantity.
-        diagnoses: A wrong quantity -> what is wrong.
-        findings: All findings of the virtual GPU, notes included; `errors` are those that count: kernels
+        diagnoses: Wrong quantity -> its diagnosis.
+        findings: All findings of the virtual GPU, including notes; `errors` are those that count: kernels
             after an untouched blank read unwritten memory, which is not the learner's mistake.
-        failure: The error that stopped it, or None.
+        failure: The error that stopped it, or "".
         gates: The result of each attempted gate of its kernels.
-        launches: Those of counted cases on the virtual GPU, with their counters.
+        launches: The launches of counted cases on the virtual GPU, with their counters.
     """
 
     variant: str
@@ -126,14 +123,14 @@ class VariantResult:
     gates: list[GateResult] = field(default_factory=list)
     launches: "dict[str, list[Launch]]" = field(default_factory=dict)
 
-    def ok(self, quantity: str) -> bool:
-        """Check whether a quantity is correct in every case; an unsolved one is not wrong."""
-        return all(c.verdicts[quantity].ok for c in self.comparisons if quantity in c.verdicts)
+    def is_correct(self, quantity: str) -> bool:
+        """Check whether a quantity is correct in every case that compares it; an unsolved one is in none."""
+        return all(c.results[quantity].ok for c in self.comparisons if quantity in c.results)
 
-    def state(self, quantities: Iterable[str]) -> str:
-        """Return "wrong", "unsolved" or "correct": the result of several quantities together."""
+    def get_state(self, quantities: Iterable[str]) -> str:
+        """Return the joint result of several quantities: "wrong", "unsolved" or "correct"."""
         quantities = list(quantities)
-        if self.failure or not all(self.ok(quantity) for quantity in quantities):
+        if self.failure or not all(self.is_correct(quantity) for quantity in quantities):
             return "wrong"
         if any(not self.repeats[q].ok for q in quantities if q in self.repeats):
             return "wrong"
@@ -142,45 +139,38 @@ class VariantResult:
         return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
 
 
-def provided_code_gates(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
-    """Return the gates to check although their blanks are untouched: one requested by itself, with provided
-    wrong code."""
-    return (
-        {id for id in gates if id in blanks and blanks[id].is_provided}
-        if gates and len(gates) == 1
-        else set()
-    )
+def select_provided_gates(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
+    """Return the gate to check although its blank is untouched: the only one, if it has provided code."""
+    alone = gates if gates and len(gates) == 1 else ()
+    return {id for id in alone if id in blanks and blanks[id].is_provided}
 
 
 UNKNOWN = "no known mistake gives these values"
-"""Start of a line about a quantity without a known mistake."""
+"""Start of the line about a quantity that no known mistake explains."""
 
 
-def leave_out_unknown(result: GateResult) -> None:
-    """Drop lines without a known mistake if another has a name."""
+def drop_unknown(result: GateResult) -> None:
     if result.mistake:
         result.diagnosis = [line for line in result.diagnosis if not line.startswith(UNKNOWN)]
 
 
-def leave_unsolved(result: GateResult) -> GateResult:
-    """Return the result of untouched wrong code: unsolved, with its errors and the first hint."""
+def mark_unsolved(result: GateResult) -> GateResult:
+    """Turn the result of untouched provided code into an unsolved one, with its errors and the first hint."""
     result.state, result.mistake = "unsolved", None
     result.hint = result.hint and f"{result.hint.rpartition('-')[0]}-1"
     return result
 
 
-def exit_code(results: Iterable[GateResult], expected: Iterable[str]) -> int:
-    """Return 1 if a gate is wrong or a requested one has no result, 3 if one is unsolved, 0 if all are
-    correct."""
+def compute_exit_code(results: Iterable[GateResult], expected: Iterable[str]) -> int:
+    """Return 1 if a gate is wrong or a requested one has no result, 3 if one is unsolved, else 0."""
     states = {result.gate.id: result.state for result in results}
     outcomes = {states.get(id, "wrong") for id in expected} | {*states.values()}
     return 1 if outcomes - {"correct", "unsolved"} else 3 if "unsolved" in outcomes else 0
 
 
-def requested_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:
-    """Return the requested gates of a rung, in its order; None requests all. Raises BadUse, listing the
-    existing ones."""
+def select_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:
+    """Return the requested gates of a rung, in its order; None requests all. Raises BadUse."""
     for id in ids or ():
         if id not in rung.gates:
-            raise unknown_gate(id, rung.gates)
-    return [gate for gate in puzzle.gates_of(rung) if ids is None or gate.id in ids]
+            raise make_unknown_gate_error(id, rung.gates)
+    return [gate for gate in puzzle.list_gates(rung) if ids is None or gate.id in ids]

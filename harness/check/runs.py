@@ -1,7 +1,7 @@
-"""Run the kernels of one puzzle and one root on some devices, and compare every output with the reference.
+"""Run one op package of a puzzle on some devices, and compare every output with the reference.
 
-`run` starts a run; a report then calls `Run.compute_reference` and `Run.compute_kernels` as it reaches them.
-Nothing is printed here.
+`start_run` starts a run; a report then calls `Run.compute_reference` and `Run.compute_kernels` as it needs
+results. Nothing is printed here.
 """
 
 import time
@@ -18,7 +18,7 @@ from harness.check.checker import Checker
 from harness.check.execution import Device, GraphDevice, VirtualDevice
 from harness.check.options import Options
 from harness.check.results import NARROW, GateResult, VariantResult
-from harness.console import tell
+from harness.console import report_progress
 from harness.devices.recorder import Order, is_recorded, record_one
 from harness.devices.targets import Skipped, Target, choose
 from harness.learner.blanks import Blank
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DeviceResult:
-    """One device of a run, with how its kernels came about: compiled now, in how many seconds, or cached."""
+    """The results on one device of a run; its kernels are `cached` or took `compile_seconds` to compile."""
 
     target: Target
     cached: bool = False
@@ -41,12 +41,10 @@ class DeviceResult:
 
     @property
     def kind(self) -> str:
-        """Return the kind of device: "cpu", "gpu" or "virtual"."""
         return self.target.kind
 
     @property
     def findings(self) -> list["Finding"]:
-        """Return the findings of the virtual GPU, notes included."""
         return [finding for variant in self.variants.values() for finding in variant.findings]
 
 
@@ -54,7 +52,7 @@ class DeviceResult:
 class Run:
     """The state of a run, for reports.
 
-    `rejected` are gates that are correct on every device in the run's cases, and wrong in their own.
+    `rejected` are gates that are correct on every device in the run's cases, but wrong in their own cases.
     """
 
     options: Options
@@ -70,42 +68,39 @@ class Run:
 
     @property
     def source(self) -> Path:
-        """The file with the blanks."""
         return self.package.path / self.options.puzzle.source
 
     def compute_reference(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        """Compute the reference in the cases of some variants, unless the run has ended."""
+        """Compute the reference for some variants' cases; do nothing if the run has ended."""
 
     def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        """Run some variants on a device and compare them, once its kernels are compiled."""
+        """Run some variants on a device, once its kernels are compiled, and compare their outputs."""
 
-    def gates_left(self) -> list[str]:
-        """Return the correct gates with cases or dtypes of their own that the run does not cover; none with
-        other sizes or another dtype, which record no pass."""
+    def list_remaining_gates(self) -> list[str]:
+        """Return the correct gates whose own cases or dtypes the run does not cover."""
         options = self.options
         plain = not options.dims and options.dtype == "float32"
-        return [id for id, right in checked_gates(self).items() if right] if plain else []
+        return [id for id, right in collect_gate_states(self).items() if right] if plain else []
 
     def compute_gates(self) -> None:
-        """Check those gates in the cases that this run does not cover."""
+        """Check `list_remaining_gates` in the cases that this run does not cover."""
 
-    def exit_code(self) -> int:
-        """1 wrong or a finding, 3 unsolved, 6 no GPU kernel ran anywhere, 0 all correct; the first that holds."""
-        states = [v.state(self.quantities) for d in self.devices for v in d.variants.values()]
-        if "wrong" in states or self.errors() or self.rejected:
+    def compute_exit_code(self) -> int:
+        """Return 1 if a result is wrong, else 3 if a gate is unsolved, 6 if no GPU kernel ran, or 0."""
+        states = [v.get_state(self.quantities) for d in self.devices for v in d.variants.values()]
+        if "wrong" in states or self.list_errors() or self.rejected:
             return 1
         if self.unsolved:
             return 3
         return 0 if any(device.kind != "cpu" for device in self.devices) else 6
 
-    def errors(self) -> list["Finding"]:
-        """Return the findings of the virtual GPU that count."""
+    def list_errors(self) -> list["Finding"]:
+        """Return the virtual GPU's findings that make the run wrong."""
         return [f for device in self.devices for variant in device.variants.values() for f in variant.errors]
 
 
-def checked_gates(run: Run) -> dict[str, bool]:
-    """Return gate -> whether it is correct, in its own cases too, for gates whose quantities were all
-    compared on a real or virtual GPU."""
+def collect_gate_states(run: Run) -> dict[str, bool]:
+    """Return gate -> whether it is correct, for gates whose quantities were all compared on a GPU."""
     checked: dict[str, bool] = {}
     for device in run.devices:
         for variant in device.variants.values():
@@ -117,122 +112,117 @@ def checked_gates(run: Run) -> dict[str, bool]:
 
 
 @dataclass
-class Running(Run):
-    """A run whose parts are computed on demand, in the order of the report, while its kernels compile."""
+class LazyRun(Run):
+    """A run whose parts are computed on demand, in the report's order, while its kernels compile."""
 
-    judge: "Grader | None" = None
+    grader: "Grader | None" = None
     compiling: dict[str, Future[Device]] = field(default_factory=dict)
     on_ready: Callable[[Target], None] = lambda target: None
 
     def compute_reference(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        reference = self._grader().reference
+        reference = self._get_grader().reference
         if device.kind != "virtual":
-            import_module("torch")  # takes seconds: it is imported while the kernels compile
+            import_module("torch")  # takes seconds, so import it while the kernels compile
         cases = [case for case in self.cases if case.variant in ("", *variants)]
         for number, case in enumerate(cases, 1):
-            tell(f"PyTorch: case {number} of {len(cases)} ({case.name})")
-            reference.truth(case, device.target)
-            reference.baseline(case, device.target)
+            report_progress(f"PyTorch: case {number} of {len(cases)} ({case.name})")
+            reference.get_truth(case, device.target)
+            reference.get_baseline(case, device.target)
 
     def compute_kernels(self, device: DeviceResult, variants: Sequence[str]) -> None:
-        judge, compiled = self._grader(), self.compiling[device.kind].result()
+        grader, compiled = self._get_grader(), self.compiling[device.kind].result()
         if not device.variants:
             self.on_ready(device.target)
         device.cached, device.compile_seconds = compiled.cached, compiled.seconds
-        device.variants |= {name: judge.variant(compiled, name) for name in variants}
+        device.variants |= {name: grader.grade_variant(compiled, name) for name in variants}
         if len(device.variants) == len(self.options.variants):
-            judge.settle(device.variants)
+            grader.attribute_errors(device.variants)
 
     def compute_gates(self) -> None:
         options, puzzle = self.options, self.options.puzzle
         own, executed = [*puzzle.cases(None), *puzzle.gate_cases], self.cases
         if any(device.kind == "virtual" for device in self.devices):  # a real GPU reports no races
             own = [case for case in own if case not in executed or case.in_16_bits]
-        if own and (left := self.gates_left()):
-            checker = Checker(puzzle, seed=options.seed, other=NARROW, blocks=options.blocks)
+        if own and (left := self.list_remaining_gates()):
+            checker = Checker(puzzle, seed=options.seed, second_dtype=NARROW, blocks=options.blocks)
             results = checker.check(self.package, left, own)
             self.rejected = [result for result in results if result.state == "wrong"]
 
-    def _grader(self) -> "Grader":
-        """Return the grader; created on first use, since its imports are slow."""
-        if self.judge is None:
+    def _get_grader(self) -> "Grader":
+        if self.grader is None:
             from harness.check.grading import Grader
             from harness.check.reference import Reference
 
             options, puzzle = self.options, self.options.puzzle
-            self.judge = Grader(
-                Reference(puzzle, options.dtype, options.seed, kept=True), self.package, self.blanks,
+            self.grader = Grader(
+                Reference(puzzle, options.dtype, options.seed, use_cache=True), self.package, self.blanks,
                 options.variants, self.cases, options.gates, options.quantities,
-                # The gradients, and the outputs of a puzzle that has none.
+                # The gradients, or the outputs of a puzzle without gradients.
                 [q for q in options.quantities if q in (puzzle.backward or puzzle.forward)], options.repeat,
             )  # fmt: skip
-        return self.judge
+        return self.grader
 
 
 @contextmanager
-def run(
+def start_run(
     options: Options,
     *,
     on_compile: Callable[[Target], None] = lambda target: None,
     on_ready: Callable[[Target], None] = lambda target: None,
 ) -> Generator[Run, None, None]:
-    """Start a run: its kernels begin to compile.
+    """Start a run by compiling its kernels in the background. Raises a WorkbookError if they cannot run.
 
-    Args:
-        options: What to run.
-        on_compile: Called if the kernels of a device are not cached, possibly from another thread.
-        on_ready: Called once they are compiled.
-
-    Raises a WorkbookError if the kernels cannot run.
+    `on_compile` is called, possibly from another thread, if a device's kernels are not cached; `on_ready`
+    once they are compiled.
     """
     puzzle, work = options.puzzle, options.work
-    blanks, package = work.blanks(), work.package
+    blanks, package = work.read_blanks(), work.package
     cases = puzzle.cases(options.dims)
-    largest = max(puzzle.multiply_adds(case.dims) for case in cases)
+    largest = max(puzzle.multiply_adds(case.dims) for case in cases) if options.dims else 0
     on_cpu = {*options.variants} <= {*puzzle.on_cpu}
     targets, skipped = choose(options.device, largest, options.dtype, on_cpu)
     if any(target.kind != "virtual" for target in targets):
-        import_module("harness.devices.graphs")  # MAX is left by the thread that has imported it
+        import_module("harness.devices.graphs")  # MAX must be shut down by the thread that imported it
     ledger = puzzle.ledger(cases[0].dims, options.dtype) if puzzle.ledger else None
-    waiting = [gate.id for gate in options.gates if gate.id in blanks and blanks[gate.id].size == 0]
+    unsolved = [gate.id for gate in options.gates if gate.id in blanks and blanks[gate.id].size == 0]
     devices = [DeviceResult(target) for target in targets]
     pool = ThreadPoolExecutor(max_workers=1 + len(targets))
     try:
         compiling = {
-            target.kind: pool.submit(device_on, target, options, package, cases, on_compile)
+            target.kind: pool.submit(create_device, target, options, package, cases, on_compile)
             for target in targets
         }
-        yield Running(
-            options, package, cases, options.quantities, devices, skipped, blanks, ledger, waiting,
+        yield LazyRun(
+            options, package, cases, options.quantities, devices, skipped, blanks, ledger, unsolved,
             compiling=compiling, on_ready=on_ready,
         )  # fmt: skip
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compile
+        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt must not wait for the compiler
 
 
-def device_on(
+def create_device(
     target: Target,
     options: Options,
     package: OpPackage,
     cases: Sequence[Case],
     on_compile: Callable[[Target], None],
 ) -> Device:
-    """Return a device with the kernels of the variants for every case: a MAX graph, or recorded launches."""
+    """Return a device with the variants' kernels for all cases: a MAX graph, or recorded launches."""
     puzzle = options.puzzle
     if target.kind != "virtual":
         from harness.devices import graphs
 
-        calls = puzzle.calls_of(puzzle.compiled_with(options.variants))
+        calls = puzzle.list_calls(puzzle.list_compiled_variants(options.variants))
         compiling = partial(on_compile, target)
         graph = graphs.load(package, calls, options.dtype, target.device, on_compile=compiling)
         return GraphDevice(graph, target)
     started = time.monotonic()
     dims = tuple(dict.fromkeys(case.dims for case in cases))
     order = Order(
-        package, dims, tuple(sorted(options.variants)), True, options.dtype
-    )  # as gates are recorded
-    cached = is_recorded(order, puzzle.name)
+        package, puzzle.name, dims, tuple(sorted(options.variants)), True, options.dtype
+    )  # the same order as for gates, so that recordings are shared
+    cached = is_recorded(order)
     if not cached:
         on_compile(target)
-    recording, source = record_one(order, puzzle.name), (package.path / puzzle.source).resolve()
+    recording, source = record_one(order), (package.path / puzzle.source).resolve()
     return VirtualDevice(recording, source, options.blocks, cached, time.monotonic() - started)

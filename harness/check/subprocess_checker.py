@@ -1,9 +1,9 @@
-"""Run a Python checker in a subprocess: code that exits, crashes or hangs fails its gate only.
+"""Run a Python checker in a subprocess, so that code which exits, crashes or hangs fails only its own gate.
 
 The process stays warm: it imports the rung's checker once, caches truth and baseline, and runs one check
-after another. If a gate's code ends the process, that gate is wrong, and the next gates get a new process. It
-is a fork on Linux if the interpreter has one thread and no torch; otherwise a fork server starts it, as for
-ranks.
+after another. If a gate's code ends the process, that gate is wrong, and the other gates get a new process.
+The process is a fork on Linux if the interpreter has one thread and no torch; otherwise a fork server starts
+it, as for ranks.
 """
 
 import faulthandler
@@ -24,35 +24,34 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from harness.check.diagnose import blame_gates
-from harness.check.python_files import LEFT
-from harness.check.results import Cases, GateIds, GateResult, OnFirst, requested_gates
-from harness.console import tell
-from harness.devices.processes import GRACE, PRELOADED, START, line_in, start_server
+from harness.check.diagnose import redirect_gates
+from harness.check.python_files import EXITED
+from harness.check.results import Cases, GateIds, GateResult, OnFirst, select_gates
+from harness.console import report_progress
+from harness.devices.processes import GRACE, PRELOADED, START, find_stack_line, start_server
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.work import Work
 from harness.spec.catalogue import PUZZLES, find_puzzle
 from harness.spec.puzzle import Case
 from harness.spec.rungs import NumpyRung, Rung
 
-SECONDS = "WORKBOOK_GATE_SECONDS"
-"""Environment variable: the time limit in seconds of a file or a gate, instead of the checker's."""
+TIME_LIMIT_VARIABLE = "WORKBOOK_GATE_SECONDS"
+"""Environment variable that replaces the checker's time limit for a file or a gate, in seconds."""
 
 
 class WorkerDied(Exception):
-    """The worker exited or timed out; the message says how and where."""
+    """The worker exited or timed out, as the message describes."""
 
 
 class SubprocessChecker:
-    """The checker of a Python rung, in another process; `options` are the keywords of that checker.
+    """A Python rung's checker in another process; `options` are that checker's keyword arguments.
 
-    `at_terminal`: the code may read from the terminal that this process reads from, as `input()` and
-    `breakpoint()` do.
+    `at_terminal`: whether the code may read from this process's terminal, as `input()` and `breakpoint()` do.
     """
 
     def __init__(self, work: Work, *, at_terminal: bool = False, **options: object):
         self.work = work
-        self.terminal = current_terminal() if at_terminal else ""
+        self.terminal = find_terminal() if at_terminal else ""
         self.options = options
         self._process: Worker | None = None
 
@@ -61,32 +60,33 @@ class SubprocessChecker:
     ) -> list[GateResult]:
         """Return the result of each gate; one whose code ends the process or times out is wrong.
 
-        Raises what the rung's checker raises, and DamagedFile if the file does so before any gate.
+        Raises what the rung's checker raises, and DamagedFile if loading the file ends the process.
         """
-        requested = [gate.id for gate in requested_gates(self.work.puzzle, self.work.rung, gates)]
+        requested = [gate.id for gate in select_gates(self.work.puzzle, self.work.rung, gates)]
         outcomes: dict[str, GateResult] = {}
         while left := [id for id in requested if id not in outcomes]:
-            self._process = judge = self._process or Worker(self.work, self.options, self.terminal)
+            self._process = worker = self._process or Worker(self.work, self.options, self.terminal)
             try:
-                judge.request(path, left, cases, outcomes)
-            except WorkerDied as gone:
+                worker.run_check(path, left, cases, outcomes)
+            except WorkerDied as error:
                 self.close()
-                if judge.gate is None:
-                    raise DamagedFile(str(gone)) from gone
-                hint = f"{self.work.ladder(judge.gate)}-1"
-                wrong = GateResult(self.work.gate(judge.gate), "wrong", diagnosis=[str(gone)], hint=hint)
-                outcomes[judge.gate] = wrong
+                if worker.gate is None:
+                    raise DamagedFile(str(error)) from error
+                hint = f"{self.work.get_ladder_name(worker.gate)}-1"
+                wrong = GateResult(
+                    self.work.find_gate(worker.gate), "wrong", diagnosis=[str(error)], hint=hint
+                )
+                outcomes[worker.gate] = wrong
             except WorkbookError:
                 raise
             except BaseException:
                 self.close()
                 raise
         results = [outcomes[id] for id in requested]
-        blame_gates(results, self.work.rung.needs)
+        redirect_gates(results, self.work.rung.needs)
         return results
 
     def close(self) -> None:
-        """End the process; the next check starts another."""
         if self._process:
             self._process.end()
         self._process = None
@@ -96,7 +96,7 @@ class SubprocessChecker:
 
 
 class Worker:
-    """A worker process, as its parent sees it; `gate` is the gate being checked, None before the first."""
+    """The parent's side of a worker process; `gate` is the gate being checked, None before the first."""
 
     def __init__(self, work: Work, options: dict[str, object], terminal: str = ""):
         self.gate: str | None = None
@@ -106,7 +106,7 @@ class Worker:
             context = multiprocessing.get_context("fork")
         else:
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(server_imports(work.rung))
+            context.set_forkserver_preload(list_server_imports(work.rung))
             start_server()
         self.connection, theirs = context.Pipe()
         folders = [*importlib.import_module(PUZZLES).__path__]
@@ -115,15 +115,15 @@ class Worker:
         self.process: BaseProcess = context.Process(target=serve, args=arguments)
         self.process.start()
         theirs.close()
-        self.end = Finalize(self, end, (self.process, self.connection), exitpriority=10)
+        self.end = Finalize(self, stop_worker, (self.process, self.connection), exitpriority=10)
 
-    def request(
-        self, path: Path, gates: list[str], cases: list[Case] | None, verdicts: dict[str, GateResult]
+    def run_check(
+        self, path: Path, gates: list[str], cases: list[Case] | None, results: dict[str, GateResult]
     ) -> None:
-        """Run one check and append each result as it arrives. Raises WorkerDied, and what the checker raises."""
+        """Run one check and add each result as it arrives. Raises WorkerDied, and what the checker raises."""
         self.gate, seconds = None, START
-        sys.stdout.flush()  # the code's own output comes after it
-        with suppress(BrokenPipeError):  # `receive` says why
+        sys.stdout.flush()  # so that the code's own output comes after it
+        with suppress(BrokenPipeError):  # `receive` raises the reason
             self.connection.send((path, gates, cases, os.getcwd()))
         while True:
             kind, value = self.receive(path, seconds)
@@ -136,35 +136,34 @@ class Worker:
             if kind == "begun":
                 self.gate, seconds = value
                 if self.gate in gates:
-                    tell(f"{self.gate}, gate {gates.index(self.gate) + 1} of {len(gates)}")
-                seconds = float(os.environ.get(SECONDS) or seconds)
+                    report_progress(f"{self.gate}, gate {gates.index(self.gate) + 1} of {len(gates)}")
+                seconds = float(os.environ.get(TIME_LIMIT_VARIABLE) or seconds)
             else:
-                verdicts[value.gate.id] = value
-        verdicts |= {result.gate.id: result for result in value}
-        if silent := [id for id in gates if id not in verdicts]:
-            raise RuntimeError(f"the checker returned no result for {', '.join(silent)}")
+                results[value.gate.id] = value
+        results |= {result.gate.id: result for result in value}
+        if missing := [id for id in gates if id not in results]:
+            raise RuntimeError(f"the checker returned no result for {', '.join(missing)}")
 
     def receive(self, path: Path, seconds: float) -> tuple[str, Any]:
         """Return the next message of the worker. Raises WorkerDied."""
         if not self.connection.poll(seconds):
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid or 0, signal.SIGUSR1)
-            raise WorkerDied(f"{line_in(self.stack, path) or path}: timed out after {seconds:g} s")
+            raise WorkerDied(f"{find_stack_line(self.stack, path) or path}: timed out after {seconds:g} s")
         try:
             return self.connection.recv()
         except (EOFError, OSError):
-            where = line_in(self.stack, path) or path
-            how = describe_exit(exit_code(self.process, GRACE))
+            where = find_stack_line(self.stack, path) or path
+            how = describe_exit(wait_for_exit(self.process, GRACE))
             raise WorkerDied(f"{where}: {how}, so it was not checked") from None
 
 
-def server_imports(rung: Rung) -> list[str]:
-    """Return the fork server's imports: torch if a worker needs it or this process has it."""
+def list_server_imports(rung: Rung) -> list[str]:
     return [] if isinstance(rung, NumpyRung) and "torch" not in sys.modules else PRELOADED
 
 
-def current_terminal() -> str:
-    """Return the terminal that this process reads from; "" if it has none, or one without a name here."""
+def find_terminal() -> str:
+    """Return the path of the terminal that this process reads from, or "" if there is none."""
     try:
         return os.ttyname(0)
     except OSError:
@@ -172,12 +171,12 @@ def current_terminal() -> str:
 
 
 def can_fork() -> bool:
-    """Return whether this process can be forked safely: threads, torch's among them, are not copied."""
+    """Check whether this process can be forked safely: a fork would lose its threads, such as torch's."""
     return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
 
 
 def describe_exit(code: int | None) -> str:
-    """Return how a process ended, by its exit code."""
+    """Describe how a process ended, from its exit code."""
     if code is None:
         return "the connection of the process was closed"
     if code >= 0:
@@ -186,17 +185,19 @@ def describe_exit(code: int | None) -> str:
     return f"the process ended by {signal.Signals(-code).name}{memory}"
 
 
-def end(process: BaseProcess, connection: Connection) -> None:
-    """Stop a worker: one that waits for a request exits by itself."""
+def stop_worker(process: BaseProcess, connection: Connection) -> None:
+    """Stop a worker; one that waits for a request exits when the connection closes."""
     connection.close()
-    exit_code(process, GRACE / 4)
+    wait_for_exit(process, GRACE / 4)
     process.kill()
     process.join()
 
 
-def exit_code(process: BaseProcess, seconds: float) -> int | None:
-    """Return the exit code of a process that is about to end; None if it does not. `join` may block forever
-    for one without files."""
+def wait_for_exit(process: BaseProcess, seconds: float) -> int | None:
+    """Return the exit code of a process that is about to end, or None after `seconds`.
+
+    `join` may block forever if the process has closed its files.
+    """
     until = time.monotonic() + seconds
     while process.exitcode is None and time.monotonic() < until:
         time.sleep(0.005)
@@ -216,9 +217,9 @@ def serve(
     environment: dict[str, str],
     terminal: str = "",
 ) -> None:
-    """Serve checks until the parent closes the connection. Ignores Ctrl-C: the parent ends it."""
-    if terminal:  # `multiprocessing` gives a process an empty input
-        with suppress(OSError):  # one that may not be opened again stays unread
+    """Serve checks until the parent closes the connection. Ignores Ctrl-C: the parent ends this process."""
+    if terminal:  # `multiprocessing` replaces the standard input with an empty one
+        with suppress(OSError):  # the terminal may not open again
             os.dup2(os.open(terminal, os.O_RDONLY), 0)
             sys.stdin = open(0, closefd=False)  # noqa: SIM115 (as long as the process lives)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -228,12 +229,12 @@ def serve(
     for folder in folders:
         if folder not in there:
             there.append(folder)
-    leave, us = os._exit, os.getpid()
+    leave, worker_pid = os._exit, os.getpid()
     threading.Thread(target=end_with_parent, args=(leave,), daemon=True).start()
 
-    def say(kind: str, value: object) -> None:
-        if os.getpid() != us:
-            leave(1)  # a copy of this process that the learner's code has made
+    def send_message(kind: str, value: object) -> None:
+        if os.getpid() != worker_pid:
+            leave(1)  # a fork made by the learner's code
         connection.send((kind, value))
 
     checkers: list[Any] = []
@@ -242,8 +243,10 @@ def serve(
         os.chdir(folder)
         if not checkers:
             owner = find_puzzle(puzzle)
-            checkers.append(owner.resolve(owner.rung(rung).checker)(owner, owner.rung(rung), **options))
-            checkers[0].on_step = say
+            checkers.append(
+                owner.resolve(owner.find_rung(rung).checker)(owner, owner.find_rung(rung), **options)
+            )
+            checkers[0].on_step = send_message
         return checkers[0].check(path, gates, cases)
 
     with stack.open("w") as file:
@@ -254,37 +257,36 @@ def serve(
                 path, gates, cases, folder = connection.recv()
             except (EOFError, OSError):
                 return
-            os._exit = report_exit(say, leave, path)
+            os._exit = make_exit_reporter(send_message, leave, path)
             try:
-                say("done", check(path, gates, cases, folder))
+                send_message("done", check(path, gates, cases, folder))
             except WorkbookError as error:
-                say("raised", error)
+                send_message("raised", error)
             except BaseException:
-                say("raised", RuntimeError(traceback.format_exc()))
+                send_message("raised", RuntimeError(traceback.format_exc()))
             finally:
                 os._exit = leave
                 sys.stdout.flush()
 
 
-def report_exit(
-    say: Callable[[str, object], None], leave: Callable[[int], Any], path: Path
+def make_exit_reporter(
+    send: Callable[[str, object], None], leave: Callable[[int], Any], path: Path
 ) -> Callable[[int], Any]:
-    """Return a replacement of `os._exit`, which no `except` and no `finally` sees: it reports the line that
-    called it."""
-    us = os.getpid()
+    """Return a replacement for `os._exit`, which no `except` catches, that reports the calling line."""
+    worker_pid = os.getpid()
 
     def report(status: int) -> None:
-        if os.getpid() == us:
+        if os.getpid() == worker_pid:
             frames = [frame for frame in traceback.extract_stack() if frame.filename == str(path)]
             where = f"{path}:{frames[-1].lineno}: " if frames else f"{path}: "
-            say("left", f"{where}os._exit({status}): {LEFT}")
+            send("left", f"{where}os._exit({status}): {EXITED}")
         leave(status)
 
     return report
 
 
 def end_with_parent(leave: Callable[[int], Any]) -> None:
-    """End this process when its parent has ended, however it did."""
+    """End this process when its parent has ended, however that happened."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

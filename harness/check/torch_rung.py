@@ -1,8 +1,8 @@
-"""Check a rung in PyTorch: an `autograd.Function` or a function for each gate, on the puzzle's cases.
+"""Check the PyTorch rung: an `autograd.Function` or a function for each gate, on the puzzle's cases.
 
-Outputs and gradients are compared with autograd through the puzzle's reference, in float32 against the truth
-in float64. Differentiable functions also run gradcheck, in float64 on the smallest case. MAX and a compiler
-are not needed.
+float32 outputs and gradients are compared with those of the puzzle's reference, by autograd in float64.
+Differentiable functions are also checked by gradcheck, in float64 on the smallest case. Neither MAX nor a
+compiler is needed.
 """
 
 import inspect
@@ -11,66 +11,70 @@ from pathlib import Path
 
 import torch
 
-from harness.check.gradients import gradients_or_none
-from harness.check.python_files import CaseChecker, Module, as_tuple, describe, load
+from harness.check.gradients import call_autograd_grad
+from harness.check.python_files import CaseChecker, Module, describe_exception, load_module, make_tuple
 from harness.check.reference import Reference
 from harness.devices.targets import CPU
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import TorchFunction, TorchRung
 
 Tensors = dict[str, torch.Tensor]
-LONGEST = 300
-"""Characters shown of gradcheck's message."""
+MAX_MESSAGE = 300
+"""Most characters shown of gradcheck's message."""
 
 
 class TorchChecker(CaseChecker):
-    """Repeated checks of one file's functions; truth and baseline of a case are computed once."""
+    """A checker of one file's functions that computes the truth and baseline of each case once."""
 
     rung: TorchRung
 
     def __init__(self, puzzle: Puzzle, rung: TorchRung, *, seed: int = 0):
         super().__init__(puzzle, rung, seed=seed)
         self.reference = Reference(puzzle, "float32", seed)
-        self.wide = Reference(puzzle, "float64", seed)
+        self.reference64 = Reference(puzzle, "float64", seed)
 
-    def _reference_of(self, case: Case) -> Reference:
+    def _get_reference(self, case: Case) -> Reference:
         return self.reference
 
     def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
-        """Run finite differences in float64 on the smallest case, as a function is called for every element.
+        """Run gradcheck in float64, on the smallest case, since it calls the function for every element.
         Raises GradcheckError."""
         interface = self.rung.functions[gate.id]
         if not interface.gradients:
             return
-        case = min(cases, key=lambda each: sum(array.size for array in self.wide.arrays(each).values()))
+        case = min(
+            cases, key=lambda each: sum(array.size for array in self.reference64.get_arrays(each).values())
+        )
         self.where = f"by torch.autograd.gradcheck in case '{case.name}'"
-        function = function_of(path, interface)
-        tensors = {name: tensor.contiguous() for name, tensor in self.wide.strided_inputs(case).items()}
+        function = load_function(path, interface)
+        tensors = {
+            name: tensor.contiguous() for name, tensor in self.reference64.make_strided_inputs(case).items()
+        }
         leaves = [tensors[name].requires_grad_() for name in interface.gradients]
 
-        def outputs(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        def compute_outputs(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:
             arguments = {**tensors, **dict(zip(interface.gradients, moved, strict=True))}
-            return returned_by(function, interface, arguments)[: len(interface.grad_outputs)]
+            return call_and_unpack(function, interface, arguments)[: len(interface.grad_outputs)]
 
-        torch.autograd.gradcheck(outputs, leaves)
+        torch.autograd.gradcheck(compute_outputs, leaves)
 
     def _describe_error(self, error: Exception, path: Path) -> str:
-        return describe(error, path, longest=LONGEST)
+        return describe_exception(error, path, longest=MAX_MESSAGE)
 
-    def _outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Tensors:
+    def _compute_outputs(self, gate: Gate, module: Module, path: Path, case: Case) -> Tensors:
         interface = self.rung.functions[gate.id]
-        outputs = call_function(path, interface, self.reference.strided_inputs(case))
+        outputs = call_function(path, interface, self.reference.make_strided_inputs(case))
         for quantity, got in outputs.items():
-            shape = self.reference.truth(case, CPU)[quantity].shape
+            shape = self.reference.get_truth(case, CPU)[quantity].shape
             if tuple(got.shape) != shape:
-                name = self.puzzle.printed_name(quantity)
+                name = self.puzzle.get_printed_name(quantity)
                 raise ValueError(f"{name} has shape {list(got.shape)}, expected {list(shape)}")
         return outputs
 
 
-def function_of(path: Path, requested: TorchFunction) -> Callable[..., object]:
-    """Return the function of a gate. Raises ValueError if the file does not define it."""
-    defined = load(path).get(requested.name)
+def load_function(path: Path, requested: TorchFunction) -> Callable[..., object]:
+    """Return a gate's function from the file. Raises ValueError if the file does not define it."""
+    defined = load_module(path).get(requested.name)
     if inspect.isclass(defined) and issubclass(defined, torch.autograd.Function):
         return defined.apply
     if not callable(defined):
@@ -79,16 +83,15 @@ def function_of(path: Path, requested: TorchFunction) -> Callable[..., object]:
 
 
 def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Tensors:
-    """Return outputs and gradients by quantity. Raises ValueError for results that cannot be compared, and
-    if an input tensor has changed."""
+    """Return outputs and gradients by quantity. Raises ValueError for bad results or a changed input."""
     before = {name: tensors[name].detach().clone() for name in (*requested.takes, *requested.grad_outputs)}
     leaves = {name: tensors[name].requires_grad_() for name in requested.gradients}
-    returned = returned_by(function_of(path, requested), requested, tensors)
+    returned = call_and_unpack(load_function(path, requested), requested, tensors)
     results = {name: tensor.detach() for name, tensor in zip(requested.returns, returned, strict=True)}
     if leaves:
         incoming = [tensors[name] for name in requested.grad_outputs]
         outputs = returned[: len(incoming)]
-        gradients = gradients_or_none(outputs, list(leaves.values()), incoming)
+        gradients = call_autograd_grad(outputs, list(leaves.values()), incoming)
         for (name, quantity), gradient in zip(requested.gradients.items(), gradients, strict=True):
             if gradient is None:
                 raise ValueError(f"no gradient comes back for {name}: backward returns None in its place")
@@ -101,11 +104,11 @@ def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Ten
     return results
 
 
-def returned_by(
+def call_and_unpack(
     function: Callable[..., object], requested: TorchFunction, tensors: Tensors
 ) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a gate's function returns. Raises ValueError unless their number is right."""
-    returned = as_tuple(
+    """Return the tensors that a gate's function returns. Raises ValueError for a wrong number or type."""
+    returned = make_tuple(
         function(*(tensors[name] for name in requested.takes)), requested.name, len(requested.returns)
     )
     outputs = tuple(each for each in returned if isinstance(each, torch.Tensor))

@@ -1,10 +1,9 @@
-"""Devices that kernels run on: cpu and gpu through MAX custom ops, virtual through `harness.vgpu`.
+"""Devices that kernels run on: CPU and GPU through MAX custom ops, the virtual GPU through `harness.vgpu`.
 
-- targets.py: selection of devices
-- graphs.py, for the CPU and a GPU: a package's ops in one MAX graph
-- recorder.py, for the virtual GPU: launches recorded by a compiled program; kernel_cache.py caches each
-kernel
-- replay.py: replays a recording on the virtual GPU
-- poison.py: the initial contents of outputs
-- processes.py: several ranks of torch.distributed, for Python files
+- targets.py: select the devices of a run
+- graphs.py: compile a package's ops into one MAX graph, for the CPU or a GPU
+- recorder.py: record launches for the virtual GPU; kernel_cache.py caches each kernel
+- replay.py: replay a recording on the virtual GPU
+- poison.py: fill outputs before a run
+- processes.py: run several ranks of torch.distributed, for Python files
 """

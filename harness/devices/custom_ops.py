@@ -1,6 +1,6 @@
-"""Call the ops of a Mojo package from PyTorch: on a GPU through MAX, without one on the virtual GPU, which checks memory and races.
+"""Call the ops of a Mojo package from PyTorch: on a GPU through MAX, otherwise on the virtual GPU.
 
-Run as a program, this module is the process under `vgpu exec` that runs the ops; tensors come and go in a file.
+Run as a program, this module is the worker under `vgpu exec`; it exchanges tensors through a file.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-ANSWERED = "workbook: the op has run"
-"""Line that the worker prints after each call; kernels may print others."""
-TAIL = 400
-"""Characters of a dead worker's log that are quoted."""
+CALL_DONE = "workbook: the op has run"
+"""The line that the worker prints after each call; kernels may print other lines."""
+QUOTED_CHARACTERS = 400
+"""Number of characters quoted from a failed worker's log."""
 
 
 class MojoOps:
-    """Ops of a package, as a replacement of MAX's `CustomOpLibrary`: `ops.scale(y, x, w)`, outputs first.
+    """The ops of a package, called as in MAX's `CustomOpLibrary`: `ops.scale(y, x, w)`, outputs first.
 
-    Tensors on a GPU stay there; CPU tensors are computed on the virtual GPU. An op is compiled once for each
-    dtype and rank: its kernels get their sizes at run time.
+    Ops on GPU tensors run on that GPU, ops on CPU tensors on the virtual GPU. An op is compiled once for its
+    tensors' dtypes and ranks; sizes are passed at run time.
     """
 
     def __init__(self, package: str | Path):
@@ -43,7 +43,7 @@ class MojoOps:
 
 @dataclass(frozen=True)
 class MojoOp:
-    """One op; `op[{"tile": 32}]` is the op with compile-time parameters."""
+    """One op; `op[{"tile": 32}]` binds compile-time parameters."""
 
     package: Path
     name: str
@@ -61,7 +61,7 @@ class MojoOp:
         if device.type != "cpu":
             from harness.devices import on_max
 
-            on_max.run(*bind(self, tensors, on_max.max_device(device)), device, self.name)
+            on_max.run(*compile_and_bind(self, tensors, on_max.get_max_device(device)), device, self.name)
             return
         with Worker.lock:
             worker = Worker.running.get(self.package) or Worker(self.package)
@@ -71,7 +71,7 @@ class MojoOp:
 
 
 class Worker:
-    """Process under `vgpu exec` that runs the ops of a package."""
+    """A process under `vgpu exec` that runs a package's ops."""
 
     running: ClassVar[dict[Path, "Worker"]] = {}
     lock: ClassVar[threading.Lock] = threading.Lock()
@@ -88,49 +88,48 @@ class Worker:
         self.running[package] = self
 
     def run(self, op: MojoOp, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
-        """Run an op; return its outputs, and None for each input that it left alone. Raises RuntimeError with the op's words."""
+        """Run an op; return its tensors, with None for unchanged ones. Raises RuntimeError if it fails."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin and stdout
         start = self.log.stat().st_size
         torch.save((str(op.package), op.name, op.parameters, [t.clone() for t in tensors]), self.call)
-        with contextlib.suppress(BrokenPipeError):  # the lines that follow say why
+        with contextlib.suppress(BrokenPipeError):  # a dead worker is reported below
             print(file=stdin, flush=True)
-        answered = any(line.rstrip() == ANSWERED for line in stdout)
+        answered = any(line.rstrip() == CALL_DONE for line in stdout)
         log = self.log.read_bytes()[start:].decode(errors="replace")
         self.ops |= dict.fromkeys(re.findall(r"^virtual GPU: ran (.+?) grid=", log, re.MULTILINE), op.name)
         if not answered:
             code = self.process.wait()
-            raise RuntimeError(f"{op.name}: the process on the virtual GPU exited with {code}: {log[-TAIL:]}")
+            raise RuntimeError(
+                f"{op.name}: the process on the virtual GPU exited with {code}: {log[-QUOTED_CHARACTERS:]}"
+            )
         answer = torch.load(self.call)
         if isinstance(answer, str):
             raise RuntimeError(answer)
         return answer
 
     def finish(self) -> list[str]:
-        """End the process; return the findings of the virtual GPU, one line each."""
         self.process.communicate()
-        found = json.loads(self.json.read_text()) if self.json.exists() else {"failures": [], "findings": []}
+        report = json.loads(self.json.read_text()) if self.json.exists() else {"failures": [], "findings": []}
         self.folder.cleanup()
         lines = [
             f"in {self.ops.get(each['kernel'], each['kernel'])}: {each['kind']} at {each['where']}: {each['message']}"
-            for each in found["findings"]
+            for each in report["findings"]
             if each["error"]
         ]
-        return [*found["failures"], *lines]
+        return [*report["failures"], *lines]
 
 
 def finish_all() -> list[str] | None:
-    """End all workers; return the findings of the virtual GPU, or None if no op ran there."""
     workers = list(Worker.running.values())
     Worker.running.clear()
     return [line for worker in workers for line in worker.finish()] if workers else None
 
 
-# ---- Devices of an op ---------------------------------------------------------------------------------------
+# ---- Devices of an op --------------------------------------------------------------------------------------
 
 
-def bind(op: MojoOp, tensors: Sequence[Tensor], device: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return an op, compiled for tensors of these dtypes and ranks, and the tensors by name."""
+def compile_and_bind(op: MojoOp, tensors: Sequence[Tensor], device: Any) -> tuple[Any, dict[str, Tensor]]:
     program = compile_op(op, tuple((str(t.dtype).removeprefix("torch."), t.dim()) for t in tensors), device)
     if isinstance(program, Exception):
         raise program
@@ -139,17 +138,17 @@ def bind(op: MojoOp, tensors: Sequence[Tensor], device: Any) -> tuple[Any, dict[
 
 @functools.cache
 def compile_op(op: MojoOp, kinds: tuple[tuple[str, int], ...], device: Any) -> Any:
-    """Compile an op with symbolic sizes for arguments of (dtype, rank). Returns a Program, or why there is none."""
+    """Compile an op with symbolic sizes for arguments of (dtype, rank); return a Program or an exception."""
     from max.driver import CPU
     from max.engine import InferenceSession
     from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
 
-    from harness.devices.graphs import DTYPES, Program, compile_graph, kernel_library
+    from harness.devices.graphs import DTYPES, Program, compile_graph, load_kernel_library
     from harness.toolchain.packages import OpPackage
 
     try:
-        package, where = OpPackage(op.package), DeviceRef.from_device(device)
-        library = kernel_library(package)
+        package, location = OpPackage(op.package), DeviceRef.from_device(device)
+        library = load_kernel_library(package)
         if op.name not in library:
             raise AttributeError(f"{op.package} registers no op {op.name}")
         signature = library._analysis.kernel_torch_info(op.name)
@@ -157,13 +156,13 @@ def compile_op(op: MojoOp, kinds: tuple[tuple[str, int], ...], device: Any) -> A
         if len(names) != len(kinds):
             raise TypeError(f"{op.name} takes {len(names)} tensors ({', '.join(names)}), got {len(kinds)}")
         types = [
-            TensorType(DTYPES[dtype], [f"{name}{axis}" for axis in range(rank)], device=where)
+            TensorType(DTYPES[dtype], [f"{name}{axis}" for axis in range(rank)], device=location)
             for name, (dtype, rank) in zip(names, kinds, strict=True)
         ]
         written = [BufferType(each.dtype, each.shape, each.device) for each in types[:count]]
         with Graph(op.name, input_types=[*written, *types[count:]], kernel_library=library) as graph:
             inputs = [each.tensor for each in graph.inputs[count:]]
-            results = ops.custom(op.name, where, inputs, types[:count], parameters=dict(op.parameters))
+            results = ops.custom(op.name, location, inputs, types[:count], parameters=dict(op.parameters))
             for place, result in zip(graph.inputs, results, strict=False):
                 place.buffer[...] = result.tensor
             graph.output()
@@ -175,14 +174,14 @@ def compile_op(op: MojoOp, kinds: tuple[tuple[str, int], ...], device: Any) -> A
 
 
 def serve(file: Path) -> None:
-    """Run the calls that come in a file on the accelerator of this process until the input ends."""
+    """Run the call in `file` on this process's accelerator for each line of standard input."""
     from max.driver import CPU, Accelerator, Buffer
 
     device = Accelerator()
     for _ in sys.stdin:
         package, name, parameters, tensors = torch.load(file)
         try:
-            program, named = bind(MojoOp(Path(package), name, parameters), tensors, device)
+            program, named = compile_and_bind(MojoOp(Path(package), name, parameters), tensors, device)
             buffers = {each: Buffer.from_dlpack(t).to(device) for each, t in named.items()}
             program.run(buffers)
             after = [torch.from_dlpack(buffers[each].to(CPU())) for each in named]
@@ -193,7 +192,7 @@ def serve(file: Path) -> None:
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         torch.save(answer, file)
-        print(ANSWERED, flush=True)
+        print(CALL_DONE, flush=True)
 
 
 if __name__ == "__main__":

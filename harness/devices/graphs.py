@@ -1,8 +1,7 @@
-"""Compile calls of a package's ops into one MAX graph and run it on MAX buffers.
+"""Compile calls of a package's ops into one MAX graph, cached, and run it on MAX buffers.
 
-Every size is symbolic, so one compiled graph serves every shape. Outputs are written in place into the
-caller's buffers, which may be filled beforehand to detect elements that a kernel never wrote. Compiled graphs
-are cached. torch is imported only to run a graph.
+All sizes are symbolic, so one graph serves all shapes. Outputs are written to the caller's buffers, which can
+be filled beforehand to detect unwritten elements. torch is imported only to run a graph.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, Tenso
 from harness.errors import CompileFailed
 from harness.spec.ops import Call
 from harness.spec.rounding import as_array, as_tensor
-from harness.toolchain.cache import cache_folder, digest, discard, keep, keep_text, read_text
-from harness.toolchain.disk import disk_full
+from harness.toolchain.cache import cache_folder, compute_digest, discard, keep_file, keep_text, read_text
+from harness.toolchain.disk import get_disk_full_error
 from harness.toolchain.packages import OpPackage
 
 if TYPE_CHECKING:  # the layers import this module, which must not import puzzles
@@ -56,7 +55,7 @@ DTYPES = {
 
 @dataclass
 class Program:
-    """A compiled graph: `run` executes its calls in order. `dtype` is that of the run."""
+    """A compiled graph: `run` executes its calls in order. `dtype` is the run's dtype."""
 
     arguments: list[str]
     model: Model
@@ -65,35 +64,34 @@ class Program:
     seconds: float = field(default=0.0)
 
     def run(self, buffers: Mapping[str, Buffer | DLPackArray]) -> None:
-        """Execute every call; `buffers` maps each name in `arguments` to a Buffer (or a tensor that MAX takes)."""
+        """Execute every call; `buffers` maps each name in `arguments` to a Buffer or a DLPack tensor."""
         self.model.execute(*(buffers[name] for name in self.arguments))
 
 
-def argument_types(
+def get_argument_types(
     calls: tuple[Call, ...], dtype: str, device: DeviceRef
 ) -> dict[str, TensorType | BufferType]:
-    """Return the graph's inputs by name: buffers for written tensors, tensors for those that are only read."""
+    """Return the graph's inputs by name: buffers for written tensors, tensors for the others."""
     types: dict[str, TensorType | BufferType] = {}
     for call in calls:
         for name, argument in call.op.writes.items():
-            element = DTYPES[argument.dtype_in(dtype)]
-            types[label(call, name)] = BufferType(element, list(argument.shape), device=device)
+            element = DTYPES[argument.resolve_dtype(dtype)]
+            types[qualify_name(call, name)] = BufferType(element, list(argument.shape), device=device)
     for call in calls:
         for name, argument in call.op.reads.items():
-            if label(call, name) not in types:
-                element = DTYPES[argument.dtype_in(dtype)]
+            if qualify_name(call, name) not in types:
+                element = DTYPES[argument.resolve_dtype(dtype)]
                 types.setdefault(name, TensorType(element, list(argument.shape), device=device))
         for name, scalar in call.op.scalars.items():
             types.setdefault(name, TensorType(DTYPES[scalar.dtype], [], device=DeviceRef.CPU()))
     return types
 
 
-def label(call: Call, name: str) -> str:
-    """Return the graph-wide name of a call's argument."""
+def qualify_name(call: Call, name: str) -> str:
     return f"{call.prefix}.{name}" if call.prefix else name
 
 
-def build(
+def build_graph(
     name: str,
     package: OpPackage,
     calls: tuple[Call, ...],
@@ -102,31 +100,27 @@ def build(
     module: Module | None = None,
     library: KernelLibrary | None = None,
 ) -> tuple[Graph, list[str]]:
-    """Return the graph of the calls, in order, and the names of its inputs.
+    """Return the graph of the calls, in order, and its inputs' names. Raises CompileFailed for a missing op.
 
-    Args:
-        module: A module with other graphs to add it to; by default a new one.
-        library: The package as loaded by MAX, which takes more than a second; loaded by default.
-
-    Raises CompileFailed for a missing op.
+    The graph is added to `module`, if given. `library` is the package as loaded by MAX, which takes over 1 s.
     """
-    library = library or kernel_library(package)
+    library = library or load_kernel_library(package)
     for call in calls:
         if call.op.name not in library:
             raise CompileFailed(f"{package.path} registers no op {call.op.name!r}")
-    types = argument_types(calls, dtype, device)
+    types = get_argument_types(calls, dtype, device)
     graph = Graph(name, input_types=list(types.values()), kernel_library=library, module=module)
     with graph:
         values = dict(zip(types, graph.inputs, strict=True))
 
         def read_value(call: Call, argument: str):
-            written = values.get(label(call, argument)) if call.prefix else None
-            if written is not None and isinstance(types[label(call, argument)], BufferType):
+            written = values.get(qualify_name(call, argument)) if call.prefix else None
+            if written is not None and isinstance(types[qualify_name(call, argument)], BufferType):
                 return ops.buffer_load(written.buffer)
             return values[argument].tensor
 
         for call in calls:
-            operands = [values[label(call, argument)].buffer for argument in call.op.writes]
+            operands = [values[qualify_name(call, argument)].buffer for argument in call.op.writes]
             operands += [read_value(call, argument) for argument in call.op.reads]
             operands += [values[name].tensor for name in call.op.scalars]
             ops.inplace_custom(call.op.name, device, operands, parameters=dict(call.parameters))
@@ -134,14 +128,14 @@ def build(
     return graph, list(types)
 
 
-def kernel_library(package: OpPackage) -> KernelLibrary:
+def load_kernel_library(package: OpPackage) -> KernelLibrary:
     """Load the ops of a package for graphs."""
     for _ in range(2):
         path = package.compile()
         library = KernelLibrary()
         library.load_paths([path])
         try:
-            _ = "" in library  # reads the file
+            _ = "" in library  # makes MAX read the file
             return library
         except ValueError:
             discard(path)
@@ -149,11 +143,10 @@ def kernel_library(package: OpPackage) -> KernelLibrary:
 
 
 def load(package: OpPackage, calls: tuple[Call, ...], dtype: str, device: Device, **options: Any) -> Program:
-    """Return the compiled graph of `calls` on `device`: `load_each` for one graph."""
-    return load_each(package, {"graph": calls}, dtype, device, **options)["graph"]
+    return load_graphs(package, {"graph": calls}, dtype, device, **options)["graph"]
 
 
-def load_each(
+def load_graphs(
     package: OpPackage,
     graphs: Mapping[str, tuple[Call, ...]],
     dtype: str | Mapping[str, str],
@@ -163,18 +156,18 @@ def load_each(
     on_compile: Callable[[], None] = lambda: None,
     before_init: Callable[[], None] = lambda: None,
 ) -> dict[str, Program]:
-    """Return compiled graphs on `device`, by name, from the cache or compiled now.
+    """Return graphs compiled for `device`, by name, from the cache if possible.
 
-    They are compiled as one unit: nearly all of the time is per unit, so that two take as long as one. A
-    graph for the CPU that was compiled in a larger unit is found there.
+    They are compiled as one unit, because the compile time hardly depends on the number of graphs. CPU graphs
+    that were compiled as part of a larger unit are loaded from that unit.
 
     Args:
         package: The op package.
         graphs: The calls of each graph, in order.
-        dtype: A key of DTYPES, or one for each graph.
-        device: The device of the kernels.
-        kind: Part of the cache key, for devices with code of their own ("virtual").
-        on_compile: Called before a compilation of ten seconds or more, if nothing is cached.
+        dtype: A key of DTYPES, or a mapping from graph names to such keys.
+        device: The device to compile for.
+        kind: Part of the cache key, for devices that need separate code ("virtual").
+        on_compile: Called before compiling, which takes ten seconds or more, if nothing is cached.
         before_init: Called before the kernels are passed to the device.
 
     Raises CompileFailed, with the compiler's message, if the package or a graph does not compile, and
@@ -182,40 +175,40 @@ def load_each(
     """
     started = time.monotonic()
     host = device.label == "cpu"
-    target = host_identity() if host else f"{device.api} {device.architecture_name}"
+    target = get_host_identity() if host else f"{device.api} {device.architecture_name}"
     dtypes = {name: dtype if isinstance(dtype, str) else dtype[name] for name in graphs}
     parts = [dtype if isinstance(dtype, str) else repr(sorted(dtypes.items())), repr(sorted(graphs.items()))]
-    key = digest([package.digest, version("max"), target, kind, *parts])
+    key = compute_digest([package.digest, version("max"), target, kind, *parts])
     path = cache_folder("graphs") / f"{key}.mef"
     session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
     compiled, named = read_cached(path), {name: name for name in graphs}
     entries = {
-        name: digest([package.digest, version("max"), target, kind, dtypes[name], repr(calls)])
+        name: compute_digest([package.digest, version("max"), target, kind, dtypes[name], repr(calls)])
         for name, calls in graphs.items()
     }
     if compiled is None and host:
-        compiled, named = read_larger(path.parent, entries)
+        compiled, named = read_unit_with(path.parent, entries)
     cached = compiled is not None
     if compiled is None:
         named = {name: name for name in graphs}
         on_compile()
         module: Module | None = None
-        library, where = kernel_library(package), DeviceRef.from_device(device)
+        library, where = load_kernel_library(package), DeviceRef.from_device(device)
         for name, calls in graphs.items():
-            graph, _ = build(f"g{key}_{name}", package, calls, dtypes[name], where, module, library)
+            graph, _ = build_graph(f"g{key}_{name}", package, calls, dtypes[name], where, module, library)
             module = graph.module
-        assert module is not None  # there is a graph
+        assert module is not None  # there is at least one graph
         compiled = compile_graph(session, module, package)
     before_init()
-    models = plain_names(session.init_all(compiled))
+    models = strip_prefixes(session.init_all(compiled))
     if not cached:
-        keep(path, lambda staged: export(compiled, staged), "the compiled graph")
+        keep_file(path, lambda staged: export_graph(compiled, staged), "the compiled graph")
         if len(graphs) > 1:
             for name, entry in entries.items():
-                keep_entry(path.parent / f"{entry}.unit", f"{path.name} {name}")
+                record_unit(path.parent / f"{entry}.unit", f"{path.name} {name}")
     return {
         name: Program(
-            list(argument_types(calls, dtypes[name], DeviceRef.CPU())),
+            list(get_argument_types(calls, dtypes[name], DeviceRef.CPU())),
             models[named[name]],
             dtypes[name],
             cached,
@@ -225,17 +218,17 @@ def load_each(
     }
 
 
-def plain_names(models: Mapping[str, T]) -> dict[str, T]:
-    """Remove the prefix of `load_each` from the names of models.
+def strip_prefixes(models: Mapping[str, T]) -> dict[str, T]:
+    """Remove the prefix that `load_graphs` added to the models' names.
 
-    It may be the prefix of an earlier call: if nothing else has changed, MAX returns models from its own
-    cache under the names of the first time.
+    The prefix may be from an earlier call: MAX returns unchanged models from its own cache, under the names
+    they had when they were first compiled.
     """
     return {name.partition("_")[2]: model for name, model in models.items()}
 
 
 def read_cached(path: Path) -> CompiledModel | None:
-    """Return a graph from the cache, or None if there is none or it cannot be read."""
+    """Return a graph from the cache; None if it is missing or cannot be read."""
     if not path.exists():
         return None
     try:
@@ -245,11 +238,11 @@ def read_cached(path: Path) -> CompiledModel | None:
         return None
 
 
-def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel | None, dict[str, str]]:
-    """Return the cached unit that contains graphs, and their names in it; None if there is none.
+def read_unit_with(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel | None, dict[str, str]]:
+    """Return the cached unit that contains all these graphs (None if none does), and their names in it.
 
     Args:
-        entries: Name of a graph -> the cache entry of its last compilation.
+        entries: Name of a graph -> name of its cache entry, a file that names the unit.
     """
     files = {name: folder / f"{entry}.unit" for name, entry in entries.items()}
     texts = {name: text for name, file in files.items() if (text := read_text(file)) is not None}
@@ -262,54 +255,71 @@ def read_larger(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel
     return read_cached(folder / units.pop()), {name: there for name, (_, there) in places.items()}
 
 
-def keep_entry(file: Path, text: str) -> None:
-    """Note in which unit a graph is stored; a later unit takes the place of an earlier one."""
+def record_unit(file: Path, text: str) -> None:
+    """Record which unit contains a graph, replacing an earlier record."""
     discard(file)
     keep_text(file, lambda: text, "the compiled graph")
 
 
-def export(compiled: CompiledModel, path: Path) -> None:
-    """Write a compiled graph. Raises OSError if that fails."""
+def export_graph(compiled: CompiledModel, path: Path) -> None:
     try:
         compiled.export_mef(path)
-    except ValueError as error:  # MAX raises this for every failed write
+    except ValueError as error:  # MAX raises ValueError for every failed write
         raise OSError(errno.EIO, str(error)) from error
 
 
+# MAX's message if another process has just moved an entry of Mojo's cache; it names no file.
+CACHE_MOVED = "could not lower LIT to KGEN: No such file or directory"
+
+
 def compile_graph(session: InferenceSession, module: Module, package: OpPackage) -> CompiledModel:
-    """Compile the graphs of a module; MAX's failure becomes CompileFailed, the Mojo compiler's message first."""
-    compiled = failure = None
-    with captured_stderr() as captured:
-        try:
-            compiled = session.compile(module, custom_extensions=[package.compile()])
-        except RuntimeError as error:
-            failure = error
-    # MAX may print an error of the target's code generator and still return a graph.
-    if compiled and not re.search(r"^error: |: error: ", captured.text, re.MULTILINE):
+    """Compile a module's graphs; retry once if an entry of Mojo's cache was moved meanwhile.
+
+    Raises CompileFailed with the Mojo compiler's message, or else MAX's.
+    """
+    compiled, failure, text = compile_once(session, module, package)
+    if not compiled and CACHE_MOVED in text:
+        compiled, failure, text = compile_once(session, module, package)
+    if compiled:
         return compiled
-    text = f"{captured.text}\n{(failure.__cause__ or failure) if failure else ''}"
     lines = [line.strip() for line in text.splitlines()]
     located = [
         line for line in lines if re.search(r"\.mojo:\d+:\d+: (error: |note: constraint failed)", line)
     ]
-    if not located and (full := disk_full(text)):
+    if not located and (full := get_disk_full_error(text)):
         raise full from failure
     reason = (located or [line for line in lines if "error:" in line] or [str(failure)])[0]
     raise CompileFailed(f"{package.path} does not compile\n{reason}", text.strip()) from failure
 
 
+def compile_once(
+    session: InferenceSession, module: Module, package: OpPackage
+) -> tuple[CompiledModel | None, RuntimeError | None, str]:
+    """Return (compiled model or None, MAX's error or None, the compilers' output)."""
+    compiled = failure = None
+    with capture_stderr() as captured:
+        try:
+            compiled = session.compile(module, custom_extensions=[package.compile()])
+        except RuntimeError as error:
+            failure = error
+    # MAX may print an error of the GPU's code generator and still return a graph.
+    if compiled and not re.search(r"^error: |: error: ", captured.text, re.MULTILINE):
+        return compiled, None, captured.text
+    return None, failure, f"{captured.text}\n{(failure.__cause__ or failure) if failure else ''}"
+
+
 class Captured:
-    """Text written to standard error while `captured_stderr` was on."""
+    """Text written to standard error while `capture_stderr` was active."""
 
     text: str = ""
 
 
 @contextmanager
-def captured_stderr() -> Iterator[Captured]:
+def capture_stderr() -> Iterator[Captured]:
     """Capture the standard error of the process, including the compiler's native code.
 
     Compilations in several threads share one capture: the first opens it, the last closes it, and each gets
-    everything.
+    the output of all.
     """
     captured = Captured()
     with _capture_lock:
@@ -337,8 +347,7 @@ _capture_users: list[Captured] = []
 _capture_saved: list[tuple[int, IO[bytes]]] = []
 
 
-def host_identity() -> str:
-    """Return the architecture and the instruction sets of this machine, on which compiled CPU code depends."""
+def get_host_identity() -> str:
     try:
         flags = next(
             line
@@ -347,20 +356,20 @@ def host_identity() -> str:
         )
     except (OSError, StopIteration):
         flags = platform.processor()
-    return f"{platform.system()} {platform.machine()} {digest([flags])}"
+    return f"{platform.system()} {platform.machine()} {compute_digest([flags])}"
 
 
-def to_device(tensor: DLPackArray | Buffer, device: Device) -> Buffer:
-    """Return a buffer on `device` from a NumPy array or a CPU torch tensor; on the CPU it shares the memory."""
+def copy_to_device(tensor: DLPackArray | Buffer, device: Device) -> Buffer:
+    """Return a buffer on `device` from a CPU array or tensor; on the CPU the two share memory."""
     buffer = tensor if isinstance(tensor, Buffer) else Buffer.from_dlpack(tensor)
     return buffer if device.label == "cpu" else buffer.to(device)
 
 
-# ---- The tensors of a run -----------------------------------------------------------------------------------
+# ---- The tensors of a run ----------------------------------------------------------------------------------
 
 
-def sizes_of(puzzle: Puzzle, inputs: dict[str, torch.Tensor]) -> Dims:
-    """Return the sizes of a case by the shapes of its inputs."""
+def infer_sizes(puzzle: Puzzle, inputs: dict[str, torch.Tensor]) -> Dims:
+    """Infer the sizes of a case from the shapes of its inputs."""
     sizes = {
         name: size
         for call in puzzle.calls
@@ -378,33 +387,32 @@ def make_buffers(
     inputs: dict[str, torch.Tensor],
     dims: Dims | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Buffer]]:
-    """Return the poisoned outputs of a program on the CPU, and a buffer on the target for every argument,
-    both by name.
+    """Return a program's poisoned outputs on the CPU, and a buffer on the target for every argument.
 
-    `dims` are the case's sizes, None to infer them from the inputs. A scalar that is not among the inputs has
+    `dims` are the case's sizes, None to infer them from the inputs. A scalar missing from the inputs takes
     the op's default.
     """
     import torch
 
     from harness.devices.poison import make_poisoned
 
-    shapes = puzzle.shapes(dims or sizes_of(puzzle, inputs))
+    shapes = puzzle.compute_shapes(dims or infer_sizes(puzzle, inputs))
     scalars = {name: scalar for call in puzzle.calls for name, scalar in call.op.scalars.items()}
     outputs: dict[str, torch.Tensor] = {}
     buffers: dict[str, Buffer] = {}
     for name in program.arguments:
         quantity = name.split(".")[-1]
         if "." in name:
-            dtype = puzzle.written_dtype(quantity, program.dtype)
+            dtype = puzzle.get_output_dtype(quantity, program.dtype)
             outputs[name] = as_tensor(make_poisoned(shapes[quantity], dtype))
-            buffers[name] = to_device(outputs[name], target.device)
+            buffers[name] = copy_to_device(outputs[name], target.device)
         elif name in scalars:
             value = inputs.get(name, scalars[name].value)
             buffers[name] = Buffer.from_dlpack(
                 torch.as_tensor(value, dtype=getattr(torch, scalars[name].dtype))
             )
         else:
-            buffers[name] = to_device(inputs[name], target.device)
+            buffers[name] = copy_to_device(inputs[name], target.device)
     return outputs, buffers
 
 

@@ -1,7 +1,4 @@
-"""Training ops as MAX graphs on the memory of torch tensors, without a copy: from PyTorch to a puzzle's ops.
-
-All graphs of a dtype on a device are compiled together when one is first used: ten seconds and more, once, for they are cached.
-"""
+"""Run training ops as cached MAX graphs on PyTorch tensors, without copies."""
 
 import os
 import threading
@@ -10,28 +7,24 @@ from collections.abc import Iterable
 import torch
 from max.driver import CPU, Accelerator, Buffer, Device, accelerator_count
 
-from harness.devices.graphs import Program, load_each
+from harness.devices.graphs import Program, load_graphs
 from harness.nn.arguments import DTYPES
 from harness.spec.ops import Call, OpSpec
 from harness.toolchain.packages import OpPackage
-from harness.toolchain.roots import op_package, solutions
+from harness.toolchain.roots import make_op_package, solutions
 
 Tensor = torch.Tensor
 compiling = threading.Lock()
-ran: set[str] = set()
-"""The functions that have run through MAX in this process."""
+functions_run: set[str] = set()
+"""Names of the functions that have run through MAX in this process."""
 forked_from: list[int] = []
-"""The parent's process number, in a child that was forked after MAX had started."""
+"""The parent's process ID, in a child that was forked after MAX had started."""
 
 
 class Graphs:
-    """Training ops of a puzzle's solution, one graph each; never a learner's kernels.
+    """The training ops of a puzzle's solution, one graph each; never a learner's kernels.
 
-    Args:
-        puzzle: The puzzle.
-        function: The name in error messages.
-        ops: The ops.
-        instead: The alternative for a caller that captures a CUDA graph.
+    `instead` names an alternative in the error for a caller that captures a CUDA graph.
     """
 
     def __init__(self, puzzle: str, function: str, ops: Iterable[OpSpec], instead: str = ""):
@@ -40,51 +33,49 @@ class Graphs:
 
     @property
     def package(self) -> OpPackage:
-        """The solution's kernels."""
-        return op_package(solutions(), self.puzzle)
+        return make_op_package(solutions(), self.puzzle)
 
-    def calls(self, **parameters: str) -> dict[str, tuple[Call, ...]]:
-        """Return the calls of each graph, by the op's name."""
+    def make_calls(self, **parameters: str) -> dict[str, tuple[Call, ...]]:
         return {op.name: (Call(op, tuple(parameters.items())),) for op in self.ops}
 
-    def programs(self, dtype: torch.dtype, device: torch.device, **parameters: str) -> dict[str, Program]:
-        """Return the compiled graphs by the op's name; the first thread compiles one while the others wait."""
-        refuse_after_fork(self.function)
-        where = (*parameters.values(), dtype, device)
-        if where not in self.loaded:
+    def get_programs(self, dtype: torch.dtype, device: torch.device, **parameters: str) -> dict[str, Program]:
+        """Return the compiled graphs by op; one thread compiles them and the others wait."""
+        check_not_forked(self.function)
+        key = (*parameters.values(), dtype, device)
+        if key not in self.loaded:
             with compiling:
-                if where not in self.loaded:
-                    calls, on = self.calls(**parameters), max_device(device)
-                    self.loaded[where] = load_each(self.package, calls, DTYPES[dtype], on)
-        return self.loaded[where]
+                if key not in self.loaded:
+                    calls, on = self.make_calls(**parameters), get_max_device(device)
+                    self.loaded[key] = load_graphs(self.package, calls, DTYPES[dtype], on)
+        return self.loaded[key]
 
     def run(self, op: OpSpec, tensors: Iterable[Tensor], *scalars: float, **parameters: str) -> None:
-        """Run an op on its tensors and scalars, in the order in which it names them."""
+        """Run an op on tensors and scalars in the order of its spec."""
         arguments = dict(zip((*op.writes, *op.reads), tensors, strict=True))
         like = arguments[next(iter(op.reads))]
         for (name, scalar), value in zip(op.scalars.items(), scalars, strict=True):
             arguments[name] = torch.tensor(value, dtype=getattr(torch, scalar.dtype))
-        # MAX writes contiguous tensors; others are copied from one.
+        # MAX writes only to contiguous tensors; for other tensors, copy the result back.
         written = {name: arguments[name].contiguous() for name in op.writes}
-        program = self.programs(like.dtype, like.device, **parameters)[op.name]
+        program = self.get_programs(like.dtype, like.device, **parameters)[op.name]
         run(program, arguments | written, like.device, self.function, self.instead)
         for name, tensor in written.items():
             if tensor is not arguments[name]:
                 arguments[name].copy_(tensor)
 
 
-def _after_fork() -> None:
-    """Note in a forked child that MAX's threads are missing: to wait for them would never end."""
-    if ran and not forked_from:
+def _record_fork() -> None:
+    """Record in a forked child that MAX's threads do not exist, so that calls fail instead of hanging."""
+    if functions_run and not forked_from:
         forked_from.append(os.getppid())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_record_fork)
 
 
-def refuse_after_fork(function: str) -> None:
-    """Raise in a child that was forked after its parent had called a function through MAX."""
+def check_not_forked(function: str) -> None:
+    """Raise RuntimeError in a child that was forked after its parent had called a function through MAX."""
     if forked_from:
         raise RuntimeError(
             f"{function} was called in process {forked_from[0]} before this one was forked from it, and MAX's "
@@ -93,8 +84,8 @@ def refuse_after_fork(function: str) -> None:
         )
 
 
-def max_device(device: torch.device) -> Device:
-    """MAX's device for torch's. Raises RuntimeError if MAX does not see torch's GPU."""
+def get_max_device(device: torch.device) -> Device:
+    """Return MAX's device for a PyTorch device. Raises RuntimeError if MAX does not see it."""
     if device.type == "cpu":
         return CPU()
     if device.index >= accelerator_count():
@@ -107,27 +98,26 @@ def max_device(device: torch.device) -> Device:
 def run(
     program: Program, arguments: dict[str, Tensor], device: torch.device, function: str, instead: str = ""
 ) -> None:
-    """Run a program on torch tensors, in the order of torch's current stream; `function` is the name in
-    error messages."""
-    refuse_after_fork(function)
-    ran.add(function)
+    """Run a program on tensors, ordered with PyTorch's current stream; error messages name `function`."""
+    check_not_forked(function)
+    functions_run.add(function)
     # MAX accepts neither strides nor tensors that require a gradient.
     tensors = {name: tensor.detach().contiguous() for name, tensor in arguments.items()}
     if device.type == "cpu":
         execute(program, tensors)
         return
-    refuse_capture(function, instead)
+    check_not_capturing(function, instead)
     with torch.cuda.device(device):
         run_in_stream_order(program, tensors, device)
 
 
 def run_in_stream_order(program: Program, tensors: dict[str, Tensor], device: torch.device) -> None:
-    """Make MAX wait for torch's current stream, and that stream for MAX.
+    """Run a program after the earlier work on PyTorch's current stream, and before the later work.
 
-    MAX launches on a stream of its own, which is ordered with torch's default stream only. From any other stream
-    the kernels would read inputs that are not written yet, without an error; so work goes through the default
-    stream there and back. `record_stream` keeps torch's allocator from lending the memory out again while MAX
-    still uses it.
+    MAX launches on its own stream, which is ordered only with PyTorch's default stream. Called from another
+    stream, its kernels could read inputs before they are written. So the default stream waits for the current
+    stream before the call, and the current stream for the default stream after it. `record_stream` keeps
+    PyTorch's allocator from reusing the memory while MAX still uses it.
     """
     current, default = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
     if current == default:
@@ -143,13 +133,12 @@ def run_in_stream_order(program: Program, tensors: dict[str, Tensor], device: to
 
 
 def execute(program: Program, tensors: dict[str, Tensor]) -> None:
-    """Run a program on the memory of the tensors."""
-    # MAX takes torch tensors too, but needs 20 us for each to find out that it does.
+    # MAX also accepts PyTorch tensors, but takes 20 us to recognise each.
     program.run({name: Buffer.from_dlpack(tensor) for name, tensor in tensors.items()})
 
 
-def refuse_capture(function: str, instead: str = "") -> None:
-    """Raise while torch captures a CUDA graph: MAX's stream cannot be captured. `instead` is one more way out."""
+def check_not_capturing(function: str, instead: str = "") -> None:
+    """Raise RuntimeError while PyTorch captures a CUDA graph, which MAX's stream cannot join."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{function} cannot be captured in a CUDA graph here, because MAX launches on a stream of its own; call it "

@@ -1,11 +1,11 @@
-"""The poison that output buffers are filled with, to detect elements that a kernel never writes."""
+"""Fill output buffers with poison, to detect elements that a kernel never writes."""
 
 import numpy as np
 
-from harness.spec.rounding import name_of_dtype, stored_dtype
+from harness.spec.rounding import get_dtype_name, get_stored_dtype
 
-# Signalling NaNs: all arithmetic makes them quiet, so an element that still holds one was not even added to.
-# Whole numbers have no such value: theirs is far from every index.
+# Signalling NaNs: any arithmetic makes them quiet, so an element that is still poison was not even added to.
+# Integers have no NaN; their poison is far from any valid index.
 POISON = {
     "float64": 0x7FF0_0000_DEAD_BEEF,
     "float32": 0x7F80_DEAD,
@@ -19,11 +19,9 @@ POISON = {
 
 
 def make_poisoned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Make an output buffer filled with the poison of its dtype."""
-    kind = stored_dtype(dtype)
+    kind = get_stored_dtype(dtype)
     return np.full(shape, POISON[dtype], f"u{kind.itemsize}").view(kind)
 
 
-def unwritten(array: np.ndarray) -> np.ndarray:
-    """True where a stored array still holds the poison."""
-    return array.view(f"u{array.itemsize}") == POISON[name_of_dtype(array)]
+def find_unwritten(array: np.ndarray) -> np.ndarray:
+    return array.view(f"u{array.itemsize}") == POISON[get_dtype_name(array)]

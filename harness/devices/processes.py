@@ -1,7 +1,6 @@
-"""Run a function in several processes that communicate through torch.distributed (gloo), on this machine.
+"""Run a function in several processes that communicate through torch.distributed (gloo).
 
-A fork server with torch imported starts them, so that a second run starts in milliseconds. A rank that fails,
-hangs or dies ends the run and is reported, since the others may wait for it forever.
+They are forked from a server that has imported torch. If a rank fails, hangs or dies, the run ends.
 """
 
 import contextlib
@@ -24,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 START = 300.0
-"""Seconds that a process may take to start: on a busy machine torch alone takes many."""
-# The imports of a first gradient take longer than most cases.
+"""Seconds that a process may take to start; importing torch is slow on a busy machine."""
+# Computing a gradient imports the second module, which takes longer than most cases.
 PRELOADED = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
 GRACE = 1.0
 """Seconds that a process has to report an error or its position, or to exit."""
 
 
 class RankFailed(Exception):
-    """A rank raised, hangs or died; the message names the rank and, if known, the source line."""
+    """Raised if a rank fails, hangs or dies; the message names the rank and, if known, the source line."""
 
 
 def run_ranks(
@@ -43,12 +42,12 @@ def run_ranks(
     source: Path | None = None,
     seconds: float = 60.0,
 ) -> list[Any]:
-    """Call `function(*arguments[rank])` in as many processes as there are arguments, and return the results.
+    """Call `function(*arguments[rank])` in one process for each element of `arguments`; return the results.
 
     Args:
-        function: Can be pickled, as can its arguments and result. The default process group is initialized.
-        arguments: Of each rank.
-        describe: Formats an exception, in the process that raised it; can be pickled.
+        function: Picklable, as are its arguments and result. The default process group is initialized.
+        arguments: One tuple for each rank.
+        describe: Formats an exception in the process that raised it; picklable.
         source: The file whose line is reported for a hanging rank.
         seconds: Time limit of the ranks, once all have started.
 
@@ -61,17 +60,17 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[tuple[BaseProcess, Connection]] = []
         try:
-            for rank, own in enumerate(arguments):
+            for rank, rank_arguments in enumerate(arguments):
                 ours, theirs = context.Pipe()
                 start = (theirs, Path(folder), rank, len(arguments), seconds)
                 process = context.Process(
-                    target=one_rank, args=(*start, function, own, describe), daemon=True
+                    target=run_rank, args=(*start, function, rank_arguments, describe), daemon=True
                 )
                 process.start()
                 theirs.close()
                 ranks.append((process, ours))
-            answers(ranks, START, folder, source)
-            return answers(ranks, seconds, folder, source)
+            collect_answers(ranks, START, folder, source)
+            return collect_answers(ranks, seconds, folder, source)
         finally:
             for process, connection in ranks:
                 process.kill()
@@ -80,11 +79,11 @@ def run_ranks(
 
 
 def start_server() -> None:
-    """Start the fork server with Ctrl-C blocked, which its processes inherit: their parent ends them.
+    """Start the fork server with SIGINT blocked, which its processes inherit: only their parent ends them.
 
-    A Ctrl-C meanwhile is heard afterwards: the signal is blocked, which a new process inherits, and not ignored.
+    A Ctrl-C during the start reaches this process afterwards, because the signal is blocked, not ignored.
     """
-    resource_tracker.ensure_running()  # where it comes later, it lifts every block
+    resource_tracker.ensure_running()  # if started later, it would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -92,7 +91,7 @@ def start_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def one_rank(
+def run_rank(
     answer: Connection,
     folder: Path,
     rank: int,
@@ -102,8 +101,8 @@ def one_rank(
     arguments: tuple,
     describe: Callable[[Exception], str],
 ) -> None:
-    """Join the group, report it, call the function, and send its result."""
-    # A signal that ends the starting process without clean-up would leave this one waiting for its neighbours.
+    """Join the process group, report that, call the function, and send its result."""
+    # Without the watcher, this process would wait for the other ranks forever if the parent were killed.
     watcher = threading.Thread(target=end_with_parent, args=(answer,), daemon=True)
     watcher.start()
     import torch
@@ -119,7 +118,7 @@ def one_rank(
         torch.set_num_threads(1)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         store = FileStore(str(folder / "store"), size)
-        # The run ends before the group's own limit, which names no rank.
+        # Let the run time out before the process group, whose error does not name a rank.
         limit = datetime.timedelta(seconds=START + 2 * seconds)
         torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
         answer.send((True, None))
@@ -127,21 +126,21 @@ def one_rank(
             answer.send((True, function(*arguments)))
         except Exception as error:
             answer.send((False, describe(error)))
-        # A rank that ended would break the connections of the others, who would then fail and not hang.
+        # If this rank exited, the other ranks' connections would break, and they would fail instead of hang.
         watcher.join()
 
 
 def end_with_parent(answer: Connection) -> None:
-    """End this process when the other end of its pipe is closed, as the system does when a process ends."""
+    """End this process when the parent's end of its pipe closes, also because the parent ended."""
     with contextlib.suppress(EOFError, OSError):
         answer.recv()
     os._exit(1)
 
 
-def answers(
+def collect_answers(
     ranks: Sequence[tuple[BaseProcess, Connection]], seconds: float, folder: str, source: Path | None
 ) -> list[Any]:
-    """Return one answer of every rank, in order. Raises RankFailed if one fails or times out."""
+    """Return one answer from each rank, in order. Raises RankFailed if a rank fails or times out."""
     results: dict[int, Any] = {}
     failed: dict[int, str] = {}
     deadline = time.monotonic() + seconds
@@ -151,37 +150,37 @@ def answers(
         for connection in [connection for connection in waiting if connection in ready]:
             rank = waiting.pop(connection)
             try:
-                good, value = connection.recv()
+                ok, value = connection.recv()
             except EOFError:
                 process = ranks[rank][0]
                 process.join()
-                good, value = False, f"ended without an answer (exit code {process.exitcode})"
-            (results if good else failed)[rank] = value
-            deadline = deadline if good else min(deadline, time.monotonic() + GRACE)
+                ok, value = False, f"ended without an answer (exit code {process.exitcode})"
+            (results if ok else failed)[rank] = value
+            deadline = deadline if ok else min(deadline, time.monotonic() + GRACE)
     size = len(ranks)
     if failed:
         raise RankFailed("; ".join(f"rank {rank} of {size}: {failed[rank]}" for rank in sorted(failed)))
     if waiting:
         hanging = sorted(waiting.values())
-        words = [
-            f"rank {rank} of {size} hangs{place(ranks[rank][0], rank, folder, source)}" for rank in hanging
+        messages = [
+            f"rank {rank} of {size} hangs{format_hang_location(ranks[rank][0], rank, folder, source)}"
+            for rank in hanging
         ]
-        raise RankFailed(f"{'; '.join(words)} (timed out after {seconds:g} s)")
+        raise RankFailed(f"{'; '.join(messages)} (timed out after {seconds:g} s)")
     return [results[rank] for rank in range(size)]
 
 
-def place(process: BaseProcess, rank: int, folder: str, source: Path | None) -> str:
-    """Return the source line of a hanging rank, " at FILE:LINE", or ""."""
+def format_hang_location(process: BaseProcess, rank: int, folder: str, source: Path | None) -> str:
+    """Return " at FILE:LINE" with the source line of a hanging rank, or "" if it is unknown."""
     if process.pid is None or source is None:
         return ""
     os.kill(process.pid, signal.SIGUSR1)
-    line = line_in(Path(folder) / f"stack {rank}", source)
+    line = find_stack_line(Path(folder) / f"stack {rank}", source)
     return line and f" at {line}"
 
 
-def line_in(stack: Path, source: Path) -> str:
-    """Return the line of a source, "FILE:LINE", in the stack that a process writes on request, or when it
-    dies; "" without one."""
+def find_stack_line(stack: Path, source: Path) -> str:
+    """Return the first line of `source` in a process's stack dump as "FILE:LINE", or ""."""
     until = time.monotonic() + GRACE
     while time.monotonic() < until:
         for file, line in re.findall(r'File "(.*)", line (\d+)', stack.read_text()):

@@ -1,9 +1,7 @@
-"""Generate the Mojo program that records a puzzle's launches from the ops of its spec: sizes, tensors, one
-launch per call.
+"""Generate the Mojo program that records a puzzle's launches from the ops of its spec.
 
-`Call.launch` is the Mojo text of a call, with two abbreviations: `...` stands for the recorder and the op's
-tensors in order, `=` for the tensors as named arguments. Tensors that the text names itself are omitted from
-both.
+`Call.launch` is the Mojo text of a call with two abbreviations: `...` for the recorder and the op's tensors
+in order, and `=` for the tensors as named arguments. Both omit tensors that the text names elsewhere.
 """
 
 import functools
@@ -17,27 +15,24 @@ from harness.spec.ops import ACCUM, RUN, Argument, Call
 from harness.spec.puzzle import Puzzle
 from harness.spec.rungs import MojoRung
 
-STANDARD = {"ceildiv": "std.math", "next_power_of_two": "std.bit", "accum_type": "op.shared.common"}
-"""Names that an expression may use in addition to those of the op package, and the modules that define them."""
+STANDARD_NAMES = {"ceildiv": "std.math", "next_power_of_two": "std.bit", "accum_type": "op.shared.common"}
+"""Names from outside the op package that expressions may use, and the modules that define them."""
 
 
 @functools.cache
-def program_of(puzzle: str, package: Path) -> str:
-    """Return the recording program of a puzzle by its name, as `program` does."""
-    return program(find_puzzle(puzzle), package)
+def generate_program_for(puzzle: str, package: Path) -> str:
+    return generate_program(find_puzzle(puzzle), package)
 
 
-def program(puzzle: Puzzle, package: Path) -> str:
-    """Return the text of the program; `package` holds the modules that the launches are imported from.
+def generate_program(puzzle: Puzzle, package: Path) -> str:
+    """Return the text of the program, which imports the launch functions from the modules of `package`.
 
-    Its dtype and its variants are compile-time names, as in `-D DTYPE=float32 -D VARIANT_fused`; without a VARIANT_ name it
-    records the default variants.
-
-    Raises DamagedFile for a launch or a size that uses a name which nothing defines.
+    Dtype and variants are compile-time definitions, `-D DTYPE=float32 -D VARIANT_fused`. Raises DamagedFile
+    if a launch or a size uses an undefined name.
     """
     rung = puzzle.mojo_rung
     assert rung, puzzle.name
-    bodies = {variant: body(puzzle, rung, variant) for variant in puzzle.variants}
+    bodies = {variant: generate_body(puzzle, rung, variant) for variant in puzzle.variants}
     flags = {variant: f"VARIANT_{variant}" for variant in puzzle.variants}
     constants = [
         'comptime dtype = get_defined_dtype["DTYPE", DType.float32]()',
@@ -45,7 +40,7 @@ def program(puzzle: Puzzle, package: Path) -> str:
         *(f'comptime {variant.upper()} = is_defined["{flag}"]()' for variant, flag in flags.items()),
         f"comptime DEFAULT = {' and '.join(f'not {variant.upper()}' for variant in bodies)}",
     ]
-    if "accum" not in words(str(bodies)):
+    if "accum" not in find_identifiers(str(bodies)):
         del constants[1]
     calls = [
         line
@@ -56,87 +51,91 @@ def program(puzzle: Puzzle, package: Path) -> str:
         )
     ]
     functions = [
-        line for variant, lines in bodies.items() for line in ("", "", *head(f"record_{variant}"), *lines)
+        line
+        for variant, lines in bodies.items()
+        for line in ("", "", *declare_function(f"record_{variant}"), *lines)
     ]
     text = [
-        *imports(package, rung, {*words("\n".join([*constants, *functions]))} - {"dtype", "accum"}),
+        *generate_imports(
+            package, rung, {*find_identifiers("\n".join([*constants, *functions]))} - {"dtype", "accum"}
+        ),
         "from recorder import Recorder",
         "",
         *constants,
         "",
         "",
-        *head("record_launches"),
+        *declare_function("record_launches"),
         *calls,
         *functions,
     ]
     return "\n".join(text) + "\n"
 
 
-def head(name: str) -> list[str]:
-    """Return the first line of a function."""
+def declare_function(name: str) -> list[str]:
     return [f"def {name}(mut recorder: Recorder, dims: List[Int]) raises:"]
 
 
-def words(text: str) -> set[str]:
-    """Return the identifiers of a Mojo text, without those that follow a dot and those in quotes."""
+def find_identifiers(text: str) -> set[str]:
+    """Return the identifiers in Mojo text, except after a dot or in quotes."""
     return set(re.findall(r"(?<![\w.])[A-Za-z_]\w*", re.sub(r'"[^"]*"', "", text)))
 
 
-def body(puzzle: Puzzle, rung: MojoRung, variant: str) -> list[str]:
-    """Return the statements that record one variant: its sizes, its tensors, its launches."""
+def generate_body(puzzle: Puzzle, rung: MojoRung, variant: str) -> list[str]:
+    """Return the statements that record one variant: its sizes, tensors and launches."""
     calls = puzzle.variants[variant]
     written = {name: shape for call in calls for name, shape in call.op.writes.items()}
     read = {n: shape for call in calls for n, shape in call.op.reads.items() if n not in written}
-    tensors = [f"    var {name} = {tensor(name, argument)}.as_imm()" for name, argument in read.items()]
-    tensors += [f"    var {name} = {tensor(name, argument)}" for name, argument in written.items()]
-    launches = [f"    {expand(call, written)}" for call in calls]
+    tensors = [
+        f"    var {name} = {declare_tensor(name, argument)}.as_imm()" for name, argument in read.items()
+    ]
+    tensors += [f"    var {name} = {declare_tensor(name, argument)}" for name, argument in written.items()]
+    launches = [f"    {expand_launch(call, written)}" for call in calls]
     return [
         f'    recorder.case("{variant}", dims)',
-        *sizes(puzzle, rung, "\n".join([*tensors, *launches])),
+        *declare_sizes(puzzle, rung, "\n".join([*tensors, *launches])),
         *tensors,
         *launches,
     ]
 
 
-def tensor(name: str, argument: Argument) -> str:
-    """Return a tensor of as many elements as its shape has."""
+def declare_tensor(name: str, argument: Argument) -> str:
     kind = {RUN: "dtype", ACCUM: "accum"}.get(argument.dtype, f"DType.{argument.dtype}")
     return f'recorder.tensor[{kind}]("{name}", {" * ".join(map(str, argument.shape))})'
 
 
-def sizes(puzzle: Puzzle, rung: MojoRung, text: str) -> Iterator[str]:
-    """Return the sizes that a text uses, and those that these use."""
+def declare_sizes(puzzle: Puzzle, rung: MojoRung, text: str) -> Iterator[str]:
+    """Yield the declarations of the sizes that `text` uses, directly or through other sizes."""
     known = {name: f"dims[{i}]" for i, name in enumerate(puzzle.dim_names)} | dict(rung.sizes)
-    used = words(text)
+    used = find_identifiers(text)
     for name in reversed(known):
-        used |= words(known[name]) if name in used else set()
+        used |= find_identifiers(known[name]) if name in used else set()
     yield from (f"    var {name} = {value}" for name, value in known.items() if name in used)
 
 
-def expand(call: Call, written: Mapping[str, Argument]) -> str:
-    """Return the launch of a call, its abbreviations written out."""
-    named = words(call.launch)
+def expand_launch(call: Call, written: Mapping[str, Argument]) -> str:
+    """Return the launch of a call with its abbreviations expanded."""
+    named = find_identifiers(call.launch)
     read = {name: f"{name}.as_imm()" if name in written else name for name in call.op.reads}
     tensors = {n: text for n, text in ({n: n for n in call.op.writes} | read).items() if n not in named}
     text = call.launch.replace("...", ", ".join(["recorder", *tensors.values()]))
     return text.replace("(=", "(" + ", ".join(f"{name}={text}" for name, text in tensors.items()))
 
 
-def imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
-    """Return the imports of names of the package and the standard library."""
+def generate_imports(package: Path, rung: MojoRung, names: set[str]) -> list[str]:
+    """Return imports from the package and STANDARD_NAMES. Raises DamagedFile for a missing launch."""
     modules: dict[str, set[str]] = {"std.sys": {"get_defined_dtype", "is_defined"}}
-    for name in names & STANDARD.keys():
-        modules.setdefault(STANDARD[name], set()).add(name)
-    # Of modules that define the same name, the one with the blanks comes first.
+    for name in names & STANDARD_NAMES.keys():
+        modules.setdefault(STANDARD_NAMES[name], set()).add(name)
+    # If several modules define a name, the one with the blanks takes precedence.
     source = Path(rung.file).name
     files = sorted(package.glob("*.mojo"), key=lambda p: (p.name != source, p.name))
     missing = {name for name in names if name.startswith("launch_")}
-    left = set(names)
+    undefined = set(names)
     for path in files:
         defined = re.findall(r"^(?:def|struct|comptime) (\w+)", path.read_text("utf-8"), re.MULTILINE)
-        if here := left & set(defined):
-            modules.setdefault(f"op.{path.stem}", set()).update(here)
-            left -= here
-    if missing := sorted(missing & left):
+        if defined_here := undefined & set(defined):
+            modules.setdefault(f"op.{path.stem}", set()).update(defined_here)
+            undefined -= defined_here
+    if missing := sorted(missing & undefined):
         raise DamagedFile(f"{package.parent.name}: no file of its op package defines {', '.join(missing)}")
     return [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(modules.items())]

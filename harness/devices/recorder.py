@@ -1,13 +1,11 @@
-"""Record the launches of a puzzle without a device: PTX, geometry and exact argument bytes, by the recording
-launcher.
+"""Record the launches of a puzzle without a device: PTX, geometry and exact argument bytes.
 
-The program is generated from the puzzle's spec (`record_program.py`); its launcher,
-`recording/recorder.mojo`, prints the launches, and `parse` reads them. It needs only the Mojo compiler; no
-MAX, no driver. A recording takes a few seconds and has source lines. The same launch functions run here and
-in the custom op, so a recording shows what a GPU would get.
+A program generated from the spec (`record_program.py`) calls the launch functions with a launcher,
+`recording/recorder.mojo`, that prints the launches, and `parse` parses its output. Only the Mojo compiler is
+needed. The custom op calls the same launch functions, so a recording has exactly the launches of a GPU.
 
-A check calls `record_dtypes`. It uses the cache, whole or in parts (`kernel_cache.py`), and compiles the
-rest: single kernels if their launches are known, else everything (`record_many`).
+A check calls `record_dtypes`, which loads recordings from the cache, whole or in parts (`kernel_cache.py`),
+and compiles the rest.
 """
 
 import re
@@ -17,54 +15,54 @@ from functools import partial
 from pathlib import Path
 
 from harness.devices.kernel_cache import (
+    CONTENTS,
     MARK,
-    WHAT,
     Instance,
     Kernels,
     compile_together,
     mark_launches,
-    plain_symbols,
+    strip_copy_prefixes,
 )
-from harness.devices.record_program import program_of
+from harness.devices.record_program import generate_program_for
 from harness.errors import CompileFailed
 from harness.toolchain import roots
-from harness.toolchain.cache import cache_folder, digest, keep_text, read_text, staging
+from harness.toolchain.cache import cache_folder, compute_digest, create_staging_folder, keep_text, read_text
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
-from harness.vgpu.ptx.parser import plain_files
+from harness.vgpu.ptx.parser import decode_file_names
 
 LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
-# With so few blocks along y, a kernel that does not stride over the grid leaves rows out at the sizes of the cases
-# already, not only beyond the 65,535 blocks that a GPU allows. Launches know the limit by this compile-time name.
+# A limit on the blocks along y, read by the launch functions: so low that a kernel without a grid-stride loop
+# skips rows at the sizes of the cases, and not only beyond a GPU's limit of 65,535 blocks.
 SMALL_GRID = "-DMAX_GRID_Y=4"
-# Placeholder for the dtype of the run; replaced by its name, so that one program can record several.
+# The program's dtype and variants, which are replaced by each order's, so that one program can record several.
 DTYPE_OF_RUN = 'get_defined_dtype["DTYPE", DType.float32]()'
+VARIANT_OF_RUN = re.compile(r'is_defined\["VARIANT_(\w+)"\]\(\)')
 
 
-# The recording launcher begins tensors on pages of their own, with an empty one between any two.
+# The recording launcher aligns tensors to pages and leaves an empty page after each.
 PAGE = 0x1000
 
 
 @dataclass(frozen=True)
 class RecordedTensor:
-    """A tensor, or a piece of scratch memory, at an address that means nothing but itself."""
+    """A tensor or workspace; its address is synthetic and only identifies it in a launch's arguments."""
 
     name: str
     address: int
     nbytes: int
     scratch: bool = False
 
-    def offset(self, argument: bytes) -> int | None:
-        """Return the byte offset of an argument from the tensor's start; None if it is not an address in its
-        pages, of which the last is unused."""
-        behind = int.from_bytes(argument, "little") - self.address
-        room = -(-self.nbytes // PAGE) * PAGE + PAGE
-        return behind if len(argument) == 8 and 0 <= behind < room else None
+    def get_offset(self, argument: bytes) -> int | None:
+        """Return an argument's byte offset in the tensor, or None if it is not a pointer into its pages."""
+        offset = int.from_bytes(argument, "little") - self.address
+        size = -(-self.nbytes // PAGE) * PAGE + PAGE
+        return offset if len(argument) == 8 and 0 <= offset < size else None
 
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One launch: its name in reports, the kernel's symbol, geometry, and the bytes of every argument.
+    """One launch: its name in reports, the kernel's symbol, grid, block, and each argument's bytes.
 
     `shared` is dynamic shared memory in bytes.
     """
@@ -81,7 +79,7 @@ class RecordedLaunch:
 class Recording:
     """Launches of a puzzle in one dtype.
 
-    `cases` maps (variant, dims) to its tensors and launches in order; `ptx` maps a kernel's symbol to its text.
+    `cases` maps (variant, dims) to its tensors and launches in order; `ptx` maps kernel symbols to PTX.
     """
 
     cases: dict[tuple[str, tuple[int, ...]], list[RecordedTensor | RecordedLaunch]] = field(
@@ -89,56 +87,52 @@ class Recording:
     )
     ptx: dict[str, str] = field(default_factory=dict)
 
-    def launches(self) -> list[RecordedLaunch]:
-        """Return every launch of every variant."""
+    def list_launches(self) -> list[RecordedLaunch]:
         return [
             event for events in self.cases.values() for event in events if isinstance(event, RecordedLaunch)
         ]
 
-    def arguments(self, launch: str) -> list[str]:
-        """Return the tensors that the arguments of a launch point to, by name, in order; "" for other
-        arguments."""
+    def list_argument_names(self, launch: str) -> list[str]:
+        """Return the name of the tensor that each argument of a launch points to, or "" for a scalar."""
         for events in self.cases.values():
             tensors = [event for event in events if isinstance(event, RecordedTensor)]
             for event in events:
                 if isinstance(event, RecordedLaunch) and event.name == launch:
                     return [
-                        next((t.name for t in tensors if t.offset(argument) is not None), "")
+                        next((t.name for t in tensors if t.get_offset(argument) is not None), "")
                         for argument in event.arguments
                     ]
         return []
 
-    def kernel_names(self) -> dict[str, str]:
-        """Return the symbol of every kernel -> the name of its first launch."""
+    def map_kernel_names(self) -> dict[str, str]:
         names: dict[str, str] = {}
-        for launch in self.launches():
+        for launch in self.list_launches():
             names.setdefault(launch.symbol, launch.name)
         return names
 
 
 @dataclass(frozen=True)
 class Order:
-    """A request to record one package.
+    """A request to record one package of a puzzle.
 
-    Attributes:
-        package: The op package.
-        dims: The sizes of each case, as the puzzle names them.
-        variants: Which ones, the fewer the faster; without any, those that the recording program takes by itself.
-        small_grid: With SMALL_GRID, for checks.
-        dtype: The dtype of the run, "float32", "bfloat16" or "float16".
+    Without `variants`, the default variants are recorded; fewer variants compile faster.
     """
 
     package: OpPackage
+    puzzle: str
     dims: tuple[tuple[int, ...], ...]
     variants: tuple[str, ...] = ()
     small_grid: bool = False
     dtype: str = "float32"
 
     @property
-    def defines(self) -> tuple[str, ...]:
-        """The compile-time values of the order, as flags of the compiler."""
-        flags = (f"-DDTYPE={self.dtype}", *(f"-DVARIANT_{name}" for name in sorted(self.variants)))
-        return (*flags, SMALL_GRID) if self.small_grid else flags
+    def flags(self) -> tuple[str, ...]:
+        return (SMALL_GRID,) if self.small_grid else ()
+
+    def fill_in(self, program: str) -> str:
+        """Return a recording program for this order's dtype and variants."""
+        program = program.replace(DTYPE_OF_RUN, f"DType.{self.dtype}")
+        return VARIANT_OF_RUN.sub(lambda match: str(match[1] in self.variants), program)
 
 
 def record(
@@ -154,156 +148,149 @@ def record(
 
     Raises CompileFailed with the compiler's diagnostics.
     """
-    return record_one(Order(package, tuple(dims), tuple(variants), small_grid, dtype), puzzle)
+    return record_one(Order(package, puzzle, tuple(dims), tuple(variants), small_grid, dtype))
 
 
-def record_one(order: Order, puzzle: str) -> Recording:
-    """Record a package's launches, as `record` does."""
-    if read_text(_cache_file(order, puzzle)) is None and (parts := _from_parts(order, puzzle)):
+def record_one(order: Order) -> Recording:
+    if read_text(_cache_file(order)) is None and (parts := _assemble_from_cache(order)):
         return parts
-    return record_many([order], puzzle)[0]
+    return record_many([order])[0]
 
 
-def is_recorded(order: Order, puzzle: str) -> bool:
-    """Check whether an order is answered without a compiler."""
-    known = _read_plans(order, puzzle) is not None and not _missing(order, puzzle)
-    return known or read_text(_cache_file(order, puzzle)) is not None
+def is_recorded(order: Order) -> bool:
+    known = _read_plans(order) is not None and not _find_missing(order)
+    return known or read_text(_cache_file(order)) is not None
 
 
-def is_planned(orders: Iterable[Order], puzzle: str) -> bool:
-    """Check whether the launches of orders are cached, so that at most some kernels are compiled: seconds
-    instead of up to a minute."""
-    return all(
-        read_text(_cache_file(order, puzzle)) is not None or _read_plans(order, puzzle) for order in orders
-    )
+def is_cached(orders: Iterable[Order]) -> bool:
+    """Return whether all recordings, or at least their plans, are cached, so that recording takes seconds."""
+    return all(read_text(_cache_file(order)) is not None or _read_plans(order) for order in orders)
 
 
-def record_dtypes(orders: Sequence[Order], puzzle: str) -> list[Recording]:
-    """Record one package in several dtypes; if its plans are cached, all new kernels are compiled together.
+def record_dtypes(orders: Sequence[Order]) -> list[Recording]:
+    """Record one package in several dtypes; if its plans are cached, compile all new kernels together.
 
     Raises CompileFailed if one of them does not compile.
     """
-    kernels = _kernels(orders[0])
-    left = [order for order in orders if read_text(_cache_file(order, puzzle)) is None]
-    if left and all(_read_plans(order, puzzle) for order in left):
-        missing = [kernel for order in left for kernel in _missing(order, puzzle)]
-        if missing:  # a program without a kernel would take its second too
+    kernels = _get_kernels(orders[0])
+    left = [order for order in orders if read_text(_cache_file(order)) is None]
+    if left and all(_read_plans(order) for order in left):
+        missing = [kernel for order in left for kernel in _find_missing(order)]
+        if missing:  # even an empty program takes a second to compile
             kernels.compile(list(dict.fromkeys(missing)))
     elif len(left) > 1:
-        record_many(left, puzzle)
-    return [record_one(order, puzzle) for order in orders]
+        record_many(left)
+    return [record_one(order) for order in orders]
 
 
-def record_many(orders: Sequence[Order], puzzle: str, dtype: str = "") -> list[Recording]:
-    """Record packages of one puzzle, all in `dtype` if it is given; later calls of `record` find them in the
-    cache.
+def record_many(orders: Sequence[Order]) -> list[Recording]:
+    """Record packages and cache the recordings for `record`.
 
-    Shared parts are planned and compiled once, by programs for all packages, since starting a program takes
-    longer than a package.
-
-    Raises CompileFailed for the first package that does not compile.
+    One program records several packages, because starting a program takes longer than recording a package,
+    and shared parts are compiled once. Raises CompileFailed for the first package that does not compile.
     """
-    orders = [replace(order, dtype=dtype or order.dtype) for order in orders]
-    kept = {order: _cache_file(order, puzzle) for order in orders}
+    kept = {order: _cache_file(order) for order in orders}
     missing = [order for order, file in kept.items() if read_text(file) is None]
     recordings: dict[Order, Recording] = {}
     for small in (False, True):
         together = [order for order in missing if order.variants and order.small_grid == small]
         if len(together) > 1:
-            recordings |= _put_together(together, puzzle)
+            recordings |= _assemble_together(together)
     rest: dict[tuple[str, ...], list[Order]] = {}
     for order in missing:
         if order not in recordings:
-            rest.setdefault(order.defines, []).append(order)
+            rest.setdefault(order.flags, []).append(order)
     texts: dict[Order, str] = {}
     for alike in rest.values():
         if len(alike) > 1:
-            texts.update(zip(alike, _run(alike, puzzle), strict=True))
+            texts.update(zip(alike, _run_launcher(alike), strict=True))
 
     def make(order: Order) -> str:
         if order in texts:
             return texts[order]
-        text = _run([order], puzzle)[0]
-        _keep_parts(order, puzzle, text)
+        text = _run_launcher([order])[0]
+        _cache_parts(order, text)
         return text
 
     for order, file in kept.items():
         if order not in recordings:
-            recordings[order] = parse(keep_text(file, partial(make, order), WHAT))
+            recordings[order] = parse(keep_text(file, partial(make, order), CONTENTS))
     return [recordings[order] for order in orders]
 
 
-def _put_together(orders: Sequence[Order], puzzle: str) -> dict[Order, Recording]:
-    """Assemble the recordings of packages with the same grid from parts; leave out those for which that fails.
+def _assemble_together(orders: Sequence[Order]) -> dict[Order, Recording]:
+    """Assemble recordings of packages with the same grid limit from parts; omit those for which that fails.
 
-    One program plans: it launches, but compiles no kernel, and that for one package of each kind of host code, since
-    most packages of a zoo differ in a kernel alone, with every variant that one of the orders has. Another compiles the
-    kernels, each once however many packages have it.
+    One program makes the plans, without compiling kernels: it records every variant for one package per
+    distinct host code, because most known-bad solutions differ only in a kernel. Another program compiles
+    each kernel once, however many packages share it.
 
     Raises CompileFailed.
     """
-    variants = tuple(dict.fromkeys(variant for order in orders for variant in order.variants))
+    variants: dict[str, dict[str, None]] = {}
     hosts: dict[str, list[Order]] = {}
     for order in orders:
-        hosts.setdefault(_host(order, puzzle), []).append(order)
+        variants.setdefault(order.puzzle, {}).update(dict.fromkeys(order.variants))
+        hosts.setdefault(_compute_host_digest(order), []).append(order)
     unplanned = []
     for alike in hosts.values():
         dims = tuple(dict.fromkeys(dims for order in alike for dims in order.dims))
-        first = replace(alike[0], dims=dims, variants=variants)
-        if _read_plans(first, puzzle) is None:
+        first = replace(alike[0], dims=dims, variants=tuple(variants[alike[0].puzzle]))
+        if _read_plans(first) is None:
             unplanned.append(first)
     if unplanned:
         try:
-            texts = _run(unplanned, puzzle, plan=True)
-        except CompileFailed:  # an error is reported for the package as a whole
+            texts = _run_launcher(unplanned, plan=True)
+        except CompileFailed:  # recording the packages as a whole will report the error
             return {}
         for order, text in zip(unplanned, texts, strict=True):
-            _keep_parts(order, puzzle, text)
+            _cache_parts(order, text)
     requested: list[tuple[Kernels, list[Instance]]] = []
     listed: set[Path | None] = {None}
     for order in orders:
-        kernels = _kernels(order)
-        files = {kernel: kernels.file_of(kernel) for kernel in _missing(order, puzzle)}
+        kernels = _get_kernels(order)
+        files = {kernel: kernels.get_cache_file(kernel) for kernel in _find_missing(order)}
         if new := [kernel for kernel, file in files.items() if file not in listed]:
             requested.append((kernels, new))
         listed.update(files.values())
     output = compile_together(requested) if requested else ""
     for kernels, new in requested if output else ():
-        kernels.refuse(new, output)
-    parts = {order: _from_parts(order, puzzle) for order in orders}
+        kernels.raise_own_error(new, output)
+    parts = {order: _assemble_from_cache(order) for order in orders}
     return {order: recording for order, recording in parts.items() if recording}
 
 
-def _cache_file(order: Order, puzzle: str) -> Path:
-    """Return the cache file of a recording, named by all its inputs; the line table holds the package's path."""
+def _cache_file(order: Order) -> Path:
+    """Return a recording's cache file; its name covers all inputs, and the package's path in the PTX."""
     package = [order.package.digest, str(order.package.path.resolve())]
-    key = digest([*package, *order.defines, repr(order.dims), *_programs(puzzle).values()])
+    programs = map(order.fill_in, _generate_programs(order.puzzle).values())
+    key = compute_digest([*package, *order.flags, repr(order.dims), *programs])
     return cache_folder("recordings") / f"{key}.txt"
 
 
-def _kernels(order: Order) -> Kernels:
-    """Return the kernels of an order's package, one by one."""
-    return Kernels(order.package, (SMALL_GRID,) if order.small_grid else ())
+def _get_kernels(order: Order) -> Kernels:
+    return Kernels(order.package, order.flags)
 
 
-def _host(order: Order, puzzle: str) -> str:
-    """Return a digest of the host code, by which packages that launch the same are recognised."""
-    return digest([order.dtype, _kernels(order).host([*_programs(puzzle).values()])])
+def _compute_host_digest(order: Order) -> str:
+    """Return a digest of the host code; packages with equal digests have equal launches."""
+    return compute_digest(
+        [order.dtype, _get_kernels(order).compute_host_digest([*_generate_programs(order.puzzle).values()])]
+    )
 
 
-def _plan_files(order: Order, puzzle: str) -> dict[tuple[str, tuple[int, ...]], Path]:
-    """Return the cache file of each variant's plan at each size."""
-    host, folder = _host(order, puzzle), cache_folder("plans")
+def _get_plan_files(order: Order) -> dict[tuple[str, tuple[int, ...]], Path]:
+    host, folder = _compute_host_digest(order), cache_folder("plans")
     return {
-        (variant, dims): folder / f"{digest([host, variant, repr(dims)])}.txt"
+        (variant, dims): folder / f"{compute_digest([host, variant, repr(dims)])}.txt"
         for dims in order.dims
         for variant in order.variants
     }
 
 
-def _read_plans(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | None:
-    """Return the plans of an order as one text, and which kernel each symbol is; None if a plan is missing."""
-    plans = [text for file in _plan_files(order, puzzle).values() if (text := read_text(file)) is not None]
+def _read_plans(order: Order) -> tuple[str, dict[str, Instance]] | None:
+    """Return (an order's plans as one text, symbol -> kernel), or None if a plan is missing."""
+    plans = [text for file in _get_plan_files(order).values() if (text := read_text(file)) is not None]
     if not plans or len(plans) < len(order.dims) * len(order.variants):
         return None
     text = "\n".join(plans)
@@ -315,77 +302,76 @@ def _read_plans(order: Order, puzzle: str) -> tuple[str, dict[str, Instance]] | 
     return text, instances
 
 
-def _missing(order: Order, puzzle: str) -> list[Instance]:
-    """Return the kernels of the plans of an order that are not cached; none if a plan is missing."""
-    kernels, planned = _kernels(order), _read_plans(order, puzzle)
+def _find_missing(order: Order) -> list[Instance]:
+    """Return the kernels of an order's plans that are not cached; [] if a plan is missing."""
+    kernels, planned = _get_kernels(order), _read_plans(order)
     instances = planned[1] if planned else {}
-    return list(dict.fromkeys(k for symbol, k in instances.items() if kernels.ptx(k, symbol) is None))
+    return list(dict.fromkeys(k for symbol, k in instances.items() if kernels.read_ptx(k, symbol) is None))
 
 
-def _from_parts(order: Order, puzzle: str) -> Recording | None:
-    """Assemble a recording from cached plans, compiling only new kernels; None without plans.
+def _assemble_from_cache(order: Order) -> Recording | None:
+    """Assemble a recording from cached plans, compiling only new kernels; return None without plans.
 
     Raises CompileFailed.
     """
-    kernels, planned = _kernels(order), _read_plans(order, puzzle)
+    kernels, planned = _get_kernels(order), _read_plans(order)
     if not planned:
         return None
     text, instances = planned
-    missing = _missing(order, puzzle)
+    missing = _find_missing(order)
     if missing and not kernels.compile(missing):
         return None
     recording = parse(text)
-    symbols = recording.kernel_names()
-    recording.ptx = {symbol: kernels.ptx(instances[symbol], symbol) or "" for symbol in symbols}
+    symbols = recording.map_kernel_names()
+    recording.ptx = {symbol: kernels.read_ptx(instances[symbol], symbol) or "" for symbol in symbols}
     return recording if all(recording.ptx.values()) else None
 
 
-def _keep_parts(order: Order, puzzle: str, text: str) -> None:
-    """Cache a recording or a plan in parts: the plan of each variant at each size, and each kernel."""
+def _cache_parts(order: Order, text: str) -> None:
+    """Cache a recording in parts: the plan of each variant and size, and each kernel."""
     if not order.variants:
         return
-    kernels, recording = _kernels(order), parse(text)
+    kernels, recording = _get_kernels(order), parse(text)
     instances: dict[str, Instance] = {}
     lines: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    case, announced = ("", ()), None
+    case, instance = ("", ()), None
     for line in text.splitlines():
-        what, *words = line.removeprefix(MARK).split(" ") if line.startswith(MARK) else [""]
-        if what == "instance":
-            announced = Instance(words[0], tuple(words[1:]))
-        if what == "launch" and announced and announced.is_plain:
-            instances[words[1]] = announced
-        if what == "launch":
-            announced = None
-        case = (words[0], tuple(map(int, words[1:]))) if what == "case" else case
-        if what in ("case", "tensor", "workspace", "launch"):
+        record_kind, *words = line.removeprefix(MARK).split(" ") if line.startswith(MARK) else [""]
+        if record_kind == "instance":
+            instance = Instance(words[0], tuple(words[1:]))
+        if record_kind == "launch" and instance and instance.is_spellable:
+            instances[words[1]] = instance
+        if record_kind == "launch":
+            instance = None
+        case = (words[0], tuple(map(int, words[1:]))) if record_kind == "case" else case
+        if record_kind in ("case", "tensor", "workspace", "launch"):
             lines.setdefault(case, []).append(line)
     for symbol, kernel in instances.items():
         if symbol in recording.ptx:
-            kernels.keep_ptx(kernel, symbol, recording.ptx[symbol], order.package.path.resolve())
-    for planned, file in _plan_files(order, puzzle).items():
+            kernels.cache_ptx(kernel, symbol, recording.ptx[symbol], order.package.path.resolve())
+    for planned, file in _get_plan_files(order).items():
         if planned in lines:
-            kernels.keep_plan(file, lines[planned], instances)
+            kernels.cache_plan(file, lines[planned], instances)
 
 
-def _programs(puzzle: str) -> dict[str, str]:
-    """Return file name -> text of the program that records one package of a puzzle, and of its launcher."""
-    program = program_of(puzzle, roots.solutions() / puzzle / "op")
+def _generate_programs(puzzle: str) -> dict[str, str]:
+    """Return file name -> text for the recording program of a puzzle's package, and for its launcher."""
+    program = generate_program_for(puzzle, roots.solutions() / puzzle / "op")
     return {"record.mojo": program, LAUNCHER.name: LAUNCHER.read_text("utf-8")}
 
 
-def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = False) -> list[str]:
-    """Return the output of the recording launcher for each of these packages, which have the same variants
-    and grid.
+def _run_launcher(orders: list[Order], *, marks: bool = True, plan: bool = False) -> list[str]:
+    """Return the output of the recording launcher for packages with the same flags.
 
-    With `marks` the launch code also names the kernel of each launch, unless that does not compile. For a
-    `plan` no kernel is compiled, and each package is reduced to what its launches need.
+    With `marks`, the launch code also prints the kernel of each launch, unless that does not compile. With
+    `plan`, kernels are not compiled, and each package is reduced to the code that its launches need.
     """
-    with staging(cache_folder("recordings"), WHAT) as folder:
+    with create_staging_folder(cache_folder("recordings"), CONTENTS) as folder:
         folder = folder.resolve()
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a",
-            *orders[0].defines, *(["-DPLAN"] if plan else []),
-            str(_write_program(folder, orders, puzzle, marks, plan)),
+            *orders[0].flags, *(["-DPLAN"] if plan else []),
+            str(_write_program(folder, orders, marks, plan)),
         )  # fmt: skip
         output = result.stdout + result.stderr
         refused = marks and any(
@@ -395,42 +381,41 @@ def _run(orders: list[Order], puzzle: str, *, marks: bool = True, plan: bool = F
             path = orders[0].package.path
             raise compile_failed(path, _name_paths(output, folder, path))
     if result.returncode != 0 and refused:
-        return _run(orders, puzzle, marks=False)
-    if result.returncode != 0:  # a program for each package alone says which one is wrong, and why
+        return _run_launcher(orders, marks=False)
+    if result.returncode != 0:  # bisect the orders to find the package that fails
         half = len(orders) // 2
-        return [text for some in (orders[:half], orders[half:]) for text in _run(some, puzzle, marks=marks)]
+        return [text for part in (orders[:half], orders[half:]) for text in _run_launcher(part, marks=marks)]
     texts = re.split(rf"^{MARK}package\n", result.stdout, flags=re.MULTILINE)[1:]
     paths = [order.package.path.resolve() for order in orders]
     return [_name_paths(text, folder, path) for text, path in zip(texts, paths, strict=True)]
 
 
 def _name_paths(text: str, folder: Path, package: Path) -> str:
-    """Replace the copy's path, and `op` in a kernel's symbol, by the package's own."""
+    """Replace the copy's path by the package's path, and remove the copy's prefix from symbols."""
     text = re.sub(
-        rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), plain_files(text)
+        rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), decode_file_names(text)
     )
-    return plain_symbols(text)
+    return strip_copy_prefixes(text)
 
 
-def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, cut: bool) -> Path:
-    """Write a program that records several packages, one after the other.
+def _write_program(folder: Path, orders: list[Order], marks: bool, cut: bool) -> Path:
+    """Write a program that records several packages in sequence.
 
-    Each, or with `cut` what its launches need, is copied to a new package together with its recording program
-    and the recording launcher; their imports of `op` and `recorder` are redirected to it.
+    Each package (with `cut`, only the code that its launches need) is copied to a new package, together with
+    its recording program and launcher, whose imports of `op` and `recorder` become relative.
     """
     imports, calls = [], []
     for number, order in enumerate(orders):
         copy = folder / f"copy_{number}"
         copy.mkdir()
         (copy / "__init__.mojo").touch()
-        for name, text in _texts(order, puzzle, cut).items():
+        for name, text in _read_texts(order, cut).items():
             target = copy / "op" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             (target.parent / "__init__.mojo").touch()
             target.write_text(mark_launches(text) if marks else text, "utf-8", errors="surrogateescape")
-        for name, text in _programs(puzzle).items():
-            text = text.replace(DTYPE_OF_RUN, f"DType.{order.dtype}")
-            text = re.sub(r"^from (?=(op|recorder)\b)", "from .", text, flags=re.MULTILINE)
+        for name, text in _generate_programs(order.puzzle).items():
+            text = re.sub(r"^from (?=(op|recorder)\b)", "from .", order.fill_in(text), flags=re.MULTILINE)
             (copy / name).write_text(text, encoding="utf-8")
         imports.append(f"from {copy.name}.record import record_launches as record_{number}")
         imports.append(f"from {copy.name}.recorder import Recorder as Recorder_{number}")
@@ -442,16 +427,15 @@ def _write_program(folder: Path, orders: list[Order], puzzle: str, marks: bool, 
     return main
 
 
-def _texts(order: Order, puzzle: str, cut: bool) -> dict[str, str]:
-    """File of an order's package -> its text, or with `cut` the part that its launches need."""
+def _read_texts(order: Order, cut: bool) -> dict[str, str]:
+    """Return file -> text of an order's package, with `cut` only the code that its launches need."""
     if cut:
-        return _kernels(order).launching(_programs(puzzle).values())
+        return _get_kernels(order).extract_launch_code(_generate_programs(order.puzzle).values())
     files = ((str(file.relative_to(order.package.path)), file) for file in order.package.files)
     return {name: file.read_text("utf-8", errors="surrogateescape") for name, file in files}
 
 
 def parse(text: str) -> Recording:
-    """Parse the output of the recording launcher."""
     recording = Recording()
     events: list[RecordedTensor | RecordedLaunch] = []
     bodies: dict[str, list[str]] = {}
@@ -460,14 +444,14 @@ def parse(text: str) -> Recording:
         if not line.startswith(MARK):
             body.append(line)
             continue
-        what, *words = line.removeprefix(MARK).split()
-        if what == "ptx":
+        record_kind, *words = line.removeprefix(MARK).split()
+        if record_kind == "ptx":
             body = bodies[words[0]] = []
-        elif what == "case":
+        elif record_kind == "case":
             events = recording.cases[words[0], tuple(map(int, words[1:]))] = []
-        elif what in ("tensor", "workspace"):
-            events.append(RecordedTensor(words[0], int(words[1]), int(words[2]), what == "workspace"))
-        elif what == "launch":
+        elif record_kind in ("tensor", "workspace"):
+            events.append(RecordedTensor(words[0], int(words[1]), int(words[2]), record_kind == "workspace"))
+        elif record_kind == "launch":
             name, symbol, *geometry, shared = words[:9]
             gx, gy, gz, bx, by, bz = map(int, geometry)
             arguments = tuple(bytes.fromhex(word) for word in words[9:])

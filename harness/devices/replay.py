@@ -1,4 +1,4 @@
-"""Replays recorded launches on the virtual GPU: no MAX, no driver, one process, a second for a puzzle's cases."""
+"""Replay recorded launches on the virtual GPU, without MAX or a driver."""
 
 import math
 from collections.abc import Collection
@@ -8,7 +8,7 @@ import numpy as np
 from harness.devices.poison import make_poisoned
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
 from harness.spec.puzzle import Arrays, Case, Puzzle
-from harness.spec.rounding import name_of_dtype, stored_dtype
+from harness.spec.rounding import get_dtype_name, get_stored_dtype
 from harness.vgpu import Kernel, VirtualGPU
 
 
@@ -16,15 +16,14 @@ class Replay:
     """A virtual GPU with the kernels of one recording."""
 
     def __init__(self, recording: Recording, puzzle: Puzzle, dtype: str, **machine):
-        """`machine` holds keywords for VirtualGPU: blocks, checks, arch."""
+        """Create the virtual GPU with the keyword arguments `machine`: blocks, checks, arch."""
         self.recording = recording
         self.puzzle = puzzle
         self.dtype = dtype
         self.gpu = VirtualGPU(**machine)
         self._kernels: dict[str, Kernel] = {}
 
-    def kernel(self, symbol: str) -> Kernel:
-        """Return a kernel of the recording, loaded on first use: most runs have one variant."""
+    def get_kernel(self, symbol: str) -> Kernel:
         if symbol not in self._kernels:
             self._kernels[symbol] = self.gpu.load(self.recording.ptx[symbol]).kernels[symbol]
         return self._kernels[symbol]
@@ -35,72 +34,69 @@ class Replay:
         case: Case,
         inputs: Arrays,
         corrected: Arrays | None = None,
-        unmade: Collection[str] = (),
+        unwritten_names: Collection[str] = (),
     ) -> Arrays:
         """Run one variant on one case.
 
         Args:
-            variant: Its name.
-            case: Its dims must have been recorded.
+            variant: The variant's name.
+            case: A case whose dims have been recorded.
             inputs: The input tensors by name, stored in the dtype of the recording (`harness.spec.rounding`).
-            corrected: Values of written tensors for the launches that read them, in place of the written
-                ones.
-            unmade: Those of them that no launch writes: the first that takes one reads it.
+            corrected: Correct values of written tensors, read by later launches instead of computed ones.
+            unwritten_names: Names in `corrected` that no launch writes; the first launch reads them too.
 
-        Returns the written arrays by name, stored too; outputs start out poisoned, workspaces unwritten.
+        Returns the written arrays by name, as stored. Outputs are poisoned first, workspaces left unwritten.
         """
         written: dict[str, int] = {}
-        stood = {name: raw(array) for name, array in (corrected or {}).items()}
+        corrected_bytes = {name: view_as_bytes(array) for name, array in (corrected or {}).items()}
         computed: dict[str, np.ndarray] = {}
-        real: dict[RecordedTensor, int] = {}
-        shapes = self.puzzle.shapes(case.dims)
+        addresses: dict[RecordedTensor, int] = {}
+        shapes = self.puzzle.compute_shapes(case.dims)
         events = self.recording.cases[variant, case.dims]
         for event in events:
             if isinstance(event, RecordedLaunch):
-                arguments, taken = relocate(event.arguments, real)
-                self._forbid(variant, taken, real)
-                kernel = self.kernel(event.symbol)
+                arguments, used = relocate(event.arguments, addresses)
+                self._forbid_writes(variant, used, addresses)
+                kernel = self.get_kernel(event.symbol)
                 self.gpu.launch(kernel, event.grid, event.block, arguments, event.shared, name=event.name)
-                for name in [name for name in stood if name in taken]:
-                    now = self.gpu.read(written[name], stood[name].nbytes)
-                    # The first launch that takes a tensor initialises it; later ones count only where they write again.
-                    computed[name] = (
-                        np.where(now != stood[name], now, computed[name]) if name in computed else now
-                    )
-                    self.gpu.write(written[name], stood[name])
+                for name in [name for name in corrected_bytes if name in used]:
+                    after = self.gpu.read(written[name], corrected_bytes[name].nbytes)
+                    # The first launch initialises a tensor; of later ones, take only the changed elements.
+                    before = computed.get(name, after)
+                    computed[name] = np.where(after != corrected_bytes[name], after, before)
+                    self.gpu.write(written[name], corrected_bytes[name])
                 continue
             address = self.gpu.allocate(event.nbytes, event.name)
-            real[event] = address
+            addresses[event] = address
             if event.scratch:
                 continue
             if event.name in inputs:
-                self._place(address, event, inputs[event.name])
+                self._write_tensor(address, event, inputs[event.name])
             else:
-                dtype = self.puzzle.written_dtype(event.name, self.dtype)
+                dtype = self.puzzle.get_output_dtype(event.name, self.dtype)
                 poison = make_poisoned(shapes[event.name], dtype)
-                self._place(address, event, poison)
+                self._write_tensor(address, event, poison)
                 written[event.name] = address
-                if event.name in stood and event.name in unmade:
-                    computed[event.name] = raw(poison)  # compared later
-                    self.gpu.write(address, stood[event.name])
+                if event.name in corrected_bytes and event.name in unwritten_names:
+                    computed[event.name] = view_as_bytes(poison)  # remains unless a launch writes it
+                    self.gpu.write(address, corrected_bytes[event.name])
         for name, values in computed.items():
             self.gpu.write(written[name], values)
         outputs = {name: self._read(name, address, shapes[name]) for name, address in written.items()}
-        for address in real.values():
+        for address in addresses.values():
             self.gpu.free(address)
         return outputs
 
-    def _place(self, address: int, tensor: RecordedTensor, array: np.ndarray) -> None:
-        self.gpu.name(address, tensor.nbytes, tensor.name, array.shape, name_of_dtype(array))
-        self.gpu.write(address, raw(array))
+    def _write_tensor(self, address: int, tensor: RecordedTensor, array: np.ndarray) -> None:
+        self.gpu.name(address, tensor.nbytes, tensor.name, array.shape, get_dtype_name(array))
+        self.gpu.write(address, view_as_bytes(array))
 
-    def _forbid(self, variant: str, taken: set[str], real: dict[RecordedTensor, int]) -> None:
-        """Forbid writes of a launch: to inputs of the case, to inputs of the op, and without atomics to the
-        results of declared sums by plain stores."""
+    def _forbid_writes(self, variant: str, used: set[str], addresses: dict[RecordedTensor, int]) -> None:
+        """Forbid stores to a launch's inputs, and atomics on results unless the puzzle declares them."""
         ops = [call.op for call in self.puzzle.variants[variant]]
         written = {name for op in ops for name in op.writes}
-        read = {name for op in ops if taken & op.writes.keys() for name in op.reads.keys() - op.writes.keys()}
-        for tensor, address in real.items():
+        read = {name for op in ops if used & op.writes.keys() for name in op.reads.keys() - op.writes.keys()}
+        for tensor, address in addresses.items():
             if tensor.scratch:
                 continue
             if tensor.name in read or tensor.name not in written:
@@ -110,30 +106,30 @@ class Replay:
                 self.gpu.forbid(address, "" if declared else "undeclared atomic")
 
     def _read(self, name: str, address: int, shape: tuple[int, ...]) -> np.ndarray:
-        dtype = stored_dtype(self.puzzle.written_dtype(name, self.dtype))
+        dtype = get_stored_dtype(self.puzzle.get_output_dtype(name, self.dtype))
         nbytes = math.prod(shape) * dtype.itemsize
         return self.gpu.read(address, nbytes).view(dtype).reshape(shape)
 
 
-def raw(array: np.ndarray) -> np.ndarray:
-    """Return the bytes of a stored array."""
+def view_as_bytes(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
-def relocate(arguments: tuple[bytes, ...], real: dict[RecordedTensor, int]) -> tuple[list[bytes], set[str]]:
-    """Return recorded arguments with the real addresses of tensors and of places in them, and which tensors they are."""
-    out, taken = [], set()
+def relocate(
+    arguments: tuple[bytes, ...], addresses: dict[RecordedTensor, int]
+) -> tuple[list[bytes], set[str]]:
+    """Return recorded arguments with pointers relocated to real addresses, and their tensors' names."""
+    out, used = [], set()
     for argument in arguments:
-        for tensor, address in real.items():
-            offset = tensor.offset(argument)
+        for tensor, address in addresses.items():
+            offset = tensor.get_offset(argument)
             if offset is not None:
-                argument = pointer(address + offset)
-                taken.add(tensor.name)
+                argument = encode_pointer(address + offset)
+                used.add(tensor.name)
                 break
         out.append(argument)
-    return out, taken
+    return out, used
 
 
-def pointer(address: int) -> bytes:
-    """Return an address as a kernel argument."""
+def encode_pointer(address: int) -> bytes:
     return address.to_bytes(8, "little")

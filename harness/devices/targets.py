@@ -1,19 +1,19 @@
-"""Choose the devices of a run: those requested that this machine has, and why others are left out."""
+"""Choose the devices of a run, and give reasons for the skipped ones."""
 
 import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.errors import BadUse, EnvironmentProblem
-from harness.vgpu.driver import gpu_present
+from harness.vgpu.driver import has_gpu
 
-if TYPE_CHECKING:  # MAX takes a while, and a list of puzzles needs none
+if TYPE_CHECKING:  # importing MAX is slow, and listing puzzles does not need it
     from max.driver import Device
 
 KINDS = ("auto", "cpu", "gpu", "virtual", "all")
 LABELS = {"cpu": "CPU", "gpu": "GPU", "virtual": "Virtual GPU"}
 
-# Above this many multiply-adds in the forward matmul, the CPU path's plain loops take minutes.
+# Above this many multiply-adds in the forward matmul, the CPU path's loops take minutes.
 CPU_LIMIT = 2**28
 # Above this many, the virtual GPU takes minutes.
 VIRTUAL_LIMIT = 2**22
@@ -21,24 +21,23 @@ VIRTUAL_LIMIT = 2**22
 
 @dataclass(frozen=True)
 class Target:
-    """One device of a run: its kind, a MAX device, and its full name ("NVIDIA H200 (sm_90a)").
+    """One device of a run: its kind, MAX device, and full name ("NVIDIA H200 (sm_90a)").
 
-    Without MAX there is no MAX device.
+    A device that runs without MAX has `in_max=None`.
     """
 
     kind: str
-    in_max: "Device | None"
+    max_device: "Device | None"
     detail: str
 
     @property
     def device(self) -> "Device":
-        """The MAX device of a target on which something is to be run."""
-        assert self.in_max is not None
-        return self.in_max
+        assert self.max_device is not None
+        return self.max_device
 
     @property
     def label(self) -> str:
-        """Its name in the report: "CPU", "GPU" or "Virtual GPU"; a simulated GPU is never called a GPU."""
+        """The device's name in reports: "CPU", "GPU" or "Virtual GPU", never "GPU" for the simulator."""
         return LABELS[self.kind]
 
 
@@ -50,20 +49,19 @@ VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 
 @dataclass(frozen=True)
 class Skipped:
-    """A device that the run leaves out, with the reason in a few words."""
+    """A device that the run skips, with a short reason."""
 
     kind: str
     reason: str
 
 
-def cpu() -> Target:
-    """Return the CPU path of the ops."""
+def make_cpu() -> Target:
     from max.driver import CPU
 
     return Target("cpu", CPU(), platform.processor() or platform.machine())
 
 
-def gpu() -> Target | None:
+def find_gpu() -> Target | None:
     """Return the first accelerator that MAX sees, or None."""
     from max.driver import Accelerator, accelerator_count
 
@@ -73,18 +71,18 @@ def gpu() -> Target | None:
     return Target("gpu", device, f"{device.api} {device.architecture_name}")
 
 
-def gpu_may_exist() -> bool:
-    """Check whether this machine may have a GPU for MAX, without MAX, which looks for devices only once."""
-    return platform.system() != "Linux" or gpu_present()
+def may_have_gpu() -> bool:
+    """Return whether MAX may find a GPU, without calling MAX, which looks for devices only once."""
+    return platform.system() != "Linux" or has_gpu()
 
 
 def choose(expected: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[list[Target], list[Skipped]]:
     """Return the targets of a run and the skipped devices.
 
     Args:
-        expected: A member of KINDS. "auto" is the CPU path, if there is one, and one GPU, real if there is one;
-            "all" is every device.
-        multiply_adds: Of the largest case; a slow device is skipped above a limit unless requested.
+        expected: A member of KINDS. "auto": the CPU path, if any, and one GPU, real if possible; "all":
+            every device.
+        multiply_adds: Number in the largest case; above a limit, slow devices run only on request.
         dtype: float64 runs on the CPU path only.
         on_cpu: Whether the ops have a CPU path.
 
@@ -100,14 +98,14 @@ def choose(expected: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple
         if multiply_adds > CPU_LIMIT and expected == "auto":
             skipped.append(Skipped("cpu", "more than 2^28 multiply-adds; --device cpu runs it"))
         else:
-            targets.append(cpu())
+            targets.append(make_cpu())
     if expected == "cpu":
         return targets, skipped
     if dtype == "float64":
         if expected in ("gpu", "virtual"):
             raise BadUse(f"--dtype float64 is for the CPU path; --device {expected} does not run it")
         return targets, [*skipped, Skipped("gpu", "float64 is for the CPU path")]
-    device = gpu() if expected != "virtual" and gpu_may_exist() else None
+    device = find_gpu() if expected != "virtual" and may_have_gpu() else None
     if device:
         targets.append(device)
     elif expected == "gpu":

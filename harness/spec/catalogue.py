@@ -9,14 +9,14 @@ from harness.spec.puzzle import Puzzle
 PUZZLES = "harness.puzzles"
 
 
-def puzzle_names() -> list[str]:
-    """Return every puzzle that the harness knows, in order."""
+def list_puzzle_names() -> list[str]:
+    """Return the names of all puzzles, in order."""
     modules = pkgutil.iter_modules(importlib.import_module(PUZZLES).__path__)
     return sorted(module.name for module in modules if module.name.startswith("p"))
 
 
 def find_puzzle(name: str) -> Puzzle:
-    """Return the spec of a puzzle. Raises BadUse, naming those there are."""
-    if name not in puzzle_names():
-        raise BadUse(f"unknown puzzle {name!r}; there is {', '.join(puzzle_names())}")
+    """Return a puzzle's spec. Raises BadUse, which lists the puzzles, for an unknown name."""
+    if name not in list_puzzle_names():
+        raise BadUse(f"unknown puzzle {name!r}; there is {', '.join(list_puzzle_names())}")
     return importlib.import_module(f"{PUZZLES}.{name}").PUZZLE

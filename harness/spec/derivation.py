@@ -16,12 +16,12 @@ Step = Callable[["Derivation"], np.ndarray]
 
 
 class Derivation:
-    """The value of each step is an attribute, computed on first use.
+    """The values of the steps, as attributes that are computed on first use.
 
     Args:
-        steps: Name -> function of the derivation; may use the inputs and any other step.
+        steps: Name -> function of this Derivation, which may use the inputs and other steps.
         arrays: The inputs by name; they take precedence over a step of the same name.
-        changes: Steps that replace those of the same name, inputs included.
+        changes: Replacements of steps or inputs, by name.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Derivation:
             value = self.__dict__[name] = self._steps[name](self)
         return value
 
-    def original(self, name: str) -> np.ndarray:
-        """Return an input unchanged, for a change of that input."""
+    def get_original(self, name: str) -> np.ndarray:
+        """Return an input's original value, for the change that replaces it."""
         return self._arrays[name]
 
 
 class Derive(Protocol):
-    """Function that makes a puzzle's derivation of its input arrays, with the numbers in `dtype` and some steps changed."""
+    """A function that returns a puzzle's Derivation of input arrays, in `dtype`, with some steps changed."""
 
     def __call__(
         self,
@@ -58,14 +58,15 @@ class Derive(Protocol):
     ) -> Derivation: ...
 
 
-def as_dtype(arrays: Mapping[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
-    """Return the arrays with floating-point numbers in another dtype; whole numbers and truth values stay as they are."""
+def convert_floats(arrays: Mapping[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
+    """Return the arrays with floats converted to `dtype`; integers and bools are unchanged."""
     return {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in arrays.items()}
 
 
-def derive_by(steps: Mapping[str, Step]) -> Derive:
-    """Return the derivation that has these steps, of a puzzle whose input arrays are taken as they come."""
-    return lambda arrays, changes=None, dtype=np.float64: Derivation(steps, as_dtype(arrays, dtype), changes)
+def make_derive(steps: Mapping[str, Step]) -> Derive:
+    return lambda arrays, changes=None, dtype=np.float64: Derivation(
+        steps, convert_floats(arrays, dtype), changes
+    )
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,11 @@ class Mistake:
 
     Attributes:
         id: Its name in the zoo, for example "mean-term-dropped".
-        words: Ends the sentence "your dx equals the reference ...".
-        changes: Step -> its replacement. A quantity with one axis more than the tensor lists alternatives:
-            each element may be any one of them.
-        together: It spoils every quantity that it changes: if one of them is correct, it is another mistake.
-        hint: The hint of the gate's ladder that helps: 1 the idea, 2 the part that is often missed, 3 nearly
-            the code.
+        words: The end of the sentence "your dx equals the reference ...".
+        changes: Step -> its replacement. A value with an extra leading axis lists alternatives; each element
+            of the result may equal any one of them.
+        together: Whether it makes every quantity that it changes wrong: if one is correct, it is ruled out.
+        hint: Number of the hint that helps: 1 the idea, 2 the part that is often missed, 3 nearly the code.
     """
 
     id: str

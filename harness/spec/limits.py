@@ -1,8 +1,7 @@
-"""Limits: the most that a gate's kernels may cost, by counters of the virtual GPU. A correct kernel above a
-limit is wrong: the gate is about the cost.
+"""Limit the cost of a gate's kernels, by counters of the virtual GPU; a gate above a limit is wrong.
 
-A limit is computed from shapes and the bytes of an element, not from the cost of a solution, and a cost is a
-sum over instructions, so that a message can name the line that costs most.
+A limit is computed from shapes, not from a solution. A cost is attributed to instructions, so that a message
+can name the most expensive line.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:  # counters load NumPy, and a list of puzzles needs none
 
 @dataclass(frozen=True)
 class Cost:
-    """A cost, and the part of each instruction; if less is worse, its distance from the best possible."""
+    """A cost, and each instruction's share; where more is better, the shortfall from the best possible."""
 
     value: float
     shares: "Sequence[tuple[Instr, float]]" = ()
@@ -25,25 +24,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counters of the launches of a variant in one case.
-
-    Attributes:
-        launches: In order, with their counters.
-        sizes: The sizes of the case by name.
-        element: The bytes of an element in the dtype of the run.
-    """
+    """Counters of a variant's launches in one case; `element` is the size of an element in bytes."""
 
     launches: "Sequence[Launch]"
     sizes: Mapping[str, int]
     element: int
 
-    def of(self, name: str) -> "Counts":
-        """Return the same of the launches that have a name."""
+    def select_launches(self, name: str) -> "Counts":
+        """Return the counters of the launches named `name`."""
         launches = [launch for launch in self.launches if launch.name == name]
         return Counts(launches, self.sizes, self.element)
 
-    def sites(self, space: str, tensors: Iterable[str] = (), verb: str = "") -> "list[Site]":
-        """Return the memory instructions on some tensors in a space, on all of them without names."""
+    def select_sites(self, space: str, tensors: Iterable[str] = (), verb: str = "") -> "list[Site]":
+        """Return the memory instructions in a state space, by default on any tensor and of any verb."""
         requested = set(tensors)
         return [
             site
@@ -54,8 +47,8 @@ class Counts:
             and (not verb or site.verb == verb)
         ]
 
-    def count_issued(self, op: str) -> "list[Issued]":
-        """Count instructions that warps issue together, or barriers of blocks, by instruction."""
+    def select_issued(self, op: str) -> "list[Issued]":
+        """Return the counts of each collective instruction with opcode `op`, such as barriers ("bar")."""
         return [
             each
             for launch in self.launches
@@ -66,28 +59,28 @@ class Counts:
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest cost allowed.
+    """The largest allowed value of one cost.
 
     Attributes:
-        id: The id of the mistake of exceeding it, "not-coalesced".
+        id: The id of the mistake of exceeding it, such as "not-coalesced".
         short: The unit in a table.
         counter: The unit in a message.
-        cost: Cost of the launches of the gate's variant.
-        most: The limit.
+        cost: Counters of the gate's variant -> their cost.
+        maximum: The limit.
         first: Dtype -> the cost of the blank's initial code.
-        hint: The hint of the gate's ladder that helps.
+        hint: Number of the gate's hint that helps.
     """
 
     id: str
     short: str
     counter: str
     cost: Callable[[Counts], Cost]
-    most: float
+    maximum: float
     first: Mapping[str, float]
     hint: int = 1
 
 
-def shared_out(amounts: "Iterable[tuple[Instr, float]]", over: float) -> Cost:
-    """Return the sum of the costs of instructions, over a number."""
+def divide_amounts(amounts: "Iterable[tuple[Instr, float]]", over: float) -> Cost:
+    """Return the cost whose shares are the instructions' amounts divided by `over`."""
     amounts = [(instr, amount / over) for instr, amount in amounts]
     return Cost(sum(amount for _, amount in amounts), amounts)

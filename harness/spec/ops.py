@@ -1,4 +1,4 @@
-"""Training ops as data: their names and arguments, and the calls of a graph. Needs neither MAX nor torch."""
+"""Describe training ops as data: names, arguments, and the calls of a graph, without MAX or torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,18 +7,16 @@ Shape = tuple[str | int, ...]
 """A symbolic shape: the name of a size, or a fixed size, for each axis: ("rows", 2)."""
 
 RUN = "run"
-"""The dtype of an argument that has the dtype of the run."""
+"""`Argument.dtype` for the dtype of the run."""
 ACCUM = "accum"
-"""The dtype of an argument that has the accumulation dtype of the run, as statistics and sums do."""
+"""`Argument.dtype` for the accumulation dtype of the run, as for statistics and sums."""
 
 
-def accum_dtype(dtype: str) -> str:
-    """Return the dtype of sums and statistics: float64 for float64, else float32."""
+def get_accum_dtype(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def bytes_of(dtype: str) -> int:
-    """Return the bytes of an element of a floating-point dtype."""
+def get_itemsize(dtype: str) -> int:
     return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
@@ -26,17 +24,16 @@ def bytes_of(dtype: str) -> int:
 class Argument:
     """A tensor that an op reads or writes: its symbolic shape, and its dtype.
 
-    `dtype` is RUN, ACCUM, or a fixed dtype: "int32" for an index map, "bool" for a mask. If it holds `bits`,
-    a numeric error says nothing.
+    `dtype` is RUN, ACCUM, or a fixed dtype: "int32" for an index map, "bool" for a mask. With `bits` the
+    elements are bit patterns, for which a numeric error is meaningless.
     """
 
     shape: Shape
     dtype: str = RUN
     bits: bool = False
 
-    def dtype_in(self, run: str) -> str:
-        """Return the name of the dtype in a run of dtype `run`."""
-        return {RUN: run, ACCUM: accum_dtype(run)}.get(self.dtype, self.dtype)
+    def resolve_dtype(self, run: str) -> str:
+        return {RUN: run, ACCUM: get_accum_dtype(run)}.get(self.dtype, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,8 @@ class Scalar:
 class OpSpec:
     """A training op: its registered name and its arguments in order.
 
-    `writes` are filled in place and come first, then `reads`, then `scalars`, each by name. A size, a tensor or a scalar
-    of the same name is the same in all ops of a graph.
+    The op fills `writes` in place; they come first, then `reads`, then `scalars`. A name denotes the same
+    size, tensor or scalar in all ops of a graph.
     """
 
     name: str
@@ -65,9 +62,9 @@ class OpSpec:
 class Call:
     """One call of an op in a graph.
 
-    `prefix` comes before the names of results ("fused" gives "fused.output"), and of arguments that an
-    earlier call of the same prefix has written. `launch` is the call in a recording, in Mojo, with the
-    abbreviations of `harness/devices/record_program.py`.
+    `prefix` is put before the names of results ("fused" -> "fused.output"), and of arguments that an earlier
+    call with the same prefix has written. `launch` is the Mojo call in a recording, with the abbreviations of
+    `harness/devices/record_program.py`.
     """
 
     op: OpSpec

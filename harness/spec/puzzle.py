@@ -1,8 +1,4 @@
-"""Describe a puzzle as data: its gates, rungs, ops, variants, cases and reference.
-
-A puzzle without Mojo kernels omits their fields (`variants`, `atomic`, `ledger`, ...), and its command line
-has no flags for them.
-"""
+"""Describe a puzzle as data: its gates, rungs, ops, variants, cases and reference."""
 
 import math
 import pkgutil
@@ -16,7 +12,7 @@ from harness.errors import BadUse
 from harness.spec.derivation import Derive, Mistake
 from harness.spec.limits import Limit
 from harness.spec.ops import Argument, Call, Shape
-from harness.spec.rungs import MojoRung, NumpyRung, Rung, TorchRung, name_of
+from harness.spec.rungs import MojoRung, NumpyRung, Rung, TorchRung, get_rung_name
 
 if TYPE_CHECKING:  # torch takes seconds, and a list of puzzles needs none
     from torch import Tensor
@@ -29,10 +25,10 @@ Dims = tuple[int, ...]
 class Case:
     """One set of inputs: its name, its purpose, its sizes, and how its values are drawn.
 
-    With a `world_size` above 1 that many processes run the case; only Python rungs support it. A case
-    `in_16_bits` is also checked in bfloat16, so that a correct gate of kernels compiles and accumulates in
-    other dtypes than float32. A case of a `variant` is for that variant only. In a `counted` case kernels are
-    checked against the gates' limits.
+    `world_size` processes run the case; only Python rungs support more than one. A case `in_16_bits` is also
+    checked in bfloat16, so that kernels pass only if they compile and accumulate correctly in dtypes other
+    than float32. A case with a `variant` is for that variant only. A `counted` case checks kernels against
+    the gates' limits.
     """
 
     name: str
@@ -47,34 +43,32 @@ class Case:
 
 @dataclass(frozen=True)
 class Gate:
-    """One checked quantity with the blank that computes it.
+    """A blank, and the quantities computed by it that are checked.
 
     Attributes:
         id: The id of the blank.
-        variant: The variant of the kernel with the blank; "" for a gate without a kernel.
+        variant: The variant whose kernel contains the blank; "" for a gate without a kernel.
         quantities: The outputs that only this blank computes.
-        about: Their description in a few words.
-        given: Intermediate results of code outside the blanks: wrong only if somebody changed that code.
-        recorded: Further outputs, of launches in a recording but in no op of a graph.
-        limits: The largest costs of its kernels, on the virtual GPU, in counted cases.
+        about: A few words that describe them.
+        provided: Results of code outside the blanks, which are wrong only if that code was changed.
+        recorded: Further outputs, of calls that only recordings make, not graphs.
+        limits: Limits on the cost of its kernels on the virtual GPU, in counted cases.
     """
 
     id: str
     variant: str = ""
     quantities: tuple[str, ...] = ()
     about: str = ""
-    given: tuple[str, ...] = ()
+    provided: tuple[str, ...] = ()
     recorded: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
 
     @property
     def own(self) -> tuple[str, ...]:
-        """Quantities that the gate checks."""
         return (*self.quantities, *self.recorded)
 
 
-def ids(gates: Iterable[Gate]) -> tuple[str, ...]:
-    """Return the ids of some gates, as a rung holds them."""
+def list_gate_ids(gates: Iterable[Gate]) -> tuple[str, ...]:
     return tuple(gate.id for gate in gates)
 
 
@@ -83,8 +77,8 @@ class Demo:
     """A demonstration of a puzzle: its flag without dashes, its description, and its function.
 
     `run` is ".module:function" of the puzzle's folder, imported on first use; the function takes a rich
-    Console and returns the exit code. If the demonstration has `options` it also takes the rest of the
-    command line, as a list, --help included. A `finale` follows the puzzle's last gate.
+    Console and returns the exit code. With `options` it also takes the rest of the command line as a list,
+    including --help. A `finale` is suggested once the whole puzzle has passed.
     """
 
     flag: str
@@ -95,15 +89,14 @@ class Demo:
 
     @property
     def dest(self) -> str:
-        """The name of its flag as a parser keeps it."""
         return self.flag.replace("-", "_")
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """Bytes, by tensor name: saved from forward to backward, and allocated and freed inside one pass.
+    """Bytes by tensor name: of tensors saved for the backward pass and, by variant, of temporaries.
 
-    `saved_by` holds the variants that save something else than `saved_ours`.
+    `saved_by` has the variants that save something other than `saved_ours`; `between` has the temporaries.
     """
 
     saved_eager: Mapping[str, int]
@@ -114,19 +107,18 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Symptom:
-    """Appearance of a wrong result that no known mistake explains: an id, and words after "your dx ..."."""
+    """The symptom of a wrong result that no known mistake explains: an id, and words after "your dx ..."."""
 
     mistake: str
     words: str
 
 
 def raise_missing(*_: object, **__: object) -> NoReturn:
-    """Raise for a function that a puzzle's spec leaves out."""
     raise NotImplementedError("the puzzle's spec leaves this function out")
 
 
-def printed_names(*quantities: str, **others: str) -> dict[str, str]:
-    """Map quantities to the names that reports print: their own, or for `others` another."""
+def map_printed_names(*quantities: str, **others: str) -> dict[str, str]:
+    """Map each quantity to its name in reports: its own for `quantities`, the given one for `others`."""
     return {**{quantity: quantity for quantity in quantities}, **others}
 
 
@@ -135,51 +127,50 @@ class Puzzle:
     """Everything the harness needs to know about one puzzle.
 
     Attributes:
-        name: "p20"; the folder in problems/ and solutions/.
+        name: "p20", also the name of its folder in problems/ and solutions/.
         title: What it is about, in a few words.
-        subject: The same as headings say it, "Custom {subject} Gradients".
-        gates: The gates, in the order in which a learner should take them.
-        rungs: The ways to solve them, in the order in which they are taken. The one that the puzzle is about, and that
-            a command means which names none, is the one with its kernels; without kernels, the last.
-        every_rung: Whether a run of the kernels that names no rung checks the rungs in Python first.
+        subject: A short form for headings, "Custom {subject} Gradients".
+        gates: The gates, in the order in which a learner should solve them.
+        rungs: The tracks that solve them, in order. The main rung, the default of --rung, is the one with
+            kernels, or the last if no rung has any.
+        every_rung: Whether a run without --rung checks all rungs: the Python files, then the kernels.
 
-        dims: The chapter's sizes; `dim_names` is what --dims takes, "B" or "rows".
-        cases: dims or None -> the cases of a run.
-        inputs: case, dtype, seed -> the input arrays: numbers as float64, already rounded to the dtype, index maps and
-            masks as integers and bools. A scalar of the ops may be among them, as an array without axes, for a
-            case that has another than the ops' own.
-        gate_cases: Further cases, each of a variant, that its gates alone have: a graph runs all variants on the same.
-        derived_sizes: dims -> sizes that follow from them and that shapes of the ops name. A case may have more dims than
-            have names; they come here.
-        reference: input tensors (torch, any dtype and device) -> outputs and gradients by autograd. Where a variant keeps
-            less than autograd does, "variant.quantity" is what PyTorch makes of the same: that variant's baseline.
-        derive: input arrays, changed steps and a dtype -> the puzzle's mathematics in NumPy, for the diagnosis and, in
-            longdouble, for `exact`.
+        dims: The default sizes; `dim_names` are the names that --dims uses, such as "B" or "rows".
+        cases: The sizes of --dims, or None -> the cases of a run.
+        inputs: case, dtype, seed -> the input arrays: floats as float64, already rounded to the dtype, index
+            maps and masks as integers and bools. A 0-d array overrides the default of an op's scalar.
+        gate_cases: Further cases, each for one variant's gates only; a graph runs all variants on its cases.
+        derived_sizes: dims -> further sizes that the shapes of ops name. Dims beyond `dim_names` reach the
+            shapes only through these.
+        reference: torch tensors, of any dtype and device -> outputs, and gradients by autograd. For a variant
+            that saves less than autograd, "variant.quantity" is its baseline, computed from what it saves.
+        derive: input arrays, changed steps, dtype -> the puzzle's mathematics in NumPy, for the diagnosis
+            and, in longdouble, for `compute_exact`.
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.
-        symptom: quantity, input arrays, what was got, what it should be -> what a wrong result looks like, or None.
-        propagated: input arrays, what a variant saved -> how far at most the rounding of the latter moves a quantity that
-            is computed from it: an error of another launch.
-        terms: input arrays -> the size of the terms whose difference a quantity is, where they can cancel.
+        symptom: quantity, input arrays, result, truth -> a description of the wrong result, or None.
+        propagated: input arrays, a variant's saved arrays -> for each quantity computed from these, the
+            largest change due to their rounding, an error of another launch.
+        terms: input arrays -> for each difference whose terms can cancel, the magnitude of these terms.
 
-        forward: The forward outputs, op argument -> printed name. Of a puzzle without any, every run checks the
+        forward: The forward outputs, op argument -> printed name. If there are none, every run checks the
             gradients.
         backward: The gradients, likewise.
-        intermediate: What the graph also makes visible, for a gate of its own.
+        intermediate: Intermediate results that a graph also outputs, for gates of their own.
 
-        variants: Variant name -> the calls of one graph that run it, forward and backward. Each has a flag.
-        about_variants: Variant -> what its flag's help says; "only the fused kernels" without.
-        on_request: Variants that run only if they are requested by name.
-        on_cpu: Variants whose ops have a CPU path too; the others run on a GPU, real or virtual, alone.
-        atomic: (variant, quantity) pairs whose sums are made with atomics on a GPU, in no fixed order.
-        summands: dims -> how many terms the atomics add up in one element.
-        multiply_adds: dims -> how many the forward pass needs; what decides whether a slow device is run.
-        ledger: dims and dtype -> the bytes saved for backward and allocated in between; None if none are counted.
-        describe_dims: dims -> how a report says them; "rows = 4, columns = 8" without.
+        variants: Variant name -> its calls in a graph, forward and backward. Each variant has a flag.
+        about_variants: Variant -> the help of its flag; by default "only the fused kernels".
+        on_request: Variants that run only if requested by name.
+        on_cpu: Variants whose ops also have a CPU path; the others run only on a GPU, real or virtual.
+        atomic: (variant, quantity) pairs summed by atomics on a GPU, in no fixed order.
+        summands: dims -> number of terms that atomics add to one element.
+        multiply_adds: dims -> multiply-adds of the forward pass, which decide whether a slow device runs.
+        ledger: dims, dtype -> bytes saved for the backward pass and of temporaries; None if not counted.
+        describe_dims: dims -> their text in reports; by default "rows = 4, columns = 8".
 
-        bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported when it is asked
-            for; "" if nothing is timed, and `--bench` is then an unknown flag.
-        after_costs: ".module:function", which gives the lines that a report ends its counters with, from the counted launches
-            by variant and case, and the dtype.
+        bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported on
+            demand; "" if nothing is timed, which makes `--bench` an unknown flag.
+        after_costs: ".module:function", which returns the lines after a report's counters from the counted
+            launches, by variant and case, and the dtype.
         demos: The demonstrations, each with a flag of its own.
     """
 
@@ -227,49 +218,44 @@ class Puzzle:
 
     @property
     def main_rung(self) -> Rung:
-        """The rung that the puzzle is about: its kernels, or the last if it has none."""
+        """The rung with kernels, or the last if there is none."""
         return self.mojo_rung or self.rungs[-1]
 
     def resolve(self, name: str) -> Any:
-        """Import "module:name"; ".module:name" is in the puzzle's own folder."""
         return pkgutil.resolve_name(f"harness.puzzles.{self.name}{name}" if name[0] == "." else name)
 
-    def rung(self, id: str) -> Rung:
-        """Return a rung by its id. Raises BadUse for an unknown one."""
+    def find_rung(self, id: str) -> Rung:
         for rung in self.rungs:
             if rung.id == id:
                 return rung
-        raise BadUse(f"{self.name} has no {name_of(id)} rung")
+        raise BadUse(f"{self.name} has no {get_rung_name(id)} rung")
 
-    def rung_of(self, gate: str) -> Rung:
-        """Return the last rung with a gate, the main one if none has it."""
+    def find_gate_rung(self, gate: str) -> Rung:
+        """Return the last rung with a gate, or the main rung if none has it."""
         return next((rung for rung in reversed(self.rungs) if gate in rung.gates), self.main_rung)
 
-    def gates_of(self, rung: Rung) -> list[Gate]:
-        """Return the gates whose blanks a rung's file holds, in its order."""
+    def list_gates(self, rung: Rung) -> list[Gate]:
         by_id = {gate.id: gate for gate in self.gates}
         return [by_id[id] for id in rung.gates]
 
-    def ladder(self, rung: Rung, gate: str) -> str:
-        """Return the name of a gate's hint ladder: the gate's own in the last rung that holds it, else "numpy-dx"."""
-        return gate if rung.id == self.rung_of(gate).id else f"{rung.id}-{gate}"
+    def get_ladder_name(self, rung: Rung, gate: str) -> str:
+        """Return the name of a gate's hint ladder: "dx" in the last rung with the gate, else "numpy-dx"."""
+        return gate if rung.id == self.find_gate_rung(gate).id else f"{rung.id}-{gate}"
 
     @property
     def mojo_rung(self) -> MojoRung | None:
-        """The rung with the kernels, or None."""
         return next((rung for rung in self.rungs if isinstance(rung, MojoRung)), None)
 
     @property
     def source(self) -> str:
-        """The file with the kernels' blanks, relative to the op package. Raises BadUse for a puzzle without kernels."""
+        """The file with the kernels' blanks, relative to the op package. Raises BadUse if there is none."""
         if self.mojo_rung is None:
             raise BadUse(f"{self.name} has no Mojo rung")
         return self.mojo_rung.source
 
     @property
     def kernel_gates(self) -> list[Gate]:
-        """The gates of the Mojo rung."""
-        return self.gates_of(self.mojo_rung) if self.mojo_rung else []
+        return self.list_gates(self.mojo_rung) if self.mojo_rung else []
 
     # ---- Mathematics ----------------------------------------------------------------------------------------
 
@@ -286,80 +272,82 @@ class Puzzle:
                     names += [*function.returns, *function.gradients.values()]
         return tuple(dict.fromkeys(names))
 
-    def exact(self, arrays: Arrays) -> Arrays:
-        """Return every quantity in NumPy longdouble, by the steps of the derivation."""
+    def compute_exact(self, arrays: Arrays) -> Arrays:
+        """Return every quantity as the derivation computes it in NumPy longdouble."""
         v = self.derive(arrays, dtype=np.longdouble)
         return {name: np.asarray(getattr(v, name)) for name in self.quantities}
 
     # ---- Variants and ops -----------------------------------------------------------------------------------
 
+    def list_counted_cases(self, variant: str, dims: Dims | None = None) -> list[Case]:
+        """Return the cases in which a variant's costs are counted: its own, or else those of all variants."""
+        counted = [case for case in self.cases(dims) if case.counted]
+        own = [case for case in counted if case.variant == variant]
+        return own or [case for case in counted if not case.variant]
+
     @property
     def calls(self) -> tuple[Call, ...]:
-        """The calls of every variant, in order, those that a recording alone has too."""
+        """The calls of every variant, in order, including those made only in recordings."""
         return tuple(call for calls in self.variants.values() for call in calls)
 
-    def calls_of(self, variants: Iterable[str]) -> tuple[Call, ...]:
-        """Return the calls of a graph of some variants, in order."""
+    def list_calls(self, variants: Iterable[str]) -> tuple[Call, ...]:
+        """Return the calls in a graph of some variants, in order."""
         recorded = {quantity for gate in self.gates for quantity in gate.recorded}
         calls = (call for name in variants for call in self.variants[name])
         return tuple(call for call in calls if not recorded & call.op.writes.keys())
 
     @property
-    def separate(self) -> bool:
-        """True if every variant has forward outputs of its own, so that there is nothing to compare."""
+    def has_separate_variants(self) -> bool:
+        """True if every variant has its own forward outputs, so that variants cannot be compared."""
         written = [quantity for call in self.calls for quantity in call.op.writes]
         return len(self.variants) > 1 and not self.backward and len(set(written)) == len(written)
 
     @property
     def default_variants(self) -> tuple[str, ...]:
-        """The variants of a run that names none."""
         return tuple(name for name in self.variants if name not in self.on_request)
 
-    def compiled_with(self, variants: tuple[str, ...]) -> tuple[str, ...]:
+    def list_compiled_variants(self, variants: tuple[str, ...]) -> tuple[str, ...]:
         """Return the variants that one graph or recording compiles for `variants`.
 
-        All default ones are compiled together, so that a run of one of them reuses what a run of all has
-        compiled.
+        All default variants are compiled together, so that a run of one reuses what a run of all compiled.
         """
         default = self.default_variants if set(variants) & set(self.default_variants) else ()
         return tuple(name for name in self.variants if name in default or name in variants)
 
-    def written(self, quantity: str) -> Argument | None:
-        """Return a quantity as its op writes it, None if no op does."""
+    def find_output_argument(self, quantity: str) -> Argument | None:
+        """Return the op argument that a quantity is written to, or None if no op writes it."""
         ops = (call.op for call in self.calls)
         return next((op.writes[quantity] for op in ops if quantity in op.writes), None)
 
-    def written_dtype(self, quantity: str, dtype: str) -> str:
-        """Return the dtype in which a quantity is written, in a run of `dtype`."""
-        argument = self.written(quantity)
-        return argument.dtype_in(dtype) if argument else dtype
+    def get_output_dtype(self, quantity: str, dtype: str) -> str:
+        """Return the dtype of a quantity in a run of `dtype`: its op argument's, or `dtype` without an op."""
+        argument = self.find_output_argument(quantity)
+        return argument.resolve_dtype(dtype) if argument else dtype
 
-    def input_dtype(self, name: str, array: np.ndarray, dtype: str) -> str:
-        """Return the dtype of an input in a run of `dtype`: its own for integers and bools, else as the ops read it."""
+    def get_input_dtype(self, name: str, array: np.ndarray, dtype: str) -> str:
+        """Return an input's dtype in a run of `dtype`: its own for integers and bools, else the op's."""
         if array.dtype.kind != "f":
             return array.dtype.name
         ops = (call.op for call in self.calls)
         argument = next((op.reads[name] for op in ops if name in op.reads), None)
-        return argument.dtype_in(dtype) if argument else dtype
+        return argument.resolve_dtype(dtype) if argument else dtype
 
-    def axes(self, quantity: str, count: int) -> Shape:
-        """Return the names of a quantity's axes in its op; numbers if no op writes it with so many."""
-        argument = self.written(quantity)
+    def get_axis_names(self, quantity: str, count: int) -> Shape:
+        """Return the names of a quantity's axes in its op, or numbers if no op writes `count` axes."""
+        argument = self.find_output_argument(quantity)
         return argument.shape if argument and len(argument.shape) == count else tuple(range(count))
 
-    def writes(self, variant: str) -> set[str]:
-        """Return the quantities that the calls of a variant write."""
+    def list_outputs(self, variant: str) -> set[str]:
         return {name for call in self.variants[variant] for name in call.op.writes}
 
-    def saved_quantities(self, variant: str) -> list[str]:
-        """Return the quantities that one call of a variant writes and another reads as an argument: the
-        statistics."""
+    def list_saved_quantities(self, variant: str) -> list[str]:
+        """Return the quantities that one call of a variant writes and another reads, such as statistics."""
         calls = self.variants[variant]
         read = {name for call in calls for name in call.op.reads}
         return [name for call in calls for name in call.op.writes if name in read]
 
-    def shapes(self, dims: Dims) -> dict[str, tuple[int, ...]]:
-        """Return the shape of everything the ops write, by op argument."""
+    def compute_shapes(self, dims: Dims) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor that the ops write, by op argument."""
         sizes = {**dict(zip(self.dim_names, dims, strict=False)), **self.derived_sizes(dims)}
         return {
             name: tuple(size if isinstance(size, int) else sizes[size] for size in argument.shape)
@@ -369,12 +357,10 @@ class Puzzle:
 
     # ---- Words ----------------------------------------------------------------------------------------------
 
-    def printed_name(self, quantity: str) -> str:
-        """Return the name that reports print."""
+    def get_printed_name(self, quantity: str) -> str:
         return {**self.forward, **self.backward}.get(quantity, quantity)
 
-    def say_dims(self, dims: Dims) -> str:
-        """Format sizes for a report."""
+    def format_dims(self, dims: Dims) -> str:
         if self.describe_dims:
             return self.describe_dims(dims)
         return ", ".join(f"{name} = {size}" for name, size in zip(self.dim_names, dims, strict=True))

@@ -1,6 +1,6 @@
-"""Rungs of a puzzle: tracks that solve its gates, each a file of the learner's with blanks and its checker.
+"""Describe a puzzle's rungs: tracks that solve its gates, each with a learner's file of blanks and a checker.
 
-A checker is a class with this protocol; a puzzle may bring its own, ".checker:Checker" of its folder:
+A checker is a class with this protocol; a puzzle may define one in its folder, ".checker:Checker":
 
     class Checker:
         def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0): ...
@@ -9,13 +9,13 @@ A checker is a class with this protocol; a puzzle may bring its own, ".checker:C
             self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
         ) -> list[GateResult]: ...
 
-`path` is the learner's file (of a Mojo rung its op package), read again at every call; `gates` are ids and
-`cases` the puzzle's own by default. A checker that goes case by case calls `on_first` with the results of the
+`path` is the learner's file (for a Mojo rung, the op package), read again at every call; `gates` are ids, and
+`cases` default to the puzzle's own. A checker that runs case by case calls `on_first` with the results of the
 first case before it runs the others; other checkers ignore it. `check` returns one
-`harness.check.results.GateResult` for each gate, in the order of the rung: "unsolved" if the blank is
-untouched, else "correct" or "wrong", with a diagnosis in lines and the id of the known mistake. It raises a
-WorkbookError if the file cannot be checked at all: DamagedFile, CompileFailed. An exception of the learner's
-code is a result, not an error. One checker serves many checks, so it may cache truth and baseline.
+`harness.check.results.GateResult` for each gate, in the rung's order: "unsolved" if the blank is untouched,
+else "correct" or "wrong", with the lines of a diagnosis and the id of the known mistake. It raises a
+WorkbookError, DamagedFile or CompileFailed, only if the file cannot be checked at all; an exception in the
+learner's code is a result. A checker is reused for many checks, so it may cache truth and baseline.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,8 +33,7 @@ NAMES = {
 """Names of the rungs by id, in order."""
 
 
-def name_of(id: str) -> str:
-    """Return the printed name of a rung."""
+def get_rung_name(id: str) -> str:
     return NAMES.get(id, id)
 
 
@@ -43,15 +42,15 @@ class Rung:
     """One track that solves gates of a puzzle.
 
     Attributes:
-        id: A key of NAMES: the value of `--rung`.
+        id: A key of NAMES, and the value of `--rung`.
         file: The file with the blanks, relative to the puzzle's folder.
-        gates: The ids of the gates of its blanks, in order.
-        checker: "module:Class" of its checker, imported on first use; of the puzzle's folder ".module:Class".
-        title: Its name in lists, "NumPy rung".
+        gates: The ids of the gates whose blanks it contains, in order.
+        checker: "module:Class", imported on first use; ".module:Class" is relative to the puzzle's package.
+        title: Its name in lists, by default such as "NumPy rung".
         about: A remark after the title in lists.
-        needs: Gate -> earlier gates whose code its own check runs: if one of them is wrong, it is to be fixed
-            first. Empty if every gate gets correct inputs.
-        optional: The puzzle counts as solved without it.
+        needs: Gate -> earlier gates whose code its check runs; a wrong one must be fixed first. Empty if
+            every gate gets correct inputs.
+        optional: Whether the puzzle counts as solved without it.
     """
 
     id: str
@@ -65,25 +64,23 @@ class Rung:
 
     @property
     def language(self) -> str:
-        """ "Mojo" or "Python", by the name of the file."""
         return "Mojo" if self.file.endswith(".mojo") else "Python"
 
     @property
-    def words(self) -> str:
-        """Name in lists."""
-        return self.title or f"{name_of(self.id)} rung"
+    def label(self) -> str:
+        return self.title or f"{get_rung_name(self.id)} rung"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumpyRung(Rung):
-    """A Python file with a function for each gate, of the gate's name, checked on arrays.
+    """A Python file with a function for each gate, named after it and checked on arrays.
 
     The names of a function's arguments are steps of the puzzle's derivation.
 
     Attributes:
-        names: Argument, or "gate.argument" for one gate -> step of the derivation, if they differ.
+        names: Argument, or "gate.argument" for one gate -> step of the derivation, if the names differ.
         returns: Gate -> the quantities that its function returns, in order, if they are not the gate's own.
-        pack: Quantity -> a function that makes one array of the function's results.
+        pack: Quantity -> a function that combines the gate function's results into one array.
     """
 
     id: str = "numpy"
@@ -100,12 +97,12 @@ class TorchFunction:
     """Interface of one gate's function in a PyTorch rung's file.
 
     Attributes:
-        name: The name in the file: of a subclass of `torch.autograd.Function`, called through `apply`, or of
-            a function.
+        name: Its name in the file, where it is a subclass of `torch.autograd.Function`, called through
+            `apply`, or a function.
         takes: The puzzle's inputs that are its arguments, in order.
         returns: The quantities that it returns, in order.
-        gradients: Input -> quantity that is its gradient; empty for a function that is checked by its values
-            alone. Otherwise `torch.autograd.gradcheck` runs too, in float64.
+        gradients: Input -> the quantity that is its gradient. If empty, only values are checked; otherwise
+            `torch.autograd.gradcheck` also runs, in float64.
         grad_outputs: The puzzle's inputs that are the incoming gradients, one for each of `returns`.
     """
 
@@ -134,8 +131,8 @@ class MojoRung(Rung):
     """The kernels of an op package: `file` is "op/NAME.mojo".
 
     Attributes:
-        sizes: Name -> Mojo expression for further sizes of shapes and launches, in order; a recording
-            evaluates them. `dims` is the list of the sizes.
+        sizes: Name -> Mojo expression for a further size in shapes and launches; a recording evaluates them
+            in order. In them `dims` is the list of a case's sizes.
     """
 
     id: str = "mojo"

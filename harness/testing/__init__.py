@@ -1,7 +1,7 @@
-"""`check_backward`: the workbook's checks for anybody's own backward pass.
+"""`check_backward`: the workbook's checks for your own backward pass.
 
-problem.py makes the inputs, tries.py has the tries, `harness/check/measured.py` compares a call with the
-reference and measures the limit, names.py names a wrong gradient, report.py prints.
+problem.py makes the inputs, tries.py defines the tries, `harness/check/measured.py` compares a call with the
+reference and measures the tolerance, names.py names the mistake, report.py formats the results.
 """
 
 import time
@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from harness.check.gradients import DTYPES, Line, dtype_name
+from harness.check.gradients import DTYPES, Message, describe_error, get_dtype_name
 from harness.check.measured import ReferenceRaised
 from harness.devices.custom_ops import MojoOps, Worker, finish_all
 from harness.testing.names import name_mistake
-from harness.testing.problem import Entry, Problem, Run, is_refusal, make_problem
+from harness.testing.problem import Entry, Problem, Run, check_arguments, make_problem, require
 from harness.testing.report import Report, Tried
-from harness.testing.tries import ALONE, MAY_REFUSE, TRIES, Check, NotHere, report_faults
+from harness.testing.tries import ALONE, MAY_REFUSE, TRIES, Check, NotHere, is_accepted
 
 __all__ = ["TRIES", "MojoOps", "Report", "check_backward"]
 
@@ -33,9 +33,9 @@ def check_backward(
     allow_refusal: bool | Collection[str] = True,
     subgradients: bool = True,
     saved: Callable[..., int] | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
 ) -> Report:
-    """Compare a function that has its own backward pass with a reference, in many kinds of call.
+    """Compare a function with its own backward pass against a reference, in many kinds of call.
 
     >>> import torch
     >>> class Scale(torch.autograd.Function):
@@ -55,68 +55,70 @@ def check_backward(
     the gradient of weight is the mean over N, and should be the sum
 
     Args:
-        function: A function of tensors by position, or a module; it returns a tensor or several.
-        reference: The same by PyTorch's own operations; in float64 it is the truth. Where both are modules with parameters of the
-            same names, the parameters are inputs too.
-        inputs: Name -> a shape of names and numbers, in which one name is one size and `...` any leading axes; or a tensor; or a
-            function of (sizes, generator) that makes one, for integers, masks and positive numbers. In the order of the arguments.
-        dtypes: Those to try, the widest first. Most tries are in the first that the function takes.
+        function: A function of positional tensors, or a module; it returns one tensor or several.
+        reference: The same in PyTorch's own operations, without randomness; in float64 it is the truth. If
+            both are modules with the same parameter names, the parameters that are not frozen are inputs too.
+        inputs: Name -> a shape of numbers and names (one name is one size, `...` any leading axes), a tensor,
+            or a function of (sizes, generator) that makes one: integers, masks, ...; in argument order. Those of
+            a floating dtype are expected to have gradients: if one has none, detach it in the reference.
+        dtypes: Dtypes to try, widest first. Most tries use the first one that the function accepts.
         leave_out: Names of tries to leave out.
-        only: Names of the tries to make; None for all.
-        allow_refusal: Whether the function may raise before it has a result, or in which tries it may; never in `plain`. An
-            exception in the backward pass is wrong.
-        subgradients: Whether any number between the slopes of both sides of a kink is right.
-        saved: (inputs) -> bytes that may be kept for the backward pass.
-        device: Where the tensors are.
+        only: Names of the tries to make; None means all.
+        allow_refusal: Whether the forward pass may raise, or the tries in which it may; never in `plain`.
+            An exception in the backward pass counts as wrong.
+        subgradients: Whether any number between the two one-sided slopes at a kink is accepted.
+        saved: (inputs) -> the number of bytes that may be saved for the backward pass.
+        device: The device of the tensors.
 
     Raises:
-        ValueError: For arguments of another kind, an unknown try, or a reference that does not take the inputs.
+        ValueError: If an argument is invalid, a try is unknown, or the reference rejects the inputs.
     """
-    if allow_refusal is False:
-        allow_refusal = MAY_REFUSE
-    for option, names in (("leave_out", leave_out), ("only", only), ("allow_refusal", allow_refusal)):
-        if isinstance(names, str):
-            raise ValueError(f"{option} is the string {names!r}, and should be a list of names")
-        if names and names is not True and (unknown := set(names) - TRIES.keys()):
-            raise ValueError(f"there is no try {', '.join(sorted(unknown))}; there are {', '.join(TRIES)}")
+    check_arguments(function, reference, inputs, dtypes, saved)
+    may_refuse = TRIES if allow_refusal is True else MAY_REFUSE if allow_refusal is False else allow_refusal
+    only = TRIES if only is None else only
+    chosen = choose_tries(dtypes, leave_out=leave_out, only=only, allow_refusal=may_refuse)
     start = time.perf_counter()
-    finish_all()  # earlier findings are not this function's
-    try:
-        problem = make_problem(
-            function, reference, inputs, dtypes, device, saved=saved, subgradients=subgradients
-        )
-    except ReferenceRaised as error:
-        raise ValueError(str(error)) from error
-    where = f"{dtype_name(problem.dtypes[0])} on {'the virtual GPU (sm_90a)' if Worker.running else device}"
-    left_out = {*leave_out, *(dtype_name(dtype) for dtype in DTYPES if dtype not in dtypes)}
+    finish_all()  # discard findings of earlier functions
+    problem = make_problem(function, reference, inputs, dtypes, device, saved, subgradients=subgradients)
+    accepted = [dtype for dtype in dtypes if is_accepted(problem, dtype)] or dtypes[:1]
+    problem = replace(problem, dtypes=tuple(accepted))
+    used = "the virtual GPU (sm_90a)" if Worker.running else device
+    where = f"{get_dtype_name(problem.dtypes[0])} on {used}"
     tries: list[Tried] = []
-    evidence = None
+    mistake: str | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, check in TRIES.items():
-            if name in left_out or (only is not None and name not in only):
-                continue
-            if check is not report_faults and any(
-                tried.name == "plain" and tried.state == "wrong" for tried in tries
-            ):
-                continue  # it would only repeat the error or its consequences
-            may = name != "plain" and (allow_refusal is True or name in allow_refusal)
-            tried = make_try(name, check, problem, may)
-            line = tried.said
-            if evidence is None and isinstance(line, Line) and line.distance and name != "written between":
-                evidence = line.distance.evidence
-            if words := find_lost_context(device):
-                tried, evidence = Tried(name, "wrong", f"the CUDA context is lost: {words}"), None
-            tries.append(tried)
-            if words:
+        for name in chosen:
+            if name != "races and memory" and tries and (tries[0].name, tries[0].state) == ("plain", "wrong"):
+                continue  # they would only repeat the error
+            tried = make_try(name, TRIES[name], problem, name != "plain" and name in may_refuse)
+            if words := find_lost_context(problem.device):
+                tries.append(Tried(name, "wrong", f"the CUDA context is lost: {words}"))
                 break  # every further call would raise
+            tries.append(tried)
+            line = tried.said
+            if mistake is None and isinstance(line, Message) and line.evidence and name != "written between":
+                mistake = name_mistake(problem, line.evidence)
     finish_all()
-    mistake = name_mistake(problem, evidence) if evidence else ""
-    return Report(tries, where, mistake, tuple(problem.notes), time.perf_counter() - start)
+    return Report(tries, where, mistake or "", tuple(problem.notes), time.perf_counter() - start)
+
+
+def choose_tries(dtypes: Sequence[torch.dtype], **options: Collection[str]) -> list[str]:
+    """Return the names of the tries to make; raise ValueError if one is unknown or none is left."""
+    for option, names in options.items():
+        fits = isinstance(names, Collection) and not isinstance(names, str)
+        require(fits, option, names, "a list of names of tries")
+        if unknown := [str(name) for name in names if name not in [*TRIES]]:
+            raise ValueError(f"there is no try {', '.join(unknown)}; there are {', '.join(TRIES)}")
+    left_out = {*options["leave_out"], *(get_dtype_name(dtype) for dtype in DTYPES if dtype not in dtypes)}
+    chosen = [name for name in TRIES if name in options["only"] and name not in left_out]
+    if not chosen:
+        raise ValueError("no try is left: see only, leave_out and dtypes")
+    return chosen
 
 
 def make_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> Tried:
-    """Make a try. Raises ValueError if the reference raises in `plain`."""
+    """Run one try and return its result; raise ValueError if the reference raises in `plain`."""
     problem.dropped.clear()
     try:
         line = check(problem)
@@ -124,35 +126,28 @@ def make_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> Tri
         return Tried(name, "not here", str(reason))
     except ReferenceRaised as error:
         if name == "plain":
-            raise ValueError(str(error)) from error
+            raise
         return Tried(name, "dropped", str(error))
     except Exception as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        text += f" ({vars(error)['call']})" if "call" in vars(error) else ""
-        if may_refuse and is_refusal(error):
+        about, text = vars(error), describe_error(error)
+        text += f" ({about['call']})" if "call" in about else ""
+        if may_refuse and "is_refusal" in about:
             return Tried(name, "refused", text)
-        line = f"it raises {text}" if is_refusal(error) else f"its backward pass raises {text}"
-    if line and name not in ALONE and not passes(check, problem):
-        return Tried(name, "dropped", "the reference does not pass it either")
+        line = f"it raises {text}" if "is_refusal" in about else f"its backward pass raises {text}"
+    if line and name not in ALONE and problem.function is not problem.reference:
+        itself = replace(problem, function=problem.reference, module=None, dropped={}, notes=[])
+        if make_try(name, check, itself, may_refuse=False).state == "wrong":
+            return Tried(name, "dropped", "the reference does not pass it either")
     if not line and problem.dropped:
-        return Tried(name, "dropped", "; ".join(dict.fromkeys(problem.dropped)))
+        each = (f"{name} (PyTorch's own error is {error:.0e})" for name, error in problem.dropped.items())
+        return Tried(name, "dropped", "; ".join(each))
     return Tried(name, "wrong", line) if line else Tried(name, "right")
 
 
 def find_lost_context(device: str) -> str:
-    """Return the error that has ended a GPU's context, as after a device-side assert; "" if it works."""
+    """Return the error that broke the CUDA context, such as a device-side assert; "" if it still works."""
     try:
         torch.cuda.synchronize() if device != "cpu" else None
     except Exception as error:
         return str(error).split("\n")[0]
     return ""
-
-
-def passes(check: Check, problem: Problem) -> bool:
-    """Check that the reference itself passes a try; otherwise the try says nothing about the function."""
-    try:
-        return not check(replace(problem, function=problem.reference, module=None, dropped=[], notes=[]))
-    except NotHere:
-        return True
-    except Exception:
-        return False

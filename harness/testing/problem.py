@@ -1,51 +1,75 @@
 """A function, its reference, and inputs of many sizes from the caller's description."""
 
 import functools
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import EllipsisType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from harness.check.gradients import Function, Subject, gradients, outputs_of, random_like
-from harness.check.measured import guard, narrow_of
+from harness.check.gradients import DTYPES, Function, Subject, are_equal, compute_outputs, get_dtype_name
+from harness.check.measured import get_float_dtype, guard_reference
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Shape = Sequence[str | int | EllipsisType]
 Sizes = Mapping[str, int]
 Run = Callable[..., object]
-Entry = Shape | Tensor | Callable[[Sizes, torch.Generator], Tensor]
-"""An input: a shape of names and numbers, a tensor, or a function that makes one."""
+Entry = Shape | Tensor | Callable[[Sizes, torch.Generator], Tensor]  # the last makes a tensor
 
-LEADING = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2)}
-"""Leading axes for `...`, by kind of sizes."""
-CYCLES = {"odd": (3, 5, 7, 6, 2), "square": (4,), "even": (2, 4, 8, 16)}
-"""Sizes of the names in order, by kind of sizes."""
-LARGE, TALL = 1031, 5003
-"""More than a block of threads has, and than a sum in 16 bits can count."""
-
-
-def mark_refusal(error: Exception) -> None:
-    """Mark an exception of the function before it had a result; the type stays, since autograd has its own
-    exceptions."""
-    vars(error)["is_refusal"] = True
-
-
-def is_refusal(error: Exception) -> bool:
-    return vars(error).get("is_refusal", False)
+LEADING = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2)}  # axes for `...`, by kind of sizes
+CYCLES = {"odd": (3, 5, 7, 6, 2), "square": (4,), "even": (2, 4, 8, 16)}  # sizes of the names, in order
+LARGE, TALL = 1031, 5003  # more than a block's threads, and more than a 16-bit sum can count to
 
 
 @dataclass(frozen=True)
 class Problem(Subject):
-    """A subject whose inputs have named sizes (`free`); `module` is the function as passed, `notes` are reported only."""
+    """A subject whose inputs have named sizes (`free`); `notes` are reported but never fail.
+
+    `module` is the function as passed in, `parameters` names the parameters of it that are inputs.
+    """
 
     free: tuple[str, ...] = ()
     module: Run | None = None
+    parameters: tuple[str, ...] = ()
     device: str = "cpu"
     notes: list[str] = field(default_factory=list[str])
+
+
+def require(fits: object, name: str, value: object, expected: str) -> None:
+    """Raise ValueError, naming the argument and the `expected` value, unless it `fits`."""
+    if not fits:
+        raise ValueError(f"{name} is {textwrap.shorten(repr(value), 80)}, and should be {expected}")
+
+
+def check_arguments(
+    function: Run, reference: Run, inputs: Mapping[str, Entry], dtypes: Sequence[torch.dtype], saved: object
+) -> None:
+    """Raise ValueError if an argument of `check_backward` is invalid."""
+    words = "a module or a function of tensors, as the `apply` of an autograd.Function"
+    for name, each in (("function", function), ("reference", reference)):
+        require(callable(each) and not isinstance(each, type), name, each, words)
+    words = "a dict from names to shapes, tensors or functions"
+    require(isinstance(inputs, Mapping) and inputs, "inputs", inputs, words)
+    words = "a shape such as ('N', 3), a tensor, or a function of (sizes, generator)"
+    for name, entry in inputs.items():
+        fits = isinstance(entry, Tensor) or callable(entry) or is_shape(entry)
+        require(fits, f"input {name}", entry, words)
+    fits = isinstance(dtypes, Sequence) and dtypes and all(dtype in DTYPES for dtype in dtypes)
+    require(fits, "dtypes", dtypes, f"a list of some of {', '.join(map(get_dtype_name, DTYPES))}")
+    require(saved is None or callable(saved), "saved", saved, "a function of the inputs")
+
+
+def is_shape(entry: object) -> bool:
+    """Check whether an input is a shape: names, sizes, and `...` for any leading axes."""
+    return isinstance(entry, tuple | list) and all(
+        s is ... or (s.isidentifier() if isinstance(s, str) else isinstance(s, int) and s >= 0) for s in entry
+    )
 
 
 def make_problem(
@@ -53,151 +77,110 @@ def make_problem(
     reference: Run,
     inputs: Mapping[str, Entry],
     dtypes: Sequence[torch.dtype],
-    device: str,
+    device: str | torch.device,
+    saved: Callable[..., int] | None = None,
     **options: Any,
 ) -> Problem:
-    """Make the problem of a call of `check_backward`, in the dtypes that the function takes."""
-    if isinstance(dtypes, torch.dtype) or not dtypes or not all(d.is_floating_point for d in dtypes):
-        raise ValueError(f"dtypes is {dtypes}, and should be a list of floating-point dtypes")
-    torch.empty(0, device=device)  # raises if there is no such device
-    entries = {name: check_entry(name, entry) for name, entry in inputs.items()}
-    ours, theirs = function, reference
+    """Make the problem for a call of `check_backward`."""
+    where = guard_reference(torch.empty, f"torch.empty on device {device!r}")(0, device=device).device
+    parameters: dict[str, torch.nn.Parameter] = {}
     if isinstance(function, torch.nn.Module) and isinstance(reference, torch.nn.Module):
-        parameters = {name: p.detach() for name, p in function.named_parameters()}
-        names = [name for name, _ in reference.named_parameters()]
-        if names != list(parameters):
-            raise ValueError(f"the function has parameters {list(parameters)}, the reference {names}")
-        entries |= parameters
-        ours, theirs = (bind_parameters(module, names) for module in (function, reference))
-    shapes = {i: entry for i, entry in enumerate(entries.values()) if isinstance(entry, Sequence)}
-    named = dict.fromkeys(size for shape in shapes.values() for size in shape if isinstance(size, str))
-    for entry in entries.values():
-        if callable(entry):
-            named |= dict.fromkeys(list_size_names(entry))
-    leading = any(... in shape for shape in shapes.values())
-    free = ("...",) * leading + tuple(named)
-    kinds = ("square", *(("row", "deep") if leading else ("even",))) if free else ()
+        parameters, others = (dict(module.named_parameters()) for module in (function, reference))
+        if [*parameters] != [*others]:
+            raise ValueError(f"the function has parameters {[*parameters]}, the reference {[*others]}")
+        if same := inputs.keys() & parameters.keys():
+            raise ValueError(f"input {same.pop()} has the name of a parameter")
+    called = "the function of input {}".format
+    made = {n: guard_reference(e, called(n)) if callable(e) else e for n, e in inputs.items()}
+    entries = {**made, **parameters}
+    shapes = {i: entry for i, entry in enumerate(entries.values()) if is_shape(entry)}
+    free = ("...",) * any(... in shape for shape in shapes.values()) + tuple(list_size_names(entries))
+    kinds = ("square", *(("row", "deep") if "..." in free else ("even",))) if free else ()
+    ours, theirs = (bind_parameters(each, [*parameters]) for each in (function, reference))
+    frozen = (isinstance(t, torch.nn.Parameter) and not t.requires_grad for t in entries.values())
     problem = Problem(
-        mark_refusals(ours),
-        lambda *tensors: take_tensors(theirs(*tensors)),
-        functools.partial(make_inputs, entries, free, device),
+        mark_refusals(ours), theirs, functools.partial(make_inputs, entries, free, where),
+        frozen=tuple(i for i, each in enumerate(frozen) if each), saved=saved and guard_reference(saved, "saved"),
         sizes=("odd", *kinds), dtypes=tuple(dtypes), names=tuple(entries), movable=tuple(shapes),
-        measured=True, free=free, module=function, device=device, **options,
+        free=free, module=function, parameters=tuple(parameters), device=where.type, **options,
     )  # fmt: skip
-    if not any(t.requires_grad for t in outputs_of(guard(problem.reference), problem.inputs())):
+    first, second = (compute_outputs(guard_reference(problem.reference), problem.inputs()) for _ in range(2))
+    if not any(t.requires_grad for t in first):
         raise ValueError("no output of the reference has a gradient: there is nothing to check")
+    if not are_equal(first, second, 1e-5):
+        raise ValueError("the reference gives another result in a second run: it must not be random")
+    count = problem.saved(*problem.inputs()) if problem.saved else 0
+    require(isinstance(count, int), "the result of saved", count, "a number of bytes")
     if isinstance(function, torch.nn.Module) and not isinstance(reference, torch.nn.Module):
         problem.notes.append("the module's parameters are not checked: the reference is no module")
-    return replace(problem, dtypes=tuple(d for d in dtypes if runs_in(problem, d)) or tuple(dtypes[:1]))
+    return problem
 
 
-def check_entry(name: str, entry: Entry) -> Entry:
-    """Return what makes an input. Raises ValueError for what does not."""
-    if isinstance(entry, Tensor):
-        return entry
-    if callable(entry):
-        return guard(entry, f"the function of input {name}")
-    if isinstance(entry, tuple | list) and all(isinstance(s, str | int | EllipsisType) for s in entry):
-        return entry
-    raise ValueError(
-        f"input {name} is {entry!r}, and should be a shape such as ('N', 3), a tensor, or a function of (sizes, generator)"
-    )
-
-
-def runs_in(problem: Problem, dtype: torch.dtype) -> bool:
-    """Check whether both passes run in a dtype."""
-    try:
-        return bool(gradients(problem.function, problem.inputs(dtype=dtype), random_like))
-    except Exception:
-        return False
-
-
-def mark_refusals(function: Run) -> Function:
-    """Return a function whose exceptions are refusals."""
+def mark_refusals(function: Callable[P, R], kind: type[Exception] = Exception) -> Callable[P, R]:
+    """Return the function with its exceptions marked as refusals by an attribute, which keeps their types."""
 
     @functools.wraps(function)
-    def call(*tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return take_tensors(function(*tensors))
-        except Exception as error:
-            mark_refusal(error)
+            return function(*args, **kwargs)
+        except kind as error:
+            vars(error)["is_refusal"] = True
             raise
 
     return call
 
 
-def take_tensors(returned: object) -> Tensor | tuple[Tensor, ...]:
-    """Return the tensors among a function's results. Raises TypeError if there is none."""
-    if isinstance(returned, Tensor):
-        return returned
-    tensors = (
-        tuple(t for t in returned if isinstance(t, Tensor)) if isinstance(returned, tuple | list) else ()
-    )
-    if not tensors:
-        raise TypeError(f"the function returns {type(returned).__name__}, expected a tensor or several")
-    return tensors
+def bind_parameters(function: Run, names: Sequence[str]) -> Function:
+    """Return a module as a function of inputs, then named parameters; its other tensors take their dtype."""
+    if not isinstance(function, torch.nn.Module):
+        return cast(Function, function)
 
-
-def bind_parameters(module: torch.nn.Module, names: Sequence[str]) -> Run:
-    """Return a module as a function of its inputs and, after them, its parameters; its buffers take their dtype."""
-
-    def call(*tensors: Tensor) -> object:
-        count, dtype = len(tensors) - len(names), narrow_of(tensors)
-        buffers = {
-            name: b.to(tensors[-1].device, dtype if b.is_floating_point() else b.dtype, copy=True)
-            for name, b in module.named_buffers()
+    def call(*tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        count, dtype = len(tensors) - len(names), get_float_dtype(tensors)
+        state = {
+            name: t.detach().to(tensors[-1].device, dtype if t.is_floating_point() else t.dtype, copy=True)
+            for name, t in (*function.named_parameters(), *function.named_buffers())
         }
-        return functional_call(
-            module, buffers | dict(zip(names, tensors[count:], strict=True)), tensors[:count]
-        )
+        state |= dict(zip(names, tensors[count:], strict=True))
+        return functional_call(function, state, tensors[:count])
 
     return call
 
 
-def list_size_names(make: Callable[[Sizes, torch.Generator], Tensor]) -> list[str]:
-    """Return the names of the sizes that a function reads."""
-    sizes: defaultdict[str, int] = defaultdict(lambda: 3)
-    if not isinstance(made := make(sizes, torch.Generator()), Tensor):
-        raise ValueError(
-            f"the function of an input returns {type(made).__name__}, and should return a tensor"
-        )
+def list_size_names(entries: Mapping[str, Entry]) -> list[str]:
+    """Return the size names in shapes, then those that functions read."""
+    shapes = (entry for entry in entries.values() if isinstance(entry, Sequence))
+    sizes = defaultdict(lambda: 3, {s: 3 for shape in shapes for s in shape if isinstance(s, str)})
+    for name, entry in entries.items():
+        made = entry(sizes, torch.Generator()) if callable(entry) else torch.empty(0)
+        require(isinstance(made, Tensor), f"the result of the function of input {name}", made, "a tensor")
     return list(sizes)
 
 
-def resolve_sizes(kind: str, free: Sequence[str]) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Return the axes for `...` and the size of each name, for a kind of sizes.
-
-    A kind is one of `LEADING` and `CYCLES`, "tall", or a size for one name, or for all, with the others odd:
-    "1 for H", "0 for all".
-    """
-    names = [name for name in free if name != "..."]
+def resolve_sizes(kind: str, free: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the axes of each size name for a kind of sizes: a key of `LEADING` or `CYCLES`, "tall", or a size
+    for one name or for all, such as "1 for H", where the other names have odd sizes."""
     cycle = CYCLES.get(kind, CYCLES["odd"])
-    sizes = {name: cycle[(i + 2 * ("..." in free)) % len(cycle)] for i, name in enumerate(names)}
-    leading = LEADING.get(kind, LEADING["odd"])
-    if kind == "tall" and free:
-        kind = f"{TALL} for {free[0]}"
-    size, _, which = kind.partition(" for ")
-    for name in (free if which == "all" else (which,)) if which else ():
-        leading = (int(size),) if name == "..." else leading
-        sizes |= {name: int(size)} if name != "..." else {}
-    return leading, sizes
+    axes = {name: (cycle[i % len(cycle)],) for i, name in enumerate(free, "..." in free)}
+    if "..." in axes:
+        axes["..."] = LEADING.get(kind, LEADING["odd"])
+    size, _, which = (f"{TALL} for {free[0]}" if kind == "tall" and free else kind).partition(" for ")
+    return axes | {name: (int(size),) for name in free if which in (name, "all")}
 
 
 def make_inputs(
-    entries: Mapping[str, Entry], free: Sequence[str], device: str, kind: str, seed: int
+    entries: Mapping[str, Entry], free: Sequence[str], device: torch.device, kind: str, seed: int
 ) -> tuple[Tensor, ...]:
-    """Make the inputs of a kind of sizes in float64: numbers about 0.5, and the tensors that were passed."""
-    leading, sizes = resolve_sizes(kind, free)
+    """Make the inputs for one kind of sizes, in float64: random numbers around 0.5, or the given tensors."""
+    axes = resolve_sizes(kind, free)
+    sizes = {name: each[0] for name, each in axes.items() if name != "..."}
     generator = torch.Generator().manual_seed(seed)
 
-    def one(entry: Entry) -> Tensor:
-        if isinstance(entry, Tensor):
-            tensor = entry.detach()
-        elif callable(entry):
-            tensor = entry(sizes, generator).detach()
-        else:
-            axes = (leading if s is ... else (sizes[s] if isinstance(s, str) else int(s),) for s in entry)
-            tensor = 0.5 + torch.randn(sum(axes, ()), generator=generator, dtype=torch.float64)
-        return (tensor.double() if tensor.is_floating_point() else tensor).to(device)
+    def make(entry: Entry) -> Tensor:
+        made = entry(sizes, generator) if callable(entry) else entry
+        if not isinstance(made, Tensor):
+            each = ((s,) if isinstance(s, int) else axes["..." if s is ... else s] for s in made)
+            made = 0.5 + torch.randn(sum(each, ()), generator=generator, dtype=torch.float64)
+        return (made.detach().double() if made.is_floating_point() else made.detach()).to(device)
 
-    return tuple(one(entry) for entry in entries.values())
+    return tuple(make(entry) for entry in entries.values())

@@ -6,33 +6,32 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["right", "wrong", "refused", "dropped", "not here"]
-WIDTH = 100
-"""Characters of a line."""
-LINES = 3
-"""Largest number of lines about one try."""
-SHOWN = 6
-"""Further wrong tries that have a line of their own."""
+WIDTH, LINES, SHOWN = 100, 3, 6  # characters per line, lines per try, further wrong tries with a line
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The result of one try: the error, the message of a refusal, or why it was dropped (PyTorch's own error
-    is as large)."""
+    """The result of one try; `said` is the error, the refusal's message, or why the try was dropped."""
 
     name: str
     state: State
     said: str = ""
 
 
+def part(count: int, made: int) -> str:
+    """Describe `count` of the `made` tries."""
+    return f"{count} of {made} tries" if made > 1 else ("no try", "the only try")[count]
+
+
 @dataclass(frozen=True)
 class Report:
-    """The result of `check_backward`; printed, it is one screen.
+    """The result of `check_backward`; prints as one screen.
 
     Attributes:
-        tries: All that were made, in their order.
-        where: The dtype and the device of most of them.
-        mistake: What a wrong gradient is instead; "" if nothing fits, or more than one thing.
-        notes: What is reported and not demanded.
+        tries: The results of all tries, in order.
+        where: The dtype and device of most tries.
+        mistake: What the wrong gradient equals instead; "" if no known mistake fits, or several do.
+        notes: Observations that are reported but not required.
     """
 
     tries: Sequence[Tried]
@@ -50,29 +49,28 @@ class Report:
         return self.of("wrong")
 
     def of(self, state: State) -> list[Tried]:
-        """Return the tries that ended in a state."""
         return [tried for tried in self.tries if tried.state == state]
 
     def raise_if_wrong(self) -> None:
-        """Raise AssertionError, with the report as its text, if something is wrong."""
+        """Raise AssertionError, with the report as its message, if any try is wrong."""
         __tracebackhide__ = True  # pytest then shows the caller's line
         if self.wrong:
             raise AssertionError(f"\n{self}")
 
     def __str__(self) -> str:
-        tries = f"{len(self.tries) - len(self.of('not here'))} tries, {self.where}, {self.seconds:.1f} s"
+        made, where = len(self.tries) - len(self.of("not here")), f"{self.where}, {self.seconds:.1f} s"
         if self.wrong:
             head, *others = self.wrong
             lines = [f"WRONG: {head.said}", f"   in the try '{head.name}'"]
             lines += [f"   {self.mistake}"] * bool(self.mistake)
             only = "; no other was made: they would say the same" * (head.name == "plain")
-            lines.append(f"wrong in {len(self.wrong)} of {tries}{only}")
+            lines.append(f"wrong in {part(len(self.wrong), made)}, {where}{only}")
             lines += [f"   {tried.name}: {tried.said}" for tried in others[:SHOWN]]
             lines += [f"   and {', '.join(tried.name for tried in others[SHOWN:])}"] * bool(others[SHOWN:])
         else:
-            lines = [f"right in {len(self.of('right'))} of {tries}"]
-        states: tuple[State, ...] = ("refused", "dropped")
-        lines += [f"{state}: {tried.name}: {tried.said}" for state in states for tried in self.of(state)]
+            lines = [f"right in {part(len(self.of('right')), made)}, {where}"]
+        unjudged = (*self.of("refused"), *self.of("dropped"))
+        lines += [f"{tried.state}: {tried.name}: {tried.said}" for tried in unjudged]
         lines += [f"noted: {'; '.join(dict.fromkeys(self.notes))}"] * bool(self.notes)
         filled = [textwrap.fill(line, WIDTH, subsequent_indent="   ", max_lines=LINES) for line in lines]
         right = f"right: {', '.join(tried.name for tried in self.of('right')) or 'nothing'}"

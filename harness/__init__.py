@@ -1,8 +1,4 @@
-"""Run the puzzles, check every gradient, and provide the layer for real models.
-
-`harness.LayerNormLinear` and `harness.fused_layernorm_linear` are imported on first use, so `import harness`
-and the command line start without PyTorch.
-"""
+"""Run the puzzles, check every gradient, and provide the layer, which imports PyTorch on first use."""
 
 import time
 from typing import TYPE_CHECKING
@@ -10,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.nn.layers import LayerNormLinear, fused_layernorm_linear
 
-STARTED = time.time()
+START_TIME = time.time()
 """Start time of the process."""
 
 __all__ = ["LayerNormLinear", "fused_layernorm_linear"]

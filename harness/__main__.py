@@ -1,9 +1,4 @@
-"""Start the command `workbook`, also as `python -m harness`: Ctrl-C prints one line, from the first import
-on.
-
-`harness.check` maps the path from a command to its result, `harness.nn` the path from a layer to its
-launches.
-"""
+"""Start `workbook`, also as `python -m harness`; Ctrl-C prints one line, even during the first imports."""
 
 import os
 import sys

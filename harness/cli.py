@@ -8,15 +8,14 @@ import os
 import sys
 from pathlib import Path
 
-from harness.check.options import COMMANDS, Options, named_puzzle, parse
-from harness.console import Finished, make_console, output_lost, prepare_streams, printable
+from harness.check.options import COMMANDS, Options, find_named_puzzle, parse
+from harness.console import ParserExit, escape_controls, make_console, prepare_streams, report_output_error
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 from harness.toolchain import roots
 from harness.toolchain.disk import check_target
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line and return its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     prepare_streams()
     try:
@@ -26,9 +25,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except WorkbookError as error:
-        print(printable(f"error: {error}"), file=sys.stderr)
+        print(escape_controls(f"error: {error}"), file=sys.stderr)
         if "--verbose" in arguments and error.details:
-            print(printable(error.details), file=sys.stderr)
+            print(escape_controls(error.details), file=sys.stderr)
         return error.exit_code
     except MemoryError as error:
         print(f"error: not enough memory for these sizes: {error}", file=sys.stderr)
@@ -39,17 +38,16 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.flush()
         os._exit(130)  # A compile in another thread cannot be stopped; nothing is left half-written.
     except OSError as error:
-        return output_lost(error)
-    except Finished:
+        return report_output_error(error)
+    except ParserExit:
         raise
-    except (SystemExit, GeneratorExit) as error:  # no result, whatever its exit code
+    except (SystemExit, GeneratorExit) as error:  # an exit without a result, whatever its code
         print(f"error: {type(error).__name__} before the end of the run: {error}", file=sys.stderr)
         return WorkbookError.exit_code
 
 
 def check_folder() -> None:
-    """Raise EnvironmentProblem if the working directory is gone: libraries would report it in other words,
-    or exit."""
+    """Raise EnvironmentProblem if the working directory is gone: libraries would report other errors."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
@@ -59,14 +57,13 @@ def check_folder() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Find the command and run it."""
     if arguments[:1] == ["vgpu"]:
         from harness.vgpu.cli import main as vgpu
 
         try:
             return vgpu(arguments[1:])
-        except SystemExit as end:  # raised by its parser: the virtual GPU does not use the workbook's
-            raise Finished(end.code) from None
+        except SystemExit as end:  # raised by argparse: the virtual GPU does not use the workbook's Parser
+            raise ParserExit(end.code) from None
     if arguments and arguments[0] in COMMANDS:
         from harness import commands
 
@@ -75,7 +72,7 @@ def run(arguments: list[str]) -> int:
         from harness.bench import command
 
         return command.main(arguments)
-    puzzle = named_puzzle(arguments or ["--help"])
+    puzzle = find_named_puzzle(arguments or ["--help"])
     for demo in puzzle.demos:
         if demo.options and f"--{demo.flag}" in arguments:
             rest = [argument for argument in arguments if argument not in (puzzle.name, f"--{demo.flag}")]
@@ -84,13 +81,12 @@ def run(arguments: list[str]) -> int:
 
 
 def run_puzzle(options: Options) -> int:
-    """Run one puzzle."""
     console = make_console(sys.stdout)
     if options.json == "-":  # standard output is for the data
         console = make_console(sys.stderr)
     if options.demo:
         return options.puzzle.resolve(options.demo.run)(console)
-    from harness.screens.checking import check, count
+    from harness.screens.checking import check, print_counters
 
     if options.json not in (None, "-"):
         check_target("--json", options.json)
@@ -99,14 +95,16 @@ def run_puzzle(options: Options) -> int:
             from harness.screens.show import Show
 
             gate = options.show or options.gate or ""
-            shown = Show(options.work, gate, options.cases, options.of_checker, options.html, options.json)
+            shown = Show(
+                options.work, gate, options.cases, options.checker_options, options.html, options.json
+            )
             return shown.run(console)
         if options.html:
             raise BadUse("--html: only --show writes a page")
         if options.profile:
-            from harness.check.profile import Counting
+            from harness.check.profile import CountRequest
 
             dtype, seed, blocks = options.dtype, options.seed, options.blocks
-            counting = Counting(options.work, options.variants, options.dims, dtype, seed, blocks)
-            return count(console, counting, by_line=options.verbose)
+            counting = CountRequest(options.work, options.variants, options.dims, dtype, seed, blocks)
+            return print_counters(console, counting, by_line=options.verbose)
     return check(console, options)

@@ -1,7 +1,4 @@
-"""The sub-commands of the workbench: init, update, list, hint, watch, diff, reset, verify, doctor, build-ext.
-
-Each is a function of the arguments after its name that returns an exit code.
-"""
+"""Implement the workbook's sub-commands: functions from the arguments after the name to an exit code."""
 
 import argparse
 import re
@@ -13,39 +10,38 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.console import Parser, make_console, page_width, print_lines, relative, shown
+from harness.console import Parser, format_path, get_page_width, make_console, make_relative, print_lines
 from harness.errors import BadUse, Unsolved, WorkbookError
-from harness.invocation import command
+from harness.invocation import format_command
 from harness.learner import layout, restore, workspace
 from harness.learner.progress import BEGUN, Progress
 from harness.learner.work import Work, check_gate
 from harness.screens.checking import GateCheck
 from harness.screens.work import (
-    current_work,
+    find_current_work,
+    format_gates,
+    format_next,
+    format_puzzle,
     is_damaged,
-    list_lines,
-    next_hint,
-    next_line,
-    puzzle_lines,
+    list_works,
+    read_next_hint,
     show_difference,
-    works,
 )
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.puzzle import Gate, Puzzle
 from harness.spec.rungs import NAMES
 from harness.toolchain import roots
 from harness.toolchain.disk import write_failed
 
 
-def command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
+def make_command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
     """Return a parser for one sub-command; `puzzle` is "?" if the puzzle is optional."""
-    parser = Parser(prog=command(name), description=about, allow_abbrev=False)
+    parser = Parser(prog=format_command(name), description=about, allow_abbrev=False)
     parser.add_argument("puzzle", nargs=puzzle, help="for example p20")
     return parser
 
 
-def with_rung(parser: argparse.ArgumentParser) -> None:
-    """Add --rung."""
+def add_rung_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rung",
         metavar="ID",
@@ -53,24 +49,21 @@ def with_rung(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def work_of(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
-    """Return a puzzle's file of a rung; by default that of the last rung with the gate, without a gate the
-    current file."""
+def select_work(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
+    """Return a rung's file: by default of the last rung with the gate or, without a gate, the current one."""
     if not rung and gate is None:
-        return current_work(works(puzzle), Progress.load()) or works(puzzle)[-1]
-    return Work(puzzle, puzzle.rung(rung) if rung else puzzle.rung_of(gate or ""))
+        return find_current_work(list_works(puzzle), Progress.load()) or list_works(puzzle)[-1]
+    return Work(puzzle, puzzle.find_rung(rung) if rung else puzzle.find_gate_rung(gate or ""))
 
 
-def parts(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
-    """Return the files of a command without --rung and blank: one, or all if the puzzle consists of its
-    rungs."""
+def select_works(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
+    """Return a command's files: one, or all of an `every_rung` puzzle without --rung and blank."""
     whole = puzzle.every_rung and not rung and blank is None
-    return works(puzzle) if whole else [work_of(puzzle, rung, blank)]
+    return list_works(puzzle) if whole else [select_work(puzzle, rung, blank)]
 
 
-def chosen(name: str | None) -> list[Puzzle]:
-    """Return one puzzle by name, or all."""
-    return [find_puzzle(each) for each in (puzzle_names() if name is None else [name])]
+def find_puzzles(name: str | None) -> list[Puzzle]:
+    return [find_puzzle(each) for each in (list_puzzle_names() if name is None else [name])]
 
 
 # ---- init and update ----------------------------------------------------------------------------------------
@@ -78,7 +71,7 @@ def chosen(name: str | None) -> list[Puzzle]:
 
 def init(arguments: list[str]) -> int:
     """Write a folder of your own to solve puzzles in: problems/, and the solutions that it links to. No clone is needed."""
-    parser = Parser(prog=command("init"), description=init.__doc__, allow_abbrev=False)
+    parser = Parser(prog=format_command("init"), description=init.__doc__, allow_abbrev=False)
     parser.add_argument(
         "folder",
         nargs="?",
@@ -92,29 +85,29 @@ def init(arguments: list[str]) -> int:
     count = workspace.create(folder, book=flags.book)
     inside = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     lines = [
-        f"wrote {shown(folder)}: {count} files with blanks under problems/, their solutions under solutions/"
+        f"wrote {format_path(folder)}: {count} files with blanks under problems/, their solutions under solutions/"
     ]
     if flags.book:
-        lines.append(f"the book: open {shown(folder / workspace.BOOK / 'index.html')} in a browser")
-    print_lines(make_console(sys.stdout), [*lines, f"next: {inside}{command('list')}"])
+        lines.append(f"the book: open {format_path(folder / workspace.BOOK / 'index.html')} in a browser")
+    print_lines(make_console(sys.stdout), [*lines, f"next: {inside}{format_command('list')}"])
     return 0
 
 
 def update(arguments: list[str]) -> int:
     """Update a folder created by `init` from the installed package; what you wrote in blanks is kept."""
-    parser = Parser(prog=command("update"), description=update.__doc__, allow_abbrev=False)
+    parser = Parser(prog=format_command("update"), description=update.__doc__, allow_abbrev=False)
     parser.add_argument("--book", action="store_true", help="add the built book if the folder has none yet")
     flags = parser.parse_args(arguments)
-    before, now = workspace.version_of(roots.CHECKOUT), workspace.version()
+    before, now = workspace.read_version(roots.CHECKOUT), workspace.get_version()
     if before is None:
         raise BadUse(
-            f"not a workbook folder; run this inside one made by `{command('init')}`, or `git pull` in a clone"
+            f"not a workbook folder; run this inside one made by `{format_command('init')}`, or `git pull` in a clone"
         )
     renewed = workspace.update(roots.CHECKOUT, book=flags.book)
     lines = [
-        f"{shown(file.path)}: renewed"
+        f"{format_path(file.path)}: renewed"
         + (f", your {', '.join(file.kept)} stays" if file.kept else "")
-        + (f"; the old file is {shown(file.copy)}, for lines outside of blanks" if file.copy else "")
+        + (f"; the old file is {format_path(file.copy)}, for lines outside of blanks" if file.copy else "")
         for file in renewed
     ]
     was = f"; it was of {before}" if before != now else ""
@@ -127,26 +120,30 @@ def update(arguments: list[str]) -> int:
 
 def list_puzzles(arguments: list[str]) -> int:
     """Print the next step, the current puzzle with the gates of its file, and a line for each other puzzle."""
-    parser = command_parser("list", list_puzzles.__doc__, "?")
+    parser = make_command_parser("list", list_puzzles.__doc__, "?")
     parser.add_argument("--all", action="store_true", help="every puzzle with its gates")
     flags = parser.parse_args(arguments)
-    console, progress, puzzles = make_console(sys.stdout, paged=True), Progress.load(), chosen(flags.puzzle)
-    roots.problems()  # outside of a workbook that is the whole answer
-    upcoming = current_work([work for puzzle in puzzles for work in works(puzzle)], progress)
-    print_lines(console, [next_line(upcoming, progress)] if upcoming else [])
-    if old := workspace.out_of_date(roots.CHECKOUT):
+    console, progress, puzzles = (
+        make_console(sys.stdout, paged=True),
+        Progress.load(),
+        find_puzzles(flags.puzzle),
+    )
+    roots.problems()  # raises BadUse outside a workbook
+    upcoming = find_current_work([work for puzzle in puzzles for work in list_works(puzzle)], progress)
+    print_lines(console, [format_next(upcoming, progress)] if upcoming else [])
+    if old := workspace.describe_outdated(roots.CHECKOUT):
         print_lines(console, [f"note: {old}"])
     for puzzle in puzzles:
         whole = flags.all or flags.puzzle or (upcoming and puzzle is upcoming.puzzle)
         if not whole:
-            print_lines(console, puzzle_lines(puzzle, progress))
+            print_lines(console, format_puzzle(puzzle, progress))
             continue
         print_lines(console, [Text(f"{puzzle.name}  {puzzle.title}", style="bold")])
-        for work in works(puzzle):
+        for work in list_works(puzzle):
             away = not (flags.all or flags.puzzle) and upcoming and work.rung.id != upcoming.rung.id
-            print_lines(console, list_lines(work, progress, folded=bool(away)))
+            print_lines(console, format_gates(work, progress, folded=bool(away)))
     if not (flags.all or flags.puzzle):
-        one, every = command(f"list {puzzles[-1].name}"), command("list --all")
+        one, every = format_command(f"list {puzzles[-1].name}"), format_command("list --all")
         print_lines(console, [Text(f"gates of another puzzle: `{one}`; of all: `{every}`", style="dim")])
     return 0
 
@@ -156,8 +153,8 @@ def list_puzzles(arguments: list[str]) -> int:
 
 def hint(arguments: list[str]) -> int:
     """Print the next rung of a blank's hint ladder; a rung by its name (dx-2) as often as you like."""
-    parser = command_parser("hint", hint.__doc__)
-    with_rung(parser)
+    parser = make_command_parser("hint", hint.__doc__)
+    add_rung_flag(parser)
     parser.add_argument(
         "gate",
         nargs="?",
@@ -174,24 +171,23 @@ def hint(arguments: list[str]) -> int:
     named = re.fullmatch(r"(\w+?)-(\d+)", requested)
     requested = named[1] if named else requested
     check_gate(puzzle, flags.rung, None if flags.gate is None else requested)
-    holding = [work for work in works(puzzle) if requested in work.rung.gates]
+    holding = [work for work in list_works(puzzle) if requested in work.rung.gates]
     # A hint's name is unique; a gate's may occur in several files.
-    here = None if flags.rung or named else current_work(holding, progress)
-    work = here or work_of(puzzle, flags.rung, None if flags.gate is None else requested)
-    gate = current_blank(work, progress) if flags.gate is None else work.gate(requested)
+    here = None if flags.rung or named else find_current_work(holding, progress)
+    work = here or select_work(puzzle, flags.rung, None if flags.gate is None else requested)
+    gate = find_current_blank(work, progress) if flags.gate is None else work.find_gate(requested)
     if gate is None:
-        print("Every blank has passed: there is nothing to hint at.")
+        print("Every blank has passed: no hints are left.")
         return 0
     console, number = make_console(sys.stdout), int(named[2]) if named else None
-    print_lines(console, next_hint(work, gate.id, progress, number, page_width(console)))
+    print_lines(console, read_next_hint(work, gate.id, progress, number, get_page_width(console)))
     return 0
 
 
-def current_blank(work: Work, progress: Progress) -> Gate | None:
-    """Return the first blank of a file that is begun and has not passed, else the first that has not passed;
-    None if all have."""
-    states = work.states(progress)
-    return next((gate for gate in work.gates if states[gate.id] in BEGUN), work.next_gate(progress))
+def find_current_blank(work: Work, progress: Progress) -> Gate | None:
+    """Return the first gate that is begun but not passed, else the first that is not passed, or None."""
+    states = work.get_states(progress)
+    return next((gate for gate in work.gates if states[gate.id] in BEGUN), work.find_next_gate(progress))
 
 
 # ---- diff ---------------------------------------------------------------------------------------------------
@@ -199,16 +195,16 @@ def current_blank(work: Work, progress: Progress) -> Gate | None:
 
 def diff(arguments: list[str]) -> int:
     """Compare your blanks with those of the solution: of the gates that have passed, or of all with --spoil."""
-    parser = command_parser("diff", diff.__doc__)
-    with_rung(parser)
+    parser = make_command_parser("diff", diff.__doc__)
+    add_rung_flag(parser)
     parser.add_argument("gate", nargs="?", help="one blank (default: all)")
     parser.add_argument("--spoil", action="store_true", help="also of gates that have not passed")
     flags = parser.parse_intermixed_args(arguments)
     console, progress, shown_any = make_console(sys.stdout), Progress.load(), False
     puzzle = find_puzzle(flags.puzzle)
     check_gate(puzzle, flags.rung, flags.gate)
-    for work in parts(puzzle, flags.rung, flags.gate):
-        gates = work.gates if flags.gate is None else [work.gate(flags.gate)]
+    for work in select_works(puzzle, flags.rung, flags.gate):
+        gates = work.gates if flags.gate is None else [work.find_gate(flags.gate)]
         shown_any |= show_difference(console, work, progress, [gate.id for gate in gates], spoil=flags.spoil)
     return 0 if shown_any else 3
 
@@ -218,79 +214,78 @@ def diff(arguments: list[str]) -> int:
 
 def reset(arguments: list[str]) -> int:
     """Restore a puzzle's damaged files, or the current file, or one blank. Asks first, and keeps copies."""
-    parser = command_parser("reset", reset.__doc__)
-    with_rung(parser)
+    parser = make_command_parser("reset", reset.__doc__)
+    add_rung_flag(parser)
     parser.add_argument("blank", nargs="?", help="one blank (default: all of them)")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     flags = parser.parse_intermixed_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
-    changes = changed_files(parts(puzzle, flags.rung, flags.blank), flags.blank)
+    changes = find_changed_files(select_works(puzzle, flags.rung, flags.blank), flags.blank)
     if flags.blank and not flags.rung and not changes:
-        # Its gate may be taken in several rungs, and the learner be at another than the last.
-        holding = [work for work in works(puzzle) if flags.blank in work.rung.gates]
-        changes = next(filter(None, (changed_files([work], flags.blank) for work in holding)), {})
+        # Several rungs may have the gate, and the learner may be working on an earlier one than the last.
+        holding = [work for work in list_works(puzzle) if flags.blank in work.rung.gates]
+        changes = next(filter(None, (find_changed_files([work], flags.blank) for work in holding)), {})
     if not (puzzle.every_rung or flags.rung or flags.blank):
-        damaged = changed_files([work for work in works(puzzle) if is_damaged(work)], None)
-        changes = damaged or changes or changed_files([Work(puzzle, puzzle.main_rung)], None)
+        damaged = find_changed_files([work for work in list_works(puzzle) if is_damaged(work)], None)
+        changes = damaged or changes or find_changed_files([Work(puzzle, puzzle.main_rung)], None)
     if not changes:
         print("Nothing to reset: this is what the puzzle began with.")
         return 0
     what = f"blank {flags.blank} of " if flags.blank else ""
     for path in changes:
         print(
-            f"reset {what}{shown(path)}; its current text is saved next to it as {path.name}.DATE{restore.SUFFIX}"
+            f"reset {what}{format_path(path)}; its current text is saved next to it as {path.name}.DATE{restore.BACKUP_SUFFIX}"
         )
-    if not flags.yes and not agreed():
+    if not flags.yes and not confirm():
         print("Nothing was changed.")
         return 0
     for path, content in changes.items():
         try:
-            kept = restore.reset(path, content)
+            kept = restore.restore_file(path, content)
         except OSError as error:
-            raise write_failed(f"nothing was changed, {error.filename or shown(path)}", error) from error
-        print(f"wrote {shown(path)}" + (f", kept {shown(kept)}" if kept else ""))
+            raise write_failed(
+                f"nothing was changed, {error.filename or format_path(path)}", error
+            ) from error
+        print(f"wrote {format_path(path)}" + (f", kept {format_path(kept)}" if kept else ""))
     return 0
 
 
-def changed_files(there: Sequence[Work], blank: str | None) -> dict[Path, str | Path]:
-    """Return the paths that a reset changes, each with its new content."""
-    return {path: content for work in there for path, content in changes_of(work, blank).items()}
+def find_changed_files(works: Sequence[Work], blank: str | None) -> dict[Path, str | Path]:
+    return {path: content for work in works for path, content in find_changes(work, blank).items()}
 
 
-def changes_of(work: Work, blank: str | None) -> dict[Path, str | Path]:
-    """Return the paths that a reset of one file changes, each with its text or the solution's file that it
-    links to."""
-    text = restore.restore(work.path, work.solution, blank)
-    changes: dict[Path, str | Path] = {} if holds(work.path, text) else {work.path: text}
+def find_changes(work: Work, blank: str | None) -> dict[Path, str | Path]:
+    """Return the paths that a reset of a file changes, each with its new text or the file to link to."""
+    text = restore.restore_text(work.path, work.solution, blank)
+    changes: dict[Path, str | Path] = {} if has_text(work.path, text) else {work.path: text}
     if blank is None and work.in_package:
         folder, package = work.solution.parent, work.path.parent
-        for relative in layout.layout(folder).linked:
+        for relative in layout.find_layout(folder).linked:
             if not layout.is_link_to(package / relative, folder / relative):
                 changes[package / relative] = folder / relative
-        changes |= missing_files(work)
+        changes |= make_missing_files(work)
     return changes
 
 
-def missing_files(work: Work) -> dict[Path, str | Path]:
-    """Return the puzzle's other files with blanks, the NumPy rung's too, that are missing; an existing one may hold work."""
+def make_missing_files(work: Work) -> dict[Path, str | Path]:
+    """Return the puzzle's missing files with blanks, of every rung; existing ones may hold work."""
     solutions = roots.solutions() / work.puzzle.name
     problems = roots.problems() / work.puzzle.name
     return {
-        problems / relative: restore.restore(problems / relative, solutions / relative)
-        for relative in restore.missing(solutions, problems)
+        problems / relative: restore.restore_text(problems / relative, solutions / relative)
+        for relative in restore.list_missing(solutions, problems)
     }
 
 
-def holds(path: Path, text: str) -> bool:
-    """Check whether a file, not a link, holds exactly this text."""
+def has_text(path: Path, text: str) -> bool:
+    """Check whether a path is a file, not a link, with exactly this text."""
     if not path.is_file() or path.is_symlink():
         return False
     data = text.encode()
     return path.stat().st_size == len(data) and path.read_bytes() == data
 
 
-def agreed() -> bool:
-    """Ask for confirmation; the end of input is a no."""
+def confirm() -> bool:
     try:
         return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:
@@ -303,12 +298,12 @@ def agreed() -> bool:
 
 def verify(arguments: list[str]) -> int:
     """Check all of your work: every gate of every puzzle, in every rung, with every case."""
-    parser = command_parser("verify", verify.__doc__, "?")
-    with_rung(parser)
+    parser = make_command_parser("verify", verify.__doc__, "?")
+    add_rung_flag(parser)
     parser.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
-    there = [work for puzzle in chosen(flags.puzzle) for work in works(puzzle)]
+    there = [work for puzzle in find_puzzles(flags.puzzle) for work in list_works(puzzle)]
     requested = [work for work in there if flags.rung in (None, work.rung.id)]
     if not requested:
         ids = dict.fromkeys(work.rung.id for work in there)
@@ -317,12 +312,12 @@ def verify(arguments: list[str]) -> int:
         )
     codes = [verify_work(console, work, verbose=flags.verbose) for work in requested]
     code = next((code for code in (5, 4, 1, 2, 3, 0) if code in codes), 3)
-    words = VERDICTS[code].format(diff=command(f"diff {flags.puzzle or 'pNN'}"))
+    words = OUTCOMES[code].format(diff=format_command(f"diff {flags.puzzle or 'pNN'}"))
     console.print(Text(f"   {words}", style="bold"))
     return code
 
 
-VERDICTS = {
+OUTCOMES = {
     0: "✅ all gates passed; `{diff}` shows your lines next to the solution's",
     1: "❌ something is wrong",
     2: "❌ a file is damaged",
@@ -333,24 +328,25 @@ VERDICTS = {
 
 
 def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int | None:
-    """Check one file and print the result of each gate; return its exit code, None if there was nothing to
-    check."""
-    title = f"{work.puzzle.name} {work.rung.words}: {shown(work.path)}"
+    """Check one file, print each gate's result, and return the exit code; None if untouched and optional."""
+    title = f"{work.puzzle.name} {work.rung.label}: {format_path(work.path)}"
     try:
-        blanks = work.blanks()
+        blanks = work.read_blanks()
         touched = any(blank.size for blank in blanks.values())
-        # An optional rung is an offer: the puzzle counts as solved without it.
+        # An optional rung is not required for a solved puzzle.
         what = "it is optional" if work.rung.optional else f"{len(blanks)} to solve"
         line = Text(title, style="bold") if touched else Text(f"{title}: untouched ({what})", style="dim")
         console.print(line)
         if work.in_package:
-            print_lines(console, [f"   note: {relative(note)}" for note in layout.notes(work.puzzle.name)])
+            print_lines(
+                console, [f"   note: {make_relative(note)}" for note in layout.list_notes(work.puzzle.name)]
+            )
         if not touched:
             return None if work.rung.optional else Unsolved.exit_code
         return GateCheck(work).run(console)[0]
     except WorkbookError as error:
         details = getattr(error, "details", "") if verbose else ""
-        print_lines(console, [f"   error: {relative(str(error))}", *relative(details).splitlines()])
+        print_lines(console, [f"   error: {make_relative(str(error))}", *make_relative(details).splitlines()])
         return error.exit_code
 
 
@@ -359,15 +355,15 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
 
 def watch(arguments: list[str]) -> int:
     """Check the current gate each time you save. Keys: n next, t stay, r run, h hint, s show, d diff, l list, q quit."""
-    parser = command_parser("watch", watch.__doc__)
-    with_rung(parser)
+    parser = make_command_parser("watch", watch.__doc__)
+    add_rung_flag(parser)
     parser.add_argument(
         "--gate", metavar="ID", help="begin with this gate (default: the first that has not passed)"
     )
     flags = parser.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
     check_gate(puzzle, flags.rung, flags.gate)
-    work = work_of(puzzle, flags.rung, flags.gate)
+    work = select_work(puzzle, flags.rung, flags.gate)
     from harness.screens.watch import Watch
 
     return Watch(work, flags.gate).run()
@@ -375,7 +371,7 @@ def watch(arguments: list[str]) -> int:
 
 def doctor(arguments: list[str]) -> int:
     """Print a line for each requirement on this machine, with the remedy if it is missing."""
-    parser = Parser(prog=command("doctor"), description=doctor.__doc__, allow_abbrev=False)
+    parser = Parser(prog=format_command("doctor"), description=doctor.__doc__, allow_abbrev=False)
     parser.parse_args(arguments)
     from harness.screens.doctor import examine
 
@@ -396,13 +392,15 @@ def build_ext(arguments: list[str]) -> int:
     from harness.toolchain import architectures, libraries
 
     parser = Parser(
-        prog=command("build-ext"),
+        prog=format_command("build-ext"),
         description=build_ext.__doc__,
         epilog="exit codes: 0 built, or there already; 2 bad use; 4 the kernels do not compile; 5 the environment",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "layer", nargs="*", help=f"{', '.join(host.layers())}; also with a part, as in attention/bfloat16"
+        "layer",
+        nargs="*",
+        help=f"{', '.join(host.list_layers())}; also with a part, as in attention/bfloat16",
     )
     parser.add_argument(
         "--arch",
@@ -425,12 +423,16 @@ def build_ext(arguments: list[str]) -> int:
     )
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
-    names = [architectures.canonical(name) for name in flags.arch] if flags.arch else architectures.present()
+    names = (
+        [architectures.normalize_name(name) for name in flags.arch]
+        if flags.arch
+        else architectures.list_present()
+    )
     requested = host.select_libraries(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
     for library, built in libraries.build_all(requested, flags.output):
         size = built.path.stat().st_size / 2**20
         how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
-        print_lines(console, [f"{library.name}: {how}, {size:.1f} MiB: {shown(built.path)}"])
+        print_lines(console, [f"{library.name}: {how}, {size:.1f} MiB: {format_path(built.path)}"])
     return 0
 
 
@@ -438,7 +440,7 @@ def build_ext(arguments: list[str]) -> int:
 
 
 def dev(arguments: list[str]) -> int:
-    """Work on puzzles: a new one, a check of the files, the tasks, problems/."""
+    """Run a command for the authors of puzzles: new, check, generate or format."""
     from harness.dev import command
 
     return command.main(arguments)
@@ -460,5 +462,4 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def run(name: str, arguments: list[str]) -> int:
-    """Run one sub-command."""
     return COMMANDS[name](arguments)

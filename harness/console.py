@@ -1,7 +1,4 @@
-"""Share the flag parser, streams and console, JSON, paths and the progress line of all commands.
-
-On a terminal without UTF-8 all output uses ASCII in place of other signs.
-"""
+"""Provide what all commands share: flag parser, streams, console, JSON, paths and progress line."""
 
 import argparse
 import codecs
@@ -26,31 +23,31 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 INTERRUPTED = 130
-VERDICT = r" *(?:[✅❌⏳] \S+ +)?"
-"""The start of a line before its words: spaces, and for a result a sign and the gate."""
-NARROWEST = 20
-"""Columns; nothing can be laid out in fewer, and COLUMNS is then not obeyed."""
-PLAIN = {
+RESULT_HEAD = r" *(?:[✅❌⏳] \S+ +)?"
+"""Matches what precedes a line's words: spaces and, in the line of a result, a sign and the gate."""
+MIN_COLUMNS = 20
+"""Fewest columns of a readable layout; a smaller value of COLUMNS is ignored."""
+ASCII_SIGNS = {
     **{"✅": "ok", "❌": "FAIL", "⏳": "todo", "⏭": "skip", "✎": "edit"},
     **{"✓": "ok", "✗": "FAIL", "▶": ">", "←": "<-", "⋮": ":", "├": "+", "█": "#"},
     **{"┌": "+", "┐": "+", "└": "+", "┘": "+", "■": "#", "•": "*"},
     **{"·": "-", "│": "|", "─": "-", "→": "->", "×": "x", "–": "-", "—": "-", "…": "..."},
 }
-"""Replacements of signs that cannot be printed."""
+"""ASCII replacements for signs that the output's encoding lacks."""
 
 
-class Finished(SystemExit):
-    """The end of a command that only prints its help. Any other SystemExit comes from a learner's code."""
+class ParserExit(SystemExit):
+    """Raised by a parser that has printed its help. Any other SystemExit comes from a learner's code."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes flags by their whole names; raises BadUse with one line, in place of printing the usage and leaving."""
+    """A parser without abbreviated flags that raises BadUse with one line instead of printing its usage."""
 
     def __init__(self, *, allow_abbrev: bool = False, **options: Any):
         super().__init__(allow_abbrev=allow_abbrev, **options)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise Finished(status)
+        raise ParserExit(status)
 
     def error(self, message: str) -> None:
         raise BadUse(message)
@@ -59,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 # ---- Streams ------------------------------------------------------------------------------------------------
 
 
-def plain_signs(error: UnicodeError) -> tuple[str | bytes, int]:
+def replace_sign(error: UnicodeError) -> tuple[str | bytes, int]:
     """Handle encoding errors of the standard streams: replace a sign that their encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -67,26 +64,25 @@ def plain_signs(error: UnicodeError) -> tuple[str | bytes, int]:
     if "\udc80" <= sign <= "\udcff":  # a byte of a file name that is not UTF-8
         return bytes([ord(sign) - 0xDC00]), error.start + 1
     letter = unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode()
-    return PLAIN.get(sign) or letter or "?", error.start + 1
+    return ASCII_SIGNS.get(sign) or letter or "?", error.start + 1
 
 
-codecs.register_error("workbook-plain-signs", plain_signs)
+codecs.register_error("workbook-plain-signs", replace_sign)
 
 
 def prepare_streams() -> None:
-    """Prepare the standard streams: replace closed ones by the null device, and encode every sign."""
+    """Replace closed standard streams with the null device, and let the others encode every sign."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for the life of the process)
     for stream in (sys.stdout, sys.stderr):
-        changeable = isinstance(stream, io.TextIOWrapper)  # not a replacement by a program
+        changeable = isinstance(stream, io.TextIOWrapper)  # not so if a program has replaced the stream
         if changeable and stream.errors in ("strict", "surrogateescape", "backslashreplace"):
             stream.reconfigure(errors="workbook-plain-signs")
 
 
-def output_lost(error: OSError) -> int:
-    """Print one line and return the exit code if standard output is closed, or another file fails
-    unexpectedly."""
+def report_output_error(error: OSError) -> int:
+    """Print one line for a closed standard output or a failing file, and return the exit code."""
     try:
         sys.stdout.flush()
     except OSError:  # discard the rest of the buffer, or the interpreter reports an error at exit
@@ -94,15 +90,15 @@ def output_lost(error: OSError) -> int:
     if isinstance(error, BrokenPipeError):
         try:
             print("broken pipe", file=sys.stderr, flush=True)
-        except OSError:  # it went where the output did
+        except OSError:  # standard error is the same closed pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         return INTERRUPTED
     print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
     return EnvironmentProblem.exit_code
 
 
-def printable(text: str) -> str:
-    """Text whose control characters are written out, `\\x1b`: a terminal would obey them. Lines and tabs stay."""
+def escape_controls(text: str) -> str:
+    """Escape the control characters of a text, which a terminal would obey, except newlines and tabs."""
     return "".join(
         ascii(sign)[1:-1] if unicodedata.category(sign) == "Cc" and sign not in "\n\t" else sign
         for sign in text
@@ -110,13 +106,13 @@ def printable(text: str) -> str:
 
 
 class PipedConsole(Console):
-    """A console that leaves the end of a pipe to the command line; rich would exit with 1, "a wrong result"."""
+    """A console that leaves a broken pipe to `harness.cli`; rich would exit with 1, for a wrong result."""
 
     wraps = False
-    """Wrap lines although the output is not a terminal."""
+    """True to wrap lines although the output is not a terminal."""
 
     def on_broken_pipe(self) -> None:
-        raise  # the error that is being handled
+        raise  # the BrokenPipeError that rich is handling
 
 
 def make_console(stream, *, paged: bool = False) -> Console:
@@ -125,45 +121,54 @@ def make_console(stream, *, paged: bool = False) -> Console:
     COLUMNS also applies to a dumb terminal, and to a pipe if the text is `paged`.
     """
     piped = not stream.isatty()
-    obeyed = paged if piped else os.environ.get("TERM") in ("dumb", "unknown")
-    requested = requested_width() if obeyed else 0
-    width = requested or (200 if piped else None)
+    dumb = not piped and os.environ.get("TERM") in ("dumb", "unknown")
+    requested = get_requested_width() if dumb or (piped and paged) else 0
+    # rich assumes 80 columns for a dumb terminal unless both sizes are set.
+    width = requested or (200 if piped else get_terminal_width(stream) if dumb else None)
     console = PipedConsole(
-        file=stream, highlight=False, emoji=False, width=width, height=25 if requested else None
+        file=stream, highlight=False, emoji=False, width=width, height=25 if width else None
     )
     console.wraps = paged and bool(requested)
     return console
 
 
-def requested_width() -> int:
-    """Return the environment variable COLUMNS, which a pipe to a pager may set; 0 if it is not set."""
+def get_terminal_width(stream) -> int | None:
+    """Return a terminal's width in columns, or None if it is unknown."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def get_requested_width() -> int:
+    """Return the width in COLUMNS, which may be set for a pager; 0 if it is unset or below NARROWEST."""
     words = os.environ.get("COLUMNS", "")
-    return int(words) if words.isdecimal() and int(words) >= NARROWEST else 0
+    return int(words) if words.isdecimal() and int(words) >= MIN_COLUMNS else 0
 
 
-def page_width(console: Console) -> int:
-    """Return the width for tables and pictures: that of the terminal or the requested one; 0 for no limit."""
-    return console.width if console.is_terminal else requested_width()
+def get_page_width(console: Console) -> int:
+    """Return the width for tables and pictures, the terminal's or the requested one; 0 for no limit."""
+    return console.width if console.is_terminal else get_requested_width()
 
 
 def print_lines(console: Console, lines: Iterable[Text | str]) -> None:
     """Print lines verbatim, without markup."""
     for line in lines:
-        text = line if isinstance(line, Text) else Text(printable(line))
+        text = line if isinstance(line, Text) else Text(escape_controls(line))
         if not (console.is_terminal or (isinstance(console, PipedConsole) and console.wraps)):
             console.print(text, soft_wrap=True)
             continue
-        for row in hanging(console, text):  # rich forgets a text's own wrapping when it prints
+        for row in wrap_hanging(console, text):  # rich ignores a text's own wrapping when it prints
             console.print(row, no_wrap=row.no_wrap, overflow=row.overflow)
 
 
-def hanging(console: Console, line: Text, column: int | None = None) -> list[Text]:
-    """Split a line for a terminal; continuation lines are indented to the line's own start, or to a column.
+def wrap_hanging(console: Console, line: Text, column: int | None = None) -> list[Text]:
+    """Wrap a line for a terminal; continuation lines are indented to `column`.
 
-    A result starts after its sign and the gate's name.
+    By default that is where the line's words start: in a result, after the sign and the gate's name.
     """
     if column is None:
-        beginning = re.match(VERDICT, line.plain)
+        beginning = re.match(RESULT_HEAD, line.plain)
         column = beginning.end() if beginning else 0
     if not column or line.no_wrap or line.cell_len <= console.width or column > console.width // 2:
         return [line]
@@ -181,16 +186,16 @@ def write_json(data: dict, target: str) -> None:
         write_target("--json", target, text + "\n")
 
 
-def shown(path: Path) -> str:
-    """Return a path relative to the current folder if that is shorter; a link by its own name."""
+def format_path(path: Path) -> str:
+    """Return a path relative to the current folder if it is inside; a link is not resolved."""
     try:
         return str(Path(os.path.abspath(path)).relative_to(Path.cwd()))
     except ValueError:
         return str(path)
 
 
-def relative(text: str) -> str:
-    """Make the paths of files below the current folder relative."""
+def make_relative(text: str) -> str:
+    """Return a text with paths below the current folder made relative."""
     return text.replace(f"{Path.cwd()}/", "")
 
 
@@ -201,14 +206,14 @@ Listener = Callable[[str], None]
 _listeners: list[Listener] = []
 
 
-def tell(words: str) -> None:
-    """Report progress, "case 3 of 18 (wide)", to the newest listener, in the calling thread."""
+def report_progress(words: str) -> None:
+    """Report progress, such as "case 3 of 18 (wide)", to the newest listener, in the calling thread."""
     if _listeners:
         _listeners[-1](words)
 
 
 @contextmanager
-def listening(listener: Listener) -> Generator[None, None, None]:
+def receive_progress(listener: Listener) -> Generator[None, None, None]:
     """Receive progress reports from any thread until the block ends."""
     _listeners.append(listener)
     try:
@@ -218,12 +223,12 @@ def listening(listener: Listener) -> Generator[None, None, None]:
 
 
 @contextmanager
-def live(console: Console, *, ticking: bool = True) -> Generator["Progress", None, None]:
-    """Show progress on a terminal in one line that is erased; in a pipe nothing.
+def show_progress(console: Console, *, ticking: bool = True) -> Generator["Progress", None, None]:
+    """Show progress in one line, erased at the end, if the console is a terminal.
 
-    Without `ticking` it is redrawn only at a report: a learner's code may print and read meanwhile.
+    Without `ticking` it is redrawn only at a report, since a learner's code may print and read meanwhile.
     """
-    # Not at the start: most commands show no bar.
+    # Imported here since most commands show no progress.
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     with Progress(
@@ -240,5 +245,5 @@ def live(console: Console, *, ticking: bool = True) -> Generator["Progress", Non
         def show(words: str) -> None:
             bars.update(task, description=f"checking: {words}", visible=True, refresh=not ticking)
 
-        with listening(show):
+        with receive_progress(show):
             yield bars

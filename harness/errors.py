@@ -1,11 +1,11 @@
-"""The errors that end a run with one clear line, each with the exit code that the command line gives it."""
+"""Define the errors that end a run with one clear line, each with its exit code."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class WorkbookError(Exception):
-    """Base class: a problem that the person at the keyboard can do something about."""
+    """Base class for problems that the user can fix."""
 
     exit_code = 1
     details = ""
@@ -17,9 +17,9 @@ class BadUse(WorkbookError):
     exit_code = 2
 
 
-def unknown_gate(id: str, there: Iterable[str], where: str = "") -> BadUse:
-    """Return the error for an unknown gate, with the known ones of `where` and the closest match."""
-    ids = [*there]
+def make_unknown_gate_error(id: str, known: Iterable[str], where: str = "") -> BadUse:
+    """Return the error for a gate unknown in `where`, with the closest match and the gates `there`."""
+    ids = [*known]
     near = difflib.get_close_matches(id, ids, 1)
     words = f" (did you mean {near[0]}?)" if near else ""
     return BadUse(
@@ -38,7 +38,7 @@ class Unsolved(WorkbookError):
 
 
 class CompileFailed(WorkbookError):
-    """The Mojo package does not compile, or lacks an op. `details` holds the compiler's whole output."""
+    """The Mojo package does not compile, or lacks an op. `details` is the compiler's full output."""
 
     exit_code = 4
 
@@ -48,6 +48,6 @@ class CompileFailed(WorkbookError):
 
 
 class EnvironmentProblem(WorkbookError):
-    """A problem of the toolchain, a driver, a cache folder or the hardware."""
+    """A problem with the toolchain, a driver, a cache folder or the hardware."""
 
     exit_code = 5

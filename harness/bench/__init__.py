@@ -1,1 +1,1 @@
-"""Measuring: clocks and protocols, the run, its tables, the machine."""
+"""Benchmarking: clocks and protocols, runs, their tables, and a description of the machine."""

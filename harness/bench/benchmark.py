@@ -1,8 +1,7 @@
 """Declare what `pNN --bench` measures for a puzzle: named sizes, problems, and the candidates.
 
-The module that the spec names as `bench` defines one `Benchmark`, BENCHMARK. A candidate is built for one
-problem and then provides calls: inference, a training forward pass, a backward pass, or both. All candidates
-get the same inputs and return the same quantities.
+The module that the spec names as `bench` defines BENCHMARK. A candidate is built for one problem and provides
+calls: inference, forward pass, backward pass, or both.
 """
 
 import importlib
@@ -32,10 +31,10 @@ DTYPES = {
 
 
 class Unavailable(Exception):
-    """A candidate that is not available on this machine or for this size; the message says why."""
+    """A candidate is unavailable on this machine or at this size; the message says why."""
 
 
-# ---- Problems -----------------------------------------------------------------------------------------------
+# ---- Problems ----------------------------------------------------------------------------------------------
 
 
 class Sizes(Protocol):
@@ -44,24 +43,17 @@ class Sizes(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __str__(self) -> str:
-        """Format the sizes for the head of a table."""
+        """Format the sizes for a table's heading."""
         ...
 
     def operations(self, direction: str) -> int:
-        """Floating-point operations that a pass cannot do without."""
+        """Return the least number of floating-point operations that a pass needs."""
         ...
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The tensors of one size.
-
-    Attributes:
-        sizes: Its `Sizes`.
-        function: The computation in PyTorch operations: takes the leaves and returns the output.
-        leaves: The differentiable arguments.
-        grad_output: The incoming gradient; has the shape of the output.
-    """
+    """A function and tensors of one size: `function` takes `leaves`, `grad_output` has its output's shape."""
 
     sizes: Any
     function: Callable[..., Tensor]
@@ -70,53 +62,45 @@ class Problem:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the tensors."""
         return self.leaves[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors."""
         return self.leaves[0].device
 
 
-def forward_and_backward(
+def run_both_passes(
     function: Callable[..., Tensor], leaves: tuple[Tensor, ...], grad_output: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the output and the gradient of every leaf."""
     output = function(*leaves)
     return output.detach(), *torch.autograd.grad(output, leaves, grad_output)
 
 
-# ---- Candidates ---------------------------------------------------------------------------------------------
+# ---- Candidates --------------------------------------------------------------------------------------------
 
 
 class Calls:
-    """A candidate built for one problem. `note` is a remark for readers of the times."""
+    """A candidate built for one problem. `note` goes into its rows."""
 
     note = ""
 
     def prepare(self, direction: str) -> Call:
-        """Return a call that does one pass and returns its quantities, in the order of `Benchmark.returned_names(direction)`.
+        """Return a callable that runs one pass and returns its quantities, in `list_returned_names`' order.
 
-        "inference" must be called without gradients. The caller switches them off, because the switch itself takes time.
+        For "inference" the caller disables gradients: a switch inside the call would be timed too.
         """
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Wait until everything that was called on torch's streams is done."""
+        """Wait for all work on PyTorch's streams."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
 
 class Differentiable(Calls):
-    """Calls of a function that autograd can differentiate.
+    """Calls of a function of the problem's leaves that autograd can differentiate.
 
-    Args:
-        function: Takes the leaves.
-        leaves: The leaves of the problem, as the function takes them.
-        grad_output: The incoming gradient.
-        again: The same function for a backward pass that runs many times after one forward pass.
-        note: A remark for readers of the times.
+    `again` computes the same, but allows many backward passes after one forward pass.
     """
 
     def __init__(self, function, leaves, grad_output, again=None, note=""):
@@ -124,31 +108,27 @@ class Differentiable(Calls):
         self.again, self.note = again or function, note
 
     def prepare(self, direction: str) -> Call:
-        """Return a call of one pass, as `Calls` says."""
+        """Return a callable that runs one pass, as described in `Calls`."""
         if direction in ("inference", "forward"):
             return lambda: (self.function(*self.leaves),)
         if direction == "both":
-            return lambda: forward_and_backward(self.function, self.leaves, self.grad_output)
+            return lambda: run_both_passes(self.function, self.leaves, self.grad_output)
         output = self.again(*self.leaves)
         return lambda: torch.autograd.grad(output, self.leaves, self.grad_output, retain_graph=True)
 
 
-def plain(problem: Problem) -> Differentiable:
-    """Return the problem's own PyTorch operations, one after the other: the candidate that sets the limit of error."""
+def make_eager(problem: Problem) -> Differentiable:
+    """Return the problem's function in eager PyTorch; its errors set every candidate's limits."""
     return Differentiable(problem.function, problem.leaves, problem.grad_output)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A function to time.
+    """An implementation to time.
 
-    Attributes:
-        name: In the table and in the CSV.
-        role: "ours", "peer" or "floor"; the floor does less than the problem requires, and is not checked.
-        build: Takes a problem and returns its calls. Raises Unavailable, and ImportError for a missing
-            package.
-        distribution: The package it comes from, for its version.
-        columns: The columns that it is measured in.
+    `role` is "ours", "peer" or "floor"; the floor does less than the problem requires and is not checked.
+    `build` takes a problem and returns its calls; it raises Unavailable, or ImportError if the package
+    (`distribution`) is missing.
     """
 
     name: str
@@ -157,15 +137,15 @@ class Candidate:
     distribution: str = ""
     columns: tuple[str, ...] = COLUMNS
 
-    def version(self) -> str:
-        """ "liger_kernel 0.6.4", or nothing if there is nothing to say."""
+    def get_version(self) -> str:
+        """Return the package and its version, as in "liger_kernel 0.6.4", or "" if it is not installed."""
         try:
             return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
         except (importlib.metadata.PackageNotFoundError, ValueError):
             return ""
 
 
-# ---- The benchmark of a puzzle ------------------------------------------------------------------------------
+# ---- The benchmark of a puzzle -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -175,12 +155,12 @@ class Benchmark:
     Attributes:
         about: One line for --help.
         sizes: The dataclass of a problem's sizes.
-        named: Sizes by their names in --sizes.
+        named: Name in --sizes -> list of sizes.
         cpu_sizes, gpu_sizes: Default values of --sizes.
-        host_sizes: Sizes at which a call is all host time.
-        quantities: Results of forward and backward together: the output, then the gradient of every leaf.
-        candidates: All candidates; at most one is the floor.
-        make_problem: sizes, dtype, device -> the problem, with values for which no gradient term vanishes.
+        host_sizes: Sizes so small that a call is CPU-bound.
+        quantities: Names of the results of both passes: the output, then the gradient of every leaf.
+        candidates: At most one of them is the floor.
+        make_problem: Sizes, dtype, device -> a problem with values for which no gradient term vanishes.
     """
 
     about: str
@@ -195,26 +175,23 @@ class Benchmark:
 
     @property
     def size_names(self) -> tuple[str, ...]:
-        """The names of the sizes, in order."""
         return tuple(field.name for field in fields(self.sizes))
 
     @property
     def floor(self) -> str:
-        """The name of the floor, or nothing."""
+        """The floor's name, or ""."""
         return next((one.name for one in self.candidates if one.role == "floor"), "")
 
-    def returned_names(self, direction: str) -> tuple[str, ...]:
-        """Return the names of what a call of a pass returns."""
+    def list_returned_names(self, direction: str) -> tuple[str, ...]:
         return {"backward": self.quantities[1:], "both": self.quantities}.get(direction, self.quantities[:1])
 
-    def results(self, calls: Calls) -> dict[str, Tensor]:
-        """Return all quantities of one forward and backward pass, by name."""
+    def compute_results(self, calls: Calls) -> dict[str, Tensor]:
         return dict(zip(self.quantities, calls.prepare("both")(), strict=True))
 
-    def truth(self, problem: Problem) -> dict[str, Tensor]:
-        """Return all quantities by autograd in float64, by name."""
+    def compute_truth(self, problem: Problem) -> dict[str, Tensor]:
+        """Return all quantities by name, computed in float64 with autograd."""
         leaves = tuple(leaf.detach().double().requires_grad_() for leaf in problem.leaves)
-        both = forward_and_backward(problem.function, leaves, problem.grad_output.double())
+        both = run_both_passes(problem.function, leaves, problem.grad_output.double())
         return dict(zip(self.quantities, both, strict=True))
 
 

@@ -1,16 +1,16 @@
-"""`pNN --bench`: time the workbook's kernels and the alternatives that a user has.
+"""`pNN --bench`: time the workbook's kernels and the alternatives.
 
 Every candidate is checked against float64 before it is timed; a wrong one is not timed. All candidates of a
-size take turns in one process, ratios are between neighbouring turns, and the floor (bare matrix products)
+size take turns in one process, ratios compare times of one round, and the floor (bare matrix products)
 and the ceilings (a large matrix product, a large copy) are measured in the same run. Columns:
 
 - `graph`: a CUDA graph of one call, replayed in short bursts after a pause: kernel time.
-- `loop`: eager calls one after the other, between CUDA events; on a CPU by the wall clock.
+- `loop`: back-to-back eager calls, timed by CUDA events; on a CPU by the wall clock.
 - `cold`: as `loop`, with the L2 cache flushed before every call.
 - `host`: CPU time of a call, at sizes where a call is CPU-bound.
 - `memory`: bytes that autograd saves, and the peak of forward and backward.
-- `waited`: calls with a synchronization each, which shows launch overhead at small sizes; also through MAX
-alone.
+- `waited`: calls with a synchronization after each, which exposes launch overhead at small sizes; the only
+column of MAX's graphs.
 """
 
 import csv
@@ -25,16 +25,15 @@ from pathlib import Path
 import torch
 
 from harness.bench.benchmark import COLUMNS, DTYPES, ON_REQUEST, Benchmark, Sizes, find_benchmark
-from harness.bench.machine import machine
+from harness.bench.machine import describe_machine
 from harness.bench.runner import Bench, Row
-from harness.check.options import LARGEST
+from harness.check.options import MAX_SIZE
 from harness.console import Parser, make_console
 from harness.errors import BadUse
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 
 
 def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
-    """Make the parser of `pNN --bench`."""
     flags = Parser(prog=f"{puzzle} --bench", description=benchmark.about)
     flags.add_argument("puzzle", help="which puzzle")
     flags.add_argument(
@@ -55,12 +54,12 @@ def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
 
 
 def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
-    """Parse the columns that can be measured here. Raises BadUse for an unknown one, and if none is left."""
+    """Return the columns that this device can measure. Raises BadUse if one is unknown or none is left."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in COLUMNS:
             raise BadUse(f"--columns: {name!r} is not one of {', '.join(COLUMNS)}")
-    # On a CPU there is no graph, and a call blocks its caller: `loop` is the whole time.
+    # A CPU has no CUDA graphs, and its calls are synchronous: `loop` measures everything.
     columns = tuple(c for c in COLUMNS if c in names and (on_gpu or c not in ("graph", "cold", "host")))
     if not columns:
         raise BadUse(f"--columns {text}: needs a GPU, and PyTorch sees none")
@@ -68,15 +67,15 @@ def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
 
 
 def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
-    """Parse sizes from "M,H,O;name;...". Raises BadUse for one that is neither positive numbers nor a name."""
+    """Parse sizes from "M,H,O;name;...". Raises BadUse for a part that is neither sizes nor a name."""
     names = benchmark.size_names
     sizes = []
     for part in (part.strip() for part in text.split(";")):
         numbers = [int(n) for n in part.split(",")] if re.fullmatch(r"\d+(\s*,\s*\d+)*", part) else []
         if part in benchmark.named:
             sizes += benchmark.named[part]
-        elif any(number > LARGEST for number in numbers):
-            raise BadUse(f"--sizes: {part!r}: the kernels count at most {LARGEST:,}")
+        elif any(number > MAX_SIZE for number in numbers):
+            raise BadUse(f"--sizes: {part!r}: the kernels count at most {MAX_SIZE:,}")
         elif len(numbers) == len(names) and all(numbers):
             sizes.append(benchmark.sizes(*numbers))
         else:
@@ -90,7 +89,7 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
 def main(arguments: list[str]) -> int:
     """Run `pNN --bench ...` and return its exit code: 1 if a candidate is wrong or one of ours fails."""
     rest = [argument for argument in arguments if argument != "--bench"]
-    name = next((argument for argument in rest if argument in puzzle_names()), rest[0] if rest else "")
+    name = next((argument for argument in rest if argument in list_puzzle_names()), rest[0] if rest else "")
     puzzle = find_puzzle(name)
     if own := next((demo for demo in puzzle.demos if demo.flag == "bench"), None):
         return puzzle.resolve(own.run)(make_console(sys.stdout), rest)
@@ -108,42 +107,41 @@ def main(arguments: list[str]) -> int:
         device=device,
         console=make_console(sys.stdout),
     )
-    # torch warns when its backward thread starts; the products are correct, and timed later.
+    # PyTorch's backward thread emits this warning when it starts.
     warnings.filterwarnings(
         "ignore", message="Attempting to run cuBLAS, but there was no current CUDA context"
     )
     torch.set_float32_matmul_precision("high" if bench.dtype == "tf32" else "highest")
     where = f", in {flags.csv}" if flags.csv else ""
     started = time.monotonic()
-    with csv_file(flags.csv, bench.fields) as bench.on_row:
-        introduce(bench)
+    with open_csv(flags.csv, bench.fields) as bench.on_row:
+        print_machine(bench)
         try:
             bench.run()
         except KeyboardInterrupt:
-            bench.say(f"interrupted after {len(bench.rows)} rows{where}")
+            bench.print_text(f"interrupted after {len(bench.rows)} rows{where}")
             raise
-    bench.say(f"took {time.monotonic() - started:.0f} s: {len(bench.rows)} rows{where}")
+    bench.print_text(f"took {time.monotonic() - started:.0f} s: {len(bench.rows)} rows{where}")
     if bench.faults:
-        bench.say(f"❌ {bench.faults} wrong or failed; see above")
+        bench.print_text(f"❌ {bench.faults} wrong or failed; see above")
     return int(bench.faults > 0)
 
 
-def introduce(bench: Bench) -> None:
-    """Print the machine and the settings."""
-    facts = machine(bench.device)
+def print_machine(bench: Bench) -> None:
+    facts = describe_machine(bench.device)
     words = [facts["device"], facts["driver"] and f"driver {facts['driver']}", f"torch {facts['torch']}"]
     words += [f"{name} {facts[name]}" for name in ("triton", "max") if facts[name]]
-    bench.say(", ".join(word for word in words if word))
+    bench.print_text(", ".join(word for word in words if word))
     if not bench.cuda:
-        bench.say(
+        bench.print_text(
             "No GPU here: these are times of the CPU paths, and they say nothing about any GPU. "
             "The virtual GPU is never timed."
         )
 
 
 @contextmanager
-def csv_file(path: Path | None, fields: tuple[str, ...]) -> Iterator[Callable[[Row], None]]:
-    """Yield a function that writes a row at once, or does nothing without a path. Raises BadUse if the file cannot be written."""
+def open_csv(path: Path | None, fields: tuple[str, ...]) -> Iterator[Callable[[Row], None]]:
+    """Yield a function that writes and flushes a row (no-op without `path`). Raises BadUse for a bad path."""
     if path is None:
         yield lambda row: None
         return

@@ -1,10 +1,10 @@
-"""Time one waited forward call through MAX: the lines under a forward check, one for each device and variant."""
+"""Time synchronized forward calls through MAX; report a line per device and variant in a forward check."""
 
 from dataclasses import replace
 
 from max.driver import Buffer
 
-from harness.bench.timing import summary, time_waited_calls
+from harness.bench.timing import summarize, time_waited_calls
 from harness.check.reference import Reference
 from harness.check.runs import Run
 from harness.devices import graphs
@@ -16,12 +16,11 @@ CALLS = 50
 
 
 def describe(run: Run) -> list[str]:
-    """Return the lines with the times of each device, and the ratio of CPU to GPU for a variant with a CPU
-    path, if it is meaningful."""
+    """Return a line for each device's time, and one for the ratio of CPU to GPU, or why there is none."""
     lines = []
     for variant in run.options.variants:
         times = {
-            device.target.kind: forward_microseconds(run, device.target, variant)
+            device.target.kind: time_forward(run, device.target, variant)
             for device in run.devices
             if device.target.kind != "virtual"
         }
@@ -30,45 +29,39 @@ def describe(run: Run) -> list[str]:
                 f"   {kind.upper()} time ({variant}): {microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
             )
         if variant in run.options.puzzle.on_cpu:
-            lines.append(f"   CPU / GPU ({variant}): {cpu_to_gpu(times)}")
+            lines.append(f"   CPU / GPU ({variant}): {format_cpu_gpu_ratio(times)}")
     return lines
 
 
-def forward_microseconds(run: Run, target: Target, variant: str) -> tuple[float, float]:
-    """Return the median time of one forward call in microseconds: at the sizes of the run, and with every
-    size 1.
-
-    The second is the overhead of a call.
-    """
+def time_forward(run: Run, target: Target, variant: str) -> tuple[float, float]:
+    """Return a forward call's median microseconds at the run's sizes and, as overhead, with every size 1."""
     options = run.options
     call = options.puzzle.variants[variant][0]
     program = graphs.load(run.package, (call,), options.dtype, target.device)
     case = run.cases[0]
     smallest = replace(case, dims=(1,) * len(case.dims))
-    at_sizes, at_ones = (median_microseconds(run, program, c, target) for c in (case, smallest))
+    at_sizes, at_ones = (time_program(run, program, c, target) for c in (case, smallest))
     return at_sizes, at_ones
 
 
-def median_microseconds(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
-    """Return the median of synchronized calls, CALLS of them unless they are slow."""
-    buffers = forward_buffers(run, program, case, target)
-    return summary(
+def time_program(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
+    buffers = make_buffers(run, program, case, target)
+    return summarize(
         time_waited_calls(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)
     ).median
 
 
-def forward_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, Buffer]:
-    """Return the buffers of one forward call on one device."""
-    inputs = Reference(run.options.puzzle, run.options.dtype, run.options.seed).inputs(case)
+def make_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, Buffer]:
+    inputs = Reference(run.options.puzzle, run.options.dtype, run.options.seed).get_inputs(case)
     tensors = {name: as_tensor(array) for name, array in inputs.items()}
     return graphs.make_buffers(run.options.puzzle, program, target, tensors)[1]
 
 
-def cpu_to_gpu(times: dict[str, tuple[float, float]]) -> str:
-    """Return the ratio, or why there is none. `times` holds (at the run's sizes, with every size 1) by kind
-    of device.
+def format_cpu_gpu_ratio(times: dict[str, tuple[float, float]]) -> str:
+    """Return the ratio of CPU to GPU time, or why there is none.
 
-    A simulated GPU has no time. A GPU time below twice that of an empty problem measures the launches.
+    `times` maps a device's kind to its times at the run's sizes and with every size 1. A GPU time below twice
+    the latter mainly measures launches.
     """
     if "gpu" not in times:
         return "no GPU: ratio not measured"

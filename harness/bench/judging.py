@@ -1,4 +1,4 @@
-"""Check a candidate: the errors of its results against float64, and the memory it holds."""
+"""Compare a candidate's results with float64, and measure its memory."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -7,18 +7,18 @@ import torch
 
 from harness.bench.benchmark import Call
 from harness.check.compare import FLOOR
-from harness.check.gradients import saved_by_autograd
-from harness.nn.arguments import plain
+from harness.check.gradients import record_saved_tensors
+from harness.nn.arguments import get_dtype_name
 
 Tensor = torch.Tensor
 Errors = dict[str, tuple[float, float]]
 
 
-# ---- Right or wrong -----------------------------------------------------------------------------------------
+# ---- Right or wrong ----------------------------------------------------------------------------------------
 
 
-def errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors:
-    """Return the relative Frobenius error of each quantity, and its largest error over its largest value."""
+def compute_errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors:
+    """Return each quantity's relative Frobenius error, and its largest error over its largest value."""
     by_quantity = {}
     for name, result in results.items():
         difference = result.double() - truth[name]
@@ -27,12 +27,12 @@ def errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors
     return by_quantity
 
 
-def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
-    """Return a sentence for each quantity of a candidate whose error is too large.
+def describe_excess(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
+    """Return a sentence for each error of a candidate that is too large.
 
-    Either error may be twice PyTorch's own in the same dtype, plus the floor that every check of the workbook has.
+    An error may be up to twice PyTorch's in the same dtype, plus the FLOOR of all the workbook's checks.
     """
-    floor = FLOOR[plain(dtype)]
+    floor = FLOOR[get_dtype_name(dtype)]
     return [
         f"{name} is off by {error:.1e} of its {kind}, PyTorch by {own:.1e}"
         for name, pair in measured.items()
@@ -41,21 +41,21 @@ def wrong(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
     ]
 
 
-# ---- Memory -------------------------------------------------------------------------------------------------
+# ---- Memory ------------------------------------------------------------------------------------------------
 
 
-def saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
-    """Return the bytes that autograd keeps between forward and backward, each storage once, without parameters and output."""
-    (output, *_), saved = saved_by_autograd(forward)
+def measure_saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
+    """Return the bytes that autograd saves for backward, except the storages of parameters and output."""
+    (output, *_), saved = record_saved_tensors(forward)
     left_out = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
     memory = (tensor.untyped_storage() for tensor in saved)
     return sum(each.nbytes() for each in memory if each.data_ptr() not in left_out)
 
 
-def peak_bytes(call: Callable[[], object]) -> int:
-    """Return the peak memory of a call, in addition to the memory in use before. CUDA only."""
+def measure_peak_bytes(call: Callable[[], object]) -> int:
+    """Return a call's peak CUDA memory above the amount allocated before it."""
     torch.cuda.synchronize()
-    gc.collect()  # memory of an earlier call must not be freed while this one is measured
+    gc.collect()  # frees memory of earlier calls now, not during the measurement
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     call()

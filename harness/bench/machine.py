@@ -12,29 +12,28 @@ import torch
 
 
 @functools.cache
-def machine(device: torch.device) -> dict[str, str]:
-    """Return the first fields of every row."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {cpu_name()}"
+def describe_machine(device: torch.device) -> dict[str, str]:
+    """Return the CSV fields that describe the machine."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {get_cpu_name()}"
     return {
         "device": name,
-        "driver": driver() if device.type == "cuda" else "",
+        "driver": get_driver_version() if device.type == "cuda" else "",
         "torch": torch.__version__,
-        "triton": version("triton"),
-        "max": version("max"),
+        "triton": get_version("triton"),
+        "max": get_version("max"),
         "date": datetime.date.today().isoformat(),
     }
 
 
-def version(distribution: str) -> str:
-    """Return the version of an installed package, or nothing."""
+def get_version(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
 
-def driver() -> str:
-    """Return the version of the NVIDIA driver, or nothing if nvidia-smi does not report it."""
+def get_driver_version() -> str:
+    """Return the NVIDIA driver's version, or "" if nvidia-smi does not report it."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(
@@ -44,8 +43,8 @@ def driver() -> str:
         return ""
 
 
-def cpu_name() -> str:
-    """Return the model of this machine's CPU, how many cores this process may use, and its architecture."""
+def get_cpu_name() -> str:
+    """Return the CPU's model (its architecture if unknown) and the number of threads that PyTorch uses."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -1,7 +1,6 @@
-"""A variant of a puzzle as a benchmark candidate: its MAX graphs, called directly.
+"""Benchmark a variant of a puzzle by calling its MAX graphs directly.
 
-A graph runs on a stream of MAX, invisible to CUDA graphs and torch's events. Only synchronized calls can be
-timed, so these candidates are in the column `waited` only.
+CUDA graphs and PyTorch's events do not see MAX's stream, so only the column `waited` is measured.
 """
 
 from collections.abc import Mapping
@@ -22,14 +21,8 @@ DIRECTIONS = ("forward", "backward")
 class MaxCalls(Calls):
     """Calls of a variant's forward and backward graph, on preallocated buffers.
 
-    Args:
-        puzzle: The puzzle; each of its variants starts with a forward and a backward call.
-        variants: The variants that are compiled together: nearly all of the time is per unit, not per graph.
-        variant: The one to call.
-        inputs: The input tensors by the names of the ops; the first has the dtype of the run.
-        shapes: The results of a pass, by the names of the ops, with their shapes.
-
-    Raises Unavailable if PyTorch has a GPU and MAX sees none.
+    All `variants` are compiled as one unit: nearly all of the time is per unit, not per graph. `shapes` maps
+    each result to its shape. Raises Unavailable if PyTorch has a GPU and MAX sees none.
     """
 
     def __init__(
@@ -40,7 +33,7 @@ class MaxCalls(Calls):
         inputs: Mapping[str, torch.Tensor],
         shapes: Mapping[str, tuple[int, ...]],
     ):
-        target = targets.gpu() if next(iter(inputs.values())).is_cuda else targets.cpu()
+        target = targets.find_gpu() if next(iter(inputs.values())).is_cuda else targets.make_cpu()
         if target is None:
             raise Unavailable("MAX sees no GPU")
         arguments = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
@@ -51,8 +44,8 @@ class MaxCalls(Calls):
         written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, arguments)
         arguments |= {name.removeprefix(f"{variant}."): tensor for name, tensor in written.items()}
         _, backward = graphs.make_buffers(puzzle, self.programs["backward"], target, arguments)
-        # Tensors saved for backward are buffers of both graphs.
-        backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.saved_quantities(variant)}
+        # Both graphs share the buffers of tensors saved for backward.
+        backward |= {name: forward[f"{variant}.{name}"] for name in puzzle.list_saved_quantities(variant)}
         self.buffers = {"forward": forward, "backward": backward}
         results = {f"{variant}.{name}": shape for name, shape in shapes.items()}
         self.results = {
@@ -65,11 +58,11 @@ class MaxCalls(Calls):
         }
 
     def wait(self) -> None:
-        """Wait until MAX's stream has nothing to do."""
+        """Wait until MAX's stream is idle."""
         self.device.synchronize()
 
     def prepare(self, direction: str) -> Timed:
-        """Return a call of one pass, which does not wait, and returns tensors that lie in the graphs' own buffers."""
+        """Return a callable that starts one pass, without waiting, and returns the graphs' own buffers."""
         directions = {"backward": ("backward",), "both": DIRECTIONS}.get(direction, ("forward",))
         results = tuple(result for each in directions for result in self.results[each])
         if direction == "backward":
@@ -83,8 +76,8 @@ class MaxCalls(Calls):
         return call
 
 
-def calls_of(puzzle: Puzzle, variants: tuple[str, ...]) -> dict[str, tuple[Call, ...]]:
-    """Return the calls of the graph of each pass of each variant, "fused forward" and so on."""
+def list_calls(puzzle: Puzzle, variants: tuple[str, ...]) -> dict[str, tuple[Call, ...]]:
+    """Return each graph's calls by its name: a variant and a pass, as in "fused forward"."""
     return {
         f"{variant} {direction}": (puzzle.variants[variant][number],)
         for variant in variants
@@ -95,6 +88,5 @@ def calls_of(puzzle: Puzzle, variants: tuple[str, ...]) -> dict[str, tuple[Call,
 def compile_graphs(
     puzzle: Puzzle, variants: tuple[str, ...], dtype: str, target: Target
 ) -> dict[str, graphs.Program]:
-    """Compile the graphs of the solution's passes together."""
-    package = roots.op_package(roots.solutions(), puzzle.name)
-    return graphs.load_each(package, calls_of(puzzle, variants), dtype, target.device)
+    package = roots.make_op_package(roots.solutions(), puzzle.name)
+    return graphs.load_graphs(package, list_calls(puzzle, variants), dtype, target.device)

@@ -1,4 +1,4 @@
-"""One run of the benchmark: check the candidates, time them in turns, print and hand on the rows."""
+"""Run a benchmark: check the candidates, time them in turns, print the rows and pass them on."""
 
 import functools
 import gc
@@ -23,10 +23,16 @@ from harness.bench.benchmark import (
     Problem,
     Sizes,
     Unavailable,
-    plain,
+    make_eager,
 )
-from harness.bench.judging import Errors, errors, peak_bytes, saved_bytes, wrong
-from harness.bench.machine import machine
+from harness.bench.judging import (
+    Errors,
+    compute_errors,
+    describe_excess,
+    measure_peak_bytes,
+    measure_saved_bytes,
+)
+from harness.bench.machine import describe_machine
 from harness.bench.timing import (
     ColdClock,
     CudaClock,
@@ -35,17 +41,17 @@ from harness.bench.timing import (
     Protocol,
     Summary,
     WallClock,
-    ratio,
-    summary,
+    compute_ratio,
+    summarize,
     take_turns,
 )
 
 ROUNDS = 7
-"""Turns of every candidate."""
+"""Turns per candidate."""
 LAUNCH_BOUND = 20.0
-"""Microseconds below which a time is that of launches, and nothing is concluded from it."""
+"""Times below this many microseconds are launch-bound; nothing is concluded from them."""
 CEILING_PRODUCTS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
-"""The ceilings of a run are the faster of these products, [rows, inner] by [inner, columns], and a copy of this many bytes."""
+"""A run's ceilings: the faster GEMM, [rows, inner] by [inner, columns], and a copy of CEILING_BYTES."""
 MACHINE = ("device", "driver", "torch", "triton", "max", "date", "protocol")
 MEASURED = (
     *("dtype", "pass", "candidate", "role", "column"),
@@ -53,25 +59,25 @@ MEASURED = (
     *("ratio_to_floor", "ratio_to_fastest_peer", "fastest_peer"),
     *("tflops", "gbs", "error", "saved_bytes", "peak_bytes", "note"),
 )
-"""The columns of the CSV; the sizes, named by the benchmark, are between the two groups."""
+"""The CSV's columns are MACHINE, the benchmark's size names, then MEASURED."""
 Row = dict[str, str | int | float]
-"""A row of the CSV, by the names of its columns."""
+"""A row of the CSV: column -> value."""
 
 
 class WrongGraph(Exception):
-    """A CUDA graph that does something else than the call that was captured."""
+    """A CUDA graph whose results differ from the captured call's."""
 
 
 @dataclass
 class Ready:
-    """A candidate that is right at one size, with its calls and its errors by quantity."""
+    """A candidate whose results are correct at one size, with its calls and its errors by quantity."""
 
     candidate: Candidate
     calls: Calls
     errors: Errors
 
-    def error(self, names: Iterable[str]) -> float:
-        """Return the largest relative Frobenius error of some quantities; NaN for the floor."""
+    def get_error(self, names: Iterable[str]) -> float:
+        """Return the largest relative Frobenius error of these quantities; NaN for the floor."""
         return max((self.errors[name][0] for name in names if name in self.errors), default=float("nan"))
 
 
@@ -91,20 +97,17 @@ class Bench:
 
     @property
     def cuda(self) -> bool:
-        """True if a GPU is measured."""
         return self.device.type == "cuda"
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The columns of the CSV."""
         return (*MACHINE, *self.benchmark.size_names, *MEASURED)
 
-    def say(self, text: str = "", style: str = "") -> None:
-        """Print one line as it is."""
+    def print_text(self, text: str = "", style: str = "") -> None:
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def run(self) -> None:
-        """Measure everything requested."""
+        """Measure the requested columns at every size."""
         timed = [column for column in self.columns if column != "host"]
         if self.cuda and self.sizes and {"graph", "loop", "cold"} & set(timed):
             self.measure_ceilings()
@@ -114,18 +117,18 @@ class Bench:
             self.run_size(self.benchmark.host_sizes, ["host"])
 
     def run_size(self, sizes: Sizes, columns: list[str]) -> None:
-        """Measure everything at one size, and free its tensors."""
-        if "torch._dynamo" in sys.modules:  # else there is nothing to forget, and to load it takes seconds
+        """Measure these columns at one size, then free its tensors."""
+        if "torch._dynamo" in sys.modules:  # otherwise nothing is cached, and importing it takes seconds
             torch.compiler.reset()
         try:
             problem = self.benchmark.make_problem(sizes, DTYPES[self.dtype], self.device)
-            truth = self.benchmark.truth(problem)
-            own = errors(self.benchmark.results(plain(problem)), truth)
+            truth = self.benchmark.compute_truth(problem)
+            own = compute_errors(self.benchmark.compute_results(make_eager(problem)), truth)
         except (RuntimeError, MemoryError) as error:  # torch reports out of memory as RuntimeError
-            everybody = Candidate("all candidates", "", plain)
-            self.leave_out(sizes, everybody, "all", f"skipped: {first_line(error)}")
+            everybody = Candidate("all candidates", "", make_eager)
+            self.record_omission(sizes, everybody, "all", f"skipped: {format_error(error)}")
             return
-        self.say(f"{sizes}: checking the candidates ...")
+        self.print_text(f"{sizes}: checking the candidates ...")
         taking_part = [one for one in self.benchmark.candidates if set(one.columns) & set(columns)]
         prepared = (self.prepare(candidate, problem, truth, own) for candidate in taking_part)
         ready = [one for one in prepared if one]
@@ -134,7 +137,7 @@ class Bench:
             self.measure_memory(problem, ready)
         for column in (column for column in columns if column != "memory"):
             for direction in PASSES if column == "host" else PASSES[1:]:
-                if (column, direction) != ("host", "backward"):  # which needs no caller
+                if (column, direction) != ("host", "backward"):  # autograd calls it, not the user
                     self.measure(problem, ready, direction, column)
         del problem, ready
         gc.collect()
@@ -144,48 +147,48 @@ class Bench:
     # ---- Candidates, checked
 
     def prepare(self, candidate: Candidate, problem: Problem, truth, own: Errors) -> Ready | None:
-        """Build and check one candidate; None, with the reason noted, if it is missing, fails, or is wrong.
+        """Build and check one candidate; return None and report why if it is missing, fails, or is wrong.
 
-        `own` are the errors of PyTorch's operations.
+        `own` holds the errors of eager PyTorch.
         """
         try:
             calls = candidate.build(problem)
             if candidate.role == "floor":
                 return Ready(candidate, calls, {})
-            measured = errors(self.benchmark.results(calls), truth)
+            measured = compute_errors(self.benchmark.compute_results(calls), truth)
         except (Unavailable, ImportError) as reason:
             words = f"not installed ({reason})" if isinstance(reason, ImportError) else reason
-            self.leave_out(problem.sizes, candidate, "all", f"skipped: {words}")
+            self.record_omission(problem.sizes, candidate, "all", f"skipped: {words}")
             return None
-        except Exception as error:  # any exception of a peer or of an incomplete package is that candidate's
+        except Exception as error:  # a peer or an incomplete package may raise anything
             mine = candidate.role == "ours"
             self.faults += mine
-            words = f"{'FAILED' if mine else 'skipped'}: {first_line(error)}"
-            self.leave_out(problem.sizes, candidate, "all", words)
+            words = f"{'FAILED' if mine else 'skipped'}: {format_error(error)}"
+            self.record_omission(problem.sizes, candidate, "all", words)
             return None
-        if faults := wrong(measured, own, problem.dtype):
+        if faults := describe_excess(measured, own, problem.dtype):
             self.faults += 1
             worst = max(pair[0] for pair in measured.values())
-            self.leave_out(problem.sizes, candidate, "all", f"WRONG: {'; '.join(faults)}", error=worst)
+            self.record_omission(problem.sizes, candidate, "all", f"WRONG: {'; '.join(faults)}", error=worst)
             return None
         return Ready(candidate, calls, measured)
 
     # ---- Columns
 
     def measure(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> None:
-        """Measure one pass in one column, all candidates in turns."""
+        """Measure one pass in one column; the candidates take turns."""
         with torch.set_grad_enabled(direction != "inference"):
-            calls = self.callables(problem, ready, direction, column)
-            protocol = self.protocol(column)
-            times = take_turns(calls, self.clock(column), protocol)
-        rows = self.rows_of(problem.sizes, ready, direction, column, times, protocol)
+            calls = self.make_calls(problem, ready, direction, column)
+            protocol = self.choose_protocol(column)
+            times = take_turns(calls, self.choose_clock(column), protocol)
+        rows = self.make_rows(problem.sizes, ready, direction, column, times, protocol)
         for row in rows:
-            self.add(row)
+            self.add_row(row)
         if rows:
-            self.table(f"{problem.sizes}, {direction}, {column}", rows)
+            self.print_table(f"{problem.sizes}, {direction}, {column}", rows)
 
-    def callables(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
-        """Return the calls to time by name; print why a candidate cannot be captured."""
+    def make_calls(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
+        """Return the calls to time by candidate; report each that fails or cannot be captured."""
         calls = {}
         for one in (one for one in ready if column in one.candidate.columns):
             prepare = functools.partial(one.calls.prepare, direction)
@@ -195,71 +198,71 @@ class Bench:
                     self.check_graph(graph, one, problem, direction)
                 else:
                     calls[one.candidate.name] = (
-                        waiting(prepare(), one.calls) if column == "waited" else prepare()
+                        make_waiting_call(prepare(), one.calls) if column == "waited" else prepare()
                     )
-            except Exception as error:  # as in prepare_one
+            except Exception as error:  # as in `prepare`
                 calls.pop(one.candidate.name, None)
                 refused = column == "graph" and not isinstance(error, WrongGraph)
                 why = "cannot be captured" if refused else "FAILED"
                 self.faults += one.candidate.role == "ours" and not refused
-                self.leave_out(problem.sizes, one.candidate, column, f"{why}: {first_line(error)}", direction)
+                self.record_omission(
+                    problem.sizes, one.candidate, column, f"{why}: {format_error(error)}", direction
+                )
         return calls
 
     def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
-        """Raise WrongGraph if a replay's results differ from those of an eager call: a launch was not
-        captured."""
+        """Raise WrongGraph if a replay's results differ from an eager call's: a launch was not captured."""
         expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
         for tensor in graph.outputs:
             tensor.detach().fill_(float("nan"))
         graph()
         torch.cuda.synchronize()
-        limit = 2 * torch.finfo(problem.dtype).eps + 1e-4  # a capture may choose another product algorithm
+        limit = 2 * torch.finfo(problem.dtype).eps + 1e-4  # a captured GEMM may use another algorithm
         for got, eager in zip(graph.outputs, expected, strict=True):
             difference = (got.detach().float() - eager.detach().float()).norm()
             if not difference <= limit * eager.detach().float().norm():
                 raise WrongGraph("the replayed graph does not write what a plain call writes")
 
-    def clock(self, column: str):
-        """Return the clock of a column."""
+    def choose_clock(self, column: str):
         if not self.cuda or column == "waited":
             return WallClock()
         if column == "host":
             return IssueClock(CudaClock())
         return ColdClock(self.device) if column == "cold" else CudaClock()
 
-    def protocol(self, column: str) -> Protocol:
-        """Return the bursts and pauses of a column."""
+    def choose_protocol(self, column: str) -> Protocol:
         if column == "graph":
             return Protocol(ROUNDS, burst=4_000, idle=(0.06, 0.08))
         if column == "host":
             return Protocol(ROUNDS, burst=2_000)
         return Protocol(ROUNDS, burst=20_000 if self.cuda else 200_000)
 
-    def rows_of(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
+    def make_rows(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
         """Return the CSV rows of one pass in one column."""
         roles = {one.candidate.name: one.candidate.role for one in ready}
-        medians = {name: summary(taken).median for name, taken in times.items()}
+        medians = {name: summarize(taken).median for name, taken in times.items()}
         peers = {name: medians[name] for name in times if roles[name] == "peer"}
         fastest = min(peers, key=lambda name: peers[name], default="")
         rows = []
         for one in (one for one in ready if one.candidate.name in times):
             taken = times[one.candidate.name]
-            row = self.row(sizes, one.candidate, direction, column)
+            row = self.start_row(sizes, one.candidate, direction, column)
             row |= {"protocol": str(protocol), "samples": len(taken)}
-            row |= times_fields(summary(taken))
-            row["note"] = one.calls.note or one.candidate.version()
-            row["error"] = f"{one.error(self.benchmark.returned_names(direction)):.2e}" if one.errors else ""
+            row |= format_times(summarize(taken))
+            row["note"] = one.calls.note or one.candidate.get_version()
+            row["error"] = (
+                f"{one.get_error(self.benchmark.list_returned_names(direction)):.2e}" if one.errors else ""
+            )
             if column != "host":
                 microseconds = medians[one.candidate.name]
                 row["tflops"] = f"{sizes.operations(direction) / microseconds / 1e6:.4g}"
-                row |= ratios(one.candidate.name, times, self.benchmark.floor, fastest)
+                row |= compute_ratios(one.candidate.name, times, self.benchmark.floor, fastest)
             rows.append(row)
         return rows
 
-    def row(self, sizes: Sizes | None, candidate: Candidate, direction: str, column: str) -> Row:
-        """Return a row with the candidate, the measurement and the machine."""
+    def start_row(self, sizes: Sizes | None, candidate: Candidate, direction: str, column: str) -> Row:
         return {
-            **machine(self.device),
+            **describe_machine(self.device),
             **(asdict(sizes) if sizes else {}),
             "dtype": self.dtype,
             "pass": direction,
@@ -269,19 +272,19 @@ class Bench:
         }
 
     def measure_ceilings(self) -> None:
-        """Measure the ceilings of this GPU: the fastest of some large matrix products, one large copy. One row each."""
+        """Measure this GPU's ceilings, the faster of some large GEMMs and a large copy; add a row each."""
         dtype, device = DTYPES[self.dtype], self.device
         calls: dict[tuple[int, int, int] | str, Call] = {}
         for rows, inner, columns in CEILING_PRODUCTS:
             a = torch.randn(rows, inner, device=device).to(dtype)
             b = torch.randn(columns, inner, device=device).to(dtype)
-            calls[rows, inner, columns] = functools.partial(product, a, b)
+            calls[rows, inner, columns] = functools.partial(multiply, a, b)
         source = torch.randint(255, (CEILING_BYTES,), dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         calls["copy"] = lambda: (target.copy_(source),)
-        protocol = self.protocol("graph")
+        protocol = self.choose_protocol("graph")
         times = take_turns(calls, CudaClock(), protocol)
-        medians = {name: summary(taken).median for name, taken in times.items()}
+        medians = {name: summarize(taken).median for name, taken in times.items()}
         best = max(CEILING_PRODUCTS, key=lambda sizes: math.prod(sizes) / medians[sizes])
         words = "{:,} rows, {:,} -> {:,}".format(*best)
         ceilings = (
@@ -289,10 +292,12 @@ class Bench:
             ("copy", "copy ceiling", "gbs", 2 * source.nbytes / medians["copy"] / 1e3),
         )
         for key, name, unit, rate in ceilings:
-            row = self.row(None, Candidate(name, "ceiling", plain), "", "ceiling")
-            row |= {"protocol": str(protocol), "samples": len(times[key])} | times_fields(summary(times[key]))
-            self.add(row | {unit: f"{rate:.4g}", "note": words if key == best else ""})
-            self.say(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
+            row = self.start_row(None, Candidate(name, "ceiling", make_eager), "", "ceiling")
+            row |= {"protocol": str(protocol), "samples": len(times[key])} | format_times(
+                summarize(times[key])
+            )
+            self.add_row(row | {unit: f"{rate:.4g}", "note": words if key == best else ""})
+            self.print_text(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
     def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
         """Add a row for each candidate: bytes saved for backward, and the peak of both passes."""
@@ -301,26 +306,26 @@ class Bench:
             if not isinstance(one.calls, Differentiable):
                 continue
             forward, both = one.calls.prepare("forward"), one.calls.prepare("both")
-            row = self.row(problem.sizes, one.candidate, "both", "memory")
+            row = self.start_row(problem.sizes, one.candidate, "both", "memory")
             try:
                 both()
-                row["saved_bytes"] = saved_bytes(forward, one.calls.leaves[1:])
+                row["saved_bytes"] = measure_saved_bytes(forward, one.calls.leaves[1:])
                 if self.cuda:
-                    row["peak_bytes"] = peak_bytes(both)
-            except Exception as error:  # as in prepare_one
-                self.leave_out(problem.sizes, one.candidate, "memory", f"fails: {first_line(error)}")
+                    row["peak_bytes"] = measure_peak_bytes(both)
+            except Exception as error:  # as in `prepare`
+                self.record_omission(problem.sizes, one.candidate, "memory", f"fails: {format_error(error)}")
                 continue
             rows.append(row)
-            self.add(row)
-        self.say(f"{problem.sizes}, memory in MiB, without parameters and output", style="bold")
+            self.add_row(row)
+        self.print_text(f"{problem.sizes}, memory in MiB, without parameters and output", style="bold")
         for row in rows:
             cells = (row.get(name, "") for name in ("saved_bytes", "peak_bytes"))
             words = (f"{float(cell) / 2**20:,.2f}" if cell != "" else "-" for cell in cells)
-            self.say(f"   {row['candidate']:<20}{'{:>12}{:>12}'.format(*words)} (saved, peak)")
+            self.print_text(f"   {row['candidate']:<20}{'{:>12}{:>12}'.format(*words)} (saved, peak)")
 
     # ---- Rows
 
-    def leave_out(
+    def record_omission(
         self,
         sizes: Sizes,
         candidate: Candidate,
@@ -329,40 +334,38 @@ class Bench:
         direction: str = "",
         error: float | None = None,
     ) -> None:
-        """Note in the rows and on the screen which candidate is not measured, and why."""
-        row = self.row(sizes, candidate, direction, column) | {"note": reason}
+        """Record in a row and print which candidate is not measured, and why."""
+        row = self.start_row(sizes, candidate, direction, column) | {"note": reason}
         if error is not None:
             row["error"] = f"{error:.2e}"
-        self.add(row)
+        self.add_row(row)
         what = f" ({direction})" if direction else ""
-        self.say(f"   {candidate.name}{what}: {reason}")
+        self.print_text(f"   {candidate.name}{what}: {reason}")
 
-    def add(self, row: Row) -> None:
-        """Add a row and pass it on."""
+    def add_row(self, row: Row) -> None:
         row = {name: row.get(name, "") for name in self.fields}
         self.rows.append(row)
         self.on_row(row)
 
-    def table(self, where: str, rows: list[Row]) -> None:
+    def print_table(self, where: str, rows: list[Row]) -> None:
         """Print the candidates of one pass in one column, fastest first."""
-        self.say(f"{where}, {self.dtype}: {rows[0]['protocol']}", style="bold")
+        self.print_text(f"{where}, {self.dtype}: {rows[0]['protocol']}", style="bold")
         heads = ("median us", "p20", "p80", "/ floor", "/ best peer", "TFLOP/s")
         names = ("median_us", "p20_us", "p80_us", "ratio_to_floor", "ratio_to_fastest_peer", "tflops")
-        self.say(f"   {'candidate':<20}" + "".join(f"{head:>12}" for head in heads) + f"{'error':>11}")
+        self.print_text(f"   {'candidate':<20}" + "".join(f"{head:>12}" for head in heads) + f"{'error':>11}")
         for row in sorted(rows, key=lambda row: float(row["median_us"])):
             cells = "".join(f"{row.get(name) or '-':>12}" for name in names)
             note = f"   {row['note']}" if row["note"] else ""
             line = f"   {row['candidate']:<20}{cells}{row['error'] or '-':>11}{note}"
-            self.say(line, style="bold" if row["role"] == "ours" else "")
+            self.print_text(line, style="bold" if row["role"] == "ours" else "")
 
 
-def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
-    """[rows, inner] by [columns, inner]."""
+def multiply(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     return (torch.mm(a, b.T),)
 
 
-def waiting(call: Call, calls: Calls) -> Call:
-    """Return the call, done when it returns."""
+def make_waiting_call(call: Call, calls: Calls) -> Call:
+    """Return a callable that makes the call and waits until it is done."""
 
     def wait() -> tuple[torch.Tensor, ...]:
         results = call()
@@ -372,28 +375,26 @@ def waiting(call: Call, calls: Calls) -> Call:
     return wait
 
 
-def times_fields(summary: Summary) -> Row:
-    """Return the summary as CSV fields."""
+def format_times(summary: Summary) -> Row:
     return {f"{name}_us": f"{getattr(summary, name):.2f}" for name in ("median", "p20", "p80")}
 
 
-def ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:
-    """Return the two ratios of a candidate, medians over the rounds; none if either time is one of launches."""
+def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:
+    """Return a candidate's ratios, medians over the rounds; leave out those with a launch-bound time."""
 
-    def conclusive(one: str) -> bool:
+    def is_conclusive(one: str) -> bool:
         return one in times and statistics.median(times[one]) >= LAUNCH_BOUND
 
     row: Row = {"fastest_peer": fastest}
-    if not conclusive(name):
+    if not is_conclusive(name):
         return row | {"note": f"launch-bound: below {LAUNCH_BOUND:g} us nothing is concluded"}
-    if conclusive(floor):
-        row["ratio_to_floor"] = f"{ratio(times[name], times[floor]):.4f}"
-    if conclusive(fastest):
-        row["ratio_to_fastest_peer"] = f"{ratio(times[name], times[fastest]):.4f}"
+    if is_conclusive(floor):
+        row["ratio_to_floor"] = f"{compute_ratio(times[name], times[floor]):.4f}"
+    if is_conclusive(fastest):
+        row["ratio_to_fastest_peer"] = f"{compute_ratio(times[name], times[fastest]):.4f}"
     return row
 
 
-def first_line(error: Exception) -> str:
-    """Return the message of an exception in one line."""
+def format_error(error: Exception) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -1,8 +1,7 @@
 """Measure times: clocks, rounds in which candidates take turns, and statistics.
 
-A clock turns a call and a number of repeats into microseconds per call. `take_turns` runs every candidate
-once in each round, in a new order each time, so that a ratio compares neighbours of one round: GPU clocks,
-temperature and other users drift from round to round, and affect all of them equally.
+`take_turns` runs every candidate once per round, in a new order; ratios compare times of the same round,
+which drifting clocks, temperature and other users affect equally.
 """
 
 import gc
@@ -18,24 +17,24 @@ Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
 
 SLOW = 100_000.0
-"""Microseconds of a call from which on a candidate takes part in SLOW_ROUNDS rounds only."""
+"""A candidate whose call takes this many microseconds or more gets only SLOW_ROUNDS rounds."""
 SLOW_ROUNDS = 5
-MOST_REPEATS = 5_000
+MAX_REPEATS = 5_000
 FLUSH_BYTES = 2**28
 """Bytes written between two calls to flush a GPU's L2 cache; several times its size."""
 
 
-# ---- Clocks -------------------------------------------------------------------------------------------------
+# ---- Clocks ------------------------------------------------------------------------------------------------
 
 
 class WallClock:
-    """Calls that are done when they return: the CPU."""
+    """A clock for synchronous calls, as on a CPU."""
 
     def synchronize(self) -> None:
         """Do nothing: a call is done when it returns."""
 
     def measure(self, call: Call, repeats: int) -> float:
-        """Return the microseconds of one call, from `repeats` in a row."""
+        """Return the mean microseconds of `repeats` calls in a row."""
         start = time.perf_counter()
         for _ in range(repeats):
             call()
@@ -43,16 +42,15 @@ class WallClock:
 
 
 class CudaClock:
-    """Work on torch's current stream, between two CUDA events."""
+    """A clock for work on PyTorch's current stream, using CUDA events."""
 
     def synchronize(self) -> None:
-        """Wait until the GPU has nothing to do."""
         import torch
 
         torch.cuda.synchronize()
 
     def measure(self, call: Call, repeats: int) -> float:
-        """Return the microseconds of one call, from `repeats` in a row."""
+        """Return the mean microseconds of `repeats` calls in a row."""
         import torch
 
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -73,7 +71,7 @@ class ColdClock(CudaClock):
         self.scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def measure(self, call: Call, repeats: int) -> float:
-        """Return the microseconds of one call; the time of the flushes in between is not counted."""
+        """Return the mean microseconds of `repeats` calls, without the flushes between them."""
         import torch
 
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
@@ -87,28 +85,25 @@ class ColdClock(CudaClock):
 
 
 class IssueClock:
-    """Time until a call returns: the work is started, not waited for."""
+    """A clock for the time until a call returns, without waiting for the work that it starts."""
 
     def __init__(self, device: WallClock | CudaClock):
         self.synchronize = device.synchronize
 
     def measure(self, call: Call, repeats: int) -> float:
-        """Return the microseconds until a call returns, from `repeats` in a row on an idle device."""
+        """Return the mean microseconds until a call returns, over `repeats` calls; the device starts idle."""
         self.synchronize()
         return WallClock().measure(call, repeats)
 
 
-# ---- A CUDA graph -------------------------------------------------------------------------------------------
+# ---- A CUDA graph ------------------------------------------------------------------------------------------
 
 
 class Graph:
-    """One call captured as a CUDA graph; calling it replays. `outputs` are those of the captured call.
+    """One call captured as a CUDA graph; calling the object replays it. `outputs` are the captured call's.
 
-    Args:
-        prepare: Makes the call. It runs on the stream of the capture, because autograd runs a backward pass
-            on the stream of its forward pass.
-
-    Raises the exceptions of a call that cannot be captured.
+    `prepare` runs on the capture's stream: autograd runs a backward pass on its forward pass's stream.
+    Raises whatever a call that cannot be captured raises.
     """
 
     WARM_UPS = 3
@@ -119,7 +114,7 @@ class Graph:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self.call = prepare()  # kept: it may own tensors that the graph reads
+            self.call = prepare()  # keep it alive: it may own tensors that the graph reads
             for _ in range(self.WARM_UPS):
                 self.call()
         torch.cuda.synchronize()
@@ -132,18 +127,18 @@ class Graph:
         self.graph.replay()
 
 
-# ---- Rounds -------------------------------------------------------------------------------------------------
+# ---- Rounds ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Protocol of a column.
+    """The rounds, bursts and pauses of a column.
 
     Attributes:
-        rounds: How often every candidate has its turn.
-        burst: Microseconds of work in a turn, as many calls as fit, at least one.
-        idle: Shortest and longest pause before a turn, in seconds; a GPU at its power limit lowers its clock within
-            milliseconds of full work, and a pause brings it back.
+        rounds: Turns per candidate.
+        burst: Microseconds of work per turn: as many calls as fit, at least one.
+        idle: Shortest and longest pause before a turn, in seconds; a GPU at its power limit lowers its clock
+            within milliseconds of full work, and a pause brings it back.
     """
 
     rounds: int
@@ -156,11 +151,11 @@ class Protocol:
         return f"{pause}{self.burst / 1000:g} ms of calls, {self.rounds} shuffled rounds"
 
 
-def repeats_for(clock, call: Call, burst: float) -> int:
-    """Return how many calls make a burst, from one call after a warm-up."""
+def estimate_repeats(clock, call: Call, burst: float) -> int:
+    """Return how many calls fill a burst, estimated from one call after a warm-up."""
     clock.measure(call, 1)
     clock.synchronize()
-    return max(1, min(MOST_REPEATS, round(burst / max(clock.measure(call, 1), 1e-3))))
+    return max(1, min(MAX_REPEATS, round(burst / max(clock.measure(call, 1), 1e-3))))
 
 
 def take_turns(
@@ -171,14 +166,14 @@ def take_turns(
     seed: int = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[Key, list[float]]:
-    """Measure the microseconds of a call for every candidate and round, in the order of the rounds.
+    """Return each candidate's microseconds per call, one entry per round.
 
-    A candidate of SLOW microseconds and more has no entries after the first SLOW_ROUNDS.
+    A candidate that takes SLOW microseconds or more has only SLOW_ROUNDS entries.
     """
     order = random.Random(seed)
-    repeats = {name: repeats_for(clock, call, protocol.burst) for name, call in calls.items()}
+    repeats = {name: estimate_repeats(clock, call, protocol.burst) for name, call in calls.items()}
     taken: dict[Key, list[float]] = {name: [] for name in calls}
-    with no_garbage_collection():
+    with disable_garbage_collection():
         for number in range(protocol.rounds):
             for name in order.sample(list(calls), len(calls)):
                 if number >= SLOW_ROUNDS and taken[name][0] >= SLOW:
@@ -191,7 +186,7 @@ def take_turns(
 
 
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
+def disable_garbage_collection() -> Iterator[None]:
     """Disable Python's garbage collector, so that it does not run during one candidate's turn."""
     gc.collect()
     gc.disable()
@@ -201,11 +196,11 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def time_waited_calls(call: Call, wait: Call, seconds: float, most: int = 200) -> list[float]:
-    """Return the microseconds of single calls, each waited for: two warm-ups, then for some seconds, at least 3 and at most `most`."""
+def time_waited_calls(call: Call, wait: Call, seconds: float, max_calls: int = 200) -> list[float]:
+    """Return the microseconds of 3 to `most` synchronized calls within `seconds`, after two warm-ups."""
     taken: list[float] = []
     began = time.perf_counter()
-    while len(taken) < 5 or (time.perf_counter() - began < seconds and len(taken) < most + 2):
+    while len(taken) < 5 or (time.perf_counter() - began < seconds and len(taken) < max_calls + 2):
         start = time.perf_counter()
         call()
         wait()
@@ -213,26 +208,25 @@ def time_waited_calls(call: Call, wait: Call, seconds: float, most: int = 200) -
     return taken[2:]
 
 
-# ---- Statistics ---------------------------------------------------------------------------------------------
+# ---- Statistics --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The median of some times and the quantiles between which three of five lie, in microseconds."""
+    """The median and the 20th and 80th percentiles of times, in microseconds."""
 
     median: float
     p20: float
     p80: float
 
 
-def summary(times: list[float]) -> Summary:
-    """Return the summary of at least one time."""
+def summarize(times: list[float]) -> Summary:
     if len(times) == 1:
         return Summary(times[0], times[0], times[0])
     low, *_, high = statistics.quantiles(times, n=5, method="inclusive")
     return Summary(statistics.median(times), low, high)
 
 
-def ratio(times: list[float], base: list[float]) -> float:
-    """Return the median of the ratios of the rounds that both have."""
+def compute_ratio(times: list[float], base: list[float]) -> float:
+    """Return the median ratio over the rounds that both lists have."""
     return statistics.median(time / other for time, other in zip(times, base, strict=False))

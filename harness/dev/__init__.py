@@ -1,1 +1,1 @@
-"""Tools for developers of puzzles: the skeleton of a new one, a check of its files, and the lists of tasks."""
+"""Tools for developers of puzzles: skeletons, checks of files, mutants, formatting."""

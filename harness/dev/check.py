@@ -1,8 +1,4 @@
-"""Report missing and unexpected parts of a puzzle: `workbook dev check`.
-
-A puzzle is five folders of one name: its solution, the generated problem, its part of the harness, its tests
-and its chapter. Nothing is compiled or run here; the tests do that.
-"""
+"""Report missing and unexpected parts of a puzzle: `workbook dev check`. Nothing is compiled or run."""
 
 import re
 from collections.abc import Iterator
@@ -17,13 +13,13 @@ from harness.spec.rungs import MojoRung, Rung
 
 RUNGS_OF_A_LADDER = 3
 KNOWN = re.compile(r"[\w-]+\.(mojo|py)|(hints|survivors)\.toml|op(/.*)?/[\w-]+\.mojo|wrong/[\w-]+\.toml")
-"""Files allowed in a folder of solutions."""
+"""Files allowed in a puzzle's folder of solutions."""
 
 
-def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Return a line for each fault of a puzzle's files, with the path relative to the checkout."""
+def find_faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """Yield a line for each fault in a puzzle's files, with paths relative to the checkout."""
     solution = checkout / "solutions" / puzzle.name
-    for path in required_files(checkout, puzzle):
+    for path in list_required_files(checkout, puzzle):
         if not path.exists():
             yield f"{path.relative_to(checkout)} is missing"
     for path in sorted(solution.rglob("*")):
@@ -31,12 +27,12 @@ def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         if path.is_file() and "__pycache__" not in name and not KNOWN.fullmatch(name):
             yield f"{path.relative_to(checkout)} is not part of a puzzle"
     for rung in puzzle.rungs:
-        yield from faults_of_rung(checkout, puzzle, rung)
-    yield from faults_of_zoo(checkout, puzzle)
-    yield from faults_of_hints(checkout, puzzle)
-    yield from faults_of_problem(checkout, puzzle)
-    yield from faults_of_record(checkout, puzzle)
-    yield from faults_of_chapter(checkout, puzzle)
+        yield from check_rung(checkout, puzzle, rung)
+    yield from check_zoo(checkout, puzzle)
+    yield from check_hints(checkout, puzzle)
+    yield from check_problem(checkout, puzzle)
+    yield from check_recording(checkout, puzzle)
+    yield from check_chapter(checkout, puzzle)
     task = f'{puzzle.name} = "workbook {puzzle.name}"'
     if task not in (checkout / "pixi.toml").read_text(encoding="utf-8").splitlines():
         yield f"pixi.toml: the task {task} is missing"
@@ -44,8 +40,8 @@ def faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         yield f"tests/{puzzle.name} holds no test_*.py"
 
 
-def required_files(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
-    """Return the files that every puzzle has, and those that go with its rungs."""
+def list_required_files(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
+    """Yield the files that every puzzle must have, and the files of its rungs."""
     for name in ("__init__.py", "spec.py"):
         yield checkout / "harness" / "puzzles" / puzzle.name / name
     solution = checkout / "solutions" / puzzle.name
@@ -56,15 +52,15 @@ def required_files(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
             yield solution / "op" / "__init__.mojo"
 
 
-def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
-    """Report blanks that are not gates of the rung, and gates that have no blank."""
+def check_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
+    """Report blanks that are not gates of the rung, and gates without a blank."""
     solution = checkout / "solutions" / puzzle.name
     path = solution / rung.file
     if not path.is_file():
         return
     where = path.relative_to(checkout)
     try:
-        present = blanks.find(blanks.read(path), str(where))
+        present = blanks.find_blanks(blanks.read_source(path), str(where))
     except DamagedFile as error:
         yield str(error)
         return
@@ -72,7 +68,7 @@ def faults_of_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
     yield from (f"{where}: blank {id} is not a gate of the rung" for id in present if id not in rung.gates)
 
 
-def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     """Report wrong solutions that are missing, cannot be created, or name an unknown gate."""
     solution = checkout / "solutions" / puzzle.name
     files = sorted((solution / "wrong").glob("*.toml"))
@@ -81,9 +77,9 @@ def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     for file in files:
         where = file.relative_to(checkout)
         try:
-            wrong = zoo.read(file, puzzle.name)
-            rung = puzzle.rung(wrong.rung) if wrong.rung else puzzle.main_rung
-            wrong.apply_edits(
+            wrong = zoo.read_entry(file, puzzle.name)
+            rung = puzzle.find_rung(wrong.rung) if wrong.rung else puzzle.main_rung
+            wrong.edit_text(
                 solution / "op" / wrong.file if isinstance(rung, MojoRung) else solution / rung.file
             )
         except (BadUse, OSError) as error:
@@ -94,52 +90,52 @@ def faults_of_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         )
 
 
-def faults_of_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+def check_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     """Report ladders that are missing, too short, or belong to no gate."""
     where = f"solutions/{puzzle.name}/hints.toml"
     if not (checkout / where).is_file():
         return
     try:
-        ladders = hints.ladders(puzzle.name, checkout / "solutions")
+        ladders = hints.load_ladders(puzzle.name, checkout / "solutions")
     except BadUse as error:
         yield str(error).replace(f"{checkout}/", "")
         return
-    expected = [puzzle.ladder(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
+    expected = [puzzle.get_ladder_name(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
     for name in expected:
         if len(ladders.get(name, ())) < RUNGS_OF_A_LADDER:
             yield f"{where}: {name} has {len(ladders.get(name, ()))} rungs, at least {RUNGS_OF_A_LADDER} are required"
     yield from (f"{where}: {name} is the ladder of no gate" for name in ladders if name not in expected)
 
 
-def faults_of_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+def check_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     """Report problem files that differ from the generated ones, and unexpected files in their folder."""
     solution, problem = (checkout / folder / puzzle.name for folder in ("solutions", "problems"))
     try:
-        for relative in layout.layout(solution).edited:
+        for relative in layout.find_layout(solution).edited:
             path = problem / relative
-            skeleton = blanks.skeleton(blanks.read(solution / relative), str(solution / relative))
+            skeleton = blanks.make_skeleton(blanks.read_source(solution / relative), str(solution / relative))
             if not path.is_file():
                 yield f"{path.relative_to(checkout)} is missing; `workbook dev generate` writes it"
-            elif blanks.outside(blanks.read(path), str(path)) != blanks.outside(skeleton):
+            elif blanks.remove_blanks(blanks.read_source(path), str(path)) != blanks.remove_blanks(skeleton):
                 yield f"{path.relative_to(checkout)} is out of step; `workbook dev generate` writes it"
     except DamagedFile as error:
         yield str(error).replace(f"{checkout}/", "")
-    for fault in layout.faults(solution, problem):
+    for fault in layout.find_faults(solution, problem):
         yield str(fault).replace(f"{checkout}/", "")
 
 
-def faults_of_record(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report a spec without a recording program."""
+def check_recording(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """Report a spec from which no recording program can be generated."""
     package = checkout / "solutions" / puzzle.name / "op"
     if puzzle.mojo_rung and package.is_dir():
         try:
-            record_program.program(puzzle, package)
+            record_program.generate_program(puzzle, package)
         except DamagedFile as error:
             yield str(error)
 
 
-def faults_of_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report pages that are missing, or that the summary does not name."""
+def check_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+    """Report pages that are missing, or that the summary does not list."""
     name = f"puzzle_{puzzle.name[1:]}"
     book = checkout / "book" / "src"
     summary = (book / "SUMMARY.md").read_text(encoding="utf-8")
@@ -151,8 +147,8 @@ def faults_of_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
             yield f"book/src/SUMMARY.md does not name {page}"
 
 
-def strangers(checkout: Path, names: list[str]) -> Iterator[str]:
-    """Return the folders that are called like a puzzle and belong to none."""
+def find_unknown_folders(checkout: Path, names: list[str]) -> Iterator[str]:
+    """Yield a line for each folder that is named like a puzzle but belongs to none."""
     for room in ("solutions", "problems", "tests"):
         for path in sorted((checkout / room).glob("p[0-9][0-9]")):
             if path.name not in names:

@@ -1,4 +1,4 @@
-"""`workbook dev`: new, check, generate, format. For a checkout of the workbook, not for an installed package."""
+"""`workbook dev`: new, check, generate, format. It needs a checkout of the workbook."""
 
 import argparse
 from pathlib import Path
@@ -7,9 +7,9 @@ from harness.console import Parser
 from harness.dev import check, formatting, mutation, skeleton
 from harness.errors import BadUse
 from harness.learner import blanks
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.toolchain import roots
-from harness.vgpu.checks.findings import plural
+from harness.vgpu.checks.findings import format_count
 
 
 def main(arguments: list[str]) -> int:
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     new = verbs.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)
     new.add_argument("puzzle", help="its name, for example p27")
-    checked = verbs.add_parser("check", help=say_faults.__doc__, description=say_faults.__doc__)
+    checked = verbs.add_parser("check", help=print_faults.__doc__, description=print_faults.__doc__)
     checked.add_argument("puzzle", nargs="?", default="all", help="one puzzle, or all (the default)")
     checked.add_argument(
         "--mutants", action="store_true", help="check solutions with one mistake each, list those that pass"
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     if not (roots.CHECKOUT / "solutions").is_dir() or (roots.CHECKOUT / roots.MARK).exists():
         raise BadUse("dev works on a checkout of the workbook, and this is an installed package")
-    verbs_by_name = {"new": write_new, "check": say_faults, "generate": generate, "format": format_files}
+    verbs_by_name = {"new": write_new, "check": print_faults, "generate": generate, "format": format_files}
     return verbs_by_name[flags.verb](roots.CHECKOUT, flags)
 
 
@@ -49,33 +49,33 @@ def write_new(checkout: Path, flags: argparse.Namespace) -> int:
     return 0
 
 
-def say_faults(checkout: Path, flags: argparse.Namespace) -> int:
+def print_faults(checkout: Path, flags: argparse.Namespace) -> int:
     """Name each missing, unexpected or outdated file of a puzzle."""
-    names = puzzle_names() if flags.puzzle == "all" else [find_puzzle(flags.puzzle).name]
+    names = list_puzzle_names() if flags.puzzle == "all" else [find_puzzle(flags.puzzle).name]
     if flags.mutants:
-        return say_survivors(names, flags)
+        return print_survivors(names, flags)
     if flags.rung or flags.most is not None or flags.seed:
         raise BadUse("--rung, --most and --seed belong to --mutants")
-    faults = [fault for name in names for fault in check.faults(checkout, find_puzzle(name))]
+    faults = [fault for name in names for fault in check.find_faults(checkout, find_puzzle(name))]
     if flags.puzzle == "all":
-        faults += check.strangers(checkout, names)
+        faults += check.find_unknown_folders(checkout, names)
     print(*faults, sep="\n", end="\n" if faults else "")
     print(
-        f"{', '.join(names)}: {plural(len(faults), 'fault')}"
+        f"{', '.join(names)}: {format_count(len(faults), 'fault')}"
         if faults
         else f"{', '.join(names)}: every file is there"
     )
     return int(bool(faults))
 
 
-def say_survivors(names: list[str], flags: argparse.Namespace) -> int:
-    """Print each mutant that passes its gates without an explanation. Returns 1 if there is one."""
+def print_survivors(names: list[str], flags: argparse.Namespace) -> int:
+    """Print mutants that pass without an explanation, and outdated explanations; return 1 if any."""
     unexplained = 0
     for puzzle in map(find_puzzle, names):
         for line in mutation.find_outdated(puzzle):
             print(line)
             unexplained += 1
-        for work in mutation.works(puzzle, flags.rung):
+        for work in mutation.list_works(puzzle, flags.rung):
             tally = mutation.run(work, seed=flags.seed, most=flags.most)
             where = work.solution.relative_to(roots.CHECKOUT)
             for mutant in tally.survived:
@@ -89,8 +89,8 @@ def generate(checkout: Path, flags: argparse.Namespace) -> int:
     """Write problems/ from solutions/."""
     solutions, problems = checkout / "solutions", checkout / "problems"
     if flags.check:
-        return blanks.check(solutions, problems)
-    for path in blanks.generate(solutions, problems, force=flags.force):
+        return blanks.check_problems(solutions, problems)
+    for path in blanks.generate_problems(solutions, problems, force=flags.force):
         print(f"wrote {path.relative_to(checkout)}")
     return 0
 

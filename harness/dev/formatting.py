@@ -1,7 +1,4 @@
-"""Format a checkout, or check its format: `mojo format` and ruff over the tree.
-
-`mojo format` has no check mode, so that the check formats a copy and compares.
-"""
+"""Format a checkout, or check its format: `mojo format`, which has no check mode, and ruff over the tree."""
 
 import difflib
 import shutil
@@ -17,8 +14,8 @@ PYTHON_FOLDERS = ("harness", "tests", "solutions", "book")
 LINE_LENGTH = 110
 
 
-def mojo_files(root: Path) -> list[Path]:
-    """Return the Mojo files that are formatted; problems/ is generated from solutions/."""
+def list_mojo_files(root: Path) -> list[Path]:
+    """Return the Mojo files to format, without problems/, which is generated from solutions/."""
     return sorted(
         path
         for folder in MOJO_FOLDERS
@@ -28,16 +25,15 @@ def mojo_files(root: Path) -> list[Path]:
 
 
 def format_mojo(files: list[Path]) -> None:
-    """Format files in place."""
     result = run_mojo("format", "-q", "-l", str(LINE_LENGTH), *map(str, files))
     if result.returncode:
         sys.exit(f"mojo format failed:\n{result.stderr}")
 
 
-def mojo_differences(root: Path) -> list[str]:
-    """Return the changes of `mojo format` as a unified diff."""
+def diff_mojo(root: Path) -> list[str]:
+    """Return the changes that `mojo format` would make, as a unified diff."""
     lines: list[str] = []
-    files = mojo_files(root)
+    files = list_mojo_files(root)
     with tempfile.TemporaryDirectory() as folder:
         copies = [Path(folder) / f"{number}.mojo" for number in range(len(files))]
         for file, copy in zip(files, copies, strict=True):
@@ -53,20 +49,21 @@ def mojo_differences(root: Path) -> list[str]:
     return lines
 
 
-def ruff(root: Path, *arguments: str) -> int:
-    """Run ruff over the Python folders and return its exit code."""
+def run_ruff(root: Path, *arguments: str) -> int:
     folders = [folder for folder in PYTHON_FOLDERS if (root / folder).is_dir()]
     return subprocess.run([sys.executable, "-m", "ruff", *arguments, *folders], cwd=root).returncode
 
 
 def write(root: Path) -> int:
     """Format the tree in place; return 1 if ruff finds errors that it cannot fix."""
-    format_mojo(mojo_files(root))
-    return ruff(root, "format", "-q") or ruff(root, "check", "-q", "--fix")
+    format_mojo(list_mojo_files(root))
+    return run_ruff(root, "format", "-q") or run_ruff(root, "check", "-q", "--fix")
 
 
 def check(root: Path) -> int:
     """Print the differences without changing a file; return 1 if there are any."""
-    differences = mojo_differences(root)
+    differences = diff_mojo(root)
     print(*differences, sep="\n", end="\n" if differences else "", flush=True)
-    return max(int(bool(differences)), ruff(root, "format", "--check", "-q"), ruff(root, "check", "-q"))
+    return max(
+        int(bool(differences)), run_ruff(root, "format", "--check", "-q"), run_ruff(root, "check", "-q")
+    )

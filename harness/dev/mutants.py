@@ -1,8 +1,6 @@
-"""Mutants of a solution: each has one small mistake in a blank, of the kind that people make.
+"""Generate mutants of a solution, each with one small mistake in a blank, of the kind that people make.
 
-Operators and comparisons are exchanged, constants off by one, conditions negated, arguments and statements
-reordered or dropped. Python is changed by its syntax tree; Mojo, for which there is no parser here, word by
-word.
+Python is edited through its syntax tree; Mojo, for which there is no parser here, by regular expressions.
 """
 
 import ast
@@ -18,15 +16,15 @@ from harness.learner.work import Work
 from harness.spec.rungs import MojoRung
 
 Edit = tuple[int, int, str]
-"""The characters from one place to another become a text."""
+"""(start, end, new): the characters from `start` to `end` are replaced by `new`."""
 OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "%", "%": "//", "**": "*", "@": "*"}
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 WORDS = {"is not": "is", "is": "is not", "not in": "in", "in": "not in"}
 NAMES = {"max": "min", "min": "max", "all": "any", "any": "all", "mean": "sum", "sum": "mean"}
 EITHER_WAY = ("max", "min", "maximum", "minimum", "logaddexp", "transpose", "swapaxes", "promote_types")
-"""Functions whose arguments have no order."""
+"""Functions that are symmetric in their arguments."""
 WATCHES = ("strict",)
-"""Keywords that only raise if the code is wrong elsewhere."""
+"""Keyword arguments that only turn a mistake elsewhere into an exception."""
 MOJO_NAMES = {"max": "min", "min": "max", "rsqrt": "sqrt", "exp": "log", "x": "y", "y": "x"}
 ARITHMETIC = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
@@ -40,14 +38,7 @@ SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mutant.
-
-    Attributes:
-        gate: The gate of its blank.
-        line: Its line in the solution's file.
-        was, now: The changed lines, before and after, stripped.
-        text: The whole changed file.
-    """
+    """One mutant: its gate and line, the changed lines stripped (`was`, `now`), and the changed file."""
 
     gate: str
     line: int
@@ -55,43 +46,40 @@ class Mutant:
     now: str
     text: str
 
-    def as_wrong(self, work: Work) -> WrongKernel:
-        """Return the wrong solution that it is."""
+    def make_wrong_kernel(self, work: Work) -> WrongKernel:
         rung = work.rung
         file = rung.source if isinstance(rung, MojoRung) else rung.file
-        whole = blanks.read(work.solution)
+        whole = blanks.read_source(work.solution)
         return WrongKernel(work.puzzle.name, "mutant", self.gate, "", file, whole, self.text, rung=rung.id)
 
 
-def mutants(work: Work) -> list[Mutant]:
-    """Return every mutant of a rung's blanks, in the order of the file."""
-    text = blanks.read(work.solution)
-    edits = python_edits if work.rung.language == "Python" else mojo_edits
+def list_mutants(work: Work) -> list[Mutant]:
+    """Return every mutant of a rung's blanks, in file order."""
+    text = blanks.read_source(work.solution)
+    edits = list_python_edits if work.rung.language == "Python" else list_mojo_edits
     by_text: dict[str, Mutant] = {}
-    for blank in blanks.find(text).values():
+    for blank in blanks.find_blanks(text).values():
         for edit in sorted(edits(text, blank)):
-            mutant = mutant_of(text, blank, edit)
+            mutant = make_mutant(text, blank, edit)
             if mutant.text != text and (work.rung.language == "Mojo" or is_python(mutant.text)):
                 by_text.setdefault(mutant.text, mutant)
     return list(by_text.values())
 
 
-def mutant_of(text: str, blank: Blank, edit: Edit) -> Mutant:
-    """Return the file with one edit."""
+def make_mutant(text: str, blank: Blank, edit: Edit) -> Mutant:
+    """Return the mutant of a file with one edit."""
     start, end, new = edit
     changed = text[:start] + new + text[end:]
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
     was, now = text[first:last], changed[first : last + len(changed) - len(text)]
-    return Mutant(blank.id, text.count("\n", 0, start) + 1, flat(was), flat(now), changed)
+    return Mutant(blank.id, text.count("\n", 0, start) + 1, join_words(was), join_words(now), changed)
 
 
-def flat(lines: str) -> str:
-    """Return the lines of code as one."""
+def join_words(lines: str) -> str:
     return " ".join(lines.split())
 
 
 def is_python(text: str) -> bool:
-    """Check whether a file can be parsed."""
     try:
         ast.parse(text)
     except SyntaxError:
@@ -99,65 +87,66 @@ def is_python(text: str) -> bool:
     return True
 
 
-# ---- Python -------------------------------------------------------------------------------------------------
+# ---- Python ------------------------------------------------------------------------------------------------
 
 
-def python_edits(text: str, blank: Blank) -> Iterator[Edit]:
-    """Return the edits of a blank, by the syntax tree of its file."""
+def list_python_edits(text: str, blank: Blank) -> Iterator[Edit]:
+    """Yield the edits of a blank, from its file's syntax tree."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     lines = text.split("\n")
 
-    def place(line: int, column: int) -> int:
+    def get_offset(line: int, column: int) -> int:
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    def of(node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
+    def get_span(node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
         assert node.end_lineno and node.end_col_offset is not None  # nodes of a parsed file
-        return place(node.lineno, node.col_offset), place(node.end_lineno, node.end_col_offset)
+        return get_offset(node.lineno, node.col_offset), get_offset(node.end_lineno, node.end_col_offset)
 
     inside = range(blank.line, blank.line + len(blank.body))
     tree = ast.parse(text)
     watch = {k.value for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg in WATCHES}
     for node in ast.walk(tree):
         if isinstance(node, ast.expr | ast.stmt) and node.lineno in inside and node not in watch:
-            yield from node_edits(node, text, of)
+            yield from list_node_edits(node, text, get_span)
             for name in ("body", "orelse"):
                 listed = getattr(node, name, None)
-                yield from order_edits(listed if isinstance(listed, list) else [], text, of)
+                yield from list_order_edits(listed if isinstance(listed, list) else [], text, get_span)
     whole = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno not in inside]
     for function in whole:
-        yield from order_edits([n for n in function.body if n.lineno in inside], text, of)
+        yield from list_order_edits([n for n in function.body if n.lineno in inside], text, get_span)
 
 
-def node_edits(node: ast.expr | ast.stmt, text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
-    """Return the edits of one expression or statement."""
-    start, end = of(node)
+def list_node_edits(
+    node: ast.expr | ast.stmt, text: str, get_span: Callable[..., tuple[int, int]]
+) -> Iterator[Edit]:
+    start, end = get_span(node)
 
-    def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Edit]:
-        first, last = of(left)[1], of(right)[0]
+    def replace_between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Edit]:
+        first, last = get_span(left)[1], get_span(right)[0]
         yield first, last, text[first:last].replace(old, new, 1)
 
     def wrap(inner: ast.expr) -> Edit:
-        first, last = of(inner)
+        first, last = get_span(inner)
         return first, last, f"(not ({text[first:last]}))"
 
     match node:
         case ast.BinOp(left, op, right) if type(op) in ARITHMETIC:
             old = ARITHMETIC[type(op)]
-            yield from between(left, right, old, OPERATORS[old])
+            yield from replace_between(left, right, old, OPERATORS[old])
         case ast.Compare(left, [op, *_], [right, *_]):
             old = RELATIONS[type(op)]
-            yield from between(left, right, old, (COMPARISONS | WORDS)[old])
+            yield from replace_between(left, right, old, (COMPARISONS | WORDS)[old])
         case ast.BoolOp(op, values):
             old, new = ("and", "or") if isinstance(op, ast.And) else ("or", "and")
             for left, right in pairwise(values):
-                yield from between(left, right, old, new)
-            for k in range(len(values)):  # one condition is left out
-                rest = [text[slice(*of(v))] for i, v in enumerate(values) if i != k]
+                yield from replace_between(left, right, old, new)
+            for k in range(len(values)):  # leave out one condition
+                rest = [text[slice(*get_span(v))] for i, v in enumerate(values) if i != k]
                 yield start, end, f" {old} ".join(rest)
         case ast.UnaryOp(ast.Not() | ast.USub(), operand):
-            yield start, end, text[slice(*of(operand))]
+            yield start, end, text[slice(*get_span(operand))]
         case ast.Constant(bool() as value):
             yield start, end, str(not value)
         case ast.Constant(int() as value):
@@ -168,69 +157,74 @@ def node_edits(node: ast.expr | ast.stmt, text: str, of: Callable[..., tuple[int
             yield wrap(test)
         case ast.AugAssign(target, op, value) if type(op) in ARITHMETIC:
             old = ARITHMETIC[type(op)]
-            yield from between(target, value, f"{old}=", f"{OPERATORS[old]}=")
-            yield from between(target, value, f"{old}=", "=")
+            yield from replace_between(target, value, f"{old}=", f"{OPERATORS[old]}=")
+            yield from replace_between(target, value, f"{old}=", "=")
         case ast.Call():
-            yield from call_edits(node, text, of)
-    if isinstance(node, (ast.Expr, ast.AugAssign, ast.Raise, ast.Continue, ast.Break)) and not is_words(node):
+            yield from list_call_edits(node, text, get_span)
+    if isinstance(
+        node, (ast.Expr, ast.AugAssign, ast.Raise, ast.Continue, ast.Break)
+    ) and not is_constant_statement(node):
         yield start, end, "pass"
     for clause in getattr(node, "generators", ()):
         for test in clause.ifs:
             yield wrap(test)
 
 
-def call_edits(node: ast.Call, text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
-    """Return the edits of a call: a keyword dropped, two arguments exchanged, another function, none at all."""
+def list_call_edits(node: ast.Call, text: str, get_span: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
+    """Yield the edits of a call: drop a keyword, exchange two arguments, replace or drop the function."""
     for keyword in (each for each in node.keywords if each.arg not in WATCHES):
-        first, last = of(keyword)
+        first, last = get_span(keyword)
         before = re.search(r",\s*$", text[:first])
         after = re.match(r",\s*", text[last:])
         yield before.start() if before else first, last + (after.end() if after and not before else 0), ""
-    for left, right in pairwise(node.args if name_of(node.func) not in EITHER_WAY else ()):
-        (a, b), (c, d) = of(left), of(right)
+    for left, right in pairwise(node.args if get_function_name(node.func) not in EITHER_WAY else ()):
+        (a, b), (c, d) = get_span(left), get_span(right)
         yield a, d, text[c:d] + text[b:c] + text[a:b]
     match node.func:
         case ast.Name(id=name) if name in NAMES:
-            yield *of(node.func), NAMES[name]
+            yield *get_span(node.func), NAMES[name]
         case ast.Attribute(value, name):
-            end = of(node.func)[1]
+            end = get_span(node.func)[1]
             if name in NAMES:
                 yield end - len(name), end, NAMES[name]
             if not node.args and not node.keywords and not isinstance(value, ast.Name):
-                yield *of(node), text[slice(*of(value))]
+                yield *get_span(node), text[slice(*get_span(value))]
             elif not node.args and not node.keywords:
-                yield *of(node), value.id if isinstance(value, ast.Name) else ""
+                yield *get_span(node), value.id if isinstance(value, ast.Name) else ""
 
 
-def name_of(function: ast.expr) -> str:
-    """Return the last part of a function's name."""
+def get_function_name(function: ast.expr) -> str:
     return ast.unparse(function).rpartition(".")[2]
 
 
-def order_edits(body: list[ast.stmt], text: str, of: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
-    """Exchange two simple statements, one after the other."""
+def list_order_edits(
+    body: list[ast.stmt], text: str, get_span: Callable[..., tuple[int, int]]
+) -> Iterator[Edit]:
+    """Yield the edits that exchange two adjacent simple statements."""
     for one, other in pairwise(body):
-        if isinstance(one, SIMPLE) and isinstance(other, SIMPLE) and depend(one, other):
-            (a, b), (c, d) = of(one), of(other)
+        if isinstance(one, SIMPLE) and isinstance(other, SIMPLE) and does_order_matter(one, other):
+            (a, b), (c, d) = get_span(one), get_span(other)
             yield a, d, text[c:d] + text[b:c] + text[a:b]
 
 
-def depend(one: ast.stmt, other: ast.stmt) -> bool:
-    """Check whether the order of two statements may matter: one writes a name that the other has, or is a call alone.
+def does_order_matter(one: ast.stmt, other: ast.stmt) -> bool:
+    """Check whether two statements' order may matter: one writes a name of the other, or is a bare call.
 
-    A call does not see a counter that it does not name.
+    A counter's increment only matters to a call that names the counter.
     """
     counter = any(
         isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant) for node in (one, other)
     )
-    if is_words(one) or (not counter and (isinstance(one, ast.Expr) or isinstance(other, ast.Expr))):
-        return not is_words(one)
-    written, named = zip(*(names_of(node) for node in (one, other)), strict=True)
+    if is_constant_statement(one) or (
+        not counter and (isinstance(one, ast.Expr) or isinstance(other, ast.Expr))
+    ):
+        return not is_constant_statement(one)
+    written, named = zip(*(find_names(node) for node in (one, other)), strict=True)
     return bool(written[0] & named[1] or written[1] & named[0])
 
 
-def names_of(node: ast.stmt) -> tuple[set[str], set[str]]:
-    """Return the names that an assignment writes, in part too, and all names in it."""
+def find_names(node: ast.stmt) -> tuple[set[str], set[str]]:
+    """Return the names that an assignment writes, wholly or in part, and all names in it."""
     targets = (
         node.targets
         if isinstance(node, ast.Assign)
@@ -247,12 +241,11 @@ def names_of(node: ast.stmt) -> tuple[set[str], set[str]]:
     }
 
 
-def is_words(node: ast.stmt) -> bool:
-    """Check whether a statement is a docstring."""
+def is_constant_statement(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-# ---- Mojo ---------------------------------------------------------------------------------------------------
+# ---- Mojo --------------------------------------------------------------------------------------------------
 
 TOKEN = re.compile(r"(?<= )(<=|>=|==|!=|\+=|-=|//|[-+*/%<>])(?= )")
 NUMBER = re.compile(r"(?<![\w.])\d+(\.\d+)?(?![\w.])")
@@ -264,26 +257,26 @@ STATEMENT = re.compile(
 )
 
 
-def mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
-    """Return the edits of a blank, line by line."""
+def list_mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
+    """Yield the edits of a blank, line by line."""
     at = sum(len(line) + 1 for line in text.split("\n")[: blank.line - 1])
     before, opened = "", 0
     for line in blank.body:
         code = line.split("#")[0].rstrip()
         if code and '"""' not in code:
-            for start, end, new in line_edits(code):
-                if not opened or new != "pass":  # part of a statement
+            for start, end, new in list_line_edits(code):
+                if not opened or new != "pass":  # inside brackets a line is only part of a statement
                     yield at + start, at + end, new
-            if STATEMENT.match(code) and STATEMENT.match(before) and in_order(before, code):
+            if STATEMENT.match(code) and STATEMENT.match(before) and does_line_order_matter(before, code):
                 yield at - len(before) - 1, at + len(code), f"{code}\n{before}"
         before = code if code == line else ""
         opened += len(re.findall(r"[(\[]", code)) - len(re.findall(r"[)\]]", code))
         at += len(line) + 1
 
 
-def in_order(one: str, other: str) -> bool:
-    """Check whether the order of two lines may matter: one writes a name that the other has, or is a call alone."""
-    if indent(one) != indent(other):
+def does_line_order_matter(one: str, other: str) -> bool:
+    """Check whether two lines' order may matter: one writes a name that the other uses, or is a bare call."""
+    if count_indent(one) != count_indent(other):
         return False
     halves = [re.split(r"(?<![=<>!])[-+*/]?=(?!=)", line, maxsplit=1) for line in (one, other)]
     if any(len(half) == 1 for half in halves):
@@ -295,13 +288,11 @@ def in_order(one: str, other: str) -> bool:
     return written[0] in named[1] or written[1] in named[0]
 
 
-def indent(line: str) -> int:
-    """Count the spaces at the beginning of a line."""
+def count_indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def line_edits(code: str) -> Iterator[Edit]:
-    """Return the edits of one line of Mojo."""
+def list_line_edits(code: str) -> Iterator[Edit]:
     for match in TOKEN.finditer(code):
         old = match[1]
         if old in ("+=", "-="):
@@ -328,4 +319,4 @@ def line_edits(code: str) -> Iterator[Edit]:
         yield *guard.span("test"), f"not ({guard['test']})"
         yield *guard.span("test"), "True" if " while " not in f" {code.strip()}" else "False"
     elif STATEMENT.match(code):
-        yield indent(code), len(code), "pass"
+        yield count_indent(code), len(code), "pass"

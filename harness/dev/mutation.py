@@ -1,7 +1,6 @@
-"""`harness dev check pNN --mutants`: check every mutant of a solution as a learner's file, and list those
-that pass.
+"""`workbook dev check pNN --mutants`: check every mutant of a solution as a learner's file, list survivors.
 
-A mutant that passes because it computes the same has an entry in `solutions/pNN/survivors.toml`:
+A mutant that passes because it computes the same values has an entry in `solutions/pNN/survivors.toml`:
 
     [["fold.exact"]]          # rung and gate
     was = "if a < b:"
@@ -19,37 +18,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.check.checker import RungChecker, create_checker
-from harness.check.subprocess_checker import SECONDS, SubprocessChecker
-from harness.dev.mutants import Mutant, mutants
+from harness.check.subprocess_checker import TIME_LIMIT_VARIABLE, SubprocessChecker
+from harness.dev.mutants import Mutant, list_mutants
 from harness.devices.recorder import Order, record_many
 from harness.errors import BadUse, CompileFailed, DamagedFile, WorkbookError
 from harness.learner.work import Work
 from harness.spec.puzzle import Puzzle
 from harness.toolchain import roots
-from harness.vgpu.checks.findings import plural
+from harness.vgpu.checks.findings import format_count
 
 TOGETHER = 12
-"""Mutants of kernels that are recorded by one run of the compiler."""
+"""Mutants of kernels recorded per run of the compiler."""
 FEW = 3
-"""Cases that the mutant of a kernel is tried on before the rest: most are wrong at once."""
+"""Cases on which a kernel's mutant is checked before the rest; most mutants already fail these."""
 PATIENCE = 10.0
-"""Seconds that a gate of a mutant may take, beyond those that the whole solution does."""
+"""Seconds that a mutant's gate may take, in addition to the time of the whole solution."""
 Key = tuple[str, str, str, str]
 
 
 @dataclass
 class Tally:
-    """Outcome of mutants: how many were rejected, passed with an explanation, or have no result, such as
-    those that do not compile; and which passed without an explanation."""
+    """The outcome of mutants: how many were rejected, passed with an explanation, or have no result (they do
+    not compile, for example), and which passed without an explanation."""
 
     rejected: int = 0
     explained: int = 0
-    unjudged: int = 0
+    unchecked: int = 0
     survived: list[Mutant] = field(default_factory=list)
 
     @property
     def checked(self) -> int:
-        """Number of mutants that have a result."""
         return self.rejected + self.explained + len(self.survived)
 
     def __str__(self) -> str:
@@ -57,63 +55,61 @@ class Tally:
             f"; {100 * self.rejected / self.checked:.1f} % of those checked rejected" if self.checked else ""
         )
         numbers = f"{self.rejected} rejected, {self.explained} explained, {len(self.survived)} survived"
-        total = plural(self.checked + self.unjudged, "mutant")
-        return f"{total}: {numbers}, {self.unjudged} could not be checked{share}"
+        total = format_count(self.checked + self.unchecked, "mutant")
+        return f"{total}: {numbers}, {self.unchecked} could not be checked{share}"
 
 
-def works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]:
-    """Return the solution of each rung, or of the rungs of some names. Raises BadUse for a name that no rung has."""
-    chosen = [puzzle.rung(id) for id in rungs] if rungs else puzzle.rungs
+def list_works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]:
+    """Return the solution of each rung, or only of the named rungs. Raises BadUse for an unknown name."""
+    chosen = [puzzle.find_rung(id) for id in rungs] if rungs else puzzle.rungs
     return [Work(puzzle, rung, roots.solutions()) for rung in chosen]
 
 
 def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
-    """Check the mutants of a rung, all or `most` of them, drawn by a seed; report progress on standard error.
+    """Check a rung's mutants, all or a random sample of `most`, and report progress on standard error.
 
     Raises BadUse if the solution itself does not pass, DamagedFile if survivors.toml cannot be read.
     """
-    tally, known = Tally(), explanations(work.puzzle.name)
-    chosen = drawn(work, seed=seed, most=most)
-    requested = [each for each in chosen if key_of(work, each) not in known]
+    tally, known = Tally(), load_explanations(work.puzzle.name)
+    chosen = draw_mutants(work, seed=seed, most=most)
+    requested = [each for each in chosen if make_key(work, each) not in known]
     tally.explained = len(chosen) - len(requested)
     for count, (mutant, passes) in enumerate(check_mutants(work, requested), 1):
-        tell(
+        print_progress(
             f"{work.puzzle.name} {work.rung.id}: {count} of {len(requested)} mutants checked",
             count == len(requested),
         )
         if passes:
             tally.survived.append(mutant)
         elif passes is None:
-            tally.unjudged += 1
+            tally.unchecked += 1
         else:
             tally.rejected += 1
     return tally
 
 
-def drawn(work: Work, *, seed: int, most: int | None) -> list[Mutant]:
-    """Return the mutants of a rung in the order of the file, all or `most` of them."""
-    listed = mutants(work)
+def draw_mutants(work: Work, *, seed: int, most: int | None) -> list[Mutant]:
+    listed = list_mutants(work)
     if most is None or most >= len(listed):
         return listed
     return [listed[k] for k in sorted(random.Random(seed).sample(range(len(listed)), most))]
 
 
-def tell(words: str, last: bool) -> None:
-    """Print the progress on one line of a terminal; elsewhere only the last is written."""
+def print_progress(words: str, last: bool) -> None:
+    """Print progress on one line of a terminal; elsewhere print only the last message."""
     terminal = sys.stderr.isatty()
     if terminal or last:
         print(f"\r{words}" if terminal else words, end="\n" if last else "", file=sys.stderr, flush=True)
 
 
-# ---- Known survivors ----------------------------------------------------------------------------------------
+# ---- Known survivors ---------------------------------------------------------------------------------------
 
 
-def key_of(work: Work, mutant: Mutant) -> Key:
-    """Return the identity of a mutant: rung, gate, the old line and the new one."""
+def make_key(work: Work, mutant: Mutant) -> Key:
     return work.rung.id, mutant.gate, mutant.was, mutant.now
 
 
-def explanations(puzzle: str) -> dict[Key, str]:
+def load_explanations(puzzle: str) -> dict[Key, str]:
     """Return mutant -> why it passes, from survivors.toml. Raises DamagedFile if an entry is incomplete."""
     path = roots.solutions() / puzzle / "survivors.toml"
     if not path.is_file():
@@ -133,9 +129,13 @@ def explanations(puzzle: str) -> dict[Key, str]:
 
 
 def find_outdated(puzzle: Puzzle) -> list[str]:
-    """Return a line for each explanation of a mutant that no longer exists. Raises what `explanations` does."""
-    known = explanations(puzzle.name)
-    there = {key_of(work, mutant) for work in works(puzzle) for mutant in mutants(work)} if known else set()
+    """Return a line for each explanation of a mutant that no longer exists. Raises as `load_explanations` does."""
+    known = load_explanations(puzzle.name)
+    there = (
+        {make_key(work, mutant) for work in list_works(puzzle) for mutant in list_mutants(work)}
+        if known
+        else set()
+    )
     return [
         f"solutions/{puzzle.name}/survivors.toml: {rung}.{gate} has no mutant `{was}` -> `{now}`"
         for rung, gate, was, now in known
@@ -143,38 +143,37 @@ def find_outdated(puzzle: Puzzle) -> list[str]:
     ]
 
 
-# ---- Check --------------------------------------------------------------------------------------------------
+# ---- Check -------------------------------------------------------------------------------------------------
 
 
 def check_mutants(work: Work, requested: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
-    """Check each mutant, its own gate first, then every gate of the file; yield whether it passes, None if there is no result.
+    """Check each mutant, its own gate first, then all; yield whether it passes, or None without a result.
 
-    Raises BadUse, as `run` says.
+    Raises BadUse if the solution itself does not pass.
     """
     checker = create_checker(work)
     began = time.monotonic()
-    if requested and not passes(checker, work, work.target):
+    if requested and not check_file(checker, work, work.target):
         raise BadUse(f"{work.solution} is not correct, so its mutants cannot be checked")
-    before = os.environ.get(SECONDS)
-    os.environ[SECONDS] = before or f"{PATIENCE + time.monotonic() - began:.0f}"
+    before = os.environ.get(TIME_LIMIT_VARIABLE)
+    os.environ[TIME_LIMIT_VARIABLE] = before or f"{PATIENCE + time.monotonic() - began:.0f}"
     try:
         for start in range(0, len(requested), TOGETHER):
             batch = requested[start : start + TOGETHER]
-            left = set(that_compile(work, batch)) if work.in_package else set(batch)
+            left = set(find_compiling(work, batch)) if work.in_package else set(batch)
             for mutant in batch:
-                path = mutant.as_wrong(work).target()
-                yield mutant, passes(checker, work, path, mutant.gate) if mutant in left else None
+                path = mutant.make_wrong_kernel(work).build_target()
+                yield mutant, check_file(checker, work, path, mutant.gate) if mutant in left else None
     finally:
-        os.environ.pop(SECONDS)
+        os.environ.pop(TIME_LIMIT_VARIABLE)
         if before:
-            os.environ[SECONDS] = before
+            os.environ[TIME_LIMIT_VARIABLE] = before
         if isinstance(checker, SubprocessChecker):
             checker.close()
 
 
-def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None) -> bool | None:
-    """Check whether every gate of a file is correct, `gate` first and, for a kernel, in few cases; None if
-    the file cannot be checked."""
+def check_file(checker: RungChecker, work: Work, path: Path, gate: str | None = None) -> bool | None:
+    """Check whether every gate of a file is correct, `gate` first; None if it cannot be checked."""
     few = work.puzzle.cases(None)[:FEW] if work.in_package else None
     first = [([gate], few)] if gate and (few or len(work.rung.gates) > 1) else []
     try:
@@ -187,16 +186,16 @@ def passes(checker: RungChecker, work: Work, path: Path, gate: str | None = None
         return None
 
 
-def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
-    """Return the mutants that compile; their recordings are then cached. If the compiler names none, halves
-    are tried."""
+def find_compiling(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
+    """Return the mutants that compile, and cache their recordings."""
     cases = work.puzzle.cases(None)
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
     orders = [
         Order(
-            mutant.as_wrong(work).package(),
+            mutant.make_wrong_kernel(work).build_package(),
+            work.puzzle.name,
             tuple(dict.fromkeys(case.dims for case in of)),
-            (work.gate(mutant.gate).variant,),
+            (work.find_gate(mutant.gate).variant,),
             small_grid=True,
             dtype=dtype,
         )
@@ -205,11 +204,13 @@ def that_compile(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
         if of
     ]
     try:
-        record_many(orders, work.puzzle.name)
+        record_many(orders)
     except CompileFailed as error:
-        named = [each for each in some if str(each.as_wrong(work).package().path) in error.details]
+        named = [
+            each for each in some if str(each.make_wrong_kernel(work).build_package().path) in error.details
+        ]
         if 0 < len(named) < len(some):
-            return that_compile(work, [each for each in some if each not in named])
+            return find_compiling(work, [each for each in some if each not in named])
         half = len(some) // 2
-        return [*that_compile(work, some[:half]), *that_compile(work, some[half:])] if half else []
+        return [*find_compiling(work, some[:half]), *find_compiling(work, some[half:])] if half else []
     return some

@@ -1,8 +1,4 @@
-"""The skeleton of a new puzzle: every file in its five folders, with a stand-in that lists, hints and is
-unsolved.
-
-The files are under `template/` with the paths of a checkout, with NN for the number.
-"""
+"""Write the skeleton of a new puzzle: the files of `template/`, with NN replaced by its number."""
 
 import re
 from collections.abc import Iterator
@@ -12,9 +8,9 @@ from harness.errors import BadUse
 from harness.learner import blanks, layout
 
 TEMPLATE = Path(__file__).parent / "template"
-ROOMS = ("harness/puzzles/pNN", "solutions/pNN", "problems/pNN", "tests/pNN", "book/src/puzzle_NN")
+FOLDERS = ("harness/puzzles/pNN", "solutions/pNN", "problems/pNN", "tests/pNN", "book/src/puzzle_NN")
 BEFORE = "# Reference"
-"""The heading of the book's summary before which a new chapter is named."""
+"""The heading in the book's summary before which a new chapter is listed."""
 
 
 def write(checkout: Path, name: str) -> Iterator[Path]:
@@ -24,7 +20,7 @@ def write(checkout: Path, name: str) -> Iterator[Path]:
     """
     if not re.fullmatch(r"p\d\d", name):
         raise BadUse(f"dev new {name}: a puzzle is called p and two digits, for example p27")
-    there = [room for room in (fill_names(room, name) for room in ROOMS) if (checkout / room).exists()]
+    there = [room for room in (fill_names(room, name) for room in FOLDERS) if (checkout / room).exists()]
     if there:
         raise BadUse(f"dev new {name}: {', '.join(there)} already exists")
     for source in sorted(
@@ -37,18 +33,17 @@ def write(checkout: Path, name: str) -> Iterator[Path]:
     solutions, problems = checkout / "solutions", checkout / "problems"
     layout.put_link(solutions / "shared", solutions / name / "op" / "shared")
     yield solutions / name / "op" / "shared"
-    yield from blanks.generate(solutions / name, problems / name)
+    yield from blanks.generate_problems(solutions / name, problems / name)
     yield add_to_summary(checkout / "book" / "src" / "SUMMARY.md", name)
     yield add_to_tasks(checkout / "pixi.toml", name)
 
 
 def fill_names(text: str, name: str) -> str:
-    """Return a text of the template for one puzzle."""
     return text.replace("NN", name.removeprefix("p"))
 
 
 def add_to_summary(summary: Path, name: str) -> Path:
-    """Name the chapter at the end of the last part before the reference."""
+    """List the chapter at the end of the last part before the reference."""
     text = summary.read_text(encoding="utf-8")
     number = name.removeprefix("p")
     line = f"- [Puzzle {number}: a stand-in](puzzle_{number}/puzzle_{number}.md)\n"

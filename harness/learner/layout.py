@@ -1,8 +1,6 @@
 """Lay out `problems/`: the files that a learner edits, and links to everything else.
 
-A file with blanks becomes a problem file (written by `harness.learner.blanks`). The rest of an op package is
-linked: single files, and whole folders without blanks, such as the shared one. So there is one copy of
-everything that a learner does not edit, and compiler, editor and harness find it at the same path.
+A file with blanks becomes a problem file; the rest of a package is linked, so that there is one copy.
 """
 
 import os
@@ -11,24 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import DamagedFile
-from harness.invocation import command
+from harness.invocation import format_command
 from harness.toolchain import roots
 
 SUFFIXES = {".mojo", ".py"}
 BLANK = "BLANK-START"
-# Expected extra files: copies made by `reset`, and files of Python and file managers.
-PASSED_OVER = (".bak", ".pyc", ".tmp")
+# Extra files that are not faults: copies by `reset`, compiled Python, temporary files.
+IGNORED_SUFFIXES = (".bak", ".pyc", ".tmp")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of a learner's folder, relative to it and in a fixed order."""
+    """The files to edit and the links of a learner's folder: sorted paths, relative to it."""
 
     edited: tuple[Path, ...]
     linked: tuple[Path, ...]
 
 
-def layout(solutions: Path) -> Layout:
+def find_layout(solutions: Path) -> Layout:
     """Return the problem files and links for a folder of solutions, of one puzzle or of all."""
     edited: list[Path] = []
     linked: list[Path] = []
@@ -51,27 +49,24 @@ def layout(solutions: Path) -> Layout:
 
 
 def has_blanks(folder: Path) -> bool:
-    """Check whether a folder, not a link, has a file with a blank."""
     return not folder.is_symlink() and any(
         BLANK in path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in SUFFIXES
     )
 
 
-def link_text(solution: Path, link: Path) -> str:
-    """Return the text of a link, relative to its folder, to a file or folder of the solutions."""
+def compute_link(solution: Path, link: Path) -> str:
     return os.path.relpath(solution.parent.resolve() / solution.name, link.parent.resolve())
 
 
 def is_link_to(path: Path, solution: Path) -> bool:
-    """Check whether a path is the expected link."""
-    return path.is_symlink() and os.readlink(path) == link_text(solution, path)
+    return path.is_symlink() and os.readlink(path) == compute_link(solution, path)
 
 
 def put_link(solution: Path, link: Path) -> None:
-    """Replace a path, which must not be a folder, by a link."""
+    """Create a link to a solution's file, replacing any file at the link's path."""
     link.parent.mkdir(parents=True, exist_ok=True)
     temporary = link.with_name(f"{link.name}.{os.getpid()}.tmp")
-    temporary.symlink_to(link_text(solution, link))
+    temporary.symlink_to(compute_link(solution, link))
     os.replace(temporary, link)
 
 
@@ -79,8 +74,8 @@ def put_link(solution: Path, link: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """An unexpected path in a learner's folder; `broken` if nothing compiles with it."""
+class LayoutFault:
+    """A wrong or missing path in a learner's folder; `broken` if it prevents compiling."""
 
     path: Path
     what: str
@@ -90,11 +85,11 @@ class Fault:
         return f"{self.path} {self.what}"
 
 
-def faults(solutions: Path, problems: Path) -> Iterator[Fault]:
-    """Return links that are missing, dangling or replaced, and files that belong to no puzzle."""
-    expected = layout(solutions)
+def find_faults(solutions: Path, problems: Path) -> Iterator[LayoutFault]:
+    """Yield links that are missing, dangling or replaced, and files that are not part of a puzzle."""
+    expected = find_layout(solutions)
     for relative in expected.linked:
-        if fault := fault_of_link(problems / relative, solutions / relative):
+        if fault := check_link(problems / relative, solutions / relative):
             yield fault
     known = {*expected.edited, *expected.linked}
     for parent, folders, names in os.walk(problems):
@@ -104,39 +99,42 @@ def faults(solutions: Path, problems: Path) -> Iterator[Fault]:
             name
             for name in folders
             if not name.startswith((".", "__pycache__"))
-            and not name.endswith(PASSED_OVER)
+            and not name.endswith(IGNORED_SUFFIXES)
             and relative / name not in known
         )
         for name in sorted([*names, *links]):
-            if relative / name not in known and not name.startswith(".") and not name.endswith(PASSED_OVER):
-                yield Fault(problems / relative / name, "is not part of the puzzle")
+            if (
+                relative / name not in known
+                and not name.startswith(".")
+                and not name.endswith(IGNORED_SUFFIXES)
+            ):
+                yield LayoutFault(problems / relative / name, "is not part of the puzzle")
 
 
-def fault_of_link(path: Path, solution: Path) -> Fault | None:
-    """Describe what is at the place of a link; None if it is the link."""
+def check_link(path: Path, solution: Path) -> LayoutFault | None:
+    """Return the fault at the path of a link, or None if the link is correct."""
     if is_link_to(path, solution) and path.exists():
         return None
     if path.is_symlink():
         if not path.exists():
-            return Fault(path, f"links to {os.readlink(path)}, which is not there", broken=True)
-        return Fault(path, f"links to {os.readlink(path)}, not to the solution's")
+            return LayoutFault(path, f"links to {os.readlink(path)}, which is not there", broken=True)
+        return LayoutFault(path, f"links to {os.readlink(path)}, not to the solution's")
     if not path.exists():
-        return Fault(path, "is missing", broken=True)
+        return LayoutFault(path, "is missing", broken=True)
     if (
         path.is_file()
         and path.stat().st_size < 1000
-        and path.read_bytes() == os.fsencode(link_text(solution, path))
+        and path.read_bytes() == os.fsencode(compute_link(solution, path))
     ):
         what = "is a text file instead of a link: check out again with `git config core.symlinks true`"
-        return Fault(path, what, broken=True)
-    return Fault(path, "is your own, not the link to the solution's")
+        return LayoutFault(path, what, broken=True)
+    return LayoutFault(path, "is your own, not the link to the solution's")
 
 
-def notes(puzzle: str, problems: Path | None = None) -> list[str]:
-    """Return a line for each fault in a learner's folder of one puzzle. Raises DamagedFile for one that
-    prevents compiling."""
-    all_faults = list(faults(roots.solutions() / puzzle, (problems or roots.problems()) / puzzle))
+def list_notes(puzzle: str, problems: Path | None = None) -> list[str]:
+    """Return a line for each fault in a folder. Raises DamagedFile for one that prevents compiling."""
+    all_faults = list(find_faults(roots.solutions() / puzzle, (problems or roots.problems()) / puzzle))
     for fault in all_faults:
         if fault.broken:
-            raise DamagedFile(f"{fault}; `{command(f'reset {puzzle}')}` puts it back")
+            raise DamagedFile(f"{fault}; `{format_command(f'reset {puzzle}')}` puts it back")
     return [str(fault) for fault in all_faults]

@@ -1,8 +1,4 @@
-"""Load and save a learner's progress: which blanks have passed, which hints were read.
-
-One small file at the top of the checkout, ignored by git. A passed blank is saved as a hash of its text, so
-that a later edit shows. If the file is lost or damaged, the gates are checked again.
-"""
+"""Load and save a learner's progress in one file: hashes of the blanks that passed, and hints read."""
 
 import fcntl
 import json
@@ -14,106 +10,98 @@ from pathlib import Path
 
 from harness.learner.blanks import Blank
 from harness.toolchain import roots
-from harness.toolchain.cache import digest
+from harness.toolchain.cache import compute_digest
 from harness.toolchain.disk import write_whole
 
-FILE = ".workbook-progress.json"
+FILE_NAME = ".workbook-progress.json"
 BEGUN = ("begun", "changed")
 """The states of a blank with work in progress."""
 
 
 @dataclass
 class Progress:
-    """The progress of every puzzle. Each change is merged into the current file, since several commands may
-    write it.
+    """The progress in all puzzles. Each change is merged into the file, which several commands may write.
 
-    A ladder is called "p20 dx", and "p20 numpy-dx" in NumPy.
-
-    Attributes:
-        path: The file.
-        passed: Ladder -> the hash of the blank that passed.
-        hints: Ladder -> number of hints read.
-        unsaved: (attribute, ladder) -> the value, or None if removed, of changes that could not be saved.
-        trouble: Why they could not be saved, in the system's words, or "".
+    `passed` maps a ladder ("p20 dx", "p20 numpy-dx") to the hash of the blank that passed, `hints` to the
+    number of hints read. `unsaved` are changes that could not be saved, because of `save_error`.
     """
 
     path: Path
     passed: dict[str, str] = field(default_factory=dict)
     hints: dict[str, int] = field(default_factory=dict)
     unsaved: dict[tuple[str, str], str | int | None] = field(default_factory=dict)
-    trouble: str = ""
+    save_error: str = ""
 
     @classmethod
     def load(cls, folder: Path | None = None) -> "Progress":
         """Return the progress in a folder, by default the checkout; empty if the file is missing or invalid."""
-        progress = cls((folder or roots.CHECKOUT) / FILE)
+        progress = cls((folder or roots.CHECKOUT) / FILE_NAME)
         progress.refresh()
         return progress
 
     def refresh(self) -> None:
-        """Read the current file."""
         read: dict[str, dict[str, str | int]] = {}
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            for name, kind in KINDS.items():
+            for name, kind in TABLES.items():
                 read[name] = {str(key): kind(value) for key, value in data.get(name, {}).items()}
         except (OSError, ValueError, TypeError, AttributeError):
-            read = {name: {} for name in KINDS}
+            read = {name: {} for name in TABLES}
         for (name, ladder), value in self.unsaved.items():
             read[name].pop(ladder, None)
             read[name] |= {} if value is None else {ladder: value}
         vars(self).update(read)
 
     def change(self, name: str, ladder: str, value: str | int | None) -> None:
-        """Change one value, here and in the file, or here alone and leave the file whole."""
+        """Change one value here and in the file; if saving fails, only here, and keep the file intact."""
         self.unsaved[name, ladder] = value
         try:
-            with lock(self.path.parent):
+            with lock_folder(self.path.parent):
                 self.refresh()
-                data = {name: getattr(self, name) for name in KINDS}
+                data = {name: getattr(self, name) for name in TABLES}
                 write_whole(self.path, json.dumps(data, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             self.refresh()
-            self.trouble = error.strerror or str(error)
+            self.save_error = error.strerror or str(error)
         else:
-            self.unsaved, self.trouble = {}, ""
+            self.unsaved, self.save_error = {}, ""
 
-    def note(self, ladder: str, blank: Blank, correct: bool) -> None:
+    def record_result(self, ladder: str, blank: Blank, correct: bool) -> None:
         """Record that a blank has passed, or no longer does."""
         self.refresh()
-        known, text = self.passed.get(ladder), fingerprint(blank)
+        known, text = self.passed.get(ladder), hash_blank(blank)
         if correct and known != text:
             self.change("passed", ladder, text)
         elif not correct and known == text:
             self.change("passed", ladder, None)
 
-    def read_hint(self, ladder: str, rung: int) -> None:
-        """Record the highest rung that was read."""
+    def record_hint(self, ladder: str, rung: int) -> None:
+        """Record the highest hint read."""
         self.refresh()
         if rung > self.hints.get(ladder, 0):
             self.change("hints", ladder, rung)
 
-    def state(self, ladder: str, blank: Blank) -> str:
+    def get_state(self, ladder: str, blank: Blank) -> str:
         """Return "unsolved", "passed", "changed" since it passed, or "begun"."""
         if blank.size == 0:
             return "unsolved"
         if ladder not in self.passed:
             return "begun"
-        return "passed" if self.passed[ladder] == fingerprint(blank) else "changed"
+        return "passed" if self.passed[ladder] == hash_blank(blank) else "changed"
 
 
-KINDS = {"passed": str, "hints": int}
+TABLES = {"passed": str, "hints": int}
 """The file's tables, with the type of their values."""
 
 
-def fingerprint(blank: Blank) -> str:
-    """Return a hash of a blank's text; line endings and trailing spaces do not count."""
-    return digest(line.rstrip() for line in blank.body)
+def hash_blank(blank: Blank) -> str:
+    """Return a hash of a blank's text, ignoring line endings and trailing spaces."""
+    return compute_digest(line.rstrip() for line in blank.body)
 
 
 @contextmanager
-def lock(folder: Path) -> Generator[None]:
-    """Hold a folder's lock for this process, without a file in it. Raises OSError."""
+def lock_folder(folder: Path) -> Generator[None]:
+    """Hold an exclusive lock on a folder, without a lock file. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a network folder may not support locks

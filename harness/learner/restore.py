@@ -9,46 +9,42 @@ from harness.errors import BadUse, DamagedFile
 from harness.learner import blanks, layout
 from harness.toolchain.disk import replace_file
 
-SUFFIX = ".bak"
+BACKUP_SUFFIX = ".bak"
 
 
-def restore(path: Path, solution: Path, blank: str | None = None) -> str:
-    """Return the content of the file after a reset.
+def restore_text(path: Path, solution: Path, blank: str | None = None) -> str:
+    """Return a problem file's content after a reset of one blank or of all.
 
-    Args:
-        path: The problem file; may be missing, damaged or a folder if all of it is reset.
-        solution: The file it was made from.
-        blank: Only this blank. Raises DamagedFile if the file's markers are broken, BadUse for an unknown
-            one.
+    For one blank, raises DamagedFile if the file is missing or damaged, BadUse if the blank is unknown.
     """
-    skeleton = blanks.skeleton(blanks.read(solution), str(solution))
+    skeleton = blanks.make_skeleton(blanks.read_source(solution), str(solution))
     if blank is None:
         return skeleton
-    requested = blanks.find(skeleton)
-    if blank not in requested:
-        raise BadUse(f"unknown blank {blank!r}; there is {', '.join(requested)}")
+    skeleton_blanks = blanks.find_blanks(skeleton)
+    if blank not in skeleton_blanks:
+        raise BadUse(f"unknown blank {blank!r}; there is {', '.join(skeleton_blanks)}")
     try:
-        text = blanks.read(path)
-        pieces = blanks.split(text, str(path))
-        blanks.complete({p.id: p for p in pieces if isinstance(p, blanks.Blank)}, [blank], str(path))
+        text = blanks.read_source(path)
+        pieces = blanks.split_blanks(text, str(path))
+        blanks.require_blanks({p.id: p for p in pieces if isinstance(p, blanks.Blank)}, [blank], str(path))
     except DamagedFile as error:
         raise DamagedFile(f"one blank of a damaged file cannot be found: {error}") from None
-    joined = blanks.join(pieces, {blank: requested[blank].body})
+    joined = blanks.join_pieces(pieces, {blank: skeleton_blanks[blank].body})
     return joined.replace("\n", "\r\n") if text.count("\r\n") * 2 > text.count("\n") else joined
 
 
-def backup(path: Path) -> Path | None:
-    """Copy a file or folder next to itself; returns the copy, None if there is nothing or a dangling link."""
+def back_up(path: Path) -> Path | None:
+    """Copy a file, or move a folder, to a new name next to it; return that path, or None without either."""
     if not path.exists():
         return None
     stamp = time.strftime("%Y-%m-%d-%H%M%S")
-    target = path.with_name(f"{path.name}.{stamp}{SUFFIX}")
+    target = path.with_name(f"{path.name}.{stamp}{BACKUP_SUFFIX}")
     number = 2
     while target.exists():
-        target = path.with_name(f"{path.name}.{stamp}-{number}{SUFFIX}")
+        target = path.with_name(f"{path.name}.{stamp}-{number}{BACKUP_SUFFIX}")
         number += 1
-    # A folder, an endless pipe, or a file too large for source code.
-    if not path.is_file() or path.stat().st_size > blanks.LARGEST:
+    # Move what is too slow to copy: a folder, an endless pipe, or a file too large for source code.
+    if not path.is_file() or path.stat().st_size > blanks.MAX_BYTES:
         path.rename(target)
         return target
     try:
@@ -59,23 +55,18 @@ def backup(path: Path) -> Path | None:
     return target
 
 
-def missing(solutions: Path, problems: Path) -> list[Path]:
-    """Return the files with blanks of a puzzle's folder that are not there at all, relative to it."""
-    edited = layout.layout(solutions).edited
+def list_missing(solutions: Path, problems: Path) -> list[Path]:
+    """Return the problem files that do not exist, relative to the puzzle's folder."""
+    edited = layout.find_layout(solutions).edited
     return [relative for relative in edited if not os.path.lexists(problems / relative)]
 
 
-def reset(path: Path, content: str | Path) -> Path | None:
-    """Restore a file and return the copy of its old content. Nothing is written without that copy.
-
-    Args:
-        path: The problem file.
-        content: Its text, or the file of the solutions that it links to.
-    """
+def restore_file(path: Path, content: str | Path) -> Path | None:
+    """Restore a file to a text, or a link, and return the backup; if the backup fails, nothing is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = backup(path)
+    backup = back_up(path)
     if isinstance(content, Path):
         layout.put_link(content, path)
-        return kept
+        return backup
     replace_file(path, content)
-    return kept
+    return backup

@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import CompileFailed, unknown_gate
+from harness.errors import CompileFailed, make_unknown_gate_error
 from harness.learner import blanks, layout
 from harness.learner.blanks import Blank
 from harness.learner.progress import Progress
 from harness.spec.puzzle import Gate, Puzzle
-from harness.spec.rungs import MojoRung, Rung, name_of
+from harness.spec.rungs import MojoRung, Rung, get_rung_name
 from harness.toolchain import roots
-from harness.toolchain.packages import OpPackage, mojo_files
+from harness.toolchain.packages import OpPackage, list_mojo_files
 
 
 @dataclass(frozen=True)
 class Work:
-    """The file of one rung of a puzzle, under a root: by default the learner's folder `problems/`. `ops` is
-    an op package elsewhere."""
+    """The file of one rung of a puzzle, in the op package `ops` or under `root`, by default `problems/`."""
 
     puzzle: Puzzle
     rung: Rung
@@ -32,83 +31,77 @@ class Work:
 
     @property
     def solution(self) -> Path:
-        """The file it was made from."""
+        """The solution from which the learner's file was generated."""
         return roots.solutions() / self.puzzle.name / self.rung.file
 
     @property
     def in_package(self) -> bool:
-        """Return whether the file belongs to an op package."""
         return isinstance(self.rung, MojoRung)
 
     @property
     def is_learners(self) -> bool:
-        """Check whether the file is the learner's own, so that a pass counts as progress."""
         return self.root is None and self.ops is None
 
     @property
     def package(self) -> OpPackage:
-        """The learner's op package. Raises DamagedFile for a missing or dangling link, and CompileFailed,
-        before anything is compiled, for the package of another puzzle."""
+        """The op package. Raises DamagedFile for a missing link, CompileFailed for another puzzle's."""
         if self.ops:
             package = OpPackage(self.ops)
-            requested, there = [call.op.name for call in self.puzzle.calls], package.registers()
+            requested, there = [call.op.name for call in self.puzzle.calls], package.find_registered_ops()
             if there and not there & {*requested}:
                 words = (
                     f"{self.ops} is not a package of {self.puzzle.name}: it registers no op {requested[0]!r}"
                 )
                 raise CompileFailed(words)
             return package
-        layout.notes(self.puzzle.name, self.root)
+        layout.list_notes(self.puzzle.name, self.root)
         return OpPackage(self.path.parent)
 
-    def whole_package(self) -> OpPackage:
-        """Return the op package of a file with all of its blanks. Raises DamagedFile in one line otherwise."""
-        self.blanks()
+    def load_package(self) -> OpPackage:
+        """Return the op package. Raises DamagedFile, with one line, if its file lacks a blank."""
+        self.read_blanks()
         return self.package
 
     @property
     def target(self) -> Path:
-        """Return the checker's input: the file, or its op package."""
         return self.package.path if self.in_package else self.path
 
     @property
     def files(self) -> list[Path]:
-        """The files that require a new check when they change."""
-        return mojo_files(self.path.parent) if self.in_package else [self.path]
+        """The files whose changes require a new check."""
+        return list_mojo_files(self.path.parent) if self.in_package else [self.path]
 
     @property
     def gates(self) -> list[Gate]:
-        """The gates whose blanks this file holds, in the order in which they are taken."""
-        return self.puzzle.gates_of(self.rung)
+        return self.puzzle.list_gates(self.rung)
 
-    def gate(self, id: str) -> Gate:
-        """Return one of its gates."""
+    def find_gate(self, id: str) -> Gate:
         return next(gate for gate in self.gates if gate.id == id)
 
-    def blanks(self) -> dict[str, Blank]:
-        """Return the blanks of the learner's file. Raises DamagedFile if it cannot be read or a blank is
-        missing."""
+    def read_blanks(self) -> dict[str, Blank]:
+        """Return the blanks of the learner's file. Raises DamagedFile."""
         if self.ops:
-            return package_blanks(self.package, self.puzzle)
-        return rung_blanks(self.path, self.rung)
+            return read_package_blanks(self.package, self.puzzle)
+        return read_rung_blanks(self.path, self.rung)
 
-    def ladder(self, gate: str) -> str:
+    def get_ladder_name(self, gate: str) -> str:
         """Return the name of a gate's hint ladder, "dx" or "numpy-dx"."""
-        return self.puzzle.ladder(self.rung, gate)
+        return self.puzzle.get_ladder_name(self.rung, gate)
 
-    def key(self, gate: str) -> str:
-        """Return the name of a gate in the progress file."""
-        return f"{self.puzzle.name} {self.ladder(gate)}"
+    def get_progress_key(self, gate: str) -> str:
+        return f"{self.puzzle.name} {self.get_ladder_name(gate)}"
 
-    def states(self, progress: Progress) -> dict[str, str]:
+    def get_states(self, progress: Progress) -> dict[str, str]:
         """Return gate -> "passed", "changed", "begun" or "unsolved"."""
-        blanks = self.blanks()
-        return {gate.id: progress.state(self.key(gate.id), blanks[gate.id]) for gate in self.gates}
+        blanks = self.read_blanks()
+        return {
+            gate.id: progress.get_state(self.get_progress_key(gate.id), blanks[gate.id])
+            for gate in self.gates
+        }
 
-    def next_gate(self, progress: Progress, after: str | None = None) -> Gate | None:
-        """Return the first gate that has not passed, starting after `after` and wrapping around; None if all
-        have."""
-        states = self.states(progress)
+    def find_next_gate(self, progress: Progress, after: str | None = None) -> Gate | None:
+        """Return the first gate that has not passed, starting after `after` and wrapping around, or None."""
+        states = self.get_states(progress)
         order = [gate.id for gate in self.gates]
         start = order.index(after) + 1 if after else 0
         for gate in self.gates[start:] + self.gates[:start]:
@@ -118,29 +111,36 @@ class Work:
 
 
 def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
-    """Raise BadUse for a gate that a rung does not hold, naming those it has; without a rung, for one that no
-    rung holds.
+    """Raise BadUse for a gate that is not in the rung or, without a rung, not in the puzzle.
 
-    Every command checks its gate here. Without a gate nothing is wrong.
+    Every command checks its gate here.
     """
-    named = puzzle.rung(rung) if rung else None
+    named = puzzle.find_rung(rung) if rung else None
     there = named.gates if named else [*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)]
     if id is not None and id not in there:
-        raise unknown_gate(id, dict.fromkeys(there), f"the {name_of(named.id)} rung" if named else "")
+        raise make_unknown_gate_error(
+            id, dict.fromkeys(there), f"the {get_rung_name(named.id)} rung" if named else ""
+        )
 
 
-def rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:
+def read_rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:
     """Return the blanks of a rung's file. Raises DamagedFile if it cannot be read or a blank is missing."""
-    return blanks.complete(blanks.find(blanks.read(path), str(path)), rung.gates, str(path))
+    return blanks.require_blanks(
+        blanks.find_blanks(blanks.read_source(path), str(path)), rung.gates, str(path)
+    )
 
 
-def package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:
+def read_package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:
     """Return the blanks of a package's source file; empty for the package of another puzzle.
 
-    Raises DamagedFile if the file cannot be read, or only some of the blanks are there.
+    Raises DamagedFile if the file cannot be read or has only some of the blanks.
     """
     source = package.path / puzzle.source
     if not source.exists():
         return {}
-    by_id = blanks.find(blanks.read(source), str(source))
-    return blanks.complete(by_id, [gate.id for gate in puzzle.kernel_gates], str(source)) if by_id else by_id
+    by_id = blanks.find_blanks(blanks.read_source(source), str(source))
+    return (
+        blanks.require_blanks(by_id, [gate.id for gate in puzzle.kernel_gates], str(source))
+        if by_id
+        else by_id
+    )

@@ -1,1 +1,1 @@
-"""One folder per puzzle. Its `spec.py` is all that the harness needs: data, and a reference function."""
+"""One folder per puzzle. The harness starts from its `spec.py`: data, and a reference function."""

@@ -1,4 +1,4 @@
-"""Run the commands that check a puzzle: check it, print the results, write the data, record what has passed."""
+"""Run the commands that check a puzzle: print results, write JSON, and record which gates have passed."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -11,33 +11,33 @@ from rich.text import Text
 
 from harness.check.checker import create_checker
 from harness.check.options import Options
-from harness.check.results import NARROW, GateResult, exit_code
-from harness.console import live, page_width, print_lines, shown, write_json
+from harness.check.results import NARROW, GateResult, compute_exit_code
+from harness.console import format_path, get_page_width, print_lines, show_progress, write_json
 from harness.devices.targets import Target
 from harness.errors import WorkbookError
 from harness.learner.progress import Progress
 from harness.learner.work import Work
 from harness.screens import report
-from harness.screens.work import is_solved, next_step, unsaved_lines
+from harness.screens.work import describe_next_step, describe_unsaved, is_solved
 from harness.spec.puzzle import Case
 
 if TYPE_CHECKING:
-    from harness.check.profile import Counting
+    from harness.check.profile import CountRequest
 
-THROUGH_MAX = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
-RECORDED = "Compiling the Mojo kernels for the {} (seconds, on a busy machine more; then cached)"
+COMPILING_WITH_MAX = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
+COMPILING_PTX = "Compiling the Mojo kernels for the {} (seconds, on a busy machine more; then cached)"
 
 
 def check(console: Console, options: Options) -> int:
-    """Check each file that a puzzle's command line selects; kernels either per gate or as a whole."""
-    files, codes, data = options.files, list[int](), dict[str, dict[str, object]]()
+    """Check each file that the options select, kernels by gate or in a whole run; return the exit code."""
+    files, codes, data = options.per_file, list[int](), dict[str, dict[str, object]]()
     for each in files:
         rung = each.work.rung
         headed = len(files) > 1 and not each.work.in_package
         if headed:
-            console.print(Text(f"{rung.words}:", style="bold"), soft_wrap=True)
-        if each.by_gate:
-            checking = GateCheck(each.work, each.gate, each.cases, each.of_checker, each.verbose)
+            console.print(Text(f"{rung.label}:", style="bold"), soft_wrap=True)
+        if each.checks_gates:
+            checking = GateCheck(each.work, each.gate, each.cases, each.checker_options, each.verbose)
         else:
             checking = KernelCheck(each)
         code, data[rung.id] = checking.run(console)
@@ -54,10 +54,9 @@ def check(console: Console, options: Options) -> int:
 
 @dataclass(frozen=True)
 class GateCheck:
-    """A check of a file, gate by gate: of all gates unless `gate` names one, in the puzzle's cases by
-    default.
+    """A check of one gate of a file or, by default, of all, in some cases or, by default, in the puzzle's.
 
-    `settings` are the keywords of its checker, as `Options.of_checker` returns them.
+    `settings` are the checker's keyword arguments, from `Options.checker_options`.
     """
 
     work: Work
@@ -67,52 +66,55 @@ class GateCheck:
     verbose: bool = False
 
     def run(self, console: Console) -> tuple[int, dict[str, object]]:
-        """Print the result of each gate and write the data; return the exit code. Passes in the puzzle's own
-        cases are saved as progress."""
+        """Print each gate's result and save passes as progress; return the exit code and the JSON data."""
         work, puzzle, rung = self.work, self.work.puzzle, self.work.rung
         gates = [self.gate] if self.gate else None
         dtype, seed = self.settings.get("dtype", "float32"), self.settings.get("seed", 0)
-        blanks = work.blanks()
+        blanks = work.read_blanks()
         if gates and work.in_package:
-            print_lines(console, [Text(f"   {self.about(dtype, seed)}", style="dim")])
+            print_lines(console, [Text(f"   {self.describe_run(dtype, seed)}", style="dim")])
         results = self.check_gates(console, gates)
         requested = gates or rung.gates
         checked = {result.gate.id for result in results}
         if silent := [id for id in requested if id not in checked]:
-            raise WorkbookError(f"{shown(work.target)}: no result for {', '.join(silent)}")
+            raise WorkbookError(f"{format_path(work.target)}: no result for {', '.join(silent)}")
         noted, counts = Progress.load(), work.is_learners
         was_solved = counts and is_solved(work, noted)
         for result in results:
             if counts and self.cases is None and dtype == "float32":
-                noted.note(work.key(result.gate.id), blanks[result.gate.id], result.state == "correct")
-            print_lines(console, report.result_lines(result, puzzle, work.path, blanks))
+                noted.record_result(
+                    work.get_progress_key(result.gate.id), blanks[result.gate.id], result.state == "correct"
+                )
+            print_lines(console, report.format_gate(result, puzzle, work.path, blanks))
             if self.verbose:
-                print_lines(console, report.case_lines(result))
-        print_lines(console, unsaved_lines(noted))
+                print_lines(console, report.format_cases(result))
+        print_lines(console, describe_unsaved(noted))
         if counts and (self.cases is not None or dtype != "float32"):
             words = "these sizes" if self.cases is not None else dtype
-            print_lines(console, [Text(f"   (not noted as passed: only {words} were checked)", style="dim")])
-        elif counts and (not was_solved or not gates) and (step := next_step(work, noted)):
+            print_lines(console, [Text(f"   (not saved as passed: only {words} were checked)", style="dim")])
+        elif counts and (not was_solved or not gates) and (step := describe_next_step(work, noted)):
             print_lines(console, [Text(f"   {step}", style="green")])
-        code = exit_code(results, requested)
+        code = compute_exit_code(results, requested)
         about = {"rung": rung.id, "file": str(work.path), "dtype": dtype, "seed": seed}
-        return code, report.gates_json(results, puzzle, **about, exit_code=code)
+        return code, report.make_gates_json(results, puzzle, **about, exit_code=code)
 
     def check_gates(self, console: Console, gates: list[str] | None) -> list[GateResult]:
-        """Return the result of each gate."""
         packed = self.work.in_package
-        first = (lambda first: print_lines(console, report.first_lines(first))) if gates and packed else None
+        first = (
+            (lambda first: print_lines(console, report.format_first_results(first)))
+            if gates and packed
+            else None
+        )
         checker = create_checker(self.work, at_terminal=True, **self.settings)
-        # A gate in Python may be one that prints, or that stops in a debugger: it has the terminal to itself.
-        with live(console, ticking=packed) if packed or not gates else nullcontext():
+        # Python code may print or stop in a debugger, so nothing else is written to the terminal.
+        with show_progress(console, ticking=packed) if packed or not gates else nullcontext():
             return checker.check(self.work.target, gates, self.cases, on_first=first)
 
-    def about(self, dtype: object, seed: object) -> str:
-        """Describe the check about to run, with its dtypes."""
+    def describe_run(self, dtype: object, seed: object) -> str:
         package = self.work.package
         narrow = any(case.in_16_bits for case in self.cases or self.work.puzzle.cases(None))
         then = f", then {NARROW}" if narrow and "dtype" not in self.settings else ""
-        return f"ran {shown(package.path)} (hash {package.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
+        return f"ran {format_path(package.path)} (hash {package.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
 
 
 @dataclass(frozen=True)
@@ -122,35 +124,34 @@ class KernelCheck:
     options: Options
 
     def run(self, console: Console) -> tuple[int, dict[str, object]]:
-        """Print the report; the exit code, and the data."""
+        """Print the report; return the exit code and the JSON data."""
         from harness.check import runs
 
         options = self.options
-        with live(console) as bars:
+        with show_progress(console) as bars:
             on_compile, on_ready = compile_callbacks(console, bars)
-            with runs.run(options, on_compile=on_compile, on_ready=on_ready) as run:
-                report.write(console, run, verbose=options.verbose)
+            with runs.start_run(options, on_compile=on_compile, on_ready=on_ready) as run:
+                report.write_report(console, run, verbose=options.verbose)
         if options.work.is_learners and not options.dims and options.dtype == "float32":
             noted = Progress.load()
-            for gate, right in runs.checked_gates(run).items():
-                noted.note(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
-            print_lines(console, unsaved_lines(noted))
+            for gate, right in runs.collect_gate_states(run).items():
+                noted.record_result(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
+            print_lines(console, describe_unsaved(noted))
         through_max = any(device.kind != "virtual" for device in run.devices)
-        if through_max and not options.backward and not options.puzzle.separate:
+        if through_max and not options.backward and not options.puzzle.has_separate_variants:
             from harness.bench import forward_times
 
             print_lines(console, forward_times.describe(run))
-        return run.exit_code(), report.as_json(run)
+        return run.compute_exit_code(), report.make_json(run)
 
 
-def count(console: Console, counting: "Counting", by_line: bool = False) -> int:
-    """Print the counters of the first case's kernels on the virtual GPU, for --profile; `by_line` by tensor
-    and line as well."""
-    from harness.check.profile import detail, table
+def print_counters(console: Console, counting: "CountRequest", by_line: bool = False) -> int:
+    """Print the counters of a case's kernels; with `by_line` also by tensor and line."""
+    from harness.check.profile import format_detail, format_table
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
-    profiles, width = counting.profile(), page_width(console)
-    lines = [*(detail(profiles, width) if by_line else []), *table(profiles, width)]
+    profiles, width = counting.profile_variants(), get_page_width(console)
+    lines = [*(format_detail(profiles, width) if by_line else []), *format_table(profiles, width)]
     console.print(*lines, sep="\n", soft_wrap=True, markup=False)
     return 0
 
@@ -158,11 +159,11 @@ def count(console: Console, counting: "Counting", by_line: bool = False) -> int:
 def compile_callbacks(
     console: Console, bars: Bars
 ) -> tuple[Callable[[Target], None], Callable[[Target], None]]:
-    """Return two callbacks, for kernels that begin to compile and for compiled ones: a line each, which stays in a pipe."""
+    """Return callbacks that add and remove a line while a device's kernels compile; in a pipe it stays."""
     tasks = {}
 
     def on_compile(target: Target) -> None:
-        words = (RECORDED if target.kind == "virtual" else THROUGH_MAX).format(target.label)
+        words = (COMPILING_PTX if target.kind == "virtual" else COMPILING_WITH_MAX).format(target.label)
         tasks[target.kind] = bars.add_task(words)
         if not console.is_terminal:
             console.print(words + " ...")

@@ -1,7 +1,4 @@
-"""Print one line for each requirement of the workbook on this machine, with the remedy if it is broken.
-
-Only MAX's device list starts a GPU; nothing is changed.
-"""
+"""Print one line for each requirement of the workbook on this machine, with a remedy if it is not met."""
 
 import operator
 import os
@@ -19,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import invocation
-from harness.console import hanging, live, tell
+from harness.console import report_progress, show_progress, wrap_hanging
 from harness.errors import BadUse, WorkbookError
 from harness.learner import workspace
 from harness.toolchain import roots
@@ -28,8 +25,8 @@ from harness.toolchain.cache import VARIABLE, cache_folder
 INSTALL = "run `uv sync` or `pixi install`, and start through `uv run workbook ...` or `pixi run ...`"
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>.*)")
 COMPARE = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
-HANG = 19
-"""The column in which a finding's words begin, and go on."""
+TEXT_COLUMN = 19
+"""The column where a finding's text starts, also in continuation lines."""
 MARKS = {"good": "✅", "note": "·", "broken": "❌"}
 
 
@@ -44,28 +41,28 @@ class Finding:
 
 
 def examine(console: Console) -> int:
-    """Print a line for each part. Returns 5 if something is broken, else 0."""
+    """Print a line for each part; return 5 if one is broken, else 0."""
     broken = False
-    with live(console):
-        for finding in findings():
+    with show_progress(console):
+        for finding in collect_findings():
             broken |= finding.state == "broken"
-            show(console, finding)
+            print_finding(console, finding)
     return 5 if broken else 0
 
 
-def show(console: Console, finding: Finding) -> None:
-    """Print one line, or on a narrow terminal several."""
+def print_finding(console: Console, finding: Finding) -> None:
+    """Print a finding in one line, wrapped on a narrow terminal."""
     line = f"{MARKS[finding.state]} {finding.part:<16} {finding.words}"
     line += f" -> {finding.remedy}" if finding.remedy else ""
     text = Text(line, style={"broken": "red", "note": "dim"}.get(finding.state, ""))
-    for row in hanging(console, text, HANG) if console.is_terminal else [text]:
+    for row in wrap_hanging(console, text, TEXT_COLUMN) if console.is_terminal else [text]:
         console.print(row, soft_wrap=True)
 
 
-def findings() -> Iterator[Finding]:
-    """Yield every part in turn; a check that itself fails is a broken part."""
+def collect_findings() -> Iterator[Finding]:
+    """Yield the findings on each part; a part whose check raises an exception is broken."""
     for part, check in PARTS.items():
-        tell(part)
+        report_progress(part)
         try:
             yield from check()
         except WorkbookError as error:
@@ -74,9 +71,8 @@ def findings() -> Iterator[Finding]:
             yield Finding(part, "broken", f"{type(error).__name__}: {error}", INSTALL)
 
 
-def required_versions() -> dict[str, str]:
-    """Return distribution -> the versions that the workbook is tested with, as ">=2,<3": from pyproject.toml,
-    else the metadata."""
+def read_required_versions() -> dict[str, str]:
+    """Return distribution -> tested versions, such as ">=2,<3", from pyproject.toml, else the metadata."""
     project = roots.HERE.parent / "pyproject.toml"
     if project.is_file():
         lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
@@ -90,25 +86,24 @@ def required_versions() -> dict[str, str]:
     return {one["name"]: one["versions"] for one in matches if one}
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def parse_version(version: str) -> tuple[int, ...]:
     """Return the release numbers of a version: "2.15.0+cpu" is (2, 15, 0)."""
     release = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, release[0].split("."))) if release else ()
 
 
-def satisfies(version: str, versions: str) -> bool:
+def is_satisfied(version: str, versions: str) -> bool:
     """Check whether a version satisfies a requirement; missing numbers count as zeros."""
 
     def fill(numbers_: tuple[int, ...]) -> tuple[int, ...]:
         return (*numbers_, 0, 0, 0, 0)[:4]
 
-    arguments = fill(numbers(version))
+    installed = fill(parse_version(version))
     bounds = [re.fullmatch(r"(==|>=|<)\s*(.+)", part.strip()) for part in versions.split(",")]
-    return all(COMPARE[bound[1]](arguments, fill(numbers(bound[2]))) for bound in bounds if bound)
+    return all(COMPARE[bound[1]](installed, fill(parse_version(bound[2]))) for bound in bounds if bound)
 
 
-def python() -> Iterator[Finding]:
-    """Yield the interpreter."""
+def check_python() -> Iterator[Finding]:
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] <= (3, 13)
     yield Finding(
@@ -119,15 +114,14 @@ def python() -> Iterator[Finding]:
     )
 
 
-def packages() -> Iterator[Finding]:
-    """Yield each required distribution with its installed version."""
-    for name, versions in required_versions().items():
+def check_packages() -> Iterator[Finding]:
+    for name, versions in read_required_versions().items():
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             yield Finding(name, "broken", f"not installed, {versions} is required", INSTALL)
             continue
-        good = satisfies(installed, versions)
+        good = is_satisfied(installed, versions)
         yield Finding(
             name,
             "good" if good else "broken",
@@ -136,8 +130,7 @@ def packages() -> Iterator[Finding]:
         )
 
 
-def mojo() -> Iterator[Finding]:
-    """Yield whether the compiler starts."""
+def check_mojo() -> Iterator[Finding]:
     from harness.toolchain.packages import run_mojo
 
     result = run_mojo("--version")
@@ -146,16 +139,15 @@ def mojo() -> Iterator[Finding]:
     yield Finding("Mojo compiler", "good" if good else "broken", words, "" if good else INSTALL)
 
 
-def gpu() -> Iterator[Finding]:
-    """Yield the real GPUs that MAX and PyTorch see, or why there is none."""
+def check_gpu() -> Iterator[Finding]:
     from harness.devices import targets
 
-    if not targets.gpu_may_exist():
+    if not targets.may_have_gpu():
         yield Finding(
             "GPU", "note", "none: no NVIDIA or AMD driver on this machine; kernels run on the virtual GPU"
         )
         return
-    device = targets.gpu()
+    device = targets.find_gpu()
     if device:
         yield Finding("GPU", "good", device.detail)
     else:
@@ -173,19 +165,19 @@ def gpu() -> Iterator[Finding]:
     )
 
 
-def layers() -> Iterator[Finding]:
-    """Yield the state of the layers' GPU libraries: built for the GPUs and the PyTorch here, or not yet."""
+def check_layers() -> Iterator[Finding]:
+    """Yield whether the layers' GPU libraries are built for this machine's GPUs and PyTorch."""
     import torch
 
     from harness.nn import host
     from harness.toolchain import architectures, libraries
 
-    part, command = "layers", invocation.command("build-ext")
+    part, command = "layers", invocation.format_command("build-ext")
     if torch.version.hip or sys.platform == "darwin":
         yield Finding(part, "note", f"{architectures.ONLY_NVIDIA}: PyTorch's own operations run here")
         return
     try:
-        needed = host.select_libraries([], architectures.present(), [None])
+        needed = host.select_libraries([], architectures.list_present(), [None])
     except WorkbookError as error:
         yield Finding(part, "note", f"{error}: PyTorch's own operations run")
         return
@@ -200,8 +192,8 @@ def layers() -> Iterator[Finding]:
         yield Finding(part, "note", f"{words}: {', '.join(missing)}", f"`{command}`")
 
 
-def virtual_gpu() -> Iterator[Finding]:
-    """Yield the replay of recorded kernels works everywhere; the driver that MAX loads is for Linux."""
+def check_virtual_gpu() -> Iterator[Finding]:
+    """Yield the state of the virtual GPU: replay works everywhere, its driver for MAX only on Linux."""
     from harness.vgpu import VirtualGPU
 
     VirtualGPU()
@@ -209,18 +201,19 @@ def virtual_gpu() -> Iterator[Finding]:
     yield Finding(
         "virtual GPU",
         "good" if linux else "note",
-        f"sm_90a, {'for gates and for whole runs' if linux else 'for gates; whole runs want Linux'};"
+        f"sm_90a, {'for gates and for whole runs' if linux else 'for gates; whole runs need Linux'};"
         " 2 to 3 billion thread instructions a minute",
     )
 
 
-def caches() -> Iterator[Finding]:
-    """Yield the location and size of the caches, and whether they are writable."""
-    yield size_of("workbook cache", cache_folder(), f"{VARIABLE} puts it elsewhere; all of it can be deleted")
+def check_caches() -> Iterator[Finding]:
+    yield measure_folder(
+        "workbook cache", cache_folder(), f"{VARIABLE} puts it elsewhere; all of it can be deleted"
+    )
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
         writable = os.access(compiler, os.W_OK)
-        finding = size_of("compiler cache", compiler, "all of it can be deleted")
+        finding = measure_folder("compiler cache", compiler, "all of it can be deleted")
         yield (
             finding
             if writable
@@ -228,16 +221,15 @@ def caches() -> Iterator[Finding]:
         )
 
 
-def size_of(part: str, folder: Path, note: str) -> Finding:
-    """Return the size of a folder in bytes."""
+def measure_folder(part: str, folder: Path, note: str) -> Finding:
     sizes = [
         entry.stat().st_size for entry in folder.rglob("*") if entry.is_file() and not entry.is_symlink()
     ]
     return Finding(part, "good", f"{folder}: {sum(sizes) / 2**20:,.0f} MiB in {len(sizes)} files; {note}")
 
 
-def c_compiler() -> Iterator[Finding]:
-    """Check the C compiler, which only extension modules and standalone programs are linked by."""
+def check_c_compiler() -> Iterator[Finding]:
+    """Yield the C compiler, which only torch.compile on the CPU and `mojo build` need."""
     compiler = next((path for name in ("cc", "clang", "gcc") if (path := shutil.which(name))), None)
     plus = next((path for name in ("c++", "clang++", "g++") if (path := shutil.which(name))), None)
     if compiler:
@@ -251,37 +243,37 @@ def c_compiler() -> Iterator[Finding]:
         )
 
 
-def files() -> Iterator[Finding]:
-    """Yield the learner's folder, which version wrote it, and the book."""
+def check_workbook() -> Iterator[Finding]:
+    """Yield the learner's folder, a note if another version wrote it, and the book."""
     folder = roots.CHECKOUT
     if not ((folder / "problems").is_dir() and (folder / "solutions").is_dir()):
-        remedy = f"`{invocation.command('init')}` makes a folder to solve puzzles in"
+        remedy = f"`{invocation.format_command('init')}` makes a folder to solve puzzles in"
         yield Finding(
             "workbook", "note", "not in this folder: the solutions inside the package are used", remedy
         )
         return
-    old = workspace.out_of_date(folder)
+    old = workspace.describe_outdated(folder)
     yield Finding("workbook", "note" if old else "good", f"{folder}: {old}" if old else str(folder))
     page = folder / "book" / "html" / "index.html"
     if page.is_file():
         yield Finding("book", "good", str(page))
     else:
         try:
-            workspace.built_book()
-            remedy = f"`{invocation.command('update --book')}` puts it there"
+            workspace.find_built_book()
+            remedy = f"`{invocation.format_command('update --book')}` puts it there"
         except BadUse as error:
             remedy = str(error).partition("; ")[2].removesuffix("; leave out --book")
         yield Finding("book", "note", "not built here", remedy)
 
 
 PARTS: dict[str, Callable[[], Iterator[Finding]]] = {
-    "Python": python,
-    "packages": packages,
-    "Mojo compiler": mojo,
-    "GPU": gpu,
-    "layers": layers,
-    "virtual GPU": virtual_gpu,
-    "caches": caches,
-    "C compiler": c_compiler,
-    "workbook": files,
+    "Python": check_python,
+    "packages": check_packages,
+    "Mojo compiler": check_mojo,
+    "GPU": check_gpu,
+    "layers": check_layers,
+    "virtual GPU": check_virtual_gpu,
+    "caches": check_caches,
+    "C compiler": check_c_compiler,
+    "workbook": check_workbook,
 }

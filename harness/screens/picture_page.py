@@ -1,7 +1,4 @@
-"""Write a picture as one HTML file that steps through the run, without network access or other files.
-
-The page is `picture_page.html` with the data of the two runs; `--json` writes the same `data`.
-"""
+"""Write a picture as one HTML file that steps through the run; `--json` writes the same `data`."""
 
 import math
 from collections.abc import Iterable
@@ -9,93 +6,91 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.check.accesses import Accesses, LaunchTrace, Line, Place, Thread
-from harness.check.picture import Picture, Side
+from harness.check.accesses import Accesses, LaunchTrace, Line, Thread
+from harness.check.picture import Picture, TracedRun
 from harness.screens import story
-from harness.screens.picture_html import page_from
+from harness.screens.picture_html import fill_template
 
-MOST = 40_000
-"""Accesses of a launch that a page holds."""
+MAX_ACCESSES = 40_000
+"""Most accesses of a launch in a page."""
 COLUMNS = 32
-"""Cells in a row of a long vector."""
-AROUND = 3
-"""Lines of source shown before and after those that touch memory."""
+"""Cells per row of a long vector."""
+CONTEXT_LINES = 3
+"""Lines of source shown before and after each one that accesses memory."""
 
 
-def page(picture: Picture) -> str:
-    """Return the page of a picture."""
-    return page_from(data(picture))
+def render_page(picture: Picture) -> str:
+    return fill_template(make_data(picture))
 
 
-def source_line(sentence: story.Sentence) -> list[str] | None:
-    """Return ["kernel.mojo:12", the line] of a sentence that is about one."""
-    code = story.code(sentence.line)
+def find_source_line(sentence: story.Sentence) -> list[str] | None:
+    """Return ["kernel.mojo:12", the line] for a sentence about a source line, else None."""
+    code = story.read_line(sentence.line)
     if not code or sentence.line is None or sentence.kind not in ("fault", "finding", "instead"):
         return None
     return [f"{Path(sentence.line.file).name}:{sentence.line.number}", code]
 
 
-def title(picture: Picture) -> str:
-    """Return puzzle and gate."""
+def format_title(picture: Picture) -> str:
     return f"{picture.puzzle.name} · {picture.gate.id}"
 
 
-def about(picture: Picture) -> str:
-    """Return the gate and the case that are shown."""
+def describe_case(picture: Picture) -> str:
     case = picture.case
-    return f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.say_dims(case.dims)}"
+    return f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.format_dims(case.dims)}"
 
 
 # ---- One thread ---------------------------------------------------------------------------------------------
 
 
-def followed_blank(picture: Picture) -> str:
-    """Return the blank of the fault: only its accesses are drawn; "" draws the whole launch."""
+def find_followed_blank(picture: Picture) -> str:
+    """Return the fault's blank, so that only its accesses are drawn, or "" to draw the whole launch."""
     line = picture.line
-    return line.blank if line and line.blank in picture.mine.accesses.regions else ""
+    return line.blank if line and line.blank in picture.learner.accesses.regions else ""
 
 
-def thread_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[str, dict[int, str]]:
-    """Return, by tensor and element, how one thread uses it: "read", "written", "added", "extra" (the
-    solution does not), "missing" (only the solution does) or "target" (the wrong element); written
+def classify_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[str, dict[int, str]]:
+    """Return tensor -> element -> how one thread uses it: "read", "written", "added", "extra" (the solution's
+    thread does not use it), "missing" (only the solution's does) or "target" (the wrong element); written
     tensors come last."""
-    mine, theirs = (access_kinds(side.accesses, thread, blank) for side in (picture.mine, picture.theirs))
+    mine, theirs = (
+        list_access_kinds(side.accesses, thread, blank) for side in (picture.learner, picture.solution)
+    )
     cells: dict[str, dict[int, str]] = {}
-    order = sorted({*mine, *theirs}, key=lambda key: (not_read(mine, theirs, key), key[0]))
+    order = sorted({*mine, *theirs}, key=lambda key: (is_written(mine, theirs, key), key[0]))
     for key in order:
         name, element, _ = key
         table = cells.setdefault(name, {})
         if key not in mine:
             table[element] = "missing"
-        elif key not in theirs and not picture.right:
+        elif key not in theirs and not picture.is_correct:
             table[element] = "extra"
         else:
             table.setdefault(element, {"R": "read", "W": "written", "A": "added"}[mine[key]])
-    if picture.fault and picture.fault.place.tensor in cells and picture.fault.who == thread:
-        cells[picture.fault.place.tensor][picture.fault.place.element] = "target"
+    if picture.fault and picture.fault.element.tensor in cells and picture.fault.thread == thread:
+        cells[picture.fault.element.tensor][picture.fault.element.index] = "target"
     return cells
 
 
-def access_kinds(run, thread: Thread, blank: str) -> dict[tuple[str, int, bool], str]:
+def list_access_kinds(run: Accesses, thread: Thread, blank: str) -> dict[tuple[str, int, bool], str]:
     """Return (tensor, element, whether it is written) -> the kind of a thread's access."""
-    mask = run.by(thread)
+    mask = run.select_thread(thread)
     if blank and blank in run.regions:
         mask &= run.region == run.regions.index(blank)
     out = {}
     for row in np.flatnonzero(mask).tolist():
-        place: Place = run.place(row)
+        element = run.get_element(row)
         kind = str(run.kind[row])
-        out[place.tensor, place.element, kind != "R"] = kind
+        out[element.tensor, element.index, kind != "R"] = kind
     return out
 
 
-def not_read(mine: dict, theirs: dict, key: tuple) -> bool:
-    """Check whether a tensor is written by either thread."""
+def is_written(mine: dict, theirs: dict, key: tuple) -> bool:
     return any(name == key[0] and wrote for run in (mine, theirs) for name, _, wrote in run)
 
 
-def grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
-    """Return a tensor as rows and columns: the last axis are the columns; a long vector is wrapped."""
+def compute_grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
+    """Return the rows and columns that a tensor is drawn in: columns are its last axis; long vectors wrap."""
     shape = tuple(shape)
     if len(shape) > 1 and shape[-1]:
         return math.prod(shape[:-1]), shape[-1]
@@ -106,61 +101,60 @@ def grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
 # ---- The data -----------------------------------------------------------------------------------------------
 
 
-def data(picture: Picture) -> dict:
+def make_data(picture: Picture) -> dict:
     """Return the picture as plain data.
 
-    `runs` are the learner's and the solution's. A run has launches, a launch has `steps`, each [kind, tensor,
-    line, first access, accesses, bank conflicts, sectors, least sectors, whether it is in the followed
-    `blank`], and its accesses by column: `b` is the block, `t` the thread, `e` the element, `v` the value; a
-    kind is R, W, A (atomic) or B (barrier). `tensors` and `lines` are numbered consecutively.
+    `runs` are the learner's and the solution's. A run has launches; a launch has `steps`, each [kind, tensor,
+    line, first access, number of accesses, bank conflicts, sectors, fewest sectors, whether it is in the
+    followed `blank`], and columns of accesses: block `b`, thread `t`, element `e`, value `v`. A kind is R, W,
+    A (atomic) or B (barrier). Steps refer to `tensors` and `lines` by index.
     """
     followed = picture.thread
-    names = list(dict.fromkeys([*picture.mine.accesses.tensors, *picture.theirs.accesses.tensors]))
+    names = list(dict.fromkeys([*picture.learner.accesses.tensors, *picture.solution.accesses.tensors]))
     lines: dict[Line, int] = {}
     runs = [
-        run_data(side, picture, names, lines if side is picture.mine else None)
-        for side in (picture.mine, picture.theirs)
+        make_run_data(side, picture, names, lines if side is picture.learner else None)
+        for side in (picture.learner, picture.solution)
     ]
     return {
-        "title": title(picture),
-        "about": about(picture),
+        "title": format_title(picture),
+        "about": describe_case(picture),
         "device": "virtual GPU (sm_90a)",
-        "right": picture.right,
+        "right": picture.is_correct,
         "story": [
             {
                 "kind": s.kind,
                 "text": s.text,
-                "source": source_line(s),
-                "step": where(picture.mine.accesses, s.step),
+                "source": find_source_line(s),
+                "step": locate_step(picture.learner.accesses, s.step),
             }
-            for s in story.tell(picture)
+            for s in story.tell_story(picture)
         ],
-        "tensors": [tensor_data(picture, name) for name in names],
+        "tensors": [make_tensor_data(picture, name) for name in names],
         "lines": [[Path(line.file).name, line.number, line.blank] for line in lines],
-        "source": source_data(lines),
+        "source": read_source_lines(lines),
         "runs": runs,
         "followed": followed and [followed.launch, followed.block, followed.thread],
-        "blank": followed_blank(picture),
-        "cells": followed and cell_data(picture, followed, names),
+        "blank": find_followed_blank(picture),
+        "cells": followed and make_cell_data(picture, followed, names),
     }
 
 
-def where(run: Accesses, step: int | None) -> list[int] | None:
-    """Return a step of a run as [launch, step of the launch]."""
+def locate_step(run: Accesses, step: int | None) -> list[int] | None:
     if step is None:
         return None
-    launch = run.launch_of(step)
+    launch = run.find_launch(step)
     return [launch, step - run.launches[launch].first_step]
 
 
-def tensor_data(picture: Picture, name: str) -> dict:
-    """Return one tensor: its shape as rows and columns, its wrong elements."""
-    both = (side.accesses.tensors.get(name) for side in (picture.mine, picture.theirs))
+def make_tensor_data(picture: Picture, name: str) -> dict:
+    """Return the data of one tensor, with the rows and columns to draw and its wrong elements."""
+    both = (side.accesses.tensors.get(name) for side in (picture.learner, picture.solution))
     tensor = next(t for t in both if t is not None)
     shape = list(picture.shapes.get(name) or [tensor.size])
-    rows, columns = grid_shape(shape, tensor.size)
+    rows, columns = compute_grid_shape(shape, tensor.size)
     wrong = next((w for w in picture.wrong if w.quantity == name), None)
-    place = picture.fault.place if picture.fault else None
+    place = picture.fault.element if picture.fault else None
     return {
         "name": name,
         "space": tensor.space,
@@ -169,16 +163,15 @@ def tensor_data(picture: Picture, name: str) -> dict:
         "rows": rows,
         "columns": columns,
         "wrong": list(wrong.elements) if wrong else [],
-        "target": place.element if place and place.tensor == name else None,
+        "target": place.index if place and place.tensor == name else None,
     }
 
 
-def cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
-    """Return the differences of the two threads by tensor: [elements accessed only here, elements missing
-    here]."""
-    if picture.right:
+def make_cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
+    """Return tensor -> [elements that only the learner's thread accesses, that only the solution's does]."""
+    if picture.is_correct:
         return {}
-    cells = thread_cells(picture, followed, followed_blank(picture))
+    cells = classify_cells(picture, followed, find_followed_blank(picture))
     return {
         names.index(name): [
             [e for e, what in marked.items() if what == kind] for kind in ("extra", "missing")
@@ -188,18 +181,19 @@ def cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
     }
 
 
-def run_data(side: Side, picture: Picture, names: list[str], lines: dict[Line, int] | None) -> list[dict]:
-    """Return the launches of a run; `lines` numbers its source lines, None omits them."""
+def make_run_data(
+    side: TracedRun, picture: Picture, names: list[str], lines: dict[Line, int] | None
+) -> list[dict]:
     launches = range(len(side.accesses.launches))
-    return [launch_data(side.accesses, number, picture, names, lines) for number in launches]
+    return [make_launch_data(side.accesses, number, picture, names, lines) for number in launches]
 
 
-def launch_data(
+def make_launch_data(
     run: Accesses, number: int, picture: Picture, names: list[str], lines: dict[Line, int] | None
 ) -> dict:
-    """Return one launch; with too many accesses, only those of the followed block."""
+    """Return the data of one launch; if it has too many accesses, only those of the followed block."""
     launch = run.launches[number]
-    events, followed, blank = launch.events, picture.thread, followed_blank(picture)
+    events, followed, blank = launch.events, picture.thread, find_followed_blank(picture)
     keep, cut = select_accesses(launch, followed.block if followed and followed.launch == number else 0)
     steps = []
     offset = np.concatenate([[0], np.cumsum(keep)])
@@ -208,10 +202,10 @@ def launch_data(
         if step.kind == "barrier":
             steps.append(["B", -1, -1, first, 0, 0, 0, 0, 1])
         elif last > first:
-            line = run.line(launch.first_step + n)
+            line = run.get_line(launch.first_step + n)
             code = lines.setdefault(line, len(lines)) if lines is not None and line else -1
-            cost = story.step_cost(run, launch.first_step + n)
-            here = int(bool(blank) and run.blank(launch.first_step + n) == blank)
+            cost = story.compute_step_cost(run, launch.first_step + n)
+            here = int(bool(blank) and run.get_blank(launch.first_step + n) == blank)
             steps.append([step.kind, names.index(step.tensor), code, first, last - first, *cost, here])
         else:
             steps.append(None)
@@ -230,22 +224,22 @@ def launch_data(
 
 
 def select_accesses(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
-    """Return the accesses of a launch that the page shows, and a line about the omitted ones."""
+    """Return the mask of a launch's accesses that the page shows, and a line about the omitted ones."""
     events = launch.events
     total = len(events.block) + events.dropped
     keep = np.ones(len(events.block), bool)
-    if len(keep) > MOST:
+    if len(keep) > MAX_ACCESSES:
         keep = events.block == block
-        keep &= np.cumsum(keep) <= MOST
+        keep &= np.cumsum(keep) <= MAX_ACCESSES
     shown = int(keep.sum())
     if shown == total:
         return keep, ""
-    whose = "" if shown == len(keep) else f", those of block {launch.block_index(block)},"
-    return keep, f"{shown:,} of {total:,} accesses of this launch{whose} are drawn"
+    owner = "" if shown == len(keep) else f", those of block {launch.get_block_index(block)},"
+    return keep, f"{shown:,} of {total:,} accesses of this launch{owner} are drawn"
 
 
-def source_data(lines: dict[Line, int]) -> dict[str, dict[int, str]]:
-    """Return the lines of source that touch memory and those around them: file -> number -> text."""
+def read_source_lines(lines: dict[Line, int]) -> dict[str, dict[int, str]]:
+    """Return file -> number -> text, of the source lines that access memory and those around them."""
     out: dict[str, dict[int, str]] = {}
     for line in lines:
         try:
@@ -253,6 +247,8 @@ def source_data(lines: dict[Line, int]) -> dict[str, dict[int, str]]:
         except (OSError, UnicodeDecodeError):
             continue
         shown = out.setdefault(Path(line.file).name, {})
-        for number in range(max(line.number - AROUND, 1), min(line.number + AROUND, len(text)) + 1):
+        for number in range(
+            max(line.number - CONTEXT_LINES, 1), min(line.number + CONTEXT_LINES, len(text)) + 1
+        ):
             shown[number] = text[number - 1]
     return {name: dict(sorted(shown.items())) for name, shown in out.items()}

@@ -1,8 +1,4 @@
-"""Format the results of every check, as text or as JSON.
-
-Nothing is printed here. The lines of a whole run follow its order: each part is computed after the line that
-announces it.
-"""
+"""Format the results of every check, as text or JSON; each part of a run is computed after its heading."""
 
 from __future__ import annotations
 
@@ -15,25 +11,25 @@ from rich.text import Text
 
 from harness import invocation
 from harness.check.compare import Repeats, TensorResult
-from harness.check.limits import amount
+from harness.check.limits import format_amount
 from harness.check.options import Options
 from harness.check.results import NARROW, Comparison, GateResult, VariantResult
-from harness.console import printable, relative, shown
+from harness.console import escape_controls, format_path, make_relative
 from harness.devices.targets import LABELS, Skipped
 from harness.learner import layout
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Puzzle
 
-if TYPE_CHECKING:  # a list of gates needs no run
+if TYPE_CHECKING:  # not needed to list gates
     from harness.check.runs import DeviceResult, Run
 
 MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}
-NAMED = 4
-"""Cases in which a gate is wrong that are named at most."""
+MAX_NAMED = 4
+"""Most wrong cases of a gate that are named."""
 RULE = "=" * 60
 THIN_RULE = "-" * 57
 STATES = {"wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED", "correct": "✅ CORRECT"}
-"""Words for a state; a group has the first of these states that one of its members has."""
+"""Words for a state, worst first: a group's state is the first one that occurs in it."""
 OVERALL = {
     0: "✅ ALL CORRECT",
     1: "❌ INCORRECT",
@@ -48,127 +44,115 @@ NOT_RUN = "⏭ GPU NOT RUN"
 # ---- Gates --------------------------------------------------------------------------------------------------
 
 
-def result_lines(
+def format_gate(
     result: GateResult, puzzle: Puzzle, source: Path, blanks: Mapping[str, Blank]
 ) -> Iterator[Text]:
-    """Yield the lines of one gate: the result, then the errors, then the command for the hint.
-
-    Args:
-        result: The result.
-        puzzle: The puzzle.
-        source: The file with the blanks.
-        blanks: Its blanks.
-    """
+    """Yield the lines of one gate: the result, then the errors, then the command for the hint."""
     gate = result.gate
-    head = f"{MARKS[result.state]} {gate.id:<{name_width(puzzle)}}"
+    head = f"{MARKS[result.state]} {gate.id:<{compute_name_width(puzzle)}}"
     if result.state == "unsolved":
         blank = blanks[gate.id]
-        yield Text(f"{head} unsolved   {shown(source)}:{blank.line}")
+        yield Text(f"{head} unsolved   {format_path(source)}:{blank.line}")
         yield Text(f"             {blank.task}", style="dim")
         if result.diagnosis:
-            yield Text(f"      the provided code is wrong{where_wrong(result)}:")
-            yield from explanation_lines(result, puzzle)
+            what = "is slow" if result.costs else f"is wrong{describe_wrong_cases(result)}"
+            yield Text(f"      the provided code {what}:")
+            yield from format_errors(result, puzzle)
         return
     cases = len(result.comparisons)
     if result.state == "correct":
         where = f" in {format_count(cases, 'case')}; {describe_worst(result)}" if cases else ""
         yield Text(f"{head} correct{where}{result.summary and f': {result.summary}'}", style="green")
-        more = (*repeat_lines(result.repeats, puzzle), *result.picture)
+        more = (*format_repeats(result.repeats, puzzle), *result.picture)
         yield from (Text(f"      {line}") for line in more)
         return
-    yield Text(f"{head} wrong{where_wrong(result)}", style="bold red")
-    yield from explanation_lines(result, puzzle)
+    yield Text(f"{head} wrong{describe_wrong_cases(result)}", style="bold red")
+    yield from format_errors(result, puzzle)
 
 
-def where_wrong(result: GateResult) -> str:
-    """Return the number of cases in which a gate is wrong, and their names; empty if nothing was compared."""
+def describe_wrong_cases(result: GateResult) -> str:
+    """Say in how many cases, and in which, a gate is wrong; return "" if nothing was compared."""
     cases = len(result.comparisons)
-    bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.verdicts.values())]
+    bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.results.values())]
     if bad and len(bad) == cases:
         return f" in {'every case' if cases == 1 else f'all {cases} cases'}"
     right = [c.case.name for c in result.comparisons if c.case.name not in bad]
     few = ", ".join(bad)
-    if len(bad) > NAMED:  # listing the correct ones is shorter
-        few = f"all but {' and '.join(right)}" if len(right) <= 2 else f"{', '.join(bad[:NAMED])}, ..."
+    if len(bad) > MAX_NAMED:  # the correct ones may be few
+        few = f"all but {' and '.join(right)}" if len(right) <= 2 else f"{', '.join(bad[:MAX_NAMED])}, ..."
     return f" in {len(bad)} of {cases} cases ({few})" if bad else ""
 
 
-def explanation_lines(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
+def format_errors(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
     """Yield the errors of a gate, and the command for the hint."""
-    for line in (*result.diagnosis, *repeat_lines(result.repeats, puzzle), *result.picture):
-        yield Text(f"      {printable(relative(line))}")
+    for line in (*result.diagnosis, *format_repeats(result.repeats, puzzle), *result.picture):
+        yield Text(f"      {escape_controls(make_relative(line))}")
     if result.hint:
-        # Where no mistake has a name, no rung is the one that helps: the next that was not read.
+        # Without a known mistake no hint is better than another: take the next unread one.
         hint = result.hint if result.mistake else result.hint.rpartition("-")[0]
-        yield Text(f"      next: {invocation.command(f'hint {puzzle.name} {hint}')}", style="dim")
+        yield Text(f"      next: {invocation.format_command(f'hint {puzzle.name} {hint}')}", style="dim")
 
 
-def case_lines(result: GateResult) -> Iterator[Text]:
-    """Yield the lines of --verbose: every case of a gate, with each quantity's error and limit, and every
-    finding."""
+def format_cases(result: GateResult) -> Iterator[Text]:
+    """Yield the lines of --verbose: each quantity's error and limit in every case, and every finding."""
     for comparison in result.comparisons:
-        for quantity, outcome in comparison.verdicts.items():
+        for quantity, outcome in comparison.results.items():
             mark = MARKS["correct" if outcome.ok else "wrong"]
             words = f"error {outcome.error:.1e}, the limit {outcome.limit:.1e}"
             yield Text(f"      {mark} {comparison.case.name}: {quantity}: {words}", style="dim")
     for finding in result.findings:
-        yield from (Text(f"      {relative(line)}", style="dim") for line in finding.text().splitlines())
+        yield from (Text(f"      {make_relative(line)}", style="dim") for line in finding.text().splitlines())
 
 
-def first_lines(results: Iterable[GateResult]) -> Iterator[Text]:
-    """Yield the result of the first case while the others run; mistakes are named once all cases are known."""
+def format_first_results(results: Iterable[GateResult]) -> Iterator[Text]:
+    """Yield the results of the first case, while the others run; mistakes are named only after all cases."""
     for result in results:
         if result.state == "unsolved":
             continue
-        right = result.state == "correct"
         name = f" ({result.comparisons[0].case.name})" if result.comparisons else ""
-        lines = [line for line in result.diagnosis if "see hint" not in line]
-        element = f": {printable(relative(lines[0]))}" if lines else ""
-        head = f"{MARKS[result.state]} {result.gate.id:<9}"
-        words = f"{head} {'right' if right else 'wrong'} in the first case{name}{'' if right else element}"
-        yield Text(f"{words}; the other cases follow ...", style="green" if right else "bold red")
+        if result.state == "correct":  # not green yet: other cases may show a race, or cost too much
+            words, style = f"   {result.gate.id:<9} nothing wrong in the first case{name}", "dim"
+        else:
+            lines = [line for line in result.diagnosis if "see hint" not in line]
+            element = f": {escape_controls(make_relative(lines[0]))}" if lines else ""
+            words = f"{MARKS[result.state]} {result.gate.id:<9} wrong in the first case{name}{element}"
+            style = "bold red"
+        yield Text(f"{words}; the other cases follow ...", style=style)
 
 
 def format_count(count: int, what: str) -> str:
-    """Return "1 case", "2 cases"."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def name_width(puzzle: Puzzle) -> int:
-    """Return the width of a column with the gates of a puzzle."""
+def compute_name_width(puzzle: Puzzle) -> int:
     return max([9, *(len(gate.id) for gate in puzzle.gates)])
 
 
-def in_every_case(comparisons: Iterable[Comparison], quantity: str) -> list[tuple[TensorResult, Case]]:
-    """Return the comparison of a quantity in each case."""
-    return [(c.verdicts[quantity], c.case) for c in comparisons if quantity in c.verdicts]
+def collect_results(comparisons: Iterable[Comparison], quantity: str) -> list[tuple[TensorResult, Case]]:
+    return [(c.results[quantity], c.case) for c in comparisons if quantity in c.results]
 
 
-def hardest(pairs: Iterable[tuple[TensorResult, Case]]) -> tuple[TensorResult, Case]:
-    """Return the comparison nearest to its limit, and its case."""
+def find_hardest(pairs: Iterable[tuple[TensorResult, Case]]) -> tuple[TensorResult, Case]:
     return max(pairs, key=lambda pair: pair[0].error / pair[0].limit)
 
 
 def describe_worst(result: GateResult) -> str:
-    """Return how near to the limit the hardest case of a gate came."""
-    outcome, _ = hardest((v, c.case) for c in result.comparisons for v in c.verdicts.values())
+    outcome, _ = find_hardest((v, c.case) for c in result.comparisons for v in c.results.values())
     return f"largest error {outcome.error:.1e}, the limit there {outcome.limit:.1e}"
 
 
-def repeat_lines(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
-    """Return a line for each quantity of repeated runs."""
-    return [f"{puzzle.printed_name(name)}: {repeat_words(each)}" for name, each in repeats.items()]
+def format_repeats(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
+    return [f"{puzzle.get_printed_name(name)}: {describe_repeats(each)}" for name, each in repeats.items()]
 
 
-def repeat_words(repeats: Repeats) -> str:
+def describe_repeats(repeats: Repeats) -> str:
     """Describe the repeated runs of one quantity, and whether the result is acceptable."""
     what = "bit-equal" if repeats.bit_equal else f"spread of {repeats.spread_ulps:.1f} ulp"
     wrong = f", ❌ wrong in {repeats.wrong_runs}" if repeats.wrong_runs else ""
-    return f"{what} in {repeats.runs} runs ({expected_spread(repeats)}){wrong}"
+    return f"{what} in {repeats.runs} runs ({describe_expected_spread(repeats)}){wrong}"
 
 
-def expected_spread(repeats: Repeats) -> str:
-    """Return the allowed spread of repeated runs, and whether it is kept."""
+def describe_expected_spread(repeats: Repeats) -> str:
     if not repeats.atomic:
         must = "it must be: the order of its sums is fixed"
         return f"as {must}" if repeats.bit_equal else f"❌ bit-equal is what {must}"
@@ -183,36 +167,36 @@ Line = str | Text
 """A line to print verbatim, without markup."""
 
 
-def write(console: Console, run: Run, *, verbose: bool = False) -> None:
+def write_report(console: Console, run: Run, *, verbose: bool = False) -> None:
     """Write a run to a console as it proceeds; piped output is the same text, plain and unwrapped."""
-    for line in lines(run, verbose):
+    for line in format_report(run, verbose):
         console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
 
 
-def lines(run: Run, verbose: bool = False) -> Iterator[Line]:
+def format_report(run: Run, verbose: bool = False) -> Iterator[Line]:
     """Yield the whole report."""
-    yield from header(run)
-    for names in groups(run):
-        yield from sections(run, names)
-    yield from own_cases(run)
-    yield from wrong_gates(run)
-    yield from findings(run, verbose)
-    yield from unsolved_lines(run)
-    yield from ledger(run)
-    yield from costs(run)
-    yield from summary(run)
+    yield from format_header(run)
+    for names in group_variants(run):
+        yield from format_sections(run, names)
+    yield from check_further_cases(run)
+    yield from format_wrong_gates(run)
+    yield from format_findings(run, verbose)
+    yield from format_unsolved(run)
+    yield from format_ledger(run)
+    yield from format_costs(run)
+    yield from format_summary(run)
 
 
-def header(run: Run) -> Iterator[Line]:
+def format_header(run: Run) -> Iterator[Line]:
     """Yield the sizes and files of the run."""
     options, puzzle = run.options, run.options.puzzle
-    dimensions = f"Testing with dimensions: {puzzle.say_dims(run.cases[0].dims)}"
+    dimensions = f"Testing with dimensions: {puzzle.format_dims(run.cases[0].dims)}"
     yield dimensions
     yield "✅ Loaded Mojo operations library"
-    hashed = f"ran {shown(run.package.path)} (hash {run.package.digest[:8]})"
+    hashed = f"ran {format_path(run.package.path)} (hash {run.package.digest[:8]})"
     yield f"   {hashed}, {options.dtype}, seed {options.seed}"
     if options.root == "problems":
-        yield from (f"   note: {relative(note)}" for note in layout.notes(puzzle.name))
+        yield from (f"   note: {make_relative(note)}" for note in layout.list_notes(puzzle.name))
     if options.backward:
         yield RULE
         yield f"{'':11}Comprehensive Backward Pass Test"
@@ -221,33 +205,34 @@ def header(run: Run) -> Iterator[Line]:
         yield dimensions
 
 
-def groups(run: Run) -> list[tuple[str, ...]]:
-    """Return the variants that share a section: all if each is a step by itself, else each alone."""
+def group_variants(run: Run) -> list[tuple[str, ...]]:
     variants = run.options.variants
-    return [variants] if run.options.puzzle.separate else [(name,) for name in variants]
+    return [variants] if run.options.puzzle.has_separate_variants else [(name,) for name in variants]
 
 
-def sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
-    """Yield the sections of some variants, a device after the other; skipped ones by their reason, once."""
-    separate = run.options.puzzle.separate
-    for place in in_order(run):
+def format_sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
+    """Yield the sections of some variants, device by device; a skipped device appears once, with a reason."""
+    separate = run.options.puzzle.has_separate_variants
+    for place in sort_devices(run):
         skipped = isinstance(place, Skipped)
-        if skipped and main_variant(run) not in names and not separate:
+        if skipped and get_main_variant(run) not in names and not separate:
             continue
         yield ""
-        yield Text(f"Testing {LABELS[place.kind]} {what(run)} Pass{suffix_of(run, names)}:", style="bold")
+        yield Text(
+            f"Testing {LABELS[place.kind]} {name_pass(run)} Pass{format_suffix(run, names)}:", style="bold"
+        )
         if skipped:
             yield f"   ⏭ SKIPPED ({place.reason})"
         else:
-            yield from section(run, place, names)
+            yield from format_section(run, place, names)
 
 
-def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Line]:
+def format_section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Line]:
     """Yield a section: compute some variants on one device, and report each quantity."""
-    label, passes, separate = device.target.label, what(run), run.options.puzzle.separate
+    label, passes, separate = device.target.label, name_pass(run), run.options.puzzle.has_separate_variants
     if not separate:
         yield ""
-        yield f"Testing {label} {passes} Implementation - {passes} Pass{suffix_of(run, names)}"
+        yield f"Testing {label} {passes} Implementation - {passes} Pass{format_suffix(run, names)}"
         yield THIN_RULE
     yield "   Computing PyTorch autograd reference..."
     run.compute_reference(device, names)
@@ -256,89 +241,86 @@ def section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Li
     if names[0] == run.options.variants[0]:
         yield f"   on {label}: {device.target.detail}, {describe_build(device)}"
     if separate:
-        yield from parts(run, device)
+        yield from format_separate_variants(run, device)
         return
     if device.kind != "cpu":
         yield ""
     yield f"✅ {label} {passes} Implementation {passes.lower()} completed"
-    yield from quantities(run, device.variants[names[0]])
+    yield from format_quantities(run, device.variants[names[0]])
 
 
 def describe_build(device: DeviceResult) -> str:
-    """Describe whether a device's kernels were cached, or how long they took to compile."""
     how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
     return f"{'kernels' if device.kind == 'virtual' else 'graph'} {how}"
 
 
-def parts(run: Run, device: DeviceResult) -> Iterator[Line]:
-    """Yield one device of a puzzle whose variants are separate: a line for each quantity."""
+def format_separate_variants(run: Run, device: DeviceResult) -> Iterator[Line]:
+    """Yield one device's results for a puzzle whose variants are separate, a line for each quantity."""
     yield "   largest difference from PyTorch in the chapter's case, and the verdict on all cases:"
     for name, variant in device.variants.items():
-        written = run.options.puzzle.writes(name)
-        yield from (f"   {q}: {figure(variant, q)}" for q in run.quantities if q in written)
-        yield from wrong(run, variant)
-        yield from repeats(run, variant)
-    yield from errors(run, *device.variants.values())
-    yield f"   Overall: {state_of(run, device, device.variants)}"
+        written = run.options.puzzle.list_outputs(name)
+        yield from (f"   {q}: {format_difference(variant, q)}" for q in run.quantities if q in written)
+        yield from format_wrong_quantities(run, variant)
+        yield from format_variant_repeats(run, variant)
+    yield from format_error_table(run, *device.variants.values())
+    yield f"   Overall: {describe_state(run, device, device.variants)}"
 
 
-def quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """Yield one variant on one device: the published lines with the details between."""
+def format_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
+    """Yield one variant's results on one device: the published lines, with details in between."""
     puzzle = run.options.puzzle
-    written = puzzle.writes(variant.variant)
+    written = puzzle.list_outputs(variant.variant)
     forward = [q for q in puzzle.forward if q in run.quantities]
     gradients = [q for q in puzzle.backward if q in run.quantities and q in written]
     outputs = [quantity for quantity in puzzle.forward if quantity in written]
     for output in outputs[:1]:
-        yield f"   Forward max difference: {figure(variant, output, tick=False)}"
+        yield f"   Forward max difference: {format_difference(variant, output, tick=False)}"
     for quantity in gradients or [q for q in puzzle.intermediate if q in run.quantities and q in written]:
-        yield f"   {puzzle.printed_name(quantity)}: {figure(variant, quantity)}"
-    yield from wrong(run, variant)
-    yield from errors(run, variant)
-    yield from repeats(run, variant)
+        yield f"   {puzzle.get_printed_name(quantity)}: {format_difference(variant, quantity)}"
+    yield from format_wrong_quantities(run, variant)
+    yield from format_error_table(run, variant)
+    yield from format_variant_repeats(run, variant)
     yield ""
     if outputs:
-        yield f"   Forward pass: {STATES[variant.state(forward)]}"
+        yield f"   Forward pass: {STATES[variant.get_state(forward)]}"
     if gradients:
-        yield f"   Gradients:    {STATES[variant.state([*gradients, *puzzle.intermediate])]}"
-    yield f"   Overall:      {STATES[variant.state(run.quantities)]}"
+        yield f"   Gradients:    {STATES[variant.get_state([*gradients, *puzzle.intermediate])]}"
+    yield f"   Overall:      {STATES[variant.get_state(run.quantities)]}"
 
 
-def figure(variant: VariantResult, quantity: str, tick: bool = True) -> str:
-    """Return the published figure of a quantity: the largest difference from PyTorch in the chapter's case."""
+def format_difference(variant: VariantResult, quantity: str, tick: bool = True) -> str:
+    """Return the published figure of a quantity: its largest difference from PyTorch in the default case."""
     if quantity in variant.unsolved:
         return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
-    chapter = variant.comparisons[0].verdicts if variant.comparisons else {}
+    chapter = variant.comparisons[0].results if variant.comparisons else {}
     if quantity not in chapter:
         return "not compared"
-    mark = (" ✅" if variant.ok(quantity) else " ❌") if tick else ""
+    mark = (" ✅" if variant.is_correct(quantity) else " ❌") if tick else ""
     return f"{chapter[quantity].difference:.2e}{mark}"
 
 
-def wrong(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """Yield the wrong quantities: in which case, by how much and why; gates with a diagnosis of their own
-    come later."""
+def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
+    """Yield each wrong quantity's worst case and error, and its cause unless a gate reports that later."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
-    reports = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.given)}
+    reports = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.provided)}
     for quantity in run.quantities:
-        bad = [pair for pair in in_every_case(variant.comparisons, quantity) if not pair[0].ok]
+        bad = [pair for pair in collect_results(variant.comparisons, quantity) if not pair[0].ok]
         if bad:
-            outcome, case = hardest(bad)
+            outcome, case = find_hardest(bad)
             cases = f"{len(bad)} of {len(variant.comparisons)} cases"
             where = f"wrong in {cases}, most in '{case.name}' ({case.why})"
-            yield Text(f"   ❌ {puzzle.printed_name(quantity)} is {where}", style="red")
-            yield f"      {explain(outcome)}"
+            yield Text(f"   ❌ {puzzle.get_printed_name(quantity)} is {where}", style="red")
+            yield f"      {explain_failure(outcome)}"
             diagnosis = variant.diagnoses.get(quantity) if quantity not in reports else None
             yield from (f"      {text}" for text in (diagnosis.lines if diagnosis else ()))
     if variant.failure and not gates:
         yield Text(f"   ❌ {variant.failure}", style="red")
 
 
-def own_cases(run: Run) -> Iterator[Line]:
-    """Yield the correct gates in the further cases of a check of gates; these are computed after the line
-    that announces them."""
-    if left := run.gates_left():
+def check_further_cases(run: Run) -> Iterator[Line]:
+    """Yield the result of the correct gates in further cases, computed after the line that announces them."""
+    if left := run.list_remaining_gates():
         yield ""
         yield f"Checking {format_count(len(left), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
         run.compute_gates()
@@ -346,42 +328,39 @@ def own_cases(run: Run) -> Iterator[Line]:
         yield f"   {STATES['wrong']}: {names}" if names else f"   {STATES['correct']}"
 
 
-def wrong_gates(run: Run) -> Iterator[Line]:
-    """Yield the result of each wrong gate, as in a check of gates; call it when all results of the device
-    are known."""
+def format_wrong_gates(run: Run) -> Iterator[Line]:
+    """Yield the result of each wrong gate, on any device or in its own cases."""
     of_devices = [r for device in run.devices for variant in device.variants.values() for r in variant.gates]
     for result in (*of_devices, *run.rejected):
         if result.state == "wrong":
             yield ""
-            yield from result_lines(result, run.options.puzzle, run.source, run.blanks)
+            yield from format_gate(result, run.options.puzzle, run.source, run.blanks)
 
 
-def errors(run: Run, *variants: VariantResult) -> Iterator[Line]:
-    """Yield a table of the worst case of every quantity of some variants: its error, PyTorch's, and the
-    limit."""
+def format_error_table(run: Run, *variants: VariantResult) -> Iterator[Line]:
+    """Yield a table of each quantity's worst case in some variants: its error, PyTorch's, and the limit."""
     cases = [comparison.case.name for comparison in variants[0].comparisons]
     yield Text(f"   {format_count(len(cases), 'case')}: {', '.join(cases)}", style="dim")
     row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
     heading = row("error against truth", "ours", "PyTorch's", "ratio", "limit", "in the hardest case")
     for quantity in run.quantities:
-        pairs = [pair for variant in variants for pair in in_every_case(variant.comparisons, quantity)]
+        pairs = [pair for variant in variants for pair in collect_results(variant.comparisons, quantity)]
         if not pairs:
             continue
-        result, case = hardest(pairs)
+        result, case = find_hardest(pairs)
         if heading:
             yield Text(heading, style="dim")
             heading = ""
-        name, ratio = run.options.puzzle.printed_name(quantity), f"{result.ratio:.1f}x"
+        name, ratio = run.options.puzzle.get_printed_name(quantity), f"{result.ratio:.1f}x"
         ours, theirs, limit = (f"{x:.1e}" for x in (result.error, result.baseline, result.limit))
         yield row(name, ours, theirs, ratio, limit, case.name)
 
 
-def repeats(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """Yield a line on the repeated runs of each gradient."""
-    yield from (f"   {line}" for line in repeat_lines(variant.repeats, run.options.puzzle))
+def format_variant_repeats(run: Run, variant: VariantResult) -> Iterator[Line]:
+    yield from (f"   {line}" for line in format_repeats(variant.repeats, run.options.puzzle))
 
 
-def findings(run: Run, verbose: bool) -> Iterator[Line]:
+def format_findings(run: Run, verbose: bool) -> Iterator[Line]:
     """Yield the number of findings of the virtual GPU, and those that no gate has reported."""
     for device in run.devices:
         if device.kind != "virtual":
@@ -398,37 +377,38 @@ def findings(run: Run, verbose: bool) -> Iterator[Line]:
         )
         for finding in device.findings if verbose else [f for f in errors if f not in reports]:
             for text in finding.text().splitlines():
-                yield Text(f"   {relative(text)}", style="red" if finding.is_error else "dim")
+                yield Text(f"   {make_relative(text)}", style="red" if finding.is_error else "dim")
 
 
-def unsolved_lines(run: Run) -> Iterator[Line]:
-    """Yield the places of the untouched blanks."""
+def format_unsolved(run: Run) -> Iterator[Line]:
+    """Yield the location and task of each untouched blank."""
     if run.unsolved:
         of_all = f"{len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}"
         yield ""
         yield Text(f"Unsolved blanks ({of_all}):", style="bold")
+    width = max([9, *(len(gate) + 1 for gate in run.unsolved)])
     for gate in run.unsolved:
-        yield f"   {gate:9}{shown(run.source)}:{run.blanks[gate].line}  {run.blanks[gate].task}"
+        yield f"   {gate:{width}}{format_path(run.source)}:{run.blanks[gate].line}  {run.blanks[gate].task}"
 
 
-def ledger(run: Run) -> Iterator[Line]:
-    """Yield the bytes saved for the backward pass and allocated in between, from the shapes."""
-    bytes_of = run.ledger
-    format_count = [name for name in run.options.variants if bytes_of and name in bytes_of.between]
-    if not run.options.backward or bytes_of is None or not format_count:
+def format_ledger(run: Run) -> Iterator[Line]:
+    """Yield the bytes saved for the backward pass and of temporaries, as computed from the shapes."""
+    ledger = run.ledger
+    variants = [name for name in run.options.variants if ledger and name in ledger.between]
+    if not run.options.backward or ledger is None or not variants:
         return
-    dimensions = run.options.puzzle.say_dims(run.cases[0].dims)
+    dimensions = run.options.puzzle.format_dims(run.cases[0].dims)
     yield ""
     yield f"Bytes kept for the backward pass, parameters left out ({dimensions}):"
-    yield f"   PyTorch eager: {describe_bytes(bytes_of.saved_eager)}"
-    yield f"   ours:          {describe_bytes(bytes_of.saved_ours)}"
-    own = [name for name in format_count if name in bytes_of.saved_by]
-    yield from (f"   {name + ':':14} {describe_bytes(bytes_of.saved_by[name])}" for name in own)
+    yield f"   PyTorch eager: {describe_bytes(ledger.saved_eager)}"
+    yield f"   ours:          {describe_bytes(ledger.saved_ours)}"
+    own = [name for name in variants if name in ledger.saved_by]
+    yield from (f"   {name + ':':14} {describe_bytes(ledger.saved_by[name])}" for name in own)
     yield "Bytes allocated in between on a GPU:"
-    yield from (f"   {name + ':':14} {describe_bytes(bytes_of.between[name])}" for name in format_count)
+    yield from (f"   {name + ':':14} {describe_bytes(ledger.between[name])}" for name in variants)
 
 
-def costs(run: Run) -> Iterator[Line]:
+def format_costs(run: Run) -> Iterator[Line]:
     """Yield the kernel costs of every gate with limits, next to those of the blank's initial code."""
     limited = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
     variants = [variant for device in run.devices for variant in device.variants.values()]
@@ -438,99 +418,97 @@ def costs(run: Run) -> Iterator[Line]:
         return
     yield ""
     yield Text("Counters, in the case in which they are held to their limits:", style="bold")
-    row = "   {:10} {:27} {:>8} {:>8} {:>8}  {}".format
+    row = "   {:10} {:29} {:>8} {:>8} {:>8}  {}".format
+    yield Text("   (a gate's own counter first; it must not raise the indented ones again)", style="dim")
     yield Text(row("gate", "", "given", "yours", "at most", "").rstrip(), style="dim")
     for gate in limited:
         for limit in gate.limits:
             cost, first = measured.get((gate.id, limit.id)), limit.first.get(run.options.dtype)
-            yours = amount(cost.value) if cost else "-"
+            yours = format_amount(cost.value) if cost else "-"
             mark = MARKS["correct" if cost.ok else "wrong"] if cost else MARKS["unsolved"]
-            arguments = "-" if first is None else amount(first)
-            yield row(gate.id, limit.short, arguments, yours, amount(limit.most), mark)
+            arguments = "-" if first is None else format_amount(first)
+            name = limit.short if limit is gate.limits[0] else f"  {limit.short}"
+            yield row(gate.id, name, arguments, yours, format_amount(limit.maximum), mark)
     if run.options.puzzle.after_costs:
         right = [variant for variant in variants if any(result.costs for result in variant.gates)]
         launches = {variant.variant: variant.launches for variant in right}
         yield from run.options.puzzle.resolve(run.options.puzzle.after_costs)(launches, run.options.dtype)
 
 
-def summary(run: Run) -> Iterator[Line]:
-    """Yield the final result, a line for each device and variant, `   - CPU Backward:  ✅ CORRECT`, and one
-    for all."""
+def format_summary(run: Run) -> Iterator[Line]:
+    """Yield the final results: a line for each device and variant, and one overall."""
     yield ""
-    yield Text(f"{what(run)} Pass Test Summary:", style="bold")
-    for names in groups(run):
-        for place in in_order(run):
-            head = f"   - {LABELS[place.kind]} {what(run)}{suffix_of(run, names)}: "
+    yield Text(f"{name_pass(run)} Pass Test Summary:", style="bold")
+    for names in group_variants(run):
+        for place in sort_devices(run):
+            head = f"   - {LABELS[place.kind]} {name_pass(run)}{format_suffix(run, names)}: "
             if not isinstance(place, Skipped):
-                yield f"{head} {state_of(run, place, names)}"
+                yield f"{head} {describe_state(run, place, names)}"
             elif run.options.variants[0] in names:
                 yield f"{head} ⏭ SKIPPED ({place.reason})"
     yield ""
-    overall = OVERALL[run.exit_code()] if run.devices else NOT_RUN
+    overall = OVERALL[run.compute_exit_code()] if run.devices else NOT_RUN
     yield Text(f"   Overall Result: {overall}", style="bold")
-    if run.exit_code() in (1, 3):
-        yield f"   Run this again: {command(run)}"
+    if run.compute_exit_code() in (1, 3):
+        yield f"   Run this again: {format_rerun_command(run)}"
     yield ""
-    yield f"{what(run).upper()} PASS Test Completed!"
+    yield f"{name_pass(run).upper()} PASS Test Completed!"
 
 
-def what(run: Run) -> str:
-    """Return the subject of the run for headings."""
+def name_pass(run: Run) -> str:
     return "Backward" if run.options.backward else "Forward"
 
 
-def state_of(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
-    """Return the state of some variants together on one device."""
-    states = {device.variants[name].state(run.quantities) for name in names}
+def describe_state(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
+    states = {device.variants[name].get_state(run.quantities) for name in names}
     return next(words for state, words in STATES.items() if state in states)
 
 
-def in_order(run: Run) -> list[DeviceResult | Skipped]:
-    """Return the devices of a run and those that it leaves out, in the order in which reports name them."""
+def sort_devices(run: Run) -> list[DeviceResult | Skipped]:
+    """Return the devices of a run, including skipped ones, in the order of reports."""
     return sorted([*run.devices, *run.skipped], key=lambda place: [*LABELS].index(place.kind))
 
 
-def main_variant(run: Run) -> str:
-    """Return the puzzle's first variant."""
+def get_main_variant(run: Run) -> str:
     return next(iter(run.options.puzzle.variants))
 
 
-def suffix_of(run: Run, names: Sequence[str]) -> str:
-    """Return a variant's name as a suffix of its lines; "" for a main variant that covers the whole puzzle,
-    and for variants that are reported together."""
+def format_suffix(run: Run, names: Sequence[str]) -> str:
+    """Return a variant's name as a suffix of its lines; "" if the lines are about the whole puzzle."""
     puzzle, name = run.options.puzzle, names[0]
-    everything = {*puzzle.forward, *puzzle.backward} <= puzzle.writes(name)
-    return "" if puzzle.separate or (name == main_variant(run) and everything) else f" ({name})"
+    everything = {*puzzle.forward, *puzzle.backward} <= puzzle.list_outputs(name)
+    return (
+        "" if puzzle.has_separate_variants or (name == get_main_variant(run) and everything) else f" ({name})"
+    )
 
 
-def explain(verdict: TensorResult) -> str:
-    """Describe why a comparison is not ok, in a line."""
-    at = list(verdict.worst)
-    if verdict.unwritten:
-        return f"{verdict.unwritten} elements were never written, the first wrong one at {at}"
-    if verdict.nonfinite:
+def explain_failure(result: TensorResult) -> str:
+    """Describe in one line why a comparison failed."""
+    at = list(result.worst)
+    if result.unwritten:
+        return f"{result.unwritten} elements were never written, the first wrong one at {at}"
+    if result.nonfinite:
         where = "NaN or infinite where the reference is not (or the reverse)"
-        words = f"{verdict.nonfinite} elements are {where}, one at {at}"
+        words = f"{result.nonfinite} elements are {where}, one at {at}"
         return f"{words}: not a wrong gradient but a value that is none"
-    times = f"{verdict.ratio:.3g} times PyTorch's own {verdict.baseline:.2e}"
-    return f"error {verdict.error:.2e}, {times} (limit {verdict.limit:.2e}), worst at {at}"
+    times = f"{result.ratio:.3g} times PyTorch's own {result.baseline:.2e}"
+    return f"error {result.error:.2e}, {times} (limit {result.limit:.2e}), worst at {at}"
 
 
 def describe_bytes(parts: Mapping[str, int]) -> str:
-    """Return a sum of bytes with its parts."""
     if not parts:
         return "none"
     return f"{sum(parts.values()):,} ({', '.join(f'{name} {count:,}' for name, count in parts.items())})"
 
 
-def command(run: Run) -> str:
+def format_rerun_command(run: Run) -> str:
     """Return the command that runs the failing part again."""
     options = run.options
     bad = [
         (device.kind, name)
         for device in run.devices
         for name, variant in device.variants.items()
-        if variant.state(run.quantities) == "wrong"
+        if variant.get_state(run.quantities) == "wrong"
     ]
     kinds, names = {kind for kind, _ in bad}, {name for _, name in bad}
     parts = [options.puzzle.name, *(["--backward"] if options.backward else [])]
@@ -543,65 +521,74 @@ def command(run: Run) -> str:
     for flag in ("dtype", "seed", "gate", "repeat", "blocks"):
         value = getattr(options, flag)
         parts += [f"--{flag} {value}"] if value != getattr(Options, flag) else []
-    return invocation.command(" ".join(parts))
+    return invocation.format_command(" ".join(parts))
 
 
-# ---- The same as data ---------------------------------------------------------------------------------------
+# ---- JSON --------------------------------------------------------------------------------------------------
 
 
-GATE = "state mistake hint lines=diagnosis summary"
-VERDICT = "ok error pytorch_error=baseline limit difference nonfinite unwritten"
+GATE_RESULT = "state mistake hint lines=diagnosis summary"
+TENSOR_RESULT = "ok error pytorch_error=baseline limit difference nonfinite unwritten"
 
 
-def plain(value: object, names: str) -> dict[str, object]:
+def select_attributes(value: object, names: str) -> dict[str, object]:
     """Return attributes of a value as plain data; "lines=diagnosis" renames one."""
     pairs = (name.partition("=") for name in names.split())
     return {key: getattr(value, attribute or key) for key, _, attribute in pairs}
 
 
-def gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -> dict[str, object]:
-    """Return the results of some gates as plain data, quantities under their printed names; `about` has
-    further keys."""
+def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -> dict[str, object]:
+    """Return the results of some gates as plain data; `about` adds further keys."""
     gates: dict[str, object] = {}
     for result in results:
-        quantities = {*result.repeats, *(name for c in result.comparisons for name in c.verdicts)}
-        names = {quantity: puzzle.printed_name(quantity) for quantity in quantities}
-        repeat, cases = repeats_json(result.repeats, names), cases_json(result.comparisons, names)
+        quantities = {*result.repeats, *(name for c in result.comparisons for name in c.results)}
+        names = {quantity: puzzle.get_printed_name(quantity) for quantity in quantities}
+        repeat, cases = make_repeats_json(result.repeats, names), make_cases_json(result.comparisons, names)
         gates[result.gate.id] = {
-            **plain(result, GATE),
+            **select_attributes(result, GATE_RESULT),
             "repeat": repeat,
             "cases": cases,
-            **costs_json(result),
+            **make_costs_json(result),
         }
     return {"puzzle": puzzle.name, **about, "gates": gates}
 
 
-def costs_json(result: GateResult) -> dict[str, object]:
-    """Return the costs of a gate by its limits, as plain data; empty without limits."""
-    costs = [{**plain(c, "value ok line dtype"), **plain(c.limit, "id counter most")} for c in result.costs]
+def make_costs_json(result: GateResult) -> dict[str, object]:
+    """Return a gate's costs under its limits as plain data; empty without limits."""
+    costs = [
+        {
+            **select_attributes(c, "value ok line dtype"),
+            **select_attributes(c.limit, "id counter most=maximum"),
+        }
+        for c in result.costs
+    ]
     return {"costs": costs} if costs else {}
 
 
-def repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> dict[str, object]:
+def make_repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> dict[str, object]:
     """Return the results of repeated runs by printed name, as plain data."""
     return {
         names[name]: {
-            **plain(each, "runs bit_equal spread_ulps wrong_runs"),
+            **select_attributes(each, "runs bit_equal spread_ulps wrong_runs"),
             "must_be_equal": not each.atomic,
         }
         for name, each in repeats.items()
     }
 
 
-def cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict[str, object]:
+def make_cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict[str, object]:
     """Return case -> printed name -> result, as plain data, for the quantities with a printed name."""
     return {
-        c.case.name: {names[q]: plain(result, VERDICT) for q, result in c.verdicts.items() if q in names}
+        c.case.name: {
+            names[q]: select_attributes(result, TENSOR_RESULT)
+            for q, result in c.results.items()
+            if q in names
+        }
         for c in comparisons
     }
 
 
-def as_json(run: Run) -> dict[str, Any]:
+def make_json(run: Run) -> dict[str, Any]:
     """Return the run as plain data, gradients under their printed names."""
     return {
         "puzzle": run.options.puzzle.name,
@@ -611,11 +598,11 @@ def as_json(run: Run) -> dict[str, Any]:
         "dims": list(run.cases[0].dims),
         "seed": run.options.seed,
         "backward": run.options.backward,
-        "exit_code": run.exit_code(),
+        "exit_code": run.compute_exit_code(),
         "unsolved": run.unsolved,
-        "rejected": {result.gate.id: plain(result, GATE) for result in run.rejected},
+        "rejected": {result.gate.id: select_attributes(result, GATE_RESULT) for result in run.rejected},
         "skipped": {s.kind: s.reason for s in run.skipped},
-        "ledger": run.ledger and plain(run.ledger, "saved_eager saved_ours saved_by between"),
+        "ledger": run.ledger and select_attributes(run.ledger, "saved_eager saved_ours saved_by between"),
         "devices": [
             {
                 "device": device.kind,
@@ -623,27 +610,33 @@ def as_json(run: Run) -> dict[str, Any]:
                 "cached": device.cached,
                 "compile_seconds": round(device.compile_seconds, 3),
                 "findings": [
-                    {**plain(f, "kind error=is_error where count"), "text": f.text()} for f in device.findings
+                    {**select_attributes(f, "kind error=is_error where count"), "text": f.text()}
+                    for f in device.findings
                 ],
-                "variants": {name: variant_json(variant, run) for name, variant in device.variants.items()},
+                "variants": {
+                    name: make_variant_json(variant, run) for name, variant in device.variants.items()
+                },
             }
             for device in run.devices
         ],
     }
 
 
-def variant_json(variant: VariantResult, run: Run) -> dict[str, object]:
+def make_variant_json(variant: VariantResult, run: Run) -> dict[str, object]:
     """Return one variant on one device as plain data."""
-    names = {quantity: run.options.puzzle.printed_name(quantity) for quantity in run.quantities}
+    names = {quantity: run.options.puzzle.get_printed_name(quantity) for quantity in run.quantities}
     return {
-        "state": variant.state(run.quantities),
+        "state": variant.get_state(run.quantities),
         "unsolved": {names[quantity]: list(ids) for quantity, ids in variant.unsolved.items()},
-        "repeat": repeats_json(variant.repeats, names),
-        "gates": {result.gate.id: plain(result, GATE) | costs_json(result) for result in variant.gates},
+        "repeat": make_repeats_json(variant.repeats, names),
+        "gates": {
+            result.gate.id: select_attributes(result, GATE_RESULT) | make_costs_json(result)
+            for result in variant.gates
+        },
         "diagnosis": {
-            names[quantity]: plain(diagnosis, "mistake hint lines")
+            names[quantity]: select_attributes(diagnosis, "mistake hint lines")
             for quantity, diagnosis in variant.diagnoses.items()
             if quantity in names
         },
-        "cases": cases_json(variant.comparisons, names),
+        "cases": make_cases_json(variant.comparisons, names),
     }

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.check.checker import Checker, RungChecker
-from harness.check.picture import Picture, take
+from harness.check.picture import Picture, take_picture
 from harness.check.results import GateResult
-from harness.console import page_width, shown
-from harness.errors import BadUse, DamagedFile, Unsolved, unknown_gate
+from harness.console import format_path, get_page_width
+from harness.errors import BadUse, DamagedFile, Unsolved, make_unknown_gate_error
 from harness.learner.progress import Progress
-from harness.learner.work import Work, package_blanks
+from harness.learner.work import Work, read_package_blanks
 from harness.screens import picture_page, story
 from harness.spec.puzzle import Case, Gate, Puzzle
-from harness.spec.rungs import name_of
+from harness.spec.rungs import get_rung_name
 from harness.toolchain.cache import cache_folder
 from harness.toolchain.disk import check_target, write_target
 from harness.toolchain.packages import OpPackage
@@ -32,13 +32,13 @@ STYLES = {
     "right": ("green", "✓"),
 }
 """Style and sign of each kind of sentence."""
-SAID = "Recording every access of your kernels and of the solution's (a few seconds where they are not cached) ..."
+RECORDING_MESSAGE = "Recording every access of your kernels and of the solution's (a few seconds where they are not cached) ..."
 
 
 @dataclass(frozen=True)
 class Show:
-    """A picture of a gate's run, "" for the current gate, and the files of its page and data; `cases` and
-    `settings` as in `harness.screens.checking.GateCheck`."""
+    """A request to show a gate's run, "" for the current gate, and the files for its page and data; `cases`
+    and `settings` are as in `harness.screens.checking.GateCheck`."""
 
     work: Work
     gate: str
@@ -52,71 +52,68 @@ class Show:
         puzzle, json = self.work.puzzle, self.json
         if self.html:
             check_target("--html", self.html)
-        package = self.work.whole_package()
-        chosen = kernel_gate(puzzle, self.gate) if self.gate else choose_gate(self.work, package)
-        width = page_width(console)
+        package = self.work.load_package()
+        chosen = find_kernel_gate(puzzle, self.gate) if self.gate else choose_gate(self.work, package)
+        width = get_page_width(console)
         console.width = width or console.width
-        console.print(SAID, soft_wrap=not width)
+        console.print(RECORDING_MESSAGE, soft_wrap=not width)
         checker = Checker(puzzle, **{**self.settings, "repeat": 1})
-        picture = take(puzzle, package, chosen, cases=self.cases, checker=checker)
-        for line in lines(picture, write_page(picture, self.html)):
+        picture = take_picture(puzzle, package, chosen, cases=self.cases, checker=checker)
+        for line in format_picture(picture, write_page(picture, self.html)):
             console.print(line, soft_wrap=bool(line.no_wrap) or not width)
         if json == "-":
-            print(json_format.dumps(picture_page.data(picture)))
+            print(json_format.dumps(picture_page.make_data(picture)))
         elif json:
-            write_target("--json", json, json_format.dumps(picture_page.data(picture)) + "\n")
-        return 0 if picture.right else 1
+            write_target("--json", json, json_format.dumps(picture_page.make_data(picture)) + "\n")
+        return 0 if picture.is_correct else 1
 
 
-def lines_for_watch(work: Work, gate: str, result: GateResult, checker: RungChecker | None) -> list[Text]:
-    """Return the story of a learner's gate that has just been checked."""
+def show_in_watch(work: Work, gate: str, result: GateResult, checker: RungChecker | None) -> list[Text]:
     if not work.in_package:
-        kernel_gate(work.puzzle, gate)
-        raise BadUse(f"{gate}: the {name_of(work.rung.id)} rung has no kernel to show")
+        find_kernel_gate(work.puzzle, gate)
+        raise BadUse(f"{gate}: the {get_rung_name(work.rung.id)} rung has no kernel to show")
     warm = checker if isinstance(checker, Checker) else None
-    picture = take(work.puzzle, work.package, work.gate(gate), result=result, checker=warm)
-    return list(lines(picture, write_page(picture)))
+    picture = take_picture(work.puzzle, work.package, work.find_gate(gate), result=result, checker=warm)
+    return list(format_picture(picture, write_page(picture)))
 
 
-def lines(picture: Picture, page: Path | None = None) -> Iterator[Text]:
-    """Yield the story: each sentence with its sign, and below it the line of source that it speaks of, unless
-    it was just shown."""
+def format_picture(picture: Picture, page: Path | None = None) -> Iterator[Text]:
+    """Yield the story: each sentence with its sign, and below it its source line unless just shown."""
     puzzle, case = picture.puzzle, picture.case
-    where = f"in '{case.name}' ({puzzle.say_dims(case.dims)}), on the virtual GPU"
+    where = f"in '{case.name}' ({puzzle.format_dims(case.dims)}), on the virtual GPU"
     yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.about}   {where}", style="bold")
     text = None
-    for sentence in story.tell(picture):
+    for sentence in story.tell_story(picture):
         style, sign = STYLES[sentence.kind]
         yield Text(f" {sign} {sentence.text}", style=style)
-        source = picture_page.source_line(sentence)
+        source = picture_page.find_source_line(sentence)
         if source and sentence.line != text:
             yield Text(f"     {'   '.join(source)}", style="cyan")
         text = sentence.line or text
-    if dropped := picture.mine.accesses.dropped:
+    if dropped := picture.learner.accesses.dropped:
         yield Text(f"cut: {dropped:,} further accesses are not recorded", style="yellow")
-    if page:  # whole, so that a terminal makes a link of it
-        yield Text(f"step by step, in a browser: {shown(page)}", style="dim", no_wrap=True)
+    if page:  # an absolute path, so that terminals make it a link
+        yield Text(f"step by step, in a browser: {format_path(page)}", style="dim", no_wrap=True)
 
 
 def write_page(picture: Picture, html: Path | None = None) -> Path:
-    """Write the page and return its file."""
     name = f"{picture.puzzle.name}_{picture.gate.id}.html"
     target = html or cache_folder("pictures") / name
-    write_target("--html", target, picture_page.page(picture))
+    write_target("--html", target, picture_page.render_page(picture))
     return target
 
 
-def kernel_gate(puzzle: Puzzle, id: str) -> Gate:
-    """Return a gate with a kernel. Raises BadUse for one of another rung, or an unknown one."""
+def find_kernel_gate(puzzle: Puzzle, id: str) -> Gate:
+    """Return a gate with a kernel. Raises BadUse for a gate of another rung, or an unknown one."""
     gates = {gate.id: gate for gate in puzzle.kernel_gates}
     if id in gates:
         return gates[id]
     if id in {gate.id for gate in puzzle.gates}:
-        rung = name_of(puzzle.rung_of(id).id)
+        rung = get_rung_name(puzzle.find_gate_rung(id).id)
         raise BadUse(
             f"--show {id}: a gate of the {rung} rung, which has no kernel; there is {', '.join(gates)}"
         )
-    raise BadUse(f"--show {id}: {unknown_gate(id, gates)}")
+    raise BadUse(f"--show {id}: {make_unknown_gate_error(id, gates)}")
 
 
 def choose_gate(work: Work, package: OpPackage) -> Gate:
@@ -124,16 +121,16 @@ def choose_gate(work: Work, package: OpPackage) -> Gate:
 
     Raises Unsolved if no blank has been attempted.
     """
-    puzzle, blanks = work.puzzle, package_blanks(package, work.puzzle)
+    puzzle, blanks = work.puzzle, read_package_blanks(package, work.puzzle)
     gates = [gate for gate in puzzle.kernel_gates if gate.id not in blanks or blanks[gate.id].size]
     if not gates:
         raise Unsolved(
-            f"--show: nothing to show yet: no blank of {shown(package.path / puzzle.source)} has been attempted"
+            f"--show: nothing to show yet: no blank of {format_path(package.path / puzzle.source)} has been attempted"
         )
     if not work.is_learners:
         return gates[0]
     try:
-        states = work.states(Progress.load())
+        states = work.get_states(Progress.load())
     except DamagedFile:
         states = {}
     return next((gate for gate in gates if states.get(gate.id) != "passed"), gates[0])

@@ -1,28 +1,32 @@
-"""Describe a picture in words: the wrong element, the path to its cause, the cause, findings and costs.
-
-The terminal and the page tell the same story; every sentence refers to a step of the run.
-"""
+"""Describe a picture in words: the wrong element, the path to its cause, the cause, findings and costs."""
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.check.accesses import Accesses, Line, Place, Thread, bank_conflicts, index3, sectors
+from harness.check.accesses import (
+    Accesses,
+    Element,
+    Line,
+    Thread,
+    count_bank_conflicts,
+    count_sectors,
+    unflatten_index,
+)
 from harness.check.blame import Fault
-from harness.check.compare import distinct_digits
-from harness.check.picture import Picture, Wrong
+from harness.check.compare import format_distinct
+from harness.check.picture import Picture, WrongElements
 from harness.vgpu import Finding
-from harness.vgpu.checks.findings import index_text
+from harness.vgpu.checks.findings import format_index
 
-SHOWN = 4
-"""Elements that a sentence names."""
+MAX_SHOWN = 4
+"""Most elements that a sentence names."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of the story: its kind ("wrong", "way", "fault", "instead", "finding", "right"), and a
-    step or None."""
+    """A sentence of the story; its kind is a key of `STYLES` in show.py, its step is in the learner's run."""
 
     kind: str
     text: str
@@ -30,46 +34,44 @@ class Sentence:
     line: Line | None = None
 
 
-def tell(picture: Picture) -> list[Sentence]:
-    """Return the story of a picture, in the order in which it is read."""
-    if picture.right:
+def tell_story(picture: Picture) -> list[Sentence]:
+    if picture.is_correct:
         return [Sentence("right", f"{picture.gate.id} is correct: this is what your kernel does")]
-    out = [Sentence("wrong", wrong_text(picture, wrong)) for wrong in picture.wrong]
-    if picture.mine.failure:
-        out.append(Sentence("finding", picture.mine.failure))
+    out = [Sentence("wrong", describe_wrong(picture, wrong)) for wrong in picture.wrong]
+    if picture.learner.failure:
+        out.append(Sentence("finding", picture.learner.failure))
     if picture.finding:
-        out += finding_sentences(picture, picture.finding)
+        out += describe_finding(picture, picture.finding)
     elif picture.fault:
-        out += path_sentences(picture, picture.fault)
-        out += cause(picture, picture.fault)
+        out += describe_path(picture, picture.fault)
+        out += describe_cause(picture, picture.fault)
     return out
 
 
-def wrong_text(picture: Picture, wrong: Wrong) -> str:
-    """Return the first wrong element of a quantity."""
-    printed = picture.puzzle.printed_name(wrong.quantity)
-    name = f"{wrong.quantity}{index_text(wrong.index)}{f' ({printed})' * (printed != wrong.quantity)}"
-    is_now, right = distinct_digits(wrong.got, wrong.expected, 6)
+def describe_wrong(picture: Picture, wrong: WrongElements) -> str:
+    printed = picture.puzzle.get_printed_name(wrong.quantity)
+    name = f"{wrong.quantity}{format_index(wrong.index)}{f' ({printed})' * (printed != wrong.quantity)}"
+    is_now, expected = format_distinct(wrong.got, wrong.expected, 6)
     got = "was never written" if wrong.unwritten else f"is {is_now}"
     count = (
         f"the first of {len(wrong.elements)} wrong elements" if len(wrong.elements) > 1 else "the only one"
     )
-    return f"{name} {got}, right is {right}; {count} of {wrong.size}"
+    return f"{name} {got}, expected {expected}; {count} of {wrong.size}"
 
 
-def finding_sentences(picture: Picture, finding: Finding) -> Iterator[Sentence]:
-    """Yield the finding that is the cause; the step is the one at which it shows."""
-    source = picture.mine.accesses.source
+def describe_finding(picture: Picture, finding: Finding) -> Iterator[Sentence]:
+    """Yield the finding that is the cause, with the step at which it occurs."""
+    source = picture.learner.accesses.source
     text = f"{finding.kind}: {finding.message}"
-    yield Sentence("finding", text, finding_step(picture, finding), source.line(finding.instr))
+    yield Sentence("finding", text, find_step(picture, finding), source.find_line(finding.instr))
     if finding.other_instr is not None:
-        yield Sentence("instead", "the other access of the two", None, source.line(finding.other_instr))
+        yield Sentence("instead", "the other access of the two", None, source.find_line(finding.other_instr))
 
 
-def finding_step(picture: Picture, finding: Finding) -> int | None:
+def find_step(picture: Picture, finding: Finding) -> int | None:
     """Return the first step of a finding's instruction on its element."""
-    run = picture.mine.accesses
-    launch = picture.launch_of(finding)
+    run = picture.learner.accesses
+    launch = picture.find_launch(finding)
     if launch is None:
         return None
     first = run.launches[launch].first_step
@@ -80,44 +82,44 @@ def finding_step(picture: Picture, finding: Finding) -> int | None:
         rows = range(run.steps[step].first, run.steps[step].last)
         events = run.launches[launch].events
         if any(
-            picture.index(finding.tensor, int(events.element[r])) == as_tuple(finding.index) for r in rows
+            picture.unflatten(finding.tensor, int(events.element[r])) == make_tuple(finding.index)
+            for r in rows
         ):
             return step
     return steps[0] if steps else None
 
 
-def as_tuple(index) -> tuple:
-    """Format an index as a tuple, as the virtual GPU does."""
+def make_tuple(index) -> tuple:
     return index if isinstance(index, tuple) else (index,)
 
 
-def path_sentences(picture: Picture, fault: Fault) -> Iterator[Sentence]:
+def describe_path(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     """Yield the path from the wrong element to the fault: the threads that passed a wrong value on."""
     for hop in fault.hops:
         write, read = hop.write, hop.read
         yield Sentence(
             "way",
-            f"{name_thread(picture, write.who)} writes {element(picture, write.place)} from "
-            f"{element(picture, read.place)}, which is wrong already",
+            f"{name_thread(picture, write.thread)} writes {name_element(picture, write.element)} from "
+            f"{name_element(picture, read.element)}, which is wrong already",
             write.step,
-            picture.mine.accesses.line(write.step),
+            picture.learner.accesses.get_line(write.step),
         )
 
 
-def cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
+def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     """Yield the action of the thread at fault, and what it should have read."""
-    name, place = name_thread(picture, fault.who), element(picture, fault.place)
-    run = picture.mine.accesses
-    write_line = run.line(fault.step) if fault.step is not None else None
+    name, place = name_thread(picture, fault.thread), name_element(picture, fault.element)
+    run = picture.learner.accesses
+    write_line = run.get_line(fault.step) if fault.step is not None else None
     if fault.kind in ("element", "order", "place", "value"):
         verb = "adds" if is_sum(run, fault) else "writes"
         into = "to" if verb == "adds" else "into"
-        got, right = distinct_digits(fault.got, fault.expected, 6)
-        text = f"{name} {verb} {got} {into} {place}; the solution's same thread {verb} {right}"
+        got, expected = format_distinct(fault.got, fault.expected, 6)
+        text = f"{name} {verb} {got} {into} {place}; the solution's same thread {verb} {expected}"
         if fault.kind == "value":
             text += ". It reads the same elements and values: what it computes from them is wrong"
         yield Sentence("fault", text, fault.step, fault.line)
-        yield from instead(picture, fault)
+        yield from describe_difference(picture, fault)
         return
     words = {
         "missing write": f"{name} never writes {place}; the solution's same thread does ({fault.expected:.6g})",
@@ -131,37 +133,37 @@ def cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def is_sum(run: Accesses, fault: Fault) -> bool:
-    """Check whether a fault's place is a target of atomics."""
-    return bool((run.at(fault.place) & (run.kind == "A")).any())
+    return bool((run.select_element(fault.element) & (run.kind == "A")).any())
 
 
-def instead(picture: Picture, fault: Fault) -> Iterator[Sentence]:
-    """Yield the elements that only one of the two threads reads."""
+def describe_difference(picture: Picture, fault: Fault) -> Iterator[Sentence]:
+    """Yield how the reads, or the target of the write, differ from those of the solution's thread."""
     if fault.kind == "place":
         yield Sentence(
-            "instead", f"the solution's thread puts this value into {element(picture, fault.missing[0])}"
+            "instead", f"the solution's thread puts this value into {name_element(picture, fault.missing[0])}"
         )
         return
     if fault.kind == "order":
-        mine, right = fault.extra[0], fault.missing[0]
+        mine, reference = fault.extra[0], fault.missing[0]
         yield Sentence(
             "instead",
-            f"last before that, it reads {element(picture, mine.place)}; the solution's thread reads {element(picture, right)}",
+            f"last before that, it reads {name_element(picture, mine.element)}; the solution's thread reads {name_element(picture, reference)}",
             mine.step,
-            picture.mine.accesses.line(mine.step),
+            picture.learner.accesses.get_line(mine.step),
         )
         return
     if fault.extra:
         first = fault.extra[0]
         yield Sentence(
             "instead",
-            f"it reads {elements(picture, [a.place for a in fault.extra])}, which the solution's thread does not",
+            f"it reads {name_elements(picture, [a.element for a in fault.extra])}, which the solution's thread does not",
             first.step,
-            picture.mine.accesses.line(first.step),
+            picture.learner.accesses.get_line(first.step),
         )
     if fault.missing:
         yield Sentence(
-            "instead", f"it never reads {elements(picture, fault.missing)}, which the solution's thread does"
+            "instead",
+            f"it never reads {name_elements(picture, fault.missing)}, which the solution's thread does",
         )
 
 
@@ -170,40 +172,38 @@ def instead(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 def name_thread(picture: Picture, thread: Thread) -> str:
     """Return `minimal_kernel, block (0, 1), thread 3`; a single block or thread is omitted."""
-    launch = picture.mine.accesses.launches[thread.launch]
-    return ", ".join([launch.name, *thread_words(launch, thread.block, thread.thread)])
+    launch = picture.learner.accesses.launches[thread.launch]
+    return ", ".join([launch.name, *describe_thread(launch, thread.block, thread.thread)])
 
 
-def thread_words(launch, block: int, thread: int) -> list[str]:
+def describe_thread(launch, block: int, thread: int) -> list[str]:
     """Return ["block (0, 1)", "thread 3"]; a single block or thread is omitted."""
     out = []
     for word, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
         if math.prod(sizes) > 1:
-            out.append(f"{word} {trim(index3(number, sizes), sizes)}")
+            out.append(f"{word} {drop_unit_axes(unflatten_index(number, sizes), sizes)}")
     return out or ["the only thread"]
 
 
-def trim(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> str:
-    """Return (x, y, z) without the axes after the last that has more than one element: "3" or "(0, 1)"."""
+def drop_unit_axes(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> str:
+    """Return an index without its trailing axes of size 1, such as "3" or "(0, 1)"."""
     axes = max((axis for axis in range(3) if sizes[axis] > 1), default=0) + 1
     return str(index[0]) if axes == 1 else str(index[:axes])
 
 
-def element(picture: Picture, place: Place) -> str:
-    """Return `grad_weight[0, 1]`."""
-    return f"{place.tensor}{index_text(picture.index(place.tensor, place.element))}"
+def name_element(picture: Picture, place: Element) -> str:
+    return f"{place.tensor}{format_index(picture.unflatten(place.tensor, place.index))}"
 
 
-def elements(picture: Picture, places: Iterable[Place]) -> str:
-    """Return the first few of some elements, and how many more there are."""
+def name_elements(picture: Picture, places: Iterable[Element]) -> str:
     places = list(places)
-    names = [element(picture, place) for place in places[:SHOWN]]
-    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    names = [name_element(picture, place) for place in places[:MAX_SHOWN]]
+    more = f" and {len(places) - MAX_SHOWN} more" if len(places) > MAX_SHOWN else ""
     return ", ".join(names) + more
 
 
-def code(line: Line | None) -> str:
-    """Return the text of a source line, "" if it cannot be read."""
+def read_line(line: Line | None) -> str:
+    """Return the text of a source line, or "" if it cannot be read."""
     if line is None:
         return ""
     try:
@@ -215,12 +215,12 @@ def code(line: Line | None) -> str:
 # ---- Costs --------------------------------------------------------------------------------------------------
 
 
-def step_cost(run: Accesses, step: int) -> tuple[int, int, int]:
-    """Return (bank conflicts, sectors, least sectors) of a step of a run."""
+def compute_step_cost(run: Accesses, step: int) -> tuple[int, int, int]:
+    """Return (bank conflicts, sectors, fewest possible sectors) of a step."""
     it = run.steps[step]
     if it.kind == "barrier":
         return 0, 0, 0
-    events = run.launches[run.launch_of(step)].events
+    events = run.launches[run.find_launch(step)].events
     if events.tensors[it.tensor].space == "shared":
-        return bank_conflicts(events, it), 0, 0
-    return (0, *sectors(events, it))
+        return count_bank_conflicts(events, it), 0, 0
+    return (0, *count_sectors(events, it))

@@ -1,10 +1,7 @@
 """Implement `watch`: check the current gate each time one of its files is saved, in one warm process.
 
-The current gate is the one whose blank was edited; after a pass it is the next that has not passed.
-
-Three parts: `Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `Files` notices
-saves. A check runs in a thread, so that keys work while a kernel compiles. Files are compared by content,
-many times a second, which works for every editor and network folder, including saves by renaming.
+`Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `Files` detects saves by
+content, which works with every editor and network folder. Each check runs in a thread.
 """
 
 import os
@@ -24,44 +21,44 @@ from rich.text import Text
 
 from harness.check.checker import RungChecker, create_checker
 from harness.check.subprocess_checker import SubprocessChecker
-from harness.console import hanging, listening, make_console, relative, shown
+from harness.console import format_path, make_console, make_relative, receive_progress, wrap_hanging
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.blanks import Blank
-from harness.learner.progress import BEGUN, Progress, fingerprint
+from harness.learner.progress import BEGUN, Progress, hash_blank
 from harness.learner.work import Work
 from harness.screens import report
 from harness.screens.work import (
-    following,
-    list_lines,
-    next_hint,
-    next_step,
-    progress_bar,
+    describe_next_step,
+    describe_unsaved,
+    find_next_work,
+    format_gates,
+    format_progress_bar,
+    read_next_hint,
     show_difference,
-    unsaved_lines,
 )
 from harness.spec.puzzle import Gate
-from harness.spec.rungs import name_of
-from harness.toolchain.cache import digest
+from harness.spec.rungs import get_rung_name
+from harness.toolchain.cache import compute_digest
 
 POLL = 0.05
-"""Seconds between two looks at the files and the keyboard."""
+"""Seconds between polls of the files and the keyboard."""
 DEBOUNCE = 0.2
-"""Seconds without a change before a file is checked: editors write in several steps."""
+"""Seconds that a file must stay unchanged before it is checked, since editors write in several steps."""
 END_OF_INPUT = "\x04"
 KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
 
 
 class Files:
-    """Detects changes of the watched files."""
+    """A detector of changes to the watched files."""
 
     def __init__(self, work: Work):
         self.work = work
-        self.reported = self.fingerprint()
+        self.reported = self.hash_files()
         self.changed_at: float | None = None
         self.settled = self.reported
 
-    def fingerprint(self) -> str:
-        """Return a hash of the names and contents; a file that cannot be read at the moment counts as empty."""
+    def hash_files(self) -> str:
+        """Return a hash of the names and contents; a file that cannot be read counts as empty."""
         parts: list[str | bytes] = []
         for path in self.work.files:
             parts.append(path.name)
@@ -69,12 +66,11 @@ class Files:
                 parts.append(path.read_bytes())
             except OSError:
                 parts.append(b"")
-        return digest(parts)
+        return compute_digest(parts)
 
     def has_changed(self) -> bool:
-        """Check whether the contents differ from those last reported, and are unchanged for DEBOUNCE
-        seconds."""
-        now = self.fingerprint()
+        """Check whether the contents have changed, and have then stayed the same for DEBOUNCE seconds."""
+        now = self.hash_files()
         if now != self.reported:
             self.reported, self.changed_at = now, time.monotonic()
         rested = self.changed_at is None or time.monotonic() - self.changed_at >= DEBOUNCE
@@ -85,8 +81,8 @@ class Files:
 
 
 class Terminal:
-    """The keyboard, one key at a time without Enter, and the screen. Without a terminal, lines are printed
-    and no keys read."""
+    """The keyboard, read one key at a time without Enter, and the screen. Without a terminal, lines are
+    printed and no keys are read."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -101,11 +97,11 @@ class Terminal:
 
     def __exit__(self, kind: type | None, *_) -> None:
         if kind is KeyboardInterrupt and self.console.is_terminal:
-            self.console.print()  # the message does not appear next to the keys
+            self.console.print()  # so that the message does not follow the keys on their line
         if self.before is not None and self.keyboard is not None:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
 
-    def key(self, seconds: float) -> str:
+    def read_key(self, seconds: float) -> str:
         """Return the key pressed within some seconds, or ""; "q" if the keyboard is closed."""
         if self.keyboard is None:
             time.sleep(seconds)
@@ -119,12 +115,12 @@ class Terminal:
         return "q" if key in ("", END_OF_INPUT) else key
 
     def show(self, lines: Iterable[RenderableType], footer: str, page: int = 0) -> None:
-        """Show a new screen: the first line, as many of the others as fit on a page, and the footer."""
+        """Show a new screen: the first line, one page of the others, and the footer."""
         if not self.console.is_terminal:
             for line in lines:
                 self.console.print(line, soft_wrap=True)
             return
-        rows = self.rows(lines)
+        rows = self.render_rows(lines)
         room = self.console.height - 1
         if len(rows) > room:
             size = room - 2
@@ -136,17 +132,17 @@ class Terminal:
         self.console.print(Segments([part for row in rows for part in (*row, Segment.line())]), end="")
         self.console.print(Text(footer, style="reverse"), end="")
 
-    def rows(self, lines: Iterable[RenderableType]) -> list[list[Segment]]:
-        """Return lines as the rows of the screen that they take."""
+    def render_rows(self, lines: Iterable[RenderableType]) -> list[list[Segment]]:
+        """Return the screen rows that lines take up."""
         parts = [
             part
             for line in lines
-            for part in (hanging(self.console, line) if isinstance(line, Text) else [line])
+            for part in (wrap_hanging(self.console, line) if isinstance(line, Text) else [line])
         ]
         return [row for part in parts for row in self.console.render_lines(part, pad=False)]
 
-    def say(self, words: str, row: int) -> None:
-        """Write a line over one of the screen, the first is row 1; everything else, and the cursor, stays."""
+    def overwrite_row(self, words: str, row: int) -> None:
+        """Overwrite one row of the screen, counted from 1, and leave the cursor where it is."""
         if self.console.is_terminal:
             with self.console.capture() as captured:
                 # print joins its arguments and drops a Text's own no_wrap.
@@ -159,7 +155,7 @@ class Terminal:
 class Check:
     """One check, running or done: the gate, its blanks at the start, the results, and the time.
 
-    `first` are the results of the first case, at time `first_at`, if the checker reports them; `doing` is its
+    `first` are the results of the first case, at time `first_at`, if the checker reports them; `step` is its
     current step.
     """
 
@@ -169,33 +165,31 @@ class Check:
     first: list = field(default_factory=list)
     results: list = field(default_factory=list)
     error: str = ""
-    doing: str = ""
+    step: str = ""
     first_at: float = 0.0
     seconds: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def correct(self) -> bool:
-        """Check whether the gate has passed."""
+    def is_correct(self) -> bool:
         return bool(self.results) and all(result.state == "correct" for result in self.results)
 
     def report_step(self, words: str) -> None:
-        """Receive the checker's current step, in the thread of the check."""
-        self.doing = words
+        """Receive the checker's current step, in the check's thread."""
+        self.step = words
 
     @property
     def status(self) -> str:
-        """Return the current step and, after a second, its time: first, since a narrow screen cuts the end
-        off."""
+        """The elapsed time, then the current step, since a narrow screen cuts off the end."""
         seconds = int(time.monotonic() - self.started)
         return (
-            f"checking {self.gate}, {seconds} s: {self.doing or 'starting'}"
+            f"checking {self.gate}, {seconds} s: {self.step or 'starting'}"
             if seconds
             else f"checking {self.gate} ..."
         )
 
-    def unread_hint(self, progress: Progress, key: str) -> int | None:
-        """Return the number of the rung that the diagnosis names, unless it was read."""
+    def find_unread_hint(self, progress: Progress, key: str) -> int | None:
+        """Return the number of the hint that the diagnosis names, unless it has been read."""
         named = next((result.hint for result in self.results if result.hint), None)
         number = int(named.rpartition("-")[2]) if named else 0
         return number if number > progress.hints.get(key, 0) else None
@@ -215,33 +209,33 @@ class Watch:
         self.passed: list[Text] = []  # the result of the gate that has just passed
         self.last = self.gate
         self.bodies: dict[str, str] = {}
-        self.edited: list[str] = []  # in the last save that edited any blank
+        self.edited: list[str] = []  # gates, in the last save that edited any blank
         self.staying = self.skipping = False
         self.page = 0
         self.again = False
 
     def run(self) -> int:
-        """Watch until q is pressed. Returns 0; Ctrl-C ends it too."""
+        """Watch until q is pressed, and return 0; Ctrl-C also ends the loop."""
         self.choose_first_gate()
-        self.follow()
+        self.follow_edits()
         self.files = Files(self.work)
         with Terminal(self.console) as terminal:
             self.terminal = terminal
-            self.start()
+            self.start_check()
             shown: Check | None = None  # the check whose first result is on the screen
             while True:
                 if self.files.has_changed():
-                    self.follow()
-                    self.start()
+                    self.follow_edits()
+                    self.start_check()
                 if self.check and self.check.done.is_set() and not self.check.seconds:
-                    self.finish()
-                if self.check and self.check.first_at and self.running() and shown is not self.check:
+                    self.finish_check()
+                if self.check and self.check.first_at and self.is_running() and shown is not self.check:
                     shown = self.check
                     self.draw()
-                if self.running() and self.current.status != self.status:
+                if self.is_running() and self.current.status != self.status:
                     self.status = self.current.status
-                    terminal.say(self.status, self.status_row)
-                key = terminal.key(POLL)
+                    terminal.overwrite_row(self.status, self.status_row)
+                key = terminal.read_key(POLL)
                 if key == "q":
                     terminal.show([], "")
                     return 0
@@ -249,19 +243,18 @@ class Watch:
                     ACTIONS[key](self)
 
     def choose_first_gate(self) -> None:
-        """Choose the gate to begin with; a damaged file is reported by the check that follows."""
+        """Choose the first gate; if the file is damaged, the next check reports that."""
         if not self.gate:
             try:
-                upcoming = self.work.next_gate(self.progress)
+                upcoming = self.work.find_next_gate(self.progress)
             except DamagedFile:
                 upcoming = None
             self.gate = (upcoming or self.work.gates[0]).id
 
-    def follow(self) -> None:
-        """Go to the blank that was edited since the last look; a damaged file is reported by the check that
-        follows."""
+    def follow_edits(self) -> None:
+        """Go to the blank that was edited last; if the file is damaged, the next check reports that."""
         try:
-            bodies = {id: fingerprint(blank) for id, blank in self.work.blanks().items()}
+            bodies = {id: hash_blank(blank) for id, blank in self.work.read_blanks().items()}
         except DamagedFile:
             return
         edited = [
@@ -276,9 +269,8 @@ class Watch:
 
     # ---- Checking --------------------------------------------------------------------------------------------
 
-    def start(self, passed: Sequence[Text] = ()) -> None:
-        """Start a check of the current gate, below the result of one that has passed; if one is running,
-        start later."""
+    def start_check(self, passed: Sequence[Text] = ()) -> None:
+        """Start a check of the current gate, shown below `passed`; if one is running, start when it ends."""
         if self.check and not self.check.done.is_set():
             self.again = True
             return
@@ -291,217 +283,220 @@ class Watch:
         self.draw()
 
     def run_check(self, check: Check) -> None:
-        """Run the check in a thread; exceptions become its error."""
+        """Run a check, in its thread; exceptions become its error."""
         try:
             self.checker = self.checker or create_checker(self.work)
-            check.blanks = self.work.blanks()
-            with listening(check.report_step):
+            check.blanks = self.work.read_blanks()
+            with receive_progress(check.report_step):
                 check.results = self.checker.check(
                     self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
                 )
-            self.again |= self.work.blanks() != check.blanks  # either of the two may have been checked
+            self.again |= self.work.read_blanks() != check.blanks  # either version may have been checked
         except WorkbookError as error:
             check.error = str(error)
-        except Exception as error:  # a file that vanishes between two looks must not end the loop
+        except Exception as error:  # for example a file that vanishes, which must not end the loop
             check.error = f"{type(error).__name__}: {error}"
         check.done.set()
 
     def show_first(self, check: Check, results: list) -> None:
-        """Receive the result of the first case, in the thread of the check; the loop shows it."""
+        """Receive the results of the first case, in the check's thread, for the loop to show."""
         check.first, check.first_at = results, time.monotonic()
 
-    def finish(self) -> None:
-        """Record and show a result; start again if the file was saved meanwhile."""
+    def finish_check(self) -> None:
         check = self.current
         check.seconds = time.monotonic() - check.started
         if self.again:
-            self.start()
+            self.start_check()
             return
         for result in check.results:
             id = result.gate.id
-            self.progress.note(self.work.key(id), check.blanks[id], result.state == "correct")
-        upcoming = None if self.staying or not check.correct else self.upcoming()
+            self.progress.record_result(
+                self.work.get_progress_key(id), check.blanks[id], result.state == "correct"
+            )
+        upcoming = None if self.staying or not check.is_correct else self.find_upcoming()
         if upcoming:
-            passed, self.last, self.gate = [*self.result_lines()], self.gate, upcoming.id
-            self.start(passed)
+            passed, self.last, self.gate = [*self.format_result()], self.gate, upcoming.id
+            self.start_check(passed)
         else:
             self.draw()
 
-    def upcoming(self) -> Gate | None:
-        """Return the next gate that has not passed, preferably one edited in the same save; None if all
-        have, or the file cannot be read."""
+    def find_upcoming(self) -> Gate | None:
+        """Return the next gate that has not passed, preferably one edited in the same save, or None."""
         try:
-            states = self.work.states(self.progress)
+            states = self.work.get_states(self.progress)
             begun = [gate for gate in self.edited if gate != self.gate and states[gate] in BEGUN]
-            return self.work.gate(begun[0]) if begun else self.work.next_gate(self.progress, after=self.gate)
+            return (
+                self.work.find_gate(begun[0])
+                if begun
+                else self.work.find_next_gate(self.progress, after=self.gate)
+            )
         except DamagedFile:
             return None
 
     # ---- Keys ------------------------------------------------------------------------------------------------
 
-    def go_on(self) -> None:
-        """Go on to the next gate that has not passed; from one that has not passed only on a second press."""
-        if self.running():
+    def go_to_next(self) -> None:
+        """Go to the next gate that has not passed; if the current one has not passed either, on a second press."""
+        if self.is_running():
             return
         self.staying = False
-        if not self.current.correct and not self.skipping:
+        if not self.current.is_correct and not self.skipping:
             self.skipping = True
-            self.note([Text(f"{self.gate} has not passed; press n again to go on anyway", style="yellow")])
+            self.show_notes(
+                [Text(f"{self.gate} has not passed; press n again to go on anyway", style="yellow")]
+            )
             return
         try:
-            upcoming = self.work.next_gate(self.progress, after=self.gate)
+            upcoming = self.work.find_next_gate(self.progress, after=self.gate)
         except DamagedFile as error:
-            self.note([Text(relative(str(error)), style="red")])
+            self.show_notes([Text(make_relative(str(error)), style="red")])
             return
-        step = None if upcoming else following(self.work, self.progress)
+        step = None if upcoming else find_next_work(self.work, self.progress)
         if step and step.puzzle is self.work.puzzle:
-            self.take(step)
-        elif upcoming is None:  # the result names the next step
-            self.note([Text("nothing is left in this puzzle: q ends the watch", style="green")])
+            self.switch_file(step)
+        elif upcoming is None:  # the result already names the next step
+            self.show_notes([Text("nothing is left in this puzzle: q ends the watch", style="green")])
         else:
             self.gate = upcoming.id
-            self.start()
+            self.start_check()
 
-    def take(self, work: Work) -> None:
-        """Go on in another file of the puzzle, once every gate of this one has passed."""
+    def switch_file(self, work: Work) -> None:
+        """Switch to another file of the puzzle, once every gate of this one has passed."""
         if isinstance(self.checker, SubprocessChecker):
             self.checker.close()
         self.work, self.checker, self.gate, self.bodies, self.edited = work, None, "", {}, []
         self.files = Files(work)
         self.choose_first_gate()
-        self.follow()
-        self.start()
+        self.follow_edits()
+        self.start_check()
 
-    def stay(self) -> None:
-        """Stay at a gate that passes, until n is pressed; pressed again, go on automatically."""
+    def toggle_staying(self) -> None:
+        """Toggle between staying at a gate that passes, until n is pressed, and going on automatically."""
         self.staying = not self.staying
         words = (
             "stays at a gate that passes, until n" if self.staying else "continues automatically after a pass"
         )
-        self.note([Text(words, style="dim")])
+        self.show_notes([Text(words, style="dim")])
 
-    def more(self) -> None:
-        """Show the next page of a screen that is too long."""
+    def show_more(self) -> None:
         self.page += 1
         self.draw()
 
-    def hint(self) -> None:
-        """Show the rung that the diagnosis names, once, and then the next rung of the gate's ladder."""
-        named = None if self.running() else self.current.unread_hint(self.progress, self.work.key(self.gate))
+    def show_hint(self) -> None:
+        """Show the hint that the diagnosis names or, if that has been read, the next one of the ladder."""
+        named = (
+            None
+            if self.is_running()
+            else self.current.find_unread_hint(self.progress, self.work.get_progress_key(self.gate))
+        )
         width = self.console.width if self.console.is_terminal else 0
-        self.note(self.safely(lambda: next_hint(self.work, self.gate, self.progress, named, width)))
+        self.show_notes(
+            self.run_safely(lambda: read_next_hint(self.work, self.gate, self.progress, named, width))
+        )
 
-    def diff(self) -> None:
-        """Show the blank next to the solution's, once it has passed; of a gate that has not, that of the one
-        before."""
-        gate = self.last if self.passed and not self.current.correct else self.gate
+    def show_diff(self) -> None:
+        """Show the gate's blank next to the solution's or, right after a pass, the passed gate's."""
+        gate = self.last if self.passed and not self.current.is_correct else self.gate
 
-        def lines() -> list[RenderableType]:
+        def draw_lines() -> list[RenderableType]:
             with self.console.capture() as captured:
                 show_difference(self.console, self.work, self.progress, [gate])
             return [Text.from_ansi(captured.get())]
 
-        self.note(self.safely(lines))
+        self.show_notes(self.run_safely(draw_lines))
 
-    def show(self) -> None:
+    def show_picture(self) -> None:
         """Draw a picture of the current gate's run, and write the page that steps through it."""
-        if self.running():
+        if self.is_running():
             return
-        from harness.screens.show import lines_for_watch
+        from harness.screens.show import show_in_watch
 
-        self.note([Text("drawing the picture ...", style="dim")])
+        self.show_notes([Text("drawing the picture ...", style="dim")])
         result = next(iter(self.current.results), None)
-        self.note(
-            self.safely(lambda: lines_for_watch(self.work, self.gate, result, self.checker))
+        self.show_notes(
+            self.run_safely(lambda: show_in_watch(self.work, self.gate, result, self.checker))
             if result
             else [Text("nothing to show: there is no result yet", style="dim")]
         )
 
-    def overview(self) -> None:
-        """Show all gates of the file."""
+    def show_list(self) -> None:
         self.progress.refresh()
-        self.note(list(list_lines(self.work, self.progress)))
+        self.show_notes(list(format_gates(self.work, self.progress)))
 
-    def safely(self, lines: Callable[[], Sequence[RenderableType]]) -> list[RenderableType]:
-        """Return lines, or one error line if they cannot be computed."""
+    def run_safely(self, lines: Callable[[], Sequence[RenderableType]]) -> list[RenderableType]:
         try:
             return list(lines())
         except WorkbookError as error:
-            return [Text(relative(str(error)), style="red")]
+            return [Text(make_relative(str(error)), style="red")]
 
-    def note(self, lines: Sequence[RenderableType]) -> None:
+    def show_notes(self, lines: Sequence[RenderableType]) -> None:
         """Show lines below the first line of the result until the next check or key."""
         self.notes, self.page = list(lines), 0
         self.draw()
 
     @property
     def current(self) -> Check:
-        """The check that was started last; `start` creates one before anything is shown."""
         assert self.check is not None
         return self.check
 
-    def running(self) -> bool:
-        """Return whether a check is under way."""
+    def is_running(self) -> bool:
         return self.check is not None and not self.check.done.is_set()
 
     # ---- The screen ------------------------------------------------------------------------------------------
 
     @property
     def status_row(self) -> int:
-        """Return the row of the status line: below the result of a gate that has just passed."""
-        above = len(self.terminal.rows([self.heading(), *self.passed]))
+        """The row of the status line, below the result of a gate that has just passed."""
+        above = len(self.terminal.render_rows([self.format_heading(), *self.passed]))
         return above + 1 if above < self.console.height - 1 else 2
 
     def draw(self) -> None:
-        """Draw the gate, the result or the status, the lines of the last key, and the keys."""
-        first, *rest = self.result_lines()
+        first, *rest = self.format_result()
         notes = [Text(""), *self.notes, Text("")] if self.notes else []
-        self.terminal.show([self.heading(), *self.passed, first, *notes, *rest], KEYS, self.page)
+        self.terminal.show([self.format_heading(), *self.passed, first, *notes, *rest], KEYS, self.page)
 
-    def heading(self) -> Text:
-        """Return puzzle, gate and progress, in one line of the screen."""
+    def format_heading(self) -> Text:
         try:
-            states = self.work.states(self.progress)
-            done = progress_bar(sum(s == "passed" for s in states.values()), len(states))
+            states = self.work.get_states(self.progress)
+            done = format_progress_bar(sum(s == "passed" for s in states.values()), len(states))
         except DamagedFile:
             done = ""
-        gate = self.work.gate(self.gate)
+        gate = self.work.find_gate(self.gate)
         rung = self.work.rung.id
         main = rung == self.work.puzzle.main_rung.id
-        name = self.work.puzzle.name if main else f"{self.work.puzzle.name} in {name_of(rung)}"
+        name = self.work.puzzle.name if main else f"{self.work.puzzle.name} in {get_rung_name(rung)}"
         words = f"{name} · {gate.id}   {done}   {gate.about}"
         return Text(words, style="bold", no_wrap=True, overflow="ellipsis")
 
-    def result_lines(self) -> Iterable[Text]:
-        """Return the lines of the current gate's result."""
+    def format_result(self) -> Iterable[Text]:
         check = self.current
-        if self.running() or not check.seconds:
+        if self.is_running() or not check.seconds:
             yield Text(check.status, style="dim", no_wrap=True, overflow="ellipsis")
-            yield from report.first_lines(check.first)
+            yield from report.format_first_results(check.first)
             return
         if check.error:
-            yield from (Text(line, style="red") for line in relative(check.error).splitlines())
+            yield from (Text(line, style="red") for line in make_relative(check.error).splitlines())
         else:
             for result in check.results:
-                yield from report.result_lines(result, self.work.puzzle, self.work.path, check.blanks)
-        yield from unsaved_lines(self.progress)
+                yield from report.format_gate(result, self.work.puzzle, self.work.path, check.blanks)
+        yield from describe_unsaved(self.progress)
         yield Text(f"{check.seconds:.1f} s after the save", style="dim")
-        if check.correct and self.upcoming() is None:
-            yield Text(next_step(self.work, self.progress), style="green")
-            step = following(self.work, self.progress)
+        if check.is_correct and self.find_upcoming() is None:
+            yield Text(describe_next_step(self.work, self.progress), style="green")
+            step = find_next_work(self.work, self.progress)
             if step and step.puzzle is self.work.puzzle:
-                yield Text(f"n goes on with {shown(step.path)}", style="green")
-        elif check.correct and self.staying:
+                yield Text(f"n goes on with {format_path(step.path)}", style="green")
+        elif check.is_correct and self.staying:
             yield Text(f"{check.gate} has passed: n goes on to the next gate", style="green")
 
 
 ACTIONS: dict[str, Callable[[Watch], None]] = {
-    "n": Watch.go_on,
-    "t": Watch.stay,
-    "m": Watch.more,
-    "r": Watch.start,
-    "h": Watch.hint,
-    "s": Watch.show,
-    "d": Watch.diff,
-    "l": Watch.overview,
+    "n": Watch.go_to_next,
+    "t": Watch.toggle_staying,
+    "m": Watch.show_more,
+    "r": Watch.start_check,
+    "h": Watch.show_hint,
+    "s": Watch.show_picture,
+    "d": Watch.show_diff,
+    "l": Watch.show_list,
 }

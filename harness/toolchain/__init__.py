@@ -1,1 +1,1 @@
-"""Build Mojo files: the compiler, its messages, packages, extension modules, the cache."""
+"""Build Mojo and C++ code: the compiler and its messages, op packages, shared libraries, the cache."""

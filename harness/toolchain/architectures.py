@@ -1,4 +1,4 @@
-"""Name the architecture of a GPU as Mojo does, for which kernels are built."""
+"""Map GPUs to the Mojo names of the architectures that kernels are built for."""
 
 import functools
 import re
@@ -11,38 +11,38 @@ if TYPE_CHECKING:
     import torch
 
 OLDEST_NVIDIA = (8, 0)
-"""Compute capability with the tensor core instructions and asynchronous copies that the fast kernels use."""
+"""The oldest compute capability with the tensor core instructions and asynchronous copies used here."""
 
 ONLY_NVIDIA = "the kernels are for GPUs of NVIDIA"
 
-# A line of `mojo build --print-supported-accelerators`: a name, and what it is an alias of.
+# A line of `mojo build --print-supported-accelerators`: a name and, if it is an alias, its target.
 ACCELERATOR = re.compile(r"^  (\w+)\s+- (?:\(alias\) -> (\w+))?", re.MULTILINE)
 
 
 class Unsupported(EnvironmentProblem):
-    """There are no kernels for this GPU; the message says why."""
+    """Raised for a GPU without kernels; the message gives the reason."""
 
 
-def nvidia_architecture(capability: tuple[int, int]) -> str:
-    """Return the accelerator name of an NVIDIA GPU by its compute capability: (9, 0) is "sm_90a".
+def get_nvidia_architecture(capability: tuple[int, int]) -> str:
+    """Return the accelerator name of an NVIDIA compute capability: "sm_90a" for (9, 0).
 
     Raises Unsupported below OLDEST_NVIDIA.
     """
     major, minor = capability
     if capability < OLDEST_NVIDIA:
         raise Unsupported(f"the kernels need sm_80 or newer, not sm_{major}{minor}")
-    # From Hopper on, the instructions that matter here exist in the variant of one architecture only.
+    # From Hopper on, the required instructions exist only in the architecture-specific target.
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
-def canonical(name: str) -> str:
-    """Return the name under which a GPU's kernels are looked for: an alias resolved, "sm_90" as "sm_90a".
+def normalize_name(name: str) -> str:
+    """Resolve aliases, and "sm_90" to "sm_90a": return the architecture whose kernels a GPU uses.
 
-    Raises BadUse for a name that Mojo does not know or that there are no kernels for.
+    Raises BadUse for a name that is unknown to Mojo or has no kernels.
     """
     known = list_supported()
     try:
-        return with_kernels(known[name])
+        return get_kernel_architecture(known[name])
     except KeyError:
         fitting = ", ".join(sorted(each for each in set(known.values()) if has_kernels(each)))
         raise BadUse(f"--arch {name}: unknown; there is {fitting}") from None
@@ -50,22 +50,22 @@ def canonical(name: str) -> str:
         raise BadUse(f"--arch {name}: {error}") from None
 
 
-def with_kernels(accelerator: str) -> str:
-    """Return the architecture whose kernels one of Mojo's accelerators runs. Raises Unsupported if there are none."""
+def get_kernel_architecture(accelerator: str) -> str:
+    """Return the architecture of an accelerator's kernels. Raises Unsupported if it has none."""
     if number := re.fullmatch(r"sm_(\d+)(\d)a?", accelerator):
-        return nvidia_architecture((int(number[1]), int(number[2])))
+        return get_nvidia_architecture((int(number[1]), int(number[2])))
     raise Unsupported(ONLY_NVIDIA)
 
 
 def has_kernels(accelerator: str) -> bool:
-    """Check whether there are kernels under an accelerator's own name."""
+    """Return whether kernels are built for exactly this accelerator."""
     try:
-        return with_kernels(accelerator) == accelerator
+        return get_kernel_architecture(accelerator) == accelerator
     except Unsupported:
         return False
 
 
-def present() -> list[str]:
+def list_present() -> list[str]:
     """Return the architectures of the GPUs that torch sees.
 
     Raises BadUse if there is none, Unsupported for one that is too old.
@@ -75,20 +75,19 @@ def present() -> list[str]:
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if not devices:
         raise BadUse("PyTorch sees no GPU on this machine; name what to build for, as in --arch sm_90a")
-    return list(dict.fromkeys(architecture(device) for device in devices))
+    return list(dict.fromkeys(get_architecture(device) for device in devices))
 
 
 @functools.cache
 def list_supported() -> dict[str, str]:
-    """Return the accelerators that the installed Mojo compiles for: each name and its meaning."""
     listed = run_mojo("build", "--print-supported-accelerators").stdout
     return {name: alias or name for name, alias in ACCELERATOR.findall(listed)}
 
 
-def architecture(device: "torch.device") -> str:
-    """Return the accelerator name of a GPU that torch sees. Raises Unsupported if there are no kernels for it."""
+def get_architecture(device: "torch.device") -> str:
+    """Return the accelerator name of a GPU that torch sees. Raises Unsupported if it has no kernels."""
     import torch
 
     if device.type != "cuda" or torch.version.hip:
         raise Unsupported(ONLY_NVIDIA)
-    return nvidia_architecture(torch.cuda.get_device_capability(device))
+    return get_nvidia_architecture(torch.cuda.get_device_capability(device))

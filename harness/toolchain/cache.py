@@ -1,8 +1,6 @@
-"""The cache on disk: compiled packages and graphs, recordings, the virtual GPU's driver, extension modules.
+"""The disk cache of compiled packages and graphs, recordings, the virtual GPU's driver and extensions.
 
-`keep` builds an entry, a file or a folder, under a temporary name and renames it, so that no process sees an
-incomplete one. A reader that cannot use an entry calls `discard`, and the entry is rebuilt. `keep_text` does
-so for a truncated text.
+Entries are built under a temporary name and renamed; unusable entries are discarded and rebuilt.
 """
 
 import hashlib
@@ -21,23 +19,23 @@ VARIABLE = "WORKBOOK_CACHE"
 REMEDY = f"set {VARIABLE} to a folder you can write"
 STAGING = ".making-"
 STALE = 24 * 3600
-"""Seconds after which the leftovers of an interrupted process are removed."""
+"""Seconds after which an interrupted process's leftovers are removed."""
 END = "//@ end\n"
-"""The last line of a text in the cache."""
+"""The last line of every cached text; without it, the text is truncated."""
 
 
 def cache_folder(*parts: str) -> Path:
     """Return a folder of the cache, created if missing. Raises EnvironmentProblem if it is not writable.
 
     The cache is `~/.cache/mojo-gpu-workbook`, or the folder of the environment variable WORKBOOK_CACHE.
-    Everything in it can be deleted at any time.
+    All files in it can be deleted at any time.
     """
     named = os.environ.get(VARIABLE)
     try:
         root = Path(named).expanduser() if named else Path.home() / ".cache" / "mojo-gpu-workbook"
     except RuntimeError as error:
         raise EnvironmentProblem(f"no cache folder: this user has no home folder; {REMEDY}") from error
-    # Absolute, because the virtual GPU's libraries are looked up from other folders too.
+    # Absolute, because the virtual GPU's libraries are also loaded from other working directories.
     folder = make_folder(root.absolute().joinpath(*parts), REMEDY, "cache folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise EnvironmentProblem(f"no write access to the cache folder {folder}; {REMEDY}")
@@ -53,8 +51,8 @@ def make_folder(path: Path, remedy: str, what: str = "folder") -> Path:
     return path
 
 
-def digest(parts: Iterable[str | bytes]) -> str:
-    """Return a short hash of strings and bytes, in order; 16 hexadecimal digits."""
+def compute_digest(parts: Iterable[str | bytes]) -> str:
+    """Return a hash of a sequence of strings and bytes, as 16 hexadecimal digits."""
     state = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
@@ -62,34 +60,27 @@ def digest(parts: Iterable[str | bytes]) -> str:
     return state.hexdigest()[:16]
 
 
-def keep(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REMEDY) -> Path:
+def keep_file(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REMEDY) -> Path:
     """Return the path of a cache entry, built if missing.
 
-    One of several processes or threads builds it and the others wait.
-
-    Args:
-        target: A file or folder in a folder that exists.
-        make: Writes the entry to its argument: a path of the same name, in an empty folder.
-        what: Its description in the error message.
-        remedy: What to do if it cannot be written.
-
-    Raises EnvironmentProblem if it cannot be written, and the exceptions of `make`; an incomplete entry is
-    removed.
+    `make` writes the entry to its argument, a path of the same name in an empty folder. If several processes
+    or threads need it, one builds it and the others wait. Raises EnvironmentProblem, with `remedy`, if the
+    entry cannot be written, and the exceptions of `make`; an incomplete entry is removed.
     """
     if not target.exists():
         from filelock import FileLock
 
-        lock = cache_folder("locks") / f"{digest([str(target.absolute())])}.lock"
-        with staging(target.parent, what, remedy) as folder, FileLock(lock):
-            if not target.exists():  # else another was first
+        lock = cache_folder("locks") / f"{compute_digest([str(target.absolute())])}.lock"
+        with create_staging_folder(target.parent, what, remedy) as folder, FileLock(lock):
+            if not target.exists():  # another process may have built it meanwhile
                 make(folder / target.name)
-                discard(target)  # a dangling link
+                discard(target)  # it may be a dangling link
                 os.replace(folder / target.name, target)
     return target
 
 
 def discard(target: Path) -> None:
-    """Remove an entry that cannot be used, so that it is built again."""
+    """Remove an unusable entry, so that it is rebuilt."""
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target, ignore_errors=True)
     else:
@@ -97,18 +88,18 @@ def discard(target: Path) -> None:
 
 
 def keep_text(target: Path, make: Callable[[], str], what: str) -> str:
-    """Return the text of an entry, built if missing or truncated. Raises as `keep` does."""
+    """Return the text of an entry, built if missing or truncated. Raises the exceptions of `keep_file`."""
     text = read_text(target)
     if text is None:
         discard(target)
-        keep(target, lambda staged: staged.write_text(make() + END, encoding="utf-8"), what)
+        keep_file(target, lambda staged: staged.write_text(make() + END, encoding="utf-8"), what)
         text = read_text(target)
         assert text is not None  # it has just been built
     return text
 
 
 def read_text(target: Path) -> str | None:
-    """Return the text of an entry, None if it is missing or truncated."""
+    """Return the text of an entry, or None if it is missing or truncated."""
     try:
         text = target.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -117,8 +108,8 @@ def read_text(target: Path) -> str | None:
 
 
 @contextmanager
-def staging(folder: Path, what: str, remedy: str = REMEDY) -> Generator[Path]:
-    """Yield an empty folder inside a cache folder, for work on an entry.
+def create_staging_folder(folder: Path, what: str, remedy: str = REMEDY) -> Generator[Path]:
+    """Yield an empty temporary folder inside a cache folder, for building an entry.
 
     Raises EnvironmentProblem if a file cannot be written.
     """

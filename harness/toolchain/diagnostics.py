@@ -1,4 +1,4 @@
-"""Messages of the Mojo compiler as data, and the parser of its JSON output."""
+"""Parse the Mojo compiler's messages from its JSON output."""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One message of the Mojo compiler, with the line of code it is about. Lines and columns count from 1."""
+    """One message of the Mojo compiler; `text` is the line of code. Lines and columns start at 1."""
 
     file: str
     line: int
@@ -20,21 +20,21 @@ class Diagnostic:
 
 
 def parse_diagnostics(output: str) -> list[Diagnostic]:
-    """Return the located messages of a compiler run with `--diagnostic-format json`; anything else is passed over."""
+    """Parse the messages with a location from the output of `--diagnostic-format json`; skip the rest."""
     messages: list[Diagnostic] = []
     for line in output.splitlines():
         try:
             entry = json.loads(line)
-            place = entry["diagnostic"]
-            where = place["location"]
+            source = entry["diagnostic"]
+            location = source["location"]
             messages.append(
                 Diagnostic(
-                    place["file"],
-                    where["line"],
-                    where["column"],
+                    source["file"],
+                    location["line"],
+                    location["column"],
                     entry["kind"],
                     entry["message"],
-                    place.get("text", ""),
+                    source.get("text", ""),
                 )
             )
         except (ValueError, KeyError, TypeError):

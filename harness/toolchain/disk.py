@@ -1,4 +1,4 @@
-"""Write files outside the cache: whole or not at all, with one line for an error."""
+"""Write files outside the cache atomically, and report errors in one line."""
 
 import errno
 import os
@@ -9,31 +9,28 @@ from pathlib import Path
 
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
 
-FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded|available space).*")
+DISK_FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded|available space).*")
 """Messages of the C library, LLVM, Mojo and MAX about a full disk."""
 
 
 def check_target(flag: str, target: str | Path) -> None:
-    """Find out, before a long run, whether the file that a flag names can be written; leaves it as it is.
-
-    Raises BadUse.
-    """
-    place = Path(os.path.realpath(target))  # the target of a link
+    """Check, before a long run, that a flag's file can be written, without changing it. Raises BadUse."""
+    path_written = Path(os.path.realpath(target))  # follow links
     try:
         if not str(target):
             raise FileNotFoundError(errno.ENOENT, "the name of a file is missing")
-        if place.is_dir():
+        if path_written.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not place.exists():
-            tempfile.TemporaryFile(dir=place.parent).close()
-        elif not os.access(place, os.W_OK):
+        if not path_written.exists():
+            tempfile.TemporaryFile(dir=path_written.parent).close()
+        elif not os.access(path_written, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise BadUse(f"{flag} {target}: {error.strerror}") from error
 
 
 def write_target(flag: str, target: str | Path, text: str) -> None:
-    """Write the file of a flag. Raises the error of `write_failed`."""
+    """Write the file that a flag names. Raises the error from `write_failed`."""
     try:
         write_whole(Path(target), text)
     except OSError as error:
@@ -41,29 +38,29 @@ def write_target(flag: str, target: str | Path, text: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a UTF-8 file so that it has the whole text, or its old content. Raises OSError.
+    """Write a UTF-8 file atomically: if that fails, the old content remains. Raises OSError.
 
-    A link stays one, and a file keeps its permissions. A device, a pipe or a file in a read-only folder is
-    written in place.
+    Links are followed, and permissions preserved. A device, a pipe or a file in a read-only folder is written
+    in place, not atomically.
     """
-    place = Path(os.path.realpath(path))
-    if place.exists() and not (place.is_file() and os.access(place.parent, os.W_OK)):
-        place.write_bytes(text.encode())
+    path_written = Path(os.path.realpath(path))
+    if path_written.exists() and not (path_written.is_file() and os.access(path_written.parent, os.W_OK)):
+        path_written.write_bytes(text.encode())
         return
-    replace_file(place, text)
+    replace_file(path_written, text)
 
 
-def replace_file(place: Path, text: str) -> None:
-    """Replace a file, whose permissions it keeps, or a link by a UTF-8 file. Raises OSError."""
-    temporary = place.with_name(f"{place.name}.{os.getpid()}.tmp")
+def replace_file(path_written: Path, text: str) -> None:
+    """Replace a link or file by a UTF-8 file; a file's permissions are preserved. Raises OSError."""
+    temporary = path_written.with_name(f"{path_written.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(text.encode())
             file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave the new name with nothing in it
-        if place.is_file():
-            shutil.copymode(place, temporary)
-        os.replace(temporary, place)
+            os.fsync(file.fileno())  # otherwise a power failure may leave an empty file
+        if path_written.is_file():
+            shutil.copymode(path_written, temporary)
+        os.replace(temporary, path_written)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -75,7 +72,7 @@ def write_failed(what: str, error: OSError) -> WorkbookError:
     return kind(f"{what}: {error.strerror or error}")
 
 
-def disk_full(output: str) -> EnvironmentProblem | None:
-    """Return the error for a compiler's output that reports a full disk, None if it does not."""
-    line = FULL.search(output)
+def get_disk_full_error(output: str) -> EnvironmentProblem | None:
+    """Return an error if a compiler's output reports a full disk, else None."""
+    line = DISK_FULL.search(output)
     return EnvironmentProblem(f"the Mojo compiler cannot write: {line[0].strip()}") if line else None

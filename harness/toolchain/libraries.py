@@ -1,8 +1,7 @@
-"""Shared libraries that are built on first use: Mojo for a GPU's architecture, C++ for a version of PyTorch.
+"""Build shared libraries on first use: Mojo for a GPU's architecture, C++ for a version of PyTorch.
 
-A library is one file, named by its contents and a hash of all it depends on. It is searched for in the wheel,
-then in the folder of the environment variable WORKBOOK_EXTENSIONS, then in the workbook's cache; it may have
-been built elsewhere.
+A library is one file, named by a hash of all its inputs. It is searched for in the wheel, in the
+folder of the environment variable WORKBOOK_EXTENSIONS, and in the workbook's cache.
 """
 
 import ctypes
@@ -24,40 +23,40 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.errors import BadUse, EnvironmentProblem, WorkbookError
-from harness.toolchain.cache import cache_folder, digest, discard, keep, make_folder
+from harness.toolchain.cache import cache_folder, compute_digest, discard, keep_file, make_folder
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.linker import environment_with_linker
-from harness.toolchain.packages import compile_failed, mojo_version
+from harness.toolchain.linker import make_environment
+from harness.toolchain.packages import compile_failed, get_mojo_version
 
 VARIABLE = "WORKBOOK_EXTENSIONS"
 REMEDY = f"set {VARIABLE} to a folder you can write"
 CARRIED = Path(__file__).resolve().parents[1] / "_libraries"
 """The libraries of a wheel that was built with them."""
-# Mojo's libraries that a built one needs, in the order of their dependencies.
+# Mojo's runtime libraries, on which built libraries depend, in loading order.
 RUNTIME = (
     "libMSupportGlobals.so",
     "libAsyncRTRuntimeGlobals.so",
     "libAsyncRTMojoBindings.so",
     "libKGENCompilerRTShared.so",
 )
-# The code that runs on the host only launches; any machine of the kind that built it can run it.
+# Host code only launches kernels, so it is built to run on any CPU of the machine's architecture.
 HOST_CPU = {"x86_64": "x86-64-v2", "aarch64": "generic"}
-# `mojo` through this Python: its own script may be in a folder that is not on the PATH.
+# Run `mojo` through this Python, because its script may not be on the PATH.
 MOJO = (
     "-c",
     "import sys; from mojo.run import subprocess_run_mojo; sys.exit(subprocess_run_mojo(sys.argv[1:]).returncode)",
 )
 CPP = ("-std=c++20", "-O2", "-shared", "-fPIC", "-DNDEBUG", "-fvisibility=hidden")
 CPP_SECONDS = 25
-"""An estimate of a build."""
+"""Estimated duration of a C++ build in seconds."""
 COMPILERS = ("g++", "c++", "clang++")
-MOST_AT_ONCE = 8
-"""Builds at a time: one of Mojo takes up to 3 GB."""
+MAX_CONCURRENT_BUILDS = 8
+"""Limit on concurrent builds; a Mojo build takes up to 3 GB of memory."""
 
 
 @dataclass(frozen=True)
-class Built:
-    """A built library, and the seconds of its build; 0 if it existed."""
+class BuildResult:
+    """A library's path, and the duration of its build in seconds, 0 if it already existed."""
 
     path: Path
     seconds: float
@@ -68,11 +67,11 @@ class Library:
     """A shared library, built or not.
 
     Attributes:
-        name: A readable name, the start of the file's name.
-        digest: Of all it depends on.
-        make: Writes it to a path of that name, in an empty folder.
-        builder: A digest of the compiler; if there is no compiler, a library of another one may be used. ""
-            otherwise.
+        name: A readable name, which the file's name begins with.
+        digest: Hash of all its inputs.
+        make: Writes the library to a path in an empty folder.
+        builder: Digest of the C++ compiler; None without a compiler, so that a library from any compiler is
+            used; "" for Mojo.
         carried_as: Its name in a wheel, if that is more general.
     """
 
@@ -82,72 +81,69 @@ class Library:
     builder: str | None = ""
     carried_as: str = ""
     estimate: float = 60
-    """Seconds that a build takes, until one was measured here."""
+    """Estimated build time in seconds, until a build has been timed on this machine."""
 
     @property
     def file_name(self) -> str:
-        """The name of the file that is built."""
         return "_".join(filter(None, (self.name, self.digest, self.builder))) + ".so"
 
     @property
     def carried_name(self) -> str:
-        """The name of the file in a wheel, and in a folder that was requested."""
+        """The file's name in a wheel and in an output folder."""
         return f"{self.carried_as or self.name}_{self.digest}.so"
 
     def find(self, output: Path | None = None) -> Path | None:
-        """Return the path of the library, None if it is not built."""
+        """Return the path of the library, or None if it is not built."""
         if output:
             return next(filter(Path.is_file, [output / self.carried_name]), None)
         if (CARRIED / self.carried_name).is_file():
             return CARRIED / self.carried_name
-        kept = [folder() / self.carried_name, folder() / self.file_name]
+        candidates = [get_folder() / self.carried_name, get_folder() / self.file_name]
         if self.builder is None:  # no compiler
-            kept += sorted(folder().glob(f"{self.name}_{self.digest}_*.so"))
-        return next(filter(Path.is_file, kept), None)
+            candidates += sorted(get_folder().glob(f"{self.name}_{self.digest}_*.so"))
+        return next(filter(Path.is_file, candidates), None)
 
-    def build(self, output: Path | None = None, progress: "Progress | None" = None) -> Built:
-        """Return the library, built if missing; in the requested folder, or where it is found.
+    def build(self, output: Path | None = None, progress: "Progress | None" = None) -> BuildResult:
+        """Return the library, built if missing, from `output` if given, else from the searched folders.
 
-        One of several processes and threads builds it and the others wait.
+        If several processes or threads need it, one builds it and the others wait.
 
         Raises CompileFailed if the source does not compile, and EnvironmentProblem if the folder cannot be
         written or a compiler is missing.
         """
         remedy = "name another --output" if output else REMEDY
         place = make_folder(output, remedy) if output else None
-        if there := self.find(place):
-            return Built(there, 0)
+        if existing := self.find(place):
+            return BuildResult(existing, 0)
         seconds = 0.0
 
         def make(staged: Path) -> None:
             nonlocal seconds
             started = time.monotonic()
-            with (progress or Progress()).of(self):
+            with (progress or Progress()).show(self):
                 self.make(staged)
             seconds = time.monotonic() - started
 
-        target = place / self.carried_name if place else folder() / self.file_name
-        built = keep(target, make, f"the library {self.name}", remedy)
+        target = place / self.carried_name if place else get_folder() / self.file_name
+        built = keep_file(target, make, f"the library {self.name}", remedy)
         if seconds:
-            self.note_seconds(seconds)
-        return Built(built, seconds)
+            self.record_seconds(seconds)
+        return BuildResult(built, seconds)
 
-    def expected_seconds(self) -> float:
-        """Return how long the last build took here, else the estimate."""
+    def estimate_seconds(self) -> float:
         try:
             return float((cache_folder("seconds") / self.name).read_text())
         except (OSError, ValueError, EnvironmentProblem):
             return self.estimate
 
-    def note_seconds(self, seconds: float) -> None:
-        """Keep how long a build took."""
+    def record_seconds(self, seconds: float) -> None:
         with suppress(OSError, EnvironmentProblem):
             (cache_folder("seconds") / self.name).write_text(f"{seconds:.1f}")
 
     def load(self) -> tuple[Path, ctypes.CDLL]:
-        """Return the loaded library and its path; built if missing, and rebuilt once if the file is damaged.
+        """Return the path and the loaded library, built if missing, and rebuilt once if the file is damaged.
 
-        Raises what `build` raises, and EnvironmentProblem if the system refuses the library.
+        Raises what `build` raises, and EnvironmentProblem if the system cannot load the library.
         """
         path = self.build().path
         try:
@@ -161,8 +157,7 @@ class Library:
 
 
 class Progress:
-    """Print what is being built, and for how long: one line that is updated on a terminal, else a line for
-    each."""
+    """Print the libraries being built and their times: one updated line on a terminal, else a line each."""
 
     def __init__(self, stream: TextIO | None = None):
         self.stream = stream or sys.stderr
@@ -171,9 +166,9 @@ class Progress:
         self.ended = threading.Event()
 
     @contextmanager
-    def of(self, library: Library) -> Generator[None]:
-        """Show a library as long as it is built."""
-        expected = library.expected_seconds()
+    def show(self, library: Library) -> Generator[None]:
+        """Show a library while it is being built."""
+        expected = library.estimate_seconds()
         if not self.stream.isatty():
             print(f"Building {library.name} (about {expected:.0f} s, once) ...", file=self.stream, flush=True)
             yield
@@ -183,7 +178,7 @@ class Progress:
             first = len(self.running) == 1
         if first:
             self.ended.clear()
-            threading.Thread(target=self.move, daemon=True).start()
+            threading.Thread(target=self.refresh_periodically, daemon=True).start()
         try:
             yield
         finally:
@@ -193,15 +188,14 @@ class Progress:
                     self.ended.set()
                     self.write("")
 
-    def move(self) -> None:
-        """Redraw the line as long as anything is built."""
+    def refresh_periodically(self) -> None:
         while not self.ended.wait(0.2):
             with self.lock:
                 if self.running:
-                    self.write(self.line())
+                    self.write(self.format_line())
 
-    def line(self) -> str:
-        """Return the libraries being built, and the seconds of each."""
+    def format_line(self) -> str:
+        """Format the libraries being built and the seconds of each."""
         now = time.monotonic()
         parts = [
             f"{name} ({now - start:.0f} of about {expected:.0f} s)"
@@ -210,19 +204,18 @@ class Progress:
         return f"Building {', '.join(parts)}"
 
     def write(self, line: str) -> None:
-        """Replace the last line, cut to the terminal's width."""
         self.stream.write(f"\r\033[K{line[: shutil.get_terminal_size().columns - 1]}")
         self.stream.flush()
 
 
 def build_all(
     expected: Sequence[Library], output: Path | None = None, progress: Progress | None = None
-) -> Generator[tuple[Library, Built]]:
-    """Build libraries, several at once if there are cores, and yield each in order. Raises as `Library.build`."""
-    shown = progress or Progress()
-    workers = max(1, min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) // 2, len(expected)))
+) -> Generator[tuple[Library, BuildResult]]:
+    """Build libraries concurrently and yield each in order. Raises the exceptions of `Library.build`."""
+    display = progress or Progress()
+    workers = max(1, min(MAX_CONCURRENT_BUILDS, len(os.sched_getaffinity(0)) // 2, len(expected)))
     with ThreadPoolExecutor(workers) as pool:
-        started = [pool.submit(library.build, output, shown) for library in expected]
+        started = [pool.submit(library.build, output, display) for library in expected]
         try:
             for library, future in zip(expected, started, strict=True):
                 yield library, future.result()
@@ -231,37 +224,30 @@ def build_all(
                 future.cancel()
 
 
-def folder() -> Path:
-    """Return the cache folder of libraries. Raises EnvironmentProblem if the folder cannot be made."""
+def get_folder() -> Path:
+    """Return the cache folder of libraries. Raises EnvironmentProblem if it cannot be created."""
     named = os.environ.get(VARIABLE)
     return make_folder(Path(named), REMEDY) if named else cache_folder("extensions")
 
 
-def contents(files: Iterable[Path]) -> list[str | bytes]:
-    """Return the names and texts of files, for a digest."""
+def read_contents(files: Iterable[Path]) -> list[str | bytes]:
     return [part for file in files for part in (file.name, file.read_bytes())]
 
 
-# ---- Mojo -----------------------------------------------------------------------------------------------------------
+# ---- Mojo --------------------------------------------------------------------------------------------------
 
 
-def mojo_library(
+def make_mojo_library(
     name: str, files: Sequence[Path], include: Path, architecture: str, estimate: float = 60, **defines: str
 ) -> Library:
-    """Return the library of the first of some Mojo files for one architecture, as `mojo build
-    --target-accelerator` takes it.
+    """Return the library compiled from the first Mojo file for an architecture such as "sm_90a".
 
-    Args:
-        name: Of the library, without the architecture.
-        files: All its Mojo files.
-        include: The folder from which they import.
-        architecture: For example "sm_90a".
-        estimate: Seconds of a build.
-        defines: Values for `get_defined_string`.
+    The other files are imported from `include`; `estimate` is in seconds; `defines` are values for
+    `get_defined_string`.
     """
     options = [f"{key}={value}" for key, value in sorted(defines.items())]
     host = [sys.platform, platform.machine(), HOST_CPU.get(platform.machine(), "")]
-    key = digest([mojo_version(), *host, architecture, *options, *contents(files)])
+    key = compute_digest([get_mojo_version(), *host, architecture, *options, *read_contents(files)])
 
     def make(staged: Path) -> None:
         os.replace(compile_mojo(files[0], include, architecture, staged.parent, *options), staged)
@@ -281,36 +267,34 @@ def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, 
     ]
     tools = staging / "tools"
     tools.mkdir()
-    env = environment_with_linker(tools)
-    env["TMPDIR"] = str(tools)  # mojo leaves intermediate files
+    env = make_environment(tools)
+    env["TMPDIR"] = str(tools)  # mojo leaves intermediate files there
     done = run([sys.executable, *MOJO, *command], env)
-    # A GPU target's code generator may print an error and the compiler go on.
+    # The GPU code generator may print an error without making the compiler fail.
     text = done.stdout + done.stderr
     if done.returncode != 0 or re.search(r"^error: ", text, re.MULTILINE):
-        raise build_failed(source, text)
+        raise create_build_error(source, text)
     return target
 
 
-def build_failed(source: Path, said: str) -> WorkbookError:
-    """Return the error for a failed build, by the compiler's output: linker errors are not the kernels'
-    fault."""
-    if parse_diagnostics(said):
-        return compile_failed(source, said)
-    return EnvironmentProblem(f"{source.name} cannot be built: {last_line(said)}")
+def create_build_error(source: Path, output_text: str) -> WorkbookError:
+    """Return the error for a failed build: CompileFailed with diagnostics, else EnvironmentProblem."""
+    if parse_diagnostics(output_text):
+        return compile_failed(source, output_text)
+    return EnvironmentProblem(f"{source.name} cannot be built: {get_last_line(output_text)}")
 
 
-def last_line(text: str) -> str:
-    """Return the last line with something in it."""
+def get_last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "the compiler printed nothing"
 
 
 @functools.cache
 def load_runtime() -> None:
-    """Load Mojo's libraries from their installation, before a built library needs them.
+    """Load Mojo's runtime libraries, before a built library is loaded.
 
-    A built library has the path of the machine that built it; a library that is already loaded is found by
-    its name.
+    A built library refers to them by paths of the machine that built it, but already loaded libraries are
+    found by name.
     """
     package = importlib.util.find_spec("max")
     if package is None or not package.submodule_search_locations:
@@ -318,7 +302,7 @@ def load_runtime() -> None:
             "MAX is not installed: run `uv sync`, or start through `uv run` or `pixi run`"
         )
     site = Path(next(iter(package.submodule_search_locations))).parent
-    # In a wheel the libraries are next to the package, in a conda environment in its own lib folder.
+    # From a wheel they are next to the package, from conda in the environment's lib folder.
     folders = (site / "modular" / "lib", Path(sys.prefix) / "lib")
     library_folder = next((f for f in folders if (f / RUNTIME[-1]).is_file()), None)
     if library_folder is None:
@@ -327,24 +311,19 @@ def load_runtime() -> None:
         ctypes.CDLL(str(library_folder / name), ctypes.RTLD_GLOBAL)
 
 
-# ---- C++ ------------------------------------------------------------------------------------------------------------
+# ---- C++ ---------------------------------------------------------------------------------------------------
 
 
-def torch_library(name: str, files: Sequence[Path], *defines: str, home: Path | None = None) -> Library:
-    """Return the library of the first of some C++ files, the others being its headers, for one PyTorch.
+def make_torch_library(name: str, files: Sequence[Path], *defines: str, home: Path | None = None) -> Library:
+    """Return the library compiled from the first C++ file for one version of PyTorch; the others are headers.
 
-    It names no library's place: PyTorch must be loaded before. One in a wheel serves all releases of a minor version.
-
-    Args:
-        name: Of the library, without PyTorch's version.
-        files: The C++ file and its headers.
-        defines: Macros.
-        home: PyTorch's folder; None for the one that is installed.
+    PyTorch must be loaded before it. `home` is PyTorch's folder, None for the installed one. A library in a
+    wheel works with all releases of a minor version.
     """
-    home = home or torch_home()
-    version = torch_version(home)
+    home = home or find_torch_home()
+    version = read_torch_version(home)
     compiler = find_compiler()
-    key = digest([sys.platform, platform.machine(), *CPP, *defines, *contents(files)])
+    key = compute_digest([sys.platform, platform.machine(), *CPP, *defines, *read_contents(files)])
 
     def make(staged: Path) -> None:
         if compiler is None:
@@ -353,21 +332,20 @@ def torch_library(name: str, files: Sequence[Path], *defines: str, home: Path | 
             )
         compile_cpp(compiler, home, files[0], staged, defines)
 
-    builder = compiler and digest([compiler, run([compiler, "--version"]).stdout])
+    builder = compiler and compute_digest([compiler, run([compiler, "--version"]).stdout])
     minor = ".".join(version.split(".")[:2])
     return Library(f"{name}_torch{version}", key, make, builder, f"{name}_torch{minor}", CPP_SECONDS)
 
 
-def torch_home() -> Path:
-    """Return the folder of the PyTorch that is installed."""
+def find_torch_home() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise EnvironmentProblem("PyTorch is not installed")
     return Path(spec.origin).parent
 
 
-def torch_version(home: Path) -> str:
-    """Return the version of a PyTorch, without what it was built for. Raises BadUse for another folder."""
+def read_torch_version(home: Path) -> str:
+    """Return PyTorch's version without the build suffix. Raises BadUse if `home` is not a PyTorch folder."""
     try:
         text = (home / "version.py").read_text(encoding="utf-8")
     except OSError:
@@ -378,14 +356,12 @@ def torch_version(home: Path) -> str:
 
 
 def find_compiler() -> str | None:
-    """Return the C++ compiler: that of the environment variable CXX, else the first on the PATH; None if
-    there is none."""
+    """Return the path of the C++ compiler, $CXX or the first on the PATH, or None."""
     named = os.environ.get("CXX")
     return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
 
 
 def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: Sequence[str]) -> None:
-    """Compile and link a C++ file against PyTorch."""
     includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
     command = [
         compiler,
@@ -393,7 +369,7 @@ def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: 
         *(f"-D{define}" for define in defines),
         *(f"-I{folder}" for folder in includes),
     ]
-    # Libraries come after the objects that use them.
+    # Libraries must come after the objects that use them.
     command += [str(source), "-o", str(target), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
     done = run(command)
     if done.returncode != 0:
@@ -403,7 +379,6 @@ def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: 
 
 
 def run(command: list[str], env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run a compiler and capture its output."""
     return subprocess.run(
         command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace"
     )

@@ -1,9 +1,8 @@
-"""Parse the top-level items of Mojo files, and which items one of them needs, without the compiler.
+"""Parse the top-level items of Mojo files and find their dependencies, without the compiler.
 
-An item is a function, a struct, a trait or a compile-time constant. An item needs every item whose name it
-contains, and so on: sometimes too many, but none is missed, since Mojo can refer to an item of another file
-only by its name. So the digest of a kernel's items tells whether it must be recompiled, and a package of
-these items alone compiles to the same kernel, faster.
+An item is assumed to depend on every item whose name it contains, which may be too many but never too few.
+So the digest of a kernel's items determines whether it must be recompiled, and a package of only these items
+compiles to the same kernel.
 """
 
 import re
@@ -13,20 +12,20 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 OPENS = re.compile(r"(?:@|def |struct |trait |comptime |from |import )")
-"""Start of an item in the first column; an unclosed bracket before it is the learner's mistake."""
+"""Start of an item, in the first column; a bracket still open there is the learner's mistake."""
 NAMED = re.compile(r"^(?:def|struct|trait|comptime)\s+(\w+)", re.MULTILINE)
-"""Finds the name of an item, after its decorators, which may have several lines each."""
+"""An item's name, after decorators that may span several lines."""
 IMPORT = re.compile(r"from\s+(?P<module>[\w.]+)\s+import\s+(?P<names>.*)|import\s+(?P<whole>\w+)", re.DOTALL)
 WORD = re.compile(r"[A-Za-z_]\w*")
 NOT_CODE = re.compile(
     r'"""(?:.|\n)*?"""|\'\'\'(?:.|\n)*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*'
 )
-"""Text and comments."""
+"""String literals and comments."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A top-level item: its name ("" for what has none), its lines, and the number of the first (from 1)."""
+    """A top-level item: its name or "", its lines, and the line number of the first."""
 
     file: str
     name: str
@@ -35,18 +34,16 @@ class Item:
 
     @property
     def text(self) -> str:
-        """Its lines as one."""
         return "\n".join(self.lines)
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Every name in its code."""
         return frozenset(WORD.findall(NOT_CODE.sub(" ", self.text)))
 
 
 @dataclass(frozen=True)
 class Import:
-    """An import at the top of a file: the module, dots included, and the names as (name, name here)."""
+    """A top-level import: the module with its leading dots, and its names as (name, local name)."""
 
     file: str
     module: str
@@ -54,9 +51,9 @@ class Import:
     line: int
     length: int
 
-    def of(self, expected: Iterable[str]) -> str:
-        """Return an import with only the names that are used here; "" if none is."""
-        kept = [(name, here) for name, here in self.names if here in expected]
+    def restrict_to(self, expected: Iterable[str]) -> str:
+        """Return an import of only the names in `expected`, or "" without any."""
+        kept = [(name, local_name) for name, local_name in self.names if local_name in expected]
         if not kept:
             return ""
         if not self.module:
@@ -66,7 +63,7 @@ class Import:
 
 @dataclass
 class Source:
-    """One file: its items and imports in order, and how many lines it has."""
+    """A parsed file: items and imports in order, and the number of lines."""
 
     items: list[Item] = field(default_factory=list)
     imports: list[Import] = field(default_factory=list)
@@ -74,26 +71,25 @@ class Source:
 
 
 @lru_cache(maxsize=256)
-def read(file: str, text: str) -> Source:
-    """Cut the text of a file into items; packages that are all but equal share those of the files that are equal."""
+def parse_source(file: str, text: str) -> Source:
+    """Parse a file into items; cached, because similar packages share most files."""
     lines = text.split("\n")
-    starts = [*statements(lines), len(lines)]
+    starts = [*find_statements(lines), len(lines)]
     source = Source(lines=len(lines))
     for start, end in pairwise(starts):
         body = tuple(lines[start:end])
         code = NOT_CODE.sub(" ", "\n".join(body)).strip()
         match = IMPORT.match(code)
         if match:
-            source.imports.append(make_import(file, match, start + 1, end - start))
+            source.imports.append(parse_import(file, match, start + 1, end - start))
         else:
             named = NAMED.search(code)
             source.items.append(Item(file, named[1] if named else "", body, start + 1))
     return source
 
 
-def statements(lines: list[str]) -> Iterator[int]:
-    """Return the indices of the lines where a top-level statement starts; a decorator's is that of its
-    function."""
+def find_statements(lines: list[str]) -> Iterator[int]:
+    """Yield the index of each top-level statement's first line, including its decorators."""
     depth, text_ends, decorated = 0, "", False
     for number, line in enumerate(lines):
         outside = not text_ends
@@ -121,8 +117,8 @@ def statements(lines: list[str]) -> Iterator[int]:
                 at += 1
 
 
-def make_import(file: str, match: re.Match[str], line: int, length: int) -> Import:
-    """Return the import that IMPORT has matched."""
+def parse_import(file: str, match: re.Match[str], line: int, length: int) -> Import:
+    """Create the Import of a match of IMPORT."""
     if match["whole"]:
         return Import(file, "", ((match["whole"], match["whole"]),), line, length)
     names: list[tuple[str, str]] = []
@@ -134,10 +130,10 @@ def make_import(file: str, match: re.Match[str], line: int, length: int) -> Impo
 
 
 class Items:
-    """The items of all files of a package; `texts` maps a file, relative to the package, to its text."""
+    """The items of all files of a package; `texts` maps files, relative to the package, to their texts."""
 
     def __init__(self, texts: Mapping[str, str]):
-        self.sources = {file: read(file, text) for file, text in texts.items()}
+        self.sources = {file: parse_source(file, text) for file, text in texts.items()}
         self.by_name: dict[str, list[Item]] = {}
         self.renamed: dict[str, set[str]] = {}
         for source in self.sources.values():
@@ -145,68 +141,66 @@ class Items:
                 if item.name:
                     self.by_name.setdefault(item.name, []).append(item)
             for statement in source.imports:
-                for name, here in statement.names:
-                    if name != here:
-                        self.renamed.setdefault(here, set()).add(name)
+                for name, local_name in statement.names:
+                    if name != local_name:
+                        self.renamed.setdefault(local_name, set()).add(name)
 
     def find_needed(self, names: Iterable[str], but: Iterable[str] = ()) -> list[Item]:
-        """Return the items of these names and all that they need, in the order of the files, those called `but` left out."""
-        waiting, taken = list(names), set(but)
+        """Return the items with these names and their dependencies, except the names in `but`."""
+        worklist, visited = list(names), set(but)
         items: list[Item] = []
-        while waiting:
-            name = waiting.pop()
-            if name in taken:
+        while worklist:
+            name = worklist.pop()
+            if name in visited:
                 continue
-            taken.add(name)
-            waiting += self.renamed.get(name, ())
+            visited.add(name)
+            worklist += self.renamed.get(name, ())
             for item in self.by_name.get(name, ()):
                 items.append(item)
-                waiting += item.words - taken
+                worklist += item.words - visited
         return sorted(items, key=lambda item: (item.file, item.line))
 
-    def imports_of(self, items: Iterable[Item]) -> dict[str, list[str]]:
-        """File -> the imports that these items of it use, each in one line."""
+    def find_imports(self, items: Iterable[Item]) -> dict[str, list[str]]:
+        """Return file -> lines of the imports that its items use."""
         words: dict[str, set[str]] = {}
         for item in items:
             words.setdefault(item.file, set()).update(item.words)
         return {
-            file: [text for statement in self.sources[file].imports if (text := statement.of(used))]
+            file: [text for statement in self.sources[file].imports if (text := statement.restrict_to(used))]
             for file, used in words.items()
         }
 
-    def enclosing(self, file: str, line: int) -> Item | None:
-        """Return the item that holds a line of a file."""
+    def find_enclosing(self, file: str, line: int) -> Item | None:
         for item in self.sources[file].items if file in self.sources else ():
             if item.line <= line < item.line + len(item.lines):
                 return item
         return None
 
     def cut_out(self, items: Iterable[Item]) -> dict[str, str]:
-        """Return file -> its text with only these items and the imports that they use, with unchanged line
-        numbers.
+        """Return file -> text with only these items and the imports they use, at unchanged line numbers.
 
-        An import from another file of the package has only the names that are among the items.
+        Imports from other files of the package are restricted to the names of these items.
         """
         items = list(items)
-        there = {item.name for item in items}
+        item_names = {item.name for item in items}
         cut: dict[str, str] = {}
         for file in dict.fromkeys(item.file for item in items):
             source = self.sources[file]
-            own = [item for item in items if item.file == file]
-            words = {word for item in own for word in item.words}
+            file_items = [item for item in items if item.file == file]
+            words = {word for item in file_items for word in item.words}
             lines = [""] * source.lines
             for statement in source.imports:
                 local = statement.module.startswith(".")
-                used = {h for n, h in statement.names if h in words and (not local or n in there)}
-                lines[statement.line - 1] = statement.of(used)
-            for item in own:
+                used = {h for n, h in statement.names if h in words and (not local or n in item_names)}
+                lines[statement.line - 1] = statement.restrict_to(used)
+            for item in file_items:
                 lines[item.line - 1 : item.line - 1 + len(item.lines)] = item.lines
             cut[file] = "\n".join(lines)
         return cut
 
 
-def parts(text: str) -> list[str]:
-    """Split at commas outside of brackets, as in "dtype, accum_type[a, b]"; runs of spaces become one."""
+def split_arguments(text: str) -> list[str]:
+    """Split at commas outside brackets, as in "dtype, accum_type[a, b]"; collapse spaces."""
     pieces, depth = [""], 0
     for sign in text:
         depth += (sign in "([{") - (sign in ")]}")

@@ -1,4 +1,4 @@
-"""Op packages: a folder of Mojo files that registers custom ops, compiled once for each content."""
+"""Compile and cache op packages, which are folders of Mojo files that register custom ops."""
 
 import os
 import re
@@ -12,14 +12,14 @@ from typing import Any, cast
 
 from harness.errors import BadUse, CompileFailed, DamagedFile, EnvironmentProblem, WorkbookError
 from harness.toolchain import translate
-from harness.toolchain.cache import cache_folder, digest, keep
+from harness.toolchain.cache import cache_folder, compute_digest, keep_file
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.disk import disk_full
+from harness.toolchain.disk import get_disk_full_error
 
 
 @dataclass(frozen=True)
 class OpPackage:
-    """The op package in one folder, identified by what its files hold."""
+    """The op package in a folder, identified by the contents of its files."""
 
     path: Path
 
@@ -31,42 +31,42 @@ class OpPackage:
 
     @cached_property
     def files(self) -> list[Path]:
-        """The Mojo files of the package, in a fixed order. Raises DamagedFile for a link that leads nowhere."""
+        """The Mojo files of the package, in a fixed order. Raises DamagedFile for a broken link."""
         for parent, folders, names in walk(self.path):
             for path in (Path(parent) / name for name in sorted([*folders, *names])):
                 if not path.exists():
                     raise DamagedFile(f"{path} links to {os.readlink(path)}, which is not there")
-        return mojo_files(self.path)
+        return list_mojo_files(self.path)
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the names and contents of the files, and of the Mojo version."""
-        parts: list[str | bytes] = [mojo_version()]
+        parts: list[str | bytes] = [get_mojo_version()]
         for file in self.files:
             parts += [str(file.relative_to(self.path)), file.read_bytes()]
-        return digest(parts)
+        return compute_digest(parts)
 
-    def registers(self) -> set[str]:
-        """Return the names of the ops that its text registers."""
+    def find_registered_ops(self) -> set[str]:
         texts = (file.read_text(encoding="utf-8", errors="replace") for file in self.files)
         return {name for text in texts for name in re.findall(r'\bregister\("(\w+)"\)', text)}
 
     def compile(self) -> Path:
         """Compile the package, or load it from the cache. Raises CompileFailed with the diagnostics."""
-        # The compiler takes the module's name from the file's: the one that `keep` gives it is the final one.
+        # The compiler names the module after the file, so `keep_file` stages it under its final name.
 
         def make(staged: Path) -> None:
             result = run_mojo("precompile", "--diagnostic-format", "json", str(self.path), "-o", str(staged))
             if result.returncode != 0:
                 raise compile_failed(self.path, result.stdout + result.stderr)
 
-        return keep(cache_folder("packages") / f"ops_{self.digest}.mojoc", make, "the compiled op package")
+        return keep_file(
+            cache_folder("packages") / f"ops_{self.digest}.mojoc", make, "the compiled op package"
+        )
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` in a fixed order, through links to folders; each folder once, so that no circle of links is endless.
+    """Walk a folder like `os.walk`, in a fixed order, following links, and visiting each folder only once.
 
-    Hidden names are left out: editors lock files with links of such names that lead nowhere.
+    Skip hidden names, because editors create broken hidden links as lock files.
     """
     visited: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -78,14 +78,14 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         yield parent, folders, [name for name in names if not name.startswith(".")]
 
 
-def mojo_files(folder: Path) -> list[Path]:
+def list_mojo_files(folder: Path) -> list[Path]:
     """Return the Mojo files in a folder and its links, in a fixed order."""
     paths = (Path(parent) / name for parent, _, names in walk(folder) for name in names)
     return sorted(path for path in paths if path.suffix == ".mojo" and path.is_file())
 
 
-def mojo_version() -> str:
-    """Return the version of the installed Mojo compiler, by a folder's name: importlib.metadata takes 20 ms to load."""
+def get_mojo_version() -> str:
+    """Return the Mojo compiler's version from its folder's name, because importlib.metadata takes 20 ms."""
     mojo = find_spec("mojo")
     for place in (mojo.submodule_search_locations or ()) if mojo else ():
         for name in ("mojo", "mojo_compiler"):
@@ -94,16 +94,16 @@ def mojo_version() -> str:
     raise EnvironmentProblem("Mojo is not installed: run `uv sync`, or start through `uv run` or `pixi run`")
 
 
-# What the compiler says, with no file named, where another process has just moved an entry of its cache away. Rare: one
-# compile in tens of thousands, with two at a time.
+# The compiler's message if another process has just moved an entry of its cache; it names no file. With two
+# concurrent compiles, one in tens of thousands fails like this.
 CACHE_MOVED = re.compile(r'(.*mojo: error: |{"kind":"error","message":")No such file or directory("})?\s*')
 
 
 def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the installed Mojo compiler and capture its output; run it again if its cache moved meanwhile."""
+    """Run the Mojo compiler and capture its output; retry once if an entry of its cache was moved."""
     from mojo.run import subprocess_run_mojo  # pyright: ignore[reportMissingTypeStubs] (it has no types)
 
-    os.environ.setdefault("MALLOC_CONF", "thp:always")  # on huge pages it takes 6 to 10% less processor time
+    os.environ.setdefault("MALLOC_CONF", "thp:always")  # huge pages save 6 to 10% of its CPU time
 
     def run() -> subprocess.CompletedProcess[str]:
         return cast(
@@ -118,12 +118,12 @@ def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
 
 
 def compile_failed(path: Path, output: str) -> WorkbookError:
-    """Return the error for a package that does not compile: the first error explained, the whole output in `details`."""
+    """Return the error for a package that does not compile, with an explanation of the first message."""
     diagnostics = parse_diagnostics(output)
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
-    if not errors and (full := disk_full(output)):
+    if not errors and (full := get_disk_full_error(output)):
         return full
     text = "\n".join(map(str, diagnostics)) or output.strip()
     return CompileFailed(
-        f"{path} does not compile\n{translate.failure_text(diagnostics, output, path)}", text
+        f"{path} does not compile\n{translate.describe_failure(diagnostics, output, path)}", text
     )

@@ -1,8 +1,6 @@
-"""Explain a message of the Mojo compiler to a learner: one sentence, and a place to look.
+"""Explain a message of the Mojo compiler to a learner in one sentence, with a pointer.
 
-The input is the compiler's JSON diagnostics and, for errors that it only prints as text (a failed constraint
-deep in the standard library), the lines of its output. The rules match the wording of Mojo 1.2; other
-messages get no sentence, and only the compiler's own line is printed.
+The rules match the wording of Mojo 1.2; other messages are printed without an explanation.
 """
 
 import re
@@ -10,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from harness.invocation import command
+from harness.invocation import format_command
 from harness.toolchain.diagnostics import Diagnostic
 from harness.toolchain.mojo_items import NOT_CODE, Items
 
@@ -21,8 +19,8 @@ CONVERSION = re.compile(
 INTEGER = re.compile(r"(U?Int\d*|Scalar\[\.u?int\d+\])")
 FLOAT = re.compile(r"(B?Float\d+|Scalar\[.*\]|SIMD\[.*, 1\]|.*ElementType)")
 
-# The whole meaning of a message, as (pattern, sentence); the first that matches the message or the line of code counts.
-# {0}, {1}, ... are the pattern's groups. A pointer follows after " See ".
+# Explanations as (pattern, sentence); the first pattern that matches the message or the line of code is used.
+# {0}, {1}, ... are the groups of the pattern. " See " introduces a pointer.
 NAMES = {
     "alias": "`alias` was removed: a compile-time constant is written `comptime N = 8`.",
     "let": "`let` was removed: a local name is declared by `var`.",
@@ -36,8 +34,8 @@ NAMES = {
     },
     "atomicAdd": "CUDA's `atomicAdd` is `atomic_add(sums, index, value)` here, from shared/common.mojo.",
 }
-SHOWN = 3
-"""So many errors after the first are shown, in a line each."""
+MAX_SHOWN = 3
+"""Maximum number of errors shown after the first, one line each."""
 MESSAGES: tuple[tuple[str, str], ...] = (
     (r"use of unknown declaration '(\w+)'; did you mean to import it from '([\w.]+)'",
      "`{0}` is not imported here: add `from {1} import {0}` to the imports at the top of the file."),
@@ -103,7 +101,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
      'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
      "See `git diff`, or put the file back with `workbook reset pNN`."),
 )  # fmt: skip
-# Mistakes for which the compiler reports only consequences; the line of code shows the intention.
+# Mistakes of which the compiler reports only consequences; the pattern matches the line of code.
 CODE: tuple[tuple[str, str], ...] = (
     (r"^\s*alias\s", NAMES["alias"]),
     (r"^\s*let\s", NAMES["let"]),
@@ -113,7 +111,7 @@ CODE: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-# The message together with the line of code: (message or note, code, sentence); the code's groups are {0}, {1}, ...
+# (pattern of the message or note, pattern of the code, sentence); {0}, ... are groups of the code's pattern.
 BY_CODE: tuple[tuple[str, str, str], ...] = (
     (r"'__[gs]etitem__'|Slice'|value to 'TileTensor\[", r"\b(\w+\[[^\[\]:]*:[^\[\]]*\])",
      "`{0}` is a slice, and nothing is computed with slices: a loop takes one element at a time, as `x[row, c]` for c in "
@@ -137,26 +135,20 @@ BY_CODE: tuple[tuple[str, str, str], ...] = (
 
 
 def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
-    """Return one sentence on an error, or None if no rule matches.
-
-    Args:
-        diagnostic: The compiler's first error, with its line of code.
-        notes: The messages and lines that the compiler printed after it.
-    """
-    sentence = explanation([diagnostic.message, *notes], diagnostic)
+    """Explain an error and its notes in a sentence; return None if no rule matches."""
+    sentence = find_explanation([diagnostic.message, *notes], diagnostic)
     if sentence and sentence.startswith(SIZES):
-        sentence = sentence.replace(SIZES, sizes_at(diagnostic.file, diagnostic.line), 1)
-    return sentence and pasteable(sentence, diagnostic.file)
+        sentence = sentence.replace(SIZES, describe_sizes(diagnostic.file, diagnostic.line), 1)
+    return sentence and fill_in_commands(sentence, diagnostic.file)
 
 
 SIZES = "A kernel's sizes arrive as Int32"
 
 
-def sizes_at(file: str, line: int) -> str:
-    """Return a remark on Int32 with the names of the kernel's sizes, for the kernel of a line of a file, if
-    it has any."""
+def describe_sizes(file: str, line: int) -> str:
+    """Return a sentence on Int32 that names the sizes of the kernel at a line, if it has any."""
     try:
-        item = Items({file: Path(file).read_text(encoding="utf-8")}).enclosing(file, line)
+        item = Items({file: Path(file).read_text(encoding="utf-8")}).find_enclosing(file, line)
     except (OSError, UnicodeDecodeError):
         return SIZES
     code = NOT_CODE.sub(" ", item.text) if item else ""
@@ -167,8 +159,8 @@ def sizes_at(file: str, line: int) -> str:
     return f"{which}{f' (`{converted[1]}` is `{converted[2]}` as an Int)' if converted else ''}"
 
 
-def explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
-    """Return the sentence as the tables have it; `texts` are the error's message and the notes."""
+def find_explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
+    """Find the sentence in the tables; `texts` are the error's message and its notes."""
     named = re.match(r"use of unknown declaration '(\w+)'", diagnostic.message)
     if named and named[1] in NAMES:
         return NAMES[named[1]]
@@ -179,70 +171,68 @@ def explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
     for pattern, code, sentence in BY_CODE:
         if re.search(pattern, "\n".join(texts)) and (match := re.search(code, diagnostic.text)):
             return sentence.format(*match.groups())
-    if not vague(diagnostic.message):
-        return conversion(diagnostic.message) or by_message(diagnostic.message)
-    # The reason is in a note: that the left side may not be written beats a type that does not fit.
-    for rule in (by_message, conversion):
+    if not is_vague(diagnostic.message):
+        return explain_conversion(diagnostic.message) or explain_message(diagnostic.message)
+    # The reason is in a note; an immutable left side takes precedence over mismatched types.
+    for rule in (explain_message, explain_conversion):
         for text in texts:
             if sentence := rule(text):
                 return sentence
     return None
 
 
-def vague(message: str) -> bool:
-    """Check whether a message only says that something failed; the reason is in a note."""
+def is_vague(message: str) -> bool:
+    """Return whether a message only states that a call failed, with the reason in a note."""
     return message.startswith(("function instantiation failed", "no matching", "call expansion failed"))
 
 
-def by_message(text: str) -> str | None:
-    """Return the sentence of the first rule that matches the message."""
+def explain_message(text: str) -> str | None:
     for pattern, sentence in MESSAGES:
         if match := re.search(pattern, text):
             return sentence.format(*match.groups())
     return None
 
 
-def pasteable(sentence: str, file: str) -> str:
-    """Return the sentence with the workbook's commands as they are typed here.
+def fill_in_commands(sentence: str, file: str) -> str:
+    """Replace the workbook's commands in a sentence by the command lines that the user must type.
 
-    `reset` gets the puzzle of the error's file; for another file it stays `reset pNN`.
+    `reset` gets the puzzle of the error's file; for other files it stays `reset pNN`.
     """
     puzzle = next((inside for folder, inside in pairwise(Path(file).parts) if folder == "problems"), "pNN")
     return re.sub(
         r"\bworkbook ((?:doctor|reset pNN)\b)",
-        lambda match: command(match[1].replace("pNN", puzzle)),
+        lambda match: format_command(match[1].replace("pNN", puzzle)),
         sentence,
     )
 
 
-def conversion(text: str) -> str | None:
-    """Explain two types that do not match: integers, floats of two dtypes, generic vectors."""
+def explain_conversion(text: str) -> str | None:
+    """Explain a type mismatch: integers, floats of two dtypes, generic vectors."""
     match = CONVERSION.search(text)
     if not match or "unresolved parameter" in text:
         return None
     got, expected = match["got"] or match["got2"], match["wanted"] or match["wanted2"]
-    for describe in (integers, float_from_integer, integer_from_float, generic_dtype, dtypes):
+    floats = (explain_float_from_integer, explain_integer_from_float)
+    for describe in (explain_integers, *floats, explain_generic_dtype, explain_dtypes):
         if sentence := describe(got, expected):
             return sentence
     return f"A `{expected}` is expected here, and this is a `{got}`; Mojo converts nothing implicitly."
 
 
-def integers(got: str, expected: str) -> str | None:
-    """Explain Int against Int32 and the like."""
+def explain_integers(got: str, expected: str) -> str | None:
     if INTEGER.fullmatch(got) and INTEGER.fullmatch(expected):
         return f"{SIZES} while indices are Int, and Mojo converts neither implicitly: `{expected}(...)`."
     return None
 
 
-def float_from_integer(got: str, expected: str) -> str | None:
-    """Explain an Int in place of a float."""
+def explain_float_from_integer(got: str, expected: str) -> str | None:
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(expected):
         return f"An integer is not converted to a float implicitly: `{spell_type(expected)}(...)`, as in `Scalar[accum](columns)`."
     return None
 
 
-def integer_from_float(got: str, expected: str) -> str | None:
-    """Explain a float in place of an Int, as in a sum that starts with 0."""
+def explain_integer_from_float(got: str, expected: str) -> str | None:
+    """Explain a float where an Int is expected, as in a sum that starts with 0."""
     if FLOAT.fullmatch(got) and INTEGER.fullmatch(expected):
         return (
             f"This is a float where `{expected}` is expected. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
@@ -251,8 +241,8 @@ def integer_from_float(got: str, expected: str) -> str | None:
     return None
 
 
-def generic_dtype(got: str, expected: str) -> str | None:
-    """Explain a vector with a parametric dtype in place of a fixed dtype, or the reverse."""
+def explain_generic_dtype(got: str, expected: str) -> str | None:
+    """Explain a vector of a parametric dtype where a fixed dtype is expected, or the reverse."""
     have, want = (re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, expected))
     if have and want and have[1] != want[1]:
         return (
@@ -262,8 +252,7 @@ def generic_dtype(got: str, expected: str) -> str | None:
     return None
 
 
-def dtypes(got: str, expected: str) -> str | None:
-    """Explain two floats of different dtype."""
+def explain_dtypes(got: str, expected: str) -> str | None:
     if "Float64" in (got, expected):
         return (
             "A number with a point, as in `var total = 0.0`, is a Float64, and Mojo converts nothing implicitly: "
@@ -283,18 +272,14 @@ def dtypes(got: str, expected: str) -> str | None:
 
 
 def spell_type(name: str) -> str:
-    """Return a scalar type as it is written in code; the element type of a tensor by its dtype."""
+    """Return a scalar type as written in code; a tensor's element type becomes Scalar[dtype]."""
     return "Scalar[dtype]" if name.endswith("ElementType") else name
 
 
-def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> str:
-    """Describe a failed compilation in a few lines: the compiler's first error, its reason, and an
-    explanation.
+def describe_failure(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> str:
+    """Describe a failed compilation in a few lines: the first error, its reason, and an explanation.
 
-    Args:
-        diagnostics: The located messages of the compiler.
-        output: Everything that it printed.
-        path: The package or file that was compiled; other files in a message were generated.
+    `path` is the compiled package; other files in messages were generated.
     """
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
     if not errors:
@@ -303,26 +288,27 @@ def failure_text(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> 
     after = list(diagnostics)[list(diagnostics).index(first) + 1 :]
     notes = [diagnostic.message for diagnostic in after if diagnostic.kind == "note"]
     constraints = re.findall(r"note: (constraint failed: .*)", output)
-    lines = [str(first), *shown_code(first)]
-    if vague(first.message):
-        # The innermost note in the package is the learner's line; the standard library's come as plain text. The
-        # reason is at the bottom of the chain.
+    lines = [str(first), *format_code(first)]
+    if is_vague(first.message):
+        # The innermost note in the package shows the learner's line; notes of the standard library have no
+        # location. The last constraint in the chain is the reason.
         inner = [note for note in after if note.kind == "note" and Path(note.file).is_relative_to(path)][-1:]
         if inner and not Path(first.file).is_relative_to(
             path
-        ):  # the program that calls it is not the learner's
+        ):  # the learner did not write the calling program
             lines = []
-        lines += [line for note in inner for line in (str(note), *(() if lines else shown_code(note)))]
+        lines += [line for note in inner for line in (str(note), *(() if lines else format_code(note)))]
         lines += [f"   {constraints[-1]}"] if constraints else []
     if sentence := explain(first, [*constraints[::-1], *notes]):
         lines.append(f"   -> {sentence}")
     others = [f"also {error}" for error in errors[1:] if error.line != first.line or error.file != first.file]
-    lines += others[:SHOWN] + ([f"(and {len(others) - SHOWN} more)"] if len(others) > SHOWN else [])
+    lines += others[:MAX_SHOWN]
+    lines += [f"(and {len(others) - MAX_SHOWN} more)"] if len(others) > MAX_SHOWN else []
     return "\n".join(lines)
 
 
-def shown_code(diagnostic: Diagnostic) -> list[str]:
-    """Return the line of code of a message, and a caret below its column; empty if unknown."""
+def format_code(diagnostic: Diagnostic) -> list[str]:
+    """Return a message's line of code and a caret below its column, or [] if unknown."""
     code = diagnostic.text.rstrip()
     if not code.strip():
         return []

@@ -1,4 +1,4 @@
-"""Puzzle 19, the ramp: its spec and known mistakes."""
+"""Puzzle 19, the ramp: eight small kernels."""
 
 from harness.puzzles.p19.spec import PUZZLE
 

@@ -1,39 +1,45 @@
-"""Puzzle 19, the ramp: eight ops with a gate each, their cases and reference.
+"""Puzzle 19, the ramp: eight ops with one gate each, their cases and reference.
 
-Names: n = elements of a vector; a matrix has rows and columns. Every op writes its own quantity and is its
-own variant, so that a gate compiles only its own kernel.
+A vector has n elements, a matrix rows and columns. Every op writes its own quantity and is its own variant,
+so that a gate compiles only its own kernel.
 """
 
 import numpy as np
 
 from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive
-from harness.spec.cases import chapter_and, covering, not_finite, tiled_axis, with_not_finite
+from harness.spec.cases import (
+    make_cases_function,
+    make_covering_cases,
+    make_nonfinite_cases,
+    make_tiled_axis,
+    write_nonfinite,
+)
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, printed_names
+from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung
 
 DIMS = (70, 10, 20)
 """The default n, rows and columns."""
-SIDE = 8
-"""Rows, and columns, of a block of `index`."""
+BLOCK_SIDE = 8
+"""Rows and columns of a thread block of `index`."""
 
 VECTOR = {"vector": Argument(("n",))}
 MATRIX = {"matrix": Argument(("rows", "columns"))}
-BY_COLUMN = Argument(("columns",))
-HALF = {
+PER_COLUMN = Argument(("columns",))
+BFLOAT16_INPUTS = {
     "half_matrix": Argument(("rows", "columns"), "bfloat16"),
     "half_vector": Argument(("columns",), "bfloat16"),
 }
 OPS = {
     "map": OpSpec("ramp_map", {"mapped": Argument(("n",))}, VECTOR),
-    "index": OpSpec("ramp_index", {"shifted": MATRIX["matrix"]}, {**MATRIX, "offset": BY_COLUMN}),
-    "cast": OpSpec("ramp_cast", {"products": Argument(("rows",), "float32")}, HALF),
+    "index": OpSpec("ramp_index", {"shifted": MATRIX["matrix"]}, {**MATRIX, "offset": PER_COLUMN}),
+    "cast": OpSpec("ramp_cast", {"products": Argument(("rows",), "float32")}, BFLOAT16_INPUTS),
     "reduce": OpSpec("ramp_reduce", {"row_sums": Argument(("rows",), ACCUM)}, MATRIX),
     "tile": OpSpec("ramp_tile", {"mirrored": Argument(("n",))}, VECTOR),
     "atomic": OpSpec("ramp_atomic", {"column_sums": Argument(("columns",), ACCUM)}, MATRIX),
     "stages": OpSpec("ramp_stages", {"staged_sums": Argument(("columns",), ACCUM)}, MATRIX),
-    "rmsnorm": OpSpec("ramp_rmsnorm", {"normalised": MATRIX["matrix"]}, {**MATRIX, "weight": BY_COLUMN}),
+    "rmsnorm": OpSpec("ramp_rmsnorm", {"normalised": MATRIX["matrix"]}, {**MATRIX, "weight": PER_COLUMN}),
 }
 LAUNCHES = {
     **{id: f"launch_{id}[dtype](..., n)" for id in ("map", "tile")},
@@ -41,7 +47,7 @@ LAUNCHES = {
     "cast": "launch_cast(..., rows, columns)",
     "rmsnorm": "launch_rmsnorm[dtype](..., rows, columns, Scalar[accum](EPS))",
 }
-ABOUT = {
+DESCRIPTIONS = {
     "map": "a thread for each element, with a guard",
     "index": "rows and columns of a matrix",
     "cast": "bfloat16 in, sums in float32",
@@ -52,21 +58,21 @@ ABOUT = {
     "rmsnorm": "RMSNorm, forward",
 }
 AXES = (
-    tiled_axis("n", TILE),
-    tiled_axis("rows", SIDE, TILE + 1),
-    tiled_axis("columns", ROW_THREADS, 4 * ROW_THREADS + 1),
+    make_tiled_axis("n", TILE),
+    make_tiled_axis("rows", BLOCK_SIDE, TILE + 1),
+    make_tiled_axis("columns", ROW_THREADS, 4 * ROW_THREADS + 1),
 )
-"""Axes of the cases: a vector by tiles, rows by square blocks and by threads of a block, columns by threads of a row."""
-GATES = tuple(Gate(id, id, tuple(op.writes), ABOUT[id]) for id, op in OPS.items())
+"""Axes of the cases, with sizes around a vector's tile, a square block's side and a row's threads."""
+GATES = tuple(Gate(id, id, tuple(op.writes), DESCRIPTIONS[id]) for id, op in OPS.items())
 
 
-cases = chapter_and(
-    DIMS, "the chapter's sizes", "a mean of 3, some rows so small that eps counts",
+cases = make_cases_function(
+    DIMS, "the default sizes", "a mean of 3, and some rows so small that eps matters",
     (
         Case("one of each", "a single element", (1, 1, 1), "hard"),
-        Case("square", "an exchange of row and column stays inside", (33, 12, 12), "hard"),
-        *not_finite({"vector": ("the vector", "NaN"), "matrix": ("the matrix", "inf")}, DIMS),
-        *covering(AXES, ("hard",), lambda *sizes: sizes),
+        Case("square", "swapped row and column indices stay in bounds", (33, 12, 12), "hard"),
+        *make_nonfinite_cases({"vector": ("the vector", "NaN"), "matrix": ("the matrix", "inf")}, DIMS),
+        *make_covering_cases(AXES, ("hard",), lambda *sizes: sizes),
     ),
 )  # fmt: skip
 
@@ -74,13 +80,13 @@ cases = chapter_and(
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     """Return vector [n], matrix and half_matrix [rows, columns], offset, half_vector and weight [columns].
 
-    Float64, rounded to `dtype`; half_matrix and half_vector always to bfloat16.
+    They are float64, rounded to `dtype`; half_matrix and half_vector are always rounded to bfloat16.
     """
     n, rows, columns = case.dims
     random = np.random.default_rng([seed, n, rows, columns])
     matrix = random.standard_normal((rows, columns))
     if case.values == "hard":
-        # Every fourth row has squares of the size of eps.
+        # In every fourth row, the squares are about as large as eps.
         matrix = (matrix + 3) * np.where(np.arange(rows) % 4 == 3, 1e-3, 1.0)[:, None]
     run: Arrays = {
         "vector": random.standard_normal(n),
@@ -88,7 +94,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "offset": random.standard_normal(columns),
         "weight": 1 + 0.5 * random.standard_normal(columns),
     }
-    with_not_finite(run, case.values)
+    write_nonfinite(run, case.values)
     half = {
         "half_matrix": 1 + random.standard_normal((rows, columns)),
         "half_vector": 1 + 0.5 * random.standard_normal(columns),
@@ -100,21 +106,20 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """Return PyTorch's results by the ops' names. Sums are sequential, the least accurate order that a kernel
-    may use."""
+    """Return PyTorch's results by output name, with sequential sums, the least accurate order of a kernel."""
     import torch
 
     x, vector = tensors["matrix"], tensors["vector"]
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     wide, terms = x.to(accum), tensors["half_matrix"].to(accum) * tensors["half_vector"].to(accum)
-    columns = one_by_one(wide)
-    squares = one_by_one((wide * wide).T) / x.shape[-1]
+    columns = sum_sequentially(wide)
+    squares = sum_sequentially((wide * wide).T) / x.shape[-1]
     rstd = torch.rsqrt(squares + EPS)[:, None]
     return {
         "mapped": 2 * vector + 1,
         "shifted": x + tensors["offset"],
-        "products": one_by_one(terms.T),
-        "row_sums": one_by_one(wide.T),
+        "products": sum_sequentially(terms.T),
+        "row_sums": sum_sequentially(wide.T),
         "mirrored": torch.cat([tile.flip(0) for tile in vector.split(TILE)]),
         "column_sums": columns,
         "staged_sums": columns,
@@ -122,8 +127,7 @@ def reference(tensors: dict) -> dict:
     }
 
 
-def one_by_one(terms):
-    """Sum a tensor over the first axis, one term after the other."""
+def sum_sequentially(terms):
     total = terms[0].clone()
     for term in terms[1:]:
         total += term
@@ -143,9 +147,9 @@ PUZZLE = Puzzle(
     reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    forward=printed_names(*(quantity for op in OPS.values() for quantity in op.writes)),
+    forward=map_printed_names(*(quantity for op in OPS.values() for quantity in op.writes)),
     variants={id: (Call(op, (), id, LAUNCHES[id]),) for id, op in OPS.items()},
-    about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
+    about_variants={id: f"only {id}: {DESCRIPTIONS[id]}" for id in OPS},
     atomic=frozenset({("atomic", "column_sums")}),
     summands=lambda dims: dims[1],
     multiply_adds=lambda dims: dims[0] + 8 * dims[1] * dims[2],

@@ -1,4 +1,4 @@
-"""Puzzle 20, the first custom backward: its spec, known mistakes, and the checkers of its rungs in Python."""
+"""Puzzle 20, the first custom backward pass."""
 
 from harness.puzzles.p20.spec import PUZZLE
 

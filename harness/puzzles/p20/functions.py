@@ -1,4 +1,4 @@
-"""Checker of puzzle 20's PyTorch rung: named checks of each autograd.Function, and the bytes that it saves."""
+"""Checker of puzzle 20's PyTorch rung: named checks of each autograd.Function, and of the bytes it saves."""
 
 import inspect
 import math
@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.check import gradient_checks as checks
-from harness.check.compare import Evidence, compare, got_and_expected
-from harness.check.diagnose import explanation
-from harness.check.gradients import TOLERANCE, Subject, gradients, random_like
-from harness.check.python_files import PythonChecker, describe
+from harness.check.compare import Evidence, compare, format_got_and_expected
+from harness.check.diagnose import find_explanation
+from harness.check.gradients import TOLERANCE, Subject, compute_gradients, random_like
+from harness.check.python_files import PythonChecker, describe_exception
 from harness.check.results import GateResult
 from harness.puzzles.formulas import EPS
 from harness.puzzles.p20.mistakes import WORD
 from harness.spec.puzzle import Case, Gate, Puzzle
 
-LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
-"""Sizes in front of the last axis, by kind."""
-LAST = {"odd": 7, "square": 4, "row": 6, "deep": 5, "tall": 8}
+LEADING_SIZES = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
+"""Kind of sizes -> the sizes of the leading axes, all but the last."""
+LAST_SIZES = {"odd": 7, "square": 4, "row": 6, "deep": 5, "tall": 8}
 
 CLASSES = {
     "relu_input": "ReluFromInput",
@@ -30,113 +30,117 @@ CLASSES = {
     "relu_bits": "ReluFromBits",
     "layernorm": "LayerNorm",
 }
-COMMON = (
+COMMON_CHECKS = (
     checks.forward, checks.against_autograd, checks.gradcheck_float64, checks.expanded_gradient,
     checks.strided_gradient, checks.two_calls, checks.under_checkpoint, checks.inputs_unchanged,
     checks.held_by_ctx, checks.memory_saved,
 )  # fmt: skip
-"""Checks of every function, the most informative first."""
-RELU = (*COMMON, checks.at_zero, checks.at_no_numbers)
-"""Further checks: at a kink, and of a mask with values that are not finite."""
+"""Checks of every class, the most informative first."""
+RELU_CHECKS = (*COMMON_CHECKS, checks.at_zero, checks.at_no_numbers)
+"""Checks of the ReLU classes, also at the kink and on non-finite values."""
 
 
-def away_from_zero(sizes: str, seed: int) -> tuple[Tensor, ...]:
+def make_relu_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
     """Return a tensor whose elements are at least 0.1 away from ReLU's kink."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(*LEADING[sizes], LAST[sizes], generator=generator, dtype=torch.float64)
+    x = torch.randn(*LEADING_SIZES[sizes], LAST_SIZES[sizes], generator=generator, dtype=torch.float64)
     return (x + 0.1 * x.sign(),)
 
 
-def layernorm_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Return x with a mean far from 0, weight and bias."""
+def make_layernorm_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
-    H = LAST[sizes]
+    H = LAST_SIZES[sizes]
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    return 3 + normal(*LEADING[sizes], H), 1 + 0.5 * normal(H), normal(H)
+    return 3 + normal(*LEADING_SIZES[sizes], H), 1 + 0.5 * normal(H), normal(H)
 
 
-def words(x: Tensor) -> int:
-    """Return the bytes of a mask with a bit per element, in words of 32."""
+def packed_mask_bytes(x: Tensor) -> int:
+    """Return the size in bytes of a mask with one bit per element, packed into 32-bit words."""
     return math.ceil(x.numel() / WORD) * 4
 
 
-def subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
-    """Return what a gate's class is checked against, with the ledger of what it may save in float32."""
+def make_subject(gate: str, function: type[torch.autograd.Function]) -> Subject:
+    """Return a gate's class with its reference, its inputs, and the number of bytes it may save in float32."""
     if gate == "layernorm":
         return Subject(
             lambda x, weight, bias: function.apply(x, weight, bias, EPS),
             lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias, EPS),
-            layernorm_inputs,
-            # x, the weight, and two numbers for each row.
+            make_layernorm_inputs,
+            # x, the weight, and mean and rstd of each row.
             saved=lambda x, weight, bias: 4 * (x.numel() + weight.numel() + 2 * x.numel() // x.shape[-1]),
         )
-    ledger = {
+    allowed_bytes = {
         "relu_input": lambda x: 4 * x.numel(),
         "relu_output": lambda x: 4 * x.numel(),
         "relu_mask": lambda x: x.numel(),
-        "relu_bits": words,
+        "relu_bits": packed_mask_bytes,
     }
-    return Subject(function.apply, F.relu, away_from_zero, saved=ledger[gate])
+    return Subject(function.apply, F.relu, make_relu_inputs, saved=allowed_bytes[gate])
 
 
 class FunctionsChecker(PythonChecker):
     """Checks each class of the PyTorch rung separately."""
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        """Run the checks of one class; stop after wrong results or gradients, which the later checks would
-        repeat."""
+        """Check one class; stop if results or gradients are wrong, since later checks would only repeat that."""
         function = module.get(CLASSES[gate.id])
         if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
-            words = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
-            return self.wrong(gate, [words], hint=2)
-        what = subject(gate.id, function)
-        requested = RELU if gate.id.startswith("relu") else COMMON
+            message = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
+            return self.make_wrong_result(gate, [message], hint=2)
+        subject = make_subject(gate.id, function)
+        checks_to_run = RELU_CHECKS if gate.id.startswith("relu") else COMMON_CHECKS
         lines: dict[str, str] = {}
-        for check in requested:
-            if line := check(what):
+        for check in checks_to_run:
+            if line := check(subject):
                 lines[check.__name__] = line
                 if check in (checks.forward, checks.against_autograd):
                     break
-        lines = checks.without_echoes(lines)
+        lines = checks.drop_echoes(lines)
         wrong = [f"{name}: {line}" for name, line in lines.items()]
         if checks.against_autograd.__name__ in lines:
-            wrong[-1:] = wrong_gradients(self.puzzle, what, function, path) or wrong[-1:]
+            wrong[-1:] = describe_wrong_gradients(self.puzzle, subject, function, path) or wrong[-1:]
         if wrong:
-            return self.wrong(gate, wrong, next(iter(lines)), hint=2)
-        return GateResult(gate, "correct", summary=f"{len(requested)} checks; keeps {describe_saved(what)}")
+            return self.make_wrong_result(gate, wrong, next(iter(lines)), hint=2)
+        return GateResult(
+            gate, "correct", summary=f"{len(checks_to_run)} checks; keeps {describe_saved(subject)}"
+        )
 
 
 # ---- Diagnosis of a wrong gradient -------------------------------------------------------------------------
 
 
-def wrong_gradients(
-    puzzle: Puzzle, what: Subject, function: type[torch.autograd.Function], path: Path
+def describe_wrong_gradients(
+    puzzle: Puzzle, subject: Subject, function: type[torch.autograd.Function], path: Path
 ) -> list[str]:
-    """Describe the first wrong gradients (sizes, position, known mistake), or the exception raised there."""
+    """Describe the wrong gradients, or the exception raised, at the first sizes where there are any."""
     names = [name for name in inspect.signature(function.forward).parameters if name != "ctx"]
-    for sizes in what.sizes:
-        inputs = what.inputs(sizes)
-        expected = gradients(what.reference, what.inputs(sizes), random_like)
+    for sizes in subject.sizes:
+        inputs = subject.inputs(sizes)
+        expected = compute_gradients(subject.reference, subject.inputs(sizes), random_like)
         try:
-            got = gradients(what.function, inputs, random_like)
-        except Exception as error:  # an exception of the learner's code is a result
-            over_all = "got [] but expected shape" in str(error) and sizes == "row"
-            more = (
-                "; `.sum(())` adds up everything: without leading axes there is nothing to add up" * over_all
+            got = compute_gradients(subject.function, inputs, random_like)
+        except Exception as error:  # an exception in the learner's code is a result
+            summed_all = "got [] but expected shape" in str(error) and sizes == "row"
+            note = (
+                "; `.sum(())` sums over all axes: without leading axes there is nothing to sum" * summed_all
             )
-            return [f"{describe(error, path)}{more} ({sizes} sizes, {shapes(names, inputs)})"]
-        ones = gradients(what.reference, what.inputs(sizes), lambda out: [torch.ones_like(t) for t in out])
+            return [
+                f"{describe_exception(error, path)}{note} ({sizes} sizes, {format_shapes(names, inputs)})"
+            ]
+        ones = compute_gradients(
+            subject.reference, subject.inputs(sizes), lambda out: [torch.ones_like(t) for t in out]
+        )
         lines = [
             line
-            for name, g, e, of_sum in zip(names, got, expected, ones, strict=False)
-            if (line := describe_wrong(name, g, e, of_sum, inputs))
+            for name, g, e, for_ones in zip(names, got, expected, ones, strict=False)
+            if (line := describe_wrong_gradient(name, g, e, for_ones, inputs))
         ]
         if lines:
-            lines += known_mistakes(puzzle, what, names)
-            return [f"at {sizes} sizes, {shapes(names, inputs)}:", *(f"   {line}" for line in lines)]
+            lines += describe_known_mistakes(puzzle, subject, names)
+            return [f"at {sizes} sizes, {format_shapes(names, inputs)}:", *(f"   {line}" for line in lines)]
     return []
 
 
@@ -144,72 +148,73 @@ QUANTITIES = {
     ("x",): {"x": "grad_relu"},
     ("x", "weight", "bias", "eps"): {"x": "grad_input", "weight": "grad_weight", "bias": "grad_bias"},
 }
-"""Arguments of a class -> input -> the quantity of the derivation that its gradient is."""
+"""Arguments of a class -> input -> the derivation's name for its gradient."""
 
 
-def known_mistakes(puzzle: Puzzle, what: Subject, names: list[str]) -> list[str]:
-    """Return for each wrong gradient the known mistake that gives its values at all sizes."""
+def describe_known_mistakes(puzzle: Puzzle, subject: Subject, names: list[str]) -> list[str]:
+    """Describe, for each wrong gradient, the known mistake that reproduces its values at all sizes."""
     by_quantity: dict[str, list[Evidence]] = {}
-    for sizes in what.sizes:
-        inputs = what.inputs(sizes)
+    for sizes in subject.sizes:
+        inputs = subject.inputs(sizes)
         try:
-            got = gradients(what.function, inputs, random_like)
-        except Exception:  # sizes that the learner's code does not take are another mistake
+            got = compute_gradients(subject.function, inputs, random_like)
+        except Exception:  # code that fails at some sizes has another mistake
             return []
-        expected = gradients(what.reference, what.inputs(sizes), random_like)
-        arrays = matrices(names, [*inputs, *random_like((inputs[0],))])
-        for name, mine, right in zip(names, got, expected, strict=False):
+        expected = compute_gradients(subject.reference, subject.inputs(sizes), random_like)
+        arrays = collect_derivation_inputs(names, [*inputs, *random_like((inputs[0],))])
+        for name, g, e in zip(names, got, expected, strict=False):
             quantity = QUANTITIES.get(tuple(names), {}).get(name)
-            if quantity is None or mine.shape != right.shape:
+            if quantity is None or g.shape != e.shape:
                 continue
-            shape = (-1, mine.shape[-1]) if name == "x" else mine.shape
-            ours, theirs = (t.detach().numpy().reshape(shape) for t in (mine, right))
-            result = compare(ours, theirs, theirs, "float64")
+            shape = (-1, g.shape[-1]) if name == "x" else g.shape
+            actual, truth = (t.detach().numpy().reshape(shape) for t in (g, e))
+            result = compare(actual, truth, truth, "float64")
             if not result.ok:
-                case, nothing = Case(sizes, "", ours.shape, ""), np.zeros(ours.shape, bool)
-                one = Evidence(case, arrays, ours, theirs, nothing, result, "float64")
-                by_quantity.setdefault(quantity, []).append(one)
-    known = {quantity: explanation(puzzle, quantity, each) for quantity, each in by_quantity.items()}
+                case, unwritten = Case(sizes, "", actual.shape, ""), np.zeros(actual.shape, bool)
+                evidence = Evidence(case, arrays, actual, truth, unwritten, result, "float64")
+                by_quantity.setdefault(quantity, []).append(evidence)
+    known = {quantity: find_explanation(puzzle, quantity, each) for quantity, each in by_quantity.items()}
     return [
-        f"your {puzzle.printed_name(q)} equals the reference {mistake.words}"
+        f"your {puzzle.get_printed_name(q)} equals the reference {mistake.words}"
         for q, mistake in known.items()
         if mistake
     ]
 
 
-def matrices(names: list[str], tensors: list[Tensor]) -> dict[str, np.ndarray]:
-    """Name the tensors as the derivation's inputs, with elements as matrices of rows; the last is dy."""
+def collect_derivation_inputs(names: list[str], tensors: list[Tensor]) -> dict[str, np.ndarray]:
+    """Return the derivation's inputs by name, x and dy as matrices of rows; the last tensor is dy."""
     arrays = [t.detach().numpy() for t in tensors]
     x, dy = (array.reshape(-1, array.shape[-1]) for array in (arrays[0], arrays[-1]))
     arguments = {"input": x, "logits": x, "grad_output": dy}
     return arguments | {name: array for name, array in zip(names[1:], arrays[1:-1], strict=False)}
 
 
-def describe_wrong(
-    name: str, got: Tensor, expected: Tensor, of_sum: Tensor, inputs: list[Tensor]
+def describe_wrong_gradient(
+    name: str, got: Tensor, expected: Tensor, for_ones: Tensor, inputs: list[Tensor]
 ) -> str | None:
-    """Describe the first wrong element of a gradient; None if it is correct."""
-    apart = (got - expected).abs()
-    if apart.max() <= TOLERANCE * expected.abs().max():
+    """Describe a gradient's element with the largest error; return None if the gradient is correct.
+
+    `for_ones` is the correct gradient for an incoming gradient of ones.
+    """
+    errors = (got - expected).abs()
+    if errors.max() <= TOLERANCE * expected.abs().max():
         return None
-    place = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
+    index = tuple(int(i) for i in torch.unravel_index(errors.argmax(), errors.shape))
     limit = TOLERANCE * expected.abs().max().item()
-    reports = got_and_expected(got[place].item(), expected[place].item(), limit, 6)
-    words = f"the gradient of {name} is wrong: {list(place)} {reports}"
-    if torch.allclose(got, of_sum):
-        return f"{words}; it is what the sum of the output would have: dy is not used"
-    factor = checks.constant_factor(got, expected, inputs)
-    return f"{words}; {factor}" if factor else words
+    reports = format_got_and_expected(got[index].item(), expected[index].item(), limit, 6)
+    message = f"the gradient of {name} is wrong: {list(index)} {reports}"
+    if torch.allclose(got, for_ones):
+        return f"{message}; it is the gradient of the output's sum: dy is not used"
+    factor = checks.describe_constant_factor(got, expected, inputs)
+    return f"{message}; {factor}" if factor else message
 
 
-def shapes(names: list[str], inputs: list[Tensor]) -> str:
-    """Format as "x [3, 5, 7], weight [7]"."""
+def format_shapes(names: list[str], inputs: list[Tensor]) -> str:
     return ", ".join(f"{name} {list(t.shape)}" for name, t in zip(names, inputs, strict=False))
 
 
-def describe_saved(what: Subject) -> str:
-    """Describe how much a function saves for an example."""
-    inputs = what.inputs("deep", dtype=torch.float32)
-    kept, _ = checks.saved_bytes(what.function, inputs)
-    bits = 8 * kept / inputs[0].numel()
-    return f"{kept} bytes of a float32 input of {inputs[0].numel()} elements ({bits:.3g} bits each)"
+def describe_saved(subject: Subject) -> str:
+    inputs = subject.inputs("deep", dtype=torch.float32)
+    saved, _ = checks.count_saved_bytes(subject.function, inputs)
+    bits = 8 * saved / inputs[0].numel()
+    return f"{saved} bytes of a float32 input of {inputs[0].numel()} elements ({bits:.3g} bits each)"

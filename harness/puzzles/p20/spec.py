@@ -1,27 +1,23 @@
-"""Puzzle 20, the first custom backward: rungs, gates, cases and reference.
-
-A graph by hand, `autograd.Function`s in PyTorch, three pairs of kernels in Mojo, and the registration that
-makes an operator of kernels. Matrices are [rows, columns]; softmax and LayerNorm work on rows.
-"""
+"""Puzzle 20, the first custom backward: rungs, gates, cases and reference. Matrices are [rows, columns]."""
 
 import numpy as np
 
 from harness.puzzles.formulas import EPS
 from harness.puzzles.p20.mistakes import MISTAKES, ROW_THREADS, WORD, derive
-from harness.spec.baseline import unluckiest
+from harness.spec.baseline import compute_worst_baseline
 from harness.spec.cases import (
     CANCELLING,
-    cancelling,
-    chapter_and,
-    covering,
-    listed_axis,
-    not_finite,
-    odd_place,
-    tiled_axis,
-    with_not_finite,
+    choose_index,
+    draw_cancelling,
+    make_cases_function,
+    make_covering_cases,
+    make_listed_axis,
+    make_nonfinite_cases,
+    make_tiled_axis,
+    write_nonfinite,
 )
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Dims, Gate, Ledger, Puzzle, ids, printed_names
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
+from harness.spec.puzzle import Arrays, Case, Dims, Gate, Ledger, Puzzle, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, Rung
 
@@ -47,105 +43,114 @@ CALLS = (
            reads={"grad_output": MATRIX, "input": MATRIX, "mean": ROW, "rstd": ROW, "weight": COLUMN}),
 )  # fmt: skip
 
-SIZES = {
+LAUNCH_SIZES = {
     "relu_mask_train": "rows * columns",
     "relu_mask_backward_train": "rows * columns",
     "layernorm_train": "rows, columns, Scalar[accum](1e-5)",
 }
-"""Op -> its launch arguments after the tensors; for the others rows and columns."""
+"""Op -> the arguments of its launch after the tensors, if they are not rows and columns."""
 
 
-def call(op: OpSpec, variant: str) -> Call:
-    launch = f"launch_{op.name.removesuffix('_train')}[dtype](..., {SIZES.get(op.name, 'rows, columns')})"
+def make_call(op: OpSpec, variant: str) -> Call:
+    launch = (
+        f"launch_{op.name.removesuffix('_train')}[dtype](..., {LAUNCH_SIZES.get(op.name, 'rows, columns')})"
+    )
     return Call(op, (), variant, launch)
 
 
 VARIANTS = {
-    name: tuple(call(op, name) for op in CALLS if op.name.startswith(name))
+    name: tuple(make_call(op, name) for op in CALLS if op.name.startswith(name))
     for name in ("relu", "softmax", "layernorm")
 }
-"""One for each pair of kernels, so that work on one compiles no other."""
+"""One variant per pair of kernels, so that work on one pair compiles no other."""
 
-GRAPH = (
+GRAPH_GATES = (
     Gate("edges", about="the derivative along each edge of the graph"),
-    Gate("backward", about="what arrives at each node, added up"),
+    Gate("backward", about="the gradient at each node, summed over its paths"),
 )
-FUNCTIONS = (
-    Gate("relu_input", about="ReLU that keeps its input"),
-    Gate("relu_output", about="ReLU that keeps its output"),
-    Gate("relu_mask", about="ReLU that keeps a bool an element"),
-    Gate("relu_bits", about="ReLU that keeps a bit an element"),
+FUNCTION_GATES = (
+    Gate("relu_input", about="ReLU that saves its input"),
+    Gate("relu_output", about="ReLU that saves its output"),
+    Gate("relu_mask", about="ReLU that saves a bool per element"),
+    Gate("relu_bits", about="ReLU that saves a bit per element"),
     Gate("layernorm", about="LayerNorm over any leading axes"),
 )
-KERNELS = (
-    Gate("relu", "relu", ("relu", "mask"), "ReLU and the packed mask, by a vote of the warp"),
+KERNEL_GATES = (
+    Gate("relu", "relu", ("relu", "mask"), "ReLU and the packed mask, by a warp vote"),
     Gate("drelu", "relu", ("grad_relu",), "the gradient of ReLU from the mask"),
     Gate("softmax", "softmax", ("softmax",), "softmax of a row"),
     Gate("dsoftmax", "softmax", ("grad_softmax",), "the gradient of softmax from its output"),
     Gate("dlayernorm", "layernorm", ("grad_input",), "the gradient of LayerNorm's input"),
     Gate("dweight", "layernorm", ("grad_weight", "grad_bias"), "the gradients of LayerNorm's parameters"),
 )
-REGISTRATION = (
+REGISTRATION_GATES = (
     Gate("define", about="two operators around the kernels"),
     Gate("fake", about="shapes without values, for the compiler"),
     Gate("save", about="what the backward pass needs, and no more"),
     Gate("gradient", about="the registration of the backward pass"),
     Gate("second", about="a second derivative refused"),
     Gate("autocast", about="the dtype under autocast"),
-    Gate("vmap", about="a batch axis anywhere"),
+    Gate("vmap", about="a batch axis in any position"),
 )
 RUNGS = (
     Rung(
         id="derive",
         file="graph.py",
-        gates=ids(GRAPH),
+        gates=list_gate_ids(GRAPH_GATES),
         checker=".graph:GraphChecker",
         title="The graph, by hand",
     ),
-    Rung(id="torch", file="functions.py", gates=ids(FUNCTIONS), checker=".functions:FunctionsChecker"),
+    Rung(
+        id="torch",
+        file="functions.py",
+        gates=list_gate_ids(FUNCTION_GATES),
+        checker=".functions:FunctionsChecker",
+    ),
     MojoRung(
-        file="op/first_backward.mojo", gates=ids(KERNELS), sizes={"words": "ceildiv(rows * columns, WORD)"}
+        file="op/first_backward.mojo",
+        gates=list_gate_ids(KERNEL_GATES),
+        sizes={"words": "ceildiv(rows * columns, WORD)"},
     ),
     Rung(
         id="register",
         file="register.py",
-        gates=ids(REGISTRATION),
+        gates=list_gate_ids(REGISTRATION_GATES),
         checker=".registration:RegistrationChecker",
         title="From kernel to loss.backward()",
     ),
 )
 
 
-AXES = (listed_axis("rows", 1, 3), tiled_axis("columns", ROW_THREADS, 4 * ROW_THREADS + 5))
-"""Axes of the cases. A block has a row, so there is one row or several."""
+AXES = (make_listed_axis("rows", 1, 3), make_tiled_axis("columns", ROW_THREADS, 4 * ROW_THREADS + 5))
+"""Axes of the cases. A block handles one row, so one row and several rows are the only classes of `rows`."""
 NOT_FINITE = {"input": ("x", "NaN", "-inf"), "grad_output": ("dy", "inf")}
-"""Tensor -> its symbol in the book, and how an element is computed."""
+"""Tensor -> its symbol in the book, and the non-finite values that cases write into it."""
 
-cases = chapter_and(
+cases = make_cases_function(
     (ROWS, COLUMNS), "small enough to print", "means far from 0, gradients that follow the result",
     (
         Case("odd sizes", "fewer elements than a word has bits", (3, 7), "hard"),
-        *not_finite(NOT_FINITE, (ROWS, COLUMNS)),
-        Case("minus infinity", "masked logits, and a row with nothing left: NaN", (6, 9), "masked"),
-        Case("huge logits", "without the shift an exponential overflows", (4, 33), "huge"),
-        Case("far below 0", "whole rows at -1,000: the largest of a row is not 0", (5, 9), "low"),
+        *make_nonfinite_cases(NOT_FINITE, (ROWS, COLUMNS)),
+        Case("minus infinity", "masked logits, and a fully masked row, which gives NaN", (6, 9), "masked"),
+        Case("huge logits", "without the shift, an exponential overflows", (4, 33), "huge"),
+        Case("far below 0", "rows around -1,000, whose maximum is far below 0", (5, 9), "low"),
         Case("expanded", "grad_output has stride 0, as from sum()", (5, 10), "expanded"),
         Case("transposed", "grad_output is not contiguous", (5, 10), "transposed"),
-        *covering(AXES, ("hard",), lambda *sizes: sizes),
+        *make_covering_cases(AXES, ("hard",), lambda *sizes: sizes),
         Case("sums that cancel",
-             "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
+             "in 16-bit dtypes, sums over rows cancel to a tenth of one term: partial sums must not be rounded",
              (2 * WORD + 2, 20), CANCELLING, in_16_bits=True),
         Case("small beside large",
-             "in 16-bit types, what a thread adds to its first exponential is lost where the sum is rounded",
+             "in 16-bit dtypes, a rounded sum loses what a thread adds to its first exponential",
              (2, 9 * ROW_THREADS), "uneven", in_16_bits=True),
     ),
 )  # fmt: skip
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """Return the input arrays of a case, in float64, rounded to `dtype`.
+    """Return a case's input, logits and grad_output [rows, columns], weight and bias [columns].
 
-    These are input, logits and grad_output [rows, columns], weight and bias [columns].
+    They are float64, rounded to `dtype`.
     """
     R, C = case.dims
     random = np.random.default_rng([seed, R, C])
@@ -157,14 +162,12 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "grad_output": random.standard_normal((R, C)),
     }
     if case.values != "plain":
-        # Softmax and LayerNorm remove the common part of a gradient's row: it must have one.
+        # The gradients of softmax and LayerNorm remove a constant in grad_output's rows, so add one.
         x_hat = arrays["input"] - arrays["input"].mean(-1, keepdims=True)
         arrays["grad_output"] += 1 + x_hat
         arrays["input"] += 0.5 * random.standard_normal((R, 1))
         zeros = arrays["input"].flat[:: max(3, R * C // 7)]
-        arrays["input"].flat[:: max(3, R * C // 7)] = np.resize(
-            [0.0, -0.0], zeros.shape
-        )  # neither above nor below
+        arrays["input"].flat[:: max(3, R * C // 7)] = np.resize([0.0, -0.0], zeros.shape)  # at the kink
         arrays["logits"] *= 3
         arrays["weight"] = 1 + 0.5 * random.standard_normal(C)
         arrays["bias"] = 0.5 * random.standard_normal(C)
@@ -177,47 +180,52 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     elif case.values == "low":
         arrays["logits"] -= 1000
     elif case.values == "uneven":
-        # exp(-5.5625) is just less than half a unit in the last place of a bfloat16 1.
+        # exp(-5.5625) is just below half a unit in the last place of 1.0 in bfloat16.
         arrays["logits"][:] = np.where(np.arange(C) < ROW_THREADS, 0.0, -5.5625)
     elif case.values == CANCELLING:
-        dy, group = cancelling(R, C, random, cancel=dtype in ("float16", "bfloat16"))
+        dy, group = draw_cancelling(R, C, random, cancel=dtype in ("float16", "bfloat16"))
         steps = np.stack([random.permutation(C) for _ in range(R)])[group] - (C - 1) / 2
         arrays["input"] = steps / 2 + random.integers(8, 17, (R, 1)) / 4
         arrays["grad_output"] = dy
     elif case.values.endswith("in grad_output"):
         arrays["input"].flat[
-            odd_place(arrays["input"])
-        ] = -1.0  # where ReLU lets nothing through, inf * 0 is NaN
+            choose_index(arrays["input"])
+        ] = -1.0  # inf * 0 is NaN where ReLU blocks the gradient
     elif case.values == "expanded":
         arrays["grad_output"] = np.broadcast_to(np.float64(1.25), (R, C))
     elif case.values == "transposed":
         arrays["grad_output"] = arrays["grad_output"].T.copy().T
-    with_not_finite(arrays, case.values)
+    write_nonfinite(arrays, case.values)
     return {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
 
 
-FORWARD = printed_names("relu", mask="relu_mask") | printed_names("softmax", "layernorm", "mean", "rstd")
-BACKWARD = printed_names("grad_relu", "grad_softmax", grad_input="grad_layernorm") | printed_names(
+FORWARD = map_printed_names("relu", mask="relu_mask") | map_printed_names(
+    "softmax", "layernorm", "mean", "rstd"
+)
+BACKWARD = map_printed_names("grad_relu", "grad_softmax", grad_input="grad_layernorm") | map_printed_names(
     "grad_weight", "grad_bias"
 )
-# Above this many elements PyTorch runs only once.
-SMALL = 2**18
+# Above this many elements, PyTorch runs only once.
+LARGEST_REPEATED = 2**18
 
 
 def reference(tensors: dict) -> dict:
-    """Return autograd's results by the ops' names, in the dtype and on the device of the tensors.
+    """Return autograd's results by output name, in the tensors' dtype and on their device.
 
-    Below float64, each is the worst of several column orders.
+    Below float64, each is the least accurate of several column orders, for softmax also of sequential sums.
     """
     columns = ("input", "logits", "weight", "bias", "grad_output")
     back = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
-    answers = unluckiest(by_autograd, tensors, columns, back, tensors["input"].numel() > SMALL)
-    # The mask is the one that ReLU's gradient shows: an element passes where a gradient of 1 does.
+    large = tensors["input"].numel() > LARGEST_REPEATED
+    answers = compute_worst_baseline(
+        compute_with_autograd, tensors, columns, back, large, others=(compute_softmax_sequentially,)
+    )
+    # Derive the mask from ReLU's gradient for an incoming gradient of ones.
     mask = pack_mask(answers.pop("passes") != 0)
     return {**answers, "mask": mask}
 
 
-def by_autograd(tensors: dict) -> dict:
+def compute_with_autograd(tensors: dict) -> dict:
     """Return PyTorch's results, without the mask."""
     import torch
     import torch.nn.functional as F
@@ -229,8 +237,8 @@ def by_autograd(tensors: dict) -> dict:
     )
     relu, softmax = F.relu(x), F.softmax(logits, -1)
     (passes,) = torch.autograd.grad(relu, x, torch.ones_like(relu), retain_graph=True)
-    # Of 16 bits, LayerNorm in float32 and rounded once, as on a GPU: PyTorch's CPU kernel adds the gradients of the
-    # parameters up in 16 bits, an error so large that a wrong kernel could hide in it.
+    # For 16-bit dtypes, LayerNorm runs in float32 and rounds once, as on a GPU: PyTorch's CPU kernel sums the
+    # parameter gradients in 16 bits, with errors large enough to hide a wrong kernel.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     layernorm, mean, rstd = torch.native_layer_norm(
         x.to(accum), x.shape[-1:], weight.to(accum), bias.to(accum), EPS
@@ -250,8 +258,24 @@ def by_autograd(tensors: dict) -> dict:
     }
 
 
+def compute_softmax_sequentially(tensors: dict) -> dict:
+    """Return softmax and its gradient with the columns summed sequentially, as one thread does."""
+    import torch
+
+    dtype = tensors["logits"].dtype
+    logits, dy = tensors["logits"].float(), tensors["grad_output"].float()
+
+    def total(terms):
+        partial_sums = np.cumsum(terms.cpu().numpy(), -1)  # PyTorch's cumsum accumulates in float64
+        return torch.from_numpy(partial_sums[..., -1:]).to(terms)
+
+    weights = torch.exp(logits - logits.amax(-1, keepdim=True))
+    P = (weights / total(weights)).to(dtype)
+    dS = P.float() * (dy - total(dy * P.float()))
+    return {"softmax": P, "grad_softmax": dS.to(dtype)}
+
+
 def pack_mask(passes):
-    """Pack a bool tensor into int32 words by torch operations."""
     import torch
 
     bits = torch.nn.functional.pad(passes.flatten(), (0, -passes.numel() % WORD)).view(-1, WORD)
@@ -260,7 +284,7 @@ def pack_mask(passes):
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """Return the size of the terms that cancel: with one column, softmax and LayerNorm cancel fully."""
+    """Return the magnitude of the terms that can cancel; with one column, they cancel completely."""
     if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
         return {}
     v = derive(arrays)
@@ -274,11 +298,10 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def ledger(dims: Dims, dtype: str) -> Ledger:
-    """Return the bytes saved for the backward pass, without parameters and gradients. PyTorch's ReLU saves
-    its output."""
+    """Return the bytes saved for the backward pass, not counting parameters; PyTorch's ReLU saves its output."""
     R, C = dims
-    element = bytes_of(dtype)
-    statistics = 2 * R * bytes_of(accum_dtype(dtype))
+    element = get_itemsize(dtype)
+    statistics = 2 * R * get_itemsize(get_accum_dtype(dtype))
     others = {"softmax": R * C * element, "layernorm": R * C * element + statistics}
     return Ledger(
         saved_eager={"relu": R * C * element, **others},
@@ -291,7 +314,7 @@ PUZZLE = Puzzle(
     name="p20",
     title="The first custom backward: from a formula to loss.backward()",
     subject="ReLU, softmax and LayerNorm",
-    gates=(*GRAPH, *FUNCTIONS, *KERNELS, *REGISTRATION),
+    gates=(*GRAPH_GATES, *FUNCTION_GATES, *KERNEL_GATES, *REGISTRATION_GATES),
     rungs=RUNGS,
     dims=(ROWS, COLUMNS),
     dim_names=("rows", "columns"),

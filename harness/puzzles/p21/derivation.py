@@ -1,7 +1,7 @@
-"""The derivation of puzzle 21's kernels, and the mistakes that their files start with.
+"""Derivation of puzzle 21's kernels, and their known mistakes, including the bugs to fix.
 
-Shapes: input, grad_output and what follows them elementwise [batch, sequence, width]; dot, mean, rstd,
-mean_dy and mean_products [batch, sequence, 1]; grad_bias and grad_scale [width].
+Shapes: input, grad_output and elementwise results [batch, sequence, width]; dot, mean, rstd, mean_dy and
+mean_products [batch, sequence, 1]; grad_bias and grad_scale [width].
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import numpy as np
 from harness.puzzles import formulas
 from harness.puzzles.formulas import EPS
 from harness.puzzles.rows import softmax
-from harness.spec.derivation import Mistake, Step, derive_by
+from harness.spec.derivation import Mistake, Step, make_derive
 
 ROW_THREADS = 128
 """Threads that share a row."""
@@ -32,36 +32,36 @@ STEPS: Mapping[str, Step] = {
 }
 
 MISTAKES = (
-    Mistake("one-leading-axis", "summed over the sequence alone, for the first of the batch",
+    Mistake("one-leading-axis", "summed over the sequence only, for the first batch element",
             {"grad_bias": lambda v: v.grad_output[0].sum(0)}),
-    Mistake("first-position-only", "summed over the batch alone, for the first position",
+    Mistake("first-position-only", "summed over the batch only, for the first position",
             {"grad_bias": lambda v: v.grad_output[:, 0].sum(0)}),
-    Mistake("last-position-only", "summed over the batch alone, for the last position",
+    Mistake("last-position-only", "summed over the batch only, for the last position",
             {"grad_bias": lambda v: v.grad_output[:, -1].sum(0)}),
-    Mistake("last-batch-only", "summed over the sequence alone, for the last of the batch",
+    Mistake("last-batch-only", "summed over the sequence only, for the last batch element",
             {"grad_bias": lambda v: v.grad_output[-1].sum(0)}),
     Mistake("input-left-out", "without the factor x", {"grad_scale": lambda v: v.grad_output.sum((0, 1))}),
-    *formulas.softmax_backward("grad_logits", "P", "grad_output", "dot", ROW_THREADS),
+    *formulas.list_softmax_backward_mistakes("grad_logits", "P", "grad_output", "dot", ROW_THREADS),
     Mistake("dot-not-normalised", "with exp(x - largest), not divided by its sum, in the row sum of dy * P",
             {"dot": lambda v: (v.grad_output * np.exp(v.input - v.input.max(-1, keepdims=True))).sum(-1, keepdims=True)}),
-    Mistake("variance-power", "with rstd to the third power, not the second, in the term of the variance",
+    Mistake("variance-power", "with rstd cubed, not squared, in the variance term",
             {"through_variance": lambda v: v.deviation * v.rstd**3 * v.mean_products}),
     *(
-        Mistake(f"variance-{id}", f"with {words} in the term of the variance", {"through_variance": term})
+        Mistake(f"variance-{id}", f"with {words} in the variance term", {"through_variance": term})
         for id, words, term in (
-            ("rstd-once", "rstd once, not squared,", lambda v: v.deviation * v.rstd * v.mean_products),
+            ("rstd-once", "rstd not squared", lambda v: v.deviation * v.rstd * v.mean_products),
             ("rstd-left-out", "rstd left out", lambda v: v.deviation * v.mean_products),
             ("sign", "the wrong sign", lambda v: -v.deviation * v.rstd**2 * v.mean_products),
             ("deviation-left-out", "x - mean left out", lambda v: v.rstd**2 * v.mean_products),
-            ("input", "x for x - mean", lambda v: v.input * v.rstd**2 * v.mean_products),
+            ("input", "x instead of x - mean", lambda v: v.input * v.rstd**2 * v.mean_products),
         )
     ),
     Mistake("mean-added", "with the mean of dy added, not subtracted",
             {"mean_dy": lambda v: -v.grad_output.mean(-1, keepdims=True)}),
-    Mistake("variance-dropped", "without the term of the variance",
+    Mistake("variance-dropped", "without the variance term",
             {"through_variance": lambda v: 0 * v.deviation}),
     Mistake("mean-dropped", "without the mean of dy", {"mean_dy": lambda v: np.zeros_like(v.input[..., :1])}),
-    Mistake("first-block-only", "of the first row alone",
+    Mistake("first-block-only", "of the first row only",
             {"grad_scale": lambda v: v.grad_output[0, 0] * v.input[0, 0]}),
 )  # fmt: skip
-derive = derive_by(STEPS)
+derive = make_derive(STEPS)

@@ -1,10 +1,4 @@
-"""Checker of puzzle 21's first rung: each backward pass by named checks, and which common checks detect its
-bug.
-
-There are two sets of checks. DECISIVE must pass for a backward pass to be correct. USUAL are the common ones:
-for a wrong pass a line lists which of them detect it and which do not, and `--matrix` shows this for the
-whole zoo.
-"""
+"""Checker of puzzle 21's first rung: decisive checks of a backward pass, and which usual ones detect its bug."""
 
 import itertools
 import warnings
@@ -20,17 +14,19 @@ from harness.check import gradient_checks as checks
 from harness.check import zoo
 from harness.check.gradient_checks import Check
 from harness.check.gradients import Subject
-from harness.check.python_files import PythonChecker, load
+from harness.check.python_files import PythonChecker, load_module
 from harness.check.results import GateResult
 from harness.errors import DamagedFile
-from harness.puzzles.p21.subjects import WANTED
+from harness.puzzles.p21.subjects import REFERENCES
 from harness.spec.puzzle import Case, Gate
 
+# `check_backward` makes these checks too, in more kinds of call, and names mistakes by this puzzle's formulas.
+# The puzzle does not call it: a gate reports the first of its checks that fails, in this order.
 DECISIVE: dict[Check, str] = {
     checks.forward: "in its result",
-    checks.inputs_unchanged: "in what it writes to: an input, its result or the gradient coming in",
+    checks.inputs_unchanged: "in overwriting an input, its result or the incoming gradient",
     checks.differentiable_outputs: "in which of its outputs have a gradient",
-    checks.against_autograd: "for a random gradient, at some of its sizes",
+    checks.against_autograd: "for a random gradient, at some sizes",
     checks.expanded_gradient: "for a gradient of stride 0, as from sum()",
     checks.strided_gradient: "for a gradient that is transposed, or a slice",
     checks.strided_inputs: "for inputs that are transposed, or slices",
@@ -44,22 +40,21 @@ DECISIVE: dict[Check, str] = {
     checks.far_from_zero: "for inputs whose exp is infinite or 0",
     checks.narrow_dtypes: "in float32 or a 16-bit dtype",
     checks.second_derivatives: "in the gradient of a gradient",
-    checks.repeat_runs: "in the same call once more",
+    checks.repeat_runs: "in a repeated call",
     checks.gradcheck_float64: "by finite differences in float64",
     checks.many_rows_bfloat16: "in bfloat16 with thousands of rows",
 }
-"""Checks of every backward pass, the most informative first, and the kind of call in which a failing one is wrong.
+"""Check -> the kind of call in which a backward pass that fails it is wrong. The most informative come first.
 
-The last is for passes that sum over rows.
+The last check is only for backward passes that sum over rows.
 """
-COUNTER = itertools.count()
+OP_NUMBERS = itertools.count()
 
 
 def opcheck(subject: Subject) -> str | None:
-    """Run torch.library.opcheck on the class as an operator: schema, fake tensors, autograd, ahead-of-time
-    compilation."""
+    """Run torch.library.opcheck on the class, registered as an operator; return the tests that fail."""
     function = subject.function.__self__
-    operator = torch.library.custom_op(f"hunted::{function.__name__}{next(COUNTER)}", mutates_args=())(
+    operator = torch.library.custom_op(f"hunted::{function.__name__}{next(OP_NUMBERS)}", mutates_args=())(
         function.forward
     )
     operator.register_fake(function.forward)
@@ -74,26 +69,25 @@ USUAL: dict[str, Check] = {
     "gradcheck float32": checks.gradcheck_float32,
     "allclose on ones": checks.allclose_on_ones,
     "square shapes": checks.square_shapes,
-    "opcheck": checks.guard(opcheck),
+    "opcheck": checks.catch_errors(opcheck),
     "random directions": checks.random_directions,
     "repeat runs": checks.repeat_runs,
 }
-"""Common checks, by the names of the matrix's columns."""
+"""Column name in the matrix -> a check that people commonly write."""
 
 
-def function_of(gate: str, module: Mapping[str, object]) -> type[torch.autograd.Function]:
-    function = module.get(WANTED[gate].name)
+def find_function(gate: str, module: Mapping[str, object]) -> type[torch.autograd.Function]:
+    function = module.get(REFERENCES[gate].name)
     if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
-        raise ValueError(f"the file defines no class {WANTED[gate].name}(torch.autograd.Function)")
+        raise ValueError(f"the file defines no class {REFERENCES[gate].name}(torch.autograd.Function)")
     return function
 
 
-def decisive(gate: str) -> tuple[Check, ...]:
-    return tuple(DECISIVE)[: None if WANTED[gate].sums else -1]
+def list_decisive_checks(gate: str) -> tuple[Check, ...]:
+    return tuple(DECISIVE)[: None if REFERENCES[gate].sums else -1]
 
 
-def detections(subject: Subject) -> dict[str, bool]:
-    """Map each usual check to whether it detects an error."""
+def run_usual_checks(subject: Subject) -> dict[str, bool]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {name: check(subject) is not None for name, check in USUAL.items()}
@@ -104,59 +98,61 @@ class HuntChecker(PythonChecker):
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         try:
-            subject = WANTED[gate.id].subject(function_of(gate.id, module).apply)
+            subject = REFERENCES[gate.id].subject(find_function(gate.id, module).apply)
         except ValueError as error:
-            return self.wrong(gate, [str(error)])
-        requested = decisive(gate.id)
-        lines = {check.__name__: line for check in requested if (line := check(subject))}
+            return self.make_wrong_result(gate, [str(error)])
+        checks_to_run = list_decisive_checks(gate.id)
+        lines = {check.__name__: line for check in checks_to_run if (line := check(subject))}
         if not lines:
-            return GateResult(gate, "correct", summary=f"{len(requested)} checks")
+            return GateResult(gate, "correct", summary=f"{len(checks_to_run)} checks")
         first, *others = lines
-        # The others mostly fail for the same reason, and their words would mislead.
-        shown = [f"{first}: {lines[first]}"]
+        # The others mostly fail for the same reason, with misleading messages.
+        diagnosis = [f"{first}: {lines[first]}"]
         if others:
-            shown.append(f"{', '.join(others)} fail{'s' * (len(others) == 1)} too")
-        catches = detections(subject)
-        for words, wanted_value in (("seen by", True), ("not seen by", False)):
-            shown.append(
-                f"{words}: {', '.join(n for n, s in catches.items() if s is wanted_value) or 'none'}"
-            )
-        return self.wrong(gate, shown, first, hint=2)
+            diagnosis.append(f"{', '.join(others)} fail{'s' * (len(others) == 1)} too")
+        detections = run_usual_checks(subject)
+        for words, detected in (("detected by", True), ("not detected by", False)):
+            names = [name for name, value in detections.items() if value is detected]
+            diagnosis.append(f"{words}: {', '.join(names) or 'none'}")
+        return self.make_wrong_result(gate, diagnosis, first, hint=2)
 
 
 # ---- The matrix ---------------------------------------------------------------------------------------------
 
 
-def wrong_subjects(puzzle: str, rung: str) -> dict[str, Subject]:
-    """Return every wrong backward pass of the zoo in PyTorch, by name."""
+def load_wrong_subjects(puzzle: str, rung: str) -> dict[str, Subject]:
+    """Return the wrong backward passes of a rung's zoo by name."""
     subjects = {}
-    for bug in zoo.load(puzzle):
+    for bug in zoo.load_wrong_kernels(puzzle):
         if bug.rung == rung:
-            path = bug.target()
-            subjects[bug.name] = WANTED[bug.gate].subject(function_of(bug.gate, load(path)).apply)
+            path = bug.build_target()
+            subjects[bug.name] = REFERENCES[bug.gate].subject(
+                find_function(bug.gate, load_module(path)).apply
+            )
     return subjects
 
 
-def matrix() -> dict[str, dict[str, bool]]:
-    """Map each wrong backward pass and usual check to whether it detects it. Raise DamagedFile if one cannot
-    be built."""
+def build_matrix() -> dict[str, dict[str, bool]]:
+    """Return which usual checks detect each wrong backward pass; raise DamagedFile if a class is missing."""
     try:
-        return {name: detections(subject) for name, subject in wrong_subjects("p21", "torch").items()}
+        return {
+            name: run_usual_checks(subject) for name, subject in load_wrong_subjects("p21", "torch").items()
+        }
     except ValueError as error:
         raise DamagedFile(str(error)) from error
 
 
 def show_matrix(console: Console) -> int:
-    """Run `p21 --matrix`: a row per wrong backward pass, a column per usual check."""
+    """Run `p21 --matrix`: print a row per wrong backward pass and a column per usual check."""
     table = Table(box=None, pad_edge=False)
     table.add_column("wrong backward pass")
     for name in USUAL:
         table.add_column(name, justify="center")
-    rows = matrix()
-    for name, catches in rows.items():
-        table.add_row(name.replace("_", " "), *("seen" if catches[column] else "·" for column in USUAL))
+    rows = build_matrix()
+    for name, detections in rows.items():
+        table.add_row(name.replace("_", " "), *("seen" if detections[column] else "·" for column in USUAL))
     console.print(table, soft_wrap=not console.is_terminal)
     for column in USUAL:
-        count = sum(catches[column] for catches in rows.values())
+        count = sum(detections[column] for detections in rows.values())
         console.print(Text(f"{column}: sees {count} of {len(rows)}"))
     return 0

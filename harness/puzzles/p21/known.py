@@ -1,8 +1,4 @@
-"""Gradient formulas of common ops in PyTorch, each with its known mistakes.
-
-`harness/testing/names.py` compares wrong gradients with them, for any function whose correct gradient is one
-of the formulas.
-"""
+"""Gradient formulas of common ops in PyTorch, each with known mistakes, for `harness/testing/names.py`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.check.gradients import gradients
+from harness.check.gradients import compute_gradients
 from harness.puzzles.formulas import EPS
 
 Formula = Callable[..., Tensor]
-"""(inputs, dy, wrong) -> the gradient of an input as it is right, or with a mistake."""
+"""(inputs, dy, wrong) -> the gradient of an input, correct or with the mistake `wrong`."""
 
 
 def layer_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of x; t is x, and maybe gamma and beta."""
+    """Return the gradient of x; t holds x and optionally gamma and beta."""
     x, H = t[0], t[0].shape[-1]
     rstd = (x.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
     x_hat, g = (x - x.mean(-1, keepdim=True)) * rstd, dy * t[1] if len(t) > 1 else dy
@@ -32,7 +28,7 @@ def layer_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def rms_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of x; t is x, and maybe gamma."""
+    """Return the gradient of x; t holds x and optionally gamma."""
     rstd = (t[0].square().mean(-1, keepdim=True) + EPS).rsqrt()
     g = dy * t[1] if len(t) > 1 and wrong != "gamma" else dy
     x_hat = t[0] * rstd
@@ -41,7 +37,7 @@ def rms_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def norm_weight(t: list[Tensor], dy: Tensor, wrong: str = "", *, centre: bool) -> Tensor:
-    """Return the gradient of gamma, of LayerNorm where rows are centred, else of RMSNorm."""
+    """Return the gradient of gamma: LayerNorm's if `centre`, else RMSNorm's."""
     centred = t[0] - t[0].mean(-1, keepdim=True) if centre else t[0]
     x_hat = centred * (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
     times = {"x": t[0], "centred": centred, "gamma": x_hat * t[1]}.get(wrong, x_hat)
@@ -49,7 +45,6 @@ def norm_weight(t: list[Tensor], dy: Tensor, wrong: str = "", *, centre: bool) -
 
 
 def linear(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of x."""
     return dy @ (t[1].mT if wrong else t[1])
 
 
@@ -73,7 +68,6 @@ def log_softmax(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def attention(t: list[Tensor], dy: Tensor, wrong: str = "", of: int = 0) -> Tensor:
-    """Return the gradient of q, k or v."""
     q, k, v = t[:3]
     scale = q.shape[-1] ** -0.5
     scores = q @ k.mT * scale + (t[3] if len(t) > 3 else 0.0)
@@ -84,7 +78,6 @@ def attention(t: list[Tensor], dy: Tensor, wrong: str = "", of: int = 0) -> Tens
 
 
 def cross_entropy(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of the logits, for the mean over the rows that count."""
     x, target = t
     counted = target != -100
     hot = F.one_hot(target.clamp(min=0), x.shape[-1]) * (wrong != "target")
@@ -93,20 +86,19 @@ def cross_entropy(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
     return each if wrong == "pushed" else torch.where(counted[..., None], each, 0.0)
 
 
-def activation(slope: Callable[[Tensor], Tensor], wrongs: dict[str, Callable[[Tensor], Tensor]]) -> Formula:
-    """Return the formula of an elementwise op."""
-    return lambda t, dy, wrong="": dy * wrongs.get(wrong, slope)(t[0])
+def activation(
+    slope: Callable[[Tensor], Tensor], wrong_slopes: dict[str, Callable[[Tensor], Tensor]]
+) -> Formula:
+    return lambda t, dy, wrong="": dy * wrong_slopes.get(wrong, slope)(t[0])
 
 
-def slope_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return the derivative of an elementwise function, by autograd."""
-    return lambda x: gradients(
+def derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: compute_gradients(
         function, [x.detach().clone().requires_grad_()], lambda out: [torch.ones_like(out[0])]
     )[0]
 
 
 def embedding(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of the table."""
     table = torch.zeros_like(t[1])
     if wrong:
         table[t[0].flatten()] = dy.flatten(0, -2)
@@ -132,10 +124,10 @@ KNOWN: tuple[tuple[int, Formula, dict[str, str]], ...] = (
     (1, partial(attention, of=1), {"scale": "without the scale 1 / sqrt(d)", "sum": SUM}),
     (0, cross_entropy, {"dy": "without the gradient that comes in", "all": "divided by all rows, those that do not count too",
         "target": "without the 1 of the target", "pushed": "with rows that do not count as if they had class 0"}),
-    (0, activation(slope_of(F.gelu), {"tanh": slope_of(partial(F.gelu, approximate="tanh"))}), {"tanh": "of its tanh approximation"}),
-    (0, activation(slope_of(F.silu), {"sigmoid": torch.sigmoid}), {"sigmoid": "without the slope of the sigmoid"}),
-    (0, activation(slope_of(F.relu), {"one": torch.ones_like}), {"one": "without the mask"}),
+    (0, activation(derivative(F.gelu), {"tanh": derivative(partial(F.gelu, approximate="tanh"))}), {"tanh": "of its tanh approximation"}),
+    (0, activation(derivative(F.silu), {"sigmoid": torch.sigmoid}), {"sigmoid": "without the slope of the sigmoid"}),
+    (0, activation(derivative(F.relu), {"one": torch.ones_like}), {"one": "without the mask"}),
     (1, embedding, {"last": LAST}),
     (0, lambda t, dy, wrong="": embedding(t[::-1], dy, wrong), {"last": LAST}),
 )  # fmt: skip
-"""Number of an input -> the gradient's formula, and its known mistakes in words."""
+"""Index of an input, the formula of its gradient, and descriptions of the known mistakes."""

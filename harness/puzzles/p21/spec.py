@@ -1,15 +1,15 @@
 """Puzzle 21, the bug hunt: wrong backward passes to fix in PyTorch and in Mojo, and a test to write.
 
-Every blank of the first and the last rung starts with wrong code. The middle rung asks for a test, which runs
-on correct and wrong backward passes. The kernels have no forward pass: they compute gradients.
+Every blank of the first and the last rung contains wrong code to fix. The kernels have no forward pass.
 """
 
 import numpy as np
 
 from harness.puzzles.p21.derivation import EPS, MISTAKES, derive
-from harness.spec.cases import chapter_and
+from harness.spec.baseline import compute_worst_baseline
+from harness.spec.cases import make_cases_function
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, ids, printed_names
+from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, Rung
 
@@ -19,8 +19,8 @@ TENSOR = Argument(("batch", "sequence", "width"))
 COLUMN = Argument(("width",))
 
 VARIANT = "kernels"
-"""The one variant: every op once."""
-CALLS = (
+"""The only variant; it runs every op once."""
+OPS = (
     OpSpec("bias_gradient_train", writes={"grad_bias": COLUMN}, reads={"grad_output": TENSOR}),
     OpSpec("scale_gradient_train", writes={"grad_scale": Argument(("width",), ACCUM)},
            reads={"grad_output": TENSOR, "input": TENSOR}),
@@ -31,28 +31,28 @@ CALLS = (
 )  # fmt: skip
 
 
-def call(op: OpSpec) -> Call:
+def make_call(op: OpSpec) -> Call:
     sizes = "batch, sequence, width" if op.name == "bias_gradient_train" else "batch * sequence, width"
     return Call(op, (), VARIANT, f"launch_{op.name.removesuffix('_train')}[dtype](..., {sizes})")
 
 
-HUNT = (
+HUNT_GATES = (
     Gate("softmax", about="softmax along the last axis"),
     Gate("logsoftmax", about="log softmax along the last axis"),
     Gate("crossentropy", about="a loss, the mean over all rows"),
     Gate("attention", about="scores, softmax and values"),
-    Gate("silu", about="x sigmoid(x), by a loop over memory"),
-    Gate("sigmoid", about="from its own result"),
+    Gate("silu", about="x sigmoid(x), in a loop over memory"),
+    Gate("sigmoid", about="the gradient from sigmoid's result"),
     Gate("dropout", about="elements set to 0 by a mask"),
-    Gate("rmsnorm", about="with its divisor as a second output"),
+    Gate("rmsnorm", about="the divisor is a second output"),
     Gate("standardise", about="mean 0 and variance 1 for each row"),
     Gate("addbias", about="one number added to each column"),
     Gate("scale", about="each column times a number, in any dtype"),
     Gate("linear", about="a matrix product, for any leading shape"),
-    Gate("lowrank", about="two narrow matrices, beside a frozen layer"),
+    Gate("lowrank", about="two narrow matrices, next to a frozen layer"),
 )
-CATCH = (Gate("check", about="a test that tells right from wrong"),)
-KERNELS = (
+CATCH_GATES = (Gate("check", about="a test that tells right from wrong"),)
+KERNEL_GATES = (
     Gate("dbias", VARIANT, ("grad_bias",), "the gradient of a bias"),
     Gate("dscale", VARIANT, ("grad_scale",), "the gradient of a scale, by atomics"),
     Gate("dsoftmax", VARIANT, ("grad_logits",), "the gradient of softmax"),
@@ -62,39 +62,43 @@ KERNELS = (
 
 RUNGS = (
     Rung(
-        id="torch", file="hunt.py", gates=ids(HUNT), checker=".hunt:HuntChecker", title="Fix it, in PyTorch"
+        id="torch",
+        file="hunt.py",
+        gates=list_gate_ids(HUNT_GATES),
+        checker=".hunt:HuntChecker",
+        title="Fix it, in PyTorch",
     ),
     Rung(
         id="catch",
         file="catch.py",
-        gates=ids(CATCH),
+        gates=list_gate_ids(CATCH_GATES),
         checker=".catch:CatchChecker",
         title="Catch it: a test of your own",
     ),
-    MojoRung(file="op/hunt.mojo", gates=ids(KERNELS), title="Fix it, in Mojo"),
+    MojoRung(file="op/hunt.mojo", gates=list_gate_ids(KERNEL_GATES), title="Fix it, in Mojo"),
 )
 
 
-cases = chapter_and(
+cases = make_cases_function(
     DIMS, "small enough to print", "means far from 0, gradients that follow the input",
     (
-        Case("one sequence", "a batch of one: one of two leading axes is enough", (1, 4, 6), "hard"),
-        Case("one position", "sequences of one: the other one is enough", (4, 1, 6), "hard"),
+        Case("one sequence", "a batch of one: a sum over the sequence is enough", (1, 4, 6), "hard"),
+        Case("one position", "sequences of one: a sum over the batch is enough", (4, 1, 6), "hard"),
         Case("odd sizes", "no size is a multiple of another", (3, 5, 7), "hard"),
-        Case("wide", "a row is longer than a block, and no multiple of one", (2, 2, 131), "hard"),
+        Case("wide", "a row is longer than a block, and not a multiple of it", (2, 2, 131), "hard"),
         Case("many rows", "more rows than a block has threads", (4, 37, 5), "hard"),
-        Case("one column", "softmax is 1, and nothing varies: no gradient passes", (2, 3, 1), "hard"),
+        Case("one column", "softmax is 1 and the variance 0: the gradients are 0", (2, 3, 1), "hard"),
         Case("expanded", "grad_output has stride 0, as from sum()", (2, 3, 10), "expanded"),
     ),
 )  # fmt: skip
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """Return input and grad_output [batch, sequence, width], in float64, rounded to `dtype`."""
+    """Return input and grad_output [batch, sequence, width], float64 rounded to `dtype`."""
     random = np.random.default_rng([seed, *case.dims])
     x, dy = random.standard_normal(case.dims), random.standard_normal(case.dims)
     if case.values != "plain":
-        # A row sum that is left out, or a power too many, must not be hidden by means of 0 and deviations of 1.
+        # Means of 0 and standard deviations of 1 would hide a missing row sum or an extra power.
         dy += 1 + x
         x = 2 * x + 0.5 * random.standard_normal((*case.dims[:-1], 1))
     if case.values == "expanded":
@@ -103,7 +107,22 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """Return autograd's gradients by the ops' names, in the dtype and on the device of the tensors."""
+    """Return autograd's gradients by output name, in the tensors' dtype and on their device.
+
+    Below float64, each is the least accurate of several column orders and of a second correct formula.
+    """
+    written = [name for op in OPS for name in op.writes]
+    return compute_worst_baseline(
+        compute_with_autograd,
+        tensors,
+        ("input", "grad_output"),
+        written,
+        others=(compute_with_other_formulas,),
+    )
+
+
+def compute_with_autograd(tensors: dict) -> dict:
+    """Return autograd's gradients; `compute_worst_baseline` calls this once for each order of the columns."""
     import torch
     import torch.nn.functional as F
 
@@ -122,8 +141,28 @@ def reference(tensors: dict) -> dict:
     }
 
 
+def compute_with_other_formulas(tensors: dict) -> dict:
+    """Return softmax's gradient as P * dy - P * dot, with dot divided after its sum, and reversed row sums."""
+    import torch
+
+    dtype = tensors["input"].dtype
+    x, dy = tensors["input"].float(), tensors["grad_output"].float()
+    weights = torch.exp(x - x.amax(-1, keepdim=True))
+    total = weights.sum(-1, keepdim=True)
+    P, dot = weights / total, (dy * weights).sum(-1, keepdim=True) / total
+
+    def sum_rows_reversed(terms):
+        return torch.from_numpy(np.cumsum(terms.flatten(0, -2).flip(0).cpu().numpy(), 0)[-1]).to(terms)
+
+    return {
+        "grad_logits": (P * dy - P * dot).to(dtype),
+        "grad_bias": sum_rows_reversed(dy).to(dtype),
+        "grad_scale": sum_rows_reversed(dy * x),
+    }
+
+
 def terms(arrays: Arrays) -> dict[str, float]:
-    """Return the size of the terms that cancel: rows with one column, and a constant dy, cancel fully."""
+    """Return the magnitude of the terms that can cancel; with one column or a constant dy, they all do."""
     v = derive(arrays)
     softmax = v.P * (np.abs(v.grad_output) + np.abs(v.dot))
     standardise = v.rstd * (np.abs(v.grad_output) + np.abs(v.mean_dy) + np.abs(v.through_variance))
@@ -134,7 +173,7 @@ PUZZLE = Puzzle(
     name="p21",
     title="The bug hunt: wrong backward passes, and tests that catch them",
     subject="bug hunt",
-    gates=(*HUNT, *CATCH, *KERNELS),
+    gates=(*HUNT_GATES, *CATCH_GATES, *KERNEL_GATES),
     rungs=RUNGS,
     dims=DIMS,
     dim_names=("batch", "sequence", "width"),
@@ -144,12 +183,12 @@ PUZZLE = Puzzle(
     derive=derive,
     mistakes=MISTAKES,
     terms=terms,
-    backward=printed_names("grad_bias", "grad_scale", "grad_logits", "grad_input"),
-    variants={VARIANT: tuple(map(call, CALLS))},
+    backward=map_printed_names("grad_bias", "grad_scale", "grad_logits", "grad_input"),
+    variants={VARIANT: tuple(map(make_call, OPS))},
     atomic=frozenset({(VARIANT, "grad_scale")}),
     summands=lambda dims: dims[0] * dims[1],
     every_rung=True,
     demos=(
-        Demo("matrix", "show which of the usual checks see which wrong backward pass", ".hunt:show_matrix"),
+        Demo("matrix", "show which usual checks detect which wrong backward passes", ".hunt:show_matrix"),
     ),
 )

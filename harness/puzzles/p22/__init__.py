@@ -1,4 +1,4 @@
-"""Puzzle 22, LayerNorm + Linear: its spec, known mistakes and bench candidates."""
+"""Puzzle 22, LayerNorm + Linear."""
 
 from harness.puzzles.p22.spec import PUZZLE
 

@@ -1,8 +1,4 @@
-"""Candidates of `p22 --bench`: the workbook's variants, their alternatives in PyTorch, three bare matrix
-products.
-
-The spec names this module as `bench`; `harness/bench/benchmark.py` defines its names.
-"""
+"""Candidates of `p22 --bench`: the workbook's variants, PyTorch's alternatives, and the bare matrix products."""
 
 import functools
 import math
@@ -22,7 +18,7 @@ from harness.bench.benchmark import (
     Differentiable,
     Problem,
     Unavailable,
-    plain,
+    make_eager,
 )
 from harness.puzzles.p22.ops import EPS
 
@@ -31,10 +27,10 @@ Tensor = torch.Tensor
 QUANTITIES = ("output", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
 ARGUMENTS = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
 GEMMS = {"inference": 1, "forward": 1, "backward": 2, "both": 3}
-LIMITS = {("cuda", "fused"): 2**35, ("cpu", "fused"): 2**30, ("cpu", "unfused"): 2**30}
-"""Multiply-adds of one matrix product from which on a call of a variant takes seconds and more, by device."""
-IN_MAX = ("fused", "unfused")
-"""The variants that are also called as MAX graphs without a layer."""
+MULTIPLY_ADD_LIMITS = {("cuda", "fused"): 2**35, ("cpu", "fused"): 2**30, ("cpu", "unfused"): 2**30}
+"""(device, variant) -> number of multiply-adds in a matrix product from which a call takes seconds or more."""
+MAX_VARIANTS = ("fused", "unfused")
+"""Variants that are also timed as MAX graphs, without a layer."""
 
 
 # ---- The problem --------------------------------------------------------------------------------------------
@@ -52,23 +48,22 @@ class Sizes:
         return f"{self.M:,} rows, {self.H:,} -> {self.O:,}"
 
     def operations(self, direction: str) -> int:
-        """Return the floating-point operations of the matrix products of a pass, two for each multiply-add.
+        """Return the floating-point operations of a pass's matrix products, two per multiply-add.
 
-        LayerNorm's, some ten for each element of x, are left out: below 1 % from O = 768 on.
+        LayerNorm's operations, about ten per element of x, are left out: less than 1 % for O >= 768.
         """
         return 2 * self.M * self.H * self.O * GEMMS[direction]
 
 
 def eager(x: Tensor, gamma: Tensor, beta: Tensor, W: Tensor, b: Tensor) -> Tensor:
-    """Run the two operations in PyTorch: x [M, H] to [M, O]."""
     return F.linear(F.layer_norm(x, x.shape[-1:], gamma, beta, EPS), W, b)
 
 
 def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
-    """Return random inputs with which no gradient term vanishes: rows off zero, gamma off one, grad_output
-    partly like x_hat.
+    """Return random x [M, H], gamma [H], beta [H], W [O, H], b [O] and grad_output [M, O].
 
-    The leaves are x [M, H], gamma [H], beta [H], W [O, H], b [O]; grad_output is [M, O].
+    No gradient term vanishes: row means differ from 0 and gamma from 1, and grad_output is correlated with
+    x_hat.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -87,8 +82,8 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-class Products(Calls):
-    """The bare matrix products of a pass on the problem's inputs, a lower bound for every candidate."""
+class BareProducts(Calls):
+    """The bare matrix products of a pass, a lower bound of every candidate's time."""
 
     def __init__(self, problem: Problem):
         self.x, _, _, self.W, _ = (leaf.detach() for leaf in problem.leaves)
@@ -109,9 +104,7 @@ class Products(Calls):
         return {"backward": backward, "both": both}.get(direction, forward)
 
 
-def ours(memory: str) -> Callable[[Problem], Differentiable]:
-    """Build the workbook's layer with a backward pass (`LayerNormLinear` explains `memory`)."""
-
+def make_layer_builder(memory: str) -> Callable[[Problem], Differentiable]:
     def build(problem: Problem) -> Differentiable:
         from harness.nn import host, layers
 
@@ -122,20 +115,20 @@ def ours(memory: str) -> Callable[[Problem], Differentiable]:
         def function(*leaves: Tensor) -> Tensor:
             return layers.fused_layernorm_linear(*leaves, eps=EPS, memory=memory)
 
-        detour = problem.device.type == "cuda" and not has_kernels
-        note = "no kernels: PyTorch's own operations" if detour else ""
+        uses_pytorch = problem.device.type == "cuda" and not has_kernels
+        note = "no kernels: PyTorch's own operations" if uses_pytorch else ""
         return Differentiable(function, problem.leaves, problem.grad_output, note=note)
 
     return build
 
 
 def build_max_graphs(algorithm: str) -> Callable[[Problem], Calls]:
-    """Build the MAX graphs of one algorithm, without a layer around them."""
+    """Return a function that builds one algorithm's MAX graphs."""
 
     def build(problem: Problem) -> Calls:
-        sizes, where = problem.sizes, problem.device.type
-        if LIMITS.get((where, algorithm), math.inf) <= sizes.M * sizes.H * sizes.O:
-            raise Unavailable("made for reading; a call takes seconds and more at this size")
+        sizes, device = problem.sizes, problem.device.type
+        if MULTIPLY_ADD_LIMITS.get((device, algorithm), math.inf) <= sizes.M * sizes.H * sizes.O:
+            raise Unavailable("written to be read, not to be fast: a call takes seconds at this size")
         from harness.bench.max_graph import MaxCalls
         from harness.puzzles.p22.spec import PUZZLE
 
@@ -147,20 +140,20 @@ def build_max_graphs(algorithm: str) -> Callable[[Problem], Calls]:
         }
         results = (problem.grad_output, *problem.leaves)
         shapes = {name: tuple(like.shape) for name, like in zip(QUANTITIES, results, strict=True)}
-        return MaxCalls(PUZZLE, IN_MAX, algorithm, inputs, shapes)
+        return MaxCalls(PUZZLE, MAX_VARIANTS, algorithm, inputs, shapes)
 
     return build
 
 
 def build_compiled(problem: Problem) -> Differentiable:
-    """Build torch.compile of the two operations, for this size only.
+    """Compile the two operations with torch.compile, for this size only.
 
-    By default a compiled backward pass overwrites what the forward pass saved. That is faster in a real step,
-    so "both" uses it; a backward pass that runs repeatedly must not, and is compiled once more without.
+    By default, a compiled backward pass overwrites the saved tensors ("donated buffers"). That is faster in a
+    real step, so "both" uses it; a backward pass that is timed repeatedly cannot, and is compiled without it.
     """
 
-    def make() -> Callable[..., Tensor]:
-        # torch.compile caches by code object; a copy separates the compilations.
+    def compile_copy() -> Callable[..., Tensor]:
+        # torch.compile caches by code object; a copy keeps the compilations separate.
         copy = types.FunctionType(eager.__code__.replace(), eager.__globals__, eager.__name__)
         return torch.compile(copy, dynamic=False, fullgraph=True)
 
@@ -169,17 +162,19 @@ def build_compiled(problem: Problem) -> Differentiable:
         from torch._functorch import config
         from torch._inductor import config as inductor_config
 
-        function = make()
-        # The cache of compiled graphs ignores whether a backward pass may write there.
+        function = compile_copy()
+        # retain_graph needs donated buffers off, and the FX graph cache does not key on that setting.
         with inductor_config.patch(fx_graph_cache=False), config.patch(donated_buffer=False):
             output = function(*problem.leaves)
             torch.autograd.grad(output, problem.leaves, problem.grad_output, retain_graph=True)
         return function
 
-    return Differentiable(make(), problem.leaves, problem.grad_output, lambda *leaves: repeatable()(*leaves))
+    return Differentiable(
+        compile_copy(), problem.leaves, problem.grad_output, lambda *leaves: repeatable()(*leaves)
+    )
 
 
-def liger(problem: Problem) -> Differentiable:
+def build_liger(problem: Problem) -> Differentiable:
     if problem.device.type == "cpu":
         raise Unavailable("its Triton kernels need a GPU")
     from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports] (on GPU machines)
@@ -193,25 +188,21 @@ def liger(problem: Problem) -> Differentiable:
 
 
 CANDIDATES = (
-    Candidate("bare GEMMs", "floor", Products),
-    Candidate("fast", "ours", ours("auto")),
-    Candidate("least memory", "ours", ours("least")),
+    Candidate("bare GEMMs", "floor", BareProducts),
+    Candidate("fast", "ours", make_layer_builder("auto")),
+    Candidate("least memory", "ours", make_layer_builder("least")),
     *(
         Candidate(f"{name} through MAX", "ours", build_max_graphs(name), columns=("waited",))
-        for name in IN_MAX
+        for name in MAX_VARIANTS
     ),
-    Candidate("eager", "peer", plain),
+    Candidate("eager", "peer", make_eager),
     Candidate("compile", "peer", build_compiled),
-    Candidate("liger", "peer", liger, "liger_kernel"),
+    Candidate("liger", "peer", build_liger, "liger_kernel"),
 )
 
 
 def draw_sizes(seed: int, count: int = 20) -> list[Sizes]:
-    """Return random sizes, each number log-uniform between its bounds, so that small and large ones are
-    equally likely.
-
-    Half of H and O are rounded to a multiple of 64, as models have them; the others stay, including odd ones.
-    """
+    """Return random sizes, log-uniform between bounds; in half of them, H and O are multiples of 64."""
     generator = random.Random(seed)
 
     def draw(low: int, high: int, step: int) -> int:
@@ -223,7 +214,7 @@ def draw_sizes(seed: int, count: int = 20) -> list[Sizes]:
 
 
 BENCHMARK = Benchmark(
-    about="LayerNorm + Linear of the workbook timed beside everything a user would take in its place.",
+    about="Time the workbook's LayerNorm + Linear and its alternatives.",
     sizes=Sizes,
     named={
         "puzzle": [Sizes(16, 8, 16)],

@@ -1,7 +1,6 @@
-"""The checker of puzzle 22's derive rung: finite differences in float64 instead of formulas.
+"""Checker of puzzle 22's derive rung, which compares with extrapolated central differences in float64.
 
-The truth is central differences of x_hat and of sum(g * x_hat), extrapolated. The baseline is the formula in
-float64, so that the limit is the accuracy of finite differences.
+The baseline is the formula in float64, so that the limit is the accuracy of the finite differences.
 """
 
 from collections.abc import Callable
@@ -16,39 +15,39 @@ from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case
 
 STEP = 1e-2
-"""The larger of the two steps of a difference, in units of the row's deviation."""
+"""The larger of two step sizes, in units of the row's standard deviation."""
 
 
-def difference(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, along: np.ndarray) -> np.ndarray:
-    """Return the derivative of `function(x + t * along)` by t at 0: central differences of two steps,
-    extrapolated (Richardson)."""
+def directional_derivative(
+    function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, along: np.ndarray
+) -> np.ndarray:
+    """Return d/dt of `function(x + t * along)` at t = 0, by Richardson-extrapolated central differences."""
     t = STEP * x.std() / np.abs(along).max()
     coarse, fine = ((function(x + s * along) - function(x - s * along)) / (2 * s) for s in (t, t / 2))
     return (4 * fine - coarse) / 3
 
 
 def normalise(x: np.ndarray) -> np.ndarray:
-    """Return x_hat of one row by its definition."""
     return (x - x.mean()) / np.sqrt(((x - x.mean()) ** 2).mean() + EPS)
 
 
-def by_differences(v: Derivation) -> Arrays:
-    """Return the truth of the five gates for the row of a case, without a formula.
+def compute_by_differences(v: Derivation) -> Arrays:
+    """Return the expected values of the five gates on a case's row, by finite differences.
 
-    c2 and c1 come from the gradient at x: the mean of g - gradient / rstd, which is c2 + x_hat * c1, and its
-    part along x_hat.
+    c2 and c1 come from the gradient of x: g - gradient / rstd is c2 + x_hat * c1, whose mean is c2 and whose
+    component along x_hat is c1.
     """
     x, g = np.asarray(v.row_x), np.asarray(v.row_g)
     units = np.eye(len(x))
-    gradient = np.array([difference(lambda row: g @ normalise(row), x, unit) for unit in units])
+    gradient = np.array([directional_derivative(lambda row: g @ normalise(row), x, unit) for unit in units])
     x_hat = normalise(x)
-    rest = g - gradient / v.row_scale
+    correction = g - gradient / v.row_scale
     return {
-        "dmean": np.array([difference(np.mean, x, unit) for unit in units]),
-        "dvar": np.array([difference(np.var, x, unit) for unit in units]),
-        "jvp": difference(normalise, x, v.row_v),
-        "row_c2": rest.mean(keepdims=True),
-        "row_c1": (rest @ x_hat / (x_hat @ x_hat)).reshape(1),
+        "dmean": np.array([directional_derivative(np.mean, x, unit) for unit in units]),
+        "dvar": np.array([directional_derivative(np.var, x, unit) for unit in units]),
+        "jvp": directional_derivative(normalise, x, v.row_v),
+        "row_c2": correction.mean(keepdims=True),
+        "row_c1": (correction @ x_hat / (x_hat @ x_hat)).reshape(1),
     }
 
 
@@ -58,7 +57,7 @@ class DeriveChecker(NumpyChecker):
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
-        """Return the result of each function, as the NumPy rung's checker does."""
+
         cases = self.puzzle.cases(None) if cases is None else cases
         finite = [
             case
@@ -69,9 +68,8 @@ class DeriveChecker(NumpyChecker):
         ]
         return super().check(path, gates, finite)
 
-    def _case(self, case: Case) -> tuple[Arrays, Arrays]:
-        """Return the inputs of a case, and the finite differences."""
-        if case not in self._known:
+    def _load_case(self, case: Case) -> tuple[Arrays, Arrays]:
+        if case not in self._cases:
             arrays = self.puzzle.inputs(case, "float64", self.seed)
-            self._known[case] = arrays, by_differences(self.puzzle.derive(arrays, {}))
-        return self._known[case]
+            self._cases[case] = arrays, compute_by_differences(self.puzzle.derive(arrays, {}))
+        return self._cases[case]

@@ -1,51 +1,47 @@
-"""Puzzle 22's derive rung: five steps of the calculus on one row, and their known mistakes.
+"""Puzzle 22's derive rung: five derivatives on one row, and their known mistakes.
 
-The learner gets no formula, and `derive_checker.py` compares with finite differences; the formulas here are
-for the diagnosis, which names the missing term.
+The formulas here serve only the diagnosis; `derive_checker.py` compares with finite differences.
 """
 
 import numpy as np
 
 from harness.spec.derivation import Derivation, Mistake
-from harness.spec.puzzle import Gate, ids
+from harness.spec.puzzle import Gate, list_gate_ids
 from harness.spec.rungs import NumpyRung
 
 GATES = (
     Gate("dmean", "", ("dmean",), "d mu / d x_j"),
     Gate("dvar", "", ("dvar",), "d sigma^2 / d x_j"),
-    Gate("jvp", "", ("jvp",), "how x_hat moves where x moves along v"),
-    Gate("c2", "", ("row_c2",), "what is taken from every g_j"),
-    Gate("c1", "", ("row_c1",), "what x_hat_j is multiplied with"),
+    Gate("jvp", "", ("jvp",), "how x_hat changes when x moves along v"),
+    Gate("c2", "", ("row_c2",), "the number subtracted from every g_j"),
+    Gate("c1", "", ("row_c1",), "the factor of x_hat_j"),
 )
 
 
-def one_row(array: np.ndarray) -> np.ndarray:
-    """Return the fourth row of [B, S, n], or the last of fewer, [n]: with adversarial inputs it has a tiny
-    variance."""
+def select_row(array: np.ndarray) -> np.ndarray:
+    """Return the fourth row of [B, S, n], whose variance is tiny in adversarial inputs, or the last if fewer."""
     rows = array.reshape(-1, array.shape[-1])
     return rows[min(3, len(rows) - 1)]
 
 
 STEPS = {
-    "row_x": lambda v: one_row(v.input),
-    "row_v": lambda v: one_row(v.given_dln),
-    "row_g": lambda v: one_row(v.given_dln * v.ln_weight),
-    "row_x_hat": lambda v: one_row(v.x_hat),
-    "row_scale": lambda v: one_row(v.row_rstd)[0],
+    "row_x": lambda v: select_row(v.input),
+    "row_v": lambda v: select_row(v.given_dln),
+    "row_g": lambda v: select_row(v.given_dln * v.ln_weight),
+    "row_x_hat": lambda v: select_row(v.x_hat),
+    "row_scale": lambda v: select_row(v.row_rstd)[0],
     "dmean": lambda v: np.full(len(v.row_x), 1 / len(v.row_x)),
     "dvar": lambda v: 2 * (v.row_x - v.row_x.mean()) / len(v.row_x),
     "jvp": lambda v: v.row_scale * (v.row_v - v.row_v.mean() - v.row_x_hat * (v.row_v * v.row_x_hat).mean()),
     "row_c2": lambda v: v.row_g.mean(keepdims=True),
     "row_c1": lambda v: (v.row_g * v.row_x_hat).mean(keepdims=True),
 }
-"""Steps that the puzzle's derivation has for this rung alone."""
+"""Steps of the puzzle's derivation that only this rung uses."""
 
 
-def one_number(number: np.ndarray) -> np.ndarray:
+def reshape_scalar(number: np.ndarray) -> np.ndarray:
     if number.size != 1:
-        raise ValueError(
-            f"one number is wanted for the whole row, not an array of shape {list(number.shape)}"
-        )
+        raise ValueError(f"expected one number for the whole row, not an array of shape {list(number.shape)}")
     return number.reshape(1)
 
 
@@ -56,74 +52,73 @@ RUNG = NumpyRung(
     title="Derivation",
     about="optional, before the formulas",
     optional=True,
-    gates=ids(GATES),
+    gates=list_gate_ids(GATES),
     names={"x": "row_x", "v": "row_v", "g": "row_g", "x_hat": "row_x_hat", "rstd": "row_scale"},
-    pack={"row_c2": one_number, "row_c1": one_number},
+    pack={"row_c2": reshape_scalar, "row_c1": reshape_scalar},
 )
 
 
 # ---- Known mistakes -----------------------------------------------------------------------------------------
 
 
-def size(v: Derivation) -> int:
+def row_size(v: Derivation) -> int:
     return len(v.row_x)
 
 
-def along_x_hat(v: Derivation) -> np.ndarray:
-    """Return the term of the Jacobian-vector product that comes through the variance."""
+def variance_term(v: Derivation) -> np.ndarray:
+    """Return the variance term of the Jacobian-vector product."""
     return v.row_x_hat * (v.row_v * v.row_x_hat).mean()
 
 
 MISTAKES = (
-    Mistake("dmean-not-divided", "of the sum of the row: the mean divides it by H",
-            {"dmean": lambda v: np.ones(size(v))}),
-    Mistake("dmean-held-fixed", "with mu held fixed: mu is made of all x_j",
-            {"dmean": lambda v: np.zeros(size(v))}, hint=1),
-    Mistake("dmean-times-x", "with x_j left in it: mu is linear in x_j, and its derivative is a constant",
-            {"dmean": lambda v: v.row_x / size(v)}, hint=1),
+    Mistake("dmean-not-divided", "of the row's sum: the mean divides it by H",
+            {"dmean": lambda v: np.ones(row_size(v))}),
+    Mistake("dmean-held-fixed", "with mu held fixed: mu depends on every x_j",
+            {"dmean": lambda v: np.zeros(row_size(v))}, hint=1),
+    Mistake("dmean-times-x", "with x_j still in it: mu is linear in x_j, so its derivative is a constant",
+            {"dmean": lambda v: v.row_x / row_size(v)}, hint=1),
     Mistake("dvar-two-missing", "without the factor 2 of the square",
-            {"dvar": lambda v: (v.row_x - v.row_x.mean()) / size(v)}),
-    Mistake("dvar-not-divided", "of the sum of the squares: their mean divides it by H",
+            {"dvar": lambda v: (v.row_x - v.row_x.mean()) / row_size(v)}),
+    Mistake("dvar-not-divided", "of the sum of squares: the variance divides it by H",
             {"dvar": lambda v: 2 * (v.row_x - v.row_x.mean())}),
-    Mistake("dvar-not-centred", "of the mean of x^2: mu is missing in the deviation",
-            {"dvar": lambda v: 2 * v.row_x / size(v)}),
+    Mistake("dvar-not-centred", "of the mean of x^2: mu is not subtracted",
+            {"dvar": lambda v: 2 * v.row_x / row_size(v)}),
     Mistake("dvar-others-missing",
-            "without the deviations of the other elements: x_j moves mu, and mu moves all of them; their terms add up to "
-            "the one that is missing here",
-            {"dvar": lambda v: 2 * (v.row_x - v.row_x.mean()) / size(v) * (1 - 1 / size(v))}),
-    Mistake("dvar-unbiased", "of the variance that divides by H - 1; LayerNorm's divides by H",
-            {"dvar": lambda v: 2 * (v.row_x - v.row_x.mean()) / max(1, size(v) - 1)}),
-    Mistake("jvp-mean-term-missing", "without the term of the mean: mu moves too, by the mean of v",
-            {"jvp": lambda v: v.row_scale * (v.row_v - along_x_hat(v))}),
-    Mistake("jvp-variance-term-missing", "without the term of the variance: rstd moves too where x moves",
+            "without the other elements' deviations: x_j moves mu, and mu moves every deviation; the sum of these terms "
+            "is missing",
+            {"dvar": lambda v: 2 * (v.row_x - v.row_x.mean()) / row_size(v) * (1 - 1 / row_size(v))}),
+    Mistake("dvar-unbiased", "of the unbiased variance, which divides by H - 1; LayerNorm divides by H",
+            {"dvar": lambda v: 2 * (v.row_x - v.row_x.mean()) / max(1, row_size(v) - 1)}),
+    Mistake("jvp-mean-term-missing", "without the mean term: mu moves too, by the mean of v",
+            {"jvp": lambda v: v.row_scale * (v.row_v - variance_term(v))}),
+    Mistake("jvp-variance-term-missing", "without the variance term: rstd moves too when x moves",
             {"jvp": lambda v: v.row_scale * (v.row_v - v.row_v.mean())}),
-    Mistake("jvp-both-terms-missing", "with mu and rstd held fixed: both terms are missing, that of the mean and that of "
-            "the variance",
+    Mistake("jvp-both-terms-missing", "with mu and rstd held fixed: the mean term and the variance term are missing",
             {"jvp": lambda v: v.row_scale * v.row_v}, hint=1),
-    Mistake("jvp-variance-term-sign", "with the term of the variance added: rstd falls where the variance grows",
-            {"jvp": lambda v: v.row_scale * (v.row_v - v.row_v.mean() + along_x_hat(v))}),
-    Mistake("jvp-variance-term-summed", "with a sum in the term of the variance where a mean belongs",
-            {"jvp": lambda v: v.row_scale * (v.row_v - v.row_v.mean() - size(v) * along_x_hat(v))}),
-    Mistake("jvp-x-hat-missing", "without the x_hat in front of the term of the variance: it is another one for each element",
+    Mistake("jvp-variance-term-sign", "with the variance term added: rstd falls when the variance grows",
+            {"jvp": lambda v: v.row_scale * (v.row_v - v.row_v.mean() + variance_term(v))}),
+    Mistake("jvp-variance-term-summed", "with a sum instead of a mean in the variance term",
+            {"jvp": lambda v: v.row_scale * (v.row_v - v.row_v.mean() - row_size(v) * variance_term(v))}),
+    Mistake("jvp-x-hat-missing", "without the factor x_hat of the variance term, which differs for each element",
             {"jvp": lambda v: v.row_scale * (v.row_v - v.row_v.mean() - (v.row_v * v.row_x_hat).mean())}),
     Mistake("jvp-rstd-missing", "without rstd: x_hat is a deviation times rstd",
-            {"jvp": lambda v: v.row_v - v.row_v.mean() - along_x_hat(v)}),
-    Mistake("jvp-diagonal", "of the diagonal alone: x_hat_i depends on every x_j, not on x_i only",
-            {"jvp": lambda v: v.row_scale * v.row_v * (1 - 1 / size(v) - v.row_x_hat**2 / size(v))}),
-    Mistake("c2-summed", "with a sum where a mean belongs: d mu / d x_j has a 1 / H in it",
+            {"jvp": lambda v: v.row_v - v.row_v.mean() - variance_term(v)}),
+    Mistake("jvp-diagonal", "of the diagonal only: x_hat_i depends on every x_j, not only on x_i",
+            {"jvp": lambda v: v.row_scale * v.row_v * (1 - 1 / row_size(v) - v.row_x_hat**2 / row_size(v))}),
+    Mistake("c2-summed", "with a sum instead of a mean: d mu / d x_j contains 1 / H",
             {"row_c2": lambda v: v.row_g.sum(keepdims=True)}),
     Mistake("c2-unbiased", "divided by H - 1: mu divides by H, and so does its derivative",
-            {"row_c2": lambda v: v.row_g.sum(keepdims=True) / max(1, size(v) - 1)}),
-    Mistake("c2-exchanged", "of c1: c2 comes from the term of the mean, in which no x_hat is",
+            {"row_c2": lambda v: v.row_g.sum(keepdims=True) / max(1, row_size(v) - 1)}),
+    Mistake("c2-exchanged", "of c1: c2 comes from the mean term, which has no x_hat",
             {"row_c2": lambda v: (v.row_g * v.row_x_hat).mean(keepdims=True)}),
-    Mistake("c2-missing", "without the term of the mean", {"row_c2": lambda v: np.zeros(1)}, hint=1),
-    Mistake("c1-summed", "with a sum where a mean belongs: d sigma^2 / d x_j has a 1 / H in it",
+    Mistake("c2-missing", "without the mean term", {"row_c2": lambda v: np.zeros(1)}, hint=1),
+    Mistake("c1-summed", "with a sum instead of a mean: d sigma^2 / d x_j contains 1 / H",
             {"row_c1": lambda v: (v.row_g * v.row_x_hat).sum(keepdims=True)}),
     Mistake("c1-unbiased", "divided by H - 1: LayerNorm's variance divides by H, and so does its derivative",
-            {"row_c1": lambda v: (v.row_g * v.row_x_hat).sum(keepdims=True) / max(1, size(v) - 1)}),
-    Mistake("c1-x-hat-missing", "of c2: c1 comes from the term of the variance, in which every g_i meets its x_hat_i",
+            {"row_c1": lambda v: (v.row_g * v.row_x_hat).sum(keepdims=True) / max(1, row_size(v) - 1)}),
+    Mistake("c1-x-hat-missing", "of c2: c1 comes from the variance term, in which every g_i is multiplied by x_hat_i",
             {"row_c1": lambda v: v.row_g.mean(keepdims=True)}),
-    Mistake("c1-missing", "without the term of the variance", {"row_c1": lambda v: np.zeros(1)}, hint=1),
-    Mistake("c1-two-kept", "with the 2 of the squared deviation, which the derivative of the root takes away again",
+    Mistake("c1-missing", "without the variance term", {"row_c1": lambda v: np.zeros(1)}, hint=1),
+    Mistake("c1-two-kept", "with the 2 of the squared deviation, which cancels with the 1/2 of the root's derivative",
             {"row_c1": lambda v: 2 * (v.row_g * v.row_x_hat).mean(keepdims=True)}),
 )  # fmt: skip

@@ -1,18 +1,18 @@
-"""The training ops of LayerNorm + Linear as data: names, arguments in order, symbolic shapes.
+"""The training ops of LayerNorm + Linear as data; imports neither MAX nor torch.
 
-B = batch_size, S = seq_len, H = hidden_dim, O = output_dim. Importing it loads neither MAX nor torch.
+B = batch_size, S = seq_len, H = hidden_dim, O = output_dim.
 """
 
 from harness.spec.ops import ACCUM, Argument, OpSpec, Scalar
 
 EPS = 1e-5
-"""Added to the variance: the public ops' fixed value, and the default of the layer."""
+"""Added to the variance: fixed in the public ops, the default in the layer."""
 
 INPUT = Argument(("B", "S", "H"))
 OUTPUT = Argument(("B", "S", "O"))
 STATISTIC = Argument(("B", "S"), ACCUM)
-BY_INPUT = Argument(("H",))
-BY_OUTPUT = Argument(("O",))
+LN_PARAMETER = Argument(("H",))
+LINEAR_BIAS = Argument(("O",))
 WEIGHT = Argument(("O", "H"))
 
 FORWARD = OpSpec(
@@ -20,10 +20,10 @@ FORWARD = OpSpec(
     writes={"output": OUTPUT, "mean": STATISTIC, "rstd": STATISTIC},
     reads={
         "input": INPUT,
-        "ln_weight": BY_INPUT,
-        "ln_bias": BY_INPUT,
+        "ln_weight": LN_PARAMETER,
+        "ln_bias": LN_PARAMETER,
         "linear_weight": WEIGHT,
-        "linear_bias": BY_OUTPUT,
+        "linear_bias": LINEAR_BIAS,
     },
     scalars={"eps": Scalar(EPS)},
 )
@@ -31,18 +31,18 @@ BACKWARD = OpSpec(
     "layernorm_linear_train_backward",
     writes={
         "grad_input": INPUT,
-        "grad_ln_weight": BY_INPUT,
-        "grad_ln_bias": BY_INPUT,
+        "grad_ln_weight": LN_PARAMETER,
+        "grad_ln_bias": LN_PARAMETER,
         "grad_weight": WEIGHT,
-        "grad_bias": BY_OUTPUT,
+        "grad_bias": LINEAR_BIAS,
     },
     reads={
         "grad_output": OUTPUT,
         "input": INPUT,
         "mean": STATISTIC,
         "rstd": STATISTIC,
-        "ln_weight": BY_INPUT,
-        "ln_bias": BY_INPUT,
+        "ln_weight": LN_PARAMETER,
+        "ln_bias": LN_PARAMETER,
         "linear_weight": WEIGHT,
     },
 )

@@ -1,17 +1,24 @@
 """Puzzle 22, LayerNorm + Linear: ops, variants, gates, cases, constants and reference.
 
-Names: B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one of the B * S sequence positions.
+B = batch_size, S = seq_len, H = hidden_dim, O = output_dim; a row is one of the B * S sequence positions.
 """
 
 import numpy as np
 
+from harness.puzzles.formulas import explain_cancellation
 from harness.puzzles.p22 import derive_rung, transfer_mistakes
 from harness.puzzles.p22.mistakes import MISTAKES, derive, pack
-from harness.puzzles.p22.ops import BACKWARD, BY_INPUT, EPS, FORWARD, INPUT, OUTPUT, STATISTIC, WEIGHT
-from harness.spec.baseline import unluckiest
-from harness.spec.cases import CANCELLING, cancelling, chapter_and, not_finite, with_not_finite
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, printed_names
+from harness.puzzles.p22.ops import BACKWARD, EPS, FORWARD, INPUT, LN_PARAMETER, OUTPUT, STATISTIC, WEIGHT
+from harness.spec.baseline import compute_worst_baseline
+from harness.spec.cases import (
+    CANCELLING,
+    draw_cancelling,
+    make_cases_function,
+    make_nonfinite_cases,
+    write_nonfinite,
+)
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung
 
@@ -23,20 +30,20 @@ OUTPUT_DIM = 16
 ROW_SUMS = OpSpec(
     "layernorm_linear_row_sums",
     writes={"row_sums": Argument(("rows", 2), ACCUM)},
-    reads={"dln": INPUT, "input": INPUT, "mean": STATISTIC, "rstd": STATISTIC, "ln_weight": BY_INPUT},
+    reads={"dln": INPUT, "input": INPUT, "mean": STATISTIC, "rstd": STATISTIC, "ln_weight": LN_PARAMETER},
 )
 
 
 TRANSFER = OpSpec(
     "rmsnorm_linear_train_backward",
-    writes={"rms_grad_input": INPUT, "grad_rms_weight": BY_INPUT, "rms_grad_weight": WEIGHT},
-    reads={"grad_output": OUTPUT, "input": INPUT, "ln_weight": BY_INPUT, "linear_weight": WEIGHT},
+    writes={"rms_grad_input": INPUT, "grad_rms_weight": LN_PARAMETER, "rms_grad_weight": WEIGHT},
+    reads={"grad_output": OUTPUT, "input": INPUT, "ln_weight": LN_PARAMETER, "linear_weight": WEIGHT},
     scalars={"eps": Scalar(EPS)},
 )
-"""RMSNorm + Linear, backward: the last gate. Its gamma is ln_weight."""
+"""The last gate: the backward pass of RMSNorm + Linear, with ln_weight as gamma."""
 
 
-def variant(algorithm: str) -> tuple[Call, ...]:
+def make_variant(algorithm: str) -> tuple[Call, ...]:
     parameters = (("algorithm", algorithm),)
     forward = "recorder, ForwardTensors[dtype](=, sizes=sizes.copy(), eps=Scalar[accum](EPS))"
     backward = "recorder, BackwardTensors[dtype](=, sizes=sizes.copy())"
@@ -47,9 +54,12 @@ def variant(algorithm: str) -> tuple[Call, ...]:
 
 
 VARIANTS = {
-    "fused": variant("fused"),
-    # The row sums are an intermediate of the unfused backward pass; this call makes them visible.
-    "unfused": (*variant("unfused"), Call(ROW_SUMS, (), "unfused", "launch_row_sums[dtype](..., sizes)")),
+    "fused": make_variant("fused"),
+    # The row sums are internal to the unfused backward pass; this call exposes them.
+    "unfused": (
+        *make_variant("unfused"),
+        Call(ROW_SUMS, (), "unfused", "launch_row_sums[dtype](..., sizes)"),
+    ),
     "rmsnorm": (
         Call(
             TRANSFER, (), "rmsnorm", "launch_rmsnorm_linear_backward[dtype](..., sizes, Scalar[accum](EPS))"
@@ -58,13 +68,13 @@ VARIANTS = {
 }
 
 
-STATED = ("mean", "rstd")
+STATISTICS = ("mean", "rstd")
 GATES = (
     Gate("ln", "unfused", ("output", "grad_weight"), "the LayerNorm output from given statistics",
-         given=STATED),
-    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", given=STATED),
+         provided=STATISTICS),
+    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", provided=STATISTICS),
     Gate("row_sums", "unfused", ("row_sums", "grad_input"), "the two means c1 and c2 of every row",
-         given=("grad_ln_weight", "grad_ln_bias", "grad_bias")),
+         provided=("grad_ln_weight", "grad_ln_bias", "grad_bias")),
     Gate("db", "fused", ("grad_bias",), "the gradient of the linear bias"),
     Gate("dW", "fused", ("grad_weight",), "the gradient of the linear weight"),
     Gate("dgamma", "fused", ("grad_ln_weight", "grad_ln_bias"), "the gradients of the LayerNorm parameters"),
@@ -72,7 +82,7 @@ GATES = (
     Gate("transfer", "rmsnorm", tuple(TRANSFER.writes), "RMSNorm + Linear, backward, on your own"),
 )  # fmt: skip
 
-# Sums that blocks add to with atomics on a GPU.
+# Sums that blocks accumulate with atomics on a GPU.
 ATOMIC = frozenset(
     ("fused", quantity) for quantity in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
 ) | {("rmsnorm", "grad_rms_weight"), ("rmsnorm", "rms_grad_weight")}
@@ -82,35 +92,35 @@ NOT_FINITE = {
     tensor: (symbol, "NaN", "inf")
     for tensor, symbol in (("input", "x"), ("ln_weight", "gamma"), ("grad_output", "dy"))
 }
-"""Tensor -> its symbol in the book, and how an element of its adversarial values is computed."""
+"""Tensor -> its symbol in the book, and the non-finite values that cases write into it."""
 DIMS = (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
 
-cases = chapter_and(
+cases = make_cases_function(
     DIMS, "gamma = 1, beta = 0, grad_output = 1", "mean 3, tiny variance, grad_output follows x_hat",
     (
         Case("odd sizes", "B != S, nothing divides a tile", (3, 9, 7, 13), "hard"),
-        Case("wide", "H is larger than a block and no multiple of one", (3, 7, 131, 5), "hard"),
-        Case("wide output", "O is larger than a block and no multiple of one", (2, 5, 9, 133), "hard"),
-        Case("many rows", "more rows than one tile holds", (2, 33, 12, 20), "hard"),
-        Case("one row", "no sum over rows to hide in", (1, 1, 24, 8), "hard"),
+        Case("wide", "H is larger than a block, and not a multiple of it", (3, 7, 131, 5), "hard"),
+        Case("wide output", "O is larger than a block, and not a multiple of it", (2, 5, 9, 133), "hard"),
+        Case("many rows", "more rows than fit in one tile", (2, 33, 12, 20), "hard"),
+        Case("one row", "no sum over rows, which could hide an error", (1, 1, 24, 8), "hard"),
         Case("expanded", "grad_output has stride 0, as from sum()", (5, 7, 10, 6), "expanded"),
         Case("transposed", "grad_output is not contiguous", (5, 7, 10, 6), "transposed"),
         Case("large values", "input in the hundreds, small grad_output: nothing may overflow", (3, 6, 16, 20),
              "large"),
         Case("square", "O = H: W transposed has the shape of W", (2, 3, 10, 10), "hard"),
         Case("sums that cancel",
-             "in 16-bit types, sums over rows leave a tenth of one term: none may be rounded on the way",
+             "in 16-bit dtypes, sums over rows cancel to a tenth of one term: partial sums must not be rounded",
              (2, 33, 12, 20), CANCELLING, in_16_bits=True),
-        *not_finite(NOT_FINITE, DIMS),
+        *make_nonfinite_cases(NOT_FINITE, DIMS),
     ),
 )  # fmt: skip
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """Return the input arrays of a case, in float64, rounded to `dtype`.
+    """Return a case's input arrays, float64 rounded to `dtype`.
 
     These are input [B, S, H], ln_weight and ln_bias [H], linear_weight [O, H], linear_bias [O], grad_output
-    [B, S, O], and dln [B, S, H], a gradient at the LayerNorm output for the kernel that starts from one.
+    [B, S, O], and, for the row-sums kernel, dln [B, S, H], the gradient of the LayerNorm output.
     """
     B, S, H, O = case.dims
     random = np.random.default_rng([seed, B, S, H, O])
@@ -127,11 +137,11 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
             "grad_output": np.ones((B, S, O)),
         }
     else:
-        # With a constant grad_output the rounding of every tiny-variance row adds up in dgamma: that measures luck.
+        # With a constant grad_output, the rounding errors of tiny-variance rows would dominate dgamma.
         tiny = 1.0 if case.values in ("expanded", "large") else 0.05
-        arrays = {**adversarial_values(B, S, H, O, random, tiny), **weights}
+        arrays = {**draw_adversarial_values(B, S, H, O, random, tiny), **weights}
         if case.values == CANCELLING:
-            arrays |= cancelling_values(B, S, H, O, random, cancel=dtype in ("float16", "bfloat16"))
+            arrays |= draw_cancelling_values(B, S, H, O, random, cancel=dtype in ("float16", "bfloat16"))
         if case.values == "expanded":
             arrays["grad_output"] = np.broadcast_to(np.float64(1.25), (B, S, O))
         elif case.values == "transposed":
@@ -139,27 +149,28 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         elif case.values == "large":
             arrays["input"] *= 128
             arrays["grad_output"] /= 64
-        with_not_finite(arrays, case.values)
+        write_nonfinite(arrays, case.values)
     arrays = {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
-    # Moved away from 0: for a single row, both means could vanish, and leave only rounding.
+    # Shift dln away from 0: for a single row, both means could vanish and leave only rounding errors.
     dln = 1 + arrays["grad_output"] @ arrays["linear_weight"]
     return {**arrays, "dln": round_to_dtype(dln, dtype)}
 
 
-def adversarial_values(B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float) -> Arrays:
-    """Return adversarial inputs, on which a wrong backward pass fails.
+def draw_adversarial_values(
+    B: int, S: int, H: int, O: int, random: np.random.Generator, tiny: float
+) -> Arrays:
+    """Return adversarial inputs, on which wrong backward passes fail.
 
-    The mean is far from 0 and differs from row to row, every fourth row has the deviation `tiny`, gamma and
-    beta are random, one of several gammas is 0 (a kernel must not divide by it), and grad_output has a mean
-    and follows x_hat, so that neither correction term of dx is small.
+    Row means differ and are far from 0; every fourth row has the standard deviation `tiny`; for H > 1, one
+    gamma is 0; grad_output has a nonzero mean and is correlated with x_hat, so that neither correction term of
+    dx is small.
     """
     rows = np.arange(B * S).reshape(B, S, 1)
-    spread = np.where(rows % 4 == 3, tiny, 1.0)
-    deviation = random.standard_normal((B, S, H)) * spread
+    deviation = random.standard_normal((B, S, H)) * np.where(rows % 4 == 3, tiny, 1.0)
     row_mean = 3 + 0.5 * random.standard_normal((B, S, 1))
     centred = deviation - deviation.mean(-1, keepdims=True)
     x_hat = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + EPS)
-    follow = x_hat @ random.standard_normal((H, O)) / np.sqrt(H)
+    correlated = x_hat @ random.standard_normal((H, O)) / np.sqrt(H)
     gamma = 1 + 0.5 * random.standard_normal(H)
     if H > 1:
         gamma[H // 3] = 0.0
@@ -167,84 +178,85 @@ def adversarial_values(B: int, S: int, H: int, O: int, random: np.random.Generat
         "input": row_mean + deviation,
         "ln_weight": gamma,
         "ln_bias": 0.5 * random.standard_normal(H),
-        "grad_output": random.standard_normal((B, S, O)) + 1 + follow,
+        "grad_output": random.standard_normal((B, S, O)) + 1 + correlated,
     }
 
 
-def cancelling_values(B: int, S: int, H: int, O: int, random: np.random.Generator, cancel: bool) -> Arrays:
-    """Return input, linear_weight and grad_output whose row sums reveal a rounding to 16 bits.
+def draw_cancelling_values(
+    B: int, S: int, H: int, O: int, random: np.random.Generator, cancel: bool
+) -> Arrays:
+    """Return input, linear_weight and grad_output whose sums over rows reveal rounding to 16 bits.
 
-    Rows of a group share one x_hat. All values, and dln, have few binary digits and every row the same
-    deviation.
+    The rows of a group share one x_hat. All rows have the same standard deviation, and all values, like dln,
+    have few significant bits.
     """
     rows = B * S
-    dy, group = cancelling(rows, O, random, cancel)
+    dy, group = draw_cancelling(rows, O, random, cancel)
     steps = np.stack([random.permutation(H) for _ in range(rows)])[group] - (H - 1) / 2
-    one_each = np.zeros((O, H))
-    one_each[np.arange(H) % O, random.permutation(H)] = random.choice([-1.0, 1.0], H)
+    signs = np.zeros((O, H))
+    signs[np.arange(H) % O, random.permutation(H)] = random.choice([-1.0, 1.0], H)
     return {
         "input": (steps / 2 + random.integers(8, 17, (rows, 1)) / 4).reshape(B, S, H),
-        "linear_weight": one_each,
+        "linear_weight": signs,
         "grad_output": dy.reshape(B, S, O),
     }
 
 
-def rows(dims: tuple[int, ...]) -> int:
-    """Return the rows of a case, B * S, over which the parameter gradients are summed."""
+def count_rows(dims: tuple[int, ...]) -> int:
+    """Return the number of rows of a case, B * S, over which parameter gradients are summed."""
     B, S, _, _ = dims
     return B * S
 
 
-# Above this many multiply-adds PyTorch runs only once.
-SMALL = 2**22
+# Above this many multiply-adds, PyTorch runs only once.
+LARGEST_REPEATED = 2**22
 
 
 def reference(tensors: dict) -> dict:
-    """Return autograd's results by the op's names, in the dtype and on the device of the tensors.
+    """Return output, mean, rstd, the gradients and the row sums by name, in the tensors' dtype and on their device.
 
-    These are output, mean, rstd, the five gradients and the row sums. A float16 or bfloat16 mean and rstd are
-    in float32. Below float64 each is the worst of several orders of the columns h.
+    For 16-bit tensors, mean and rstd are float32. Below float64, each result is the least accurate of several
+    orders of the columns h.
     """
     x = tensors["input"]
-    large = x.numel() * len(tensors["linear_bias"]) > SMALL
-    own = rmsnorm_by_autograd(tensors)  # of the last gate, computed once
+    large = x.numel() * len(tensors["linear_bias"]) > LARGEST_REPEATED
+    rmsnorm = compute_rmsnorm_with_autograd(tensors)  # in only one order
     back = [name for name in BACKWARD.writes if name != "grad_bias"]
-    return own | unluckiest(by_autograd, tensors, BY_COLUMN, back, large)
+    return rmsnorm | compute_worst_baseline(compute_with_autograd, tensors, COLUMN_TENSORS, back, large)
 
 
-BY_COLUMN = ("input", "ln_weight", "ln_bias", "linear_weight", "dln")
-"""The tensors whose last axis is h."""
+COLUMN_TENSORS = ("input", "ln_weight", "ln_bias", "linear_weight", "dln")
+"""Tensors whose last axis is h."""
 
 
-def by_autograd(tensors: dict) -> dict:
+def compute_with_autograd(tensors: dict) -> dict:
     import torch
     import torch.nn.functional as F
 
-    x, gamma, beta, W, dln = (tensors[name].detach().contiguous() for name in BY_COLUMN)
+    x, gamma, beta, W, dln = (tensors[name].detach().contiguous() for name in COLUMN_TENSORS)
     b = tensors["linear_bias"].detach().clone()
     for tensor in (x, gamma, beta, W, b):
         tensor.requires_grad_(True)
-    # Of 16 bits, LayerNorm in float32 and rounded once, as PyTorch computes it on a GPU and under autocast; its CPU
-    # kernel adds dgamma and dbeta up in 16 bits, an error so large that a wrong kernel could hide in it.
+    # For 16-bit dtypes, LayerNorm runs in float32 and rounds once, as in PyTorch on a GPU and under autocast;
+    # its CPU kernel sums dgamma and dbeta in 16 bits, with errors large enough to hide a wrong kernel.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     ln_out = F.layer_norm(x.to(accum), x.shape[-1:], gamma.to(accum), beta.to(accum), EPS).to(x.dtype)
     output = F.linear(ln_out, W, b)
     gradients = torch.autograd.grad(output, (x, gamma, beta, W, b), tensors["grad_output"])
     wide = x.detach().to(accum)
-    # The statistics that PyTorch's own LayerNorm saves.
+    # The statistics that PyTorch's LayerNorm saves.
     _, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], None, None, EPS)
     return {
         "output": output.detach(),
         "mean": mean[..., 0],
         "rstd": rstd[..., 0],
         **dict(zip(BACKWARD.writes, gradients, strict=True)),
-        "row_sums": row_sums(dln.to(accum), wide, gamma.detach().to(accum)),
+        "row_sums": compute_row_sums(dln.to(accum), wide, gamma.detach().to(accum)),
     }
 
 
-def rmsnorm_by_autograd(tensors: dict) -> dict:
-    """Return autograd's three gradients of RMSNorm + Linear; RMSNorm in float32 for 16-bit tensors, like
-    LayerNorm above."""
+def compute_rmsnorm_with_autograd(tensors: dict) -> dict:
+    """Return autograd's gradients of RMSNorm + Linear; in float32 for 16-bit tensors, like LayerNorm."""
     import torch
     import torch.nn.functional as F
 
@@ -259,8 +271,8 @@ def rmsnorm_by_autograd(tensors: dict) -> dict:
     return dict(zip(TRANSFER.writes, gradients, strict=True))
 
 
-def row_sums(dln, x, gamma):
-    """Return c1 and c2 of every row, [B * S, 2], from dln [B, S, H], by PyTorch operations."""
+def compute_row_sums(dln, x, gamma):
+    """Return c1 and c2 of every row, [B * S, 2], computed with PyTorch from dln [B, S, H]."""
     import torch
 
     variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
@@ -270,8 +282,7 @@ def row_sums(dln, x, gamma):
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """Return the size of the three terms of dx = rstd * (g - c2 - x_hat * c1); for H = 1 they cancel, and dx
-    is 0."""
+    """Return the magnitude of the terms of dx = rstd * (g - c2 - x_hat * c1), which cancel for H = 1."""
     if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
         return {}
     v = derive(arrays)
@@ -281,57 +292,37 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
-    """Return how far the saved, rounded mean and rstd move c1 and c2.
+    """Return the largest change of c1 and c2 due to the rounding of the saved mean and rstd.
 
-    In a row of small deviation one unit in the last place of the mean is many of x - mean, and so of x_hat.
-    An accurate sum and Welford's disagree in that unit, and both are correct.
+    In a row with a small standard deviation, one ulp of the mean is many ulps of x - mean, and so of x_hat. An
+    accurate sum and Welford's algorithm differ by that ulp, and both are correct.
     """
-    if not saved.keys() >= set(STATED) or not all(
+    if not saved.keys() >= set(STATISTICS) or not all(
         np.isfinite(array).all() for array in (*arrays.values(), *saved.values())
     ):
         return {}
-    kept = {f"row_{name}": saved[name][..., None] for name in STATED}
-    moved = derive(arrays, {name: lambda v, value=value: value for name, value in kept.items()})
-    return {"row_sums": float(np.abs(moved.row_sums - derive(arrays).row_sums).max(initial=0.0))}
-
-
-def cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """Explain errors in the rows whose mean is large compared to their deviation: a cancellation."""
-    x = arrays["input"]
-    if got.shape[:-1] != x.shape[:-1] or not np.isfinite(x).all():
-        return None
-    ratio = np.abs(x.mean(-1)) / (x.std(-1) + 1e-30)
-    size = np.abs(truth).max(-1)
-    error = np.abs(got - truth).max(-1) / np.where(size > 0, size, 1)
-    steep = ratio > 10
-    if not steep.any() or steep.all() or not np.isfinite(error).all():
-        return None
-    if error[steep].max() > 20 * error[~steep].max() and error[steep].max() < 0.1:
-        return Symptom(
-            "cancellation",
-            "is wrong in the rows whose mean is large beside their deviation, and only there: digits cancel, as in "
-            "E[x^2] - mean^2",
-        )
-    return None
+    statistics_by_step = {f"row_{name}": saved[name][..., None] for name in STATISTICS}
+    changed = derive(
+        arrays, {name: lambda v, value=value: value for name, value in statistics_by_step.items()}
+    )
+    return {"row_sums": float(np.abs(changed.row_sums - derive(arrays).row_sums).max(initial=0.0))}
 
 
 def describe_dims(dims: tuple[int, ...]) -> str:
-    """Format input and output shape: [4, 4, 8] -> [4, 4, 16]."""
     B, S, H, O = dims
     return f"{[B, S, H]} -> {[B, S, O]}"
 
 
 def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
-    """Return the bytes saved for the backward pass (without parameters and grad_output), and allocated in
-    between.
+    """Return the bytes saved for the backward pass, not counting parameters and grad_output, and of temporaries.
 
-    Eager saves the input and the statistics for LayerNorm, and the LayerNorm output for Linear.
+    Eager mode saves the input and the statistics for LayerNorm, and the LayerNorm output for Linear.
     """
     B, S, H, O = dims
     rows = B * S
-    element, accum = bytes_of(dtype), bytes_of(accum_dtype(dtype))
+    element, accum = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
     statistics = {"mean": rows * accum, "rstd": rows * accum}
-    # The sums of the fused backward pass: float32 for 16 bits, else float64.
+    # The fused backward pass accumulates in float32 for 16-bit dtypes, else in float64.
     atomic = 4 if element == 2 else 8
     return Ledger(
         saved_eager={"input": rows * H * element, **statistics, "ln_out": rows * H * element},
@@ -351,7 +342,6 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
 
 
 def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
-    """Pack c1 and c2, [B, S, 1] each, as the kernel writes them, [B * S, 2]."""
     for name, array in (("c1", c1), ("c2", c2)):
         if array.ndim != 3 or array.shape[-1] != 1:
             raise ValueError(f"{name} has shape {list(array.shape)}, expected [B, S, 1] (keepdims=True)")
@@ -384,7 +374,7 @@ PUZZLE = Puzzle(
         NUMPY_RUNG,
         MojoRung(
             file="op/layernorm_linear.mojo",
-            gates=ids(GATES),
+            gates=list_gate_ids(GATES),
             sizes={"rows": "B * S", "sizes": "Sizes(Int32(B), Int32(S), Int32(H), Int32(O))"},
         ),
     ),
@@ -392,15 +382,15 @@ PUZZLE = Puzzle(
     dim_names=("B", "S", "H", "O"),
     cases=cases,
     inputs=inputs,
-    derived_sizes=lambda dims: {"rows": rows(dims)},
+    derived_sizes=lambda dims: {"rows": count_rows(dims)},
     reference=reference,
     derive=derive,
     mistakes=(*MISTAKES, *transfer_mistakes.MISTAKES, *derive_rung.MISTAKES),
-    symptom=cancellation,
+    symptom=explain_cancellation,
     propagated=propagate_rounding,
     terms=terms,
-    forward=printed_names("output", "mean", "rstd"),
-    backward=printed_names(
+    forward=map_printed_names("output", "mean", "rstd"),
+    backward=map_printed_names(
         *("grad_input", "grad_ln_weight", "grad_ln_bias"),
         grad_weight="grad_linear_weight",
         grad_bias="grad_linear_bias",
@@ -413,7 +403,7 @@ PUZZLE = Puzzle(
     on_request=("rmsnorm",),
     on_cpu=("fused", "unfused"),
     atomic=ATOMIC,
-    summands=rows,
+    summands=count_rows,
     ledger=ledger,
     describe_dims=describe_dims,
     bench="harness.puzzles.p22.candidates",

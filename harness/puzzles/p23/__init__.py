@@ -1,4 +1,4 @@
-"""Puzzle 23, self-attention: its spec, derivation and known mistakes."""
+"""Puzzle 23, self-attention."""
 
 from harness.puzzles.p23.spec import PUZZLE
 

@@ -1,10 +1,7 @@
-"""PyTorch's worst-case error in puzzle 23, the baseline of the kernels' errors.
+"""PyTorch's worst-case error in puzzle 23 over many summation orders, the baseline of the kernels' errors.
 
-dS = P * (dP - delta) is a difference of numbers that may be many times larger, and nearly equal where one key
-dominates a row. Then a unit in the last place of delta is a hundred of dS, and its error depends on the
-summation order of a few products: in one order PyTorch is accurate to a hundredth of that, in the next not to
-twice. So it runs in many orders, and the largest error of each quantity counts: a kernel must not fail for an
-error that PyTorch itself makes in another order.
+If one key dominates a row, dS = P * (dP - delta) is a small difference of large numbers: one ulp of delta is a
+hundred ulps of dS, and delta's error depends on its formula and on the order of a few additions.
 """
 
 from collections.abc import Mapping
@@ -14,43 +11,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ORDERS = 64
-"""Orders of keys and elements in which PyTorch runs."""
+"""Maximum number of orders in which PyTorch runs."""
 SCORES = 2**21
-"""Limit of the scores of all orders together: a large case has enough rows for the worst case."""
+"""Maximum number of scores in all orders together; a large case has enough rows to show the worst error."""
 KEYS_LAST = ("scores", "probabilities", "grad_scores", "grad_probabilities", "grad_mask")
-ELEMENTS_LAST = ("output", "grad_query", "grad_key", "grad_value")
-KEYS_BEFORE_ELEMENTS = ("grad_key", "grad_value")
+HEAD_DIM_LAST = ("output", "grad_query", "grad_key", "grad_value")
+KEYS_THEN_HEAD_DIM = ("grad_key", "grad_value")
 
 
 def reference(tensors: dict) -> dict:
-    """Return PyTorch's results by the op's names, in the dtype and on the device of the tensors.
+    """Return PyTorch's results by output name, in the tensors' dtype and on their device.
 
-    For 16-bit types they are computed in float32 from the same inputs and rounded once: PyTorch's CPU kernels
-    round in between, an error that could hide a wrong kernel. "fused.grad_query" is PyTorch's from output and
-    lse.
-
-    Args:
-        tensors: query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].
+    For 16-bit dtypes, they are computed in float32 and rounded once, since PyTorch's CPU kernels round
+    intermediate results. "fused.grad_query" is computed from the output and lse. Shapes: query and grad_output
+    [B, N, S, d], key and value [B, G, T, d], mask [S, T].
     """
     import torch
 
     key = tensors["key"]
     names = ("query", "key", "value", "mask", "grad_output")
     wide = {name: tensors[name].double() for name in names}
-    own = {name: tensors[name] for name in names}
+    inputs = {name: tensors[name] for name in names}
     plain = tuple(torch.arange(size, device=key.device)[None] for size in key.shape[-2:])
-    truth = {name: tensor[0] for name, tensor in in_orders(wide, *plain).items()}
-    answers = in_orders(own, *orders(tensors))
-    product = own["query"].to(accum_of(own)).mT @ own["grad_output"].to(accum_of(own))
+    truth = {name: tensor[0] for name, tensor in compute_in_orders(wide, *plain).items()}
+    results = compute_in_orders(inputs, *draw_orders(tensors))
+    product = inputs["query"].to(get_accum_dtype(inputs)).mT @ inputs["grad_output"].to(
+        get_accum_dtype(inputs)
+    )
     return {
-        **{name: worst_answer(answers[name], truth[name]) for name in truth},
+        **{name: select_worst(results[name], truth[name]) for name in truth},
         "transposed_product": product,
     }
 
 
-def orders(tensors: dict) -> "tuple[Tensor, Tensor]":
-    """Return orders of the keys [R, T] and of the elements of a head [R, d]: the natural one, then random
-    permutations."""
+def draw_orders(tensors: dict) -> "tuple[Tensor, Tensor]":
+    """Return R orders of the keys [R, T] and of the head dimension [R, d], all but the first random."""
     import torch
 
     B, N, S, _ = tensors["query"].shape
@@ -58,65 +53,70 @@ def orders(tensors: dict) -> "tuple[Tensor, Tensor]":
     count = min(ORDERS, max(1, SCORES // max(1, B * N * S * T)))
     generator = torch.Generator().manual_seed(0)
 
-    def some(size: int) -> "Tensor":
+    def draw_permutations(size: int) -> "Tensor":
         shuffled = torch.rand(count, size, generator=generator).argsort(-1)
         shuffled[0] = torch.arange(size)
         return shuffled.to(tensors["key"].device)
 
-    return some(T), some(d)
+    return draw_permutations(T), draw_permutations(d)
 
 
-def in_orders(tensors: dict, by_key: "Tensor", by_element: "Tensor") -> "dict[str, Tensor]":
-    """Return PyTorch's results [R, ...] in R orders of the keys and of the elements, restored to the natural
-    order."""
+def compute_in_orders(tensors: dict, key_order: "Tensor", dim_order: "Tensor") -> "dict[str, Tensor]":
+    """Return PyTorch's results [R, ...] of R orders, restored to the original order.
+
+    Quantities with two formulas are [2 R, ...].
+    """
     import torch
 
-    R = len(by_key)
+    R = len(key_order)
 
-    def along(tensor, axis: int, order):
-        """Return the tensor [R, ...] with an axis in the order of its R."""
+    def take_along(tensor, axis: int, order):
         shape = [1] * tensor.dim()
         shape[0], shape[axis] = order.shape
         return torch.take_along_dim(tensor, order.view(shape), axis)
 
-    moved = {}
+    permuted = {}
     for name, tensor in tensors.items():
         tensor = tensor.expand(R, *tensor.shape)
         if name in ("key", "value"):
-            tensor = along(tensor, -2, by_key)
-        moved[name] = along(tensor, -1, by_key if name == "mask" else by_element)
-    moved["mask"] = moved["mask"][:, None, None]
-    answers = {**by_autograd(moved), **recompute(moved)}
-    key_back, element_back = by_key.argsort(-1), by_element.argsort(-1)
-    for name, tensor in answers.items():
+            tensor = take_along(tensor, -2, key_order)
+        permuted[name] = take_along(tensor, -1, key_order if name == "mask" else dim_order)
+    permuted["mask"] = permuted["mask"][:, None, None]
+    key_inverse, dim_inverse = key_order.argsort(-1), dim_order.argsort(-1)
+
+    def restore(name: str, tensor: "Tensor") -> "Tensor":
         quantity = name.split(".")[-1]
-        if quantity in KEYS_BEFORE_ELEMENTS:
-            tensor = along(tensor, -2, key_back)
-        if quantity in (*KEYS_LAST, *ELEMENTS_LAST):
-            tensor = along(tensor, -1, key_back if quantity in KEYS_LAST else element_back)
-        answers[name] = tensor
-    return answers
+        if quantity in KEYS_THEN_HEAD_DIM:
+            tensor = take_along(tensor, -2, key_inverse)
+        if quantity in (*KEYS_LAST, *HEAD_DIM_LAST):
+            tensor = take_along(tensor, -1, key_inverse if quantity in KEYS_LAST else dim_inverse)
+        return tensor
+
+    results = {**compute_with_autograd(permuted), **recompute_from_saved(permuted)}
+    results = {name: restore(name, tensor) for name, tensor in results.items()}
+    for name, tensor in compute_from_output(permuted).items():
+        results[name] = torch.cat([results[name], restore(name, tensor)])
+    return results
 
 
-def accum_of(tensors: Mapping):
-    """Return the dtype in which PyTorch computes."""
+def get_accum_dtype(tensors: Mapping):
     import torch
 
     return torch.float64 if tensors["query"].dtype == torch.float64 else torch.float32
 
 
-def by_autograd(tensors: dict) -> "dict[str, Tensor]":
+def compute_with_autograd(tensors: dict) -> "dict[str, Tensor]":
     """Return autograd's results, from tensors [R, ...] and mask [R, 1, 1, S, T].
 
-    `_safe_softmax` is what scaled_dot_product_attention uses: a fully masked row gives 0.
+    Like scaled_dot_product_attention, it uses `_safe_softmax`, which returns 0 for a fully masked row.
     """
     import torch
 
     names = ("query", "key", "value", "mask")
-    dtype, accum = tensors["query"].dtype, accum_of(tensors)
+    dtype, accum = tensors["query"].dtype, get_accum_dtype(tensors)
     query, key, value, mask = (tensors[name].detach().to(accum).requires_grad_() for name in names)
     grad_output = tensors["grad_output"].to(accum)
-    keys, values = (for_each_query_head(tensor, query) for tensor in (key, value))
+    keys, values = (repeat_for_query_heads(tensor, query) for tensor in (key, value))
     scores = query @ keys.mT / query.shape[-1] ** 0.5
     probabilities = torch.ops.aten._safe_softmax(scores + mask, -1)
     output = probabilities @ values
@@ -126,7 +126,7 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
         "scores": scores,
         "probabilities": probabilities,
         "lse": torch.logsumexp(scores + mask, -1),
-        # From the saved output: rounded to 16 bits.
+        # From the saved output, which is rounded to the dtype.
         "delta": (grad_output * output.to(dtype).to(accum)).sum(-1),
         "grad_mask": dM[:, 0, 0],
         "grad_scores": dS,
@@ -139,27 +139,47 @@ def by_autograd(tensors: dict) -> "dict[str, Tensor]":
     }
 
 
-def for_each_query_head(tensor: "Tensor", query: "Tensor") -> "Tensor":
-    """Repeat key or value [R, B, G, T, d] for the heads of the query [R, B, N, S, d]."""
-    return tensor.repeat_interleave(query.shape[2] // tensor.shape[2], 2)
+def compute_from_output(tensors: dict) -> "dict[str, Tensor]":
+    """Return PyTorch's gradients with delta computed from the unrounded output instead of the probabilities.
 
-
-def recompute(tensors: dict) -> "dict[str, Tensor]":
-    """Return PyTorch's gradients from the output and lse, under "fused."; and under "fast.", with 16-bit
-    factors and output, like PyTorch's flash kernels on tensor cores.
-
-    Saved values have a rounding of their own that float64, the truth, does not show: lse of scores in the
-    hundreds is off by a unit in its last place, and so is every probability of the row; delta is computed
-    from the rounded output.
+    Both formulas are correct, and in float32 each has rounding errors where the other has none.
     """
     import torch
 
-    dtype, accum = tensors["query"].dtype, accum_of(tensors)
+    names = ("query", "key", "value", "mask", "grad_output")
+    dtype, accum = tensors["query"].dtype, get_accum_dtype(tensors)
+    query, key, value, mask, grad_output = (tensors[name].to(accum) for name in names)
+    keys, values = (repeat_for_query_heads(tensor, query) for tensor in (key, value))
+    scale = query.shape[-1] ** -0.5
+    P = torch.ops.aten._safe_softmax(scale * (query @ keys.mT) + mask, -1)
+    dS = P * (grad_output @ values.mT - (grad_output * (P @ values)).sum(-1, keepdim=True))
+    grad_key = (scale * (dS.mT @ query)).unflatten(2, (key.shape[2], -1)).sum(3)
+    return {
+        "grad_query": (scale * (dS @ keys)).to(dtype),
+        "grad_key": grad_key.to(dtype),
+        "grad_mask": dS.sum((1, 2)),
+    }
+
+
+def repeat_for_query_heads(tensor: "Tensor", query: "Tensor") -> "Tensor":
+    return tensor.repeat_interleave(query.shape[2] // tensor.shape[2], 2)
+
+
+def recompute_from_saved(tensors: dict) -> "dict[str, Tensor]":
+    """Return PyTorch's gradients computed from the saved output and lse, "fused.*", and also with 16-bit factors
+    and output, like PyTorch's flash kernels on tensor cores, "fast.*".
+
+    Unlike in the float64 truth, saved values are rounded: for scores in the hundreds, lse is off by one ulp,
+    which shifts every probability of the row; delta is computed from the rounded output.
+    """
+    import torch
+
+    dtype, accum = tensors["query"].dtype, get_accum_dtype(tensors)
     query, key, value, mask, grad_output = (
         tensors[name].to(accum) for name in ("query", "key", "value", "mask", "grad_output")
     )
-    shared, each = key.shape[2], query.shape[2] // key.shape[2]
-    key, value = (for_each_query_head(tensor, query) for tensor in (key, value))
+    key_heads, group = key.shape[2], query.shape[2] // key.shape[2]
+    key, value = (repeat_for_query_heads(tensor, query) for tensor in (key, value))
     scale = query.shape[-1] ** -0.5
     masked = scale * (query @ key.mT) + mask
     output = (torch.ops.aten._safe_softmax(masked, -1) @ value).to(dtype).to(accum)
@@ -174,30 +194,30 @@ def recompute(tensors: dict) -> "dict[str, Tensor]":
             "grad_value": P.mT @ grad_output,
         }
         for name in ("grad_key", "grad_value"):
-            grads[name] = grads[name].unflatten(2, (shared, each)).sum(3)
+            grads[name] = grads[name].unflatten(2, (key_heads, group)).sum(3)
         return {name: tensor.to(dtype) for name, tensor in grads.items()}
 
-    def narrow(factor):
+    def round_factor(factor):
         return factor.to(dtype).to(accum)
 
-    # The exponentials are rounded before the row's sum divides them.
+    # Tensor cores round the exponentials before the division by the row's sum.
     largest = masked.amax(-1, keepdim=True)
     weights = torch.exp(masked - largest.masked_fill(largest.isinf(), 0))
     total = weights.sum(-1, keepdim=True)
-    rounded_output = narrow(weights) @ value / total.masked_fill(total == 0, 1)
-    fast = {"output": rounded_output.to(dtype), **gradients(narrow(P), narrow(dS))}
+    rounded_output = round_factor(weights) @ value / total.masked_fill(total == 0, 1)
+    fast = {"output": rounded_output.to(dtype), **gradients(round_factor(P), round_factor(dS))}
     return {
         **{f"fused.{name}": tensor for name, tensor in gradients(P, dS).items()},
         **{f"fast.{name}": tensor for name, tensor in fast.items()},
     }
 
 
-def worst_answer(answers: "Tensor", truth: "Tensor") -> "Tensor":
-    """Return the answer of [R, ...] with the largest error, not counting elements that are not finite."""
+def select_worst(results: "Tensor", truth: "Tensor") -> "Tensor":
+    """Return the result among R results [R, ...] with the largest error in a finite element."""
     import torch
 
     if not truth.numel():
-        return answers[0]
-    comparable = truth.isfinite() & answers.isfinite()
-    errors = torch.where(comparable, (answers.double() - truth).abs(), 0.0).flatten(1)
-    return answers[errors.amax(-1).argmax()]
+        return results[0]
+    comparable = truth.isfinite() & results.isfinite()
+    errors = torch.where(comparable, (results.double() - truth).abs(), 0.0).flatten(1)
+    return results[errors.amax(-1).argmax()]

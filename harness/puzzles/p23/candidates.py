@@ -1,8 +1,4 @@
-"""Candidates of `p23 --bench`: the workbook's attention, and PyTorch's scaled_dot_product_attention by
-FlashAttention and cuDNN.
-
-The spec names this module as `bench`; `harness/bench/benchmark.py` defines its names.
-"""
+"""Candidates of `p23 --bench`: the workbook's attention, and PyTorch's with FlashAttention and cuDNN."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +15,11 @@ Tensor = torch.Tensor
 
 QUANTITIES = ("output", "grad_query", "grad_key", "grad_value")
 PRODUCTS = {"inference": 2, "forward": 2, "backward": 5, "both": 7}
-"""Matrix products that a pass cannot do without; backward they include the scores, computed again."""
-AT_ONCE = 2**28
-"""Scores that the reference holds at a time; above that it runs batch by batch and recomputes them."""
+"""Minimum number of matrix products in a pass; the backward pass recomputes the scores."""
+MAX_SCORES = 2**28
+"""Number of scores above which the reference runs one batch element at a time, with checkpointing."""
 SLOW = 2**34
-"""Scores times head dimension from which on kernels without tensor cores take a second and more."""
+"""Scores times head dimension above which kernels without tensor cores take a second or more."""
 
 
 # ---- The problem --------------------------------------------------------------------------------------------
@@ -31,11 +27,7 @@ SLOW = 2**34
 
 @dataclass(frozen=True)
 class Sizes:
-    """Batch, heads, length of queries and of keys, head dimension; a fraction 1 / part of the scores is
-    visible.
-
-    `part` is 1 where a query sees every key, and 2 under a causal mask.
-    """
+    """Batch, heads, sequence length and head dimension; `part` is 2 under a causal mask, else 1."""
 
     B: int
     N: int
@@ -52,12 +44,11 @@ class Sizes:
         return self.part == 2
 
     def operations(self, direction: str) -> int:
-        """Return the floating-point operations of the matrix products, two for each multiply-add; half of
-        them if causal."""
+        """Return the floating-point operations of the matrix products, halved if causal."""
         return 2 * PRODUCTS[direction] * self.B * self.N * self.S * self.S * self.d // self.part
 
 
-def sdpa(causal: bool, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def make_sdpa(causal: bool, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def function(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
@@ -66,23 +57,21 @@ def sdpa(causal: bool, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor]
 
 
 def reference(sizes: Sizes) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return PyTorch's unfused operations, [B, N, S, d] each; for many scores batch by batch, recomputed in
-    the backward pass."""
-    plain = sdpa(sizes.causal, SDPBackend.MATH)
+    """Return PyTorch's unfused attention; above MAX_SCORES by batch element, with checkpointing."""
+    unfused = make_sdpa(sizes.causal, SDPBackend.MATH)
 
-    def by_batch(*leaves: Tensor) -> Tensor:
-        rows = zip(*(leaf.split(1) for leaf in leaves), strict=True)
-        return torch.cat([checkpoint(plain, *row, use_reentrant=False) for row in rows])
+    def checkpoint_by_batch(*leaves: Tensor) -> Tensor:
+        elements = zip(*(leaf.split(1) for leaf in leaves), strict=True)
+        return torch.cat([checkpoint(unfused, *element, use_reentrant=False) for element in elements])
 
-    return by_batch if sizes.B * sizes.N * sizes.S**2 > AT_ONCE else plain
+    return checkpoint_by_batch if sizes.B * sizes.N * sizes.S**2 > MAX_SCORES else unfused
 
 
 def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Problem:
-    """Return random query, key and value [B, N, S, d]; grad_output follows the value, so that dP differs from
-    its mean.
+    """Return random query, key and value [B, N, S, d], and a grad_output that is correlated with the value.
 
-    Keys have mean 0, as after a LayerNorm: with others, rounded factors leave the query's gradient few digits
-    in every tensor-core kernel.
+    Keys have mean 0, as after a LayerNorm: otherwise the rounded factors of every tensor-core kernel leave few
+    correct digits in the query's gradient.
     """
     generator = torch.Generator(device).manual_seed(seed)
     shape = (sizes.B, sizes.N, sizes.S, sizes.d)
@@ -99,69 +88,65 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-def ours(problem: Problem, portable: bool = False) -> Differentiable:
-    """Build the workbook's attention with its own choice of kernels; or with the `portable` ones on a Hopper
-    too."""
+def build_layer(problem: Problem, portable: bool = False) -> Differentiable:
     from harness.nn import attention, attention_layer
 
     sizes, query = problem.sizes, problem.leaves[0]
     scores = sizes.B * sizes.N * sizes.S**2 * sizes.d // sizes.part
     if scores > SLOW and problem.device.type != "cuda":
-        raise Unavailable("on a CPU a call takes a second and more at this size")
-    if portable and not attention_layer.takes_wgmma(query):
-        raise Unavailable("there are no others for this problem")
+        raise Unavailable("on a CPU, a call takes a second or more at this size")
+    if portable and not attention_layer.uses_wgmma(query):
+        raise Unavailable("this problem already runs the portable kernels")
 
     def fastest(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return attention(query, key, value, is_causal=sizes.causal)
 
-    def for_every_gpu(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        with attention_layer.portable_kernels():
+    def run_portable(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with attention_layer.use_portable_kernels():
             return attention(query, key, value, is_causal=sizes.causal)
 
-    with attention_layer.portable_kernels(portable):
+    with attention_layer.use_portable_kernels(portable):
         note = attention_layer.explain(query)
-    function = for_every_gpu if portable else fastest
+    function = run_portable if portable else fastest
     return Differentiable(function, problem.leaves, problem.grad_output, note=note)
 
 
 def sdpa_default(problem: Problem) -> Differentiable:
-    """Build PyTorch's function with its own choice of backend, as a model calls it: forcing one costs host
-    time too."""
+    """Build PyTorch's function with its default backend, without the host time of forcing a backend."""
     function = partial(F.scaled_dot_product_attention, is_causal=problem.sizes.causal)
     return Differentiable(function, problem.leaves, problem.grad_output)
 
 
-def backend(backend: SDPBackend) -> Callable[[Problem], Differentiable]:
+def make_sdpa_builder(backend: SDPBackend) -> Callable[[Problem], Differentiable]:
     def build(problem: Problem) -> Differentiable:
-        return Differentiable(sdpa(problem.sizes.causal, backend), problem.leaves, problem.grad_output)
+        return Differentiable(make_sdpa(problem.sizes.causal, backend), problem.leaves, problem.grad_output)
 
     return build
 
 
 CANDIDATES = (
-    Candidate("attention", "ours", ours),
-    Candidate("portable", "ours", partial(ours, portable=True)),
+    Candidate("attention", "ours", build_layer),
+    Candidate("portable", "ours", partial(build_layer, portable=True)),
     Candidate("SDPA", "peer", sdpa_default, columns=("loop", "host")),
-    Candidate("flash", "peer", backend(SDPBackend.FLASH_ATTENTION)),
-    Candidate("cuDNN", "peer", backend(SDPBackend.CUDNN_ATTENTION)),
+    Candidate("flash", "peer", make_sdpa_builder(SDPBackend.FLASH_ATTENTION)),
+    Candidate("cuDNN", "peer", make_sdpa_builder(SDPBackend.CUDNN_ATTENTION)),
 )
 LENGTHS = (512, 1024, 2048, 4096, 8192)
 
 
-def ladder(d: int, part: int) -> list[Sizes]:
-    """Return GPT-2's batch and heads at every length."""
+def list_lengths(d: int, part: int) -> list[Sizes]:
     return [Sizes(8, 12, S, d, part) for S in LENGTHS]
 
 
 BENCHMARK = Benchmark(
-    about="Attention of the workbook timed beside PyTorch's scaled_dot_product_attention.",
+    about="Time the workbook's attention and PyTorch's scaled_dot_product_attention.",
     sizes=Sizes,
     named={
         "puzzle": [Sizes(2, 2, 8, 4)],
-        "d64": ladder(64, 1),
-        "d64-causal": ladder(64, 2),
-        "d128": ladder(128, 1),
-        "d128-causal": ladder(128, 2),
+        "d64": list_lengths(64, 1),
+        "d64-causal": list_lengths(64, 2),
+        "d128": list_lengths(128, 1),
+        "d128-causal": list_lengths(128, 2),
         "ragged": [Sizes(8, 12, S, 64, part) for S in (1000, 1023, 1024, 2001, 2048) for part in (1, 2)],
     },
     cpu_sizes="1,2,128,32,1",

@@ -1,27 +1,25 @@
-"""The derivation of puzzle 23 in NumPy, and helpers for its known mistakes.
+"""Derivation of puzzle 23 in NumPy, and helpers for its known mistakes.
 
 Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and
-their gradients [B, N, S, T]; mask and grad_mask [S, T]; largest, total and dot [B, N, S, 1]. Fewer heads of
-key and value, G, are repeated for the `group` = N / G query heads that share each, and the gradients of the
-copies are added.
+their gradients [B, N, S, T]; mask and grad_mask [S, T]; largest, total and dot [B, N, S, 1]. If key and value
+have fewer heads, G, each is repeated for the `group` = N / G query heads that share it, and the copies'
+gradients are summed.
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from harness.puzzles.rows import or_0, or_1, repeat_heads, sum_shared, transpose
-from harness.spec.derivation import Derivation, Step, as_dtype
+from harness.puzzles.rows import finite_max, repeat_heads, safe_total, sum_heads, transpose
+from harness.spec.derivation import Derivation, Step, convert_floats
 
 
-def share(weights: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Return weights as shares of their row's total; 0 where the total is 0."""
-    return np.where(total == 0, 0.0, weights / or_1(total))
+def normalise(weights: np.ndarray, total: np.ndarray) -> np.ndarray:
+    return np.where(total == 0, 0.0, weights / safe_total(total))
 
 
-def lse_of(v: Derivation, total: np.ndarray) -> np.ndarray:
-    """Return the lse [B, N, S] for a total [B, N, S, 1]."""
-    return np.where(total == 0, -np.inf, or_0(v.largest) + np.log(or_1(total)))[..., 0]
+def compute_lse(v: Derivation, total: np.ndarray) -> np.ndarray:
+    return np.where(total == 0, -np.inf, finite_max(v.largest) + np.log(safe_total(total)))[..., 0]
 
 
 STEPS = {
@@ -29,10 +27,10 @@ STEPS = {
     "scores": lambda v: v.scale * (v.query @ transpose(v.key)),
     "masked": lambda v: v.scores + v.mask,
     "largest": lambda v: v.masked.max(-1, keepdims=True),
-    "weights": lambda v: np.exp(v.masked - or_0(v.largest)),
+    "weights": lambda v: np.exp(v.masked - finite_max(v.largest)),
     "total": lambda v: v.weights.sum(-1, keepdims=True),
-    "probabilities": lambda v: share(v.weights, v.total),
-    "lse": lambda v: lse_of(v, v.total),
+    "probabilities": lambda v: normalise(v.weights, v.total),
+    "lse": lambda v: compute_lse(v, v.total),
     "delta": lambda v: v.dot[..., 0],
     "output": lambda v: v.probabilities @ v.value,
     "grad_value": lambda v: transpose(v.probabilities) @ v.grad_output,
@@ -49,14 +47,13 @@ STEPS = {
 def derive(
     arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
 ) -> Derivation:
-    """Run the derivation on the puzzle's input arrays, in float64 or another dtype."""
-    wide = as_dtype(arrays, dtype)
+    wide = convert_floats(arrays, dtype)
     shared = {name: wide[name] for name in ("key", "value")}
     wide["group"] = np.asarray(wide["query"].shape[1] // wide["key"].shape[1])
     wide |= {name: repeat_heads(array, wide["query"]) for name, array in shared.items()}
     steps = {**STEPS, **(changes or {})}
-    of_shared = {
-        f"grad_{name}": lambda v, step=steps[f"grad_{name}"], array=array: sum_shared(step(v), array)
+    shared_gradients = {
+        f"grad_{name}": lambda v, step=steps[f"grad_{name}"], array=array: sum_heads(step(v), array)
         for name, array in shared.items()
     }
-    return Derivation(steps, wide, {**(changes or {}), **of_shared})
+    return Derivation(steps, wide, {**(changes or {}), **shared_gradients})

@@ -1,6 +1,6 @@
 """Puzzle 23, self-attention: ops, gates, rungs, cases, inputs and reference.
 
-Names: B = batch, N = heads, S = query length, T = key length, d = head dimension.
+B = batch, N = heads, S = query length, T = key length, d = head dimension.
 """
 
 import numpy as np
@@ -9,31 +9,31 @@ from harness.puzzles import formulas
 from harness.puzzles.p23.baseline import reference
 from harness.puzzles.p23.derivation import derive
 from harness.puzzles.p23.mistakes import MISTAKES, TILE
-from harness.puzzles.rows import repeat_heads, sum_shared, transpose
+from harness.puzzles.rows import repeat_heads, sum_heads, transpose
 from harness.spec.cases import (
     CANCELLING,
-    cancelling,
-    covering,
-    first_two,
-    not_finite,
-    tiled_axis,
-    with_not_finite,
+    draw_cancelling,
+    make_basic_cases,
+    make_covering_cases,
+    make_nonfinite_cases,
+    make_tiled_axis,
+    write_nonfinite,
 )
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, ids, printed_names
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, get_accum_dtype, get_itemsize
+from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
 DIMS = (2, 2, 8, 8, 4)
 """The default sizes: B, N, S, T, d."""
 ROW_THREADS = 128
-"""Threads that share a row of the unfused kernels."""
+"""Threads that share a row in the unfused kernels."""
 
 QUERY = Argument(("B", "N", "S", "d"))
 KEY = Argument(("B", "N", "T", "d"))
 SCORES = Argument(("B", "N", "S", "T"), ACCUM)
 
-# Each step is a separate op with correct inputs, so that a wrong step fails only its own gate.
+# Each step is a separate op that gets correct inputs, so that a wrong step fails only its own gate.
 STEPS = (
     OpSpec("attention_scores", writes={"scores": SCORES}, reads={"query": QUERY, "key": KEY}),
     OpSpec("attention_softmax", writes={"probabilities": SCORES},
@@ -51,7 +51,7 @@ PRODUCT = OpSpec(
     writes={"transposed_product": Argument(("B", "N", "d", "d"), ACCUM)},
     reads={"query": QUERY, "grad_output": QUERY},
 )
-"""Only in a recording, not a step: the product whose loads are those that the scores leave out."""
+"""A product that is not a step of attention: it is recorded to check the transposed loads, which the scores do not use."""
 STEP_LAUNCHES = {
     "attention_softmax": "launch_softmax[dtype](..., steps, Int32(S))",
     "attention_transposed_product": (
@@ -59,28 +59,28 @@ STEP_LAUNCHES = {
         "batches=steps.batches, m=steps.head_dim, n=steps.head_dim, k=steps.query_len)"
     ),
 }
-"""Step -> its launch, where that is not its name on the tensors and sizes."""
+"""Step -> its launch, if it is not `launch_NAME` with the tensors and sizes."""
 # G = heads of key and value.
-SHARED = Argument(("B", "G", "T", "d"))
+SHARED_KEY = Argument(("B", "G", "T", "d"))
 ROW = Argument(("B", "N", "S"), ACCUM)
 MASK = Argument(("S", "T"))
 FORWARD = OpSpec(
     "attention_train",
     writes={"output": QUERY, "lse": ROW},
-    reads={"query": QUERY, "key": SHARED, "value": SHARED, "mask": MASK},
+    reads={"query": QUERY, "key": SHARED_KEY, "value": SHARED_KEY, "mask": MASK},
 )
 DELTA = OpSpec("attention_delta", writes={"delta": ROW}, reads={"grad_output": QUERY, "output": QUERY})
 BACKWARD = OpSpec(
     "attention_train_backward",
-    writes={"grad_query": QUERY, "grad_key": SHARED, "grad_value": SHARED},
-    reads={"grad_output": QUERY, "query": QUERY, "key": SHARED, "value": SHARED,
+    writes={"grad_query": QUERY, "grad_key": SHARED_KEY, "grad_value": SHARED_KEY},
+    reads={"grad_output": QUERY, "query": QUERY, "key": SHARED_KEY, "value": SHARED_KEY,
            "lse": ROW, "delta": ROW, "mask": MASK},
 )  # fmt: skip
-FLASH = "sizes=sizes.copy(), scale=steps.scale().cast[accum]())"
+FLASH_ARGUMENTS = "sizes=sizes.copy(), scale=steps.scale().cast[accum]())"
 FLASH_LAUNCHES = {
-    "attention_train": f"launch_flash_forward(recorder, FlashForward[dtype](=, {FLASH})",
+    "attention_train": f"launch_flash_forward(recorder, FlashForward[dtype](=, {FLASH_ARGUMENTS})",
     "attention_delta": "launch_delta[dtype](..., B * N * S, Int32(d))",
-    "attention_train_backward": f"launch_flash_backward(recorder, FlashBackward[dtype](=, {FLASH})",
+    "attention_train_backward": f"launch_flash_backward(recorder, FlashBackward[dtype](=, {FLASH_ARGUMENTS})",
 }
 MOJO_SIZES = {
     "steps": "Sizes(Int32(B * N), Int32(S), Int32(T), Int32(d))",
@@ -89,24 +89,24 @@ MOJO_SIZES = {
 }
 
 
-def step(op: OpSpec) -> Call:
+def make_step_call(op: OpSpec) -> Call:
     launch = f"launch_{op.name.removeprefix('attention_')}[dtype](..., steps)"
     return Call(op, (), "unfused", STEP_LAUNCHES.get(op.name, launch))
 
 
-def flash(variant: str, *ops: OpSpec) -> tuple[Call, ...]:
+def make_flash_calls(variant: str, *ops: OpSpec) -> tuple[Call, ...]:
     return tuple(Call(op, (), variant, FLASH_LAUNCHES[op.name]) for op in ops)
 
 
 VARIANTS = {
-    "unfused": tuple(map(step, (*STEPS, PRODUCT))),
-    "fused": flash("fused", FORWARD, DELTA, BACKWARD),
+    "unfused": tuple(map(make_step_call, (*STEPS, PRODUCT))),
+    "fused": make_flash_calls("fused", FORWARD, DELTA, BACKWARD),
 }
 GATES = (
     Gate("matmul", "unfused", ("scores",),
-         "the scores, and Q^T dO, by a tiled product of stored or transposed factors",
+         "the scores and Q^T dO, by a tiled product that can transpose its factors",
          recorded=("transposed_product",)),
-    Gate("softmax", "unfused", ("probabilities",), "the probabilities, with a mask and rows that it empties"),
+    Gate("softmax", "unfused", ("probabilities",), "the probabilities, with a mask and fully masked rows"),
     Gate("output", "unfused", ("output",), "the output, O = P V"),
     Gate("dV", "unfused", ("grad_value",), "the gradient of the value"),
     Gate("dP", "unfused", ("grad_probabilities",), "the gradient of the probabilities"),
@@ -115,7 +115,7 @@ GATES = (
     Gate("dK", "unfused", ("grad_key",), "the gradient of the key"),
     Gate("online", "fused", ("output", "lse"), "the output and lse, by the online softmax"),
     Gate("delta", "fused", ("delta",), "the row sum of dP * P, from dO and the output"),
-    Gate("flash_dQ", "fused", ("grad_query",), "the gradient of the query, from P computed again"),
+    Gate("flash_dQ", "fused", ("grad_query",), "the gradient of the query, from a recomputed P"),
     Gate("flash_dKdV", "fused", ("grad_key", "grad_value"), "the gradients of key and value, likewise"),
 )  # fmt: skip
 
@@ -123,11 +123,10 @@ GATES = (
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """Return the default case and the adversarial ones; with `dims`, the default and adversarial values at
-    those sizes."""
+    """Return the default case and the adversarial ones; with `dims`, one of each at those sizes."""
     dims = dims or DIMS
-    first = first_two(
-        dims, "no mask, grad_output = 1", "means far from 0, a mask that empties a row, grad_output follows V"
+    first = make_basic_cases(
+        dims, "no mask, grad_output = 1", "means far from 0, a fully masked row, grad_output follows V"
     )
     if dims != DIMS:
         return first
@@ -135,46 +134,46 @@ def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
         *first,
         Case("odd sizes", "S != T, nothing divides a tile", (1, 3, 7, 13, 5), "hard"),
         Case("square", "S = T = d: every transpose has the shape of the matrix", (1, 2, 12, 12, 12), "hard"),
-        Case("one query", "no sum over queries to hide in", (1, 2, 1, 6, 8), "unmasked"),
+        Case("one query", "no sum over queries, which could hide an error", (1, 2, 1, 6, 8), "unmasked"),
         Case("one key", "P = 1, so that dS, dQ and dK are 0", (2, 1, 5, 1, 3), "unmasked"),
-        Case("causal", "a query sees the keys up to its own place", (1, 2, 10, 10, 8), "causal"),
+        Case("causal", "a query sees the keys up to its own position", (1, 2, 10, 10, 8), "causal"),
         Case("expanded", "grad_output has stride 0, as from sum()", (2, 1, 7, 6, 10), "expanded"),
         Case("transposed", "grad_output is not contiguous", (2, 2, 7, 6, 10), "transposed"),
         Case("large scores", "scores in the hundreds: no exponential may overflow", (1, 2, 6, 9, 16), "large"),
-        Case("far below 0", "every score near -1,000: the largest is not 0", (1, 2, 6, 9, 16), "low"),
-        Case("hidden", "the largest score is one that the mask hides", (1, 2, 6, 9, 16), "hidden"),
+        Case("far below 0", "every score is near -1,000, so that the maximum is far below 0", (1, 2, 6, 9, 16), "low"),
+        Case("hidden", "the mask hides the largest score", (1, 2, 6, 9, 16), "hidden"),
         Case("sums that cancel",
-             "in 16-bit types, sums over queries and keys leave little of one term: none may be rounded on the way",
+             "in 16-bit dtypes, sums over queries and keys nearly cancel: partial sums must not be rounded",
              (1, 1, 34, 64, 8), CANCELLING, in_16_bits=True),
-        *not_finite(NOT_FINITE, dims),
-        *covering(AXES, ("hard", "unmasked"), lambda S, T, d: (1, 1, S, T, d)),
-        Case("many queries", "more rows than a tile holds, more heads than a small grid", (3, 2, 18, 19, 6),
+        *make_nonfinite_cases(NOT_FINITE, dims),
+        *make_covering_cases(AXES, ("hard", "unmasked"), lambda S, T, d: (1, 1, S, T, d)),
+        Case("many queries", "more rows than a tile, more heads than a small grid has blocks", (3, 2, 18, 19, 6),
              "hard"),
-        Case("many keys", "a thread has more than two keys of a row", (1, 1, 3, 2 * ROW_THREADS + 3, 9),
+        Case("many keys", "a thread handles more than two keys of a row", (1, 1, 3, 2 * ROW_THREADS + 3, 9),
              "hard"),
-        Case("wide heads", "d is longer than a block has threads, and no multiple of a tile",
+        Case("wide heads", "d is larger than a block, and not a multiple of a tile",
              (1, 2, 5, 6, ROW_THREADS + TILE + 3), "hard"),
     ]  # fmt: skip
 
 
 GATE_CASES = (
-    Case("grouped queries", "query heads share a head of key and value, over more than a tile of queries",
+    Case("grouped queries", "query heads share a key head, with more than one tile of queries",
          (2, 4, 18, 20, 5, 2), "hard", variant="fused"),
 )  # fmt: skip
-"""B, N, S, T, d, and G, the heads of key and value; the unfused kernels support only N."""
-AXES = (tiled_axis("S", TILE), tiled_axis("T", TILE), tiled_axis("d", TILE))
+"""The sizes are B, N, S, T, d and G, the number of key heads; the unfused kernels need G = N."""
+AXES = (make_tiled_axis("S", TILE), make_tiled_axis("T", TILE), make_tiled_axis("d", TILE))
 """Axes of the cases."""
 NOT_FINITE = {"query": ("Q", "NaN"), "key": ("K", "inf"), "value": ("V", "NaN"), "grad_output": ("dO", "inf")}
-"""Tensor -> its symbol in the book, and how an element of its adversarial values is computed."""
+"""Tensor -> its symbol in the book, and the non-finite value that a case writes into it."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """Return the input arrays of a case, in float64, rounded to `dtype`.
+    """Return a case's query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].
 
-    These are query and grad_output [B, N, S, d], key and value [B, G, T, d], mask [S, T].
+    They are float64, rounded to `dtype`.
     """
     B, N, S, T, d, *_ = case.dims
-    G = heads_of_key(case.dims)
+    G = count_key_heads(case.dims)
     random = np.random.default_rng([seed, *case.dims])
     shapes = ((N, S), (G, T), (G, T), (N, S))
     query, key, value, grad = (random.standard_normal((B, *shape, d)) for shape in shapes)
@@ -182,12 +181,12 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     if case.values == "plain":
         grad = np.ones_like(grad)
     else:
-        # A common part moves a row's scores away from 0; grad_output with a mean and a part along
+        # A common offset moves a row's scores away from 0; a grad_output with a mean and a component along
         # V makes the row sum of dP * P large.
         query, key, value = query + 0.5, key + 0.5, value + 1
         grad = grad + 0.5 + repeat_heads(value, query).mean(-2, keepdims=True)
         if case.values not in ("unmasked", "large", "low", "hidden"):
-            mask = hard_mask(S, T, random)
+            mask = draw_mask(S, T, random)
     if case.values == "causal":
         mask = np.where(np.tri(S, T, dtype=bool), 0.0, -np.inf)
     elif case.values == "expanded":
@@ -195,11 +194,11 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     elif case.values == "transposed":
         grad = grad.swapaxes(1, 2).copy().swapaxes(1, 2)
     elif case.values == "large":
-        # Whole numbers, so that the scores are exact: of scores in the hundreds a unit in the last place, which is up to
-        # the order of a sum, would be hundreds of units of a probability.
+        # Integers, so that the scores are exact: one ulp of a score in the hundreds, which depends on the
+        # order of a sum, is hundreds of ulps of a probability.
         query, key = np.round(7 * query), np.round(7 * key)
     elif case.values in ("low", "hidden"):
-        query, key = np.round(query), np.round(key)  # exact again
+        query, key = np.round(query), np.round(key)  # exact scores
         query[..., 0], key[..., 0] = 64, -64
         if case.values == "hidden":
             key[:, :, 0, 0] = 64
@@ -207,21 +206,21 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     arrays = {"query": query, "key": key, "value": value, "mask": mask, "grad_output": grad}
     if case.values == CANCELLING:
         cancel = dtype in ("float16", "bfloat16")
-        arrays |= {**cancelling_values(B * N, S, T, d, random, cancel), "mask": np.zeros((S, T))}
-    with_not_finite(arrays, case.values)
+        arrays |= {**draw_cancelling_values(B * N, S, T, d, random, cancel), "mask": np.zeros((S, T))}
+    write_nonfinite(arrays, case.values)
     return {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
 
 
-def cancelling_values(
+def draw_cancelling_values(
     heads: int, S: int, T: int, d: int, random: np.random.Generator, cancel: bool
 ) -> Arrays:
-    """Return query, key, value and grad_output whose sums over queries and keys reveal a rounding to 16 bits.
+    """Return query, key, value and grad_output whose sums over queries and keys reveal rounding to 16 bits.
 
-    Queries of a group have the same row, and so have keys; value and grad_output cancel in each group. A
-    query has only even elements and a key odd ones, so that all scores are 0, each probability is 1 / T, and
-    the output, where T is a power of two, is exact in 16 bits: delta has only its own rounding.
+    The queries of a group are equal, and so are its keys; value and grad_output cancel within each group.
+    Queries are nonzero only at even elements and keys only at odd ones, so that all scores are 0 and each
+    probability is 1 / T. If T is a power of two, the output is exact in 16 bits, and only delta is rounded.
     """
-    pairs = [[cancelling(rows, d, random, cancel) for _ in range(heads)] for rows in (S, T)]
+    pairs = [[draw_cancelling(rows, d, random, cancel) for _ in range(heads)] for rows in (S, T)]
     (grad, value), (query, key) = (
         [np.stack([dy / 16 for dy, _ in each])[None] for each in pairs],
         [
@@ -233,18 +232,17 @@ def cancelling_values(
     return {"query": query * even, "key": key * ~even, "value": value, "grad_output": grad}
 
 
-def heads_of_key(dims: tuple[int, ...]) -> int:
-    """Return G, the heads of key and value: the sixth size, N if there is none."""
+def count_key_heads(dims: tuple[int, ...]) -> int:
+    """Return G, the number of key heads: the sixth size, or N if there are only five."""
     return (*dims, dims[1])[5]
 
 
-def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
-    """Return an additive mask, a quarter of it -inf, with one row that is -inf throughout; every other row
-    keeps a key."""
+def draw_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
+    """Return an additive mask, about a quarter of it -inf, with exactly one row fully masked."""
     mask = random.standard_normal((S, T))
     mask[random.random((S, T)) < 0.25] = -np.inf
-    kept = random.integers(0, T, S)
-    mask[np.arange(S), kept] = random.standard_normal(S)
+    visible = random.integers(0, T, S)
+    mask[np.arange(S), visible] = random.standard_normal(S)
     if S > 1:
         mask[S // 2] = -np.inf
     return mask
@@ -254,21 +252,20 @@ def hard_mask(S: int, T: int, random: np.random.Generator) -> np.ndarray:
 
 
 def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
-    """Return how far the saved, rounded output moves delta, the row sum of dO times it.
+    """Return the largest change of delta, the row sum of dO * O, due to the error of the saved output.
 
-    On tensor cores the probabilities are rounded before they are multiplied, so a correct output may be
-    farther from the truth than its own rounding.
+    Tensor cores round the probabilities before the product, so that a correct output may differ from the truth
+    by more than its own rounding.
     """
     truth = derive(arrays, dtype=np.longdouble).output
     if "output" not in saved or not np.isfinite(truth).all() or not np.isfinite(arrays["grad_output"]).all():
         return {}
-    moved = (arrays["grad_output"] * (saved["output"] - truth)).sum(-1)
-    return {"delta": float(np.abs(moved).max(initial=0.0))}
+    change = (arrays["grad_output"] * (saved["output"] - truth)).sum(-1)
+    return {"delta": float(np.abs(change).max(initial=0.0))}
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """Return the size of the terms of dS = P * (dP - rowsum(dP * P)), and in dQ and dK; with one key they
-    cancel."""
+    """Return the magnitude of the terms of dS = P * (dP - rowsum(dP * P)), dQ and dK; with one key, they cancel."""
     if not all(np.isfinite(arrays[name]).all() for name in ("query", "key", "value", "grad_output")):
         return {}
     v = derive(arrays)
@@ -278,7 +275,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
         "grad_mask": float(sizes.sum((0, 1)).max(initial=0.0)),
         "grad_query": float((v.scale * (sizes @ np.abs(v.key))).max(initial=0.0)),
         "grad_key": float(
-            sum_shared(v.scale * (transpose(sizes) @ np.abs(v.query)), arrays["key"]).max(initial=0.0)
+            sum_heads(v.scale * (transpose(sizes) @ np.abs(v.query)), arrays["key"]).max(initial=0.0)
         ),
     }
 
@@ -287,38 +284,35 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """Explain an infinite lse."""
     if name != "lse":
         return None
     if np.isneginf(got).all() and np.isfinite(truth).any():
         return Symptom(
             "largest-not-kept",
-            "is -inf in every row: `largest` is still what it began with, it has to become `grown`",
+            "is -inf in every row: `largest` still has its initial value, it must become `grown`",
         )
-    return formulas.infinite_at_first(derive(arrays).masked, got, truth)
+    return formulas.explain_infinite_lse(derive(arrays).masked, got, truth)
 
 
 def multiply_adds(dims: tuple[int, ...]) -> int:
-    """Return those of the two products of the forward pass."""
     B, N, S, T, d, *_ = dims
     return 2 * B * N * S * T * d
 
 
 def describe_dims(dims: tuple[int, ...]) -> str:
-    """Format query and key shape: [2, 2, 8, 4] and [2, 2, 8, 4]."""
     B, N, S, T, d, *_ = dims
-    return f"query {[B, N, S, d]}, key {[B, heads_of_key(dims), T, d]}"
+    return f"query {[B, N, S, d]}, key {[B, count_key_heads(dims), T, d]}"
 
 
 def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
-    """Return the bytes saved for the backward pass (without grad_output), and allocated in between.
+    """Return the bytes saved for the backward pass, not counting grad_output, and of temporaries.
 
-    Eager saves query, key and value and the probabilities, for softmax and for the product with the value; so
-    do the unfused kernels, in the type of sums. The fused ones save the output and a number for each row, and
-    allocate delta, another: nothing of S * T elements.
+    Eager mode and the unfused kernels save query, key, value and the probabilities, which the kernels keep in
+    the accumulation dtype. The fused kernels save the output and lse, and allocate delta, both one number per
+    row, but nothing with S * T elements.
     """
     B, N, S, T, d = dims
-    element, accum = bytes_of(dtype), bytes_of(accum_dtype(dtype))
+    element, accum = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
     scores = B * N * S * T
     operands = {
         "query": B * N * S * d * element,
@@ -362,8 +356,8 @@ NUMPY_RUNG = NumpyRung(
 )
 
 
-def requirements(**gradients: str) -> TorchFunction:
-    """Return the requirements of a PyTorch gate: these gradients of its class, or only the output."""
+def make_torch_function(**gradients: str) -> TorchFunction:
+    """Describe the class of a PyTorch gate, of which the output and `gradients` are checked."""
     return TorchFunction(
         "Attention",
         takes=("query", "key", "value", "mask"),
@@ -380,9 +374,11 @@ TORCH_RUNG = TorchRung(
     gates=("output", "dsoftmax"),
     needs={"dsoftmax": ("output",)},
     functions={
-        "output": requirements(),
-        # The mask is added to the scores of every head: its gradient is the sum of dS over them.
-        "dsoftmax": requirements(value="grad_value", mask="grad_mask", query="grad_query", key="grad_key"),
+        "output": make_torch_function(),
+        # The mask is added to the scores of every head, so its gradient sums dS over the heads.
+        "dsoftmax": make_torch_function(
+            value="grad_value", mask="grad_mask", query="grad_query", key="grad_key"
+        ),
     },
 )
 
@@ -396,8 +392,8 @@ PUZZLE = Puzzle(
         TORCH_RUNG,
         MojoRung(
             file="op/attention.mojo",
-            gates=ids(GATES),
-            # The product's kernel is one for all of them, and its blank is the first gate's.
+            gates=list_gate_ids(GATES),
+            # These gates use the product's kernel, which is the first gate's blank.
             needs=dict.fromkeys(("output", "dV", "dP", "dQ", "dK"), ("matmul",)),
             sizes=MOJO_SIZES,
         ),
@@ -413,13 +409,13 @@ PUZZLE = Puzzle(
     symptom=symptom,
     terms=terms,
     propagated=propagate_rounding,
-    forward=printed_names("output"),
-    backward=printed_names("grad_query", "grad_key", "grad_value"),
-    derived_sizes=lambda dims: {"G": heads_of_key(dims)},
+    forward=map_printed_names("output"),
+    backward=map_printed_names("grad_query", "grad_key", "grad_value"),
+    derived_sizes=lambda dims: {"G": count_key_heads(dims)},
     intermediate=("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
     variants=VARIANTS,
     about_variants={
-        "unfused": "only the plain kernels, one for each step",
+        "unfused": "only the unfused kernels, one for each step",
         "fused": "only the flash kernels, which store no matrix of scores",
     },
     multiply_adds=multiply_adds,

@@ -1,5 +1,4 @@
-"""Puzzle 24, Hilbert-ordered attention: its spec, derivation and known mistakes, and the commands that draw
-and count."""
+"""Puzzle 24, Hilbert-ordered attention."""
 
 from harness.puzzles.p24.spec import PUZZLE
 

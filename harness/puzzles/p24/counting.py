@@ -1,8 +1,7 @@
-"""`p24 --count`: the cost of windowed attention for each order of positions, counted from the orders
-themselves.
+"""`p24 --count`: count what windowed attention costs for each order of positions.
 
-A tile is a number of successive positions of the order. Tiled attention computes every pair of a query tile
-and a key tile that holds a pair of cells within the window, and loads all keys of these tiles.
+Tiled attention computes every pair of a query tile and a key tile with at least one pair of cells within the
+window, and loads all keys of these key tiles.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,22 +14,22 @@ from harness.console import Parser, print_lines
 from harness.errors import BadUse
 from harness.puzzles.p24 import orders
 
-LARGEST = 256
-"""The largest side that is counted: it takes a bit for each tile and cell."""
+MAX_SIDE = 256
+"""The largest side of a grid: memory grows with tiles times cells."""
 LANES = 32
 SECTOR = 32
-"""Bytes that memory hands out at once."""
+"""Bytes per memory transaction."""
 
 
 @dataclass(frozen=True)
-class Count:
+class Cost:
     """The cost of one order, for one grid, radius and tile.
 
     Attributes:
-        pairs: Pairs of tiles that are computed, of `all_pairs`.
-        needed: Keys that some query of a tile sees, the mean over the tiles.
-        runs: Contiguous runs of positions that these keys form, the mean over the tiles.
-        loaded: Keys of the tiles that a tile of queries computes, the mean.
+        pairs: Number of computed pairs of tiles, out of `all_pairs`.
+        needed: Mean number of keys visible to at least one query of a tile.
+        runs: Mean number of contiguous runs of positions that these keys form.
+        loaded: Mean number of keys in the key tiles loaded for a query tile.
     """
 
     pairs: int
@@ -40,12 +39,12 @@ class Count:
     loaded: float
 
 
-def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
+def count_costs(order: np.ndarray, width: int, radius: int, tile: int) -> Cost:
     tiles = orders.window_tiles(order, width, radius, tile)
-    visible = keys_of_tiles(order, width, radius, tile)
+    visible = find_visible_keys(order, width, radius, tile)
     starts = visible[:, :1].sum() + (visible[:, 1:] & ~visible[:, :-1]).sum()
     sizes = np.bincount(np.arange(len(order)) // tile)
-    return Count(
+    return Cost(
         pairs=int(tiles.sum()),
         all_pairs=tiles.size,
         needed=float(visible.sum() / len(tiles)),
@@ -54,23 +53,23 @@ def count(order: np.ndarray, width: int, radius: int, tile: int) -> Count:
     )
 
 
-def keys_of_tiles(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
-    """Return which keys some query of a tile sees, by their step: bool [tiles, cells]."""
+def find_visible_keys(order: np.ndarray, width: int, radius: int, tile: int) -> np.ndarray:
+    """Return which keys, in step order, are visible to at least one query of each tile: bool [tiles, cells]."""
     step = orders.inverse(order)
     visible = np.zeros((-(-len(order) // tile), len(order)), bool)
-    for there, here in orders.neighbour_values(step.reshape(-1, width), radius):
-        visible[here // tile, there] = True
+    for neighbour, cell in orders.neighbour_values(step.reshape(-1, width), radius):
+        visible[cell // tile, neighbour] = True
     return visible
 
 
-def sectors(order: np.ndarray, dim: int, size: int) -> float:
-    """Return the mean number of sectors of a warp's load, if 32 threads gather successive elements.
+def count_sectors(order: np.ndarray, dim: int, size: int) -> float:
+    """Return the mean number of sectors per load of a warp whose 32 threads gather successive elements.
 
-    `dim` elements of `size` bytes make a row; element i of the gathered rows is in row order[i // dim].
+    A row has `dim` elements of `size` bytes; element i of the gathered rows is in row order[i // dim].
     """
     elements = np.arange(len(order) * dim // LANES * LANES)
-    at = (order[elements // dim] * dim + elements % dim) * size // SECTOR
-    warps = np.sort(at.reshape(-1, LANES), axis=1)
+    addresses = (order[elements // dim] * dim + elements % dim) * size // SECTOR
+    warps = np.sort(addresses.reshape(-1, LANES), axis=1)
     return float((1 + (np.diff(warps, axis=1) != 0).sum(1)).mean()) if len(warps) else 0.0
 
 
@@ -78,7 +77,6 @@ def sectors(order: np.ndarray, dim: int, size: int) -> float:
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Print the cost of each order over grids and radii. Raise BadUse."""
     parser = Parser(prog="p24 --count", description="Count what each order costs over grids and radii.")
     parser.add_argument(
         "--sides", type=int, nargs="+", default=[16, 32, 64, 128], metavar="S", help="sides of square grids"
@@ -91,45 +89,44 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--bytes", type=int, default=2, metavar="E", help="bytes of an element: %(default)s")
     flags = parser.parse_args(arguments)
     for side in flags.sides:
-        if not 1 <= side <= LARGEST:
-            raise BadUse(f"--sides {side}: must be 1 to {LARGEST}")
+        if not 1 <= side <= MAX_SIDE:
+            raise BadUse(f"--sides {side}: must be 1 to {MAX_SIDE}")
     for name, smallest in (("tile", 1), ("dim", 1), ("bytes", 1)):
         if getattr(flags, name) < smallest:
             raise BadUse(f"--{name} {getattr(flags, name)}: must be at least {smallest}")
     if min(flags.radii) < 0:
         raise BadUse(f"--radii {min(flags.radii)}: must be at least 0")
-    print_lines(console, report(flags))
+    print_lines(console, list_report_lines(flags))
     return 0
 
 
-def report(flags) -> Iterator[str]:
-    """Yield the lines of the tables, one for each grid and radius."""
+def list_report_lines(flags) -> Iterator[str]:
     row = flags.dim * flags.bytes
     yield f"tiles of {flags.tile} positions, rows of {flags.dim} x {flags.bytes} bytes; means over the tiles of queries"
     for side in flags.sides:
         for radius in flags.radii:
             yield ""
             yield f"{side} x {side} cells, radius {radius}: each cell sees up to {min(2 * radius + 1, side) ** 2} of {side**2}"
-            yield line(
+            yield format_row(
                 "order", "tile pairs", "of all", "/ hilbert", "keys", "runs", "K bytes", "loaded", "sectors"
             )
-            counts = {
-                name: count(make(side, side), side, radius, flags.tile)
+            costs = {
+                name: count_costs(make(side, side), side, radius, flags.tile)
                 for name, make in orders.ORDERS.items()
             }
-            for name, traffic in counts.items():
-                yield line(
+            for name, cost in costs.items():
+                yield format_row(
                     name,
-                    f"{traffic.pairs:,}",
-                    f"{traffic.pairs / traffic.all_pairs:.1%}",
-                    f"{traffic.pairs / counts['hilbert'].pairs:.2f} x",
-                    f"{traffic.needed:,.0f}",
-                    f"{traffic.runs:.1f}",
-                    f"{traffic.needed * row:,.0f}",
-                    f"{traffic.loaded * row:,.0f}",
-                    f"{sectors(orders.ORDERS[name](side, side), flags.dim, flags.bytes):.1f}",
+                    f"{cost.pairs:,}",
+                    f"{cost.pairs / cost.all_pairs:.1%}",
+                    f"{cost.pairs / costs['hilbert'].pairs:.2f} x",
+                    f"{cost.needed:,.0f}",
+                    f"{cost.runs:.1f}",
+                    f"{cost.needed * row:,.0f}",
+                    f"{cost.loaded * row:,.0f}",
+                    f"{count_sectors(orders.ORDERS[name](side, side), flags.dim, flags.bytes):.1f}",
                 )
 
 
-def line(name: str, *cells: str) -> str:
+def format_row(name: str, *cells: str) -> str:
     return f"{name:<11}" + "".join(f"{cell:>12}" for cell in cells)

@@ -1,9 +1,9 @@
-"""The derivation of puzzle 24 in NumPy: the curve, a permutation and its gradient, and windowed attention.
+"""Derivation of puzzle 24 in NumPy: the curve, a permutation and its gradient, and windowed attention.
 
 Shapes: query, key, value and their gradients [B, N, L, d], one row per cell of an H x W grid, L = H * W, in
 row-major order; order [L], the cell at each step; index and inverse [side * side]; tiles [t, t] with t =
-ceil(L / tile). Capital letters are rows in the order of the steps: Q, K, V, dO, O, dQ, dK, dV [B, N, L, d], P
-and dS [B, N, L, L].
+ceil(L / tile). Tensors named by capital letters have rows in step order: Q, K, V, dO, O, dQ, dK, dV
+[B, N, L, d], P and dS [B, N, L, L].
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ import numpy as np
 
 from harness.puzzles.p24 import orders
 from harness.puzzles.rows import log_sum_exp, softmax, transpose
-from harness.spec.derivation import Step, derive_by
+from harness.spec.derivation import Step, make_derive
 
 
 def gather(array: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Gather rows in an order: row order[i] of the array becomes row i."""
+    """Gather rows: row order[i] of the array becomes row i."""
     return np.take(array, order, 2)
 
 
@@ -25,29 +25,27 @@ def scatter(array: np.ndarray, order: np.ndarray) -> np.ndarray:
     return np.take(array, np.argsort(order), 2)
 
 
-def apart(cells: np.ndarray) -> np.ndarray:
-    """Return the distance of each two cells in one coordinate: [L, L]."""
+def absolute_differences(cells: np.ndarray) -> np.ndarray:
     return np.abs(cells[:, None] - cells[None, :])
 
 
-def near(order: np.ndarray, width: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """Return whether a query sees a key, both by their steps: rows and columns differ by at most `radius`.
-    Bool [L, L]."""
+def pairs_in_window(order: np.ndarray, width: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """Return which pairs of steps are at most `radius` rows and columns apart on the grid: bool [L, L]."""
     rows, columns = np.divmod(order, width)
-    return np.maximum(apart(rows), apart(columns)) <= radius
+    return np.maximum(absolute_differences(rows), absolute_differences(columns)) <= radius
 
 
-def in_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
-    """Split the pairs [L, L] into tiles of `tile` queries and keys, padded with False: [t, t, tile, tile]."""
-    rest = -len(pairs) % tile
-    whole = np.pad(pairs, ((0, rest), (0, rest)))
-    count = len(whole) // tile
-    return whole.reshape(count, tile, count, tile).swapaxes(1, 2)
+def split_into_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
+    """Split pairs [L, L] into tiles of `tile` queries and keys, padded with False: [t, t, tile, tile]."""
+    padding = -len(pairs) % tile
+    padded = np.pad(pairs, ((0, padding), (0, padding)))
+    count = len(padded) // tile
+    return padded.reshape(count, tile, count, tile).swapaxes(1, 2)
 
 
-def tiles_with(pairs: np.ndarray, tile: int) -> np.ndarray:
-    """Return which tiles hold one of the pairs: bool [t, t]."""
-    return np.asarray(in_tiles(pairs, tile).any((2, 3)))
+def find_tiles(pairs: np.ndarray, tile: int) -> np.ndarray:
+    """Return which tiles contain at least one of the pairs: bool [t, t]."""
+    return np.asarray(split_into_tiles(pairs, tile).any((2, 3)))
 
 
 STEPS: Mapping[str, Step] = {
@@ -56,8 +54,8 @@ STEPS: Mapping[str, Step] = {
     "inverse": lambda v: orders.inverse(orders.hilbert(int(v.side), int(v.side))),
     "gathered": lambda v: gather(v.input, v.order),
     "grad_input": lambda v: scatter(v.grad_gathered, v.order),
-    "near": lambda v: near(v.order, v.width, v.radius),
-    "tiles": lambda v: tiles_with(v.near, int(v.tile)),
+    "near": lambda v: pairs_in_window(v.order, v.width, v.radius),
+    "tiles": lambda v: find_tiles(v.near, int(v.tile)),
     "Q": lambda v: gather(v.query, v.order),
     "K": lambda v: gather(v.key, v.order),
     "V": lambda v: gather(v.value, v.order),
@@ -79,4 +77,4 @@ STEPS: Mapping[str, Step] = {
     "grad_key": lambda v: scatter(v.dK, v.order),
     "grad_value": lambda v: scatter(v.dV, v.order),
 }
-derive = derive_by(STEPS)
+derive = make_derive(STEPS)

@@ -1,19 +1,25 @@
 """Puzzle 24, Hilbert-ordered attention: gates, rungs, cases, inputs and reference.
 
-Names: B = batch, N = heads, H and W = rows and columns of the grid, L = H * W, d = head dimension, r = radius
-of the window, T = positions in a tile. A tensor of positions [B, N, L, d] has one row per cell of the grid,
-row-major; `order` [L] is the cell at each step.
+B = batch, N = heads, H and W = rows and columns of the grid, L = H * W, d = head dimension, r = radius of the
+window, T = positions per tile. Tensors [B, N, L, d] have one row per cell of the grid, row-major; `order` [L]
+is the cell at each step.
 """
 
 import numpy as np
 
 from harness.puzzles.p24 import orders
 from harness.puzzles.p24.derivation import derive
-from harness.puzzles.p24.mistakes import MISTAKES, curve_symptom
-from harness.spec.baseline import unluckiest
-from harness.spec.cases import covering, is_not_finite, listed_axis, not_finite, with_not_finite
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype, bytes_of
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle, printed_names
+from harness.puzzles.p24.mistakes import MISTAKES, explain_wrong_curve
+from harness.spec.baseline import compute_worst_baseline
+from harness.spec.cases import (
+    is_nonfinite,
+    make_covering_cases,
+    make_listed_axis,
+    make_nonfinite_cases,
+    write_nonfinite,
+)
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
 
@@ -59,27 +65,27 @@ LAUNCHES = {
     "window_attention_train_backward": "launch_window_backward(recorder, WindowBackward[dtype](=, sizes=sizes.copy()))",
 }
 VARIANTS = {name: tuple(Call(op, (), name, LAUNCHES[op.name]) for op in ops) for name, ops in OPS.items()}
-"""One for each part of the puzzle, so that work on one compiles no other."""
+"""One variant per part of the puzzle, so that work on one part compiles no other."""
 
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 GATES = (
-    Gate("index", "curve", ("index",), "the cell at each step of the curve, by its bits"),
-    Gate("inverse", "curve", ("inverse",), "the step at which each cell comes"),
-    Gate("dgather", "permute", ("grad_input",), "the gradient of a gather", given=("gathered",)),
+    Gate("index", "curve", ("index",), "the cell at each step of the curve, from the step's bits"),
+    Gate("inverse", "curve", ("inverse",), "the step of each cell"),
+    Gate("dgather", "permute", ("grad_input",), "the gradient of a gather", provided=("gathered",)),
     Gate("tiles", "window", ("tiles",), "the pairs of tiles that a window needs",
-         given=("output", "lse", "delta", *GRADIENTS)),
+         provided=("output", "lse", "delta", *GRADIENTS)),
     Gate("attention", "", ("output", *GRADIENTS), "gradients through gather, attention and scatter"),
 )  # fmt: skip
-MOJO = ("index", "inverse", "dgather", "tiles")
+MOJO_GATES = ("index", "inverse", "dgather", "tiles")
 
 # ---- Cases --------------------------------------------------------------------------------------------------
 
 
 def cases(dims: Dims | None = None) -> list[Case]:
-    """Return the default case and the adversarial ones; with `dims`, one of each order at those sizes.
+    """Return the default case and the adversarial ones; with `dims`, one case per order at those sizes.
 
-    The first word of `values` is the order. The curve of a case has the smallest power of two that holds the
-    grid.
+    The first word of `values` is the order. A case's curve fills the smallest square that contains the grid and
+    whose side is a power of two.
     """
     if dims:
         return [Case(name, f"positions in {name} order", dims, f"{name} hard") for name in orders.ORDERS]
@@ -87,62 +93,60 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("chapter", "small enough to print", DIMS, "hilbert plain"),
         Case("hard values", "means far from 0, grad_output follows V", (2, 2, 8, 8, 8, 1, 16), "hilbert hard",
              in_16_bits=True),
-        Case("wide window", "a tile needs tiles that it does not touch", (1, 2, 16, 16, 4, 3, 16),
+        Case("wide window", "a tile needs tiles that are not adjacent to it", (1, 2, 16, 16, 4, 3, 16),
              "hilbert hard"),
         Case("row by row", "the order in which the grid is stored", (1, 2, 8, 8, 4, 2, 16), "row-major hard"),
-        Case("z-order", "its steps jump", (2, 1, 8, 8, 4, 1, 16), "z-order hard"),
+        Case("z-order", "an order whose steps jump", (2, 1, 8, 8, 4, 1, 16), "z-order hard"),
         Case("squares", "a grid of 8 x 8 squares, cut off at two edges", (1, 1, 12, 20, 4, 2, 32),
              "tiled hard"),
-        Case("odd sizes", "sides without a power of two, no whole tile, twice more heads than a small grid",
+        Case("odd sizes", "no side is a power of two, no tile is full, more heads than a small grid has blocks",
              (3, 3, 5, 7, 5, 1, 16), "hilbert hard"),
         Case("many tiles",
-             "neither height nor width is the side of a square, and tiles are few cells of the grid",
+             "a rectangle with many tiles, of which a window needs few",
              (1, 1, 9, 28, 4, 2, 16), "hilbert hard"),
-        Case("wide heads", "d is no multiple of a tile", (1, 1, 4, 6, 37, 2, 16), "hilbert hard"),
+        Case("wide heads", "d is not a multiple of a tile", (1, 1, 4, 6, 37, 2, 16), "hilbert hard"),
         Case("the whole grid", "every cell sees every other: dense attention", (1, 2, 6, 6, 4, 6, 16),
              "hilbert hard"),
-        *not_finite(NOT_FINITE, (1, 2, 4, 4, 4, 1, 16)),
-        *covering(AXES, ("hilbert hard",), lambda H, W, radius: (1, 1, H, W, 4, radius, 16)),
+        *make_nonfinite_cases(NOT_FINITE, (1, 2, 4, 4, 4, 1, 16)),
+        *make_covering_cases(AXES, ("hilbert hard",), lambda H, W, radius: (1, 1, H, W, 4, radius, 16)),
     ]  # fmt: skip
 
 
-AXES = (listed_axis("H", 1, 3, 5), listed_axis("W", 1, 5, 33), listed_axis("radius", 0, 2, 9))
-"""Axes of the cases: a cell, a row and a column, strips, grids; a curve larger than most; a window within a tile and beyond."""
+AXES = (make_listed_axis("H", 1, 3, 5), make_listed_axis("W", 1, 5, 33), make_listed_axis("radius", 0, 2, 9))
+"""Axes of the cases: single cells, rows, columns and grids, curves larger than the grid, small and large windows."""
 
 
 NOT_FINITE = {"input": ("the tensor", "NaN"), "grad_gathered": ("its gradient", "NaN", "inf")}
-"""Tensor -> its symbol, and how an element is computed. Only the gather's: the reference of the window gives NaN for
-hidden keys."""
+"""Tensor -> its symbol, and the non-finite values that cases write into it. Only tensors of the gather: the
+reference of the window's attention would return NaN for hidden keys."""
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """Return the input arrays of a case, in float64, rounded to `dtype`; integers as int32.
-
-    These are input, grad_gathered, query, key, value and grad_output [B, N, L, d], order [L], and without
-    axes side, width, radius and tile.
+    """Return a case's input, grad_gathered, query, key, value and grad_output [B, N, L, d], order [L], and the
+    scalars side, width, radius and tile. Floats are float64, rounded to `dtype`; integers are int32.
     """
     B, N, H, W, d, radius, tile = case.dims
-    name, values = ("hilbert", "hard") if is_not_finite(case.values) else case.values.split()
+    name, values = ("hilbert", "hard") if is_nonfinite(case.values) else case.values.split()
     random = np.random.default_rng([seed, *case.dims])
     names = ("input", "grad_gathered", "query", "key", "value", "grad_output")
     arrays = {each: random.standard_normal((B, N, H * W, d)) for each in names}
     if values == "hard":
-        # A common part moves a row's scores away from 0; a gradient with a mean and a part along V
+        # A common offset moves a row's scores away from 0; a gradient with a mean and a component along V
         # makes delta large.
         for each in ("query", "key"):
             arrays[each] += 0.5
         arrays["value"] += 1
         arrays["grad_output"] += 0.5 + arrays["value"].mean(-2, keepdims=True)
-    with_not_finite(arrays, case.values)
+    write_nonfinite(arrays, case.values)
     order = orders.ORDERS[name](H, W)
-    whole = {"order": order, "side": side_of(case.dims), "width": W, "radius": radius, "tile": tile}
+    scalars = {"order": order, "side": get_curve_side(case.dims), "width": W, "radius": radius, "tile": tile}
     return {each: round_to_dtype(array, dtype) for each, array in arrays.items()} | {
-        each: np.asarray(number, np.int32) for each, number in whole.items()
+        each: np.asarray(number, np.int32) for each, number in scalars.items()
     }
 
 
-def side_of(dims: Dims) -> int:
-    """Return the side of the curve of a case: the smallest power of two that holds the grid."""
+def get_curve_side(dims: Dims) -> int:
+    """Return the side of a case's curve, the smallest power of two that is at least the grid's sides."""
     _, _, H, W, *_ = dims
     return 1 << (max(H, W) - 1).bit_length()
 
@@ -151,23 +155,25 @@ def side_of(dims: Dims) -> int:
 
 
 def reference(tensors: dict) -> dict:
-    """Return PyTorch's results by masked dense attention over cells, in the dtype and on the device of the
-    tensors.
+    """Return PyTorch's results, with masked dense attention over cells.
 
-    float64's are autograd's. Below it PyTorch too starts its backward pass from the saved output and lse, and
-    is taken at the worst of several orders of the head dimension.
+    In float64, they are autograd's. Below float64, the backward pass starts from the saved output and lse, and
+    each result is the least accurate of several orders of the head dimension, of both formulas of delta, from
+    the output and from the probabilities, and of rows in cell order and in step order.
     """
     import torch
 
     if tensors["query"].dtype == torch.float64:
-        dense = by_autograd(tensors)
+        dense = compute_with_autograd(tensors)
     else:
         columns = ("query", "key", "value", "grad_output")
-        dense = unluckiest(from_saved, tensors, columns, ("output", *GRADIENTS))
-    return {**dense, **whole_numbers(tensors), **permute(tensors)}
+        back = ("output", *GRADIENTS)
+        others = compute_from_probabilities, compute_in_step_order
+        dense = compute_worst_baseline(compute_from_saved, tensors, columns, back, others=others)
+    return {**dense, **compute_integers(tensors), **permute(tensors)}
 
 
-def whole_numbers(tensors: dict) -> dict:
+def compute_integers(tensors: dict) -> dict:
     """Return the curve and the tiles, which do not depend on the dtype."""
     import torch
 
@@ -183,7 +189,7 @@ def whole_numbers(tensors: dict) -> dict:
 
 
 def permute(tensors: dict) -> dict:
-    """Return the gathered rows, and the gradient of the tensor by autograd."""
+    """Return the gathered rows, and autograd's gradient of the input."""
     import torch
 
     tensor = tensors["input"].detach().requires_grad_()
@@ -192,11 +198,11 @@ def permute(tensors: dict) -> dict:
     return {"gathered": gather.detach(), "grad_input": grad}
 
 
-def hidden(tensors: dict):
-    """Return a mask that is True where a query does not see a key, both by their cells, [L, L]."""
+def make_hidden_mask(tensors: dict):
+    """Return a mask [L, L] over cells that is True where a query does not see a key."""
     import torch
 
-    cells = torch.arange(tensors["query"].shape[2], device=tensors["query"].device)
+    cells = tensors.get("cells", torch.arange(tensors["query"].shape[2], device=tensors["query"].device))
     far = [
         (each[:, None] - each).abs() > tensors["radius"]
         for each in (cells // tensors["width"], cells % tensors["width"])
@@ -204,26 +210,30 @@ def hidden(tensors: dict):
     return far[0] | far[1]
 
 
-def by_autograd(tensors: dict) -> dict:
-    """Return output and gradients of masked dense attention, independent of the order of positions."""
+def compute_with_autograd(tensors: dict) -> dict:
+    """Return the output and gradients of masked dense attention, which do not depend on the order."""
     import torch
 
     names = ("query", "key", "value")
     query, key, value = (tensors[name].detach().requires_grad_() for name in names)
-    scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(hidden(tensors), -torch.inf)
+    scores = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(make_hidden_mask(tensors), -torch.inf)
     output = torch.softmax(scores, -1) @ value
     grads = torch.autograd.grad(output, (query, key, value), tensors["grad_output"])
-    answers = {
+    results = {
         "output": output,
         "lse": torch.logsumexp(scores, -1),
         "delta": (tensors["grad_output"] * output).sum(-1),
         **dict(zip(GRADIENTS, grads, strict=True)),
     }
-    return {name: tensor.detach() for name, tensor in answers.items()}
+    return {name: tensor.detach() for name, tensor in results.items()}
 
 
-def from_saved(tensors: dict) -> dict:
-    """Return the same from the saved lse and output. Sums are in float32 at least, and rounded once."""
+def compute_from_saved(tensors: dict, by_probabilities: bool = False) -> dict:
+    """Return the results of `compute_with_autograd`, computed from the saved lse and output.
+
+    delta comes from the output or, if `by_probabilities`, from the probabilities. Sums are in float32 or wider
+    and rounded once.
+    """
     import torch
 
     dtype = tensors["query"].dtype
@@ -231,28 +241,42 @@ def from_saved(tensors: dict) -> dict:
     names = ("query", "key", "value", "grad_output")
     query, key, value, grad_output = (tensors[name].to(accum) for name in names)
     scale = query.shape[-1] ** -0.5
-    scores = (scale * (query @ key.mT)).masked_fill(hidden(tensors), -torch.inf)
+    scores = (scale * (query @ key.mT)).masked_fill(make_hidden_mask(tensors), -torch.inf)
     lse = torch.logsumexp(scores, -1, keepdim=True)
     output = (torch.softmax(scores, -1) @ value).to(dtype)
     delta = (grad_output * output.to(accum)).sum(-1, keepdim=True)
-    P = torch.exp(scores - lse)
-    dS = scale * P * (grad_output @ value.mT - delta)
-    narrow = {
+    P, dP = torch.exp(scores - lse), grad_output @ value.mT
+    dS = scale * P * (dP - ((dP * P).sum(-1, keepdim=True) if by_probabilities else delta))
+    rounded = {
         "output": output,
         "grad_query": dS @ key,
         "grad_key": dS.mT @ query,
         "grad_value": P.mT @ grad_output,
     }
     return {
-        **{name: tensor.to(dtype) for name, tensor in narrow.items()},
+        **{name: tensor.to(dtype) for name, tensor in rounded.items()},
         "lse": lse[..., 0],
         "delta": delta[..., 0],
     }
 
 
+def compute_from_probabilities(tensors: dict) -> dict:
+    """Return the gradients of query and key, with delta computed as the row sum of dP * P."""
+    results = compute_from_saved(tensors, by_probabilities=True)
+    return {name: results[name] for name in ("grad_query", "grad_key")}
+
+
+def compute_in_step_order(tensors: dict) -> dict:
+    """Return the results of `compute_from_probabilities`, computed on rows gathered in step order."""
+    order = tensors["order"].long()
+    names = ("query", "key", "value", "grad_output")
+    rows = {name: tensors[name][:, :, order] for name in names}
+    results = compute_from_probabilities({**tensors, **rows, "cells": order})
+    return {name: tensor[:, :, order.argsort()] for name, tensor in results.items()}
+
+
 def terms(arrays: Arrays) -> dict[str, float]:
-    """Return the size of the terms of dS = P * (dP - delta) in dQ and dK; for a cell that sees one key they
-    cancel."""
+    """Return the magnitude of the terms of dS = P * (dP - delta) in dQ and dK; with one key, they cancel."""
     v = derive(arrays)
     sizes = v.P * (np.abs(v.dO @ v.V.swapaxes(-1, -2)) + np.abs(v.dot))
     return {
@@ -265,39 +289,41 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def multiply_adds(dims: Dims) -> int:
-    """Return those of the two products of the forward pass, without the pairs of cells outside of every
-    window."""
+    """Return the multiply-adds of the forward pass, counting only pairs of cells within a window."""
     B, N, H, W, d, radius, _ = dims
     return 2 * B * N * H * W * d * min(H, 2 * radius + 1) * min(W, 2 * radius + 1)
 
 
 def ledger(dims: Dims, dtype: str) -> Ledger:
-    """Return the bytes saved for the backward pass. PyTorch's attention saves its inputs: the gathered rows
-    and the dense mask.
+    """Return the bytes saved for the backward pass, and of temporaries.
 
-    The fused kernels save the original tensors, the output, a number for each row, and order and tiles once.
+    PyTorch's attention saves the gathered rows and the dense mask. The fused kernels save the original tensors,
+    the output, one number per row, the order and the tiles.
     """
     B, N, H, W, d, _, tile = dims
-    element, accum = bytes_of(dtype), bytes_of(accum_dtype(dtype))
+    element, accum = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
     rows, L = B * N * H * W, H * W
-    kept = {"output": rows * d * element, "lse": rows * accum, "order": 4 * L}
+    saved = {"output": rows * d * element, "lse": rows * accum, "order": 4 * L}
     operands = ("query", "key", "value")
     return Ledger(
-        saved_eager={**{f"gathered {name}": rows * d * element for name in operands}, **kept, "mask": L * L},
-        saved_ours={**dict.fromkeys(operands, rows * d * element), **kept, "tiles": 4 * (-(-L // tile)) ** 2},
+        saved_eager={**{f"gathered {name}": rows * d * element for name in operands}, **saved, "mask": L * L},
+        saved_ours={
+            **dict.fromkeys(operands, rows * d * element),
+            **saved,
+            "tiles": 4 * (-(-L // tile)) ** 2,
+        },
         between={"window": {"backward delta": rows * accum}},
     )
 
 
 def derived_sizes(dims: Dims) -> dict[str, int]:
-    """Return L cells of the grid, the cells (and steps) of the curve's square, and t tiles."""
+    """Return the numbers of the grid's cells, L, of the curve's cells and steps, and of tiles, t."""
     _, _, H, W, _, _, tile = dims
-    square = side_of(dims) ** 2
+    square = get_curve_side(dims) ** 2
     return {"L": H * W, "cells": square, "steps": square, "t": -(-H * W // tile)}
 
 
 def describe_dims(dims: Dims) -> str:
-    """Format as "a grid of 8 x 8 cells, query [2, 2, 64, 8], radius 1, tiles of 16"."""
     B, N, H, W, d, radius, tile = dims
     return f"a grid of {H} x {W} cells, query {[B, N, H * W, d]}, radius {radius}, tiles of {tile}"
 
@@ -314,9 +340,9 @@ MOJO_SIZES = {
 }
 NUMPY_RUNG = NumpyRung(
     file="in_numpy.py",
-    about="the curve, the permutation and the tiles, on arrays",
+    about="the curve, the permutation and the tiles, in NumPy",
     optional=True,
-    gates=MOJO,
+    gates=MOJO_GATES,
     names={"cells": "steps"},
 )
 TORCH_RUNG = TorchRung(
@@ -347,7 +373,7 @@ PUZZLE = Puzzle(
     title="Hilbert-ordered attention: what an order of positions can and cannot buy",
     subject="Hilbert-Ordered Attention",
     gates=GATES,
-    rungs=(NUMPY_RUNG, TORCH_RUNG, MojoRung(file="op/hilbert.mojo", gates=MOJO, sizes=MOJO_SIZES)),
+    rungs=(NUMPY_RUNG, TORCH_RUNG, MojoRung(file="op/hilbert.mojo", gates=MOJO_GATES, sizes=MOJO_SIZES)),
     dims=DIMS,
     dim_names=("B", "N", "H", "W", "d", "r", "T"),
     cases=cases,
@@ -355,10 +381,10 @@ PUZZLE = Puzzle(
     reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    symptom=curve_symptom,
+    symptom=explain_wrong_curve,
     terms=terms,
-    forward=printed_names("index", "inverse", "gathered", "tiles", "output"),
-    backward=printed_names("grad_input", *GRADIENTS),
+    forward=map_printed_names("index", "inverse", "gathered", "tiles", "output"),
+    backward=map_printed_names("grad_input", *GRADIENTS),
     derived_sizes=derived_sizes,
     intermediate=("lse", "delta"),
     variants=VARIANTS,

@@ -1,4 +1,4 @@
-"""Puzzle 25: its spec, known mistakes, checkers and commands."""
+"""Puzzle 25, ring attention."""
 
 from harness.puzzles.p25.spec import PUZZLE
 

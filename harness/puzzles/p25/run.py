@@ -1,9 +1,4 @@
-"""`p25 --backward`: run the ring in several processes on gloo, compare with one device, and report the saved
-bytes.
-
-Messages go over gloo unchanged. `--break` breaks a rank on purpose, to show what the others report. The
-processes rendezvous through a file, so that no port can be in use.
-"""
+"""`p25 --backward`: run the ring in several gloo processes, compare with one device, and report saved bytes."""
 
 import functools
 import os
@@ -20,42 +15,34 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from harness.check.python_files import describe, load
+from harness.check.python_files import describe_exception, load_module
 from harness.check.reference import Reference
-from harness.console import Parser, print_lines, shown
+from harness.console import Parser, format_path, print_lines
 from harness.devices.processes import RankFailed, run_ranks
 from harness.devices.targets import CPU
 from harness.errors import BadUse, EnvironmentProblem, Unsolved, WorkbookError
 from harness.learner.work import Work
-from harness.nn.ring import agreed_length
+from harness.nn.ring import agree_on_length
 from harness.puzzles.p25 import layout
-from harness.puzzles.p25.checker import FOLLOWS, TENSORS, ring_arguments
-from harness.puzzles.p25.ranks import bytes_saved
-from harness.puzzles.p25.spec import EVERY, PUZZLE
+from harness.puzzles.p25.checker import CAUSED_BY_OUTPUT, TENSORS, ring_arguments
+from harness.puzzles.p25.ranks import measure_saved_bytes
+from harness.puzzles.p25.spec import PUZZLE, RESULTS
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 
 DIMS = (1, 4, 2, 512, 32)
-MOST_RANKS = 16
-NEEDED = 300 * 2**20
-"""Bytes of memory that a process takes once it has run, PyTorch included."""
-LOST = r"\.cc:\d+\]|onnection|imed out|Broken pipe|[Gg]loo"
-"""Messages of gloo for a rank that is gone or late, and never for a mistake in the code."""
+MAX_RANKS = 16
+BYTES_PER_PROCESS = 300 * 2**20
+"""Bytes of memory that a process needs, including PyTorch."""
+LOST_RANK_MESSAGES = r"\.cc:\d+\]|onnection|imed out|Broken pipe|[Gg]loo"
+"""Matches gloo's messages about a lost or late rank, but no message about a mistake in the code."""
 FAULTS = ("dies", "late", "shape", "dtype")
 TILE = 16
 
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one rank.
-
-    Attributes:
-        path: The file with the ring.
-        arrays: Its part of query, key, value and grad_output.
-        arguments: length, scale, causal and balanced.
-        seconds: Its timeout for a neighbour.
-        fault: (transfer, how) where this rank is to break.
-    """
+    """The work of one rank: `arrays` are its query, key, value and grad_output; `fault` is (transfer, kind)."""
 
     path: Path
     arrays: dict[str, np.ndarray]
@@ -65,24 +52,23 @@ class Job:
 
 
 @dataclass
-class Done:
-    """A rank's values by quantity, and bytes saved for the backward pass."""
+class RankResult:
+    """A rank's values by quantity, and its bytes saved for the backward pass."""
 
     values: dict[str, np.ndarray]
-    kept: int
+    saved_bytes: int
 
 
 class Broken(Exception):
-    """A ring that a rank has left, or whose tensors do not match: not a mistake in the code."""
+    """A rank is lost or tensors do not match, which is not a mistake in the code."""
 
 
 # ---- In a rank's process ------------------------------------------------------------------------------------
 
 
-def one_rank(job: Job) -> Done:
-    """Run the ring forward and backward. Raise Broken if another rank is gone, late, or has other tensors."""
-    module = load(job.path)
-    spoil(module, job.fault, job.seconds)
+def run_rank(job: Job) -> RankResult:
+    module = load_module(job.path)
+    inject_fault(module, job.fault, job.seconds)
     group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=job.seconds))
     tensors = {name: torch.from_numpy(array) for name, array in job.arrays.items()}
     if job.fault and job.fault[1] == "shape":
@@ -93,25 +79,25 @@ def one_rank(job: Job) -> Done:
     balanced = job.arguments[-1]
     try:
         query, key, value = leaves
-        agreed_length(query, key, value, balanced, group, part_of)
-        output, kept = bytes_saved(lambda: module["RingAttention"].apply(*leaves, *job.arguments, group))
+        agree_on_length(query, key, value, balanced, group, count_positions)
+        output, saved_bytes = measure_saved_bytes(
+            lambda: module["RingAttention"].apply(*leaves, *job.arguments, group)
+        )
         gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
     except (RuntimeError, ValueError) as error:
         words = str(error)
-        if re.search(LOST, words):
-            words = lost(words)
+        if re.search(LOST_RANK_MESSAGES, words):
+            words = describe_lost_rank(words)
         elif not re.match(r"rank \d+", words):
             raise
-        dist.destroy_process_group(
-            group
-        )  # so that ranks which wait for this one need not wait for their timeout
+        dist.destroy_process_group(group)  # so that ranks waiting for this rank fail before their timeout
         raise Broken(words) from error
-    pairs = zip(EVERY, (output, *gradients), strict=True)
-    return Done({name: tensor.detach().numpy() for name, tensor in pairs}, kept)
+    pairs = zip(RESULTS, (output, *gradients), strict=True)
+    return RankResult({name: tensor.detach().numpy() for name, tensor in pairs}, saved_bytes)
 
 
-def lost(words: str) -> str:
-    """Return one sentence with this rank, its step if known, and its neighbours, for gloo's message."""
+def describe_lost_rank(words: str) -> str:
+    """Translate gloo's message into one that names this rank, its step if known, and its neighbours."""
     rank, size = dist.get_rank(), dist.get_world_size()
     step = re.match(r"rank \d+(, step \d+)", words)
     neighbours = " or ".join(map(str, sorted({(rank - 1) % size, (rank + 1) % size})))
@@ -119,29 +105,28 @@ def lost(words: str) -> str:
     return f"rank {rank} of {size}{step[1] if step else ''}: rank {neighbours} is {how}"
 
 
-def part_of(rank: int, size: int, length: int, balanced: bool) -> int:
-    return len(layout.places(rank, size, length, balanced))
+def count_positions(rank: int, size: int, length: int, balanced: bool) -> int:
+    return len(layout.get_positions(rank, size, length, balanced))
 
 
-def spoil(module: dict[str, Any], fault: tuple[int, str] | None, seconds: float) -> None:
-    """Count this rank's transfers, and make it exit or sleep at one."""
-    exchange, begun = module["exchange"], 0
+def inject_fault(module: dict[str, Any], fault: tuple[int, str] | None, seconds: float) -> None:
+    """Make this rank exit or sleep at the transfer that `fault` names."""
+    exchange, count = module["exchange"], 0
 
-    def count_transfers(*arguments):
-        nonlocal begun
-        number, begun = begun, begun + 1
+    def exchange_or_fail(*arguments):
+        nonlocal count
+        number, count = count, count + 1
         if fault == (number, "dies"):
             os._exit(7)
         if fault == (number, "late"):
             time.sleep(3 * seconds + 10)
         return exchange(*arguments)
 
-    module["exchange"] = count_transfers
+    module["exchange"] = exchange_or_fail
 
 
-def say(error: Exception, path: Path) -> str:
-    """Describe a rank's failure in a line."""
-    return str(error) if isinstance(error, Broken) else describe(error, path, longest=300)
+def describe_error(error: Exception, path: Path) -> str:
+    return str(error) if isinstance(error, Broken) else describe_exception(error, path, longest=300)
 
 
 # ---- In the process that starts them ------------------------------------------------------------------------
@@ -152,13 +137,13 @@ def parser() -> Parser:
         prog="p25 --backward",
         description="Start the ring in several processes and compare output and gradients with one device.",
         epilog="exit codes: 0 all correct; 1 a wrong result; 2 bad use; 3 unsolved blanks; "
-        "5 a rank died, was late or had other tensors, or there is no room for so many; 130 interrupted",
+        "5 a rank died, was late or had other tensors, or too little memory for the ranks; 130 interrupted",
     )
-    parser.add_argument("--solution", action="store_true", help="run solutions/ in place of your file")
+    parser.add_argument("--solution", action="store_true", help="run solutions/ instead of your file")
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--dims", type=int, nargs=5, default=DIMS, metavar=PUZZLE.dim_names, help="sizes")
     parser.add_argument("--full", action="store_true", help="every query sees every key (default: causal)")
-    parser.add_argument("--plain", action="store_true", help="one range for each rank (default: zig-zag)")
+    parser.add_argument("--plain", action="store_true", help="one range per rank (default: zig-zag)")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
     parser.add_argument(
         "--seconds", type=float, default=30.0, metavar="S", help="wait for a neighbour (default: %(default)g)"
@@ -170,48 +155,48 @@ def parser() -> Parser:
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Run the ring and report. Raise BadUse, Unsolved, and EnvironmentProblem if a rank was lost."""
+    """Run the ring and print a report. Raises BadUse, Unsolved, or EnvironmentProblem if a rank is lost."""
     flags = parser().parse_args(arguments)
-    work = Work(PUZZLE, PUZZLE.rung("torch"), roots.solutions() if flags.solution else None)
-    fault = check(flags)
-    empty = [id for id, blank in work.blanks().items() if blank.size == 0]
+    work = Work(PUZZLE, PUZZLE.find_rung("torch"), roots.solutions() if flags.solution else None)
+    fault = check_flags(flags)
+    empty = [id for id, blank in work.read_blanks().items() if blank.size == 0]
     if empty:
-        raise Unsolved(f"{shown(work.path)}: unsolved blanks: {', '.join(empty)}")
+        raise Unsolved(f"{format_path(work.path)}: unsolved blanks: {', '.join(empty)}")
     values = " ".join(("full" if flags.full else "causal", *([] if flags.plain else ["balanced"])))
     case = Case("ring", "", tuple(flags.dims), values, flags.ranks)
     reference = Reference(PUZZLE, "float32", flags.seed)
-    print_lines(console, heading(case, work.path, flags))
-    done = start(console, work.path, case, reference, flags, fault)
+    print_lines(console, format_heading(case, work.path, flags))
+    done = run_ring(console, work.path, case, reference, flags, fault)
     balanced = not flags.plain
     wrong: list[str] = []
-    for name in EVERY:
+    for name in RESULTS:
         got = layout.join_parts([each.values[name] for each in done], balanced)
         result = reference.compare_quantity(case, CPU, name, got)
         if not result.ok:
             wrong.append(name)
         mark = "✅" if result.ok else "❌"
         follows = not result.ok and wrong[0] == "output" != name
-        words = FOLLOWS if follows else f"error {result.error:.1e}, the limit {result.limit:.1e}"
+        words = CAUSED_BY_OUTPUT if follows else f"error {result.error:.1e}, the limit {result.limit:.1e}"
         print_lines(console, [f"   {mark} {name:<10} {words}"])
-    print_lines(console, ledger(case, done))
+    print_lines(console, format_ledger(case, done))
     words = "✅ output and all gradients agree with one device" if not wrong else "❌ WRONG"
     print_lines(console, [f"Overall Result: {words}"])
     return int(bool(wrong))
 
 
-def check(flags) -> tuple[int, int, str] | None:
-    """Return the requested fault. Raise BadUse for invalid values, EnvironmentProblem for too little memory."""
-    if not 1 <= flags.ranks <= MOST_RANKS:
-        raise BadUse(f"--ranks {flags.ranks}: must be 1 to {MOST_RANKS}")
+def check_flags(flags) -> tuple[int, int, str] | None:
+    """Return the requested fault. Raises BadUse, or EnvironmentProblem if there is too little memory."""
+    if not 1 <= flags.ranks <= MAX_RANKS:
+        raise BadUse(f"--ranks {flags.ranks}: must be 1 to {MAX_RANKS}")
     B, N, G, S, d = flags.dims
     if min(flags.dims) < 1 or N % G:
         raise BadUse(f"--dims {B} {N} {G} {S} {d}: sizes must be at least 1, and {G} heads must divide {N}")
     if flags.seconds <= 0:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
-    requested, there = flags.ranks * NEEDED, available()
-    if requested > there:
+    requested, free = flags.ranks * BYTES_PER_PROCESS, get_free_memory()
+    if requested > free:
         raise EnvironmentProblem(
-            f"--ranks {flags.ranks}: that many processes take {requested / 2**30:.1f} GiB, and {there / 2**30:.1f} are free"
+            f"--ranks {flags.ranks}: that many processes take {requested / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
         )
     if flags.fault is None:
         return None
@@ -223,8 +208,8 @@ def check(flags) -> tuple[int, int, str] | None:
     return int(match[1]), int(match[2]), match[3]
 
 
-def available() -> int:
-    """Return the bytes of free memory; infinite if the system does not say."""
+def get_free_memory() -> int:
+    """Return the bytes of free memory, or 2**63 if the system does not report them."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
@@ -233,28 +218,30 @@ def available() -> int:
     return int(match[1]) * 1024 if match else 2**63
 
 
-def heading(case: Case, path: Path, flags) -> list[str]:
+def format_heading(case: Case, path: Path, flags) -> list[str]:
     B, N, G, S, d = case.dims
     ranks, cores = case.world_size, os.cpu_count() or 1
     masked = "causal" if "causal" in case.values else "every key visible"
     order = "zig-zag" if "balanced" in case.values else "one range a rank"
-    few = [f"note: {ranks} processes share {cores} cores: no time here says anything about a ring"]
+    note = [f"note: {ranks} processes share {cores} cores: no time here says anything about a ring"]
     return [
-        f"Testing {shown(path)}: query {[B, N, S, d]}, key and value {[B, G, S, d]}, float32, {masked}, seed {flags.seed}",
+        f"Testing {format_path(path)}: query {[B, N, S, d]}, key and value {[B, G, S, d]}, float32, {masked}, seed {flags.seed}",
         f"{ranks} process{'es' * (ranks > 1)} on gloo, {order}: the largest part has "
-        f"{max(part_of(rank, ranks, S, 'balanced' in case.values) for rank in range(ranks))} of {S} positions",
-        *(few if ranks > cores else []),
+        f"{max(count_positions(rank, ranks, S, 'balanced' in case.values) for rank in range(ranks))} of {S} positions",
+        *(note if ranks > cores else []),
     ]
 
 
-def start(
+def run_ring(
     console: Console, path: Path, case: Case, reference: Reference, flags, fault: tuple[int, int, str] | None
-) -> list[Done]:
-    """Return every rank's results. Raise EnvironmentProblem, or WorkbookError if the code fails, after a line
-    for each rank."""
-    arrays = reference.arrays(case)
+) -> list[RankResult]:
+    """Return every rank's results.
+
+    On failure, prints a line per rank and raises WorkbookError if the code fails, else EnvironmentProblem.
+    """
+    arrays = reference.get_arrays(case)
     arguments = ring_arguments(case, arrays)
-    parts = {name: layout.split(arrays[name], case.world_size, arguments[-1]) for name in TENSORS}
+    parts = {name: layout.split_array(arrays[name], case.world_size, arguments[-1]) for name in TENSORS}
     jobs = [
         Job(
             path,
@@ -265,31 +252,35 @@ def start(
         )
         for rank in range(case.world_size)
     ]
-    describing: Callable[[Exception], str] = functools.partial(say, path=path)
+    describing: Callable[[Exception], str] = functools.partial(describe_error, path=path)
     try:
         return run_ranks(
-            one_rank, [(job,) for job in jobs], describe=describing, source=path, seconds=flags.seconds + 60
+            run_rank, [(job,) for job in jobs], describe=describing, source=path, seconds=flags.seconds + 60
         )
     except RankFailed as error:
         lines = [re.sub(r"^(rank \d+ of \d+): (?=\1,)", "", line) for line in str(error).split("; ")]
         text = {line.partition(": ")[2] for line in lines}
-        alike = len(text) == 1 and len(lines) > 1
-        print_lines(console, [f"   every rank: {text.pop()}"] if alike else [f"   {line}" for line in lines])
+        same_text = len(text) == 1 and len(lines) > 1
+        print_lines(
+            console, [f"   every rank: {text.pop()}"] if same_text else [f"   {line}" for line in lines]
+        )
         if any(f"{path}:" in line and "hangs at" not in line for line in lines):
-            raise WorkbookError(f"{shown(path)} fails in {len(lines)} of {case.world_size} ranks") from error
+            raise WorkbookError(
+                f"{format_path(path)} fails in {len(lines)} of {case.world_size} ranks"
+            ) from error
         raise EnvironmentProblem(
             f"the ring is broken: {len(lines)} of {case.world_size} ranks ended without a result"
         ) from error
 
 
-def ledger(case: Case, done: list[Done]) -> list[str]:
-    """Return lines with the ranks' saved bytes and computed tiles."""
+def format_ledger(case: Case, done: list[RankResult]) -> list[str]:
+    """Return lines that describe the ranks' saved bytes and computed tiles."""
     S = case.dims[3]
     balanced, causal = "balanced" in case.values, "causal" in case.values
-    most, least = max(each.kept for each in done), min(each.kept for each in done)
-    kept = f"{most:,} bytes on each rank" if most == least else f"{least:,} to {most:,} bytes a rank"
-    work = [sum(layout.tiles(rank, len(done), S, balanced, TILE, causal)) for rank in range(len(done))]
+    most, least = max(each.saved_bytes for each in done), min(each.saved_bytes for each in done)
+    saved_bytes = f"{most:,} bytes on each rank" if most == least else f"{least:,} to {most:,} bytes a rank"
+    work = [sum(layout.count_tiles(rank, len(done), S, balanced, TILE, causal)) for rank in range(len(done))]
     return [
-        f"kept for the backward pass (measured): {kept}, {sum(each.kept for each in done):,} on all",
+        f"kept for the backward pass (measured): {saved_bytes}, {sum(each.saved_bytes for each in done):,} on all",
         f"tiles of {TILE} x {TILE} scores by rank: {', '.join(f'{count:,}' for count in work)}",
     ]

@@ -1,9 +1,8 @@
 """A strict transport for a checked ring: torch.distributed's sends and receives without gloo's leniency.
 
-In gloo a small send ends before it is received, and a received block is often there before the wait. A GPU's
-network need not do this. So here a send ends only when the neighbour has begun to receive, a received tensor
-is NaN until the wait, and no buffer may change in transit. A rank that breaks a rule gets an error with the
-rule; one that would deadlock, with the rank it waits for.
+In gloo, a small send completes before it is received, and a block often arrives before the wait; a GPU's network
+guarantees neither. Here, a send completes only after the neighbour has begun to receive, a received tensor is
+NaN until the wait, and no buffer may change in transit.
 """
 
 import datetime
@@ -24,8 +23,8 @@ PATCHED = ("isend", "irecv", "send", "recv")
 class Broken(Exception):
     """A broken rule of the wire; `mistake` is the known mistake that explains it.
 
-    For a rank that waits in vain, `stuck` is what for: "send" or "receive", the other rank, and the ranks of
-    the group that it has begun to receive from.
+    If a rank's wait timed out, `stuck` is "send" or "receive", the rank that it waits for, and the group ranks
+    from which it has begun to receive.
     """
 
     def __init__(self, mistake: str, words: str, stuck: tuple[str, int, tuple[int, ...]] | None = None):
@@ -35,12 +34,7 @@ class Broken(Exception):
 
 
 class Wire:
-    """The sends and receives of one rank, within `watched`.
-
-    Args:
-        seconds: The timeout of a wait.
-        dtype: Of the tensors; nothing narrower may be sent.
-    """
+    """The sends and receives of one rank, within `route`; tensors narrower than `dtype` must not be sent."""
 
     def __init__(self, seconds: float, dtype: torch.dtype):
         self.patience = datetime.timedelta(seconds=seconds)
@@ -50,13 +44,12 @@ class Wire:
         self.numbers: dict[tuple, int] = defaultdict(int)
         self.pending: list[Send | Receive] = []
         self.sent: list[tuple[torch.Tensor, Any]] = []
-        self.coarse = 0
-        """Sends so far of tensors that have 16 bits or no more digits."""
+        self.sends_in_16_bits = 0
+        """Number of sent tensors whose values all fit into 16 bits."""
 
     @contextmanager
     def route(self) -> Iterator[None]:
-        """Route torch.distributed's sends and receives over this wire. Raise Broken if one was never waited
-        for."""
+        """Route torch.distributed's transfers over this wire. Raises Broken if a transfer is never waited for."""
         replacements = {"isend": self.isend, "irecv": self.irecv, "send": self.send, "recv": self.recv}
         try:
             for module in (dist, c10d):
@@ -69,19 +62,19 @@ class Wire:
                     setattr(module, name, function)
         if self.pending:
             words = f"{len(self.pending)} sends and receives are never waited for"
-            raise Broken("never-waited", f"{words}: a block may be read before it has come")
+            raise Broken("never-waited", f"{words}: a block may be read before it has arrived")
         for _, work in self.sent:
             work.wait(self.patience)
 
     def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < self.dtype.itemsize:
-            words = f"a block travels as {tensor.dtype}, its tensors are {self.dtype}".replace("torch.", "")
-            raise Broken("travels-in-bfloat16", f"{words}: a sum that is rounded at every rank")
-        self.coarse += has_16_bits(tensor)
-        return self._begun(Send, tensor, dst, group, group_dst, tag)
+            words = f"a block is sent as {tensor.dtype}, its tensors are {self.dtype}".replace("torch.", "")
+            raise Broken("travels-in-bfloat16", f"{words}: the sum is rounded at every rank")
+        self.sends_in_16_bits += fits_in_16_bits(tensor)
+        return self._begin(Send, tensor, dst, group, group_dst, tag)
 
     def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
-        return self._begun(Receive, tensor, src, group, group_src, tag)
+        return self._begin(Receive, tensor, src, group, group_src, tag)
 
     def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
         self.isend(tensor, dst, group, tag, group_dst).wait()
@@ -89,17 +82,16 @@ class Wire:
     def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
         self.irecv(tensor, src, group, tag, group_src).wait()
 
-    def _begun(self, kind, tensor, peer, group, group_peer, tag):
+    def _begin(self, kind, tensor, peer, group, group_peer, tag):
         group = group or dist.group.WORLD
-        assert group is not None  # a default group was set up
+        assert group is not None  # the default group exists
         other = dist.get_group_rank(group, peer) if group_peer is None else group_peer
         if other == dist.get_rank(group):
             raise Broken("wrong-neighbour", f"group rank {other} sends to itself, or receives from itself")
         if not tensor.is_contiguous():
             raise Broken(
                 "not-contiguous",
-                "a tensor that is not contiguous is sent or received into: a transfer takes memory as it is, from "
-                "the first element to the last",
+                "a non-contiguous tensor is sent or received into: a transfer reads or writes contiguous memory",
             )
         for before in self.pending:
             if (isinstance(before, Receive) or kind is Receive) and overlap(before.tensor, tensor):
@@ -114,12 +106,11 @@ class Wire:
         return begun
 
     def waiting_for(self) -> tuple[int, ...]:
-        """Return the group ranks that this rank has begun to receive from."""
         return tuple(each.other for each in self.pending if isinstance(each, Receive))
 
 
 class Message:
-    """The common part of sends and receives: header, data and receipt have three tags of their own."""
+    """Base class of sends and receives; header, data and receipt have separate tags."""
 
     def __init__(self, wire: Wire, tensor: torch.Tensor, group, other: int, tag: int):
         self.wire = wire
@@ -130,11 +121,10 @@ class Message:
         self.begin()
 
     def header(self) -> torch.Tensor:
-        """Return the number of elements of a message, and its dtype, [2]."""
         return torch.tensor([self.tensor.numel(), DTYPES.index(self.tensor.dtype)])
 
     def post(self, tensor: torch.Tensor, part: int) -> Any:
-        """Send a tensor through gloo, which needs it and the work to stay alive until it is done."""
+        """Send a tensor through gloo; keep it and the work alive until the send is done."""
         work = self.wire.real["isend"](tensor, group=self.group, tag=self.tag + part, group_dst=self.other)
         self.wire.sent.append((tensor, work))
         return work
@@ -149,22 +139,22 @@ class Message:
         raise NotImplementedError
 
     def wait_for(self, work: Any, doing: str) -> None:
-        """Wait for a message of the other rank. Raise Broken if it does not come."""
+        """Wait for a message from the other rank. Raises Broken if none arrives."""
         waiting = self.wire.waiting_for()
         try:
             work.wait(self.wire.patience)
         except RuntimeError as error:
-            words = f"waits in vain to {doing} group rank {self.other} (for {self.wire.seconds:g} s)"
+            words = f"timed out waiting to {doing} group rank {self.other} ({self.wire.seconds:g} s)"
             if "imed out" not in str(error):
                 words = f"lost group rank {self.other}, waiting to {doing} it"
             raise Broken("", words, (doing.split()[0], self.other, waiting)) from error
 
 
 class Send(Message):
-    """A send, which ends when the other rank has begun to receive."""
+    """A send, which completes once the other rank has begun to receive."""
 
     def begin(self) -> None:
-        """Send a copy; the wait compares it with the tensor."""
+        """Send a copy, which `wait` compares with the tensor."""
         self.copy = self.tensor.detach().clone()
         self.receipt = torch.zeros(2, dtype=torch.int64)
         self.post(self.header(), 0)
@@ -172,8 +162,7 @@ class Send(Message):
         self.answer = self.fetch(self.receipt, 2)
 
     def wait(self, timeout=None) -> bool:
-        """Raise Broken if the other rank does not receive, or expects another tensor, or if the tensor was
-        changed."""
+        """Raise Broken if the other rank does not receive or expects another tensor, or if the tensor changed."""
         if self not in self.wire.pending:
             return True
         self.wait_for(self.answer, "send to")
@@ -181,7 +170,7 @@ class Send(Message):
         if self.receipt.tolist() != self.header().tolist():
             raise Broken(
                 "block-sizes-differ",
-                f"sends {say(self.header())} to group rank {self.other}, which expects {say(self.receipt)}",
+                f"sends {describe_header(self.header())} to group rank {self.other}, which expects {describe_header(self.receipt)}",
             )
         if not torch.equal(torch.nan_to_num(self.copy), torch.nan_to_num(self.tensor.detach())):
             raise Broken("overwritten-while-sent", "a block changes while it is being sent")
@@ -189,7 +178,7 @@ class Send(Message):
 
 
 class Receive(Message):
-    """A receive, whose tensor is NaN until the wait."""
+    """A receive, whose tensor is NaN until `wait`."""
 
     def begin(self) -> None:
         """Notify the other rank, and fill the tensor with NaN."""
@@ -200,7 +189,7 @@ class Receive(Message):
             self.tensor.fill_(torch.nan)
 
     def wait(self, timeout=None) -> bool:
-        """Copy the received data into the tensor. Raise Broken if nothing comes, or another tensor."""
+        """Copy the received data into the tensor. Raises Broken if nothing or another tensor arrives."""
         if self not in self.wire.pending:
             return True
         self.wait_for(self.coming, "receive from")
@@ -208,7 +197,7 @@ class Receive(Message):
             self.wire.pending.remove(self)
             raise Broken(
                 "block-sizes-differ",
-                f"expects {say(self.header())} of group rank {self.other}, which sends {say(self.announced)}",
+                f"expects {describe_header(self.header())} from group rank {self.other}, which sends {describe_header(self.announced)}",
             )
         data = torch.empty(self.tensor.shape, dtype=self.tensor.dtype)
         self.wait_for(self.fetch(data, 1), "receive from")
@@ -217,8 +206,8 @@ class Receive(Message):
         return True
 
 
-def has_16_bits(tensor: torch.Tensor) -> bool:
-    """Return whether no element has more digits than bfloat16 or float16, and some are not 0."""
+def fits_in_16_bits(tensor: torch.Tensor) -> bool:
+    """Return whether all elements fit into bfloat16 or into float16, and at least 8 are not 0."""
     if not tensor.is_floating_point() or int((tensor != 0).sum()) < 8:
         return False
     return any(
@@ -226,7 +215,7 @@ def has_16_bits(tensor: torch.Tensor) -> bool:
     )
 
 
-def say(header: torch.Tensor) -> str:
+def describe_header(header: torch.Tensor) -> str:
     count, dtype = header.tolist()
     return f"{count} elements of {str(DTYPES[dtype]).removeprefix('torch.')}"
 

@@ -1,5 +1,4 @@
-"""Puzzle 26, a torch.compile backend: its spec, the graphs that its gates run on, and the checkers of its
-rungs."""
+"""Puzzle 26, a torch.compile backend."""
 
 from harness.puzzles.p26.spec import PUZZLE
 

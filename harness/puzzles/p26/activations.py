@@ -1,8 +1,6 @@
-"""SiLU as an operator of the workbook, `mojo_workbook::silu`, with its backward pass: what a graph rewrite
-inserts.
+"""SiLU as an operator for graph rewrites, `mojo_workbook::silu`, with its backward pass.
 
-On a GPU it runs the Mojo kernels of `solutions/p26/op`, as MAX graphs on the memory of the torch tensors; in
-float64 results have 13 digits, as Mojo's exp does. On a CPU it runs PyTorch's own operations.
+On a GPU, it runs the Mojo kernels of `solutions/p26/op`; on a CPU, PyTorch's operations.
 """
 
 from collections.abc import Callable
@@ -23,47 +21,46 @@ BACKWARD = OpSpec(
 )
 NAME = "mojo_workbook::silu"
 GRAPHS = Graphs("p26", NAME, (FORWARD, BACKWARD))
-LARGEST = 2**31 - 1
-"""Elements of a tensor, at most: the kernels count them as Int32."""
+MAX_ELEMENTS = 2**31 - 1
+"""Maximum number of elements of a tensor, which the kernels count in an Int32."""
 
 
 @torch.library.custom_op(NAME, mutates_args=())
 def silu(x: Tensor) -> Tensor:
-    """Return x sigmoid(x), of any shape. Raise TypeError for a dtype without kernel, ValueError for too many
-    elements."""
-    return launch(FORWARD, torch.ops.aten.silu, silu_buffer(x), x)
+    """Return x sigmoid(x). Raises TypeError for an unsupported dtype, ValueError for too many elements."""
+    return launch(FORWARD, torch.ops.aten.silu, make_silu_buffer(x), x)
 
 
 @silu.register_fake
-def silu_buffer(x: Tensor) -> Tensor:
+def make_silu_buffer(x: Tensor) -> Tensor:
     if x.dtype not in DTYPES:
         raise TypeError(f"x: expected one of {', '.join(DTYPES.values())}, got {x.dtype}")
-    if x.numel() > LARGEST:
-        raise ValueError(f"x: expected at most {LARGEST} elements, got shape {list(x.shape)}")
+    if x.numel() > MAX_ELEMENTS:
+        raise ValueError(f"x: expected at most {MAX_ELEMENTS} elements, got shape {list(x.shape)}")
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("mojo_workbook::silu_backward", mutates_args=())
 def silu_backward(dy: Tensor, x: Tensor) -> Tensor:
     """Return dx = dy s (1 + x (1 - s)), where s = sigmoid(x)."""
-    return launch(BACKWARD, torch.ops.aten.silu_backward, silu_buffer(x), dy, x)
+    return launch(BACKWARD, torch.ops.aten.silu_backward, make_silu_buffer(x), dy, x)
 
 
 @silu_backward.register_fake
-def dx_buffer(dy: Tensor, x: Tensor) -> Tensor:
-    return silu_buffer(x)
+def make_dx_buffer(dy: Tensor, x: Tensor) -> Tensor:
+    return make_silu_buffer(x)
 
 
-def launch(op: OpSpec, plain: Callable[..., Tensor], output: Tensor, *tensors: Tensor) -> Tensor:
-    """Fill the output by one op, on a CPU by the function `plain`; all tensors have the same shape."""
+def launch(op: OpSpec, torch_op: Callable[..., Tensor], output: Tensor, *tensors: Tensor) -> Tensor:
+    """Compute the output with `op`, or on a CPU with `torch_op`; all tensors have the same shape."""
     if output.device.type == "cpu":
-        return output.copy_(plain(*tensors))
+        return output.copy_(torch_op(*tensors))
     if output.numel():
         GRAPHS.run(op, [tensor.reshape(-1) for tensor in (output, *tensors)])
     return output
 
 
-def keep(ctx, inputs, output) -> None:
+def save_inputs(ctx, inputs, output) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -71,10 +68,9 @@ def backward(ctx, dy: Tensor) -> Tensor:
     return silu_backward(dy, *ctx.saved_tensors)
 
 
-def refuse(ctx, grad: Tensor) -> Tensor:
-    """Raise an error: there is no second derivative."""
+def raise_no_second_derivative(ctx, grad: Tensor) -> Tensor:
     raise NotImplementedError(f"{NAME} has no second derivative")
 
 
-silu.register_autograd(backward, setup_context=keep)
-silu_backward.register_autograd(refuse)
+silu.register_autograd(backward, setup_context=save_inputs)
+silu_backward.register_autograd(raise_no_second_derivative)

@@ -1,4 +1,4 @@
-"""Checker of puzzle 26's rungs: each gate by its checks, which raise a `Fault` if something is wrong."""
+"""Checker of puzzle 26's rungs: runs each gate's checks, which raise a `Fault` if something is wrong."""
 
 import contextlib
 import io
@@ -7,42 +7,41 @@ from pathlib import Path
 
 import torch
 
-from harness.check.diagnose import sentence
-from harness.check.python_files import PythonChecker, line_of, load
+from harness.check.diagnose import format_pointer
+from harness.check.python_files import PythonChecker, load_module, locate_error
 from harness.check.results import GateResult
 from harness.learner import blanks
 from harness.puzzles.p26 import composing, folding, matching, models, printing, swapping
+from harness.puzzles.p26.compile_cases import Check, Fault, Module, find_original_exception, make_table_check
 from harness.puzzles.p26.mistakes import FIXES
-from harness.puzzles.p26.trying import Check, Fault, Module, cause_of, tries
 from harness.spec.puzzle import Case, Gate
 from harness.toolchain import roots
 
-logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns without CUDA
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns where CUDA is missing
 
 CHECKS: dict[str, tuple[Check, ...]] = {
-    "rows": (printing.table,),
-    "groups": (printing.grouping,),
-    "show": (printing.answers, printing.shown),
-    "history": (printing.counting,),
-    "factor": (folding.factors,),
-    "exact": (folding.same_bits,),
-    "chain": (tries("fold", folding.CHAIN),),
-    "neutral": (tries("drop_ones", folding.NEUTRAL),),
-    "sweep": (tries("sweep", folding.SWEEP), folding.inputs_stay),
-    "replace": (matching.replacing,),
-    "silu": (tries("silu", matching.SILUS),),
-    "values": (matching.computing,),
-    "gelu": (matching.tanh_form, tries("gelu", matching.GELUS)),
-    "rewrite": (composing.rewriting,),
+    "rows": (printing.check_table,),
+    "groups": (printing.check_groups,),
+    "show": (printing.check_unchanged, printing.check_lines),
+    "history": (printing.check_history,),
+    "factor": (folding.check_factors,),
+    "exact": (folding.check_exact_folds,),
+    "chain": (make_table_check("fold", folding.CHAIN),),
+    "neutral": (make_table_check("drop_ones", folding.NEUTRAL),),
+    "sweep": (make_table_check("sweep", folding.SWEEP), folding.check_unused_input),
+    "replace": (matching.check_replacement,),
+    "silu": (make_table_check("silu", matching.SILUS),),
+    "values": (matching.check_values,),
+    "gelu": (matching.check_tanh_form, make_table_check("gelu", matching.GELUS)),
+    "rewrite": (composing.check_rewriting,),
     "backend": (composing.check_handoff, composing.check_inductor),
     "aot": (composing.check_both_graphs,),
-    "find": (swapping.finding,),
-    "refuse": (swapping.refusing,),
-    "swap": (swapping.swapping,),
-    "whole": (swapping.whole, swapping.with_kernels),
+    "find": (swapping.check_find,),
+    "refuse": (swapping.check_refusals,),
+    "swap": (swapping.check_swaps,),
+    "whole": (swapping.check_backend, swapping.check_kernels),
 }
-"""Gate -> its checks."""
-PARTS: dict[str, tuple[str, ...]] = {
+PART_GATES: dict[str, tuple[str, ...]] = {
     "show": ("rows", "groups"),
     "chain": ("factor", "exact"),
     "neutral": ("factor",),
@@ -51,85 +50,84 @@ PARTS: dict[str, tuple[str, ...]] = {
     "backend": ("rewrite",),
     "whole": ("find", "refuse", "swap"),
 }
-"""Gate -> the other gates' functions that its own calls, in the order in which they are written."""
+"""Gate -> the gates whose functions it calls, in the order of the file."""
 SUMMARIES = {
     "chain": f"{len(folding.CHAIN)} functions, bit for bit",
     "neutral": f"{len(folding.NEUTRAL)} functions, bit for bit",
     "silu": f"{len(matching.SILUS)} functions, values and gradients",
     "gelu": f"{len(matching.GELUS)} spellings, values and gradients",
     "exact": "every value of the 16-bit types",
-    "find": f"{len(models.PATTERNS)} ways to write it",
+    "find": f"{len(models.PATTERNS)} spellings",
     "swap": "values and gradients of 11 models",
 }
 
 
 class BackendChecker(PythonChecker):
-    """Checks the gates of one file, each by its checks until one raises a fault."""
+    """Runs the checks of each gate of a file until one raises a fault."""
 
-    def limit(self, cases: list[Case]) -> float:
-        return 5 * super().limit(cases)  # torch.compile may call a C++ compiler for a dozen models
+    def get_time_limit(self, cases: list[Case]) -> float:
+        return 5 * super().get_time_limit(cases)  # torch.compile may run a C++ compiler for a dozen models
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        fault = fault_of(gate.id, module, path)
-        if fault and (part := self._wrong_part(gate.id, module, path)):
-            return self.wrong(gate, [sentence(part)], of=part)
+        fault = find_fault(gate.id, module, path)
+        if fault and (part := self._find_wrong_part(gate.id, module, path)):
+            return self.make_wrong_result(gate, [format_pointer(part)], of=part)
         if fault:
             lines = [f"{fault.kind}: {fault}"]
             if fault.kind in FIXES:
                 lines.append(f"what to do: {FIXES[fault.kind]}")
-            return self.wrong(gate, lines, fault.kind)
+            return self.make_wrong_result(gate, lines, fault.kind)
         return GateResult(gate, "correct", summary=SUMMARIES.get(gate.id, ""))
 
-    def _wrong_part(self, gate: str, module: Module, path: Path) -> str:
-        """Return the first wrong part of a gate that alone causes the fault: with the solution's parts the
-        gate passes."""
-        wrong = [part for part in PARTS.get(gate, ()) if fault_of(part, module, path)]
+    def _find_wrong_part(self, gate: str, module: Module, path: Path) -> str:
+        """Return a gate's first wrong part if the gate passes with the solution's parts, else ""."""
+        wrong = [part for part in PART_GATES.get(gate, ()) if find_fault(part, module, path)]
         if not wrong:
             return ""
-        solution = load(roots.solutions() / self.puzzle.name / self.rung.file)
-        mended = load(path)
-        mended.update({part: solution[part] for part in wrong})  # the globals of the file's functions
-        return "" if fault_of(gate, mended, path) else wrong[0]
+        solution = load_module(roots.solutions() / self.puzzle.name / self.rung.file)
+        repaired = load_module(path)
+        repaired.update({part: solution[part] for part in wrong})  # the globals of the file's functions
+        return "" if find_fault(gate, repaired, path) else wrong[0]
 
 
-SAID = {"Tried to erase Node": "erased-in-use", "compiler_fn did not return callable": "not-callable"}
-"""Words of an exception of PyTorch's -> the mistake that they name."""
+KNOWN_EXCEPTIONS = {
+    "Tried to erase Node": "erased-in-use",
+    "compiler_fn did not return callable": "not-callable",
+}
+"""Text in an exception of PyTorch -> the mistake that causes it."""
 
 
-def fault_of(gate: str, module: Module, path: Path) -> Fault | None:
-    """Return the first fault of a gate's checks; an exception of the learner's code is one, with its line."""
+def find_fault(gate: str, module: Module, path: Path) -> Fault | None:
+    """Return the first fault of a gate's checks, with its line; an exception in the learner's code is a fault."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for check in CHECKS[gate]:
             try:
                 check(module)
             except Fault as fault:
-                return with_line(fault, path, gate)
-            except Exception as error:  # an exception of the learner's code is a result
-                inner = cause_of(error)
+                return add_line(fault, path, gate)
+            except Exception as error:  # an exception in the learner's code is a result
+                inner = find_original_exception(error)
                 if isinstance(inner, Fault):
-                    return with_line(inner, path, gate)
-                words = (
-                    f"{where(inner, path, gate)}{type(inner).__name__}: {' '.join(str(inner).split())[:300]}"
-                )
-                kind = next((kind for text, kind in SAID.items() if text in words), "raises")
+                    return add_line(inner, path, gate)
+                words = f"{locate_line(inner, path, gate)}{type(inner).__name__}: {' '.join(str(inner).split())[:300]}"
+                kind = next((kind for text, kind in KNOWN_EXCEPTIONS.items() if text in words), "raises")
                 return Fault(kind, words)
             finally:
                 torch._dynamo.reset()
     return None
 
 
-def with_line(fault: Fault, path: Path, gate: str) -> Fault:
-    """Prefix a fault with the line of the learner's file if an exception caused it."""
-    error = fault.__cause__ and cause_of(fault.__cause__)
-    if error is None or isinstance(error, Fault):  # not an exception, but a result
+def add_line(fault: Fault, path: Path, gate: str) -> Fault:
+    """Prefix a fault caused by an exception with the exception's line in the learner's file."""
+    error = fault.__cause__ and find_original_exception(fault.__cause__)
+    if error is None or isinstance(error, Fault):  # a wrong result, not an exception
         return fault
-    return Fault(fault.kind, f"{where(error, path, gate)}{fault}")
+    return Fault(fault.kind, f"{locate_line(error, path, gate)}{fault}")
 
 
-def where(error: BaseException, path: Path, gate: str) -> str:
-    """Return the line of the learner's file that raised an exception, "PATH:12: "; else that of the blank
-    whose graph did."""
+def locate_line(error: BaseException, path: Path, gate: str) -> str:
+    """Return the line of the learner's file that raised an exception, "PATH:12: ", or the blank's line."""
     return (
-        line_of(error, path)
-        or f"{path}:{blanks.find(blanks.read(path))[gate].line}: in the graph that it leaves: "
+        locate_error(error, path)
+        or f"{path}:{blanks.find_blanks(blanks.read_source(path))[gate].line}: in the graph that it leaves: "
     )

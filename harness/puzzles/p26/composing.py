@@ -1,6 +1,6 @@
-"""Checks of the path from passes to a backend: stale code, child graphs, options, and Inductor itself.
+"""Checks of a backend made of passes: stale code, child graphs, options, and Inductor itself.
 
-Inductor and Dynamo are imported on use: they take seconds, which would delay every rung's first result.
+Inductor and Dynamo are imported on demand, because they take seconds, which would delay every first result.
 """
 
 import contextlib
@@ -15,12 +15,21 @@ from torch.utils.checkpoint import checkpoint
 from harness.nn.compile.backend import has_compiler
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26 import models
+from harness.puzzles.p26.compile_cases import (
+    Fault,
+    Module,
+    X,
+    capture_graph,
+    compile_and_run,
+    expect,
+    find_stale_code,
+    generate_code,
+)
 from harness.puzzles.p26.nodes import CALLS, call_name
-from harness.puzzles.p26.trying import Fault, Module, X, capture_graph, expect, outputs_of, stale, with_code
 
 
-def sine_to_cosine(gm: GraphModule) -> int:
-    """Replace sin by cos, a pass whose effect is visible."""
+def replace_sin_by_cos(gm: GraphModule) -> int:
+    """Replace every sin by cos, a pass with a visible effect; return the number of changes."""
     sines = [n for n in gm.graph.nodes if call_name(n) == "sin"]
     for node in sines:
         with gm.graph.inserting_before(node):
@@ -31,8 +40,8 @@ def sine_to_cosine(gm: GraphModule) -> int:
     return len(sines)
 
 
-def out_of_order(gm: GraphModule) -> int:
-    """Break the graph that has a sin: move the second operation before the first."""
+def break_order(gm: GraphModule) -> int:
+    """Break a graph with a sin by moving its second operation before the first."""
     calls = [n for n in gm.graph.nodes if n.op in CALLS]
     if "sin" not in map(call_name, calls):
         return 0
@@ -40,7 +49,7 @@ def out_of_order(gm: GraphModule) -> int:
     return 1
 
 
-def nothing(gm: GraphModule) -> int:
+def do_nothing(gm: GraphModule) -> int:
     return 0
 
 
@@ -49,7 +58,6 @@ def sine(x: Tensor) -> Tensor:
 
 
 def sine_of_checkpointed(x: Tensor) -> Tensor:
-    """Compute a sine in the graph and one in the graph that it calls."""
     return checkpoint_cosine(x).sin()
 
 
@@ -58,37 +66,38 @@ def cosine(x: Tensor) -> Tensor:
 
 
 def checkpoint_cosine(x: Tensor) -> Tensor:
-    """Compute the same in a graph of its own."""
     return (checkpoint(sine, x, use_reentrant=False) + 1.0) * 3.0
 
 
-def rewriting(m: Module) -> None:
-    """Check that passes run, over child graphs too, that code is regenerated and checked, and changes are
-    counted."""
+def check_rewriting(m: Module) -> None:
+    """Check that passes also run on child graphs, that code is regenerated, and that changes are counted."""
     gm = capture_graph(sine, X)
     old = gm.forward(X)  # code generated before the pass
-    count = m["rewrite"](gm, [nothing, sine_to_cosine])
+    count = m["rewrite"](gm, [do_nothing, replace_sin_by_cos])
     (got,) = gm.forward(X)
     if torch.equal(got, *old):
-        raise Fault("stale-code", "the graph has changed, and what runs has not")
+        raise Fault("stale-code", "the graph has changed, but the code that runs has not")
     if not torch.equal(got, cosine(X)):
         raise Fault("value", "after the pass the graph computes something else")
     expect(count, 1, "what rewrite returns", "count")
-    gm = with_code(capture_graph(checkpoint_cosine, X.clone().requires_grad_()))
+    gm = generate_code(capture_graph(checkpoint_cosine, X.clone().requires_grad_()))
     expect(
-        m["rewrite"](gm, [sine_to_cosine]), 1, "the count of changes in a checkpointed region", "child-graphs"
+        m["rewrite"](gm, [replace_sin_by_cos]),
+        1,
+        "the count of changes in a checkpointed region",
+        "child-graphs",
     )
-    left = [call_name(n) for one in graph_modules(gm) for n in one.graph.nodes]
-    if "sin" in left:
-        raise Fault("child-graphs", "the checkpointed region is as it was")
-    if where := stale(gm):
-        raise Fault("stale-code", f"{where} has changed, and what runs has not")
+    remaining = [call_name(n) for one in graph_modules(gm) for n in one.graph.nodes]
+    if "sin" in remaining:
+        raise Fault("child-graphs", "the checkpointed region is unchanged")
+    if stale_part := find_stale_code(gm):
+        raise Fault("stale-code", f"{stale_part} has changed, but the code that runs has not")
     for words, function, passes, expected in (
-        ("the count of a third pass", sine, [nothing, nothing, sine_to_cosine], 1),
+        ("the count of a third pass", sine, [do_nothing, do_nothing, replace_sin_by_cos], 1),
         (
             "the count of a change in the graph and one in its region",
             sine_of_checkpointed,
-            [sine_to_cosine],
+            [replace_sin_by_cos],
             2,
         ),
     ):
@@ -99,32 +108,32 @@ def rewriting(m: Module) -> None:
         (" in a checkpointed region", checkpoint_cosine, X.clone().requires_grad_()),
     ):
         try:
-            m["rewrite"](capture_graph(function, x), [out_of_order])
+            m["rewrite"](capture_graph(function, x), [break_order])
         except RuntimeError:
             continue
-        raise Fault("not-linted", f"a pass that leaves a node before its input goes through{words}")
+        raise Fault("not-linted", f"a pass that puts a node before its input raises no error{words}")
 
 
 @contextlib.contextmanager
 def replace_function(module: Module, name: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Replace one of Inductor's functions, also where the learner's file has imported it by its name."""
+    """Replace one of Inductor's functions, also in the learner's file if it imports the function by name."""
     from torch._inductor import compile_fx as inductor
 
-    real, own = getattr(inductor, name), module.get(name)
+    original, imported = getattr(inductor, name), module.get(name)
     setattr(inductor, name, other)
-    if own is not None:
+    if imported is not None:
         module[name] = other
     try:
         yield
     finally:
-        setattr(inductor, name, real)
-        if own is not None:
-            module[name] = own
+        setattr(inductor, name, original)
+        if imported is not None:
+            module[name] = imported
 
 
 @contextlib.contextmanager
 def record_compile_fx(module: Module) -> Iterator[list[dict]]:
-    """Record the calls of compile_fx, and compile nothing."""
+    """Record the calls of compile_fx without compiling anything."""
     from torch._dynamo.backends.debugging import aot_eager
 
     calls: list[dict] = []
@@ -138,11 +147,10 @@ def record_compile_fx(module: Module) -> Iterator[list[dict]]:
 
 
 def check_handoff(m: Module) -> None:
-    """Check that the rewritten graph reaches compile_fx with the user's mode and options, compiled once for
-    two shapes."""
+    """Check that the rewritten graph reaches compile_fx with mode and options, once for two shapes."""
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return m["backend"](gm, example_inputs, [sine_to_cosine], **options)
+        return m["backend"](gm, example_inputs, [replace_sin_by_cos], **options)
 
     for options, expected in (
         ({}, {}),
@@ -168,49 +176,46 @@ def check_handoff(m: Module) -> None:
 
 
 def check_inductor(m: Module) -> None:
-    """Check both directions through the real Inductor."""
     if not has_compiler():
         return
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return m["backend"](gm, example_inputs, [sine_to_cosine])
+        return m["backend"](gm, example_inputs, [replace_sin_by_cos])
 
     x = X.clone().requires_grad_()
-    got = outputs_of(backend, sine, x)
+    got = compile_and_run(backend, sine, x)
     (gradient,) = torch.autograd.grad(got.sum(), x)
     if not torch.allclose(got, cosine(x)) or not torch.allclose(gradient, -2.0 * (x + 1.0).sin()):
         raise Fault("value", "compiled by Inductor it computes something else")
 
 
 def check_both_graphs(m: Module) -> None:
-    """Check that behind AOTAutograd a forward and a backward ATen graph are both compiled by Inductor."""
+    """Check that Inductor compiles both the forward and the backward ATen graph from AOTAutograd."""
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._inductor import compile_fx as inductor
 
     graphs: list[tuple[str, list[str]]] = []
     backwards: list[bool] = []
-    real, compiles = inductor.compile_fx_inner, has_compiler()
+    original, compiles = inductor.compile_fx_inner, has_compiler()
 
     def inner(gm: GraphModule, example_inputs: list[Any], **options) -> Any:
         backwards.append(options.get("is_backward", False))
-        return real(gm, example_inputs, **options) if compiles else make_boxed_func(gm.forward)
+        return original(gm, example_inputs, **options) if compiles else make_boxed_func(gm.forward)
 
     x = models.rows(4).requires_grad_()
-    model = models.Pieces(lambda m, x: m.ln(x).sin())
+    model = models.PatternModel(lambda m, x: m.ln(x).sin())
     leaves = [x, model.ln.weight, model.ln.bias]
     try:
         with replace_function(m, "compile_fx_inner", inner):
-            got = outputs_of(lambda gm, inputs: m["aot"](gm, inputs, graphs), model, x)
+            got = compile_and_run(lambda gm, inputs: m["aot"](gm, inputs, graphs), model, x)
             gradients = torch.autograd.grad(got.sum(), leaves)
     except Exception as error:
         if graphs and any(name.startswith("native_layer_norm") for name in graphs[0][1]):
-            words = (
-                "LayerNorm arrives whole, and Inductor refuses it: its table of decompositions was not used"
-            )
+            words = "LayerNorm is not decomposed, and Inductor rejects it: pass Inductor's table of decompositions"
             raise Fault("no-decompositions", words) from error
         raise
     if not torch.allclose(got, model(x), atol=1e-5):
-        raise Fault("value", "what the forward graph computes is something else")
+        raise Fault("value", "the forward graph computes something else")
     expect(
         [direction for direction, _ in graphs],
         ["forward", "backward"],
@@ -223,8 +228,8 @@ def check_both_graphs(m: Module) -> None:
     expect(backwards, [False, True], "is_backward of the two graphs", "direction")
     forward, backward = ({name.split(".")[0] for name in names} for _, names in graphs)
     if "layer_norm" in forward:
-        raise Fault("value", "the forward graph is Dynamo's, not that of ATen's operations")
+        raise Fault("value", "the forward graph is Dynamo's, not the graph of ATen operations")
     if "sin" not in forward or "cos" not in backward:
         raise Fault(
-            "rows", f"the operations of the forward graph are said to be {', '.join(sorted(forward))}"[:300]
+            "rows", f"the reported operations of the forward graph are {', '.join(sorted(forward))}"[:300]
         )

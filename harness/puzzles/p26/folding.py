@@ -1,4 +1,4 @@
-"""Checks of constant folding: every value of the small dtypes, and functions that must keep their bits."""
+"""Checks of constant folding: every value of small dtypes, and functions with bit-exact results."""
 
 import itertools
 import operator
@@ -6,8 +6,17 @@ import operator
 import torch
 from torch import Tensor
 
+from harness.puzzles.p26.compile_cases import (
+    CompileCase,
+    Fault,
+    Module,
+    X,
+    capture_graph,
+    expect,
+    make_special_values,
+    numbers,
+)
 from harness.puzzles.p26.nodes import CALLS
-from harness.puzzles.p26.trying import Fault, Module, Try, X, capture_graph, expect, numbers, special
 
 
 def in_place_product(x: Tensor) -> Tensor:
@@ -25,20 +34,17 @@ def written_product(x: Tensor) -> Tensor:
 
 
 def also_used(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the inner product as an output too."""
     y = x * 2.0
     return y.sin(), y * 3.0
 
 
 def write_to_copy(x: Tensor) -> Tensor:
-    """Write to a copy, which the input must not share."""
     y = x * 1.0
     y.add_(1.0)
     return y
 
 
 def sine_and_view(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Use the copy twice: once in new memory, once in a view."""
     y = x * 1.0
     return y.sin(), y.view(-1)
 
@@ -50,9 +56,8 @@ def written_source(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, y + 2.0
 
 
-def bits(words, function, after, x=None, **options) -> Try:
-    """Return a test of a function whose outputs must keep their bits."""
-    return Try(words, function, (numbers() if x is None else x,), after, same_bits=True, **options)
+def exact_case(words, function, after, x=None, **options) -> CompileCase:
+    return CompileCase(words, function, (numbers() if x is None else x,), after, same_bits=True, **options)
 
 
 WRAPPING = torch.tensor([2**24 + 1, 7, -(2**31) - 3, 2**62], dtype=torch.int64)
@@ -60,99 +65,96 @@ WRAPPING = torch.tensor([2**24 + 1, 7, -(2**31) - 3, 2**62], dtype=torch.int64)
 
 
 CHAIN = (
-    bits("x * 2.0 * 3.0", lambda x: x * 2.0 * 3.0, ("mul",)),
-    bits("3.0 * (x * 2.0), the constant in front", lambda x: 3.0 * (x * 2.0), ("mul",)),
-    bits("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",), count=3),
-    bits("torch.mul(x.mul(2.0), 3.0)", lambda x: torch.mul(x.mul(2.0), 3.0), ("mul",)),
-    bits("x * 2.0 * 3.0 at both ends of float32", lambda x: x * 2.0 * 3.0, ("mul",), special(),
+    exact_case("x * 2.0 * 3.0", lambda x: x * 2.0 * 3.0, ("mul",)),
+    exact_case("3.0 * (x * 2.0), the constant in front", lambda x: 3.0 * (x * 2.0), ("mul",)),
+    exact_case("x * 2.0 * 4.0 * 3.0 * 8.0, a long chain", lambda x: x * 2.0 * 4.0 * 3.0 * 8.0, ("mul",), count=3),
+    exact_case("torch.mul(x.mul(2.0), 3.0)", lambda x: torch.mul(x.mul(2.0), 3.0), ("mul",)),
+    exact_case("x * 2.0 * 3.0 at both ends of float32", lambda x: x * 2.0 * 3.0, ("mul",), make_special_values(),
          gradients=False),
-    bits("x * 2.0 * 3.0, with x * 2.0 used twice", also_used, ("mul", "sin", "mul"), kind="erased-in-use"),
-    bits("x * 2 * 3 of integers", lambda x: x * 2 * 3, ("mul",), numbers(torch.int32),
+    exact_case("x * 2.0 * 3.0, with x * 2.0 used twice", also_used, ("mul", "sin", "mul"), kind="erased-in-use"),
+    exact_case("x * 2 * 3 of integers", lambda x: x * 2 * 3, ("mul",), numbers(torch.int32),
          kind="integer-through-float"),
-    bits("x * 4 * 0.5 of integers that wrap", lambda x: x * 4 * 0.5, ("mul", "mul"),
+    exact_case("x * 4 * 0.5 of integers that wrap", lambda x: x * 4 * 0.5, ("mul", "mul"),
          torch.tensor([2**30, 5], dtype=torch.int32), kind="integer-through-float"),
-    bits("x * 3 * 2.0 of int64, which is rounded to float32 only after it has wrapped", lambda x: x * 3 * 2.0,
+    exact_case("x * 3 * 2.0 of int64, which is rounded to float32 only after it has wrapped", lambda x: x * 3 * 2.0,
          ("mul", "mul"), WRAPPING, kind="integer-through-float"),
-    bits("x * 100 * 3 of int8, whose product does not fit", lambda x: x * 100 * 3, ("mul", "mul"),
+    exact_case("x * 100 * 3 of int8, whose product does not fit", lambda x: x * 100 * 3, ("mul", "mul"),
          numbers(torch.int8), kind="integer-through-float"),
-    bits("x * 2 * 3 of bools, which become integers", lambda x: x * 2 * 3, None, numbers() > 0),
-    bits("x * 0.1 * 3.0, which rounds twice", lambda x: x * 0.1 * 3.0, ("mul", "mul"), kind="rounds"),
-    bits("x * 1e30 * 1e-30, which overflows first", lambda x: x * 1e30 * 1e-30, ("mul", "mul"), special(),
+    exact_case("x * 2 * 3 of bools, which become integers", lambda x: x * 2 * 3, None, numbers() > 0),
+    exact_case("x * 0.1 * 3.0, which rounds twice", lambda x: x * 0.1 * 3.0, ("mul", "mul"), kind="rounds"),
+    exact_case("x * 1e30 * 1e-30, which overflows first", lambda x: x * 1e30 * 1e-30, ("mul", "mul"), make_special_values(),
          kind="rounds", gradients=False),
-    bits("x * 3.0 * 5.0 in bfloat16", lambda x: x * 3.0 * 5.0, ("mul", "mul"), numbers(torch.bfloat16, 50),
+    exact_case("x * 3.0 * 5.0 in bfloat16", lambda x: x * 3.0 * 5.0, ("mul", "mul"), numbers(torch.bfloat16, 50),
          kind="rounds"),
-    bits("y *= 3.0, which writes", in_place_product, ("mul", "imul"), kind="across-mutation"),
-    bits("x * 2.0, then a write to the product, then * 3.0", written_product, None, kind="across-mutation",
+    exact_case("y *= 3.0, which writes", in_place_product, ("mul", "imul"), kind="across-mutation"),
+    exact_case("x * 2.0, then a write to the product, then * 3.0", written_product, None, kind="across-mutation",
          gradients=False),
-    Try("x * rows * 2.0 * 4.0 with a symbolic number of rows", lambda x: x * x.shape[0] * 2.0 * 4.0,
+    CompileCase("x * rows * 2.0 * 4.0 with a symbolic number of rows", lambda x: x * x.shape[0] * 2.0 * 4.0,
         (numbers(rows=4),), more=((numbers(rows=7),),), dynamic=True, same_bits=True, kind="shape-baked"),
 )  # fmt: skip
 
 NEUTRAL = (
-    bits("sin(x * 1.0)", lambda x: (x * 1.0).sin(), ("sin",)),
-    bits("cos(1 * x)", lambda x: (1 * x).cos(), ("cos",)),
-    bits("sin(x * 1.0) + cos(x * 1.0)", lambda x: (x * 1.0).sin() + (x * 1.0).cos(), ("sin", "cos", "add"),
+    exact_case("sin(x * 1.0)", lambda x: (x * 1.0).sin(), ("sin",)),
+    exact_case("cos(1 * x)", lambda x: (1 * x).cos(), ("cos",)),
+    exact_case("sin(x * 1.0) + cos(x * 1.0)", lambda x: (x * 1.0).sin() + (x * 1.0).cos(), ("sin", "cos", "add"),
          count=2),
-    bits("1 / (x + 0.0), where x is -0.0", lambda x: 1 / (x + 0.0), None, special(), kind="minus-zero",
+    exact_case("1 / (x + 0.0), where x is -0.0", lambda x: 1 / (x + 0.0), None, make_special_values(), kind="minus-zero",
          gradients=False),
-    bits("x * 1.0 of integers", lambda x: (x * 1.0).exp(), None, numbers(torch.int32), kind="dtype"),
-    bits("x * 1.0 + 2 of integers, a float32", lambda x: x * 1.0 + 2, None, WRAPPING, kind="dtype"),
-    bits("(x * 1) + (x * 1) of bools, an integer", lambda x: (x * 1) + (x * 1), None, numbers() > 0,
+    exact_case("x * 1.0 of integers", lambda x: (x * 1.0).exp(), None, numbers(torch.int32), kind="dtype"),
+    exact_case("x * 1.0 + 2 of integers, a float32", lambda x: x * 1.0 + 2, None, WRAPPING, kind="dtype"),
+    exact_case("(x * 1) + (x * 1) of bools, an integer", lambda x: (x * 1) + (x * 1), None, numbers() > 0,
          kind="dtype"),
-    bits("sin(x * -1.0)", lambda x: (x * -1.0).sin(), ("mul", "sin")),
-    bits("exp(x * 1.5)", lambda x: (x * 1.5).exp(), ("mul", "exp")),
-    bits("x * 1 of integers", lambda x: (x * 1).abs(), ("abs",), numbers(torch.int32)),
-    bits("x * 1.0, returned", lambda x: x * 1.0, None, kind="aliased"),
-    bits("a view of x * 1.0, returned", lambda x: (x * 1.0).view(-1), None, kind="aliased"),
-    bits("sin of x * 1.0 and a view of it", sine_and_view, ("mul", "sin", "view"), kind="aliased"),
-    bits("x * 1.0, then a write to it", write_to_copy, None, kind="aliased", gradients=False, count=0),
-    bits("x * 1.0, then a write to x", written_source, None, kind="aliased", gradients=False),
-    bits("x * 0.0, which keeps NaN", lambda x: (x * 0.0).cos(), None, special(), gradients=False),
+    exact_case("sin(x * -1.0)", lambda x: (x * -1.0).sin(), ("mul", "sin")),
+    exact_case("exp(x * 1.5)", lambda x: (x * 1.5).exp(), ("mul", "exp")),
+    exact_case("x * 1 of integers", lambda x: (x * 1).abs(), ("abs",), numbers(torch.int32)),
+    exact_case("x * 1.0, returned", lambda x: x * 1.0, None, kind="aliased"),
+    exact_case("a view of x * 1.0, returned", lambda x: (x * 1.0).view(-1), None, kind="aliased"),
+    exact_case("sin of x * 1.0 and a view of it", sine_and_view, ("mul", "sin", "view"), kind="aliased"),
+    exact_case("x * 1.0, then a write to it", write_to_copy, None, kind="aliased", gradients=False, count=0),
+    exact_case("x * 1.0, then a write to x", written_source, None, kind="aliased", gradients=False),
+    exact_case("x * 0.0, which keeps NaN", lambda x: (x * 0.0).cos(), None, make_special_values(), gradients=False),
 )  # fmt: skip
 
 
-def chain_without_end(x: Tensor) -> Tensor:
+def unused_chain(x: Tensor) -> Tensor:
     y = x.sin() * 2
     y.cos()
     return x + 1
 
 
 def written_and_unused(x: Tensor) -> Tensor:
-    """Call add_ and use neither its result nor what it writes."""
     y = x * 2
     y.add_(1)
     return y
 
 
 def out_and_unused(x: Tensor) -> Tensor:
-    """Write the result into a tensor argument."""
     y = torch.empty_like(x)
     torch.neg(x, out=y)
     return y
 
 
 def item_written(x: Tensor) -> Tensor:
-    """Assign x[0] = 3, which is operator.setitem."""
     y = x * 2
     y[0] = 3.0
     return y
 
 
 SWEEP = (
-    bits("sin(x) * 2 and cos of it, which nothing uses", chain_without_end, ("add",), count=3),
-    bits("y.add_(1), whose result nothing uses", written_and_unused, None, kind="mutation-dropped",
+    exact_case("sin(x) * 2 and cos of it, which nothing uses", unused_chain, ("add",), count=3),
+    exact_case("y.add_(1), whose result nothing uses", written_and_unused, None, kind="mutation-dropped",
          gradients=False),
-    bits("torch.neg(x, out=y)", out_and_unused, None, kind="mutation-dropped", gradients=False),
-    bits("y[0] = 3", item_written, None, kind="mutation-dropped", gradients=False),
+    exact_case("torch.neg(x, out=y)", out_and_unused, None, kind="mutation-dropped", gradients=False),
+    exact_case("y[0] = 3", item_written, None, kind="mutation-dropped", gradients=False),
 )  # fmt: skip
 
 
-def inputs_stay(m: Module) -> None:
-    """Check that an unused input stays: the caller of the graph still passes it."""
+def check_unused_input(m: Module) -> None:
+    """Check that an unused input is not erased, since the graph's caller still passes it."""
     gm = torch.fx.symbolic_trace(lambda x, y: x.sin())
     m["sweep"](gm)
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
-    expect(names, ["x", "y"], "what a graph of (x, y) takes that does not use y", "input-erased")
+    expect(names, ["x", "y"], "the inputs of a graph of (x, y) that does not use y", "input-erased")
 
 
 FACTORS = (
@@ -171,8 +173,8 @@ FACTORS = (
 )
 
 
-def factors(m: Module) -> None:
-    """Check what counts as a product with a number."""
+def check_factors(m: Module) -> None:
+    """Check which nodes `factor` recognizes as a product with a number."""
     for words, function, expected in FACTORS:
         gm = capture_graph(function, X.detach(), dynamic=True)
         *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
@@ -196,19 +198,18 @@ MUST_FOLD = (
     (3.0, 4.0, torch.bfloat16),
     (-8.0, 3.0, torch.float16),
     (1.0, 3.0, torch.float32),
-    (2047.0, 32.0, torch.float16),  # the largest of its numbers
+    (2047.0, 32.0, torch.float16),  # the largest finite float16
     (1, -128, torch.int8),
     (2, 3, torch.float64),
     (2, 3, torch.int8),
     (-5, 7, torch.int64),
 )
 CONSTANTS = (1.0, 2.0, 3.0, 1.5, 0.5, 0.1, 4.0, -2.0, 5.0, 0.0, 1e30, 1e-30, 2.0**100, float("inf"))
-WHOLE = (0, 1, 2, 3, -4, 11, 100, 2**20)
+INTEGERS = (0, 1, 2, 3, -4, 11, 100, 2**20)
 
 
-def every(dtype: torch.dtype) -> Tensor:
-    """Return every value of a dtype of 8 or 16 bits; of a larger one some of each size, and those of
-    `SPECIAL`."""
+def list_values(dtype: torch.dtype) -> Tensor:
+    """Return every value of a 16-bit float or 8-bit dtype, or a sample of another, with `SPECIAL` if float."""
     if dtype in (torch.int8, torch.uint8):
         return torch.arange(256).to(dtype)
     if dtype in (torch.float16, torch.bfloat16):
@@ -222,18 +223,17 @@ def every(dtype: torch.dtype) -> Tensor:
     spread = torch.linspace(-1, 1, 4000, dtype=torch.float64)
     reach = torch.log2(torch.tensor(info.max)).item()
     sized = (torch.rand(4000, generator=generator, dtype=torch.float64) + 1) * 2.0 ** (spread * (reach - 1))
-    return torch.cat([sized.to(dtype), special(dtype)])
+    return torch.cat([sized.to(dtype), make_special_values(dtype)])
 
 
-def same_bits(m: Module) -> None:
-    """Check exact folds for every value of the 16-bit types, and many of the others, and that required folds
-    happen."""
+def check_exact_folds(m: Module) -> None:
+    """Check folds on all values of 16-bit dtypes and a sample of others, and that MUST_FOLD is allowed."""
     for a, b, dtype in MUST_FOLD:
         expect(bool(m["exact"](a, b, dtype)), True, f"exact({a}, {b}, {dtype})", "too-careful")
     floats = (torch.bfloat16, torch.float16, torch.float32)
     for dtype in (*floats, torch.int8, torch.int32):
-        x = every(dtype)
-        numbers = CONSTANTS if dtype.is_floating_point else WHOLE
+        x = list_values(dtype)
+        numbers = CONSTANTS if dtype.is_floating_point else INTEGERS
         for a, b in itertools.product(numbers, numbers):
             if not m["exact"](a, b, dtype):
                 continue
@@ -243,7 +243,7 @@ def same_bits(m: Module) -> None:
                 at = int((~same).nonzero()[0]) if not same.all() else 0
                 words = f"exact({a}, {b}, {dtype}) is true, and {x[at].item()!r} * {a} * {b} is {twice[at].item()!r}"
                 raise Fault("rounds", f"{words}, times {a * b} {once[at].item()!r}")
-    m["exact"](2, 3, torch.bool)  # either answer is fine: x * 2 is not a bool
+    m["exact"](2, 3, torch.bool)  # both answers are correct: x * 2 is not a bool
     complex_product = "exact(2.0, 3.0, torch.complex64), where an overflow of x * 2 makes NaN"
     expect(bool(m["exact"](2.0, 3.0, torch.complex64)), False, complex_product, "rounds")
     for a, b, dtype in ((2, 0.5, torch.int32), (2.0, 3.0, torch.int64), (100, 3, torch.int8)):

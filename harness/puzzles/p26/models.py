@@ -1,7 +1,6 @@
 """Test models of puzzle 26's last rung: LayerNorm -> Linear in its usual spellings, and near misses.
 
-Models run with a stand-in for the workbook's operator, plain PyTorch of the same arguments, so that a rewrite
-is tested in every dtype without compiling a kernel; one test at the end runs the kernels.
+They run with a PyTorch stand-in for the operator, so that every dtype is tested without compiling a kernel.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,17 +14,17 @@ from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from harness.nn.compile.match import graph_modules
-from harness.puzzles.p26.trying import Try
+from harness.puzzles.p26.compile_cases import CompileCase
 
 B, S, H, O = 2, 3, 8, 6
 PAIR = ("standin", "getitem")
-"""The operator's stand-in, and the first of its two results."""
+"""Graph nodes of the operator's stand-in and of the first of its two results."""
 
 
-class Pieces(nn.Module):
-    """A LayerNorm and Linear layers with random parameters, used by body(model, x)."""
+class PatternModel(nn.Module):
+    """A LayerNorm and Linear layers with random parameters, which `body(model, x)` uses."""
 
-    def __init__(self, body: Callable[["Pieces", Tensor], Any]):
+    def __init__(self, body: Callable[["PatternModel", Tensor], Any]):
         super().__init__()
         self.body = body
         generator = torch.Generator().manual_seed(26)
@@ -43,76 +42,71 @@ class Pieces(nn.Module):
 
 
 def rows(*shape: int) -> Tensor:
-    """Return normal numbers around 1, [*shape, H]."""
     return 1 + torch.randn(*shape, H, generator=torch.Generator().manual_seed(6))
 
 
-def conv1d(m: Pieces, x: Tensor) -> Tensor:
+def conv1d(m: PatternModel, x: Tensor) -> Tensor:
     size = (*x.shape[:-1], O)
     return torch.addmm(m.c, m.ln(x).view(-1, H), m.w).view(size)
 
 
-def share_norm(m: Pieces, x: Tensor) -> tuple[Tensor, ...]:
-    """Share a LayerNorm between three Linear layers, as for q, k and v, and a residual."""
+def share_norm(m: PatternModel, x: Tensor) -> tuple[Tensor, ...]:
     h = m.ln(x)
     return m.a(h), m.b(h), h @ m.w, h + x
 
 
-def only_shared(m: Pieces, x: Tensor) -> tuple[Tensor, ...]:
-    """Share a LayerNorm between three Linear layers only."""
+def only_shared(m: PatternModel, x: Tensor) -> tuple[Tensor, ...]:
     h = m.ln(x)
     return m.a(h), m.b(h), F.linear(h, m.w.mT)
 
 
-def aten(m: Pieces, x: Tensor) -> Tensor:
-    """Call ATen's own functions, of which LayerNorm returns three tensors."""
+def aten(m: PatternModel, x: Tensor) -> Tensor:
     h = torch.ops.aten.native_layer_norm.default(x, [H], m.ln.weight, m.ln.bias, 1e-5)[0]
     return torch.ops.aten.linear.default(h, m.a.weight, m.a.bias)
 
 
-def keywords(m: Pieces, x: Tensor) -> Tensor:
-    """Pass arguments by name, and another eps."""
+def keywords(m: PatternModel, x: Tensor) -> Tensor:
     h = F.layer_norm(input=x, normalized_shape=(H,), bias=m.ln.bias, weight=m.ln.weight, eps=0.1)
     return F.linear(bias=m.c, input=h, weight=m.b.weight)
 
 
-def no_eps(m: Pieces, x: Tensor) -> Tensor:
-    """Use an eps of 0, and a row of numbers so small that the default would show."""
+def no_eps(m: PatternModel, x: Tensor) -> Tensor:
+    """Use an eps of 0, and inputs so small that the default eps would change the result."""
     return F.linear(F.layer_norm(1e-3 * x, (H,), m.ln.weight, m.ln.bias, 0.0), m.a.weight)
 
 
-def reshaped_twice(m: Pieces, x: Tensor) -> Tensor:
+def reshaped_twice(m: PatternModel, x: Tensor) -> Tensor:
     """Reshape twice in an order that matters: [B * S, H], then [S, B, H]."""
     return m.a(m.ln(x).view(-1, H).reshape(S, B, H))
 
 
-def written(m: Pieces, x: Tensor) -> Tensor:
-    """Write to LayerNorm's input before the Linear runs."""
+def written(m: PatternModel, x: Tensor) -> Tensor:
     x = x.clone()
     h = m.ln(x)
     x.mul_(2.0)
     return m.a(h)
 
 
-def weight_written(m: Pieces, x: Tensor) -> Tensor:
+def weight_written(m: PatternModel, x: Tensor) -> Tensor:
     w = m.a.weight * 1.0
     h = m.ln(x)
     w[0] = 0.0
     return F.linear(h, w)
 
 
-def recompute_norm(m: Pieces, x: Tensor) -> Tensor:
-    """Recompute the activations of a region in the backward pass."""
+def recompute_norm(m: PatternModel, x: Tensor) -> Tensor:
     return checkpoint(lambda t: m.a(m.ln(t)).tanh(), x, use_reentrant=False)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A spelling of the pair: words, the body, how many pairs there are, and (transposed, reshapes) of the
-    first."""
+    """A spelling of LayerNorm -> Linear, with the number of pairs in it.
+
+    In the first pair, the weight is `transposed`, or there are `between` reshapes.
+    """
 
     words: str
-    body: Callable[[Pieces, Tensor], Any]
+    body: Callable[[PatternModel, Tensor], Any]
     pairs: int
     transposed: bool = False
     between: int = 0
@@ -147,7 +141,7 @@ PATTERNS = (
     Pattern("no LayerNorm", lambda m, x: m.a(x), 0),
 )
 
-UNFIT = (
+UNSWAPPABLE = (
     ("x is written to in between", written, "across-mutation"),
     ("the weight is written to in between", weight_written, "across-mutation"),
     ("LayerNorm over two axes", lambda m, x: m.a(F.layer_norm(x, (S, H))), "two-axes"),
@@ -155,20 +149,20 @@ UNFIT = (
     ("a weight of three axes", lambda m, x: torch.matmul(m.ln(x), m.w.expand(B, H, O)), "rank"),
     ("a bias of three axes", lambda m, x: torch.addmm(x[0, :, :O], m.ln(x[0]), m.w), "rank"),
 )
-"""(words, body, the mistake of swapping it): pairs that have to stay."""
+"""Pairs that must not be swapped: words, body, the mistake of swapping them."""
 
 
-def frozen() -> Pieces:
-    model = Pieces(lambda m, x: m.a(m.ln(x)))
+def make_frozen_model() -> PatternModel:
+    model = PatternModel(lambda m, x: m.a(m.ln(x)))
     model.ln.requires_grad_(False)
     return model
 
 
-def swaps() -> Sequence[Try]:
-    def one(words, body, after, kind="", **options) -> Try:
-        return Try(
+def list_swap_cases() -> Sequence[CompileCase]:
+    def make_case(words, body, after, kind="", **options) -> CompileCase:
+        return CompileCase(
             words,
-            body if isinstance(body, nn.Module) else Pieces(body),
+            body if isinstance(body, nn.Module) else PatternModel(body),
             (rows(B, S),),
             after,
             kind,
@@ -176,23 +170,23 @@ def swaps() -> Sequence[Try]:
         )
 
     return (
-        one("LayerNorm -> Linear", lambda m, x: m.a(m.ln(x)), PAIR),
-        one("with eps=0.1 and arguments by name", keywords, PAIR),
-        one("GPT-2's Conv1D", conv1d, ("reshape", "t", *PAIR, "view")),
-        one("q, k and v share a LayerNorm", only_shared, None, "shared-norm"),
-        one("and a residual reads it too", share_norm, ("layer_norm", *PAIR, *PAIR, "t", *PAIR, "add"), "shared-norm"),
-        one("without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), PAIR),
-        one("with an eps of 0", no_eps, ("mul", *PAIR)),
-        one("with two reshapes in between", reshaped_twice, ("reshape", "reshape", *PAIR)),
-        one("with more after it", lambda m, x: (m.a(m.ln(x)).tanh() * 2, x), (*PAIR, "tanh", "mul")),
-        one("a frozen LayerNorm", frozen(), PAIR, "no-gradient"),
+        make_case("LayerNorm -> Linear", lambda m, x: m.a(m.ln(x)), PAIR),
+        make_case("with eps=0.1 and arguments by name", keywords, PAIR),
+        make_case("GPT-2's Conv1D", conv1d, ("reshape", "t", *PAIR, "view")),
+        make_case("q, k and v share a LayerNorm", only_shared, None, "shared-norm"),
+        make_case("and a residual reads it too", share_norm, ("layer_norm", *PAIR, *PAIR, "t", *PAIR, "add"), "shared-norm"),
+        make_case("without parameters", lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), PAIR),
+        make_case("with an eps of 0", no_eps, ("mul", *PAIR)),
+        make_case("with two reshapes in between", reshaped_twice, ("reshape", "reshape", *PAIR)),
+        make_case("with more after it", lambda m, x: (m.a(m.ln(x)).tanh() * 2, x), (*PAIR, "tanh", "mul")),
+        make_case("a frozen LayerNorm", make_frozen_model(), PAIR, "no-gradient"),
         *(
-            Try(f"in {dtype}".replace("torch.", ""), Pieces(lambda m, x: m.a(m.ln(x))).to(dtype), (rows(B, S).to(dtype),), PAIR)
+            CompileCase(f"in {dtype}".replace("torch.", ""), PatternModel(lambda m, x: m.a(m.ln(x))).to(dtype), (rows(B, S).to(dtype),), PAIR)
             for dtype in (torch.float64, torch.bfloat16)
         ),
-        one("inference", lambda m, x: m.a(m.ln(x)), PAIR, gradients=False),
-        one("under bfloat16 autocast", lambda m, x: m.a(m.ln(x)), None, "cast-dropped", autocast=True),
-        one(
+        make_case("inference", lambda m, x: m.a(m.ln(x)), PAIR, gradients=False),
+        make_case("under bfloat16 autocast", lambda m, x: m.a(m.ln(x)), None, "cast-dropped", autocast=True),
+        make_case(
             "batch and length change",
             conv1d,
             None,
@@ -207,7 +201,7 @@ def swaps() -> Sequence[Try]:
 
 
 def standin(x, ln_weight, ln_bias, weight, bias, eps, algorithm) -> tuple[Tensor, Tensor]:
-    """Compute `p26::layernorm_linear` in PyTorch. Raise TypeError if its tensors have several dtypes."""
+    """Compute `p26::layernorm_linear` in PyTorch. Raises TypeError if the tensors' dtypes differ."""
     tensors = [t for t in (x, ln_weight, ln_bias, weight, bias) if t is not None]
     if len({t.dtype for t in tensors}) > 1:
         raise TypeError(
@@ -218,8 +212,7 @@ def standin(x, ln_weight, ln_bias, weight, bias, eps, algorithm) -> tuple[Tensor
         return F.linear(h, weight, bias), x.new_empty(0)
 
 
-def with_standin(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-    """Return a tail that runs the graph eagerly, with the stand-in in the operator's place."""
+def insert_stand_in(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
     operator = torch.ops.p26.layernorm_linear.default
     for module in graph_modules(gm):
         for node in module.graph.nodes:

@@ -1,9 +1,4 @@
-"""Helpers for reading a Dynamo graph: names, shapes, and which nodes write to memory.
-
-A node is a call that has not happened: `op` is its kind ("call_function", "call_method", or "placeholder" and
-"output"), `target` the function, `args` and `kwargs` its arguments. Its result is described by a fake tensor,
-which has a shape, a dtype and a device but no numbers.
-"""
+"""Helpers for reading a Dynamo graph: names, shapes, and which nodes write to memory."""
 
 from torch import Tensor
 from torch.fx import Node
@@ -12,12 +7,21 @@ from harness.nn.compile.match import bound, layer_norm, shape, value
 from harness.nn.compile.purity import call_name, mutates
 
 __all__ = [
-    "CALLS", "POINTWISE", "bound", "call_name", "is_tensor", "layer_norm", "mutates", "pointwise", "shape",
-    "value", "written_between",
+    "CALLS",
+    "POINTWISE",
+    "bound",
+    "call_name",
+    "is_tensor",
+    "layer_norm",
+    "mutates",
+    "pointwise",
+    "shape",
+    "value",
+    "written_between",
 ]  # fmt: skip
 
 CALLS = ("call_function", "call_method", "call_module")
-"""The kinds of node that compute something."""
+"""The kinds of nodes that compute something."""
 POINTWISE = frozenset(
     [
         "abs", "add", "cos", "div", "exp", "gelu", "log", "maximum", "minimum", "mul", "neg", "pow",
@@ -25,11 +29,10 @@ POINTWISE = frozenset(
         "where",
     ]
 )  # fmt: skip
-"""Names of functions and methods that compute each element by itself, into new memory."""
+"""Names of functions and methods that compute each element separately, into new memory."""
 
 
 def is_tensor(node: object) -> bool:
-    """Return whether an argument is a node whose result is a tensor."""
     return isinstance(node, Node) and isinstance(node.meta.get("example_value"), Tensor)
 
 
@@ -39,8 +42,7 @@ def pointwise(node: object) -> bool:
 
 
 def written_between(first: Node, last: Node) -> bool:
-    """Return whether a node after `first` and before `last` may write to a tensor, or switches gradients or
-    autocast on or off."""
+    """Return whether any node between `first` and `last` may write to a tensor, or switches grad mode or autocast."""
     node = first.next
     while node is not last:
         if mutates(node):

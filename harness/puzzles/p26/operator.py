@@ -1,4 +1,4 @@
-"""The operator that puzzle 26 puts into graphs: `p26::layernorm_linear`, which is the layer's function."""
+"""The operator that puzzle 26 inserts into graphs: `p26::layernorm_linear`, which calls the layer's function."""
 
 import torch
 
@@ -13,6 +13,6 @@ torch.library.define(
 
 @torch.library.impl("p26::layernorm_linear", "CompositeImplicitAutograd")
 def layernorm_linear(x, ln_weight, ln_bias, weight, bias, eps, algorithm):
-    """Return the output, and an empty tensor in place of the rows' statistics, which are not used."""
+    """Return the output, and an empty tensor instead of the rows' statistics, which are unused."""
     output = fused_layernorm_linear(x, ln_weight, ln_bias, weight, bias, eps, algorithm=algorithm)
     return output, x.new_empty(0)

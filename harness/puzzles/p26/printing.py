@@ -1,21 +1,27 @@
-"""Checks of the printer: tables of rows, groups and histories, and a run of it."""
+"""Checks of the printer: its rows, groups and history, and whole runs."""
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from harness.puzzles.p26.compile_cases import (
+    CompileCase,
+    Fault,
+    Module,
+    capture_graph,
+    check_case,
+    expect,
+    numbers,
+)
 from harness.puzzles.p26.nodes import call_name
-from harness.puzzles.p26.trying import Fault, Module, Try, attempt, capture_graph, expect, numbers
 
 
 def plain(x: Tensor, w: Tensor) -> Tensor:
-    """Compute a product with pointwise work before and after it."""
     return torch.relu((x * 2.0).sin() @ w + 1.0).to(torch.bfloat16)
 
 
 def split(x: Tensor) -> Tensor:
-    """Compute an operation that returns a tuple."""
     a, b = x.chunk(2)
     return a + b
 
@@ -25,41 +31,38 @@ ROWS = (
     (plain, (X, W), [*((name, (4, 6), "float32") for name in ("mul", "sin", "matmul", "add", "relu")), ("to", (4, 6), "bfloat16")]),
     (split, (X,), [("chunk", None, "tuple"), *((name, (2, 6), "float32") for name in ("getitem", "getitem", "add"))]),
 )  # fmt: skip
-"""(function, inputs, a row for each of its operations)."""
+"""Function, inputs, and one expected row per operation."""
 
 
 def as_items(got, what: str, kind: str) -> Iterable:
-    """Return a blank's result if it is iterable; a blank without a `return` gives None."""
+    """Return a function's result; raise Fault if it is not iterable, such as None from a missing `return`."""
     if not isinstance(got, Iterable):
         raise Fault(kind, f"{what} is {got!r}, expected a list")
     return got
 
 
-def table(m: Module) -> None:
-    """Check names, shapes and dtypes of two graphs."""
+def check_table(m: Module) -> None:
     for function, inputs, expected in ROWS:
         rows = as_items(m["rows"](capture_graph(function, *inputs)), "rows(gm)", "rows")
         expect([tuple(row) for row in rows], expected, "rows(gm)", "rows")
 
 
 def two_paths(x: Tensor, w: Tensor) -> Tensor:
-    """Feed the sum from relu directly and through a product: one loop cannot hold both."""
+    """Add relu's result to its matrix product, so that relu and the sum cannot share a loop."""
     h = torch.relu(x)
     return h @ w + h
 
 
 def join_chains(x: Tensor, w: Tensor) -> Tensor:
-    """Join two chains; a single operation follows the product."""
     return torch.sin((torch.exp(x) + torch.cos(x) * 2.0) @ w)
 
 
 def in_a_row(x: Tensor, w: Tensor) -> Tensor:
-    """Join an existing group with the last operation."""
     return x.sin().cos().exp()
 
 
 def from_nothing(x: Tensor, w: Tensor) -> Tensor:
-    """Make the sum depend on a call without inputs; graph inputs are no dependency."""
+    """Make the sum depend on a call without inputs; graph inputs are not dependencies."""
     return x.cos() + torch.arange(6).sin()
 
 
@@ -73,8 +76,7 @@ GROUPS = (
 )
 
 
-def grouping(m: Module) -> None:
-    """Check groups of pointwise operations."""
+def check_groups(m: Module) -> None:
     for words, function, expected in GROUPS:
         groups = as_items(m["groups"](capture_graph(function, X, W)), f"{words}: groups(gm)", "groups")
         got = [sorted(call_name(n) for n in group) for group in groups]
@@ -85,14 +87,14 @@ def pair(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x * 2.0).sin() + 1.0, x.cos()
 
 
-def answers(m: Module) -> None:
-    """Check that the printer changes nothing: two outputs in their order, one output, gradients."""
+def check_unchanged(m: Module) -> None:
+    """Check that the printer changes nothing: two outputs in order, one output, gradients."""
     for words, function in (("two outputs", pair), ("one output", torch.sin)):
-        attempt(Try(words, function, (X,), same_bits=True), m["Printer"](write=lambda line: None))
+        check_case(CompileCase(words, function, (X,), same_bits=True), m["Printer"](write=lambda line: None))
 
 
-def shown(m: Module) -> None:
-    """Check for a head and a line for each operation, once for each graph and not at each call."""
+def check_lines(m: Module) -> None:
+    """Check that a head and a line per operation are printed once per graph, not at each call."""
     lines: list[str] = []
     printer = m["Printer"](write=lines.append)
     torch._dynamo.reset()
@@ -114,7 +116,6 @@ def shown(m: Module) -> None:
 
 
 def broken(x: Tensor) -> Tensor:
-    """Break the graph in the middle."""
     y = x.sin()
     torch._dynamo.graph_break()
     return y.cos()
@@ -130,8 +131,8 @@ HISTORIES = (
 )
 
 
-def counting(m: Module) -> None:
-    """Count breaks and recompilations of lists of ids, then of functions that have them."""
+def check_history(m: Module) -> None:
+    """Check the counts of breaks and recompilations, for lists of ids and then for functions."""
     for ids, expected in HISTORIES:
         expect(m["history"](ids), expected, f"history({ids})", "history")
     for words, function, inputs, expected in (

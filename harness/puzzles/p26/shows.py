@@ -1,5 +1,4 @@
-"""`p26 --rewrites` and `p26 --symptoms`: the solution's rewrites before and after, and the check that catches
-each wrong backend."""
+"""`p26 --rewrites` prints graphs before and after rewrites, `p26 --symptoms` the message for each wrong backend."""
 
 import re
 import textwrap
@@ -10,40 +9,40 @@ from rich.console import Console
 from torch.fx import GraphModule, Node
 
 from harness.check import zoo
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.console import print_lines
 from harness.nn.compile.match import shape
 from harness.nn.compile.purity import call_name
 from harness.puzzles.p26 import matching, models
-from harness.puzzles.p26.checker import fault_of
+from harness.puzzles.p26.checker import find_fault
+from harness.puzzles.p26.compile_cases import X, capture_graph
 from harness.puzzles.p26.spec import PUZZLE
-from harness.puzzles.p26.trying import X, capture_graph
 from harness.toolchain import roots
 
-SHOWN = 150
-"""Characters of a symptom at most."""
+MAX_CHARACTERS = 150
+"""Maximum number of characters of a symptom."""
 
 
 def solution(rung: str) -> dict:
-    return load(roots.solutions() / PUZZLE.name / PUZZLE.rung(rung).file)
+    return load_module(roots.solutions() / PUZZLE.name / PUZZLE.find_rung(rung).file)
 
 
 def compare_graphs(title: str, gm: GraphModule, change: Callable[[GraphModule], object]) -> Iterator[str]:
-    """Yield a graph before and after a change: "-" marks a removed node, "+" a new one."""
+    """Yield the lines of a graph before and after a change: "-" marks a removed node, "+" a new one."""
     before = describe_nodes(gm)
     change(gm)
     after = describe_nodes(gm)
     yield title
-    for head, here, there, mark in (("before", before, after, "-"), ("after", after, before, "+")):
+    for head, nodes, others, mark in (("before", before, after, "-"), ("after", after, before, "+")):
         yield f"  {head}"
-        for name, words in here.items():
-            changed = there.get(name) != words and not words.startswith("output")
+        for name, words in nodes.items():
+            changed = others.get(name) != words and not words.startswith("output")
             yield f"   {mark if changed else ' '} {name} = {words}"
     yield ""
 
 
 def describe_nodes(gm: GraphModule) -> dict[str, str]:
-    """Return each node's target, shape and arguments, by its name, in order."""
+    """Return each node's target, shape and arguments by name, in graph order."""
     lines = {}
     for node in gm.graph.nodes:
         words = {"placeholder": "input", "output": "output"}.get(node.op) or call_name(node)
@@ -52,21 +51,21 @@ def describe_nodes(gm: GraphModule) -> dict[str, str]:
         ):
             words += f"({', '.join(numbers)})"
         size = f" {list(shape(node))}" if shape(node) else ""
-        reads = ", ".join(map(short, node.all_input_nodes))
-        lines[short(node)] = words + size + (f" <- {reads}" if reads else "")
+        reads = ", ".join(map(shorten_name, node.all_input_nodes))
+        lines[shorten_name(node)] = words + size + (f" <- {reads}" if reads else "")
     return lines
 
 
-def short(node: Node) -> str:
-    """Return a node's name; of an input or a parameter what the model calls it, as "ln.weight"."""
+def shorten_name(node: Node) -> str:
+    """Return a node's name or, for an input or parameter, its name in the model, such as "ln.weight"."""
     if node.op != "placeholder":
         return node.name
     name = re.sub(r"modules_|parameters_|buffers_|self_", "", node.name.removeprefix("l_"))
     return name.strip("_").replace("_", ".")
 
 
-def rewrites() -> Iterator[str]:
-    """Yield the lines of one rewrite per rung, by its solution."""
+def list_rewrites() -> Iterator[str]:
+    """Yield lines that show the rewrites of the solution's three rungs."""
     fold, match, swap = (solution(rung) for rung in ("fold", "match", "swap"))
     yield from compare_graphs(
         "fold: x * 2.0 * 3.0 * 4.0", capture_graph(lambda x: x * 2.0 * 3.0 * 4.0, X), fold["fold"]
@@ -78,38 +77,37 @@ def rewrites() -> Iterator[str]:
     yield from compare_graphs(
         f"gelu: {spelled.words}", capture_graph(spelled.function, *spelled.inputs), match["gelu"]
     )
-    model = models.Pieces(models.conv1d)
+    model = models.PatternModel(models.conv1d)
 
-    def put_in(gm: GraphModule) -> None:
+    def swap_pairs(gm: GraphModule) -> None:
         for pair in swap["find"](gm):
             swap["swap"](gm, pair)
 
     yield from compare_graphs(
-        "swap: GPT-2's Conv1D after a LayerNorm", capture_graph(model, models.rows(2, 3)), put_in
+        "swap: GPT-2's Conv1D after a LayerNorm", capture_graph(model, models.rows(2, 3)), swap_pairs
     )
 
 
 def show_rewrites(console: Console) -> int:
-    """Print graphs before and after each of the solution's rewrites. Return 0."""
-    print_lines(console, rewrites())
+    print_lines(console, list_rewrites())
     return 0
 
 
 def show_symptoms(console: Console) -> int:
-    """Print a line for each wrong backend of the zoo: its name, and its gate's message. Return 1 if one
-    passes."""
+    """Print the message for each wrong backend of the zoo; return 1 if any backend passes."""
     passed = 0
-    for wrong in zoo.load(PUZZLE.name):
-        path = wrong.target()
-        fault = fault_of(wrong.gate, load(path), path)
+    for wrong in zoo.load_wrong_kernels(PUZZLE.name):
+        path = wrong.build_target()
+        fault = find_fault(wrong.gate, load_module(path), path)
         passed += fault is None
         print_lines(
-            console, [symptom(wrong.name, "passes" if fault is None else f"{fault.kind}: {fault}", path)]
+            console,
+            [format_symptom(wrong.name, "passes" if fault is None else f"{fault.kind}: {fault}", path)],
         )
     return int(passed > 0)
 
 
-def symptom(name: str, words: str, path: Path) -> str:
-    """Return the message of a wrong backend's gate, without the graph and cut after a word."""
+def format_symptom(name: str, words: str, path: Path) -> str:
+    """Return a wrong backend's name and its message, shortened and without the graph."""
     text = words.split(" graph(): ")[0].replace(str(path), path.name)
-    return f"{name:<28} {textwrap.shorten(text, SHOWN, placeholder=' ...')}"
+    return f"{name:<28} {textwrap.shorten(text, MAX_CHARACTERS, placeholder=' ...')}"

@@ -1,4 +1,4 @@
-"""Puzzle 26, a torch.compile backend: rungs and gates. Every rung is a part of it, and all are in Python."""
+"""Puzzle 26, a torch.compile backend: its rungs, each a part of the backend, and their gates."""
 
 from harness.spec.puzzle import Demo, Gate, Puzzle
 from harness.spec.rungs import Rung
@@ -6,22 +6,22 @@ from harness.spec.rungs import Rung
 RUNGS = {
     "printer": ("The printer", {
         "rows": "names, shapes and dtypes of a graph",
-        "groups": "what one loop could compute",
-        "show": "a backend that writes down each graph",
+        "groups": "operations that one loop could compute",
+        "show": "a backend that prints each graph",
         "history": "graph breaks and recompilations",
     }),
     "fold": ("Folding constants", {
-        "factor": "a product with a number, however written",
+        "factor": "a product with a number, in any spelling",
         "exact": "whether two constants fold, bit for bit",
         "chain": "x * 2.0 * 3.0 becomes x * 6.0",
-        "neutral": "x * 1.0 removed where nobody can tell",
-        "sweep": "dead code, and no write among it",
+        "neutral": "x * 1.0 removed if it makes no difference",
+        "sweep": "dead code removed, except writes",
     }),
     "match": ("Finding a formula", {
-        "replace": "one node instead of another",
+        "replace": "one node replaced by another",
         "silu": "sigmoid(x) * x becomes an operator",
-        "values": "what a part of a graph computes",
-        "gelu": "the tanh form of GELU, however spelled",
+        "values": "the values that a part of a graph computes",
+        "gelu": "the tanh form of GELU, in any spelling",
     }),
     "compose": ("From passes to a backend", {
         "rewrite": "passes, lint, recompile",
@@ -30,12 +30,12 @@ RUNGS = {
     }),
     "swap": ("The real one", {
         "find": "LayerNorm -> Linear in a graph",
-        "refuse": "pairs that have to stay",
-        "swap": "the operator instead of both",
+        "refuse": "pairs that must not be swapped",
+        "swap": "the pair replaced by the operator",
         "whole": "the backend, with its report",
     }),
 }  # fmt: skip
-"""Rung (and file name) -> its title, and the subject of each gate."""
+"""Rung, which is also its file's name -> its title, and a description of each gate."""
 
 PUZZLE = Puzzle(
     name="p26",
@@ -49,6 +49,6 @@ PUZZLE = Puzzle(
     every_rung=True,
     demos=(
         Demo("rewrites", "show graphs before and after the solution's rewrites", ".shows:show_rewrites"),
-        Demo("symptoms", "show what each wrong backend of the museum is seen by", ".shows:show_symptoms"),
+        Demo("symptoms", "show the message for each wrong backend of the museum", ".shows:show_symptoms"),
     ),
 )

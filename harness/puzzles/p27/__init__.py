@@ -1,4 +1,4 @@
-"""Puzzle 27, a GPT trained without autograd: its spec, derivations and checkers."""
+"""Puzzle 27, a GPT trained without autograd."""
 
 from harness.puzzles.p27.spec import PUZZLE
 

@@ -1,9 +1,7 @@
-"""The reference of the tape: the same model by PyTorch's functions with autograd; and known mistakes, as
-changes of one part.
+"""The model of `solutions/p27/tape.py` in PyTorch with autograd, and known mistakes as changes to one part.
 
-Names of parts and parameters are those of `solutions/p27/tape.py`. A mistake of a backward pass is a function
-that autograd differentiates into it: with a detached term, or with the value of one function and the gradient
-of another.
+A mistake in a backward pass is a function for which autograd returns the wrong gradient: one with a detached
+term, or with the value of one function and the gradient of another.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +15,13 @@ from torch import Tensor
 
 EPS = 1e-5
 HEADS = 4
-"""As in the learner's file."""
+"""The number of heads in the learner's file."""
 Tensors = dict[str, Tensor]
 Part = Callable[..., Tensor]
 
 
-def graph(value: Tensor, gradients_of: Tensor) -> Tensor:
-    """Return the value of one tensor with the gradients of another, of the same shape."""
+def replace_value(value: Tensor, gradients_of: Tensor) -> Tensor:
+    """Return `gradients_of` with another value; gradients still flow to `gradients_of`."""
     return value.detach() + gradients_of - gradients_of.detach()
 
 
@@ -31,7 +29,6 @@ def graph(value: Tensor, gradients_of: Tensor) -> Tensor:
 
 
 def embedding(tokens: Tensor, token: Tensor, position: Tensor) -> Tensor:
-    """Return [B, T, C]."""
     return F.embedding(tokens, token) + position[: tokens.shape[1]]
 
 
@@ -40,12 +37,10 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def heads(qkv: Tensor, count: int = HEADS) -> tuple[Tensor, ...]:
-    """Split [B, T, 3 C] into query, key and value [B, count, T, C / count]."""
     return tuple(t.unflatten(-1, (count, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
 
 
 def join_heads(output: Tensor) -> Tensor:
-    """Reshape [B, heads, T, d] to [B, T, C]."""
     return output.transpose(1, 2).flatten(2)
 
 
@@ -59,18 +54,16 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over the places whose target is not -100, in float32 at least."""
+    """Return the mean loss over positions whose target is not -100, in float32 or wider."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
 
 def fork(x: Tensor) -> Tensor:
-    """Return the stream as a branch's input."""
     return x
 
 
 def residual(x: Tensor, branch: Tensor, which: str) -> Tensor:
-    """Add the output of a branch, "attention" or "mlp", to the stream."""
     return x + branch
 
 
@@ -93,18 +86,17 @@ PARTS: Mapping[str, Part] = MappingProxyType(
 
 
 def parts_with_heads(count: int) -> Mapping[str, Part]:
-    """Return the parts of a model with another number of heads."""
     return {**PARTS, "attention": partial(attention, count=count)}
 
 
 @dataclass
 class Model:
-    """The model of some parts, on tensors that require gradients.
+    """The model built from `parts`, on tensors that require gradients.
 
     Attributes:
         outputs: Part of the learner's file -> its output, in the order of the forward pass.
-        inputs: Part -> its input; the gradient of it is what its `backward` returns.
-        recording: Whether both are recorded, and so stay in memory.
+        inputs: Part -> its input, whose gradient its `backward` returns.
+        recording: Whether outputs and inputs are recorded, which keeps them in memory.
     """
 
     parts: Mapping[str, Part] = field(default_factory=lambda: PARTS)
@@ -113,7 +105,6 @@ class Model:
     inputs: Tensors = field(default_factory=dict)
 
     def run(self, name: str, kind: str, x: Tensor, *rest: Tensor) -> Tensor:
-        """Run and record one part. Its input is a separate tensor, so that its gradient is this part's alone."""
         if x.is_floating_point():
             x = self.record_input(name, x)
         return self.record_output(
@@ -121,7 +112,6 @@ class Model:
         )
 
     def record_input(self, name: str, x: Tensor) -> Tensor:
-        """Record the input of a part."""
         if not self.recording:
             return x
         x = self.inputs[name] = x.view_as(x)
@@ -130,7 +120,6 @@ class Model:
         return x
 
     def record_output(self, name: str, output: Tensor) -> Tensor:
-        """Record the output of a part."""
         if self.recording:
             self.outputs[name] = output
         return output
@@ -162,10 +151,10 @@ class Model:
 def parameters(
     *, layers: int, width: int, vocabulary: int, context: int, seed: int, dtype: torch.dtype = torch.float64
 ) -> Tensors:
-    """Return GPT-2's initial parameters by the names of the tape, in the order of the forward pass.
+    """Return GPT-2's initial parameters by the tape's names, in the order of the forward pass.
 
-    Normal with deviation 0.02, smaller where a block adds to the stream; in float64, for checks, vectors are
-    not 0 and 1, so that they hide no mistake.
+    They are normal with standard deviation 0.02, smaller where a block adds to the residual stream. In float64,
+    for checks, they are larger, and biases and LayerNorm weights differ from 0 and 1, which would hide mistakes.
     """
     generator = torch.Generator().manual_seed(seed)
     checked = dtype == torch.float64
@@ -197,26 +186,25 @@ def vectors(name: str, width: int, normal: Callable[..., Tensor], checked: bool)
 
 @dataclass(frozen=True)
 class Change:
-    """A known mistake: the changed part, and words that end "these are the values ..."."""
+    """A known mistake: the end of "these are the values ...", the changed part, and its function."""
 
     words: str
     part: str
     function: Part
 
 
-def all_but(stays: str | None) -> Part:
-    """Return a residual without the gradient next to the branches; `stays` is the branch around which it is
-    correct."""
-    return lambda x, branch, which: x + branch if which == stays else graph(x + branch, branch)
+def lose_skip_gradient(stays: str | None) -> Part:
+    """Return a residual that loses the gradient of its skip connection, except at the branch `stays`."""
+    return lambda x, branch, which: x + branch if which == stays else replace_value(x + branch, branch)
 
 
 CHANGES: Mapping[str, Change] = {
-    "residual-forgotten": Change("of the branches alone: the stream passes too", "residual", all_but(None)),
+    "residual-forgotten": Change("of the branches alone: the skip connection has a gradient too", "residual", lose_skip_gradient(None)),
     "first-residual-forgotten": Change(
-        "with nothing passed beside attention's branch", "residual", all_but("mlp")),
-    "second-residual-forgotten": Change("with nothing passed beside the MLP's branch", "residual", all_but("attention")),
+        "without the skip connection around attention", "residual", lose_skip_gradient("mlp")),
+    "second-residual-forgotten": Change("without the skip connection around the MLP", "residual", lose_skip_gradient("attention")),
     "branch-forgotten": Change(
-        "of the stream alone: what a branch brings back is not added", "fork", lambda x: x.detach().requires_grad_()),
+        "of the skip connections alone: the branches' gradients are not added", "fork", lambda x: x.detach().requires_grad_()),
     "head-overwritten": Change(
         "of the embedding alone for the tied table: the head's gradient is lost", "head",
         lambda x, token: x @ token.detach().T),
@@ -227,5 +215,4 @@ CHANGES: Mapping[str, Change] = {
 
 
 def change_model(id: str | None) -> Model:
-    """Return the model with a known mistake; correct without one."""
     return Model({**PARTS, CHANGES[id].part: CHANGES[id].function} if id else PARTS)

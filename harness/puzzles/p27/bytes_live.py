@@ -1,4 +1,4 @@
-"""The bar chart of live bytes: what a learner's tape holds at each part of a step, from a run of it."""
+"""The bar chart of live bytes: the bytes that a learner's tape holds after each part of a step."""
 
 import torch
 
@@ -6,11 +6,11 @@ from harness.puzzles.p27.autograd import parameters
 from harness.puzzles.p27.running import Module, excerpt, no_autograd
 
 WIDTH = 40
-"""Columns of the longest bar."""
+"""Width of the longest bar, in characters."""
 
 
-def live_bytes(module: Module) -> list[tuple[str, int]]:
-    """Return (part, bytes held after it) of one step of three blocks in float32, in the order of the run."""
+def measure_live_bytes(module: Module) -> list[tuple[str, int]]:
+    """Return (part, bytes held after it) for one step of three blocks in float32, in execution order."""
     p = parameters(layers=3, width=32, vocabulary=64, context=32, seed=27, dtype=torch.float32)
     tape = module["Tape"]()
     with no_autograd():
@@ -19,8 +19,8 @@ def live_bytes(module: Module) -> list[tuple[str, int]]:
     return tape.story
 
 
-def by_block(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the last entry of each run of entries of one block, or of one part outside of a block."""
+def keep_last_of_each_block(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the last of consecutive entries that belong to the same block, or to a part outside the blocks."""
     kept: list[tuple[str, int]] = []
     half = max(range(len(events)), key=lambda i: events[i][1])
     for i, (name, held) in enumerate(events):
@@ -31,10 +31,10 @@ def by_block(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return kept
 
 
-def picture(module: Module) -> list[str]:
-    """Return a bar for each block, forward and back; nothing if the run fails, which the result reports."""
+def draw_live_bytes(module: Module) -> list[str]:
+    """Return one bar per block, forward and back; [] if the run fails, which the gate's result reports."""
     try:
-        events = by_block(live_bytes(module))
+        events = keep_last_of_each_block(measure_live_bytes(module))
     except Exception:  # the result reports it
         return []
     peak = max(held for _, held in events) or 1

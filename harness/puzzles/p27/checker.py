@@ -1,9 +1,6 @@
-"""Checker of puzzle 27's tape: each part against autograd in float64, then the whole, the optimizer and the
-step.
+"""Checker of puzzle 27's tape: each part against autograd in float64, then the model, optimizer and step.
 
-The report names the first wrong tensor in the order from the loss backwards, and the known mistake that gives
-all values. Each part is also checked for what it saves, whether it releases that, and whether it writes to
-its inputs.
+Checks also cover what each part saves, whether it releases that, and whether it writes to its inputs.
 """
 
 import itertools
@@ -18,27 +15,27 @@ from torch import Tensor
 
 from harness.check.compare import Evidence
 from harness.check.diagnose import diagnose
-from harness.check.python_files import PythonChecker, describe
+from harness.check.python_files import PythonChecker, describe_exception
 from harness.check.results import Diagnosis, GateResult
 from harness.puzzles.p27 import optimizing
 from harness.puzzles.p27.autograd import CHANGES, Tensors, change_model, parameters
-from harness.puzzles.p27.bytes_live import picture
-from harness.puzzles.p27.part_formulas import SPARE, Formula, formula_of
+from harness.puzzles.p27.bytes_live import draw_live_bytes
+from harness.puzzles.p27.part_formulas import SPARE, Formula, find_formula
 from harness.puzzles.p27.running import (
     Fault,
     Module,
-    Watched,
-    by_autograd,
-    by_hand,
+    PartResults,
+    collect_values,
+    compute_with_autograd,
+    count_saved_bytes,
     describe_wrong,
-    evidence_of,
     excerpt,
-    held,
+    find_wrong_values,
+    is_close,
     leaves,
-    near,
+    make_evidence,
     no_autograd,
-    watching,
-    wrong_values,
+    record_parts,
 )
 from harness.spec.puzzle import Case, Gate
 
@@ -49,16 +46,16 @@ KINDS = {
     "gelu": "Gelu",
     "cross_entropy": "CrossEntropy",
 }
-"""Gate of a part -> its class."""
+"""Gate of a part -> the class of the part."""
 SEED = 27
-"""Seed of the checks; --seed is added."""
+"""Base seed of the checks, to which --seed is added."""
 CONCERN = {"block": ("residual", "fork"), "model": ("head", "embedding")}
-"""Gate of several parts -> the parts whose known mistakes its own code can make."""
+"""Gate that combines parts -> the parts whose known mistakes the gate's code can make."""
 
 
 @dataclass(frozen=True)
-class Try:
-    """One set of sizes: its name, B, T, C, V, and a factor of the inputs."""
+class Trial:
+    """One set of sizes, with its name and a scale factor for the inputs."""
 
     words: str
     B: int
@@ -68,25 +65,24 @@ class Try:
     scale: float = 1.0
 
 
-TRIES = (
-    Try("two sequences", 2, 5, 8, 7),
-    Try("one sequence", 1, 6, 12, 5),
-    Try("one token", 3, 1, 8, 4),
-    Try("few words", 4, 7, 8, 3),
-    Try("large values", 2, 4, 8, 6, 400.0),
+TRIALS = (
+    Trial("two sequences", 2, 5, 8, 7),
+    Trial("one sequence", 1, 6, 12, 5),
+    Trial("one token", 3, 1, 8, 4),
+    Trial("few words", 4, 7, 8, 3),
+    Trial("large values", 2, 4, 8, 6, 400.0),
 )
 
 
 @dataclass
-class TryResult:
-    """The results of one try: the part's inputs, values by name, and those of each known mistake of several
-    parts."""
+class TrialResult:
+    """The inputs and values of one trial, with the correct values and those of a known mistake."""
 
-    one: Try
+    trial: Trial
     given: Mapping[str, Tensor]
     got: Mapping[str, Tensor]
     right: Mapping[str, Tensor]
-    mistaken: Callable[[str], Mapping[str, Tensor]]
+    compute_mistaken: Callable[[str], Mapping[str, Tensor]]
 
 
 class TapeChecker(PythonChecker):
@@ -99,39 +95,38 @@ class TapeChecker(PythonChecker):
                 result.summary = CHECKS.get(gate.id, check_part)(gate.id, module, SEED + self.seed)
         except Fault as fault:
             result.state, result.diagnosis, result.mistake = "wrong", str(fault).split("\n"), fault.mistake
-            result.hint = f"{self.puzzle.ladder(self.rung, gate.id)}-{fault.hint}" if fault.hint else None
-        except Exception as error:  # an exception of the learner's code is a result
-            by_autograd = "autograd is called" in str(error)
-            result.state, result.diagnosis = "wrong", [describe(error, path)]
-            result.mistake = "autograd-called" if by_autograd else "raises"
+            result.hint = (
+                f"{self.puzzle.get_ladder_name(self.rung, gate.id)}-{fault.hint}" if fault.hint else None
+            )
+        except Exception as error:  # an exception in the learner's code is a result
+            called_autograd = "autograd is called" in str(error)
+            result.state, result.diagnosis = "wrong", [describe_exception(error, path)]
+            result.mistake = "autograd-called" if called_autograd else "raises"
         if result.state == "wrong":
-            result.hint = result.hint or f"{self.puzzle.ladder(self.rung, gate.id)}-2"
+            result.hint = result.hint or f"{self.puzzle.get_ladder_name(self.rung, gate.id)}-2"
         elif gate.id == "model":
-            result.picture = picture(module)
+            result.picture = draw_live_bytes(module)
         return result
 
 
 # ---- Values -------------------------------------------------------------------------------------------------
 
 
-def compare(gate: str, ran: list[TryResult]) -> None:
-    """Raise Fault for a wrong value: the first, or one that can be explained, with the known mistake that
-    gives the values of all tries."""
-    failing = [(each, names) for each in ran if (names := [*wrong_values(each.got, each.right)])]
+def compare(gate: str, results: list[TrialResult]) -> None:
+    """Raise Fault for the first wrong or explained value, with a known mistake that fits all trials."""
+    failing = [(each, names) for each in results if (names := [*find_wrong_values(each.got, each.right)])]
     if not failing:
         return
     (first, names), *_ = failing
     order = ", from the loss backwards" if len(first.right) > 6 else ""
-    if reports := explained_by_formula(gate, failing, correct_values(ran)):
-        others = (
-            f"wrong are {' and '.join(names)}, of {', '.join(first.right)}" if len(first.right) > 2 else ""
-        )
-        raise Fault.of(reports, others)
-    lines = [f"with {first.one.words}{order}: {describe_wrong(first.got, first.right, names[0])}"]
+    if diagnosis := diagnose_with_formula(gate, failing, find_correct_values(results)):
+        others = f"wrong: {' and '.join(names)}, of {', '.join(first.right)}" if len(first.right) > 2 else ""
+        raise Fault.of(diagnosis, others)
+    lines = [f"with {first.trial.words}{order}: {describe_wrong(first.got, first.right, names[0])}"]
     if len(names) > 1:
-        lines.append(f"{len(names)} of {len(first.right)} tensors are wrong, of which it is the first")
+        lines.append(f"{len(names)} of {len(first.right)} tensors are wrong; this is the first")
     ids = [id for id, change in CHANGES.items() if change.part in CONCERN.get(gate, ())]
-    known = next((id for id in ids if all(explains(each, id) for each, _ in failing)), None)
+    known = next((id for id in ids if all(reproduces_values(each, id) for each, _ in failing)), None)
     if known:
         raise Fault("\n".join([*lines, f"these are the values {CHANGES[known].words}"]), known)
     nonfinite = not torch.isfinite(first.got[names[0]]).all() or any(
@@ -139,72 +134,71 @@ def compare(gate: str, ran: list[TryResult]) -> None:
     )
     if nonfinite:
         lines.append(
-            "some are no numbers: an exponential overflows, a division is by 0, a logarithm is of 0, or all of a row is -inf"
+            "some values are NaN or infinite: an exponential overflows, a division or logarithm is of 0, or a whole row is -inf"
         )
     raise Fault("\n".join(lines), "overflows" if nonfinite else "wrong-values")
 
 
-def explained_by_formula(
-    gate: str, failing: Sequence[tuple[TryResult, Sequence[str]]], right: Collection[str]
+def diagnose_with_formula(
+    gate: str, failing: Sequence[tuple[TrialResult, Sequence[str]]], right: Collection[str]
 ) -> Diagnosis | None:
-    """Diagnose the first wrong value that the formula of a gate's part explains; None if a part has no
-    formula, or a shape is wrong."""
-    if not (formula := formula_of(gate)):
+    """Diagnose the first wrong value that a known mistake in the part's formula explains, or return None."""
+    if not (formula := find_formula(gate)):
         return None
-    reports: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     correct = [quantity for quantity, (name, _, _) in formula.quantities.items() if name in right]
     for quantity, (name, words, view) in formula.quantities.items():
         wrong = [each for each, names in failing if name in names]
         if any(each.got[name].shape != each.right[name].shape for each in wrong):
             return None
         pairs = [(each, *(view(values[name]) for values in (each.got, each.right))) for each in wrong]
-        evidence = [e for each, *pair in pairs for e in evidence_in(formula, each, *pair)]
+        evidence = [e for each, *pair in pairs for e in collect_evidence(formula, each, *pair)]
         if evidence:
-            reports.append(diagnose(formula.puzzle, quantity, evidence, name=words, gate=gate, right=correct))
-    return next((each for each in reports if each.mistake), reports[0] if reports else None)
+            diagnoses.append(
+                diagnose(formula.puzzle, quantity, evidence, name=words, gate=gate, correct=correct)
+            )
+    return next((each for each in diagnoses if each.mistake), diagnoses[0] if diagnoses else None)
 
 
-def evidence_in(formula: Formula, ran: TryResult, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
-    """Return a quantity of a try as evidence; nothing if it is correct."""
-    dims = ran.one.B, ran.one.T, ran.one.C, ran.one.V
-    case = Case(ran.one.words, "", formula.dims(dims), "plain")
-    return evidence_of(case, formula.arrays(ran.given, dims), got, right)
+def collect_evidence(
+    formula: Formula, result: TrialResult, got: np.ndarray, right: np.ndarray
+) -> list[Evidence]:
+    dims = result.trial.B, result.trial.T, result.trial.C, result.trial.V
+    case = Case(result.trial.words, "", formula.dims(dims), "plain")
+    return make_evidence(case, formula.arrays(result.given, dims), got, right)
 
 
-def correct_values(ran: Sequence[TryResult]) -> set[str]:
-    """Return the values that are correct in every try."""
-    wrong = {name for each in ran for name in wrong_values(each.got, each.right)}
-    return {name for each in ran for name in each.right} - wrong
+def find_correct_values(results: Sequence[TrialResult]) -> set[str]:
+    wrong = {name for each in results for name in find_wrong_values(each.got, each.right)}
+    return {name for each in results for name in each.right} - wrong
 
 
-def explains(ran: TryResult, id: str) -> bool:
-    """Return whether a known mistake gives every value of a try."""
-    mistaken = ran.mistaken(id)
-    return not [*wrong_values(ran.got, mistaken)]
+def reproduces_values(result: TrialResult, id: str) -> bool:
+    compute_mistaken = result.compute_mistaken(id)
+    return not [*find_wrong_values(result.got, compute_mistaken)]
 
 
 # ---- Parts --------------------------------------------------------------------------------------------------
 
 
 def check_part(gate: str, module: Module, seed: int) -> str:
-    """Check a part on every try; return a note for a correct one. Raise Fault."""
     results = [
-        run_part(gate, module, one, seed) for one in TRIES if one.scale == 1 or gate == "cross_entropy"
+        run_part(gate, module, trial, seed) for trial in TRIALS if trial.scale == 1 or gate == "cross_entropy"
     ]
     compare(gate, results)
     kept = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
     return f"values and gradients of {len(results)} sizes; {kept.get(gate, 'keeps what it needs')}"
 
 
-def make_inputs(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor]:
-    """Return the inputs of a gate: x, the parameters by the names of the part (called "part"), the targets."""
+def make_inputs(gate: str, trial: Trial, seed: int) -> tuple[Tensor, Tensors, Tensor]:
+    """Return a gate's input, its parameters by name, "part.NAME" for a single part, and the targets."""
     generator = torch.Generator().manual_seed(seed)
-    p = parameters(layers=2, width=one.C, vocabulary=one.V, context=one.T + SPARE, seed=seed)
-    tokens, targets = excerpt(one.B, one.T, one.V, seed)
+    p = parameters(layers=2, width=trial.C, vocabulary=trial.V, context=trial.T + SPARE, seed=seed)
+    tokens, targets = excerpt(trial.B, trial.T, trial.V, seed)
 
     def normal(width: int) -> Tensor:
-        shape = one.B, one.T, width
-        return one.scale * (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.25)
+        shape = trial.B, trial.T, width
+        return trial.scale * (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.25)
 
     if gate == "embedding":
         return tokens, {name: p[name] for name in ("token", "position")}, targets
@@ -214,13 +208,13 @@ def make_inputs(gate: str, one: Try, seed: int) -> tuple[Tensor, Tensors, Tensor
     of_part = {
         f"part.{name.removeprefix(prefix)}": t for name, t in p.items() if prefix and name.startswith(prefix)
     }
-    widths = {"attention": 3 * one.C, "cross_entropy": one.V}
-    return normal(widths.get(gate, one.C)), of_part, targets
+    widths = {"attention": 3 * trial.C, "cross_entropy": trial.V}
+    return normal(widths.get(gate, trial.C)), of_part, targets
 
 
-def run_part(gate: str, module: Module, one: Try, seed: int) -> TryResult:
-    """Run one try of one part, by hand and by autograd. Raise Fault for anything but wrong values."""
-    x, p, targets = make_inputs(gate, one, seed)
+def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
+    """Run one trial of a part, by hand and with autograd. Raises Fault for faults other than wrong values."""
+    x, p, targets = make_inputs(gate, trial, seed)
 
     def truth(id: str | None = None) -> Mapping[str, Tensor]:
         model, q = change_model(id), leaves(p)
@@ -231,7 +225,9 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> TryResult:
             output = model.block(start, "part", q)
         else:
             output = model.run("part", gate, start, *([targets] if gate == "cross_entropy" else q.values()))
-        return by_autograd(model, output, None if output.dim() == 0 else following(output.detach()), q)
+        return compute_with_autograd(
+            model, output, None if output.dim() == 0 else incoming_gradient(output.detach()), q
+        )
 
     before = {
         name: tensor.clone() for name, tensor in [*p.items(), ("its input", x), ("the targets", targets)]
@@ -239,7 +235,7 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> TryResult:
     grads = {name: torch.full_like(tensor, 0.5) for name, tensor in p.items()}
     start = {name: grad.clone() for name, grad in grads.items()}
     tape, dy = module["Tape"](), torch.ones(())
-    with no_autograd(), watching(module) as watched:
+    with no_autograd(), record_parts(module) as watched:
         if gate == "model":
             output = tensor(module["forward"](x, targets, tape, p))
             module["backward"](tape, p, grads)
@@ -251,13 +247,13 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> TryResult:
             kind = module[KINDS.get(gate, "Block")]
             output = tensor(kind.forward(x, tape, "part", p))
             check_saved(gate, tape, x)
-            dy = following(output)
+            dy = incoming_gradient(output)
             returned = kind.backward(dy, tape, "part", p, grads)
             if gate != "embedding":
                 check_returned(returned)
-            if not torch.equal(dy, following(output)):
+            if not torch.equal(dy, incoming_gradient(output)):
                 raise Fault(
-                    "the gradient that comes in is another after backward: others may add it up",
+                    "backward has changed the incoming gradient, which other parts may still need",
                     "input-written",
                 )
     if gate in CONCERN:
@@ -275,55 +271,56 @@ def run_part(gate: str, module: Module, one: Try, seed: int) -> TryResult:
         raise Fault(words, "not-given-back")
     for name, grad in grads.items():
         expected = right[f"the gradient of {name}"]
-        kept = (grad == start[name]) & (expected == 0)  # of a table, the rows that nothing was written to
-        if near(torch.where(kept, expected, grad), expected) and not near(grad - start[name], expected):
+        kept = (grad == start[name]) & (expected == 0)  # for a table, the rows without a gradient
+        if is_close(torch.where(kept, expected, grad), expected) and not is_close(
+            grad - start[name], expected
+        ):
             raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
     given_part = {"x": x, "dy": dy, "targets": targets, **p}
-    return TryResult(one, given_part, by_hand(output, watched, grads, start), right, truth)
+    return TrialResult(trial, given_part, collect_values(output, watched, grads, start), right, truth)
 
 
 def level(name: str) -> tuple[int, str]:
-    """Return what a part belongs to, outermost first."""
     return name.count("."), name.rpartition(".")[0]
 
 
-def check_order(watched: Watched) -> None:
-    """Raise Fault if a part is not walked back, or before one that comes after it in the forward pass."""
-    way_up, way_back = [*watched.outputs], watched.walked_back
-    if missing := [name for name in way_up if name not in way_back]:
-        words = "is" if len(missing) == 1 else "are"
+def check_order(watched: PartResults) -> None:
+    """Raise Fault if a part's backward is not called, or runs before the backward of a later part."""
+    forward_order, order_back = [*watched.outputs], watched.backward_order
+    if missing := [name for name in forward_order if name not in order_back]:
         raise Fault(
-            f"{' and '.join(missing[-2:])} {words} never walked back: backward() is not called",
+            f"the backward() of {' and '.join(missing[-2:])} is never called",
             "not-walked-back",
         )
-    levels = itertools.groupby(sorted(way_up, key=level), key=level)  # the blocks, then the parts of each
+    levels = itertools.groupby(
+        sorted(forward_order, key=level), key=level
+    )  # the blocks, then each block's parts
     for earlier, later in [pair for _, names in levels for pair in itertools.pairwise(names)]:
-        if way_back.index(earlier) < way_back.index(later):
+        if order_back.index(earlier) < order_back.index(later):
             raise Fault(
-                f"{earlier} is walked back before {later}: the gradient comes to {later} first", "forwards"
+                f"{earlier}'s backward runs before {later}'s, which the gradient reaches first", "forwards"
             )
 
 
 def tensor(output: object) -> Tensor:
-    """Copy the output of a forward. Raise Fault if it is not a tensor."""
+    """Copy the output of a forward pass. Raises Fault if it is not a tensor."""
     if not isinstance(output, Tensor):
-        raise Fault("forward() returns no tensor", "nothing-returned")
+        raise Fault("forward() must return a tensor", "nothing-returned")
     return output.clone()
 
 
 def check_returned(gradient: object) -> None:
-    """Raise Fault if a backward returns no gradient of its input."""
     if not isinstance(gradient, Tensor):
-        raise Fault("backward() returns no tensor: the gradient of its input is wanted", "nothing-returned")
+        raise Fault("backward() must return a tensor, the gradient of its input", "nothing-returned")
 
 
-def following(output: Tensor) -> Tensor:
-    """Return an incoming gradient with a mean away from 0, different in each row."""
+def incoming_gradient(output: Tensor) -> Tensor:
+    """Return an incoming gradient with a nonzero mean and different rows."""
     return torch.sin(torch.arange(output.numel(), dtype=output.dtype)).view_as(output) + 0.5
 
 
 def check_saved(gate: str, tape, x: Tensor) -> None:
-    """Compare what a part saves with the minimum. Raise Fault."""
+    """Raise Fault if a part saves more bytes than it needs."""
     rows, element = x.numel() // x.shape[-1], x.element_size()
     T = x.shape[1]
     enough = {
@@ -333,32 +330,34 @@ def check_saved(gate: str, tape, x: Tensor) -> None:
         "gelu": x.numel() * element,
         "cross_entropy": (x.numel() + rows) * element,
     }.get(gate)
-    if enough is not None and (kept := held(tape.kept)) > enough:
+    if enough is not None and (kept := count_saved_bytes(tape.kept)) > enough:
         raise Fault(
-            f"{kept} bytes are kept of an input of {list(x.shape)}, {enough} are enough", "keeps-too-much"
+            f"{kept} bytes are saved for an input of {list(x.shape)}; {enough} are enough", "keeps-too-much"
         )
 
 
 # ---- The tape -----------------------------------------------------------------------------------------------
 
 
-def counting(size: Callable[[Tensor], int], once: bool) -> Callable[[Sequence[Sequence[Tensor]]], int]:
-    """Return a wrong count: a size for each tensor, or for each address."""
+def make_wrong_count(
+    size: Callable[[Tensor], int], once: bool
+) -> Callable[[Sequence[Sequence[Tensor]]], int]:
+    """Return a function that counts bytes wrongly: `size` of every tensor, or, if `once`, per address."""
     return lambda kept: sum(
         {t.data_ptr() if once else -i: size(t) for i, t in enumerate(chain(*kept), 1)}.values()
     )
 
 
 COUNTS = {
-    "each-view-counted": counting(lambda t: t.nbytes, False),
-    "elements-counted": counting(lambda t: t.numel(), False),
-    "view-alone": counting(lambda t: t.nbytes, True),
+    "each-view-counted": make_wrong_count(lambda t: t.nbytes, False),
+    "elements-counted": make_wrong_count(lambda t: t.numel(), False),
+    "view-alone": make_wrong_count(lambda t: t.nbytes, True),
 }
-"""Known mistake of the tape -> its count."""
+"""Known mistake of the tape -> the function that counts bytes this way."""
 
 
 def check_tape(gate: str, module: Module, seed: int) -> str:
-    """Check the bytes that the tape reports, for tensors that do and do not share memory. Raise Fault."""
+    """Check the bytes that the tape reports for tensors with and without shared memory. Raises Fault if wrong."""
     whole, other = torch.zeros(4, 6), torch.zeros(3, dtype=torch.float64)
     story = (
         ("nothing", {}, 0),
@@ -366,9 +365,9 @@ def check_tape(gate: str, module: Module, seed: int) -> str:
         ("two tensors", {"a": (whole, other)}, 120),
         ("a tensor under two names", {"a": (whole,), "b": (whole,)}, 96),
         ("three views of one tensor", {"a": whole.chunk(3, 1)}, 96),
-        ("a row of it, for whose sake all of it stays", {"a": (whole[1],)}, 96),
+        ("a row, which keeps the whole tensor alive", {"a": (whole[1],)}, 96),
         ("two tensors of one size", {"a": (whole, torch.ones(4, 6))}, 192),
-        ("an expanded one", {"a": (other[:1].expand(1000),)}, 24),
+        ("an expanded tensor", {"a": (other[:1].expand(1000),)}, 24),
     )
     text = []
     for _, kept, _ in story:
@@ -379,7 +378,7 @@ def check_tape(gate: str, module: Module, seed: int) -> str:
         if got != right:
             known = {id: [count([*kept.values()]) for _, kept, _ in story] for id, count in COUNTS.items()}
             mistake = next((id for id, counts in known.items() if counts == text), "wrong-values")
-            raise Fault(f"of {words} the tape says {got} bytes, and holds {right}", mistake)
+            raise Fault(f"for {words} the tape reports {got} bytes, but holds {right}", mistake)
     return f"{len(story)} tapes, to the byte"
 
 

@@ -1,5 +1,4 @@
-"""`p27 --compare`: compare every activation and gradient of one step by the learner's tape and one by
-autograd."""
+"""`p27 --compare`: compare all activations and gradients of a step of the learner's tape with autograd's."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,42 +11,40 @@ from harness.puzzles.p27.autograd import Model, Tensors, parameters
 from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.running import (
     Module,
-    by_autograd,
-    by_hand,
+    collect_values,
+    compute_with_autograd,
     excerpt,
+    is_close,
     leaves,
-    near,
     no_autograd,
-    watching,
+    record_parts,
 )
-from harness.puzzles.p27.train import add_size, by_the_file, check_size, file_of, seed
-from harness.puzzles.p27.train_gpt import device_of
+from harness.puzzles.p27.train import add_size_flags, check_size, load_tape, report_learner_errors, seed
+from harness.puzzles.p27.train_gpt import select_device
 
 VOCABULARY, CONTEXT = 32, 12
-"""Of the model, in float64, so that every difference is a mistake."""
+"""Sizes of the model, which is in float64, so that every difference is a mistake."""
 
 
-def both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
-    """Return all values by name, by hand and by autograd: activations in forward order, gradients from the
-    loss backwards."""
+def compute_both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
+    """Return all values by name, by hand and with autograd: activations in order, then gradients in reverse."""
     p = parameters(layers=2, width=16, vocabulary=VOCABULARY, context=CONTEXT, seed=seed)
     tokens, targets = excerpt(3, CONTEXT, VOCABULARY, seed)
     grads = {name: torch.zeros_like(t) for name, t in p.items()}
-    with no_autograd(), watching(module) as watched:
+    with no_autograd(), record_parts(module) as watched:
         tape = module["Tape"]()
         loss = module["forward"](tokens, targets, tape, p).clone()
         module["backward"](tape, p, grads)
     zeros = {name: torch.zeros_like(t) for name, t in p.items()}
     model, held = Model(), leaves(p)
-    right = by_autograd(model, model.loss(tokens, targets, held), None, held)
-    mine = by_hand(loss, watched, grads, zeros)
+    right = compute_with_autograd(model, model.loss(tokens, targets, held), None, held)
+    mine = collect_values(loss, watched, grads, zeros)
     activations = {f"{name}, its output": t.detach() for name, t in model.outputs.items()}
     return ({f"{name}, its output": t for name, t in watched.outputs.items()} | mine, activations | right)
 
 
 def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
-    """Yield (name, largest difference, whether it is correct) of each value; without a difference for values
-    the file does not compute."""
+    """Yield (name, largest difference, whether it is correct) for each value."""
     for name, expected in right.items():
         if name not in got:
             yield name, "not computed by itself", True
@@ -55,28 +52,29 @@ def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
             yield name, f"shape {list(got[name].shape)}, expected {list(expected.shape)}", False
         else:
             apart = (got[name] - expected).abs().max().item() if expected.numel() else 0.0
-            yield name, f"{apart:.1e}", near(got[name], expected)
+            yield name, f"{apart:.1e}", is_close(got[name], expected)
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Print a line for each value; return 1 if one is wrong. Raise Unsolved."""
-    parser = Parser(prog="p27 --compare", description="One step by hand beside one by autograd.")
-    parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
+    parser = Parser(
+        prog="p27 --compare", description="Compare one step by hand with the same step by autograd."
+    )
+    parser.add_argument("--solution", action="store_true", help="use the solution's file in place of yours")
     parser.add_argument(
         "--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)"
     )
-    add_size(parser)
+    add_size_flags(parser)
     flags = parser.parse_args(arguments)
     check_size(flags)
     if flags.size:
-        sizes, device = SIZES[flags.size], device_of(flags.device)
+        sizes, device = SIZES[flags.size], select_device(flags.device)
         state = State.load(flags.load, sizes, device) if flags.load else None
         values = compare_gpt.compare(sizes, flags.seed, device, state)
-        print_lines(console, compare_gpt.lines_of(values))
-        return int(bool(compare_gpt.wrong_of(values)))
-    path, module = file_of(flags)
-    with by_the_file(path):
-        listed = [*rows(*both(module, flags.seed))]
+        print_lines(console, compare_gpt.format_lines(values))
+        return int(bool(compare_gpt.list_wrong(values)))
+    path, module = load_tape(flags)
+    with report_learner_errors(path):
+        listed = [*rows(*compute_both(module, flags.seed))]
     width = max(len(name) for name, *_ in listed)
     wrong = [name for name, _, ok in listed if not ok]
     result = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"

@@ -1,8 +1,6 @@
-"""`p27 --compare --size`: compare every activation and gradient of a step by the workbook's layers and one by
-autograd.
+"""`p27 --compare --size`: compare every activation and gradient of a step with autograd's in float64.
 
-The truth is autograd in float64 on the same parameters and tokens; a value is ok if its error is at most
-twice that of autograd in the step's own dtype, or below a minimum (`harness.check.compare`).
+A value is ok if its error is at most twice autograd's in the step's dtype, plus a floor.
 """
 
 from collections.abc import Iterator
@@ -12,21 +10,21 @@ import torch
 from torch import Tensor
 
 from harness.check.compare import FLOOR
-from harness.nn.arguments import plain
+from harness.nn.arguments import get_dtype_name
 from harness.puzzles.p27.autograd import Model, Tensors, parts_with_heads
 from harness.puzzles.p27.gpt import Sizes, State
 from harness.puzzles.p27.gpt_step import ByHand, Pass
-from harness.puzzles.p27.running import by_autograd, no_autograd
+from harness.puzzles.p27.running import compute_with_autograd, no_autograd
 
 BATCH = 4
-"""Excerpts that are compared: float64 takes four times the memory."""
+"""Maximum number of excerpts to compare, since float64 takes four times the memory."""
 MOVED = 0.1
-"""Offset of biases and LayerNorms from 0 and 1, which would hide mistakes."""
+"""Magnitude of random offsets that move biases and LayerNorm weights from 0 and 1, which would hide mistakes."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One value: its error and that of PyTorch in the same dtype, relative to the truth's largest element."""
+    """One value's error, and PyTorch's in the same dtype, relative to the truth's largest element."""
 
     name: str
     error: float
@@ -35,8 +33,7 @@ class Compared:
 
 
 def problem(sizes: Sizes, seed: int, device: torch.device, state: State | None) -> tuple[ByHand, Tensor]:
-    """Return the trained model, from a state or from GPT-2's initial parameters with their vectors moved; and
-    random tokens."""
+    """Return random tokens and a model from `state`, or from GPT-2's initial parameters with offset vectors."""
     generator = torch.Generator().manual_seed(seed)
     excerpt = torch.randint(
         sizes.vocabulary, (min(BATCH, sizes.batch), sizes.context + 1), generator=generator
@@ -48,8 +45,7 @@ def problem(sizes: Sizes, seed: int, device: torch.device, state: State | None) 
     return ByHand(state), excerpt.to(device)
 
 
-def by_the_step(trained: ByHand, excerpt: Tensor) -> Tensors:
-    """Return every value of the step by hand, by name."""
+def compute_by_hand(trained: ByHand, excerpt: Tensor) -> Tensors:
     noted: Tensors = {}
 
     def note(name: str, value: Tensor) -> None:
@@ -62,21 +58,20 @@ def by_the_step(trained: ByHand, excerpt: Tensor) -> Tensors:
     return noted | {"the output": loss} | {f"the gradient of {name}": grad for name, grad in grads.items()}
 
 
-def by_torch(trained: ByHand, excerpt: Tensor, dtype: torch.dtype) -> Tensors:
-    """Return the same by autograd in a dtype: activations in forward order, gradients from the loss
-    backwards."""
+def compute_with_torch(trained: ByHand, excerpt: Tensor, dtype: torch.dtype) -> Tensors:
+    """Return the same values from autograd in `dtype`: activations in order, then gradients in reverse."""
     p = {name: t.to(dtype, copy=True).requires_grad_() for name, t in trained.p.items()}
     model = Model(parts_with_heads(trained.state.sizes.heads))
     output = model.loss(excerpt[:, :-1], excerpt[:, 1:], p)
     outputs = {f"{name}, its output": t.detach() for name, t in model.outputs.items() if name != "loss"}
-    return outputs | by_autograd(model, output, None, p)
+    return outputs | compute_with_autograd(model, output, None, p)
 
 
 def compare_values(
     got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch.dtype
 ) -> Iterator[Compared | str]:
-    """Yield each value of the truth; only the name of those that the step does not compute."""
-    floor = FLOOR[plain(dtype)]
+    """Yield each value of the truth compared, or only its name if the step does not compute it."""
+    floor = FLOOR[get_dtype_name(dtype)]
     for name, right in truth.items():
         if name not in got:
             yield name
@@ -89,7 +84,7 @@ def compare_values(
         yield Compared(name, error, own, error <= 2 * own + floor)
 
 
-def lines_of(values: list[Compared | str]) -> list[str]:
+def format_lines(values: list[Compared | str]) -> list[str]:
     width = max(len(each if isinstance(each, str) else each.name) for each in values)
     lines = [f"{'':<{width}}  error    PyTorch's"]
     for each in values:
@@ -98,21 +93,20 @@ def lines_of(values: list[Compared | str]) -> list[str]:
         else:
             text = "ok" if each.ok else "NOT OK"
             lines.append(f"{each.name:<{width}}  {each.error:.1e}  {each.baseline:.1e}  {text}")
-    wrong = wrong_of(values)
+    wrong = list_wrong(values)
     first = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"
     return [*lines, first]
 
 
-def wrong_of(values: list[Compared | str]) -> list[str]:
+def list_wrong(values: list[Compared | str]) -> list[str]:
     return [each.name for each in values if isinstance(each, Compared) and not each.ok]
 
 
 def compare(
     sizes: Sizes, seed: int, device: torch.device, state: State | None = None
 ) -> list[Compared | str]:
-    """Compare every value of one step by hand with autograd's."""
     trained, excerpt = problem(sizes, seed, device, state)
-    got = by_the_step(trained, excerpt)
-    truth = by_torch(trained, excerpt, torch.float64)
-    baseline = by_torch(trained, excerpt, trained.working.dtype)
+    got = compute_by_hand(trained, excerpt)
+    truth = compute_with_torch(trained, excerpt, torch.float64)
+    baseline = compute_with_torch(trained, excerpt, trained.working.dtype)
     return [*compare_values(got, truth, baseline, trained.working.dtype)]

@@ -1,8 +1,8 @@
-"""The derivation of puzzle 27's NumPy rung, and its known mistakes; the kernels add theirs in `kernels.py`.
+"""Derivation of puzzle 27's NumPy rung, and its known mistakes; those of the kernels are in `kernels.py`.
 
 Shapes as in `solutions/p27/in_numpy.py`: tokens and targets [B, T]; x and dx [B, T, C]; dy [B, T, O]; W [O,
-C]; A [C, C]; logits [B, T, V]; smoothing, V: numbers. LayerNorm's and attention's steps are puzzle 22's and
-23's.
+C]; A [C, C]; logits [B, T, V]; smoothing and V are numbers. LayerNorm and attention are derived in other
+puzzles.
 """
 
 import numpy as np
@@ -10,13 +10,12 @@ import numpy as np
 from harness.spec.derivation import Derivation, Mistake
 
 IGNORED = -100
-"""The target that takes no part in the loss."""
+"""The target of positions that the loss ignores."""
 CUBE = 0.044715
-"""In GELU's inner function, u = sqrt(2 / pi) (x + CUBE x^3)."""
+"""The factor of x^3 in GELU's inner function, u = sqrt(2 / pi) (x + CUBE x^3)."""
 
 
 def scatter_add(tokens: np.ndarray, dx: np.ndarray, V: int) -> np.ndarray:
-    """Add the rows of dx by token, [V, C]."""
     return np.tensordot(np.arange(V)[:, None, None] == tokens, dx, 2)
 
 
@@ -52,22 +51,21 @@ def softmax(logits: np.ndarray, axis: int | None = -1) -> np.ndarray:
     return weights / weights.sum(axis, keepdims=True)
 
 
-def last_of_each(v: Derivation) -> np.ndarray:
-    """Return the result of assigning instead of adding: for each token the gradient of its last place, [V,
-    C]."""
+def assign_gradients(v: Derivation) -> np.ndarray:
+    """Return the table [V, C] if gradients are assigned instead of added: each token's last gradient."""
     table = np.zeros((int(v.V), v.dx.shape[-1]))
     table[v.tokens.reshape(-1)] = v.dx.reshape(-1, v.dx.shape[-1])
     return table
 
 
 MISTAKES = (
-    Mistake("mean-over-ignored", "with a mean over every place, the ignored ones too",
+    Mistake("mean-over-ignored", "with a mean over all places, including ignored ones",
             {"count": lambda v: np.asarray(v.targets.size)}),
     Mistake("averaged-twice", "divided by the number of places twice",
             {"grad_logits": lambda v: v.counted * (v.p - v.y) / v.count**2,
              "grad_rows": lambda v: v.counted * (v.row_p - v.onehot) / v.places**2,
              "mean_loss": lambda v: v.row_loss.sum() / v.places**2}),
-    Mistake("not-averaged", "of the sum, and the loss is a mean", {"count": lambda v: np.asarray(1)}),
+    Mistake("not-averaged", "of the sum of the losses, not of their mean", {"count": lambda v: np.asarray(1)}),
     Mistake("ignored-counted", "with the ignored places counted like the others",
             {"grad_logits": lambda v: (v.p - v.y) / v.count,
              "loss": lambda v: (v.y * (v.lse - v.shifted)).sum() / v.count,
@@ -76,18 +74,18 @@ MISTAKES = (
     Mistake("ignored-counted", "with the ignored places counted like the others, as if their target were 0",
             {"grad_logits": lambda v: (v.p - (np.maximum(v.targets, 0)[..., None] == np.arange(int(v.V)))) / v.count}),
     Mistake("smoothing-forgotten", "with all of y on the target", {"y": lambda v: v.onehot}),
-    Mistake("smoothing-added", "with smoothing / V put beside a whole one, so that y adds up to more than 1",
+    Mistake("smoothing-added", "with smoothing / V added to a full 1, so that y sums to more than 1",
             {"y": lambda v: v.onehot + v.smoothing / v.V}),
-    Mistake("of-log-p", "of p, and not of its logarithm: the sum over the other logits is missing",
+    Mistake("of-log-p", "of p, not of its logarithm: the sum over the other logits is missing",
             {"grad_logits": lambda v: -v.counted * v.y * (1 - v.p) / v.count}),
-    Mistake("onehot-forgotten", "of p alone: 1 is subtracted from the target's",
+    Mistake("onehot-forgotten", "of p alone: 1 must be subtracted at the target",
             {"grad_logits": lambda v: v.counted * v.p / v.count, "grad_rows": lambda v: v.counted * v.row_p / v.places}),
     Mistake("ignored-counted-in-mean", "with the ignored places counted like the others, in the mean too",
             {"loss": lambda v: (v.y * (v.lse - v.shifted)).sum() / v.targets.size,
              "grad_logits": lambda v: (v.p - v.y) / v.targets.size}),
     Mistake("logits-negated", "with the softmax of -logits",
             {"shifted": lambda v: -v.logits - (-v.logits).max(-1, keepdims=True)}),
-    Mistake("softmax-twice", "with the softmax of p, which is one already", {"p": lambda v: softmax(softmax(v.logits))}),
+    Mistake("softmax-twice", "with the softmax of p, which is already a softmax", {"p": lambda v: softmax(softmax(v.logits))}),
     *(
         Mistake("other-axis", f"with the softmax taken over {words}, not over the vocabulary", changes)
         for axis, words in ((0, "the sequences"), (1, "the places"), (None, "everything"))
@@ -98,35 +96,35 @@ MISTAKES = (
         )
     ),
     *(
-        Mistake(f"target-{id}", f"with {words}", {changed: lambda v, of=of: of(v.original("targets"))})
+        Mistake(f"target-{id}", f"with {words}", {changed: lambda v, of=of: of(v.get_original("targets"))})
         for id, words, of in (
-            ("one-more", "the word after the target", lambda targets: targets + (targets != IGNORED)),
-            ("one-less", "the word before the target", lambda targets: targets - (targets != IGNORED)),
-            ("one-less", "the word before the target", lambda targets: targets - (targets > 0)),
+            ("one-more", "the target's token id plus 1", lambda targets: targets + (targets != IGNORED)),
+            ("one-less", "the target's token id minus 1", lambda targets: targets - (targets != IGNORED)),
+            ("one-less", "the target's token id minus 1", lambda targets: targets - (targets > 0)),
             ("of-place-before", "the target of the place before", lambda targets: np.roll(targets, 1, 1)),
             ("of-place-after", "the target of the place after", lambda targets: np.roll(targets, -1, 1)),
         )
         for changed in ("wanted_targets", "targets")
     ),
-    Mistake("scale-of-slope-forgotten", "without sqrt(2 / pi) in u', the derivative of what stands in tanh",
+    Mistake("scale-of-slope-forgotten", "without sqrt(2 / pi) in u', the derivative of tanh's argument",
             {"slope": lambda v: 1 + 3 * CUBE * v.x**2}),
-    Mistake("slope-forgotten", "without u', the derivative of what stands in tanh",
+    Mistake("slope-forgotten", "without u', the derivative of tanh's argument",
             {"slope": lambda v: np.ones_like(v.x)}),
     Mistake("second-term-forgotten", "of the first term of the product alone",
             {"grad_gelu": lambda v: v.dx * (1 + v.tanh) / 2}),
     Mistake("gelu-erf", "of the other GELU, x Phi(x) with the error function",
-            {"grad_gelu": lambda v: v.dx * erf_slope(v.x), "gelu": lambda v: v.x * phi(v.x)}),
+            {"grad_gelu": lambda v: v.dx * erf_slope(v.x), "gelu": lambda v: v.x * normal_cdf(v.x)}),
     Mistake("first-sequence-only", "of the first sequence alone: the sum over the batch is missing",
             {"loss": lambda v: (v.counted * v.y * (v.lse - v.shifted))[0].sum() / v.counted[0].sum(),
              "grad_W": lambda v: v.dy[0].T @ v.x[0], "grad_b": lambda v: v.dy[0].sum(0),
              "grad_position": lambda v: v.dx[0]}),
-    Mistake("mean-over-batch", "with a mean over the batch: the loss has taken it already",
+    Mistake("mean-over-batch", "with a mean over the batch: the loss is already a mean",
             {"grad_position": lambda v: v.dx.mean(0), "grad_b": lambda v: v.dy.mean((0, 1))}),
-    Mistake("not-added", "of the last place of each token: a token that comes twice gets both gradients",
-            {"grad_token": last_of_each}),
-    Mistake("residual-forgotten", "of the branch alone: x itself passes too",
+    Mistake("not-added", "of the last place of each token: a token that occurs twice gets both gradients",
+            {"grad_token": assign_gradients}),
+    Mistake("residual-forgotten", "of the branch alone: x is also added",
             {"grad_stream": lambda v: v.dx @ v.A}, hint=1),
-    Mistake("branch-forgotten", "of the straight way alone", {"grad_stream": lambda v: v.dx}, hint=1),
+    Mistake("branch-forgotten", "of the skip connection alone", {"grad_stream": lambda v: v.dx}, hint=1),
     Mistake("branch-transposed", "with A^T, which belongs to the forward pass",
             {"grad_stream": lambda v: v.dx + v.dx @ v.A.T}),
     Mistake("head-overwritten", "of the embedding alone: the head's gradient is lost",
@@ -136,12 +134,11 @@ MISTAKES = (
 )  # fmt: skip
 
 
-def phi(x: np.ndarray) -> np.ndarray:
+def normal_cdf(x: np.ndarray) -> np.ndarray:
     import math
 
     return np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
 
 
 def erf_slope(x: np.ndarray) -> np.ndarray:
-    """Return the derivative of x Phi(x)."""
-    return phi(x) + x * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+    return normal_cdf(x) + x * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)

@@ -1,5 +1,4 @@
-"""The training text of the GPTs, the bytes of the workbook's chapters, in random excerpts; the progress bar
-and the loss curve."""
+"""Random excerpts of the training text, which are the workbook's chapters; progress bar and loss curve."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,20 +25,17 @@ class Options:
 
 
 def read_text(folder: Path, context: int) -> torch.Tensor:
-    """Return the bytes of all chapters, uint8 [length]. Raise BadUse with the path if they are too short for
-    one excerpt."""
+    """Return the bytes of all chapters, uint8 [length]. Raises BadUse if they are too short for an excerpt."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.md"))).encode()
     if not text:
-        raise BadUse(
-            f"what is trained on is the workbook's chapters, and there is no Markdown file under {folder}"
-        )
+        raise BadUse(f"no training text: {folder} has no Markdown file of the workbook's chapters")
     if len(text) <= context + 1:
-        raise BadUse(f"an excerpt needs more than {context + 1} bytes of text, {folder} holds {len(text)}")
+        raise BadUse(f"an excerpt needs more than {context + 1} bytes of text; {folder} has {len(text)}")
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def excerpts(options: Options, chapters: Path) -> Iterator[torch.Tensor]:
-    """Yield random excerpts of the text, int64 [batch, context + 1], without end."""
+    """Yield random excerpts of the text, int64 [batch, context + 1], forever."""
     text = read_text(chapters, options.context)
     generator = torch.Generator().manual_seed(options.seed)
     within = torch.arange(options.context + 1)
@@ -49,8 +45,7 @@ def excerpts(options: Options, chapters: Path) -> Iterator[torch.Tensor]:
 
 
 def training_progress(console: Console) -> Progress:
-    """Return a progress bar of steps, with the field `losses` after it; shown on a terminal only, and removed
-    afterwards."""
+    """Return a progress bar of steps, followed by the field `losses`; shown only on a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -62,7 +57,7 @@ def training_progress(console: Console) -> Progress:
 
 
 def plot(name: str, curve: list[float], width: int = 64, height: int = 10) -> list[str]:
-    """Draw a loss curve as lines of text: loss upwards, steps to the right."""
+    """Draw a loss curve as lines of text, with the loss on the vertical axis."""
     columns = min(width, len(curve))
     edges = [len(curve) * part // columns for part in range(columns + 1)]
     values = [sum(curve[start:end]) / (end - start) for start, end in pairwise(edges)]

@@ -1,7 +1,6 @@
-"""GPT-2 for the step of kernels: its sizes, and all of its numbers, each kind in one contiguous buffer.
+"""GPT-2 for the step on kernels: its sizes, and its tensors, which are in one contiguous buffer per kind.
 
-Names of parameters are the tape's. Matrices come first, vectors after them, so that AdamW, the norm of all
-gradients and a copy in another dtype are one pass over one buffer, and weight decay ends at one index.
+Matrices come first, so that weight decay ends at one index, and AdamW is one pass over a buffer.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from harness.errors import BadUse
 from harness.puzzles.p27.autograd import Tensors, parameters
 
 RUN = 16
-"""A tensor begins at a multiple of so many elements of its piece: the kernels' wide loads want 16 bytes."""
+"""Alignment of tensors in a buffer, in elements: the kernels' wide loads need 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,13 @@ class Sizes:
 
 SIZES = {
     "tiny": Sizes(layers=3, width=96, heads=4, vocabulary=256, context=64, batch=16),
-    # 50,257 tokens and as many unused ones as make rows of logits begin at multiples of 128 bytes.
+    # 50,257 tokens, and unused ones so that rows of logits begin at multiples of 128 bytes.
     "gpt2": Sizes(layers=12, width=768, heads=12, vocabulary=50304, context=1024, batch=16),
 }
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of activations, gradients and products: bfloat16 on a GPU, with float32 parameters,
-    and float32 elsewhere."""
+    """Return the dtype of activations, gradients and products: bfloat16 on a GPU, float32 elsewhere."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
@@ -51,8 +49,8 @@ class Pieces:
     """The layout of a model's tensors in a buffer.
 
     Attributes:
-        count: Elements of a buffer; between tensors there may be padding, which stays 0.
-        decayed: How many of them belong to matrices, which decay.
+        count: The number of elements of a buffer, including the padding between tensors, which is 0.
+        decayed: The number of leading elements that belong to matrices, to which weight decay applies.
     """
 
     def __init__(self, like: Mapping[str, Tensor]):
@@ -71,19 +69,18 @@ class Pieces:
         return [piece[end:begin] for end, begin in zip(ends, begins, strict=True) if end < begin]
 
     def views(self, piece: Tensor) -> Tensors:
-        """Return the tensors of a buffer [count] by name."""
         return {name: piece[at : at + shape.numel()].view(shape) for name, (at, shape) in self.places.items()}
 
 
 @dataclass
 class State:
-    """A training run between two steps: float32 parameters, AdamW's two means, and the number of steps.
+    """A training run between two steps: float32 parameters, AdamW's two running means, and the step count.
 
     Attributes:
-        sizes: Of the model.
+        sizes: The model's sizes.
         pieces: The layout of the three buffers.
         master, mean, square: [count], float32: the parameters, and the running means of gradients and their squares.
-        steps: Steps so far.
+        steps: The number of steps so far.
     """
 
     sizes: Sizes
@@ -95,7 +92,7 @@ class State:
 
     @classmethod
     def begin(cls, sizes: Sizes, seed: int, device: torch.device) -> "State":
-        """Return GPT-2's initial parameters; the same on every device."""
+        """Return a state with GPT-2's initial parameters, the same on every device."""
         first = parameters(
             layers=sizes.layers,
             width=sizes.width,
@@ -112,13 +109,12 @@ class State:
 
     @property
     def parameters(self) -> Tensors:
-        """The parameters by name, float32."""
         return self.pieces.views(self.master)
 
     # ---- State files --------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write each tensor under its name, for torch.load. Raise BadUse if the file cannot be written."""
+        """Write the tensors by name, for torch.load. Raises BadUse if the file cannot be written."""
         pieces = {"parameters": self.master, "mean": self.mean, "square": self.square}
         by_name = {
             kind: {name: view.cpu() for name, view in self.pieces.views(piece).items()}
@@ -132,7 +128,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path, sizes: Sizes, device: torch.device) -> "State":
-        """Read a `save`d state of any training run. Raise BadUse if the file is missing, or of another model."""
+        """Read a state that `save` wrote. Raises BadUse if the file is missing or from another model."""
         try:
             with path.open("rb") as file:
                 loaded = torch.load(file, map_location="cpu", weights_only=True)
@@ -144,10 +140,10 @@ class State:
                     view.copy_(loaded[kind][name])
         except OSError as error:
             raise BadUse(f"--load {path}: {error.strerror}") from error
-        except Exception as error:  # of zip or pickle, or a missing key
+        except Exception as error:  # from zip or pickle, or a missing key
             raise BadUse(f"--load {path}: no state file of p27 --train --save") from error
         if replace(written, batch=sizes.batch) != sizes:
-            raise BadUse(f"--load {path}: holds {written}, and --size has {sizes}")
+            raise BadUse(f"--load {path}: holds {written}, but --size has {sizes}")
         return replace(state, sizes=sizes)
 
 

@@ -1,8 +1,4 @@
-"""The training step of the same GPT by PyTorch: autograd, its AdamW, and on a GPU autocast; eager or by
-torch.compile.
-
-It trains the memory of a `State` in place, so that a run by hand can continue by autograd, and vice versa.
-"""
+"""The GPT's training step with autograd, eager or compiled, on the memory of a `State`."""
 
 import torch
 from torch import Tensor
@@ -13,12 +9,7 @@ from harness.puzzles.p27.gpt_step import ADAM_EPS, BETAS, DECAY, LIMIT
 
 
 class ByAutograd:
-    """Trains a state by autograd.
-
-    Args:
-        state: The state to train.
-        compiled: Whether the loss goes through torch.compile.
-    """
+    """Trains a state with autograd."""
 
     def __init__(self, state: State, compiled: bool = False):
         self.state = state
@@ -36,7 +27,7 @@ class ByAutograd:
         self.loss = torch.compile(model.loss, dynamic=False) if compiled else model.loss
 
     def step(self, excerpt: Tensor, rate: float) -> Tensor:
-        """Run one training step; return the loss before it, on the device."""
+        """Run one training step; return the loss before the update, on the device."""
         self.state.steps += 1
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -1,10 +1,8 @@
-"""One training step of GPT-2 by hand, from the workbook's layers: without autograd, and with little memory.
+"""One training step of GPT-2 by hand, from the workbook's layers, without autograd and with little memory.
 
-The LayerNorm before a product is one layer with it, attention saves its output and lse, GELU is recomputed,
-and the head with its loss computes its gradients in the forward pass, chunk by chunk. The stream between the
-blocks, [rows, C] with rows = batch * T, is in the working dtype; parameters are float32, AdamW updates them,
-and the products read a copy in the working dtype, written by the update. The largest temporaries use the
-gradients' memory before those are written.
+The residual stream, [rows, C] with rows = batch * T, is in the working dtype; parameters are
+float32, and products read a copy in the working dtype that AdamW writes. GELU is recomputed, the head
+computes its gradients in the forward pass, and the largest temporaries use the gradients' memory.
 """
 
 from collections.abc import Callable
@@ -19,12 +17,12 @@ from harness.puzzles.p27 import step_parts as parts
 from harness.puzzles.p27.autograd import Tensors
 from harness.puzzles.p27.derivation import IGNORED
 from harness.puzzles.p27.gpt import RUN, Pieces, Sizes, State, working_dtype
-from harness.puzzles.p27.step_kernels import on_kernels
+from harness.puzzles.p27.step_kernels import has_kernels
 
 BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
-"""Of AdamW, and the norm that gradients are clipped to; as in the tape's file."""
+"""AdamW's constants, and the norm to which gradients are clipped, as in the tape's file."""
 MEAN, INPUT, WEIGHT, STAYS_WIDE = 1, 1, 2, 8
-"""Numeric arguments of the loss's operator: the reduction, and the requested gradients, that of weight in float32."""
+"""Arguments of the loss operator: mean reduction, both gradients, and the weight's gradient in float32."""
 
 
 def head(
@@ -32,8 +30,8 @@ def head(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean loss of the logits x weight^T, [rows, V], and the gradients of x and weight.
 
-    On a GPU the logits are computed chunk by chunk by the operator of `harness.nn.linear_cross_entropy`;
-    elsewhere in the workspace `matrix`.
+    On a GPU the operator of `harness.nn.linear_cross_entropy` computes the logits chunk by chunk; elsewhere
+    they are in the workspace from `matrix`.
     """
     if host.load("cross_entropy", x.device.type):
         integers, numbers, gradients = [IGNORED, MEAN, 0], [0.0, 0.0, 0.0], INPUT | WEIGHT | STAYS_WIDE
@@ -58,45 +56,39 @@ def ignore(name: str, value: Tensor) -> None: ...
 
 
 class Idle:
-    """The unused part of the gradients' buffer: all of it at first, then what precedes the block in the
-    backward pass, as blocks are in forward order.
-
-    Args:
-        pieces: The layout of the gradients.
-        piece: [count].
-    """
+    """The unused part of the gradients' buffer [count]: all of it, then the part before the current block."""
 
     def __init__(self, pieces: Pieces, piece: Tensor):
         self.pieces, self.piece = pieces, piece
         self.places = pieces.views(piece)
         self.free = piece
 
-    def before(self, name: str) -> None:
-        """Reclaim the workspace; from now on only what precedes a gradient is available."""
+    def reset_workspace(self, name: str) -> None:
+        """Reclaim the workspace, up to the start of the gradient `name`."""
         self.free = self.piece[: self.pieces.places[name][0]]
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        """Return an uninitialised matrix, newly allocated if there is no room."""
+        """Return an uninitialised matrix, newly allocated if the workspace is too small."""
         count = rows * columns
         if count > len(self.free):
             return self.piece.new_empty(rows, columns)
-        lent, self.free = self.free[:count], self.free[-(-count // RUN) * RUN :]
-        return lent.view(rows, columns)
+        taken, self.free = self.free[:count], self.free[-(-count // RUN) * RUN :]
+        return taken.view(rows, columns)
 
 
 @dataclass
 class Pass:
-    """The forward and the backward pass of one model.
+    """The forward and backward pass of one model.
 
     Args:
-        sizes: Of the model.
+        sizes: The model's sizes.
         p: Its parameters in the working dtype, by the tape's names.
-        note: A callback for every activation, "block0.qkv, its output", and every gradient of an input, by name.
-        idle: The buffer of the parameters' gradients, and until then workspace; None: allocate both.
+        note: Called with the name and value of every activation and input gradient: "block0.qkv, its output".
+        idle: The parameter gradients' buffer, until then used as workspace; None to allocate both.
 
     Attributes:
-        grads: The gradients of the parameters, after `backward`.
-        kept: Name of a part -> the tensors that its backward pass takes.
+        grads: The parameters' gradients, after `backward`.
+        kept: Name of a part -> the tensors saved for its backward pass.
     """
 
     sizes: Sizes
@@ -106,11 +98,11 @@ class Pass:
     grads: Tensors = field(default_factory=dict)
     kept: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
 
-    def shown(self, part: str, output: Tensor) -> Tensor:
+    def record_output(self, part: str, output: Tensor) -> Tensor:
         self.note(f"{part}, its output", output)
         return output
 
-    def back(self, part: str, gradient: Tensor) -> Tensor:
+    def record_gradient(self, part: str, gradient: Tensor) -> Tensor:
         self.note(f"the gradient of what {part} is given", gradient)
         return gradient
 
@@ -124,14 +116,13 @@ class Pass:
     # ---- Parts --------------------------------------------------------------------------------------------------
 
     def embedding(self, tokens: Tensor) -> Tensor:
-        """Return the initial stream, [rows, C]."""
         token, position = self.p["token"], self.p["position"]
         x = F.embedding(tokens, token) + position[: tokens.shape[1]]
         self.kept["embedding"] = (tokens,)
-        return self.shown("embedding", x.flatten(0, 1))
+        return self.record_output("embedding", x.flatten(0, 1))
 
     def embedding_backward(self, dx: Tensor, of_head: Tensor) -> None:
-        """Compute the gradients of both tables; that of the tokens' also holds the head's, [V, C]."""
+        """Compute the gradients of both tables; the token table's includes the head's, [V, C]."""
         (tokens,) = self.kept.pop("embedding")
         table = self.place("token")
         table = torch.empty_like(self.p["token"]) if table is None else table
@@ -140,98 +131,95 @@ class Pass:
         self.grads["position"][: tokens.shape[1]] = dx.view(*tokens.shape, -1).sum(0)
 
     def norm_linear(self, x: Tensor, ln: str, linear: str) -> Tensor:
-        """Run a LayerNorm and the product after it; save x and two numbers per row."""
+        """Run a LayerNorm and the product after it; save x, and mean and rstd of each row."""
         gamma, beta, W, b = (self.p[f"{part}.{each}"] for part in (ln, linear) for each in ("weight", "bias"))
         y, statistics = parts.layernorm_linear(x, gamma, beta, W, b)
         self.kept[ln] = (x, statistics)
-        return self.shown(linear, y)
+        return self.record_output(linear, y)
 
     def norm_linear_backward(self, dx: Tensor, dy: Tensor, ln: str, linear: str, before: str) -> Tensor:
-        """Return the stream's gradient plus the branch's; its sum over rows is the gradient of the bias of
-        `before`, the linear layer (if any) that adds to the stream."""
+        """Return the residual's gradient plus the branch's; its sum over rows is the bias gradient of `before`,
+        the linear layer that last added to the residual, if any."""
         x, statistics = self.kept.pop(ln)
         gamma, beta, W = (self.p[name] for name in (f"{ln}.weight", f"{ln}.bias", f"{linear}.weight"))
         branch, dgamma, dbeta, dW, db = parts.layernorm_linear_backward(dy, x, statistics, gamma, beta, W)
         self.grads |= {f"{ln}.weight": dgamma, f"{ln}.bias": dbeta}
         self.grads |= {f"{linear}.weight": dW, f"{linear}.bias": db}
-        self.back(ln, branch)
+        self.record_gradient(ln, branch)
         if not before:
             return dx.add_(branch)
         self.grads[f"{before}.bias"] = parts.add_with_sums(dx, branch)
         return dx
 
     def weight_gradient(self, dy: Tensor, x: Tensor, name: str) -> None:
-        """Compute the weight gradient of a linear layer with input x."""
         weight = f"{name}.weight"
         self.grads[weight] = torch.mm(dy.T, x, out=self.place(weight))
 
     def add_linear(self, x: Tensor, branch: Tensor, name: str) -> Tensor:
-        """Add a branch's linear layer to the stream."""
         y = F.linear(branch, self.p[f"{name}.weight"], self.p[f"{name}.bias"])
-        return x + self.shown(name, y)
+        return x + self.record_output(name, y)
 
     # ---- Blocks -------------------------------------------------------------------------------------------------
 
     def block(self, x: Tensor, name: str, batch: int) -> Tensor:
-        """Run both branches. Saved are the stream twice, qkv, attention's output and lse, and GELU's input."""
+        """Run both branches; save the residual twice, qkv, attention's output and lse, and GELU's input."""
         qkv = self.norm_linear(x, f"{name}.ln_1", f"{name}.qkv")
         output, lse = parts.attention(qkv, batch, self.sizes.heads)
-        self.kept[f"{name}.attention"] = (qkv, self.shown(f"{name}.attention", output), lse)
+        self.kept[f"{name}.attention"] = (qkv, self.record_output(f"{name}.attention", output), lse)
         x = self.add_linear(x, output, f"{name}.join")
         wide = self.norm_linear(x, f"{name}.ln_2", f"{name}.widen")
         self.kept[f"{name}.gelu"] = (wide,)
-        x = self.add_linear(x, self.shown(f"{name}.gelu", parts.gelu(wide)), f"{name}.narrow")
-        return self.shown(name, x)
+        x = self.add_linear(x, self.record_output(f"{name}.gelu", parts.gelu(wide)), f"{name}.narrow")
+        return self.record_output(name, x)
 
     def block_backward(self, dx: Tensor, i: int, batch: int) -> Tensor:
-        """Return the gradient of the stream before block i; dx is overwritten. The bias of the last linear
-        layer has its gradient already."""
+        """Return the residual's gradient before block i; overwrites dx. The last bias already has its
+        gradient."""
         name, before = f"block{i}", f"block{i - 1}.narrow" if i else ""
         if self.idle:
-            self.idle.before(f"{name}.qkv.weight")
+            self.idle.reset_workspace(f"{name}.qkv.weight")
         (wide,) = self.kept.pop(f"{name}.gelu")
         d = torch.mm(dx, self.p[f"{name}.narrow.weight"], out=self.matrix(*wide.shape))
-        self.back(f"{name}.narrow", d)
+        self.record_gradient(f"{name}.narrow", d)
         again, d = parts.gelu_backward(wide, d)
         self.weight_gradient(dx, again, f"{name}.narrow")
         del wide, again
-        self.back(f"{name}.gelu", d)
+        self.record_gradient(f"{name}.gelu", d)
         dx = self.norm_linear_backward(dx, d, f"{name}.ln_2", f"{name}.widen", f"{name}.join")
         qkv, output, lse = self.kept.pop(f"{name}.attention")
         self.weight_gradient(dx, output, f"{name}.join")
-        d = self.back(f"{name}.join", dx @ self.p[f"{name}.join.weight"])
+        d = self.record_gradient(f"{name}.join", dx @ self.p[f"{name}.join.weight"])
         d = parts.attention_gradient(d, qkv, output, lse, batch, self.sizes.heads)
-        self.back(f"{name}.attention", d)
+        self.record_gradient(f"{name}.attention", d)
         dx = self.norm_linear_backward(dx, d, f"{name}.ln_1", f"{name}.qkv", before)
-        return self.back(name, dx)
+        return self.record_gradient(name, dx)
 
     # ---- The model ----------------------------------------------------------------------------------------------
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss, float32. The head's gradients are computed here, and saved."""
+        """Return the mean loss, float32; compute and save the head's gradients too."""
         x = self.stream(tokens)
         self.kept["ln_f"] = (x,)
         y, statistics = parts.layernorm(x, self.p["ln_f.weight"], self.p["ln_f.bias"])
         rows, token = targets.flatten(), self.p["token"]
-        loss, dy, of_head = head(self.shown("ln_f", y), token, rows, self.matrix)
+        loss, dy, of_head = head(self.record_output("ln_f", y), token, rows, self.matrix)
         self.kept["head"] = (statistics, dy, of_head)
         return loss
 
     def stream(self, tokens: Tensor) -> Tensor:
-        """Return the stream after the last block, [rows, C]."""
         x = self.embedding(tokens)
         for i in range(self.sizes.layers):
             x = self.block(x, f"block{i}", len(tokens))
         return x
 
     def backward(self) -> Tensors:
-        """Return all gradients by name; nothing stays saved."""
+        """Return all gradients by name; release the saved tensors."""
         batch = len(self.kept["embedding"][0])
         statistics, dy, of_head = self.kept.pop("head")
         (x,) = self.kept.pop("ln_f")
         dx, dgamma, dbeta = parts.layernorm_backward(dy, x, statistics, self.p["ln_f.weight"])
         self.grads |= {"ln_f.weight": dgamma, "ln_f.bias": dbeta}
-        dx = self.back("ln_f", dx)
+        dx = self.record_gradient("ln_f", dx)
         del dy, x
         self.grads[f"block{self.sizes.layers - 1}.narrow.bias"] = dx.sum(0)
         for i in reversed(range(self.sizes.layers)):
@@ -240,7 +228,7 @@ class Pass:
         return self.grads
 
 
-# All of a list by few launches.
+# Copies a list of tensors in few launches.
 copy_each: Callable = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -249,10 +237,10 @@ class ByHand:
 
     Attributes:
         state: The state to train.
-        working: The parameters in the working dtype, in one buffer; the state's own if that is float32.
-        gradients: [count], of the last step, in the working dtype.
-        numbers: AdamW's inputs at each step: the rate and both corrections, float32 [3].
-        norm: Of all gradients of the last step, float32 [1].
+        working: The parameters in the working dtype, in one buffer; the state's buffer if that is float32.
+        gradients: The last step's gradients, [count], in the working dtype.
+        numbers: AdamW's inputs of each step: the rate and both bias corrections, float32 [3].
+        norm: The norm of all gradients of the last step, float32 [1].
     """
 
     def __init__(self, state: State):
@@ -267,8 +255,7 @@ class ByHand:
         self.grads = state.pieces.views(self.gradients)
         self.gaps = state.pieces.gaps(self.gradients)
 
-    def passes(self, excerpt: Tensor) -> Tensor:
-        """Run forward and backward over an excerpt [batch, context + 1]; return the loss."""
+    def compute_gradients(self, excerpt: Tensor) -> Tensor:
         model = Pass(self.state.sizes, self.p, idle=Idle(self.state.pieces, self.gradients))
         loss = model.forward(excerpt[:, :-1], excerpt[:, 1:])
         gradients = model.backward().items()
@@ -279,7 +266,7 @@ class ByHand:
         return loss
 
     def update(self) -> None:
-        """Clip the gradients and run AdamW in one pass."""
+        """Clip the gradients and apply AdamW in one pass, after computing the norm."""
         state = self.state
         parts.norm_of(self.norm, self.gradients)
         parts.adamw(
@@ -294,36 +281,33 @@ class ByHand:
             options=parts.AdamW(*BETAS, ADAM_EPS, DECAY, LIMIT),
         )
 
-    def whole(self, excerpt: Tensor) -> Tensor:
-        """Run all of a step that happens on the device."""
-        loss = self.passes(excerpt)
+    def run(self, excerpt: Tensor) -> Tensor:
+        loss = self.compute_gradients(excerpt)
         self.update()
         return loss
 
     def step(self, excerpt: Tensor, rate: float) -> Tensor:
-        """Run one training step; return the loss before it, on the device."""
+        """Run one training step; return the loss before the update, on the device."""
         self.state.steps += 1
-        self.tell(self.state.steps, rate)
-        return self.whole(excerpt)
+        self.set_inputs(self.state.steps, rate)
+        return self.run(excerpt)
 
-    def tell(self, step: int, rate: float) -> None:
-        """Set AdamW's inputs for a step, counted from 1."""
+    def set_inputs(self, step: int, rate: float) -> None:
         self.numbers.copy_(torch.tensor([rate, *(1 - beta**step for beta in BETAS)]))
 
 
 class Graphed(ByHand):
-    """`ByHand` on a GPU with the workbook's kernels: the first step is captured as one CUDA graph, every step
-    replays it.
+    """`ByHand` on a GPU with the workbook's kernels: captures the first step as a CUDA graph, and replays it.
 
-    A graph may use other products than single launches (`harness/nn/kernels/layernorm_linear/plan.mojo`), so
-    the last bits differ from ByHand's; two runs are equal.
+    A graph may choose other GEMMs than single launches do (`harness/nn/kernels/layernorm_linear/plan.mojo`),
+    so the last bits may differ from ByHand's; two runs are equal.
     """
 
     def __init__(self, state: State):
         super().__init__(state)
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def whole(self, excerpt: Tensor) -> Tensor:
+    def run(self, excerpt: Tensor) -> Tensor:
         if self.graph is None:
             self.graph = self.record(excerpt)
         self.excerpt.copy_(excerpt)
@@ -331,15 +315,14 @@ class Graphed(ByHand):
         return self.loss.clone()
 
     def record(self, excerpt: Tensor) -> torch.cuda.CUDAGraph:
-        """Capture the graph after two warm-up steps, which load and choose what a capture cannot; the state
-        is restored."""
+        """Capture the graph after two warm-up steps, which load modules that a capture cannot; restore the state."""
         written = (self.state.master, self.state.mean, self.state.square, self.working, self.numbers)
         before = [tensor.cpu() for tensor in written]
         self.excerpt, stream = excerpt.clone(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                super().whole(self.excerpt)
+                super().run(self.excerpt)
         torch.cuda.current_stream().wait_stream(stream)
         for tensor, value in zip(written, before, strict=True):
             tensor.copy_(value)
@@ -347,10 +330,10 @@ class Graphed(ByHand):
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.loss = super().whole(self.excerpt)
+            self.loss = super().run(self.excerpt)
         return graph
 
 
-def by_hand(state: State) -> ByHand:
-    """Return a CUDA graph if the workbook's kernels have a module for the state's GPU, else single launches."""
-    return Graphed(state) if on_kernels(state.master.device) else ByHand(state)
+def make_trainer(state: State) -> ByHand:
+    """Return `Graphed` if the workbook's kernels run on the state's GPU, else `ByHand`."""
+    return Graphed(state) if has_kernels(state.master.device) else ByHand(state)

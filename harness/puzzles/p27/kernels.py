@@ -1,6 +1,6 @@
-"""Puzzle 27's Mojo rung: its ops, derivation beyond `derivation.py`, known mistakes, and PyTorch's results.
+"""Puzzle 27's Mojo rung: ops, the derivation beyond `derivation.py`, known mistakes, and PyTorch's results.
 
-Shapes: logits and grad_rows [B, T, V]; row_loss and row_lse [B, T]; mean_loss, places (how many are not
+Shapes: logits and grad_rows [B, T, V]; row_loss and row_lse [B, T]; mean_loss, places (the number not
 ignored) and norm [1]; x, dx, gelu, mean (of the gradient), square (of its square), new_... and clipped [B, T,
 C]; order [B * T], the places sorted by token; starts [V + 1], where each token's places begin in it;
 corrections [2]; square_sums [chunks].
@@ -13,19 +13,19 @@ import numpy as np
 from harness.puzzles import formulas
 from harness.puzzles.p27 import derivation
 from harness.puzzles.p27.derivation import IGNORED
-from harness.spec.derivation import Derivation, Mistake, Step, derive_by
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, accum_dtype
+from harness.spec.derivation import Derivation, Mistake, Step, make_derive
+from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype
 from harness.spec.puzzle import Arrays, Gate, Symptom
 from harness.spec.rounding import round_to_dtype
 
 THREADS, CHUNK = 128, 256
-"""As in `solutions/p27/op/parts.mojo`: threads of a block, and elements that a block of the norm's first stage takes."""
+"""Constants of `solutions/p27/op/parts.mojo`: threads per block, elements per block of the norm's first stage."""
 RATE, BETA1, BETA2, EPS, DECAY, STEP = 1 / 8, 7 / 8, 31 / 32, 1 / 64, 1 / 4, 3
-"""AdamW's numbers in the checks: binary fractions, and an eps large enough to show its place."""
+"""AdamW's constants in the checks: binary fractions, and an eps large enough to show where it is added."""
 LIMIT = 3.0
-"""The limit of the norm; cases are on both sides of it."""
+"""The norm to which gradients are clipped; cases are on both sides of it."""
 NORM_EPS = 1e-6
-"""Added to the norm in the divisor of the limit, as in PyTorch."""
+"""Added to the norm before it divides the limit, as in PyTorch."""
 
 ROW = Argument(("B", "T"), ACCUM)
 TARGETS = Argument(("B", "T"), "int64")
@@ -77,9 +77,9 @@ OPS = {
         ),
     ),
 }
-"""Variant -> its ops; one for each part, so that work on one compiles no other."""
+"""Variant -> its ops; one variant per part, so that work on one part compiles no other."""
 SIZES = {"rows": "B * T", "ends": "V + 1", "chunks": "ceildiv(B * T * C, CHUNK)"}
-"""The sizes that follow from B, T, C and V, in Mojo."""
+"""Sizes derived from B, T, C and V, as Mojo expressions."""
 LAUNCHES = {
     "cross_entropy_train": "launch_cross_entropy[dtype](..., rows, V)",
     "mean_loss_train": "launch_mean_loss[accum](..., rows)",
@@ -103,21 +103,21 @@ ABOUT_VARIANTS = {
 }
 QUANTITIES = tuple(name for ops in OPS.values() for op in ops for name in op.writes)
 FORWARD = ("row_loss", "row_lse", "mean_loss", "places", "gelu")
-"""The forward pass; the others are gradients, or computed from them."""
+"""Quantities of the forward pass; the others are gradients or computed from gradients."""
 PRINTED = {**{name: name for name in FORWARD}, "row_lse": "lse", "places": "counted"}
-"""The same as the kernels call them."""
+"""Quantity of the forward pass -> its name in the kernels."""
 
 GATES = (
-    Gate("row_loss", "loss", ("row_loss", "row_lse"), "what each place pays, in one pass over its logits"),
+    Gate("row_loss", "loss", ("row_loss", "row_lse"), "the loss of each place, in one pass over its logits"),
     Gate("mean_loss", "loss", ("mean_loss", "places"), "the mean over the places that count"),
-    Gate("row_gradient", "loss", ("grad_rows",), "softmax minus one-hot, from what the forward pass kept"),
+    Gate("row_gradient", "loss", ("grad_rows",), "softmax minus one-hot, from the saved lse"),
     Gate("gelu_forward", "gelu", ("gelu",), "the tanh form, with one exponential"),
-    Gate("gelu_backward", "gelu", ("grad_gelu",), "its gradient, from the input alone"),
+    Gate("gelu_backward", "gelu", ("grad_gelu",), "GELU's gradient, from dy and the input"),
     Gate("token_gradient", "embedding", ("grad_token",), "many places, one row of the table, no atomics"),
-    Gate("correction", "adamw", ("corrections",), "what a running mean has seen, on the host"),
+    Gate("correction", "adamw", ("corrections",), "the weight of a running mean, on the host"),
     Gate("adamw_update", "adamw", ("new_mean", "new_square", "new_x"), "parameter and means, in one pass"),
-    Gate("square_sums", "clip", ("square_sums",), "the norm's first stage, a sum for each chunk"),
-    Gate("grad_norm", "clip", ("norm",), "its second stage, one block"),
+    Gate("square_sums", "clip", ("square_sums",), "the norm's first stage, one sum per chunk"),
+    Gate("grad_norm", "clip", ("norm",), "the norm's second stage, in one block"),
     Gate("clip_gradients", "clip", ("clipped",), "one factor for all, never above 1"),
 )
 
@@ -127,8 +127,8 @@ def derived_sizes(dims: tuple[int, ...]) -> dict[str, int]:
     return {"rows": B * T, "ends": V + 1, "chunks": -(-B * T * C // CHUNK)}
 
 
-def sorted_places(tokens: np.ndarray, V: int) -> Arrays:
-    """Return the places stably sorted by token, and the start of each token's."""
+def sort_places(tokens: np.ndarray, V: int) -> Arrays:
+    """Return the positions stably sorted by token, and the start of each token's positions."""
     flat = tokens.reshape(-1)
     order = np.argsort(flat, kind="stable")
     return {
@@ -140,14 +140,13 @@ def sorted_places(tokens: np.ndarray, V: int) -> Arrays:
 # ---- The mathematics ----------------------------------------------------------------------------------------
 
 
-def sums_of_chunks(v: Derivation, terms: np.ndarray | None = None) -> np.ndarray:
-    """Sum the squares of dx, or other terms of its size, by chunk, [chunks]."""
+def sum_chunks(v: Derivation, terms: np.ndarray | None = None) -> np.ndarray:
     terms = (v.dx**2 if terms is None else terms).reshape(-1)
     return np.add.reduceat(terms, np.arange(0, terms.size, CHUNK))
 
 
-def parameter(v: Derivation, step: np.ndarray, decay: np.ndarray | None = None) -> np.ndarray:
-    """Return x after a step, with its own decay unless another is given."""
+def update_parameter(v: Derivation, step: np.ndarray, decay: np.ndarray | None = None) -> np.ndarray:
+    """Return x after `step`, with weight decay `decay`, by default the derivation's."""
     return v.x - RATE * (step + (v.decay if decay is None else decay) * v.x)
 
 
@@ -164,7 +163,7 @@ STEPS: Mapping[str, Step] = {
     "grad_rows": lambda v: v.counted * (v.row_p - v.onehot) / v.places,
     "gelu": lambda v: v.x * (1 + v.tanh) / 2,
     "corrections": lambda v: 1 - v.betas**v.step + 0 * v.x.flat[0],
-    # Of a step: a rung may have another decay, or another step, as inputs of the derivation.
+    # A rung may have other values of step and decay, as inputs of the derivation.
     "betas": lambda v: np.asarray([BETA1, BETA2]),
     "step": lambda v: np.asarray(STEP),
     "decay": lambda v: np.asarray(DECAY),
@@ -173,102 +172,97 @@ STEPS: Mapping[str, Step] = {
     "new_square": lambda v: BETA2 * v.square + (1 - BETA2) * v.decayed_g**2,
     "corrected_mean": lambda v: v.new_mean / v.corrections[0],
     "corrected_square": lambda v: v.new_square / v.corrections[1],
-    "new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS)),
-    "square_sums": sums_of_chunks,
+    "new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS)),
+    "square_sums": sum_chunks,
     "norm": lambda v: np.sqrt(v.square_sums.sum()).reshape(1),
     "factor": lambda v: np.minimum(1, LIMIT / (v.norm + NORM_EPS)),
     "clipped": lambda v: v.dx * v.factor,
 }
-derive = derive_by(STEPS)
+derive = make_derive(STEPS)
 
 
 # ---- Known mistakes -----------------------------------------------------------------------------------------
 
 
-def of_threads(v: Derivation, total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return the sum over the threads of a row of `total` of their logits [B, T, some], [B, T, 1]."""
+def sum_over_threads(v: Derivation, total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return the sum over a row's threads of `total` applied to each thread's logits, [B, T, 1]."""
     own = (v.logits[..., first::THREADS] for first in range(min(THREADS, v.logits.shape[-1])))
     return np.stack([total(logits) for logits in own], -1).sum(-1, keepdims=True)
 
 
 def overflow_lse(v: Derivation) -> np.ndarray:
-    """Return the lse of float32 exponentials without a subtracted maximum, [B, T]."""
+    """Return the lse [B, T] from float32 exponentials without the maximum subtracted."""
     with np.errstate(over="ignore"):
         return np.log(np.exp(v.logits.astype(np.float32)).sum(-1)).astype(np.float64)
 
 
-def exponentials(v: Derivation, largest: np.ndarray | None = None) -> np.ndarray:
-    """Return the terms of a row's total, by its largest logit or another number: 0 where float32 underflows."""
+def compute_exponentials(v: Derivation, largest: np.ndarray | None = None) -> np.ndarray:
+    """Return exp(logits - largest), by default with each row's maximum; 0 where float32 underflows."""
     weights = np.exp(v.logits - (v.row_largest if largest is None else largest))
     return np.where(weights < np.finfo(np.float32).smallest_subnormal, 0, weights)
 
 
-def of_first_thread(v: Derivation) -> np.ndarray:
-    """Return the lse of the first thread's logits of each row, [B, T]."""
-    return first_largest(v)[..., 0] + np.log(shifted_by_own(v.logits[..., ::THREADS]))
+def compute_first_thread_lse(v: Derivation) -> np.ndarray:
+    """Return the lse [B, T] of the logits that each row's first thread reads."""
+    return find_first_largest(v)[..., 0] + np.log(sum_shifted_exponentials(v.logits[..., ::THREADS]))
 
 
-def shifted_by_own(logits: np.ndarray) -> np.ndarray:
-    """Return a thread's total, shifted by its own largest logit."""
+def sum_shifted_exponentials(logits: np.ndarray) -> np.ndarray:
     return np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
 
 
-def first_largest(v: Derivation) -> np.ndarray:
-    """Return the largest logit of the first thread of a row, [B, T, 1]."""
+def find_first_largest(v: Derivation) -> np.ndarray:
     return v.logits[..., ::THREADS].max(-1, keepdims=True)
 
 
-def by_steps(v: Derivation, weights: Callable[[formulas.Online], np.ndarray]) -> np.ndarray:
-    """Return the row's total [B, T, 1] of an online softmax whose threads take a column in each step, with
-    correctly merged totals."""
-    online = formulas.Online.of(v.logits, THREADS, 1)
+def sum_by_steps(v: Derivation, weights: Callable[[formulas.OnlineSteps], np.ndarray]) -> np.ndarray:
+    """Return the total [B, T, 1] of an online softmax whose threads take one column per step."""
+    online = formulas.OnlineSteps.split(v.logits, THREADS, 1)
     own = weights(online)
-    # A thread without a column has no largest logit, and no share.
+    # A thread without columns has no largest logit, and adds nothing.
     joined = np.where(own == 0, 0, own * np.exp(online.last - v.row_largest[..., None, None]))
-    return formulas.total(online.rows(joined))
+    return formulas.sum_rows(online.join(joined))
 
 
 def with_decay_inside(v: Derivation) -> np.ndarray:
-    """Return x after a step of Adam with L2 regularisation: the decay goes through both means."""
     return v.x - RATE * v.corrected_mean / (np.sqrt(v.corrected_square) + EPS)
 
 
-def by_order(v: Derivation, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
-    """Return a table whose row `token` is the sum of the rows of dx that `rows(begin, end)` names, [V, C]."""
+def sum_by_order(v: Derivation, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    """Return a table [V, C] in which a token's row sums the rows of dx with the indices `rows(begin, end)`."""
     flat = v.dx.reshape(-1, v.dx.shape[-1])
     return np.stack([flat[rows(a, b)].sum(0) for a, b in zip(v.starts[:-1], v.starts[1:], strict=True)])
 
 
-def added_in(kind: str, v: Derivation) -> np.ndarray:
-    """Return the table's gradient with each addition rounded to 16 bits."""
+def add_in_dtype(kind: str, v: Derivation) -> np.ndarray:
     flat, table = v.dx.reshape(-1, v.dx.shape[-1]), np.zeros((int(v.V), v.dx.shape[-1]))
     for place, token in enumerate(v.tokens.reshape(-1)):
         table[token] = round_to_dtype(table[token] + flat[place], kind)
     return table
 
 
-def gelu_of(v: Derivation, s: np.ndarray) -> dict[str, np.ndarray]:
-    """Return GELU and its gradients, with and without the 2 of s', for another s."""
+def compute_gelu(v: Derivation, s: np.ndarray) -> dict[str, np.ndarray]:
+    """Return GELU and its gradients for a wrong sigmoid `s`; the gradients with and without the 2 of s'."""
     return {
         "gelu": v.x * s,
         "grad_gelu": np.stack([v.dx * (s + v.x * two * s * (1 - s) * v.slope) for two in (1, 2)]),
     }
 
 
-def another_s(id: str, words: str, times: float) -> Mistake:
-    """Return GELU with exp(times * u) in s, as a mistake."""
+def make_sigmoid_mistake(id: str, words: str, times: float) -> Mistake:
+    """Return the mistake of exp(times * u) in the sigmoid of GELU."""
     return Mistake(id, words, {
-        name: lambda v, name=name: gelu_of(v, 1 / (1 + np.exp(times * v.u)))[name] for name in ("gelu", "grad_gelu")
+        name: lambda v, name=name: compute_gelu(v, 1 / (1 + np.exp(times * v.u)))[name] for name in ("gelu", "grad_gelu")
     })  # fmt: skip
 
 
-def of_product(v: Derivation, first: float, second: float) -> np.ndarray:
-    """Return the gradient of GELU with factors on the two terms of the product rule."""
+def compute_product_rule(v: Derivation, first: float, second: float) -> np.ndarray:
+    """Return GELU's gradient with the product rule's terms multiplied by `first` and `second`."""
     return v.dx * (first * (1 + v.tanh) / 2 + second * v.x / 2 * (1 - v.tanh**2) * v.slope)
 
 
-def by_sigmoid(v: Derivation, inner: float) -> np.ndarray:
-    """Return the gradient of x sigmoid(1.702 x), whose inner derivative is 1.702."""
+def compute_sigmoid_gradient(v: Derivation, inner: float) -> np.ndarray:
+    """Return the gradient of x sigmoid(1.702 x), with `inner` instead of the inner derivative 1.702."""
     s = 1 / (1 + np.exp(-1.702 * v.x))
     return v.dx * (s + inner * v.x * s * (1 - s))
 
@@ -277,22 +271,22 @@ MISTAKES = (
     *derivation.MISTAKES,
     Mistake("largest-not-subtracted", "without the largest logit subtracted: exponentials overflow, or are all 0",
             {"row_lse": overflow_lse}),
-    *formulas.sums(exponentials, THREADS, {"row_total": lambda change: change}, "exponentials-"),
+    *formulas.list_sum_mistakes(compute_exponentials, THREADS, {"row_total": lambda change: change}, "exponentials-"),
     Mistake("not-joined", "of the first thread's columns alone: block.max and block.sum are missing",
-            {"row_lse": of_first_thread}),
-    *formulas.online("a thread's total", "logit", lambda weights: {"row_total": lambda v: by_steps(v, weights)}),
-    Mistake("joined-without-rescaling", "of the threads' totals added as they are: each belongs to its own thread's largest",
-            {"row_total": lambda v: of_threads(v, shifted_by_own)}, 3),
-    Mistake("joined-by-first", "of the threads' totals rescaled by the first thread's largest logit: each belongs to its own thread's",
-            {"row_total": lambda v: of_threads(v, shifted_by_own) * np.exp(first_largest(v) - v.row_largest)}, 3),
+            {"row_lse": compute_first_thread_lse}),
+    *formulas.list_online_softmax_mistakes("a thread's total", "logit", lambda weights: {"row_total": lambda v: sum_by_steps(v, weights)}),
+    Mistake("joined-without-rescaling", "of the threads' totals added without rescaling: each is relative to its own thread's largest logit",
+            {"row_total": lambda v: sum_over_threads(v, sum_shifted_exponentials)}, 3),
+    Mistake("joined-by-first", "of the threads' totals rescaled by the first thread's largest logit: each is relative to its own thread's",
+            {"row_total": lambda v: sum_over_threads(v, sum_shifted_exponentials) * np.exp(find_first_largest(v) - v.row_largest)}, 3),
     Mistake("joined-the-other-way", "of the threads' totals multiplied by exp(widest - largest): to the widest it is exp(largest - widest)",
-            {"row_total": lambda v: of_threads(v, lambda z: shifted_by_own(z) * np.exp(v.row_largest[..., 0] - z.max(-1)))}, 3),
+            {"row_total": lambda v: sum_over_threads(v, lambda z: sum_shifted_exponentials(z) * np.exp(v.row_largest[..., 0] - z.max(-1)))}, 3),
     Mistake("largest-from-0", "with a largest logit that begins at 0: far below it every exponential is 0",
-            {"row_lse": lambda v: np.log(exponentials(v, np.maximum(v.row_largest, 0)).sum(-1)) + np.maximum(v.row_largest[..., 0], 0)}, 3),
+            {"row_lse": lambda v: np.log(compute_exponentials(v, np.maximum(v.row_largest, 0)).sum(-1)) + np.maximum(v.row_largest[..., 0], 0)}, 3),
     Mistake("largest-of-first-thread", "with the first thread's largest logit for the row's",
-            {"row_lse": lambda v: (first_largest(v) + np.log(v.row_total))[..., 0]}, 3),
+            {"row_lse": lambda v: (find_first_largest(v) + np.log(v.row_total))[..., 0]}, 3),
     Mistake("largest-not-joined", "with each thread's own largest logit for the row's: block.max is missing",
-            {"row_lse": lambda v: (first_largest(v) + np.log(of_threads(v, shifted_by_own)))[..., 0]}, 3),
+            {"row_lse": lambda v: (find_first_largest(v) + np.log(sum_over_threads(v, sum_shifted_exponentials)))[..., 0]}, 3),
     Mistake("own-places-only", "of the first thread's places alone: block.sum is missing", {
         "places": lambda v: v.counted.reshape(-1)[::THREADS].sum().reshape(1),
         "mean_loss": lambda v: v.row_loss.reshape(-1)[::THREADS].sum() / v.counted.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
@@ -303,172 +297,172 @@ MISTAKES = (
         "mean_loss": lambda v: v.row_loss.sum() / v.counted.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
     Mistake("lse-without-largest", "without the largest logit, which every exponential has subtracted",
             {"row_lse": lambda v: np.log(v.row_total)[..., 0]}),
-    Mistake("target-forgotten", "of the lse alone: the target's logit is not subtracted",
+    Mistake("target-forgotten", "of lse alone: the target's logit is not subtracted",
             {"row_loss": lambda v: v.counted[..., 0] * v.row_lse}),
     Mistake("first-places-only", f"of the first {THREADS} places alone, one for each thread: a loop is missing", {
         "places": lambda v: v.counted.reshape(-1)[:THREADS].sum().reshape(1),
         "mean_loss": lambda v: v.row_loss.reshape(-1)[:THREADS].sum() / v.counted.reshape(-1)[:THREADS].sum().reshape(1)},
         3),
-    Mistake("onehot-added", "with 1 added to the target's p: it is subtracted",
+    Mistake("onehot-added", "with 1 added to the target's p, not subtracted",
             {"grad_rows": lambda v: v.counted * (v.row_p + v.onehot) / v.places}),
-    Mistake("onehot-not-shared-out", "with p alone divided by the places that count, the target's 1 as it is",
+    Mistake("onehot-not-shared-out", "with p divided by the places that count, but not the target's 1",
             {"grad_rows": lambda v: v.counted * (v.row_p / v.places - v.onehot)}),
     *(
         Mistake(f"p-rounded-to-{kind}", f"with p rounded to {kind} before 1 is subtracted from the target's",
                 {"grad_rows": lambda v, kind=kind: v.counted * (round_to_dtype(v.row_p, kind) - v.onehot) / v.places})
         for kind in ("bfloat16", "float16")
     ),
-    Mistake("ignored-unscaled", "with p in the places that are ignored: their rows are 0",
+    Mistake("ignored-unscaled", "with p in ignored places: their rows are 0",
             {"grad_rows": lambda v: np.where(v.counted, (v.row_p - v.onehot) / v.places, v.row_p)}),
-    Mistake("ignored-alone", "of the ignored places alone: the condition is the wrong way round", {
+    Mistake("ignored-alone", "of the ignored places alone: the condition is reversed", {
         "grad_rows": lambda v: np.where(v.counted, 0, v.row_p / v.places),
         "places": lambda v: np.reshape(1 - v.counted, -1).sum().reshape(1),
         "mean_loss": lambda v: v.row_loss[v.counted[..., 0] == 0].sum() / np.reshape(1 - v.counted, -1).sum().reshape(1)}),
-    Mistake("mean-upside-down", "upside down: it is the sum of the losses over their number",
+    Mistake("mean-upside-down", "inverted: it is the sum of the losses over their number",
             {"mean_loss": lambda v: v.places / v.row_loss.sum()}),
     Mistake("lse-forgotten", "with exp(z) for p: it is exp(z - lse)",
             {"grad_rows": lambda v: v.counted * (np.exp(v.logits) - v.onehot) / v.places}),
     Mistake("exponent-negated", "with exp(lse - z) for p, which is exp(z - lse)",
             {"grad_rows": lambda v: v.counted * (1 / v.row_p - v.onehot) / v.places}),
-    another_s("u-not-doubled", "with exp(-u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", -1),
-    another_s("u-negated", "with exp(2 u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", 2),
-    Mistake("half-forgotten", "without the half of 1 + tanh u", {"gelu": lambda v: v.x * (1 + v.tanh), "grad_gelu": lambda v: of_product(v, 2, 2)}),
-    Mistake("half-forgotten-in-first", "with 1 + tanh u in the first term, not half of it", {"grad_gelu": lambda v: of_product(v, 2, 1)}),
+    make_sigmoid_mistake("u-not-doubled", "with exp(-u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", -1),
+    make_sigmoid_mistake("u-negated", "with exp(2 u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", 2),
+    Mistake("half-forgotten", "without the factor 1/2 of 1 + tanh u", {"gelu": lambda v: v.x * (1 + v.tanh), "grad_gelu": lambda v: compute_product_rule(v, 2, 2)}),
+    Mistake("half-forgotten-in-first", "with 1 + tanh u in the first term, not half of it", {"grad_gelu": lambda v: compute_product_rule(v, 2, 1)}),
     Mistake("half-forgotten-in-second", "with the second term twice as large: s' is half of (1 - tanh^2 u) u', or 2 s (1 - s) u'",
-            {"grad_gelu": lambda v: of_product(v, 1, 2)}),
-    Mistake("two-divided", "with s (1 - s) u' / 2 for the derivative of s, which is 2 s (1 - s) u'", {"grad_gelu": lambda v: of_product(v, 1, 1 / 4)}),
+            {"grad_gelu": lambda v: compute_product_rule(v, 1, 2)}),
+    Mistake("two-divided", "with s (1 - s) u' / 2 for the derivative of s, which is 2 s (1 - s) u'", {"grad_gelu": lambda v: compute_product_rule(v, 1, 1 / 4)}),
     Mistake("cube-forgotten", "without the term of x^3 in u", {"tanh": lambda v: np.tanh(v.k * v.x)}),
     Mistake("two-forgotten", "with s (1 - s) u' for the derivative of s, which is 2 s (1 - s) u'",
-            {"grad_gelu": lambda v: of_product(v, 1, 1 / 2)}),
+            {"grad_gelu": lambda v: compute_product_rule(v, 1, 1 / 2)}),
     Mistake("three-forgotten", "with the cube's derivative x^2, not 3 x^2",
             {"slope": lambda v: v.k * (1 + derivation.CUBE * v.x**2)}),
     Mistake("rule-multiplied", "with the two terms of the product rule multiplied, not added",
             {"grad_gelu": lambda v: v.dx * (1 + v.tanh) / 2 * v.x * (1 - v.tanh**2) / 2 * v.slope}),
     Mistake("gelu-sigmoid", "of the other approximation, x sigmoid(1.702 x)",
-            {"grad_gelu": lambda v: by_sigmoid(v, 1.702), "gelu": lambda v: v.x / (1 + np.exp(-1.702 * v.x))}),
+            {"grad_gelu": lambda v: compute_sigmoid_gradient(v, 1.702), "gelu": lambda v: v.x / (1 + np.exp(-1.702 * v.x))}),
     Mistake("gelu-sigmoid-inner", "of the other approximation, x sigmoid(1.702 x), and without its inner 1.702",
-            {"grad_gelu": lambda v: by_sigmoid(v, 1)}),
+            {"grad_gelu": lambda v: compute_sigmoid_gradient(v, 1)}),
     Mistake("gelu-erf-inner", "of the other GELU, x Phi(x), with the density of erf, exp(-x^2 / 2) / sqrt(pi): the inner 1 / sqrt(2) is missing",
-            {"grad_gelu": lambda v: v.dx * (derivation.phi(v.x) + v.x * np.exp(-(v.x**2) / 2) / np.sqrt(np.pi))}),
+            {"grad_gelu": lambda v: v.dx * (derivation.normal_cdf(v.x) + v.x * np.exp(-(v.x**2) / 2) / np.sqrt(np.pi))}),
     Mistake("first-term-forgotten", "of the second term of the product alone",
             {"grad_gelu": lambda v: v.dx * v.x / 2 * (1 - v.tanh**2) * v.slope}),
-    Mistake("x-forgotten", "without the x that stands before the derivative of tanh",
+    Mistake("x-forgotten", "without the x before the derivative of tanh",
             {"grad_gelu": lambda v: v.dx * ((1 + v.tanh) / 2 + (1 - v.tanh**2) / 2 * v.slope)}),
     Mistake("tanh-not-squared", "with 1 - tanh for the derivative of tanh, which is 1 - tanh^2",
             {"grad_gelu": lambda v: v.dx * ((1 + v.tanh) / 2 + v.x / 2 * (1 - v.tanh) * v.slope)}),
     Mistake("gradient-in-one-term", "with the gradient that came in as a factor of the first term alone: the brackets are missing",
             {"grad_gelu": lambda v: v.dx * (1 + v.tanh) / 2 + v.x / 2 * (1 - v.tanh**2) * v.slope}),
     *(
-        Mistake(f"added-in-{kind}", f"added up in {kind}: each addition is rounded", {"grad_token": lambda v, kind=kind: added_in(kind, v)})
+        Mistake(f"added-in-{kind}", f"added up in {kind}: each addition is rounded", {"grad_token": lambda v, kind=kind: add_in_dtype(kind, v)})
         for kind in ("bfloat16", "float16")
     ),
-    Mistake("mean-of-places", "with a mean over the places of each token: what they give adds up",
+    Mistake("mean-of-places", "with a mean over the places of each token: their gradients are added",
             {"grad_token": lambda v: derivation.scatter_add(v.tokens, v.dx, int(v.V)) / np.maximum(np.diff(v.starts), 1)[:, None]}),
-    Mistake("order-inverted", "with the inverse of `order`: order[i] is the place that comes at i, and not where place i comes",
-            {"grad_token": lambda v: by_order(v, lambda a, b: np.argsort(v.order)[a:b])}),
-    Mistake("order-twice", "with `order` taken twice", {"grad_token": lambda v: by_order(v, lambda a, b: v.order[v.order[a:b]])}),
+    Mistake("order-inverted", "with the inverse of `order`: order[i] is the place at position i, not the position of place i",
+            {"grad_token": lambda v: sum_by_order(v, lambda a, b: np.argsort(v.order)[a:b])}),
+    Mistake("order-twice", "with `order` taken twice", {"grad_token": lambda v: sum_by_order(v, lambda a, b: v.order[v.order[a:b]])}),
     Mistake("first-place-only", "of the first place of each token alone: a loop is missing",
-            {"grad_token": lambda v: by_order(v, lambda a, b: v.order[a : min(a + 1, b)])}),
-    Mistake("start-forgotten", "of the places of all tokens before it too: a token's begin at its own start",
-            {"grad_token": lambda v: by_order(v, lambda a, b: v.order[:b])}),
-    Mistake("order-forgotten", "of the rows that stand at the sorted places: `order` says where each comes from",
-            {"grad_token": lambda v: by_order(v, lambda a, b: np.arange(a, b))}),
+            {"grad_token": lambda v: sum_by_order(v, lambda a, b: v.order[a : min(a + 1, b)])}),
+    Mistake("start-forgotten", "of the places of all earlier tokens too: a token's places begin at its own start",
+            {"grad_token": lambda v: sum_by_order(v, lambda a, b: v.order[:b])}),
+    Mistake("order-forgotten", "of the rows at the sorted positions: `order` has the place of each",
+            {"grad_token": lambda v: sum_by_order(v, lambda a, b: np.arange(a, b))}),
     Mistake("segment-too-short", "without the last place of each token",
-            {"grad_token": lambda v: by_order(v, lambda a, b: v.order[a : max(a, b - 1)])}),
+            {"grad_token": lambda v: sum_by_order(v, lambda a, b: v.order[a : max(a, b - 1)])}),
     Mistake("correction-early", "of the step before: steps are counted from 1",
             {"corrections": lambda v: 1 - v.betas ** (v.step - 1)}),
     Mistake("correction-late", "of the step after: steps are counted from 1",
             {"corrections": lambda v: 1 - v.betas ** (v.step + 1)}),
     Mistake("beta-times-step", "with beta * step for beta^step", {"corrections": lambda v: 1 - v.betas * v.step}),
-    Mistake("not-subtracted", "of beta^step, which is to be subtracted from 1",
+    Mistake("not-subtracted", "of beta^step, which must be subtracted from 1",
             {"corrections": lambda v: v.betas ** v.step}),
-    Mistake("decay-in-gradient", "with the decay added to the gradient, where both means see it",
+    Mistake("decay-in-gradient", "with the decay added to the gradient, so that both means include it",
             {"decayed_g": lambda v: v.dx + v.decay * v.x, "new_x": with_decay_inside}),
-    Mistake("eps-inside-root", "with epsilon inside of the root",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / np.sqrt(v.corrected_square + EPS))}),
-    Mistake("not-corrected", "with running means that are not corrected: they began at 0",
-            {"new_x": lambda v: parameter(v, v.new_mean / (np.sqrt(v.new_square) + EPS))}),
+    Mistake("eps-inside-root", "with epsilon inside the root",
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / np.sqrt(v.corrected_square + EPS))}),
+    Mistake("not-corrected", "with running means that are not corrected for their start at 0",
+            {"new_x": lambda v: update_parameter(v, v.new_mean / (np.sqrt(v.new_square) + EPS))}),
     Mistake("decay-forgotten", "without decay",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), 0 * v.decay)}),
-    Mistake("square-alone-corrected", "with the mean of the square corrected alone: that of the gradient began at 0 too",
-            {"new_x": lambda v: parameter(v, v.new_mean / (np.sqrt(v.corrected_square) + EPS))}),
-    Mistake("mean-alone-corrected", "with the mean of the gradient corrected alone: that of the square began at 0 too",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.new_square) + EPS))}),
-    Mistake("eps-forgotten", "without epsilon", {"new_x": lambda v: parameter(v, v.corrected_mean / np.sqrt(v.corrected_square))}),
-    Mistake("step-added", "with the step added: it is subtracted",
-            {"new_x": lambda v: parameter(v, -v.corrected_mean / (np.sqrt(v.corrected_square) + EPS))}),
-    Mistake("all-added", "with the step and the decay added: they are subtracted",
-            {"new_x": lambda v: parameter(v, -v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), -v.decay)}),
-    Mistake("decay-added", "with the decay added: it is subtracted, as the step is",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), -v.decay)}),
-    Mistake("betas-for-rest", "with beta and 1 - beta in each other's place",
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), 0 * v.decay)}),
+    Mistake("square-alone-corrected", "with only the mean of the square corrected: the gradient's mean began at 0 too",
+            {"new_x": lambda v: update_parameter(v, v.new_mean / (np.sqrt(v.corrected_square) + EPS))}),
+    Mistake("mean-alone-corrected", "with only the mean of the gradient corrected: the square's mean began at 0 too",
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.new_square) + EPS))}),
+    Mistake("eps-forgotten", "without epsilon", {"new_x": lambda v: update_parameter(v, v.corrected_mean / np.sqrt(v.corrected_square))}),
+    Mistake("step-added", "with the step added, not subtracted",
+            {"new_x": lambda v: update_parameter(v, -v.corrected_mean / (np.sqrt(v.corrected_square) + EPS))}),
+    Mistake("all-added", "with the step and the decay added, not subtracted",
+            {"new_x": lambda v: update_parameter(v, -v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), -v.decay)}),
+    Mistake("decay-added", "with the decay added, not subtracted",
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), -v.decay)}),
+    Mistake("betas-for-rest", "with beta and 1 - beta exchanged",
             {"new_mean": lambda v: (1 - BETA1) * v.mean + BETA1 * v.dx, "new_square": lambda v: (1 - BETA2) * v.square + BETA2 * v.dx**2}),
-    Mistake("correction-outside-root", "with the root's correction outside of the root",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.new_square) / v.corrections[1] + EPS))}),
+    Mistake("correction-outside-root", "with the square's correction outside the root",
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.new_square) / v.corrections[1] + EPS))}),
     Mistake("gradient-not-squared", "of the gradients, not of their squares",
             {"new_square": lambda v: BETA2 * v.square + (1 - BETA2) * v.dx}),
     Mistake("absolute-gradient", "of the gradients' absolute values, not of their squares",
             {"new_square": lambda v: BETA2 * v.square + (1 - BETA2) * np.abs(v.dx)}),
     Mistake("square-not-rooted", "divided by the mean square itself: its root is missing",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (v.corrected_square + EPS))}),
-    Mistake("gradient-for-mean", "with the gradient itself, where its mean belongs",
-            {"new_x": lambda v: parameter(v, v.dx / v.corrections[0] / (np.sqrt(v.corrected_square) + EPS))}),
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (v.corrected_square + EPS))}),
+    Mistake("gradient-for-mean", "with the gradient in place of its mean",
+            {"new_x": lambda v: update_parameter(v, v.dx / v.corrections[0] / (np.sqrt(v.corrected_square) + EPS))}),
     Mistake("corrections-exchanged", "with the two corrections exchanged",
-            {"new_x": lambda v: parameter(v, v.new_mean / v.corrections[1] / (np.sqrt(v.new_square / v.corrections[0]) + EPS))}),
+            {"new_x": lambda v: update_parameter(v, v.new_mean / v.corrections[1] / (np.sqrt(v.new_square / v.corrections[0]) + EPS))}),
     Mistake("decay-rate-twice", "with a decay that is multiplied by the learning rate twice",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), v.decay * RATE)}),
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), v.decay * RATE)}),
     Mistake("decay-without-parameter", "with the decay itself subtracted: it is a share of the parameter",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS) + v.decay, 0 * v.decay)}),
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS) + v.decay, 0 * v.decay)}),
     Mistake("decay-without-rate", "with a decay that is not multiplied by the learning rate",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), v.decay / RATE)}),
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.corrected_square) + EPS), v.decay / RATE)}),
     Mistake("old-means", "of the means before this step",
-            {"new_x": lambda v: parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
+            {"new_x": lambda v: update_parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
     Mistake("old-mean", "with the mean before this step",
-            {"new_x": lambda v: parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.corrected_square) + EPS))}),
+            {"new_x": lambda v: update_parameter(v, v.mean / v.corrections[0] / (np.sqrt(v.corrected_square) + EPS))}),
     Mistake("old-square", "with the mean of the squares before this step",
-            {"new_x": lambda v: parameter(v, v.corrected_mean / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
-    Mistake("rest-of-other-beta", "with 1 less the other mean's beta as the share of the gradient",
+            {"new_x": lambda v: update_parameter(v, v.corrected_mean / (np.sqrt(v.square / v.corrections[1]) + EPS))}),
+    Mistake("rest-of-other-beta", "with the gradient weighted by 1 minus the other mean's beta",
             {"new_mean": lambda v: BETA1 * v.mean + (1 - BETA2) * v.dx, "new_square": lambda v: BETA2 * v.square + (1 - BETA1) * v.dx**2}),
-    Mistake("beta-of-other", "with the other mean's beta as the share of the old mean",
+    Mistake("beta-of-other", "with the old mean weighted by the other mean's beta",
             {"new_mean": lambda v: BETA2 * v.mean + (1 - BETA1) * v.dx, "new_square": lambda v: BETA1 * v.square + (1 - BETA2) * v.dx**2}),
     Mistake("betas-exchanged", "with the two betas exchanged",
             {"new_mean": lambda v: BETA2 * v.mean + (1 - BETA2) * v.dx, "new_square": lambda v: BETA1 * v.square + (1 - BETA1) * v.dx**2}),
-    Mistake("not-squared", "of the elements, not of their squares", {"square_sums": lambda v: sums_of_chunks(v, v.dx)}),
+    Mistake("not-squared", "of the elements, not of their squares", {"square_sums": lambda v: sum_chunks(v, v.dx)}),
     Mistake("absolute-not-squared", "of the elements' absolute values, not of their squares",
-            {"square_sums": lambda v: sums_of_chunks(v, np.abs(v.dx))}),
+            {"square_sums": lambda v: sum_chunks(v, np.abs(v.dx))}),
     *(
         Mistake(f"squared-in-{kind}", f"of squares that are rounded to {kind}: square in float32",
-                {"square_sums": lambda v, kind=kind: sums_of_chunks(v, round_to_dtype(v.dx**2, kind))})
+                {"square_sums": lambda v, kind=kind: sum_chunks(v, round_to_dtype(v.dx**2, kind))})
         for kind in ("bfloat16", "float16")
     ),
     Mistake("first-of-each-thread", f"of the first {THREADS} elements of each chunk, one for each thread: a loop is missing", {
-        "square_sums": lambda v: sums_of_chunks(v, np.where(np.arange(v.dx.size) % CHUNK < THREADS, v.dx.reshape(-1) ** 2, 0))},
+        "square_sums": lambda v: sum_chunks(v, np.where(np.arange(v.dx.size) % CHUNK < THREADS, v.dx.reshape(-1) ** 2, 0))},
         3),
     Mistake("own-share-only", "of the first thread's elements alone: block.sum is missing", {
-        "square_sums": lambda v: sums_of_chunks(v, np.where(np.arange(v.dx.size) % THREADS == 0, v.dx.reshape(-1) ** 2, 0))},
+        "square_sums": lambda v: sum_chunks(v, np.where(np.arange(v.dx.size) % THREADS == 0, v.dx.reshape(-1) ** 2, 0))},
         3),
     Mistake("own-chunks-only", "of the first thread's chunks alone: block.sum is missing",
             {"norm": lambda v: np.sqrt(v.square_sums[::THREADS].sum()).reshape(1)}, 3),
     Mistake("not-rooted", "of the sum of squares: its root is missing", {"norm": lambda v: v.square_sums.sum().reshape(1)}),
     Mistake("squared-twice", "with the sums of squares squared once more", {"norm": lambda v: np.sqrt((v.square_sums**2).sum()).reshape(1)}),
-    Mistake("root-of-each", "of the norms of the chunks, added: the root is of the whole sum",
+    Mistake("root-of-each", "of the chunks' norms, added: the root is taken of the whole sum",
             {"norm": lambda v: np.sqrt(v.square_sums).sum().reshape(1)}),
     Mistake("first-chunks-only", f"of the first {THREADS} chunks alone, one for each thread: a loop is missing",
             {"norm": lambda v: np.sqrt(v.square_sums[:THREADS].sum()).reshape(1)}, 3),
-    Mistake("scaled-up", "scaled up where the norm is below the limit: the factor is at most 1",
+    Mistake("scaled-up", "scaled up if the norm is below the limit: the factor is at most 1",
             {"factor": lambda v: LIMIT / (v.norm + NORM_EPS)}),
-    Mistake("each-clamped", "with each element held between -limit and limit: the direction changes",
+    Mistake("each-clamped", "with each element clamped to [-limit, limit]: the direction changes",
             {"clipped": lambda v: np.clip(v.dx, -LIMIT, LIMIT)}),
-    Mistake("not-clipped", "that nothing has scaled", {"clipped": lambda v: v.dx}),
+    Mistake("not-clipped", "without scaling", {"clipped": lambda v: v.dx}),
     Mistake("factor-upside-down", "times the norm over the limit: it is the limit over the norm",
             {"factor": lambda v: np.minimum(1, (v.norm + NORM_EPS) / LIMIT)}),
-    Mistake("clipped-the-other-way", "scaled up where the norm is below the limit, and there alone: the factor is at most 1, not at least",
+    Mistake("clipped-the-other-way", "scaled up only if the norm is below the limit: the factor is at most 1, not at least 1",
             {"factor": lambda v: np.maximum(1, LIMIT / (v.norm + NORM_EPS))}),
 )  # fmt: skip
 
 
 def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """Explain an infinite lse, and a loss computed from a rounded one."""
+    """Explain an infinite lse, and a loss computed from a rounded lse."""
     if name not in ("row_lse", "row_loss"):
         return None
     unit = np.spacing(np.float32(np.abs(arrays["logits"]).max(initial=0.0)))
@@ -478,12 +472,11 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
             "is off by a rounding of the lse: lse - z[target] cancels where lse is large; subtract the largest logit from z[target] "
             "first, log(total) - (z[target] - largest)",
         )
-    return formulas.infinite_at_first(arrays["logits"], got, truth)
+    return formulas.explain_infinite_lse(arrays["logits"], got, truth)
 
 
 def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
-    """Return how far the saved, rounded lse moves the gradient, and saved losses their mean: logits in the
-    hundreds, and small losses next to them, leave few digits after the point."""
+    """Return the largest changes of the gradient and the mean loss due to the rounding of lse and losses."""
     whole, moved = derive(arrays), dict[str, float]()
     for name, quantity in (("row_lse", "grad_rows"), ("row_loss", "mean_loss")):
         if name in saved and np.isfinite(saved[name]).all():
@@ -494,11 +487,11 @@ def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     return moved
 
 
-# ---- PyTorch's answers --------------------------------------------------------------------------------------
+# ---- PyTorch's results --------------------------------------------------------------------------------------
 
 
-def worst_gelu(x, dx) -> tuple:
-    """Return GELU of x and its gradient, each by PyTorch's form with the larger error."""
+def compute_worst_gelu(x, dx) -> tuple:
+    """Return GELU of x and its gradient, each from the form with PyTorch's larger error."""
     import torch
     import torch.nn.functional as F
 
@@ -522,16 +515,16 @@ def worst_gelu(x, dx) -> tuple:
 
 
 def reference(tensors: dict) -> dict:
-    """Return PyTorch's results by the ops' names, in the dtype and on the device of the tensors.
+    """Return PyTorch's results by output name, in the tensors' dtype and on their device.
 
-    16-bit tensors are computed in float32 and rounded once, because PyTorch's own roundings could hide a
-    wrong kernel. Of GELU's two forms, by tanh and by the sigmoid, it is the one with the larger error.
+    16-bit results are computed in float32 and rounded once, because PyTorch's intermediate rounding could
+    hide a wrong kernel. GELU is the worse of its two forms, by tanh and by the sigmoid.
     """
     import torch
     import torch.nn.functional as F
 
     dtype, device = tensors["logits"].dtype, tensors["logits"].device
-    accum = getattr(torch, accum_dtype(str(dtype).removeprefix("torch.")))
+    accum = getattr(torch, get_accum_dtype(str(dtype).removeprefix("torch.")))
 
     def leaf(name: str):
         return tensors[name].detach().to(accum).clone().requires_grad_(True)
@@ -539,7 +532,7 @@ def reference(tensors: dict) -> dict:
     logits, x, dx, targets = leaf("logits"), leaf("x"), tensors["dx"].to(accum), tensors["targets"]
     flat, flat_targets = logits.flatten(0, 1), targets.flatten()
     mean_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORED)
-    gelu, grad_gelu = worst_gelu(x, dx)
+    gelu, grad_gelu = compute_worst_gelu(x, dx)
     table = torch.zeros(int(tensors["V"]), x.shape[-1], dtype=accum, device=device, requires_grad=True)
     moved, held = leaf("x"), leaf("dx")
     optimizer = torch.optim.AdamW([moved], RATE, (BETA1, BETA2), EPS, DECAY, foreach=False)

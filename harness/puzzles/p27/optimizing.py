@@ -1,5 +1,4 @@
-"""Checks of puzzle 27's last gates: clipping, AdamW and the step, against PyTorch's; and their known
-mistakes."""
+"""Checks of puzzle 27's last gates, clipping, AdamW and the step, against PyTorch, with known mistakes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,30 +16,30 @@ from harness.puzzles.p27.running import (
     Fault,
     Module,
     describe_wrong,
-    evidence_of,
+    find_wrong_values,
     leaves,
+    make_evidence,
     no_autograd,
-    wrong_values,
 )
 from harness.spec.catalogue import find_puzzle
 from harness.spec.derivation import Derivation, Mistake
 from harness.spec.puzzle import Case
 
 RATE, BETAS, EPS, DECAY, LIMIT = 0.01, (0.9, 0.95), 1e-8, 0.1, 0.7
-"""The rate and the limit of a step's check, and the rest as the learner's file has it. AdamW and clipping alone are asked with the
-numbers of the kernels, of which the learner's file has none, so that an argument that is not used shows."""
+"""Constants for the check of a step; all but rate and limit are those of the learner's file. AdamW and clipping
+alone are checked with the kernels' constants, which that file lacks, so that an unused argument shows."""
 Known = Mapping[str, tuple[str, Callable[[], Tensors]]]
-"""Known mistake -> words that end "these are the values ...", and the values."""
+"""Known mistake -> the end of "these are the values ...", and a function that returns the values."""
 
 
 def compare(got: Tensors, right: Tensors, known: Known) -> None:
-    """Raise Fault for the first wrong value, with the known mistake that gives all."""
-    wrong = [*wrong_values(got, right)]
+    """Raise Fault for the first wrong value, with the known mistake that reproduces all values, if any."""
+    wrong = [*find_wrong_values(got, right)]
     if not wrong:
         return
     lines = [describe_wrong(got, right, wrong[0])]
     for id, (words, values) in known.items():
-        if not [*wrong_values(got, values())]:
+        if not [*find_wrong_values(got, values())]:
             raise Fault("\n".join([*lines, f"these are the values {words}"]), id)
     raise Fault("\n".join(lines), "wrong-values")
 
@@ -48,13 +47,13 @@ def compare(got: Tensors, right: Tensors, known: Known) -> None:
 def raise_diagnosis(
     gate: str, evidence: Mapping[str, list[Evidence]], more: tuple[Mistake, ...] = ()
 ) -> None:
-    """Raise Fault if the puzzle's formulas, or `more` mistakes, explain the first wrong quantity."""
+    """Raise Fault for the first wrong quantity, diagnosed by the puzzle's formulas and `more` mistakes."""
     puzzle = find_puzzle("p27")
     puzzle = replace(puzzle, mistakes=(*more, *puzzle.mistakes))
     for quantity, cases in evidence.items():
         if cases:
             right = [name for name, others in evidence.items() if not others]
-            raise Fault.of(diagnose(puzzle, quantity, cases, name=WORDS[quantity], gate=gate, right=right))
+            raise Fault.of(diagnose(puzzle, quantity, cases, name=WORDS[quantity], gate=gate, correct=right))
 
 
 IN_PLACE = "change it in place (`{0} {1}`), since `{0} = ...` makes a new tensor"
@@ -65,14 +64,14 @@ WORDS = {
     "new_square": "mean of g^2",
     "new_x": "parameter",
 }
-"""Names of the quantities in reports."""
+"""Quantity -> its name in reports."""
 
 
 # ---- Clipping -----------------------------------------------------------------------------------------------
 
 
-def clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mistake, ...]:
-    """Return the mistakes of several tensors, which are concatenated in `dx`."""
+def list_clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mistake, ...]:
+    """Return the mistakes that need several tensors, which are concatenated in `dx`."""
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
 
     def norms(v: Derivation) -> list[np.ndarray]:
@@ -88,9 +87,9 @@ def clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mistake, .
         return np.sqrt((v.clipped**2).sum()).reshape(1)
 
     return (
-        Mistake("each-by-itself", "with each gradient clipped by a norm of its own", {"clipped": each}),
-        Mistake("norms-added", "with the norms added up: it is the root of the sum of all squares", {"norm": lambda v: np.sum(norms(v)).reshape(1)}),
-        Mistake("norm-afterwards", "of the gradients as they are afterwards: it is wanted as it was before",
+        Mistake("each-by-itself", "with each gradient clipped by its own norm", {"clipped": each}),
+        Mistake("norms-added", "with the norms added: the norm is the root of the sum of all squares", {"norm": lambda v: np.sum(norms(v)).reshape(1)}),
+        Mistake("norm-afterwards", "of the clipped gradients: return the norm before clipping",
                 {"norm": lambda v: after(kernels.derive({"dx": v.dx}))}),
         Mistake("limit-for-factor", "times the limit, not times the limit over the norm", {"clipped": lambda v: v.dx * kernels.LIMIT}),
         Mistake("norm-eps-forgotten", "without the 1e-6 that is added to the norm", {"factor": lambda v: np.minimum(1, kernels.LIMIT / v.norm)}),
@@ -98,7 +97,7 @@ def clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mistake, .
 
 
 def check_clip(gate: str, module: Module, seed: int) -> str:
-    """Check norms above and below the limit against `clip_grad_norm_`. Raise Fault."""
+    """Check norms above and below the limit against `clip_grad_norm_`. Raises Fault if wrong."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"a": (3, 4), "b": (5,), "c": (2, 2)}
     evidence: dict[str, list[Evidence]] = {"norm": [], "clipped": []}
@@ -114,41 +113,40 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
         with no_autograd():
             returned = module["clip"](mine, kernels.LIMIT)
         if not isinstance(returned, Tensor):
-            raise Fault("clip() returns no tensor: the norm is wanted, as it was before", "wrong-values")
+            raise Fault("clip() must return a tensor, the norm before clipping", "wrong-values")
         right = {f"gradient {name}": leaf.grad for name, leaf in held.items() if leaf.grad is not None}
         got = {f"gradient {name}": each for name, each in mine.items()}
-        if not [*wrong_values({"the norm": returned} | got, {"the norm": norm} | right)]:
+        if not [*find_wrong_values({"the norm": returned} | got, {"the norm": norm} | right)]:
             continue
         if size > 1 and all(torch.equal(mine[name], first[name]) for name in first):
             raise Fault(
-                f"the gradients are what they were: {IN_PLACE.format('grad', '*= factor')}", "not-in-place"
+                f"the gradients have not changed: {IN_PLACE.format('grad', '*= factor')}", "not-in-place"
             )
-        case, arrays = Case(words, "", (1, 1, 1, 1), "plain"), {"dx": flat(first)}
+        case, arrays = Case(words, "", (1, 1, 1, 1), "plain"), {"dx": concatenate(first)}
         pairs = {
             "norm": (returned.reshape(1).numpy(), norm.reshape(1).numpy()),
-            "clipped": (flat(mine), flat(right)),
+            "clipped": (concatenate(mine), concatenate(right)),
         }
         for quantity, pair in pairs.items():
-            evidence[quantity] += evidence_of(case, arrays, *pair)
-    raise_diagnosis(gate, evidence, clipping_mistakes(shapes))
+            evidence[quantity] += make_evidence(case, arrays, *pair)
+    raise_diagnosis(gate, evidence, list_clipping_mistakes(shapes))
     return "norms above and below the limit"
 
 
-def flat(tensors: Mapping[str, Tensor]) -> np.ndarray:
+def concatenate(tensors: Mapping[str, Tensor]) -> np.ndarray:
     return torch.cat([each.flatten() for each in tensors.values()]).reshape(1, 1, -1).numpy()
 
 
 # ---- AdamW --------------------------------------------------------------------------------------------------
 
 
-def adamw_of(
+def make_adamw(
     p: Tensors,
     decay: float = DECAY,
     rate: float = RATE,
     eps: float = EPS,
     betas: tuple[float, float] = BETAS,
 ) -> torch.optim.Optimizer:
-    """Return PyTorch's AdamW, with decay for matrices only."""
     groups = [
         {"params": [t for t in p.values() if (t.dim() > 1) is matrices], "weight_decay": decay * matrices}
         for matrices in (True, False)
@@ -158,7 +156,7 @@ def adamw_of(
 
 @dataclass
 class State:
-    """Parameters and both means at some time."""
+    """Parameters and both running means after an update."""
 
     p: Tensors
     moments: dict[str, tuple[Tensor, Tensor]]
@@ -168,7 +166,7 @@ class State:
         return State({name: t.clone() for name, t in self.p.items()}, moments)
 
     def update(self, module: Module, grads: Tensors, number: int) -> None:
-        """Return the state after an update by the learner's file."""
+        """Update the state in place with the learner's AdamW."""
         betas = kernels.BETA1, kernels.BETA2
         own = {name: g.clone() for name, g in grads.items()}
         with no_autograd():
@@ -177,10 +175,9 @@ class State:
             )
 
 
-def reference_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
-    """Return PyTorch's state at first and after each update."""
+def compute_reference_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
     held = leaves(p)
-    optimizer = adamw_of(held, kernels.DECAY, kernels.RATE, kernels.EPS, (kernels.BETA1, kernels.BETA2))
+    optimizer = make_adamw(held, kernels.DECAY, kernels.RATE, kernels.EPS, (kernels.BETA1, kernels.BETA2))
     states = [State(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copy()]
     for each in gradients:
         for name, leaf in held.items():
@@ -192,16 +189,16 @@ def reference_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
     return states
 
 
-OF_LOOPS = (
-    Mistake("decay-everywhere", "with decay on a vector too: a bias and LayerNorm's weight are not to be drawn to 0",
+LOOP_MISTAKES = (
+    Mistake("decay-everywhere", "with decay on vectors too: biases and LayerNorm's weights do not decay",
             {"decay": lambda v: np.asarray(kernels.DECAY)}),
-    Mistake("not-in-place", f"of decay alone: {IN_PLACE.format('tensor', '-= ...')}", {"new_x": lambda v: kernels.parameter(v, 0 * v.x)}),
+    Mistake("not-in-place", f"of decay alone: {IN_PLACE.format('tensor', '-= ...')}", {"new_x": lambda v: kernels.update_parameter(v, 0 * v.x)}),
 )  # fmt: skip
-"""Mistakes of AdamW on parameters of several kinds, which are tensors."""
+"""AdamW's mistakes in the loop over parameter tensors."""
 
 
 def check_adamw(gate: str, module: Module, seed: int) -> str:
-    """Check three updates against PyTorch's; if they are wrong, each from a correct state. Raise Fault."""
+    """Check three updates against PyTorch's; if any is wrong, check each from a correct state. Raises Fault."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -209,11 +206,11 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
 
     p = {"weight": normal(4, 3), "bias": normal(4), "table": normal(5, 3)}
     gradients = [{name: 0.1 * normal(*t.shape) for name, t in p.items()} for _ in range(3)]
-    states = reference_states(p, gradients)
+    states = compute_reference_states(p, gradients)
     mine = states[0].copy()
     for number, each in enumerate(gradients, 1):
         mine.update(module, each, number)
-    if not [*wrong_values(mine.p, states[-1].p)]:
+    if not [*find_wrong_values(mine.p, states[-1].p)]:
         return "three updates"
     evidence: dict[str, list[Evidence]] = {"new_mean": [], "new_square": [], "new_x": []}
     for number, each in enumerate(gradients, 1):
@@ -232,20 +229,18 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
             case = Case(f"{name}, update {number}", "", (1, 1, 1, 1), "plain")
             pairs = zip((*got.moments[name], got.p[name]), (*right.moments[name], right.p[name]), strict=True)
             for quantity, (ours, theirs) in zip(evidence, pairs, strict=True):
-                evidence[quantity] += evidence_of(case, arrays, ours.numpy(), theirs.numpy())
-    raise_diagnosis(gate, evidence, OF_LOOPS)
+                evidence[quantity] += make_evidence(case, arrays, ours.numpy(), theirs.numpy())
+    raise_diagnosis(gate, evidence, LOOP_MISTAKES)
     compare(mine.p, states[-1].p, {})
     return ""
 
 
 def check_in_place(got: State, before: State) -> None:
-    """Raise Fault if an update has not changed one of the means."""
+    """Raise Fault if an update leaves either of the means unchanged."""
     for which, (name, words) in enumerate((("mean", "g"), ("square", "g * g"))):
         if all(torch.equal(got.moments[n][which], before.moments[n][which]) for n in got.p):
             advice = IN_PLACE.format(name, f"*= beta; {name} += ...")
-            raise Fault(
-                f"the mean of {words} is after an update what it was before: {advice}", "not-in-place"
-            )
+            raise Fault(f"an update has not changed the mean of {words}: {advice}", "not-in-place")
 
 
 # ---- The step -----------------------------------------------------------------------------------------------
@@ -261,15 +256,14 @@ def train_reference(
     first: bool = False,
     updated: bool = True,
 ) -> Tensors:
-    """Return losses and parameters of a training run by autograd and PyTorch's optimizer; `junk` are its
-    initial gradients.
+    """Return losses and parameters of a run with autograd and PyTorch's AdamW, from gradients `junk`.
 
-    `zeroed` is when they are cleared: "before" or "after" a step, "too late", before the update, or "never";
-    `ends` are the slices of an excerpt for tokens and targets. With `first` each step's bias is corrected as
-    the first one's.
+    `zeroed` is when gradients are cleared: "before" or "after" a step, "too late", before the update, or
+    "never"; `ends` slice an excerpt into tokens and targets. With `first`, every step corrects like the
+    first.
     """
     held, values = leaves(p), {}
-    optimizer = adamw_of(held)
+    optimizer = make_adamw(held)
     for name, leaf in held.items():
         leaf.grad = junk[name].clone()
     for number, excerpt in enumerate(excerpts, 1):
@@ -297,7 +291,7 @@ def train_reference(
 
 
 def check_step(gate: str, module: Module, seed: int) -> str:
-    """Check three steps against autograd with PyTorch's AdamW. Raise Fault."""
+    """Check three steps against autograd with PyTorch's AdamW. Raises Fault if any is wrong."""
     generator = torch.Generator().manual_seed(seed)
     p = parameters(layers=1, width=8, vocabulary=9, context=8, seed=seed)
     excerpts = [torch.randint(9, (3, 6), generator=generator) for _ in range(3)]
@@ -309,12 +303,12 @@ def check_step(gate: str, module: Module, seed: int) -> str:
         for number, excerpt in enumerate(excerpts, 1):
             loss = module["step"](excerpt, mine, grads, moments, number, number * RATE, LIMIT)
             if not isinstance(loss, Tensor):
-                raise Fault("step() returns no tensor: the loss is wanted", "wrong-values")
+                raise Fault("step() must return a tensor, the loss", "wrong-values")
             got[f"the loss of step {number}"] = loss.clone()
             got |= {f"{name} after step {number}": t.clone() for name, t in mine.items()}
     known: Known = {
         "not-zeroed": (
-            "where the gradients of the step before are still there",
+            "where the previous step's gradients are still there",
             lambda: train_reference(p, excerpts, junk, zeroed="never"),
         ),
         "zeroed-at-the-end": (
@@ -326,7 +320,7 @@ def check_step(gate: str, module: Module, seed: int) -> str:
             lambda: train_reference(p, excerpts, junk, zeroed="too late"),
         ),
         "not-updated": (
-            "of parameters that no update has changed",
+            "of parameters without an update",
             lambda: train_reference(p, excerpts, junk, updated=False),
         ),
         "number-not-used": (
@@ -334,15 +328,15 @@ def check_step(gate: str, module: Module, seed: int) -> str:
             lambda: train_reference(p, excerpts, junk, first=True),
         ),
         "two-on": (
-            "where every place is to predict the token after the next",
+            "where every place predicts the token after the next",
             lambda: train_reference(p, excerpts, junk, ends=(slice(None, -2), slice(2, None))),
         ),
         "past": (
-            "where every place is to predict the token before it",
+            "where every place predicts the token before it",
             lambda: train_reference(p, excerpts, junk, ends=(slice(1, None), slice(None, -1))),
         ),
         "not-shifted": (
-            "where every place is to predict itself, which is no task: the loss falls to 0",
+            "where every place predicts itself, which is trivial: the loss falls to 0",
             lambda: train_reference(p, excerpts, junk, ends=(slice(None, -1), slice(None, -1))),
         ),
         "not-clipped": (

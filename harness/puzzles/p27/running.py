@@ -1,5 +1,4 @@
-"""Run one pass of a learner's tape and of autograd: the values of both by name, in the order from the loss
-backwards."""
+"""Run a pass of a learner's tape and the same pass with autograd; return both sets of values by name."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import graph
 
-from harness.check.compare import Evidence, TensorResult, got_and_expected, relative_error
+from harness.check.compare import Evidence, TensorResult, compute_relative_error, format_got_and_expected
 from harness.check.gradients import TOLERANCE
 from harness.check.results import Diagnosis
 from harness.puzzles.p27.autograd import Model, Tensors
@@ -23,33 +22,31 @@ PARTS = ("Linear", "Embedding", "LayerNorm", "Attention", "Gelu", "CrossEntropy"
 
 
 class Fault(Exception):
-    """A failed check: words, the name of the mistake, and the number of the hint that helps, 0 for the usual
-    one."""
+    """A failed check: a message, the mistake's id, and the number of the hint that helps, 0 for the default."""
 
     def __init__(self, words: str, mistake: str, hint: int = 0):
         super().__init__(words)
         self.mistake, self.hint = mistake, hint
 
     @staticmethod
-    def of(reports: Diagnosis, *more: str) -> "Fault":
-        """Return a fault from a diagnosis and further lines."""
-        hint = int(reports.hint.rpartition("-")[2]) if reports.hint else 0
+    def of(diagnosis: Diagnosis, *more: str) -> "Fault":
+        hint = int(diagnosis.hint.rpartition("-")[2]) if diagnosis.hint else 0
         return Fault(
-            "\n".join([*reports.lines, *filter(None, more)]), reports.mistake or "wrong-values", hint
+            "\n".join([*diagnosis.lines, *filter(None, more)]), diagnosis.mistake or "wrong-values", hint
         )
 
 
 @contextlib.contextmanager
 def no_autograd() -> Iterator[None]:
     """Disable PyTorch's autograd: computing a gradient raises RuntimeError."""
-    inner = graph._engine_run_backward  # where all entry points end: grad, backward, torch.func
+    inner = graph._engine_run_backward  # every entry point calls it: grad, backward, torch.func
 
     def refuse(*arguments, **options):
         raise RuntimeError("autograd is called: this gradient is yours to write")
 
     holders = [holder for holder in (graph, torch.autograd) if hasattr(holder, "_engine_run_backward")]
     for holder in holders:
-        setattr(holder, "_engine_run_backward", refuse)  # noqa: B010 (a private name, which the types do not know)
+        setattr(holder, "_engine_run_backward", refuse)  # noqa: B010 (private, so the types lack it)
     try:
         with torch.no_grad():
             yield
@@ -59,27 +56,27 @@ def no_autograd() -> Iterator[None]:
 
 
 @dataclass
-class Watched:
+class PartResults:
     """The results of a file's parts by name: outputs in forward order, gradients of inputs in backward order.
 
-    `walked_back` are the parts whose `backward` was called, in that order.
+    `walked_back` are the parts whose `backward` was called, in order.
     """
 
     outputs: Tensors = field(default_factory=dict)
     gradients: Tensors = field(default_factory=dict)
-    walked_back: list[str] = field(default_factory=list)
+    backward_order: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def watching(module: Module) -> Iterator[Watched]:
-    """Record what every part of a file returns within the context."""
-    watched, before = Watched(), {}
+def record_parts(module: Module) -> Iterator[PartResults]:
+    """Record the results of every part of a file inside the context."""
+    watched, before = PartResults(), {}
 
     def record(function, into: Tensors):
         def run(*arguments):
             name = next(each for each in arguments if isinstance(each, str))
             if into is watched.gradients:
-                watched.walked_back.append(name)
+                watched.backward_order.append(name)
             returned = function(*arguments)
             if isinstance(returned, Tensor):
                 into[name] = returned.clone()
@@ -100,7 +97,7 @@ def watching(module: Module) -> Iterator[Watched]:
 
 
 def excerpt(B: int, T: int, V: int, seed: int, ignored: bool = True) -> tuple[Tensor, Tensor]:
-    """Return tokens and targets [B, T]; if requested a third of the targets is ignored, never all."""
+    """Return tokens and targets [B, T]; if `ignored`, a third of the targets is ignored, but never all."""
     generator = torch.Generator().manual_seed(seed)
     tokens, targets = (torch.randint(V, (B, T), generator=generator) for _ in range(2))
     if ignored:
@@ -108,17 +105,16 @@ def excerpt(B: int, T: int, V: int, seed: int, ignored: bool = True) -> tuple[Te
     return tokens, targets
 
 
-def held(kept: Mapping[str, tuple[Tensor, ...]]) -> int:
-    """Return the bytes of the storages of saved tensors, each counted once."""
+def count_saved_bytes(kept: Mapping[str, tuple[Tensor, ...]]) -> int:
+    """Return the bytes of the saved tensors' storages, each counted once."""
     tensors = [tensor for each in kept.values() for tensor in each]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def by_autograd(
+def compute_with_autograd(
     model: Model, output: Tensor, grad_output: Tensor | None, p: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the output, then all gradients from the loss backwards: of each part its parameters', then its
-    input's."""
+    """Return the output, then all gradients in backward order: each part's parameters, then its input."""
     leaves = {f"the gradient of {name}": t for name, t in p.items()}
     order: dict[str, Tensor] = {}
     for part, arguments in reversed(model.inputs.items()):
@@ -130,10 +126,10 @@ def by_autograd(
     return {"the output": output.detach()} | dict(zip(order, gradients, strict=True))
 
 
-def by_hand(
-    output: Tensor, watched: Watched, grads: Mapping[str, Tensor], start: Mapping[str, Tensor]
+def collect_values(
+    output: Tensor, watched: PartResults, grads: Mapping[str, Tensor], start: Mapping[str, Tensor]
 ) -> Tensors:
-    """Return the same for a learner's file; `grads` began as `start`."""
+    """Return the values of a learner's file by the same names; `grads` were `start` before the pass."""
     of_inputs = {f"the gradient of what {part} is given": t for part, t in watched.gradients.items()}
     of_parameters = {f"the gradient of {name}": grads[name] - start[name] for name in grads}
     return {"the output": output, **of_inputs, **of_parameters}
@@ -146,16 +142,14 @@ def leaves(tensors: Mapping[str, Tensor]) -> Tensors:
 # ---- Values -------------------------------------------------------------------------------------------------
 
 
-def wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield the names of wrong values in the reference's order, without those that the learner's code does
-    not compute."""
+def find_wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the names of wrong values in the reference's order, skipping values that were not computed."""
     for name, expected in right.items():
-        if name in got and not near(got[name], expected):
+        if name in got and not is_close(got[name], expected):
             yield name
 
 
-def near(got: Tensor, expected: Tensor) -> bool:
-    """Return whether two tensors of one shape are equal up to the rounding of float64."""
+def is_close(got: Tensor, expected: Tensor) -> bool:
     if got.shape != expected.shape or not torch.isfinite(got).all():
         return False
     scale = expected.abs().max().item() if expected.numel() else 0.0
@@ -163,7 +157,6 @@ def near(got: Tensor, expected: Tensor) -> bool:
 
 
 def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
-    """Describe a wrong value by its worst element."""
     mine, expected = got[name], right[name]
     if mine.shape != expected.shape:
         return f"{name} has shape {list(mine.shape)}, expected {list(expected.shape)}"
@@ -171,13 +164,15 @@ def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name:
     at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     place = f" at {list(at)}" if at else ""
     limit = TOLERANCE * (expected.abs().max().item() or 1.0)
-    return f"{name} is wrong{place}: {got_and_expected(mine[at].item(), expected[at].item(), limit, 6)}"
+    return (
+        f"{name} is wrong{place}: {format_got_and_expected(mine[at].item(), expected[at].item(), limit, 6)}"
+    )
 
 
-def evidence_of(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
-    """Return the evidence of a wrong value; nothing if it is correct."""
-    if near(torch.from_numpy(got.copy()), torch.from_numpy(right.copy())):
+def make_evidence(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
+    """Return the evidence of a wrong value, or [] if the value is correct."""
+    if is_close(torch.from_numpy(got.copy()), torch.from_numpy(right.copy())):
         return []
-    error = relative_error(np.where(np.isfinite(got), got, right), right)
+    error = compute_relative_error(np.where(np.isfinite(got), got, right), right)
     result = TensorResult(False, error, 0.0, TOLERANCE, error, nonfinite=int((~np.isfinite(got)).sum()))
     return [Evidence(case, arrays, got, right, np.zeros(right.shape, bool), result, "float64")]

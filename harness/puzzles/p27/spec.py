@@ -1,8 +1,6 @@
-"""Puzzle 27, a GPT trained without `loss.backward()`: rungs, gates, and the cases of NumPy and of the
-kernels.
+"""Puzzle 27, a GPT trained without `loss.backward()`: rungs, gates, and cases for NumPy and the kernels.
 
-Names: B = sequences, T = tokens of each, C = channels, V = vocabulary. The tape has its own models
-(`checker.py`).
+Names: B = sequences, T = tokens per sequence, C = channels, V = vocabulary.
 """
 
 from dataclasses import replace
@@ -13,12 +11,12 @@ from harness.puzzles.p27 import kernels
 from harness.puzzles.p27.derivation import IGNORED
 from harness.spec.cases import (
     CANCELLING,
-    cancelling,
-    covering,
-    listed_axis,
-    not_finite,
-    tiled_axis,
-    with_not_finite,
+    draw_cancelling,
+    make_covering_cases,
+    make_listed_axis,
+    make_nonfinite_cases,
+    make_tiled_axis,
+    write_nonfinite,
 )
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle
 from harness.spec.rounding import round_to_dtype
@@ -27,24 +25,24 @@ from harness.spec.rungs import MojoRung, NumpyRung, Rung
 DIMS = (2, 4, 6, 8)
 """The default B, T, C, V."""
 OUTPUTS = 5
-"""O of the linear layer."""
+"""O, the output features of the linear layer."""
 
 FORMULAS = {
     "loss": (("loss",), "cross-entropy: ignored places, label smoothing"),
-    "dlogits": (("grad_logits",), "p - y, shared out among the places that count"),
+    "dlogits": (("grad_logits",), "p - y, divided by the number of places that count"),
     "dgelu": (("grad_gelu",), "the derivative of GELU in its tanh form"),
     "dlinear": (("grad_x", "grad_W", "grad_b"), "a product, for every token of every sequence"),
-    "dembedding": (("grad_token", "grad_position"), "tables that are read by number"),
-    "dresidual": (("grad_stream",), "a stream and what a branch adds to it"),
+    "dembedding": (("grad_token", "grad_position"), "tables that are indexed by tokens"),
+    "dresidual": (("grad_stream",), "a residual connection"),
     "dtied": (("grad_tied",), "one tensor, two gradients"),
 }
 TAPE = (
-    Gate("tape", about="how many bytes are kept"),
+    Gate("tape", about="how many bytes are saved"),
     Gate("embedding", about="two tables and their gradients"),
-    Gate("layernorm", about="puzzle 22's, with what it keeps"),
+    Gate("layernorm", about="puzzle 22's, which saves what its backward pass needs"),
     Gate("attention", about="puzzle 23's, with a causal mask"),
     Gate("gelu", about="the tanh form"),
-    Gate("cross_entropy", about="the loss, from which all comes back"),
+    Gate("cross_entropy", about="the loss, where the backward pass starts"),
     Gate("block", about="right order, residual branches added"),
     Gate("model", about="every gradient of every parameter"),
     Gate("clip", about="the norm of all gradients, limited"),
@@ -54,7 +52,7 @@ TAPE = (
 
 
 def cases(dims: Dims | None = None) -> list[Case]:
-    """Return the default case and the adversarial ones; with `dims`, both kinds of values at those sizes."""
+    """Return the default case and the adversarial ones; with `dims`, two cases at those sizes."""
     chapter = Case("chapter", "small enough to print", dims or DIMS, "smoothed")
     plain = Case("no smoothing", "y is 1 on the target", dims or (3, 5, 4, 7), "plain")
     if dims:
@@ -65,21 +63,21 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("large logits", "exp(800) is infinite", (2, 3, 4, 5), "large"),
         Case("one sequence", "no sum over the batch", (1, 7, 3, 4), "smoothed"),
         Case("one token", "no sum over the places", (5, 1, 4, 9), "smoothed"),
-        Case("few words", "every token comes often", (4, 9, 5, 2), "smoothed", in_16_bits=True),
+        Case("few words", "every token occurs often", (4, 9, 5, 2), "smoothed", in_16_bits=True),
         Case("many places", "more of them than a block has threads", (2, kernels.THREADS - 40, 2, 3), "plain"),
         Case("sums that cancel",
              "in 16-bit types, a token's places leave little of one term, and so does p - 1: neither may be rounded on the way",
              (2, 33, 6, 5), CANCELLING, in_16_bits=True),
-        *covering(AXES, ("plain",), lambda places, C, V: (*places_of[places], C, V)),
+        *make_covering_cases(AXES, ("plain",), lambda places, C, V: (*places_of[places], C, V)),
     ]  # fmt: skip
 
 
 AXES = (
-    listed_axis("places", 1, 6),
-    tiled_axis("channels", kernels.CHUNK),
-    tiled_axis("vocabulary", kernels.THREADS, 3 * kernels.THREADS + 5),
+    make_listed_axis("places", 1, 6),
+    make_tiled_axis("channels", kernels.CHUNK),
+    make_tiled_axis("vocabulary", kernels.THREADS, 3 * kernels.THREADS + 5),
 )
-"""Axes that the kernels tile: logits in rows of a block's threads, gradients in chunks."""
+"""Axes that the kernels tile: logits by a block's threads, gradients by chunks."""
 places_of = {1: (1, 1), 6: (2, 3)}
 LONG = Case(
     "long",
@@ -88,7 +86,7 @@ LONG = Case(
     "plain",
     variant="clip",
 )
-"""For the kernels alone: the norm's second stage has a loop."""
+"""A case only for the kernels, whose second stage of the norm has a loop."""
 NOT_FINITE = {
     "loss": {"logits": ("z", "NaN", "-inf")},
     "gelu": {"x": ("x", "NaN"), "dx": ("dx", "inf")},
@@ -96,7 +94,7 @@ NOT_FINITE = {
     "adamw": {"dx": ("dx", "NaN")},
     "clip": {"dx": ("dx", "inf", "NaN")},
 }
-"""Variant -> tensor -> its symbol in the book, and how an element is computed, only for the kernels."""
+"""Variant -> tensor -> its symbol in the book, and the non-finite values of cases; only for the kernels."""
 FAR = Case(
     "far from 0",
     "of logits near 4096 or -4096 a rounded lse has no digits left for a loss, and exp(z) is inf or 0",
@@ -104,20 +102,20 @@ FAR = Case(
     "far",
     variant="loss",
 )
-"""Only for the kernels, whose lse is rounded to float32."""
+"""A case only for the kernels, whose lse is rounded to float32."""
 GATE_CASES = (
     LONG,
     FAR,
     *(
         replace(case, variant=name)
         for name, places in NOT_FINITE.items()
-        for case in not_finite(places, DIMS)
+        for case in make_nonfinite_cases(places, DIMS)
     ),
 )
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """Return the arrays of `derivation.py`; a third of the targets is ignored, never all."""
+    """Return the arrays of `derivation.py`; a third of the targets is ignored, but never all."""
     B, T, C, V = case.dims
     random = np.random.default_rng([seed, *case.dims])
 
@@ -126,7 +124,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
     targets = random.integers(V, size=(B, T))
     targets.reshape(-1)[1::3] = IGNORED
-    # Every second sequence lies below 0, where a running maximum that starts at 0 would stay there.
+    # Every second sequence has logits below 0, so that a running maximum that starts at 0 stays there.
     far = (case.values == "far") * 4096.0 * (-1) ** np.arange(B)[:, None, None]
     arrays: Arrays = {
         "tokens": random.integers(V, size=(B, T)),
@@ -142,19 +140,19 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     }
     if case.values == CANCELLING:
         arrays |= cancelling_values(arrays, random, cancel=dtype in ("float16", "bfloat16"))
-    with_not_finite(arrays, case.values)
+    write_nonfinite(arrays, case.values)
     moments = {"mean": normal(B, T, C), "square": round_to_dtype(normal(B, T, C) ** 2, dtype)}
-    return arrays | moments | kernels.sorted_places(arrays["tokens"], V)
+    return arrays | moments | kernels.sort_places(arrays["tokens"], V)
 
 
 def cancelling_values(arrays: Arrays, random: np.random.Generator, cancel: bool) -> Arrays:
-    """Return tokens, dx and logits whose sums and differences reveal a rounding to 16 bits.
+    """Return tokens, dx and logits whose sums and differences reveal rounding to 16 bits.
 
-    The groups of places that cancel are shared out among the tokens, so that a token's sum grows before it
+    Groups of positions that cancel are distributed over the tokens, so that a token's sum grows before it
     shrinks; the probability of each target is near 1.
     """
     B, T, C = arrays["dx"].shape
-    dx, group = cancelling(B * T, C, random, cancel)
+    dx, group = draw_cancelling(B * T, C, random, cancel)
     sure = (arrays["targets"][..., None] == np.arange(int(arrays["V"]))) * 5.0
     return {
         "tokens": group.reshape(B, T) % arrays["V"],
@@ -176,7 +174,7 @@ TAPE_RUNG = Rung(
     gates=tuple(gate.id for gate in TAPE),
     checker=".checker:TapeChecker",
     title="The tape, in PyTorch without autograd",
-    # Each runs as in the file: a callee comes first.
+    # Functions run as they are in the file, so callees must be correct first.
     needs={
         "block": ("layernorm", "attention", "gelu"),
         "model": ("embedding", "block", "layernorm", "cross_entropy"),
@@ -220,7 +218,7 @@ PUZZLE = Puzzle(
     demos=(
         Demo(
             "compare",
-            "one step by hand and one by autograd: every activation and gradient beside each other",
+            "one step by hand and one by autograd: every activation and gradient side by side",
             ".compare:main",
             options=True,
         ),

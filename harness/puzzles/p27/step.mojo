@@ -1,10 +1,10 @@
-"""What a training step on a GPU takes beside products, LayerNorms, attention and the loss: GELU and its gradient, the stream's
-gradient with the sums of its columns, the gradient of a table of tokens, the norm of all gradients, and AdamW in one pass over
-all parameters.
+"""The kernels of a training step on a GPU other than GEMMs, LayerNorm, attention and the loss: GELU and its
+gradient, the residual's gradient with its column sums, the token table's gradient, the norm of all gradients,
+and AdamW in one pass over all parameters.
 
-All in bfloat16, with sums and parameters in float32. Every sum has one order, so that every run gives the same bits. Counts
-are multiples of WIDTH, and tensors begin at multiples of 16 bytes. `step_kernels.py` builds this file, which imports what the
-layers' kernels share, and calls the functions at its end.
+Tensors are bfloat16, sums and parameters float32. Every sum has a fixed order, so that every run gives the
+same bits. Counts are multiples of WIDTH, and tensors are aligned to 16 bytes. `step_kernels.py` builds this
+file, together with the code that the layers' kernels share, and calls the functions at its end.
 """
 
 from std.math import ceildiv, exp2, sqrt
@@ -24,7 +24,7 @@ from shared.launcher import Launcher
 comptime NARROW = DType.bfloat16
 comptime WIDE = DType.float32
 comptime WIDTH = vector_width[NARROW]
-"""Elements that a thread takes at a time."""
+"""Elements that a thread handles at a time."""
 comptime Vector = SIMD[WIDE, WIDTH]
 comptime THREADS = 256
 comptime SCALE: Float32 = 0.7978845608028654
@@ -32,44 +32,45 @@ comptime SCALE: Float32 = 0.7978845608028654
 comptime CUBE: Float32 = 0.044715
 comptime LOG2E: Float32 = 1.4426950408889634
 comptime NORM_EPS: Float32 = 1e-6
-"""What is added to the norm that the limit is divided by."""
+"""The constant added to the norm by which the limit is divided."""
 comptime ROWS_ABREAST = 8
-"""Rows of a token that are loaded at a time: one alone would wait for memory longer than it is added."""
+"""Rows of a token that a thread loads at a time, to hide memory latency."""
 comptime ROW_THREADS = 128
-"""Threads of a token's row."""
+"""Threads per token row."""
 comptime CHUNK_PLACES = 32
-"""Places of a chunk, whose rows one block adds where they are all of one token."""
+"""Positions per chunk; a block sums a chunk's rows if all belong to one token."""
 comptime SUM_LANES = 32
-"""Threads side by side in a sum of columns; in its first stage each owns WIDTH columns, in its second one."""
+"""Threads across the columns of column sums; each owns WIDTH columns in the first stage, one in the second.
+"""
 comptime SUM_ROWS = 8
-"""Threads that share a column."""
+"""Threads that share a column in column sums."""
 comptime SLICE_ROWS = 64
-"""Rows that a block of the first stage adds."""
+"""Rows that a block sums in the first stage of column sums."""
 comptime BLOCKS_OF_SUMS = 4
-"""Blocks of the sum of squares on a multiprocessor."""
+"""Blocks per multiprocessor in the sum of squares."""
 
 
 @always_inline
 def load(tensor: ImmPtr[NARROW], at: Int) -> Vector:
-    """A vector of a bfloat16 tensor."""
+    """Load a vector of a bfloat16 tensor as float32."""
     return tensor.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at).cast[WIDE]()
 
 
 @always_inline
 def store(tensor: MutPtr[NARROW], at: Int, values: Vector):
-    """Writes a vector, rounded."""
+    """Store a vector, rounded to bfloat16."""
     tensor.unsafe_store[alignment=VECTOR_BYTES](at, values.cast[NARROW]())
 
 
 @always_inline
 def load_wide(tensor: ImmPtr[WIDE], at: Int) -> Vector:
-    """A vector of a float32 tensor."""
+    """Load a vector of a float32 tensor."""
     return tensor.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
 
 
 @always_inline
 def share_of_gelu(x: Vector) -> Vector:
-    """s = (1 + tanh u) / 2 = 1 / (1 + exp(-2 u)): GELU is x s."""
+    """Return s = (1 + tanh u) / 2 = 1 / (1 + exp(-2 u)), where GELU is x s."""
     return 1 / (1 + exp2(-2 * LOG2E * SCALE * (x + CUBE * x * x * x)))
 
 
@@ -81,7 +82,7 @@ def gelu_vectors(
     input: ImmPtr[NARROW],  # [count]
     count: Int64,
 ):
-    """GELU in its tanh form."""
+    """Compute GELU in its tanh form."""
     var i = (block_idx.x * THREADS + thread_idx.x) * WIDTH
     if i >= Int(count):
         return
@@ -90,11 +91,11 @@ def gelu_vectors(
 
 
 def gelu_backward_vectors(
-    input: MutPtr[NARROW],  # [count], GELU of it is written over it
-    gradient: MutPtr[NARROW],  # [count], of the output; that of the input is written over it
+    input: MutPtr[NARROW],  # [count], overwritten with its GELU
+    gradient: MutPtr[NARROW],  # [count], the output's gradient; overwritten with the input's
     count: Int64,
 ):
-    """The gradient of GELU's input, and its output again, which the next weight's gradient takes."""
+    """Compute the gradient of GELU's input, and recompute its output for the next weight's gradient."""
     var i = (block_idx.x * THREADS + thread_idx.x) * WIDTH
     if i >= Int(count):
         return
@@ -106,36 +107,36 @@ def gelu_backward_vectors(
     store(input, i, x * s)
 
 
-# ---- The stream's gradient, and the sums of its columns, in two stages ---------------------------------------
+# ---- The residual's gradient and its column sums, in two stages ----------------------------------------------
 
 
 def add_with_partials(
-    stream: MutPtr[NARROW],  # [rows, channels], the sum is written over it
+    grad_residual: MutPtr[NARROW],  # [rows, channels], overwritten with grad_residual + grad_branch
     partials: MutPtr[WIDE],  # [slices, channels]
-    branch: ImmPtr[NARROW],  # [rows, channels]
+    grad_branch: ImmPtr[NARROW],  # [rows, channels]
     rows: Int32,
     channels: Int32,
 ):
-    """stream += branch, and the sums of the columns of SLICE_ROWS rows of what is written."""
+    """Add grad_branch to grad_residual, and sum the columns of the result over every SLICE_ROWS rows."""
     var C = Int(channels)
     var column = (block_idx.x * SUM_LANES + thread_idx.x) * WIDTH
     var first = block_idx.y * SLICE_ROWS + thread_idx.y
     comptime turns = SLICE_ROWS // SUM_ROWS
     var total = Vector(0)
     if column < C:
-        # All loads first, so that they wait for memory together.
+        # All loads come first, so that their latencies overlap.
         var a = Array[SIMD[NARROW, WIDTH], turns](fill=0)
         var b = Array[SIMD[NARROW, WIDTH], turns](fill=0)
         comptime for k in range(turns):
             if first + k * SUM_ROWS < Int(rows):
                 var at = (first + k * SUM_ROWS) * C + column
-                a[k] = stream.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
-                b[k] = branch.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
+                a[k] = grad_residual.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
+                b[k] = grad_branch.unsafe_load[width=WIDTH, alignment=VECTOR_BYTES](at)
         comptime for k in range(turns):
             if first + k * SUM_ROWS < Int(rows):
                 var sum = (a[k].cast[WIDE]() + b[k].cast[WIDE]()).cast[NARROW]()
                 var at = (first + k * SUM_ROWS) * C + column
-                stream.unsafe_store[alignment=VECTOR_BYTES](at, sum)
+                grad_residual.unsafe_store[alignment=VECTOR_BYTES](at, sum)
                 total += sum.cast[WIDE]()
     comptime tile = SUM_LANES * WIDTH
     var shares = stack_allocation[dtype=WIDE, address_space=AddressSpace.SHARED](row_major[SUM_ROWS, tile]())
@@ -156,7 +157,7 @@ def finish_columns(
     slices: Int32,
     channels: Int32,
 ):
-    """Adds the slices."""
+    """Add the slices' sums."""
     var C = Int(channels)
     var column = block_idx.x * SUM_LANES + thread_idx.x
     var total = Float32(0)
@@ -184,8 +185,9 @@ def with_rows[
 ](
     var total: Vector, rows: ImmPtr[dtype], order: ImmPtr[DType.int64], first: Int, end: Int, C: Int, c: Int
 ) -> Vector:
-    """The total with a vector of rows `first` to `end` added, ROWS_ABREAST of them loaded at a time; of the rows at the
-    places that `order` names in that range with `sorted_places`."""
+    """Return the total plus a vector of each row from `first` to `end`, with ROWS_ABREAST rows loaded at a
+    time; if `sorted_places`, of rows order[first:end].
+    """
     var i = first
     while i < end:
         var vectors = Array[Vector, ROWS_ABREAST](fill=0)
@@ -202,13 +204,13 @@ def with_rows[
 
 
 def token_sums_of_chunks(
-    sums: MutPtr[WIDE],  # [chunks, channels], written where all places of a chunk are of one token
+    sums: MutPtr[WIDE],  # [chunks, channels], written for chunks of a single token
     gradient: ImmPtr[NARROW],  # [places, channels]
     tokens: ImmPtr[DType.int64],  # [places]
     order: ImmPtr[DType.int64],  # [places]: the places, sorted by token
     channels: Int32,
 ):
-    """The sum of the rows of a chunk: CHUNK_PLACES neighbours in `order`."""
+    """Sum the rows of a chunk, CHUNK_PLACES neighbours in `order`, if they belong to one token."""
     var first = block_idx.x * CHUNK_PLACES
     var end = first + CHUNK_PLACES
     var of_first = tokens[unsafe_offset=Int(order[unsafe_offset=first])]
@@ -222,16 +224,17 @@ def token_sums_of_chunks(
 
 def token_gradient_rows(
     table: MutPtr[NARROW],  # [vocabulary, channels]
-    of_head: ImmPtr[WIDE],  # [vocabulary, channels], the gradient from where the table is the head's weight
-    gradient: ImmPtr[NARROW],  # [places, channels], of the rows that were read
-    sums: ImmPtr[WIDE],  # [chunks, channels], of the chunks that have one token
+    of_head: ImmPtr[WIDE],  # [vocabulary, channels], the gradient of the table as the head's weight
+    gradient: ImmPtr[NARROW],  # [places, channels], the gradient of the rows that the embedding read
+    sums: ImmPtr[WIDE],  # [chunks, channels], the sums of chunks with a single token
     order: ImmPtr[DType.int64],  # [places]: the places, sorted by token
     starts: ImmPtr[DType.int64],  # [vocabulary + 1]: where each token's places begin in `order`, and the end
     channels: Int32,
 ):
-    """The gradient of a tied table: the head's, and each place's in the order of the places, whole chunks of them at once.
+    """Compute the gradient of a tied table: the head's plus every position's, in order, whole chunks at once.
 
-    A token that comes at every sixth place, as the space does in a text, would else keep one block at work for long.
+    Without chunks, a frequent token, such as the space at every sixth position of a text, would keep one
+    block busy for long.
     """
     var C = Int(channels)
     var token = block_idx.x
@@ -255,7 +258,7 @@ def square_sums_of_blocks(
     gradient: ImmPtr[NARROW],  # [count]
     count: Int64,
 ):
-    """The sum of the squares that a block comes by."""
+    """Sum the squares of a block's elements."""
     var partial = Vector(0)
     for i in range((block_idx.x * THREADS + thread_idx.x) * WIDTH, Int(count), grid_dim.x * THREADS * WIDTH):
         var g = load(gradient, i)
@@ -270,7 +273,7 @@ def norm_of_sums(
     sums: ImmPtr[WIDE],  # [blocks]
     blocks: Int32,
 ):
-    """The root of all sums. One block."""
+    """Compute the square root of the sum of all blocks' sums, in one block."""
     var partial = Float32(0)
     for i in range(thread_idx.x, Int(blocks), THREADS):
         partial += sums[unsafe_offset=i]
@@ -284,7 +287,7 @@ def norm_of_sums(
 
 @fieldwise_init
 struct AdamW(Copyable, Movable):
-    """What stays the same at every step, and the norm that gradients are clipped to."""
+    """AdamW's constants, and the norm to which gradients are clipped."""
 
     var beta1: Float32
     var beta2: Float32
@@ -295,27 +298,27 @@ struct AdamW(Copyable, Movable):
 
 def adamw_vectors(
     master: MutPtr[WIDE],  # [count], the parameters
-    working: MutPtr[NARROW],  # [count], their copy in bfloat16
+    working: MutPtr[NARROW],  # [count], the parameters in bfloat16
     mean: MutPtr[WIDE],  # [count], running mean of the gradient
     square: MutPtr[WIDE],  # [count], running mean of its square
     gradient: ImmPtr[NARROW],  # [count]
-    numbers: ImmPtr[WIDE],  # [3]: the rate, and the corrections 1 - beta^step of both means
-    norm: ImmPtr[WIDE],  # [1], of all gradients
+    numbers: ImmPtr[WIDE],  # [3]: the learning rate, and the corrections 1 - beta^step of both means
+    norm: ImmPtr[WIDE],  # [1], the norm of all gradients
     beta1: Float32,
     beta2: Float32,
     eps: Float32,
     decay: Float32,
     limit: Float32,
-    decayed: Int64,  # the first so many elements decay
+    decayed: Int64,  # number of leading elements with weight decay
     count: Int64,
 ):
-    """One step in one pass: the gradient is clipped, and every number is read once and written once."""
+    """Clip the gradient and apply one step of AdamW, reading and writing every element once."""
     var i = (block_idx.x * THREADS + thread_idx.x) * WIDTH
     if i >= Int(count):
         return
     var rate = numbers[unsafe_offset=0]
     var factor = limit / (norm[unsafe_offset=0] + NORM_EPS)
-    if factor > 1:  # not min(1, factor), which makes 1 of NaN
+    if factor > 1:  # not min(1, factor), which turns NaN into 1
         factor = 1
     var g = load(gradient, i) * factor
     var m = load_wide(mean.as_imm(), i)
@@ -335,14 +338,14 @@ def adamw_vectors(
 
 
 def blocks_for(count: Int) -> Dim:
-    """Blocks of which every thread has a vector."""
+    """Return the grid for one vector per thread."""
     return Dim(ceildiv(count, THREADS * WIDTH))
 
 
 def launch_gelu[
     L: Launcher, //
 ](mut launcher: L, output: MutPtr[NARROW], input: ImmPtr[NARROW], count: Int) raises:
-    """One launch; see the kernel."""
+    """Launch the kernel."""
     launcher.launch[gelu_vectors](
         "gelu", output, input, Int64(count), grid_dim=blocks_for(count), block_dim=Dim(THREADS)
     )
@@ -351,7 +354,7 @@ def launch_gelu[
 def launch_gelu_backward[
     L: Launcher, //
 ](mut launcher: L, input: MutPtr[NARROW], gradient: MutPtr[NARROW], count: Int) raises:
-    """One launch; see the kernel."""
+    """Launch the kernel."""
     launcher.launch[gelu_backward_vectors](
         "gelu_backward", input, gradient, Int64(count), grid_dim=blocks_for(count), block_dim=Dim(THREADS)
     )
@@ -361,20 +364,20 @@ def launch_add_with_sums[
     L: Launcher, //
 ](
     mut launcher: L,
-    stream: MutPtr[NARROW],
+    grad_residual: MutPtr[NARROW],
     sums: MutPtr[NARROW],
-    branch: ImmPtr[NARROW],
+    grad_branch: ImmPtr[NARROW],
     rows: Int,
     channels: Int,
 ) raises:
-    """Two launches, with a row of sums for each slice of the rows between them; see the kernels."""
+    """Launch both stages, with a row of partial sums per slice in workspace."""
     var slices = ceildiv(rows, SLICE_ROWS)
     var partials = launcher.workspace[WIDE]("sums of columns", slices * channels)
     launcher.launch[add_with_partials](
         "add_with_partials",
-        stream,
+        grad_residual,
         partials,
-        branch,
+        grad_branch,
         Int32(rows),
         Int32(channels),
         grid_dim=Dim(ceildiv(channels, SUM_LANES * WIDTH), slices),
@@ -405,7 +408,7 @@ def launch_token_gradient[
     vocabulary: Int,
     channels: Int,
 ) raises:
-    """One launch, after one for the chunks if there are any; see the kernels."""
+    """Launch the kernel, after the sums of the chunks if there are any."""
     var chunks = places // CHUNK_PLACES
     var sums = launcher.workspace[WIDE]("sums of chunks", chunks * channels)
     if chunks > 0:
@@ -436,7 +439,7 @@ def launch_token_gradient[
 def launch_norm[
     L: Launcher, //
 ](mut launcher: L, norm: MutPtr[WIDE], gradient: ImmPtr[NARROW], count: Int) raises:
-    """Two launches, with a number for each block of the first between them; see the kernels."""
+    """Launch both stages, with one partial sum per block in workspace."""
     var blocks = min(ceildiv(count, THREADS * WIDTH), BLOCKS_OF_SUMS * multiprocessors())
     var sums = launcher.workspace[WIDE]("sums of squares", blocks)
     launcher.launch[square_sums_of_blocks](
@@ -462,7 +465,7 @@ def launch_adamw[
     decayed: Int,
     count: Int,
 ) raises:
-    """One launch; see the kernel."""
+    """Launch the kernel."""
     launcher.launch[adamw_vectors](
         "adamw",
         master,
@@ -484,34 +487,34 @@ def launch_adamw[
     )
 
 
-# ---- What Python calls --------------------------------------------------------------------------------------
+# ---- Functions that Python calls ----------------------------------------------------------------------------
 
 
 def gelu(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Output, input, how many."""
+    """Arguments: output, input, count."""
     var output = words.written[NARROW]()
     var input = words.read[NARROW]()
     launch_gelu(launcher, output, input, words.integer())
 
 
 def gelu_backward(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Input, gradient, how many; both are written over."""
+    """Arguments: input and gradient, both overwritten, and count."""
     var input = words.written[NARROW]()
     var gradient = words.written[NARROW]()
     launch_gelu_backward(launcher, input, gradient, words.integer())
 
 
 def add_with_sums(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Stream, sums, branch, rows, channels."""
-    var stream = words.written[NARROW]()
+    """Arguments: grad_residual, sums, grad_branch, rows, channels."""
+    var grad_residual = words.written[NARROW]()
     var sums = words.written[NARROW]()
-    var branch = words.read[NARROW]()
+    var grad_branch = words.read[NARROW]()
     var rows = words.integer()
-    launch_add_with_sums(launcher, stream, sums, branch, rows, words.integer())
+    launch_add_with_sums(launcher, grad_residual, sums, grad_branch, rows, words.integer())
 
 
 def token_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
-    """Table, the head's gradient, rows, tokens, order, starts, places, vocabulary, channels."""
+    """Arguments: table, the head's gradient, rows, tokens, order, starts, places, vocabulary, channels."""
     var table = words.written[NARROW]()
     var of_head = words.read[WIDE]()
     var gradient = words.read[NARROW]()
@@ -527,16 +530,16 @@ def token_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
 
 
 def norm(mut words: Words, mut launcher: StreamLauncher) raises:
-    """The norm, gradients, how many."""
+    """Arguments: norm, gradients, count."""
     var result = words.written[WIDE]()
     var gradient = words.read[NARROW]()
     launch_norm(launcher, result, gradient, words.integer())
 
 
 def adamw(mut words: Words, mut launcher: StreamLauncher) raises:
-    """The five constants, how many decay, how many there are; master, working, mean, square, gradients, numbers, norm.
+    """Arguments: the five constants, decayed, count; master, working, mean, square, gradients, numbers, norm.
     """
-    # Taken in this order.
+    # Arguments are evaluated in this order.
     var options = AdamW(
         beta1=words.float().cast[WIDE](),
         beta2=words.float().cast[WIDE](),
@@ -558,7 +561,7 @@ def adamw(mut words: Words, mut launcher: StreamLauncher) raises:
 
 @export
 def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
-    """A handle of a GPU."""
+    """Return a handle of a GPU."""
     return open_gpu(index, message, capacity)
 
 

@@ -1,9 +1,7 @@
-"""Parts of the step by hand beyond the layers of `harness.nn`: GELU, LayerNorm, the stream's gradient,
-attention between matrices of rows, the table's gradient, AdamW.
+"""Parts of the step by hand beyond the layers of `harness.nn`: GELU, LayerNorm, AdamW and others.
 
-Activations are rows: matrices [rows, channels]. Nothing uses autograd. On a GPU, in bfloat16, the kernels of
-the layers and of `step.mojo` run on torch's current stream; elsewhere, and for a LayerNorm without a product,
-torch's own operations do.
+Activations are matrices [rows, channels]. On a GPU, in bfloat16, kernels run on PyTorch's current stream;
+elsewhere, and for a LayerNorm without a product, PyTorch's own operations run.
 """
 
 import math
@@ -18,7 +16,7 @@ from harness.nn.layers import EPS, LAYER
 from harness.puzzles.p27.step_kernels import kernels
 
 SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
-"""In GELU's u = SCALE (x + CUBE x^3)."""
+"""Constants of GELU's u = SCALE (x + CUBE x^3)."""
 
 
 # ---- GELU -----------------------------------------------------------------------------------------------------
@@ -34,7 +32,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Return GELU of x again, and the gradient of x; on a GPU in the memory of x and of dy."""
+    """Return a recomputed GELU of x and the gradient of x; on a GPU, they overwrite x and dy."""
     if open_kernels := kernels(x):
         open_kernels.launch("gelu_backward", x, dy, x.numel())
         return x, dy
@@ -51,7 +49,7 @@ ALL_GRADIENTS = 15
 
 
 def layernorm_linear(x: Tensor, weight: Tensor, bias: Tensor, W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the product [rows, O] after the LayerNorm, and the LayerNorm's mean and rstd."""
+    """Return the product [rows, O] of LayerNorm and Linear, and the LayerNorm's mean and rstd."""
     if host.load(LAYER, x.device.type):
         return torch.ops.mojo_workbook.layernorm_linear_forward(x, weight, bias, W, b, EPS)
     y, statistics = layernorm(x, weight, bias)
@@ -102,8 +100,7 @@ def layernorm_backward(
 
 
 def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
-    """Add a branch's gradient to the stream's, both [rows, C], in place; return the column sums [C], the
-    gradient of a bias that was added to the stream."""
+    """Add a branch's gradient to the stream's, [rows, C], in place; return the column sums, a bias gradient."""
     if open_kernels := kernels(stream):
         sums = stream.new_empty(stream.shape[1])
         open_kernels.launch("add_with_sums", stream, sums, branch, *stream.shape)
@@ -115,7 +112,6 @@ def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
 
 
 def heads(rows: Tensor, batch: int, count: int) -> Tensor:
-    """View [batch * T, C] as [batch, count, T, C / count], without a copy."""
     return rows.view(batch, -1, count, rows.shape[1] // count).transpose(1, 2)
 
 
@@ -129,7 +125,7 @@ def attention(qkv: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor]:
 def attention_gradient(
     dy: Tensor, qkv: Tensor, output: Tensor, lse: Tensor, batch: int, count: int
 ) -> Tensor:
-    """Return the gradient of qkv [rows, 3 C] from that of the output [rows, C]."""
+    """Return the gradient of qkv [rows, 3 C] from the gradient of the output [rows, C]."""
     dqkv = torch.empty_like(qkv)
     query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
     dQ, dK, dV = (heads(part, batch, count) for part in dqkv.chunk(3, 1))
@@ -143,24 +139,22 @@ def attention_gradient(
 # ---- The embedding's table --------------------------------------------------------------------------------------
 
 
-def places_of_tokens(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return the places of tokens [rows] sorted by token, and the start of each token's [vocabulary + 1];
-    int64."""
+def sort_positions(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Return the int64 positions [rows] sorted by token, and where each token starts among them [vocabulary + 1]."""
     order = tokens.argsort(stable=True)
     every = torch.arange(vocabulary + 1, device=tokens.device)
     return order, torch.searchsorted(tokens[order], every)
 
 
 def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
-    """Write and return the tied table's gradient [V, C]: the head's, plus the rows of dx [rows, C] of each
-    token [rows]."""
+    """Write and return the tied table's gradient [V, C]: the head's plus dx [rows, C] summed by token."""
     if open_kernels := kernels(dx):
-        order, starts = places_of_tokens(tokens, len(of_head))
+        order, starts = sort_positions(tokens, len(of_head))
         tensors = (table, of_head.float(), dx, tokens, order, starts)
         open_kernels.launch("token_gradient", *tensors, len(tokens), *table.shape)
         return table
     total = of_head.float()
-    # Sums in one order: on a GPU index_put_ sorts the places, on a CPU index_add_ takes one after the other, and index_put_ does not.
+    # Sum in a fixed order: on a GPU, index_put_ sorts; on a CPU, only index_add_ is sequential.
     if total.is_cuda:
         total.index_put_((tokens,), dx.float(), accumulate=True)
     else:
@@ -183,7 +177,6 @@ class AdamW:
 
 
 def norm_of(norm: Tensor, gradients: Tensor) -> None:
-    """Write the norm of all gradients to [1]."""
     if open_kernels := kernels(gradients):
         open_kernels.launch("norm", norm, gradients, gradients.numel())
         return
@@ -202,16 +195,15 @@ def adamw(
     decayed: int,
     options: AdamW,
 ) -> None:
-    """Update in place both means, the parameters, and their copy in the working dtype, which may share their
-    memory.
+    """Update in place both means, the parameters, and their working copy, which may be the same memory.
 
     Args:
         master, mean, square: [count], float32.
         working, gradients: [count], in the working dtype.
         numbers: Rate, and the corrections 1 - beta^step of both means, float32 [3].
-        norm: Of all gradients, float32 [1], for clipping.
-        decayed: The number of elements that decay, from the first.
-        options: The constants of all steps.
+        norm: The norm of all gradients, float32 [1], for clipping.
+        decayed: The number of leading elements that decay.
+        options: AdamW's constants.
     """
     if open_kernels := kernels(gradients):
         constants = (options.beta1, options.beta2, options.eps, options.decay, options.limit)

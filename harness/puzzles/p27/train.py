@@ -1,8 +1,6 @@
-"""`p27 --train`: train a tiny GPT by the learner's own tape on the book's text, with bytes as tokens, and
-sample from it.
+"""`p27 --train`: train a tiny GPT with the learner's own tape on the bytes of the book, and sample from it.
 
-Nothing is downloaded, and autograd is not used: every gradient comes from the file's `backward`, every update
-from its `adamw`. The same seed gives the same losses, bit for bit, on one machine.
+On one machine, the same seed gives the same losses, bit for bit.
 """
 
 import contextlib
@@ -16,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from harness.check.python_files import describe, load
+from harness.check.python_files import describe_exception, load_module
 from harness.console import Parser, print_lines
 from harness.errors import BadUse, DamagedFile, Unsolved, WorkbookError
 from harness.learner.work import Work
@@ -30,16 +28,16 @@ from harness.puzzles.p27.writing import write
 from harness.toolchain import roots
 
 RATE, WARM_UP = 3e-3, 20
-"""The learning rate, and the steps in which it grows to its full size."""
+"""The learning rate, and the number of warm-up steps."""
 SAMPLE = 300
-"""Bytes that the model writes at the end."""
+"""Number of bytes that the model writes at the end."""
 TINY = Options(steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27)
-"""The trained model."""
+"""The model, and its default training options."""
 
 
 @dataclass
 class Training:
-    """A run: the model's parameters, its gradients, AdamW's means, and the losses so far."""
+    """A training run: parameters, gradients, AdamW's running means, and the losses so far."""
 
     p: Tensors
     grads: Tensors
@@ -68,27 +66,27 @@ class Training:
             raise BadUse(f"the loss of step {number} is {self.losses[-1]}: see p27 --gate step")
 
 
-def file_of(flags) -> tuple[Path, Module]:
-    """Load the solution's tape, or the learner's. Raise Unsolved if a blank of it is untouched."""
-    work = Work(PUZZLE, PUZZLE.rung("tape"), roots.solutions() if flags.solution else None)
-    if left := [id for id, blank in work.blanks().items() if not blank.size]:
+def load_tape(flags) -> tuple[Path, Module]:
+    """Load the solution's or the learner's tape. Raises Unsolved if any of its blanks is untouched."""
+    work = Work(PUZZLE, PUZZLE.find_rung("tape"), roots.solutions() if flags.solution else None)
+    if left := [id for id, blank in work.read_blanks().items() if not blank.size]:
         raise Unsolved(f"{work.path}: {', '.join(left)} still to be written; --solution runs the solution's")
-    return work.path, load(work.path)
+    return work.path, load_module(work.path)
 
 
 @contextlib.contextmanager
-def by_the_file(path: Path) -> Iterator[None]:
-    """Turn exceptions of a learner's code into DamagedFile, in one line with the place."""
+def report_learner_errors(path: Path) -> Iterator[None]:
+    """Convert an exception in the learner's code to DamagedFile, as one line with its location."""
     try:
         yield
     except WorkbookError:
         raise
     except Exception as error:
-        raise DamagedFile(describe(error, path)) from error
+        raise DamagedFile(describe_exception(error, path)) from error
 
 
 def seed(text: str) -> int:
-    """Parse a seed for PyTorch: an integer of at most 63 bits. Raise BadUse."""
+    """Parse a seed for PyTorch, an integer of at most 63 bits. Raises BadUse for anything else."""
     if not (text.isascii() and text.isdigit() and int(text) < 2**63):
         raise BadUse(f"--seed {text}: must be a whole number from 0 to 2**63 - 1")
     return int(text)
@@ -101,12 +99,12 @@ def parser() -> Parser:
         "--steps", type=int, help=f"default: {TINY.steps}, of GPT-2 {train_gpt.PLANS['gpt2'].steps}"
     )
     parser.add_argument(
-        "--seconds", type=float, default=120.0, help="stop then at the latest (default: %(default)g)"
+        "--seconds", type=float, default=120.0, help="maximum training time (default: %(default)g)"
     )
     parser.add_argument(
         "--seed", type=seed, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)"
     )
-    add_size(parser)
+    add_size_flags(parser)
     parser.add_argument(
         "--by",
         choices=(train_gpt.HAND, train_gpt.AUTOGRAD),
@@ -116,39 +114,39 @@ def parser() -> Parser:
         "--save",
         type=Path,
         metavar="FILE",
-        help="with --size: writes parameters and AdamW's means at the end",
+        help="with --size: write parameters and AdamW's means at the end",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="with --size: writes the loss of every step")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="with --size: write the loss of every step")
     return parser
 
 
-def add_size(parser: Parser) -> None:
+def add_size_flags(parser: Parser) -> None:
     parser.add_argument(
         "--size",
         choices=SIZES,
         help="instead of your tape: the step of the workbook's layers, for a GPT of this size",
     )
     parser.add_argument(
-        "--device", choices=("cpu", "gpu"), help="with --size: where (default: a GPU where torch sees one)"
+        "--device",
+        choices=("cpu", "gpu"),
+        help="with --size: the device (default: a GPU if PyTorch sees one)",
     )
     parser.add_argument(
         "--load",
         type=Path,
         metavar="FILE",
-        help="with --size: begins with what --save wrote, by hand or by autograd",
+        help="with --size: start from a file that --save wrote",
     )
 
 
 def check_size(flags, *of_size: str) -> None:
-    """Raise BadUse for flags that need --size."""
     for name in () if flags.size else ("device", "load", *of_size):
         if getattr(flags, name) is not None:
             raise BadUse(f"--{name}: only with --size")
 
 
 def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
-    """Train on the chapters (default: the book's), draw the losses, and print a sample. Raise BadUse,
-    Unsolved."""
+    """Train on text, by default the book's chapters, draw the losses, and print a sample."""
     flags = parser().parse_args(arguments)
     check_size(flags, "by", "save", "csv")
     if flags.steps is not None and flags.steps < 1:
@@ -160,7 +158,7 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
         flags.by = flags.by or train_gpt.HAND
         train_gpt.train(console, flags, chapters, SAMPLE)
         return 0
-    path, module = file_of(flags)
+    path, module = load_tape(flags)
     steps = TINY.steps if flags.steps is None else flags.steps
     options = replace(TINY, steps=steps, seed=flags.seed)
     training = Training.begin(options)
@@ -168,7 +166,7 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
     sizes = f"{options.layers} blocks of {options.width} channels, {count:,} parameters"
     print_lines(console, [f"{sizes}; {options.batch} x {options.context} bytes of the book at every step"])
     begun = time.monotonic()
-    with by_the_file(path), no_autograd(), training_progress(console) as progress:
+    with report_learner_errors(path), no_autograd(), training_progress(console) as progress:
         task = progress.add_task("training by hand", total=options.steps, losses="")
         for _, excerpt in zip(range(options.steps), excerpts(options, chapters), strict=False):
             training.step(module, excerpt)

@@ -1,8 +1,6 @@
-"""`p27 --train --size`: train a GPT of some size by the step of the workbook's layers, or by autograd, on the
-book's text.
+"""`p27 --train --size`: train a GPT with the workbook's layers or with autograd, on the book's bytes.
 
-Tokens are bytes, of which GPT-2 has 256 among its 50,304. The same seed gives the same losses, bit for bit,
-on one machine.
+On one machine, the same seed gives the same losses, bit for bit.
 """
 
 import csv
@@ -26,19 +24,19 @@ from harness.puzzles.p27.excerpts import Options, plot, training_progress
 from harness.puzzles.p27.excerpts import excerpts as excerpts_of
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
-from harness.puzzles.p27.gpt_step import ByHand, Pass, by_hand
+from harness.puzzles.p27.gpt_step import ByHand, Pass, make_trainer
 from harness.puzzles.p27.running import no_autograd
 from harness.puzzles.p27.writing import write
 
 HAND, AUTOGRAD = "hand", "autograd"
 WARM_UP = 20
-"""Steps in which the learning rate grows to its full size."""
+"""The number of warm-up steps of the learning rate."""
 BYTES = 256
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The default training options of a size."""
+    """The default training options for a size."""
 
     steps: int
     rate: float
@@ -47,15 +45,15 @@ class Plan:
 PLANS = {"tiny": Plan(600, 3e-3), "gpt2": Plan(300, 6e-4)}
 
 
-def device_of(name: str | None) -> torch.device:
-    """Return the device "cpu" or "gpu"; without a name a GPU if torch has one. Raise BadUse if it has none."""
+def select_device(name: str | None) -> torch.device:
+    """Return the requested device, by default a GPU if there is one. Raises BadUse if there is no GPU."""
     if name == "gpu" and not torch.cuda.is_available():
         raise BadUse("--device gpu: torch sees no GPU here; --device cpu runs the same step")
     return torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda:0")
 
 
 def excerpts(sizes: Sizes, seed: int, device: torch.device, chapters: Path) -> Iterator[Tensor]:
-    """Yield excerpts of the text, [batch, context + 1], without end."""
+    """Yield excerpts of the text, [batch, context + 1], forever."""
     options = Options(
         steps=1,
         layers=sizes.layers,
@@ -69,11 +67,11 @@ def excerpts(sizes: Sizes, seed: int, device: torch.device, chapters: Path) -> I
     return excerpts_of(options, chapters)
 
 
-def rate_of(plan: Plan, step: int) -> float:
+def compute_rate(plan: Plan, step: int) -> float:
     return plan.rate * min(1.0, step / WARM_UP)
 
 
-def written(state: State, count: int, seed: int) -> str:
+def sample_text(state: State, count: int, seed: int) -> str:
     trained = ByHand(state)
 
     def logits_of(tokens: Tensor) -> Tensor:
@@ -89,8 +87,8 @@ def written(state: State, count: int, seed: int) -> str:
 def train(
     console: Console, flags: Namespace, chapters: Path, sample: int, sizes: Sizes | None = None
 ) -> list[float]:
-    """Train, draw the losses, and print a sample. Raise BadUse if the loss is not finite."""
-    device, plan = device_of(flags.device), PLANS[flags.size]
+    """Train, draw the losses, and print a sample. Raises BadUse if the loss is not finite."""
+    device, plan = select_device(flags.device), PLANS[flags.size]
     sizes = sizes or SIZES[flags.size]
     state = State.load(flags.load, sizes, device) if flags.load else State.begin(sizes, flags.seed, device)
     steps = plan.steps if flags.steps is None else flags.steps
@@ -102,26 +100,26 @@ def train(
     )
     if flags.save:
         state.save(flags.save)  # now, so that an unwritable path is reported before the training
-    keep_losses(flags.csv, [], state.steps)  # likewise
-    # A resumed run sees the same excerpts as an uninterrupted one.
+    save_losses(flags.csv, [], state.steps)  # likewise
+    # A resumed run gets the same excerpts as an uninterrupted one.
     texts = islice(excerpts(sizes, flags.seed, device, chapters), state.steps, None)
     losses = run(console, state, flags, plan, steps, texts)
     if flags.save:
         state.save(flags.save)
-    keep_losses(flags.csv, losses, state.steps)
+    save_losses(flags.csv, losses, state.steps)
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [
         *plot(f"by {flags.by}", losses),
-        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}; the parameters' bits are {digest(state.master)}",
+        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}; the parameters' bits are {hash_tensor(state.master)}",
         "it writes:",
-        *(f"   {line}" for line in written(state, sample, flags.seed).splitlines()),
+        *(f"   {line}" for line in sample_text(state, sample, flags.seed).splitlines()),
     ]
     print_lines(console, lines)
     return losses
 
 
-def keep_losses(path: Path | None, losses: list[float], steps: int) -> None:
-    """Write the losses of the last steps as a CSV, with all digits. Raise BadUse if it cannot be written."""
+def save_losses(path: Path | None, losses: list[float], steps: int) -> None:
+    """Write the last steps' losses as CSV with all digits. Raises BadUse if the file cannot be written."""
     if path is None:
         return
     try:
@@ -132,21 +130,21 @@ def keep_losses(path: Path | None, losses: list[float], steps: int) -> None:
         raise BadUse(f"--csv {path}: {error.strerror}") from error
 
 
-def digest(tensor: Tensor) -> str:
-    """Return eight letters that are equal if two tensors are equal bit for bit."""
+def hash_tensor(tensor: Tensor) -> str:
+    """Return eight hex digits of a hash of a tensor's bytes."""
     return hashlib.sha256(tensor.detach().cpu().numpy().data).hexdigest()[:8]
 
 
 def run(
     console: Console, state: State, flags: Namespace, plan: Plan, steps: int, texts: Iterator[Tensor]
 ) -> list[float]:
-    """Return the losses of some steps, fewer if the time is over."""
-    trained = by_hand(state) if flags.by == HAND else ByAutograd(state)
+    """Return the losses of `steps` steps, or fewer if time runs out."""
+    trained = make_trainer(state) if flags.by == HAND else ByAutograd(state)
     begun, losses = time.monotonic(), []
     with training_progress(console) as progress:
         task = progress.add_task(f"training by {flags.by}", total=steps, losses="")
         for _, excerpt in zip(range(steps), texts, strict=False):
-            loss = one_step(trained, excerpt, rate_of(plan, state.steps + 1))
+            loss = run_step(trained, excerpt, compute_rate(plan, state.steps + 1))
             losses.append(loss)
             if not math.isfinite(loss):
                 raise BadUse(f"the loss of step {state.steps} is {loss}")
@@ -156,8 +154,8 @@ def run(
     return losses
 
 
-def one_step(trained: ByHand | ByAutograd, excerpt: Tensor, rate: float) -> float:
-    """Run a step by hand with autograd disabled, or one by autograd."""
+def run_step(trained: ByHand | ByAutograd, excerpt: Tensor, rate: float) -> float:
+    """Run a training step, by hand with autograd disabled, or with autograd."""
     if isinstance(trained, ByAutograd):
         return float(trained.step(excerpt, rate))
     with no_autograd():

@@ -1,8 +1,4 @@
-"""`p28 --bench`: time each step on a GPU against PyTorch's matmuls and the memory bandwidth.
-
-Results are compared with PyTorch's before a step is timed. The steps of LayerNorm run on more rows than the L2 cache
-holds, all others at the sizes of GPT-2's first MLP layer.
-"""
+"""`p28 --bench`: check each step on a GPU, then time it against PyTorch's matmuls and the memory bandwidth."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -19,24 +15,24 @@ from harness.toolchain import roots
 
 ROWS, HIDDEN, OUTPUTS = 4096, 768, 3072
 MANY_ROWS = 65536
-"""Rows of the steps of LayerNorm: more than the L2 cache holds."""
+"""Rows for the LayerNorm steps: more than fit into the L2 cache."""
 PROTOCOL = Protocol(rounds=7, burst=4_000.0, idle=(0.06, 0.08))
 METHOD = f"CUDA graphs, {PROTOCOL}, the median"
 MANY = 10
-"""Calls in a graph, except for slow steps."""
+"""Calls per CUDA graph, except for slow steps."""
 SLOW = (7, 8, 10)
-"""Steps whose initial code is slow: one call in a graph."""
+"""Steps with slow initial code, which get one call per graph."""
 MATRICES = {"rows": 2, "once": 2, "vectors": 2, "shuffles": 2, "dx": 3, "dgamma": 2}
-"""Number of [rows, hidden] matrices that a step has to move."""
+"""Number of [rows, hidden] matrices that a step must move."""
+GRADIENTS = "dln", "dW"
+"""The products of the backward pass, in the order in which the bare ones are numbered."""
 PEAK = 4.8e6
-"""Memory bandwidth of an H200 in bytes per microsecond, from its data sheet."""
+"""Memory bandwidth of an H200, in bytes per microsecond, from its data sheet."""
 ERROR = {"float32": 2e-5, "bfloat16": 1.2e-2}
-"""Tolerance of a step's results, relative to the largest element."""
+"""Tolerance for a step's results, relative to the largest element."""
 
 
-def graph(call: Callable[[], object], times: int = 1) -> Graph:
-    """Capture several calls in a row as one graph."""
-
+def capture_calls(call: Callable[[], object], times: int = 1) -> Graph:
     def several() -> None:
         for _ in range(times):
             call()
@@ -44,12 +40,12 @@ def graph(call: Callable[[], object], times: int = 1) -> Graph:
     return Graph(lambda: several)
 
 
-def check(problem: Problem, steps: Steps, form: str, number: int) -> float:
-    """Return the largest error of a step, relative to each result's largest element. Raises ArithmeticError if wrong."""
+def check_step(problem: Problem, steps: Steps, form: str, number: int) -> float:
+    """Return a step's largest error, relative to the largest element. Raise ArithmeticError if too large."""
     pairs = problem.result_pairs(number)
     for got, _ in pairs:
         got.fill_(torch.nan)
-    problem.step(steps, number)
+    problem.enqueue_step(steps, number)
     torch.cuda.synchronize()
     error = max(((got.float() - truth).abs().max() / truth.abs().max()).item() for got, truth in pairs)
     name = str(problem.dtype).removeprefix("torch.")
@@ -58,33 +54,65 @@ def check(problem: Problem, steps: Steps, form: str, number: int) -> float:
     return error
 
 
-def of_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, object]]:
-    """Yield the rows of one dtype; all results are checked before anything is timed."""
+def pytorch(problem: Problem, compiled: bool) -> Graph:
+    """Return both passes of PyTorch's own LayerNorm and Linear as a CUDA graph."""
+    tensors = problem.x, problem.gamma, problem.beta, problem.weight, problem.bias
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+
+    def function(x, gamma, beta, weight, bias):
+        ln_out = torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, 1e-5)
+        return torch.nn.functional.linear(ln_out, weight, bias)
+
+    chosen = torch.compile(function, dynamic=False, fullgraph=True) if compiled else function
+
+    def both() -> object:
+        output = chosen(*leaves)
+        return output, torch.autograd.grad(output, leaves, problem.dy)
+
+    return Graph(lambda: both)
+
+
+def measure_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, object]]:
+    """Yield the rows of one dtype; check all results before timing anything."""
     kind, last = getattr(torch, dtype), 12 if dtype == "bfloat16" else 8
     problem, tall = Problem(ROWS, HIDDEN, OUTPUTS, kind), Problem(MANY_ROWS, HIDDEN, 8, kind)
     ln_out, weight, dy = problem.ln_out, problem.weight, problem.dy
     bare = (lambda: ln_out @ weight.T, lambda: dy @ weight, lambda: dy.T @ ln_out)
-    calls = {("bare", str(n)): graph(product, MANY) for n, product in enumerate(bare)}
-    calls["bare", "all"] = graph(lambda: [product() for product in bare], MANY)
+    calls = {("bare", str(n)): capture_calls(product, MANY) for n, product in enumerate(bare)}
+    calls["bare", "all"] = capture_calls(lambda: [product() for product in bare], MANY)
     times = dict.fromkeys(calls, MANY)
     errors: dict[tuple[str, str], float] = {}
     for number, step in enumerate(STEPS[:last], 1):
         of = tall if number <= 6 else problem
         for form, steps in forms.items():
-            errors[form, step] = check(of, steps, form, number)
+            errors[form, step] = check_step(of, steps, form, number)
             times[form, step] = 1 if form == "first" and number in SLOW else MANY
-            calls[form, step] = graph(partial(of.step, steps, number), times[form, step])
-    if dtype == "bfloat16" and len(forms) == 2:  # the passes' own tensors are bfloat16 wherever a product is
+            calls[form, step] = capture_calls(partial(of.enqueue_step, steps, number), times[form, step])
+    if dtype == "bfloat16" and len(forms) == 2:  # the passes' products are in bfloat16
         for done in range(last + 1):
             times["pass", str(done)] = 1
-            calls["pass", str(done)] = graph(partial(problem.whole, *forms.values(), done))
+            both_passes = partial(problem.enqueue_both_passes, *forms.values(), done)
+            calls["pass", str(done)] = capture_calls(both_passes)
+        for form, steps in forms.items():
+            for number in (8, 9):
+                for name in GRADIENTS:
+                    key = f"{form} {name}", STEPS[number - 1]
+                    times[key], calls[key] = (
+                        1,
+                        capture_calls(partial(problem.enqueue_gradient, steps, number, name)),
+                    )
+        for compiled, name in enumerate(("eager", "compile")):
+            times["pytorch", name] = 1
+            calls["pytorch", name] = pytorch(problem, bool(compiled))
     taken = take_turns(calls, CudaClock(), PROTOCOL)
     us = {key: statistics.median(each) / times[key] for key, each in taken.items()}
     for form, step in calls:
         number = STEPS.index(step) + 1 if step in STEPS else 0
         rows = MANY_ROWS if 1 <= number <= 6 else ROWS
         products = {11: us["bare", "1"] + us["bare", "2"], 12: us["bare", "0"] + us["bare", "2"]}
-        base = us["bare", "all"] if form == "pass" else products.get(number, us["bare", "0"])
+        base = us["bare", "all"] if form in ("pass", "pytorch") else products.get(number, us["bare", "0"])
+        if form.endswith(GRADIENTS):
+            base = us["bare", str(1 + GRADIENTS.index(form.split()[1]))]
         moved = MATRICES.get(step, 0) * rows * HIDDEN * problem.x.element_size()
         yield {
             "dtype": dtype,
@@ -102,11 +130,10 @@ def of_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, objec
 
 
 def main(console: Console, arguments: list[str]) -> int:
-    """Print the times of the learner's steps. Returns 1 if a result is wrong."""
     flags = Parser(prog="p28 --bench", description=__doc__)
     flags.add_argument("puzzle", help="p28")
     flags.add_argument("--dtype", choices=[*ERROR], default="bfloat16", help="default: bfloat16")
-    flags.add_argument("--solution", action="store_true", help="time the solution's kernels, not yours")
+    flags.add_argument("--solution", action="store_true", help="time the solution's kernels instead of yours")
     chosen = flags.parse_args(arguments)
     if not torch.cuda.is_available():
         raise EnvironmentProblem(
@@ -118,7 +145,7 @@ def main(console: Console, arguments: list[str]) -> int:
     row = "{:12}{:>8}{:>12}{:>16}{:>16}".format
     console.print(row("step", "rows", "us", "of products", "of memory"))
     try:
-        for each in of_dtype(chosen.dtype, {"yours": steps}):
+        for each in measure_dtype(chosen.dtype, {"yours": steps}):
             cells = (each[name] for name in ("step", "rows", "median_us", "of_products", "of_memory"))
             console.print(row(*map(str, cells)))
     except ArithmeticError as error:

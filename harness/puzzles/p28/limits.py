@@ -1,67 +1,70 @@
 """Cost limits of puzzle 28's steps, from the shapes of their tensors.
 
-A limit is the least cost that the idea of a step allows, plus a tenth; the solution's own cost is not used. Limits
+A limit is the least cost that a step's idea allows, plus up to a tenth, whatever the solution costs. Limits
 scale with the sizes.
 """
 
 import re
 
-from harness.spec.limits import Cost, Counts, Limit, shared_out
+from harness.spec.limits import Cost, Counts, Limit, divide_amounts
 
 VECTOR = 16
-"""Bytes of the widest load of a thread."""
+"""Bytes of a thread's widest load."""
 WARP = 32
 WARPS = 4
-"""Warps of a block of rows."""
-SLAB = 64
-"""Rows that a block sums in the first stage of `dgamma`."""
+"""Warps per block in the row kernels."""
+SLAB = 32
+"""Rows that a warp sums in the first stage of `dgamma`."""
 SECTOR = 32
-"""Bytes of a sector, the smallest transfer of global memory."""
+"""Bytes of a sector, global memory's smallest transfer."""
 TILE = 32
-"""Results along a side of the tile of `tiled`."""
+"""Results along a side of the tile in `tiled`."""
 BLOCK = 64
 EACH = 4
-"""Results along a side of a block's tile and of a thread's, in `registers`."""
+"""Results along a side of a block's tile, and of a thread's, in `registers`."""
 
 SIDES = (128, 96)
-"""Results along the sides of a block's tile, with tensor cores."""
+"""Results along the sides of a block's tile with tensor cores."""
 
 F32, BF16 = "float32", "bfloat16"
 FACTORS = ("ln_out", "linear_weight")
 NARROW_FACTORS = ("ln_out_16", "weight_16")
 
 
-def traffic(counts: Counts, *tensors: str):
-    """Return the accesses to some tensors, or to all, in global memory."""
-    return counts.sites("global", tensors)
+def select_traffic(counts: Counts, *tensors: str):
+    return counts.select_sites("global", tensors)
 
 
-def total_bytes(sites) -> int:
+def sum_bytes(sites) -> int:
     return sum(site.traffic.bytes for site in sites)
 
 
-def coalescing(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Limit the sectors moved, over the fewest that hold the requested bytes."""
+def limit_sectors(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Limit the sectors moved, relative to the fewest that contain the requested bytes."""
 
     def cost(counts: Counts) -> Cost:
-        sites = traffic(counts.of(step), *tensors)
-        requested = max(total_bytes(sites), 1)
+        sites = select_traffic(counts.select_launches(step), *tensors)
+        requested = max(sum_bytes(sites), 1)
         amounts = [(site.instr, SECTOR * site.traffic.sectors - site.traffic.bytes) for site in sites]
-        whole = shared_out([(site.instr, SECTOR * site.traffic.sectors) for site in sites], requested)
-        return Cost(whole.value, shared_out(amounts, requested).shares)
+        whole = divide_amounts([(site.instr, SECTOR * site.traffic.sectors) for site in sites], requested)
+        return Cost(whole.value, divide_amounts(amounts, requested).shares)
 
-    words = f"32-byte sectors of {' and '.join(tensors)}, over the fewest that hold what is asked for"
+    words = f"32-byte sectors of {' and '.join(tensors)}, over the minimum for the requested bytes"
     return Limit("not-coalesced", "sectors / fewest", words, cost, 1.1, first)
 
 
-def read_once(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Limit the bytes read of a matrix, over its size, to one read."""
+def limit_reads(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Limit the bytes read of each matrix to a single read of it."""
 
     def cost(counts: Counts) -> Cost:
         size = counts.sizes["rows"] * counts.sizes["hidden"] * counts.element
         each = [
-            shared_out(
-                [(s.instr, s.traffic.bytes) for s in counts.of(step).sites("global", [name], "load")], size
+            divide_amounts(
+                [
+                    (s.instr, s.traffic.bytes)
+                    for s in counts.select_launches(step).select_sites("global", [name], "load")
+                ],
+                size,
             )
             for name in tensors
         ]
@@ -77,207 +80,223 @@ def read_once(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> L
     )
 
 
-def parameters_once(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+def limit_parameter_reads(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
     """Limit the bytes read of parameter vectors to one read per row."""
 
     def cost(counts: Counts) -> Cost:
         size = counts.sizes["rows"] * counts.sizes["hidden"] * counts.element * len(tensors)
-        sites = counts.of(step).sites("global", tensors, "load")
-        return shared_out([(s.instr, s.traffic.bytes) for s in sites], size)
+        sites = counts.select_launches(step).select_sites("global", tensors, "load")
+        return divide_amounts([(s.instr, s.traffic.bytes) for s in sites], size)
 
     return Limit(
         "parameters-again",
-        "gamma, beta read / row",
-        f"bytes read of {' and '.join(tensors)}, over one reading a row",
+        "gamma, beta read / row width",
+        f"bytes read of {' and '.join(tensors)}, over one read per row",
         cost,
         1.05,
         first,
     )
 
 
-def wide(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Limit the memory requests to those that 16 bytes per thread need."""
+def limit_load_requests(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Limit the memory requests to those needed with 16 bytes per thread."""
 
     def cost(counts: Counts) -> Cost:
-        sites = traffic(counts.of(step), *tensors)
-        return shared_out(
-            [(s.instr, VECTOR * WARP * s.traffic.requests) for s in sites], max(total_bytes(sites), 1)
+        sites = select_traffic(counts.select_launches(step), *tensors)
+        return divide_amounts(
+            [(s.instr, VECTOR * WARP * s.traffic.requests) for s in sites], max(sum_bytes(sites), 1)
         )
 
-    words = f"requests for {' and '.join(tensors)}, over those that 16 bytes a thread need"
+    words = f"requests for {' and '.join(tensors)}, over the minimum with 16 bytes per thread"
     return Limit("narrow-loads", "requests / fewest", words, cost, 1.1, first)
 
 
-def shared_words(step: str, first: dict[str, float]) -> Limit:
-    """Limit the bytes stored in shared memory per row: for each of two sums, one word per warp and one for the block."""
+def limit_local_memory(step: str) -> Limit:
+    """Limit the bytes of local memory, which holds arrays with indices unknown at compile time, to none."""
 
     def cost(counts: Counts) -> Cost:
-        sites = counts.of(step).sites("shared", verb="store")
-        return shared_out([(s.instr, s.traffic.bytes) for s in sites], counts.sizes["rows"])
+        sites = counts.select_launches(step).select_sites("local")
+        return divide_amounts([(s.instr, s.traffic.bytes) for s in sites], counts.sizes["rows"])
+
+    words = "bytes per row moved to and from local memory, which is off-chip: an array is not in registers"
+    return Limit("not-in-registers", "local bytes / row", words, cost, 0, for_both_dtypes(0), 2)
+
+
+def limit_shared_stores(step: str, first: dict[str, float]) -> Limit:
+    """Limit the shared memory stored per row to a word per warp and one per block, for each of two sums."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.select_launches(step).select_sites("shared", verb="store")
+        return divide_amounts([(s.instr, s.traffic.bytes) for s in sites], counts.sizes["rows"])
 
     return Limit(
         "shared-sums",
         "shared bytes / row",
-        "bytes stored in shared memory a row",
+        "bytes stored in shared memory per row",
         cost,
         2 * 4 * (WARPS + 1),
         first,
     )
 
 
-def barriers(step: str, first: dict[str, float]) -> Limit:
-    """Limit the barriers per row: none if one warp reduces the row, else two for each of two sums."""
+def limit_barriers(step: str, first: dict[str, float]) -> Limit:
+    """Limit the barriers per row: none if one warp reduces it, else two for each of two sums."""
 
     def cost(counts: Counts) -> Cost:
-        mine = counts.of(step)
-        got = shared_out(
-            [(each.instr, each.count) for each in mine.count_issued("bar")], counts.sizes["rows"]
+        mine = counts.select_launches(step)
+        got = divide_amounts(
+            [(each.instr, each.count) for each in mine.select_issued("bar")], counts.sizes["rows"]
         )
-        allowed = 4 if mine.sites("shared") else 0
+        allowed = 4 if mine.select_sites("shared") else 0
         return Cost(max(got.value - allowed, 0), got.shares)
 
-    words = "barriers a row beyond those that it needs (two a sum where warps share the row, else none)"
-    return Limit("needless-barriers", "barriers / row, needless", words, cost, 0, first)
+    words = "barriers per row beyond the needed ones (two per sum if warps share the row, else none)"
+    return Limit("needless-barriers", "barriers / row, too many", words, cost, 0, first)
 
 
-def no_atomics(step: str, first: dict[str, float]) -> Limit:
-    """Allow no atomics."""
-
+def limit_atomics(step: str, first: dict[str, float]) -> Limit:
     def cost(counts: Counts) -> Cost:
-        sites = counts.of(step).sites("global", verb="atomic")
-        return shared_out([(s.instr, s.traffic.bytes / s.nbytes) for s in sites], 1)
+        sites = counts.select_launches(step).select_sites("global", verb="atomic")
+        return divide_amounts([(s.instr, s.traffic.bytes / s.nbytes) for s in sites], 1)
 
     return Limit("atomics", "atomics", "atomics, whose order differs from run to run", cost, 0, first)
 
 
-def partial_sums(step: str, first: dict[str, float]) -> Limit:
-    """Limit the partial sums written to two per column and slab of rows."""
+def limit_partial_sums(step: str, first: dict[str, float]) -> Limit:
+    """Limit the partial sums written to two per column and slab."""
 
     def cost(counts: Counts) -> Cost:
         least = 2 * 4 * counts.sizes["hidden"] * -(-counts.sizes["rows"] // SLAB)
-        sites = counts.of(step).sites("global", ("sums",), "store")
-        return shared_out([(s.instr, s.traffic.bytes) for s in sites], least)
+        sites = counts.select_launches(step).select_sites("global", ("sums",), "store")
+        return divide_amounts([(s.instr, s.traffic.bytes) for s in sites], least)
 
     return Limit(
         "sums-again",
-        "sums written / size",
-        "bytes written of sums, over two a column and slab",
+        "sums stored / needed",
+        "bytes written of partial sums, over two sums per column and slab",
         cost,
         1.05,
         first,
     )
 
 
-def multiply_adds(counts: Counts) -> int:
-    """Return the multiply-adds of the matrix product."""
+def count_product_multiply_adds(counts: Counts) -> int:
     return counts.sizes["rows"] * counts.sizes["hidden"] * counts.sizes["outputs"]
 
 
-def global_bytes(
+def limit_global_loads(
     step: str, high: int, wide: int, first: dict[str, float], tensors: tuple[str, ...] = FACTORS
 ) -> Limit:
-    """Limit the elements read per multiply-add to 1 / high + 1 / wide, the cost of a high x wide tile of results."""
+    """Limit the elements read per multiply-add to those of a high x wide tile, 1 / high + 1 / wide."""
 
     def cost(counts: Counts) -> Cost:
-        sites = counts.of(step).sites("global", tensors, "load")
+        sites = counts.select_launches(step).select_sites("global", tensors, "load")
         element = 2 if tensors == NARROW_FACTORS else counts.element
-        return shared_out([(s.instr, s.traffic.bytes) for s in sites], multiply_adds(counts) * element)
+        return divide_amounts(
+            [(s.instr, s.traffic.bytes) for s in sites], count_product_multiply_adds(counts) * element
+        )
 
-    words = f"elements of {' and '.join(tensors)} read a multiply-add"
+    words = f"elements of {' and '.join(tensors)} read per multiply-add"
     return Limit(
         "tile-not-shared", "elements / multiply-add", words, cost, 1.1 * (1 / high + 1 / wide), first
     )
 
 
-def no_conflicts(step: str, first: dict[str, float]) -> Limit:
-    """Allow no bank conflicts in shared memory."""
-
+def limit_bank_conflicts(step: str, first: dict[str, float]) -> Limit:
     def cost(counts: Counts) -> Cost:
-        sites = counts.of(step).sites("shared")
-        return shared_out([(s.instr, s.traffic.bank_conflicts) for s in sites], 1)
+        sites = counts.select_launches(step).select_sites("shared")
+        return divide_amounts([(s.instr, s.traffic.bank_conflicts) for s in sites], 1)
 
     return Limit(
-        "bank-conflicts", "bank conflicts", "extra cycles of shared memory by bank conflicts", cost, 0, first
+        "bank-conflicts",
+        "bank conflicts",
+        "extra cycles of shared memory from bank conflicts",
+        cost,
+        0,
+        first,
     )
 
 
-def shared_bytes(step: str, each: int, first: dict[str, float], element: int = 4) -> Limit:
-    """Limit the bytes loaded from shared memory per multiply-add: `each` elements of both tiles give each * each results."""
+def limit_shared_loads(step: str, each: int, first: dict[str, float], element: int = 4) -> Limit:
+    """Limit shared bytes loaded per multiply-add: `each` elements of both tiles give each * each results."""
 
     def cost(counts: Counts) -> Cost:
-        sites = counts.of(step).sites("shared", verb="load")
-        return shared_out([(s.instr, s.traffic.bytes) for s in sites], multiply_adds(counts))
+        sites = counts.select_launches(step).select_sites("shared", verb="load")
+        return divide_amounts(
+            [(s.instr, s.traffic.bytes) for s in sites], count_product_multiply_adds(counts)
+        )
 
-    words = "bytes loaded from shared memory a multiply-add"
+    words = "bytes loaded from shared memory per multiply-add"
     return Limit(
         "registers-not-used", "shared bytes / multiply-add", words, cost, 1.1 * 2 * element / each, first
     )
 
 
-def exposed_copies(step: str, first: dict[str, float]) -> Limit:
-    """Limit the share of a tile's multiply-adds that is not issued between the commit of its copies and their wait.
+def limit_exposed_copies(step: str, first: dict[str, float]) -> Limit:
+    """Limit the share of a tile's multiply-adds issued outside the time between its copies' commit and wait.
 
-    The worst tile counts: 1 if a wait follows at once, or if nothing is copied asynchronously.
+    The worst tile counts: 1 if the wait follows immediately, or if nothing is copied asynchronously.
     """
 
     def cost(counts: Counts) -> Cost:
-        mine = counts.of(step)
+        mine = counts.select_launches(step)
         hidden = [
             o for launch in mine.launches for o in launch.counters.overlaps.values() if o.least is not None
         ]
         if not hidden:
-            return Cost(1.0, [(each.instr, 1.0) for each in mine.count_issued("bar")])
-        groups = sum(each.count for each in mine.count_issued("cp"))
+            return Cost(1.0, [(each.instr, 1.0) for each in mine.select_issued("bar")])
+        groups = sum(each.count for each in mine.select_issued("cp"))
         threads = sum(launch.counters.threads for launch in mine.launches)
         tile = sum(launch.counters.multiply_adds for launch in mine.launches) / (WARP * groups)
         assert threads and tile
         shares = [(each.instr, max(0.0, 1 - (each.least or 0) / tile)) for each in hidden]
         return Cost(max(share for _, share in shares), shares)
 
-    words = "part of a tile's multiply-adds that does not come between a copy's commit and its wait"
+    words = "share of a tile's multiply-adds outside the time between a copy's commit and its wait"
     return Limit("copy-waited-for", "copy not hidden", words, cost, 0.01, first)
 
 
-def by_matrices(instr) -> int:
-    """Return the multiply-adds of an mma or wgmma."""
+def count_mma_multiply_adds(instr) -> int:
     sizes = re.search(r"m(\d+)n(\d+)k(\d+)", ".".join(instr.mods))
     return int(sizes[1]) * int(sizes[2]) * int(sizes[3]) if sizes else 0
 
 
-def scalar_part(step: str, first: dict[str, float]) -> Limit:
-    """Limit the share of multiply-adds that do not run on tensor cores."""
+def limit_scalar_share(step: str, first: dict[str, float]) -> Limit:
+    """Limit the share of multiply-adds that run outside tensor cores."""
 
     def cost(counts: Counts) -> Cost:
-        mine = counts.of(step)
+        mine = counts.select_launches(step)
         everything = sum(launch.counters.multiply_adds * 1.0 for launch in mine.launches)
         cores = sum(
-            each.count * by_matrices(each.instr) for op in ("mma", "wgmma") for each in mine.count_issued(op)
+            each.count * count_mma_multiply_adds(each.instr)
+            for op in ("mma", "wgmma")
+            for each in mine.select_issued(op)
         )
-        loads = mine.sites("shared", verb="load")
+        loads = mine.select_sites("shared", verb="load")
         value = 1 - cores / max(everything, 1.0)
         return Cost(value, [(site.instr, site.traffic.requests) for site in loads])
 
-    words = "part of the multiply-adds that no mma or wgmma does"
-    return Limit("no-tensor-cores", "scalar / multiply-adds", words, cost, 0.05, first)
+    words = "share of the multiply-adds outside mma and wgmma"
+    return Limit("no-tensor-cores", "part not on tensor cores", words, cost, 0.05, first)
 
 
-def once_each(step: str, first: dict[str, float]) -> Limit:
-    """Limit the multiply-adds to those of the product."""
+def limit_repeated_products(step: str, first: dict[str, float]) -> Limit:
+    """Limit the multiply-adds to those that the product needs."""
 
     def cost(counts: Counts) -> Cost:
-        mine = counts.of(step)
+        mine = counts.select_launches(step)
         done = sum(launch.counters.multiply_adds for launch in mine.launches)
-        issued = [(each.instr, each.count) for op in ("mma", "wgmma") for each in mine.count_issued(op)]
-        return Cost(done / multiply_adds(counts), issued)
+        issued = [(each.instr, each.count) for op in ("mma", "wgmma") for each in mine.select_issued(op)]
+        return Cost(done / count_product_multiply_adds(counts), issued)
 
-    words = "multiply-adds over those of the product"
+    words = "multiply-adds, over those that the product needs"
     return Limit("multiplied-again", "multiply-adds / needed", words, cost, 1.1, first)
 
 
-def extra_copies(tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Limit the bytes of matrices read by launches without multiply-adds, over the sizes of the matrices.
+def limit_extra_copies(tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+    """Limit the matrix bytes read by launches without multiply-adds, relative to the matrices' sizes.
 
-    A step that only reads dy is not charged for the transpose of the step before.
+    A step limited only in dy is not charged for the previous step's transpose.
     """
 
     def cost(counts: Counts) -> Cost:
@@ -289,38 +308,37 @@ def extra_copies(tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
         }
         before = "transpose" if tensors == ("dy_16",) else ""
         idle = [each for each in counts.launches if not each.counters.multiply_adds and each.name != before]
-        sites = Counts(idle, sizes, 2).sites("global", tensors, "load")
-        return shared_out([(s.instr, s.traffic.bytes) for s in sites], sum(bytes[name] for name in tensors))
+        sites = Counts(idle, sizes, 2).select_sites("global", tensors, "load")
+        return divide_amounts(
+            [(s.instr, s.traffic.bytes) for s in sites], sum(bytes[name] for name in tensors)
+        )
 
     words = f"bytes of {', '.join(tensors)} that launches read without multiplying, over their size"
-    return Limit("copied-first", "read, not multiplied", words, cost, 0.1, first)
+    return Limit("copied-first", "copied first / size", words, cost, 0.1, first)
 
 
-def launches(most: int, first: float) -> Limit:
-    """Limit the number of launches."""
-
+def limit_launches(most: int, first: float) -> Limit:
     def cost(counts: Counts) -> Cost:
         return Cost(len(counts.launches))
 
-    return Limit("more-launches", "launches", "launches", cost, most, both(first))
+    return Limit("more-launches", "launches", "launches", cost, most, for_both_dtypes(first))
 
 
-def output_once(first: dict[str, float]) -> Limit:
-    """Limit the bytes of the output that are moved, over its size; reports launches without multiply-adds."""
+def limit_output_traffic(first: dict[str, float]) -> Limit:
+    """Limit the output bytes moved, relative to its size; blame launches without multiply-adds."""
 
     def cost(counts: Counts) -> Cost:
         size = 2 * counts.sizes["rows"] * counts.sizes["outputs"]
         idle = [each for each in counts.launches if not each.counters.multiply_adds]
-        later = traffic(Counts(idle, counts.sizes, 2), "output")
-        value = total_bytes(traffic(counts, "output")) / size
-        return Cost(value, shared_out([(s.instr, s.traffic.bytes) for s in later], size).shares)
+        later = select_traffic(Counts(idle, counts.sizes, 2), "output")
+        value = sum_bytes(select_traffic(counts, "output")) / size
+        return Cost(value, divide_amounts([(s.instr, s.traffic.bytes) for s in later], size).shares)
 
     words = "bytes of the output written and read, over its size"
     return Limit("output-again", "output moved / size", words, cost, 1.05, first)
 
 
-def both(number: float) -> dict[str, float]:
-    """Return one cost for both dtypes."""
+def for_both_dtypes(number: float) -> dict[str, float]:
     return {F32: number, BF16: number}
 
 
@@ -329,69 +347,82 @@ PARAMETERS = ("ln_weight", "ln_bias")
 BACKWARD = ("dln", "input")
 
 
-def of_rows(step: str, **first: dict[str, float]) -> tuple[Limit, ...]:
-    """Return the limits of a forward step of LayerNorm: its own first, then those of earlier steps."""
+def list_row_limits(step: str, **first: dict[str, float]) -> tuple[Limit, ...]:
+    """Return the limits of a LayerNorm forward step: its own first, then those of earlier steps."""
     output = f"{step}_out"
     limits: list[Limit] = []
     if "shared" in first:
-        limits += [shared_words(step, first["shared"]), barriers(step, both(0))]
+        limits += [limit_shared_stores(step, first["shared"]), limit_barriers(step, for_both_dtypes(0))]
     if "wide" in first:
-        limits.append(wide(step, (*X, output), first["wide"]))
+        limits.append(limit_load_requests(step, (*X, output), first["wide"]))
     if "read" in first:
-        limits.append(read_once(step, X, first["read"]))
-        limits.append(parameters_once(step, PARAMETERS, both(1)))
-    return (*limits, coalescing(step, (*X, output), first["coalesced"]))
+        limits.append(limit_reads(step, X, first["read"]))
+        limits += [limit_parameter_reads(step, PARAMETERS, for_both_dtypes(1)), limit_local_memory(step)]
+    return (*limits, limit_sectors(step, (*X, output), first["coalesced"]))
 
 
 LIMITS: dict[str, tuple[Limit, ...]] = {
-    "rows": of_rows("rows", coalesced={F32: 8, BF16: 16}),
-    "once": of_rows("once", coalesced=both(1), read=both(3)),
-    "vectors": of_rows("vectors", coalesced=both(1), read=both(1), wide={F32: 4, BF16: 8}),
-    "shuffles": of_rows("shuffles", coalesced=both(1), read=both(1), wide=both(1), shared=both(256)),
+    "rows": list_row_limits("rows", coalesced={F32: 8, BF16: 16}),
+    "once": list_row_limits("once", coalesced=for_both_dtypes(1), read=for_both_dtypes(3)),
+    "vectors": list_row_limits(
+        "vectors", coalesced=for_both_dtypes(1), read=for_both_dtypes(1), wide={F32: 4, BF16: 8}
+    ),
+    "shuffles": list_row_limits(
+        "shuffles",
+        coalesced=for_both_dtypes(1),
+        read=for_both_dtypes(1),
+        wide=for_both_dtypes(1),
+        shared=for_both_dtypes(256),
+    ),
     "dx": (
-        read_once("dx", BACKWARD, both(2)),
-        wide("dx", (*BACKWARD, "grad_input"), {F32: 4, BF16: 8}),
-        parameters_once("dx", ("ln_weight",), both(2)),
-        shared_words("dx", both(0)),
-        barriers("dx", both(0)),
-        coalescing("dx", (*BACKWARD, "grad_input"), both(1)),
+        limit_reads("dx", BACKWARD, for_both_dtypes(2)),
+        limit_load_requests("dx", (*BACKWARD, "grad_input"), {F32: 4, BF16: 8}),
+        limit_parameter_reads("dx", ("ln_weight",), for_both_dtypes(2)),
+        limit_local_memory("dx"),
+        limit_shared_stores("dx", for_both_dtypes(0)),
+        limit_barriers("dx", for_both_dtypes(0)),
+        limit_sectors("dx", (*BACKWARD, "grad_input"), for_both_dtypes(1)),
     ),
     "dgamma": (
-        no_atomics("dgamma", both(2 * 64 * 768)),
-        coalescing("dgamma", BACKWARD, both(1)),
-        read_once("dgamma", BACKWARD, both(1)),
-        partial_sums("dgamma", both(0)),
+        limit_atomics("dgamma", for_both_dtypes(2 * 64 * 768)),
+        limit_sectors("dgamma", BACKWARD, for_both_dtypes(1)),
+        limit_reads("dgamma", BACKWARD, for_both_dtypes(1)),
+        limit_partial_sums("dgamma", for_both_dtypes(0)),
+        limit_local_memory("dgamma"),
     ),
     "tiled": (
-        global_bytes("tiled", TILE, TILE, both(2)),
-        no_conflicts("tiled", both(0)),
-        coalescing("tiled", FACTORS, {F32: 4.125, BF16: 8.25}),
+        limit_global_loads("tiled", TILE, TILE, for_both_dtypes(2)),
+        limit_bank_conflicts("tiled", for_both_dtypes(0)),
+        limit_sectors("tiled", FACTORS, {F32: 4.125, BF16: 8.25}),
     ),
     "registers": (
-        shared_bytes("registers", EACH, both(8)),
-        global_bytes("registers", BLOCK, BLOCK, both(2 / BLOCK)),
-        no_conflicts("registers", both(0)),
-        coalescing("registers", FACTORS, both(1)),
+        limit_shared_loads("registers", EACH, for_both_dtypes(8)),
+        limit_global_loads("registers", BLOCK, BLOCK, for_both_dtypes(2 / BLOCK)),
+        limit_local_memory("registers"),
+        limit_bank_conflicts("registers", for_both_dtypes(0)),
+        limit_sectors("registers", FACTORS, for_both_dtypes(1)),
     ),
     "copies": (
-        exposed_copies("copies", both(1)),
-        shared_bytes("copies", EACH, both(1), 2),
-        global_bytes("copies", BLOCK, BLOCK, both(2 / BLOCK), NARROW_FACTORS),
-        no_conflicts("copies", both(0)),
-        coalescing("copies", NARROW_FACTORS, both(1)),
+        limit_exposed_copies("copies", for_both_dtypes(1)),
+        limit_shared_loads("copies", EACH, for_both_dtypes(1), 2),
+        limit_global_loads("copies", BLOCK, BLOCK, for_both_dtypes(2 / BLOCK), NARROW_FACTORS),
+        limit_bank_conflicts("copies", for_both_dtypes(0)),
+        limit_sectors("copies", NARROW_FACTORS, for_both_dtypes(1)),
     ),
     "tensor": (
-        scalar_part("tensor", both(1)),
-        once_each("tensor", both(1)),
-        global_bytes("tensor", *SIDES, both(sum(1 / side for side in SIDES)), NARROW_FACTORS),
+        limit_scalar_share("tensor", for_both_dtypes(1)),
+        limit_repeated_products("tensor", for_both_dtypes(1)),
+        limit_global_loads(
+            "tensor", *SIDES, for_both_dtypes(sum(1 / side for side in SIDES)), NARROW_FACTORS
+        ),
     ),
     "layouts": (
-        extra_copies(("ln_out_16", "dy_16", "weight_16"), both(1)),
-        launches(4, 5),
+        limit_extra_copies(("ln_out_16", "dy_16", "weight_16"), for_both_dtypes(1)),
+        limit_launches(4, 5),
     ),
     "epilogue": (
-        output_once(both(3)),
-        extra_copies(("dy_16",), both(1)),
+        limit_output_traffic(for_both_dtypes(3)),
+        limit_extra_copies(("dy_16",), for_both_dtypes(1)),
     ),
 }
-"""Limits of each gate, with the cost of the blank's initial code in the counted case."""
+"""Gate -> its limits, with the cost of the blank's initial code in the counted case."""

@@ -2,32 +2,39 @@
 counters of the virtual GPU.
 
 Names: x [rows, hidden] is the input, dln the gradient of LayerNorm's output, ln_out the Linear's input, its weight
-[outputs, hidden]. Every step is a variant with its own tensors, so that a slow step does not slow down another.
+[outputs, hidden]. Every step is a variant with its own tensors, so that no step slows down another.
 """
 
 import numpy as np
 
-from harness.puzzles.formulas import EPS
+from harness.puzzles.formulas import EPS, explain_cancellation
 from harness.puzzles.p28.limits import LIMITS
 from harness.puzzles.p28.mistakes import MISTAKES, derive
-from harness.spec.baseline import unluckiest
-from harness.spec.cases import chapter_and, covering, listed_axis, not_finite, tiled_axis, with_not_finite
+from harness.spec.baseline import compute_worst_baseline
+from harness.spec.cases import (
+    make_cases_function,
+    make_covering_cases,
+    make_listed_axis,
+    make_nonfinite_cases,
+    make_tiled_axis,
+    write_nonfinite,
+)
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec
-from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, ids, printed_names
+from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung
 
 DIMS = (16, 8, 16)
-"""The chapter's rows, hidden and outputs, which are puzzle 22's."""
+"""The default rows, hidden and outputs, the same as puzzle 22's."""
 COUNTED = (64, 768, 64)
-"""Sizes at which the counters are checked: GPT-2's width, and few rows and outputs, to run on a laptop."""
+"""Sizes at which the counters are checked: GPT-2's width, with few rows and outputs, to run on a laptop."""
 LARGE = (128, 768, 192)
-"""The same for tensor cores: a block's tile of results."""
+"""COUNTED for steps on tensor cores, with whole tiles of results."""
 MOST_TERMS = COUNTED[0] * COUNTED[1] * COUNTED[2]
-"""Multiply-adds of the largest product that is computed with one thread's sums."""
+"""Multiply-adds of the largest product that the reference sums term by term."""
 LANES, BLOCK_ROWS = 32, 4
 MOST = 1024
-"""Elements of a row, at most."""
+"""Maximum elements of a row."""
 
 NARROW = "bfloat16"
 
@@ -56,7 +63,7 @@ OPS = {
     "dx": OpSpec("fast_dx", {"grad_input": MATRIX}, {**BACKWARD, "ln_weight": VECTOR}),
     "dgamma": OpSpec("fast_dgamma", {"grad_ln_weight": VECTOR, "grad_ln_bias": VECTOR}, BACKWARD),
     **{step: OpSpec("fast_product", {f"{step}_out": RESULT}, PRODUCT) for step in PRODUCT_STEPS},
-    **{step: OpSpec("fast_wide_product", {f"{step}_out": RESULT16}, A16) for step in NARROW_STEPS},
+    **{step: OpSpec("fast_product", {f"{step}_out": RESULT16}, A16) for step in NARROW_STEPS},
     "layouts": OpSpec(
         "fast_layouts", {"grad_ln_out": Argument(("rows", "hidden"), NARROW), **GRAD_WEIGHT}, {**DY16, **A16}
     ),
@@ -71,11 +78,11 @@ LAUNCHES = {
     **{s: f"launch_layernorm[dtype, {NUMBERS[s]}](..., rows, hidden)" for s in FORWARD_STEPS},
     **{s: f"launch_{s}[dtype](..., rows, hidden)" for s in ("dx", "dgamma")},
     **{s: f"launch_product[dtype, {NUMBERS[s]}](..., rows, hidden, outputs)" for s in PRODUCT_STEPS},
-    **{s: f"launch_wide_product[{NUMBERS[s]}](..., rows, hidden, outputs)" for s in NARROW_STEPS},
+    **{s: f"launch_product[DType.bfloat16, {NUMBERS[s]}](..., rows, hidden, outputs)" for s in NARROW_STEPS},
     **{s: f"launch_{s}(..., rows, hidden, outputs)" for s in ("layouts", "epilogue")},
 }
 STEPPED = (*FORWARD_STEPS, *PRODUCT_STEPS, *NARROW_STEPS)
-"""Steps whose op takes the number of the step."""
+"""Steps whose op takes the step's number."""
 ABOUT = {
     "rows": "neighbouring threads read neighbouring elements",
     "once": "x is read once and kept in registers",
@@ -91,37 +98,38 @@ ABOUT = {
     "epilogue": "bias and its gradient inside the products",
 }
 OWN = {"epilogue": ("output", "grad_linear_bias")}
-"""Results of a step that are not all results of its op."""
+"""Step -> its results, if they are not all of its op's."""
 GATES = tuple(
     Gate(id, id, OWN.get(id, tuple(op.writes)), ABOUT[id], limits=LIMITS[id]) for id, op in OPS.items()
 )
 AXES = (
-    tiled_axis("rows", BLOCK_ROWS, 67),
-    tiled_axis("hidden", LANES, 8 * LANES + 8, 515),
-    listed_axis("outputs", 1, 31, 65),
+    make_tiled_axis("rows", BLOCK_ROWS, 67),
+    make_tiled_axis("hidden", LANES, 8 * LANES + 8, 515),
+    make_listed_axis("outputs", 1, 31, 65),
 )
-"""Axes of the cases: rows by blocks, hidden by warps of one element or one vector per thread, outputs by tiles."""
+"""Axes of the cases: rows around a block's, hidden around a warp's elements or vectors, some outputs."""
 
 
-cases = chapter_and(
+cases = make_cases_function(
     DIMS, "the chapter's sizes", "means far from 0, gradients that follow x_hat",
     (
-        Case("counted", "GPT-2's width: here the counters are held to their limits", COUNTED, "hard",
+        Case("counted", "GPT-2's width; the counters are checked against their limits", COUNTED, "hard",
              in_16_bits=True, counted=True),
-        *(Case(f"counted in {id}", "whole tiles, for tensor cores", LARGE, "hard", in_16_bits=True, variant=id, counted=True)
+        *(Case(f"counted in {id}", "whole tiles, for tensor cores", LARGE, "hard", variant=id, counted=True)
           for id in ("tensor", "layouts", "epilogue")),
-        Case("a row as wide as may be", "every register that keeps an element is used", (3, MOST, 2), "hard"),
-        *not_finite({"input": ("x", "NaN"), "dln": ("dln", "inf")}, DIMS),
-        *covering(AXES, ("hard",), lambda *sizes: sizes),
+        Case("a row as wide as may be", "uses every register for elements", (3, MOST, 2), "hard"),
+        Case("rows far from 0", "their mean is 30 times their deviation: E[x^2] - mean^2 cancels", (5, 40, 3), "far"),
+        *make_nonfinite_cases({"input": ("x", "NaN"), "dln": ("dln", "inf")}, DIMS),
+        *make_covering_cases(AXES, ("hard",), lambda *sizes: sizes),
     ),
 )  # fmt: skip
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """Return the input arrays of a case, in float64, rounded to `dtype`.
+    """Return the input arrays of a case, float64 rounded to `dtype`.
 
     They are input, dln and ln_out [rows, hidden], ln_weight and ln_bias [hidden], mean and rstd [rows], linear_weight [outputs,
-    hidden]; and for steps of bfloat16 alone ln_out_16, weight_16, dy_16 [rows, outputs] and bias_16 [outputs].
+    hidden]; and for bfloat16-only steps ln_out_16, weight_16, dy_16 [rows, outputs] and bias_16 [outputs].
     """
     rows, hidden, outputs = case.dims
     random = np.random.default_rng([seed, rows, hidden, outputs])
@@ -137,60 +145,64 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "ln_out_16": arrays["ln_out"],
         "weight_16": arrays["linear_weight"],
         "dy_16": random.standard_normal((rows, outputs)),
-        "bias_16": 8 + random.standard_normal(outputs),  # shows beside the rounding of sums
+        "bias_16": 8 + random.standard_normal(outputs),  # visible despite the rounding of sums
     }
     arrays |= {name: round_to_dtype(array, NARROW) for name, array in narrow.items()}
     if case.values == "hard":
         arrays["dln"] += 1 + x
         x = 2 * x + 3 * random.standard_normal((rows, 1))
+    if case.values == "far":
+        x[::3] += 30  # two of five rows
     arrays |= {"input": round_to_dtype(x, dtype)}
     arrays["mean"] = arrays["input"].mean(-1)
     arrays["rstd"] = 1 / np.sqrt(arrays["input"].var(-1) + EPS)
-    with_not_finite(arrays, case.values)
+    write_nonfinite(arrays, case.values)
     return {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
 
 
 def reference(tensors: dict) -> dict:
-    """Return PyTorch's results, in the dtype and on the device of the tensors. Below float64 each is the worst of several
-    orders of the columns."""
+    """Return PyTorch's results, in the tensors' dtype and on their device. Below float64, each is the worst
+    over several orders of the columns."""
     columns = ("input", "dln", "ln_out", "linear_weight", "ln_weight", "ln_bias", *A16)
     back = {
         *(f"{step}_out" for step in FORWARD_STEPS), "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_ln_out",
         "grad_linear_weight",
     }  # fmt: skip
     large = tensors["input"].numel() > 2**15
-    return unluckiest(by_pytorch, tensors, columns, back, large)
+    return compute_worst_baseline(compute_with_pytorch, tensors, columns, back, large)
 
 
-def by_pytorch(tensors: dict) -> dict:
-    """Return PyTorch's results, computed in the type of sums and rounded once, as on a GPU. Sums of steps whose initial
-    code has one thread per row, or per result, are added term by term, as a thread may do."""
+def compute_with_pytorch(tensors: dict) -> dict:
+    """Return PyTorch's results, computed in the accumulation type and rounded once, as on a GPU. Sums that
+    the initial code computes with one thread are added term by term."""
     import torch
 
     x = tensors["input"]
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     wide = {name: tensor.to(accum) for name, tensor in tensors.items()}
     gamma, beta, shape = wide["ln_weight"], wide["ln_bias"], x.shape[-1:]
-    away = wide["input"] - one_by_one(wide["input"]) / x.shape[-1]
-    layernorm = away * torch.rsqrt(one_by_one(away * away) / x.shape[-1] + EPS) * gamma + beta
+    away = wide["input"] - sum_in_order(wide["input"]) / x.shape[-1]
+    layernorm = away * torch.rsqrt(sum_in_order(away * away) / x.shape[-1] + EPS) * gamma + beta
     gradients = torch.ops.aten.native_layer_norm_backward(
         wide["dln"], wide["input"], list(shape), wide["mean"][:, None], wide["rstd"][:, None], gamma, beta,
         [True, True, True],
     )  # fmt: skip
     if x.shape[0] * wide["linear_weight"].numel() <= MOST_TERMS:
-        product = one_by_one(wide["ln_out"][:, None] * wide["linear_weight"]).squeeze(-1).to(x.dtype)
-    else:  # of a case for tensor cores alone
+        product = sum_in_order(wide["ln_out"][:, None] * wide["linear_weight"]).squeeze(-1).to(x.dtype)
+    else:  # only in the cases for tensor cores
         product = (wide["ln_out"] @ wide["linear_weight"].T).to(x.dtype)
     names = ("grad_input", "grad_ln_weight", "grad_ln_bias")
     return {
         **{f"{step}_out": layernorm.to(x.dtype) for step in FORWARD_STEPS},
         **{name: grad.to(x.dtype) for name, grad in zip(names, gradients, strict=True)},
         **{f"{step}_out": product for step in PRODUCT_STEPS},
-        **narrow_products({name: wide[name] for name in (*A16, *DY16, "bias_16")}, tensors["dy_16"].dtype),
+        **compute_narrow_products(
+            {name: wide[name] for name in (*A16, *DY16, "bias_16")}, tensors["dy_16"].dtype
+        ),
     }
 
 
-def narrow_products(wide: dict, dtype) -> dict:
+def compute_narrow_products(wide: dict, dtype) -> dict:
     """Return the results of the bfloat16 steps, in `dtype`; their sums are float32."""
     ln_out, weight, dy, bias = wide.values()
     product = ln_out @ weight.T
@@ -204,8 +216,8 @@ def narrow_products(wide: dict, dtype) -> dict:
     return {name: result.to(dtype) for name, result in results.items()}
 
 
-def one_by_one(terms):
-    """Sum over the last axis term by term, as one thread does; keeps the axis."""
+def sum_in_order(terms):
+    """Sum over the last axis term by term, as one thread does; keep the axis."""
     total = terms[..., :1].clone()
     for k in range(1, terms.shape[-1]):
         total += terms[..., k : k + 1]
@@ -213,7 +225,7 @@ def one_by_one(terms):
 
 
 def terms(arrays: Arrays) -> dict[str, float]:
-    """Return the size of the terms that cancel in dx: a row of one element leaves nothing."""
+    """Return the size of the terms that cancel in dx; for a row of one element they cancel completely."""
     if not all(np.isfinite(arrays[name]).all() for name in ("input", "dln")):
         return {}
     v = derive(arrays)
@@ -222,7 +234,7 @@ def terms(arrays: Arrays) -> dict[str, float]:
 
 
 def multiply_adds(dims: Dims) -> int:
-    """Return the multiply-adds of the products and of the rows; each launch has a part of them."""
+    """Return an estimate of the multiply-adds of a product and of the row kernels."""
     rows, hidden, outputs = dims
     return rows * hidden * (outputs + 8)
 
@@ -232,7 +244,7 @@ PUZZLE = Puzzle(
     title="Make it fast: LayerNorm and Linear, step by step",
     subject="Fast LayerNorm and Linear",
     gates=GATES,
-    rungs=(MojoRung(file="op/fast.mojo", gates=ids(GATES)),),
+    rungs=(MojoRung(file="op/fast.mojo", gates=list_gate_ids(GATES)),),
     dims=DIMS,
     dim_names=("rows", "hidden", "outputs"),
     cases=cases,
@@ -240,9 +252,10 @@ PUZZLE = Puzzle(
     reference=reference,
     derive=derive,
     mistakes=MISTAKES,
+    symptom=explain_cancellation,
     terms=terms,
-    forward=printed_names(*(f"{step}_out" for step in STEPPED), "output"),
-    backward=printed_names(
+    forward=map_printed_names(*(f"{step}_out" for step in STEPPED), "output"),
+    backward=map_printed_names(
         "grad_input",
         "grad_ln_weight",
         "grad_ln_bias",

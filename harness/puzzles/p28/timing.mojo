@@ -1,6 +1,6 @@
-"""Enqueues the launches of single steps of puzzle 28 on a stream of the caller's, over the C ABI, so that they can be timed.
+"""Launch single steps of puzzle 28 on the caller's stream, through the C ABI, to time them.
 
-Built with -D DTYPE=bfloat16 or float32 beside an op package; steps 9 to 12 are of bfloat16 alone.
+Built with -D DTYPE=bfloat16 or float32 next to an op package; steps 9 to 12 are bfloat16 only.
 """
 
 from std.memory.alloc import unsafe_alloc
@@ -13,8 +13,8 @@ from max.gpu.host.device_context import DevicePassable
 from std.math import ceildiv
 
 from op.launches import (
-    launch_bias, launch_column_sums, launch_dgamma, launch_dx, launch_epilogue, launch_grad_input,
-    launch_layernorm, launch_layouts, launch_product, launch_wide_product,
+    launch_around_products, launch_dgamma, launch_dx, launch_epilogue, launch_grad_input, launch_layernorm,
+    launch_layouts, launch_product,
 )  # fmt: skip
 from op.parts import BF16, BLOCK_ROWS, TILE, transpose_kernel
 from op.shared.common import ImmPtr, MutPtr, accum_type
@@ -26,7 +26,7 @@ comptime ALIGNMENT = 256
 
 
 struct Device(Movable):
-    """A GPU and the kernels that have been loaded on it: addresses of their names and of their functions."""
+    """A GPU and the kernels loaded on it: the addresses of their names and functions."""
 
     var ctx: DeviceContext
     var kernels: List[Tuple[Int, Int]]
@@ -37,7 +37,7 @@ struct Device(Movable):
 
 
 struct Enqueued(Launcher):
-    """Enqueues on the caller's stream, with scratch memory of the caller's."""
+    """Enqueues launches on the caller's stream, with the caller's workspace."""
 
     comptime wgmma = False
     var device: Pointer[Device, MutUntrackedOrigin]
@@ -72,7 +72,7 @@ struct Enqueued(Launcher):
         for loaded in self.device[].kernels:
             if loaded[0] == key:
                 address = loaded[1]
-        if not address:  # loading takes milliseconds, and a graph cannot be captured meanwhile
+        if not address:  # loading takes milliseconds, and is impossible during graph capture
             var function = unsafe_alloc[Function](1)
             var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(max(shared_bytes, 48 * 1024)))
             function.unsafe_write(self.device[].ctx.compile_function[kernel](func_attribute=most))
@@ -90,7 +90,7 @@ struct Enqueued(Launcher):
 
 
 struct Pointers:
-    """The tensors of a call, by number."""
+    """The tensors of a call, by index."""
 
     var addresses: Pointer[Int, MutUntrackedOrigin]
 
@@ -105,7 +105,8 @@ struct Pointers:
 
 
 def enqueue(step: Int, mut on: Enqueued, p: Pointers, rows: Int, hidden: Int, outputs: Int) raises:
-    """A step's launches on tensors in the order of its op; 13 is a transpose, 14 the bias, 15 sums of columns.
+    """Enqueue a step's launches, on tensors in its op's order; 13 is a transpose, 14 the bias and column
+    sums, 15 dln.
     """
     comptime for number in range(1, 5):
         if step == number:
@@ -122,17 +123,13 @@ def enqueue(step: Int, mut on: Enqueued, p: Pointers, rows: Int, hidden: Int, ou
             on, p.mut[dtype](0), p.mut[dtype](1), p.imm[dtype](2), p.imm[dtype](3), p.imm[accum](4),
             p.imm[accum](5), rows, hidden,
         )  # fmt: skip
-    comptime for number in range(7, 9):
-        if step == number:
-            launch_product[dtype, number](
-                on, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), rows, hidden, outputs
-            )
-    comptime if dtype == DType.bfloat16:
-        comptime for number in range(9, 11):
+    comptime for number in range(7, 11):
+        comptime if number <= 8 or dtype == DType.bfloat16:
             if step == number:
-                launch_wide_product[number](
-                    on, p.mut[BF16](0), p.imm[BF16](1), p.imm[BF16](2), rows, hidden, outputs
+                launch_product[dtype, number](
+                    on, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), rows, hidden, outputs
                 )
+    comptime if dtype == DType.bfloat16:
         if step == 11:
             launch_layouts(
                 on, p.mut[BF16](0), p.mut[BF16](1), p.imm[BF16](2), p.imm[BF16](3), p.imm[BF16](4), rows, hidden,
@@ -150,16 +147,16 @@ def enqueue(step: Int, mut on: Enqueued, p: Pointers, rows: Int, hidden: Int, ou
                 grid_dim=Dim(ceildiv(hidden, TILE), ceildiv(rows, TILE)), block_dim=Dim(TILE, BLOCK_ROWS),
             )  # fmt: skip
         if step == 14:
-            launch_bias(on, p.mut[BF16](0), p.imm[BF16](1), rows, outputs)
+            launch_around_products(
+                on, p.mut[BF16](0), p.mut[BF16](1), p.imm[BF16](2), p.imm[BF16](3), rows, outputs
+            )
         if step == 15:
-            launch_column_sums(on, p.mut[BF16](0), p.imm[BF16](1), rows, outputs)
-        if step == 16:
             launch_grad_input(on, p.mut[BF16](0), p.imm[BF16](1), p.imm[BF16](2), rows, hidden, outputs)
 
 
 @export
 def workbook_open() abi("C") -> Int:
-    """The address of what a GPU's calls share, or 0."""
+    """Return the address of the state that a GPU's calls share, or 0 on failure."""
     try:
         var device = unsafe_alloc[Device](1)
         device.unsafe_write(Device())
@@ -173,7 +170,7 @@ def workbook_open() abi("C") -> Int:
 def workbook_step(
     device: Int, stream: Int, step: Int, pointers: Int, rows: Int, hidden: Int, outputs: Int, scratch: Int
 ) abi("C") -> Int:
-    """Enqueues a step's launches; 0 where that failed."""
+    """Enqueue a step's launches; return 0 on failure."""
     try:
         var on = Enqueued(device, stream, scratch)
         enqueue(step, on, Pointers(pointers), rows, hidden, outputs)

@@ -1,7 +1,4 @@
-"""Kernels of puzzle 28's steps as a shared library; each call enqueues a step on torch's current stream.
-
-The library is built from an op package. A machine without Mojo loads it from the folder $WORKBOOK_FAST_STEPS.
-"""
+"""Puzzle 28's kernels as a shared library, which $WORKBOOK_FAST_STEPS can provide where Mojo is missing."""
 
 import ctypes
 import os
@@ -14,7 +11,7 @@ import torch
 
 from harness.errors import EnvironmentProblem
 from harness.toolchain import libraries
-from harness.toolchain.packages import mojo_files
+from harness.toolchain.packages import list_mojo_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,15 +19,15 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_suffix(".mojo")
 READY = "WORKBOOK_FAST_STEPS"
 SCRATCH = 2**28
-"""Workspace bytes that a step's launches share."""
-TRANSPOSE, BIAS, COLUMN_SUMS, GRAD_INPUT = 13, 14, 15, 16
-"""Launches around the products, by the numbers that follow those of the steps in `timing.mojo`."""
+"""Bytes of workspace that a step's launches share."""
+TRANSPOSE, AROUND, GRAD_INPUT = 13, 14, 15
+"""Numbers of launches that are not steps; in `timing.mojo` they follow the steps' numbers."""
 
 
 def library(package: Path, form: str, dtype: str) -> Path:
-    """Return the library of an op package for this GPU, and build it unless $WORKBOOK_FAST_STEPS has it.
+    """Return an op package's library for this GPU, building it unless $WORKBOOK_FAST_STEPS provides it.
 
-    Raises EnvironmentProblem if it cannot be built, CompileFailed if the package does not compile.
+    Raise EnvironmentProblem if it cannot be built, CompileFailed if the package does not compile.
     """
     named = os.environ.get(READY)
     if named:
@@ -38,8 +35,10 @@ def library(package: Path, form: str, dtype: str) -> Path:
     libraries.load_runtime()
     capability = "sm_{}{}".format(*torch.cuda.get_device_capability())
     architecture = "sm_90a" if capability == "sm_90" else capability
-    files = [SOURCE, *mojo_files(package)]
-    library = libraries.mojo_library(f"fast_steps_{dtype}", files, package.parent, architecture, DTYPE=dtype)
+    files = [SOURCE, *list_mojo_files(package)]
+    library = libraries.make_mojo_library(
+        f"fast_steps_{dtype}", files, package.parent, architecture, DTYPE=dtype
+    )
     return library.build().path
 
 
@@ -57,7 +56,7 @@ class Steps:
     def enqueue(
         self, step: int, tensors: "Sequence[Tensor]", rows: int, hidden: int, outputs: int = 0
     ) -> None:
-        """Enqueue a step's launches on torch's current stream; the tensors have the order of its op."""
+        """Enqueue a step's launches on PyTorch's current stream; the tensors are in its op's order."""
         pointers = (ctypes.c_int64 * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
         stream = torch.cuda.current_stream().cuda_stream
         numbers = (self.device, stream, step, ctypes.addressof(pointers), rows, hidden, outputs)
@@ -74,7 +73,7 @@ STEPS = (
 
 @dataclass
 class Problem:
-    """Tensors of one size, shared by all forms of a step, and the calls of every step on them."""
+    """Tensors of one size, shared by all forms of a step, and the calls of each step on them."""
 
     rows: int
     hidden: int
@@ -100,10 +99,9 @@ class Problem:
         self.y, self.dx, self.grad_ln_out = (torch.empty_like(self.x) for _ in range(3))
         self.dgamma, self.dbeta = torch.empty_like(self.gamma), torch.empty_like(self.gamma)
         self.output, self.dw, self.db = (torch.empty_like(t) for t in (self.dy, self.weight, self.bias))
-        self.turned = [torch.empty_like(t) for t in (self.weight, self.dy, self.ln_out)]
+        self.turned = [t.T.contiguous() for t in (self.weight, self.dy, self.ln_out)]
 
-    def step(self, steps: Steps, number: int) -> None:
-        """Enqueue one step."""
+    def enqueue_step(self, steps: Steps, number: int) -> None:
         factors = (self.ln_out, self.weight)
         tensors = {
             **dict.fromkeys(range(1, 5), (self.y, self.x, self.gamma, self.beta)),
@@ -115,8 +113,17 @@ class Problem:
         }[number]
         steps.enqueue(number, tensors, self.rows, self.hidden, self.outputs)
 
+    def enqueue_gradient(self, steps: Steps, number: int, name: str) -> None:
+        """Enqueue the product of "dln" or "dW" by a forward product's step, which reads transposed copies."""
+        R, H, O = self.rows, self.hidden, self.outputs
+        weight, dy, ln_out = self.turned
+        if name == "dln":
+            steps.enqueue(number, (self.grad_ln_out, self.dy, weight), R, O, H)
+        else:
+            steps.enqueue(number, (self.dw, dy, ln_out), O, R, H)
+
     def result_pairs(self, number: int) -> "list[tuple[Tensor, Tensor]]":
-        """Return the outputs of a step, each with the expected values in float32."""
+        """Return a step's outputs, each with its expected values in float32."""
         wide = [
             t.float() for t in (self.x, self.gamma, self.beta, self.dln, self.ln_out, self.weight, self.dy)
         ]
@@ -137,32 +144,30 @@ class Problem:
             return [*backward, (self.grad_ln_out, dy @ weight)]
         return [*backward, (self.output, ln_out @ weight.T + self.bias.float()), (self.db, dy.sum(0))]
 
-    def whole(self, first: Steps, yours: Steps, done: int) -> None:
-        """Enqueue both passes, with the steps up to `done` in their optimized form and the others in their first."""
+    def enqueue_both_passes(self, first: Steps, yours: Steps, done: int) -> None:
+        """Enqueue both passes, with steps up to `done` from `yours` and the others from `first`."""
         R, H, O = self.rows, self.hidden, self.outputs
 
-        def form(number: int) -> Steps:
+        def select_steps(number: int) -> Steps:
             return yours if number <= done else first
 
         norm = min(max(done, 1), 4)
-        form(1).enqueue(norm, (self.ln_out, self.x, self.gamma, self.beta), R, H)
+        select_steps(1).enqueue(norm, (self.ln_out, self.x, self.gamma, self.beta), R, H)
         if done >= 12:
-            self.step(yours, 12)
+            self.enqueue_step(yours, 12)
         else:
             product = min(max(done, 7), 10)
-            form(7).enqueue(product, (self.output, self.ln_out, self.weight), R, H, O)
-            yours.enqueue(BIAS, (self.output, self.bias), R, H, O)
-            yours.enqueue(COLUMN_SUMS, (self.db, self.dy), R, H, O)
+            select_steps(7).enqueue(product, (self.output, self.ln_out, self.weight), R, H, O)
+            yours.enqueue(AROUND, (self.output, self.db, self.dy, self.bias), R, H, O)
         if done == 11:
-            self.step(yours, 11)
+            self.enqueue_step(yours, 11)
         elif done == 12:
             yours.enqueue(GRAD_INPUT, (self.grad_ln_out, self.dy, self.weight), R, H, O)
         else:
             for turned, matrix in zip(self.turned, (self.weight, self.dy, self.ln_out), strict=True):
                 yours.enqueue(TRANSPOSE, (turned, matrix), *matrix.shape)
-            weight, dy, ln_out = self.turned
-            form(7).enqueue(product, (self.grad_ln_out, self.dy, weight), R, O, H)
-            form(7).enqueue(product, (self.dw, dy, ln_out), O, R, H)
+            self.enqueue_gradient(select_steps(7), product, "dln")
+            self.enqueue_gradient(select_steps(7), product, "dW")
         statistics = (self.x, self.mean, self.rstd)
-        form(5).enqueue(5, (self.dx, self.grad_ln_out, *statistics, self.gamma), R, H)
-        form(6).enqueue(6, (self.dgamma, self.dbeta, self.grad_ln_out, *statistics), R, H)
+        select_steps(5).enqueue(5, (self.dx, self.grad_ln_out, *statistics, self.gamma), R, H)
+        select_steps(6).enqueue(6, (self.dgamma, self.dbeta, self.grad_ln_out, *statistics), R, H)

@@ -1,16 +1,15 @@
-"""The lines after puzzle 28's counters: the whole pass by its counters, then the recorded times.
+"""The lines after puzzle 28's counters: the whole pass's counters, then the recorded times.
 
-The learner's launches are those that the steps' counted cases have made: nothing runs again. The initial code's are computed
-from shapes; a test compares them with its counters.
+Nothing runs again; the counters of the initial code are computed from shapes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.puzzles.p28 import recorded
-from harness.puzzles.p28.limits import SLAB, WARP
+from harness.puzzles.p28.limits import SLAB, TILE, WARP
 from harness.puzzles.p28.spec import COUNTED, LARGE, PUZZLE
-from harness.spec.ops import bytes_of
+from harness.spec.ops import get_itemsize
 from harness.spec.puzzle import Dims
 
 if TYPE_CHECKING:
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
 ROW_STEPS = ("shuffles", "dx", "dgamma")
 TIMES_ROWS = LARGE[0] // COUNTED[0]
-"""Factor of the row steps' counters: the tensor cores' steps are counted with more rows."""
+"""Factor for the row steps' counters, since the tensor-core steps are counted with more rows."""
 
 
 class Total(NamedTuple):
-    """Launches, the bytes that threads load and store in global memory, floating-point operations."""
+    """Launches, bytes that threads load from and store to global memory, and floating-point operations."""
 
     launches: int
     bytes: int
@@ -30,7 +29,6 @@ class Total(NamedTuple):
 
 
 def count_costs(launches: "Sequence[Launch]") -> Total:
-    """Add up the counters of some launches."""
     sites = [site for launch in launches for site in launch.counters.sites.values()]
     moved = sum(site.traffic.bytes for site in sites if site.space == "global")
     return Total(len(launches), moved, sum(launch.counters.flops for launch in launches))
@@ -40,8 +38,8 @@ def add_up(totals: Sequence[Total]) -> Total:
     return Total(*(sum(column) for column in zip(*totals, strict=True)))
 
 
-def costs_of_first_forms(dims: Dims, element: int) -> dict[str, Total]:
-    """Return the costs of the initial code by launch; LayerNorm's elements have `element` bytes, the products' two."""
+def compute_initial_costs(dims: Dims, element: int) -> dict[str, Total]:
+    """Return the initial code's costs by launch; LayerNorm's elements have `element` bytes, products' two."""
     rows, hidden, outputs = dims
     x, slabs = rows * hidden, -(-rows // SLAB)
 
@@ -55,39 +53,37 @@ def costs_of_first_forms(dims: Dims, element: int) -> dict[str, Total]:
         "transpose": Total(3, 4 * (x + rows * outputs + outputs * hidden), 0),
         "dln": product(rows, hidden, outputs),
         "dweight": product(outputs, hidden, rows),
-        "column_sums": Total(1, 2 * (rows + 1) * outputs, rows * outputs),
+        "column_sums": Total(1, 2 * (rows + 1) * outputs, (rows + TILE) * outputs),
         "dx": Total(1, 7 * element * x + 8 * (x + WARP * rows), 14 * (x + WARP * rows)),
         "clear": Total(1, 8 * slabs * hidden, 0),
-        "dgamma": Total(1, (2 * element + 16) * x, 5 * x),
-        "second_stage": Total(1, (8 * slabs + 2 * element) * hidden, (2 * slabs + 64) * hidden),
+        "dgamma": Total(1, (5 * element // 2 + 8) * x, 5 * x),
+        "second_stage": Total(1, (8 * slabs + 2 * element) * hidden, 2 * (slabs + TILE) * hidden),
     }
 
 
-def costs_of_learner(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]") -> Total | None:
-    """Return the learner's costs; None unless all of the steps that make up the pass have been counted."""
+def count_learner_costs(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]") -> Total | None:
+    """Return the learner's costs, or None unless all steps of the pass have been counted."""
     if not {*ROW_STEPS, "layouts", "epilogue"} <= {*launches}:
         return None
-    of_rows = add_up([count_costs(launches[step]["counted"]) for step in ROW_STEPS])
-    of_rows = Total(of_rows.launches, TIMES_ROWS * of_rows.bytes, TIMES_ROWS * of_rows.flops)
+    row_costs = add_up([count_costs(launches[step]["counted"]) for step in ROW_STEPS])
+    row_costs = Total(row_costs.launches, TIMES_ROWS * row_costs.bytes, TIMES_ROWS * row_costs.flops)
     layouts = launches["layouts"]["counted in layouts"]
-    end = 1 + [launch.name for launch in layouts].index(
-        "dln"
-    )  # after it comes dW, which the epilogue has too
+    end = 1 + [launch.name for launch in layouts].index("dln")  # dW follows, which the epilogue computes too
     return add_up(
-        [of_rows, count_costs(layouts[:end]), count_costs(launches["epilogue"]["counted in epilogue"])]
+        [row_costs, count_costs(layouts[:end]), count_costs(launches["epilogue"]["counted in epilogue"])]
     )
 
 
 def lines(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]", dtype: str) -> Iterator[str]:
-    """Yield both tables. `launches` are those of the counted cases, by step and case."""
+    """Yield both tables; `launches` has the counted cases' launches, by step and case."""
     row = "   {:10} {:>8} {:>14} {:>14}".format
     yield ""
-    yield f"The whole pass, forward and backward ({PUZZLE.say_dims(LARGE)}):"
+    yield f"The whole pass, forward and backward ({PUZZLE.format_dims(LARGE)}):"
     yield row("form", "launches", "global bytes", "flops")
-    given = add_up([*costs_of_first_forms(LARGE, bytes_of(dtype)).values()])
-    for form, total in (("given", given), ("yours", costs_of_learner(launches))):
+    given = add_up([*compute_initial_costs(LARGE, get_itemsize(dtype)).values()])
+    for form, total in (("given", given), ("yours", count_learner_costs(launches))):
         yield row(form, *(f"{number:,}" for number in total)) if total else row(form, "-", "-", "-")
     yield f"   LayerNorm in {dtype}, products in bfloat16; bytes are what threads load and store"
     steps = ", ".join(ROW_STEPS)
     yield f"   yours: {steps} (counted with {COUNTED[0]} rows, times {TIMES_ROWS}), dln of layouts, epilogue"
-    yield from recorded.lines()
+    yield from recorded.format_times()

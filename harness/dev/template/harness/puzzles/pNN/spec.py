@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from harness.spec.derivation import Mistake, derive_by
+from harness.spec.derivation import Mistake, make_derive
 from harness.spec.ops import Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import MojoRung
@@ -25,13 +25,13 @@ MISTAKES = (
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """Return the chapter's case and one in which the columns are not a multiple of the block."""
+    """Return the default case and one whose columns are not a multiple of the block."""
     chapter = Case("chapter", "the chapter's sizes", dims or (4, 8), "plain")
     return [chapter] if dims else [chapter, Case("wide", "more columns than threads", (3, 131), "plain")]
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """input and grad_output, [R, C]."""
+    """Return `input` and `grad_output`, both [rows, columns]."""
     random = np.random.default_rng([seed, *case.dims])
     kind = dtype if dtype != "bfloat16" else "float16"
     return {
@@ -41,7 +41,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's answer by autograd."""
+    """Return PyTorch's results, the gradient by autograd."""
     import torch
 
     x = tensors["input"].detach().clone().requires_grad_(True)
@@ -49,7 +49,7 @@ def reference(tensors: dict) -> dict:
     return {"output": y.detach(), "grad_input": torch.autograd.grad(y, x, tensors["grad_output"])[0]}
 
 
-derive = derive_by(STEPS)
+derive = make_derive(STEPS)
 
 
 PUZZLE = Puzzle(

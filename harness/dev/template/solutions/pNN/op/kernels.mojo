@@ -17,7 +17,7 @@ comptime THREADS = 64
 
 # ANCHOR: square_kernel_solution
 def square_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32):
-    """The square of every element of a row."""
+    """Compute the square of every element of a row."""
     comptime accum = accum_type[dtype]
     var row = block_idx.x
     var x = TileTensor(input, row_major(Int(rows), Int(columns)))
@@ -35,7 +35,7 @@ def square_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], row
 def square_backward_kernel[
     dtype: DType
 ](grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32,):
-    """The gradient of the input of a row."""
+    """Compute the gradient of a row's input."""
     comptime accum = accum_type[dtype]
     var row = block_idx.x
     var x = TileTensor(input, row_major(Int(rows), Int(columns)))
@@ -50,7 +50,7 @@ def square_backward_kernel[
 def launch_square[
     dtype: DType, L: Launcher
 ](mut launcher: L, output: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32) raises:
-    """One launch: a block for each row."""
+    """Launch one block for each row."""
     launcher.launch[square_kernel[dtype]](
         "square", output, input, rows, columns, grid_dim=Int(rows), block_dim=THREADS
     )
@@ -66,7 +66,7 @@ def launch_square_backward[
     rows: Int32,
     columns: Int32,
 ) raises:
-    """One launch: a block for each row."""
+    """Launch one block for each row."""
     launcher.launch[square_backward_kernel[dtype]](
         "square_backward",
         grad_input,

@@ -1,7 +1,4 @@
-"""Compare a backend with eager mode: outputs, gradients, aliasing, inputs, and the remaining graph.
-
-Eager mode is the truth for results that keep their bits, and float64 for those that may be rounded otherwise.
-"""
+"""Compare a backend with eager mode: outputs, gradients, aliasing, inputs, and the rewritten graph."""
 
 import copy
 import math
@@ -14,21 +11,21 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from harness.check.compare import FLOOR
-from harness.nn.arguments import plain
+from harness.nn.arguments import get_dtype_name
 from harness.nn.compile.match import graph_modules
 from harness.puzzles.p26.nodes import CALLS, call_name, mutates
 
 Backend = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 Pass = Callable[[GraphModule], Any]
 Module = dict[str, Any]
-"""The names that a learner's file defines."""
+"""The namespace of a learner's file."""
 Check = Callable[[Module], None]
-"""Raises Fault where a gate is wrong."""
+"""Raises Fault if a gate is wrong."""
 SPECIAL = (0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, 3e-39, math.inf, -math.inf, math.nan)
 
 
 class Fault(Exception):
-    """A fault of a backend: the id of the mistake, and the observation."""
+    """A fault of a backend: the mistake's id, and what was observed."""
 
     def __init__(self, kind: str, words: str):
         super().__init__(words)
@@ -36,21 +33,21 @@ class Fault(Exception):
 
 
 @dataclass(frozen=True)
-class Try:
+class CompileCase:
     """One function to compile.
 
     Attributes:
-        words: Its description in reports.
+        words: The description in reports.
         function: A function of tensors, or a module.
-        inputs: Its arguments.
-        after: The names of the operations that should remain in the graph, in order; None to skip the comparison.
-        kind: The mistake that explains any failure here; without one, the symptom names it.
+        inputs: The function's arguments.
+        after: The operations expected to remain in the graph, by name in order; None to skip the comparison.
+        kind: The mistake that explains any failure here; if empty, the symptom determines it.
         gradients: Whether the floating inputs require gradients.
         same_bits: Whether outputs must equal eager mode's bit for bit.
-        more: Further inputs, of other shapes, for the same compilation.
+        more: Further inputs of other shapes, which must not cause another compilation.
         dynamic: torch.compile's option.
         autocast: Whether it runs under bfloat16 autocast.
-        count: How many changes the pass returns; None to skip the comparison.
+        count: The number of changes that the pass must return; None to skip the comparison.
     """
 
     words: str
@@ -68,8 +65,7 @@ class Try:
 
 @dataclass
 class Probe:
-    """A wrapper around a backend: counts its graphs, checks its contract, and records the names of the
-    remaining operations."""
+    """Wraps a backend: counts its graphs, checks its contract, and records the remaining operations."""
 
     backend: Backend
     graphs: int = 0
@@ -104,8 +100,8 @@ class Probe:
 
 @dataclass
 class Outcome:
-    """The results of a call: outputs, gradients (None without one), the inputs after it, and the input with
-    which each output shares memory."""
+    """The results of a call: outputs, gradients (None if there is none), the inputs afterwards, and for each output
+    the index of the input whose memory it shares."""
 
     outputs: list[Tensor]
     gradients: list[Tensor | None]
@@ -113,14 +109,14 @@ class Outcome:
     shares: list[int | None]
 
 
-def outcome(
-    call: Callable[..., Any], inputs: Sequence[Tensor], parameters: Sequence[Tensor], one: Try
+def call_with_gradients(
+    call: Callable[..., Any], inputs: Sequence[Tensor], parameters: Sequence[Tensor], case: CompileCase
 ) -> Outcome:
-    """Call a function on copies of inputs; gradients are those of a weighted sum of all outputs."""
+    """Call a function on copies of the inputs; differentiate a weighted sum of all outputs."""
     leaves = [t.detach().clone(memory_format=torch.preserve_format) for t in inputs]
-    if one.gradients:
+    if case.gradients:
         leaves = [t.requires_grad_() if t.is_floating_point() else t for t in leaves]
-    with torch.autocast("cpu", torch.bfloat16, enabled=one.autocast):
+    with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
         out = call(*leaves)
     outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
     memory = [t.untyped_storage().data_ptr() for t in leaves]
@@ -129,7 +125,7 @@ def outcome(
         for t in outputs
     ]
     gradients: list[Tensor | None] = []
-    if one.gradients:
+    if case.gradients:
         requested = [t for t in (*leaves, *parameters) if t.requires_grad]
         parts = [(t * weights(t)).sum().double() for t in outputs if t.requires_grad]
         gradients = [None] * len(requested)
@@ -139,39 +135,38 @@ def outcome(
 
 
 def weights(tensor: Tensor) -> Tensor:
-    """Return numbers of a tensor's shape and dtype, the same for the same shape."""
+    """Return fixed weights in a tensor's shape and dtype."""
     count = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
     return (0.3 + torch.sin(count)).to(tensor.dtype)
 
 
-def attempt(one: Try, backend: Backend) -> Probe:
-    """Compile a function with a backend and compare. Raise Fault."""
+def check_case(case: CompileCase, backend: Backend) -> Probe:
+    """Compile a case with a backend and compare it with eager mode. Raises Fault if they differ."""
     probe = Probe(backend)
     torch._dynamo.reset()
-    compiled = torch.compile(one.function, backend=probe, fullgraph=True, dynamic=one.dynamic)
+    compiled = torch.compile(case.function, backend=probe, fullgraph=True, dynamic=case.dynamic)
     try:
-        for count, inputs in enumerate((one.inputs, *one.more)):
+        for count, inputs in enumerate((case.inputs, *case.more)):
             before = probe.graphs
-            compare(one, compiled, inputs)
+            compare(case, compiled, inputs)
             if count and probe.graphs > before:
-                words = "another shape is another compilation: a size was taken as a number"
+                words = "another shape causes another compilation: a size became a constant"
                 raise Fault("shape-baked", words)
-        if one.after is not None:
-            compare_graph(one.after, probe)
+        if case.after is not None:
+            compare_graph(case.after, probe)
     except Exception as error:
-        inner = cause_of(error)
+        inner = find_original_exception(error)
         if isinstance(inner, Fault):
-            raise Fault(one.kind or inner.kind, f"{one.words}: {inner}") from error
-        if one.kind:
+            raise Fault(case.kind or inner.kind, f"{case.words}: {inner}") from error
+        if case.kind:
             words = " ".join(str(inner).split())
-            raise Fault(one.kind, f"{one.words}: {type(inner).__name__}: {words}"[:300]) from error
+            raise Fault(case.kind, f"{case.words}: {type(inner).__name__}: {words}"[:300]) from error
         raise
     return probe
 
 
-def cause_of(error: BaseException) -> BaseException:
-    """Return the original exception of a backend. Dynamo wraps it, or hides it by failing on the half-changed
-    graph."""
+def find_original_exception(error: BaseException) -> BaseException:
+    """Return a backend's original exception, which Dynamo wraps or hides behind an exception of its own."""
     current: BaseException | None = error
     while current is not None:
         inner = getattr(current, "inner_exception", current)
@@ -181,17 +176,17 @@ def cause_of(error: BaseException) -> BaseException:
     return getattr(error, "inner_exception", error)
 
 
-def compare(one: Try, compiled: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
-    """Compare the compiled function with eager mode on one set of inputs."""
-    is_module = isinstance(one.function, nn.Module)
-    parameters = list(one.function.parameters()) if is_module else []
-    eager = outcome(one.function, inputs, parameters, one)
-    got = outcome(compiled, inputs, parameters, one)
-    truth = eager if one.same_bits else in_float64(replace(one, autocast=False), inputs)
-    compare_outputs(one, got, eager, truth)
+def compare(case: CompileCase, compiled: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+    """Compare the compiled function with eager mode on one set of inputs. Raises Fault if they differ."""
+    is_module = isinstance(case.function, nn.Module)
+    parameters = list(case.function.parameters()) if is_module else []
+    eager = call_with_gradients(case.function, inputs, parameters, case)
+    got = call_with_gradients(compiled, inputs, parameters, case)
+    truth = eager if case.same_bits else run_in_float64(replace(case, autocast=False), inputs)
+    compare_outputs(case, got, eager, truth)
     for index, (ours, theirs) in enumerate(zip(got.inputs, eager.inputs, strict=True)):
         if not torch.equal(ours.nan_to_num(), theirs.nan_to_num()):
-            raise Fault("input-written", f"input {index} is another after the call")
+            raise Fault("input-written", f"the call changes input {index}")
     for index, (ours, theirs) in enumerate(zip(got.shares, eager.shares, strict=True)):
         if ours != theirs:
             words = (
@@ -199,24 +194,23 @@ def compare(one: Try, compiled: Callable[..., Any], inputs: Sequence[Tensor]) ->
                 if ours is not None
                 else "an output is a copy"
             )
-            raise Fault("aliased", f"{words}, and in eager mode it does not" if ours is not None else words)
+            raise Fault("aliased", f"{words}, but not in eager mode" if ours is not None else words)
     for index, (ours, theirs, exact) in enumerate(
         zip(got.gradients, eager.gradients, truth.gradients, strict=True)
     ):
         if (ours is None) != (theirs is None):
-            which = "no gradient" if ours is None else "a gradient, and eager mode gives none"
-            raise Fault("no-gradient", f"{name_of(index, inputs, one)} gets {which}")
+            which = "no gradient" if ours is None else "a gradient, but none in eager mode"
+            raise Fault("no-gradient", f"{get_tensor_name(index, inputs, case)} gets {which}")
         if (
             ours is not None
             and theirs is not None
             and exact is not None
-            and (far := distance(ours, theirs, exact, False, one.autocast))
+            and (error_text := describe_error(ours, theirs, exact, False, case.autocast))
         ):
-            raise Fault("gradient", f"the gradient of {name_of(index, inputs, one)} {far}")
+            raise Fault("gradient", f"the gradient of {get_tensor_name(index, inputs, case)} {error_text}")
 
 
-def compare_outputs(one: Try, got: Outcome, eager: Outcome, truth: Outcome) -> None:
-    """Compare number, shape, dtype and values."""
+def compare_outputs(case: CompileCase, got: Outcome, eager: Outcome, truth: Outcome) -> None:
     faults = []
     for index, (ours, theirs, exact) in enumerate(
         zip(got.outputs, eager.outputs, truth.outputs, strict=True)
@@ -226,36 +220,41 @@ def compare_outputs(one: Try, got: Outcome, eager: Outcome, truth: Outcome) -> N
             faults.append(Fault("shape", words))
         elif ours.dtype != theirs.dtype:
             faults.append(
-                Fault("dtype", f"output {index} is {plain(ours.dtype)}, expected {plain(theirs.dtype)}")
+                Fault(
+                    "dtype",
+                    f"output {index} is {get_dtype_name(ours.dtype)}, expected {get_dtype_name(theirs.dtype)}",
+                )
             )
-        elif far := distance(ours, theirs, exact, one.same_bits, one.autocast):
-            faults.append(Fault("value", f"output {index} {far}"))
+        elif error_text := describe_error(ours, theirs, exact, case.same_bits, case.autocast):
+            faults.append(Fault("value", f"output {index} {error_text}"))
     if not faults:
         return
-    rest = list(got.outputs)
+    remaining = list(got.outputs)
     for theirs in eager.outputs:
-        alike = [k for k, t in enumerate(rest) if t.shape == theirs.shape and t.dtype == theirs.dtype]
-        equal = [k for k in alike if torch.allclose(rest[k].double(), theirs.double())]
+        candidates = [
+            k for k, t in enumerate(remaining) if t.shape == theirs.shape and t.dtype == theirs.dtype
+        ]
+        equal = [k for k in candidates if torch.allclose(remaining[k].double(), theirs.double())]
         if not equal:
             raise faults[0]
-        rest.pop(equal[0])
+        remaining.pop(equal[0])
     if len(eager.outputs) > 1:
-        raise Fault("output-order", "the outputs are right and come in another order")
+        raise Fault("output-order", "the outputs are correct, but in the wrong order")
     raise faults[0]
 
 
-def in_float64(one: Try, inputs: Sequence[Tensor]) -> Outcome:
-    """Run in float64: the inputs, the parameters, and all arithmetic."""
-    function = one.function
+def run_in_float64(case: CompileCase, inputs: Sequence[Tensor]) -> Outcome:
+    function = case.function
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function).double()
     parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
-    return outcome(function, [t.double() if t.is_floating_point() else t for t in inputs], parameters, one)
+    return call_with_gradients(
+        function, [t.double() if t.is_floating_point() else t for t in inputs], parameters, case
+    )
 
 
-def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocast: bool) -> str:
-    """Describe wrong values of a tensor; empty if they are correct. Under autocast they have bfloat16's
-    spread."""
+def describe_error(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocast: bool) -> str:
+    """Describe a tensor's wrong values, "" if correct. Under autocast, allow errors of bfloat16's magnitude."""
     if same_bits:
         same = (got == eager) | (got.isnan() & eager.isnan())
         if got.is_floating_point():
@@ -263,70 +262,68 @@ def distance(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocas
         if same.all():
             return ""
         at = tuple((~same).nonzero()[0].tolist())
-        return f"has {int((~same).sum())} of {same.numel()} elements with other bits: {digits(got[at])} for {digits(eager[at])}"
+        return f"has {int((~same).sum())} of {same.numel()} elements with other bits: {format_number(got[at])} for {format_number(eager[at])}"
     scale = exact.double().abs().max().clamp(min=1e-30)
     error = ((got.double() - exact.double()).abs().max() / scale).item()
     baseline = ((eager.double() - exact.double()).abs().max() / scale).item()
-    limit = 2 * baseline + FLOOR["bfloat16" if autocast else plain(got.dtype)]
+    limit = 2 * baseline + FLOOR["bfloat16" if autocast else get_dtype_name(got.dtype)]
     if error <= limit:
         return ""
     return f"is wrong: its error is {error:.1e}, eager mode's {baseline:.1e}, the limit {limit:.1e}"
 
 
-def digits(number: Tensor) -> str:
+def format_number(number: Tensor) -> str:
     """Format a number with as many digits as its dtype distinguishes: "100663304"."""
     return f"{number.item():.9g}" if number.is_floating_point() else str(number.item())
 
 
 def compare_graph(requested: Sequence[str], probe: Probe) -> None:
-    """Compare the remaining operations with the expected ones."""
     if list(requested) == probe.left:
         return
     if probe.dead:
-        words = f"{', '.join(probe.dead)} stay in the graph, and nothing uses their results"
+        words = f"{', '.join(probe.dead)} are still in the graph, but nothing uses their results"
         raise Fault("dead-nodes", words)
     kind = "not-rewritten" if len(probe.left) >= len(requested) else "rewritten-too-much"
     expected = ", ".join(requested) or "nothing"
     raise Fault(kind, f"the graph holds {', '.join(probe.left) or 'nothing'}; expected {expected}")
 
 
-def name_of(index: int, inputs: Sequence[Tensor], one: Try) -> str:
-    """Name the tensor of a gradient: "input 0", or the parameter's name."""
+def get_tensor_name(index: int, inputs: Sequence[Tensor], case: CompileCase) -> str:
+    """Return the name of the tensor that a gradient belongs to: "input 0", or the parameter's name."""
     floating = [k for k, t in enumerate(inputs) if t.is_floating_point()]
     if index < len(floating):
         return f"input {floating[index]}"
-    assert isinstance(one.function, nn.Module)
-    asking = [name for name, p in one.function.named_parameters() if p.requires_grad]
-    return asking[index - len(floating)]
+    assert isinstance(case.function, nn.Module)
+    trainable = [name for name, p in case.function.named_parameters() if p.requires_grad]
+    return trainable[index - len(floating)]
 
 
-def outputs_of(backend: Backend, function: Callable[..., Any], *inputs: Tensor, **options) -> Any:
-    """Return a function's outputs under a backend, with a fresh compilation."""
+def compile_and_run(backend: Backend, function: Callable[..., Any], *inputs: Tensor, **options) -> Any:
     torch._dynamo.reset()
     return torch.compile(function, backend=backend, **options)(*inputs)
 
 
 def capture_graph(function: Callable[..., Any], *inputs: Tensor, **options) -> GraphModule:
-    kept: list[GraphModule] = []
+    captured: list[GraphModule] = []
 
     def keep(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        kept.append(gm)
+        captured.append(gm)
         return gm.forward
 
-    outputs_of(keep, function, *inputs, **options)
-    return kept[0]
+    compile_and_run(keep, function, *inputs, **options)
+    return captured[0]
 
 
-def run_pass(one: Pass) -> Backend:
-    """Return a backend that runs a pass, lints, regenerates the code, and runs the graph."""
+def run_pass(graph_pass: Pass) -> Backend:
+    """Return a backend that runs a pass, lints the graph, regenerates its code, and runs it."""
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        one(gm)
+        graph_pass(gm)
         try:
             gm.graph.lint()
         except RuntimeError as error:
             raise Fault(
-                "out-of-order", f"lint refuses the graph: {' '.join(str(error).split())[:150]}"
+                "out-of-order", f"lint rejects the graph: {' '.join(str(error).split())[:150]}"
             ) from error
         gm.recompile()
         return gm.forward
@@ -334,15 +331,14 @@ def run_pass(one: Pass) -> Backend:
     return backend
 
 
-def with_code(gm: GraphModule) -> GraphModule:
-    """Generate the code of a graph module and its children, which PyTorch may defer."""
+def generate_code(gm: GraphModule) -> GraphModule:
     for module in graph_modules(gm):
         assert module.code
     return gm
 
 
-def stale(gm: GraphModule) -> str:
-    """Return which module's code differs from its graph, "the graph" or "a child graph"; empty if none."""
+def find_stale_code(gm: GraphModule) -> str:
+    """Return which graph's generated code is stale, "the graph" or "a child graph", or "" if none."""
     for module in graph_modules(gm):
         if module.code != module.graph.python_code("self").src:
             return "the graph" if module is gm else "a child graph"
@@ -353,15 +349,14 @@ def stale(gm: GraphModule) -> str:
 
 
 def numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:
-    """Return [rows, 6] normal numbers of a dtype; of integers, from -9 to 9."""
+    """Return normally distributed numbers [rows, 6], or integers from -9 to 9 for integer dtypes."""
     generator = torch.Generator().manual_seed(26)
     if dtype.is_floating_point:
         return torch.randn(rows, 6, generator=generator).to(dtype)
     return torch.randint(-9, 10, (rows, 6), generator=generator).to(dtype)
 
 
-def special(dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return zeros of both signs, numbers near both ends of float32, infinities and NaN."""
+def make_special_values(dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.tensor(SPECIAL, dtype=dtype)
 
 
@@ -370,20 +365,19 @@ X = numbers()
 
 
 def expect(got: object, expected: object, what: str, kind: str = "value") -> None:
-    """Raise a Fault if two things are not equal."""
     if got != expected:
         raise Fault(kind, f"{what} is {got!r}, expected {expected!r}"[:300])
 
 
-def tries(name: str, listed: tuple[Try, ...]) -> Check:
-    """Return a check that runs a pass of the file on every function of a table."""
+def make_table_check(name: str, listed: tuple[CompileCase, ...]) -> Check:
+    """Return a check that runs the file's pass `name` on every function of a table."""
 
     def check(m: Module) -> None:
-        for one in listed:
+        for case in listed:
             counts: list[object] = []
-            attempt(one, run_pass(lambda gm, counts=counts: counts.append(m[name](gm))))
-            if one.count is not None:
-                expect(counts[0], one.count, f"{one.words}: {name}(gm)", "count")
+            check_case(case, run_pass(lambda gm, counts=counts: counts.append(m[name](gm))))
+            if case.count is not None:
+                expect(counts[0], case.count, f"{case.words}: {name}(gm)", "count")
 
     check.__name__ = name
     return check

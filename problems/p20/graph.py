@@ -16,14 +16,14 @@ def forward(x):
 
 
 def edges(v):
-    """Return the derivative along every edge, at the values v of the nodes: how fast the end changes with the start."""
+    """Return the derivative along every edge at the nodes' values v: how fast the edge's end changes with its start."""
     # BLANK-START edges: return a dict with "x->a", "x->b", "a->c", "b->c" and "c->y"
     # FILL IN (about 1 line)
     # BLANK-END edges
 
 
 def backward(d):
-    """Return the gradient of y by every node, from the derivatives d along the edges."""
+    """Return the derivative of y by every node, from the derivatives d along the edges."""
     # BLANK-START backward: return a dict with "y", "c", "b", "a" and "x"; begin with y, whose gradient is 1
     # FILL IN (about 6 lines)
     # BLANK-END backward

@@ -1,4 +1,4 @@
-"""Puzzle 21: a test of backward passes. It must find every wrong one, and must not accuse a right one.
+"""Puzzle 21: a test of backward passes. It must reject every wrong one, and no correct one.
 
 `check(op)` is called with one op after the other, right ones and wrong ones. It raises, or returns a line that says what is
 wrong, where it has something against the op; it returns None where it has nothing. An op has

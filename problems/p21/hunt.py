@@ -1,4 +1,4 @@
-"""Puzzle 21: thirteen backward passes, each of which has been seen wrong somewhere.
+"""Puzzle 21: thirteen backward passes, each with a mistake that real code has made.
 
 Every class has a right forward pass. Between the markers stands what keeps tensors for the backward pass, or the
 backward pass itself, or both. Each is written for tensors of any leading shape and any floating-point dtype; sums over
@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 EPS = 1e-5
-"""What is added to a variance or a mean square."""
+"""The constant added to a variance or a mean square."""
 DROPPED = 0.25
-"""The share of elements that dropout sets to 0."""
+"""The fraction of elements that dropout sets to 0."""
 IGNORED = -100
 """The target of a row that does not count in the loss."""
 SLAB = 16
-"""Rows that are added up at a time."""
+"""Rows that are summed at a time."""
 
 
 def rows(t: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def rows(t: Tensor) -> Tensor:
 
 
 def memory(t: Tensor) -> Tensor:
-    """Return the elements in memory order: what a kernel sees that gets an address and a count."""
+    """Return the elements in memory order, as a kernel sees them that gets an address and a count."""
     return torch.as_strided(t, (t.numel(),), (1,))
 
 
@@ -113,7 +113,7 @@ class Attention(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Save the inputs; the probabilities are computed again."""
+        """Save the inputs; the probabilities are recomputed."""
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -130,7 +130,7 @@ class Attention(Function):
 
 
 class SiLU(Function):
-    """y = x * sigmoid(x), [...]; the backward pass is a loop over memory, as a kernel's is."""
+    """y = x * sigmoid(x), [...]; the backward pass is a loop over memory, as in a kernel."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:

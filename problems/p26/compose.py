@@ -30,7 +30,7 @@ def rewrite(gm, passes):
 def backend(gm, example_inputs, passes, *, mode=None, options=None):
     """Rewrite Dynamo's graph, then pass it to Inductor with the user's mode and options.
 
-    `torch._inductor.list_mode_options(mode)` says what a mode means. They go along as `config_patches`: the backward
+    `torch._inductor.list_mode_options(mode)` returns a mode's options. They are passed on as `config_patches`: the backward
     pass is compiled when it first runs, long after this function has returned.
     """
     # BLANK-START backend: rewrite, then inductor.compile_fx(gm, example_inputs, config_patches=...)
@@ -39,7 +39,7 @@ def backend(gm, example_inputs, passes, *, mode=None, options=None):
 
 
 def aot(gm, example_inputs, seen):
-    """Run behind AOTAutograd: record both of its graphs, then compile them with Inductor.
+    """Run after AOTAutograd: record both of its graphs, then compile them with Inductor.
 
     `seen` is a list that gets ("forward" or "backward", [names of the operations]). Inductor expects graphs in the
     operations that its own table of decompositions leaves over.

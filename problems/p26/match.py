@@ -1,4 +1,4 @@
-"""Puzzle 26, third rung: finding a formula in a graph, and putting one operator in its place.
+"""Puzzle 26, third rung: finding a formula in a graph, and replacing it with one operator.
 
 SiLU is found by its shape: a product whose one side is the sigmoid of the other. The tanh form of GELU has dozens of
 spellings (x*x*x, x**3, constants on either side and written out to eight digits), so it is found by what it computes: a
@@ -23,25 +23,25 @@ POINTS = torch.linspace(-6, 6, 100, dtype=torch.float64)
 TOLERANCE = 1e-6
 """Constants with eight digits are 1e-8 away; the exact form of GELU is 5e-4 away."""
 FAR = 32
-"""At most so many nodes before a result are looked at."""
+"""Maximum number of nodes before a result to search."""
 
 
 def replace(gm, node, target, *args, **kwargs):
-    """Replace a node by a call of `target`: keep its metadata, and move its users."""
+    """Replace a node with a call of `target`: keep its metadata, and move its users."""
     # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then the nodes that only it used
     # FILL IN (about 12 lines)
     # BLANK-END replace
 
 
 def silu(gm):
-    """Replace x * sigmoid(x) by the workbook's SiLU, Mojo kernels with their own backward pass; return how often."""
+    """Replace x * sigmoid(x) with the workbook's SiLU, Mojo kernels with a backward pass; return the number of changes."""
     # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
     # FILL IN (about 11 lines)
     # BLANK-END silu
 
 
 def leading_to(end):
-    """Return the pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
+    """Return the pointwise nodes that lead to a node, and their inputs, nearest first; FAR at most."""
     found = [end]
     for node in found:
         if pointwise(node) and len(found) < FAR:
@@ -57,7 +57,7 @@ def values(end, x, points):
 
 
 def gelu(gm):
-    """Replace the tanh form of GELU in every spelling by one call; return how often.
+    """Replace the tanh form of GELU in every spelling with one call; return the number of changes.
 
     The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
     """

@@ -2,7 +2,7 @@
 
 The workbook's own backend, `torch.compile(model, backend="mojo_workbook")`, does this; here you write its heart. At the
 level of Dynamo's graph both directions of a training step are still ahead, so what is swapped here is swapped in the
-backward pass too. `Match` says what a pair is, `Adder` inserts nodes before another one and gives each its fake tensor.
+backward pass too. `Match` says what a pair is, `NodeInserter` inserts nodes before another one and gives each its fake tensor.
 `workbook p26 --rung swap` checks the four parts.
 """
 
@@ -11,8 +11,8 @@ import operator
 import torch
 
 import harness.puzzles.p26.operator  # noqa: F401 registers p26::layernorm_linear
-from harness.nn.compile.backend import drop
-from harness.nn.compile.edit import Adder, name_of
+from harness.nn.compile.backend import erase_chain
+from harness.nn.compile.edit import NodeInserter, layer_name
 from harness.nn.compile.match import (
     DEFAULT_EPS,
     DTYPES,
@@ -41,7 +41,7 @@ def find(gm):
 
 
 def refuse(match):
-    """Return the reason why a pair must stay; an empty string if it may be swapped."""
+    """Return the reason why a pair must not be swapped, or ""."""
     # BLANK-START refuse: a write in between, a LayerNorm over two axes, a dtype without kernel, a weight or bias of other rank, factors
     # FILL IN (about 12 lines)
     # BLANK-END refuse
@@ -59,9 +59,9 @@ def swap(gm, match):
 
 
 def backend(gm, example_inputs, tail, report):
-    """Swap what is allowed in a graph and in those that it calls, and pass it to `tail`, another backend.
+    """Swap the allowed pairs in a graph and in the graphs that it calls, and pass it to `tail`, another backend.
 
-    `report(name, why)` is called for every pair, with the name that the model has for its Linear (`name_of`); `why` is
+    `report(name, why)` is called for every pair, with the name that the model has for its Linear (`layer_name`); `why` is
     empty for those that are swapped.
     """
     # BLANK-START whole: for each of graph_modules(gm): find, refuse, swap, report, lint, recompile; then the tail

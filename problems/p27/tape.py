@@ -17,15 +17,15 @@ from torch import Tensor
 Parameters = dict[str, Tensor]
 
 EPS = 1e-5
-"""What LayerNorm adds to a variance."""
+"""The constant that LayerNorm adds to a variance."""
 IGNORED = -100
-"""The target of a place that takes no part in the loss."""
+"""The target of a place that does not count in the loss."""
 HEADS = 4
-"""Of attention; each has C / HEADS channels."""
+"""Attention heads; each has C / HEADS channels."""
 
 
 class Tape:
-    """What the forward pass keeps for the backward pass, by the name of the part.
+    """The tensors that the forward pass saves for the backward pass, by the name of the part.
 
     Attributes:
         kept: Name -> the tensors under it.
@@ -48,14 +48,14 @@ class Tape:
         return tensors
 
     def bytes(self) -> int:
-        """How much memory the tape holds."""
+        """Return the bytes of memory that the tape holds."""
         # BLANK-START tape: the bytes of every storage of saved tensors, each once
         # FILL IN (about 6 lines)
         # BLANK-END tape
 
 
 class Linear:
-    """y = x W^T + b, for every token. Given, as an example of a part."""
+    """y = x W^T + b, for every token. Provided, as an example of a part."""
 
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
@@ -99,17 +99,17 @@ class LayerNorm:
 
 
 def split_heads(joined: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """[B, T, parts * C] -> `parts` views [B, HEADS, T, C / HEADS]. Given."""
+    """Split [B, T, parts * C] into `parts` views [B, HEADS, T, C / HEADS]. Provided."""
     return joined.unflatten(-1, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind()
 
 
 def join_heads(parts: tuple[Tensor, ...]) -> Tensor:
-    """Merge heads: tensors [B, HEADS, T, C / HEADS] -> [B, T, len(parts) * C]. Given."""
+    """Merge heads: tensors [B, HEADS, T, C / HEADS] -> [B, T, len(parts) * C]. Provided."""
     return torch.stack(parts).permute(1, 3, 0, 2, 4).flatten(2)
 
 
 class Attention:
-    """softmax(q k^T / sqrt(d)) v of every head, where no place sees a later one; q, k and v lie in qkv, [B, T, 3 C]."""
+    """softmax(q k^T / sqrt(d)) v of every head, where no place sees a later one; qkv [B, T, 3 C] holds q, k and v."""
 
     # BLANK-START attention: save q, k, v and P; puzzle 23, with a mask
     @staticmethod
@@ -139,7 +139,7 @@ class Gelu:
 
 
 class CrossEntropy:
-    """The mean of -log p[target] over the places whose target is not IGNORED; the gradient coming in is 1."""
+    """The mean of -log p[target] over the places whose target is not IGNORED; the incoming gradient is 1."""
 
     # BLANK-START cross_entropy: save p and the targets; shift the logits first
     @staticmethod
@@ -153,7 +153,7 @@ class CrossEntropy:
 
 
 class Block:
-    """x + attention(ln_1(x)), then x + mlp(ln_2(x)): two branches that are added to one stream."""
+    """x + attention(ln_1(x)), then x + mlp(ln_2(x)): two branches that are added to the residual."""
 
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
@@ -168,19 +168,19 @@ class Block:
 
     @staticmethod
     def backward(dx: Tensor, tape: Tape, name: str, p: Parameters, grads: Parameters) -> Tensor:
-        """Return the gradient of the stream before the block."""
-        # BLANK-START block: the second branch first; add what a branch brings to the stream
+        """Return the gradient of the block's input."""
+        # BLANK-START block: the second branch first; add each branch's gradient
         # FILL IN (about 8 lines)
         # BLANK-END block
 
 
 def layers(p: Parameters) -> int:
-    """Return the number of blocks of the parameters. Given."""
+    """Return the number of blocks. Provided."""
     return sum(name.endswith(".ln_1.weight") for name in p)
 
 
 def logits_of(tokens: Tensor, tape: Tape, p: Parameters) -> Tensor:
-    """Return the logits [B, T, V] of the token after each place. The head reads the embedding's table: its weight is tied. Given."""
+    """Return the logits [B, T, V] of the token after each place. The head's weight is tied to the embedding's table. Provided."""
     x = Embedding.forward(tokens, tape, "embedding", p)
     for i in range(layers(p)):
         x = Block.forward(x, tape, f"block{i}", p)
@@ -190,7 +190,7 @@ def logits_of(tokens: Tensor, tape: Tape, p: Parameters) -> Tensor:
 
 
 def forward(tokens: Tensor, targets: Tensor, tape: Tape, p: Parameters) -> Tensor:
-    """Return the loss, with all on the tape that `backward` needs. Given."""
+    """Return the loss, and save everything that `backward` needs on the tape. Provided."""
     return CrossEntropy.forward(logits_of(tokens, tape, p), targets, tape, "loss")
 
 
@@ -202,7 +202,7 @@ def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
 
 
 def clip(grads: Parameters, limit: float) -> Tensor:
-    """Scale all gradients by one number where their common norm is above `limit`; returns the norm that they had."""
+    """Scale all gradients by one factor if their common norm is above `limit`; return the norm before."""
     # BLANK-START clip: one factor for all, limit / (norm + 1e-6), and never up
     # FILL IN (about 4 lines)
     # BLANK-END clip
@@ -218,7 +218,7 @@ def adamw(
     eps: float = 1e-8,
     decay: float = 0.1,
 ) -> None:
-    """One update of all parameters in place; `number` is 1 at the first, `moments` hold the means of g and of g^2."""
+    """Update all parameters in place; the first `number` is 1, `moments` hold the means of g and g^2."""
     # BLANK-START adamw: decay for matrices alone, both means corrected, eps outside the root
     # FILL IN (about 8 lines)
     # BLANK-END adamw
@@ -233,7 +233,7 @@ def step(
     rate: float,
     limit: float = 1.0,
 ) -> Tensor:
-    """One training step on an excerpt of the text, [B, T + 1]; returns the loss. `grads` hold those of the step before."""
+    """Run one training step on an excerpt [B, T + 1]; return the loss. `grads` holds the previous step's gradients."""
     tape = Tape()
     # BLANK-START step: predict the next token; clear the gradients, clip before the update
     # FILL IN (about 7 lines)

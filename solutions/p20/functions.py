@@ -1,4 +1,4 @@
-"""Puzzle 20, second rung: backward passes as `torch.autograd.Function`, and what each of them keeps in memory.
+"""Puzzle 20, second rung: backward passes as `torch.autograd.Function`, and what each of them saves.
 
 Between the forward and the backward pass a function keeps what it gives to `ctx.save_for_backward`. For ReLU there is a
 choice: the input or the output (32 bits an element in float32), a bool mask (8 bits), or a packed mask (1 bit). All give
@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 
 class ReluFromInput(Function):
-    """max(x, 0) for x of any shape; keeps x."""
+    """max(x, 0) for x of any shape; saves x."""
 
     # BLANK-START relu_input: forward(ctx, x) saves x and returns y; backward(ctx, dy) returns the gradient of x
     @staticmethod
@@ -30,7 +30,7 @@ class ReluFromInput(Function):
 
 
 class ReluFromOutput(Function):
-    """max(x, 0) for x of any shape; keeps the output, which the next layer keeps anyway."""
+    """max(x, 0) for x of any shape; saves the output, which the next layer saves anyway."""
 
     # BLANK-START relu_output: as before, but save the output: what does it still say about x?
     @staticmethod
@@ -48,7 +48,7 @@ class ReluFromOutput(Function):
 
 
 class ReluFromMask(Function):
-    """max(x, 0) for x of any shape; keeps a bool an element, which PyTorch stores in 8 bits."""
+    """max(x, 0) for x of any shape; saves one bool per element, which PyTorch stores in 8 bits."""
 
     # BLANK-START relu_mask: save one bool for each element, and neither x nor y
     @staticmethod
@@ -80,7 +80,7 @@ def unpack(words, shape):
 
 
 class ReluFromBits(Function):
-    """max(x, 0) for x of any shape; keeps a bit an element."""
+    """max(x, 0) for x of any shape; saves one bit per element."""
 
     # BLANK-START relu_bits: save the mask packed; what else `unpack` needs is not a tensor: make it an attribute of ctx
     @staticmethod
@@ -98,7 +98,7 @@ class ReluFromBits(Function):
 
 
 class LayerNorm(Function):
-    """LayerNorm over the last axis of x [..., H], weight and bias [H]; keeps x, weight and two numbers a row."""
+    """LayerNorm over the last axis of x [..., H], weight and bias [H]; saves x, weight and two numbers per row."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, eps):
@@ -122,7 +122,7 @@ class LayerNorm(Function):
 
 
 class Attention(Function):
-    """softmax(q k^T / sqrt(d)) v for q [..., S, d], k and v [..., T, d]; keeps q, k, v and all the probabilities. Given."""
+    """softmax(q k^T / sqrt(d)) v for q [..., S, d], k and v [..., T, d]; saves q, k, v and all probabilities. Provided."""
 
     @staticmethod
     def forward(ctx, q, k, v):

@@ -1,4 +1,4 @@
-"""Puzzle 21: a test of backward passes. It must find every wrong one, and must not accuse a right one.
+"""Puzzle 21: a test of backward passes. It must reject every wrong one, and no correct one.
 
 `check(op)` is called with one op after the other, right ones and wrong ones. It raises, or returns a line that says what is
 wrong, where it has something against the op; it returns None where it has nothing. An op has
@@ -132,12 +132,12 @@ def check(op):
     compare(op.inputs("odd", 0, dtype), infinite)
     unless("modified by an inplace operation", op.inputs("odd", 0, dtype), between=overwrite)
     unless("", op.inputs("odd", 0, dtype), derive=second)
-    # Zeros among the inputs, as a ReLU in front of it makes them; and numbers of which exp is infinite or 0.
+    # Zeros among the inputs, as after a ReLU; and numbers whose exp is infinite or 0.
     far = 800 if dtype == torch.float64 else 110
     for moved in (lambda t: t.clamp(min=0), lambda t: t + far, lambda t: t - far):
         inputs = op.inputs("odd", 3, dtype)
         compare([leaf(moved(t), t) if t.is_floating_point() else t for t in inputs])
-    # Some of the inputs frozen.
+    # Some inputs require no gradient.
     floating = [t.is_floating_point() for t in op.inputs("odd", 4, dtype)]
     for asked in itertools.product((True, False), repeat=len(floating)):
         wanted = [asks and real for asks, real in zip(asked, floating, strict=True)]

@@ -38,7 +38,7 @@ def rewrite(gm, passes):
 def backend(gm, example_inputs, passes, *, mode=None, options=None):
     """Rewrite Dynamo's graph, then pass it to Inductor with the user's mode and options.
 
-    `torch._inductor.list_mode_options(mode)` says what a mode means. They go along as `config_patches`: the backward
+    `torch._inductor.list_mode_options(mode)` returns a mode's options. They are passed on as `config_patches`: the backward
     pass is compiled when it first runs, long after this function has returned.
     """
     # BLANK-START backend: rewrite, then inductor.compile_fx(gm, example_inputs, config_patches=...)
@@ -49,14 +49,14 @@ def backend(gm, example_inputs, passes, *, mode=None, options=None):
 
 
 def aot(gm, example_inputs, seen):
-    """Run behind AOTAutograd: record both of its graphs, then compile them with Inductor.
+    """Run after AOTAutograd: record both of its graphs, then compile them with Inductor.
 
     `seen` is a list that gets ("forward" or "backward", [names of the operations]). Inductor expects graphs in the
     operations that its own table of decompositions leaves over.
     """
 
     # BLANK-START aot: a compiler for each direction around inductor.compile_fx_inner, and aot_autograd with select_decomp_table()
-    def compiler(direction):
+    def make_compiler(direction):
         def compile(gm, example_inputs):
             seen.append((direction, [call_name(node) for node in gm.graph.nodes if node.op in CALLS]))
             return inductor.compile_fx_inner(gm, example_inputs, is_backward=direction == "backward")
@@ -64,8 +64,8 @@ def aot(gm, example_inputs, seen):
         return compile
 
     made = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
+        fw_compiler=make_compiler("forward"),
+        bw_compiler=make_compiler("backward"),
         decompositions=select_decomp_table(),
     )
     return made(gm, example_inputs)

@@ -1,4 +1,4 @@
-"""Puzzle 26, third rung: finding a formula in a graph, and putting one operator in its place.
+"""Puzzle 26, third rung: finding a formula in a graph, and replacing it with one operator.
 
 SiLU is found by its shape: a product whose one side is the sigmoid of the other. The tanh form of GELU has dozens of
 spellings (x*x*x, x**3, constants on either side and written out to eight digits), so it is found by what it computes: a
@@ -23,11 +23,11 @@ POINTS = torch.linspace(-6, 6, 100, dtype=torch.float64)
 TOLERANCE = 1e-6
 """Constants with eight digits are 1e-8 away; the exact form of GELU is 5e-4 away."""
 FAR = 32
-"""At most so many nodes before a result are looked at."""
+"""Maximum number of nodes before a result to search."""
 
 
 def replace(gm, node, target, *args, **kwargs):
-    """Replace a node by a call of `target`: keep its metadata, and move its users."""
+    """Replace a node with a call of `target`: keep its metadata, and move its users."""
     # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then the nodes that only it used
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(target, args, kwargs)
@@ -45,7 +45,7 @@ def replace(gm, node, target, *args, **kwargs):
 
 
 def silu(gm):
-    """Replace x * sigmoid(x) by the workbook's SiLU, Mojo kernels with their own backward pass; return how often."""
+    """Replace x * sigmoid(x) with the workbook's SiLU, Mojo kernels with a backward pass; return the number of changes."""
     # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
     done = 0
     for node in list(gm.graph.nodes):
@@ -62,7 +62,7 @@ def silu(gm):
 
 
 def leading_to(end):
-    """Return the pointwise nodes that lead to a node and what they read, the nearest first; FAR of them at most."""
+    """Return the pointwise nodes that lead to a node, and their inputs, nearest first; FAR at most."""
     found = [end]
     for node in found:
         if pointwise(node) and len(found) < FAR:
@@ -92,7 +92,7 @@ def values(end, x, points):
 
 
 def gelu(gm):
-    """Replace the tanh form of GELU in every spelling by one call; return how often.
+    """Replace the tanh form of GELU in every spelling with one call; return the number of changes.
 
     The form is 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), which F.gelu calls approximate="tanh".
     """

@@ -1,4 +1,4 @@
-"""Puzzle 26, first rung: a backend that shows what it is given, and changes nothing.
+"""Puzzle 26, first rung: a backend that prints its graphs, and changes nothing.
 
 `torch.compile(model, backend=Printer())` calls the printer once for each graph that Dynamo has captured. A backend gets
 the graph (`gm.graph.nodes`, in the order in which they run) and example inputs, and returns what runs in its place: a
@@ -11,7 +11,7 @@ from harness.puzzles.p26.nodes import CALLS, call_name, is_tensor, pointwise, sh
 
 
 def rows(gm):
-    """[(operation, shape, dtype)] of every call in a graph, as ("mul", (2, 3), "float32"), in its order.
+    """Return [(operation, shape, dtype)] of every call in a graph, as ("mul", (2, 3), "float32"), in its order.
 
     A result that is no tensor has None for its shape and the name of its type for a dtype, as ("size", None, "int").
     """
@@ -52,12 +52,12 @@ def groups(gm):
 
 
 def eager(gm, example_inputs):
-    """Return the tail that compiles nothing: the graph itself, as a function that returns a tuple."""
+    """Return the graph as a function that returns a tuple: a tail that compiles nothing."""
     return gm.forward
 
 
 class Printer:
-    """A backend that writes down every graph and hands it to its tail.
+    """A backend that prints every graph and passes it to its tail.
 
     Attributes:
         ids: (frame, compilation) of every graph, in the order in which they came; `history` says what they mean.
@@ -82,7 +82,7 @@ class Printer:
 
 
 def history(ids):
-    """(graph breaks, recompilations) of one function, from the ids of its graphs.
+    """Return (graph breaks, recompilations) of one function, from the ids of its graphs.
 
     An id is (frame, compilation). A break cuts a function into frames, each with a number of its own. A recompilation
     is the same frame again, with a larger second number. One compilation may call the backend twice.

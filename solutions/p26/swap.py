@@ -2,7 +2,7 @@
 
 The workbook's own backend, `torch.compile(model, backend="mojo_workbook")`, does this; here you write its heart. At the
 level of Dynamo's graph both directions of a training step are still ahead, so what is swapped here is swapped in the
-backward pass too. `Match` says what a pair is, `Adder` inserts nodes before another one and gives each its fake tensor.
+backward pass too. `Match` says what a pair is, `NodeInserter` inserts nodes before another one and gives each its fake tensor.
 `workbook p26 --rung swap` checks the four parts.
 """
 
@@ -11,8 +11,8 @@ import operator
 import torch
 
 import harness.puzzles.p26.operator  # noqa: F401 registers p26::layernorm_linear
-from harness.nn.compile.backend import drop
-from harness.nn.compile.edit import Adder, name_of
+from harness.nn.compile.backend import erase_chain
+from harness.nn.compile.edit import NodeInserter, layer_name
 from harness.nn.compile.match import (
     DEFAULT_EPS,
     DTYPES,
@@ -67,7 +67,7 @@ def find(gm):
 
 
 def refuse(match):
-    """Return the reason why a pair must stay; an empty string if it may be swapped."""
+    """Return the reason why a pair must not be swapped, or ""."""
     # BLANK-START refuse: a write in between, a LayerNorm over two axes, a dtype without kernel, a weight or bias of other rank, factors
     over = bound(match.ln, LAYER_NORM[match.ln.target])["normalized_shape"]
     if written_between(match.ln, match.linear):
@@ -91,7 +91,7 @@ def swap(gm, match):
     output and the statistics of the rows, as a tuple. It knows nothing of autocast: all its tensors have one dtype.
     """
     # BLANK-START swap: what was reshaped between the two happens to x; transpose and cast where needed; getitem; move users; drop
-    add = Adder(gm, match.linear)
+    add = NodeInserter(gm, match.linear)
     x = match.x
     for reshape in match.between:
         x = add.method("reshape", x, *reshape.args[1:])
@@ -103,21 +103,21 @@ def swap(gm, match):
         tensors.append(add.method("to", tensor, dtype) if cast else tensor)
     both = add.function(torch.ops.p26.layernorm_linear.default, *tensors, match.eps, "fast")
     match.linear.replace_all_uses_with(add.function(operator.getitem, both, 0))
-    drop(gm, match.linear)
+    erase_chain(gm, match.linear)
     # BLANK-END swap
 
 
 def backend(gm, example_inputs, tail, report):
-    """Swap what is allowed in a graph and in those that it calls, and pass it to `tail`, another backend.
+    """Swap the allowed pairs in a graph and in the graphs that it calls, and pass it to `tail`, another backend.
 
-    `report(name, why)` is called for every pair, with the name that the model has for its Linear (`name_of`); `why` is
+    `report(name, why)` is called for every pair, with the name that the model has for its Linear (`layer_name`); `why` is
     empty for those that are swapped.
     """
     # BLANK-START whole: for each of graph_modules(gm): find, refuse, swap, report, lint, recompile; then the tail
     for module in graph_modules(gm):
         for match in find(module):
             why = refuse(match)
-            report(name_of(match.linear), why)
+            report(layer_name(match.linear), why)
             if not why:
                 swap(module, match)
         module.graph.lint()

@@ -8,17 +8,17 @@ alone, with the arrays that its arguments name. Shapes, with B sequences of T to
 import numpy as np
 
 IGNORED = -100
-"""The target of a place that takes no part in the loss, as in PyTorch."""
+"""The target of a place that does not count in the loss, as in PyTorch."""
 
 
 def softmax(logits):
-    """Return the probabilities of the last axis. Given: the largest logit is subtracted, and no exponential overflows."""
+    """Return the softmax over the last axis. Provided: the largest logit is subtracted, so no exponential overflows."""
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
 def wanted(targets, smoothing, V):
-    """Return the distribution that each place is compared with, [B, T, V]: 1 - smoothing on its target, the rest on all; given."""
+    """Return each place's target distribution, [B, T, V]: 1 - smoothing on its target, the rest spread over all. Provided."""
     onehot = np.where(targets[..., None] == np.arange(V), 1.0, 0.0)
     return (1 - smoothing) * onehot + smoothing / V
 
@@ -44,7 +44,7 @@ def dlogits(logits, targets, smoothing):
 
 
 def dgelu(x, dx):
-    """Return the gradient of GELU's input, [B, T, C]; dx is that of its output x / 2 (1 + tanh u), u = k (x + 0.044715 x^3)."""
+    """Return the gradient of GELU's input, [B, T, C]; dx is the gradient of its output x / 2 (1 + tanh u), u = k (x + 0.044715 x^3)."""
     k = np.sqrt(2 / np.pi)
     # BLANK-START dgelu: the product rule; the derivative of tanh u is (1 - tanh^2 u) u'
     tanh = np.tanh(k * (x + 0.044715 * x**3))
@@ -70,7 +70,7 @@ def dembedding(tokens, dx, V):
 
 
 def dresidual(dx, A):
-    """Return the gradient of x, [B, T, C], in x + x A^T, whose gradient is dx; A [C, C] stands for any branch."""
+    """Return the gradient of x, [B, T, C], in x + x A^T, whose gradient is dx; A [C, C] represents any branch."""
     # BLANK-START dresidual: the gradient flows back on both paths
     return dx + dx @ A
     # BLANK-END dresidual

@@ -1,4 +1,5 @@
-"""Code of several puzzles: the launcher, reductions, matrix products. Every op package holds a link to this folder.
+"""Code shared by several puzzles: the launcher, reductions, matrix products. Every op package has a link to
+this folder.
 
-A puzzle's files import it as a part of their own package, `from .shared.launcher import Launcher`.
+A puzzle's files import it as part of their package: `from .shared.launcher import Launcher`.
 """

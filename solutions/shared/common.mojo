@@ -1,4 +1,4 @@
-"""Shared code of CPU paths and GPU kernels: pointer types, types of sums, the GPU's limits, row statistics."""
+"""Code shared by CPU paths and GPU kernels: pointer types, accumulation types, GPU limits, row statistics."""
 
 from std.atomic import Atomic, Ordering
 from std.math import sqrt
@@ -14,11 +14,11 @@ comptime MutPtr[dtype: DType] = Pointer[Scalar[dtype], MutAnyOrigin]
 """The address of a tensor that is written."""
 
 comptime accum_type[dtype: DType] = DType.float64 if dtype == DType.float64 else DType.float32
-"""The type of every sum: float32 for the 16-bit types, else the type itself."""
+"""The accumulation type: float32 for 16-bit dtypes, otherwise the dtype itself."""
 
 
 def accelerator_has_float64() -> Bool:
-    """Whether the GPU that this is compiled for computes in float64; Apple's do not."""
+    """Return whether the target GPU supports float64; Apple's do not."""
     comptime if has_accelerator():
         return not default_accelerator().is_apple_gpu()
     else:
@@ -28,12 +28,13 @@ def accelerator_has_float64() -> Bool:
 comptime atomic_type[
     dtype: DType
 ] = DType.float32 if dtype.is_half_float() or not accelerator_has_float64() else DType.float64
-"""The type of sums that many blocks add to: wide enough that thousands of additions, one at a time and each
-rounded, leave every digit of the result. Without float64 on the GPU, the sums of float32 stay float32."""
+"""The type of sums that many blocks add to: wide enough that the rounding errors of thousands of sequential
+additions do not reach the result's dtype. On a GPU without float64, sums of float32 stay float32.
+"""
 
 
 def multiprocessors() -> Int:
-    """How many blocks the GPU of this build runs side by side, at one a multiprocessor."""
+    """Return the number of multiprocessors of the target GPU."""
     comptime if has_accelerator():
         return DeviceContext.default_device_info.sm_count
     else:
@@ -41,7 +42,7 @@ def multiprocessors() -> Int:
 
 
 def lanes_of_a_warp() -> Int:
-    """Threads of a warp on the GPU of this build, for launch geometry; kernels ask WARP_SIZE."""
+    """Return the warp size of the target GPU, for launch geometry; kernels use WARP_SIZE."""
     comptime if has_accelerator():
         return DeviceContext.default_device_info.warp_size
     else:
@@ -49,9 +50,9 @@ def lanes_of_a_warp() -> Int:
 
 
 def shared_memory() -> Int:
-    """Bytes of shared memory for a block that has a multiprocessor of the GPU of this build to itself."""
+    """Return the bytes of shared memory for a block that is alone on a multiprocessor of the target GPU."""
     comptime if has_accelerator():
-        # NVIDIA keeps 1 KiB of it; kernels that ask for the rest declare at most 2 KiB themselves.
+        # NVIDIA reserves 1 KiB; kernels that request the rest declare at most 2 KiB of static shared memory.
         return DeviceContext.default_device_info.shared_memory_per_multiprocessor - 3072
     else:
         return 30 * 1024
@@ -59,16 +60,17 @@ def shared_memory() -> Int:
 
 @always_inline
 def wait_for_earlier_grids():
-    """Wait until the grids launched before this one are done and what they wrote can be read.
+    """Wait until the grids launched before this one are done and their results are visible.
 
-    It returns at once unless the launch asked for programmatic serialization.
+    Returns immediately unless the kernel was launched with programmatic stream serialization.
     """
     inlined_assembly["griddepcontrol.wait;", NoneType, constraints="~{memory}"]()
 
 
 @always_inline
 def start_later_grids():
-    """Let the next grid start, if it was launched with programmatic serialization; it waits for this one itself.
+    """Let the next grid start if it was launched with programmatic stream serialization; it waits for this
+    grid itself.
     """
     inlined_assembly["griddepcontrol.launch_dependents;", NoneType, constraints="~{memory}"]()
 
@@ -76,7 +78,7 @@ def start_later_grids():
 struct CompensatedSum[dtype: DType](Copyable, Movable):
     """A running sum that compensates for its rounding errors (Kahan, 1965).
 
-    A plain float32 sum of n terms loses digits as n grows; this one keeps all but the last at any length.
+    The error of an ordinary float32 sum grows with the number of terms; the error of this one does not.
     """
 
     var total: Scalar[Self.dtype]
@@ -84,7 +86,7 @@ struct CompensatedSum[dtype: DType](Copyable, Movable):
 
     @always_inline
     def __init__(out self):
-        """An empty sum."""
+        """Start with 0."""
         self.total = 0
         self._excess = 0
 
@@ -93,14 +95,14 @@ struct CompensatedSum[dtype: DType](Copyable, Movable):
         """Add a term."""
         var corrected = term - self._excess
         var grown = self.total + corrected
-        # The real increase of `total`, minus the exact one.
+        # The actual increase of `total` minus the exact increase.
         self._excess = (grown - self.total) - corrected
         self.total = grown
 
 
 @fieldwise_init
 struct RowStatistics[dtype: DType](Copyable, Movable):
-    """Mean and reciprocal standard deviation of one row."""
+    """The mean and the reciprocal standard deviation of one row."""
 
     var mean: Scalar[Self.dtype]
     var rstd: Scalar[Self.dtype]
@@ -117,19 +119,19 @@ def row_statistics[
 ) -> RowStatistics[
     accum_type[dtype]
 ]:
-    """Mean and rstd = 1 / sqrt(variance + eps) of one row, in two passes over it.
+    """Return the mean and rstd = 1 / sqrt(variance + eps) of one row, computed in two passes over it.
 
-    Forward and backward, fused and unfused, CPU and GPU all call this one function, so that a saved and a
-    recomputed statistic are equal to the last bit on one device. The variance is the mean of squared
-    deviations, never E[x^2] - mean^2, which cancels when the mean is large beside the deviation. The second
-    pass also sums the deviations themselves: their mean is the rounding error of the first mean, and is
-    taken out (the corrected two-pass algorithm of Chan, Golub and LeVeque, 1983).
+    Forward and backward, fused and unfused, CPU and GPU code all call this function, so that saved and
+    recomputed statistics are bitwise equal on one device. The variance is the mean of squared deviations,
+    never E[x^2] - mean^2, which cancels if the mean is large compared with the deviations. The second pass
+    also sums the deviations themselves: their mean is the rounding error of the first mean, which is then
+    corrected (the corrected two-pass algorithm of Chan, Golub and LeVeque, 1983).
 
     Args:
         input: The rows, [rows, hidden_dim].
-        row: Which row.
-        hidden_dim: Elements of a row, at least 1.
-        eps: Added to the variance, inside the root.
+        row: The index of the row.
+        hidden_dim: Elements per row, at least 1.
+        eps: Added to the variance, inside the square root.
     """
     comptime accum = accum_type[dtype]
     var x = TileTensor(input.unsafe_offset(row * hidden_dim), row_major(hidden_dim))
@@ -155,21 +157,22 @@ def row_statistics[
 def rounded_product[
     dtype: DType, width: SIMDLength, //
 ](a: SIMD[dtype, width], b: SIMD[dtype, width]) -> SIMD[dtype, width]:
-    """a * b, rounded before anything is subtracted from it.
+    """Return a * b, rounded before anything is subtracted from it.
 
-    The compiler makes one operation of `a * b - c`, which keeps what rounding took from the product. Where c is the same
-    product, rounded, the difference is then not 0 but that rest. LayerNorm of one column has a gradient of exactly 0.
+    The compiler fuses `a * b - c` into one operation, which does not round the product. If c is the same
+    product, rounded, the difference is then its rounding error, not 0; but LayerNorm of one column has a
+    gradient of exactly 0.
     """
     return a.fma(b, 0)
 
 
 @always_inline
 def atomic_add[sum_dtype: DType, dtype: DType](sums: MutPtr[sum_dtype], index: Int, value: Scalar[dtype]):
-    """Add `value` to `sums[index]` while other blocks may add to it too; the order is not fixed.
+    """Add `value` to `sums[index]` atomically; the order of the blocks' additions is not fixed.
 
-    Relaxed: the sum needs no order among the additions, and the end of the kernel publishes it.
+    The ordering is relaxed: the additions need no order, and the sum is visible after the kernel ends.
     """
-    # AMD calls the scope of one device "agent"; NVIDIA and Apple call it "device".
+    # The scope of one device is "agent" on AMD, "device" on NVIDIA and Apple.
     comptime scope: StaticString = "agent" if is_amd_gpu() else "device"
     _ = Atomic[Scalar[sum_dtype], scope=scope].fetch_add[ordering=Ordering.RELAXED](
         sums.unsafe_offset(index), value.cast[sum_dtype]()

@@ -1,7 +1,7 @@
-"""Launching of kernels: the trait that all launch code uses.
+"""Kernel launches: the trait that all launch code uses.
 
-`DeviceLauncher` enqueues on a MAX `DeviceContext`. Another implementation may do anything else with the same
-calls, for example write down the PTX, the geometry and the argument bytes without a driver.
+`DeviceLauncher` enqueues on a MAX `DeviceContext`. Another implementation may handle the same calls
+differently, for example record the PTX, the geometry and the argument bytes without a driver.
 """
 
 from std.sys import size_of
@@ -12,10 +12,10 @@ from .common import MutPtr, shared_memory
 
 
 trait Launcher:
-    """Launch kernels in order on one device, and lends them scratch memory."""
+    """Launches kernels in order on one device, and allocates workspace for them."""
 
     comptime wgmma: Bool
-    """Whether every device that this launcher serves runs Hopper's wgmma and TMA instructions: a choice of kernels."""
+    """Whether every device of this launcher supports Hopper's wgmma and TMA instructions; selects kernels."""
 
     def launch[
         declared: TypeList[Trait=AnyType, ...],
@@ -34,35 +34,36 @@ trait Launcher:
         """Enqueue `kernel` after everything launched before it.
 
         Args:
-            name: The launch's name in reports.
-            args: The kernel's arguments, in the kernel's order.
-            grid_dim: Blocks along x, y, z.
-            block_dim: Threads of a block along x, y, z.
-            shared_bytes: Shared memory of a block beyond what the kernel itself declares.
-            early: Whether the kernel may start before the launch in front of it is done, because it waits for that
-                itself ("programmatic dependent launch"). A launcher may let it start no earlier.
+            name: The name of the launch in reports.
+            args: The kernel's arguments, in order.
+            grid_dim: Blocks of the grid along x, y, z.
+            block_dim: Threads per block along x, y, z.
+            shared_bytes: Dynamic shared memory per block.
+            early: Whether the kernel may start before the previous launch is done, for which it then waits
+                itself ("programmatic dependent launch"). A launcher may ignore this.
         """
         ...
 
     def context(self) -> Optional[DeviceContext]:
-        """The context of this launcher's device, for descriptors; without one it launches nothing."""
+        """Return the context of this launcher's device, for tensor map descriptors, or None."""
         return None
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
-        """Allocate `count` uninitialised elements that stay valid until every launch of this launcher is done.
+        """Allocate `count` uninitialised elements, which stay valid until all of this launcher's launches are
+        done.
 
         Args:
-            name: The memory's name in reports.
-            count: How many elements.
+            name: The name of the memory in reports.
+            count: Number of elements.
 
         Returns:
-            The address on the device.
+            The device address.
         """
         ...
 
 
 struct DeviceLauncher(Launcher):
-    """Enqueue on the stream of a `DeviceContext`."""
+    """Enqueues launches on the stream of a `DeviceContext`."""
 
     comptime wgmma = False
 
@@ -99,7 +100,8 @@ struct DeviceLauncher(Launcher):
         )
 
     def workspace[dtype: DType](mut self, name: StaticString, count: Int) raises -> MutPtr[dtype]:
-        # The list keeps the buffer until this launcher goes; its release is ordered after the launches.
+        # The list holds the buffer until this launcher is destroyed; it is then freed in stream order, after
+        # the launches.
         var bytes = self.ctx.enqueue_create_buffer[DType.uint8](max(1, count) * size_of[Scalar[dtype]]())
         var address = bytes.unsafe_ptr().unsafe_bitcast[Scalar[dtype]]().as_unsafe_any_origin()
         self._workspaces.append(bytes^)

@@ -6,8 +6,8 @@
     dstandardise  y = (x - mean) * rstd, with rstd = 1 / sqrt(variance + EPS)
                   dx = rstd * (dy - mean(dy) - (x - mean) * rstd^2 * mean(dy * (x - mean))), means over a row
 
-A row is one vector of `width` elements; there are batch * sequence of them, one after the other. Every size is a run-time
-argument. Sums are kept in `accum_type[dtype]`: float32 for the 16-bit types. The ops stand in `ops.mojo`.
+A row is one vector of `width` elements; there are batch * sequence contiguous rows. Every size is a run-time
+argument. Sums are kept in `accum_type[dtype]`: float32 for 16-bit types. The ops are in `ops.mojo`.
 """
 
 from std.math import ceildiv, exp, sqrt
@@ -22,7 +22,7 @@ from .shared.launcher import Launcher
 comptime EPS = 1e-5
 """The constant added to the variance."""
 comptime THREADS = 128
-"""Threads of a block."""
+"""Threads per block."""
 
 
 def bias_gradient_kernel[
@@ -34,7 +34,7 @@ def bias_gradient_kernel[
     sequence: Int32,
     width: Int32,
 ):
-    """The gradient of a bias. A thread owns one column: no other thread writes its element."""
+    """Compute the gradient of a bias. A thread owns one column: no other thread writes its element."""
     comptime accum = accum_type[dtype]
     var c = global_idx.x
     if c >= Int(width):
@@ -49,7 +49,7 @@ def bias_gradient_kernel[
 
 
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], count: Int32):
-    """Set `count` elements to 0. A thread owns one."""
+    """Set `count` elements to 0. A thread owns one element."""
     var i = global_idx.x
     if i < Int(count):
         sums[unsafe_offset=i] = 0
@@ -63,7 +63,7 @@ def scale_gradient_kernel[
     input: ImmPtr[dtype],  # [batch, sequence, width]
     width: Int32,
 ):
-    """Add one row's part of the gradient of a scale to the sums. A block owns a row; blocks share the sums.
+    """Add one row's share of the gradient of a scale to the sums. A block owns a row; all blocks add to the same sums.
     """
     comptime accum = accum_type[dtype]
     var W = Int(width)
@@ -81,7 +81,7 @@ def softmax_gradient_kernel[
     input: ImmPtr[dtype],  # [batch, sequence, width], the logits
     width: Int32,
 ):
-    """The gradient of softmax's logits, from probabilities that are computed again. A block owns a row."""
+    """Compute the gradient of softmax's logits from recomputed probabilities. A block owns a row."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
     var W = Int(width)
@@ -113,7 +113,7 @@ def standardise_gradient_kernel[
     input: ImmPtr[dtype],  # [batch, sequence, width]
     width: Int32,
 ):
-    """The gradient of the standardised input, from recomputed statistics. A block owns a row."""
+    """Compute the gradient of the standardised input from recomputed statistics. A block owns a row."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "rstd is of floating-point numbers"
     var W = Int(width)
@@ -160,7 +160,7 @@ def launch_bias_gradient[
     sequence: Int,
     width: Int,
 ) raises:
-    """One launch: a thread for each column."""
+    """Launch one kernel: a thread for each column."""
     launcher.launch[bias_gradient_kernel[dtype]](
         "bias_gradient", grad_bias, grad_output, Int32(batch), Int32(sequence), Int32(width),
         grid_dim=ceildiv(width, THREADS), block_dim=THREADS,
@@ -177,7 +177,7 @@ def launch_scale_gradient[
     rows: Int,
     width: Int,
 ) raises:
-    """A block for each row adds to `grad_scale`; the caller passes uninitialised memory."""
+    """Launch a block for each row, which adds to `grad_scale`; the caller passes uninitialised memory."""
     # BLANK-START dscale: fix the launches for the gradient of the scale
     launcher.launch[scale_gradient_kernel[dtype]](
         "scale_gradient", grad_scale, grad_output, input, Int32(width), grid_dim=rows, block_dim=THREADS
@@ -195,7 +195,7 @@ def launch_softmax_gradient[
     rows: Int,
     width: Int,
 ) raises:
-    """One launch: a block for each row."""
+    """Launch one kernel: a block for each row."""
     launcher.launch[softmax_gradient_kernel[dtype]](
         "softmax_gradient", grad_logits, grad_output, input, Int32(width), grid_dim=rows, block_dim=THREADS
     )
@@ -211,7 +211,7 @@ def launch_standardise_gradient[
     rows: Int,
     width: Int,
 ) raises:
-    """One launch: a block for each row."""
+    """Launch one kernel: a block for each row."""
     launcher.launch[standardise_gradient_kernel[dtype]](
         "standardise_gradient", grad_input, grad_output, input, Int32(width), grid_dim=rows, block_dim=THREADS
     )

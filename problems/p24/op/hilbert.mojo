@@ -1,11 +1,11 @@
-"""Puzzle 24: a Hilbert curve by bits, rows gathered along an order and put back, and the tiles that a window needs.
+"""Puzzle 24: a Hilbert curve computed from bits, rows gathered by an order and scattered back, and the tiles that a window needs.
 
-A grid of H x W cells is stored row by row: cell = row * W + column, L = H * W cells. An order, [L], is the cell at each step. Of a
-tensor [batches, L, d] with a row for each cell, `hilbert_gather_kernel` takes the rows in the order of the steps, and
-`hilbert_scatter_kernel` puts them back: each is the other's backward pass. Every size is a run-time argument.
+A grid of H x W cells is stored row by row: cell = row * W + column, L = H * W cells. An order, [L], holds the cell of each step.
+For a tensor [batches, L, d] with a row for each cell, `hilbert_gather_kernel` gathers the rows by step, and
+`hilbert_scatter_kernel` scatters them back: each is the other's backward pass. Every size is a run-time argument.
 
-`attention.mojo` holds attention within a window, given: it reads through the order and computes the tiles that
-`window_tiles_kernel` names. `launches.mojo` launches all of them.
+`attention.mojo`, provided, has attention within a window: it reads rows by the order and computes only the tiles that
+`window_tiles_kernel` marks. `launches.mojo` launches all of them.
 """
 
 from std.math import ceildiv
@@ -15,7 +15,7 @@ from max.gpu.primitives import block
 from .shared.common import ImmPtr, MutPtr
 
 comptime THREADS = 128
-"""Threads of a block."""
+"""Threads per block."""
 
 
 # ---- The curve ----------------------------------------------------------------------------------------------
@@ -26,11 +26,11 @@ def hilbert_index_kernel(
     index: MutPtr[DType.int32],  # [side * side]
     side: Int32,  # a power of two
 ):
-    """The cell at each step. A thread owns a step.
+    """Compute the cell of each step. A thread owns a step.
 
-    Two bits of a step say in which quarter of a square it is: 0 top left, 1 bottom left, 2 bottom right, 3 top right. The curve
-    through the first and the last quarter is turned: of the first, row and column are exchanged; of the last, both are
-    counted from the other end first.
+    Two bits of a step select a quarter of a square: 0 top left, 1 bottom left, 2 bottom right, 3 top right.
+    The curve is transformed in two quarters: in the first, row and column are exchanged; in the last, both
+    are also counted from the other end.
     """
     var step = block_idx.x * THREADS + thread_idx.x
     var whole = Int(side)
@@ -56,7 +56,7 @@ def hilbert_inverse_kernel(
     inverse: MutPtr[DType.int32],  # [side * side]
     side: Int32,  # a power of two
 ):
-    """The step at which each cell comes. A thread owns a cell, and goes from the whole square to the smallest.
+    """Compute the step of each cell. A thread owns a cell, and goes from the whole square down to the smallest.
     """
     var cell = block_idx.x * THREADS + thread_idx.x
     var whole = Int(side)
@@ -90,7 +90,7 @@ def hilbert_gather_kernel[
     length: Int32,
     head_dim: Int32,
 ):
-    """Rows in the order of the steps: row order[i] becomes row i. Given. A thread owns one element of every batch.
+    """Gather rows by step: row order[i] becomes row i. Provided. A thread owns one element in each of the batches.
     """
     var d = Int(head_dim)
     var count = Int(length) * d
@@ -116,7 +116,7 @@ def hilbert_scatter_kernel[
     length: Int32,
     head_dim: Int32,
 ):
-    """The gradient of the gathered tensor: each row goes back to its origin. A thread owns one element."""
+    """Compute the gather's gradient: scatter rows back to their origin. A thread owns one element."""
     var d = Int(head_dim)
     var count = Int(length) * d
     var element = block_idx.x * THREADS + thread_idx.x
@@ -140,16 +140,16 @@ def hilbert_scatter_kernel[
 def window_tiles_kernel(
     tiles: MutPtr[
         DType.int32
-    ],  # [t, t], t = ceil(L / tile): 1 where a tile of queries needs a tile of keys, else 0
+    ],  # [t, t], t = ceil(L / tile): 1 if a tile of queries needs a tile of keys, else 0
     order: ImmPtr[DType.int32],  # [L]
     length: Int32,
     width: Int32,
     radius: Int32,
     tile: Int32,
 ):
-    """Mark the tiles with a pair of cells at most `radius` apart, along rows and along columns.
+    """Mark the tiles that contain a pair of cells at most `radius` apart, along both rows and columns.
 
-    A block owns a tile of queries and one of keys, tile * tile pairs of positions in the order; the last tile may hold fewer.
+    A block owns a tile of queries and a tile of keys, tile * tile pairs of positions in the order; the last tile may be shorter.
     """
     var L = Int(length)
     var T = Int(tile)
@@ -166,7 +166,7 @@ def window_tiles_kernel(
             # BLANK-START tiles: near = 1 where s and t are positions whose cells are near each other on the grid
             # FILL IN (about 7 lines)
             # BLANK-END tiles
-        # block.max holds barriers, so every thread calls it.
+        # block.max contains barriers, so every thread calls it.
         var any = block.max[block_size=THREADS](near)
         if thread_idx.x == 0:
             tiles[unsafe_offset=query_tile * count + block_idx.x] = any

@@ -8,9 +8,9 @@
     AdamW          x -= rate * (mean / c1 / (sqrt(square / c2) + eps) + decay * x)
     clipping       all gradients times min(1, limit / norm)
 
-Places are the B * T tokens of a batch, one row of logits or channels each. Every size is a run-time argument. Sums are kept
-in `accum_type[dtype]`: float32 for the 16-bit types; no sum depends on the order in which blocks run. The launches and
-the ops stand in `ops.mojo`.
+Places are the B * T tokens of a batch, one row of logits or channels each. Every size is a run-time argument. Sums are
+kept in `accum_type[dtype]`: float32 for 16-bit types; no sum depends on the order in which blocks run. The launches and
+the ops are in `ops.mojo`.
 """
 
 from std.math import exp, log, sqrt
@@ -22,17 +22,17 @@ from layout.tile_layout import row_major
 from .shared.common import ImmPtr, MutPtr, accum_type
 
 comptime IGNORED = -100
-"""The target of a place that takes no part in the loss."""
+"""The target of a place that does not count in the loss."""
 comptime SCALE = 0.7978845608028654
-"""sqrt(2 / pi), in GELU's u."""
+"""The factor of GELU's u: sqrt(2 / pi)."""
 comptime CUBE = 0.044715
-"""Of x^3, in GELU's u."""
+"""The factor of x^3 in GELU's u."""
 comptime THREADS = 128
-"""Threads of a block."""
+"""Threads per block."""
 comptime CHUNK = 256
-"""Elements of the gradients that a block squares and adds up."""
+"""Elements of the gradients whose squares a block sums."""
 comptime NORM_EPS = 1e-6
-"""The constant added to the norm that the limit is divided by."""
+"""The constant added to the norm by which the limit is divided."""
 
 
 # ---- Cross-entropy: a block owns a row of logits ------------------------------------------------------------
@@ -47,7 +47,7 @@ def cross_entropy_kernel[
     targets: ImmPtr[DType.int64],  # [places]
     vocabulary: Int32,
 ):
-    """The loss of every position, 0 if its target is IGNORED, and its lse. The row is read once ("online").
+    """Compute the loss of every position, 0 if its target is IGNORED, and its lse. The row is read once ("online").
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "logits are floating-point numbers"
@@ -67,12 +67,12 @@ def mean_loss_kernel[
     dtype: DType
 ](
     mean_loss: MutPtr[dtype],  # [1]
-    counted: MutPtr[dtype],  # [1], how many places are not ignored
+    counted: MutPtr[dtype],  # [1], the number of places that are not ignored
     row_loss: ImmPtr[dtype],  # [places]
     targets: ImmPtr[DType.int64],  # [places]
     places: Int32,
 ):
-    """The mean loss of the places that count, and how many these are. One block."""
+    """Compute the mean loss of the places that count, and their number, in one block."""
     comptime assert dtype.is_floating_point(), "a mean is of floating-point numbers"
     # BLANK-START mean_loss: add up losses and places that count, join the threads', write the mean and the count
     # FILL IN (about 11 lines)
@@ -89,7 +89,7 @@ def cross_entropy_backward_kernel[
     counted: ImmPtr[accum_type[dtype]],  # [1]
     vocabulary: Int32,
 ):
-    """The gradient of the mean loss by the logits, 0 in the rows that are ignored. A block owns a row."""
+    """Compute the gradient of the logits for the mean loss, 0 in ignored rows. A block owns a row."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "logits are floating-point numbers"
     var V = Int(vocabulary)
@@ -106,7 +106,7 @@ def cross_entropy_backward_kernel[
 
 
 def gelu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], count: Int32):
-    """GELU in its tanh form. (1 + tanh u) / 2 is 1 / (1 + exp(-2 u)), which takes one exponential."""
+    """Compute GELU in its tanh form. (1 + tanh u) / 2 is 1 / (1 + exp(-2 u)), which takes one exponential."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "GELU is of floating-point numbers"
     var i = global_idx.x
@@ -121,7 +121,7 @@ def gelu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], count
 def gelu_backward_kernel[
     dtype: DType
 ](grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], count: Int32):
-    """The gradient of GELU's input, from the input alone."""
+    """Compute the gradient of GELU's input from dy and the input."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "GELU is of floating-point numbers"
     var i = global_idx.x
@@ -148,8 +148,8 @@ def embedding_backward_kernel[
     ],  # [vocabulary + 1]: the start of each token's positions in `order`, and the end
     channels: Int32,
 ):
-    """The gradient of a table, 0 in rows without a reader. A block adds up its row's readers, in their order: no
-    other block writes there.
+    """Compute the gradient of a table, 0 in rows without a reader. A block sums over its row's readers in
+    order; no other block writes that row.
     """
     comptime accum = accum_type[dtype]
     var C = Int(channels)
@@ -163,8 +163,8 @@ def embedding_backward_kernel[
 
 
 def correction(beta: Float64, step: Int32) -> Float64:
-    """The weight of a running mean that starts at 0, by `step`, counted from 1. On the host, in float64: for a beta near 1
-    the difference would cancel in float32.
+    """Return the weight of a running mean that starts at 0 after `step` steps. It is computed on the host in
+    float64: for a beta near 1 the difference would cancel in float32.
     """
     var seen = Float64(0)
     # BLANK-START correction: how much of a gradient that is always 1 the mean holds by now
@@ -176,7 +176,7 @@ def correction(beta: Float64, step: Int32) -> Float64:
 def adamw_kernel[
     dtype: DType
 ](
-    corrections: MutPtr[accum_type[dtype]],  # [2], of mean and of square
+    corrections: MutPtr[accum_type[dtype]],  # [2], for mean and square
     new_parameter: MutPtr[dtype],  # [count]
     new_mean: MutPtr[accum_type[dtype]],  # [count]
     new_square: MutPtr[accum_type[dtype]],  # [count]
@@ -193,7 +193,7 @@ def adamw_kernel[
     correction2: Scalar[accum_type[dtype]],
     count: Int32,
 ):
-    """One step of AdamW in one pass: parameter, mean and square of an element are read once and written once.
+    """Compute one step of AdamW in one pass: parameter, mean and square of an element are read once and written once.
     """
     comptime accum = accum_type[dtype]
     var i = global_idx.x
@@ -216,10 +216,10 @@ def square_sums_kernel[
     dtype: DType
 ](
     square_sums: MutPtr[accum_type[dtype]],  # [ceil(count / CHUNK)]
-    gradient: ImmPtr[dtype],  # [count]: all gradients, one after the other
+    gradient: ImmPtr[dtype],  # [count]: all gradients, concatenated
     count: Int32,
 ):
-    """The first stage: a block adds up the squares of its CHUNK elements."""
+    """Compute the first stage: a block sums the squares of its CHUNK elements."""
     comptime accum = accum_type[dtype]
     var first = block_idx.x * CHUNK
     # BLANK-START square_sums: add up this thread's squares of the chunk, of which the last may be short; join the threads'
@@ -230,7 +230,7 @@ def square_sums_kernel[
 def norm_kernel[
     dtype: DType
 ](norm: MutPtr[dtype], square_sums: ImmPtr[dtype], chunks: Int32):  # [1] from [chunks]
-    """The second stage: one block makes the norm of the sums of all chunks."""
+    """Compute the second stage: one block computes the norm from the sums of all chunks."""
     comptime assert dtype.is_floating_point(), "a root is of floating-point numbers"
     # BLANK-START grad_norm: add up this thread's sums, join the threads', write the root
     # FILL IN (about 6 lines)
@@ -246,7 +246,7 @@ def clip_kernel[
     limit: Scalar[accum_type[dtype]],
     count: Int32,
 ):
-    """All gradients times one factor, which is 1 if the norm is below the limit. A thread owns an element."""
+    """Multiply all gradients by one factor, at most 1, that limits the norm. A thread owns an element."""
     comptime accum = accum_type[dtype]
     var i = global_idx.x
     if i >= Int(count):

@@ -15,14 +15,14 @@
 
 Every blank holds right code that is slow: the form before. Matrices are row-major: x, dln and ln_out [rows, hidden], the
 Linear's weight [outputs, hidden]. Blocks have THREADS threads. Those of rows have a warp, LANES threads, for each of BLOCK_ROWS
-rows; `launches.mojo` says how the kernels are launched, `parts.mojo` holds the constants and what the blanks use.
+rows; `launches.mojo` says how the kernels are launched, `parts.mojo` holds the constants and what the blanks use,
+`product.mojo` the kernel of the last three steps.
 """
 
 from std.math import sqrt
 from std.memory import AddressSpace
 from std.sys import size_of
-from std.utils import StaticTuple
-from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, global_idx, thread_idx
+from max.gpu import barrier, block_idx, global_idx, thread_idx
 from max.gpu.compute.mma import ld_matrix, mma
 from max.gpu.memory import async_copy_commit_group, async_copy_wait_group
 from max.gpu.primitives import warp
@@ -31,9 +31,8 @@ from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
 from .parts import (
-    BF16, BLOCK, BLOCK_ROWS, BUFFERS, DEEP, DEPTH, EACH, EPS, KEPT, LANES, LONG, SLAB, THREADS, TILE, VECTOR_BYTES,
-    WARPS, WIDE, Pair, SharedTile, Sums, at, copy_tile, launched_shared_memory, load, multiply_tiles, only,
-    shared_sum, store, store_pairs, tiles_in_shared_memory,
+    BF16, BLOCK, BLOCK_ROWS, DEEP, DEPTH, EACH, EPS, KEPT, LANES, LONG, SLAB, TILE, VECTOR_BYTES, WARPS, Pair,
+    SharedTile, Sums, at, copy_tile, load, multiply_tiles, only, shared_sum, store, tiles_in_shared_memory,
 )  # fmt: skip
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
 
@@ -41,173 +40,124 @@ from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
 # ---- 1 to 4: LayerNorm of every row -------------------------------------------------------------------------
 
 
-def rows_kernel[
-    dtype: DType
+def layernorm_kernel[
+    dtype: DType, step: Int
 ](
-    rows_out: MutPtr[dtype],
+    output: MutPtr[dtype],
     input: ImmPtr[dtype],
     ln_weight: ImmPtr[dtype],
     ln_bias: ImmPtr[dtype],
     rows: Int32,
     hidden: Int32,
 ):
-    """`y = (x - mean) * rstd * gamma + beta`, a row at a time. The blocks have a thread or a warp per row."""
+    """`y = (x - mean) * rstd * gamma + beta`, with a warp per row, or at first a thread."""
     comptime accum = accum_type[dtype]
+    comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()  # elements of a vector of 16 bytes
     var R = Int(rows)
     var C = Int(hidden)
     var x = TileTensor(input, row_major(R, C))
-    var y = TileTensor(rows_out, row_major(R, C))
+    var y = TileTensor(output, row_major(R, C))
     var gamma = TileTensor(ln_weight, row_major(C))
     var beta = TileTensor(ln_bias, row_major(C))
-    # ANCHOR: rows
-    # BLANK-START rows: a warp for each row: which elements does a lane take? See shared_sum
-    var row = global_idx.x
-    var end = C if row < R else 0  # a thread without a row has nothing to do
-    var total = Scalar[accum](0)
-    for c in range(end):
-        total += x[row, c].cast[accum]()
-    var mean = total / Scalar[accum](C)
-    var squares = Scalar[accum](0)
-    for c in range(end):
-        squares += (x[row, c].cast[accum]() - mean) ** 2
-    var rstd = 1 / sqrt(squares / Scalar[accum](C) + EPS)
-    for c in range(end):
-        var x_hat = (x[row, c].cast[accum]() - mean) * rstd
-        y[row, c] = (x_hat * gamma[c].cast[accum]() + beta[c].cast[accum]()).cast[dtype]()
-    # BLANK-END rows (unsolved while it reads as given: 34c11a79)
-    # ANCHOR_END: rows
-
-
-def once_kernel[
-    dtype: DType
-](
-    once_out: MutPtr[dtype],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    rows: Int32,
-    hidden: Int32,
-):
-    """The same. A loop over a thread's elements is `comptime for i in range(KEPT)`, else the array is not in registers.
-    """
-    comptime accum = accum_type[dtype]
-    var R = Int(rows)
-    var C = Int(hidden)
-    var x = TileTensor(input, row_major(R, C))
-    var y = TileTensor(once_out, row_major(R, C))
-    var gamma = TileTensor(ln_weight, row_major(C))
-    var beta = TileTensor(ln_bias, row_major(C))
-    # ANCHOR: once
-    # BLANK-START once: read x once, and keep a thread's elements: Array[Scalar[accum], KEPT](fill=0)
-    var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
-    var end = C if row < R else 0  # a row past the end has no elements
-    var total = Scalar[accum](0)
-    for c in range(thread_idx.x % LANES, end, LANES):
-        total += x[row, c].cast[accum]()
-    var mean = shared_sum(total) / Scalar[accum](C)
-    var squares = Scalar[accum](0)
-    for c in range(thread_idx.x % LANES, end, LANES):
-        squares += (x[row, c].cast[accum]() - mean) ** 2
-    var rstd = 1 / sqrt(shared_sum(squares) / Scalar[accum](C) + EPS)
-    for c in range(thread_idx.x % LANES, end, LANES):
-        var x_hat = (x[row, c].cast[accum]() - mean) * rstd
-        y[row, c] = (x_hat * gamma[c].cast[accum]() + beta[c].cast[accum]()).cast[dtype]()
-    # BLANK-END once (unsolved while it reads as given: 4d84aeeb)
-    # ANCHOR_END: once
-
-
-def vectors_kernel[
-    dtype: DType
-](
-    vectors_out: MutPtr[dtype],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    rows: Int32,
-    hidden: Int32,
-):
-    """The same. A vector of `width` elements has 16 bytes. If a row is not a whole number of them, the rows after the first
-    begin between two vectors: `load`, `store` and `only` are for that."""
-    comptime accum = accum_type[dtype]
-    comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
-    var R = Int(rows)
-    var C = Int(hidden)
-    var x = TileTensor(input, row_major(R, C))
-    var y = TileTensor(vectors_out, row_major(R, C))
-    var gamma = TileTensor(ln_weight, row_major(C))
-    var beta = TileTensor(ln_bias, row_major(C))
-    # ANCHOR: vectors
-    # BLANK-START vectors: 16 bytes a load: keep KEPT // width vectors, SIMD[accum, width]; see load, store and only
-    var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
-    var end = C if row < R else 0
-    var kept = Array[Scalar[accum], KEPT](fill=0)
-    var total = Scalar[accum](0)
-    comptime for i in range(KEPT):
-        var c = thread_idx.x % LANES + i * LANES
-        if c < end:
-            kept[i] = x[row, c].cast[accum]()
-        total += kept[i]
-    var mean = shared_sum(total) / Scalar[accum](C)
-    var squares = Scalar[accum](0)
-    comptime for i in range(KEPT):
-        if thread_idx.x % LANES + i * LANES < end:
-            squares += (kept[i] - mean) ** 2
-    var rstd = 1 / sqrt(shared_sum(squares) / Scalar[accum](C) + EPS)
-    comptime for i in range(KEPT):
-        var c = thread_idx.x % LANES + i * LANES
-        if c < end:
-            var x_hat = (kept[i] - mean) * rstd
+    comptime if step == 1:
+        # ANCHOR: rows
+        # BLANK-START rows: a warp for each row: which elements does a lane take? See shared_sum
+        var row = global_idx.x
+        var end = C if row < R else 0  # a thread without a row has nothing to do
+        var total = Scalar[accum](0)
+        for c in range(end):
+            total += x[row, c].cast[accum]()
+        var mean = total / Scalar[accum](C)
+        var squares = Scalar[accum](0)
+        for c in range(end):
+            squares += (x[row, c].cast[accum]() - mean) ** 2
+        var rstd = 1 / sqrt(squares / Scalar[accum](C) + EPS)
+        for c in range(end):
+            var x_hat = (x[row, c].cast[accum]() - mean) * rstd
             y[row, c] = (x_hat * gamma[c].cast[accum]() + beta[c].cast[accum]()).cast[dtype]()
-    # BLANK-END vectors (unsolved while it reads as given: 0e1cf3ff)
-    # ANCHOR_END: vectors
+        # BLANK-END rows (unsolved while it reads as given: 04628bdd)
+        # ANCHOR_END: rows
+    elif step == 2:
+        # A loop over a thread's elements is `comptime for i in range(KEPT)`, else the array is not in registers.
+        # ANCHOR: once
+        # BLANK-START once: read x once, and keep a thread's elements: Array[Scalar[accum], KEPT](fill=0)
+        var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
+        var end = C if row < R else 0  # a row past the end has no elements
+        var total = Scalar[accum](0)
+        for c in range(thread_idx.x % LANES, end, LANES):
+            total += x[row, c].cast[accum]()
+        var mean = shared_sum(total) / Scalar[accum](C)
+        var squares = Scalar[accum](0)
+        for c in range(thread_idx.x % LANES, end, LANES):
+            squares += (x[row, c].cast[accum]() - mean) ** 2
+        var rstd = 1 / sqrt(shared_sum(squares) / Scalar[accum](C) + EPS)
+        for c in range(thread_idx.x % LANES, end, LANES):
+            var x_hat = (x[row, c].cast[accum]() - mean) * rstd
+            y[row, c] = (x_hat * gamma[c].cast[accum]() + beta[c].cast[accum]()).cast[dtype]()
+        # BLANK-END once (unsolved while it reads as given: b8ebd505)
+        # ANCHOR_END: once
+    elif step == 3:
+        # If a row is not a whole number of vectors, the rows after the first begin between two vectors: `load`, `store` and
+        # `only` are for that.
+        # ANCHOR: vectors
+        # BLANK-START vectors: 16 bytes a load: keep KEPT // width vectors, SIMD[dtype, width]; see load, store and only
+        var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
+        var end = C if row < R else 0
+        var kept = Array[Scalar[accum], KEPT](fill=0)
+        var total = Scalar[accum](0)
+        comptime for i in range(KEPT):
+            var c = thread_idx.x % LANES + i * LANES
+            if c < end:
+                kept[i] = x[row, c].cast[accum]()
+            total += kept[i]
+        var mean = shared_sum(total) / Scalar[accum](C)
+        var squares = Scalar[accum](0)
+        comptime for i in range(KEPT):
+            if thread_idx.x % LANES + i * LANES < end:
+                squares += (kept[i] - mean) ** 2
+        var rstd = 1 / sqrt(shared_sum(squares) / Scalar[accum](C) + EPS)
+        comptime for i in range(KEPT):
+            var c = thread_idx.x % LANES + i * LANES
+            if c < end:
+                var x_hat = (kept[i] - mean) * rstd
+                y[row, c] = (x_hat * gamma[c].cast[accum]() + beta[c].cast[accum]()).cast[dtype]()
+        # BLANK-END vectors (unsolved while it reads as given: 7e4553a4)
+        # ANCHOR_END: vectors
+    else:
+        var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
+        var end = C if row < R else 0
+        var aligned = C % width == 0
+        var kept = Array[SIMD[dtype, width], KEPT // width](fill=0)
+        comptime for i in range(KEPT // width):
+            var c = (thread_idx.x % LANES + i * LANES) * width
+            if c < end:
+                kept[i] = load[width](input, row * C + c, end - c, aligned)
+        var total = SIMD[accum, width](0)
+        comptime for i in range(KEPT // width):  # after all loads, so that none waits for another
+            total += kept[i].cast[accum]()
+        var mean = lanes_sum(total.reduce_add()) / Scalar[accum](C)
+        var squares = SIMD[accum, width](0)
+        comptime for i in range(KEPT // width):
+            var c = (thread_idx.x % LANES + i * LANES) * width
+            squares += only((kept[i].cast[accum]() - mean) ** 2, end - c)
+        var rstd = 1 / sqrt(lanes_sum(squares.reduce_add()) / Scalar[accum](C) + EPS)
+        comptime for i in range(KEPT // width):
+            var c = (thread_idx.x % LANES + i * LANES) * width
+            if c < end:
+                var x_hat = (kept[i].cast[accum]() - mean) * rstd
+                var gain = load[width](ln_weight, c, end - c, aligned).cast[accum]()
+                var shift = load[width](ln_bias, c, end - c, aligned).cast[accum]()
+                store(output, row * C + c, end - c, aligned, x_hat * gain + shift)
 
 
-def shuffles_kernel[
-    dtype: DType
-](
-    shuffles_out: MutPtr[dtype],
-    input: ImmPtr[dtype],
-    ln_weight: ImmPtr[dtype],
-    ln_bias: ImmPtr[dtype],
-    rows: Int32,
-    hidden: Int32,
-):
-    """The same, without shared memory: `warp.shuffle_xor(v, UInt32(distance))` returns another lane's value.
-    """
-    comptime accum = accum_type[dtype]
-    comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
-    var R = Int(rows)
-    var C = Int(hidden)
-    var vectors_out = shuffles_out
-    # ANCHOR: shuffles
-    # BLANK-START shuffles: both sums by shuffles: five steps, in which the distance between lanes doubles
-    var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
-    var end = C if row < R else 0
-    var aligned = C % width == 0
-    var kept = Array[SIMD[dtype, width], KEPT // width](fill=0)
-    comptime for i in range(KEPT // width):
-        var c = (thread_idx.x % LANES + i * LANES) * width
-        if c < end:
-            kept[i] = load[width](input, row * C + c, end - c, aligned)
-    var total = SIMD[accum, width](0)
-    comptime for i in range(KEPT // width):  # after all loads, so that none waits for another
-        total += kept[i].cast[accum]()
-    var mean = shared_sum(total.reduce_add()) / Scalar[accum](C)
-    var squares = SIMD[accum, width](0)
-    comptime for i in range(KEPT // width):
-        var c = (thread_idx.x % LANES + i * LANES) * width
-        squares += only((kept[i].cast[accum]() - mean) ** 2, end - c)
-    var rstd = 1 / sqrt(shared_sum(squares.reduce_add()) / Scalar[accum](C) + EPS)
-    comptime for i in range(KEPT // width):
-        var c = (thread_idx.x % LANES + i * LANES) * width
-        if c < end:
-            var gain = load[width](ln_weight, c, end - c, aligned)
-            var shift = load[width](ln_bias, c, end - c, aligned)
-            var x_hat = (kept[i].cast[accum]() - mean) * rstd
-            var result = x_hat * gain.cast[accum]() + shift.cast[accum]()
-            store(vectors_out, row * C + c, end - c, aligned, result)
-    # BLANK-END shuffles (unsolved while it reads as given: 29399dc6)
-    # ANCHOR_END: shuffles
+# ANCHOR: shuffles
+# BLANK-START shuffles: the sum by shuffles: five steps, in which the distance between lanes doubles
+@always_inline
+def lanes_sum[dtype: DType](mine: Scalar[dtype]) -> Scalar[dtype]:
+    """Sum over a warp's lanes. `warp.shuffle_xor(v, UInt32(d))` returns the lane's at distance d."""
+    return shared_sum(mine)
+# BLANK-END shuffles (unsolved while it reads as given: 947ab7ec)
+# ANCHOR_END: shuffles
 
 
 # ---- 5 and 6: the backward pass of LayerNorm ----------------------------------------------------------------
@@ -225,8 +175,7 @@ def dx_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """`dx = rstd * (g - c2 - x_hat * c1)` with `g = dln * gamma`; c1 and c2 are the row's means of `g * x_hat` and of g.
-    """
+    """`dx = rstd * (g - c2 - x_hat * c1)`, `g = dln * gamma`; c1 and c2 are means of `g * x_hat` and g."""
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var R = Int(rows)
@@ -269,161 +218,128 @@ def dgamma_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """The first stage of `dgamma = sum of dln * x_hat` and `dbeta = sum of dln` over all rows: block_idx.y is a slab of SLAB
-    rows, block_idx.x * THREADS its first column. The second stage adds up the slabs."""
+    """The first stage of `dgamma = sum of dln * x_hat` and `dbeta = sum of dln` over all rows: a warp has a slab of SLAB rows
+    and LANES vectors of each, of which a lane's begins at column c. The second stage adds up the slabs."""
     comptime accum = accum_type[dtype]
+    comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var R = Int(rows)
     var C = Int(hidden)
-    var x = TileTensor(input, row_major(R, C))
-    var dy = TileTensor(dln, row_major(R, C))
-    var slab = block_idx.y
-    var c = block_idx.x * THREADS + thread_idx.x
+    var aligned = C % width == 0
+    var slab = block_idx.y * BLOCK_ROWS + thread_idx.x // LANES
+    var c = (block_idx.x * LANES + thread_idx.x % LANES) * width
+    if slab * SLAB >= R or c >= C:
+        return
     # ANCHOR: dgamma
-    # BLANK-START dgamma: what the slab's rows add to column c, without atomics: where does each slab leave its sums?
+    # BLANK-START dgamma: what the slab's rows add to these columns, without atomics: where does each slab leave its sums?
+    var first = c - thread_idx.x % LANES * width
+    var lanes = min(LANES, (C - first + width - 1) // width)
     for row in range(slab * SLAB, min((slab + 1) * SLAB, R)):
-        if c < C:
-            var x_hat = (x[row, c].cast[accum]() - mean[unsafe_offset=row]) * rstd[unsafe_offset=row]
-            atomic_add(sums, c, dy[row, c].cast[accum]() * x_hat)
-            atomic_add(sums, C + c, dy[row, c].cast[accum]())
-    # BLANK-END dgamma (unsolved while it reads as given: c7ed2534)
+        var mu = mean[unsafe_offset=row]
+        var scale = rstd[unsafe_offset=row]
+        for column in range(first + thread_idx.x % LANES, min(first + LANES * width, C), lanes):
+            var dy = dln[unsafe_offset=row * C + column].cast[accum]()
+            atomic_add(sums, column, dy * (input[unsafe_offset=row * C + column].cast[accum]() - mu) * scale)
+            atomic_add(sums, C + column, dy)
+    # BLANK-END dgamma (unsolved while it reads as given: 135e0059)
     # ANCHOR_END: dgamma
 
 
-# ---- 7 and 8: the product -----------------------------------------------------------------------------------
+# ---- 7 to 9: the product, its sums by threads ---------------------------------------------------------------
 
 
-def tiled_kernel[
-    dtype: DType
+def sums_by_threads_kernel[
+    dtype: DType, step: Int
 ](
-    tiled_out: MutPtr[dtype],  # [rows, outputs]
+    output: MutPtr[dtype],  # [rows, outputs]
     ln_out: ImmPtr[dtype],  # [rows, hidden]
     linear_weight: ImmPtr[dtype],  # [outputs, hidden]
     rows: Int32,
     hidden: Int32,
     outputs: Int32,
 ):
-    """`ln_out @ linear_weight.T`. A block has TILE x TILE threads, each for one result: row ty and column tx of its tile.
-    """
+    """`ln_out @ linear_weight.T`. In step 7 a block has TILE x TILE threads, each for one result: row ty, column tx of its tile.
+    Then it makes BLOCK x BLOCK results, a thread EACH x EACH: rows ty, ty + DEPTH, ... and columns tx, ..."""
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var C = Int(hidden)
     var O = Int(outputs)
     var a = TileTensor(ln_out, row_major(R, C))
     var b = TileTensor(linear_weight, row_major(O, C))
-    var y = TileTensor(tiled_out, row_major(R, O))
+    var y = TileTensor(output, row_major(R, O))
     var tx = thread_idx.x
     var ty = thread_idx.y
-    var row = block_idx.y * TILE + ty
-    var column = block_idx.x * TILE + tx
-    # One element more a row: then the threads of a warp that read a column of a tile find it in 32 banks.
-    comptime padded = row_major[TILE, TILE + 1]()
-    var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
-    var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
-    # ANCHOR: tiled
-    # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: which thread loads what, who waits when?
-    if row < R and column < O:
-        var total = Scalar[accum](0)
-        for k in range(C):
-            total += a[row, k].cast[accum]() * b[column, k].cast[accum]()
-        y[row, column] = total.cast[dtype]()
-    # BLANK-END tiled (unsolved while it reads as given: 3c876c2b)
-    # ANCHOR_END: tiled
-
-
-def registers_kernel[
-    dtype: DType
-](
-    registers_out: MutPtr[dtype],  # [rows, outputs]
-    ln_out: ImmPtr[dtype],  # [rows, hidden]
-    linear_weight: ImmPtr[dtype],  # [outputs, hidden]
-    rows: Int32,
-    hidden: Int32,
-    outputs: Int32,
-):
-    """The same with BLOCK x BLOCK results a block. A thread has EACH x EACH of them: rows ty, ty + DEPTH, ... and columns tx,
-    tx + DEPTH, ... of the block's tile."""
-    comptime accum = accum_type[dtype]
-    var R = Int(rows)
-    var C = Int(hidden)
-    var O = Int(outputs)
-    var a = TileTensor(ln_out, row_major(R, C))
-    var b = TileTensor(linear_weight, row_major(O, C))
-    var y = TileTensor(registers_out, row_major(R, O))
-    var tx = thread_idx.x
-    var ty = thread_idx.y
-    # Columns of a and b become rows of the tiles; with two elements more, 16 threads of two columns store to 32 banks.
-    comptime padded = row_major[DEPTH, BLOCK + 2]()
-    var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
-    var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
-    var totals = Array[Scalar[accum], EACH * EACH](fill=0)
-    for first in range(0, C, DEPTH):
-        var k = first + tx
-        comptime for i in range(EACH):
-            var here = ty + i * DEPTH
-            var row = block_idx.y * BLOCK + here
-            var other = block_idx.x * BLOCK + here
-            a_tile[tx, here] = a[row, k].cast[accum]() if row < R and k < C else Scalar[accum](0)
-            b_tile[tx, here] = b[other, k].cast[accum]() if other < O and k < C else Scalar[accum](0)
-        barrier()
-        # ANCHOR: registers
-        # BLANK-START registers: each number of a tile read once: EACH of a and EACH of b serve EACH * EACH results
-        comptime for i in range(EACH):
-            comptime for j in range(EACH):
-                for inner in range(DEPTH):
-                    totals[i * EACH + j] += a_tile[inner, ty + i * DEPTH] * b_tile[inner, tx + j * DEPTH]
-        # BLANK-END registers (unsolved while it reads as given: b3974b64)
-        # ANCHOR_END: registers
-        barrier()
-    comptime for i in range(EACH):
-        comptime for j in range(EACH):
-            var row = block_idx.y * BLOCK + ty + i * DEPTH
-            var column = block_idx.x * BLOCK + tx + j * DEPTH
-            if row < R and column < O:
-                y[row, column] = totals[i * EACH + j].cast[dtype]()
-
-
-# ---- 9 to 12: bfloat16 ---------------------------------------------------------------------------------------
-
-
-def copies_kernel(
-    copies_out: MutPtr[BF16],  # [rows, outputs]
-    ln_out: ImmPtr[BF16],  # [rows, hidden]
-    linear_weight: ImmPtr[BF16],  # [outputs, hidden]
-    rows: Int32,
-    hidden: Int32,
-    outputs: Int32,
-):
-    """The product of `registers`, with tiles that `copy_tile` copies while the threads multiply. A tile has BLOCK rows of DEEP
-    elements; `a_tiles` and `b_tiles` have room for two each."""
-    var R = Int(rows)
-    var C = Int(hidden)
-    var O = Int(outputs)
-    var y = TileTensor(copies_out, row_major(R, O))
-    var thread = thread_idx.y * DEPTH + thread_idx.x
+    comptime if step == 7:
+        var row = block_idx.y * TILE + ty
+        var column = block_idx.x * TILE + tx
+        # One element more a row: then the threads of a warp that read a column of a tile find it in 32 banks.
+        comptime padded = row_major[TILE, TILE + 1]()
+        var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
+        var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
+        # ANCHOR: tiled
+        # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: which thread loads what, who waits when?
+        if row < R and column < O:
+            var total = Scalar[accum](0)
+            for k in range(C):
+                total += a[row, k].cast[accum]() * b[column, k].cast[accum]()
+            y[row, column] = total.cast[dtype]()
+        # BLANK-END tiled (unsolved while it reads as given: 55508fa4)
+        # ANCHOR_END: tiled
+        return
     var row = block_idx.y * BLOCK
     var column = block_idx.x * BLOCK
-    comptime size = BLOCK * DEEP
-    var a_tiles = tiles_in_shared_memory[2 * size]()
-    var b_tiles = tiles_in_shared_memory[2 * size]()
-    var totals = Array[Float32, EACH * EACH](fill=0)
-    # ANCHOR: copies
-    # BLANK-START copies: a tile is copied while the one before is multiplied: when may its buffer be overwritten?
-    for first in range(0, C, DEEP):
-        copy_tile[BLOCK, DEEP, DEPTH * DEPTH](a_tiles, ln_out, row, first, R, C, thread)
-        copy_tile[BLOCK, DEEP, DEPTH * DEPTH](b_tiles, linear_weight, column, first, O, C, thread)
-        async_copy_commit_group()
-        async_copy_wait_group(0)
-        barrier()
-        multiply_tiles(totals, a_tiles, b_tiles)
-        barrier()
-    # BLANK-END copies (unsolved while it reads as given: 6f4da869)
-    # ANCHOR_END: copies
+    var totals = Array[Scalar[accum], EACH * EACH](fill=0)
+    comptime if step == 8:
+        # Columns of a and b become rows of the tiles; with two elements more, 16 threads of two columns store to 32 banks.
+        comptime padded = row_major[DEPTH, BLOCK + 2]()
+        var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
+        var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
+        for first in range(0, C, DEPTH):
+            var k = first + tx
+            comptime for i in range(EACH):
+                var here = ty + i * DEPTH
+                var row = block_idx.y * BLOCK + here
+                var other = block_idx.x * BLOCK + here
+                a_tile[tx, here] = a[row, k].cast[accum]() if row < R and k < C else Scalar[accum](0)
+                b_tile[tx, here] = b[other, k].cast[accum]() if other < O and k < C else Scalar[accum](0)
+            barrier()
+            # ANCHOR: registers
+            # BLANK-START registers: each number of a tile read once: EACH of a and EACH of b serve EACH * EACH results
+            comptime for i in range(EACH):
+                comptime for j in range(EACH):
+                    for inner in range(DEPTH):
+                        totals[i * EACH + j] += a_tile[inner, ty + i * DEPTH] * b_tile[inner, tx + j * DEPTH]
+            # BLANK-END registers (unsolved while it reads as given: 6de48b5d)
+            # ANCHOR_END: registers
+            barrier()
+    elif step == 9:
+        # `copy_tile` copies while the threads multiply. A tile has BLOCK rows of DEEP elements; there is room for two each.
+        comptime size = BLOCK * DEEP
+        var a16 = rebind[ImmPtr[BF16]](ln_out)
+        var b16 = rebind[ImmPtr[BF16]](linear_weight)
+        var thread = ty * DEPTH + tx
+        var a_tiles = tiles_in_shared_memory[2 * size]()
+        var b_tiles = tiles_in_shared_memory[2 * size]()
+        # ANCHOR: copies
+        # BLANK-START copies: a tile is copied while the one before is multiplied: when may its buffer be overwritten?
+        for first in range(0, C, DEEP):
+            copy_tile[BLOCK, DEEP, DEPTH * DEPTH](a_tiles, a16, row, first, R, C, thread)
+            copy_tile[BLOCK, DEEP, DEPTH * DEPTH](b_tiles, b16, column, first, O, C, thread)
+            async_copy_commit_group()
+            async_copy_wait_group(0)
+            barrier()
+            multiply_tiles(totals, a_tiles, b_tiles)
+            barrier()
+        # BLANK-END copies (unsolved while it reads as given: 08e79d13)
+        # ANCHOR_END: copies
     comptime for i in range(EACH):
         comptime for j in range(EACH):
-            var here = row + thread_idx.y + i * DEPTH
-            var there = column + thread_idx.x + j * DEPTH
+            var here = row + ty + i * DEPTH
+            var there = column + tx + j * DEPTH
             if here < R and there < O:
-                y[here, there] = totals[i * EACH + j].cast[BF16]()
+                y[here, there] = totals[i * EACH + j].cast[dtype]()
+
+
+# ---- 10 to 12: bfloat16 on tensor cores -----------------------------------------------------------------------
 
 
 @always_inline
@@ -435,7 +351,7 @@ def multiply_by_warps(mut totals: Array[Sums, 24], a: SharedTile, b: SharedTile)
     var row = thread_idx.x // LANES // 2 * 64
     var column = thread_idx.x // LANES % 2 * 48
     # ANCHOR: tensor
-    # BLANK-START tensor: 16 elements of k at a time by mma: which rows of a and b does a warp need? See ld_matrix
+    # BLANK-START tensor: 16 elements of k at a time by mma: which rows of a and b does a warp need? Hint tensor-2 has ld_matrix
     for k in range(LONG):
         var left = Array[Float32, 8](fill=0)
         var right = Array[Float32, 12](fill=0)
@@ -460,123 +376,32 @@ comptime TRANSPOSED_BEFORE = True
 def copy_part[
     turned: Bool, side: Int
 ](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
+    """Start to copy `side` rows of LONG elements of a matrix [rows, depth], or [depth, rows] if `turned`."""
     copy_tile[side, LONG, WARPS * LANES](tile, matrix, row, k, rows, depth, thread_idx.x)
 
 
 @always_inline
-def fragment[turned: Bool, side: Int, of_b: Bool](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, 8]:
-    """Load 16 rows of a tile, 16 elements each, as `mma` takes them: one operand a, or `of_b` two operands b."""
-    var lane = thread_idx.x % LANES
-    var down = row + (lane // 16 if of_b else lane // 8 % 2) * 8
-    var along = k + (lane // 8 % 2 if of_b else lane // 16) * 8
-    return ld_matrix[8](tile.unsafe_offset(at[LONG](down + lane % 8, along)))
-# BLANK-END layouts (unsolved while it reads as given: 70c5fc68)
+def load_parts[turned: Bool, side: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, 8]:
+    """Load four parts of a tile, 8 x 8 elements each, for eight lanes each: theirs begins at row and k."""
+    return ld_matrix[8](tile.unsafe_offset(at[LONG](row + thread_idx.x % 8, k)))
+# BLANK-END layouts (unsolved while it reads as given: 9fb3fafb)
 # ANCHOR_END: layouts
 
 
 # ANCHOR: epilogue
-# BLANK-START epilogue: the bias while results are in registers, the sums of dy's columns while its fragments are
+# BLANK-START epilogue: add the bias, and add up dy's columns, while the results and dy's fragments are in registers
 comptime SEPARATE = True
 
 
 @always_inline
-def with_bias(sums: Pair, bias: ImmPtr[BF16], column: Int, width: Int) -> Pair:
-    return sums  # another launch adds the bias
+def bias_pair(bias: ImmPtr[BF16], column: Int, width: Int) -> Pair:
+    """Return what to add to all results of two neighbouring columns, from `column` on."""
+    return Pair(0)  # another launch adds the bias
 
 
 @always_inline
 def add_up(mut sums: Sums, rows: SIMD[BF16, 8]):
+    """Add the elements of each of 16 rows, a fragment for `mma`, to the row's result in every column."""
     pass  # another launch adds up the columns
-# BLANK-END epilogue (unsolved while it reads as given: 4384e9f6)
+# BLANK-END epilogue (unsolved while it reads as given: 81653908)
 # ANCHOR_END: epilogue
-
-
-@__llvm_metadata(
-    MAX_THREADS_PER_BLOCK_METADATA=StaticTuple[Int32, 1](Int32(WARPS * LANES)), `nvvm.minctasm`=SIMDLength(2)
-)
-def product_kernel[
-    step: Int,
-    high: Int = 4,
-    a_turned: Bool = False,
-    b_turned: Bool = False,
-    biased: Bool = False,
-    summed: Bool = False,
-](
-    output: MutPtr[BF16],  # [height, width]
-    a_sums: MutPtr[BF16],  # [height], if `summed`
-    a: ImmPtr[BF16],  # [height, depth], or [depth, height] if `a_turned`
-    b: ImmPtr[BF16],  # [width, depth], or [depth, width] if `b_turned`
-    bias: ImmPtr[BF16],  # [width], if `biased`
-    height: Int32,
-    width: Int32,
-    depth: Int32,
-):
-    """`a @ b.T` on tensor cores, in the steps 10 to 12. As in `copies`, but with BUFFERS tiles, all but one of them in flight.
-    """
-    comptime side = 32 * high
-    var H = Int(height)
-    var W = Int(width)
-    var D = Int(depth)
-    var lane = thread_idx.x % LANES
-    var row = block_idx.y * side
-    var column = block_idx.x * WIDE
-    var a_tiles = launched_shared_memory()
-    var b_tiles = a_tiles.unsafe_offset(BUFFERS * side * LONG)
-    var totals = Array[Sums, 6 * high](fill=0)
-    var row_sums = Array[Sums, high](fill=0)
-    var warp_row = thread_idx.x // LANES // 2 * (16 * high)
-    var warp_column = thread_idx.x // LANES % 2 * 48
-    var sums_rows = block_idx.x == 0 and warp_column == 0
-    comptime for tile in range(BUFFERS - 1):
-        copy_part[a_turned, side](a_tiles.unsafe_offset(tile * side * LONG), a, row, tile * LONG, H, D)
-        copy_part[b_turned, WIDE](b_tiles.unsafe_offset(tile * WIDE * LONG), b, column, tile * LONG, W, D)
-        async_copy_commit_group()
-    var now = 0
-    var free = BUFFERS - 1
-    for first in range(0, D, LONG):
-        async_copy_wait_group(Int32(BUFFERS - 2))
-        barrier()
-        var next = first + (BUFFERS - 1) * LONG
-        if next < D:
-            copy_part[a_turned, side](a_tiles.unsafe_offset(free * side * LONG), a, row, next, H, D)
-            copy_part[b_turned, WIDE](b_tiles.unsafe_offset(free * WIDE * LONG), b, column, next, W, D)
-        async_copy_commit_group()  # an empty one too, so that all are counted
-        var left_tile = a_tiles.unsafe_offset(now * side * LONG)
-        var right_tile = b_tiles.unsafe_offset(now * WIDE * LONG)
-        free = now
-        now = now + 1 if now + 1 < BUFFERS else 0
-        comptime if step == 10:
-            multiply_by_warps(rebind[Array[Sums, 24]](totals), left_tile, right_tile)
-        else:
-            comptime for k in range(0, LONG, 16):
-                var left = Array[SIMD[BF16, 8], high](fill=0)
-                comptime for i in range(high):
-                    left[i] = fragment[a_turned, side, False](left_tile, warp_row + 16 * i, k)
-                comptime if summed:
-                    if sums_rows:
-                        comptime for i in range(high):
-                            add_up(row_sums[i], left[i])
-                comptime for j in range(3):
-                    var right = fragment[b_turned, WIDE, True](right_tile, warp_column + 16 * j, k)
-                    comptime for place in range(2 * high):
-                        comptime block = place // 2 * 6 + 2 * j + place % 2
-                        var sums = totals[block]
-                        mma(totals[block], left[place // 2], right.slice[4, offset=place % 2 * 4](), sums)
-    comptime for place in range(6 * high):
-        comptime block = place // 6 * 6 + place % 3 * 2  # and the one next to it
-        var here = row + warp_row + place // 6 * 16 + place // 3 % 2 * 8 + lane // 4
-        var there = column + warp_column + place % 3 * 16
-        var pairs = Array[Pair, 2](fill=0)
-        comptime for i in range(2):
-            pairs[i] = totals[block + i].slice[2, offset=place // 3 % 2 * 2]()
-            comptime if biased:
-                var begin = there + 8 * i + lane % 4 * 2
-                if begin < W:
-                    pairs[i] = with_bias(pairs[i], bias, begin, W)
-        store_pairs(output, pairs[0], pairs[1], here, there, H, W)
-    comptime if summed and not SEPARATE:
-        if sums_rows and lane % 4 == 0:
-            comptime for place in range(2 * high):
-                var here = row + warp_row + place * 8 + lane // 4
-                if here < H:
-                    a_sums[unsafe_offset=here] = row_sums[place // 2][place % 2 * 2].cast[BF16]()

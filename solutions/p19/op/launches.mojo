@@ -1,4 +1,4 @@
-"""Launch of the ramp's kernels: their grids and blocks, and the launches before."""
+"""Launches of the ramp's kernels: grids, blocks, and preparatory launches."""
 
 from std.math import ceildiv
 from max.gpu.host import Dim
@@ -21,15 +21,15 @@ from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 
 comptime SLAB_ROWS = 4
-"""Rows that the first stage adds up in one thread, at least."""
+"""Minimum rows that a thread of the first stage adds."""
 comptime MAX_SLABS = 65535
-"""The largest grid along y."""
+"""Maximum blocks along y of a grid."""
 
 
 def launch_map[
     L: Launcher, //, dtype: DType
 ](mut launcher: L, mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int) raises:
-    """One launch: a thread for each element."""
+    """Launch one kernel: a thread for each element."""
     launcher.launch[map_kernel[dtype]](
         "map", mapped, vector, Int32(n), grid_dim=Dim(ceildiv(n, THREADS)), block_dim=Dim(THREADS)
     )
@@ -45,7 +45,7 @@ def launch_index[
     rows: Int,
     columns: Int,
 ) raises:
-    """One launch: a thread for each element, in square blocks."""
+    """Launch one kernel: a thread for each element, in square blocks."""
     launcher.launch[index_kernel[dtype]](
         "index",
         shifted,
@@ -68,7 +68,7 @@ def launch_cast[
     rows: Int,
     columns: Int,
 ) raises:
-    """One launch: a thread for each row."""
+    """Launch one kernel: a thread for each row."""
     launcher.launch[cast_kernel](
         "cast",
         products,
@@ -86,7 +86,7 @@ def launch_reduce[
 ](
     mut launcher: L, row_sums: MutPtr[accum_type[dtype]], matrix: ImmPtr[dtype], rows: Int, columns: Int
 ) raises:
-    """One launch: a block for each row."""
+    """Launch one kernel: a block for each row."""
     launcher.launch[reduce_kernel[dtype]](
         "reduce",
         row_sums,
@@ -101,7 +101,7 @@ def launch_reduce[
 def launch_tile[
     L: Launcher, //, dtype: DType
 ](mut launcher: L, mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n: Int) raises:
-    """One launch: a block for each tile."""
+    """Launch one kernel: a block for each tile."""
     launcher.launch[tile_kernel[dtype]](
         "tile", mirrored, vector, Int32(n), grid_dim=Dim(ceildiv(n, THREADS)), block_dim=Dim(THREADS)
     )
@@ -112,7 +112,7 @@ def launch_atomic[
 ](
     mut launcher: L, column_sums: MutPtr[accum_type[dtype]], matrix: ImmPtr[dtype], rows: Int, columns: Int
 ) raises:
-    """Two launches: one that zeroes the sums, and a block for each row."""
+    """Launch two kernels: one that zeroes the sums, then one with a block for each row."""
     launcher.launch[clear_kernel[accum_type[dtype]]](
         "clear",
         column_sums,
@@ -136,7 +136,7 @@ def launch_stages[
 ](
     mut launcher: L, staged_sums: MutPtr[accum_type[dtype]], matrix: ImmPtr[dtype], rows: Int, columns: Int
 ) raises:
-    """Two launches of one kernel: slabs of rows, then the sums of the slabs, which are one slab."""
+    """Launch one kernel twice: over slabs of rows, then over the slabs' sums as a single slab."""
     comptime accum = accum_type[dtype]
     var slab_rows = max(SLAB_ROWS, ceildiv(rows, MAX_SLABS))
     var slabs = ceildiv(rows, slab_rows)
@@ -175,7 +175,7 @@ def launch_rmsnorm[
     columns: Int,
     eps: Scalar[accum_type[dtype]],
 ) raises:
-    """One launch: a block for each row."""
+    """Launch one kernel: a block for each row."""
     launcher.launch[rmsnorm_kernel[dtype]](
         "rmsnorm",
         normalised,

@@ -1,5 +1,5 @@
-"""The ops of the ramp for MAX and PyTorch, one for each kernel. Outputs first, then inputs; every size comes from the
-tensors.
+"""The ops of the ramp for MAX and PyTorch, one for each kernel. Outputs come before inputs; sizes are taken
+from the tensors.
 """
 
 from extensibility import InputTensor
@@ -25,7 +25,7 @@ from .shared.launcher import DeviceLauncher
 
 @extensibility.register("ramp_map")
 struct RampMap:
-    """2 * vector + 1."""
+    """Compute 2 * vector + 1."""
 
     @staticmethod
     def execute[
@@ -43,7 +43,7 @@ struct RampMap:
 
 @extensibility.register("ramp_index")
 struct RampIndex:
-    """matrix + offset, the same offset for every row."""
+    """Compute matrix + offset, with the same offset for every row."""
 
     @staticmethod
     def execute[
@@ -71,7 +71,7 @@ struct RampIndex:
 
 @extensibility.register("ramp_cast")
 struct RampCast:
-    """half_matrix @ half_vector with sums in float32."""
+    """Compute half_matrix @ half_vector with float32 sums."""
 
     @staticmethod
     def execute(
@@ -97,7 +97,7 @@ struct RampCast:
 
 @extensibility.register("ramp_reduce")
 struct RampReduce:
-    """The sum of every row."""
+    """Compute the sum of every row."""
 
     @staticmethod
     def execute[
@@ -118,7 +118,7 @@ struct RampReduce:
 
 @extensibility.register("ramp_tile")
 struct RampTile:
-    """The vector with every tile turned round."""
+    """Reverse every tile of the vector."""
 
     @staticmethod
     def execute[
@@ -136,7 +136,7 @@ struct RampTile:
 
 @extensibility.register("ramp_atomic")
 struct RampAtomic:
-    """The sum of every column, by atomics."""
+    """Compute the sum of every column with atomics."""
 
     @staticmethod
     def execute[
@@ -157,7 +157,7 @@ struct RampAtomic:
 
 @extensibility.register("ramp_stages")
 struct RampStages:
-    """The sum of every column, in two stages."""
+    """Compute the sum of every column in two stages."""
 
     @staticmethod
     def execute[
@@ -178,7 +178,7 @@ struct RampStages:
 
 @extensibility.register("ramp_rmsnorm")
 struct RampRmsnorm:
-    """RMSNorm of every row; eps is EPS."""
+    """Compute RMSNorm of every row, with eps = EPS."""
 
     @staticmethod
     def execute[

@@ -1,16 +1,16 @@
 """Puzzle 19, the ramp: eight small kernels, each with one idea that the later puzzles need.
 
-    map       a thread for each element, and a guard for the threads to spare
+    map       a thread for each element, and a guard for the spare threads
     index     a thread for each element of a matrix
     cast      bfloat16 in, sums in float32
-    reduce    the threads of a block add up a row together
+    reduce    the threads of a block sum a row together
     tile      the threads of a block exchange values through shared memory
     atomic    many blocks add to the same sums
     stages    the same sums without atomics, in two launches and a fixed order
-    rmsnorm   all of it: y = x * rstd * gamma
+    rmsnorm   all of these: y = x * rstd * gamma
 
-A `vector` has n elements, a `matrix` is [rows, columns]. `launches.mojo` says with which blocks the kernels are launched,
-`ops.mojo` has the ops.
+A `vector` has n elements, a `matrix` is [rows, columns]. `launches.mojo` launches the kernels, with their
+grids and blocks; `ops.mojo` has the ops.
 """
 
 from std.math import sqrt
@@ -24,9 +24,9 @@ from layout.tile_tensor import stack_allocation
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
 
 comptime THREADS = 32
-"""Threads of a block along a vector; the tile holds as many elements."""
+"""Threads per block along a vector, and elements per tile."""
 comptime SIDE = 8
-"""A block of `index` has SIDE x SIDE threads."""
+"""Side of a block of `index`, which has SIDE x SIDE threads."""
 comptime ROW_THREADS = 64
 """Threads that share one row."""
 comptime EPS = 1e-5
@@ -34,7 +34,7 @@ comptime EPS = 1e-5
 
 
 def map_kernel[dtype: DType](mapped: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
-    """`mapped = 2 * vector + 1`. Blocks of THREADS threads, one thread for each element; the last block has threads to spare.
+    """Compute `mapped = 2 * vector + 1`. Blocks have THREADS threads, one for each element; the last block has spare threads.
     """
     # BLANK-START map: this thread's element of `mapped`, if it has one
     var i = global_idx.x
@@ -52,8 +52,8 @@ def index_kernel[
     rows: Int32,
     columns: Int32,
 ):
-    """`shifted = matrix + offset`, the same offset for every row. Blocks of SIDE x SIDE threads: x runs along the columns,
-    y along the rows.
+    """Compute `shifted = matrix + offset`, with the same offset for every row. Blocks have SIDE x SIDE
+    threads: x is along the columns, y along the rows.
     """
     var R = Int(rows)
     var C = Int(columns)
@@ -75,7 +75,7 @@ def cast_kernel(
     rows: Int32,
     columns: Int32,
 ):
-    """`products = half_matrix @ half_vector`: bfloat16 in, every sum in float32. One thread owns one row."""
+    """Compute `products = half_matrix @ half_vector`, with float32 sums. One thread owns one row."""
     comptime accum = DType.float32
     var C = Int(columns)
     var x = TileTensor(half_matrix, row_major(Int(rows), C))
@@ -99,7 +99,7 @@ def reduce_kernel[
     rows: Int32,
     columns: Int32,
 ):
-    """The sum of every row. One block of ROW_THREADS threads owns one row."""
+    """Compute the sum of every row. One block of ROW_THREADS threads owns one row."""
     comptime accum = accum_type[dtype]
     var C = Int(columns)
     var x = TileTensor(matrix, row_major(Int(rows), C))
@@ -115,7 +115,7 @@ def reduce_kernel[
 
 
 def tile_kernel[dtype: DType](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n: Int32):  # both tensors [n]
-    """The vector with every tile of THREADS elements turned round; the last tile may be shorter. One block owns one tile.
+    """Reverse every tile of THREADS elements of the vector; the last tile may be shorter. One block owns one tile.
     """
     var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[THREADS]())
     var t = thread_idx.x
@@ -131,7 +131,7 @@ def tile_kernel[dtype: DType](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n:
 
 
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], n: Int32):
-    """Zero the n sums that `atomic_kernel` adds to. A launch of its own: in one launch no block waits for another.
+    """Zero the n sums that `atomic_kernel` adds to. This is a separate launch, because within a launch no block waits for another.
     """
     var place = global_idx.x
     if place < Int(n):
@@ -146,7 +146,7 @@ def atomic_kernel[
     rows: Int32,
     columns: Int32,
 ):
-    """The sum of every column. One block of ROW_THREADS threads owns one row, and all blocks add to the same sums.
+    """Compute the sum of every column. One block of ROW_THREADS threads owns one row, and all blocks add to the same sums.
     """
     comptime accum = accum_type[dtype]
     var C = Int(columns)
@@ -167,10 +167,10 @@ def stages_kernel[
     columns: Int32,
     slab_rows: Int32,
 ):
-    """The sums of every column within slabs of `slab_rows` rows; the last slab may be shorter.
+    """Compute the sum of every column within slabs of `slab_rows` rows; the last slab may be shorter.
 
-    Launched twice: over the matrix, with many slabs, and over the sums of that, as one slab. One thread owns one column
-    of the slab block_idx.y.
+    It is launched twice: over the matrix, with many slabs, then over the resulting sums as one slab. One
+    thread owns one column of slab block_idx.y.
     """
     comptime accum = accum_type[dtype]
     var C = Int(columns)
@@ -198,8 +198,8 @@ def rmsnorm_kernel[
     columns: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """RMSNorm: `y = x * rstd * gamma`, rstd = 1 / sqrt(mean of x^2 over the row + eps). One block of ROW_THREADS threads owns
-    one row.
+    """Compute RMSNorm, `y = x * rstd * gamma`, rstd = 1 / sqrt(mean of x^2 over the row + eps). One block of
+    ROW_THREADS threads owns one row.
     """
     comptime accum = accum_type[dtype]
     var C = Int(columns)

@@ -1,12 +1,12 @@
-"""Puzzle 20: your first backward kernels. ReLU that saves one bit an element, softmax, and LayerNorm, each with its backward.
+"""Puzzle 20: your first backward kernels. ReLU that saves one bit per element, softmax, and LayerNorm, each with its backward.
 
     relu       y = x where x > 0, else 0             dx = dy where x > 0, else 0
     softmax    P = exp(x - max) / sum exp(x - max)   dx = P * (dy - sum(dy * P)), sums over the row
     layernorm  y = x_hat * weight + bias             dx = rstd * (g - c2 - x_hat * c1), with g = dy * weight,
                x_hat = (x - mean) * rstd             c1 = mean(g * x_hat), c2 = mean(g), means over the row
 
-Matrices are [rows, columns], row after row. Every size is a run-time argument. Sums are kept in `accum_type[dtype]`:
-float32 for the 16-bit types. How the kernels are launched, and the ops that MAX and PyTorch see, stand in `ops.mojo`.
+Matrices are [rows, columns], row-major. Every size is a run-time argument. Sums are kept in `accum_type[dtype]`: float32 for
+16-bit types. The launches of the kernels and the ops for MAX and PyTorch are in `ops.mojo`.
 """
 
 from std.math import exp, sqrt
@@ -20,22 +20,22 @@ from layout.tile_layout import row_major
 from .shared.common import ImmPtr, MutPtr, accum_type
 
 comptime WORD = 32
-"""Bits of a word of the mask, one for each element."""
+"""Bits per word of the mask, one for each element."""
 comptime THREADS = 256
-"""Threads of a block that take one element each; a multiple of WORD."""
+"""Threads per block, one for each element; a multiple of WORD."""
 comptime ROW_THREADS = 128
-"""Threads of a block that share one row."""
+"""Threads per block that share one row."""
 
 
 # ---- ReLU: saves one bit per element ------------------------------------------------------------------------
 
 
 def ballot(lane_says: Bool) -> Int32:
-    """Pack a bit of each of 32 neighbouring lanes into a word, the first lane lowest. Every lane of the warp must call it.
+    """Pack one bit from each of 32 neighbouring lanes into a word, the first lane's lowest. Every lane of the warp must call it.
     """
     comptime if WARP_SIZE == WORD:
         return bitcast[DType.int32](vote[DType.uint32](lane_says))
-    else:  # AMD's warps are 64 lanes wide: two words, of which each lane takes its own half's.
+    else:  # AMD's warps have 64 lanes: the vote has two words, and each lane returns its half's.
         var both = vote[DType.uint64](lane_says)
         var half = UInt64(0 if lane_id() < WORD else WORD)
         return bitcast[DType.int32]((both >> half).cast[DType.uint32]())
@@ -50,15 +50,15 @@ def relu_mask_kernel[
     input: ImmPtr[dtype],  # [count]
     count: Int32,
 ):
-    """ReLU, and the mask that its backward pass needs. A thread owns one element, 32 of them own a word."""
+    """Compute ReLU, and the mask for its backward pass. A thread owns one element, 32 threads own a word."""
     var i = global_idx.x
     # BLANK-START relu: this thread's element of the output, and with 31 others a word of the mask; see ballot
     var passes = False
     if i < Int(count):
         var x = input[unsafe_offset=i]
-        passes = not (x <= 0)  # so that NaN passes, as it does in PyTorch
+        passes = not (x <= 0)  # so that NaN passes, as in PyTorch
         output[unsafe_offset=i] = x if passes else Scalar[dtype](0)
-    # Lanes past the end vote too: a vote is of the whole warp.
+    # Lanes past the end vote too: a vote needs the whole warp.
     var word = ballot(passes)
     if lane_id() % WORD == 0 and i < Int(count):
         mask[unsafe_offset=i // WORD] = word
@@ -77,7 +77,7 @@ def relu_mask_backward_kernel[
     mask: ImmPtr[DType.int32],  # [ceil(count / 32)]
     count: Int32,
 ):
-    """The gradient of ReLU's input, from the mask alone. A thread owns one element."""
+    """Compute the gradient of ReLU's input from the mask alone. A thread owns one element."""
     var i = global_idx.x
     if i >= Int(count):
         return
@@ -97,14 +97,14 @@ def relu_mask_backward_kernel[
 def softmax_kernel[
     dtype: DType
 ](output: MutPtr[dtype], input: ImmPtr[dtype], columns: Int32):  # both tensors [rows, columns]
-    """Softmax of every row. A block owns one row, its threads share the columns."""
+    """Compute softmax of every row. A block owns one row, its threads share the columns."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
     var C = Int(columns)
     var x = TileTensor(input.unsafe_offset(block_idx.x * C), row_major(C))
     var y = TileTensor(output.unsafe_offset(block_idx.x * C), row_major(C))
 
-    # With the largest of the row subtracted, no exponential overflows. A row that is all -inf becomes NaN in the division.
+    # Subtracting the row's maximum avoids overflow. A row that is all -inf becomes NaN in the division.
     var largest = Scalar[accum].MIN
     for c in range(thread_idx.x, C, block_dim.x):
         largest = max(largest, x[c].cast[accum]())
@@ -114,7 +114,7 @@ def softmax_kernel[
     var partial = Scalar[accum](0)
     for c in range(thread_idx.x, C, block_dim.x):
         partial += exp(x[c].cast[accum]() - largest)
-    # block.sum holds barriers, so every thread calls it, also one without a column.
+    # block.sum contains barriers, so every thread calls it, even one without a column.
     var total = block.sum[block_size=ROW_THREADS](partial)
     for c in range(thread_idx.x, C, block_dim.x):
         y[c] = (exp(x[c].cast[accum]() - largest) / total).cast[dtype]()
@@ -133,7 +133,7 @@ def softmax_backward_kernel[
     output: ImmPtr[dtype],  # [rows, columns], P: saved by the forward pass
     columns: Int32,
 ):
-    """The gradient of softmax's input, from its output alone. A block owns one row."""
+    """Compute the gradient of softmax's input from its output alone. A block owns one row."""
     comptime accum = accum_type[dtype]
     var C = Int(columns)
     var P = TileTensor(output.unsafe_offset(block_idx.x * C), row_major(C))
@@ -168,7 +168,7 @@ def layernorm_kernel[
     columns: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """LayerNorm of every row, and the two numbers a row that its backward pass needs. Given: a block owns one row.
+    """Compute LayerNorm of every row, and the two numbers per row that its backward pass needs. Provided. A block owns one row.
     """
     comptime accum = accum_type[dtype]
     var C = Int(columns)
@@ -209,7 +209,7 @@ def layernorm_backward_kernel[
     weight: ImmPtr[dtype],  # [columns]
     columns: Int32,
 ):
-    """The gradient of LayerNorm's input: dx = rstd * (g - c2 - x_hat * c1). A block owns one row."""
+    """Compute the gradient of LayerNorm's input: dx = rstd * (g - c2 - x_hat * c1). A block owns one row."""
     comptime accum = accum_type[dtype]
     var C = Int(columns)
     var row = block_idx.x
@@ -252,8 +252,8 @@ def layernorm_parameters_kernel[
     rows: Int32,
     columns: Int32,
 ):
-    """The gradients of LayerNorm's weight and bias. A thread owns one column and walks down the rows: no other thread adds
-    to its sums, so there is nothing to clear and no atomic.
+    """Compute the gradients of LayerNorm's weight and bias. A thread owns one column and loops over the rows:
+    no other thread adds to its sums, so nothing must be cleared and no atomics are needed.
     """
     comptime accum = accum_type[dtype]
     var R = Int(rows)

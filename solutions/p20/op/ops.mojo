@@ -1,8 +1,8 @@
-"""Puzzle 20, given complete: how each kernel is launched, and the ops that MAX and PyTorch see.
+"""Puzzle 20, provided: the launch of each kernel, and the ops for MAX and PyTorch.
 
-Every op takes matrices of [rows, columns] with sizes at run time, outputs first, then gradients coming in, then inputs.
-An op NAME has new outputs, as `CustomOpLibrary` calls it; its twin NAME_train writes into buffers that the caller brings, so
-that the checks can fill them beforehand. LayerNorm has the twin alone: puzzle 22 makes its layer.
+Every op takes matrices [rows, columns] with run-time sizes: outputs first, then incoming gradients, then inputs.
+An op NAME allocates its outputs, as `CustomOpLibrary` expects; its twin NAME_train writes into the caller's
+buffers, so that the checks can fill them beforehand. LayerNorm has only the twin: puzzle 22 makes its layer.
 """
 
 from std.math import ceildiv
@@ -34,7 +34,7 @@ from .shared.launcher import DeviceLauncher, Launcher
 def launch_relu_mask[
     dtype: DType, L: Launcher
 ](mut launcher: L, output: MutPtr[dtype], mask: MutPtr[DType.int32], input: ImmPtr[dtype], count: Int) raises:
-    """One launch: a thread for each element."""
+    """Launch one kernel: a thread for each element."""
     if count > 0:
         launcher.launch[relu_mask_kernel[dtype]](
             "relu_mask",
@@ -56,7 +56,7 @@ def launch_relu_mask_backward[
     mask: ImmPtr[DType.int32],
     count: Int,
 ) raises:
-    """One launch: a thread for each element."""
+    """Launch one kernel: a thread for each element."""
     if count > 0:
         launcher.launch[relu_mask_backward_kernel[dtype]](
             "relu_mask_backward", grad_input, grad_output, mask, Int32(count),
@@ -67,7 +67,7 @@ def launch_relu_mask_backward[
 def launch_softmax[
     dtype: DType, L: Launcher
 ](mut launcher: L, output: MutPtr[dtype], input: ImmPtr[dtype], rows: Int, columns: Int) raises:
-    """One launch: a block for each row."""
+    """Launch one kernel: a block for each row."""
     if rows > 0 and columns > 0:
         launcher.launch[softmax_kernel[dtype]](
             "softmax", output, input, Int32(columns), grid_dim=rows, block_dim=ROW_THREADS
@@ -84,7 +84,7 @@ def launch_softmax_backward[
     rows: Int,
     columns: Int,
 ) raises:
-    """One launch: a block for each row."""
+    """Launch one kernel: a block for each row."""
     if rows > 0 and columns > 0:
         launcher.launch[softmax_backward_kernel[dtype]](
             "softmax_backward", grad_input, grad_output, output, Int32(columns),
@@ -106,7 +106,7 @@ def launch_layernorm[
     columns: Int,
     eps: Scalar[accum_type[dtype]],
 ) raises:
-    """One launch: a block for each row."""
+    """Launch one kernel: a block for each row."""
     if rows > 0 and columns > 0:
         launcher.launch[layernorm_kernel[dtype]](
             "layernorm", output, mean, rstd, input, weight, bias, Int32(columns), eps,
@@ -129,7 +129,7 @@ def launch_layernorm_backward[
     rows: Int,
     columns: Int,
 ) raises:
-    """Two launches: a block for each row, then a thread for each column."""
+    """Launch two kernels: a block for each row, then a thread for each column."""
     if rows > 0 and columns > 0:
         launcher.launch[layernorm_backward_kernel[dtype]](
             "layernorm_backward", grad_input, grad_output, input, mean, rstd, weight, Int32(columns),
@@ -147,7 +147,7 @@ def launch_layernorm_backward[
 
 @extensibility.register("relu_mask")
 struct ReluMask:
-    """ReLU and the mask of its backward pass, a bit an element."""
+    """Compute ReLU and the mask for its backward pass, one bit per element."""
 
     @staticmethod
     def execute[
@@ -168,7 +168,7 @@ struct ReluMask:
 
 @extensibility.register("relu_mask_train")
 struct ReluMaskTrain:
-    """ReLU and the mask of its backward pass, a bit an element, written in place."""
+    """Compute ReLU and the mask for its backward pass, one bit per element, in the caller's buffers."""
 
     @staticmethod
     def execute[
@@ -189,7 +189,7 @@ struct ReluMaskTrain:
 
 @extensibility.register("relu_mask_backward")
 struct ReluMaskBackward:
-    """The gradient of ReLU's input from the mask."""
+    """Compute the gradient of ReLU's input from the mask."""
 
     @staticmethod
     def execute[
@@ -214,7 +214,7 @@ struct ReluMaskBackward:
 
 @extensibility.register("relu_mask_backward_train")
 struct ReluMaskBackwardTrain:
-    """The gradient of ReLU's input from the mask, written in place."""
+    """Compute the gradient of ReLU's input from the mask, in the caller's buffer."""
 
     @staticmethod
     def execute[
@@ -239,7 +239,7 @@ struct ReluMaskBackwardTrain:
 
 @extensibility.register("softmax")
 struct Softmax:
-    """Softmax of every row."""
+    """Compute softmax of every row."""
 
     @staticmethod
     def execute[
@@ -258,7 +258,7 @@ struct Softmax:
 
 @extensibility.register("softmax_train")
 struct SoftmaxTrain:
-    """Softmax of every row, written in place."""
+    """Compute softmax of every row, in the caller's buffer."""
 
     @staticmethod
     def execute[
@@ -277,7 +277,7 @@ struct SoftmaxTrain:
 
 @extensibility.register("softmax_backward")
 struct SoftmaxBackward:
-    """The gradient of softmax's input from its output."""
+    """Compute the gradient of softmax's input from its output."""
 
     @staticmethod
     def execute[
@@ -303,7 +303,7 @@ struct SoftmaxBackward:
 
 @extensibility.register("softmax_backward_train")
 struct SoftmaxBackwardTrain:
-    """The gradient of softmax's input from its output, written in place."""
+    """Compute the gradient of softmax's input from its output, in the caller's buffer."""
 
     @staticmethod
     def execute[
@@ -329,7 +329,7 @@ struct SoftmaxBackwardTrain:
 
 @extensibility.register("layernorm_train")
 struct LayerNormTrain:
-    """LayerNorm of every row, with the mean and rstd that its backward pass needs, written in place."""
+    """Compute LayerNorm, and the mean and rstd for its backward pass, in the caller's buffers."""
 
     @staticmethod
     def execute[
@@ -364,7 +364,7 @@ struct LayerNormTrain:
 
 @extensibility.register("layernorm_backward_train")
 struct LayerNormBackwardTrain:
-    """All three gradients of LayerNorm from the saved statistics, written in place."""
+    """Compute all three gradients of LayerNorm from saved statistics, in the caller's buffers."""
 
     @staticmethod
     def execute[

@@ -1,4 +1,4 @@
-"""Puzzle 21, given complete: the ops that MAX sees."""
+"""Puzzle 21, provided: the ops for MAX."""
 
 from extensibility import InputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
@@ -17,7 +17,7 @@ from .shared.launcher import DeviceLauncher
 
 @extensibility.register("bias_gradient_train")
 struct BiasGradient:
-    """The gradient of a bias."""
+    """Compute the gradient of a bias."""
 
     @staticmethod
     def execute[
@@ -38,7 +38,7 @@ struct BiasGradient:
 
 @extensibility.register("scale_gradient_train")
 struct ScaleGradient:
-    """The gradient of a scale, in the type of sums."""
+    """Compute the gradient of a scale, in the accumulation type."""
 
     @staticmethod
     def execute[
@@ -61,7 +61,7 @@ struct ScaleGradient:
 
 @extensibility.register("softmax_gradient_train")
 struct SoftmaxGradient:
-    """The gradient of softmax's logits."""
+    """Compute the gradient of softmax's logits."""
 
     @staticmethod
     def execute[
@@ -83,7 +83,7 @@ struct SoftmaxGradient:
 
 @extensibility.register("standardise_gradient_train")
 struct StandardiseGradient:
-    """The gradient of the standardised input."""
+    """Compute the gradient of the standardised input."""
 
     @staticmethod
     def execute[

@@ -1,7 +1,7 @@
-"""The CPU path of puzzle 22: plain loops in the order of the formulas, to be read before the GPU kernels.
+"""The CPU path of puzzle 22: ordinary loops in the order of the formulas, to be read before the GPU kernels.
 
-The phase comments are those of the kernels in `layernorm_linear.mojo`, so that the two can be read side by side.
-Pointers and shapes are the kernels' too. Sums are kept in float64, whatever the dtype: this is the path to trust.
+The phase comments are the same as in the kernels of `layernorm_linear.mojo`, so that both can be read side by
+side. Pointers and shapes are the same too. Sums are float64 for every dtype: this path is the reference.
 """
 
 from layout import TileTensor
@@ -11,7 +11,7 @@ from .shared.common import ImmPtr, MutPtr, accum_type, rounded_product, row_stat
 from .tensors import BackwardTensors, ForwardTensors
 
 comptime accum = DType.float64
-"""The type of every sum on the CPU."""
+"""The accumulation type on the CPU."""
 
 
 def row_statistics_cpu[
@@ -24,7 +24,7 @@ def row_statistics_cpu[
     H: Int,
     eps: Scalar[accum_type[dtype]],
 ):
-    """Mean and rstd of every row."""
+    """Compute mean and rstd of every row."""
     for row in range(rows):
         var statistics = row_statistics(input, row, H, eps)
         mean[unsafe_offset=row] = statistics.mean
@@ -43,7 +43,7 @@ def layernorm_cpu[
     rows: Int,
     H: Int,
 ):
-    """LayerNorm from given statistics: ln_out = (input - mean) * rstd * gamma + beta."""
+    """Compute LayerNorm from statistics: ln_out = (input - mean) * rstd * gamma + beta."""
     var x = TileTensor(input, row_major(rows, H))
     var y = TileTensor(ln_out, row_major(rows, H))
     for row in range(rows):
@@ -57,8 +57,8 @@ def layernorm_cpu[
 
 def forward_unfused_cpu[
     dtype: DType, //
-](t: ForwardTensors[dtype], ln_out: MutPtr[dtype],):  # [rows, H], scratch
-    """Statistics, LayerNorm, matmul and bias, each a loop of its own; ln_out goes through memory."""
+](t: ForwardTensors[dtype], ln_out: MutPtr[dtype],):  # [rows, H], workspace
+    """Compute statistics, LayerNorm, matmul and bias in separate loops; ln_out goes through memory."""
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim)
     var O = Int(t.sizes.output_dim)
@@ -77,7 +77,7 @@ def forward_unfused_cpu[
 
 
 def forward_fused_cpu[dtype: DType, //](t: ForwardTensors[dtype]):
-    """One loop over rows; the normalised row is never stored."""
+    """Compute everything in one loop over rows; the normalised row is never stored."""
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim)
     var O = Int(t.sizes.output_dim)
@@ -107,7 +107,7 @@ def row_sums_cpu[
     dtype: DType
 ](
     row_sums: MutPtr[accum_type[dtype]],  # [rows, 2]: c1, c2
-    dln: ImmPtr[dtype],  # [rows, H], the gradient at the LayerNorm output
+    dln: ImmPtr[dtype],  # [rows, H], the gradient of the LayerNorm output
     input: ImmPtr[dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
@@ -115,7 +115,7 @@ def row_sums_cpu[
     rows: Int,
     H: Int,
 ):
-    """The two means that dx needs of every row: c1 = mean_h(g * x_hat), c2 = mean_h(g), g = dln * gamma."""
+    """Compute two means per row for dx: c1 = mean_h(g * x_hat), c2 = mean_h(g), g = dln * gamma."""
     var x = TileTensor(input, row_major(rows, H))
     var dy_ln = TileTensor(dln, row_major(rows, H))
     for row in range(rows):
@@ -135,11 +135,11 @@ def backward_unfused_cpu[
     dtype: DType, //
 ](
     t: BackwardTensors[dtype],
-    ln_out: MutPtr[dtype],  # [rows, H], scratch
-    dln: MutPtr[dtype],  # [rows, H], scratch
-    row_sums: MutPtr[accum_type[dtype]],  # [rows, 2], scratch
+    ln_out: MutPtr[dtype],  # [rows, H], workspace
+    dln: MutPtr[dtype],  # [rows, H], workspace
+    row_sums: MutPtr[accum_type[dtype]],  # [rows, 2], workspace
 ):
-    """Each gradient a loop of its own; dln and the recomputed ln_out go through memory."""
+    """Compute each gradient in a separate loop; dln and the recomputed ln_out go through memory."""
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim)
     var O = Int(t.sizes.output_dim)
@@ -191,8 +191,8 @@ def backward_unfused_cpu[
 
 def backward_fused_cpu[
     dtype: DType, //
-](t: BackwardTensors[dtype], sums: MutPtr[accum],):  # [O * H + O + 3 * H], scratch
-    """One loop over rows that adds to all five gradients. A loop needs no atomics, and keeps one row of dln.
+](t: BackwardTensors[dtype], sums: MutPtr[accum],):  # [O * H + O + 3 * H], workspace
+    """Compute all five gradients in one loop over rows. A single loop needs no atomics, and keeps only one row of dln.
     """
     var rows = Int(t.sizes.rows())
     var H = Int(t.sizes.hidden_dim)
@@ -202,7 +202,7 @@ def backward_fused_cpu[
     var dx = TileTensor(t.grad_input, row_major(rows, H))
     var W = TileTensor(t.linear_weight, row_major(O, H))
 
-    # The scratch holds the sums dW, db, dgamma, dbeta, which start at zero, and one row of dln.
+    # The workspace holds the sums dW, db, dgamma, dbeta, which start at zero, and one row of dln.
     var dW = TileTensor(sums, row_major(O, H))
     var db = sums.unsafe_offset(O * H)
     var dgamma = db.unsafe_offset(O)
@@ -220,7 +220,7 @@ def backward_fused_cpu[
         for o in range(O):
             db[unsafe_offset=o] += dy[row, o].cast[accum]()
 
-        # Phase 3: the gradient of the linear weight, from the LayerNorm output, which is computed again here.
+        # Phase 3: the gradient of the linear weight, from the LayerNorm output, which is recomputed here.
         for h in range(H):
             var x_hat = (x[row, h].cast[accum]() - row_mean) * row_rstd
             var gamma = t.ln_weight[unsafe_offset=h].cast[accum]()
@@ -238,8 +238,8 @@ def backward_fused_cpu[
             dgamma[unsafe_offset=h] += dln_h * x_hat
             dbeta[unsafe_offset=h] += dln_h
 
-        # Phase 5: the gradient of the input. Every element moves its row's mean and variance, so it needs c1
-        # and c2, two means over the whole row, before any element can be finished.
+        # Phase 5: the gradient of the input. Every element affects its row's mean and variance, so c1 and c2,
+        # two means over the whole row, are needed before any element can be finished.
         var c1 = Scalar[accum](0)
         var c2 = Scalar[accum](0)
         for h in range(H):

@@ -1,7 +1,7 @@
-"""Launch of the unfused and the fused kernels: order, geometry, and the workspaces in between.
+"""Launches of the unfused and the fused kernels: order, geometry, and workspace.
 
-This file and `layernorm_linear.mojo` import each other, because the
-public ops stand in the same file as the kernels.
+This file and `layernorm_linear.mojo` import each other, because the kernels and the public ops are in one
+file.
 """
 
 from std.math import ceildiv
@@ -33,11 +33,11 @@ from .unfused_backward import (
 )
 
 comptime MAX_GRID_Y = get_defined_int["MAX_GRID_Y", 65535]()
-"""The largest grid on NVIDIA along y; along x it is 2^31 - 1. Checks define a small one, so that kernels must stride."""
+"""NVIDIA's maximum grid along y (2^31 - 1 along x). Checks define a small one, so that kernels must stride."""
 
 
 def checked_sizes(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: Int) raises -> Sizes:
-    """Return the sizes in the kernels' type; raise if a kernel cannot cover them."""
+    """Return the sizes in the kernels' type; raise if a kernel does not support them."""
     if hidden_dim < 1 or output_dim < 1:
         raise Error(t"hidden_dim and output_dim must be at least 1, got {hidden_dim} and {output_dim}")
     comptime most = TILE * MAX_GRID_Y
@@ -61,7 +61,7 @@ def launch_row_statistics[
     sizes: Sizes,
     eps: Scalar[accum_type[dtype]],
 ) raises:
-    """One launch: mean and rstd of every row."""
+    """Launch one kernel: mean and rstd of every row."""
     launcher.launch[row_statistics_kernel[dtype]](
         "row_statistics",
         mean,
@@ -87,7 +87,7 @@ def launch_layernorm[
     ln_bias: ImmPtr[dtype],
     sizes: Sizes,
 ) raises:
-    """One launch: the LayerNorm output of every row."""
+    """Launch one kernel: the LayerNorm output of every row."""
     launcher.launch[layernorm_kernel[dtype]](
         "layernorm",
         ln_out,
@@ -106,7 +106,7 @@ def launch_layernorm[
 def launch_transpose[
     L: Launcher, //, dtype: DType
 ](mut launcher: L, output: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32,) raises:
-    """One launch: output [columns, rows] = input [rows, columns] transposed."""
+    """Launch one kernel: output [columns, rows] = input [rows, columns] transposed."""
     launcher.launch[transpose_kernel[dtype]](
         "transpose",
         output,
@@ -129,7 +129,7 @@ def launch_matmul[
     n: Int32,
     k: Int32,
 ) raises:
-    """One launch: output [M, N] = a [M, K] @ b [K, N]."""
+    """Launch one kernel: output [M, N] = a [M, K] @ b [K, N]."""
     launcher.launch[matmul_idiomatic_tiled[dtype]](
         "matmul",
         output,
@@ -155,7 +155,7 @@ def launch_row_sums[
     ln_weight: ImmPtr[dtype],
     sizes: Sizes,
 ) raises:
-    """One launch: c1 and c2 of every row."""
+    """Launch one kernel: c1 and c2 of every row."""
     launcher.launch[ln_backward_row_sums[dtype]](
         "ln_backward_row_sums",
         row_sums,
@@ -175,7 +175,7 @@ def launch_row_sums[
 
 
 def launch_forward_unfused[L: Launcher, dtype: DType, //](mut launcher: L, t: ForwardTensors[dtype]) raises:
-    """Five launches: statistics, LayerNorm, transpose of W, matmul, bias."""
+    """Launch five kernels: statistics, LayerNorm, transpose of W, matmul, bias."""
     ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
@@ -220,7 +220,7 @@ def launch_forward_fused[L: Launcher, dtype: DType, //](mut launcher: L, t: Forw
 
 
 def launch_backward_unfused[L: Launcher, dtype: DType, //](mut launcher: L, t: BackwardTensors[dtype]) raises:
-    """Eight launches, each one step of the chain rule; no atomics, so every run gives the same bits."""
+    """Launch eight kernels, one per step of the chain rule; no atomics, so every run gives the same bits."""
     ref sizes = t.sizes
     var rows = sizes.rows()
     var H = sizes.hidden_dim
@@ -277,7 +277,7 @@ def launch_backward_unfused[L: Launcher, dtype: DType, //](mut launcher: L, t: B
 
 
 def launch_backward_fused[L: Launcher, dtype: DType, //](mut launcher: L, t: BackwardTensors[dtype]) raises:
-    """One launch for all five gradients, between one that clears the sums and one that rounds them."""
+    """Launch three kernels: clear the sums, compute all five gradients, round the sums."""
     comptime sum_dtype = atomic_type[dtype]
     ref sizes = t.sizes
     var H = Int(sizes.hidden_dim)

@@ -6,13 +6,13 @@
 
 Shapes: input [B, S, H]; output and grad_output [B, S, O]; ln_weight and ln_bias [H]; linear_weight [O, H];
 linear_bias [O]; mean and rstd [B, S]. A row is one sequence position: rows = B * S. Every size is a run-time
-argument, so a kernel is compiled once for a dtype. Sums are kept in `accum_type[dtype]`.
+argument, so a kernel is compiled once per dtype. Sums are kept in `accum_type[dtype]`.
 
-The file in reading order: the unfused forward kernels, the fused forward kernel, the row sums of the unfused backward
-pass, the fused backward kernel, the kernel of the last gate, the public ops. `unfused_backward.mojo` has the rest of the
-unfused backward pass, which is for after the blanks, as `cpu_reference.mojo`, the same in plain loops, is. `launches.mojo`
-says how the kernels are launched, `passes.mojo` has the internal ops,
-`rmsnorm_linear.mojo` what the last gate needs.
+The file in reading order: the unfused forward kernels, the fused forward kernel, the row sums of the unfused
+backward pass, the fused backward kernel, the kernel of the last gate, the public ops. Read
+`unfused_backward.mojo`, the rest of the unfused backward pass, and `cpu_reference.mojo`, the same computation
+in ordinary loops, after solving the blanks. `launches.mojo` launches the kernels, `passes.mojo` has the
+internal ops, `rmsnorm_linear.mojo` the rest of the last gate.
 """
 
 from std.memory import AddressSpace
@@ -51,9 +51,9 @@ from .tensors import BackwardTensors, ForwardTensors
 comptime EPS = 1e-5
 """The eps of the public ops; the training ops take it as an argument."""
 comptime TILE = 16
-"""Side of the square tiles of the matmul and the transpose: 256 threads a block."""
+"""Side of the square tiles of the matmul and the transpose: 256 threads per block."""
 comptime ROW_THREADS = 128
-"""Threads that share one row in the kernels that give a row to a block."""
+"""Threads that share one row in kernels with one block per row."""
 
 
 # ---- Unfused forward: five launches -------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def row_statistics_kernel[
     hidden_dim: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """Mean and rstd of every row. One thread owns one row."""
+    """Compute mean and rstd of every row. One thread owns one row."""
     var row = global_idx.x
     if row >= Int(rows):
         return
@@ -91,9 +91,9 @@ def layernorm_kernel[
     rows: Int32,
     hidden_dim: Int32,
 ):
-    """LayerNorm from given statistics: ln_out = (input - mean) * rstd * gamma + beta.
+    """Compute LayerNorm from statistics: ln_out = (input - mean) * rstd * gamma + beta.
 
-    One block owns one row; its threads share the columns, so that neighbouring threads touch neighbouring
+    One block owns one row; its threads share the columns, so that neighbouring threads access neighbouring
     elements.
     """
     comptime accum = accum_type[dtype]
@@ -125,8 +125,8 @@ def transpose_kernel[
     rows: Int32,
     columns: Int32,
 ):
-    """Transposes a matrix through one shared tile a block, so that reads and writes are both coalesced."""
-    # One column of padding puts the elements of a tile column into different banks.
+    """Transpose a matrix through one shared tile per block, so that reads and writes are both coalesced."""
+    # One column of padding puts the elements of a tile column in different banks.
     var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[TILE, TILE + 1]())
     var source = TileTensor(input, row_major(Int(rows), Int(columns)))
     var target = TileTensor(output, row_major(Int(columns), Int(rows)))
@@ -137,7 +137,7 @@ def transpose_kernel[
         tile[thread_idx.y, thread_idx.x] = source[row, column]
     barrier()
 
-    # The tile changes places: its first thread row now runs along the output's rows.
+    # Transpose the tile's position: a row of threads now writes a row of the output.
     row = block_idx.x * TILE + thread_idx.x
     column = block_idx.y * TILE + thread_idx.y
     if row < Int(rows) and column < Int(columns):
@@ -158,7 +158,7 @@ def matmul_idiomatic_tiled[
     n: Int32,
     k: Int32,
 ):
-    """Matrix product, output = a @ b. A block owns one TILE x TILE tile of the output and walks along K tile by tile.
+    """Compute the matrix product output = a @ b. A block owns one TILE x TILE tile of the output and loops over K tile by tile.
     """
     comptime accum = accum_type[dtype]
     var M = Int(m)
@@ -173,25 +173,25 @@ def matmul_idiomatic_tiled[
 
     var local_row = thread_idx.y
     var local_column = thread_idx.x
-    # Rows lie along grid x, which has no practical limit; grid y ends at 65535 blocks.
+    # Rows are along grid x, which has no practical limit; grid y is limited to 65535 blocks.
     var row = block_idx.x * TILE + local_row
     var column = block_idx.y * TILE + local_column
 
     var total = CompensatedSum[accum]()
     for tile_start in range(0, K, TILE):
-        # Load one tile of each factor; outside the matrices the tile holds zeros, which add nothing.
+        # Load one tile of each factor; outside the matrices the tile is 0, which adds nothing.
         var a_column = tile_start + local_column
         var b_row = tile_start + local_row
         a_tile[local_row, local_column] = A[row, a_column] if row < M and a_column < K else Scalar[dtype](0)
         b_tile[local_row, local_column] = B[b_row, column] if b_row < K and column < N else Scalar[dtype](0)
         barrier()
 
-        # A plain sum for the tile, a compensated one for the tiles: its error does not grow with K.
+        # An ordinary sum within the tile, a compensated sum over the tiles: the error does not grow with K.
         var tile_sum = Scalar[accum](0)
         comptime for i in range(TILE):
             tile_sum += a_tile[local_row, i].cast[accum]() * b_tile[i, local_column].cast[accum]()
         total += tile_sum
-        # No thread may load the next tile while another still reads this one.
+        # No thread may load the next tile while another is still reading this one.
         barrier()
 
     if row < M and column < N:
@@ -242,10 +242,10 @@ def minimal_fused_forward_kernel[
     output_dim: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """LayerNorm and Linear in one launch: the normalised row never reaches global memory.
+    """Compute LayerNorm and Linear in one launch: the normalised row never reaches global memory.
 
-    One block of one thread owns one sequence position: block (batch, seq). Where the sequence is longer than
-    the grid, a block goes on with the position grid_dim.y further.
+    One block of one thread owns one sequence position: block (batch, seq). If the sequence is longer than the
+    grid, a block continues with a stride of grid_dim.y positions.
     """
     comptime accum = accum_type[dtype]
     var B = Int(batch_size)
@@ -291,7 +291,7 @@ def ln_backward_row_sums[
     dtype: DType
 ](
     row_sums: MutPtr[accum_type[dtype]],  # [rows, 2]: c1, c2
-    dln: ImmPtr[dtype],  # [rows, H], the gradient at the LayerNorm output
+    dln: ImmPtr[dtype],  # [rows, H], the gradient of the LayerNorm output
     input: ImmPtr[dtype],  # [rows, H]
     mean: ImmPtr[accum_type[dtype]],  # [rows]
     rstd: ImmPtr[accum_type[dtype]],  # [rows]
@@ -299,7 +299,7 @@ def ln_backward_row_sums[
     rows: Int32,
     hidden_dim: Int32,
 ):
-    """The two means that dx needs of every row: c1, the component of g along x_hat, and c2, that along ones.
+    """Compute the two means per row that dx needs: c1, the component of g along x_hat, and c2, that along ones.
 
     One block of ROW_THREADS threads owns one row.
     """
@@ -320,7 +320,7 @@ def ln_backward_row_sums[
         var g = dy_ln[row, h].cast[accum]() * gamma[h].cast[accum]()
         sum_g_x_hat += g * x_hat
         sum_g += g
-    # block.sum holds barriers, so every thread calls it.
+    # block.sum contains barriers, so every thread calls it.
     var c1 = block.sum[block_size=ROW_THREADS](sum_g_x_hat) / Scalar[accum](H)
     var c2 = block.sum[block_size=ROW_THREADS](sum_g) / Scalar[accum](H)
     if thread_idx.x == 0:
@@ -343,7 +343,7 @@ def dln_element[
     hidden_dim: Int,
     output_dim: Int,
 ) -> Scalar[accum_type[dtype]]:
-    """One element of the gradient at the LayerNorm output: dln[row, h] = sum over o of dy[row, o] * W[o, h].
+    """Return one element of the LayerNorm output's gradient: dln[row, h] = sum over o of dy[row, o] * W[o, h].
     """
     comptime accum = accum_type[dtype]
     var total = CompensatedSum[accum]()
@@ -374,11 +374,11 @@ def minimal_fused_backward_kernel[
     hidden_dim: Int32,
     output_dim: Int32,
 ):
-    """All five gradients in one launch; nothing but the inputs and the statistics is read back.
+    """Compute all five gradients in one launch from nothing but the inputs and the statistics.
 
-    One block of one thread owns one sequence position. It alone writes its row of grad_input. Every block adds
-    to the same sums of the parameter gradients, so those additions are atomic, and their order changes from run
-    to run. A kernel enqueued before this one zeroes the sums, one after it rounds them to the gradients' dtype.
+    One block of one thread owns one sequence position. Only this block writes that row of grad_input. All blocks
+    add to the same sums of the parameter gradients, so these additions are atomic, and their order changes from run
+    to run. A kernel launched before this one zeroes the sums, and one after it rounds them to the gradients' dtype.
     """
     comptime accum = accum_type[dtype]
     var B = Int(batch_size)
@@ -403,7 +403,7 @@ def minimal_fused_backward_kernel[
             atomic_add(grad_bias, o, dy[row, o].cast[accum]())
         # BLANK-END db
 
-        # Phase 3: the gradient of the linear weight, from the LayerNorm output, which is computed again here.
+        # Phase 3: the gradient of the linear weight, from the LayerNorm output, which is recomputed here.
         # BLANK-START dW: add this row's share to grad_weight, [O, H]: what did Linear multiply W by?
         for h in range(H):
             var x_hat = (x[row, h].cast[accum]() - row_mean) * row_rstd
@@ -421,8 +421,8 @@ def minimal_fused_backward_kernel[
             atomic_add(grad_ln_bias, h, dln)
         # BLANK-END dgamma
 
-        # Phase 5: the gradient of the input. Every element moves its row's mean and variance, so it needs c1
-        # and c2, two means over the whole row, before any element can be finished.
+        # Phase 5: the gradient of the input. Every element affects its row's mean and variance, so c1 and c2,
+        # two means over the whole row, are needed before any element can be finished.
         # BLANK-START dx: this row of dx, [H]: two means over the row first, then every element
         var sum_g_x_hat = CompensatedSum[accum]()
         var sum_g = CompensatedSum[accum]()
@@ -465,10 +465,10 @@ def rmsnorm_linear_backward_kernel[
     output_dim: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """All three gradients of RMSNorm + Linear: output = (x_hat * gamma) @ linear_weight^T, x_hat = input * rstd.
+    """Compute all three gradients of RMSNorm + Linear: output = (x_hat * gamma) @ linear_weight^T, x_hat = input * rstd.
 
-    The pair that many language models have in place of LayerNorm + Linear: no mean, no biases. The geometry is that
-    of the fused kernel above: one block of one thread owns one sequence position, and all blocks add to the same sums.
+    Many language models use this pair in place of LayerNorm + Linear: it has no mean and no biases. The geometry is the
+    same as above: one block of one thread owns one sequence position, and all blocks add to the same sums.
     """
     comptime accum = accum_type[dtype]
     var B = Int(batch_size)
@@ -512,7 +512,7 @@ def rmsnorm_linear_backward_kernel[
 # ANCHOR: layernorm_linear_custom_op
 @extensibility.register("layernorm_linear")
 struct LayerNormLinear:
-    """The public forward op: eps is EPS, the sizes are parameters and are checked against the tensors."""
+    """The public forward op: eps is EPS; the sizes are parameters and are checked against the tensors."""
 
     @staticmethod
     def execute[
@@ -540,7 +540,7 @@ struct LayerNormLinear:
         expect_shape("linear_bias", linear_bias, output_dim)
         var sizes = checked_sizes(batch_size, seq_len, hidden_dim, output_dim)
         var launcher = DeviceLauncher(ctx)
-        # Only a backward pass needs the statistics, and this op has none to hand them to.
+        # Only a backward pass needs the statistics, so this op discards them.
         comptime accum = accum_type[dtype]
         var tensors = ForwardTensors[dtype](
             output=output.unsafe_ptr(),
@@ -563,7 +563,7 @@ struct LayerNormLinear:
 # ANCHOR: layernorm_linear_backward_custom_op
 @extensibility.register("layernorm_linear_backward")
 struct LayerNormLinearBackward:
-    """The public backward op: all five gradients, from statistics that it computes again."""
+    """The public backward op: all five gradients, from recomputed statistics."""
 
     @staticmethod
     def execute[

@@ -1,5 +1,5 @@
-"""A pass of any variant on the device of the op, plain loops on the CPU and launches on a GPU; and the internal ops, whose sizes
-are known at run time."""
+"""Each variant's passes on the op's device, in loops on the CPU and in launches on a GPU; and the internal ops, which have
+run-time sizes."""
 
 from extensibility import InputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
@@ -30,14 +30,14 @@ from .tensors import BackwardTensors, ForwardTensors, Sizes
 
 
 def is_algorithm(name: StaticString) -> Bool:
-    """Whether there is a variant of this name."""
+    """Return whether a variant has this name."""
     return name == "unfused" or name == "fused"
 
 
 def run_forward[
     dtype: DType, //, target: StaticString, algorithm: StaticString
 ](tensors: ForwardTensors[dtype], mut launcher: DeviceLauncher) raises:
-    """The forward pass. Without rows it writes nothing."""
+    """Run the forward pass. Without rows it writes nothing."""
     comptime assert is_algorithm(algorithm), "algorithm must be 'unfused' or 'fused'"
     var rows = Int(tensors.sizes.rows())
     if rows == 0:
@@ -57,7 +57,7 @@ def run_forward[
 def run_backward[
     dtype: DType, //, target: StaticString, algorithm: StaticString
 ](tensors: BackwardTensors[dtype], mut launcher: DeviceLauncher) raises:
-    """The backward pass."""
+    """Run the backward pass."""
     comptime assert is_algorithm(algorithm), "algorithm must be 'unfused' or 'fused'"
     comptime if target == "cpu":
         var rows = Int(tensors.sizes.rows())
@@ -88,7 +88,7 @@ def run_row_statistics[
     eps: Float64,
     mut launcher: DeviceLauncher,
 ) raises:
-    """Mean and rstd of every row."""
+    """Compute mean and rstd of every row."""
     var eps_accum = eps.cast[accum_type[dtype]]()
     if sizes.rows() == 0:
         return
@@ -110,7 +110,7 @@ def run_row_sums[
     sizes: Sizes,
     mut launcher: DeviceLauncher,
 ) raises:
-    """The row sums c1 and c2 of every row."""
+    """Compute the row sums c1 and c2 of every row."""
     comptime if target == "cpu":
         row_sums_cpu[dtype](
             row_sums, dln, input, mean, rstd, ln_weight, Int(sizes.rows()), Int(sizes.hidden_dim)
@@ -124,7 +124,7 @@ def run_row_sums[
 
 @extensibility.register("layernorm_linear_train")
 struct LayerNormLinearTrain:
-    """The forward op for training: sizes at run time, written in place, and the statistics are outputs."""
+    """The forward op for training, with the statistics; run-time sizes, in the caller's buffers."""
 
     @staticmethod
     def execute[
@@ -170,7 +170,7 @@ struct LayerNormLinearTrain:
 
 @extensibility.register("layernorm_linear_train_backward")
 struct LayerNormLinearTrainBackward:
-    """The backward op for training: sizes at run time, written in place, from saved statistics."""
+    """The backward op for training, from saved statistics; run-time sizes, in the caller's buffers."""
 
     @staticmethod
     def execute[
@@ -226,7 +226,7 @@ struct LayerNormLinearTrainBackward:
 
 @extensibility.register("layernorm_linear_row_sums")
 struct LayerNormLinearRowSums:
-    """The row sums c1 and c2 alone, written in place, so that one kernel can be run and checked alone."""
+    """Compute only the row sums c1 and c2, in the caller's buffer, to check their kernel alone."""
 
     @staticmethod
     def execute[

@@ -1,4 +1,4 @@
-"""RMSNorm + Linear, backward: everything around the kernel of the last gate, which is in `layernorm_linear.mojo`.
+"""RMSNorm + Linear, backward: everything but the kernel of the last gate, which is in `layernorm_linear.mojo`.
 
     x_hat  = input * rstd                      rstd = 1 / sqrt(mean of input^2 over H + eps)
     output = (x_hat * rms_weight) @ linear_weight^T
@@ -23,7 +23,7 @@ from .tensors import Sizes
 from .unfused_backward import clear_gradients_kernel, convert_gradients_kernel
 
 comptime CHUNK = 64
-"""Squares that are added up by themselves before they are added to the rest."""
+"""Squares that are summed separately before they are added to the total."""
 
 
 @always_inline
@@ -32,10 +32,10 @@ def rms_rstd[
 ](input: ImmPtr[dtype], row: Int, hidden_dim: Int, eps: Scalar[accum_type[dtype]]) -> Scalar[
     accum_type[dtype]
 ]:
-    """Return the factor of a row in RMSNorm: 1 / sqrt(mean of input^2 + eps). Nothing is subtracted from the row.
+    """Return a row's factor in RMSNorm: 1 / sqrt(mean of input^2 + eps). Nothing is subtracted from the row.
 
-    The squares are added up in chunks, so that rounding hardly grows with the row. A compensated sum would make NaN of an
-    infinity, and rstd of such a row is 0.
+    The squares are summed in chunks, so that the rounding error hardly grows with the row. A compensated sum
+    would turn an infinity into NaN, but rstd of such a row is 0.
     """
     comptime accum = accum_type[dtype]
     var squares = Scalar[accum](0)
@@ -62,8 +62,8 @@ def launch_rmsnorm_linear_backward[
     sizes: Sizes,
     eps: Scalar[accum_type[dtype]],
 ) raises:
-    """Three launches: clear the sums, the kernel, round the sums. The first and the last are those of the fused backward
-    pass, which clear and round two bias gradients besides: they get scratch memory.
+    """Launch three kernels: clear the sums, compute, round the sums. The first and the last are those of the
+    fused backward pass, which also clear and round two bias gradients: these are in workspace.
     """
     comptime sum_dtype = atomic_type[dtype]
     var H = Int(sizes.hidden_dim)
@@ -123,7 +123,7 @@ def launch_rmsnorm_linear_backward[
 
 @extensibility.register("rmsnorm_linear_train_backward")
 struct RMSNormLinearTrainBackward:
-    """The op of the last gate: sizes at run time, written in place; rstd is computed again from the input."""
+    """The op of the last gate: run-time sizes, writes into the caller's buffers, recomputes rstd."""
 
     @staticmethod
     def execute[

@@ -1,7 +1,7 @@
-"""The data of puzzle 22: its sizes, and the tensors of each pass as one value.
+"""The data of puzzle 22: its sizes, and the tensors of each pass in one struct.
 
-Launch functions and the CPU paths take these; a kernel takes the addresses that it needs, one by one. The addresses are
-those of `ImmPtr` and `MutPtr`: the compiler wants origins that stand for anything to be parameters of a struct.
+Launch functions and the CPU paths take these structs; a kernel takes the addresses that it needs as separate arguments.
+The addresses are like `ImmPtr` and `MutPtr`, but the compiler requires unbound origins to be parameters of a struct.
 """
 
 from .shared.common import accum_type
@@ -9,7 +9,7 @@ from .shared.common import accum_type
 
 @fieldwise_init
 struct Sizes(Copyable, Movable):
-    """The four sizes of a problem, in the type in which kernels take them."""
+    """The four sizes of a problem, in the type of the kernels' arguments."""
 
     var batch_size: Int32
     var seq_len: Int32
@@ -17,7 +17,7 @@ struct Sizes(Copyable, Movable):
     var output_dim: Int32
 
     def rows(self) -> Int32:
-        """Sequence positions: batch_size * seq_len."""
+        """Return the number of sequence positions, batch_size * seq_len."""
         return self.batch_size * self.seq_len
 
 

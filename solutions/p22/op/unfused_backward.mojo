@@ -1,8 +1,8 @@
-"""The given kernels of the backward pass: of the unfused one dx from the row sums, db, dgamma and dbeta, each a launch of its own;
-of the fused one what clears the sums before it, and rounds them after it.
+"""The provided kernels of the backward pass: for the unfused pass dx from the row sums, db, dgamma and dbeta;
+for the fused pass the kernels that clear the sums before it and round them after it.
 
-They stand apart from the blanks of `layernorm_linear.mojo`, because what they compute is what the blanks ask for: read
-them when yours have passed. Shapes and names are those of that file.
+They are not in `layernorm_linear.mojo`, because they compute what its blanks ask for: read them after solving
+the blanks. Shapes and names are the same as in that file.
 """
 
 from std.memory import AddressSpace
@@ -14,7 +14,7 @@ from layout.tile_tensor import stack_allocation
 from .shared.common import CompensatedSum, ImmPtr, MutPtr, accum_type, rounded_product
 
 comptime COLUMN_TILE = 32
-"""A column sum gives a block 32 columns and 32 threads to each of them."""
+"""Columns per block of a column sum, and threads per column."""
 
 
 def ln_backward_input[
@@ -30,7 +30,7 @@ def ln_backward_input[
     rows: Int32,
     hidden_dim: Int32,
 ):
-    """The input gradient from given row sums: dx = rstd * (g - c2 - x_hat * c1). One block owns one row."""
+    """Compute the input gradient from row sums: dx = rstd * (g - c2 - x_hat * c1). One block owns one row."""
     comptime accum = accum_type[dtype]
     var H = Int(hidden_dim)
     var row = block_idx.x
@@ -48,9 +48,9 @@ def ln_backward_input[
 
 @always_inline
 def sum_over_row_lanes[accum: DType](partial: Scalar[accum]) -> Scalar[accum]:
-    """Add the partial sums of the COLUMN_TILE threads of one column; complete where thread_idx.y is 0.
+    """Add the partial sums of a column's COLUMN_TILE threads; only threads with thread_idx.y == 0 get the total.
 
-    Always in the same order, so the result is the same in every run. Every thread of the block must call it.
+    The order is fixed, so every run gives the same result. Every thread of the block must call it.
     """
     var partials = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
         row_major[COLUMN_TILE, COLUMN_TILE]()
@@ -67,7 +67,7 @@ def sum_over_row_lanes[accum: DType](partial: Scalar[accum]) -> Scalar[accum]:
 def column_sums_kernel[
     dtype: DType
 ](sums: MutPtr[dtype], input: ImmPtr[dtype], rows: Int32, columns: Int32):  # [columns] from [rows, columns]
-    """Sum every column, as db = sum over rows of grad_output. Thread (x, y) adds rows y, y + COLUMN_TILE, ...
+    """Sum every column, as in db = sum over rows of grad_output. Thread (x, y) adds rows y, y + COLUMN_TILE, ...
     """
     comptime accum = accum_type[dtype]
     var dy = TileTensor(input, row_major(Int(rows), Int(columns)))
@@ -93,7 +93,7 @@ def ln_backward_parameters[
     rows: Int32,
     hidden_dim: Int32,
 ):
-    """The LayerNorm parameter gradients: dgamma = sum over rows of dln * x_hat, dbeta = sum over rows of dln.
+    """Compute the parameter gradients of LayerNorm: dgamma = sum over rows of dln * x_hat, dbeta = sum over rows of dln.
     """
     comptime accum = accum_type[dtype]
     var H = Int(hidden_dim)
@@ -115,7 +115,7 @@ def ln_backward_parameters[
         grad_ln_bias[unsafe_offset=h] = dbeta_total.cast[dtype]()
 
 
-# ---- Before and after a kernel whose blocks add to sums ------------------------------------------------------
+# ---- Before and after the fused backward kernel ------------------------------------------------------
 
 
 def clear_gradients_kernel[
@@ -130,8 +130,8 @@ def clear_gradients_kernel[
 ):
     """Zero the sums of the fused backward kernel. One thread owns one element of grad_weight.
 
-    This is a launch of its own because nothing inside a kernel makes one block wait for another: a block that
-    clears in the same launch may wipe out what the others have already added.
+    This is a separate launch because blocks of one launch do not wait for each other: a block that clears in
+    the same launch could erase what others have already added.
     """
     var index = global_idx.x
     if index < Int(hidden_dim):

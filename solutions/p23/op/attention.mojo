@@ -4,14 +4,14 @@
     dV = P^T dO                dP = dO V^T      dS = P * (dP - rowsum(dP * P))
     dQ = scale * dS K          dK = scale * dS^T Q
 
-Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and their gradients
-[B, N, S, T]; mask [S, T], added to the scores of every head, -inf where a query must not see a key. B is the batch, N
-the heads; a batch of the matrix products is one head, so there are B * N of them. Every size is a run-time argument.
-Sums, scores and probabilities are kept in `accum_type[dtype]`: float32 for the 16-bit types.
+Shapes: query, output and grad_output [B, N, S, d]; key and value [B, N, T, d]; scores, probabilities and their
+gradients [B, N, S, T]; mask [S, T], added to the scores of every head, -inf where a query must not see a key. B
+is the batch size, N the number of heads; each of the B * N heads is one batch of the matrix products. Every size
+is a run-time argument. Sums, scores and probabilities are kept in `accum_type[dtype]`: float32 for 16-bit types.
 
-The five kernels are one matrix product, whose factors may be stored transposed (NN, NT and TN), and softmax with its
-backward. The flash kernels after them make the same without a matrix of S x T: of each row they keep lse, one number, and
-compute P = exp(S + mask - lse) again where they need it. `ops.mojo` holds the ops.
+The five kernels are a matrix product, whose factors may be stored transposed (NN, NT and TN), and softmax with
+its backward. The flash kernels after them compute the same without an S x T matrix: of each row they save lse,
+one number, and recompute P = exp(S + mask - lse) where they need it. `ops.mojo` has the ops.
 """
 
 from std.math import ceildiv, exp, log
@@ -38,7 +38,7 @@ from .tiles import (
 )
 
 comptime ROW_THREADS = 128
-"""Threads of a block that share one row of the scores."""
+"""Threads per block that share one row of the scores."""
 
 
 # ---- The unfused kernels ------------------------------------------------------------------------------------
@@ -57,10 +57,10 @@ def tiled_matmul_kernel[
     k: Int32,
     alpha: Scalar[accum_type[out_dtype]],
 ):
-    """Matrix products, output = alpha * a @ b in every batch, of factors that may be stored transposed.
+    """Compute output = alpha * a @ b in every batch; the factors may be stored transposed.
 
-    A block owns one TILE x TILE tile of the output and walks along K tile by tile. A transposed factor changes places
-    while it is loaded: neighbouring threads read neighbouring elements either way.
+    A block owns one TILE x TILE tile of the output and loops over K tile by tile. A transposed factor is
+    transposed while it is loaded: neighbouring threads read neighbouring elements either way.
     """
     comptime accum = accum_type[out_dtype]
     var M = Int(m)
@@ -88,12 +88,12 @@ def tiled_matmul_kernel[
             else:
                 b_tile[y, x] = element(B, k0 + y, column0 + x, K, N)
             barrier()
-            # A plain sum for the tile, a compensated one for the tiles: its error does not grow with K.
+            # An ordinary sum within the tile, a compensated one over the tiles: no error that grows with K.
             var tile_sum = Scalar[accum](0)
             comptime for i in range(TILE):
                 tile_sum += a_tile[y, i].cast[accum]() * b_tile[i, x].cast[accum]()
             total += tile_sum
-            # No thread may load the next tile while another still reads this one.
+            # No thread may load the next tile while another is still reading this one.
             barrier()
             # BLANK-END matmul
         if row0 + y < M and column0 + x < N:
@@ -116,7 +116,7 @@ def softmax_kernel[
     mask_rows: Int32,
     columns: Int32,
 ):
-    """P = softmax(scores + mask) of every row; a row that is masked everywhere, all -inf, gives 0. A block owns a row.
+    """Compute P = softmax(scores + mask) of every row; a fully masked row, all -inf, gives 0. A block owns a row.
     """
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
     var T = Int(columns)
@@ -131,9 +131,9 @@ def softmax_kernel[
     for t in range(thread_idx.x, T, ROW_THREADS):
         var score = s[unsafe_offset=t] + (m[unsafe_offset=t].cast[accum]() if masked else 0)
         largest = max(largest, score)
-    # block.max and block.sum hold barriers, so every thread calls them.
+    # block.max and block.sum contain barriers, so every thread calls them.
     largest = block.max[block_size=ROW_THREADS](largest)
-    # Minus -inf, a row of -inf would be NaN; minus 0, it stays -inf, whose exponential is 0.
+    # Subtracting -inf from -inf would give NaN; subtracting 0 leaves -inf, whose exponential is 0.
     var shift = largest if largest > Scalar[accum].MIN else Scalar[accum](0)
     var partial = Scalar[accum](0)
     for t in range(thread_idx.x, T, ROW_THREADS):
@@ -143,7 +143,7 @@ def softmax_kernel[
         partial += weight
     var total = block.sum[block_size=ROW_THREADS](partial)
     for t in range(thread_idx.x, T, ROW_THREADS):
-        # The thread reads what it wrote itself. A sum that is NaN is not 0: it spreads over the row, as in PyTorch.
+        # Each thread reads what it wrote. A NaN sum is not 0, so the row becomes NaN, as in PyTorch.
         p[unsafe_offset=t] = Scalar[accum](0) if total == 0 else p[unsafe_offset=t] / total
     # BLANK-END softmax
 
@@ -160,7 +160,7 @@ def softmax_backward_kernel[
     probabilities: ImmPtr[accum],  # [rows, T], P
     columns: Int32,
 ):
-    """The gradient of the scores, dS, from the probabilities alone. A block owns one row."""
+    """Compute the gradient of the scores, dS, from P and dP. A block owns one row."""
     comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
     var T = Int(columns)
     var P = probabilities.unsafe_offset(block_idx.x * T)
@@ -205,7 +205,7 @@ def launch_matmul[
     k: Int32,
     alpha: Float64 = 1,
 ) raises:
-    """One launch: output [batches, m, n] = alpha * a @ b, with k summands; `name` is its name in reports."""
+    """Launch output [batches, m, n] = alpha * a @ b with inner dimension k; `name` is its name in reports."""
     if batches == 0 or m == 0 or n == 0:
         return
     launcher.launch[tiled_matmul_kernel[out_dtype, a_dtype, b_dtype, transpose_a, transpose_b]](
@@ -232,7 +232,7 @@ def launch_scores[
     key: ImmPtr[dtype],  # [B, N, T, d]
     sizes: Sizes,
 ) raises:
-    """S = scale * Q K^T. Given as the example of a step: K is stored [T, d], and as the right factor it is [d, T].
+    """Launch S = scale * Q K^T. Provided as an example: K is stored [T, d], and the right factor is [d, T].
     """
     launch_matmul[transpose_b=True](
         launcher,
@@ -258,7 +258,7 @@ def launch_softmax[
     sizes: Sizes,
     mask_rows: Int32,
 ) raises:
-    """P = softmax(S + mask); without a mask, mask_rows is 0."""
+    """Launch P = softmax(S + mask); without a mask, mask_rows is 0."""
     if sizes.rows() == 0 or sizes.key_len == 0:
         return
     launcher.launch[softmax_kernel[accum_type[dtype], dtype]](
@@ -283,7 +283,7 @@ def launch_output[
     value: ImmPtr[dtype],  # [B, N, T, d]
     sizes: Sizes,
 ) raises:
-    """O = P V."""
+    """Launch O = P V."""
     var heads = sizes.batches
     var S = sizes.query_len
     var T = sizes.key_len
@@ -308,7 +308,7 @@ def launch_output_backward[
     value: ImmPtr[dtype],  # [B, N, T, d]
     sizes: Sizes,
 ) raises:
-    """The backward of O = P V: dV = P^T dO and dP = dO V^T."""
+    """Launch the backward of O = P V: dV = P^T dO and dP = dO V^T."""
     var heads = sizes.batches
     var S = sizes.query_len
     var T = sizes.key_len
@@ -337,7 +337,7 @@ def launch_softmax_backward[
     probabilities: ImmPtr[accum_type[dtype]],  # [B, N, S, T]
     sizes: Sizes,
 ) raises:
-    """The backward of P = softmax(S + mask)."""
+    """Launch the backward of P = softmax(S + mask)."""
     if sizes.rows() == 0 or sizes.key_len == 0:
         return
     launcher.launch[softmax_backward_kernel[accum_type[dtype]]](
@@ -363,7 +363,7 @@ def launch_scores_backward[
     key: ImmPtr[dtype],  # [B, N, T, d]
     sizes: Sizes,
 ) raises:
-    """The backward of S = scale * Q K^T: dQ = scale * dS K and dK = scale * dS^T Q."""
+    """Launch the backward of S = scale * Q K^T: dQ = scale * dS K and dK = scale * dS^T Q."""
     var heads = sizes.batches
     var S = sizes.query_len
     var T = sizes.key_len
@@ -403,10 +403,10 @@ def flash_forward_kernel[
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
-    """Output and lse = log(sum over the keys of exp(score)). A block owns TILE queries and walks over the keys.
+    """Compute the output and lse = log(sum over the keys of exp(score)). A block owns TILE queries and loops over the keys.
 
-    A row is shared by TILE threads: largest and total are the same in all of them, and thread (x, y) makes the elements x,
-    x + TILE, ... of the output's row y, in sums[0], sums[1], ...
+    TILE threads share a row: largest and total are the same in all of them, and thread (x, y) computes elements x, x +
+    TILE, ... of the output's row y in sums[0], sums[1], ...
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
@@ -433,7 +433,7 @@ def flash_forward_kernel[
             var score = seen_score(scale * product, mask, s, t0 + x, S, T)
             # BLANK-START online: what has grown, and what this tile adds to total and sums
             var grown = max(largest, row_max(score))
-            # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
+            # Before a row sees a key, subtracting -inf would give NaN; subtracting 0 makes the exponentials 0.
             var shift = grown if grown > Scalar[accum].MIN else Scalar[accum](0)
             var rescale = exp(largest - shift)
             var weight = exp(score - shift)
@@ -447,11 +447,11 @@ def flash_forward_kernel[
                 comptime for i in range(TILE):
                     sum += weights[y, i] * values[i, x].cast[accum]()
                 sums[chunk] = sums[chunk] * rescale + sum
-                # No thread may write the next values while another still reads these.
+                # No thread may write the next values while another is still reading these.
                 barrier()
             # BLANK-END online
         if s < S:
-            # A row that sees no key: total and sums are 0, unless a value is NaN.
+            # For a row that sees no key, total and sums are 0, unless a value is NaN.
             var divisor = Scalar[accum](1) if total == 0 else total
             for chunk in range(ceildiv(d, TILE)):
                 if chunk * TILE + x < d:
@@ -508,7 +508,7 @@ def flash_query_kernel[
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
-    """The gradient of the query. A block owns TILE queries and walks over the keys, as the forward pass does.
+    """Compute the gradient of the query. A block owns TILE queries and loops over the keys, as in the forward pass.
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
@@ -540,7 +540,7 @@ def flash_query_kernel[
             for chunk in range(ceildiv(d, TILE)):
                 keys[y, x] = element(K, t0 + y, chunk * TILE + x, T, d)
                 barrier()
-                # The tile's own sum first: added one by one the keys would cost digits as their number grows.
+                # Sum within the tile first: adding many keys one by one would lose digits.
                 var sum = Scalar[accum](0)
                 comptime for i in range(TILE):
                     sum += slopes[y, i] * keys[i, x].cast[accum]()
@@ -573,9 +573,9 @@ def flash_key_value_kernel[
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
-    """The gradients of key and value. A block owns TILE keys and walks over the queries of every head that shares them.
+    """Compute the gradients of key and value. A block owns TILE keys and loops over the queries of every head that shares them.
 
-    Its tile is that of the scores, transposed: thread (x, y) has query s0 + x and key t0 + y.
+    Its tile of scores is transposed: thread (x, y) has query s0 + x and key t0 + y.
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "attention is of floating-point numbers"

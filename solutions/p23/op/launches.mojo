@@ -1,4 +1,4 @@
-"""How the flash kernels are launched, given: geometry and the order of arguments of the forward and of the backward pass."""
+"""Launches of the flash kernels, provided: geometry and the order of arguments."""
 
 from std.math import ceildiv
 from max.gpu.host import Dim
@@ -17,7 +17,7 @@ from .tiles import MAX_GRID_Z, TILE
 
 
 def launch_flash_forward[L: Launcher, dtype: DType, //](mut launcher: L, t: FlashForward[dtype]) raises:
-    """One launch: output and lse."""
+    """Launch one kernel: output and lse."""
     if t.sizes.heads() == 0 or t.sizes.query_len == 0:
         return
     launcher.launch[flash_forward_kernel[dtype]](
@@ -45,7 +45,7 @@ def launch_delta[
     rows: Int,
     head_dim: Int32,
 ) raises:
-    """One launch: delta = rowsum(dO * O)."""
+    """Launch one kernel: delta = rowsum(dO * O)."""
     if rows == 0:
         return
     launcher.launch[delta_kernel[dtype]](
@@ -54,7 +54,7 @@ def launch_delta[
 
 
 def launch_flash_backward[L: Launcher, dtype: DType, //](mut launcher: L, t: FlashBackward[dtype]) raises:
-    """Two launches: grad_query by one kernel, grad_key and grad_value by another."""
+    """Launch two kernels: one computes grad_query, the other grad_key and grad_value."""
     if t.sizes.heads() and t.sizes.query_len:
         launcher.launch[flash_query_kernel[dtype]](
             "flash_query",

@@ -1,8 +1,8 @@
-"""The ops of puzzle 23: public ones, as other harnesses call them, and internal ones, each step by itself and the fused variant.
+"""The ops of puzzle 23: public ops, as other harnesses call them, and internal ops for each step and for the fused variant.
 
 Shapes: query, output and grad_output [batch, heads, length, dim]; key and value [batch, heads, key length, dim]. The scale
-is 1 / sqrt(dim). The public backward op computes the probabilities again. Between the steps scores, probabilities and their
-gradients are visible, so that each is checked alone, from right ones before it.
+is 1 / sqrt(dim). The public backward op recomputes the probabilities. The internal ops output scores, probabilities and
+their gradients, so that each step is checked alone, from correct inputs.
 """
 
 from extensibility import InputTensor, OutputTensor
@@ -32,12 +32,12 @@ def launch_probabilities[
 ](mut launcher: DeviceLauncher, query: ImmPtr[dtype], key: ImmPtr[dtype], sizes: Sizes) raises -> MutPtr[
     accum_type[dtype]
 ]:
-    """The probabilities without a mask, [B, N, S, T], in scratch memory of the launcher."""
+    """Launch the probabilities without a mask, [B, N, S, T], in the launcher's workspace, and return them."""
     comptime accum = accum_type[dtype]
     var scores = launcher.workspace[accum]("scores", sizes.scores())
     var probabilities = launcher.workspace[accum]("probabilities", sizes.scores())
     launch_scores[dtype](launcher, scores, query, key, sizes)
-    # Without a mask its address is not read: any will do.
+    # Without a mask its address is not read, so any address will do.
     launch_softmax[dtype](launcher, probabilities, scores.as_imm(), query, sizes, 0)
     return probabilities
 
@@ -76,7 +76,7 @@ struct Attention:
 
 @extensibility.register("attention_backward")
 struct AttentionBackward:
-    """The public backward op: the gradients of query, key and value, from that of the output."""
+    """The public backward op: the gradients of query, key and value from the gradient of the output."""
 
     @staticmethod
     def execute[
@@ -223,7 +223,7 @@ struct AttentionOutput:
 
 @extensibility.register("attention_output_backward")
 struct AttentionOutputBackward:
-    """The gradients of value and probabilities, from that of the output."""
+    """The gradients of value and probabilities from the gradient of the output."""
 
     @staticmethod
     def execute[
@@ -260,7 +260,7 @@ struct AttentionOutputBackward:
 
 @extensibility.register("attention_softmax_backward")
 struct AttentionSoftmaxBackward:
-    """The gradient of the scores, from that of the probabilities."""
+    """The gradient of the scores from the gradient of the probabilities."""
 
     @staticmethod
     def execute[
@@ -290,7 +290,7 @@ struct AttentionSoftmaxBackward:
 
 @extensibility.register("attention_scores_backward")
 struct AttentionScoresBackward:
-    """The gradients of query and key, from that of the scores."""
+    """The gradients of query and key from the gradient of the scores."""
 
     @staticmethod
     def execute[
@@ -330,7 +330,7 @@ struct AttentionScoresBackward:
 
 @extensibility.register("attention_train")
 struct AttentionTrain:
-    """The forward op for training: output, and the log-sum-exp of every row, written in place."""
+    """The forward op for training: output and the log-sum-exp of every row, in the caller's buffers."""
 
     @staticmethod
     def execute[
@@ -372,7 +372,7 @@ struct AttentionTrain:
 
 @extensibility.register("attention_delta")
 struct AttentionDelta:
-    """Delta = rowsum(dO * O), which the backward op starts from, written in place."""
+    """Delta = rowsum(dO * O), an input of the backward op, in the caller's buffer."""
 
     @staticmethod
     def execute[
@@ -400,7 +400,7 @@ struct AttentionDelta:
 
 @extensibility.register("attention_train_backward")
 struct AttentionTrainBackward:
-    """The backward op for training: the gradients of query, key and value, from lse and delta, written in place.
+    """The backward op for training: the gradients of query, key and value from lse and delta, in the caller's buffers.
     """
 
     @staticmethod

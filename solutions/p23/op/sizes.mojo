@@ -1,5 +1,5 @@
-"""The sizes of puzzle 23, in the type in which kernels take them, checks of them before a launch, and the tensors of a
-pass of the flash kernels as one value. A kernel takes addresses, and the sizes as one vector.
+"""The sizes of puzzle 23 in the type of the kernels' arguments, their checks before a launch, and structs with the
+tensors of each pass of the flash kernels. A kernel takes addresses as separate arguments, and the sizes as one vector.
 """
 
 from std.math import sqrt
@@ -8,9 +8,9 @@ from .shared.common import accum_type
 from .tiles import MAX_HEAD
 
 comptime MOST_COLUMNS = 16 * 65535
-"""Keys, or elements of a head, at most: tiles of 16 along a grid that ends at 65535."""
+"""Maximum keys, or elements of a head: tiles of 16 along a grid of at most 65535 blocks."""
 comptime PackedSizes = SIMD[DType.int32, 8]
-"""The sizes as an argument of a flash kernel."""
+"""The sizes as a flash kernel's argument."""
 
 
 @fieldwise_init
@@ -23,20 +23,20 @@ struct Sizes(Copyable, Movable):
     var head_dim: Int32
 
     def rows(self) -> Int:
-        """Rows of the scores: one for each query of each head."""
+        """Return the rows of the scores: one for each query of each head."""
         return Int(self.batches) * Int(self.query_len)
 
     def scores(self) -> Int:
-        """How many scores there are: B * N * S * T."""
+        """Return the number of scores: B * N * S * T."""
         return self.rows() * Int(self.key_len)
 
     def scale(self) -> Float64:
-        """The factor of the scores: 1 / sqrt(head_dim)."""
+        """Return the factor of the scores: 1 / sqrt(head_dim)."""
         return 1 / sqrt(Float64(self.head_dim))
 
 
 def checked_sizes(batch: Int, heads: Int, query_len: Int, key_len: Int, head_dim: Int) raises -> Sizes:
-    """Return the sizes in the kernels' type; raise if a kernel cannot cover them."""
+    """Return the sizes in the kernels' type; raise if a kernel does not support them."""
     if head_dim < 1:
         raise Error(t"the head dimension must be at least 1, got {head_dim}")
     if head_dim > MOST_COLUMNS or key_len > MOST_COLUMNS:
@@ -55,7 +55,7 @@ def checked_sizes(batch: Int, heads: Int, query_len: Int, key_len: Int, head_dim
 
 @fieldwise_init
 struct FlashSizes(Copyable, Movable):
-    """The sizes of a problem for the flash kernels: N query heads share G heads of key and value, N / G each.
+    """The sizes of a problem for the flash kernels: N query heads share G heads of key and value, N / G share each.
     """
 
     var batch: Int32
@@ -76,7 +76,7 @@ struct FlashSizes(Copyable, Movable):
         self.head_dim = packed[5]
 
     def packed(self) -> PackedSizes:
-        """The sizes as a kernel argument."""
+        """Return the sizes as a kernel argument."""
         var sizes = PackedSizes(0)
         sizes[0] = self.batch
         sizes[1] = self.query_heads
@@ -88,22 +88,22 @@ struct FlashSizes(Copyable, Movable):
 
     @always_inline
     def heads(self) -> Int:
-        """Query heads of the whole batch: B * N."""
+        """Return the query heads of the whole batch: B * N."""
         return Int(self.batch) * Int(self.query_heads)
 
     @always_inline
     def shared_heads(self) -> Int:
-        """Heads of key and value of the whole batch: B * G."""
+        """Return the heads of key and value of the whole batch: B * G."""
         return Int(self.batch) * Int(self.key_heads)
 
     @always_inline
     def group(self) -> Int:
-        """How many query heads share a head of key and value: N / G."""
+        """Return the number of query heads that share a head of key and value: N / G."""
         return Int(self.query_heads) // Int(self.key_heads)
 
     @always_inline
     def shared_head(self, head: Int) -> Int:
-        """The head of key and value that a query head reads, both counted through the batch."""
+        """Return a query head's head of key and value; both are counted across the batch."""
         return head // self.group()
 
 
@@ -146,7 +146,7 @@ struct FlashBackward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmO
 def checked_flash_sizes(
     batch: Int, query_heads: Int, key_heads: Int, query_len: Int, key_len: Int, head_dim: Int
 ) raises -> FlashSizes:
-    """Return the sizes in the kernels' type; raise if a flash kernel cannot cover them."""
+    """Return the sizes in the kernels' type; raise if a flash kernel does not support them."""
     _ = checked_sizes(batch, query_heads, query_len, key_len, head_dim)
     if head_dim > MAX_HEAD:
         raise Error(t"the head dimension must be at most {MAX_HEAD}, got {head_dim}")

@@ -1,7 +1,7 @@
-"""Shared code of puzzle 23's kernels, provided: the tile, an element of a matrix, and operations of the flash kernels on tiles.
+"""Code shared by puzzle 23's kernels, provided: tiles, elements of a matrix, and the flash kernels' operations on tiles.
 
-A block of TILE x TILE threads holds a tile of the scores, one element in each thread. `tile_product` makes it, `seen_score`
-hides what a query must not see; the threads of a row add up or compare by shuffles, without shared memory.
+A block of TILE x TILE threads holds a tile of the scores, one element per thread. `tile_product` computes it,
+`seen_score` adds the mask; the threads of a row compute maxima and sums by shuffles, without shared memory.
 """
 
 from std.math import exp
@@ -15,22 +15,22 @@ from layout.tile_tensor import stack_allocation
 from .shared.common import ImmPtr, accum_type
 
 comptime TILE = 16
-"""Side of the square tiles of a matrix product: 256 threads a block."""
+"""Side of the square tiles of a matrix product: 256 threads per block."""
 comptime TILE_LAYOUT = row_major[TILE, TILE + 1]()
-"""A tile in shared memory. The column of padding puts the elements of a tile column into different banks."""
+"""A tile in shared memory. The column of padding puts the elements of a tile column in different banks."""
 comptime MAX_GRID_Z = get_defined_int["MAX_GRID_Y", 65535]()
-"""The largest grid on NVIDIA along y and z. Checks define a small one, so that kernels must stride."""
+"""NVIDIA's maximum grid along y and z. Checks define a small one, so that kernels must stride."""
 comptime MAX_HEAD = 256
-"""The largest head dimension of the flash kernels: a thread keeps an element of every 16 of a row in registers."""
+"""Maximum head dimension: a thread keeps one of every 16 elements of a row in registers."""
 comptime CHUNKS = MAX_HEAD // TILE
-"""How many tiles such a row is wide."""
+"""Tiles across a row of MAX_HEAD elements."""
 
 
 @always_inline
 def element[
     dtype: DType
 ](matrix: ImmPtr[dtype], row: Int, column: Int, rows: Int, columns: Int) -> Scalar[dtype]:
-    """An element of a matrix as it is stored, [rows, columns]; 0 outside of it, which adds nothing to a product.
+    """Return an element of a matrix as it is stored, [rows, columns]; 0 outside the matrix, which adds nothing to a product.
     """
     if row >= rows or column >= columns:
         return 0
@@ -39,7 +39,7 @@ def element[
 
 @always_inline
 def row_max[dtype: DType, //](value: Scalar[dtype]) -> Scalar[dtype]:
-    """The largest value of the TILE threads that share a row of the tile; each of them gets it."""
+    """Return the maximum over the TILE threads that share a row of the tile; each of them gets it."""
     var largest = value
     comptime for distance in range(4):
         largest = max(largest, warp.shuffle_xor(largest, UInt32(1 << distance)))
@@ -48,7 +48,7 @@ def row_max[dtype: DType, //](value: Scalar[dtype]) -> Scalar[dtype]:
 
 @always_inline
 def row_total[dtype: DType, //](value: Scalar[dtype]) -> Scalar[dtype]:
-    """The sum of the values of the TILE threads that share a row of the tile; each of them gets it."""
+    """Return the sum over the TILE threads that share a row of the tile; each of them gets it."""
     var total = value
     comptime for distance in range(4):
         total += warp.shuffle_xor(total, UInt32(1 << distance))
@@ -61,7 +61,7 @@ def tile_product[
 ](
     left: ImmPtr[dtype], right: ImmPtr[dtype], row0: Int, column0: Int, rows: Int, columns: Int, d: Int
 ) -> Scalar[accum_type[dtype]]:
-    """One element of left @ right^T: that of row row0 + thread_idx.y and column column0 + thread_idx.x.
+    """Return one element of left @ right^T: row row0 + thread_idx.y, column column0 + thread_idx.x.
 
     left is [rows, d], right [columns, d]. Every thread of the block must call it.
     """
@@ -87,7 +87,7 @@ def tile_product[
 def seen_score[
     accum: DType, dtype: DType, //
 ](score: Scalar[accum], mask: ImmPtr[dtype], s: Int, t: Int, queries: Int, keys: Int) -> Scalar[accum]:
-    """The score of query s and key t with the mask added; -inf outside of the matrix."""
+    """Return the score of query s and key t with the mask added; -inf outside the matrix."""
     if s >= queries or t >= keys:
         return Scalar[accum].MIN
     return score + mask[unsafe_offset=s * keys + t].cast[accum]()
@@ -95,6 +95,6 @@ def seen_score[
 
 @always_inline
 def probability[accum: DType, //](score: Scalar[accum], lse: Scalar[accum]) -> Scalar[accum]:
-    """exp(score - lse), and 0 in a row that sees no key, whose lse is -inf."""
+    """Return exp(score - lse), or 0 in a row that sees no key, whose lse is -inf."""
     comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
     return exp(score - (lse if lse > Scalar[accum].MIN or lse != lse else Scalar[accum](0)))

@@ -1,10 +1,10 @@
-"""Attention within a window of a grid, forward and backward, given: it reads through the order, and leaves whole tiles out.
+"""Attention within a window of a grid, forward and backward, provided: it reads rows by the order, and skips whole tiles.
 
-Tensors have a row for each cell, as they are stored; a block owns TILE positions in a row of the order, reads
-their rows at order[i], and writes results there. So nothing is gathered beforehand and nothing scattered afterwards. Tiles of
-keys that `tiles` does not name are passed over; within the others each pair is held against the window.
+Tensors have a row for each cell, in the order in which cells are stored; a block owns TILE consecutive positions of the order,
+reads their rows at order[i], and writes results there. So nothing is gathered beforehand or scattered afterwards. Tiles of keys
+that are 0 in `tiles` are skipped; in the others each pair is checked against the window.
 
-The mathematics is puzzle 23's: an online softmax forward; backward P = exp(S - lse) again, dS = P * (dO V^T - delta).
+The formulas are those of puzzle 23: an online softmax forward; backward recomputes P = exp(S - lse), dS = P * (dO V^T - delta).
 """
 
 from std.math import ceildiv, exp, log
@@ -18,20 +18,20 @@ from .shared.common import ImmPtr, MutPtr, accum_type
 from .window import MAX_HEAD, TILE, PackedSizes, WindowSizes
 
 comptime LAYOUT = row_major[TILE, TILE + 1]()
-"""A tile in shared memory. The column of padding puts the elements of a tile column into different banks."""
+"""A tile in shared memory. The column of padding puts the elements of a tile column in different banks."""
 comptime CHUNKS = MAX_HEAD // TILE
-"""How many tiles the longest row is wide."""
+"""Tiles across the longest row."""
 
 
 @always_inline
 def cell_at(order: ImmPtr[DType.int32], position: Int, sizes: WindowSizes) -> Int:
-    """The cell of a position, -1 past the end."""
+    """Return the cell of a position, or -1 past the end."""
     return Int(order[unsafe_offset=position]) if position < Int(sizes.length) else -1
 
 
 @always_inline
 def row_element[dtype: DType](matrix: ImmPtr[dtype], cell: Int, column: Int, d: Int) -> Scalar[dtype]:
-    """Return an element of a cell's row, 0 if there is none."""
+    """Return an element of a cell's row, or 0 outside."""
     return matrix[unsafe_offset=cell * d + column] if cell >= 0 and column < d else Scalar[dtype](0)
 
 
@@ -41,9 +41,9 @@ def rows_product[
 ](left: ImmPtr[dtype], right: ImmPtr[dtype], left_cell: Int, right_cell: Int, d: Int) -> Scalar[
     accum_type[dtype]
 ]:
-    """The dot product of row y of one tile and row x of another, in thread (x, y). Every thread of the block must call it.
+    """Return the dot product of row y of one tile and row x of another, in thread (x, y). Every thread of the block must call it.
 
-    `left_cell` and `right_cell` are the cells of row thread_idx.y of each: that is what the thread loads.
+    `left_cell` and `right_cell` are the cells of each tile's row thread_idx.y, which this thread loads.
     """
     comptime accum = accum_type[dtype]
     var left_tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](LAYOUT)
@@ -65,7 +65,7 @@ def rows_product[
 
 @always_inline
 def needed(tiles: ImmPtr[DType.int32], s0: Int, t0: Int, sizes: WindowSizes) -> Bool:
-    """Whether the queries from position s0 on need the keys from position t0 on."""
+    """Return whether the tile of queries at position s0 needs the tile of keys at position t0."""
     var T = Int(sizes.tile)
     return tiles[unsafe_offset=s0 // T * sizes.tiles() + t0 // T] != 0
 
@@ -84,7 +84,7 @@ def window_forward_kernel[
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
-    """Output and lse. A block owns TILE queries; thread (x, y) makes the elements x, x + TILE, ... of query y's row.
+    """Compute output and lse. A block owns TILE queries; thread (x, y) computes elements x, x + TILE, ... of query y's row.
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
@@ -113,7 +113,7 @@ def window_forward_kernel[
             if query_cell < 0 or key_cell < 0 or not sizes.in_window(query_cell, key_cell):
                 score = Scalar[accum].MIN
             var grown = max(largest, warp.lane_group_max[num_lanes=TILE](score))
-            # Minus -inf, a row that has seen nothing yet would be NaN; minus 0, its exponentials are 0.
+            # Before a row sees a key, subtracting -inf would give NaN; subtracting 0 makes the exponentials 0.
             var shift = grown if grown > Scalar[accum].MIN else Scalar[accum](0)
             var rescale = exp(largest - shift)
             var weight = exp(score - shift)
@@ -157,7 +157,7 @@ def window_query_kernel[
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
-    """The gradient of the query, and delta for the next kernel. A block owns TILE queries, as in the forward pass.
+    """Compute the gradient of the query, and delta for the next kernel. A block owns TILE queries, as in the forward pass.
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
@@ -233,10 +233,10 @@ def window_key_value_kernel[
     packed: PackedSizes,
     scale: Scalar[accum_type[dtype]],
 ):
-    """The gradients of key and value. A block owns TILE keys; thread (x, y) has query s0 + x and key t0 + y.
+    """Compute the gradients of key and value. A block owns TILE keys; thread (x, y) has query s0 + x and key t0 + y.
 
-    The mask is read at [query's tile, key's tile], as the other two kernels read it: they walk along a row of it, this one down
-    a column.
+    `tiles` is read at [query's tile, key's tile], as in the other two kernels: they loop over a row of it, this
+    kernel over a column.
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "attention is of floating-point numbers"

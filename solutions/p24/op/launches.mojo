@@ -1,4 +1,4 @@
-"""How the kernels of puzzle 24 are launched, given: geometry and the order of arguments."""
+"""Launches of puzzle 24's kernels, provided: geometry and the order of arguments."""
 
 from std.math import ceildiv
 from std.sys.defines import get_defined_int
@@ -18,13 +18,13 @@ from .shared.launcher import Launcher
 from .window import TILE, WindowBackward, WindowForward, WindowSizes
 
 comptime MAX_GRID_Y = get_defined_int["MAX_GRID_Y", 65535]()
-"""The largest grid on NVIDIA along y. Checks define a small one, so that kernels must stride."""
+"""NVIDIA's maximum grid along y. Checks define a small one, so that kernels must stride."""
 
 
 def launch_curve[
     L: Launcher, //
 ](mut launcher: L, index: MutPtr[DType.int32], inverse: MutPtr[DType.int32], side: Int) raises:
-    """Two launches: a thread for each step, then one for each cell."""
+    """Launch two kernels: a thread for each step, then a thread for each cell."""
     launcher.launch[hilbert_index_kernel](
         "hilbert_index",
         index,
@@ -52,7 +52,7 @@ def launch_gather[
     length: Int,
     head_dim: Int,
 ) raises:
-    """One launch: a thread for each element of a batch."""
+    """Launch one kernel: a thread for each element of a batch."""
     if batches == 0 or length == 0 or head_dim == 0:
         return
     launcher.launch[hilbert_gather_kernel[dtype]](
@@ -79,7 +79,7 @@ def launch_scatter[
     length: Int,
     head_dim: Int,
 ) raises:
-    """One launch: a thread for each element of a batch."""
+    """Launch one kernel: a thread for each element of a batch."""
     if batches == 0 or length == 0 or head_dim == 0:
         return
     launcher.launch[hilbert_scatter_kernel[dtype]](
@@ -103,7 +103,7 @@ def launch_tiles[
     order: ImmPtr[DType.int32],  # [L]
     sizes: WindowSizes,
 ) raises:
-    """One launch: a block for each pair of tiles."""
+    """Launch one kernel: a block for each pair of tiles."""
     if sizes.length == 0:
         return
     launcher.launch[window_tiles_kernel](
@@ -120,7 +120,7 @@ def launch_tiles[
 
 
 def launch_window_forward[L: Launcher, dtype: DType, //](mut launcher: L, t: WindowForward[dtype]) raises:
-    """One launch: output and lse."""
+    """Launch one kernel: output and lse."""
     if t.sizes.batches == 0 or t.sizes.length == 0:
         return
     launcher.launch[window_forward_kernel[dtype]](
@@ -140,7 +140,7 @@ def launch_window_forward[L: Launcher, dtype: DType, //](mut launcher: L, t: Win
 
 
 def launch_window_backward[L: Launcher, dtype: DType, //](mut launcher: L, t: WindowBackward[dtype]) raises:
-    """Two launches: grad_query with delta by one kernel, grad_key and grad_value by another."""
+    """Launch two kernels: one computes grad_query and delta, the other grad_key and grad_value."""
     if t.sizes.batches == 0 or t.sizes.length == 0:
         return
     launcher.launch[window_query_kernel[dtype]](

@@ -1,8 +1,8 @@
-"""Puzzle 24, given complete: the ops that MAX and PyTorch see.
+"""Puzzle 24, provided: the ops for MAX and PyTorch.
 
-Tensors of positions are [batch, heads, cells, dim], a row for each cell of a grid as it is stored; order is int32 [cells]. Outputs
-come first, then gradients coming in, then inputs. `hilbert_gather` and `hilbert_scatter` have new outputs, as `CustomOpLibrary`
-calls them; an op NAME_train writes into buffers that the caller brings, so that the checks can fill them beforehand.
+Tensors of positions are [batch, heads, cells, dim], a row for each cell of a grid as it is stored; order is int32 [cells].
+Outputs come first, then incoming gradients, then inputs. `hilbert_gather` and `hilbert_scatter` allocate their outputs, as
+`CustomOpLibrary` expects; an op NAME_train writes into the caller's buffers, so that the checks can fill them beforehand.
 """
 
 from extensibility import InputTensor, OutputTensor
@@ -27,7 +27,7 @@ from .window import MAX_HEAD, TILE, WindowBackward, WindowForward, WindowSizes
 def checked_sizes(
     batches: Int, length: Int, head_dim: Int, width: Int32, radius: Int32, tile: Int32
 ) raises -> WindowSizes:
-    """Return the sizes in the kernels' type; raise if they make no grid, window or tile."""
+    """Return the sizes in the kernels' type; raise if the grid, window or tile is invalid."""
     if width < 1 or length % Int(width) != 0:
         raise Error(t"{length} cells are no grid of {width} columns")
     if radius < 0:
@@ -41,7 +41,7 @@ def checked_sizes(
 
 @extensibility.register("hilbert_curve_train")
 struct HilbertCurveTrain:
-    """The index and the inverse of the curve through a square, written in place."""
+    """Compute the index and the inverse of the curve through a square, in the caller's buffers."""
 
     @staticmethod
     def execute(
@@ -60,7 +60,7 @@ struct HilbertCurveTrain:
 
 @extensibility.register("hilbert_gather")
 struct HilbertGather:
-    """Rows in the order of the steps: row order[i] becomes row i."""
+    """Gather rows by step: row order[i] becomes row i."""
 
     @staticmethod
     def execute[
@@ -91,7 +91,7 @@ struct HilbertGather:
 
 @extensibility.register("hilbert_gather_train")
 struct HilbertGatherTrain:
-    """Rows in the order of the steps, written in place."""
+    """Gather rows by step, in the caller's buffer."""
 
     @staticmethod
     def execute[
@@ -122,7 +122,7 @@ struct HilbertGatherTrain:
 
 @extensibility.register("hilbert_scatter")
 struct HilbertScatter:
-    """Scatter rows to their origin: row i becomes row order[i]. The backward of the gather, as it is of this one.
+    """Scatter rows to their origin: row i becomes row order[i]. This is the gather's backward, and the gather is this op's.
     """
 
     @staticmethod
@@ -154,7 +154,7 @@ struct HilbertScatter:
 
 @extensibility.register("hilbert_scatter_train")
 struct HilbertScatterTrain:
-    """Scatter rows to their origin, written in place."""
+    """Scatter rows to their origin, in the caller's buffer."""
 
     @staticmethod
     def execute[
@@ -185,7 +185,7 @@ struct HilbertScatterTrain:
 
 @extensibility.register("window_tiles_train")
 struct WindowTilesTrain:
-    """Which tiles of queries need which tiles of keys, written in place."""
+    """Mark which tiles of queries need which tiles of keys, in the caller's buffer."""
 
     @staticmethod
     def execute(
@@ -204,7 +204,7 @@ struct WindowTilesTrain:
 
 @extensibility.register("window_attention_train")
 struct WindowAttentionTrain:
-    """Attention within a window, read through the order: output and lse, written in place."""
+    """Compute attention within a window, with rows read by the order: output and lse, in place."""
 
     @staticmethod
     def execute[
@@ -250,7 +250,7 @@ struct WindowAttentionTrain:
 
 @extensibility.register("window_attention_train_backward")
 struct WindowAttentionTrainBackward:
-    """The gradients of query, key and value, and delta, from the output and lse, written in place."""
+    """Compute delta and the gradients of query, key and value from output and lse, in place."""
 
     @staticmethod
     def execute[

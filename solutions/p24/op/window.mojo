@@ -1,20 +1,20 @@
-"""The data of windowed attention, provided: its sizes, and the tensors of a pass as one value."""
+"""The data of windowed attention, provided: its sizes, and the tensors of each pass in one struct."""
 
 from std.math import ceildiv, sqrt
 
 from .shared.common import accum_type
 
 comptime PackedSizes = SIMD[DType.int32, 8]
-"""The sizes as a kernel argument."""
+"""Return the sizes as a kernel argument."""
 comptime TILE = 16
-"""Side of the square of scores that a block holds; a tile of the mask is a multiple of it."""
+"""Side of the square of scores that a block holds; the side of a marked tile is a multiple of it."""
 comptime MAX_HEAD = 256
-"""The largest head dimension: a thread keeps an element of every TILE of a row in registers."""
+"""Maximum head dimension: a thread keeps one of every TILE elements of a row in registers."""
 
 
 @fieldwise_init
 struct WindowSizes(Copyable, Movable):
-    """The sizes of a problem: `batches` is batch times heads, `length` the cells of the grid, `tile` positions in a tile.
+    """The sizes of a problem: `batches` is batch times heads, `length` the number of cells, `tile` the positions per tile.
     """
 
     var batches: Int32
@@ -26,7 +26,7 @@ struct WindowSizes(Copyable, Movable):
 
     @always_inline
     def __init__(out self, packed: PackedSizes):
-        """Unpack the sizes of `packed`."""
+        """Unpack the sizes from `packed`."""
         self.batches = packed[0]
         self.length = packed[1]
         self.head_dim = packed[2]
@@ -35,7 +35,7 @@ struct WindowSizes(Copyable, Movable):
         self.tile = packed[5]
 
     def packed(self) -> PackedSizes:
-        """The sizes as a kernel argument."""
+        """Return the sizes as a kernel argument."""
         var sizes = PackedSizes(0)
         sizes[0] = self.batches
         sizes[1] = self.length
@@ -47,18 +47,18 @@ struct WindowSizes(Copyable, Movable):
 
     @always_inline
     def tiles(self) -> Int:
-        """Tiles of positions: ceil(length / tile)."""
+        """Return the number of tiles of positions: ceil(length / tile)."""
         return ceildiv(Int(self.length), Int(self.tile))
 
     @always_inline
     def in_window(self, query: Int, key: Int) -> Bool:
-        """Whether a cell sees another one."""
+        """Return whether a query's cell sees a key's cell."""
         var W = Int(self.width)
         return max(abs(query // W - key // W), abs(query % W - key % W)) <= Int(self.radius)
 
     @always_inline
     def scale(self) -> Float64:
-        """The factor of the scores: 1 / sqrt(head_dim)."""
+        """Return the factor of the scores: 1 / sqrt(head_dim)."""
         return 1 / sqrt(Float64(self.head_dim))
 
 

@@ -1,3 +1,3 @@
-"""The custom ops of puzzle 26, which a rewrite of a graph puts in: SiLU, forward and backward."""
+"""The custom ops of puzzle 26, which a rewrite inserts into a graph: SiLU, forward and backward."""
 
 from .silu import SiluTrain, SiluTrainBackward

@@ -1,6 +1,6 @@
 """SiLU on a tensor of any shape, as a vector of `size` elements: y = x s, and dx = dy s (1 + x (1 - s)), where s = 1 / (1 + exp(-x)).
 
-Both are computed in float32 (float64 for float64) and rounded once.
+Both are computed in float32 (in float64 for float64) and rounded once.
 """
 
 from std.math import ceildiv, exp
@@ -14,11 +14,11 @@ from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import DeviceLauncher, Launcher
 
 comptime THREADS = 256
-"""Threads of a block; each has one element."""
+"""Threads per block; each owns one element."""
 
 
 def silu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], size: Int32):
-    """One element for each thread."""
+    """Compute one element per thread."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "SiLU is of floating-point numbers"
     var i = global_idx.x
@@ -30,7 +30,7 @@ def silu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], size:
 def silu_backward_kernel[
     dtype: DType
 ](grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], size: Int32):
-    """One element for each thread."""
+    """Compute one element per thread."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "SiLU is of floating-point numbers"
     var i = global_idx.x
@@ -44,7 +44,7 @@ def silu_backward_kernel[
 def launch_silu[
     dtype: DType, L: Launcher
 ](mut launcher: L, output: MutPtr[dtype], input: ImmPtr[dtype], size: Int32) raises:
-    """One launch."""
+    """Launch one kernel."""
     launcher.launch[silu_kernel[dtype]](
         "silu", output, input, size, grid_dim=ceildiv(Int(size), THREADS), block_dim=THREADS
     )
@@ -55,7 +55,7 @@ def launch_silu_backward[
 ](
     mut launcher: L, grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], size: Int32
 ) raises:
-    """One launch."""
+    """Launch one kernel."""
     launcher.launch[silu_backward_kernel[dtype]](
         "silu_backward",
         grad_input,

@@ -1,7 +1,7 @@
 """Puzzle 27, provided: the launch of each kernel, and the ops for MAX.
 
-Tensors are [batch, sequence, ...]; places are batch * sequence. What an op writes comes first, then gradients coming in, then
-inputs, then numbers. AdamW and clipping write beside what they read; their kernels may be launched in place.
+Tensors are [batch, sequence, ...]; places are batch * sequence. An op's outputs come first, then incoming gradients,
+then inputs, then numbers. The ops for AdamW and clipping do not overwrite their inputs; their kernels may run in place.
 """
 
 from std.math import ceildiv
@@ -44,7 +44,7 @@ def launch_cross_entropy[
     places: Int,
     vocabulary: Int,
 ) raises:
-    """One launch: a block for each place."""
+    """Launch one kernel: a block for each place."""
     launcher.launch[cross_entropy_kernel[dtype]](
         "cross_entropy", row_loss, lse, logits, targets, Int32(vocabulary),
         grid_dim=places, block_dim=THREADS,
@@ -61,7 +61,7 @@ def launch_mean_loss[
     targets: ImmPtr[DType.int64],
     places: Int,
 ) raises:
-    """One launch of one block."""
+    """Launch one kernel of one block."""
     launcher.launch[mean_loss_kernel[dtype]](
         "mean_loss", mean_loss, counted, row_loss, targets, Int32(places), grid_dim=1, block_dim=THREADS
     )
@@ -79,7 +79,7 @@ def launch_cross_entropy_backward[
     places: Int,
     vocabulary: Int,
 ) raises:
-    """One launch: a block for each place."""
+    """Launch one kernel: a block for each place."""
     launcher.launch[cross_entropy_backward_kernel[dtype]](
         "cross_entropy_backward", grad_rows, logits, targets, lse, counted, Int32(vocabulary),
         grid_dim=places, block_dim=THREADS,
@@ -89,7 +89,7 @@ def launch_cross_entropy_backward[
 def launch_gelu[
     dtype: DType, L: Launcher
 ](mut launcher: L, output: MutPtr[dtype], input: ImmPtr[dtype], count: Int) raises:
-    """One launch: a thread for each element."""
+    """Launch one kernel: a thread for each element."""
     launcher.launch[gelu_kernel[dtype]](
         "gelu", output, input, Int32(count), grid_dim=ceildiv(count, THREADS), block_dim=THREADS
     )
@@ -100,7 +100,7 @@ def launch_gelu_backward[
 ](
     mut launcher: L, grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], count: Int
 ) raises:
-    """One launch: a thread for each element."""
+    """Launch one kernel: a thread for each element."""
     launcher.launch[gelu_backward_kernel[dtype]](
         "gelu_backward", grad_input, grad_output, input, Int32(count),
         grid_dim=ceildiv(count, THREADS), block_dim=THREADS,
@@ -118,7 +118,7 @@ def launch_embedding_backward[
     vocabulary: Int,
     channels: Int,
 ) raises:
-    """One launch: a block for each row of the table."""
+    """Launch one kernel: a block for each row of the table."""
     launcher.launch[embedding_backward_kernel[dtype]](
         "embedding_backward", grad_token, grad_output, order, starts, Int32(channels),
         grid_dim=vocabulary, block_dim=THREADS,
@@ -145,7 +145,7 @@ def launch_adamw[
     step: Int32,
     count: Int,
 ) raises:
-    """One launch: a thread for each element. `step` is 1 at the first."""
+    """Launch one kernel: a thread for each element. The first `step` is 1."""
     comptime accum = accum_type[dtype]
     launcher.launch[adamw_kernel[dtype]](
         "adamw", corrections, new_parameter, new_mean, new_square, parameter, gradient, mean, square,
@@ -166,7 +166,7 @@ def launch_clip[
     limit: Float64,
     count: Int,
 ) raises:
-    """Three launches: a block for each chunk, one block for the norm, a thread for each element."""
+    """Launch three kernels: a block for each chunk, one block for the norm, a thread for each element."""
     comptime accum = accum_type[dtype]
     var chunks = ceildiv(count, CHUNK)
     launcher.launch[square_sums_kernel[dtype]](
@@ -186,7 +186,7 @@ def launch_clip[
 
 @extensibility.register("cross_entropy_train")
 struct CrossEntropy:
-    """The loss and lse of every position."""
+    """Compute the loss and lse of every position."""
 
     @staticmethod
     def execute[
@@ -211,7 +211,7 @@ struct CrossEntropy:
 
 @extensibility.register("mean_loss_train")
 struct MeanLoss:
-    """The mean loss, and the number of positions that count."""
+    """Compute the mean loss, and the number of positions that count."""
 
     @staticmethod
     def execute[
@@ -234,7 +234,7 @@ struct MeanLoss:
 
 @extensibility.register("cross_entropy_backward_train")
 struct CrossEntropyBackward:
-    """The gradient of the mean loss by the logits."""
+    """Compute the gradient of the logits for the mean loss."""
 
     @staticmethod
     def execute[
@@ -260,7 +260,7 @@ struct CrossEntropyBackward:
 
 @extensibility.register("gelu_train")
 struct Gelu:
-    """GELU in its tanh form."""
+    """Compute GELU in its tanh form."""
 
     @staticmethod
     def execute[
@@ -278,7 +278,7 @@ struct Gelu:
 
 @extensibility.register("gelu_backward_train")
 struct GeluBackward:
-    """The gradient of GELU's input."""
+    """Compute the gradient of GELU's input."""
 
     @staticmethod
     def execute[
@@ -298,7 +298,7 @@ struct GeluBackward:
 
 @extensibility.register("embedding_backward_train")
 struct EmbeddingBackward:
-    """The gradient of a table that is read by number."""
+    """Compute the gradient of an embedding table."""
 
     @staticmethod
     def execute[
@@ -324,7 +324,7 @@ struct EmbeddingBackward:
 
 @extensibility.register("adamw_train")
 struct AdamW:
-    """One step of AdamW; also writes the corrections of the two means."""
+    """Compute one step of AdamW; also write the corrections of the two running means."""
 
     @staticmethod
     def execute[
@@ -364,7 +364,7 @@ struct AdamW:
 
 @extensibility.register("clip_train")
 struct Clip:
-    """The squares of every chunk, the norm of all, and the gradients, scaled down to the limit."""
+    """Compute each chunk's sum of squares, the norm, and the gradients scaled down to the limit."""
 
     @staticmethod
     def execute[

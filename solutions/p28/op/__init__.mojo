@@ -7,5 +7,4 @@ from .ops import (
     FastLayerNorm,
     FastLayouts,
     FastProduct,
-    FastWideProduct,
 )

@@ -1,16 +1,17 @@
 """Launch of puzzle 28's kernels: grids, blocks, and the launches before and after."""
 
 from std.math import ceildiv
+from std.sys import size_of
 from max.gpu.host import Dim
 
 from .fast import (
-    SEPARATE, TRANSPOSED_BEFORE, copies_kernel, dgamma_kernel, dx_kernel, once_kernel, product_kernel,
-    registers_kernel, rows_kernel, shuffles_kernel, tiled_kernel, vectors_kernel,
+    SEPARATE, TRANSPOSED_BEFORE, dgamma_kernel, dx_kernel, layernorm_kernel, sums_by_threads_kernel,
 )  # fmt: skip
 from .parts import (
-    BF16, BLOCK, BLOCK_ROWS, BUFFERS, DEPTH, KEPT, LANES, LONG, SLAB, THREADS, TILE, WARPS, WIDE,
-    bias_kernel, clear_kernel, column_sums_kernel, second_stage_kernel, transpose_kernel,
+    BF16, BLOCK, BLOCK_ROWS, BUFFERS, DEPTH, KEPT, LANES, LONG, SLAB, THREADS, TILE, VECTOR_BYTES, WARPS, WIDE,
+    bias_kernel, clear_kernel, column_sums_kernel, transpose_kernel,
 )  # fmt: skip
+from .product import product_kernel
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import Launcher
 
@@ -28,25 +29,11 @@ def launch_layernorm[
 ) raises:
     """Steps 1 to 4: one launch, with a warp per row."""
     expect_narrow(hidden)
-    var r = Int32(rows)
-    var h = Int32(hidden)
-    var grid = Dim(ceildiv(rows, BLOCK_ROWS))
-    comptime if step == 1:
-        launcher.launch[rows_kernel[dtype]](
-            "rows", ln_out, input, ln_weight, ln_bias, r, h, grid_dim=grid, block_dim=Dim(THREADS)
-        )
-    elif step == 2:
-        launcher.launch[once_kernel[dtype]](
-            "once", ln_out, input, ln_weight, ln_bias, r, h, grid_dim=grid, block_dim=Dim(THREADS)
-        )
-    elif step == 3:
-        launcher.launch[vectors_kernel[dtype]](
-            "vectors", ln_out, input, ln_weight, ln_bias, r, h, grid_dim=grid, block_dim=Dim(THREADS)
-        )
-    else:
-        launcher.launch[shuffles_kernel[dtype]](
-            "shuffles", ln_out, input, ln_weight, ln_bias, r, h, grid_dim=grid, block_dim=Dim(THREADS)
-        )
+    comptime name: StaticString = "rows" if step == 1 else "once" if step == 2 else "vectors" if step == 3 else "shuffles"
+    launcher.launch[layernorm_kernel[dtype, step]](
+        name, ln_out, input, ln_weight, ln_bias, Int32(rows), Int32(hidden),
+        grid_dim=Dim(ceildiv(rows, BLOCK_ROWS)), block_dim=Dim(THREADS),
+    )  # fmt: skip
 
 
 def expect_narrow(hidden: Int) raises:
@@ -93,6 +80,7 @@ def launch_dgamma[
 ) raises:
     """Step 6: clear the sums, add up slabs of rows, add up the slabs."""
     comptime accum = accum_type[dtype]
+    comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var slabs = ceildiv(rows, SLAB)
     var sums = launcher.workspace[accum]("sums", 2 * slabs * hidden)
     launcher.launch[clear_kernel[accum]](
@@ -101,11 +89,11 @@ def launch_dgamma[
     )  # fmt: skip
     launcher.launch[dgamma_kernel[dtype]](
         "dgamma", sums, dln, input, mean, rstd, Int32(rows), Int32(hidden),
-        grid_dim=Dim(ceildiv(hidden, THREADS), slabs), block_dim=Dim(THREADS),
+        grid_dim=Dim(ceildiv(hidden, LANES * width), ceildiv(slabs, BLOCK_ROWS)), block_dim=Dim(THREADS),
     )  # fmt: skip
-    launcher.launch[second_stage_kernel[dtype]](
-        "second_stage", grad_ln_weight, grad_ln_bias, sums.as_imm(), Int32(slabs), Int32(hidden),
-        grid_dim=Dim(ceildiv(hidden, TILE)), block_dim=Dim(TILE, TILE),
+    launcher.launch[column_sums_kernel[dtype, accum]](
+        "second_stage", grad_ln_weight, grad_ln_bias, sums.as_imm(), Int32(slabs), Int32(2 * hidden), Int32(hidden),
+        grid_dim=Dim(ceildiv(2 * hidden, TILE)), block_dim=Dim(TILE, TILE),
     )  # fmt: skip
 
 
@@ -120,40 +108,20 @@ def launch_product[
     hidden: Int,
     outputs: Int,
 ) raises:
-    """Steps 7 and 8: one launch, a block for each tile of the results."""
-    comptime if step == 7:
-        launcher.launch[tiled_kernel[dtype]](
-            "tiled", output, ln_out, linear_weight, Int32(rows), Int32(hidden), Int32(outputs),
-            grid_dim=Dim(ceildiv(outputs, TILE), ceildiv(rows, TILE)), block_dim=Dim(TILE, TILE),
-        )  # fmt: skip
+    """Steps 7 to 10: one launch, a block for each tile of the results; steps 9 and 10 are of bfloat16."""
+    comptime if step == 10:
+        var y = rebind[MutPtr[BF16]](output)
+        var a = rebind[ImmPtr[BF16]](ln_out)
+        var b = rebind[ImmPtr[BF16]](linear_weight)
+        launch_tiles[10](launcher, "tensor", y, y, a, b, a, rows, outputs, hidden)
     else:
-        launcher.launch[registers_kernel[dtype]](
-            "registers", output, ln_out, linear_weight, Int32(rows), Int32(hidden), Int32(outputs),
-            grid_dim=Dim(ceildiv(outputs, BLOCK), ceildiv(rows, BLOCK)), block_dim=Dim(DEPTH, DEPTH),
+        comptime name: StaticString = "tiled" if step == 7 else "registers" if step == 8 else "copies"
+        comptime side = TILE if step == 7 else BLOCK
+        comptime threads = TILE if step == 7 else DEPTH
+        launcher.launch[sums_by_threads_kernel[dtype, step]](
+            name, output, ln_out, linear_weight, Int32(rows), Int32(hidden), Int32(outputs),
+            grid_dim=Dim(ceildiv(outputs, side), ceildiv(rows, side)), block_dim=Dim(threads, threads),
         )  # fmt: skip
-
-
-def launch_wide_product[
-    L: Launcher, //, step: Int
-](
-    mut launcher: L,
-    output: MutPtr[BF16],
-    ln_out: ImmPtr[BF16],
-    linear_weight: ImmPtr[BF16],
-    rows: Int,
-    hidden: Int,
-    outputs: Int,
-) raises:
-    """Steps 9 and 10: the same of bfloat16."""
-    comptime if step == 9:
-        launcher.launch[copies_kernel](
-            "copies", output, ln_out, linear_weight, Int32(rows), Int32(hidden), Int32(outputs),
-            grid_dim=Dim(ceildiv(outputs, BLOCK), ceildiv(rows, BLOCK)), block_dim=Dim(DEPTH, DEPTH),
-        )  # fmt: skip
-    else:
-        launch_tiles[10](
-            launcher, "tensor", output, output, ln_out, linear_weight, ln_out, rows, outputs, hidden
-        )
 
 
 def launch_tiles[
@@ -177,8 +145,7 @@ def launch_tiles[
     width: Int,
     depth: Int,
 ) raises:
-    """One product on tensor cores. 128 rows a block, or 96, so that at GPT-2's width the blocks are as many as a GPU holds.
-    """
+    """One product on tensor cores. A block has 128 rows, or 96: a GPU then holds all at GPT-2's width."""
     launcher.launch[product_kernel[step, high, a_turned, b_turned, biased, summed]](
         name, output, sums, a, b, bias, Int32(height), Int32(width), Int32(depth),
         grid_dim=Dim(ceildiv(width, WIDE), ceildiv(height, 32 * high)), block_dim=Dim(WARPS * LANES),
@@ -287,25 +254,26 @@ def launch_epilogue[
         launcher, grad_linear_weight, grad_linear_bias, dy, ln_out, rows, hidden, outputs
     )
     comptime if SEPARATE:
-        launch_bias(launcher, output, linear_bias, rows, outputs)
-        launch_column_sums(launcher, grad_linear_bias, dy, rows, outputs)
+        launch_around_products(launcher, output, grad_linear_bias, dy, linear_bias, rows, outputs)
 
 
-def launch_bias[
+def launch_around_products[
     L: Launcher, //
-](mut launcher: L, output: MutPtr[BF16], linear_bias: ImmPtr[BF16], rows: Int, outputs: Int) raises:
-    """Add the bias to what is in memory."""
+](
+    mut launcher: L,
+    output: MutPtr[BF16],
+    grad_linear_bias: MutPtr[BF16],
+    dy: ImmPtr[BF16],
+    linear_bias: ImmPtr[BF16],
+    rows: Int,
+    outputs: Int,
+) raises:
+    """Add the bias to an output in memory, and add up the columns of dy."""
     launcher.launch[bias_kernel](
         "bias", output, linear_bias, Int32(rows * outputs), Int32(outputs),
         grid_dim=Dim(ceildiv(rows * outputs, THREADS)), block_dim=Dim(THREADS),
     )  # fmt: skip
-
-
-def launch_column_sums[
-    L: Launcher, //
-](mut launcher: L, sums: MutPtr[BF16], dy: ImmPtr[BF16], rows: Int, outputs: Int) raises:
-    """Add up the columns of dy."""
-    launcher.launch[column_sums_kernel](
-        "column_sums", sums, dy, Int32(rows), Int32(outputs),
-        grid_dim=Dim(ceildiv(outputs, THREADS)), block_dim=Dim(THREADS),
+    launcher.launch[column_sums_kernel[BF16, BF16]](
+        "column_sums", grad_linear_bias, grad_linear_bias, dy, Int32(rows), Int32(outputs), Int32(outputs),
+        grid_dim=Dim(ceildiv(outputs, TILE)), block_dim=Dim(TILE, TILE),
     )  # fmt: skip

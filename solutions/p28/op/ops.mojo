@@ -7,7 +7,6 @@ from max.gpu.host import DeviceContext
 
 from .launches import (
     launch_dgamma, launch_dx, launch_epilogue, launch_layernorm, launch_layouts, launch_product,
-    launch_wide_product,
 )  # fmt: skip
 from .parts import BF16
 from .shared.common import accum_type
@@ -86,7 +85,7 @@ struct FastDgamma:
 
 @extensibility.register("fast_product")
 struct FastProduct:
-    """The product ln_out @ linear_weight.T, steps 7 and 8."""
+    """The product ln_out @ linear_weight.T, steps 7 to 10."""
 
     @staticmethod
     def execute[
@@ -99,27 +98,6 @@ struct FastProduct:
     ) raises:
         var launcher = DeviceLauncher(ctx)
         launch_product[dtype, step](
-            launcher, output.unsafe_ptr(),
-            ln_out.unsafe_ptr().as_imm(), linear_weight.unsafe_ptr().as_imm(),
-            ln_out.dim_size(0), ln_out.dim_size(1), linear_weight.dim_size(0),
-        )  # fmt: skip
-
-
-@extensibility.register("fast_wide_product")
-struct FastWideProduct:
-    """The same of bfloat16, steps 9 and 10."""
-
-    @staticmethod
-    def execute[
-        step: Int
-    ](
-        output: MutableInputTensor[dtype=BF16, rank=2, static_spec=_],
-        ln_out: InputTensor[dtype=BF16, rank=2, static_spec=_],
-        linear_weight: InputTensor[dtype=BF16, rank=2, static_spec=_],
-        ctx: DeviceContext,
-    ) raises:
-        var launcher = DeviceLauncher(ctx)
-        launch_wide_product[step](
             launcher, output.unsafe_ptr(),
             ln_out.unsafe_ptr().as_imm(), linear_weight.unsafe_ptr().as_imm(),
             ln_out.dim_size(0), ln_out.dim_size(1), linear_weight.dim_size(0),

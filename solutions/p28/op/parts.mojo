@@ -21,8 +21,8 @@ comptime VECTOR_BYTES = 16
 """The widest load of a thread."""
 comptime EPS = 1e-5
 """The constant added to the variance."""
-comptime SLAB = 64
-"""Rows whose dgamma and dbeta one block adds up in the first of the two stages."""
+comptime SLAB = 32
+"""Rows whose dgamma and dbeta one warp adds up in the first of the two stages."""
 comptime TILE = 32
 """A block of `tiled` has TILE x TILE threads, one for each result of its tile."""
 comptime BLOCK = 64
@@ -117,8 +117,9 @@ def at[columns: Int](row: Int, column: Int) -> Int:
     """Return the place of an element of a tile. Rows are consecutive; the vectors of a row are permuted, differently in each of
     eight neighbouring rows or pairs, so that both a row's vectors and a column's lie in different banks."""
     comptime pairs = UInt32(1 if columns % 64 == 0 else 2)
-    var vector = UInt32(column) // VECTOR ^ UInt32(row) // pairs % (8 // pairs)
-    return row * columns + Int(vector) * VECTOR + column % VECTOR
+    var r = UInt32(row)  # 32 bits, which the hardware computes faster with than with 64
+    var c = UInt32(column)
+    return Int(r * UInt32(columns) + (c // VECTOR ^ r // pairs % (8 // pairs)) * VECTOR + c % VECTOR)
 
 
 @always_inline
@@ -134,70 +135,80 @@ def copy_tile[
     thread: Int,
 ):
     """Start to copy a part of `source`, [height, width], into shared memory, by 16 bytes per thread, with zeros
-    outside. Where rows begin between two vectors it copies one by one, and at once."""
-    comptime vectors = columns // VECTOR
-    comptime step = threads // vectors // 8 * 8  # rows at a time, in all of which `at` permutes alike
-    var row = thread // vectors
-    var column = thread % vectors * VECTOR
-    comptime assert rows % step == 0
-    if width % VECTOR == 0:
-        var left = height - first_row - row if first_column + column < width else 0
+    outside; nothing, if all of it is outside. Where rows begin between two vectors it copies one by one, and at once.
+    """
+    var wanted = first_row < height and first_column < width
+    var whole = width % VECTOR == 0
+    if wanted and not whole:
+        for i in range(thread, rows * columns, threads):
+            var row = first_row + i // columns
+            var column = first_column + i % columns
+            tile[unsafe_offset=at[columns](i // columns, i % columns)] = source[
+                unsafe_offset=row * width + column
+            ] if row < height and column < width else BFloat16(0)
+    comptime for part in range(0, columns, 64):  # 8 vectors of each row, or the last 4
+        comptime vectors = min(columns - part, 64) // VECTOR
+        comptime step = threads // vectors  # rows at a time, in all of which `at` permutes alike
+        comptime assert rows % step == 0 and step % 8 == 0
+        var row = thread // vectors
+        var column = part + thread % vectors * VECTOR
+        var left = Int32(height - first_row - row) if first_column + column < width else 0
         var begin = source.unsafe_offset((first_row + row) * width + first_column + column)
         var target = tile.unsafe_offset(at[columns](row, column))
-        if row < step:
-            comptime for i in range(0, rows, step):
+        # Each copy has its own condition: a branch around them all would keep them apart from the `mma` that follow.
+        comptime for i in range(0, rows, step):
+            if wanted and whole:
                 async_copy[VECTOR_BYTES, fill=BFloat16(0)](
                     begin.unsafe_offset(i * width).unsafe_address_space_cast[AddressSpace.GLOBAL](),
                     target.unsafe_offset(i * columns),
-                    Int32(VECTOR_BYTES) if i < left else 0,
+                    Int32(VECTOR_BYTES) if Int32(i) < left else 0,
                 )
-        return
-    for i in range(thread, rows * columns, threads):
-        var there = first_row + i // columns < height and first_column + i % columns < width
-        var place = (first_row + i // columns) * width + first_column + i % columns
-        tile[unsafe_offset=at[columns](i // columns, i % columns)] = source[
-            unsafe_offset=place
-        ] if there else BFloat16(0)
 
 
 @always_inline
-def store_pairs(
-    output: MutPtr[BF16], first: Pair, second: Pair, row: Int, column: Int, height: Int, width: Int
-):
-    """Store a lane's results in a row of two 16 x 8 blocks next to each other, from `column` on. Neighbouring lanes exchange what
-    makes four in a row of a block, so that a warp writes all 32 bytes of a sector at once."""
+def store_results[
+    high: Int, whole: Bool
+](output: MutPtr[BF16], totals: Array[Sums, 6 * high], row: Int, column: Int, height: Int, width: Int):
+    """Store a lane's results, of which the first is in row and column: four in a row at once if the rows are `whole` fours.
+    Neighbouring lanes exchange what makes these four, so that a warp writes all 32 bytes of a sector at once.
+    """
     var odd = thread_idx.x % 2
-    var mine = bitcast[DType.uint32, 1](first.cast[BF16]())
-    var other = bitcast[DType.uint32, 1](second.cast[BF16]())
-    if odd:
-        swap(mine, other)
-    other = warp.shuffle_xor(other, 1)
-    var four = SIMD[DType.uint32, 2](other, mine) if odd else SIMD[DType.uint32, 2](mine, other)
-    var begin = column + odd * 8 + thread_idx.x % 4 // 2 * 4
-    if row < height:
+    var first_column = column + odd * 8 + thread_idx.x % 4 // 2 * 4
+    comptime for place in range(6 * high):  # two rows of two neighbouring blocks of 16 x 8
+        comptime block = place // 6 * 6 + place % 3 * 2
+        comptime half = place // 3 % 2 * 2
+        var mine = bitcast[DType.uint32, 1](totals[block].slice[2, offset=half]().cast[BF16]())
+        var other = bitcast[DType.uint32, 1](totals[block + 1].slice[2, offset=half]().cast[BF16]())
+        if odd:
+            swap(mine, other)
+        other = warp.shuffle_xor(other, 1)
+        var four = SIMD[DType.uint32, 2](other, mine) if odd else SIMD[DType.uint32, 2](mine, other)
         var values = bitcast[BF16, 4](four)
-        var target = output.unsafe_offset(row * width + begin)
-        if width % 4 == 0 and begin < width:
-            target.unsafe_store[alignment=8](0, values)
+        var here = row + place // 3 * 8
+        var begin = first_column + place % 3 * 16
+        comptime if whole:
+            if here < height and begin < width:
+                output.unsafe_store[alignment=8](here * width + begin, values)
         else:
             comptime for i in range(4):
-                if begin + i < width:
-                    target[unsafe_offset=i] = values[i]
+                if here < height and begin + i < width:
+                    output[unsafe_offset=here * width + begin + i] = values[i]
 
 
 @always_inline
-def multiply_tiles(mut totals: Array[Float32, EACH * EACH], a: SharedTile, b: SharedTile):
-    """A tile's part of the results of a thread, as in `registers`, VECTOR elements of a row of a tile at a time.
-    """
-    comptime Part = SIMD[DType.float32, VECTOR]
+def multiply_tiles[
+    accum: DType, //
+](mut totals: Array[Scalar[accum], EACH * EACH], a: SharedTile, b: SharedTile):
+    """Add a tile's part of a thread's results, as in `registers`, VECTOR elements of a row at a time."""
+    comptime Part = SIMD[accum, VECTOR]
     comptime for k in range(0, DEEP, VECTOR):
         var left = Array[Part, EACH](fill=0)
         var right = Array[Part, EACH](fill=0)
         comptime for i in range(EACH):
             var row = a.unsafe_offset(at[DEEP](thread_idx.y + i * DEPTH, k))
             var column = b.unsafe_offset(at[DEEP](thread_idx.x + i * DEPTH, k))
-            left[i] = row.unsafe_load[width=VECTOR, alignment=VECTOR_BYTES](0).cast[DType.float32]()
-            right[i] = column.unsafe_load[width=VECTOR, alignment=VECTOR_BYTES](0).cast[DType.float32]()
+            left[i] = row.unsafe_load[width=VECTOR, alignment=VECTOR_BYTES](0).cast[accum]()
+            right[i] = column.unsafe_load[width=VECTOR, alignment=VECTOR_BYTES](0).cast[accum]()
         comptime for i in range(EACH):
             comptime for j in range(EACH):
                 comptime for e in range(VECTOR):
@@ -205,8 +216,7 @@ def multiply_tiles(mut totals: Array[Float32, EACH * EACH], a: SharedTile, b: Sh
 
 
 def transpose_kernel(turned: MutPtr[BF16], source: ImmPtr[BF16], rows: Int32, columns: Int32):
-    """A copy of [rows, columns] as [columns, rows], by tiles of TILE x TILE with TILE threads for each of BLOCK_ROWS rows.
-    """
+    """Copy [rows, columns] as [columns, rows]. A block has TILE x TILE of them."""
     var tile = stack_allocation[dtype=BF16, address_space=AddressSpace.SHARED](row_major[TILE, TILE + 2]())
     var row = block_idx.y * TILE
     var column = block_idx.x * TILE
@@ -228,47 +238,30 @@ def bias_kernel(output: MutPtr[BF16], linear_bias: ImmPtr[BF16], count: Int32, w
         output[unsafe_offset=global_idx.x] = sum.cast[BF16]()
 
 
-def column_sums_kernel(sums: MutPtr[BF16], dy: ImmPtr[BF16], rows: Int32, columns: Int32):
-    """The sums of the columns; a thread has a column."""
-    if global_idx.x < Int(columns):
-        var total = Float32(0)
-        for row in range(Int(rows)):
-            total += dy[unsafe_offset=row * Int(columns) + global_idx.x].cast[DType.float32]()
-        sums[unsafe_offset=global_idx.x] = total.cast[BF16]()
-
-
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], count: Int32):
     """Zero the sums of `dgamma_kernel`."""
     if global_idx.x < Int(count):
         sums[unsafe_offset=global_idx.x] = 0
 
 
-def second_stage_kernel[
-    dtype: DType
-](
-    grad_ln_weight: MutPtr[dtype],
-    grad_ln_bias: MutPtr[dtype],
-    sums: ImmPtr[accum_type[dtype]],
-    slabs: Int32,
-    hidden: Int32,
-):
-    """Add up the slabs, in an order that depends on nothing, so that every run gives the same bits. A block has TILE columns
-    and TILE threads for each; thread y takes the slabs y, y + TILE, ..."""
-    comptime accum = accum_type[dtype]
-    var parts = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[2, TILE, TILE]())
-    var C = Int(hidden)
+def column_sums_kernel[
+    dtype: DType, of: DType
+](first: MutPtr[dtype], second: MutPtr[dtype], matrix: ImmPtr[of], rows: Int32, columns: Int32, half: Int32):
+    """Add up the rows of a matrix, in an order that depends on nothing, so that every run gives the same bits. The sums of the
+    first `half` columns go to `first`. A block has TILE columns and TILE threads for each: thread y adds the rows y, y + TILE, ...
+    """
+    comptime accum = accum_type[of]
+    var parts = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[TILE, TILE]())
     var c = block_idx.x * TILE + thread_idx.x
-    var mine = SIMD[accum, 2](0)
-    if c < C:
-        for slab in range(thread_idx.y, Int(slabs), TILE):
-            mine[0] += sums[unsafe_offset=2 * slab * C + c]
-            mine[1] += sums[unsafe_offset=(2 * slab + 1) * C + c]
-    comptime for which in range(2):
-        parts[which, thread_idx.y, thread_idx.x] = mine[which]
+    var mine = Scalar[accum](0)
+    if c < Int(columns):
+        for row in range(thread_idx.y, Int(rows), TILE):
+            mine += matrix[unsafe_offset=row * Int(columns) + c].cast[accum]()
+    parts[thread_idx.y, thread_idx.x] = mine
     barrier()
-    if thread_idx.y < 2 and c < C:
+    if thread_idx.y == 0 and c < Int(columns):
         var total = Scalar[accum](0)
         for y in range(TILE):
-            total += parts[thread_idx.y, y, thread_idx.x]
-        var target = grad_ln_weight if thread_idx.y == 0 else grad_ln_bias
+            total += parts[y, thread_idx.x]
+        var target = first if c < Int(half) else second.unsafe_offset(-Int(half))
         target[unsafe_offset=c] = total.cast[dtype]()

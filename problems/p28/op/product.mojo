@@ -1,0 +1,1 @@
+../../../solutions/p28/op/product.mojo

@@ -1,4 +1,4 @@
-"""Files of a puzzle's rungs in Python that are the solution but for some lines."""
+"""Writes a puzzle's Python files as the solution with some lines changed."""
 
 from pathlib import Path
 
@@ -8,10 +8,12 @@ from harness.toolchain import roots
 
 
 def write_changed(puzzle: Puzzle, rung: str, folder: Path, *edits: tuple[str, str], **bodies: str) -> Path:
-    """Write a rung's solution with some blanks exchanged, then with edits, each of a text that stands there once."""
-    path = folder / puzzle.rung(rung).file
+    """Write a rung's solution with some blanks replaced, then with edits of texts that occur once."""
+    path = folder / puzzle.find_rung(rung).file
     text = (roots.solutions() / puzzle.name / path.name).read_text("utf-8")
-    text = blanks.join(blanks.split(text), {id: tuple(body.split("\n")) for id, body in bodies.items()})
+    text = blanks.join_pieces(
+        blanks.split_blanks(text), {id: tuple(body.split("\n")) for id, body in bodies.items()}
+    )
     for old, new in edits:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

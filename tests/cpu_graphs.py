@@ -1,7 +1,7 @@
-"""The graphs for the CPU that several tests share, those of puzzle 22, in one unit.
+"""The CPU graphs of puzzle 22 that several tests share, compiled as one unit.
 
-Nearly all of the time of a compile goes into the unit: alone each graph costs what a dozen cost together. They come from
-and go to the workbook's own cache, where the processes that the tests start find them too.
+Compile time is nearly all per unit: one graph takes as long as a dozen together. They are kept in the
+workbook's cache, where processes that the tests start find them too.
 """
 
 import functools
@@ -16,43 +16,43 @@ import pytest
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def unbound(op, parameters=()):
-    """Make a call of an op with each size a symbol of its own, so that the op itself must compare them; arguments are OP/NAME."""
+def make_unbound_call(op, parameters=()):
+    """Return a call with a new symbol for every size, so that the op compares sizes; arguments are OP/NAME."""
     from harness.spec.ops import Argument, Call
 
     symbols = (f"{op.name}_{number}" for number in itertools.count())
 
-    def renamed(arguments):
+    def rename(arguments):
         return {
             f"{op.name}/{name}": Argument(tuple(next(symbols) for _ in argument.shape), argument.dtype)
             for name, argument in arguments.items()
         }
 
-    return Call(replace(op, writes=renamed(op.writes), reads=renamed(op.reads)), parameters)
+    return Call(replace(op, writes=rename(op.writes), reads=rename(op.reads)), parameters)
 
 
-def dtype_of(graph: str) -> str:
-    """Return the dtype that a graph's name ends in, else float32."""
+def get_dtype(graph: str) -> str:
+    """Return the dtype at the end of a graph's name, or float32."""
     last = re.split("[_ ]", graph)[-1]
     return last if last in DTYPES else "float32"
 
 
-def load_as_one(name: str, package, calls: dict) -> "Units":
-    """Compile graphs as one unit, by name, but for those in float16: slow tests alone ask for them, a unit of their own.
+def load_in_one_unit(name: str, package, calls: dict) -> "Units":
+    """Compile the graphs `calls` as one unit, and the float16 ones, which only slow tests use, as a second one on demand.
 
-    The first process of the run compiles them, the others read them.
+    The first process of the run compiles them, the others load them.
     """
     from filelock import FileLock
     from max.driver import CPU
 
-    from harness.devices.graphs import load_each
+    from harness.devices.graphs import load_graphs
     from harness.toolchain.cache import cache_folder
 
     def load(graphs: dict) -> dict:
         with FileLock(cache_folder("tests") / f"{name}.lock"):
-            return load_each(package, graphs, {graph: dtype_of(graph) for graph in graphs}, CPU())
+            return load_graphs(package, graphs, {graph: get_dtype(graph) for graph in graphs}, CPU())
 
-    later = {graph: call for graph, call in calls.items() if dtype_of(graph) == "float16"}
+    later = {graph: call for graph, call in calls.items() if get_dtype(graph) == "float16"}
     return Units(
         load({graph: call for graph, call in calls.items() if graph not in later}),
         later,
@@ -61,7 +61,7 @@ def load_as_one(name: str, package, calls: dict) -> "Units":
 
 
 class Units(dict):
-    """Graphs by name; those of `later` are loaded, together, when the first of them is asked for."""
+    """Graphs by name; those in `later` are loaded together on first use of any of them."""
 
     def __init__(self, loaded: dict, later: Collection[str], load: Callable[[], dict]):
         super().__init__(loaded)
@@ -76,22 +76,28 @@ class Units(dict):
 
 @pytest.fixture(scope="session")
 def cpu_graphs() -> Callable:
-    """Return a function of the graphs of puzzle 22 by name, all but the command line's own, which the README's first command compiles.
+    """Return a function that returns puzzle 22's graphs by name.
 
-    They are named DTYPE (the default variants), unbound, and VARIANT WAY (the benchmark's candidates).
+    The names are DTYPE (the default variants, as the command line runs them in float32), unbound, and the
+    benchmark's candidates.
     """
     return functools.cache(load_cpu_graphs)
 
 
 def load_cpu_graphs():
-    """Compile or read the graphs of `cpu_graphs`."""
+    """Compile or load the graphs of `cpu_graphs`."""
     from harness.bench import max_graph
-    from harness.puzzles.p22.candidates import IN_MAX
+    from harness.puzzles.p22.candidates import MAX_VARIANTS
     from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS
-    from harness.toolchain.roots import op_package, solutions
+    from harness.toolchain.roots import make_op_package, solutions
 
-    calls = {dtype: PUZZLE.calls_of(PUZZLE.default_variants) for dtype in DTYPES[1:]}
-    calls |= max_graph.calls_of(PUZZLE, IN_MAX)
+    default = PUZZLE.list_calls(PUZZLE.list_compiled_variants(PUZZLE.default_variants))
+    calls = dict.fromkeys(DTYPES, default)
+    calls |= max_graph.list_calls(PUZZLE, MAX_VARIANTS)
     fused = (("algorithm", "fused"),)
-    calls["unbound"] = (unbound(FORWARD, fused), unbound(BACKWARD, fused), unbound(ROW_SUMS))
-    return load_as_one("cpu_graphs", op_package(solutions(), "p22"), calls)
+    calls["unbound"] = (
+        make_unbound_call(FORWARD, fused),
+        make_unbound_call(BACKWARD, fused),
+        make_unbound_call(ROW_SUMS),
+    )
+    return load_in_one_unit("cpu_graphs", make_op_package(solutions(), "p22"), calls)

@@ -1,8 +1,8 @@
-"""Tests on a real GPU: the mark `gpu`, without one a skip, and a record of the last run with one.
+"""Tests on a real GPU: the mark `gpu`, which skips tests without one, and a record of the last run with one.
 
-Continuous integration has no GPU. `python3 tests/gpu_runs.py`, on a machine that has one, runs what bears the mark
-and writes `tests/gpu_record.json`, which is committed: when, on what, at which commit, how many passed, were skipped and
-failed, and a hash of each file that these tests cover, by which `test_gpu_record.py` knows what has changed since.
+Continuous integration has no GPU. On a machine with one, `python3 tests/gpu_runs.py` runs the marked tests
+and writes `tests/gpu_record.json`, to be committed: the date, device and commit, how many tests passed, were
+skipped and failed, and a hash of each covered file, by which `test_gpu_record.py` detects changes.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ COVERED = (
     "solutions/*/*.mojo",
     "harness/nn/**/*.*",
 )
-"""What runs on a GPU in these tests; beside it the files of the tests themselves."""
+"""Files whose code these tests run on a GPU; the test files are covered too."""
 AT_ONCE = 6
-"""Test files that run at a time: most of their time is the CPU's."""
+"""Test files that run at a time: they spend most of their time on the CPU."""
 MARK = re.compile(r"pytest\.mark\.(gpu|on_virtual_gpu)\b")
 
 
@@ -43,7 +43,7 @@ def marked_files() -> list[str]:
     )
 
 
-def covered() -> dict[str, str]:
+def hash_covered_files() -> dict[str, str]:
     """Map every file that a record covers to its hash."""
     files = {path for pattern in COVERED for path in ROOT.glob(pattern) if "__pycache__" not in path.parts}
     files |= {ROOT / path for path in marked_files()}
@@ -54,8 +54,8 @@ def covered() -> dict[str, str]:
 
 
 def changed_since(record: dict) -> list[str]:
-    """List the files that changed, came or went since a record."""
-    now, then = covered(), record["files"]
+    """List the files changed, added or removed since a record."""
+    now, then = hash_covered_files(), record["files"]
     return sorted(path for path in now.keys() | then.keys() if now.get(path) != then.get(path))
 
 
@@ -67,7 +67,7 @@ def gpus() -> list[str]:
 
 
 def commit() -> str:
-    """Return the commit that is checked out, with "and changes" where files differ from it."""
+    """Return the checked-out commit, with "and changes" if files differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -93,18 +93,18 @@ def pytest_collection_modifyitems(items):
         return
     present = len(gpus())
     for item, mark in marked:
-        wanted = mark.kwargs.get("count", 1)
-        if present < wanted:
-            reason = "no GPU that torch sees" if not present else f"torch sees {present} of {wanted} GPUs"
+        needed = mark.kwargs.get("count", 1)
+        if present < needed:
+            reason = "no GPU that torch sees" if not present else f"torch sees {present} of {needed} GPUs"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def run_file(path: str, folder: Path, arguments: list[str]) -> dict[str, str]:
-    """Run the marked tests of one file in a process of its own and return each test's outcome."""
+    """Run the marked tests of one file in a separate process and return each test's outcome."""
     report = folder / f"{path.replace('/', '.')}.xml"
     command = [sys.executable, "-m", "pytest", path, "-m", "gpu or on_virtual_gpu", f"--junitxml={report}"]
     command += ["-o", "addopts=-q", "-p", "no:cacheprovider", *arguments]
-    # What else runs on the virtual GPU runs on this one (virtual_runs.py).
+    # Tests for the virtual GPU run on this GPU too (virtual_runs.py).
     environment = {**os.environ, "WORKBOOK_TEST_GPU": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     outcomes = outcomes_of(path, report) if report.exists() else {}
@@ -127,10 +127,10 @@ def outcomes_of(path: str, report: Path) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the marked tests, some files at a time, with arguments of pytest; write the record; return 1 after a failure."""
+    """Run the marked tests, some files at a time, and write the record; return 1 if any fails."""
     names = gpus()
     if not names:
-        print("error: torch sees no GPU: nothing was run, the record stays", file=sys.stderr)
+        print("error: torch sees no GPU: no test was run, the record is unchanged", file=sys.stderr)
         return 2
     import torch
 
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
         "commit": commit(),
         **{outcome: counts[outcome] for outcome in ("passed", "skipped", "failed")},
         "which_failed": sorted(name for name, outcome in outcomes.items() if outcome == "failed"),
-        "files": covered(),
+        "files": hash_covered_files(),
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(

@@ -1,4 +1,4 @@
-"""Checks that a puzzle's cases tell a known mistake from what is right, by its formulas alone: no kernel, no compiler."""
+"""Checks that a puzzle's cases reveal known mistakes, with formulas only: no kernel, no compiler."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,23 @@ import numpy as np
 from harness.check.compare import Evidence, compare
 from harness.check.diagnose import diagnose
 from harness.check.reference import Reference
-from harness.devices.targets import cpu
+from harness.devices.targets import make_cpu
 from harness.spec.derivation import Mistake
 from harness.spec.puzzle import Case, Puzzle
 from harness.spec.rounding import round_to_dtype
 
 
 def is_rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, case: Case) -> bool:
-    """Tell whether a mistake's values, rounded once, are wrong in some quantity of a case."""
+    """Return whether a mistake's values, rounded once, are wrong in any of a case's quantities."""
     puzzle = reference.puzzle
-    truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
+    truth, baseline = reference.get_truth(case, make_cpu()), reference.get_baseline(case, make_cpu())
     with np.errstate(all="ignore"):
-        derivation = puzzle.derive(reference.arrays(case), mistake.changes)
+        derivation = puzzle.derive(reference.get_arrays(case), mistake.changes)
         for quantity in quantities:
-            dtype = puzzle.written_dtype(quantity, reference.dtype)
+            dtype = puzzle.get_output_dtype(quantity, reference.dtype)
             values = np.asarray(getattr(derivation, quantity), np.float64)
-            values = values[-1] if values.ndim > truth[quantity].ndim else values  # of alternatives the last
-            terms = reference.terms(case).get(quantity, 0.0)
+            values = values[-1] if values.ndim > truth[quantity].ndim else values  # the last alternative
+            terms = reference.get_terms(case).get(quantity, 0.0)
             got = round_to_dtype(values, dtype)
             if not compare(got, truth[quantity], baseline[quantity], dtype, terms=terms).ok:
                 return True
@@ -31,9 +31,9 @@ def is_rejected(reference: Reference, quantities: Sequence[str], mistake: Mistak
 
 
 def diagnose_values(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] = (), dtype: str = "float32"):
-    """Diagnose a kernel that writes `wrong(derivation)` for a quantity, rounded once; by NumPy alone.
+    """Diagnose a kernel that writes `wrong(derivation)` for a quantity, rounded once, with NumPy only.
 
-    Truth is the puzzle's longdouble reference, the baseline the same, rounded. Judged on all cases, or on those named.
+    The truth is the puzzle's longdouble reference, the baseline its rounded values; `cases` names some.
     """
     evidence = []
     for case in puzzle.cases(None):
@@ -41,14 +41,14 @@ def diagnose_values(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] =
             continue
         arrays = puzzle.inputs(case, dtype, 0)
         with np.errstate(all="ignore"):
-            truth = np.asarray(puzzle.exact(arrays)[quantity], np.float64)
+            truth = np.asarray(puzzle.compute_exact(arrays)[quantity], np.float64)
             got = round_to_dtype(
                 np.asarray(wrong(puzzle.derive(arrays, {})), np.float64).reshape(truth.shape), "float32"
             )
             right = round_to_dtype(truth, "float32")
         terms = puzzle.terms(arrays).get(quantity, 0.0)
-        verdict = compare(got, truth, right, "float32", terms=terms)
-        if not verdict.ok:
-            evidence.append(Evidence(case, arrays, got, truth, np.zeros(truth.shape, bool), verdict))
+        result = compare(got, truth, right, "float32", terms=terms)
+        if not result.ok:
+            evidence.append(Evidence(case, arrays, got, truth, np.zeros(truth.shape, bool), result))
     assert evidence, "no case shows it"
     return diagnose(puzzle, quantity, evidence, name=quantity, gate="G")

@@ -1,7 +1,7 @@
-"""The public ops of puzzle 22's package as MAX's own PyTorch binding calls them, with their graphs compiled as one unit.
+"""Puzzle 22's public ops as MAX's own PyTorch binding calls them, with their graphs compiled as one unit.
 
-The binding makes a graph for each op, parameters and shapes and compiles each alone, though nearly all of the time of a
-compile goes into the unit. Here it makes its graphs as ever; only the compile waits until all of them are there.
+The binding makes a graph per op, parameters and shapes, and compiles each separately, although compile time
+is nearly all per unit. Here it makes its graphs as usual, but compiles them together once all exist.
 """
 
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 
-def calls_of_p22(ops: Any) -> None:
-    """Call each op once, with tensors of the shapes of its tests and of `in_torch.py`; nothing is executed."""
+def call_public_ops(ops: Any) -> None:
+    """Call each op once with the shapes of its tests and of `in_torch.py`, without executing it."""
     import torch
 
     row, column, weight = torch.empty(8), torch.empty(16), torch.empty(16, 8)
@@ -30,7 +30,7 @@ def calls_of_p22(ops: Any) -> None:
 
 @pytest.fixture(scope="session")
 def public_ops(solution) -> Any:
-    """The `CustomOpLibrary` of puzzle 22's solution; what is called with other tensors than its tests' is compiled then."""
+    """The `CustomOpLibrary` of puzzle 22's solution; calls with other shapes compile on demand."""
     from max.engine import InferenceSession
     from max.experimental import torch as binding
 
@@ -39,7 +39,7 @@ def public_ops(solution) -> Any:
     session, graph, unit = ops._session, library.torch.Graph, Unit()
     library.torch.Graph, ops._session = unit.graph, unit
     try:
-        calls_of_p22(ops)
+        call_public_ops(ops)
     finally:
         library.torch.Graph, ops._session = graph, session
     models = InferenceSession().load_all(unit.last.module, custom_extensions=[solution.compile()])
@@ -49,14 +49,14 @@ def public_ops(solution) -> Any:
 
 
 class Unit:
-    """In the place of a library's session: gathers the graphs that it is to load."""
+    """Stands in for a library's session, and collects the graphs to load."""
 
     def __init__(self):
         self.models: dict[str, Model] = {}
         self.last: Any = None
 
     def graph(self, name: str, **options):
-        """Make a graph in the module of those before it, under a name of its own."""
+        """Make a graph with a unique name, in the module of the graphs before it."""
         from max.graph import Graph
 
         module = self.last.module if self.last else None
@@ -64,7 +64,7 @@ class Unit:
         return self.last
 
     def load(self, graph) -> "Model":
-        """Return a stand-in for the model of a graph."""
+        """Return a stand-in for a graph's model."""
         self.models[graph.name] = model = Model()
         return model
 

@@ -1,22 +1,22 @@
-"""The devcontainer and the tasks that it starts name what there is: commands, one port, a built book."""
+"""The devcontainer and its tasks use existing commands, one port and the built book."""
 
 import json
 import re
 import tomllib
 
 from harness.check.options import COMMANDS
-from harness.spec.catalogue import puzzle_names
+from harness.spec.catalogue import list_puzzle_names
 from harness.toolchain.roots import CHECKOUT
 
 
-def test_the_devcontainer_starts_what_the_project_has():
+def test_devcontainer_commands_exist():
     container = json.loads((CHECKOUT / ".devcontainer" / "devcontainer.json").read_text())
     tasks = json.loads((CHECKOUT / ".vscode" / "tasks.json").read_text())["tasks"]
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     commands = [container["postCreateCommand"], *(task["command"] for task in tasks)]
     named = re.findall(r"\bworkbook (\w+)(?: (p\d+))?", "\n".join(commands))
     assert {command for command, _ in named} == {"doctor", "watch"} <= set(COMMANDS)
-    assert {puzzle for _, puzzle in named if puzzle} <= set(puzzle_names())
+    assert {puzzle for _, puzzle in named if puzzle} <= set(list_puzzle_names())
     assert (
         "uv sync" in container["postCreateCommand"]
         and "book.build --no-open" in container["postCreateCommand"]

@@ -1,10 +1,10 @@
-"""The commands in messages: in the form in which this process was started."""
+"""Commands in messages have the form in which this process was started."""
 
 import pytest
 
 from harness import invocation
 from harness.learner.progress import Progress
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import MojoRung
 
 PIXI, UV = {"PIXI_PROJECT_ROOT": "/somewhere"}, {"UV_RUN_RECURSION_DEPTH": "1"}
@@ -13,13 +13,13 @@ PIXI, UV = {"PIXI_PROJECT_ROOT": "/somewhere"}, {"UV_RUN_RECURSION_DEPTH": "1"}
 @pytest.mark.parametrize(
     ("environment", "runner"), [({}, ""), (UV, "uv run "), (PIXI, "pixi run "), (PIXI | UV, "pixi run ")]
 )
-def test_a_command_has_the_form_that_the_user_started_with(environment, runner):
-    assert invocation.command("hint p22 dx-2", environment) == f"{runner}workbook hint p22 dx-2"
+def test_command_has_the_prefix_of_its_runner(environment, runner):
+    assert invocation.format_command("hint p22 dx-2", environment) == f"{runner}workbook hint p22 dx-2"
 
 
-@pytest.mark.parametrize("name", puzzle_names())
-def test_the_help_of_a_demonstration_tells_users_what_it_does(name, command_line):
-    """And not a caller of the function what it returns and raises."""
+@pytest.mark.parametrize("name", list_puzzle_names())
+def test_help_describes_the_demonstration(name, command_line):
+    """The help shows the docstring without its sections Returns and Raises."""
     for demo in find_puzzle(name).demos:
         if demo.options:
             text = command_line(name, f"--{demo.flag}", "--help").out
@@ -28,15 +28,15 @@ def test_the_help_of_a_demonstration_tells_users_what_it_does(name, command_line
             )
 
 
-@pytest.mark.parametrize("name", puzzle_names())
-def test_what_the_commands_of_a_puzzle_print_can_be_pasted(name, command_line, monkeypatch):
-    """Those that need no compiler, of every rung in Python too, as somebody who came by pixi sees them."""
+@pytest.mark.parametrize("name", list_puzzle_names())
+def test_printed_commands_can_be_pasted(name, command_line, monkeypatch):
+    """Commands that need no compiler, in every rung, as a pixi user sees them."""
     monkeypatch.setattr(Progress, "change", lambda *change: None)
     monkeypatch.setenv("PIXI_PROJECT_ROOT", "/somewhere")
     rungs = [rung.id for rung in find_puzzle(name).rungs if not isinstance(rung, MojoRung)]
     calls = [("list", name), ("hint", name), ("diff", name), (name, "--gate", "nope"), (name, "--dims", "x")]
     calls += [(name, "--rung", rung) for rung in rungs] + [("hint", name, "--rung", rung) for rung in rungs]
     calls += [("reset", name), ("watch", name, "--gate", "nope")]
-    said = [command_line(*arguments) for arguments in calls]
-    text = "\n".join(each.out + each.err for each in said)
+    finished = [command_line(*arguments) for arguments in calls]
+    text = "\n".join(each.out + each.err for each in finished)
     assert "pixi run workbook" in text and "python -m" not in text

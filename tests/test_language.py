@@ -1,4 +1,4 @@
-"""Names and docstrings use the words of CONTRIBUTING.md."""
+"""Names and docstrings of the harness and its tests use the words of CONTRIBUTING.md."""
 
 import ast
 import itertools
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+import gpu_runs
 
 from harness.toolchain.roots import CHECKOUT
 
@@ -16,9 +16,11 @@ PRIVATE_WORDS = {
     "said", "seen", "somebody", "stands", "taking", "tells", "told", "verdict", "verdicts", "wanted", "way",
     "ways", "who", "whose",
 }  # fmt: skip
-PRINTED = {"_unsupported", "batched", "compiled"}
-"""Names that a command prints, or a protocol has."""
+PRINTED = {"_unsupported", "batched", "compiled", "seen", "shifted"}
+"""Names that a command or a page of the book prints, or that belong to a protocol."""
 NOUN_CLAUSES = set(["How", "That", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"])
+CONTINUATIONS = {"Against", "Also", "As", "Besides", "By", "Its", "Of", "So", "Their", "Those"}
+"""First words of a docstring that continues the name above it."""
 NOT_A_VERB = NOUN_CLAUSES | {
     "A", "All", "An", "As", "Both", "Each", "Every", "One", "Some", "The", "These", "This", "Those",
     "Three", "Two",
@@ -33,31 +35,32 @@ def names_and_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for named, text in itertools.pairwise(body if isinstance(body, list) else []):
-            if isinstance(named, ast.Assign | ast.AnnAssign) and (attribute := text_of(text)):
+            if isinstance(named, ast.Assign | ast.AnnAssign) and (attribute := get_string(text)):
                 yield text.lineno, "attribute", "", attribute
         if isinstance(node, ast.ClassDef):
             yield node.lineno, "class", node.name, ast.get_docstring(node) or ""
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             decorators = {ast.unparse(each).split("(")[0].split(".")[-1] for each in node.decorator_list}
             kind = "property" if decorators & DECORATED_AS_VALUES else "function"
+            kind = "test" if node.name.startswith("test_") else kind  # its docstring may be a statement
             yield node.lineno, kind, node.name, ast.get_docstring(node) or ""
 
 
-def text_of(statement: ast.stmt) -> str:
+def get_string(statement: ast.stmt) -> str:
     """Return the text of a statement that is a string alone, or ""."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
 
-def private_words(name: str) -> set[str]:
+def find_private_words(name: str) -> set[str]:
     return {
         word.lower() for word in re.findall(r"[a-z0-9]+|[A-Z]+[a-z0-9]*", name.replace("NotFound", ""))
     } & PRIVATE_WORDS
 
 
-def faults(kind: str, name: str, docstring: str) -> Iterator[str]:
+def list_faults(kind: str, name: str, docstring: str) -> Iterator[str]:
     """Yield the faults of one name and its docstring."""
-    if private := private_words(name):
+    if name not in PRINTED and (private := find_private_words(name)):
         yield f"rename {name}: {', '.join(sorted(private))} is a private word"
     if (
         kind == "function"
@@ -68,46 +71,41 @@ def faults(kind: str, name: str, docstring: str) -> Iterator[str]:
         yield f"rename {name}: a function's name begins with a verb"
     opening = docstring.split(maxsplit=1)[0].rstrip(".,:;") if docstring else ""
     not_a_verb = opening in NOT_A_VERB or THIRD_PERSON.fullmatch(opening)
-    if opening in NOUN_CLAUSES or (kind == "function" and not_a_verb):
+    if opening in NOUN_CLAUSES | CONTINUATIONS or (kind == "function" and not_a_verb):
         yield f"{name or kind}: begin the docstring with a verb in the imperative, not {opening!r}"
 
 
-def test_words():
+def test_names_and_docstrings_follow_the_word_list():
     paths = [path for path in (CHECKOUT / "harness").rglob("*.py")]
     assert paths
-    assert [text for path in paths for text in faults_of(path)] == []
+    assert [text for path in paths for text in list_faults_of_file(path)] == []
 
 
-def faults_of(path: Path) -> list[str]:
-    place = path.relative_to(CHECKOUT)
-    found = [f"{place}: rename the module" for _ in private_words(path.stem)]
+def test_tests_follow_the_word_list():
+    """Variables too; files that the record of GPU tests covers change only before the next run on a GPU."""
+    covered = gpu_runs.marked_files()
+    paths = [path for path in (CHECKOUT / "tests").rglob("*.py")]
+    names = [path.relative_to(CHECKOUT).as_posix() for path in paths]
+    assert {*covered} < {*names}
+    checked = [path for path, name in zip(paths, names, strict=True) if name not in covered]
+    faults = [text for path in checked for text in list_faults_of_file(path)]
+    assert [*faults, *(text for path in checked for text in list_variable_faults(path))] == []
+
+
+def list_faults_of_file(path: Path) -> list[str]:
+    file = path.relative_to(CHECKOUT)
+    faults = [f"{file}: rename the module" for _ in find_private_words(path.stem)]
     for line, kind, name, docstring in names_and_docstrings(ast.parse(path.read_text("utf-8"))):
-        found += [f"{place}:{line}: {fault}" for fault in faults(kind, name, docstring)]
-    return found
+        faults += [f"{file}:{line}: {fault}" for fault in list_faults(kind, name, docstring)]
+    return faults
 
 
-@pytest.mark.parametrize(
-    ("source", "fault"),
-    [
-        ("def moved(): ...", "rename moved: a function's name begins with a verb"),
-        ("class JudgeOfRows: ...", "rename JudgeOfRows: judge is a private word"),
-        (
-            "def f():\n    'What a row is.'",
-            "f: begin the docstring with a verb in the imperative, not 'What'",
-        ),
-        (
-            "def f():\n    'Returns a row.'",
-            "f: begin the docstring with a verb in the imperative, not 'Returns'",
-        ),
-        ("class Row:\n    'A row.'", None),
-        ("def read():\n    'Pass a row on.'", None),
-        ("class A:\n    @property\n    def shared(self):\n        'The shared rows.'", None),
-        (
-            "N = 3\n'How many rows.'",
-            "attribute: begin the docstring with a verb in the imperative, not 'How'",
-        ),
-    ],
-)
-def test_faults_are_reported(source, fault):
-    _, *places = names_and_docstrings(ast.parse(source))
-    assert [text for _, *place in places for text in faults(*place)] == ([fault] if fault else [])
+def list_variable_faults(path: Path) -> list[str]:
+    names = {}
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names[node.id] = node.lineno
+        elif isinstance(node, ast.arg):
+            names[node.arg] = node.lineno
+    file = path.relative_to(CHECKOUT)
+    return [f"{file}:{line}: rename {name}" for name, line in names.items() if find_private_words(name)]

@@ -1,4 +1,4 @@
-"""Faults that public bug reports of other projects describe and that this one shared."""
+"""Regression tests for faults that public bug reports of other projects describe."""
 
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from typed import three
 
 from harness import nn
 from harness.devices import recorder
+from harness.nn import attention_layer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,10 +35,7 @@ def compile_block(block: Block, report: Any = False):
     return torch.compile(block, backend="mojo_workbook", options={"report": report, "tail": "aot_eager"})
 
 
-# R1
-
-
-# The kernels' rows are in tests/nn/test_linear_cross_entropy.py, also those with a loss of 1e-7.
+# ---- Large logits; tests/nn/test_linear_cross_entropy.py tests the kernels ----------------------------------
 
 
 @pytest.mark.parametrize(
@@ -57,20 +55,66 @@ def test_equal_large_logits_have_the_loss_log_2(dtype, logit):
     torch.testing.assert_close(loss.double(), torch.tensor(2.0).double().log(), rtol=rounding, atol=0)
 
 
-# R2
+def test_compiled_head_has_the_loss_log_2():
+
+    def compute_loss(bias):
+        logits = F.linear(torch.ones(1, 1), torch.full((2, 1), 1e8), bias)
+        return F.cross_entropy(logits, torch.tensor([0]))
+
+    torch.compiler.reset()
+    reports, bias = [], torch.zeros(2, requires_grad=True)
+    options = {"report": reports.append, "tail": "aot_eager", "head": True}
+    loss = torch.compile(compute_loss, backend="mojo_workbook", options=options)(bias)
+    (gradient,) = torch.autograd.grad(loss, bias)
+    assert [len(report.heads) for report in reports] == [1]
+    torch.testing.assert_close(gradient, torch.tensor([-0.5, 0.5]))
+    torch.testing.assert_close(loss, torch.tensor(2.0).log())
 
 
-def test_a_block_is_compiled_first_inside_a_checkpoint():
-    """Compile at the first call inside a checkpoint, which counts saved tensors (pytorch#144637, #144035)."""
+# ---- Checkpoints --------------------------------------------------------------------------------------------
+
+
+class Head(torch.nn.Module):
+    """A head and its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        return F.cross_entropy(self.linear(x), torch.zeros(len(x), dtype=torch.int64))
+
+
+class Attention(torch.nn.Module):
+    """Attention of a tensor [rows, 8] to itself, by one head."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+
+
+BLOCKS = {"swaps": lambda: Block(8, 5), "heads": Head, "attentions": Attention}
+"""Attribute of the backend's report -> a block with one such operation."""
+
+
+@pytest.mark.parametrize("attribute", BLOCKS)
+def test_block_can_be_compiled_inside_a_checkpoint(attribute, monkeypatch):
+    """Compile and recompile inside a checkpoint, which counts saved tensors (pytorch#144637, #144035)."""
+    monkeypatch.setattr(attention_layer, "explain", lambda *arguments, **options: "wgmma")
     torch.manual_seed(0)
-    block, x = Block(8, 5), torch.randn(4, 8, requires_grad=True)
-    checkpoint(compile_block(block), x, use_reentrant=False).sum().backward()
-    mine, x.grad = x.grad, None
-    block(x).sum().backward()
-    torch.testing.assert_close(mine, x.grad)
+    block, reports = BLOCKS[attribute](), []
+    options = {"report": reports.append, "tail": "aot_eager", "head": True, "attention": True}
+    torch.compiler.reset()
+    compiled = torch.compile(block, backend="mojo_workbook", options=options)
+    for rows in (4, 7):
+        x = torch.randn(rows, 8, requires_grad=True)
+        checkpoint(compiled, x, use_reentrant=False).sum().backward()
+        compiled_gradient, x.grad = x.grad, None
+        block(x).sum().backward()
+        torch.testing.assert_close(compiled_gradient, x.grad)
+    assert [len(getattr(report, attribute)) for report in reports] == [1, 1]
 
 
-# R3
+# ---- Writes between LayerNorm and Linear ---------------------------------------------------------------------
 
 
 @torch.library.custom_op("public_reports::shift", mutates_args={"x"})
@@ -108,16 +152,6 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
-def test_a_writer_between_norm_and_linear_is_seen(writer):
-    """Write to the LayerNorm's output before the Linear reads it (pytorch#153389, #127821, #94777)."""
-    torch.manual_seed(0)
-    block, x, reports = Block(8, 5, lambda h: (writer(h), h)[1]), torch.randn(4, 8), []
-    with torch.no_grad():
-        torch.testing.assert_close(compile_block(block, reports.append)(x), block(x))
-    assert [len(report.swaps) for report in reports] == [0]
-
-
 READERS = {
     "methods": lambda x: (x.size(), x.float().sum(), x.view(2, 2, 8), x.split(4, -1), x.shape, x.mT),
     "operators": lambda x: (x + 1, x * 2, -x, x[0], x > 0),
@@ -140,17 +174,21 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-def test_a_reader_between_norm_and_linear_is_no_writer(reader):
-    """Swap a Linear although other nodes stand between it and its LayerNorm."""
+@pytest.mark.parametrize(
+    ("use", "swaps"),
+    [(write, 0) for write in WRITERS.values()] + [(read, 1) for read in READERS.values()],
+    ids=[*WRITERS, *READERS],
+)
+def test_linear_is_swapped_unless_its_input_is_written(use, swaps):
+    """Read or write the LayerNorm's output before the Linear reads it (pytorch#153389, #127821, #94777)."""
     torch.manual_seed(0)
-    block, x, reports = Block(8, 5, lambda h: (reader(h), h)[1]), torch.randn(4, 8), []
+    block, x, reports = Block(8, 5, lambda h: (use(h), h)[1]), torch.randn(4, 8), []
     with torch.no_grad():
         torch.testing.assert_close(compile_block(block, reports.append)(x), block(x))
-    assert [len(report.swaps) for report in reports] == [1]
+    assert [len(report.swaps) for report in reports] == [swaps]
 
 
-# R4
+# ---- Autocast -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mean", [10, 100, 1000])
@@ -159,15 +197,15 @@ def test_autocast_computes_the_norm_in_float32(mean):
     torch.manual_seed(0)
     block, x = Block(64, 16), torch.randn(32, 64) + mean
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        eager, mine = block(x), compile_block(block)(x)
+        eager, compiled = block(x), compile_block(block)(x)
     with torch.no_grad():
         exact = Block(64, 16).double()
         exact.load_state_dict(block.state_dict())
         truth = exact(x.double())
-    assert (mine.double() - truth).abs().max() <= 2 * (eager.double() - truth).abs().max()
+    assert (compiled.double() - truth).abs().max() <= 2 * (eager.double() - truth).abs().max()
 
 
-# R6
+# ---- Paths outside of ASCII ---------------------------------------------------------------------------------
 
 FAULTY = """\
 from max.gpu import thread_idx
@@ -187,7 +225,7 @@ def main() raises:
 
 
 @pytest.mark.compiles
-def test_a_finding_names_a_path_that_is_not_ascii(tmp_path):
+def test_finding_names_a_path_outside_of_ascii(tmp_path):
     """Report a store past the end from a source in a folder with letters outside of ASCII (rustlings#1904)."""
     folder = tmp_path / "Übung"
     folder.mkdir()
@@ -202,14 +240,14 @@ def test_a_finding_names_a_path_that_is_not_ascii(tmp_path):
     assert "\\303" not in done.stdout + done.stderr
 
 
-def test_recorded_ptx_names_the_package_and_not_its_copy_in_a_folder_with_an_umlaut():
-    """The recorder and the cache of kernels look for the copy's path in the text."""
+def test_recorded_ptx_names_the_package_instead_of_its_copy():
+    """The recorder and the cache of kernels look for the copy's path, which has an umlaut here, in the text."""
     text = r'.file 1 "/a \303\274/copy_0/op/ramp.mojo"' + "\n.file 2 " + r'"/\377 \"b\"/c.mojo"'
-    named = recorder._name_paths(text, Path("/a ü"), Path("problems/p19/op"))
-    assert named == '.file 1 "problems/p19/op/ramp.mojo"\n.file 2 ' + r'"/\377 \"b\"/c.mojo"'
+    replaced = recorder._name_paths(text, Path("/a ü"), Path("problems/p19/op"))
+    assert replaced == '.file 1 "problems/p19/op/ramp.mojo"\n.file 2 ' + r'"/\377 \"b\"/c.mojo"'
 
 
-# R7
+# ---- Large batches; tests/book/test_browser.py tests a search for a Greek letter -----------------------------
 
 
 @pytest.mark.gpu
@@ -218,6 +256,3 @@ def test_gpu_attention_takes_more_rows_than_a_grid_has_blocks():
     tensors = three(torch.randn(66_000, 1, 1, 16, device="cuda", dtype=torch.float16) for _ in range(3))
     expected = F.scaled_dot_product_attention(*three(t.cpu().float() for t in tensors)).half()
     torch.testing.assert_close(nn.attention(*tensors).cpu(), expected, rtol=2e-3, atol=2e-3)
-
-
-# R8: tests/book/test_browser.py searches for "γ".

@@ -1,4 +1,4 @@
-"""The built wheel works outside the checkout: it carries the solution kernels, and a training step runs from it."""
+"""The built wheel works outside the checkout: it includes the solutions, and a training step runs with it."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from harness.learner import blanks
 from harness.nn import host
-from harness.toolchain.packages import mojo_files
+from harness.toolchain.packages import list_mojo_files
 from harness.toolchain.roots import CHECKOUT
 
 TRAINING_STEP = """
@@ -44,7 +44,7 @@ print("trained from", harness.__file__)
 
 
 def run(*command, **options):
-    """Runs a command outside the checkout, without what would lead Python back into it."""
+    """Run a command without environment variables that let Python import from the checkout."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))
     }
@@ -57,15 +57,15 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built by the build backend itself."""
+    """The wheel, built by the build backend."""
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=CHECKOUT)
     (path,) = folder.glob("*.whl")
     return path
 
 
-def test_a_wheel_may_carry_built_libraries(tmp_path, monkeypatch):
-    """Then it is one for this platform."""
+def test_wheel_can_include_built_libraries(tmp_path, monkeypatch):
+    """A wheel with libraries is for this platform only."""
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     (libraries / "attention_bfloat16_sm_90a_0123.so").write_text("kernels")
@@ -77,10 +77,10 @@ def test_a_wheel_may_carry_built_libraries(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The Python of a fresh environment that holds the wheel; torch and MAX are lent from this one.
+    """The Python of a new environment with the wheel; torch and MAX are imported from this environment.
 
-    A folder named in a .pth file joins the path without its own .pth files being read, so this environment's
-    editable install of the checkout stays behind.
+    The .pth files of a folder that a .pth file names are not read, so this environment's editable install of
+    the checkout is not on the path.
     """
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder)
@@ -89,15 +89,15 @@ def installed(wheel, tmp_path_factory):
     packages = Path(
         run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     )
-    lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (packages / "lent.pth").write_text("\n".join(sorted(lent)) + "\n")
+    shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (packages / "shared.pth").write_text("\n".join(sorted(shared)) + "\n")
     return python
 
 
-def test_wheel_carries_the_solutions(wheel):
+def test_wheel_includes_the_solutions(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     package = CHECKOUT / "solutions" / "p22" / "op"
-    files = {str(file.relative_to(package)) for file in mojo_files(package)}
+    files = {str(file.relative_to(package)) for file in list_mojo_files(package)}
     assert {"layernorm_linear.mojo", "shared/launcher.mojo"} <= files
     assert {f"harness/_solutions/p22/op/{file}" for file in files} <= names
     assert not any(name.startswith(("tests/", "problems/", "solutions/")) for name in names)
@@ -114,8 +114,8 @@ print(*(library.file_name for library in host.select_libraries([], ["sm_90a"], [
 """
 
 
-def test_the_layers_libraries_outside_the_checkout(installed, tmp_path):
-    """An installed package makes them from the same sources, and looks for them under the same names."""
+def test_layer_libraries_outside_the_checkout(installed, tmp_path):
+    """An installed package builds its libraries from the same sources and under the same names."""
     script = tmp_path / "names.py"
     script.write_text(LIBRARIES)
     names = [library.file_name for library in host.select_libraries([], ["sm_90a"], [None])]
@@ -123,22 +123,22 @@ def test_the_layers_libraries_outside_the_checkout(installed, tmp_path):
 
 
 @pytest.mark.compiles
-def test_a_training_step_outside_the_checkout(installed, tmp_path):
+def test_training_step_outside_the_checkout(installed, tmp_path):
     script = tmp_path / "step.py"
     script.write_text(TRAINING_STEP)
     assert "trained from" in run(installed, script, CHECKOUT, cwd=tmp_path)
 
 
-def test_the_command_line_is_installed(installed, tmp_path):
+def test_command_line_is_installed(installed, tmp_path):
     assert "--backward" in run(installed.parent / "workbook", "p22", "--help", cwd=tmp_path)
 
 
-def test_a_start_without_a_clone(installed, tmp_path):
-    """`workbook init` from the installed package: a rung is solved in the folder, and noted there."""
+def test_start_without_a_clone(installed, tmp_path):
+    """Run `workbook init` from the installed package, solve a rung in the new folder, and list its progress."""
     workbook, folder = installed.parent / "workbook", tmp_path / "mine"
     assert "next: cd mine && workbook list" in run(workbook, "init", "mine", cwd=tmp_path)
     problem, solution = folder / "problems" / "p20" / "graph.py", folder / "solutions" / "p20" / "graph.py"
-    problem.write_text(blanks.fill(problem.read_text(), solution.read_text()))
+    problem.write_text(blanks.fill_blanks(problem.read_text(), solution.read_text()))
     assert "correct" in run(workbook, "p20", "--rung", "derive", cwd=folder)
     assert run(workbook, "list", cwd=folder).startswith("next: p20")
     assert "passed" in run(workbook, "list", "p20", cwd=folder)

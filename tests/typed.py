@@ -1,4 +1,4 @@
-"""Helpers that give the tests their types: stand-ins for a class, values that must be there, consoles and tensors."""
+"""Typed helpers for tests: stand-ins for a class, values that must not be None, consoles and tensors."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 def stand_in(kind: type[T], /, **attributes: object) -> T:
-    """Make an object of a class with these attributes and no others set; its `__init__` is not called.
+    """Make an object of a class with only these attributes, without calling its `__init__`.
 
-    Raises AttributeError for a name that the class does not declare.
+    Raise AttributeError for a name that the class does not declare.
     """
     instance = object.__new__(kind)
     for name, value in attributes.items():
@@ -29,22 +29,22 @@ def present(value: T | None) -> T:
 
 
 def loosely(function: Callable[..., T]) -> Callable[..., T]:
-    """Return a function, for calls whose arguments no checker can count: lists that are unpacked, and what is wrong on purpose."""
+    """Return the function untyped, for calls with unpacked lists or deliberately wrong arguments."""
     return function
 
 
 def text_console(width: int = 200) -> Console:
-    """Make a console without colours that keeps what is printed, for `text_of`."""
+    """Make a console without colours that records its output, for `text_of`."""
     return Console(file=io.StringIO(), width=width, highlight=False, emoji=False)
 
 
 def text_of(console: Console) -> str:
-    """Return what a console on a StringIO has taken in."""
+    """Return the output recorded by a console on a StringIO."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def three(values: Iterable[T]) -> tuple[T, T, T]:
-    """Return exactly three values, such as query, key and value, for calls that take them by position."""
+    """Return exactly three values, such as query, key and value, to pass by position."""
     first, second, third = values
     return first, second, third

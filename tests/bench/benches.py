@@ -1,4 +1,4 @@
-"""Helpers of the tests of `--bench`: a run at a tiny size on the CPU."""
+"""Helpers for the tests of `--bench`: a run at a tiny size on the CPU."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 EAGER, FLOOR = BY_NAME["eager"], BY_NAME["bare GEMMs"]
 
 
-def a_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=None):
-    """Make a run of some candidates at a tiny size, printing into a string."""
+def make_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=None):
+    """Return a run of some candidates at a tiny size that prints into a string."""
     return runner.Bench(
         benchmark=dataclasses.replace(benchmark, candidates=chosen),
         sizes=[TINY],
@@ -27,5 +27,5 @@ def a_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=Non
 
 
 def text_of(run):
-    """Return what a run has printed."""
+    """Return a run's output."""
     return typed.text_of(run.console)

@@ -1,4 +1,4 @@
-"""What the tests of `--bench` share."""
+"""Fixtures for the tests of `--bench`."""
 
 import gc
 
@@ -9,8 +9,8 @@ from harness.bench import timing
 
 @pytest.fixture
 def short_bursts(monkeypatch):
-    """A few calls a turn, and garbage looked for among new objects alone: no time is judged here."""
-    monkeypatch.setattr(timing, "MOST_REPEATS", 3)
+    """Time few calls per turn and collect only new garbage, since no test depends on times."""
+    monkeypatch.setattr(timing, "MAX_REPEATS", 3)
     gc.freeze()
     yield
     gc.unfreeze()

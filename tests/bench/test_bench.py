@@ -1,4 +1,4 @@
-"""`pNN --bench`: what is compared, what is refused, what is caught, and what stands in the CSV; no time is judged."""
+"""`pNN --bench`: compared quantities, refusals, errors and the columns of the CSV; no times are asserted."""
 
 import csv
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benches import EAGER, TINY, a_bench, text_of
+from benches import EAGER, TINY, make_bench, text_of
 from typed import present
 
 from harness.bench import command, judging, runner
@@ -27,14 +27,14 @@ FIELDS = [
 """The columns of the CSV, which the book's tools and every stored measurement rely on."""
 
 
-def rows_of(path):
-    """The rows of a CSV file."""
+def read_rows(path):
+    """Return the rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def scaled(factor, quantity):
-    """eager, but one gradient comes out multiplied by a factor; "output" multiplies the output alone."""
+def make_scaled_candidate(factor, quantity):
+    """Return eager with one gradient, or only the output, multiplied by a factor."""
 
     class Scale(torch.autograd.Function):
         @staticmethod
@@ -61,15 +61,15 @@ def scaled(factor, quantity):
 # ---- What is compared ---------------------------------------------------------------------------------------
 
 
-def test_every_pass_returns_its_quantities():
+def test_each_pass_returns_its_quantities():
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
-    truth = BENCHMARK.truth(problem)
+    truth = BENCHMARK.compute_truth(problem)
     calls = EAGER.build(problem)
     for direction in PASSES:
         prepared = calls.prepare(direction)
         with torch.set_grad_enabled(direction != "inference"):
             first, again = prepared(), prepared()
-        names = BENCHMARK.returned_names(direction)
+        names = BENCHMARK.list_returned_names(direction)
         assert len(first) == len(names)
         for name, one, two in zip(names, first, again, strict=True):
             assert torch.equal(one, two)
@@ -81,33 +81,35 @@ def test_saved_bytes_leave_out_parameters_and_output():
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
     calls = EAGER.build(problem)
     M, H = TINY.M, TINY.H
-    saved = judging.saved_bytes(calls.prepare("forward"), problem.leaves[1:])
+    saved = judging.measure_saved_bytes(calls.prepare("forward"), problem.leaves[1:])
     assert saved == 4 * (2 * M * H + 2 * M), "x, the LayerNorm output, mean and rstd"
 
 
 def test_counting_saved_bytes_keeps_no_graph():
-    """An accumulator of gradients that lives on belongs to the stream it was made on: no later pass could be captured."""
+    """A gradient accumulator that remains belongs to its stream, so that no later pass could be captured."""
     leaf = torch.randn(1, 1, 4, 8, requires_grad=True)
 
-    def mark() -> dict:
+    def get_metadata() -> dict:
         accumulator = present(present(leaf.view(4, 8).grad_fn).next_functions[0][0])
         metadata: Any = accumulator.metadata  # a dict, which torch's types say a method returns
         return metadata
 
     graph = leaf.view(4, 8)
-    mark()["kept"] = True
-    assert "kept" in mark(), "the accumulator lives as long as a graph does"
+    get_metadata()["kept"] = True
+    assert "kept" in get_metadata(), "the accumulator lives as long as a graph"
     del graph
-    judging.saved_bytes(lambda: (torch.nn.functional.scaled_dot_product_attention(leaf, leaf, leaf),), ())
-    assert "kept" not in mark()
+    judging.measure_saved_bytes(
+        lambda: (torch.nn.functional.scaled_dot_product_attention(leaf, leaf, leaf),), ()
+    )
+    assert "kept" not in get_metadata()
 
 
 # ---- Right or wrong -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantity", candidates.QUANTITIES)
-def test_a_wrong_candidate_is_caught_and_not_timed(quantity):
-    run = a_bench(EAGER, scaled(1.001, quantity))
+def test_wrong_candidate_is_not_timed(quantity):
+    run = make_bench(EAGER, make_scaled_candidate(1.001, quantity))
     run.run()
     assert run.faults == 1
     rows = [row for row in run.rows if row["candidate"] == "scaled"]
@@ -117,53 +119,53 @@ def test_a_wrong_candidate_is_caught_and_not_timed(quantity):
     assert rows[0]["median_us"] == "" and float(rows[0]["error"]) == pytest.approx(1e-3, rel=0.05)
 
 
-def test_a_right_candidate_is_timed():
-    run = a_bench(EAGER, scaled(1.0, "output"))
+def test_correct_candidate_is_timed():
+    run = make_bench(EAGER, make_scaled_candidate(1.0, "output"))
     run.run()
     assert run.faults == 0
     assert {row["candidate"] for row in run.rows if row["column"] == "loop"} == {"eager", "scaled"}
 
 
-def test_one_wrong_element_or_a_nan_is_enough():
+def test_one_wrong_element_or_nan_fails():
     problem = candidates.make_problem(Sizes(400, 64, 96), torch.float32, torch.device("cpu"))
-    truth = BENCHMARK.truth(problem)
-    own = judging.errors(BENCHMARK.results(EAGER.build(problem)), truth)
+    truth = BENCHMARK.compute_truth(problem)
+    own = judging.compute_errors(BENCHMARK.compute_results(EAGER.build(problem)), truth)
     result = {name: tensor.clone() for name, tensor in truth.items()}
-    assert judging.wrong(judging.errors(result, truth), own, torch.float32) == []
+    assert judging.describe_excess(judging.compute_errors(result, truth), own, torch.float32) == []
     result["output"][7, 3] += 1e-4 * truth["output"].abs().max()
-    faults = judging.wrong(judging.errors(result, truth), own, torch.float32)
+    faults = judging.describe_excess(judging.compute_errors(result, truth), own, torch.float32)
     assert any("output is off by 1.0e-04 of its largest value" in fault for fault in faults)
     result["grad_bias"][0] = float("nan")
-    faults = judging.wrong(judging.errors(result, truth), own, torch.float32)
+    faults = judging.describe_excess(judging.compute_errors(result, truth), own, torch.float32)
     assert any("grad_bias is off by nan" in fault for fault in faults)
 
 
-def test_errors_of_zero_are_absolute():
+def test_errors_are_absolute_where_truth_is_zero():
     zero = torch.zeros(3)
-    assert judging.errors({"dx": zero}, {"dx": zero.double()}) == {"dx": (0.0, 0.0)}
-    assert judging.errors({"dx": zero + 2}, {"dx": zero.double()})["dx"][1] == 2.0
+    assert judging.compute_errors({"dx": zero}, {"dx": zero.double()}) == {"dx": (0.0, 0.0)}
+    assert judging.compute_errors({"dx": zero + 2}, {"dx": zero.double()})["dx"][1] == 2.0
 
 
 # ---- Refusals -----------------------------------------------------------------------------------------------
 
 
-def test_below_twenty_microseconds_nothing_is_concluded():
+def test_launch_bound_times_have_no_ratio():
     times = {"bare GEMMs": [30.0, 40.0], "ours": [33.0, 44.0], "peer": [60.0, 80.0], "tiny": [19.0, 20.0]}
-    assert runner.ratios("ours", times, "bare GEMMs", "peer") == {
+    assert runner.compute_ratios("ours", times, "bare GEMMs", "peer") == {
         "fastest_peer": "peer",
         "ratio_to_floor": "1.1000",
         "ratio_to_fastest_peer": "0.5500",
     }
-    refused = runner.ratios("tiny", times, "bare GEMMs", "peer")
+    refused = runner.compute_ratios("tiny", times, "bare GEMMs", "peer")
     assert "launch-bound" in str(refused["note"])
     assert not {"ratio_to_floor", "ratio_to_fastest_peer"} & set(refused)
-    assert "ratio_to_fastest_peer" not in runner.ratios("ours", times, "bare GEMMs", "tiny")
+    assert "ratio_to_fastest_peer" not in runner.compute_ratios("ours", times, "bare GEMMs", "tiny")
     times["bare GEMMs"] = [5.0, 5.0]
-    assert "ratio_to_floor" not in runner.ratios("ours", times, "bare GEMMs", "peer")
-    assert runner.ratios("ours", {"ours": [50.0]}, "", "") == {"fastest_peer": ""}
+    assert "ratio_to_floor" not in runner.compute_ratios("ours", times, "bare GEMMs", "peer")
+    assert runner.compute_ratios("ours", {"ours": [50.0]}, "", "") == {"fastest_peer": ""}
 
 
-def test_an_absent_peer_is_listed_with_its_reason():
+def test_candidates_that_cannot_run_are_listed_with_a_reason():
     def absent(problem):
         raise ImportError("No module named 'peer'")
 
@@ -173,31 +175,25 @@ def test_an_absent_peer_is_listed_with_its_reason():
     def broken(problem):
         raise OSError("libpeer.so: cannot open shared object file\nsecond line")
 
+    def crash(problem):
+        raise RuntimeError("launch failed")
+
     peers = {"absent": absent, "elsewhere": elsewhere, "broken": broken}
-    run = a_bench(EAGER, *(Candidate(name, "peer", build) for name, build in peers.items()))
+    others = [Candidate(name, "peer", build) for name, build in peers.items()]
+    run = make_bench(EAGER, *others, Candidate("crash", "ours", crash))
     run.run()
     notes = {row["candidate"]: row["note"] for row in run.rows if row["column"] == "all"}
     assert notes == {
         "absent": "skipped: not installed (No module named 'peer')",
         "elsewhere": "skipped: needs a GPU",
         "broken": "skipped: OSError: libpeer.so: cannot open shared object file second line",
+        "crash": "FAILED: RuntimeError: launch failed",
     }
-    assert run.faults == 0 and "   absent: skipped: not installed" in text_of(run)
+    assert "   absent: skipped: not installed" in text_of(run)
+    assert run.faults == 1, "only an exception in our variant is a fault"
 
 
-def test_a_variant_of_ours_that_raises_is_a_fault():
-    def crash(problem):
-        raise RuntimeError("launch failed")
-
-    run = a_bench(EAGER, Candidate("crash", "ours", crash))
-    run.run()
-    assert [row["note"] for row in run.rows if row["column"] == "all"] == [
-        "FAILED: RuntimeError: launch failed"
-    ]
-    assert run.faults == 1
-
-
-def test_a_pass_that_fails_in_one_column_is_noted_and_the_others_are_timed():
+def test_failure_in_one_column_does_not_stop_the_others():
     class Half(Differentiable):
         def prepare(self, direction):
             if direction == "backward":
@@ -208,7 +204,7 @@ def test_a_pass_that_fails_in_one_column_is_noted_and_the_others_are_timed():
         return Half(candidates.eager, problem.leaves, problem.grad_output)
 
     half = Candidate("half", "ours", build)
-    run = a_bench(EAGER, half, columns=("loop",))
+    run = make_bench(EAGER, half, columns=("loop",))
     run.run()
     assert run.faults == 1
     half = {(row["pass"], row["column"]): row for row in run.rows if row["candidate"] == "half"}
@@ -216,11 +212,11 @@ def test_a_pass_that_fails_in_one_column_is_noted_and_the_others_are_timed():
     assert half["backward", "loop"]["median_us"] == "" and float(half["both", "loop"]["median_us"]) > 0
 
 
-def test_a_size_without_room_is_named():
-    def no_room(*arguments):
+def test_out_of_memory_names_the_size():
+    def raise_out_of_memory(*arguments):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
-    run = a_bench(EAGER, benchmark=dataclasses.replace(BENCHMARK, make_problem=no_room))
+    run = make_bench(EAGER, benchmark=dataclasses.replace(BENCHMARK, make_problem=raise_out_of_memory))
     run.run()
     assert "can't allocate memory" in str(run.rows[0]["note"]) and len(run.rows) == 1
 
@@ -237,7 +233,7 @@ def test_a_size_without_room_is_named():
         (["p22", "--fastest"], "unrecognized arguments: --fastest"),
     ],
 )
-def test_bad_use_is_one_line_and_exit_code_2(command_line, arguments, message):
+def test_bad_use_prints_one_line_and_exits_with_2(command_line, arguments, message):
     finished = command_line(*arguments, "--bench")
     assert finished.code == 2 and finished.out == ""
     assert finished.err.startswith("error: ") and message in finished.err
@@ -247,12 +243,12 @@ def test_bad_use_is_one_line_and_exit_code_2(command_line, arguments, message):
 @pytest.mark.parametrize(
     "arguments", [["--dtype", "tf32"], ["--columns", "graph"], ["--columns", "cold,host"]]
 )
-def test_what_needs_a_gpu_says_so(command_line, arguments):
+def test_gpu_only_options_are_refused_on_a_cpu(command_line, arguments):
     finished = command_line("p22", "--bench", *arguments)
     assert finished.code == 2 and "needs a GPU, and PyTorch sees none" in finished.err
 
 
-def test_drawn_sizes_follow_their_seed_and_spread_over_all_magnitudes():
+def test_random_sizes_are_seeded_and_cover_all_magnitudes():
     drawn = command.parse_sizes(BENCHMARK, "drawn")
     assert len(drawn) == 20 and drawn == candidates.draw_sizes(12) != candidates.draw_sizes(13)
     many = candidates.draw_sizes(1, 400)
@@ -265,7 +261,7 @@ def test_drawn_sizes_follow_their_seed_and_spread_over_all_magnitudes():
         assert any(value % 2 for value in values)
 
 
-def test_sizes_by_name_and_by_number():
+def test_sizes_are_parsed_from_names_and_numbers():
     assert command.parse_sizes(BENCHMARK, "S0; 16,8 , 4") == [Sizes(4096, 768, 3072), Sizes(16, 8, 4)]
     assert command.parse_sizes(BENCHMARK, "climb")[-1:] == command.parse_sizes(BENCHMARK, "gpt2")
 
@@ -273,25 +269,26 @@ def test_sizes_by_name_and_by_number():
 # ---- From end to end ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
     cpu_graphs()
     target = tmp_path / "bench.csv"
-    asked = ("--sizes", "24,16,32", "--columns", "loop,memory,waited", "--csv", target)
-    finished = command_line("p22", "--bench", *asked)
+    flags = ("--sizes", "24,16,32", "--columns", "loop,memory,waited", "--csv", target)
+    finished = command_line("p22", "--bench", *flags)
     assert finished.code == 0
     assert "No GPU here: these are times of the CPU paths" in finished.out
     assert "24 rows, 16 -> 32, both, loop" in finished.out and "\x1b" not in finished.out
-    rows = rows_of(target)
+    rows = read_rows(target)
     assert list(rows[0]) == FIELDS
     timed = [row for row in rows if row["column"] in ("loop", "waited")]
     names = ("bare GEMMs", "fast", "eager", "compile")
     also = ("fused through MAX", "unfused through MAX")
     assert {(row["candidate"], row["pass"], row["column"]) for row in timed} == {
         (name, direction, column)
-        for column, who in (("loop", names), ("waited", names + also))
-        for name in who
+        for column, column_candidates in (("loop", names), ("waited", names + also))
+        for name in column_candidates
         for direction in ("forward", "backward", "both")
     }
     for row in timed:
@@ -317,8 +314,8 @@ def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
     assert f"{len(rows)} rows, in {target}" in finished.out
 
 
-def test_a_waited_call_ends_when_its_work_is_done(monkeypatch):
-    """The work of the stand-in is done when somebody waits for it."""
+def test_waited_column_waits_after_each_call(monkeypatch):
+    """The candidate records its calls of `wait`."""
     order = []
 
     class Late(Differentiable):
@@ -332,27 +329,27 @@ def test_a_waited_call_ends_when_its_work_is_done(monkeypatch):
     late = Candidate(
         "late", "ours", lambda problem: Late(candidates.eager, problem.leaves, problem.grad_output)
     )
-    run = a_bench(EAGER, late, columns=("waited",))
+    run = make_bench(EAGER, late, columns=("waited",))
     run.run()
     calls = order[order.index("wait") - 1 :]
     assert calls[:6] == ["call", "wait"] * 3
 
 
-def test_a_puzzle_without_a_benchmark(puzzle):
+def test_puzzle_without_make_benchmark_is_refused(puzzle):
     with pytest.raises(BadUse, match="p22 --bench: p22 has no benchmark"):
         find_benchmark(dataclasses.replace(puzzle, bench=""))
 
 
-def test_the_exit_code_of_a_wrong_candidate(command_line, monkeypatch):
-    chosen = (EAGER, Candidate("fast", "ours", scaled(1.01, "grad_input").build))
+def test_wrong_candidate_exits_with_1(command_line, monkeypatch):
+    chosen = (EAGER, Candidate("fast", "ours", make_scaled_candidate(1.01, "grad_input").build))
     monkeypatch.setattr(candidates, "BENCHMARK", dataclasses.replace(BENCHMARK, candidates=chosen))
     finished = command_line("p22", "--bench", "--sizes", "8,4,4", "--columns", "memory")
     assert finished.code == 1
     assert "fast: WRONG: grad_input" in finished.out and "1 wrong or failed" in finished.out
 
 
-def test_an_interrupt_keeps_the_rows_and_gives_130(tmp_path):
-    """In a process of its own, because the command line leaves at once."""
+def test_interrupt_keeps_the_rows_and_exits_with_130(tmp_path):
+    """Run in a new process, because the command line exits immediately."""
     target = tmp_path / "rows.csv"
     program = f"""
 import dataclasses, sys
@@ -374,13 +371,13 @@ sys.exit(cli.main(["p22", "--bench", "--sizes", "8,4,4", "--columns", "loop", "-
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 130, done.stderr
     assert f"interrupted after 2 rows, in {target}" in done.stdout
-    assert [(row["candidate"], row["pass"]) for row in rows_of(target)] == [
+    assert [(row["candidate"], row["pass"]) for row in read_rows(target)] == [
         ("bare GEMMs", "forward"),
         ("eager", "forward"),
     ]
 
 
-def test_help_has_the_flags_of_the_benchmark(command_line):
+def test_help_lists_the_benchmark_flags(command_line):
     finished = command_line("p22", "--bench", "--help")
     assert finished.code == 0
     flags = "--bench --help --sizes --dtype --columns --csv"

@@ -1,4 +1,4 @@
-"""What `--bench` measures on a GPU alone, on stand-ins that run on the CPU, and what a terminal shows meanwhile."""
+"""The columns of `--bench` that need a GPU, with stand-ins that run on the CPU."""
 
 import contextlib
 import csv
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from benches import EAGER, FLOOR, TINY, a_bench, text_of
+from benches import EAGER, FLOOR, TINY, make_bench, text_of
 
 from harness.bench import judging, machine, runner, timing
 from harness.bench.benchmark import COLUMNS, Candidate, Differentiable
@@ -20,8 +20,8 @@ from harness.puzzles.p22.candidates import BENCHMARK, Sizes
 pytestmark = pytest.mark.usefixtures("short_bursts")
 
 
-def test_a_graph_that_holds_no_launch_is_found(monkeypatch):
-    """A replay that writes nothing leaves the NaN that was put there."""
+def test_empty_graph_is_detected(monkeypatch):
+    """A replay that writes nothing leaves the NaN of its outputs."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
     one = runner.Ready(EAGER, EAGER.build(problem), {})
@@ -36,21 +36,21 @@ def test_a_graph_that_holds_no_launch_is_found(monkeypatch):
                 for tensor, value in zip(self.outputs, one.calls.prepare("both")(), strict=True):
                     tensor.copy_(value)
 
-    run = a_bench(EAGER)
+    run = make_bench(EAGER)
     run.check_graph(Replay(True), one, problem, "both")
     with pytest.raises(runner.WrongGraph, match="does not write what a plain call writes"):
         run.check_graph(Replay(False), one, problem, "both")
 
 
 class PretendDevice:
-    """Says that it is a GPU; its tensors lie on the CPU."""
+    """A device of type "cuda" whose tensors are on the CPU."""
 
     type = "cuda"
 
 
 @pytest.fixture
 def pretend_gpu(monkeypatch):
-    """Stand-ins for torch.cuda that run everything on the CPU: the plumbing of the GPU's columns, not its times."""
+    """Stand-ins for torch.cuda that run on the CPU, to test the columns but not their times."""
 
     class Event:
         clock = 0.0
@@ -104,22 +104,22 @@ def pretend_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     original = timing.Graph.__init__
 
-    def remembering(self, prepare):
+    def initialise(self, prepare):
         original(self, prepare)
         self.graph.outputs, self.graph.call = self.outputs, self.call
 
-    monkeypatch.setattr(timing.Graph, "__init__", remembering)
+    monkeypatch.setattr(timing.Graph, "__init__", initialise)
     for name in ("randn", "randint", "empty"):
-        monkeypatch.setattr(torch, name, on_the_cpu(getattr(torch, name)))
+        monkeypatch.setattr(torch, name, move_to_cpu(getattr(torch, name)))
     monkeypatch.setattr(runner, "CEILING_PRODUCTS", ((2, 2, 2), (8, 8, 16), (4, 4, 4)))
     monkeypatch.setattr(runner, "CEILING_BYTES", 2**10)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 2**10)
-    monkeypatch.setattr(machine, "driver", lambda: "1.2")
+    monkeypatch.setattr(machine, "get_driver_version", lambda: "1.2")
     return pretend
 
 
-def on_the_cpu(function):
-    """The function with a device named PretendDevice replaced."""
+def move_to_cpu(function):
+    """Return a function with each PretendDevice among its arguments replaced by the CPU."""
 
     def call(*arguments, **named):
         arguments = [torch.device("cpu") if isinstance(a, PretendDevice) else a for a in arguments]
@@ -130,32 +130,32 @@ def on_the_cpu(function):
     return call
 
 
-def test_the_columns_of_a_gpu(pretend_gpu, monkeypatch):
-    """Every column is filled, ceilings included, and who cannot be captured says so and is timed in the loop."""
-    monkeypatch.setattr(timing, "MOST_REPEATS", 1)  # every burst takes the same time here
+def test_gpu_columns_are_measured(pretend_gpu, monkeypatch):
+    """Every column and ceiling is measured; a candidate that cannot be captured has a note and loop times."""
+    monkeypatch.setattr(timing, "MAX_REPEATS", 1)  # every burst takes the same time here
     gradients = {}
 
     class NoCapture(Differentiable):
         def prepare(self, direction):
             call = super().prepare(direction)
 
-            def refusing():
+            def call_outside_capture():
                 gradients[direction] = torch.is_grad_enabled()
                 if pretend_gpu["capturing"]:
                     pretend_gpu["capturing"] = False
                     raise RuntimeError("cannot be captured in a CUDA graph")
                 return call()
 
-            return refusing
+            return call_outside_capture
 
     def build(problem):
         return NoCapture(candidates.eager, problem.leaves, problem.grad_output, note="a detour")
 
     chosen = (FLOOR, EAGER, Candidate("mine", "ours", build))
     benchmark = dataclasses.replace(
-        BENCHMARK, make_problem=on_the_cpu(candidates.make_problem), host_sizes=Sizes(3, 2, 4)
+        BENCHMARK, make_problem=move_to_cpu(candidates.make_problem), host_sizes=Sizes(3, 2, 4)
     )
-    run = a_bench(*chosen, columns=COLUMNS, benchmark=benchmark, device=PretendDevice())
+    run = make_bench(*chosen, columns=COLUMNS, benchmark=benchmark, device=PretendDevice())
     run.run()
     assert run.faults == 0, text_of(run)
     cells = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
@@ -186,13 +186,13 @@ def test_the_columns_of_a_gpu(pretend_gpu, monkeypatch):
     assert "matmul ceiling of this run" in text_of(run)
 
 
-def test_what_an_earlier_call_left_is_not_counted(monkeypatch):
-    """Garbage in a cycle, which Python happens to collect while the call runs."""
+def test_memory_of_earlier_calls_is_not_counted(monkeypatch):
+    """Python may collect garbage in a reference cycle during the call."""
     used = [100]
 
-    class Kept:
+    class Cycle:
         def __init__(self):
-            self.itself = self
+            self.cycle = self
 
         def __del__(self):
             used[0] -= 40
@@ -206,12 +206,12 @@ def test_what_an_earlier_call_left_is_not_counted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: used[0])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: used[0])
-    Kept()
-    assert judging.peak_bytes(call) == 30
+    Cycle()
+    assert judging.measure_peak_bytes(call) == 30
 
 
 @pytest.mark.gpu
-def test_gpu_bench_captures_the_first_size_behind_its_memory(tmp_path):
+def test_first_size_is_captured_with_its_memory(tmp_path):
     file = tmp_path / "rows.csv"
     options = ["--bench", "--sizes", "1,2,64,64,1", "--columns", "memory,graph", "--csv", str(file)]
     done = subprocess.run([sys.executable, "-m", "harness", "p23", *options], capture_output=True, text=True)

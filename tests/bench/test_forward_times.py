@@ -1,4 +1,4 @@
-"""The times under a forward check: when a ratio may be concluded; no time is judged."""
+"""The ratio of CPU and GPU time after a forward check; no times are asserted."""
 
 import pytest
 from typed import stand_in
@@ -6,12 +6,12 @@ from typed import stand_in
 from harness.bench import forward_times
 from harness.check import runs
 from harness.check.options import Options
-from harness.devices.targets import Target, cpu
+from harness.devices.targets import Target
 from harness.spec.puzzle import Puzzle
 
 
 @pytest.mark.parametrize(
-    ("times", "said"),
+    ("times", "text"),
     [
         ({"cpu": (900.0, 5.0)}, "no GPU: ratio not measured"),
         ({"gpu": (900.0, 5.0)}, "the CPU path was not run: ratio not measured"),
@@ -23,15 +23,15 @@ from harness.spec.puzzle import Puzzle
         ),
     ],
 )
-def test_a_ratio_only_where_it_means_something(times, said):
-    assert forward_times.cpu_to_gpu(times) == said
+def test_ratio_is_shown_only_if_meaningful(times, text):
+    assert forward_times.format_cpu_gpu_ratio(times) == text
 
 
-def test_the_virtual_gpu_has_no_time(monkeypatch):
+def test_virtual_gpu_is_not_timed(monkeypatch):
     measured = []
     monkeypatch.setattr(
         forward_times,
-        "forward_microseconds",
+        "time_forward",
         lambda run, target, variant: measured.append(target.kind) or (3.0, 1.0),
     )
     devices = [stand_in(runs.DeviceResult, target=Target(kind, None, "")) for kind in ("cpu", "virtual")]
@@ -44,10 +44,3 @@ def test_the_virtual_gpu_has_no_time(monkeypatch):
         "   CPU / GPU (fused): no GPU: ratio not measured",
         "   CPU time (other): 3.0 us, median of up to 50 calls through MAX",
     ]
-
-
-@pytest.mark.compiles
-def test_forward_buffers_are_what_one_call_needs(puzzle, program):
-    run = stand_in(runs.Run, options=Options(puzzle, root="solutions"))
-    buffers = forward_times.forward_buffers(run, program("float32"), puzzle.cases(None)[0], cpu())
-    assert set(buffers) == set(program("float32").arguments)

@@ -1,4 +1,4 @@
-"""Where the book lies."""
+"""The book's paths."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """A headless Chromium for the book's tests: opens pages, runs JavaScript, collects errors and network requests.
 
-It speaks the DevTools protocol over two pipes, so it needs nothing but the browser itself.
+It uses the DevTools protocol over two pipes, so only the browser must be installed.
 """
 
 import json
@@ -17,9 +17,9 @@ FLAGS = [
     "--remote-debugging-pipe",
 ]  # fmt: skip
 DESKTOP, PHONE = (1280, 900), (390, 844)
-TIMEOUT = 60  # seconds, for one answer
+TIMEOUT = 60  # seconds per response
 CODES = {"End": 35, "ArrowRight": 39}
-"""Of the keys by which the browser itself moves a slider."""
+"""Windows key codes of the keys with which the browser moves a slider."""
 
 
 def find_browser() -> str | None:
@@ -29,14 +29,14 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """One browser with one page. `errors` and `requests` grow while pages are open."""
+    """A browser with one page, which collects `errors` and `requests`."""
 
     def __init__(self, executable: str):
         self.profile = tempfile.mkdtemp(prefix="book-browser-")
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
 
-        def connect() -> None:  # the protocol wants its pipes as descriptors 3 and 4
+        def connect() -> None:  # the protocol needs its pipes as descriptors 3 and 4
             spare = os.dup(from_browser)
             os.dup2(to_browser, 3)
             os.dup2(spare, 4)
@@ -63,7 +63,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def close(self) -> None:
-        """Ends the browser and removes its profile."""
+        """End the browser and remove its profile."""
         self._process.terminate()
         self._process.wait(timeout=TIMEOUT)
         os.close(self._out)
@@ -71,21 +71,24 @@ class Browser:
         shutil.rmtree(self.profile, ignore_errors=True)
 
     def call(self, method: str, **parameters) -> dict:
-        """One protocol command and its result. Raises RuntimeError for an error, TimeoutError for no answer."""
+        """Send a command and return its result.
+
+        Raises RuntimeError if the browser reports an error, TimeoutError if it does not answer.
+        """
         self._next += 1
         message = {"id": self._next, "method": method, "params": parameters}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._receive()
-            if answer.get("id") == self._next:
-                if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']['message']}")
-                return answer["result"]
+            response = self._receive()
+            if response.get("id") == self._next:
+                if "error" in response:
+                    raise RuntimeError(f"{method}: {response['error']['message']}")
+                return response["result"]
 
     def _receive(self) -> dict:
-        """The next message; events are sorted into `errors`, `requests` and the event list."""
+        """Return the next message; events are sorted into `errors`, `requests` and the event list."""
         deadline = time.monotonic() + TIMEOUT
         while b"\0" not in self._buffer:
             try:
@@ -96,10 +99,10 @@ class Browser:
                 time.sleep(0.005)
         text, self._buffer = self._buffer.split(b"\0", 1)
         message = json.loads(text)
-        self._note(message)
+        self._record(message)
         return message
 
-    def _note(self, message: dict) -> None:
+    def _record(self, message: dict) -> None:
         method, details = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requests.append(details["request"]["url"])
@@ -115,7 +118,7 @@ class Browser:
             self._events.append(message)
 
     def resize(self, size: tuple[int, int]) -> None:
-        """Sets the size of the page."""
+        """Set the size of the page."""
         width, height = size
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -126,21 +129,21 @@ class Browser:
         )
 
     def open(self, page: Path) -> None:
-        """Opens a file and waits until it is loaded."""
+        """Open a file and wait until it has loaded."""
         self._events.clear()
         self.call("Page.navigate", url=page.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._receive()
 
     def run(self, script: str):
-        """The value of a JavaScript expression; a promise is waited for. Raises RuntimeError for an exception."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in answer:
-            raise RuntimeError(answer["exceptionDetails"]["exception"].get("description", script))
-        return answer["result"].get("value")
+        """Return a JavaScript expression's value, awaiting promises. Raise RuntimeError for an exception."""
+        response = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in response:
+            raise RuntimeError(response["exceptionDetails"]["exception"].get("description", script))
+        return response["result"].get("value")
 
     def press(self, key: str) -> None:
-        """Presses a key on whatever has the focus; a letter, or a name as "ArrowRight"."""
+        """Press a key, a letter or a name such as "ArrowRight", on the focused element."""
         for kind in ("keyDown", "keyUp"):
             self.call(
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, text=key if len(key) == 1 else "",
@@ -148,7 +151,7 @@ class Browser:
             )  # fmt: skip
 
     def wait_for(self, script: str, seconds: float = 20) -> None:
-        """Waits until an expression is true. Raises TimeoutError."""
+        """Wait until an expression is true, or raise TimeoutError."""
         deadline = time.monotonic() + seconds
         while not self.run(script):
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Shared by the tests of the book: the built book, in a browser, and a small book to plant faults in."""
+"""Fixtures for the book's tests: the built book, a browser, and a small book in which to plant faults."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def browser(started, site) -> Browser:
-    """The browser with nothing remembered from another test, and its lists empty."""
+    """The browser with empty storage, and without recorded errors and requests."""
     started.resize(DESKTOP)
     started.open(site / "index.html")
     started.run("localStorage.clear()")
@@ -32,7 +32,7 @@ def browser(started, site) -> Browser:
 
 
 def write_small_book(folder: Path) -> Path:
-    """A book without pages in a project of its own: a Mojo file with an anchor; its folder."""
+    """Write a book without pages, in its own project with a Mojo file that has anchors; return its folder."""
     book = folder / "book"
     shutil.copytree(BOOK / "theme", book / "theme")
     shutil.copy(BOOK / "book.toml", book)
@@ -46,7 +46,7 @@ def write_small_book(folder: Path) -> Path:
 
 @pytest.fixture
 def small_book(tmp_path):
-    """A book of one page: call it with the page's text and get the faults of a strict build."""
+    """Return a function that builds a book of one page in strict mode: the page's text -> the faults."""
     from book.build import site as build
 
     book = write_small_book(tmp_path)
@@ -63,16 +63,16 @@ def small_book(tmp_path):
 
 @pytest.fixture(scope="session")
 def faults_of_pages(tmp_path_factory):
-    """Call it with the texts of pages, by name, and get the faults of strict builds of a book that has them all.
+    """Return a function that builds a book of several pages in strict mode: texts by name -> the faults.
 
-    What is found before mdBook runs hides what is found on the built pages: the pages that have nothing of the first kind
-    are built once more without the others.
+    Faults detected before mdBook runs hide those of built pages, so the pages without such faults are built a
+    second time.
     """
     from book.build import site as build
 
     book = write_small_book(tmp_path_factory.mktemp("faults"))
 
-    def built(pages: dict[str, str]) -> list[str]:
+    def build_pages(pages: dict[str, str]) -> list[str]:
         for file in (book / "src").glob("*.md"):
             file.unlink()
         for name, text in pages.items():
@@ -82,10 +82,10 @@ def faults_of_pages(tmp_path_factory):
         return build.build(book, book / "html")
 
     def make(pages: dict[str, str]) -> list[str]:
-        first = built(pages)
+        first = build_pages(pages)
         rest = {
             name: text for name, text in pages.items() if not any(f"/{name}.md:" in fault for fault in first)
         }
-        return first + built(rest)
+        return first + build_pages(rest)
 
     return make

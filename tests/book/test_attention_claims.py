@@ -1,4 +1,4 @@
-"""How attention's claims are measured: the custom pass, both methods at small sizes, what is kept, and who is left out."""
+"""Measurement of attention's claims: the custom pass, both methods at small sizes, saved bytes, and skipped candidates."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ DIMS = {"batch": 2, "heads": 3, "dim": 4}
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_the_custom_backward_pass_is_right(scale):
+def test_custom_backward_pass_is_correct(scale):
     tensors = [torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     assert torch.autograd.gradcheck(lambda *t: attention_claims.ByHand.apply(*t, scale), tensors)
     expected = torch.softmax(tensors[0] @ tensors[1].mT * (scale or 1), -1) @ tensors[2]
@@ -20,11 +20,11 @@ def test_the_custom_backward_pass_is_right(scale):
 
 @pytest.fixture(scope="module")
 def rows():
-    """Those of one small run."""
+    """The rows of a small measurement."""
     return list(measure((8, 24), DIMS, 2))
 
 
-def test_every_candidate_is_measured_by_its_method(rows):
+def test_each_candidate_is_measured_by_its_method(rows):
     own = [(row.length, row.who) for row in rows if row.method == OWN]
     assert own == [(n, who) for n in (8, 24) for who in (AUTOGRAD, CUSTOM)], "autograd first"
     fair = {(row.length, row.who) for row in rows if row.method == FAIR}
@@ -33,14 +33,14 @@ def test_every_candidate_is_measured_by_its_method(rows):
     assert all(row.same_bits == "yes" for row in rows if row.method == FAIR)
 
 
-def test_what_is_kept_by_hand(rows):
+def test_saved_bytes_match_a_count_by_hand(rows):
     """The custom pass saves no byte: both keep P, Q, K and V."""
     kept = {row.who: row.kept for row in rows if (row.length, row.method) == (24, FAIR)}
     operand, heads = 2 * 3 * 24 * 4 * 4, 2 * 3
     assert kept[AUTOGRAD] == kept[CUSTOM] == 3 * operand + heads * 24 * 24 * 4
 
 
-def test_who_runs_out_of_memory_is_left_out(monkeypatch):
+def test_out_of_memory_candidate_is_skipped(monkeypatch):
     def too_much(*_):
         raise torch.cuda.OutOfMemoryError("as if")
 
@@ -51,22 +51,21 @@ def test_who_runs_out_of_memory_is_left_out(monkeypatch):
     assert all(row.ms > 0 for row in rows if not row.failed) and len(rows) == 5
 
 
-def test_who_would_take_too_long_is_left_out(monkeypatch):
-    """From the length on at which it would, by the square of the lengths."""
+def test_slow_candidate_is_skipped(monkeypatch):
+    """The time of a longer input is predicted by the square of the length."""
     monkeypatch.setattr(attention_claims, "LONGEST", -1.0)
     fair = {(row.length, row.failed) for row in measure((8, 16), DIMS, 1) if row.method == FAIR}
     assert fair == {(8, ""), (16, attention_claims.TOO_LONG)}
 
 
-def test_who_is_wrong_is_not_timed(monkeypatch):
+def test_wrong_candidate_is_not_timed(monkeypatch):
     monkeypatch.setattr(attention_claims, "eager", lambda q, k, v: 1.01 * torch.softmax(q @ k.mT / 2, -1) @ v)
     with pytest.raises(AssertionError, match="autograd at length 8 is wrong by"):
         list(measure((8,), DIMS, 1))
 
 
 @pytest.mark.gpu
-def test_kernels_are_right_and_give_the_same_bits_on_a_gpu():
-    """Every candidate is right, and the flash kernels give the same bits."""
+def test_gpu_kernels_are_correct_and_reproducible():
     rows = list(measure((256,), {"batch": 2, "heads": 4, "dim": 64}, 3))
     assert all(row.ms > 0 and row.peak > 0 and not row.failed for row in rows)
     bits = {row.who: row.same_bits for row in rows if row.method == FAIR}

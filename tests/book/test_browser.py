@@ -14,14 +14,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 PAGES = [Path(page).with_suffix(".html") for page in reading.pages(BOOK / "src")]
-# the sidebar takes its time
+# The sidebar opens and closes with an animation.
 SETTLED = """new Promise(done => {
     const look = () => document.querySelector('main').clientWidth > 300 ? done() : requestAnimationFrame(look); look(); })"""
 P22 = "puzzle_22/backward_pass.html"
 
 
 def test_every_page_opens_without_errors_and_fits(browser, site):
-    """Wide things scroll in their own boxes, the page never does; nothing is fetched."""
+    """Wide content scrolls within its box, never the page, and nothing is loaded from the network."""
     for page in PAGES:
         browser.open(site / page)
         for theme in ("light", "navy"):
@@ -40,7 +40,7 @@ def test_every_page_opens_without_errors_and_fits(browser, site):
 
 
 def search(browser, site, words: str) -> list[str]:
-    """The links that the book's own search shows for some words."""
+    """Return the links that the book's search finds for some words."""
     browser.open(site / "index.html")
     browser.run("document.getElementById('mdbook-search-toggle').click()")
     browser.run(
@@ -57,22 +57,22 @@ def search(browser, site, words: str) -> list[str]:
     )
 
 
-def solution_only_words() -> set[str]:
-    """Names that stand in the solution's blanks and nowhere else in the book or in the problem file."""
+def list_solution_only_names() -> set[str]:
+    """Return names that are only in the solution's blanks, nowhere else in the book or in the problem file."""
     from harness.learner import blanks
 
     op = ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo"
-    bodies = "\n".join("\n".join(blank.body) for blank in blanks.find(op.read_text()).values())
-    visible = "".join(page.read_text() for page in (BOOK / "src").rglob("*.md")) + blanks.skeleton(
+    bodies = "\n".join("\n".join(blank.body) for blank in blanks.find_blanks(op.read_text()).values())
+    visible = "".join(page.read_text() for page in (BOOK / "src").rglob("*.md")) + blanks.make_skeleton(
         op.read_text()
     )
     name = r"\b[a-z]+_[a-z_]+\b"  # with an underscore: the search reduces plain words to their stems
     return set(re.findall(name, bodies)) - set(re.findall(name, visible))
 
 
-def test_search_finds_the_text_but_no_solution(browser, site):
+def test_search_finds_text_but_no_solutions(browser, site):
     assert any("derivation" in link for link in search(browser, site, "diagonal"))
-    hidden = solution_only_words()
+    hidden = list_solution_only_names()
     assert hidden, "no word to look for"
     for word in sorted(hidden)[:3]:
         assert word in (site / P22).read_text()
@@ -80,7 +80,7 @@ def test_search_finds_the_text_but_no_solution(browser, site):
     assert browser.errors == []
 
 
-def test_without_javascript_everything_can_be_read(browser, site):
+def test_pages_are_readable_without_javascript(browser, site):
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(site / P22)
@@ -89,54 +89,63 @@ def test_without_javascript_everything_can_be_read(browser, site):
     assert browser.run("[...document.querySelectorAll('.step')].every(e => !e.hidden)")
 
 
-def test_the_search_index_is_small_and_finds_what_mdbook_s_own_finds(browser, site):
+def test_search_index_is_small_and_equals_mdbooks_results(browser, site):
     (index,) = site.glob("searchindex*.js")
     assert index.stat().st_size < 1_000_000
     assert any("races" in link for link in search(browser, site, "atomics"))
     assert "softmaxs-jacobian" in search(browser, site, "Jacobians")[0], "a title counts double"
     assert browser.run("window.search.index.documentStore.length") > 300
-    assert browser.run("window.search.index.index.body.root.df") == 0, "the empty word is no word"
+    assert browser.run("window.search.index.index.body.root.df") == 0, "the empty word is not indexed"
     for letter, name in (("γ", "gamma"), ("dγ", "dgamma")):
-        found = [search(browser, site, word) for word in (letter, name)]
-        by_letter, by_name = ([re.sub(r"\?[^#]*", "", link) for link in links] for links in found)
+        results = [search(browser, site, word) for word in (letter, name)]
+        by_letter, by_name = ([re.sub(r"\?[^#]*", "", link) for link in links] for links in results)
         assert by_letter == by_name != []
     links = browser.run("document.querySelector('#mdbook-searchresults a').innerText")
     assert "»" in links, "a result names the page that it is on"
     assert browser.errors == []
 
 
-def button(words: str) -> str:
-    """The button of a page's first stepper with these words on it."""
+def find_button(words: str) -> str:
+    """Return a JavaScript expression for the button of the first stepper that is labelled `words`."""
     return f"[...document.querySelectorAll('.stepper-controls button')].find(b => b.innerText === '{words}')"
 
 
-def test_stepper_walks_through_the_five_phases(browser, site):
+def test_stepper_shows_the_five_phases(browser, site):
     browser.open(site / P22)
     visible = "[...document.querySelectorAll('.step')].map(s => s.offsetParent !== null)"
-    next_button = button("Next")
-    assert browser.run(visible)[4], "it opens on the whole"
-    browser.run(f"{button('Start')}.click()")
+    next_button = find_button("Next")
     for phase in range(5):
         assert browser.run(visible) == [i == phase for i in range(5)]
         assert f"{phase + 1} of 5." in browser.run("document.querySelector('.stepper-controls').innerText")
         assert browser.run(f"{next_button}.disabled") == (phase == 4)
         browser.run(f"{next_button}.click()")
-    browser.run(f"{button('Back')}.click()")
+    browser.run(f"{find_button('Back')}.click()")
     assert browser.run(visible)[3]
-    browser.run(f"{button('Start')}.click()")
+    browser.run(f"{find_button('Start')}.click()")
     assert browser.run(visible)[0]
     assert browser.errors == []
 
 
-def test_keys_move_a_drawing_in_steps_and_stay_on_the_page(browser, site):
+@pytest.mark.parametrize(
+    ("page", "status"),
+    [("puzzle_19/puzzle_19", "2 of 9."), ("puzzle_23/flash_attention", "1 of 5."), ("puzzle_24/puzzle_24", "1 of 16."),
+     ("puzzle_25/puzzle_25", "2 of 9.")],
+)  # fmt: skip
+def test_stepper_with_a_question_opens_on_it(browser, site, page, status):
+    browser.open(site / f"{page}.html")
+    assert browser.run("document.querySelector('.stepper-controls [role=status]').textContent").startswith(
+        status
+    )
+
+
+def test_keys_step_a_drawing_without_leaving_the_page(browser, site):
     browser.open(site / "puzzle_25/puzzle_25.html")
-    place, hero = browser.run("location.href"), "document.querySelector('.hero')"
+    address, hero = browser.run("location.href"), "document.querySelector('.hero')"
     browser.run(f"{hero}.focus()")
-    assert browser.run(f"{hero}.querySelectorAll('button')[2].disabled"), "it opens on the last step"
     browser.press("Home")
     browser.press("ArrowRight")
     browser.press("ArrowRight")
-    assert browser.run("location.href") == place and browser.run(f"{hero}.dataset.step") == "2"
+    assert browser.run("location.href") == address and browser.run(f"{hero}.dataset.step") == "2"
     shown = f"""[...{hero}.querySelectorAll('[data-from]')].every(g => (g.getAttribute('visibility') === 'visible') ===
         (g.dataset.from <= 2 && 2 <= g.dataset.to))"""
     assert browser.run(shown)
@@ -144,10 +153,10 @@ def test_keys_move_a_drawing_in_steps_and_stay_on_the_page(browser, site):
     assert browser.run(f"{hero}.querySelectorAll('button')[2].disabled") and browser.errors == []
 
 
-def test_a_link_into_the_museum_opens_its_row_and_a_click_shows_the_lines(browser, site):
+def test_link_opens_its_row_and_click_shows_the_lines(browser, site):
     from harness.check import zoo
 
-    first, second = [wrong.name for wrong in zoo.load("p22")][:2]
+    first, second = [wrong.name for wrong in zoo.load_wrong_kernels("p22")][:2]
     browser.open(site / "puzzle_22/museum.html")
     browser.run(f"location.hash = '{first}'")
     lines = "document.querySelectorAll('#{} pre code .hljs-addition').length"

@@ -1,4 +1,4 @@
-"""Charts and drawings are one line of SVG in the text colour and show the right numbers."""
+"""Charts and drawings are one line of SVG in the text colour and show the correct numbers."""
 
 import itertools
 import re
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from book.build import check_site, generate
-from book.figures import data_charts, heroes, online_steps
+from book.figures import data_charts, heroes, kernel_drawings, online_steps
 from book.figures.charts import Axis, Series, bars, plot, rows_of_bars, spans
 from harness.puzzles.p23 import spec as p23
 from harness.puzzles.p24 import orders
-from harness.puzzles.p24.counting import count
+from harness.puzzles.p24.counting import count_costs
 
 CHARTS = {
     "plot": lambda: plot(
@@ -32,7 +32,7 @@ CHARTS = {
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_chart_is_one_line_in_the_text_colour_and_reproducible(name):
+def test_chart_is_reproducible_and_in_the_text_colour(name):
     svg = CHARTS[name]()
     root = ElementTree.fromstring(svg.replace("xlink:href", "href"))
     assert svg.count("\n") == 1 and root.attrib["aria-label"] and svg == CHARTS[name]()
@@ -40,7 +40,7 @@ def test_chart_is_one_line_in_the_text_colour_and_reproducible(name):
     assert not re.search(r"<g id|<metadata|20\d\d-", svg)
 
 
-def test_letters_are_text_and_bars_are_as_long_as_their_numbers():
+def test_labels_are_text_and_bars_match_their_numbers():
     svg = CHARTS["bars"]()
     assert {"a group", "ours", "theirs", "1.25 ms", "2 ms", "time"} <= {
         text.strip() for text in re.findall(r"<text[^>]*>([^<]+)</text>", svg)
@@ -53,7 +53,7 @@ def test_letters_are_text_and_bars_are_as_long_as_their_numbers():
 
 
 @pytest.mark.parametrize("name", [name for name in generate.FILES if name.startswith("hero_")])
-def test_drawing_in_steps_shows_one_step_without_scripts(name):
+def test_stepped_drawing_shows_one_step_without_scripts(name):
     drawing = generate.FILES[name]()
     groups = re.findall(r'data-from="(\d+)" data-to="(\d+)" visibility="(\w+)"', drawing)
     steps = drawing.count("<li>")
@@ -61,10 +61,39 @@ def test_drawing_in_steps_shows_one_step_without_scripts(name):
     assert all(0 <= int(first) <= int(last) < steps for first, last, _ in groups)
 
 
+def test_ballot_word_has_the_drawn_bits():
+    svg = kernel_drawings.ballot()
+    bits = re.findall(r">([01])</text>", svg)
+    assert len(bits) == 32 and bits[-5:] == ["0"] * 5
+    assert f"mask = 0x{int(''.join(reversed(bits)), 2):08x}" in svg
+
+
+def test_online_softmax_threads_find_the_lse():
+    svg = kernel_drawings.row_in_one_pass()
+    cells = [float(text.replace("−", "-")) for text in re.findall(r">(−?\d+\.\d)</text>", svg)]
+    columns = [cells[4 * t : 4 * t + 3] for t in range(4)]  # its logits, then its m
+    lse = float(np.logaddexp.reduce(np.concatenate(columns)))
+    assert cells[3::4] == [max(column) for column in columns] and f" = {lse:.3f}</text>" in svg
+
+
+def test_sums_of_the_online_softmax_shrink_by_the_factor():
+    tiles = online_steps.tiles()
+    for number, tile in enumerate(tiles):
+        svg = online_steps.picture(tiles, number)
+        outlined, rescaled = (
+            [float(width) for width in re.findall(rf'x="200" [^>]*? width="([\d.]+)" height="10" [^>]*?opacity="{shade}"', svg)]
+            for shade in ("0", "0.45")
+        )  # fmt: skip
+        assert len(rescaled) == 5 and rescaled == pytest.approx(
+            [was * tile.rescale for was in outlined], abs=1e-3
+        )
+    assert any(rescaled)
+
+
 # ---- The numbers --------------------------------------------------------------------------------------------
 
 
-def test_barrier_is_what_makes_every_order_right():
+def test_barrier_makes_every_order_correct():
     others = heroes.opposite()
     for order in itertools.permutations(range(4)):
         bare, held = heroes.arrivals(order, others)
@@ -72,7 +101,7 @@ def test_barrier_is_what_makes_every_order_right():
         assert all("right" not in states for states in held[:-1])
 
 
-def test_slopes_are_those_of_the_formula():
+def test_slopes_match_the_formula():
     x, g = np.array([0.5, -1.2, 2.0, 0.3]), np.array([1.0, -2.0, 0.5, 3.0])
     rstd = 1 / np.sqrt(x.var() + 1e-5)
     x_hat = (x - x.mean()) * rstd
@@ -87,25 +116,25 @@ def test_ring_ends_with_the_output_and_gradients_of_one_device():
     assert all(sorted(parts) == [0, 1, 2, 3] for parts in backward[-1])
 
 
-def test_weights_of_a_tile_are_those_of_the_softmax_and_sums_end_exact():
+def test_tile_weights_match_softmax_and_sums_are_exact():
     exact = heroes.head()["probabilities"]
     for what, s, t, weights, error in heroes.tiles_walk():
         np.testing.assert_allclose(weights, exact[s : s + 2, t : t + 2], atol=1e-6)
         assert (error < 1e-5) >= (t == 6 if what == "dQ" else s == 6), (what, s, t, error)
 
 
-def test_tiles_that_are_read_are_those_that_the_puzzle_counts():
-    totals = [count(orders.ORDERS[name](32, 32), 32, 4, 16).pairs for name in ("row-major", "hilbert")]
+def test_read_tiles_match_the_puzzles_count():
+    totals = [count_costs(orders.ORDERS[name](32, 32), 32, 4, 16).pairs for name in ("row-major", "hilbert")]
     assert f"So far {totals[0]} and {totals[1]} tiles" in heroes.reads()
 
 
 def test_online_softmax_ends_with_the_exact_row():
-    place, last = online_steps.row(), online_steps.tiles()[-1]
-    exact = p23.PUZZLE.exact(online_steps.arrays())
-    np.testing.assert_allclose(last.sums / last.total, np.float64(exact["output"][place]), rtol=1e-12)
-    np.testing.assert_allclose(last.largest + np.log(last.total), float(exact["lse"][place]), rtol=1e-12)
+    position, last = online_steps.row(), online_steps.tiles()[-1]
+    exact = p23.PUZZLE.compute_exact(online_steps.arrays())
+    np.testing.assert_allclose(last.sums / last.total, np.float64(exact["output"][position]), rtol=1e-12)
+    np.testing.assert_allclose(last.largest + np.log(last.total), float(exact["lse"][position]), rtol=1e-12)
 
 
 @pytest.mark.parametrize(("pair", "share"), [((2.0, 3.0), 1), ((2.0, 0.5), 0.968), ((3.0, 5.0), 0.723)])
-def test_folding_two_products_changes_bits_as_drawn(pair, share):
+def test_folding_two_products_changes_the_drawn_bits(pair, share):
     assert data_charts.same_bits(*pair) == pytest.approx(share, abs=0.001)

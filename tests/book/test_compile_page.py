@@ -1,18 +1,20 @@
-"""What the page about torch.compile says in words is what its recorded runs say."""
+"""The page about torch.compile agrees with its recorded runs."""
 
 import shutil
 
 import pytest
 
 
-def test_half_the_budget_keeps_what_the_layer_keeps():
-    """The recorded run against the shapes: x and two numbers for each row, and the LayerNorm output without a budget."""
+def test_half_the_memory_budget_saves_the_layers_bytes():
+    """Saved are x and two numbers for each row, and without a budget also the LayerNorm output."""
     from book.measure import outputs
     from book.measure.ledger import GPT2_SMALL
     from harness.puzzles.p22 import spec as p22
 
     account = p22.ledger(GPT2_SMALL, "float32")
-    eager, ours = (f"{sum(kept.values()) / 1e6:.1f} MB" for kept in (account.saved_eager, account.saved_ours))
+    eager, ours = (
+        f"{sum(saved.values()) / 1e6:.1f} MB" for saved in (account.saved_eager, account.saved_ours)
+    )
     plain, default, half = outputs.load("compile_saved").text.splitlines()
     assert eager in plain and eager in default and ours in half
     assert half.endswith("(8, 1024, 1) (8, 1024, 1) (8, 1024, 768)")
@@ -22,14 +24,14 @@ def test_half_the_budget_keeps_what_the_layer_keeps():
 @pytest.mark.skipif(
     not shutil.which("g++") and not shutil.which("c++"), reason="no C++ compiler for torch.compile"
 )
-def test_the_compilers_own_backend_keeps_as_little():
+def test_half_the_memory_budget_drops_the_layernorm_output():
     import torch
     from torch._functorch import config
 
     pair, x = torch.nn.Sequential(torch.nn.LayerNorm(64), torch.nn.Linear(64, 96)), torch.randn(512, 64)
     parameters = {parameter.data_ptr() for parameter in pair.parameters()}
 
-    def kept(budget: float) -> list[int]:
+    def list_saved_sizes(budget: float) -> list[int]:
         saved = {}
 
         def pack(tensor):
@@ -43,5 +45,5 @@ def test_the_compilers_own_backend_keeps_as_little():
                 compiled(x)
         return sorted(tensor.numel() for at, tensor in saved.items() if at not in parameters)
 
-    assert kept(1.0) == [512, 512, 512 * 64, 512 * 64]
-    assert kept(0.5) == [512, 512, 512 * 64]
+    assert list_saved_sizes(1.0) == [512, 512, 512 * 64, 512 * 64]
+    assert list_saved_sizes(0.5) == [512, 512, 512 * 64]

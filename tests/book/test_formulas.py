@@ -1,8 +1,8 @@
-"""Every formula of the book's derivation, by the name it has there, against autograd and finite differences.
+"""The formulas of the book's derivation, by their names on the page, match autograd and finite differences.
 
-A formula is written here as the book writes it, with indices and explicit sums (einsum subscripts are the book's
-indices), in float64. Autograd differentiates the forward definition; a central difference of the forward pass, made
-with NumPy alone, is the second witness.
+Formulas are written as in the book, with indices and explicit sums (einsum subscripts are the book's indices), in
+float64. Autograd differentiates the forward definition; central differences of a NumPy forward pass are an
+independent check.
 """
 
 import re
@@ -16,13 +16,12 @@ from typed import present
 
 B, S, H, O = 2, 3, 5, 4
 EPS = 1e-5
-PAGE = (BOOK / "src" / "puzzle_22" / "backward_pass.md").read_text(encoding="utf-8")
 DERIVATION = (BOOK / "src" / "puzzle_22" / "derivation.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"\{#([\w-]+)\}", DERIVATION)
 
 
 class Sample:
-    """Random inputs with nothing special about them, and everything the forward pass makes of them."""
+    """Random inputs and every intermediate result of the forward pass."""
 
     def __init__(self, seed: int, eps: float = EPS):
         random = np.random.default_rng(seed)
@@ -39,30 +38,30 @@ class Sample:
         self.dln = np.einsum("bso,oh->bsh", self.dy, self.W)
         self.g = self.dln * self.gamma
 
-    def autograd(self, *names: str) -> list[np.ndarray]:
-        """Gradients of L = sum(dy * output) at the named tensors, by PyTorch's own LayerNorm and Linear."""
+    def compute_gradients(self, *names: str) -> list[np.ndarray]:
+        """Return PyTorch's gradients of L = sum(dy * output) with respect to the named tensors."""
         t = {n: torch.tensor(getattr(self, n), requires_grad=True) for n in ("x", "gamma", "beta", "W", "b")}
         t["ln_out"] = F.layer_norm(t["x"], [H], t["gamma"], t["beta"], self.eps)
         output = F.linear(t["ln_out"], t["W"], t["b"])
         gradients = torch.autograd.grad(output, [t[n] for n in names], torch.tensor(self.dy))
         return [gradient.numpy() for gradient in gradients]
 
-    def loss(self, name: str, value: np.ndarray) -> float:
-        """L as a function of one input, the others as they are, straight from the definition."""
+    def compute_loss(self, name: str, value: np.ndarray) -> float:
+        """Return L from its definition, with the tensor `name` replaced by `value`."""
         t = {n: getattr(self, n) for n in ("x", "gamma", "beta", "W", "b")} | {name: value}
         centred = t["x"] - t["x"].mean(-1, keepdims=True)
         x_hat = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.eps)
         return float((self.dy * ((x_hat * t["gamma"] + t["beta"]) @ t["W"].T + t["b"])).sum())
 
     def check_gradient(self, name: str, claimed: np.ndarray) -> None:
-        """A gradient formula against autograd and against finite differences of the loss."""
-        np.testing.assert_allclose(claimed, self.autograd(name)[0], rtol=1e-10, atol=1e-10)
-        differences = central_difference(lambda value: self.loss(name, value), getattr(self, name))
+        """Check a gradient formula against autograd and finite differences of the loss."""
+        np.testing.assert_allclose(claimed, self.compute_gradients(name)[0], rtol=1e-10, atol=1e-10)
+        differences = central_difference(lambda value: self.compute_loss(name, value), getattr(self, name))
         np.testing.assert_allclose(claimed, differences, rtol=1e-5, atol=1e-6)
 
 
 def central_difference(function, at: np.ndarray, step: float = 1e-5) -> np.ndarray:
-    """The derivative of a function by every element of `at`: shape of the value + shape of `at`, moved to the end."""
+    """Return the derivative of a function with respect to each element of `at`: the value's shape + `at`'s shape."""
     columns = []
     for index in np.ndindex(at.shape):
         up, down = at.copy(), at.copy()
@@ -73,14 +72,14 @@ def central_difference(function, at: np.ndarray, step: float = 1e-5) -> np.ndarr
 
 
 def normalise(x: np.ndarray, eps: float = EPS, mean=None, rstd=None) -> np.ndarray:
-    """x_hat of one row; a statistic that is given is held fixed, to look at one path alone."""
+    """Return x_hat of one row; statistics that are passed are constants, which isolates the other gradient paths."""
     mean = x.mean() if mean is None else mean
     rstd = 1 / np.sqrt(((x - x.mean()) ** 2).mean() + eps) if rstd is None else rstd
     return (x - mean) * rstd
 
 
 def check_forward(name: str, s: Sample) -> None:
-    """The forward formulas against PyTorch's own operators."""
+    """Check the forward formulas against PyTorch's operators."""
     x = torch.tensor(s.x)
     variance, mean = torch.var_mean(x, -1, correction=0)
     ln_out = F.layer_norm(x, [H], torch.tensor(s.gamma), torch.tensor(s.beta), EPS)
@@ -97,7 +96,7 @@ def check_forward(name: str, s: Sample) -> None:
 
 
 def check_dln(s: Sample) -> None:
-    np.testing.assert_allclose(s.dln, s.autograd("ln_out")[0], rtol=1e-12)
+    np.testing.assert_allclose(s.dln, s.compute_gradients("ln_out")[0], rtol=1e-12)
     loss = lambda ln_out: (s.dy * (ln_out @ s.W.T + s.b)).sum()  # noqa: E731
     np.testing.assert_allclose(s.dln, central_difference(loss, s.ln_out), rtol=1e-6, atol=1e-7)
 
@@ -126,14 +125,16 @@ def check_dbeta(s: Sample) -> None:
     s.check_gradient("beta", np.einsum("bsh->h", s.dln))
 
 
-def row_jacobian(s: Sample) -> np.ndarray:
-    """d x_hat_j / d x_i of row [0, 0] by autograd, indexed [i, j]."""
+def compute_row_jacobian(s: Sample) -> np.ndarray:
+    """Return autograd's d x_hat_j / d x_i of row [0, 0], indexed [i, j]."""
     row = torch.tensor(s.x[0, 0])
     return torch.autograd.functional.jacobian(lambda x: F.layer_norm(x, [H], eps=EPS), row).numpy().T
 
 
 def check_chain(s: Sample) -> None:
-    np.testing.assert_allclose(row_jacobian(s) @ s.g[0, 0], s.autograd("x")[0][0, 0], rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(
+        compute_row_jacobian(s) @ s.g[0, 0], s.compute_gradients("x")[0][0, 0], rtol=1e-9, atol=1e-11
+    )
 
 
 def check_direct(s: Sample) -> None:
@@ -181,7 +182,7 @@ def check_through_variance(s: Sample) -> None:
     x, mean, rstd, x_hat = s.x[0, 0], s.mean[0, 0], s.rstd[0, 0], s.x_hat[0, 0]
     middle = np.einsum("j,i->ij", x - mean, -0.5 * rstd**3 * 2 / H * (x - mean))
     end = -rstd / H * np.einsum("i,j->ij", x_hat, x_hat)
-    # Only rstd moves with x: the difference of all paths and of the two others.
+    # The path through rstd is the difference of all paths and the two others.
     everything = central_difference(normalise, x)
     others = central_difference(lambda x: normalise(x, rstd=rstd), x)
     for claimed in (middle, end):
@@ -191,7 +192,7 @@ def check_through_variance(s: Sample) -> None:
 def check_jacobian_entry(s: Sample) -> None:
     rstd, x_hat = s.rstd[0, 0], s.x_hat[0, 0]
     entry = [[rstd * ((i == j) - 1 / H - x_hat[i] * x_hat[j] / H) for j in range(H)] for i in range(H)]
-    np.testing.assert_allclose(entry, row_jacobian(s), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(entry, compute_row_jacobian(s), rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(entry, central_difference(normalise, s.x[0, 0]).T, atol=1e-7)
 
 
@@ -199,7 +200,7 @@ def check_jacobian(s: Sample) -> None:
     rstd, x_hat, one = s.rstd[0, 0], s.x_hat[0, 0], np.ones(H)
     matrix = rstd * (np.eye(H) - np.outer(one, one) / H - np.outer(x_hat, x_hat) / H)
     np.testing.assert_allclose(matrix, matrix.T)
-    np.testing.assert_allclose(matrix, row_jacobian(s), rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(matrix, compute_row_jacobian(s), rtol=1e-9, atol=1e-11)
 
 
 def check_dx(s: Sample) -> None:
@@ -209,23 +210,23 @@ def check_dx(s: Sample) -> None:
 
 
 def check_sum_zero(s: Sample) -> None:
-    dx = s.autograd("x")[0]
+    dx = s.compute_gradients("x")[0]
     np.testing.assert_allclose(dx.sum(-1), 0, atol=1e-12 * np.abs(dx).max() * H)
 
 
 def check_scale(s: Sample) -> None:
-    for eps in (0.5, 1e-2, EPS):  # where eps is small both sides are, so it is made large first
+    for eps in (0.5, 1e-2, EPS):  # both sides shrink with eps, so large values are tested too
         other = Sample(7, eps)
-        left = (other.autograd("x")[0] * other.x_hat).sum(-1)
+        left = (other.compute_gradients("x")[0] * other.x_hat).sum(-1)
         right = eps * other.rstd**3 * (other.g * other.x_hat).sum(-1)
         np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-12)
 
 
 def check_parts(s: Sample) -> None:
-    """c2, c1 x_hat and dx / rstd add up to g, and the last is what remains of it across both."""
+    """c2, c1 x_hat and dx / rstd add up to g, and dx / rstd is orthogonal to 1 and x_hat."""
     s = Sample(5, eps=0.0)
     c2, c1 = s.g.mean(-1, keepdims=True), (s.g * s.x_hat).mean(-1, keepdims=True)
-    rest = s.autograd("x")[0] / s.rstd[..., None]
+    rest = s.compute_gradients("x")[0] / s.rstd[..., None]
     np.testing.assert_allclose(c2 + c1 * s.x_hat + rest, s.g, rtol=1e-10)
     np.testing.assert_allclose([rest.sum(-1), (rest * s.x_hat).sum(-1)], 0, atol=1e-10)
 
@@ -258,12 +259,12 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_formula(name):
+def test_formula_matches_autograd(name):
     for seed in range(3):
         CHECKS[name](Sample(seed))
 
 
-def test_every_display_formula_of_the_derivation_is_named_and_checked():
+def test_each_display_formula_is_named_and_checked():
     assert len(re.findall(r"^\$\$.*\$\$", DERIVATION, re.M)) == len(NAMED) == len(set(NAMED))
     assert set(NAMED) == set(CHECKS)
 
@@ -271,24 +272,26 @@ def test_every_display_formula_of_the_derivation_is_named_and_checked():
 def test_diagonal_formula_is_wrong():
     s = Sample(0)
     diagonal = s.g * s.rstd[..., None] * (1 - 1 / H - s.x_hat**2 / H)
-    truth = s.autograd("x")[0]
+    truth = s.compute_gradients("x")[0]
     assert np.abs(diagonal - truth).max() > 0.1 * np.abs(truth).max()
 
 
-def test_two_kernel_mistakes_that_the_page_warns_of_change_the_result():
-    """dW from x_hat instead of the LayerNorm output, and dx without gamma, are told apart by inputs like these."""
+def test_documented_kernel_mistakes_change_the_result():
+    """A dW from x_hat instead of the LayerNorm output, and a dx without gamma, differ from the correct ones."""
     s = Sample(0)
     wrong_dW = np.einsum("bso,bsh->oh", s.dy, s.x_hat)
-    assert not np.allclose(wrong_dW, s.autograd("W")[0], rtol=1e-2)
+    assert not np.allclose(wrong_dW, s.compute_gradients("W")[0], rtol=1e-2)
     c1, c2 = (s.dln * s.x_hat).mean(-1, keepdims=True), s.dln.mean(-1, keepdims=True)
-    assert not np.allclose(s.rstd[..., None] * (s.dln - c2 - s.x_hat * c1), s.autograd("x")[0], rtol=1e-2)
+    assert not np.allclose(
+        s.rstd[..., None] * (s.dln - c2 - s.x_hat * c1), s.compute_gradients("x")[0], rtol=1e-2
+    )
 
 
 @pytest.mark.parametrize(
     ("first", "second"), [(0.0, 1.0), (2.0, 1.884), (3.0, 3.0 + 1e-4), (0.5, 0.5), (-40.0, 7.0)]
 )
-def test_two_columns(first, second):
-    """The dx of a row of two numbers, {#two}, against autograd, and the numbers that the page gives."""
+def test_layernorm_of_two_columns(first, second):
+    """The dx of a row of two numbers, {#two}, matches autograd, and the page's numbers are correct."""
     page = (BOOK / "src" / "puzzle_22" / "derive.md").read_text(encoding="utf-8")
     assert "{#two}" in page and r"\tfrac12\,\varepsilon\,\mathrm{rstd}^3\,(g_1 - g_2)" in page
     g = np.array([1.7, -0.4])
@@ -305,38 +308,38 @@ def test_two_columns(first, second):
     assert f"{2 * np.sqrt(EPS):.4f}" == present(re.search(r"2\\sqrt\\varepsilon = ([\d.]+)", page))[1]
 
 
-def test_the_formula_of_the_last_gate():
-    """The gradient of RMSNorm + Linear, against autograd and against finite differences."""
+def test_last_gate_formula():
+    """The gradient of RMSNorm + Linear matches autograd and finite differences."""
     page = (BOOK / "src" / "puzzle_22" / "transfer.md").read_text(encoding="utf-8")
     assert re.findall(r"\{#([\w-]+)\}", page) == ["rms-dx"]
     s = Sample(0)
 
-    def normalised(x: np.ndarray) -> np.ndarray:
+    def normalise_by_rms(x: np.ndarray) -> np.ndarray:
         return x / np.sqrt(np.einsum("bsk,bsk->bs", x, x) / H + EPS)[..., None]
 
     rstd = 1 / np.sqrt(np.einsum("bsk,bsk->bs", s.x, s.x) / H + EPS)[..., None]
-    x_hat = normalised(s.x)
+    x_hat = normalise_by_rms(s.x)
     claimed = rstd * (s.g - x_hat * (np.einsum("bsj,bsj->bs", s.g, x_hat) / H)[..., None])
     x = torch.tensor(s.x, requires_grad=True)
     output = F.linear(F.rms_norm(x, [H], torch.tensor(s.gamma), EPS), torch.tensor(s.W))
     by_autograd = torch.autograd.grad(output, x, torch.tensor(s.dy))[0].numpy()
     np.testing.assert_allclose(claimed, by_autograd, rtol=1e-10, atol=1e-10)
     differences = central_difference(
-        lambda value: float((s.dy * ((normalised(value) * s.gamma) @ s.W.T)).sum()), s.x
+        lambda value: float((s.dy * ((normalise_by_rms(value) * s.gamma) @ s.W.T)).sum()), s.x
     )
     np.testing.assert_allclose(claimed, differences, rtol=1e-5, atol=1e-6)
 
 
-def page(name: str, *formulas: str) -> str:
-    """The text of a page, which has just these named formulas."""
+def read_page(name: str, *formulas: str) -> str:
+    """Return a page's text, and assert that `formulas` are all its named formulas."""
     text = (BOOK / "src" / name).read_text(encoding="utf-8")
     assert re.findall(r"\$\$ \{#([\w-]+)\}", text) == list(formulas)
     return text
 
 
-def test_the_four_factors_of_the_parameters():
-    """The derivatives {#local} of one row, each against a finite difference."""
-    page("puzzle_22/derive.md", "local", "two")
+def test_four_parameter_factors():
+    """The derivatives {#local} of one row match finite differences."""
+    read_page("puzzle_22/derive.md", "local", "two")
     s = Sample(3)
     ln = s.ln_out[0, 0]
     by_W = central_difference(lambda W: W @ ln + s.b, s.W)  # [o, o', h]
@@ -350,8 +353,8 @@ def test_the_four_factors_of_the_parameters():
 
 
 def test_layernorm_after_the_product():
-    """The algebra of the page on fusing, {#after} and {#dw-after}, and the numbers that it takes from shapes."""
-    text = page("fast/why_not_fused.md", "after", "dw-after")
+    """The formulas {#after} and {#dw-after} of the page on fusing are correct, and its numbers follow from the shapes."""
+    text = read_page("fast/why_not_fused.md", "after", "dw-after")
     s = Sample(4)
     folded = s.gamma * s.W
     bracket = np.einsum("bsh,oh->bso", s.x, folded) - s.mean[..., None] * folded.sum(1)
@@ -362,16 +365,17 @@ def test_layernorm_after_the_product():
     s.check_gradient("W", s.gamma * products + np.einsum("h,bso->oh", s.beta, s.dy))
 
     rows, hidden, outputs, widest = 4096, 768, 3072, 256
-    again = rows * hidden * outputs // widest
+    recomputed = rows * hidden * outputs // widest
     assert (
-        f"{outputs // widest} blocks" in text and f"{again / 10**6:.0f} million elements instead of" in text
+        f"{outputs // widest} blocks" in text
+        and f"{recomputed / 10**6:.0f} million elements instead of" in text
     )
     # A conversion, two multiply-adds, and half of a conversion of two values.
-    assert f"{3.5 * again / (132 * 128 * 1.98e9) * 1e6:.1f} µs" in text
+    assert f"{3.5 * recomputed / (132 * 128 * 1.98e9) * 1e6:.1f} µs" in text
 
 
-def test_layernorm_hides_a_size_but_not_a_sign():
-    page("essays/step_that_unlearns.md", "sign")
+def test_layernorm_hides_scale_but_not_sign():
+    read_page("essays/step_that_unlearns.md", "scaled")
     v = 3 * torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for a in (-20.0, -0.5, 0.5, 20.0):
         torch.testing.assert_close(

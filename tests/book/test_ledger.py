@@ -1,10 +1,10 @@
-"""The byte ledger against what the virtual GPU counts: the same launches, tensors and bytes."""
+"""The byte ledger has the launches, tensors and bytes that the virtual GPU counts."""
 
 import pytest
 
 pytestmark = pytest.mark.compiles
 
-# The ops' arguments by the letters of the formulas, as the ledger prints them.
+# Argument of an op -> its symbol in the formulas, as the ledger prints it.
 LETTERS = {
     "input": "x", "ln_weight": "gamma", "ln_bias": "beta", "linear_weight": "W", "linear_bias": "bias",
     "grad_output": "dy", "grad_input": "dx", "grad_ln_weight": "dgamma", "grad_ln_bias": "dbeta",
@@ -14,20 +14,20 @@ LETTERS = {
 
 @pytest.fixture(scope="module")
 def counted():
-    """Variant -> the launches of a forward and backward pass at the chapter's sizes, as the virtual GPU ran them."""
-    from harness.check.profile import Counting
+    """Variant -> launches of a forward and backward pass at the default sizes on the virtual GPU."""
+    from harness.check.profile import CountRequest
     from harness.learner.work import Work
     from harness.puzzles.p22.spec import PUZZLE
     from harness.toolchain import roots
 
     work = Work(PUZZLE, PUZZLE.main_rung, roots.solutions())
     return {
-        variant: run.launches for variant, run in Counting(work, PUZZLE.default_variants).replay().items()
+        variant: run.launches for variant, run in CountRequest(work, PUZZLE.default_variants).replay().items()
     }
 
 
 @pytest.mark.parametrize("variant", ["unfused", "fused"])
-def test_ledger_is_what_the_kernels_do(counted, variant):
+def test_ledger_matches_the_kernels(counted, variant):
     from book.measure import ledger
     from harness.puzzles.p22 import spec as p22
 
@@ -43,11 +43,11 @@ def test_ledger_is_what_the_kernels_do(counted, variant):
         assert {name for name, t in touched.items() if t.atomics} == set(step.adds), step.name
         for name in step.writes:  # nothing is written twice, so stores are exactly the tensor
             assert touched[name].written == ledger.size(name, dims), (step.name, name)
-        for name in step.reads:  # threads may ask for a value again, but all of it is read
+        for name in step.reads:  # threads may read an element repeatedly, and read each at least once
             assert touched[name].read >= ledger.size(name, dims), (step.name, name)
 
 
-def test_ledger_counts_by_hand():
+def test_ledger_matches_a_count_by_hand():
     """One row, one column, one output: every tensor is a single element."""
     from book.measure import ledger
 

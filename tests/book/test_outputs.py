@@ -1,4 +1,4 @@
-"""The book's recorded outputs are what the commands print."""
+"""The book's recorded outputs equal what the commands print."""
 
 import os
 import re
@@ -14,74 +14,82 @@ from typed import present
 from book.measure.forks import Forks
 
 
-def shown_outputs() -> set[str]:
-    """Those that a page prints, and those that a figure or a table is made from."""
+def list_shown_outputs() -> set[str]:
+    """Return the outputs that a page, a figure or a table uses."""
     pages = "\n".join(page.read_text() for page in (BOOK / "src").rglob("*.md"))
     figures = "\n".join(file.read_text() for file in (BOOK / "figures").glob("*.py"))
-    printed = re.findall(r"^```output (\S+)(?: \d+-\d+)?$", pages, re.M)
+    printed = re.findall(r"^```output (\S+)(?: \d+-\d+(?: .+)?)?$", pages, re.M)
     return {*printed, *re.findall(r"outputs\.load\(\"(\w+)\"\)", figures)}
 
 
-def test_every_shown_output_has_a_command_and_none_is_left_over():
+def test_shown_outputs_match_the_commands():
     from book.measure import outputs
 
-    assert shown_outputs() == set(outputs.COMMANDS)
+    assert list_shown_outputs() == set(outputs.COMMANDS)
     assert {file.stem for file in outputs.FOLDER.iterdir()} == set(outputs.COMMANDS)
 
 
-def test_a_page_may_show_some_lines_of_an_output():
+def test_page_can_show_lines_of_an_output():
     from book.build import preprocess
     from book.measure import outputs
 
     fence = present(re.match("(?P<ticks>```)", "```"))
     shown = preprocess.printed_output(preprocess.Chapter("page.md", "", []), fence, "backend_levels 2-4")
     lines = outputs.load("backend_levels").text.splitlines()
-    assert shown.splitlines()[1:4] == lines[1:4] and "Lines 2 to 4 of what was printed by" in shown
+    assert shown.splitlines()[1:4] == lines[1:4] and "Lines 2 to 4, printed by" in shown
     assert lines[1].startswith("Graph 0/0") and "AOTAutograd" not in shown
+
+
+def test_page_can_show_columns_of_a_table():
+    from book.build import preprocess
+
+    table = "   launch   read B    x\n   rows      1,024  1.8\n   sum of     2,560  2.5\n"
+    assert preprocess.picked(table, ["launch", "x"]) == "launch    x\nrows    1.8\nsum of  2.5\n"
 
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    """Starts the commands with PyTorch imported; it ends with the file, so that its time is counted there."""
+    """A process with PyTorch imported, which forks the commands of this file's tests."""
     with Forks() as started:
         yield started
 
 
-HELD_ELSEWHERE = {
-    "ring_broken": "tests/p25/test_p25_run.py: which neighbour notices first is up to the machine",
-    "worth_it": "test_the_table_that_decides_has_its_rows",
+CHECKED_ELSEWHERE = {
+    "ring_broken": "tests/p25/test_p25_run.py: which neighbour reports first depends on the machine",
+    "worth_it": "test_decision_table_has_its_rows",
 }
 
 SLOW = {
-    "algebra", "compile_saved",
+    "algebra", "backend_levels", "backend_report", "compile_saved", "first_functions",
     "gradcheck_flat", "gradcheck_float32",
     "gradcheck_kink", "inductor_kernels", "parameter_gradients",
-    "saving_less",
+    "saving_less", "backend_rewrites", "inductor_residual",
+    "backward_solution",
     "brightest_mended", "brightest_race", "fast_steps", "first_backward", "first_registration", "hunt_matrix", "own_ops",
-    "mirrored_mended", "mirrored_race", "picture_of_a_bug", "race_reversed", "row_largest", "wrong_kernels",
+    "mirrored_mended", "mirrored_race", "picture_of_a_bug", "race_natural", "race_reversed", "ring_backward", "row_largest", "wrong_kernels",
 }  # fmt: skip
-"""Programs that only another PyTorch changes, and commands that compile kernels and that other tests run."""
-NAMES = sorted(shown_outputs() - HELD_ELSEWHERE.keys())
+"""Programs whose output changes only with PyTorch's version, and commands that other tests run too."""
+NAMES = sorted(list_shown_outputs() - CHECKED_ELSEWHERE.keys())
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in NAMES]
 )
-def test_recorded_output_is_what_the_command_prints(name, forks, request):
+def test_recorded_output_matches_the_command(name, forks, request):
     from book.measure import outputs
 
     if sys.platform != "linux" and not outputs.COMMANDS[name].anywhere:
         pytest.skip("the virtual GPU's driver needs Linux")
     if name in ("backend_report",):
-        pytest.importorskip("transformers", reason="its models are real ones: `uv sync --extra models`")
+        pytest.importorskip("transformers", reason="needs model definitions: `uv sync --extra models`")
     assert outputs.difference(name, forks.run) == [], (
-        f"`python -m book.measure.outputs {name}` records it anew"
+        f"`python -m book.measure.outputs {name}` records it again"
     )
 
 
-def test_the_table_that_decides_has_its_rows(capsys, monkeypatch):
-    """Its numbers are this machine's and so are not compared; what torch.compile makes of four functions is PyTorch's."""
+def test_decision_table_has_its_rows(capsys, monkeypatch):
+    """Compare only the names of the rows: the times depend on the machine, and torch.compile is replaced."""
     from book.examples import worth_it
     from book.measure import outputs
 
@@ -90,19 +98,19 @@ def test_the_table_that_decides_has_its_rows(capsys, monkeypatch):
     assert outputs.rows(capsys.readouterr().out) == outputs.rows(outputs.load("worth_it").text)
 
 
-def test_a_wrong_way_is_named_and_not_timed(capsys, monkeypatch):
+def test_wrong_method_is_named_and_not_timed(capsys, monkeypatch):
     from book.examples import worth_it
 
     x = torch.randn(8, 16, requires_grad=True)
-    ways = [("relu", [x], torch.relu, lambda x: torch.relu(x) + 0.1 * x)]
+    operations = [("relu", [x], torch.relu, lambda x: torch.relu(x) + 0.1 * x)]
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(worth_it, "operations", lambda device: ways)
+    monkeypatch.setattr(worth_it, "operations", lambda device: operations)
     with pytest.raises(AssertionError, match="relu, custom: wrong"):
         worth_it.main()
     assert " ms" not in capsys.readouterr().out
 
 
-def test_a_changed_line_is_noticed(monkeypatch):
+def test_changed_line_is_detected(monkeypatch):
     from book.measure import outputs
 
     text = outputs.load("one_row").text
@@ -112,7 +120,7 @@ def test_a_changed_line_is_noticed(monkeypatch):
     assert outputs.difference("one_row") != []
 
 
-def test_numbers_times_and_hashes_may_differ_but_words_may_not():
+def test_only_numbers_times_and_hashes_may_differ():
     from book.measure import outputs
 
     assert outputs.machine_free("dx: 2.98e-08 in 1.23 s (a1b2c3d4)") == outputs.machine_free(
@@ -159,21 +167,21 @@ sys.exit(7)
 """
 
 
-def test_a_forked_program_finds_what_a_fresh_interpreter_gives_it(tmp_path):
+def test_forked_program_runs_as_in_a_fresh_interpreter(tmp_path):
     from book.measure import outputs
 
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "WORD": "x", "WORKBOOK_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
     with Forks(()) as forks:
-        starts = (forks.run, forks.run, outputs.fresh)
-        runs = [start(("program.py", "a", "-b"), tmp_path, environment) for start in starts]
-        modules = [start(("-m", "harness", "list"), ROOT, environment) for start in starts[1:]]
+        runners = (forks.run, forks.run, outputs.fresh)
+        runs = [start(("program.py", "a", "-b"), tmp_path, environment) for start in runners]
+        modules = [start(("-m", "harness", "list"), ROOT, environment) for start in runners[1:]]
     assert f"['a', '-b'] {tmp_path} x {tmp_path} __main__ " in runs[0].stdout.splitlines()
     assert [run.returncode for run in runs] == [7, 7, 7] and len({run.stdout for run in runs}) == 1
     assert [run.returncode for run in modules] == [0, 0] and modules[0].stdout == modules[1].stdout != ""
 
 
-def test_a_forked_program_may_die_but_not_what_forks_it(tmp_path):
+def test_killed_forks_are_reported(tmp_path):
     for name, victim in (("itself", "getpid"), ("parent", "getppid")):
         (tmp_path / f"{name}.py").write_text(f"import os, signal\nos.kill(os.{victim}(), signal.SIGKILL)\n")
     with Forks(()) as forks:
@@ -182,8 +190,8 @@ def test_a_forked_program_may_die_but_not_what_forks_it(tmp_path):
             forks.run(("parent.py",), tmp_path, os.environ)
 
 
-def test_a_forked_program_has_what_the_imports_put_into_the_environment(tmp_path):
-    """As MAX does, which looks there for its compiler; the program's own value wins."""
+def test_forked_program_keeps_the_environment_of_imports(tmp_path):
+    """MAX sets variables on import, in which it looks for its compiler; a value set for the program takes precedence."""
     (tmp_path / "sets.py").write_text("import os\nos.environ.update(FROM_IMPORT='import', BOTH='import')\n")
     (tmp_path / "program.py").write_text("import os\nprint(os.environ['FROM_IMPORT'], os.environ['BOTH'])\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""The README's pictures: they are what a run prints, and showing them fetches nothing."""
+"""The README's pictures show a run's output and load nothing from the network."""
 
 import importlib
 import re
@@ -22,18 +22,18 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_holds_the_lines_of_its_run_and_no_address(name):
+def test_picture_has_source_lines_and_no_addresses(name):
     text = (ROOT / "docs" / f"{name}.svg").read_text()
     words = re.sub(r"<[^>]*>", "", text).replace("&#160;", " ").replace("&#x27;", "'")
     for line in PICTURES[name]:
         assert line in words
-    assert "checking:" not in words, "the line that moves"
+    assert "checking:" not in words, "a progress line"
     addresses = set(re.findall(r"(?:https?:)?//[\w.]+", re.sub(r"<!--.*?-->", "", text)))
-    assert addresses == {"http://www.w3.org"}, "the name of the format, which nothing fetches"
+    assert addresses == {"http://www.w3.org"}, "the XML namespace, which is not loaded"
     assert "@font-face" not in text and "/tmp/" not in text
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_every_tool_finds_what_it_imports(name):
-    """The tools that are run by hand, now and then, too."""
+def test_tools_import(name):
+    """Includes tools that are only run by hand."""
     importlib.import_module(name)

@@ -1,12 +1,13 @@
-"""The figures of the pages that stand by themselves: their data is what the checks say, and they work by mouse, keys and on a phone."""
+"""Interactive figures: their data equals a fresh check, and they work with mouse, keys and on a phone."""
 
+import itertools
 import json
 import math
 import re
 
 import pytest
 import torch
-from browser import PHONE, find_browser
+from browser import DESKTOP, PHONE, find_browser
 
 from book.figures import gradcheck_matrix, worklog_results
 from book.figures.bench_results import time_text
@@ -16,6 +17,7 @@ from book.measure.hunt_versions import versions
 from harness.puzzles.p21.hunt import USUAL
 from harness.puzzles.p27.autograd import Model
 from harness.testing import TRIES
+from harness.toolchain.roots import CHECKOUT
 
 needs_browser = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
@@ -26,31 +28,39 @@ RECORDED = {(line["gate"], line["version"]): line for line in record.rows("gradi
 GRADCHECK = "essays/gradcheck_misses.html"
 
 
-def test_the_record_has_every_version():
+def open_and_focus_player(browser, page, state: str) -> None:
+    """Open a page, wait until its animation has reached another `state`, and focus the slider."""
+    browser.open(page)
+    first = browser.run(state)
+    browser.wait_for(f"{state} !== '{first}'")
+    browser.run("document.querySelector('.player input[type=range]').focus()")
+
+
+def test_record_has_every_version():
     assert RECORDED.keys() == VERSIONS.keys()
     assert all(RECORDED[key]["kind"] == version.kind for key, version in VERSIONS.items())
 
 
-def check(key: tuple[str, str], folder) -> None:
-    """Run all checks on a version again, and compare with the record."""
-    found = row(VERSIONS[key], folder)
-    expected = {name: RECORDED[key][name] for name in found}
-    assert {name: str(value) for name, value in found.items()} == expected, key
+def check_version(key: tuple[str, str], folder) -> None:
+    """Check that a version's checks give the recorded results."""
+    measured = row(VERSIONS[key], folder)
+    expected = {name: RECORDED[key][name] for name in measured}
+    assert {name: str(value) for name, value in measured.items()} == expected, key
 
 
 @pytest.mark.parametrize("key", SAMPLE, ids=" ".join)
-def test_a_recorded_verdict_is_what_the_checks_say(key, tmp_path):
-    check(key, tmp_path)
+def test_sampled_results_are_reproducible(key, tmp_path):
+    check_version(key, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", dict.fromkeys(gate for gate, _ in VERSIONS))
-def test_every_recorded_verdict_is_what_the_checks_say(gate, tmp_path):
+def test_all_recorded_results_are_reproducible(gate, tmp_path):
     for key in [key for key in VERSIONS if key[0] == gate and key not in SAMPLE]:
-        check(key, tmp_path)
+        check_version(key, tmp_path)
 
 
-def test_each_wrong_one_has_six_different_edits_and_one_of_them_is_the_solution():
+def test_each_bug_has_six_edits_including_the_solution():
     bugs = gradcheck_matrix.bugs()
     assert len(bugs) == 46 and not any(bug["right"] for bug in bugs)
     for bug in bugs:
@@ -59,34 +69,46 @@ def test_each_wrong_one_has_six_different_edits_and_one_of_them_is_the_solution(
         assert any(edit["right"] for edit in bug["edits"]) and not all(edit["right"] for edit in bug["edits"])
 
 
-def test_the_page_names_the_checks_that_there_are():
+def test_page_names_the_existing_checks():
     assert tuple(USUAL) == gradcheck_matrix.USUAL
-    assert len(TRIES) > 40, "as the page says"
+    page = (CHECKOUT / "book/src" / GRADCHECK).with_suffix(".md").read_text(encoding="utf-8")
+    assert f"makes up to {len(TRIES)} *tries*" in page
 
 
-def test_the_solution_is_right_and_the_kinds_cover_every_wrong_one():
+def test_solution_passes_and_kinds_cover_all_bugs():
     assert all(line["check_backward"] == "0" for line in gradcheck_matrix.rows("solution").values())
     assert gradcheck_matrix.kinds_table().count("\n") == len(gradcheck_matrix.KINDS) + 2
 
 
 @needs_browser
-def test_a_square_opens_its_bug_and_an_edit_says_what_the_checks_said(browser, site):
+def test_square_opens_its_bug_and_edit_shows_the_result(browser, site):
     browser.open(site / GRADCHECK)
     bugs = gradcheck_matrix.bugs()
-    for number in (0, 7, 45):
-        browser.run(f"document.querySelectorAll('.catches tbody tr')[{number}].cells[8].firstChild.click()")
+    is_visible = """(({top, bottom}) => top >= 0 && bottom <= innerHeight)(
+        document.querySelector('.catches-verdict').getBoundingClientRect())"""
+    for number, size in ((0, DESKTOP), (7, DESKTOP), (45, PHONE)):
+        browser.resize(size)
+        browser.run(
+            f"document.querySelectorAll('.catches tbody tr:not(.kind)')[{number}].cells[8].firstChild.click()"
+        )
         assert bugs[number]["name"] in browser.run("document.querySelector('.catches-dialog').innerText")
-        for place, edit in enumerate(bugs[number]["edits"]):
-            browser.run(f"document.querySelectorAll('.catches-edits button')[{place}].click()")
-            verdict = browser.run("document.querySelector('.catches-verdict').innerText")
-            assert verdict.startswith("Fixed." if edit["right"] else "Still wrong.")
-            assert edit["said"] in " ".join(verdict.split())
+        description = browser.run("document.querySelector('.catches-dialog > p').innerText")
+        assert description == "check_backward finds this mistake."
+        if number == 0:
+            assert browser.run("document.activeElement.tagName") == "PRE"
+        for index, edit in enumerate(bugs[number]["edits"]):
+            browser.run(f"document.querySelectorAll('.catches-edits button')[{index}].click()")
+            message = browser.run("document.querySelector('.catches-verdict').innerText")
+            assert message.startswith("Fixed." if edit["right"] else "Still wrong.")
+            assert edit["said"] in " ".join(message.split()) and browser.run(is_visible)
     assert browser.run("document.querySelector('[data-piece=catches]').dataset.mended") == "3"
+    assert browser.run("document.querySelector('.catches-said').innerText").endswith(" You have fixed 3.")
+    assert browser.run("document.querySelectorAll('.catches tr.mended').length") == 3
     assert browser.errors == []
 
 
 @needs_browser
-def test_the_matrix_moves_by_itself_and_works_by_keys(browser, site):
+def test_matrix_plays_and_works_by_keyboard(browser, site):
     browser.resize(PHONE)
     browser.open(site / GRADCHECK)
     browser.wait_for("document.querySelector('.catches').dataset.shown === '8'")
@@ -106,13 +128,38 @@ def test_the_matrix_moves_by_itself_and_works_by_keys(browser, site):
     assert browser.errors == []
 
 
+@needs_browser
+def test_matrix_can_show_only_what_gradcheck_accepts(browser, site):
+    accepted = [
+        number for number, row in enumerate(gradcheck_matrix.ordered()) if row["gradcheck float64"] == "0"
+    ]
+    browser.open(site / GRADCHECK)
+    press = "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText.startsWith('Only')).click()"
+    rows = "[...document.querySelectorAll('.catches tbody tr:not(.kind)')]"
+    shown = f"JSON.stringify({rows}.flatMap((row, i) => row.offsetParent ? [i] : []))"
+    browser.run(press)
+    assert json.loads(browser.run(shown)) == accepted
+    above, below = next((a, b) for a, b in itertools.pairwise(accepted) if b > a + 1)
+    browser.run(f"{rows}[{above}].cells[1].firstChild.focus()")
+    browser.press("ArrowDown")
+    name = gradcheck_matrix.bugs()[below]["name"]
+    assert browser.run("document.activeElement.getAttribute('aria-label')").startswith(name)
+    browser.run("document.activeElement.click()")
+    description = browser.run("document.querySelector('.catches-dialog > p').innerText")
+    assert description == "gradcheck float64 misses this mistake."
+    browser.run("document.querySelector('.catches-dialog').close()")
+    browser.run(press)
+    assert len(json.loads(browser.run(shown))) == len(gradcheck_matrix.bugs())
+    assert browser.errors == []
+
+
 # ---- A step that unlearns -----------------------------------------------------------------------------------
 
 UNLEARNING = "essays/step_that_unlearns.html"
 
 
-def test_the_run_of_the_picture_can_be_made_again():
-    """Its first updates; all that comes later follows from them."""
+def test_followed_run_is_reproducible():
+    """Compare only the first updates; the later ones follow from them."""
     run = unlearning.Run(*unlearning.FOLLOWED)
     batches = run.batches()
     for _ in range(4):
@@ -128,7 +175,7 @@ def test_the_run_of_the_picture_can_be_made_again():
     )
 
 
-def test_its_update_is_pytorch_s_adamw():
+def test_update_matches_pytorch_adamw():
     run = unlearning.Run("PyTorch", "small", 1, 3)
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in run.p.items()}
     groups = [
@@ -146,7 +193,7 @@ def test_its_update_is_pytorch_s_adamw():
             torch.testing.assert_close(run.p[name], leaf.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_the_picture_s_record_has_the_jump_and_the_turn():
+def test_path_record_has_the_jump_and_the_turn():
     points = {float(line["place_updates"]): line for line in record.rows("unlearning_path")}
     before, after, back = (float(points[at]["loss"]) for at in (14.0, 15.0, 16.0))
     assert after > math.log(256) > before and abs(back - before) < 0.1
@@ -154,18 +201,15 @@ def test_the_picture_s_record_has_the_jump_and_the_turn():
 
 
 @needs_browser
-def test_the_vector_moves_by_itself_by_keys_and_by_dragging(browser, site):
-    browser.open(site / UNLEARNING)
+def test_vector_plays_and_moves_by_keys_and_dragging(browser, site):
     loss = "document.querySelector('[data-piece=unlearning]').dataset.loss"
-    first = browser.run(loss)
-    browser.wait_for(f"{loss} !== '{first}'")
+    open_and_focus_player(browser, site / UNLEARNING, loss)
     press = "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText === '{}').click()"
-    browser.run(press.format("After it"))
+    browser.run(press.format("After 15"))
     assert float(browser.run(loss)) == max(float(line["loss"]) for line in record.rows("unlearning_path"))
-    browser.run("document.querySelector('.player input[type=range]').focus()")
     browser.press("ArrowRight")
     assert float(browser.run(loss)) < 8 and browser.run("location.pathname").endswith(UNLEARNING)
-    browser.run(press.format("After it"))
+    browser.run(press.format("After 15"))
     box = browser.run(
         "JSON.stringify(document.querySelector('.unlearning-plane .tip').getBoundingClientRect())"
     )
@@ -176,7 +220,39 @@ def test_the_vector_moves_by_itself_by_keys_and_by_dragging(browser, site):
             "Input.dispatchMouseEvent", type=kind, x=x + along, y=y, button="left", buttons=1, clickCount=1
         )
     assert float(browser.run(loss)) < 8, "dragged away from the worst place"
+    ring = browser.run("document.querySelector('.unlearning-plane .ring').getBBox().x")
+    assert float(ring) >= 0 and browser.errors == []
+
+
+@needs_browser
+def test_vector_stops_at_the_jump_and_play_continues(browser, site):
+    loss = "document.querySelector('[data-piece=unlearning]').dataset.loss"
+    points = record.rows("unlearning_path")
+    most, last = max(float(line["loss"]) for line in points), float(points[-1]["loss"])
+    browser.open(site / UNLEARNING)
+    browser.wait_for(f"{loss} === '{most}'")
+    browser.run("new Promise(done => setTimeout(done, 400))")
+    assert float(browser.run(loss)) == most, "it does not play past the jump"
+    browser.run(
+        "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText === 'Play').click()"
+    )
+    browser.wait_for(f"{loss} === '{last}'")
     assert browser.errors == []
+
+
+@needs_browser
+def test_scale_slider_shows_the_recorded_losses_and_shares(browser, site):
+    browser.open(site / UNLEARNING)
+    rows = record.rows("unlearning_scales")
+    scales = "document.querySelector('[data-piece=scales]')"
+    browser.run(f"{scales}.querySelector('input').focus()")
+    assert f"{float(rows[0]['loss']):.2f}" in browser.run(
+        f"{scales}.querySelector('[role=status]').innerText"
+    )
+    browser.press("End")
+    assert float(browser.run(f"{scales}.dataset.loss")) == float(rows[-1]["loss"]) > math.log(256)
+    absent = browser.run(f"{scales}.querySelectorAll('output')[5].innerText")
+    assert absent == f"{float(rows[-1]['of_absent']):.0%}" and browser.errors == []
 
 
 # ---- Make it fast, backwards too ----------------------------------------------------------------------------
@@ -184,12 +260,15 @@ def test_the_vector_moves_by_itself_by_keys_and_by_dragging(browser, site):
 WORKLOG = "puzzle_28/puzzle_28.html"
 
 
-def test_a_worklog_s_table_has_the_recorded_counters_and_times():
+def test_worklog_table_has_the_recorded_counters_and_times():
     lines = worklog_results.step_table("rows").splitlines()
     (reported,) = re.findall(
         r"^   rows +sectors / fewest +(\S+) +(\S+) ", outputs.load("fast_steps").text, re.M
     )
-    assert [cell.strip() for cell in lines[2].strip("|").split("|")] == ["sectors / fewest", *reported]
+    assert [cell.strip() for cell in lines[2].strip("|").split("|")] == [
+        "sectors moved, times the fewest possible",
+        *reported,
+    ]
     assert time_text(worklog_results.median("solution", "rows")) in lines[3]
     assert len(worklog_results.all_steps().splitlines()) == 2 + 1 + 12
 
@@ -198,30 +277,29 @@ def test_a_worklog_s_table_has_the_recorded_counters_and_times():
     ("before", "after", "words"),
     [(21, 1, "21 times as fast"), (4, 2, "2.0 times as fast"), (100, 81, "19% less time"), (100, 101, "no change in time"), (100, 110, "10% more time")],
 )  # fmt: skip
-def test_a_change_of_a_time_in_words(before, after, words):
+def test_time_changes_are_described_in_words(before, after, words):
     assert worklog_results.change(before, after) == words
 
 
 @needs_browser
-def test_the_climb_moves_by_itself_and_stops_at_a_key(browser, site):
-    browser.open(site / WORKLOG)
+def test_climb_plays_and_stops_at_a_key(browser, site):
     step = "document.querySelector('[data-piece=climb]').dataset.step"
-    first = browser.run(step)
-    browser.wait_for(f"{step} !== '{first}'")
-    browser.run("document.querySelector('.player input[type=range]').focus()")
+    open_and_focus_player(browser, site / WORKLOG, step)
     browser.press("End")
     status = browser.run("document.querySelector('.player [role=status]').textContent")
     assert browser.run(step) == "12" and time_text(worklog_results.passes()[-1]) in status
     assert browser.run("document.querySelectorAll('.climb-picture svg').length") == 1
+    link = browser.run("document.querySelector('.climb-title').hash")
+    assert browser.run(f"document.getElementById('{link[1:]}').textContent").startswith("12. ")
     assert browser.run("location.pathname").endswith(WORKLOG) and browser.errors == []
 
 
 @needs_browser
-def test_each_step_has_a_picture_that_opens_on_its_last_frame(browser, site):
+def test_step_pictures_open_on_the_code_before(browser, site):
     browser.open(site / WORKLOG)
     assert browser.run("document.querySelectorAll('.hero').length") == 12
     assert browser.run(
-        "[...document.querySelectorAll('.hero')].every(h => h.dataset.step === h.dataset.still && Number(h.dataset.still) < 16)"
+        "[...document.querySelectorAll('.hero')].every(h => h.dataset.step === '0' && Number(h.dataset.still) < 16)"
     )
 
 
@@ -230,7 +308,7 @@ def test_each_step_has_a_picture_that_opens_on_its_last_frame(browser, site):
     [("rows", "{} × what was asked for", "{} × what was asked for"), ("once", "{} readings of", "{} reading;"),
      ("vectors", "{} requests", "{} request,"), ("registers", "multiply-add: {} bytes", "multiply-adds: {} bytes")],
 )  # fmt: skip
-def test_a_step_s_picture_counts_what_the_virtual_gpu_counted(step, before, after):
+def test_step_picture_matches_the_virtual_gpu_counters(step, before, after):
     picture = worklog_results.FILES[f"hero_worklog_{step}.html"]()
-    _, given, own = worklog_results.counters(step)[0]
-    assert before.format(given) in picture and after.format(own) in picture
+    _, initial, own = worklog_results.counters(step)[0]
+    assert before.format(initial) in picture and after.format(own) in picture

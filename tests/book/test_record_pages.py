@@ -1,4 +1,4 @@
-"""Tables made of records: ratios, predictions and simulations by hand, and what is refused."""
+"""Tables made from records: ratios and predictions match values computed by hand."""
 
 from types import SimpleNamespace
 
@@ -15,13 +15,13 @@ from harness.bench.runner import MACHINE, MEASURED
 from harness.puzzles.p22.candidates import BENCHMARK
 
 
-def strings(rows, names=()):
-    """Rows as a record has them: as text, and with every one of `names`."""
+def convert_to_strings(rows, names=()):
+    """Return rows as strings, as read from a record, with all of `names`."""
     return [dict.fromkeys(names, "") | {name: str(value) for name, value in row.items()} for row in rows]
 
 
-def cells(markdown):
-    """The cells of a Markdown table, line by line, without the line of rules."""
+def parse_cells(markdown):
+    """Return the cells of a Markdown table, line by line, without the line of rules."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()]
     return [line for line in lines if not set("".join(line)) <= set("-: ")]
 
@@ -29,8 +29,8 @@ def cells(markdown):
 # ---- The benchmark ------------------------------------------------------------------------------------------
 
 
-def bench_rows(times, column="graph", direction="both"):
-    """Rows of one pass as the benchmark writes them."""
+def make_bench_rows(times, column="graph", direction="both"):
+    """Return rows of one pass, as the benchmark writes them."""
     rows = []
     for dims, by_name in times.items():
         for name, time in by_name.items():
@@ -41,23 +41,23 @@ def bench_rows(times, column="graph", direction="both"):
             }
             spread = {"median_us": time, "p20_us": 0.99 * time, "p80_us": 1.02 * time}
             rows.append(sizes | spread | {"ratio_to_floor": time / by_name.get("bare GEMMs", time)})
-    return strings(rows, (*MACHINE, *BENCHMARK.size_names, *MEASURED))
+    return convert_to_strings(rows, (*MACHINE, *BENCHMARK.size_names, *MEASURED))
 
 
-def test_every_candidate_has_a_name():
+def test_each_candidate_has_a_name():
     assert set(bench_results.NAMES) == {candidate.name for candidate in BENCHMARK.candidates}
 
 
-def test_ratio_of_the_table_of_speed_is_one_time_over_the_other(monkeypatch):
+def test_speed_table_ratios_are_quotients_of_times(monkeypatch):
     times = {"eager": "40", "torch.compile": "16", "mojo_workbook": "20"}
-    steps = [{"setting": "autocast", "way": way, "median_ms": time} for way, time in times.items()]
+    steps = [{"setting": "autocast", "way": name, "median_ms": time} for name, time in times.items()]
     monkeypatch.setattr(speed_table.record, "rows", lambda name: steps)
     monkeypatch.setattr(speed_table.record, "read", lambda name: SimpleNamespace(machine="NVIDIA H200"))
     assert speed_table.gpt2_row()[1:] == ["20.0 ms", "0.50", "**1.25**", "**1.25** compile"]
 
 
-def test_drawn_sizes_are_compared_with_their_fastest_peers():
-    rows = bench_rows(
+def test_random_sizes_are_compared_with_the_fastest_peer():
+    rows = make_bench_rows(
         {
             (64, 128, 256): {"fast": 30.0, "eager": 40.0, "compile": 25.0},
             (512, 96, 33): {"fast": 9.0, "eager": 18.0, "compile": 20.0},
@@ -72,11 +72,11 @@ def test_drawn_sizes_are_compared_with_their_fastest_peers():
         list(every_size.beside([row for row in rows if row["candidate"] != "compile"], "graph"))
 
 
-def test_fastest_of_one_branch_and_of_two():
+def test_fastest_plan_of_one_or_two_streams():
     names = ("M", "H", "O", "branches", "us", "chosen")
     rows = [(50, 6, 7, 1, 20, ""), (50, 6, 7, 1, 10, ""), (50, 6, 7, 2, 9, "yes"), (50, 6, 7, 2, 8, "")]
-    found = every_size.by_branches(strings(dict(zip(names, row, strict=True)) for row in rows))
-    assert [(dims, one["us"], two["us"], chosen["us"]) for dims, one, two, chosen in found] == [
+    grouped = every_size.by_branches(convert_to_strings(dict(zip(names, row, strict=True)) for row in rows))
+    assert [(dims, one["us"], two["us"], chosen["us"]) for dims, one, two, chosen in grouped] == [
         ((50, 6, 7), "10", "8", "9")
     ]
 
@@ -84,8 +84,8 @@ def test_fastest_of_one_branch_and_of_two():
 # ---- Attention ----------------------------------------------------------------------------------------------
 
 
-def attention_row(candidate: str, microseconds: float, **other) -> dict[str, str]:
-    """A row as `p23 --bench` writes it."""
+def make_attention_row(candidate: str, microseconds: float, **other) -> dict[str, str]:
+    """Return a row as `p23 --bench` writes it."""
     size = {
         "B": 8,
         "N": 12,
@@ -100,8 +100,8 @@ def attention_row(candidate: str, microseconds: float, **other) -> dict[str, str
     return {name: str(value) for name, value in row.items()}
 
 
-def test_attention_s_products_by_hand():
+def test_attention_flops_match_a_count_by_hand():
     """96 heads at S = 1024: 2 * 96 * 1024**2 * 64 operations a product, at 100 TFLOP/s 128.8 us; nine of them."""
-    ceiling = attention_row("matmul ceiling", 1, column="ceiling", B="", S="", tflops=100)
+    ceiling = make_attention_row("matmul ceiling", 1, column="ceiling", B="", S="", tflops=100)
     prediction = attention_times.predicted(Times([ceiling]), (1024, 64, False, "bfloat16"))
     assert prediction["done"] == pytest.approx(9 * 128.85, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Records: what is written is read again, what is none is refused by its line, and a changed kernel is noticed."""
+"""Records: reading and writing, refusal of invalid ones by line, and detection of changed kernels."""
 
 import dataclasses
 import html
@@ -24,19 +24,19 @@ MEASURED = Record(
 )
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_record_round_trip(tmp_path):
     record.write(MEASURED, tmp_path)
-    again = record.read("r", tmp_path)
-    assert dataclasses.replace(again, rows=()) == dataclasses.replace(MEASURED, rows=())
-    assert [{column: row[column] for column in ("M", "median_us", "apart")} for row in again.rows] == [
+    loaded = record.read("r", tmp_path)
+    assert dataclasses.replace(loaded, rows=()) == dataclasses.replace(MEASURED, rows=())
+    assert [{column: row[column] for column in ("M", "median_us", "apart")} for row in loaded.rows] == [
         *MEASURED.rows
     ]
-    assert again.rows[0]["torch"] == "2.11.0+cu130" and again.rows[1]["device"] == "A machine"
-    assert (again.unit("median_us"), again.unit("apart")) == ("µs", "1")
+    assert loaded.rows[0]["torch"] == "2.11.0+cu130" and loaded.rows[1]["device"] == "A machine"
+    assert (loaded.unit("median_us"), loaded.unit("apart")) == ("µs", "1")
     assert record.names(tmp_path) == ["r"]
 
 
-def test_numbers_without_a_unit_are_not_written(tmp_path):
+def test_number_without_a_unit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="r: the column apart has no unit"):
         record.write(dataclasses.replace(MEASURED, units={}), tmp_path)
 
@@ -51,13 +51,13 @@ def test_numbers_without_a_unit_are_not_written(tmp_path):
         ("# question: q\n# machine: m\n# date: d\n# command: c\na,b\n", "no rows"),
     ],
 )
-def test_what_is_no_record_is_refused(tmp_path, text, message):
+def test_malformed_record_is_refused(tmp_path, text, message):
     (tmp_path / "r.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         record.read("r", tmp_path)
 
 
-def test_a_changed_kernel_makes_a_record_old_and_neither_a_changed_comment_nor_another_file_does(tmp_path):
+def test_only_a_changed_kernel_outdates_a_record(tmp_path):
     folder = tmp_path / "solutions" / "p1" / "op"
     folder.mkdir(parents=True)
     file = folder / "kernel.mojo"
@@ -80,7 +80,7 @@ def test_a_changed_kernel_makes_a_record_old_and_neither_a_changed_comment_nor_a
     assert dataclasses.replace(MEASURED, kernels={"p22": record.kernels_of("p22")}).changed == []
 
 
-def test_a_layer_s_kernels_are_hashed_with_the_common_code_that_they_need(tmp_path):
+def test_layer_hash_includes_needed_common_code(tmp_path):
     layers = tmp_path / "harness" / "nn" / "kernels"
     for name, text in (("layer", "from common.rows import total\n\ndef f():\n    total()\n"), ("common", "")):
         (layers / name).mkdir(parents=True)
@@ -97,7 +97,7 @@ def test_a_layer_s_kernels_are_hashed_with_the_common_code_that_they_need(tmp_pa
     assert hashes[0] != hashes[1] == hashes[2]
 
 
-def test_of_the_shared_code_only_what_a_puzzle_needs_makes_its_records_old(tmp_path):
+def test_puzzle_hash_includes_only_needed_shared_code(tmp_path):
     op, shared = tmp_path / "solutions" / "p1" / "op", tmp_path / "solutions" / "shared"
     op.mkdir(parents=True)
     shared.mkdir()
@@ -123,7 +123,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def test_the_runner_puts_what_all_rows_share_above_the_table(tmp_path, monkeypatch, capsys):
+def test_common_fields_are_written_above_the_table(tmp_path, monkeypatch, capsys):
     (tmp_path / "script.py").write_text(SCRIPT)
     entry = {"question": "q?", "command": f"{tmp_path}/script.py FILE", "seconds": 60}
     monkeypatch.setattr(runner, "table", lambda: {"new": entry, "none": entry | {"command": "-c pass"}})
@@ -139,14 +139,14 @@ def test_the_runner_puts_what_all_rows_share_above_the_table(tmp_path, monkeypat
     assert "way,taken_ms\n" in (tmp_path / "new.csv").read_text()
 
 
-def test_what_a_script_says_of_its_machine_comes_before_what_the_runner_knows():
+def test_script_machine_overrides_the_runners():
     rows = [{"machine": "A CPU, one core", "taken_ms": "1.5"}]
     facts = {"device": "A CPU, 2 threads", "date": "2026-01-01"}
     written = runner.as_record("new", {"question": "q?"}, rows, facts)
     assert (written.machine, written.date) == ("A CPU, one core", "2026-01-01")
 
 
-def test_a_script_that_is_stopped_keeps_the_rows_before(tmp_path, monkeypatch):
+def test_stopped_script_keeps_its_rows(tmp_path, monkeypatch):
     def rows():
         yield {"way": "one", "us": "1.5"}
         raise KeyboardInterrupt
@@ -158,7 +158,7 @@ def test_a_script_that_is_stopped_keeps_the_rows_before(tmp_path, monkeypatch):
 
 
 def test_graphs_are_replayed_in_turns(monkeypatch):
-    """By a clock on which one graph takes 4 µs more at every turn: two unseen ones, then 10, 14 and 18."""
+    """The fake clock adds 4 µs to each replay of "slow": two warm-up replays, then 10, 14 and 18."""
     taken = {"slow": iter(range(2, 1000, 4)), "fast": iter([1] * 1000)}
     replays = {name: lambda times=times: next(times) for name, times in taken.items()}
     clock = SimpleNamespace(synchronize=lambda: None, measure=lambda call, repeats: float(call()))
@@ -166,22 +166,22 @@ def test_graphs_are_replayed_in_turns(monkeypatch):
     assert shared.medians(replays, 3, burst=5, pause=0.001) == {"slow": 14.0, "fast": 1.0}
 
 
-def test_a_command_that_takes_too_long_or_fails_says_so(capfd):
+def test_slow_or_failing_command_is_reported(capfd):
     assert runner.rows_of("-c import_time", 60) == [] and "exit code 1" in capfd.readouterr().err
     assert runner.rows_of("-c while(1):pass", 1) == [] and "exit code 124" in capfd.readouterr().err
 
 
-def test_an_unknown_record_is_bad_use():
+def test_unknown_record_is_bad_use():
     with pytest.raises(SystemExit, match="2"):
         runner.main(["nothing"])
 
 
-def test_the_runner_lists_records(capsys):
+def test_runner_lists_records(capsys):
     assert runner.main(["--list"]) == 0
     assert {line.partition(":")[0] for line in capsys.readouterr().out.splitlines()} >= {*runner.table()}
 
 
-def test_every_record_can_be_measured_anew_and_stands_on_a_page(site):
+def test_each_record_has_a_command_and_a_page(site):
     assert {*record.names()} == {*runner.table()}
     pages = "".join(
         page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "print.html"

@@ -1,4 +1,4 @@
-"""References of pages to records: a number, a statement, a share in words; what is refused, and what typed numbers are seen."""
+"""References from pages to records (numbers, statements, shares in words), their errors, and typed numbers."""
 
 import html
 
@@ -15,7 +15,7 @@ ROWS = (
     {"M": "4", "pass": "both", "who": "eager", "median_us": "30.0"},
     {"M": "8", "pass": "both", "who": "fast", "median_us": ""},
 )
-MADE_FROM = {"table.md": ["taken"], "chart.svg": ["taken"], "other.md": []}
+SOURCES = {"table.md": ["taken"], "chart.svg": ["taken"], "other.md": []}
 
 
 @pytest.fixture
@@ -25,30 +25,30 @@ def known(monkeypatch):
     return {"taken": said.Rows("taken")}
 
 
-def resolved(text, known):
-    """The text after its references, and the faults."""
+def resolve(text, known):
+    """Return the text with its references resolved, and the faults."""
     faults = []
     return references.resolve(text, known, lambda source, message: faults.append((source, message))), faults
 
 
-def test_a_reference_is_the_number_of_the_record(known):
+def test_reference_is_replaced_by_the_recorded_number(known):
     text = (
         "It took {{= taken('median_us', M=4, pass_='both', who='fast') | .1f }} µs, {{= taken('median_us', who='fast') | us }}, "
         "{{= taken('median_us', who='fast') / taken('median_us', who='eager') | words }}, {{= 1/4 | .0% }}."
         "{{check taken('median_us', who='fast') < 11}}"
     )
-    assert resolved(text, known) == ("It took 10.0 µs, 10.0 µs, a third, 25%.", [])
-    assert taken_all(known) == [10.0, 30.0]
+    assert resolve(text, known) == ("It took 10.0 µs, 10.0 µs, a third, 25%.", [])
+    assert read_all_taken(known) == [10.0, 30.0]
 
 
-def taken_all(known):
+def read_all_taken(known):
     return known["taken"].all("median_us", pass_="both")
 
 
 @pytest.mark.parametrize(("device", "word"), [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100")])
-def test_a_page_names_the_gpu_of_a_record(known, monkeypatch, device, word):
+def test_page_names_the_gpu_of_a_record(known, monkeypatch, device, word):
     monkeypatch.setattr(record, "rows", lambda name: [{"device": device}])
-    assert resolved("On one {{= taken.gpu }}.", known) == (f"On one {word}.", [])
+    assert resolve("On one {{= taken.gpu }}.", known) == (f"On one {word}.", [])
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_a_page_names_the_gpu_of_a_record(known, monkeypatch, device, word):
         ("{{check 2 < 1}}", "is not so: 2 < 1"),
     ],
 )
-def test_what_is_not_so_or_not_there_is_a_fault(known, reference, message):
-    _, ((source, said_of_it),) = resolved(f"It is {reference} here.", known)
-    assert source == reference and message in said_of_it
+def test_false_check_or_missing_record_is_reported(known, reference, message):
+    _, ((source, description),) = resolve(f"It is {reference} here.", known)
+    assert source == reference and message in description
 
 
 PAGE = "# A page\n\n{{#include ../.cache/generated/table.md}}\n\n%s\n"
@@ -74,8 +74,8 @@ PAGE = "# A page\n\n{{#include ../.cache/generated/table.md}}\n\n%s\n"
 @pytest.mark.parametrize(
     "number", ["12.5 µs", "3 ms", "85 %", "15&nbsp;%", "1.4 times", "0.93", "4.8 TB/s", "1,024 MiB", "270 ns"]
 )
-def test_a_measured_number_typed_beside_a_table_is_seen(number):
-    ((position, message),) = references.typed_numbers(PAGE % f"It is {number} here.", MADE_FROM)
+def test_typed_measurement_is_reported(number):
+    ((position, message),) = references.typed_numbers(PAGE % f"It is {number} here.", SOURCES)
     assert f"`{number}` is typed beside a record" in message
     assert (PAGE % f"It is {number} here.")[position:].startswith(number)
 
@@ -92,8 +92,8 @@ def test_a_measured_number_typed_beside_a_table_is_seen(number):
         "Sizes 4,096: 768 → 3,072, 64 lanes, 2026, version 2.11.0, 16 x 16.",
     ],
 )
-def test_what_is_no_measured_number_or_is_marked_passes(text):
-    assert list(references.typed_numbers(PAGE % text, MADE_FROM)) == []
+def test_marked_and_unmeasured_numbers_pass(text):
+    assert list(references.typed_numbers(PAGE % text, SOURCES)) == []
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_what_is_no_measured_number_or_is_marked_passes(text):
         "ten times as many", "a fifth faster", "up to a fifth", "less than half", "about two\nthirds",
     ],
 )  # fmt: skip
-def test_a_comparison_in_words_that_nothing_holds_is_seen(words):
+def test_unchecked_comparison_in_words_is_reported(words):
     text = f"The kernels take {words} here."
-    ((position, message),) = references.typed_numbers(PAGE % text, MADE_FROM)
+    ((position, message),) = references.typed_numbers(PAGE % text, SOURCES)
     assert f"`{' '.join(words.split())}` compares what was measured" in message
     assert (PAGE % text)[position:].startswith(words)
-    for held in ("{{check 1 < 2}}", "<!-- typed: arithmetic -->"):
-        assert list(references.typed_numbers(PAGE % f"{text}{held}", MADE_FROM)) == []
+    for marker in ("{{check 1 < 2}}", "<!-- typed: arithmetic -->"):
+        assert list(references.typed_numbers(PAGE % f"{text}{marker}", SOURCES)) == []
 
 
 @pytest.mark.parametrize(
@@ -119,54 +119,54 @@ def test_a_comparison_in_words_that_nothing_holds_is_seen(words):
         "Half of the rows, the second half, twice a step, a third branch, half a unit in the last place, four times in all.",
     ],
 )
-def test_what_a_record_says_and_what_counts_is_no_typed_comparison(text):
-    assert list(references.typed_numbers(PAGE % text, MADE_FROM)) == []
+def test_references_and_counts_are_not_typed_comparisons(text):
+    assert list(references.typed_numbers(PAGE % text, SOURCES)) == []
 
 
-def test_a_page_that_shows_no_record_may_have_any_number_and_so_may_one_that_says_why():
+def test_numbers_pass_on_pages_without_records_or_with_a_reason():
     shown = "{{= taken('median_us') }}"
-    for beside in ("generated/chart.svg}}", "generated/table.md}}"):
-        page = f"# A page\n\n{{{{#include ../.cache/{beside}\n\nIt is 12.5 µs here.\n"
-        assert len(list(references.typed_numbers(page, MADE_FROM))) == 1
+    for included in ("generated/chart.svg}}", "generated/table.md}}"):
+        page = f"# A page\n\n{{{{#include ../.cache/{included}\n\nIt is 12.5 µs here.\n"
+        assert len(list(references.typed_numbers(page, SOURCES))) == 1
         why = page.replace("\n\n", "\n\n<!-- typed throughout: no record -->\n\n", 1)
-        assert list(references.typed_numbers(why, MADE_FROM)) == []
-    assert len(list(references.typed_numbers(f"It is {shown}.\n\nIt is 12.5 µs here.\n", MADE_FROM))) == 1
+        assert list(references.typed_numbers(why, SOURCES)) == []
+    assert len(list(references.typed_numbers(f"It is {shown}.\n\nIt is 12.5 µs here.\n", SOURCES))) == 1
     for include in ("other.md", "gone.md"):
         page = f"{{{{#include ../.cache/generated/{include}}}}}\n\nIt is 12.5 µs here.\n"
-        assert list(references.typed_numbers(page, MADE_FROM)) == []
+        assert list(references.typed_numbers(page, SOURCES)) == []
 
 
-def test_every_page_that_shows_a_record_sees_a_comparison_that_nothing_holds(site):
-    made_from = references.sources(BOOK / ".cache" / "generated")
+def test_each_page_with_a_record_reports_unchecked_comparisons(site):
+    sources = references.sources(BOOK / ".cache" / "generated")
     texts = {str(page.relative_to(BOOK / "src")): page.read_text() for page in (BOOK / "src").rglob("*.md")}
     shown = {
-        name: text for name, text in texts.items() if "{{= " in text or references.records_of(text, made_from)
+        name: text for name, text in texts.items() if "{{= " in text or references.records_of(text, sources)
     }
     wrong = "\n\nIt takes about a third of the time.\n"
     silent = {
-        name for name, text in shown.items() if not list(references.typed_numbers(text + wrong, made_from))
+        name for name, text in shown.items() if not list(references.typed_numbers(text + wrong, sources))
     }
     assert silent == {"notebook.md"} and len(shown) > 20
 
 
-def test_a_page_names_the_record_of_a_number_that_is_derived(site):
+def test_page_names_the_record_of_a_derived_number(site):
     """The essay has no table or picture of attention's times, only a ratio of two of them."""
     page = (site / "essays" / "flash_attention_backward.html").read_text(encoding="utf-8")
     assert record.read("attention").command in html.unescape(page.split('<details class="records">')[1])
 
 
-def test_a_page_ends_with_its_records_and_says_which_are_old(monkeypatch):
-    used = references.records_of("{{#include ../.cache/generated/chart.svg}}", MADE_FROM)
+def test_page_ends_with_its_records_and_marks_old_ones(monkeypatch):
+    used = references.records_of("{{#include ../.cache/generated/chart.svg}}", SOURCES)
     assert used == {"taken"}
-    kept = {
+    records = {
         name: Record(
             name, f"What of {name}?", "A GPU", "2026-01-02", f"python -m book.measure {name}", kernels=kernels
         )
         for name, kernels in (("other", {}), ("taken", {"p22": "0" * 12}))
     }
-    monkeypatch.setattr(record, "read", kept.__getitem__)
+    monkeypatch.setattr(record, "read", records.__getitem__)
     note = references.note(["other", *used])
-    assert "Measured: 2 records, 1 from before the kernels last changed" in note
+    assert "Measured: 2 records, 1 older than today's kernels" in note
     assert note.count("The kernels of p22 have changed since.") == 1
     assert "What of other? A GPU, 2026-01-02. <code>python -m book.measure other</code>." in note
     assert references.note([]) == ""

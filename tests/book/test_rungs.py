@@ -1,4 +1,4 @@
-"""Pages with tasks keep the template, and a page that does not stops the build."""
+"""Pages with tasks follow the template, or the build fails."""
 
 import re
 
@@ -11,8 +11,10 @@ from harness.check import zoo
 
 SRC = BOOK / "src"
 PAGES = {page.relative_to(SRC).as_posix(): page.read_text() for page in SRC.rglob("puzzle_*/*.md")}  # fmt: skip
-WITH_TASKS = [name for name, text in PAGES.items() if rungs.LADDER.search(text) or name == rungs.HUNT]
-WHOLE = """# P
+WITH_TASKS = [
+    name for name, text in PAGES.items() if rungs.LADDER.search(text) or reading.ALL_GATES.search(text)
+]
+COMPLETE_PAGE = """# P
 
 {{#hints p20:edges}}
 
@@ -42,13 +44,13 @@ That.
 """
 
 
-def test_every_puzzle_has_pages_with_tasks_and_each_has_its_parts():
+def test_puzzle_pages_have_tasks_and_all_sections():
     assert {name.split("/")[0] for name in WITH_TASKS} == {f"puzzle_{number}" for number in range(19, 29)}
     assert [fault for name in WITH_TASKS for fault in rungs.missing(name, PAGES[name])] == []
 
 
 @pytest.mark.parametrize(
-    ("left_out", "named"),
+    ("section", "message"),
     [
         ("```run", "command"),
         ("## What goes wrong", '"What goes wrong"'),
@@ -59,14 +61,14 @@ def test_every_puzzle_has_pages_with_tasks_and_each_has_its_parts():
         ('<details class="reveal">', '"A question" holds nothing'),
     ],
 )
-def test_what_is_left_out_is_named(left_out, named):
-    assert list(rungs.missing("puzzle_20/graph.md", WHOLE)) == []
-    (fault,) = rungs.missing("puzzle_20/graph.md", WHOLE.replace(left_out, ""))
-    assert named in fault
+def test_missing_section_is_named(section, message):
+    assert list(rungs.missing("puzzle_20/graph.md", COMPLETE_PAGE)) == []
+    (fault,) = rungs.missing("puzzle_20/graph.md", COMPLETE_PAGE.replace(section, ""))
+    assert message in fault
 
 
-def counted(text: str) -> str:
-    """What stands in the place of a page's `{{#wrong p20}}`."""
+def expand_wrong_list(text: str) -> str:
+    """Return the expansion of a page's `{{#wrong p20}}`."""
     chapter = preprocess.Chapter("puzzle_20/page.md", text, [])
     shown = preprocess.wrong_solutions(
         chapter, present(preprocess.TOKEN.search(text, text.index("{{#wrong")))
@@ -75,28 +77,34 @@ def counted(text: str) -> str:
     return shown
 
 
-def test_a_page_counts_the_wrong_solutions_of_its_own_gates():
-    own = [wrong for wrong in zoo.load("p20") if (wrong.rung, wrong.gate) == ("derive", "edges")]
+def test_page_counts_the_wrong_solutions_of_its_gates():
+    solutions = [
+        wrong for wrong in zoo.load_wrong_kernels("p20") if (wrong.rung, wrong.gate) == ("derive", "edges")
+    ]
     assert len(
-        own
-    ) == 1 and "reject one wrong solution, which is in [the museum](./museum.md#all)" in counted(WHOLE)
+        solutions
+    ) == 1 and "reject one wrong solution, which is in [the museum](./museum.md#all)" in expand_wrong_list(
+        COMPLETE_PAGE
+    )
 
 
-def test_a_page_counts_no_mistake_in_code_that_is_given():
-    own = [wrong for wrong in zoo.load("p20") if (wrong.rung, wrong.gate) == ("", "softmax")]
-    given = [wrong.name for wrong in own if not wrong.in_a_blank]
-    assert "softmax_largest_from_zero" in given, "the largest is given"
-    shown = counted("# P\n\n{{#hints p20:softmax}}\n\n{{#wrong p20}}\n")
-    assert f"reject {len(own) - len(given)} wrong solutions" in shown
+def test_page_does_not_count_provided_wrong_code():
+    solutions = [
+        wrong for wrong in zoo.load_wrong_kernels("p20") if (wrong.rung, wrong.gate) == ("", "softmax")
+    ]
+    provided = [wrong.name for wrong in solutions if not wrong.is_in_blank]
+    assert "softmax_largest_from_zero" in provided, "the provided code of softmax's largest"
+    shown = expand_wrong_list("# P\n\n{{#hints p20:softmax}}\n\n{{#wrong p20}}\n")
+    assert f"reject {len(solutions) - len(provided)} wrong solutions" in shown
 
 
-def test_a_list_without_a_gate_is_a_fault():
+def test_wrong_list_without_a_gate_is_reported():
     chapter = preprocess.Chapter("src/page.md", "# P\n\n{{#wrong p20}}\n", [])
     assert preprocess.wrong_solutions(chapter, present(preprocess.TOKEN.search(chapter.text))) == ""
     assert chapter.faults == ["src/page.md:3: no wrong solution of p20 belongs to a hint ladder of this page"]
 
 
-def test_a_deep_dive_says_so_first_and_links_its_puzzle(tmp_path):
+def test_deep_dive_begins_with_a_link_to_its_puzzle(tmp_path):
     src = tmp_path / "src"
     (src / "puzzle_22").mkdir(parents=True)
     (src / "SUMMARY.md").write_text(
@@ -111,37 +119,38 @@ def test_a_deep_dive_says_so_first_and_links_its_puzzle(tmp_path):
     assert '<a href="introduction.html">Intro</a>' in reading.skip_note(src, "e.md")
 
 
-def test_how_long_pages_take_follows_from_words_code_and_gates():
+def test_reading_time_follows_from_words_code_and_gates():
     prose, code = "word " * 400, "```python\n" + "x = 1\n" * 30 + "```\n"
     assert reading.length([prose]) == "2 minutes"
     assert reading.length([prose + "\n\n" + code]) == "4 minutes"
     assert reading.length([prose + "\n\n{{#hints p22:dx}}\n<!-- no words -->"]) == "2 minutes, 1 gate"
+    assert reading.length([prose + " {{#gates p21}}", "{{#step p28:rows}}"]) == "2 minutes, 19 gates"
     assert reading.length([prose] * 60) == "2 hours"
     assert reading.length(["A word."]) == "1 minute"
 
 
-def test_the_repository_s_address_is_printed_only_where_the_book_has_one():
+def test_repository_address_is_printed_only_if_configured():
     assert "git clone https://example.org/x\n" in preprocess.clone_note("https://example.org/x")
     assert "git clone" not in preprocess.clone_note("")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("# P\n\nText.\n\n{{#skip}}\n", "src/page.md:5: {{#skip}} stands below the heading of a page, or nowhere"),
         ("# P\n\n{{#skip}}\n", "src/page.md:3: no page that page.md belongs to"),
     ],
 )  # fmt: skip
-def test_a_misplaced_skip_is_a_fault(tmp_path, text, said):
+def test_misplaced_skip_is_reported(tmp_path, text, message):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "SUMMARY.md").write_text("- [P](page.md)\n")
     (tmp_path / "src" / "page.md").write_text(text)
     chapter = preprocess.Chapter("src/page.md", text, [])
     preprocess.skip_note(chapter, present(re.search(r"\{\{#skip\}\}", text)), tmp_path)
-    assert chapter.faults == [said]
+    assert chapter.faults == [message]
 
 
-def test_a_time_of_a_page_that_is_not_there_is_a_fault(tmp_path):
+def test_reading_time_of_missing_page_is_reported(tmp_path):
     chapter = preprocess.Chapter("src/page.md", "# P\n\n{{#time gone.md}}\n", [])
     place = present(re.search(r"\{\{#time (?P<timed>[^}]+)\}\}", chapter.text))
     preprocess.time_of(chapter, place, tmp_path)

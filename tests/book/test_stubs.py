@@ -1,4 +1,4 @@
-"""The task above a hint ladder is what the learner's file asks, and no page has hints without it."""
+"""The task above a hint ladder repeats the learner's file, and no page has hints without a task."""
 
 import re
 from html import unescape
@@ -28,14 +28,14 @@ def one(
 '''
 
 
-def test_a_definition_is_shown_from_its_name_to_its_end():
+def test_definition_is_shown_from_name_to_end():
     assert (
         stubs.around(FILE, "first") == FILE[FILE.index("def one") : FILE.index("\n\n\n# BLANK-START second")]
     )
     assert stubs.around(FILE, "second") == "# BLANK-START second: anything\n# BLANK-END second"
 
 
-def test_of_a_long_definition_head_and_hole_are_shown():
+def test_long_definition_shows_head_and_blank():
     lines = [f"    line{number}()" for number in range(60)]
     lines[30:30] = ["    # BLANK-START deep: think", "    # FILL IN (about 1 line)", "    # BLANK-END deep"]
     text = "\n".join(["def long(x) -> int:", '    """Long."""', *lines, "", "", "def next(): ..."])
@@ -48,9 +48,9 @@ def test_of_a_long_definition_head_and_hole_are_shown():
     ]
 
 
-def test_every_ladder_of_the_book_has_its_task(site):
-    """On the page, above the first hint; a hole that the page includes by itself counts. In a step
-    the fold of the hints names it. A further rung names its file."""
+def test_each_hint_ladder_has_its_task(site):
+    """The task is on the page above the first hint, also if the page includes the blank itself; in a step, the
+    fold of the hints names the blank."""
     for page in sorted({page for page, _, _ in LADDERS}):
         html = (site / page.relative_to(BOOK / "src").with_suffix(".html")).read_text()
         for other, puzzle, ladder in LADDERS:
@@ -60,16 +60,16 @@ def test_every_ladder_of_the_book_has_its_task(site):
                 continue
             if other != page or code is None or f"hint {puzzle} {ladder}</code> has its hints" in html:
                 continue
-            (hole,) = re.findall(rf"BLANK-START {ladder.split('-', 1)[-1]}\b|BLANK-START {ladder}\b", code)[
+            (blank,) = re.findall(rf"BLANK-START {ladder.split('-', 1)[-1]}\b|BLANK-START {ladder}\b", code)[
                 :1
             ]
             above = html.partition(f"Hint {ladder}-1")[0]
-            assert above != html and hole in above and code.split("\n")[0] in unescape(above), (
+            assert above != html and blank in above and code.split("\n")[0] in unescape(above), (
                 page.name,
                 ladder,
             )
 
 
 @pytest.mark.parametrize("ladder", ["unknown", "derive-edges"])
-def test_no_task_where_no_hole_has_the_name(ladder):
+def test_unknown_blank_has_no_task(ladder):
     assert stubs.stub("p20", ladder) is None

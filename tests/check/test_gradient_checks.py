@@ -1,4 +1,4 @@
-"""Each named check of a gradient passes a right function, and sees the mistake that it is there for."""
+"""Each gradient check passes a correct function and detects its mistake."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from harness.check.gradients import Subject
 LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall": (4096,)}
 
 
-def scaled_inputs(sizes: str, seed: int) -> tuple[torch.Tensor, ...]:
-    """x [..., 4 or 7] and a scale for its last axis."""
+def make_inputs(sizes: str, seed: int) -> tuple[torch.Tensor, ...]:
+    """Return x [..., 4 or 7] and a scale for its last axis."""
     generator = torch.Generator().manual_seed(seed)
     H = 4 if sizes == "square" else 7
     x = torch.randn(*LEADING[sizes], H, generator=generator, dtype=torch.float64)
@@ -23,13 +23,12 @@ def reference(x, scale):
     return x * scale
 
 
-def summed(terms: torch.Tensor) -> torch.Tensor:
-    """The sum over all axes but the last."""
+def sum_leading(terms: torch.Tensor) -> torch.Tensor:
     return terms.flatten(0, -2).sum(0) if terms.dim() > 1 else terms
 
 
 class Scale(Function):
-    """x * scale over the last axis, right; the wrong ones below change one method."""
+    """Compute x * scale over the last axis; the wrong functions below change one method."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -39,45 +38,44 @@ class Scale(Function):
     @staticmethod
     def backward(ctx, dy):
         x, scale = ctx.saved_tensors
-        return dy * scale, summed(dy * x)
+        return dy * scale, sum_leading(dy * x)
 
 
-def subject(function: type[Function], **more) -> Subject:
-    return Subject(function.apply, reference, scaled_inputs, **more)
+def make_subject(function: type[Function], **more) -> Subject:
+    return Subject(function.apply, reference, make_inputs, **more)
 
 
-def backward_of(wrong) -> type[Function]:
-    """Scale with another backward pass."""
-    return type("Wrong", (Scale,), {"backward": staticmethod(wrong)})
+def with_backward(backward) -> type[Function]:
+    return type("Wrong", (Scale,), {"backward": staticmethod(backward)})
 
 
-def reads_as_contiguous(ctx, dy):
+def assume_contiguous_gradient(ctx, dy):
     flat = torch.as_strided(dy, dy.shape, torch.empty(dy.shape).stride()) if dy.stride()[-1] else dy * 0
     return Scale.backward(ctx, flat)
 
 
-def ignores_gradient(ctx, dy):
+def ignore_gradient(ctx, dy):
     x, scale = ctx.saved_tensors
-    return scale.expand_as(x).clone(), summed(x).clone()
+    return scale.expand_as(x).clone(), sum_leading(x).clone()
 
 
-def first_axis_only(ctx, dy):
+def sum_first_axis_only(ctx, dy):
     x, scale = ctx.saved_tensors
     total = (dy * x).sum(0)
     return dy * scale, (total if total.dim() == 1 else total.flatten(0, -2)[0]) if dy.dim() > 1 else dy * x
 
 
-def writes_into_gradient(ctx, dy):
+def write_into_gradient(ctx, dy):
     dx, dscale = Scale.backward(ctx, dy)
     return dy.copy_(dx), dscale
 
 
-def none_for_scale(ctx, dy):
+def return_none_for_scale(ctx, dy):
     dx, dscale = Scale.backward(ctx, dy)
     return dx, dscale if all(ctx.needs_input_grad) else None
 
 
-def sums_in_bfloat16(ctx, dy):
+def sum_in_bfloat16(ctx, dy):
     x, scale = ctx.saved_tensors
     total = torch.zeros_like(scale)
     for row in (dy * x).flatten(0, -2):
@@ -85,21 +83,21 @@ def sums_in_bfloat16(ctx, dy):
     return dy * scale, total
 
 
-class RemembersLastCall(Scale):
-    """What is kept hangs on the class: the second call overwrites the first one's."""
+class StateOnClass(Scale):
+    """Saves its inputs on the class, where a second call overwrites them."""
 
     @staticmethod
     def forward(ctx, x, scale):
-        RemembersLastCall.kept = x, scale
+        StateOnClass.saved = x, scale
         return x * scale
 
     @staticmethod
     def backward(ctx, dy):
-        x, scale = RemembersLastCall.kept
-        return dy * scale, summed(dy * x)
+        x, scale = StateOnClass.saved
+        return dy * scale, sum_leading(dy * x)
 
 
-class KeepsTooMuch(Scale):
+class SavesTooMuch(Scale):
     @staticmethod
     def forward(ctx, x, scale):
         y = x * scale
@@ -109,22 +107,22 @@ class KeepsTooMuch(Scale):
     @staticmethod
     def backward(ctx, dy):
         x, scale, _ = ctx.saved_tensors
-        return dy * scale, summed(dy * x)
+        return dy * scale, sum_leading(dy * x)
 
 
-def noisy(ctx, dy):
+def add_noise(ctx, dy):
     dx, dscale = Scale.backward(ctx, dy)
     return dx * (1 + 1e-12 * torch.rand((), dtype=torch.float64)), dscale
 
 
-class ForwardOff(Scale):
+class WrongForward(Scale):
     @staticmethod
     def forward(ctx, x, scale):
         ctx.save_for_backward(x, scale)
         return x * scale + 1e-3
 
 
-class AttributeOfCtx(Scale):
+class TensorsOnCtx(Scale):
     @staticmethod
     def forward(ctx, x, scale):
         ctx.x, ctx.scale = x, scale
@@ -132,16 +130,16 @@ class AttributeOfCtx(Scale):
 
     @staticmethod
     def backward(ctx, dy):
-        return dy * ctx.scale, summed(dy * ctx.x)
+        return dy * ctx.scale, sum_leading(dy * ctx.x)
 
 
-def reads_input_as_it_lies(ctx, dy):
+def assume_contiguous_input(ctx, dy):
     x, scale = ctx.saved_tensors
-    return dy * scale, summed(dy * torch.as_strided(x, x.shape, torch.empty(x.shape).stride()))
+    return dy * scale, sum_leading(dy * torch.as_strided(x, x.shape, torch.empty(x.shape).stride()))
 
 
-class OverwritesItsOwn(Scale):
-    """What is kept is a copy, and the first backward pass writes its result there."""
+class OverwritesSavedCopy(Scale):
+    """Saves a copy, into which the first backward pass writes its result."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -152,11 +150,11 @@ class OverwritesItsOwn(Scale):
     @staticmethod
     def backward(ctx, dy):
         (x,) = ctx.saved_tensors
-        return ctx.factor.mul_(dy), summed(dy * x)
+        return ctx.factor.mul_(dy), sum_leading(dy * x)
 
 
-class KeepsACopy(Scale):
-    """Right, but for a second derivative the scale is a constant."""
+class SavesCopy(Scale):
+    """Correct, but the scale is a constant for second derivatives."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -164,8 +162,8 @@ class KeepsACopy(Scale):
         return x * scale
 
 
-class Refuses(KeepsACopy):
-    """The same, and says so."""
+class OnceDifferentiable(SavesCopy):
+    """The same, declared once differentiable."""
 
     @staticmethod
     @once_differentiable
@@ -173,29 +171,29 @@ class Refuses(KeepsACopy):
         return Scale.backward(ctx, dy)
 
 
-def spreads_infinity(ctx, dy):
+def spread_infinity(ctx, dy):
     dx, dscale = Scale.backward(ctx, dy)
     return dx + 0 * dy.sum(), dscale
 
 
-def times(factor):
-    """Multiply the gradient of x by a function of x and divide it by the same again."""
+def multiply_and_divide(factor):
+    """Return `Scale` whose gradient of x is multiplied and divided by factor(x)."""
 
     def backward(ctx, dy):
         dx, dscale = Scale.backward(ctx, dy)
-        both = factor(ctx.saved_tensors[0])
-        return dx * both / both, dscale
+        value = factor(ctx.saved_tensors[0])
+        return dx * value / value, dscale
 
-    return backward_of(backward)
+    return with_backward(backward)
 
 
-def loses_float16(ctx, dy):
+def underflow_in_float16(ctx, dy):
     dx, dscale = Scale.backward(ctx, dy)
     return (dx / 1e9 * 1e9 if dy.dtype == torch.float16 else dx), dscale
 
 
 class SecondOutput(Function):
-    """x * scale, and its largest element, through which nothing flows back."""
+    """Return x * scale and its largest element, which has no gradient."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -215,98 +213,96 @@ class MarkedOutput(SecondOutput):
         return outputs
 
 
-LEDGER = {"saved": lambda x, scale: 4 * (x.numel() + scale.numel())}
+MEMORY = {"saved": lambda x, scale: 4 * (x.numel() + scale.numel())}
 
 
 CHECKS = [check for check in vars(checks).values() if hasattr(check, "__wrapped__")]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_right_function_passes(check):
-    assert check(subject(Scale, **LEDGER)) is None
+def test_correct_function_passes(check):
+    assert check(make_subject(Scale, **MEMORY)) is None
 
 
 @pytest.mark.parametrize(
-    ("check", "function", "words"),
+    ("check", "function", "expected"),
     [
-        (checks.forward, ForwardOff, "the forward pass itself is wrong"),
-        (checks.against_autograd, backward_of(first_axis_only), "gradients at"),
-        (checks.gradcheck_float64, backward_of(ignores_gradient), "GradcheckError"),
-        (checks.gradcheck_float32, backward_of(ignores_gradient), "GradcheckError"),
-        (checks.random_directions, backward_of(ignores_gradient), "the slope along a random direction"),
-        (checks.square_shapes, backward_of(ignores_gradient), "square sizes"),
-        (checks.expanded_gradient, backward_of(reads_as_contiguous), "expanded gradient"),
-        (checks.strided_gradient, backward_of(reads_as_contiguous), "not contiguous"),
-        (checks.strided_inputs, backward_of(reads_input_as_it_lies), "an input that is not contiguous"),
-        (checks.frozen_inputs, backward_of(none_for_scale), "only input 1"),
-        (checks.second_backward, OverwritesItsOwn, "a second backward pass of the same call"),
-        (checks.written_between, AttributeOfCtx, "a write to an input or a result after the call"),
-        (checks.second_derivatives, KeepsACopy, "the gradient of a gradient is wrong, without an error"),
+        (checks.forward, WrongForward, "the forward pass itself is wrong"),
+        (checks.against_autograd, with_backward(sum_first_axis_only), "gradients at"),
+        (checks.gradcheck_float64, with_backward(ignore_gradient), "GradcheckError"),
+        (checks.gradcheck_float32, with_backward(ignore_gradient), "GradcheckError"),
+        (checks.random_directions, with_backward(ignore_gradient), "the slope along a random direction"),
+        (checks.square_shapes, with_backward(ignore_gradient), "square sizes"),
+        (checks.expanded_gradient, with_backward(assume_contiguous_gradient), "expanded gradient"),
+        (checks.strided_gradient, with_backward(assume_contiguous_gradient), "not contiguous"),
+        (checks.strided_inputs, with_backward(assume_contiguous_input), "an input that is not contiguous"),
+        (checks.frozen_inputs, with_backward(return_none_for_scale), "only input 1"),
+        (checks.second_backward, OverwritesSavedCopy, "a second backward pass of the same call"),
+        (checks.written_between, TensorsOnCtx, "a write to an input or a result after the call"),
+        (checks.second_derivatives, SavesCopy, "the gradient of a gradient is wrong, without an error"),
         (
             checks.infinite_gradient,
-            backward_of(spreads_infinity),
+            with_backward(spread_infinity),
             "input 0 at [1, 0, 0]: got nan, expected -0.144245",
         ),
-        (checks.far_from_zero, times(torch.exp), "with inputs near 800, where exp is infinite"),
+        (checks.far_from_zero, multiply_and_divide(torch.exp), "with inputs near 800, where exp is infinite"),
         (
             checks.far_from_zero,
-            times(lambda x: x.clamp(max=0).exp()),
+            multiply_and_divide(lambda x: x.clamp(max=0).exp()),
             "with inputs near -800, where exp is 0",
         ),
         (
             checks.narrow_dtypes,
-            backward_of(loses_float16),
+            with_backward(underflow_in_float16),
             "in float16 at odd sizes: the gradient of input 0 at [",
         ),
-        (checks.two_calls, RemembersLastCall, "a second call"),
-        (checks.under_checkpoint, RemembersLastCall, "under checkpoint"),
-        (checks.inputs_unchanged, backward_of(writes_into_gradient), "the gradient coming in is changed"),
-        (checks.repeat_runs, backward_of(noisy), "different gradients"),
-        (checks.at_zero, backward_of(ignores_gradient), "exactly 0"),
-        (checks.many_rows_bfloat16, backward_of(sums_in_bfloat16), "over many rows"),
-        (checks.memory_saved, KeepsTooMuch, "the ledger says"),
-        (checks.held_by_ctx, AttributeOfCtx, "ctx.x holds a tensor"),
+        (checks.two_calls, StateOnClass, "a second call"),
+        (checks.under_checkpoint, StateOnClass, "under checkpoint"),
+        (checks.inputs_unchanged, with_backward(write_into_gradient), "the gradient coming in is changed"),
+        (checks.repeat_runs, with_backward(add_noise), "different gradients"),
+        (checks.at_zero, with_backward(ignore_gradient), "exactly 0"),
+        (checks.many_rows_bfloat16, with_backward(sum_in_bfloat16), "over many rows"),
+        (checks.memory_saved, SavesTooMuch, "bytes are kept"),
+        (checks.held_by_ctx, TensorsOnCtx, "ctx.x holds a tensor"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_wrong_function_is_seen(check, function, words):
-    assert words in (check(subject(function, **LEDGER)) or "")
+def test_wrong_function_is_detected(check, function, expected):
+    assert expected in (check(make_subject(function, **MEMORY)) or "")
 
 
 @pytest.mark.parametrize(
     "check", [checks.differentiable_outputs, checks.random_directions], ids=lambda check: check.__name__
 )
-def test_an_output_without_a_gradient_must_be_marked(check):
-    def with_largest(x, scale):
+def test_output_without_gradient_must_be_marked(check):
+    def compute_with_largest(x, scale):
         return x * scale, (x * scale).amax().detach()
 
-    assert check(Subject(MarkedOutput.apply, with_largest, scaled_inputs)) is None
-    said = check(Subject(SecondOutput.apply, with_largest, scaled_inputs))
-    words = "output 1 has a gradient for autograd and should have none"
-    assert said and (words in said or check is checks.random_directions)
+    assert check(Subject(MarkedOutput.apply, compute_with_largest, make_inputs)) is None
+    message = check(Subject(SecondOutput.apply, compute_with_largest, make_inputs))
+    expected = "output 1 has a gradient for autograd and should have none"
+    assert message and (expected in message or check is checks.random_directions)
 
 
-def test_a_second_derivative_may_be_refused():
-    """By whoever knows of none: it is the silent number that is wrong."""
-    assert checks.second_derivatives(subject(Refuses)) is None
+def test_once_differentiable_function_passes():
+    """A missing second derivative is not an error, only a silently wrong one."""
+    assert checks.second_derivatives(make_subject(OnceDifferentiable)) is None
 
 
-@pytest.mark.parametrize(
-    ("laid", "words"), [("slice_rows", "a slice of longer rows"), ("exchange_axes", "leading axes exchanged")]
-)
-def test_a_layout_that_a_transpose_does_not_show_is_tried(laid, words):
-    """Wrong for one layout alone, which its strides tell."""
-    strides = getattr(checks, laid)(torch.zeros(3, 5, 7)).stride()
+@pytest.mark.parametrize("layout", ["a slice of longer rows", "with leading axes exchanged"])
+def test_more_layouts_than_transposed_are_tried(layout):
+    """The function is wrong only for this layout's strides."""
+    strides = checks.LAYOUTS[layout](torch.zeros(3, 5, 7)).stride()
 
-    def wrong(ctx, dy):
+    def backward(ctx, dy):
         dx, dscale = Scale.backward(ctx, dy)
         return (2 * dx if dy.stride() == strides else dx), dscale
 
-    assert words in (checks.strided_gradient(subject(backward_of(wrong))) or "")
+    assert layout in (checks.strided_gradient(make_subject(with_backward(backward))) or "")
 
 
-def test_inputs_frozen_in_pairs_are_tried():
-    """Right where all ask and where one asks alone."""
+def test_every_subset_of_frozen_inputs_is_tried():
+    """The function is wrong only if exactly two of three inputs require gradients."""
 
     class Product(Function):
         @staticmethod
@@ -316,56 +312,62 @@ def test_inputs_frozen_in_pairs_are_tried():
 
         @staticmethod
         def backward(ctx, dy):
-            tensors = ctx.saved_tensors
-            right = [dy * tensors[1] * tensors[2], dy * tensors[0] * tensors[2], dy * tensors[0] * tensors[1]]
-            return tuple(None if sum(ctx.needs_input_grad) == 2 else g for g in right)
+            x, y, z = ctx.saved_tensors
+            gradients = dy * y * z, dy * x * z, dy * x * y
+            return tuple(None if sum(ctx.needs_input_grad) == 2 else g for g in gradients)
 
-    def three(sizes, seed):
+    def make_three_inputs(sizes, seed):
         generator = torch.Generator().manual_seed(seed)
         return tuple(torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(3))
 
-    words = checks.frozen_inputs(Subject(Product.apply, lambda x, y, z: x * y * z, three, sizes=("odd",)))
-    assert "with only inputs 0 and 1 asking for a gradient (the others frozen)" in (words or "")
+    message = checks.frozen_inputs(
+        Subject(Product.apply, lambda x, y, z: x * y * z, make_three_inputs, sizes=("odd",))
+    )
+    assert "with only input 0 and input 1 asking for a gradient (the others frozen)" in (message or "")
 
 
-def test_a_factor_is_named_only_where_zeros_stay_zeros():
+def test_factor_is_named_only_if_zeros_stay_zero():
     expected = torch.tensor([2.0, 3.0, 0.0], dtype=torch.float64)
-    assert checks.constant_factor(5 * expected, expected, []) == "every element is 5 times what it should be"
-    assert checks.constant_factor(expected + torch.tensor([0.0, 0.0, 1.0]), expected, []) == ""
+    assert (
+        checks.describe_constant_factor(5 * expected, expected, [])
+        == "every element is 5 times what it should be"
+    )
+    assert checks.describe_constant_factor(expected + torch.tensor([0.0, 0.0, 1.0]), expected, []) == ""
 
 
-def test_what_cancels_is_no_mistake():
-    """The gradient of softmax under a constant gradient is what rounding leaves of 0."""
-    one = lambda sizes, seed: scaled_inputs(sizes, seed)[:1]  # noqa: E731
-    softmax = Subject(lambda x: x.exp() / x.exp().sum(-1, keepdim=True), lambda x: x.softmax(-1), one)
+def test_cancellation_is_not_reported():
+    """The gradient of softmax for a constant output gradient is 0 up to rounding."""
+    make_input = lambda sizes, seed: make_inputs(sizes, seed)[:1]  # noqa: E731
+    softmax = Subject(lambda x: x.exp() / x.exp().sum(-1, keepdim=True), lambda x: x.softmax(-1), make_input)
     assert checks.expanded_gradient(softmax) is None
 
 
-def test_the_weak_checks_are_weak():
-    """Ones hide a gradient that ignores what comes in; that is why they stand in the table and not in a verdict."""
-    assert checks.allclose_on_ones(subject(backward_of(ignores_gradient))) is None
-    assert checks.allclose_on_ones(subject(ForwardOff)) is None
-    doubled = backward_of(lambda ctx, dy: tuple(2 * g for g in Scale.backward(ctx, dy)))
-    assert "1e-4" in (checks.allclose_on_ones(subject(doubled)) or "")
+def test_allclose_on_ones_misses_mistakes():
+    """An output gradient of ones hides an ignored gradient, so no result depends on this check."""
+    assert checks.allclose_on_ones(make_subject(with_backward(ignore_gradient))) is None
+    assert checks.allclose_on_ones(make_subject(WrongForward)) is None
+    doubled = with_backward(lambda ctx, dy: tuple(2 * g for g in Scale.backward(ctx, dy)))
+    assert "1e-4" in (checks.allclose_on_ones(make_subject(doubled)) or "")
 
 
-def test_what_a_function_raises_is_what_is_wrong():
-    def raises(ctx, dy):
+def test_exception_of_the_function_is_reported():
+    def raise_error(ctx, dy):
         raise AttributeError("no such thing as ctx.mask")
 
     assert (
-        checks.against_autograd(subject(backward_of(raises))) == "AttributeError: no such thing as ctx.mask"
+        checks.against_autograd(make_subject(with_backward(raise_error)))
+        == "AttributeError: no such thing as ctx.mask"
     )
 
 
-def test_bytes_kept_are_counted_once_for_each_piece_of_memory():
-    class Twice(Scale):
+def test_saved_bytes_are_counted_once_per_storage():
+    class SavesTwice(Scale):
         @staticmethod
         def forward(ctx, x, scale):
             ctx.save_for_backward(x, x, scale)
             return x * scale
 
     x, scale = torch.randn(3, 7, requires_grad=True), torch.ones(7)
-    kept, lines = checks.saved_bytes(Twice.apply, [x, scale])
-    assert kept == 4 * (21 + 7)
+    bytes_saved, lines = checks.count_saved_bytes(SavesTwice.apply, [x, scale])
+    assert bytes_saved == 4 * (21 + 7)
     assert lines == ["[3, 7] float32, 84 bytes", "[7] float32, 28 bytes"]

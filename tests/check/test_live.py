@@ -1,4 +1,4 @@
-"""What a check tells while it goes on, and the line that shows it. Without a compiler: what runs the cases is a stand-in."""
+"""Progress messages of a check and the status line that shows them. Stubs run the cases, without a compiler."""
 
 import io
 import re
@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rich.console import Console
-from typed import stand_in
+from typed import stand_in, text_of
 
 from harness.check.execution import GraphDevice, VirtualDevice
 from harness.check.reference import Reference
 from harness.check.subprocess_checker import SubprocessChecker
-from harness.console import listening, live, tell
+from harness.console import receive_progress, report_progress, show_progress
 from harness.devices.graphs import Program
 from harness.devices.recorder import Recording
 from harness.devices.targets import Target
@@ -27,76 +27,67 @@ REFERENCE = stand_in(
 PROGRAM = stand_in(Program, cached=True, seconds=0.0)
 
 
-def test_a_graph_tells_its_cases_once(monkeypatch):
+def test_graph_reports_each_case_once(monkeypatch):
     monkeypatch.setattr(
         GraphDevice, "_execute", lambda self, case, reference: {"fused.y": case.name, "unfused.y": "other"}
     )
-    device, told = GraphDevice(PROGRAM, Target("cpu", None, "")), []
-    with listening(told.append):
-        outcome = device.outcome("fused", CASES, REFERENCE)
-        device.outcome("unfused", CASES, REFERENCE)
+    device, messages = GraphDevice(PROGRAM, Target("cpu", None, "")), []
+    with receive_progress(messages.append):
+        outcome = device.run_cases("fused", CASES, REFERENCE)
+        device.run_cases("unfused", CASES, REFERENCE)
     assert outcome.outputs == {"chapter": {"y": "chapter"}, "wide": {"y": "wide"}}
-    assert told == ["CPU: case 1 of 2 (chapter)", "CPU: case 2 of 2 (wide)"]
+    assert messages == ["CPU: case 1 of 2 (chapter)", "CPU: case 2 of 2 (wide)"]
 
 
-def test_the_virtual_gpu_tells_its_cases(monkeypatch):
+def test_virtual_gpu_reports_its_cases(monkeypatch):
     machine = SimpleNamespace(
         gpu=SimpleNamespace(steps=0, findings=[], launches=[]), run=lambda *arguments: {}
     )
     monkeypatch.setattr("harness.devices.replay.Replay", lambda *arguments, **options: machine)
-    monkeypatch.setattr(Puzzle, "saved_quantities", lambda self, variant: [])
-    monkeypatch.setattr(Reference, "inputs", lambda self, case: {})
+    monkeypatch.setattr(Puzzle, "list_saved_quantities", lambda self, variant: [])
+    monkeypatch.setattr(Reference, "get_inputs", lambda self, case: {})
     monkeypatch.setattr(Reference, "compare_all", lambda *arguments: {})
-    device, told = VirtualDevice(Recording(), Path("op.mojo")), []
-    with listening(told.append):
-        device.outcome("fused", CASES, REFERENCE)
-    assert told == [
+    device, messages = VirtualDevice(Recording(), Path("op.mojo")), []
+    with receive_progress(messages.append):
+        device.run_cases("fused", CASES, REFERENCE)
+    assert messages == [
         f"fused on the virtual GPU: case {n} of 2 ({case.name})" for n, case in enumerate(CASES, 1)
     ]
 
 
-def test_a_file_in_python_tells_its_gates(tmp_path):
+def test_python_file_reports_its_gates(tmp_path):
     puzzle = find_puzzle("p24")
-    work = Work(puzzle, puzzle.rung("numpy"), tmp_path)
+    work = Work(puzzle, puzzle.find_rung("numpy"), tmp_path)
     work.path.parent.mkdir(parents=True)
     work.path.write_text(work.solution.read_text())
-    told = []
-    with listening(told.append):
+    messages = []
+    with receive_progress(messages.append):
         results = SubprocessChecker(work).check(work.path)
-    assert told == [f"{result.gate.id}, gate {n} of 4" for n, result in enumerate(results, 1)]
+    assert messages == [f"{result.gate.id}, gate {n} of 4" for n, result in enumerate(results, 1)]
 
 
-def shown(console: Console) -> str:
-    """What a console has printed, without its colours."""
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed(console))
+def strip_escapes(console: Console) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text_of(console))
 
 
-def printed(console: Console) -> str:
-    """What a console has printed."""
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def test_the_line_is_on_a_terminal_alone_and_goes_away():
-    terminal, pipe = (Console(file=io.StringIO(), force_terminal=there, width=80) for there in (True, False))
+def test_status_line_is_shown_on_terminals_and_erased():
+    terminal, pipe = (Console(file=io.StringIO(), force_terminal=on, width=80) for on in (True, False))
     for console in (terminal, pipe):
-        with live(console, ticking=False):
-            tell("fused on the virtual GPU: case 3 of 18 (wide)")
-        tell("heard by nobody")
-    assert "checking: fused on the virtual GPU: case 3 of 18 (wide) 0:00:0" in shown(terminal)
-    assert "heard by nobody" not in shown(terminal) and not shown(pipe).strip()
-    assert printed(terminal).endswith("\x1b[2K"), "the last thing that it does is to erase its line"
+        with show_progress(console, ticking=False):
+            report_progress("fused on the virtual GPU: case 3 of 18 (wide)")
+        report_progress("without a listener")
+    assert "checking: fused on the virtual GPU: case 3 of 18 (wide) 0:00:0" in strip_escapes(terminal)
+    assert "without a listener" not in strip_escapes(terminal) and not strip_escapes(pipe).strip()
+    assert text_of(terminal).endswith("\x1b[2K"), "the line is erased at the end"
 
 
-def test_what_compiles_is_a_line_that_stays_in_a_pipe():
+def test_compile_message_is_printed_in_a_pipe():
     console = Console(file=io.StringIO(), force_terminal=False, width=200)
-    with live(console) as bars:
+    with show_progress(console) as bars:
         on_compile, on_ready = compile_callbacks(console, bars)
         for kind in ("virtual", "cpu"):
             on_compile(Target(kind, None, ""))
             on_ready(Target(kind, None, ""))
-    first, second = shown(console).strip().splitlines()
-    assert first.startswith("Compiling the Mojo kernels for the Virtual GPU (seconds") and first.endswith(
-        "..."
-    )
+    first, second = strip_escapes(console).strip().splitlines()
+    assert re.fullmatch(r"Compiling the Mojo kernels for the Virtual GPU \(seconds.*\.\.\.", first)
     assert second.startswith("Compiling the Mojo kernels for the CPU through MAX (half a minute")

@@ -1,11 +1,11 @@
-"""Faults that the text shows: each slip is named, and no right code is."""
+"""Faults found in the source text: each mistake is named, and correct code has none."""
 
 import pytest
 
-from harness.check.source_faults import faults
+from harness.check.source_faults import find_source_faults
 from harness.learner import blanks
 from harness.learner.work import Work
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import MojoRung
 from harness.toolchain import roots
 
@@ -34,15 +34,14 @@ LOOPS = (
 )
 
 
-def faults_in(tmp_path, code: str) -> list:
-    """The faults of a blank with this code."""
+def find_faults(tmp_path, code: str) -> list:
     path = tmp_path / "kernel.mojo"
     path.write_text(TEXT % code)
-    return faults(path, blanks.find(path.read_text())["it"])
+    return find_source_faults(path, blanks.find_blanks(path.read_text())["it"])
 
 
 @pytest.mark.parametrize(
-    ("code", "mistake", "words"),
+    ("code", "mistake", "expected"),
     [
         (LOOPS + "total += x[row][h]", "double-index", "`x[row, h]`"),
         (LOOPS + "total += W[h, o]", "indices-exchanged", "W is [O, H] and `h` runs over H: `W[o, h]`"),
@@ -56,9 +55,9 @@ def faults_in(tmp_path, code: str) -> list:
         (LOOPS + "_ = helper(weight, row, O, H)", "arguments-exchanged", "`O` is in place of wide"),
     ],
 )
-def test_a_slip_is_named_with_its_line(tmp_path, code, mistake, words):
-    (fault,) = faults_in(tmp_path, code)
-    assert fault.mistake == mistake and words in fault.words
+def test_fault_is_named_with_its_line(tmp_path, code, mistake, expected):
+    (fault,) = find_faults(tmp_path, code)
+    assert fault.mistake == mistake and expected in fault.words
     assert (tmp_path / "kernel.mojo").read_text().splitlines()[fault.line - 1] == code.splitlines()[-1]
 
 
@@ -74,22 +73,22 @@ def test_a_slip_is_named_with_its_line(tmp_path, code, mistake, words):
         "        for h in range(O):\n            pass\n" + LOOPS + "total += x[row, h]",
         "        for h in range(",
     ],
-    ids=["right", "guarded", "computed", "in order", "no tensor", "a part", "two loops", "unfinished"],
+    ids=["correct", "guarded", "computed", "in order", "not a tensor", "range", "two loops", "unfinished"],
 )
-def test_what_may_be_right_is_passed_over(tmp_path, code):
-    assert faults_in(tmp_path, code) == []
+def test_possibly_correct_code_has_no_fault(tmp_path, code):
+    assert find_faults(tmp_path, code) == []
 
 
-def test_no_solution_shows_a_fault():
-    for name in puzzle_names():
+def test_solutions_have_no_fault():
+    for name in list_puzzle_names():
         puzzle = find_puzzle(name)
         for rung in puzzle.rungs:
             if isinstance(rung, MojoRung):
                 path = Work(puzzle, rung, roots.solutions()).path
-                for blank in blanks.find(path.read_text()).values():
-                    assert faults(path, blank) == [], name
+                for blank in blanks.find_blanks(path.read_text()).values():
+                    assert find_source_faults(path, blank) == [], name
 
 
-def test_a_file_that_cannot_be_read_shows_nothing(tmp_path):
+def test_unreadable_file_has_no_fault(tmp_path):
     blank = blanks.Blank("it", "the task", "", (), 3)
-    assert faults(tmp_path / "no.mojo", blank) == []
+    assert find_source_faults(tmp_path / "no.mojo", blank) == []

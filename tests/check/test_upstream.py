@@ -1,9 +1,10 @@
-"""Blame in order: what is wrong because something before it is says so and nothing else; what is wrong by itself is explained."""
+"""Errors caused by an earlier error only refer to it; other errors are explained."""
 
 import pytest
+from changed_solutions import write_changed
 
-from harness.check.checker import make_checker
-from harness.check.diagnose import blame_gates, blame_quantities, first_wrong, point_back
+from harness.check.checker import load_checker
+from harness.check.diagnose import find_first_wrong, redirect_gates, redirect_quantities, redirect_repeats
 from harness.check.results import Diagnosis, GateResult
 from harness.learner.work import Work
 from harness.puzzles.p23.spec import PUZZLE as P23
@@ -14,7 +15,7 @@ NEEDS = {"b": ("a",), "c": ("b",), "d": ("a", "b")}
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "first"),
+    ("name", "wrong", "expected"),
     [
         ("a", "a", None),
         ("b", "ab", "a"),
@@ -25,17 +26,17 @@ NEEDS = {"b": ("a",), "c": ("b",), "d": ("a", "b")}
         ("d", "abd", "a"),
     ],
 )
-def test_the_first_wrong_one_is_blamed(name, wrong, first):
-    """ "c" is computed from "b" alone: where "b" is right, "a" has spoilt nothing of it."""
-    assert first_wrong(name, NEEDS, wrong) == first
+def test_first_wrong_dependency_is_blamed(name, wrong, expected):
+    """ "c" depends only on "b", so a wrong "a" does not affect it if "b" is correct."""
+    assert find_first_wrong(name, NEEDS, wrong) == expected
 
 
-def test_a_gate_behind_a_wrong_one_says_that_and_nothing_else():
+def test_gate_after_a_wrong_one_only_refers_to_it():
     results = [
         GateResult(Gate(id), state, diagnosis=[f"{id} is wrong"], mistake=id, hint=f"{id}-2")
         for id, state in (("a", "wrong"), ("b", "wrong"), ("c", "correct"), ("d", "unsolved"))
     ]
-    blame_gates(results, NEEDS)
+    redirect_gates(results, NEEDS)
     assert [r.diagnosis for r in results[:2]] == [
         ["a is wrong"],
         ["computed from a, which is wrong: fix that first"],
@@ -44,28 +45,19 @@ def test_a_gate_behind_a_wrong_one_says_that_and_nothing_else():
     assert [r.mistake for r in results[2:]] == ["c", "d"]
 
 
-# ---- Puzzle 23 in PyTorch, one autograd.Function for all gates ----------------------------------------------
-
-
-def judged(tmp_path, *edits):
-    """The verdicts of the PyTorch rung on the solution with some lines replaced."""
-    rung = P23.rung("torch")
-    text = (roots.solutions() / "p23" / rung.file).read_text(encoding="utf-8")
-    for old, new in edits:
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    path = tmp_path / rung.file
-    path.write_text(text, encoding="utf-8")
+def check_edited(tmp_path, *edits):
+    """Check the PyTorch rung's solution after replacing some lines; return the results by gate."""
+    rung, path = P23.find_rung("torch"), write_changed(P23, "torch", tmp_path, *edits)
     cases = [case for case in P23.cases(None) if case.name in ("chapter", "hard values", "odd sizes")]
-    return {r.gate.id: r for r in make_checker(Work(P23, rung, roots.solutions())).check(path, cases=cases)}
+    return {r.gate.id: r for r in load_checker(Work(P23, rung, roots.solutions())).check(path, cases=cases)}
 
 
-MASK_FORGOTTEN = ("scores = scale * (query @ key.mT) + mask", "scores = scale * (query @ key.mT)")
-SUM_FORGOTTEN = ("(dP - (dP * P).sum(-1, keepdim=True))", "dP")
+MISSING_MASK = ("scores = scale * (query @ key.mT) + mask", "scores = scale * (query @ key.mT)")
+MISSING_SUM = ("(dP - (dP * P).sum(-1, keepdim=True))", "dP")
 
 
-def test_a_wrong_output_is_the_only_thing_that_is_explained(tmp_path):
-    results = judged(tmp_path, MASK_FORGOTTEN)
+def test_only_a_wrong_output_is_explained(tmp_path):
+    results = check_edited(tmp_path, MISSING_MASK)
     assert results["output"].mistake == "mask-forgotten"
     assert results["dsoftmax"].diagnosis == ["computed from output, which is wrong: fix that first"]
     assert results["dsoftmax"].hint == results["output"].hint
@@ -74,39 +66,36 @@ def test_a_wrong_output_is_the_only_thing_that_is_explained(tmp_path):
 @pytest.mark.parametrize(
     ("edit", "mistake"),
     [
-        (SUM_FORGOTTEN, "row-sum-forgotten"),
+        (MISSING_SUM, "row-sum-forgotten"),
         (("dmask = dS.sum((0, 1))", "dmask = dS.mean((0, 1))"), "times-a-constant"),
     ],
 )
-def test_a_wrong_gradient_after_a_right_output_is_explained_by_itself(tmp_path, edit, mistake):
-    results = judged(tmp_path, edit)
+def test_wrong_gradient_after_correct_output_is_explained(tmp_path, edit, mistake):
+    results = check_edited(tmp_path, edit)
     assert results["output"].state == "correct"
     assert results["dsoftmax"].mistake == mistake
 
 
-# ---- Whole runs ---------------------------------------------------------------------------------------------
-
-
-def test_a_runs_gradients_are_blamed_on_what_their_op_reads():
-    """The fused backward pass reads the output's lse, and delta, which is made of the output."""
+def test_wrong_gradients_are_blamed_on_inputs_of_their_op():
+    """The fused backward pass reads lse, and delta, which is computed from the output."""
     diagnoses = {
         "lse": Diagnosis("lse", [], "lse-without-log", "online-2", frozenset({"lse"})),
         "grad_query": Diagnosis("dQ", [], None, "flash_dQ-1"),
         "grad_value": Diagnosis("dV", [], "scale-in-the-chain", "flash_dKdV-2", frozenset({"grad_value"})),
     }
-    blame_quantities(diagnoses, P23, "fused")
+    redirect_quantities(diagnoses, P23, "fused")
     assert diagnoses["lse"].lines == ["lse"]
     assert diagnoses["grad_query"].lines == ["computed from lse, which is wrong: fix that first"]
     assert diagnoses["grad_query"].hint is None and diagnoses["grad_query"].mistake is None
-    assert diagnoses["grad_value"].lines == ["dV"], "its own last step is wrong, and lse has not spoilt it"
+    assert diagnoses["grad_value"].lines == ["dV"], "its own last step is wrong, independently of lse"
 
 
-def test_one_mistake_in_two_quantities_is_explained_once():
+def test_mistake_in_two_quantities_is_explained_once():
     steps = frozenset({"weights"})
     diagnoses = {
         "output": Diagnosis("O", [], "largest-not-subtracted", "online-2", steps),
         "lse": Diagnosis("lse", [], "largest-not-subtracted", "online-2", steps),
     }
-    point_back(diagnoses, P23)
+    redirect_repeats(diagnoses, P23)
     assert diagnoses["output"].lines == ["O"]
     assert diagnoses["lse"].lines == ["the mistake is the same as that in output: fix that first"]

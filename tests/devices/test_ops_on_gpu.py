@@ -1,7 +1,7 @@
-"""The public ops of puzzles 19, 20, 23 and 24 keep their contract: names, arguments in order, values on the virtual GPU.
+"""The contract of the public ops of puzzles 19, 20, 23 and 24: names, order of arguments, values on the virtual GPU.
 
-Everything here is spelled out, not taken from the puzzles' specs, because other harnesses rely on it. Puzzle 22's are tested in
-`tests/p22/test_public_ops.py`.
+Nothing is taken from the puzzles' specs, because other harnesses rely on these ops. `tests/p22/test_public_ops.py` tests
+puzzle 22's.
 """
 
 import json
@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.toolchain.roots import CHECKOUT, op_package, solutions
+from harness.toolchain.roots import CHECKOUT, make_op_package, solutions
 
-pytestmark = pytest.mark.compiles
+pytestmark = [pytest.mark.compiles, pytest.mark.slow]
 
 OPS = {
     "p19": {"ramp_map": "mapped vector", "ramp_index": "shifted matrix offset",
@@ -32,19 +32,19 @@ OPS = {
 """Puzzle -> op -> its arguments in order."""
 
 
-def test_names_and_arguments_by_max_s_own_binding():
+def test_names_and_arguments_in_max_bindings():
     from max.experimental.torch import CustomOpLibrary
     from max.graph import KernelLibrary
 
     kernels = KernelLibrary()
-    kernels.load_paths([op_package(solutions(), puzzle).compile() for puzzle in OPS])
+    kernels.load_paths([make_op_package(solutions(), puzzle).compile() for puzzle in OPS])
     library = CustomOpLibrary(kernels)
-    for name, arguments in {name: words for ops in OPS.values() for name, words in ops.items()}.items():
+    for name, arguments in {name: each for ops in OPS.values() for name, each in ops.items()}.items():
         assert " ".join(getattr(library, name).torch_signature.parameters) == arguments
 
 
-def inputs() -> dict[str, torch.Tensor]:
-    """What `ops_on_gpu_run.py` takes; the last row of x is -inf in one place."""
+def make_inputs() -> dict[str, torch.Tensor]:
+    """Return the inputs of `ops_on_gpu_run.py`; the last row of x has one -inf."""
     generator = torch.Generator().manual_seed(0)
     shapes = {
         **dict.fromkeys(("x", "dy"), (5, 9)),
@@ -61,11 +61,11 @@ def inputs() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """What the ops wrote, and what calls with wrong shapes raised."""
+def ops_run(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The ops' outputs, and the errors of calls with wrong shapes."""
     folder = tmp_path_factory.mktemp("ops")
     (folder / "puzzles").symlink_to(solutions())
-    arrays = {name: tensor.numpy() for name, tensor in inputs().items()}
+    arrays = {name: tensor.numpy() for name, tensor in make_inputs().items()}
     np.savez(folder / "run.npz", allow_pickle=False, **arrays)
     program = [sys.executable, Path(__file__).with_name("ops_on_gpu_run.py"), folder / "run.npz"]
     done = subprocess.run(
@@ -73,53 +73,55 @@ def ran(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
         cwd=CHECKOUT, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0 and ", 0 errors" in done.stderr, done.stderr
-    written = {name: torch.from_numpy(array) for name, array in np.load(folder / "run.npz").items()}
-    return written, json.loads(done.stdout.splitlines()[-1])
+    outputs = {name: torch.from_numpy(array) for name, array in np.load(folder / "run.npz").items()}
+    return outputs, json.loads(done.stdout.splitlines()[-1])
 
 
 def assert_near(got, exact):
     assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
-def test_relu_mask_and_its_backward(ran):
-    written, x = ran[0], inputs()["x"]
-    assert torch.equal(written["relu"], x.relu())
-    assert torch.equal(written["grad_relu"], inputs()["dy"] * (x > 0))
-    bits = [(int(word) >> i) & 1 for word in written["mask"] for i in range(32)]
+def test_relu_mask_and_backward(ops_run):
+    outputs, x = ops_run[0], make_inputs()["x"]
+    assert torch.equal(outputs["relu"], x.relu())
+    assert torch.equal(outputs["grad_relu"], make_inputs()["dy"] * (x > 0))
+    bits = [(int(word) >> i) & 1 for word in outputs["mask"] for i in range(32)]
     assert bits[:45] == (x > 0).int().flatten().tolist() and not any(bits[45:])
 
 
-def test_softmax_and_its_backward(ran):
-    leaf = inputs()["x"].double().requires_grad_()
+def test_softmax_and_backward(ops_run):
+    leaf = make_inputs()["x"].double().requires_grad_()
     exact = leaf.softmax(-1)
-    assert_near(ran[0]["softmax"], exact.detach())
-    assert_near(ran[0]["grad_softmax"], torch.autograd.grad(exact, leaf, inputs()["dy"].double())[0])
+    assert_near(ops_run[0]["softmax"], exact.detach())
+    assert_near(ops_run[0]["grad_softmax"], torch.autograd.grad(exact, leaf, make_inputs()["dy"].double())[0])
 
 
-def test_attention_and_its_backward(ran):
-    query, key, value = (inputs()[name].double().requires_grad_() for name in ("query", "key", "value"))
+def test_attention_and_backward(ops_run):
+    query, key, value = (make_inputs()[name].double().requires_grad_() for name in ("query", "key", "value"))
     exact = F.scaled_dot_product_attention(query, key, value)
-    assert_near(ran[0]["attention"], exact.detach())
-    gradients = torch.autograd.grad(exact, (query, key, value), inputs()["grad_output"].double())
+    assert_near(ops_run[0]["attention"], exact.detach())
+    gradients = torch.autograd.grad(exact, (query, key, value), make_inputs()["grad_output"].double())
     for name, gradient in zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True):
-        assert_near(ran[0][name], gradient)
+        assert_near(ops_run[0][name], gradient)
 
 
-def test_rows_are_moved_and_moved_back(ran):
-    cells, order = inputs()["cells"], inputs()["order"].long()
-    assert torch.equal(ran[0]["gathered"], cells[:, :, order])
-    assert torch.equal(ran[0]["scattered"], cells)
+def test_hilbert_gather_and_scatter(ops_run):
+    cells, order = make_inputs()["cells"], make_inputs()["order"].long()
+    assert torch.equal(ops_run[0]["gathered"], cells[:, :, order])
+    assert torch.equal(ops_run[0]["scattered"], cells)
 
 
-def test_rmsnorm_is_written_in_place(ran):
-    assert_near(ran[0]["normalised"], F.rms_norm(inputs()["matrix"], (7,), inputs()["weight"], 1e-5))
+def test_rmsnorm_is_written_in_place(ops_run):
+    assert_near(
+        ops_run[0]["normalised"], F.rms_norm(make_inputs()["matrix"], (7,), make_inputs()["weight"], 1e-5)
+    )
 
 
-def test_shapes_are_checked_against_each_other(ran):
-    words = (
+def test_inconsistent_shapes_are_reported(ops_run):
+    messages = (
         "key has size 3 along axis 3, expected 4",
         "order has size 11 along axis 0, expected 12",
         "weight has size 6 along axis 0, expected 7",
     )
-    for said, expected in zip(ran[1], words, strict=True):
-        assert expected in said
+    for error, expected in zip(ops_run[1], messages, strict=True):
+        assert expected in error

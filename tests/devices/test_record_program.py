@@ -1,11 +1,11 @@
-"""The recording program: what it takes from a spec, and a launch that nothing defines."""
+"""The recording program: tensors and launches of a spec, and an undefined launch."""
 
 from dataclasses import replace
 
 import pytest
 
 from harness.dev import check
-from harness.devices.record_program import program
+from harness.devices.record_program import generate_program
 from harness.errors import DamagedFile
 from harness.puzzles.p20.spec import PUZZLE
 from harness.toolchain import roots
@@ -13,8 +13,8 @@ from harness.toolchain import roots
 PACKAGE = roots.CHECKOUT / "solutions" / "p20" / "op"
 
 
-def test_a_program_declares_the_tensors_and_makes_the_launches_of_the_spec():
-    text = program(PUZZLE, PACKAGE)
+def test_program_has_the_tensors_and_launches_of_the_spec():
+    text = generate_program(PUZZLE, PACKAGE)
     for variant in PUZZLE.variants:
         assert f"def record_{variant}(" in text and f'is_defined["VARIANT_{variant}"]()' in text
     for call in (call for calls in PUZZLE.variants.values() for call in calls):
@@ -24,9 +24,9 @@ def test_a_program_declares_the_tensors_and_makes_the_launches_of_the_spec():
     assert "(..." not in text and "(=" not in text
 
 
-def test_a_launch_that_no_file_defines_is_named():
+def test_undefined_launch_is_named():
     (variant, (first, *rest)), *_ = PUZZLE.variants.items()
     wrong = replace(PUZZLE, variants={variant: (replace(first, launch="launch_nothing(...)"), *rest)})
     with pytest.raises(DamagedFile, match="launch_nothing"):
-        program(wrong, PACKAGE)
-    assert any("launch_nothing" in fault for fault in check.faults(roots.CHECKOUT, wrong))
+        generate_program(wrong, PACKAGE)
+    assert any("launch_nothing" in fault for fault in check.find_faults(roots.CHECKOUT, wrong))

@@ -1,4 +1,4 @@
-"""The choice of devices: what was asked for, what the machine has, and the reason for every device left out."""
+"""Device selection: requested devices, available devices, reasons for skipped devices."""
 
 import pytest
 
@@ -10,21 +10,21 @@ GPU = Target("gpu", None, "a GPU")
 
 
 @pytest.fixture
-def sees(monkeypatch):
-    """Call it with whether MAX sees a GPU."""
+def set_gpu(monkeypatch):
+    """A function that sets whether MAX has a GPU."""
 
-    def there(is_one: bool) -> None:
-        monkeypatch.setattr(targets, "gpu_may_exist", lambda: True)
-        monkeypatch.setattr(targets, "gpu", lambda: GPU if is_one else None)
+    def set_available(available: bool) -> None:
+        monkeypatch.setattr(targets, "may_have_gpu", lambda: True)
+        monkeypatch.setattr(targets, "find_gpu", lambda: GPU if available else None)
 
-    return there
+    return set_available
 
 
 LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
 
 
 @pytest.mark.parametrize(
-    ("is_gpu", "wanted", "work", "dtype", "on_cpu", "chosen", "skipped"),
+    ("has_gpu", "requested", "work", "dtype", "on_cpu", "chosen", "skipped"),
     [
         (False, "auto", 100, "float32", True, "cpu virtual", {}),
         (False, "all", 100, "float32", True, "cpu virtual", {}),
@@ -49,17 +49,17 @@ LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
         (True, "auto", 100, "float64", True, "cpu", {"gpu": "float64 is for the CPU path"}),
     ],
 )
-def test_what_is_chosen_and_why_the_rest_is_not(sees, is_gpu, wanted, work, dtype, on_cpu, chosen, skipped):
-    """Without a GPU the virtual one takes its place."""
-    sees(is_gpu)
-    found, left_out = choose(wanted, work, dtype, on_cpu)
-    assert [target.kind for target in found] == chosen.split()
-    assert [each.kind for each in left_out] == [*skipped]
-    assert all(skipped[each.kind] in each.reason for each in left_out)
+def test_chosen_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype, on_cpu, chosen, skipped):
+    """Without a GPU, the virtual GPU replaces it."""
+    set_gpu(has_gpu)
+    targets_chosen, targets_skipped = choose(requested, work, dtype, on_cpu)
+    assert [target.kind for target in targets_chosen] == chosen.split()
+    assert [each.kind for each in targets_skipped] == [*skipped]
+    assert all(skipped[each.kind] in each.reason for each in targets_skipped)
 
 
 @pytest.mark.parametrize(
-    ("is_gpu", "wanted", "dtype", "on_cpu", "error", "said"),
+    ("has_gpu", "requested", "dtype", "on_cpu", "error", "message"),
     [
         (False, "gpu", "float32", True, EnvironmentProblem, "--device gpu: MAX sees no GPU on this machine"),
         (True, "gpu", "float64", True, BadUse, "--device gpu does not run it"),
@@ -68,24 +68,14 @@ def test_what_is_chosen_and_why_the_rest_is_not(sees, is_gpu, wanted, work, dtyp
         (False, "auto", "float64", False, BadUse, "--dtype float64 is for a CPU path"),
     ],
 )
-def test_what_cannot_be_chosen_is_said(sees, is_gpu, wanted, dtype, on_cpu, error, said):
-    sees(is_gpu)
-    with pytest.raises(error, match=said):
-        choose(wanted, 100, dtype, on_cpu)
+def test_impossible_choice_raises(set_gpu, has_gpu, requested, dtype, on_cpu, error, message):
+    set_gpu(has_gpu)
+    with pytest.raises(error, match=message):
+        choose(requested, 100, dtype, on_cpu)
 
 
-def test_nothing_looks_for_a_gpu_where_none_can_be(monkeypatch):
-    """MAX looks once, and a layer that wants the virtual GPU by its driver could no longer switch it on."""
-    monkeypatch.setattr(targets, "gpu_may_exist", lambda: False)
-    monkeypatch.setattr(targets, "gpu", lambda: pytest.fail("looked for a GPU"))
+def test_no_gpu_query_if_no_gpu_can_exist(monkeypatch):
+    """MAX queries the driver once; after that the virtual GPU's driver could not be enabled."""
+    monkeypatch.setattr(targets, "may_have_gpu", lambda: False)
+    monkeypatch.setattr(targets, "find_gpu", lambda: pytest.fail("queried the GPU"))
     assert [target.kind for target in choose("auto", 100, "float32", True)[0]] == ["cpu", "virtual"]
-
-
-def test_a_simulated_gpu_is_never_called_a_gpu():
-    assert Target("virtual", None, "sm_90a").label == "Virtual GPU"
-    assert Target("gpu", None, "").label == "GPU" and Target("cpu", None, "").label == "CPU"
-
-
-def test_this_machine_has_a_cpu():
-    target = targets.cpu()
-    assert target.kind == "cpu" and target.device.label == "cpu" and target.detail

@@ -1,30 +1,21 @@
-"""A copy of what a learner has, in which tests call the command line as a learner does."""
+"""A copy of a learner's checkout, in which tests call the command line like a learner."""
 
 import io
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
-from harness.cli import main
+from command_lines import Finished, run_command
+
 from harness.learner import blanks
 from harness.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass
-class Finished:
-    """The outcome of a command."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 class Checkout:
-    """A copy of what a learner has, with the untouched problem; commands run in this process, which takes it for its own."""
+    """A copy of a learner's checkout, problems untouched; commands run in this process as if in it."""
 
     def __init__(self, path: Path, monkeypatch, capsys):
         self.path, self.monkeypatch, self.capsys = path, monkeypatch, capsys
@@ -33,38 +24,33 @@ class Checkout:
         shutil.copy(ROOT / "pyproject.toml", path)
         self.kernels = path / "problems" / "p22" / "op" / "layernorm_linear.mojo"
         self.numpy = path / "problems" / "p22" / "backward.py"
-        blanks.generate(path / "solutions", path / "problems")
+        blanks.generate_problems(path / "solutions", path / "problems")
         monkeypatch.setattr(roots, "CHECKOUT", path)
         monkeypatch.chdir(path)
 
     def run(self, *arguments: str, say: str = "") -> Finished:
-        """Call the command line as a learner does; `say` is what is typed."""
+        """Call the command line like a learner, who types `say`."""
         self.monkeypatch.setattr("sys.stdin", io.StringIO(say))
-        self.capsys.readouterr()
-        try:
-            code = main(list(arguments))
-        except SystemExit as stop:  # --help
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        return Finished(code, *self.capsys.readouterr())
+        return run_command(self.capsys, *arguments)
 
     def fill(self, file: Path, *ids: str, change=lambda body: body) -> None:
-        """Write the solution's lines into some blanks, changed by a function."""
-        solution = blanks.find(
+        """Write the solution's lines into some blanks, each passed through `change`."""
+        solution = blanks.find_blanks(
             (self.path / "solutions" / file.relative_to(self.path / "problems")).read_text()
         )
         bodies = {id: tuple(change(line) for line in solution[id].body) for id in ids}
-        file.write_text(blanks.join(blanks.split(file.read_text()), bodies))
+        file.write_text(blanks.join_pieces(blanks.split_blanks(file.read_text()), bodies))
 
 
 def one_line(finished: Finished) -> str:
-    """Return the one line of a bad use, without a traceback."""
-    assert finished.returncode == 2, finished.stdout + finished.stderr
-    assert finished.stderr.count("\n") == 1 and finished.stderr.startswith("error: ")
-    return finished.stderr
+    """Return the single error line of a bad use, without a traceback."""
+    assert finished.code == 2, finished.out + finished.err
+    assert finished.err.count("\n") == 1 and finished.err.startswith("error: ")
+    return finished.err
 
 
 def damage(path: Path, how: str) -> None:
-    """Damage a file in a way that happens to files."""
+    """Damage a file in a way that happens in practice."""
     text = path.read_text()
     if how == "one marker deleted":
         path.write_text(text.replace("# BLANK-END dx\n", ""))

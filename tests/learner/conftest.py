@@ -1,4 +1,4 @@
-"""What the tests of a learner's commands share."""
+"""Fixtures for the tests of a learner's commands."""
 
 import pytest
 from checkouts import Checkout
@@ -6,5 +6,5 @@ from checkouts import Checkout
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch, capsys):
-    """A fresh copy."""
+    """A fresh copy of a learner's checkout."""
     return Checkout(tmp_path, monkeypatch, capsys)

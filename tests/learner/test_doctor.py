@@ -1,4 +1,4 @@
-"""The doctor: what it finds on this machine, and what it says of a part that is missing or broken."""
+"""`workbook doctor` on this machine, and with missing or broken parts."""
 
 import re
 import tomllib
@@ -7,14 +7,14 @@ import pytest
 from checkouts import ROOT
 
 from harness.cli import main
-from harness.console import listening
+from harness.console import receive_progress
 from harness.errors import BadUse
 from harness.screens import doctor
 
 
-def test_doctor_finds_this_machine_well(checkout):
+def test_doctor_passes_on_this_machine(checkout):
     finished = checkout.run("doctor")
-    assert finished.returncode == 0, finished.stdout
+    assert finished.code == 0, finished.out
     for part in (
         "Python",
         "max",
@@ -26,14 +26,16 @@ def test_doctor_finds_this_machine_well(checkout):
         "workbook cache",
         "C compiler",
     ):
-        assert re.search(rf"^[✅·] {re.escape(part)} ", finished.stdout, re.MULTILINE), part
+        assert re.search(rf"^[✅·] {re.escape(part)} ", finished.out, re.MULTILINE), part
 
 
-def test_doctor_compares_versions_with_what_is_wanted(monkeypatch):
+def test_doctor_compares_versions_with_requirements(monkeypatch):
     lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert [f"{name}{versions}" for name, versions in doctor.required_versions().items()] == lines
-    monkeypatch.setattr(doctor, "required_versions", lambda: {"numpy": "==0.0.1", "no-such-thing": ">=3,<4"})
-    by_part = {finding.part: finding for finding in doctor.packages()}
+    assert [f"{name}{versions}" for name, versions in doctor.read_required_versions().items()] == lines
+    monkeypatch.setattr(
+        doctor, "read_required_versions", lambda: {"numpy": "==0.0.1", "no-such-thing": ">=3,<4"}
+    )
+    by_part = {finding.part: finding for finding in doctor.check_packages()}
     assert by_part["numpy"].state == "broken" and "==0.0.1 is required" in by_part["numpy"].remedy
     assert by_part["no-such-thing"].state == "broken"
     assert by_part["no-such-thing"].words == "not installed, >=3,<4 is required"
@@ -51,11 +53,11 @@ def test_doctor_compares_versions_with_what_is_wanted(monkeypatch):
         ("26.7.1", "==26.7.0", False),
     ],
 )
-def test_doctor_knows_ranges_of_versions(version, versions, allowed):
-    assert doctor.satisfies(version, versions) is allowed
+def test_doctor_accepts_version_ranges(version, versions, allowed):
+    assert doctor.is_satisfied(version, versions) is allowed
 
 
-def test_doctor_exits_5_where_a_part_is_broken(monkeypatch, tmp_path, capsys):
+def test_doctor_exits_with_5_if_a_check_fails(monkeypatch, tmp_path, capsys):
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("WORKBOOK_CACHE", str(blocked / "cache"))
@@ -63,25 +65,25 @@ def test_doctor_exits_5_where_a_part_is_broken(monkeypatch, tmp_path, capsys):
     assert "❌ caches" in capsys.readouterr().out.replace("workbook cache", "caches")
 
 
-def test_doctor_goes_on_behind_a_check_that_fails(monkeypatch):
+def test_doctor_continues_after_a_failed_check(monkeypatch):
     def fails():
         raise RuntimeError("no luck")
         yield
 
-    monkeypatch.setattr(doctor, "PARTS", {"one": fails, "two": doctor.python})
-    told = []
-    with listening(told.append):
-        findings = list(doctor.findings())
-    assert told == ["one", "two"], "what the moving line says"
+    monkeypatch.setattr(doctor, "PARTS", {"one": fails, "two": doctor.check_python})
+    messages = []
+    with receive_progress(messages.append):
+        findings = list(doctor.collect_findings())
+    assert messages == ["one", "two"]
     assert (findings[0].part, findings[0].state) == ("one", "broken") and "no luck" in findings[0].words
     assert findings[1].part == "Python"
 
 
 @pytest.mark.parametrize("built", [True, False])
-def test_doctor_advises_the_book_that_there_is(built, monkeypatch, tmp_path):
-    """A wheel without a built book is not told to put one into the folder."""
+def test_doctor_points_to_the_built_book(built, monkeypatch, tmp_path):
+    """A wheel without a built book gives no advice to add one to the folder."""
 
-    def built_book():
+    def find_built_book():
         if not built:
             raise BadUse(
                 "--book: there is no built book; this package was made without one; leave out --book"
@@ -91,8 +93,8 @@ def test_doctor_advises_the_book_that_there_is(built, monkeypatch, tmp_path):
     for folder in ("problems", "solutions"):
         (tmp_path / folder).mkdir()
     monkeypatch.setattr(doctor.roots, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(doctor.workspace, "built_book", built_book)
-    book = next(finding for finding in doctor.files() if finding.part == "book")
+    monkeypatch.setattr(doctor.workspace, "find_built_book", find_built_book)
+    book = next(finding for finding in doctor.check_workbook() if finding.part == "book")
     assert (book.state, book.words) == ("note", "not built here")
     assert ("update --book" in book.remedy) == built
     assert built or book.remedy == "this package was made without one"

@@ -1,4 +1,4 @@
-"""An editor's language server reads a learner's file as the compiler does, through the links beside it."""
+"""An editor's language server follows the links next to a learner's file, as the compiler does."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class LanguageServer:
-    """Mojo's language server, spoken to over its pipes."""
+    """Mojo's language server, connected by pipes."""
 
     def __init__(self):
         self.process = subprocess.Popen(
@@ -27,20 +27,20 @@ class LanguageServer:
         self.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         self.stdin.flush()
 
-    def receive(self, wanted) -> dict:
-        """The next message that `wanted` takes."""
+    def receive(self, is_expected) -> dict:
+        """Return the next message for which `is_expected` is true."""
         while True:
             length = self.stdout.readline()
             assert length.startswith(b"Content-Length:"), "the language server ended"
             while self.stdout.readline().strip():
                 pass
             message = json.loads(self.stdout.read(int(length.split(b":")[1])))
-            if wanted(message):
+            if is_expected(message):
                 return message
 
 
-def test_the_language_server_finds_what_lies_behind_the_links(tmp_path):
-    blanks.generate(ROOT / "solutions", tmp_path / "problems")
+def test_language_server_follows_links(tmp_path):
+    blanks.generate_problems(ROOT / "solutions", tmp_path / "problems")
     file = tmp_path / "problems" / "p22" / "op" / "layernorm_linear.mojo"
     server = LanguageServer()
     try:

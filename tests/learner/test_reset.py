@@ -1,4 +1,4 @@
-"""What puts a learner's files right: diff and reset, damaged files, broken links."""
+"""`workbook diff` and `reset`, damaged files, and broken links."""
 
 import errno
 import os
@@ -16,126 +16,118 @@ from harness.spec.catalogue import find_puzzle
 SOLUTION = ROOT / "solutions" / "p22"
 
 
-# ---- diff and reset -----------------------------------------------------------------------------------------
-
-
-def test_diff_waits_for_the_gate_to_pass(checkout):
+def test_diff_requires_a_passed_gate(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "axis=(0, 1)"))
     before = checkout.run("diff", "p22", "db", "--rung", "numpy")
-    assert before.returncode == 3 and "dy.sum" not in before.stdout and "--spoil" in before.stdout
-    spoiled = checkout.run("diff", "p22", "db", "--rung", "numpy", "--spoil").stdout
+    assert before.code == 3 and "dy.sum" not in before.out and "--spoil" in before.out
+    spoiled = checkout.run("diff", "p22", "db", "--rung", "numpy", "--spoil").out
     assert "> return dy.sum(axis=(0, 1))" in spoiled and "> return dy.sum((0, 1))" in spoiled
     checkout.run("p22", "--rung", "numpy")
     after = checkout.run("diff", "p22", "--rung", "numpy")
-    assert after.returncode == 0
-    assert "> return dy.sum(axis=(0, 1))" in after.stdout and "einsum" not in after.stdout
+    assert after.code == 0
+    assert "> return dy.sum(axis=(0, 1))" in after.out and "einsum" not in after.out
 
 
-def test_diff_of_equal_blanks_says_so(checkout):
-    checkout.fill(checkout.kernels, "db")
-    assert "the same as the solution" in checkout.run("diff", "p22", "db", "--spoil").stdout
-
-
-def test_diff_of_a_puzzle_that_is_all_its_rungs_goes_through_each(checkout):
+def test_diff_covers_all_rungs(checkout):
     shutil.copytree(ROOT / "solutions" / "p26", checkout.path / "solutions" / "p26", symlinks=True)
-    blanks.generate(checkout.path / "solutions", checkout.path / "problems")
-    lines = checkout.run("diff", "p26").stdout.splitlines()
+    blanks.generate_problems(checkout.path / "solutions", checkout.path / "problems")
+    lines = checkout.run("diff", "p26").out.splitlines()
     rungs = find_puzzle("p26").rungs
     assert [line.partition(":")[0] for line in lines] == [gate for rung in rungs for gate in rung.gates]
-    assert len(checkout.run("diff", "p26", "--rung", rungs[0].id).stdout.splitlines()) == len(rungs[0].gates)
+    assert len(checkout.run("diff", "p26", "--rung", rungs[0].id).out.splitlines()) == len(rungs[0].gates)
 
 
-def backups(checkout: Checkout) -> list[Path]:
-    """Every copy that resets have made."""
+def list_backups(checkout: Checkout) -> list[Path]:
+    """Return the backups that resets have written."""
     return sorted((checkout.path / "problems").rglob("*.bak"))
 
 
-def test_reset_asks_and_a_no_changes_nothing(checkout):
+def test_declined_reset_changes_nothing(checkout):
     checkout.fill(checkout.kernels, "dx")
     work = checkout.kernels.read_text()
     for answer in ("", "n\n", "what\n"):
         finished = checkout.run("reset", "p22", say=answer)
-        assert finished.returncode == 0 and "Nothing was changed." in finished.stdout
-        assert checkout.kernels.read_text() == work and not backups(checkout)
+        assert finished.code == 0 and "Nothing was changed." in finished.out
+        assert checkout.kernels.read_text() == work and not list_backups(checkout)
 
 
-def test_reset_of_one_blank_keeps_the_others_and_a_copy(checkout):
+def test_blank_reset_keeps_other_blanks_and_a_backup(checkout):
     checkout.fill(checkout.kernels, "dx", "db")
     work = checkout.kernels.read_text()
     finished = checkout.run("reset", "p22", "dx", say="y\n")
-    assert finished.returncode == 0
-    by_id = blanks.find(checkout.kernels.read_text())
+    assert finished.code == 0
+    by_id = blanks.find_blanks(checkout.kernels.read_text())
     assert by_id["dx"].size == 0 and by_id["db"].size > 0
-    (kept,) = backups(checkout)
-    assert kept.read_text() == work and kept.parent == checkout.kernels.parent
+    (backup,) = list_backups(checkout)
+    assert backup.read_text() == work and backup.parent == checkout.kernels.parent
 
 
-def test_reset_of_a_blank_of_several_rungs_finds_the_one_that_holds_work(checkout):
-    """The words may stand before a flag and after it."""
+def test_blank_reset_finds_the_edited_rung(checkout):
+    """The blank may be named before or after a flag."""
     untouched = checkout.numpy.read_text()
     for flags in ((), ("--rung", "numpy")):
         checkout.fill(checkout.numpy, "dx")
         finished = checkout.run("reset", "p22", *flags, "dx", say="y\n")
-        assert finished.returncode == 0 and "reset blank dx of problems/p22/backward.py" in finished.stdout
+        assert finished.code == 0 and "reset blank dx of problems/p22/backward.py" in finished.out
         assert checkout.numpy.read_text() == untouched
     checkout.fill(checkout.kernels, "dx")
     checkout.fill(checkout.numpy, "dx")
     finished = checkout.run("reset", "p22", "dx", say="n\n")
-    assert "backward.py" not in finished.stdout and "layernorm_linear.mojo" in finished.stdout
+    assert "backward.py" not in finished.out and "layernorm_linear.mojo" in finished.out
 
 
-def test_reset_of_a_puzzle_puts_every_changed_file_back(checkout):
+def test_puzzle_reset_restores_changed_files(checkout):
     checkout.fill(checkout.kernels, "dx")
-    given = checkout.kernels.with_name("launches.mojo")
-    given.unlink()
-    assert checkout.run("reset", "p22", "--yes").returncode == 0
-    assert checkout.kernels.read_text() == blanks.skeleton((SOLUTION / "op" / PUZZLE.source).read_text())
-    assert given.is_symlink() and given.read_text() == (SOLUTION / "op" / "launches.mojo").read_text()
-    assert len(backups(checkout)) == 1
+    link = checkout.kernels.with_name("launches.mojo")
+    link.unlink()
+    assert checkout.run("reset", "p22", "--yes").code == 0
+    assert checkout.kernels.read_text() == blanks.make_skeleton((SOLUTION / "op" / PUZZLE.source).read_text())
+    assert link.is_symlink() and link.read_text() == (SOLUTION / "op" / "launches.mojo").read_text()
+    assert len(list_backups(checkout)) == 1
     again = checkout.run("reset", "p22", "--yes")
-    assert again.returncode == 0 and "Nothing to reset" in again.stdout and len(backups(checkout)) == 1
+    assert again.code == 0 and "Nothing to reset" in again.out and len(list_backups(checkout)) == 1
 
 
-@pytest.mark.parametrize("gone", ["problems", "problems/p22", "problems/p22/op"])
-def test_reset_of_a_puzzle_makes_everything_that_is_gone(checkout, gone):
+@pytest.mark.parametrize("missing", ["problems", "problems/p22", "problems/p22/op"])
+def test_puzzle_reset_restores_missing_files(checkout, missing):
     others = [path for path in (checkout.path / "problems").iterdir() if path.name != "p22"]
-    for path in others:  # a reset is of one puzzle
+    for path in others:  # a reset restores one puzzle
         shutil.rmtree(path)
     before = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
-    shutil.rmtree(checkout.path / gone)
+    shutil.rmtree(checkout.path / missing)
     assert "the file is missing; `workbook reset p22` puts" in one_line(checkout.run("p22", "--backward"))
-    assert checkout.run("list").returncode == 0
-    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert checkout.run("list").code == 0
+    assert checkout.run("reset", "p22", "--yes").code == 0
     after = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
     assert after == before and checkout.numpy in after
-    assert "Nothing to reset" in checkout.run("reset", "p22", "--yes").stdout
+    assert "Nothing to reset" in checkout.run("reset", "p22", "--yes").out
 
 
-def test_reset_of_the_kernels_leaves_work_in_numpy(checkout):
+def test_kernel_reset_keeps_numpy_work(checkout):
     checkout.fill(checkout.numpy, "db")
     checkout.fill(checkout.kernels, "dx")
     work = checkout.numpy.read_text()
-    assert checkout.run("reset", "p22", "--yes").returncode == 0
-    assert checkout.numpy.read_text() == work and len(backups(checkout)) == 1
+    assert checkout.run("reset", "p22", "--yes").code == 0
+    assert checkout.numpy.read_text() == work and len(list_backups(checkout)) == 1
 
 
 @pytest.mark.parametrize("file", ["kernels", "numpy"])
-def test_reset_of_one_blank_keeps_windows_line_endings(checkout, file):
+def test_blank_reset_keeps_windows_line_endings(checkout, file):
     path = getattr(checkout, file)
     flags = ["--rung", "numpy"] if file == "numpy" else []
     checkout.fill(path, "db", "dx")
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     lines = path.read_bytes().count(b"\n")
-    assert checkout.run("reset", "p22", "dx", "--yes", *flags).returncode == 0
+    assert checkout.run("reset", "p22", "dx", "--yes", *flags).code == 0
     data = path.read_bytes()
     assert data.count(b"\r\n") == data.count(b"\n") <= lines
-    by_id = blanks.find(data.decode())
+    by_id = blanks.find_blanks(data.decode())
     assert by_id["dx"].size == 0 and by_id["db"].size > 0
 
 
 @pytest.mark.parametrize("where", ["the copy", "the file"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_reset_that_cannot_write_is_one_line_and_changes_nothing(checkout, monkeypatch, where, number):
+def test_failed_reset_is_one_line_and_changes_nothing(checkout, monkeypatch, where, number):
     checkout.fill(checkout.kernels, "dx")
     work = checkout.kernels.read_bytes()
 
@@ -148,35 +140,32 @@ def test_a_reset_that_cannot_write_is_one_line_and_changes_nothing(checkout, mon
     monkeypatch.setattr(target, name, fail)
     finished = checkout.run("reset", "p22", "--yes")
     assert checkout.kernels.read_bytes() == work and not list(checkout.kernels.parent.glob("*.tmp"))
-    assert finished.stderr.count("\n") == 1
-    assert finished.returncode == (5 if number == errno.ENOSPC else 2)
-    assert os.strerror(number) in finished.stderr
+    assert finished.err.count("\n") == 1
+    assert finished.code == (5 if number == errno.ENOSPC else 2)
+    assert os.strerror(number) in finished.err
     if where == "the copy":
-        assert not backups(checkout), "no half a copy"
+        assert not list_backups(checkout), "no partial copy"
 
 
-def test_the_lock_of_an_editor_is_no_part_of_the_package(checkout):
-    """Emacs marks a file that is being edited by a link of a hidden name that leads nowhere."""
-    work = Work(PUZZLE, PUZZLE.rung("mojo"))
+def test_editor_lock_is_not_part_of_the_package(checkout):
+    """Emacs marks a file that is being edited by a hidden dangling link."""
+    work = Work(PUZZLE, PUZZLE.find_rung("mojo"))
     before, digest = work.package.files, work.package.digest
     (checkout.kernels.parent / ".#layernorm_linear.mojo").symlink_to("someone@somewhere.4711:1")
     os.mkfifo(checkout.kernels.parent / "pipe.mojo")
     assert (work.package.files, work.package.digest) == (before, digest)
 
 
-def test_copies_never_overwrite_each_other(checkout):
+def test_backups_do_not_overwrite_each_other(checkout):
     for n in range(3):
         checkout.numpy.write_text(f"work {n}")
-        assert checkout.run("reset", "p22", "--rung", "numpy", "--yes").returncode == 0
-    assert {path.read_text() for path in backups(checkout)} == {"work 0", "work 1", "work 2"}
+        assert checkout.run("reset", "p22", "--rung", "numpy", "--yes").code == 0
+    assert {path.read_text() for path in list_backups(checkout)} == {"work 0", "work 1", "work 2"}
 
 
-def test_git_ignores_progress_and_copies(checkout):
+def test_git_ignores_progress_and_list_backups(checkout):
     rules = (ROOT / ".gitignore").read_text().splitlines()
-    assert progress.FILE in rules and "problems/**/*.bak" in rules
-
-
-# ---- Damaged problem files ----------------------------------------------------------------------------------
+    assert progress.FILE_NAME in rules and "problems/**/*.bak" in rules
 
 
 DAMAGE = {
@@ -200,35 +189,27 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("file", "how"), [*(("kernels", how) for how in DAMAGE), ("numpy", "half-written")])
-def test_a_damaged_file_is_one_clear_line_and_reset_repairs_it(checkout, how, file):
+def test_damaged_file_is_one_line_and_reset_repairs_it(checkout, how, file):
     path = getattr(checkout, file)
     flags = ["--rung", "numpy"] if file == "numpy" else []
     damage(path, how)
-    line = one_line(checkout.run("diff", "p22", *flags))
-    assert DAMAGE[how] in line and path.name in line
+    for command in (("diff", "p22", *flags), ("p22", *flags)):
+        line = one_line(checkout.run(*command))
+        assert DAMAGE[how] in line and path.name in line
     listed = checkout.run("list")
-    assert listed.returncode == 0 and DAMAGE[how] in listed.stdout
-    assert checkout.run("reset", "p22", "--yes", *flags).returncode == 0
-    assert path.read_text() == blanks.skeleton(
+    assert listed.code == 0 and DAMAGE[how] in listed.out
+    assert checkout.run("reset", "p22", "--yes", *flags).code == 0
+    assert path.read_text() == blanks.make_skeleton(
         (ROOT / "solutions" / path.relative_to(checkout.path / "problems")).read_text()
     )
-    kept = backups(checkout)
+    backups = list_backups(checkout)
     assert not path.is_symlink()
     if how in ("missing", "link to nowhere", "link to itself"):
-        assert not kept
+        assert not backups
     elif how == "folder":
-        assert (kept[0] / "notes").read_text() == "mine"
+        assert (backups[0] / "notes").read_text() == "mine"
     else:
-        assert len(kept) == 1
-
-
-@pytest.mark.parametrize("how", ["folder", "half-written", "every marker deleted", "missing", "pipe", "NUL"])
-def test_a_run_of_a_damaged_file_is_one_clear_line(checkout, how):
-    damage(checkout.kernels, how)
-    assert DAMAGE[how] in one_line(checkout.run("p22", "--backward"))
-
-
-# ---- Links --------------------------------------------------------------------------------------------------
+        assert len(backups) == 1
 
 
 BROKEN = {
@@ -239,7 +220,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_link_is_one_clear_line_and_reset_puts_it_back(checkout, how):
+def test_broken_link_is_one_line_and_reset_restores_it(checkout, how):
     link = checkout.kernels.with_name("launches.mojo")
     target = os.readlink(link)
     link.unlink()
@@ -250,64 +231,54 @@ def test_a_broken_link_is_one_clear_line_and_reset_puts_it_back(checkout, how):
     line = one_line(checkout.run("p22", "--backward"))
     assert BROKEN[how] in line and line.endswith("; `workbook reset p22` puts it back\n")
     verified = checkout.run("verify", "p22")
-    assert verified.returncode == 2 and BROKEN[how] in verified.stdout
-    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert verified.code == 2 and BROKEN[how] in verified.out
+    assert checkout.run("reset", "p22", "--yes").code == 0
     assert os.readlink(link) == target
-    assert [kept.read_text() for kept in backups(checkout)] == ([target] if how == "text" else [])
+    assert [backup.read_text() for backup in list_backups(checkout)] == ([target] if how == "text" else [])
 
 
-def test_a_file_of_one_s_own_in_the_place_of_a_link_is_compiled_named_and_kept(checkout, monkeypatch):
+def test_learner_file_replacing_a_link_is_compiled_and_preserved(checkout, monkeypatch):
     link = checkout.kernels.with_name("launches.mojo")
     target = os.readlink(link)
     text = link.read_text() + "\n# mine\n"
     link.unlink()
     link.write_text(text)
     (link.parent / "helper.mojo").write_text("# mine too\n")
-    files = Work(PUZZLE, PUZZLE.rung("mojo")).package.files
+    files = Work(PUZZLE, PUZZLE.find_rung("mojo")).package.files
     assert {"launches.mojo", "helper.mojo"} <= {file.name for file in files if not file.is_symlink()}
     notes = [
         "   note: problems/p22/op/launches.mojo is your own, not the link to the solution's",
         "   note: problems/p22/op/helper.mojo is not part of the puzzle",
     ]
-    verified = checkout.run("verify", "p22").stdout.splitlines()
+    verified = checkout.run("verify", "p22").out.splitlines()
     assert [line for line in verified if "note:" in line] == notes
-    assert checkout.run("reset", "p22", "--yes").returncode == 0
+    assert checkout.run("reset", "p22", "--yes").code == 0
     assert os.readlink(link) == target
-    assert [kept.read_text() for kept in backups(checkout)] == [text]
-    verified = checkout.run("verify", "p22").stdout.splitlines()
+    assert [backup.read_text() for backup in list_backups(checkout)] == [text]
+    verified = checkout.run("verify", "p22").out.splitlines()
     assert [line for line in verified if "note:" in line] == notes[1:]
 
 
-@pytest.mark.compiles
-def test_a_learner_s_file_is_compiled_with_the_solution_s_launches(checkout):
-    """Files that are links belong to the package in which they lie: its kernels, not the solution's."""
-    checkout.kernels.write_text(
-        checkout.kernels.read_text().replace("comptime TILE = 16", "comptime TILE = no_such_name")
-    )
-    finished = checkout.run("p22", "--backward", "--device", "cpu")
-    assert finished.returncode == 4 and "problems/p22/op/layernorm_linear.mojo:" in finished.stderr
-
-
-def test_one_blank_of_a_damaged_file_is_not_reset(checkout):
+def test_blank_of_a_damaged_file_is_not_reset(checkout):
     damage(checkout.kernels, "one marker deleted")
     before = checkout.kernels.read_text()
     assert "one blank of a damaged file cannot be found" in one_line(
         checkout.run("reset", "p22", "db", "--yes")
     )
-    assert checkout.kernels.read_text() == before and not backups(checkout)
+    assert checkout.kernels.read_text() == before and not list_backups(checkout)
 
 
-def test_windows_line_endings_and_tabs_are_fine(checkout):
+def test_windows_line_endings_and_tabs_are_accepted(checkout):
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     checkout.numpy.write_bytes(checkout.numpy.read_bytes().replace(b"\n", b"\r\n").replace(b"    ", b"\t"))
     finished = checkout.run("p22", "--rung", "numpy")
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.code == 0, finished.out + finished.err
     checkout.kernels.write_bytes(checkout.kernels.read_bytes().replace(b"\n", b"\r\n"))
-    assert f"0/{len(PUZZLE.kernel_gates)}  Mojo kernels" in checkout.run("list", "p22").stdout
+    assert f"0/{len(PUZZLE.kernel_gates)}  Mojo kernels" in checkout.run("list", "p22").out
 
 
-def test_a_syntax_error_names_the_line(checkout):
+def test_syntax_error_names_the_line(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line + ")")
     line = one_line(checkout.run("p22", "--rung", "numpy"))
-    number = blanks.find(checkout.numpy.read_text())["db"].line
+    number = blanks.find_blanks(checkout.numpy.read_text())["db"].line
     assert f"backward.py:{number}: " in line and "unmatched ')'" in line

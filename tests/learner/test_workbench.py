@@ -1,4 +1,4 @@
-"""The learner's commands on a copy of the checkout: hints, progress, the NumPy rung, verify, the list, from rung to rung."""
+"""The learner's commands on a copy of the checkout: hints, progress, the NumPy rung, verify and list."""
 
 import json
 import os
@@ -13,20 +13,21 @@ from checkouts import ROOT, damage
 from typed import present
 
 from harness.check.numpy_rung import NumpyChecker
+from harness.check.python_files import load_module
 from harness.learner import blanks, hints, progress
 from harness.learner.work import Work
 from harness.puzzles.p22.spec import PUZZLE
-from harness.screens.work import hint_lines, unsaved_lines
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.screens.work import describe_unsaved, format_hint
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import NumpyRung
 from harness.toolchain import roots
 
 SOLUTION = ROOT / "solutions" / "p22"
 
 
-def numpy_checker() -> NumpyChecker:
-    """What judges puzzle 22's functions in NumPy."""
-    rung = PUZZLE.rung("numpy")
+def make_numpy_checker() -> NumpyChecker:
+    """Return the checker of puzzle 22's NumPy functions."""
+    rung = PUZZLE.find_rung("numpy")
     assert isinstance(rung, NumpyRung)
     return NumpyChecker(PUZZLE, rung)
 
@@ -34,98 +35,87 @@ def numpy_checker() -> NumpyChecker:
 # ---- Hints --------------------------------------------------------------------------------------------------
 
 
-def test_every_blank_has_a_ladder_of_at_least_three_rungs():
-    ladders = hints.ladders("p22")
-    kernels = blanks.find((SOLUTION / "op" / PUZZLE.source).read_text())
-    numpy = blanks.find((SOLUTION / "backward.py").read_text())
-    derive = blanks.find((SOLUTION / "derive.py").read_text())
-    assert set(ladders) == {*kernels, *derive, *(f"numpy-{id}" for id in numpy)}
-    for name, ladder in ladders.items():
-        assert len(ladder) >= 3
+def test_only_later_hints_have_code():
+    for name, ladder in hints.load_ladders("p22").items():
         assert [hint.id for hint in ladder] == [f"{name}-{n}" for n in range(1, len(ladder) + 1)]
         assert bool(ladder[-1].code) == (name != "transfer") and not ladder[0].code
 
 
-@pytest.mark.parametrize("puzzle", puzzle_names())
-def test_every_line_of_a_hint_fits_a_terminal_of_80_columns(puzzle):
-    for ladder in hints.ladders(puzzle).values():
+@pytest.mark.parametrize("puzzle", list_puzzle_names())
+def test_hint_lines_fit_80_columns(puzzle):
+    for ladder in hints.load_ladders(puzzle).values():
         for number, hint in enumerate(ladder, start=1):
-            rows = [line.plain for line in hint_lines(hint, number, len(ladder), width=80)]
+            rows = [line.plain for line in format_hint(hint, number, len(ladder), width=80)]
             assert max(map(len, rows)) <= 80, (hint.id, max(rows, key=len))
 
 
-def test_code_in_hints_uses_names_of_the_kernels():
+def test_hint_code_uses_kernel_names():
     source = "\n".join(path.read_text() for path in (SOLUTION / "op").glob("*.mojo"))
     known = set(re.findall(r"\w+", source))
-    for name, ladder in hints.ladders("p22").items():
+    for name, ladder in hints.load_ladders("p22").items():
         if name in PUZZLE.main_rung.gates:
             for hint in ladder:
                 code = re.sub(r"#.*", "", hint.code)
                 assert set(re.findall(r"[A-Za-z_]\w*", code)) <= known, hint.id
 
 
-def test_every_mistake_points_to_a_rung_that_exists():
-    shortest = min(len(ladder) for ladder in hints.ladders("p22").values())
-    assert {mistake.hint for mistake in PUZZLE.mistakes} <= set(range(1, shortest + 1))
-
-
-def test_hint_shows_the_next_rung_each_time(checkout):
-    heads = [checkout.run("hint", "p22", "dx", "--rung", "mojo").stdout.splitlines() for _ in range(4)]
+def test_hint_advances_each_time(checkout):
+    heads = [checkout.run("hint", "p22", "dx", "--rung", "mojo").out.splitlines() for _ in range(4)]
     assert [lines[0] for lines in heads] == [
         "Hint dx-1 (1 of 3)", "Hint dx-2 (2 of 3)", "Hint dx-3 (3 of 3)", "Hint dx-3 (3 of 3)",
     ]  # fmt: skip
     assert "--spoil" in heads[3][-1] and "--spoil" not in heads[2][-1]
-    assert json.loads((checkout.path / progress.FILE).read_text())["hints"] == {"p22 dx": 3}
+    assert json.loads((checkout.path / progress.FILE_NAME).read_text())["hints"] == {"p22 dx": 3}
 
 
-def test_a_rung_by_its_name_and_the_numpy_ladder(checkout):
-    assert checkout.run("hint", "p22", "dx-2").stdout.startswith("Hint dx-2 (2 of 3)")
-    assert checkout.run("hint", "p22", "dx", "--rung", "mojo").stdout.startswith("Hint dx-3 (3 of 3)")
-    assert checkout.run("hint", "p22", "numpy-db-3").stdout.startswith("Hint numpy-db-3 (3 of 3)")
-    assert checkout.run("hint", "p22", "--rung", "numpy").stdout.startswith("Hint numpy-db-3 (3 of 3)")
+def test_numpy_hints_by_rung_name(checkout):
+    assert checkout.run("hint", "p22", "dx-2").out.startswith("Hint dx-2 (2 of 3)")
+    assert checkout.run("hint", "p22", "dx", "--rung", "mojo").out.startswith("Hint dx-3 (3 of 3)")
+    assert checkout.run("hint", "p22", "numpy-db-3").out.startswith("Hint numpy-db-3 (3 of 3)")
+    assert checkout.run("hint", "p22", "--rung", "numpy").out.startswith("Hint numpy-db-3 (3 of 3)")
     # The first blank of the first rung that is not solved.
-    assert checkout.run("hint", "p22").stdout.startswith("Hint dmean-1 (1 of 3)")
+    assert checkout.run("hint", "p22").out.startswith("Hint dmean-1 (1 of 3)")
 
 
-def test_a_name_that_several_files_share_means_the_one_that_somebody_is_at(checkout):
-    assert checkout.run("hint", "p22", "dx").stdout.startswith("Hint numpy-dx-1"), "the first unsolved one"
+def test_shared_blank_name_means_the_current_rung(checkout):
+    assert checkout.run("hint", "p22", "dx").out.startswith("Hint numpy-dx-1"), "the first unsolved one"
     checkout.fill(checkout.kernels, "db")
     os.utime(checkout.kernels, (2e9, 2e9))
-    assert checkout.run("hint", "p22", "dx").stdout.startswith("Hint dx-1")
+    assert checkout.run("hint", "p22", "dx").out.startswith("Hint dx-1")
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "0"))
     os.utime(checkout.numpy, (3e9, 3e9))
-    assert checkout.run("hint", "p22", "dx").stdout.startswith("Hint numpy-dx-2")
-    assert checkout.run("hint", "p22", "dx-2").stdout.startswith("Hint dx-2"), "a rung has a name of its own"
-    assert checkout.run("hint", "p22", "ln").stdout.startswith("Hint ln-1"), "one file alone has it"
+    assert checkout.run("hint", "p22", "dx").out.startswith("Hint numpy-dx-2")
+    assert checkout.run("hint", "p22", "dx-2").out.startswith("Hint dx-2"), "the hint of one rung"
+    assert checkout.run("hint", "p22", "ln").out.startswith("Hint ln-1"), "only one file has it"
 
 
-def test_a_hint_without_a_name_is_for_the_blank_that_was_begun_last(checkout):
+def test_unnamed_hint_is_for_the_last_edited_blank(checkout):
     checkout.fill(checkout.numpy, "dgamma", change=lambda line: line.replace("return", "return 2 *"))
-    assert checkout.run("hint", "p22").stdout.startswith("Hint numpy-dgamma-1")
-    assert checkout.run("hint", "p22", "--rung", "mojo").stdout.startswith("Hint ln-1")
+    assert checkout.run("hint", "p22").out.startswith("Hint numpy-dgamma-1")
+    assert checkout.run("hint", "p22", "--rung", "mojo").out.startswith("Hint ln-1")
     checkout.fill(checkout.kernels, "db")
     os.utime(checkout.kernels, (2e9, 2e9))
-    assert checkout.run("hint", "p22").stdout.startswith("Hint db-1")
-    checkout.numpy.write_text("# BLANK-END db\n")  # damaged: no blank can be told
-    assert checkout.run("hint", "p22").stdout.startswith("Hint db-2")
+    assert checkout.run("hint", "p22").out.startswith("Hint db-1")
+    checkout.numpy.write_text("# BLANK-END db\n")  # damaged, so no blank is known
+    assert checkout.run("hint", "p22").out.startswith("Hint db-2")
 
 
-def test_after_an_error_without_a_name_the_next_rung_is_offered_not_the_first_again(checkout):
+def test_unnamed_error_offers_the_next_hint(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "0"))
-    said = checkout.run("p22", "--rung", "numpy", "--gate", "db").stdout
-    assert "has shape [4, 16], expected [16]" in said
-    asked = said.splitlines()[-1].strip().removeprefix("next: workbook ").split()
-    heads = [checkout.run(*asked).stdout.splitlines()[0] for _ in range(2)]
+    output = checkout.run("p22", "--rung", "numpy", "--gate", "db").out
+    assert "has shape [4, 16], expected [16]" in output
+    arguments = output.splitlines()[-1].strip().removeprefix("next: workbook ").split()
+    heads = [checkout.run(*arguments).out.splitlines()[0] for _ in range(2)]
     assert heads == ["Hint numpy-db-1 (1 of 3)", "Hint numpy-db-2 (2 of 3)"]
 
 
-def test_damaged_hints_are_named(tmp_path):
+def test_damaged_hints_are_reported(tmp_path):
     (tmp_path / "p22").mkdir()
     (tmp_path / "p22" / "hints.toml").write_text("[[dx]]\nwords = 1\n")
     with pytest.raises(hints.BadUse, match=r"hints.toml is damaged: 'text'"):
-        hints.ladders("p22", tmp_path)
+        hints.load_ladders("p22", tmp_path)
     with pytest.raises(hints.BadUse, match="no hints for p23"):
-        hints.ladders("p23", tmp_path)
+        hints.load_ladders("p23", tmp_path)
 
 
 # ---- Progress -----------------------------------------------------------------------------------------------
@@ -134,43 +124,43 @@ def test_damaged_hints_are_named(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"passed": 1, "hints": {}}', '{"passed": {}, "hints": {"a": "b"}}']
 )
-def test_a_damaged_progress_file_is_a_fresh_start(tmp_path, text):
-    (tmp_path / progress.FILE).write_text(text)
+def test_damaged_progress_file_is_ignored(tmp_path, text):
+    (tmp_path / progress.FILE_NAME).write_text(text)
     assert progress.Progress.load(tmp_path).passed == {}
 
 
-def test_progress_that_cannot_be_saved_stops_nothing(tmp_path):
+def test_unsaved_progress_does_not_stop_a_run(tmp_path):
     tracker = progress.Progress.load(tmp_path / "nowhere")
-    tracker.read_hint("p22 dx", 1)
+    tracker.record_hint("p22 dx", 1)
     assert tracker.hints == {"p22 dx": 1}
-    (line,) = unsaved_lines(tracker)
-    assert "not noted" in line.plain and "nowhere" in line.plain and "No such file" in line.plain
+    (line,) = describe_unsaved(tracker)
+    assert "not saved" in line.plain and "nowhere" in line.plain and "No such file" in line.plain
     (tmp_path / "nowhere").mkdir()
-    tracker.read_hint("p22 dW", 2)
+    tracker.record_hint("p22 dW", 2)
     assert progress.Progress.load(tmp_path / "nowhere").hints == {"p22 dx": 1, "p22 dW": 2}
-    assert unsaved_lines(tracker) == []
+    assert describe_unsaved(tracker) == []
 
 
-def test_progress_of_two_terminals_is_put_together(tmp_path):
-    """A watch holds its progress for hours; what other commands note meanwhile stays."""
+def test_progress_of_two_terminals_is_merged(tmp_path):
+    """Progress that other commands save during a watch is not lost."""
     blank = blanks.Blank("dx", "task", "", ("x = 1",), 3)
     watching, other = progress.Progress.load(tmp_path), progress.Progress.load(tmp_path)
-    other.note("p20 drelu", blank, True)
-    other.read_hint("p27 layernorm", 2)
-    watching.note("p22 dx", blank, True)
-    watching.read_hint("p27 layernorm", 1)
-    kept = progress.Progress.load(tmp_path)
-    assert {*kept.passed} == {"p20 drelu", "p22 dx"} and kept.hints == {"p27 layernorm": 2}
-    other.note("p20 drelu", blank, False)
-    watching.note("p22 dW", blank, True)
+    other.record_result("p20 drelu", blank, True)
+    other.record_hint("p27 layernorm", 2)
+    watching.record_result("p22 dx", blank, True)
+    watching.record_hint("p27 layernorm", 1)
+    saved = progress.Progress.load(tmp_path)
+    assert {*saved.passed} == {"p20 drelu", "p22 dx"} and saved.hints == {"p27 layernorm": 2}
+    other.record_result("p20 drelu", blank, False)
+    watching.record_result("p22 dW", blank, True)
     assert {*progress.Progress.load(tmp_path).passed} == {"p22 dx", "p22 dW"}
 
 
-def test_many_processes_note_at_once_and_lose_nothing(tmp_path):
+def test_concurrent_progress_is_not_lost(tmp_path):
     code = (
         "import sys; from pathlib import Path; from harness.learner.progress import Progress\n"
         "progress = Progress.load(Path(sys.argv[1]))\n"
-        "for n in range(20): progress.read_hint(f'{sys.argv[2]} {n}', 1)"
+        "for n in range(20): progress.record_hint(f'{sys.argv[2]} {n}', 1)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     running = [subprocess.Popen([*command, str(n)], cwd=ROOT) for n in range(4)]
@@ -178,41 +168,41 @@ def test_many_processes_note_at_once_and_lose_nothing(tmp_path):
     assert len(progress.Progress.load(tmp_path).hints) == 80
 
 
-def test_a_passed_blank_that_is_edited_counts_as_changed(tmp_path):
+def test_edited_passed_blank_counts_as_changed(tmp_path):
     passed = blanks.Blank("dx", "task", "", ("x = 1",), 3)
     tracker = progress.Progress.load(tmp_path)
-    assert tracker.state("p22 dx", passed) == "begun"
-    tracker.note("p22 dx", passed, True)
+    assert tracker.get_state("p22 dx", passed) == "begun"
+    tracker.record_result("p22 dx", passed, True)
     again = progress.Progress.load(tmp_path)
-    assert again.state("p22 dx", passed) == "passed"
-    assert again.state("p22 dx", blanks.Blank("dx", "task", "", ("x = 1  ",), 9)) == "passed"
-    assert again.state("p22 dx", blanks.Blank("dx", "task", "", ("x = 2",), 3)) == "changed"
-    assert again.state("p22 dx", blanks.Blank("dx", "task", "", ("# x",), 3)) == "unsolved"
-    again.note("p22 dx", passed, False)
-    assert progress.Progress.load(tmp_path).state("p22 dx", passed) == "begun"
+    assert again.get_state("p22 dx", passed) == "passed"
+    assert again.get_state("p22 dx", blanks.Blank("dx", "task", "", ("x = 1  ",), 9)) == "passed"
+    assert again.get_state("p22 dx", blanks.Blank("dx", "task", "", ("x = 2",), 3)) == "changed"
+    assert again.get_state("p22 dx", blanks.Blank("dx", "task", "", ("# x",), 3)) == "unsolved"
+    again.record_result("p22 dx", passed, False)
+    assert progress.Progress.load(tmp_path).get_state("p22 dx", passed) == "begun"
 
 
 # ---- The NumPy rung -----------------------------------------------------------------------------------------
 
 
-def test_the_numpy_rung_is_about_ten_lines():
-    by_id = blanks.find((SOLUTION / "backward.py").read_text())
+def test_numpy_rung_is_about_ten_lines():
+    by_id = blanks.find_blanks((SOLUTION / "backward.py").read_text())
     assert sum(blank.size for blank in by_id.values()) <= 12
 
 
 def test_numpy_unsolved_then_wrong_then_right(checkout):
     untouched = checkout.run("p22", "--rung", "numpy")
-    assert untouched.returncode == 3 and untouched.stdout.count("⏳") == 5
+    assert untouched.code == 3 and untouched.out.count("⏳") == 5
     checkout.fill(checkout.numpy, "dx", change=lambda line: line.replace(" - c2", ""))
     wrong = checkout.run("p22", "--rung", "numpy")
-    assert wrong.returncode == 1 and wrong.stdout.count("⏳") == 4
-    assert re.search(r"❌ dx +wrong in (all )?\d+ (of \d+ )?cases", wrong.stdout)
-    assert re.search(r"grad_input\[0, 0, 0\] got \S+, expected ", wrong.stdout)
-    assert "without the mean term" in wrong.stdout and "hint p22 numpy-dx-2" in wrong.stdout
+    assert wrong.code == 1 and wrong.out.count("⏳") == 4
+    assert re.search(r"❌ dx +wrong in (all )?\d+ (of \d+ )?cases", wrong.out)
+    assert re.search(r"grad_input\[0, 0, 0\] got \S+, expected ", wrong.out)
+    assert "without the mean term" in wrong.out and "hint p22 numpy-dx-2" in wrong.out
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     right = checkout.run("p22", "--rung", "numpy")
-    assert right.returncode == 0 and right.stdout.count("✅") == 5
-    assert "] 5/5  NumPy rung" in checkout.run("list", "p22").stdout
+    assert right.code == 0 and right.out.count("✅") == 5
+    assert "] 5/5  NumPy rung" in checkout.run("list", "p22").out
 
 
 @pytest.mark.parametrize(
@@ -228,22 +218,22 @@ def test_numpy_unsolved_then_wrong_then_right(checkout):
         ("dx", "return dln * np.nan", "are NaN"),
     ],
 )  # fmt: skip
-def test_what_a_numpy_function_may_do_wrong(tmp_path, blank, body, words):
-    text = blanks.skeleton((SOLUTION / "backward.py").read_text())
+def test_numpy_function_faults_are_reported(tmp_path, blank, body, words):
+    text = blanks.make_skeleton((SOLUTION / "backward.py").read_text())
     path = tmp_path / "backward.py"
-    path.write_text(blanks.join(blanks.split(text), {blank: (f"    {body}",)}))
-    (result,) = numpy_checker().check(path, [blank])
+    path.write_text(blanks.join_pieces(blanks.split_blanks(text), {blank: (f"    {body}",)}))
+    (result,) = make_numpy_checker().check(path, [blank])
     assert result.state == "wrong" and present(result.hint).startswith(f"numpy-{blank}-")
     assert any(words in line for line in result.diagnosis), result.diagnosis
 
 
-def test_a_numpy_function_that_writes_to_an_argument_is_wrong_and_spoils_no_other(tmp_path):
+def test_numpy_function_must_not_write_to_arguments(tmp_path):
     path = tmp_path / "backward.py"
     text = (SOLUTION / "backward.py").read_text()
     path.write_text(
         text.replace("    return dy.sum((0, 1))", "    total = dy.sum((0, 1))\n    dy *= 0\n    return total")
     )
-    checker = numpy_checker()
+    checker = make_numpy_checker()
     results = checker.check(path) + checker.check(path)
     assert [result.state for result in results] == ["wrong", *["correct"] * 4] * 2
     assert (
@@ -251,31 +241,16 @@ def test_a_numpy_function_that_writes_to_an_argument_is_wrong_and_spoils_no_othe
     )
 
 
-def test_the_whole_numpy_backward_pass_agrees_with_finite_differences():
-    from harness.check.python_files import load
-
-    module = load(SOLUTION / "backward.py")
-    random = np.random.default_rng(5)
-    B, S, H, O = 2, 3, 5, 4
-    x, gamma, beta, W = (random.standard_normal(shape) for shape in ((B, S, H), (H,), (H,), (O, H)))
-    dy = random.standard_normal((B, S, O))
-
-    def loss(x, gamma, beta, W, b):
-        mean = x.mean(-1, keepdims=True)
-        rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
-        return (dy * (((x - mean) * rstd * gamma + beta) @ W.T + b)).sum()
-
-    mean = x.mean(-1, keepdims=True)
-    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
-    gradients = module["backward"](dy, x, mean, rstd, gamma, beta, W)
-    values = [x, gamma, beta, W, np.zeros(O)]
-    for which, gradient in enumerate(gradients):
-        step = random.standard_normal(values[which].shape)
-        moved = [
-            [v + sign * 1e-6 * step if k == which else v for k, v in enumerate(values)] for sign in (1, -1)
-        ]
-        numeric = (loss(*moved[0]) - loss(*moved[1])) / 2e-6
-        assert numeric == pytest.approx((gradient * step).sum(), rel=1e-6)
+def test_numpy_backward_pass_returns_all_gradients():
+    arrays = PUZZLE.inputs(PUZZLE.cases(None)[0], "float64", 5)
+    exact = PUZZLE.compute_exact(arrays)
+    x, gamma, beta, W = (arrays[name] for name in ("input", "ln_weight", "ln_bias", "linear_weight"))
+    mean, rstd = (exact[name].reshape(*x.shape[:2], 1) for name in ("mean", "rstd"))
+    module = load_module(SOLUTION / "backward.py")
+    gradients = module["backward"](arrays["grad_output"], x, mean, rstd, gamma, beta, W)
+    names = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
+    for gradient, name in zip(gradients, names, strict=True):
+        assert np.allclose(gradient.astype(float), exact[name].astype(float), rtol=1e-12, atol=1e-12), name
 
 
 # ---- verify -------------------------------------------------------------------------------------------------
@@ -283,10 +258,10 @@ def test_the_whole_numpy_backward_pass_agrees_with_finite_differences():
 
 def test_verify_of_an_untouched_file_is_one_line(checkout):
     finished = checkout.run("verify", "p22")
-    assert finished.returncode == 3
+    assert finished.code == 3
     files = ["derive.py", "backward.py", "op/layernorm_linear.mojo"]
     words = ["it is optional", "it is optional", f"{len(PUZZLE.kernel_gates)} to solve"]
-    *lines, last = finished.stdout.splitlines()
+    *lines, last = finished.out.splitlines()
     assert [line.partition("problems/p22/")[2] for line in lines] == [
         f"{file}: untouched ({what})" for file, what in zip(files, words, strict=True)
     ]
@@ -294,90 +269,80 @@ def test_verify_of_an_untouched_file_is_one_line(checkout):
 
 
 @pytest.mark.compiles
-def test_verify_of_a_file_with_one_solved_blank_says_where_each_other_is(checkout):
+def test_verify_locates_unsolved_blanks(checkout):
     checkout.fill(checkout.kernels, "db")
     finished = checkout.run("verify", "p22")
-    assert finished.returncode == 3 and "✅ db" in finished.stdout
-    assert finished.stdout.count("⏳ ") == len(PUZZLE.kernel_gates) - 1 + 1
-    line = blanks.find(checkout.kernels.read_text())["dx"].line
-    assert f"problems/p22/op/layernorm_linear.mojo:{line}\n" in finished.stdout
+    assert finished.code == 3 and "✅ db" in finished.out
+    assert finished.out.count("⏳ ") == len(PUZZLE.kernel_gates) - 1 + 1
+    line = blanks.find_blanks(checkout.kernels.read_text())["dx"].line
+    assert f"problems/p22/op/layernorm_linear.mojo:{line}\n" in finished.out
 
 
-def test_verify_counts_what_is_wrong_in_numpy(checkout):
+def test_verify_counts_wrong_numpy_gates(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("sum", "mean"))
     finished = checkout.run("verify", "p22")
-    assert (
-        finished.returncode == 1 and "❌ db" in finished.stdout and "❌ something is wrong" in finished.stdout
-    )
+    assert finished.code == 1 and "❌ db" in finished.out and "❌ something is wrong" in finished.out
 
 
 @pytest.mark.compiles
-def test_verify_of_a_kernel_that_does_not_compile_explains_the_first_error(checkout):
+def test_verify_explains_the_first_compile_error(checkout):
     checkout.fill(checkout.kernels, "db", change=lambda line: line.replace("dy[", "dz["))
     finished = checkout.run("verify", "p22")
-    assert finished.returncode == 4
-    assert (
-        "problems/p22/op/layernorm_linear.mojo:" in finished.stdout
-        and str(checkout.path) not in finished.stdout
-    )
-    assert "-> Nothing called `dz`" in finished.stdout and "❌ the kernels do not compile" in finished.stdout
+    assert finished.code == 4
+    assert "problems/p22/op/layernorm_linear.mojo:" in finished.out and str(checkout.path) not in finished.out
+    assert "-> Nothing called `dz`" in finished.out and "❌ the kernels do not compile" in finished.out
     verbose = checkout.run("verify", "p22", "--verbose")
-    assert verbose.stdout.count("use of unknown declaration 'dz'") > 1
+    assert verbose.out.count("use of unknown declaration 'dz'") > 1
 
 
-def test_verify_of_a_damaged_file_goes_on_with_the_others(checkout):
+def test_verify_continues_after_a_damaged_file(checkout):
     damage(checkout.numpy, "one marker deleted")
     finished = checkout.run("verify", "p22")
-    assert finished.returncode == 2
-    assert (
-        "blank dx has no BLANK-END" in finished.stdout
-        and "layernorm_linear.mojo: untouched" in finished.stdout
-    )
+    assert finished.code == 2
+    assert "blank dx has no BLANK-END" in finished.out and "layernorm_linear.mojo: untouched" in finished.out
 
 
 # ---- From one rung to the next ------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_rung_says_what_now_and_the_list_says_what_is_next(checkout):
+def test_finished_rung_names_the_next_one(checkout):
     def upcoming() -> str:
-        return checkout.run("list", "p22").stdout.splitlines()[0]
+        return checkout.run("list", "p22").out.splitlines()[0]
 
-    assert upcoming() == f"next: p22, {find_puzzle('p22').rungs[0].words}, dmean: workbook watch p22"
+    assert upcoming() == f"next: p22, {find_puzzle('p22').rungs[0].label}, dmean: workbook watch p22"
     checkout.fill(checkout.numpy, "db")
-    assert "What now" not in checkout.run("p22", "--rung", "numpy").stdout
-    assert upcoming() == "next: p22, NumPy rung, dW: workbook watch p22", "somebody is at it"
+    assert "What now" not in checkout.run("p22", "--rung", "numpy").out
+    assert upcoming() == "next: p22, NumPy rung, dW: workbook watch p22", "the rung in progress"
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
-    said = checkout.run("p22", "--rung", "numpy").stdout.splitlines()[-1]
-    assert said.startswith("   p22, NumPy rung: 5 of 5, solved. What now: p22, ")
-    assert said.endswith("`workbook watch p22`") and "problems/p22/op/layernorm_linear.mojo" in said
-    assert upcoming() == "next: p22, Mojo kernels, ln: workbook watch p22", "after what is solved"
-    assert "What now" not in checkout.run("p22", "--rung", "numpy", "--gate", "db").stdout, "said once"
+    output = checkout.run("p22", "--rung", "numpy").out.splitlines()[-1]
+    assert output.startswith("   p22, NumPy rung: 5 of 5, solved. What now: p22, ")
+    assert output.endswith("`workbook watch p22`") and "problems/p22/op/layernorm_linear.mojo" in output
+    assert upcoming() == "next: p22, Mojo kernels, ln: workbook watch p22", "the rung after the solved one"
+    assert "What now" not in checkout.run("p22", "--rung", "numpy", "--gate", "db").out, "printed once"
 
 
-def test_the_list_unfolds_the_puzzle_at_hand_and_gives_each_other_a_line(checkout):
+def test_list_expands_only_the_current_puzzle(checkout):
     checkout.fill(checkout.numpy, "db")
-    assert checkout.run("p22", "--rung", "numpy", "--gate", "db").returncode == 0
-    first, *lines, last = checkout.run("list").stdout.splitlines()
+    assert checkout.run("p22", "--rung", "numpy", "--gate", "db").code == 0
+    first, *lines, last = checkout.run("list").out.splitlines()
     assert first == "next: p22, NumPy rung, dW: workbook watch p22"
     assert "      ✅ db        passed                   the gradient of the linear bias" in lines
-    assert not [line for line in lines if " dmean " in line], (
-        "of another file of the puzzle no more than its bar"
-    )
+    assert not [line for line in lines if " dmean " in line], "another file of the puzzle has only its bar"
     assert [line for line in lines if "Mojo kernels: problems/p22/op/layernorm_linear.mojo" in line]
-    others = [puzzle for puzzle in map(find_puzzle, puzzle_names()) if puzzle.name != "p22"]
+    others = [puzzle for puzzle in map(find_puzzle, list_puzzle_names()) if puzzle.name != "p22"]
     for puzzle in others:
         assert [line for line in lines if line.startswith(puzzle.name) and puzzle.title in line]
         assert not [line for line in lines if line.startswith(f"{puzzle.name}  {puzzle.title}")]
     assert (
         last
-        == f"gates of another puzzle: `workbook list {puzzle_names()[-1]}`; of all: `workbook list --all`"
+        == f"gates of another puzzle: `workbook list {list_puzzle_names()[-1]}`; of all: `workbook list --all`"
     )
-    every = checkout.run("list", "--all").stdout
+    every = checkout.run("list", "--all").out
     assert all(f"\n{puzzle.name}  {puzzle.title}\n" in every for puzzle in others)
 
 
-def test_after_puzzle_27_its_model_is_trained(monkeypatch, tmp_path):
-    from harness.screens.work import next_step
+def test_after_puzzle_27_training_is_suggested(monkeypatch, tmp_path):
+    from harness.screens.work import describe_next_step
 
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
     (tmp_path / "solutions").symlink_to(ROOT / "solutions")
@@ -387,45 +352,30 @@ def test_after_puzzle_27_its_model_is_trained(monkeypatch, tmp_path):
         work.path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(work.solution, work.path)
         for gate in work.gates:
-            assert "--train" not in next_step(work, noted)
-            noted.note(work.key(gate.id), work.blanks()[gate.id], True)
-    assert next_step(work, noted).endswith("(--train --help: its flags): `workbook p27 --train`")
+            assert "--train" not in describe_next_step(work, noted)
+            noted.record_result(work.get_progress_key(gate.id), work.read_blanks()[gate.id], True)
+    assert describe_next_step(work, noted).endswith("(--train --help: its flags): `workbook p27 --train`")
 
 
-def test_only_the_puzzle_s_own_cases_count_as_passed(checkout):
+def test_only_the_puzzles_cases_count_as_passed(checkout):
     checkout.fill(checkout.numpy, "db")
     small = checkout.run("p22", "--rung", "numpy", "--gate", "db", "--dims", "2", "3", "5", "7")
-    assert small.returncode == 0 and "not noted as passed: only these sizes were checked" in small.stdout
-    assert "begun, not passed yet" in checkout.run("list", "p22").stdout
-    assert checkout.run("p22", "--rung", "numpy", "--gate", "db").returncode == 0
-    assert "begun, not passed yet" not in checkout.run("list", "p22").stdout
+    assert small.code == 0 and "not saved as passed: only these sizes were checked" in small.out
+    assert "begun, not passed yet" in checkout.run("list", "p22").out
+    assert checkout.run("p22", "--rung", "numpy", "--gate", "db").code == 0
+    assert "begun, not passed yet" not in checkout.run("list", "p22").out
 
 
-def test_after_the_last_rung_of_all_nothing_is_left(checkout):
-    from harness.screens.work import next_step, steps
-
-    noted = progress.Progress.load()
-    for step in steps():
-        if step.puzzle.name == "p22":
-            step.path.write_text(blanks.fill(step.path.read_text(), step.solution.read_text()))
-            for gate in step.gates:
-                noted.note(step.key(gate.id), step.blanks()[gate.id], True)
-    last = [step for step in steps() if step.puzzle.name == "p22"][-1]
-    said = next_step(last, noted)
-    left = [step for step in steps() if step.puzzle.name != "p22" and not step.rung.optional]
-    assert ("Nothing is left" in said) == (not left) and ("What now" in said) == bool(left)
-
-
-def test_verbose_adds_every_case_to_a_gate(checkout, puzzle):
+def test_verbose_lists_all_cases_of_a_gate(checkout, puzzle):
     from harness.check.compare import TensorResult
     from harness.check.results import Comparison, GateResult
-    from harness.screens.report import case_lines
+    from harness.screens.report import format_cases
     from harness.vgpu import Finding
 
     bad = TensorResult(False, 2e-3, 1e-7, 1e-6, 2e-3)
     result = GateResult(puzzle.gates[0], "wrong", [Comparison(puzzle.cases(None)[0], {"output": bad})])
     result.findings.append(Finding("shared race", "two meet", "a.mojo:1:1"))
-    lines = [line.plain.strip() for line in case_lines(result)]
+    lines = [line.plain.strip() for line in format_cases(result)]
     assert lines == [
         "❌ chapter: output: error 2.0e-03, the limit 1.0e-06", "error: shared race at a.mojo:1:1", "two meet",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Linear with cross-entropy: the formula by PyTorch's functions, tensors, and a comparison, for the operator and for what runs without."""
+"""Helpers for tests of Linear with cross-entropy: tensors, the formula in PyTorch, a comparison."""
 
 from typing import Any
 
@@ -17,17 +17,10 @@ OPTIONS = [
 ]
 
 
-def tensors(
-    dtype=torch.float64,
-    rows=ROWS,
-    bias=True,
-    classes=V,
-    requires_grad=True,
-    ignored=-100,
-    features=H,
-    device="cpu",
-) -> Any:
-    """input, weight, target, of which one row is ignored, and bias."""
+def make_tensors(
+    dtype=torch.float64, rows=ROWS, *, bias=True, classes=V, features=H, requires_grad=True, ignored=-100, device="cpu"
+) -> Any:  # fmt: skip
+    """Return input, weight, target with one ignored row, and bias."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape):
@@ -40,19 +33,10 @@ def tensors(
     return randn(*rows, features), randn(classes, features), target, randn(classes) if bias else None
 
 
-def by_formula(
-    input,
-    weight,
-    target,
-    bias=None,
-    *,
-    softcap=None,
-    z_loss=0.0,
-    reduction="mean",
-    ignore_index=-100,
-    **options,
-):
-    """The loss, from PyTorch's own functions."""
+def compute_loss(
+    input, weight, target, bias=None, *, softcap=None, z_loss=0.0, reduction="mean", ignore_index=-100, **options
+):  # fmt: skip
+    """Return the loss from PyTorch's functions."""
     logits = F.linear(input, weight, bias)
     logits = logits.reshape(-1, logits.shape[-1])
     if softcap is not None:
@@ -66,29 +50,28 @@ def by_formula(
     return losses.sum() if reduction == "sum" else losses.sum() / counted.sum()
 
 
-def wide(given):
-    """The same tensors in float64, leaves of their own."""
+def to_float64(tensors):
+    """Return the tensors in float64, as leaves."""
+    is_float = [each is not None and each.is_floating_point() for each in tensors]
     return [
-        each.detach().double().requires_grad_(each.requires_grad)
-        if each is not None and each.is_floating_point()
-        else each
-        for each in given
+        each.detach().double().requires_grad_(each.requires_grad) if floating else each
+        for each, floating in zip(tensors, is_float, strict=True)
     ]
 
 
-def loss_and_gradients(function, given, grad=None, **options):
-    """The loss, and the gradients of input, weight and bias, from a gradient of the loss that is no 1."""
-    input, weight, target, bias = given
+def differentiate(function, tensors, grad=None, **options):
+    """Return the loss, and the gradients of input, weight and bias for an incoming gradient other than 1."""
+    input, weight, target, bias = tensors
     leaves = [each.detach().clone().requires_grad_() for each in (input, weight, bias) if each is not None]
     loss = function(*leaves[:2], target, *leaves[2:], **options)
     grad = torch.linspace(0.5, 2, loss.numel(), device=loss.device).view(loss.shape) if grad is None else grad
     return [loss.detach(), *torch.autograd.grad(loss, leaves, grad.to(loss.dtype))]
 
 
-def assert_is_formula(given, tolerance=1e-12, **options):
+def assert_matches_formula(tensors, tolerance=1e-12, **options):
     """Compare the loss and its gradients with the formula's."""
-    ours = loss_and_gradients(linear_cross_entropy, given, **options)
+    ours = differentiate(linear_cross_entropy, tensors, **options)
     options.pop("chunk_rows", None)
-    for got, expected in zip(ours, loss_and_gradients(by_formula, given, **options), strict=True):
+    for got, expected in zip(ours, differentiate(compute_loss, tensors, **options), strict=True):
         assert got.shape == expected.shape
         torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True)

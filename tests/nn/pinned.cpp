@@ -1,5 +1,5 @@
-// Lets CPU tensors stand for those of a GPU on the virtual one: their memory becomes pinned host memory, which its kernels read
-// and write with every access checked. Loaded by tests under `vgpu exec`, together with operators built with WORKBOOK_DEVICE=CPU.
+// Makes CPU tensors usable as GPU tensors on the virtual GPU: their memory becomes pinned host memory, which kernels read and
+// write with every access checked. Loaded by tests under `vgpu exec`, together with operators built with WORKBOOK_DEVICE=CPU.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 #include <unordered_map>
 
 namespace {
-int64_t held = 0, most = 0;  // bytes of tensors that live, and the most there were
+int64_t held = 0, most = 0;  // bytes of live tensors, and their maximum
 
 void* driver(const char* name) {
   static void* library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -58,8 +58,8 @@ struct Pinned : c10::Allocator {
 const int installed = (c10::SetAllocator(c10::kCPU, &pinned, 255), 0);
 }  // namespace
 
-// Begins to count anew, and returns the bytes that live.
+// Resets the maximum and returns the live bytes.
 extern "C" __attribute__((visibility("default"))) int64_t pinned_begin() { return most = held; }
 
-// Returns the most bytes that lived at a time since.
+// Returns the maximum of live bytes since then.
 extern "C" __attribute__((visibility("default"))) int64_t pinned_most() { return most; }

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import attention_checks as checks
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_checks import NAMES, inputs, output_and_gradients
-from torch.autograd import forward_ad
+from attention_checks import NAMES, compute_attention, differentiate, make_inputs
 from typed import loosely, present, three
 
 from harness.nn import (
@@ -21,8 +19,8 @@ from harness.nn import (
 )
 
 
-def additive(*shape, dtype=torch.float32, seed=1) -> torch.Tensor:
-    """A mask of numbers, a quarter of them -inf, with the first row -inf throughout."""
+def make_additive_mask(*shape, dtype=torch.float32, seed=1) -> torch.Tensor:
+    """Return a random additive mask; a quarter of it and its whole first row are -inf."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.randn(shape, generator=generator)
     mask[torch.rand(shape, generator=generator) < 0.25] = -torch.inf
@@ -30,43 +28,43 @@ def additive(*shape, dtype=torch.float32, seed=1) -> torch.Tensor:
     return mask.to(dtype)
 
 
-def causal(corner: str, queries: int, keys: int) -> torch.Tensor:
+def make_causal_mask(corner: str, queries: int, keys: int) -> torch.Tensor:
     """PyTorch's own causal mask, from "upper_left" or "lower_right"; its module loads all of dynamo."""
     from torch.nn.attention import bias
 
     return getattr(bias, f"causal_{corner}")(queries, keys)
 
 
-# ---- Right values -------------------------------------------------------------------------------------------
+# ---- Values -------------------------------------------------------------------------------------------
 
 
-def test_causal_is_from_the_top_left_and_says_how_to_have_the_other():
-    """With more keys than queries the two differ: the first query sees one key, or all but the last S - 1."""
-    query, key, value = inputs(S=3, T=5)
+def test_causal_mask_starts_at_the_top_left():
+    """With more keys than queries, the first query sees one key, or all but the last S - 1."""
+    query, key, value = make_inputs(S=3, T=5)
     first = attention(query, key, value, is_causal=True)[..., 0, :]
     assert torch.equal(first, value[..., 0, :])
-    last = attention(query, key, value, attn_mask=causal("lower_right", 3, 5))[..., -1, :]
+    last = attention(query, key, value, attn_mask=make_causal_mask("lower_right", 3, 5))[..., -1, :]
     assert torch.equal(last, attention(query, key, value)[..., -1, :])
-    says = present(attention.__doc__)
-    assert "top left" in says and "bottom right" in says
+    documentation = present(attention.__doc__)
+    assert "top left" in documentation and "bottom right" in documentation
 
 
-def test_a_row_that_sees_nothing_gives_nought_and_takes_no_gradient():
+def test_fully_masked_row_has_zero_output_and_gradient():
     mask = torch.zeros(5, 7)
     mask[2] = -torch.inf
-    output, grad_query, *_ = output_and_gradients(attention, inputs(), attn_mask=mask)
+    output, grad_query, *_ = differentiate(attention, make_inputs(), attn_mask=mask)
     assert not output[:, :, 2].any() and not grad_query[:, :, 2].any()
     assert output[:, :, 1].all()
-    hidden = output_and_gradients(attention, inputs(), attn_mask=torch.zeros(5, 7, dtype=torch.bool))
+    hidden = differentiate(attention, make_inputs(), attn_mask=torch.zeros(5, 7, dtype=torch.bool))
     assert not any(tensor.any() for tensor in hidden)
 
 
 @pytest.mark.parametrize("where", range(3), ids=NAMES)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_nan_and_inf_go_where_torchs_go(where, number):
-    tensors = inputs()
+def test_nan_and_inf_propagate_as_in_pytorch(where, number):
+    tensors = make_inputs()
     tensors[where][1, 0, 3, 2] = number
-    got = output_and_gradients(lambda *own: attention_with_lse(*own)[0], tensors)
+    got = differentiate(lambda *own: attention_with_lse(*own)[0], tensors)
     query, key, value = (tensor.detach().requires_grad_() for tensor in tensors)
     output = torch.softmax(query @ key.mT / 8**0.5, -1) @ value
     grad = 0.5 + torch.linspace(-1, 1, output.numel()).reshape(output.shape)
@@ -89,8 +87,8 @@ LEADS = {
 def test_leading_axes(of_query, of_key):
     generator = torch.Generator().manual_seed(3)
     query, key, value = (torch.randn(shape, generator=generator) for shape in (of_query, of_key, of_key))
-    got = output_and_gradients(attention, (query, key, value))
-    expected = output_and_gradients(checks.written_out, [t.double() for t in (query, key, value)])
+    got = differentiate(attention, (query, key, value))
+    expected = differentiate(compute_attention, [t.double() for t in (query, key, value)])
     for ours, truth in zip(got, expected, strict=True):
         torch.testing.assert_close(ours.double(), truth, rtol=1e-5, atol=1e-5)
 
@@ -105,7 +103,7 @@ EMPTY = {
 
 @pytest.mark.parametrize(("of_query", "of_key"), EMPTY.values(), ids=EMPTY)
 def test_empty_tensors(of_query, of_key):
-    output, *gradients = output_and_gradients(
+    output, *gradients = differentiate(
         attention, (torch.ones(of_query), torch.ones(of_key), torch.ones(of_key))
     )
     assert output.shape == of_query and not output.any()
@@ -117,9 +115,9 @@ def test_empty_tensors(of_query, of_key):
 
 
 def test_lse_and_its_gradient():
-    """A loss of output and lse together, in float64, and finite differences."""
-    query, key, value = inputs(dtype=torch.float64, S=3, T=4, d=2)
-    mask = additive(3, 4, dtype=torch.float64)[1:].repeat(2, 1)[:3]
+    """A loss of output and lse, in float64, against finite differences."""
+    query, key, value = make_inputs(dtype=torch.float64, S=3, T=4, d=2)
+    mask = make_additive_mask(3, 4, dtype=torch.float64)[1:].repeat(2, 1)[:3]
 
     def both(*tensors):
         return attention_with_lse(*tensors, attn_mask=mask)
@@ -138,21 +136,20 @@ def test_lse_and_its_gradient():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True, "enable_gqa": True}, {"attn_mask": additive(5, 7)}], ids=str
+    "options", [{}, {"is_causal": True, "enable_gqa": True}, {"attn_mask": make_additive_mask(5, 7)}], ids=str
 )
-def test_the_backward_pass_by_itself(options):
-    query, key, value = inputs(N=4, G=2 if options.get("enable_gqa") else None)
+def test_attention_backward_matches_autograd(options):
+    query, key, value = make_inputs(N=4, G=2 if options.get("enable_gqa") else None)
     out, lse = attention_with_lse(query, key, value, **options)
     grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
-    expected = output_and_gradients(attention, (query, key, value), grad_out, **options)[1:]
+    expected = differentiate(attention, (query, key, value), grad_out, **options)[1:]
     got = attention_backward(grad_out, query, key, value, out, lse, **options)
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("score", [1e4, 1e6, 1e8])
-def test_gradients_of_large_scores_need_more_digits_than_lse_has(score):
-    """Of keys with equal scores, and of some 8 below, against float64 (mlx#4188, pytorch#11752)."""
+def test_gradients_of_large_scores(score):
+    """Compare keys with equal scores, and with scores that are 8 lower, with float64 (mlx#4188, pytorch#11752)."""
     generator = torch.Generator().manual_seed(0)
     query = torch.tensor([score, 8.0]).expand(1, 1, 3, 2)
     key = torch.tensor([[1.0, 0], [1, 0], [1, -1], [1, 0], [1, -1]])[None, None]
@@ -160,28 +157,35 @@ def test_gradients_of_large_scores_need_more_digits_than_lse_has(score):
     out, lse = attention_with_lse(query, key, value, scale=1.0)
     got = attention_backward(grad_out, query, key, value, out, lse, scale=1.0)
     exact = three(tensor.double() for tensor in (query, key, value))
-    expected = output_and_gradients(F.scaled_dot_product_attention, exact, grad_out.double(), scale=1.0)
-    for ours, right in zip((out, *got), expected, strict=True):
+    expected = differentiate(F.scaled_dot_product_attention, exact, grad_out.double(), scale=1.0)
+    offsets = torch.tensor([0, 3]).int(), torch.tensor([0, 5]).int()
+
+    def run_packed(*tensors, **options):
+        rows = (tensor[0].transpose(0, 1) for tensor in tensors)
+        return attention_varlen(*three(rows), *offsets, **options).transpose(0, 1)[None]
+
+    varlen = differentiate(run_packed, (query, key, value), grad_out, scale=1.0)
+    for ours, right in zip((out, *got, *varlen), (*expected, *expected), strict=True):
         torch.testing.assert_close(ours.double(), right, rtol=0, atol=1e-6 + 1e-5 * float(right.abs().max()))
 
 
-# ---- Torch's own checks -------------------------------------------------------------------------------------
+# ---- PyTorch's features -------------------------------------------------------------------------------------
 
 
 def test_autocast():
-    tensors = inputs()
+    tensors = make_inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        output = attention(*tensors, attn_mask=additive(5, 7))
+        output = attention(*tensors, attn_mask=make_additive_mask(5, 7))
     assert output.dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16):
-        expected = F.scaled_dot_product_attention(*tensors, attn_mask=additive(5, 7))
+        expected = F.scaled_dot_product_attention(*tensors, attn_mask=make_additive_mask(5, 7))
     torch.testing.assert_close(output, expected, rtol=0.02, atol=0.02)
     with torch.autocast("cpu", torch.bfloat16):
-        assert attention(*three(inputs(dtype=torch.float64))).dtype == torch.float64
+        assert attention(*three(make_inputs(dtype=torch.float64))).dtype == torch.float64
 
 
-def test_shapes_without_memory():
-    query, key, value = (tensor.to("meta") for tensor in inputs(dv=3))
+def test_meta_tensors():
+    query, key, value = (tensor.to("meta") for tensor in make_inputs(dv=3))
     output, lse = attention_with_lse(query, key, value)
     assert output.shape == (2, 2, 5, 3) and lse.shape == (2, 2, 5) and lse.dtype == torch.float32
 
@@ -191,7 +195,7 @@ def test_shapes_without_memory():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_scales_of_any_sign_and_causal_masks(scale, corner, dtype):
     """PyTorch's fused kernels give NaN for a triangle and a scale that is not above 0."""
-    tensors = inputs(dtype=dtype)
+    tensors = make_inputs(dtype=dtype)
     hidden = ~torch.ones(5, 7, dtype=torch.bool)
     hidden = hidden if corner is None else torch.ones(5, 7).triu(1 if corner == "upper_left" else 3).bool()
 
@@ -199,19 +203,19 @@ def test_scales_of_any_sign_and_causal_masks(scale, corner, dtype):
         scores = (scale * query @ key.mT).masked_fill(hidden, -torch.inf)
         return torch.softmax(scores, -1) @ value
 
-    mask = None if corner is None else causal(corner, 5, 7)
-    truth = output_and_gradients(formula, [tensor.double() for tensor in tensors])
+    mask = None if corner is None else make_causal_mask(corner, 5, 7)
+    truth = differentiate(formula, [tensor.double() for tensor in tensors])
     limit = 1e-5 if dtype == torch.float32 else 0.05
     for function in (attention, lambda *t, **o: attention_with_lse(*t, **o)[0]):
-        found = output_and_gradients(function, tensors, attn_mask=mask, scale=scale)
-        for got, right in zip(found, truth, strict=True):
+        results = differentiate(function, tensors, attn_mask=mask, scale=scale)
+        for got, right in zip(results, truth, strict=True):
             torch.testing.assert_close(got.double(), right, rtol=limit, atol=limit)
 
 
-def test_formulas_have_every_derivative():
-    """First and second ones, forward mode, and torch.func's transforms, of what is no function of PyTorch's."""
+def test_formulas_support_higher_derivatives_and_transforms():
+    """First and second derivatives, forward mode and vmap of the functions that PyTorch does not have."""
     query, key, value = tensors = [
-        t.requires_grad_() for t in inputs(dtype=torch.float64, B=1, S=3, T=4, d=2)
+        t.requires_grad_() for t in make_inputs(dtype=torch.float64, B=1, S=3, T=4, d=2)
     ]
     out, lse = (t.detach() for t in attention_with_lse(query, key, value))
     delta, offsets = attention_delta(out, out), torch.tensor([0, 2, 3], dtype=torch.int32)
@@ -226,30 +230,51 @@ def test_formulas_have_every_derivative():
     for name, function in functions.items():
         assert torch.autograd.gradcheck(function, tensors, check_forward_ad=True), name
         assert torch.autograd.gradgradcheck(function, tensors), name
-    with forward_ad.dual_level():
-        dual = attention(forward_ad.make_dual(query.detach(), query.detach()), key, value)
-        assert forward_ad.unpack_dual(dual).tangent is not None
-    found = torch.func.vmap(lambda q: attention_with_lse(q, key, value)[0])(torch.stack([query, -query]))
-    torch.testing.assert_close(found[1], attention(-query, key, value))
+    results = torch.func.vmap(lambda q: attention_with_lse(q, key, value)[0])(torch.stack([query, -query]))
+    torch.testing.assert_close(results[1], attention(-query, key, value))
+
+
+def loss(function):
+    """Return a scalar of the output."""
+    return lambda *tensors: function(*tensors).sin().sum()
+
+
+SAMPLES = [torch.randn(2, 2, 5, 4, generator=torch.Generator().manual_seed(i)).double() for i in range(3)]
+MASK = torch.randn(5, 5, generator=torch.Generator().manual_seed(3)).double()
+TRANSFORMS = {
+    "grad": lambda f: torch.func.grad(loss(f), argnums=(0, 1, 2, 3))(*SAMPLES, MASK),
+    "vmap": lambda f: torch.func.vmap(f, in_dims=(0, 0, 0, None))(*SAMPLES, MASK),
+    "gradients of samples": lambda f: torch.func.vmap(torch.func.grad(loss(f)))(*SAMPLES),
+    "jvp": lambda f: torch.func.jvp(f, tuple(SAMPLES), tuple(SAMPLES)),
+    "hessian": lambda f: torch.func.hessian(loss(f))(SAMPLES[0][:1, :1], *SAMPLES[1:]),
+    "causal, shared heads": lambda f: torch.func.grad(
+        loss(lambda q, k: f(q, k, k, None, 0.0, True, 0.3, True))
+    )(SAMPLES[0], SAMPLES[1][:, :1]),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_of_attention(transform):
+    def formula(q, k, v, mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        scores = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.mT
+        scores = scores if mask is None else scores + mask
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return (scores.masked_fill(hidden, -torch.inf) if is_causal else scores).softmax(-1) @ v
+
+    torch.testing.assert_close(transform(attention), transform(formula), rtol=1e-9, atol=1e-9)
 
 
 # ---- Errors -------------------------------------------------------------------------------------------------
 
-PLAIN = dict(zip(NAMES, inputs(), strict=True))
+PLAIN = dict(zip(NAMES, make_inputs(), strict=True))
 ones = torch.ones
+NESTED = torch.nested.nested_tensor([ones(2, 5, 8), ones(2, 4, 8)])
+THREE_HEADS = {"key": ones(2, 3, 7, 8), "value": ones(2, 3, 7, 8), "enable_gqa": True}
 ERRORS = {
-    "mask and causal": (
-        ValueError,
-        "is_causal: expected False",
-        {"is_causal": True, "attn_mask": ones(5, 7)},
-    ),
+    "with a mask": (ValueError, "is_causal: expected False", {"is_causal": True, "attn_mask": ones(5, 7)}),
     "no tensor": (TypeError, "key: expected a torch tensor, got list", {"key": [1.0]}),
     "sparse": (TypeError, "value: .* a sparse_coo one;", {"value": ones(2, 2, 7, 8).to_sparse()}),
-    "nested": (
-        TypeError,
-        "query: expected a dense tensor, got a nested one; `attention_varlen`",
-        {"query": torch.nested.nested_tensor([ones(2, 5, 8), ones(2, 4, 8)])},
-    ),
+    "nested": (TypeError, "query: .* dense tensor, got a nested one; `attention_varlen`", {"query": NESTED}),
     "integers": (TypeError, "query: expected float32, .* got int64", {"query": ones(2, 2, 5, 8).long()}),
     "dtype": (TypeError, "key: expected float32, as query, got float64", {"key": PLAIN["key"].double()}),
     "device": (ValueError, "value: expected it on cpu", {"value": PLAIN["value"].to("meta")}),
@@ -266,18 +291,14 @@ ERRORS = {
     "is_causal": (TypeError, "is_causal: expected True or False, got 'no'", {"is_causal": "no"}),
     "enable_gqa": (TypeError, "enable_gqa: expected True or False, got 1", {"enable_gqa": 1}),
     "bool scale": (TypeError, "scale: expected a number or None, got bool", {"scale": True}),
-    "groups": (
-        ValueError,
-        "enable_gqa: .* got 2 for query, 3 for key and 3 for value",
-        {"key": ones(2, 3, 7, 8), "value": ones(2, 3, 7, 8), "enable_gqa": True},
-    ),
+    "groups": (ValueError, "enable_gqa: .* 2 for query, 3 for key and 3 for value", THREE_HEADS),
 }
 
 
 @pytest.mark.parametrize(("kind", "words", "changed"), ERRORS.values(), ids=ERRORS)
 def test_errors_name_the_argument(kind, words, changed):
     mask = changed.get("attn_mask")
-    own = {"attn_mask": causal(*mask)} if isinstance(mask, tuple) else {}
+    own = {"attn_mask": make_causal_mask(*mask)} if isinstance(mask, tuple) else {}
     with pytest.raises(kind, match=words) as error:
         attention(**{**PLAIN, **changed, **own})
     assert len(str(error.value).splitlines()) == 1
@@ -287,13 +308,8 @@ BACKWARD_ERRORS = {
     "gradient": ({"grad_out": torch.ones(2, 2, 5, 7)}, r"grad_out: expected float32 \[2, 2, 5, 8\]"),
     "output": ({"out": torch.ones(2, 2, 5, 8).double()}, "out: .* got float64"),
     "lse": ({"lse": torch.ones(2, 2, 6)}, r"lse: expected float32 \[2, 2, 5\]"),
-    "heads": (
-        {"key": torch.ones(2, 1, 7, 8), "value": torch.ones(2, 1, 7, 8)},
-        "expected query's leading axes",
-    ),
+    "heads": ({"key": ones(2, 1, 7, 8), "value": ones(2, 1, 7, 8)}, "expected query's leading axes"),
 }
-
-
 BACKWARD: dict[str, Any] = {"grad_out": PLAIN["query"], **PLAIN, "out": PLAIN["query"], "lse": ones(2, 2, 5)}
 
 
@@ -304,7 +320,7 @@ def test_errors_of_the_backward_pass(changed, words):
 
 
 @pytest.mark.parametrize("name", ["grad_out", "query", "key", "value", "out", "lse"])
-def test_the_backward_pass_wants_dense_tensors_in_one_place(name):
+def test_backward_rejects_missing_tensors_and_other_devices(name):
     with pytest.raises(TypeError, match=f"^{name}: expected a torch tensor, got NoneType$"):
         attention_backward(**{**BACKWARD, name: None})
     with pytest.raises(ValueError, match="expected it on"):
@@ -312,14 +328,13 @@ def test_the_backward_pass_wants_dense_tensors_in_one_place(name):
 
 
 @pytest.mark.parametrize("name", ["grad_out", "out"])
-def test_delta_wants_dense_tensors(name):
+def test_delta_rejects_missing_tensors(name):
     right = {"grad_out": PLAIN["query"], "out": PLAIN["query"]}
     with pytest.raises(TypeError, match=f"^{name}: expected a torch tensor, got NoneType$"):
         attention_delta(**{**right, name: None})
 
 
-def test_the_names_of_the_arguments():
-    """As models call them: positions and names are those of PyTorch's function."""
+def test_argument_names_match_pytorch():
     import inspect
 
     assert list(inspect.signature(attention).parameters) == [

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_checks import assert_as_exact_as_torch, inputs, output_and_gradients
+from attention_checks import assert_as_accurate_as_pytorch, differentiate, make_inputs
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typed import three
 
@@ -16,13 +16,13 @@ NARROW = (torch.bfloat16, torch.float16)
 """The kernels' types."""
 
 
-def on_gpu(device="cuda", **sizes) -> list[torch.Tensor]:
-    """query, key and value on a GPU."""
-    return [tensor.to(device) for tensor in inputs(**sizes)]
+def make_gpu_inputs(device="cuda", **sizes) -> list[torch.Tensor]:
+    """Return query, key and value on a GPU."""
+    return [tensor.to(device) for tensor in make_inputs(**sizes)]
 
 
-def drawn_mask(draw: random.Random, B: int, N: int, S: int, T: int, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of some kind: short rows, holes of whole tiles, no visible key, pairs, and numbers at any strides."""
+def make_random_mask(draw: random.Random, B: int, N: int, S: int, T: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask of a random kind: short rows, masked tiles, fully masked rows, or additive with any strides."""
     kind = draw.randrange(6)
     if kind == 0:
         lengths = torch.tensor([draw.randint(0, T) for _ in range(B)])
@@ -41,8 +41,8 @@ def drawn_mask(draw: random.Random, B: int, N: int, S: int, T: int, dtype: torch
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(4))
-def test_gpu_drawn_calls_with_masks(seed):
-    """Fifty a seed: as exact as PyTorch's formula, and the same bits again."""
+def test_gpu_random_calls_with_masks(seed):
+    """Fifty calls per seed: as accurate as PyTorch's formula, and bit-equal when repeated."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     for _ in range(50):
@@ -51,13 +51,13 @@ def test_gpu_drawn_calls_with_masks(seed):
         S = draw.choice([1, 63, 64, 65, 128, 129, 200, 257, 511])
         T = draw.choice([2, 16, 64, 65, 120, 128, 136, 192, 200, 320, 520])
         d = draw.choice([8, 40, 64, 72, 80, 128])
-        tensors = on_gpu(B=B, N=G * shared, G=G, S=S, T=T, d=d, dtype=dtype)
+        tensors = make_gpu_inputs(B=B, N=G * shared, G=G, S=S, T=T, d=d, dtype=dtype)
         with torch.device("cuda"):
-            mask = drawn_mask(draw, B, G * shared, S, T, dtype)
+            mask = make_random_mask(draw, B, G * shared, S, T, dtype)
         options = {"attn_mask": mask, "enable_gqa": shared > 1}
         with sdpa_kernel(SDPBackend.MATH):
-            assert_as_exact_as_torch(tensors, **options)
-        runs = [output_and_gradients(attention, tensors, **options) for _ in range(2)]
+            assert_as_accurate_as_pytorch(tensors, **options)
+        runs = [differentiate(attention, tensors, **options) for _ in range(2)]
         assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
 
@@ -65,18 +65,18 @@ def test_gpu_drawn_calls_with_masks(seed):
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_gpu_same_bits_in_every_run(dtype, d):
-    tensors = on_gpu(B=2, N=12, S=512, T=512, d=d, dtype=dtype)
-    runs = [output_and_gradients(attention, tensors, is_causal=True) for _ in range(20)]
+    tensors = make_gpu_inputs(B=2, N=12, S=512, T=512, d=d, dtype=dtype)
+    runs = [differentiate(attention, tensors, is_causal=True) for _ in range(20)]
     assert all(torch.equal(one, first) for run in runs[1:] for one, first in zip(run, runs[0], strict=True))
 
 
 @pytest.mark.gpu
-def test_gpu_any_stream():
-    """Inputs written on a side stream behind a long kernel: a call that does not wait for them reads old values."""
+def test_gpu_side_stream():
+    """Inputs are written on a side stream after a long kernel, so a call that does not wait for them reads old values."""
     side = torch.cuda.Stream()
     busy = torch.randn(4096, 4096, device="cuda")
-    sources = [on_gpu(S=100, T=100, d=64, dtype=torch.bfloat16, seed=seed) for seed in range(10)]
-    expected = [output_and_gradients(attention, source) for source in sources]
+    sources = [make_gpu_inputs(S=100, T=100, d=64, dtype=torch.bfloat16, seed=seed) for seed in range(10)]
+    expected = [differentiate(attention, source) for source in sources]
     leaves = [torch.zeros_like(tensor) for tensor in sources[0]]
     torch.cuda.synchronize()
     got = []
@@ -85,7 +85,7 @@ def test_gpu_any_stream():
             busy = busy @ busy * 1e-4
             for leaf, tensor in zip(leaves, source, strict=True):
                 leaf.copy_(tensor)
-            got.append([tensor * 1 for tensor in output_and_gradients(attention, leaves)])
+            got.append([tensor * 1 for tensor in differentiate(attention, leaves)])
     torch.cuda.synchronize()
     for ours, theirs in zip(got, expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
@@ -93,10 +93,10 @@ def test_gpu_any_stream():
 
 @pytest.mark.gpu
 def test_gpu_memory_is_constant_over_a_thousand_steps():
-    leaves = [tensor.requires_grad_() for tensor in on_gpu(S=128, T=128, d=64, dtype=torch.bfloat16)]
+    leaves = [tensor.requires_grad_() for tensor in make_gpu_inputs(S=128, T=128, d=64, dtype=torch.bfloat16)]
     mask = torch.zeros(128, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
-    def used(steps: int) -> tuple[int, int]:
+    def measure_memory(steps: int) -> tuple[int, int]:
         for _ in range(steps):
             attention(*leaves, attn_mask=mask).square().sum().backward()
             for leaf in (*leaves, mask):
@@ -104,16 +104,17 @@ def test_gpu_memory_is_constant_over_a_thousand_steps():
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
-    used(10)
-    gc.collect()  # what earlier tests have left
-    assert used(10) == used(1000)
+    measure_memory(10)
+    gc.collect()  # garbage of earlier tests
+    assert measure_memory(10) == measure_memory(1000)
 
 
 @pytest.mark.gpu
-def test_gpu_peak_memory_has_no_matrix_of_scores():
-    """Above the inputs a step needs the output, the gradients and a few numbers a row."""
+def test_gpu_peak_memory_excludes_the_scores():
+    """Besides its inputs a step needs the output, the gradients and a few numbers per row."""
     leaves = three(
-        tensor.requires_grad_() for tensor in on_gpu(B=1, N=4, S=4096, T=4096, d=64, dtype=torch.bfloat16)
+        tensor.requires_grad_()
+        for tensor in make_gpu_inputs(B=1, N=4, S=4096, T=4096, d=64, dtype=torch.bfloat16)
     )
     attention(*leaves).sum().backward()
     for leaf in leaves:
@@ -127,9 +128,11 @@ def test_gpu_peak_memory_has_no_matrix_of_scores():
 
 
 @pytest.mark.gpu(count=2)
-def test_gpu_that_is_not_the_current_one():
+def test_gpu_other_than_the_current_device():
     with torch.cuda.device(0):
-        assert_as_exact_as_torch(on_gpu("cuda:1", S=50, T=60, d=64, dtype=torch.bfloat16), is_causal=True)
+        assert_as_accurate_as_pytorch(
+            make_gpu_inputs("cuda:1", S=50, T=60, d=64, dtype=torch.bfloat16), is_causal=True
+        )
 
 
 @pytest.mark.gpu
@@ -139,22 +142,24 @@ def test_gpu_that_is_not_the_current_one():
     (torch.bfloat16, 192, {"attn_mask": (64, 64)}),
     (torch.float16, 72, {"attn_mask": (64, 1)}),
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("lies", ["between others", "one element on"])
-def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options: dict[str, Any], lies):
-    """PyTorch's own kernels refuse rows that do not begin where 16 bytes do, or end the process's use of the GPU."""
+@pytest.mark.parametrize("layout", ["padded rows", "shifted by one element"])
+def test_gpu_pytorch_fallback_accepts_unaligned_tensors(dtype, d, options: dict[str, Any], layout):
+    """PyTorch's kernels reject rows that are not aligned to 16 bytes, or fail with an error that ends the CUDA context."""
 
-    def moved(tensor):
-        if lies == "between others":
+    def unalign(tensor):
+        if layout == "padded rows":
             return torch.nn.functional.pad(tensor, (1, 2))[..., 1:-2]
         return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
 
-    leaves = [moved(tensor.detach()).requires_grad_() for tensor in on_gpu(S=64, T=64, d=d, dtype=dtype)]
+    leaves = [
+        unalign(tensor.detach()).requires_grad_() for tensor in make_gpu_inputs(S=64, T=64, d=d, dtype=dtype)
+    ]
     if "attn_mask" in options:
         mask = torch.randn(options["attn_mask"], device="cuda").to(dtype)
-        options = {"attn_mask": moved(mask).requires_grad_()}
+        options = {"attn_mask": unalign(mask).requires_grad_()}
         leaves.append(options["attn_mask"])
-    said = attention_layer.explain(leaves[0], attn_mask=options.get("attn_mask"))
-    assert said.startswith("PyTorch's own") == (dtype == torch.float32 or "attn_mask" in options)
+    explanation = attention_layer.explain(leaves[0], attn_mask=options.get("attn_mask"))
+    assert explanation.startswith("PyTorch's own") == (dtype == torch.float32 or "attn_mask" in options)
 
     def results(function):
         output = function(*leaves[:3], **options)
@@ -162,5 +167,6 @@ def test_gpu_what_is_left_to_torch_may_begin_anywhere(dtype, d, options: dict[st
 
     with sdpa_kernel(SDPBackend.MATH):
         expected = results(torch.nn.functional.scaled_dot_product_attention)
-    for ours, theirs in zip(results(attention), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0.03, atol=0.03 if dtype != torch.float32 else 1e-3)
+    torch.testing.assert_close(
+        results(attention), expected, rtol=0.03, atol=0.03 if dtype != torch.float32 else 1e-3
+    )

@@ -1,4 +1,4 @@
-"""`workbook build-ext`, and what the doctor says of what it builds."""
+"""`workbook build-ext`, and the doctor's report about the libraries."""
 
 import os
 
@@ -11,8 +11,8 @@ from harness.toolchain import architectures, libraries
 
 
 @pytest.fixture
-def no_compiling(monkeypatch, tmp_path):
-    """Compilers that write a file of nothing, and a folder of their own."""
+def fake_compilers(monkeypatch, tmp_path):
+    """Replace the compilers by functions that write dummy files, and use empty folders."""
 
     def compile_mojo(source, include, architecture, staging, *defines):
         (staging / "module.so").write_text("kernels")
@@ -27,27 +27,19 @@ def no_compiling(monkeypatch, tmp_path):
     return tmp_path / "kept"
 
 
-def gpus(monkeypatch, *capabilities):
-    """These GPUs are there."""
+def simulate_gpus(monkeypatch, *capabilities):
+    """Pretend that these GPUs are present."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
 
 
-def test_it_says_what_it_built_and_where(command_line, no_compiling, tmp_path):
-    arguments = (
-        "build-ext",
-        "cross_entropy",
-        "--arch",
-        "sm_80",
-        "--arch",
-        "sm_90",
-        "--output",
-        tmp_path / "out",
-    )
+def test_build_ext_reports_each_library(command_line, fake_compilers, tmp_path):
+    architectures = ("--arch", "sm_80", "--arch", "sm_90")
+    arguments = ("build-ext", "cross_entropy", *architectures, "--output", tmp_path / "out")
     done = command_line(*arguments)
-    wanted = host.select_libraries(["cross_entropy"], ["sm_80", "sm_90a"], [None])
-    assert done.code == 0 and len(done.lines) == len(wanted)
-    for library, line in zip(wanted, done.lines, strict=True):
+    expected = host.select_libraries(["cross_entropy"], ["sm_80", "sm_90a"], [None])
+    assert done.code == 0 and len(done.lines) == len(expected)
+    for library, line in zip(expected, done.lines, strict=True):
         assert line.startswith(f"{library.name}: built in 0.")
         assert line.endswith(os.path.join("out", library.carried_name))
         assert f"Building {library.name} (about {library.estimate:.0f} s, once) ..." in done.err
@@ -55,14 +47,14 @@ def test_it_says_what_it_built_and_where(command_line, no_compiling, tmp_path):
     assert all("was there already" in line for line in again.lines) and not again.err
 
 
-def test_it_builds_for_the_gpus_here(command_line, no_compiling, monkeypatch):
-    gpus(monkeypatch, (9, 0), (8, 0), (9, 0))
+def test_build_ext_selects_the_present_gpus(command_line, fake_compilers, monkeypatch):
+    simulate_gpus(monkeypatch, (9, 0), (8, 0), (9, 0))
     assert command_line("build-ext", "cross_entropy/float16").code == 0
-    parts = {path.name.rpartition("_")[0] for path in no_compiling.glob("cross_entropy_float16_*.so")}
+    parts = {path.name.rpartition("_")[0] for path in fake_compilers.glob("cross_entropy_float16_*.so")}
     assert parts == {"cross_entropy_float16_sm_80", "cross_entropy_float16_sm_90a"}
 
 
-def test_operators_for_another_pytorch(command_line, no_compiling, tmp_path):
+def test_operators_for_another_pytorch(command_line, fake_compilers, tmp_path):
     (tmp_path / "version.py").write_text("__version__ = '2.11.0'\n")
     arguments = ("--arch", "sm_90a", "--torch", tmp_path, "--output", tmp_path / "out")
     assert command_line("build-ext", "cross_entropy/float16", *arguments).code == 0
@@ -80,13 +72,13 @@ def test_operators_for_another_pytorch(command_line, no_compiling, tmp_path):
         (["--arch", "sm_80", "--output", "/dev/null/x"], 5, "cannot make the folder /dev/null/x"),
     ],
 )
-def test_it_refuses(command_line, arguments, code, words):
+def test_build_ext_errors(command_line, arguments, code, words):
     done = command_line("build-ext", *arguments)
     assert done.code == code and words in done.err and len(done.err.splitlines()) == 1
 
 
-def test_without_a_gpu_it_asks_for_a_name(command_line, monkeypatch):
-    gpus(monkeypatch)
+def test_build_ext_without_a_gpu_requires_arch(command_line, monkeypatch):
+    simulate_gpus(monkeypatch)
     done = command_line("build-ext")
     words = "sees no GPU on this machine; name what to build for, as in --arch sm_90a"
     assert done.code == 2 and words in done.err
@@ -101,39 +93,39 @@ def test_help(command_line):
 # ---- The doctor ---------------------------------------------------------------------------------------------
 
 
-def test_the_doctor_without_a_gpu(monkeypatch):
-    gpus(monkeypatch)
-    (finding,) = doctor.layers()
+def test_doctor_without_a_gpu(monkeypatch):
+    simulate_gpus(monkeypatch)
+    (finding,) = doctor.check_layers()
     assert finding.state == "note" and "PyTorch's own operations run" in finding.words
 
 
-def test_the_doctor_with_a_gpu(monkeypatch, no_compiling):
-    gpus(monkeypatch, (9, 0))
-    wanted = host.select_libraries([], ["sm_90a"], [None])
-    (finding,) = doctor.layers()
-    assert finding.state == "note" and finding.words.startswith(f"0 of {len(wanted)} libraries are built")
+def test_doctor_reports_missing_libraries(monkeypatch, fake_compilers):
+    simulate_gpus(monkeypatch, (9, 0))
+    expected = host.select_libraries([], ["sm_90a"], [None])
+    (finding,) = doctor.check_layers()
+    assert finding.state == "note" and finding.words.startswith(f"0 of {len(expected)} libraries are built")
     assert "cross_entropy_float16_sm_90a" in finding.words and "build-ext" in finding.remedy
     monkeypatch.setattr(libraries, "find_compiler", lambda: None)
-    (finding,) = doctor.layers()
+    (finding,) = doctor.check_layers()
     assert (
         finding.state == "broken" and "no C++ compiler" in finding.words and "install g++" in finding.remedy
     )
     monkeypatch.undo()
 
 
-def test_the_doctor_where_all_is_built(monkeypatch, no_compiling):
-    gpus(monkeypatch, (9, 0))
-    wanted = host.select_libraries([], ["sm_90a"], [None])
-    for _ in libraries.build_all(wanted):
+def test_doctor_with_all_libraries_built(monkeypatch, fake_compilers):
+    simulate_gpus(monkeypatch, (9, 0))
+    expected = host.select_libraries([], ["sm_90a"], [None])
+    for _ in libraries.build_all(expected):
         pass
-    (finding,) = doctor.layers()
-    assert finding.state == "good" and finding.words == f"all {len(wanted)} libraries are built"
+    (finding,) = doctor.check_layers()
+    assert finding.state == "good" and finding.words == f"all {len(expected)} libraries are built"
 
 
-def test_the_doctor_with_a_gpu_that_has_no_kernels(monkeypatch):
-    gpus(monkeypatch, (7, 5))
-    (finding,) = doctor.layers()
+def test_doctor_with_an_unsupported_gpu(monkeypatch):
+    simulate_gpus(monkeypatch, (7, 5))
+    (finding,) = doctor.check_layers()
     assert finding.state == "note" and "need sm_80 or newer, not sm_75: PyTorch's own" in finding.words
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    (finding,) = doctor.layers()
+    (finding,) = doctor.check_layers()
     assert finding.words == f"{architectures.ONLY_NVIDIA}: PyTorch's own operations run here"

@@ -1,4 +1,4 @@
-"""The torch.compile backend: what it swaps, what it leaves alone and why, and that values and gradients are eager's."""
+"""The torch.compile backend: which pairs it replaces, which it leaves and why; values and gradients as in eager mode."""
 
 import importlib.metadata
 from contextlib import nullcontext
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from compile_checks import assert_same, assert_same_as_eager, compile_model, compute_results
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -23,28 +24,8 @@ def fresh():
     torch.manual_seed(0)
 
 
-class Recorder:
-    """The backend, with an eager tail, and the reports of every graph that it was handed."""
-
-    def __init__(self, tail: str = "eager"):
-        self.reports = []
-        self.tail = tail
-
-    def __call__(self, gm, example_inputs, **options):
-        own = {"report": self.reports.append, "tail": self.tail}
-        return mojo_workbook(gm, example_inputs, options=own, **options)
-
-    @property
-    def swaps(self) -> int:
-        return sum(len(report.swaps) for report in self.reports)
-
-    @property
-    def reasons(self) -> list[str]:
-        return [why for report in self.reports for _, why in report.left]
-
-
 class Pieces(nn.Module):
-    """Parameters for the functions below: a LayerNorm and two Linear layers, each weight also as [H, O]."""
+    """Parameters for the functions below: a LayerNorm, two Linear layers, and a weight [H, O] with its bias."""
 
     def __init__(self, body):
         super().__init__()
@@ -57,34 +38,6 @@ class Pieces(nn.Module):
 
     def forward(self, x):
         return self.body(self, x)
-
-
-def both_ways(model, *inputs, **options) -> tuple[list, list, Recorder]:
-    """Outputs and gradients of a model, eager and compiled by the backend, and what the backend reported."""
-    recorder = Recorder()
-    compiled = torch.compile(model, backend=recorder, fullgraph=True, **options)
-    return results(model, inputs), results(compiled, inputs, of=model), recorder
-
-
-def results(call, inputs, of=None) -> list:
-    """[outputs, gradients of inputs and parameters] of a call."""
-    torch.manual_seed(1)
-    leaves = [t.detach().clone().requires_grad_() for t in inputs]
-    out = call(*leaves)
-    outputs = list(out) if isinstance(out, tuple) else [out]
-    wanted = [*leaves, *(of or call).parameters()]
-    losses = [(o.float() * (o.detach().float().sin() + 0.3)).sum() for o in outputs]
-    loss = torch.stack(losses).sum()
-    return [[o.detach() for o in outputs], torch.autograd.grad(loss, wanted, allow_unused=True)]
-
-
-def assert_same(eager: list, compiled: list) -> None:
-    """Equal values, dtypes, and for every gradient: none where eager has none."""
-    for ours, theirs in zip(compiled, eager, strict=True):
-        assert [t is None for t in ours] == [t is None for t in theirs]
-        for a, b in zip(ours, theirs, strict=True):
-            if b is not None:
-                torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
 
 
 def aten_level(m, x):
@@ -101,7 +54,7 @@ def conv1d(m, x):
     return torch.addmm(m.c, m.ln(x).view(-1, H), m.w).view(B, S, O)
 
 
-def shared(m, x):
+def share_layernorm(m, x):
     h = m.ln(x)
     return m.a(h), m.b(h), h @ m.w, h + x
 
@@ -118,7 +71,7 @@ def shared(m, x):
         (conv1d, 1),
         (lambda m, x: m.ln(x) @ m.a.weight.T + m.c, 1),
         (lambda m, x: torch.matmul(torch.layer_norm(x, [H]), m.w), 1),
-        (shared, 3),
+        (share_layernorm, 3),
         (lambda m, x: m.a(F.dropout(m.ln(x), 0.5, training=False).reshape(-1, H)), 1),
         (lambda m, x: m.a(m.ln(x * 2 + x.flip(0))), 1),
         (lambda m, x: m.a(m.ln(x.transpose(0, 1)).contiguous()), 1),
@@ -132,14 +85,13 @@ def shared(m, x):
         (lambda m, x: m.a(m.ln(x)[0, 1]), 1),
     ],
 )
-def test_every_way_to_write_it_is_swapped(body, swaps):
-    eager, compiled, recorder = both_ways(Pieces(body), torch.randn(B, S, H))
-    assert recorder.swaps == swaps and not recorder.reasons
-    assert_same(eager, compiled)
+def test_pairs_in_every_form_are_replaced(body, swaps):
+    reports = assert_same_as_eager(Pieces(body), torch.randn(B, S, H))
+    assert reports.swaps == swaps and not reports.reasons
 
 
 def in_place_between(m, x):
-    """What changes is not what LayerNorm reads; but a name does not tell, so such pairs stay."""
+    """Change a tensor that LayerNorm does not read; the backend cannot tell, so such pairs stay."""
     other = x * 1.0
     h = m.ln(x)
     other.add_(1.0)
@@ -169,11 +121,9 @@ def weight_changed_between(m, x):
         (lambda m, x: torch.matmul(m.ln(x), m.w.expand(B, H, O)), "its weight has 3 axes"),
     ],
 )
-def test_what_only_looks_like_it_is_left_alone_with_a_reason(body, reason):
-    eager, compiled, recorder = both_ways(Pieces(body), torch.randn(B, S, H))
-    assert recorder.swaps == 0
-    assert len(recorder.reasons) == 1 and reason in recorder.reasons[0]
-    assert_same(eager, compiled)
+def test_unsupported_pairs_are_left_with_a_reason(body, reason):
+    reports = assert_same_as_eager(Pieces(body), torch.randn(B, S, H))
+    assert reports.swaps == 0 and len(reports.reasons) == 1 and reason in reports.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -184,14 +134,13 @@ def test_what_only_looks_like_it_is_left_alone_with_a_reason(body, reason):
         lambda m, x: m.a(x),
     ],
 )
-def test_a_linear_without_a_layer_norm_is_no_business_of_it(body):
-    eager, compiled, recorder = both_ways(Pieces(body), torch.randn(B, S, H))
-    assert recorder.swaps == 0 and not recorder.reasons
-    assert_same(eager, compiled)
+def test_linear_without_layer_norm_is_ignored(body):
+    reports = assert_same_as_eager(Pieces(body), torch.randn(B, S, H))
+    assert reports.swaps == 0 and not reports.reasons
 
 
-def test_an_input_that_changes_between_the_two():
-    """At the place of the Linear the operator would read the changed values."""
+def test_pair_with_in_place_change_between_is_left():
+    """The operator would run where the Linear is, and read the changed values."""
 
     def body(m, x):
         x = x * 1.0
@@ -199,56 +148,47 @@ def test_an_input_that_changes_between_the_two():
         x.mul_(2.0).add_(x.flip(-1))
         return m.a(h)
 
-    model, recorder = Pieces(body), Recorder()
-    x = torch.randn(B, S, H)
+    model, x = Pieces(body), torch.randn(B, S, H)
+    call, reports = compile_model(model, "eager")
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(model, backend=recorder)(x), model(x))
-    assert recorder.swaps == 0 and "mul_ between the two may change a tensor in place" in recorder.reasons[0]
+        torch.testing.assert_close(call(x), model(x))
+    assert reports.swaps == 0 and "mul_ between the two may change a tensor in place" in reports.reasons[0]
 
 
-def test_a_change_before_the_pair_is_none_of_its_business():
+def test_in_place_change_before_the_pair_is_allowed():
     def body(m, x):
         x = x * 1.0
         x.add_(1.0)
         return m.a(m.ln(x))
 
-    eager, compiled, recorder = both_ways(Pieces(body), torch.randn(B, S, H))
-    assert recorder.swaps == 1
-    assert_same(eager, compiled)
+    assert assert_same_as_eager(Pieces(body), torch.randn(B, S, H)).swaps == 1
 
 
-def test_batch_and_length_change_without_a_compilation_for_each():
+def test_dynamic_shapes_do_not_recompile():
     """dynamic=True hands a graph over twice, first with a symbolic eps; then one serves every size."""
-    model = Pieces(shared)
-    recorder = Recorder()
-    compiled = torch.compile(model, backend=recorder, dynamic=True)
+    model = Pieces(share_layernorm)
+    call, reports = compile_model(model, "eager", dynamic=True)
     graphs = []
     for rows in ((2, 3), (4, 5), (7, 2)):
         x = torch.randn(*rows, H)
-        assert_same(results(model, [x]), results(compiled, [x], of=model))
-        graphs.append(len(recorder.reports))
+        assert_same(compute_results(call, model, x), compute_results(model, model, x))
+        graphs.append(len(reports))
     assert graphs[0] == graphs[1] == graphs[2] <= 2
 
 
-def test_two_models_and_the_same_one_twice():
-    """Nothing is remembered between compilations."""
-    for model in (Pieces(shared), Pieces(shared)):
+def test_compilations_are_independent():
+    for model in (Pieces(share_layernorm), Pieces(share_layernorm)):
         for _ in range(2):
-            torch._dynamo.reset()
-            eager, compiled, recorder = both_ways(model, torch.randn(B, S, H))
-            assert recorder.swaps == 3
-            assert_same(eager, compiled)
+            assert assert_same_as_eager(model, torch.randn(B, S, H)).swaps == 3
 
 
 def test_without_gradients():
-    model, recorder = Pieces(shared), Recorder()
-    compiled = torch.compile(model, backend=recorder)
-    x = torch.randn(B, S, H)
+    model, x = Pieces(share_layernorm), torch.randn(B, S, H)
+    call, reports = compile_model(model, "eager")
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            for a, b in zip(compiled(x), model(x), strict=True):
-                torch.testing.assert_close(a, b)
-    assert recorder.swaps >= 3
+            torch.testing.assert_close(call(x), model(x))
+    assert reports.swaps >= 3
 
 
 @pytest.mark.parametrize(
@@ -256,89 +196,61 @@ def test_without_gradients():
     [(torch.no_grad, "_set_grad_enabled"), (lambda: torch.autocast("cpu", torch.bfloat16), "_exit_autocast")],
     ids=["no_grad", "autocast"],
 )
-def test_a_layer_norm_does_not_leave_the_mode_that_it_stands_in(switch, name):
-    """A trunk without gradients under a head that learns: LayerNorm's parameters stay as they are."""
+def test_pair_across_a_mode_switch_is_left(switch, name):
+    """A frozen trunk under a trained head: LayerNorm's parameters get no gradient."""
 
     def body(m, x):
         with switch():
             h = m.ln(x)
         return m.a(h)
 
-    model, recorder = Pieces(body), Recorder()
-    x = torch.randn(B, S, H)
-    eager = model(x)
-    eager.sum().backward()
-    expected = {key: p.grad for key, p in model.named_parameters()}
-    model.zero_grad(set_to_none=True)
-    output = torch.compile(model, backend=recorder)(x)
-    output.sum().backward()
-    torch.testing.assert_close(output, eager)
-    for key, parameter in model.named_parameters():
-        assert (parameter.grad is None) == (expected[key] is None), key
-        if parameter.grad is not None:
-            torch.testing.assert_close(parameter.grad, expected[key])
-    assert recorder.swaps == 0 and f"{name} between the two switches a mode" in recorder.reasons[0]
+    reports = assert_same_as_eager(Pieces(body), torch.randn(B, S, H))
+    assert reports.swaps == 0 and f"{name} between the two switches a mode" in reports.reasons[0]
 
 
-def test_a_frozen_layer_norm_gets_no_gradient():
+def test_frozen_layer_norm_gets_no_gradient():
     model = Pieces(lambda m, x: m.a(m.ln(x)))
     model.ln.requires_grad_(False)
-    compiled = torch.compile(model, backend=Recorder())
     x = torch.randn(B, S, H, requires_grad=True)
-    compiled(x).sum().backward()
+    compile_model(model, "eager")[0](x).sum().backward()
     assert model.ln.weight.grad is None and model.a.weight.grad is not None and x.grad is not None
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_autocast_is_what_it_is_without_the_swap(inside):
-    """The LayerNorm in float32, the product in bfloat16: rows of a large offset tell."""
+def test_autocast_matches_eager(inside):
+    """LayerNorm in float32, the product in bfloat16: rows with a large offset show a difference."""
 
     def body(m, x):
         with torch.autocast("cpu", torch.bfloat16) if inside else nullcontext():
             return m.a(m.ln(x))
 
-    model, recorder = Pieces(body), Recorder("aot_eager")
-    compiled = torch.compile(model, backend=recorder)
-    x = torch.randn(B, S, H) + 100
+    model, x = Pieces(body), torch.randn(B, S, H) + 100
+    call, reports = compile_model(model)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
-        eager, ours = results(model, [x]), results(compiled, [x], of=model)
-    assert recorder.swaps == 1 and recorder.reports[0].swaps[0].dtype == "bfloat16"
-    for kind in (0, 1):
-        for one, other in zip(ours[kind], eager[kind], strict=True):
-            assert (one is None) == (other is None)
-            if other is not None:
-                assert one.dtype == other.dtype
-                torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-6)
+        ours, eager = compute_results(call, model, x), compute_results(model, model, x)
+    assert reports.swaps == 1 and reports[0].swaps[0].dtype == "bfloat16"
+    assert_same(ours, eager, 2**-6, 2**-6)
 
 
-def test_a_checkpointed_region_is_a_graph_of_its_own():
+def test_checkpointed_pair_is_replaced():
     model = Pieces(lambda m, x: checkpoint(lambda t: m.a(m.ln(t)).tanh(), x, use_reentrant=False))
-    recorder = Recorder("aot_eager")
-    compiled = torch.compile(model, backend=recorder, fullgraph=True)
-    x = torch.randn(B, S, H)
-    assert_same(results(model, [x]), results(compiled, [x], of=model))
-    assert recorder.swaps == 1
+    assert assert_same_as_eager(model, torch.randn(B, S, H), tail="aot_eager").swaps == 1
 
 
-def test_what_the_operator_refuses_stays(monkeypatch):
+def test_pair_rejected_by_the_operator_is_left(monkeypatch):
     def refuse(*_):
         raise ValueError("H and W do not go together")
 
-    monkeypatch.setattr(backend_module.Adder, "function", refuse)
-    eager, compiled, recorder = both_ways(Pieces(conv1d), torch.randn(B, S, H))
-    assert recorder.reasons == ["H and W do not go together"]
-    assert_same(eager, compiled)
+    monkeypatch.setattr(backend_module.NodeInserter, "function", refuse)
+    reports = assert_same_as_eager(Pieces(conv1d), torch.randn(B, S, H))
+    assert reports.reasons == ["H and W do not go together"]
 
 
-def test_inductor_compiles_the_rest(tmp_path, monkeypatch):
-    """Its own options and modes go on to it; nothing of this backend's does."""
+def test_inductor_compiles_the_remaining_graph(tmp_path, monkeypatch):
+    """Inductor receives its own options, and none of this backend's."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     model = Pieces(lambda m, x: m.a(m.ln(x)).tanh())
-    reports = []
-    options = {"report": reports.append, "max_autotune": False}
-    compiled = torch.compile(model, backend=mojo_workbook, options=options)
-    x = torch.randn(B, S, H)
-    assert_same(results(model, [x]), results(compiled, [x], of=model))
+    reports = assert_same_as_eager(model, torch.randn(B, S, H), tail="inductor", max_autotune=False)
     assert [len(report.swaps) for report in reports] == [1]
 
 
@@ -357,10 +269,10 @@ def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
     ]
 
 
-def test_no_report_where_nobody_asks_and_where_there_is_nothing(capfd, monkeypatch):
+def test_no_report_unless_requested_or_without_matches(capfd, monkeypatch):
     monkeypatch.delenv(backend_module.REPORT, raising=False)
     options: dict[str, Any] = {"tail": "eager"}
-    torch.compile(Pieces(shared), backend=mojo_workbook, options=options)(torch.randn(B, S, H))
+    torch.compile(Pieces(share_layernorm), backend=mojo_workbook, options=options)(torch.randn(B, S, H))
     torch.compile(nn.Linear(H, O), backend=mojo_workbook, options=options | {"report": True})(
         torch.randn(B, H)
     )
@@ -369,30 +281,27 @@ def test_no_report_where_nobody_asks_and_where_there_is_nothing(capfd, monkeypat
 
 def test_unknown_tail():
     with pytest.raises(Exception, match="tail 'llvm': choose one of inductor, aot_eager, eager"):
-        torch.compile(Pieces(shared), backend=mojo_workbook, options={"tail": "llvm"})(torch.randn(B, S, H))
+        torch.compile(Pieces(share_layernorm), backend=mojo_workbook, options={"tail": "llvm"})(
+            torch.randn(B, S, H)
+        )
 
 
-def test_without_a_compiler_the_rest_runs_uncompiled_and_one_line_says_so(monkeypatch, capfd):
-    from torch._inductor import cpp_builder, exc
-
-    def none():
-        raise exc.InvalidCxxCompiler
-
-    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+def test_missing_cpp_compiler_is_reported_once(monkeypatch, capfd):
+    monkeypatch.setenv("CXX", "/none")
     backend_module.has_compiler.cache_clear()
     try:
         model = Pieces(lambda m, x: m.a(m.ln(x)))
         compiled = torch.compile(model, backend=mojo_workbook)
         for rows in (2, 5):
             x = torch.randn(rows, S, H)
-            assert_same(results(model, [x]), results(compiled, [x], of=model))
+            assert_same(compute_results(compiled, model, x), compute_results(model, model, x))
     finally:
         backend_module.has_compiler.cache_clear()
-    said = [line for line in capfd.readouterr().err.splitlines() if "no C++ compiler" in line]
-    assert len(said) == 1
+    messages = [line for line in capfd.readouterr().err.splitlines() if "no C++ compiler" in line]
+    assert len(messages) == 1
 
 
-def test_the_name_works_without_an_import():
+def test_backend_is_registered_by_entry_point():
     points = importlib.metadata.entry_points(group="torch_dynamo_backends", name="mojo_workbook")
     assert [point.load() for point in points][:1] == [mojo_workbook]
     assert "mojo_workbook" in torch._dynamo.list_backends()
@@ -402,7 +311,7 @@ def test_the_name_works_without_an_import():
 
 
 class Attends(nn.Module):
-    """Three attentions behind a LayerNorm and a Linear: causal with shared heads, with `options`, and of a tensor to itself."""
+    """Three attentions after a LayerNorm and a Linear: causal with shared heads, with `options`, and self-attention."""
 
     def __init__(self, **options):
         super().__init__()
@@ -416,20 +325,9 @@ class Attends(nn.Module):
         return F.scaled_dot_product_attention(second, second, second)
 
 
-def attended(model, x, **options):
-    """The output, the gradients of x and the parameters, and the report of a compiled model."""
-    reports = []
-    own = {"report": reports.append, "tail": "aot_eager", **options}
-    compiled = torch.compile(model, backend="mojo_workbook", options=own, fullgraph=True)
-    output = compiled(x)
-    gradients = torch.autograd.grad(output.square().sum(), [x, *model.parameters()])
-    (report,) = reports
-    return [output, *gradients], report
-
-
 @pytest.fixture
 def takes_all(monkeypatch):
-    """The operators take every attention without dropout, by the formula: there are no kernels on a CPU."""
+    """Pretend that the kernels support every attention without dropout; on a CPU the formula runs."""
 
     def explain(query, key=None, value=None, mask=None, dropout_p=0.0, **options):
         return "PyTorch's own operations: dropout" if dropout_p else "wgmma"
@@ -438,32 +336,26 @@ def takes_all(monkeypatch):
 
 
 @pytest.mark.usefixtures("takes_all")
-def test_attention_is_swapped_where_asked():
-    model, x = Attends(), torch.randn(2, 5, 16, requires_grad=True)
-    expected = model(x)
-    expected = [expected, *torch.autograd.grad(expected.square().sum(), [x, *model.parameters()])]
-    got, report = attended(model, x, attention=True)
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+def test_attention_is_replaced_on_request():
+    model, x = Attends(), torch.randn(2, 5, 16)
+    (report,) = assert_same_as_eager(model, x, tail="aot_eager", attention=True)
     assert len(report.swaps) == 1 and len(report.attentions) == 3 and not report.attentions_left
     lines = report.lines()
     assert "mojo_workbook: 3 of 3 attentions swapped" in lines
     assert any(line.endswith("attention of [2, 4, 5, 4] to [2, 2, 5, 4], float32") for line in lines)
-    for asked in ({}, {"attention": False}):
-        torch._dynamo.reset()
-        got, report = attended(model, x, **asked)
-        assert not report.attentions and "attentions" not in "".join(report.lines()), "nobody asked, on a CPU"
+    for options in ({}, {"attention": False}):
+        (report,) = assert_same_as_eager(model, x, tail="aot_eager", **options)
+        assert not report.attentions and "attentions" not in "".join(report.lines())
 
 
 @pytest.mark.usefixtures("takes_all")
-def test_slices_of_keys_after_the_whole():
-    """They have the strides of the whole, for which the first graph was made (pytorch#146377)."""
+def test_slices_of_keys_after_the_full_tensor():
+    """The slices have the strides of the full tensor, for which the first graph was compiled (pytorch#146377)."""
     query, key, value = torch.randn(3, 1, 2, 64, 8)
-    options = {"attention": True, "tail": "aot_eager"}
-    compiled = torch.compile(F.scaled_dot_product_attention, backend="mojo_workbook", options=options)
+    compiled, _ = compile_model(F.scaled_dot_product_attention, attention=True)
     for keys in (slice(64), slice(48), slice(16, 47)):
-        given = query, key[:, :, keys], value[:, :, keys]
-        torch.testing.assert_close(compiled(*given), F.scaled_dot_product_attention(*given))
+        arguments = query, key[:, :, keys], value[:, :, keys]
+        torch.testing.assert_close(compiled(*arguments), F.scaled_dot_product_attention(*arguments))
 
 
 @pytest.mark.parametrize(
@@ -476,51 +368,45 @@ def test_slices_of_keys_after_the_whole():
         (95, torch.bfloat16, True, 1),
     ],
 )
-def test_a_wide_head_of_unaligned_rows_is_left_on_a_hopper(monkeypatch, outputs, dtype, hopper, swapped):
-    """GPT-2's 50,257 classes: the kernels copy such rows, Inductor writes them with padding."""
+def test_wide_unaligned_head_is_left_on_hopper(monkeypatch, outputs, dtype, hopper, swapped):
+    """Like GPT-2's 50,257 classes: the kernels copy such rows, Inductor pads them."""
     monkeypatch.setattr(backend_module, "is_hopper", lambda device: hopper)
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, outputs)).to(dtype)
     x = torch.randn(4, 8, dtype=dtype)
-    recorder = Recorder()
-    got = torch.compile(model, backend=recorder)(x)
-    assert recorder.swaps == swapped
-    assert recorder.reasons == [
-        "rows of 97 outputs fill no whole vectors, which Inductor pads at less cost"
-    ] * (1 - swapped)
-    torch.testing.assert_close(got, model(x), rtol=2e-2, atol=2e-2)
+    call, reports = compile_model(model, "eager")
+    torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
+    reason = "rows of 97 outputs fill no whole vectors, which Inductor pads at less cost"
+    assert reports.swaps == swapped and reports.reasons == [reason] * (1 - swapped)
 
 
 @pytest.mark.usefixtures("takes_all")
-def test_attention_is_swapped_without_being_asked_where_it_is_faster(monkeypatch):
-    """On a GPU of the kind that was measured: what the measurements favour, and only if gradients are wanted."""
+def test_attention_is_replaced_by_default_where_faster(monkeypatch):
+    """On Hopper attention is replaced where it is faster, and only if gradients are required."""
     monkeypatch.setattr(backend_module, "is_hopper", lambda device: True)
-    monkeypatch.setattr(attention_layer, "takes_wgmma", lambda query: False)
-    model, x = Attends(), torch.randn(2, 5, 16, requires_grad=True)
-    _, report = attended(model, x)
-    assert [why for _, why in report.attentions_left] == ["it is faster only in 16 bits on a Hopper"] * 3
-    monkeypatch.setattr(
-        attention_layer, "may_be_slower", lambda query, key, *_: "few" if query.shape[1] == 4 else None
-    )
-    torch._dynamo.reset()
-    _, report = attended(model, x)
-    assert [why for _, why in report.attentions_left] == ["few"] * 3 and not report.attentions
-    monkeypatch.setattr(attention_layer, "may_be_slower", lambda *_: None)
-    torch._dynamo.reset()
-    _, report = attended(model, x)
-    assert len(report.attentions) == 3
-    torch._dynamo.reset()
-    reports = []
+    monkeypatch.setattr(attention_layer, "uses_wgmma", lambda query: False)
+    model, x = Attends(), torch.randn(2, 5, 16)
+
+    def list_reasons() -> list[str]:
+        (report,) = assert_same_as_eager(model, x, tail="aot_eager")
+        assert len(report.attentions) + len(report.attentions_left) == 3
+        return [reason for _, reason in report.attentions_left]
+
+    assert list_reasons() == ["it is faster only in 16 bits on a Hopper"] * 3
+    slower = "explain_if_slower"
+    monkeypatch.setattr(attention_layer, slower, lambda q, k, *_: "few" if q.shape[1] == 4 else None)
+    assert list_reasons() == ["few"] * 3
+    monkeypatch.setattr(attention_layer, slower, lambda *_: None)
+    assert list_reasons() == []
+    call, reports = compile_model(model)
     with torch.no_grad():
-        torch.compile(
-            model, backend="mojo_workbook", options={"report": reports.append, "tail": "aot_eager"}
-        )(x)
-    assert [why for _, why in reports[0].attentions_left] == [
+        call(x)
+    assert [reason for _, reason in reports[0].attentions_left] == [
         "without gradients PyTorch's is the faster one"
     ] * 3
 
 
-def called(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, dropout_p=0.0):
-    """The arguments of `may_be_slower` for such a call."""
+def make_call(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, dropout_p=0.0):
+    """Return the arguments of `explain_if_slower` for such a call."""
     query, key = (torch.empty(1, 2, length, heads, dtype=dtype, device="meta") for length in (queries, keys))
     return query, key, mask, dropout_p
 
@@ -528,57 +414,62 @@ def called(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, 
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (called(), None),
-        (called(torch.float16, heads=160, queries=4096), None),
-        (called(torch.float32), "it is faster only in 16 bits on a Hopper"),
-        (called(heads=60), "PyTorch's takes heads of 60 elements in less time"),
-        (called(queries=1024, keys=1024, mask=torch.ones(1024)), None),
-        (called(queries=1024, keys=1031, heads=128, mask=torch.ones(1024, 1031).bool()), None),
-        (called(mask=torch.ones(512)), "it is measured from 1024 queries and keys on"),
-        (called(mask=torch.ones(1)), "PyTorch's takes an attn_mask of rows of 1 elements in less time"),
-        (called(mask=torch.ones(1001)), "PyTorch's takes an attn_mask of rows of 1001 elements in less time"),
+        (make_call(), None),
+        (make_call(torch.float16, heads=160, queries=4096), None),
+        (make_call(torch.float32), "it is faster only in 16 bits on a Hopper"),
+        (make_call(heads=60), "PyTorch's takes heads of 60 elements in less time"),
+        (make_call(queries=1024, keys=1024, mask=torch.ones(1024)), None),
+        (make_call(queries=1024, keys=1031, heads=128, mask=torch.ones(1024, 1031).bool()), None),
+        (make_call(mask=torch.ones(512)), "it is measured from 1024 queries and keys on"),
+        (make_call(mask=torch.ones(1)), "PyTorch's takes an attn_mask of rows of 1 elements in less time"),
         (
-            called(heads=200, mask=torch.ones(512)),
+            make_call(mask=torch.ones(1001)),
+            "PyTorch's takes an attn_mask of rows of 1001 elements in less time",
+        ),
+        (
+            make_call(heads=200, mask=torch.ones(512)),
             "PyTorch's takes attn_mask and heads of 200 elements in less time",
         ),
-        (called(dropout_p=0.1), "with dropout_p it would draw other numbers than PyTorch's"),
-        (called(heads=128), "PyTorch's takes heads of 128 elements in less time"),
-        (called(keys=511), "it is measured from 512 queries and keys on"),
+        (make_call(dropout_p=0.1), "with dropout_p it would draw other numbers than PyTorch's"),
+        (make_call(heads=128), "PyTorch's takes heads of 128 elements in less time"),
+        (make_call(keys=511), "it is measured from 512 queries and keys on"),
     ],
 )
-def test_which_attention_is_faster_than_pytorch_s(call, why, monkeypatch):
-    monkeypatch.setattr(attention_layer, "takes_wgmma", lambda query: query.dtype.itemsize == 2)
-    assert attention_layer.may_be_slower(*call) == why
+def test_reasons_why_pytorch_attention_is_faster(call, why, monkeypatch):
+    monkeypatch.setattr(attention_layer, "uses_wgmma", lambda query: query.dtype.itemsize == 2)
+    assert attention_layer.explain_if_slower(*call) == why
 
 
-def test_an_attention_that_is_swapped_unasked_is_faster_on_record(monkeypatch):
-    """In every row of the record that the choice favours."""
+def test_default_replacement_is_faster_in_the_record(monkeypatch):
+    """Check every recorded call that is replaced by default."""
     masks = {"padding": torch.ones(1024).bool(), "bool S x S": torch.ones(1024, 1024).bool()}
     masks |= {"bias": torch.ones(1024, 1024), "none": None, "causal": None}
     lengths = {"queries": 1024, "keys": 1024}
-    monkeypatch.setattr(attention_layer, "takes_wgmma", lambda query: query.dtype.itemsize == 2)
-    favoured = [
+    monkeypatch.setattr(attention_layer, "uses_wgmma", lambda query: query.dtype.itemsize == 2)
+    replaced = [
         row
         for row in record.rows("attention_options")
         if row["option"] in masks
-        and attention_layer.may_be_slower(
-            *called(getattr(torch, row["dtype"]), heads=int(row["d"]), mask=masks[row["option"]], **lengths)
+        and attention_layer.explain_if_slower(
+            *make_call(
+                getattr(torch, row["dtype"]), heads=int(row["d"]), mask=masks[row["option"]], **lengths
+            )
         )
         is None
     ]
-    assert {(row["option"], int(row["d"])) for row in favoured} == {
+    assert {(row["option"], int(row["d"])) for row in replaced} == {
         (option, d)
         for option in masks
         for d in (64, 72, 128, 160)
         if d in (64, 160) or masks[option] is not None
     }
-    assert max(float(row["ratio"]) for row in favoured) <= 1
+    assert max(float(row["ratio"]) for row in replaced) <= 1
 
 
 @pytest.mark.usefixtures("takes_all")
-def test_an_attention_that_the_workbook_refuses_stays_and_says_why():
-    model, x = Attends(dropout_p=0.5), torch.randn(2, 5, 16, requires_grad=True)
-    _, report = attended(model, x, attention=True)
+def test_unsupported_attention_is_left_with_a_reason():
+    model, x = Attends(dropout_p=0.5), torch.randn(2, 5, 16)
+    (report,) = assert_same_as_eager(model, x, tail="aot_eager", attention=True)
     assert len(report.attentions) == 2
     ((_, why),) = report.attentions_left
     assert "dropout" in why and f"left     {report.attentions_left[0][0]}: {why}" in "".join(report.lines())

@@ -1,5 +1,5 @@
-"""Real models from `transformers`, made of small configurations with random weights: how many pairs are swapped, by the
-backend and by `replace`, and that losses over five steps and gradients are those of eager mode.
+"""Small models of `transformers` with random weights: how many pairs the backend and `replace` replace; losses over five
+steps and gradients are as in eager mode.
 
 Skipped where `transformers` is not installed: `uv sync --extra models` brings it.
 """
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from compile_checks import compile_model
 from torch.nn import functional as F
 
-from harness.nn import mojo_workbook, replace
+from harness.nn import replace
 
 WIDTH, HEADS, LAYERS, WORDS = 16, 2, 2, 40
 SMALL = {
@@ -23,7 +24,7 @@ SMALL = {
 
 
 def transformers() -> Any:
-    """The package, imported only by the tests that use it."""
+    """Return the package, imported only by the tests that use it."""
     return pytest.importorskip(
         "transformers", reason="transformers is not installed: it comes with the extra `models`"
     )
@@ -73,14 +74,14 @@ PAIRS = {
         ("vit.layernorm", "classifier"),
     ],
 }
-"""All that the backend swaps, by name."""
+"""All pairs that the backend replaces, by name."""
 
 
-def model_of(name: str):
+def make_model(name: str):
     torch.manual_seed(0)
     model = MODELS[name][0]()
     generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # LayerNorms begin with ones and zeros, behind which mistakes hide
+    with torch.no_grad():  # the initial ones and zeros of LayerNorm would hide mistakes
         for module in model.modules():
             if isinstance(module, torch.nn.LayerNorm):
                 module.weight.normal_(1, 0.3, generator=generator)
@@ -88,8 +89,8 @@ def model_of(name: str):
     return model.train()
 
 
-def loss_of(call, name: str, dtype=torch.float32) -> torch.Tensor:
-    """The loss of one batch, written out: the models' own loss functions break the graph."""
+def compute_loss(call, name: str, dtype=torch.float32) -> torch.Tensor:
+    """Return the loss of one batch, without the models' loss functions, which break the graph."""
     generator = torch.Generator().manual_seed(2)
     if name == "vit":
         logits = call(torch.randn(3, 3, 8, 8, generator=generator).to(dtype)).logits
@@ -99,22 +100,14 @@ def loss_of(call, name: str, dtype=torch.float32) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), ids.roll(-1, 1).flatten())
 
 
-def compiled(model, **options):
-    """The model under the backend with an eager tail, and the reports of its graphs."""
-    torch._dynamo.reset()
-    reports = []
-    options = {"tail": "eager", "report": reports.append} | options
-    return torch.compile(model, backend=mojo_workbook, options=options), reports
-
-
-def gradients(call, model, name, dtype=torch.float32):
+def compute_gradients(loss, model) -> dict:
     model.zero_grad()
-    loss_of(call, name, dtype).backward()
+    loss().backward()
     return {key: None if p.grad is None else p.grad.double() for key, p in model.named_parameters()}
 
 
 def assert_near(ours, eager, truth) -> None:
-    """Gradients as near to float64's as eager mode's, by name; none where eager mode has none."""
+    """Assert that gradients are as accurate as those of eager mode, by name."""
     for key, exact in truth.items():
         assert (ours[key] is None) == (eager[key] is None), key
         if exact is not None:
@@ -124,57 +117,56 @@ def assert_near(ours, eager, truth) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_gradients_are_as_near_to_float64_as_eager_mode_s(name):
-    model = model_of(name)
-    call, reports = compiled(model)
-    eager, ours = gradients(model, model, name), gradients(call, model, name)
+def test_gradients_are_as_accurate_as_eager(name):
+    model = make_model(name)
+    call, reports = compile_model(model, "eager", fullgraph=False)
+    eager = compute_gradients(lambda: compute_loss(model, name), model)
+    ours = compute_gradients(lambda: compute_loss(call, name), model)
     wide = copy.deepcopy(model).double()
-    truth = gradients(wide, wide, name, torch.float64)
+    truth = compute_gradients(lambda: compute_loss(wide, name, torch.float64), wide)
     swaps = sum(len(report.swaps) for report in reports)
     assert swaps == MODELS[name][1], [r.lines() for r in reports]
     assert_near(ours, eager, truth)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_a_head_goes_with_the_model_s_own_loss_unless_its_logits_are_returned(name):
-    model = model_of(name)
+def test_head_is_replaced_with_the_models_loss(name):
+    model = make_model(name)
     # Without one GPT-2 warns, which breaks the graph before the loss.
     model.loss_type = model.loss_type or "ForCausalLM"
     ids = torch.randint(0, WORDS, (2, 9), generator=torch.Generator().manual_seed(2))
     labels = ids.where(ids % 5 > 0, -100)
 
-    def gradients_of(model, call):
-        model.zero_grad()
-        call(model).backward()
-        return {key: None if p.grad is None else p.grad.double() for key, p in model.named_parameters()}
-
     def loss(model):
         return model(ids, labels=labels).loss
 
-    call, reports = compiled(loss, head=True)
-    ours, eager = gradients_of(model, call), gradients_of(model, loss)
+    call, reports = compile_model(loss, "eager", fullgraph=False, head=True)
+    ours, eager = (compute_gradients(lambda f=f: f(model), model) for f in (call, loss))
     assert [(len(report.heads), report.heads_left) for report in reports] == [(1, [])]
-    assert_near(ours, eager, gradients_of(copy.deepcopy(model).double(), loss))
-    call, reports = compiled(lambda model: model(ids, labels=labels), head=True)
+    wide = copy.deepcopy(model).double()
+    assert_near(ours, eager, compute_gradients(lambda: loss(wide), wide))
+    call, reports = compile_model(
+        lambda model: model(ids, labels=labels), "eager", fullgraph=False, head=True
+    )
     call(model)
     assert [why for report in reports for _, why in report.heads_left] == ["its logits are returned"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vit"])
-@pytest.mark.parametrize("way", ["compile", "replace"])
-def test_five_steps_of_training(name, way):
+@pytest.mark.parametrize("method", ["compile", "replace"])
+def test_five_steps_of_training(name, method):
     def losses(swapped: bool) -> list[float]:
-        model = model_of(name)
+        model = make_model(name)
         call = model
-        if swapped and way == "compile":
-            call, _ = compiled(model)
+        if swapped and method == "compile":
+            call, _ = compile_model(model, "eager", fullgraph=False)
         elif swapped:
             assert len(replace(model, PAIRS[name])) == MODELS[name][1]
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         values = []
         for _ in range(5):
             optimizer.zero_grad()
-            loss = loss_of(call, name)
+            loss = compute_loss(call, name)
             loss.backward()
             optimizer.step()
             values.append(loss.item())

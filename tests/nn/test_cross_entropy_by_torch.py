@@ -1,36 +1,36 @@
-"""Linear with cross-entropy where there is no kernel: PyTorch's own operations; and the arguments that nobody else checks."""
+"""Linear with cross-entropy without kernels, computed by PyTorch; and argument checks."""
 
 import itertools
 
 import pytest
 import torch
-from loss_checks import OPTIONS, H, V, assert_is_formula, by_formula, tensors
+from loss_checks import OPTIONS, H, V, assert_matches_formula, compute_loss, make_tensors
 
 from harness.nn import LinearCrossEntropy, linear_cross_entropy
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_is_the_formula(options, reduction):
-    given = tensors(ignored=options.get("ignore_index", -100), bias=bool(options))
-    assert_is_formula(given, reduction=reduction, chunk_rows=4, **options)
+def test_loss_matches_the_formula(options, reduction):
+    tensors = make_tensors(ignored=options.get("ignore_index", -100), bias=bool(options))
+    assert_matches_formula(tensors, reduction=reduction, chunk_rows=4, **options)
 
 
 @pytest.mark.parametrize("rows", [(), (0,), (1,)])
 def test_few_rows(rows):
-    assert_is_formula(tensors(rows=rows, ignored=0), reduction="none")
+    assert_matches_formula(make_tensors(rows=rows, ignored=0), reduction="none")
 
 
-def test_options_at_both_ends():
+def test_extreme_options():
     for smoothing, z in itertools.product((0, 1), (0, 1)):
-        assert_is_formula(tensors(), label_smoothing=float(smoothing), z_loss=z)
+        assert_matches_formula(make_tensors(), label_smoothing=float(smoothing), z_loss=z)
 
 
-def test_under_autocast_the_loss_is_float32():
-    input, weight, target, bias = tensors(torch.float32)
+def test_autocast_loss_is_float32():
+    input, weight, target, bias = make_tensors(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         loss = linear_cross_entropy(input, weight, target, bias)
-    exact = by_formula(input, weight, target, bias)
+    exact = compute_loss(input, weight, target, bias)
     assert loss.dtype == torch.float32 and 1e-5 < (loss - exact).abs() / exact < 1e-2
 
 
@@ -43,8 +43,8 @@ def test_under_autocast_the_loss_is_float32():
         (lambda t: t.clamp(min=V), IndexError, "Target 11 is out of bounds"),
     ],
 )
-def test_targets_that_do_not_fit(change, error, words):
-    input, weight, target, _ = tensors()
+def test_invalid_targets(change, error, words):
+    input, weight, target, _ = make_tensors()
     with pytest.raises(error, match=words):
         linear_cross_entropy(input, weight, change(target))
 
@@ -62,8 +62,8 @@ def test_targets_that_do_not_fit(change, error, words):
         ("chunk_rows", 0, ValueError, "chunk_rows: expected at least 1, got 0"),
     ],
 )
-def test_options_that_there_are_not(option, value, error, words):
+def test_unknown_options(option, value, error, words):
     with pytest.raises(error, match=words):
-        linear_cross_entropy(*tensors(), **{option: value})
+        linear_cross_entropy(*make_tensors(), **{option: value})
     with pytest.raises(error, match=words):
         LinearCrossEntropy(H, V, **{option: value})

@@ -1,4 +1,4 @@
-"""The layers' operators where they cannot be had: PyTorch's own operations, one warning on a GPU, and the reason in `explain`."""
+"""Layers without operators: PyTorch's operations run, with one warning on a GPU, and `explain` gives the reason."""
 
 import ctypes
 import warnings
@@ -11,88 +11,105 @@ from harness.errors import BadUse
 from harness.nn import LinearCrossEntropy, host, linear_cross_entropy
 from harness.toolchain import libraries
 
-GIVEN = (torch.ones(2, 3), torch.ones(4, 3), torch.tensor([1, 3]))
+ARGUMENTS = (torch.ones(2, 3), torch.ones(4, 3), torch.tensor([1, 3]))
 
 
 @pytest.fixture
 def for_cpu(monkeypatch, tmp_path):
-    """Nothing is loaded or built, and the operators are for CPU tensors."""
+    """No operator is loaded or built, and operators are for CPU tensors."""
     monkeypatch.setattr(host, "_loaded", {})
     monkeypatch.setattr(host, "_reasons", {})
     monkeypatch.setattr(host, "DEVICE", "cpu")
     monkeypatch.setenv(libraries.VARIABLE, str(tmp_path))
 
 
-def no_warning(function):
-    """Call a function that warns of nothing."""
+def call_without_warnings(function):
+    """Call a function; any warning is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return function()
 
 
-def test_without_a_compiler_pytorch_computes_after_one_warning(for_cpu, monkeypatch):
+def test_missing_compiler_warns_once_and_uses_pytorch(for_cpu, monkeypatch):
     monkeypatch.setattr(libraries, "find_compiler", lambda: None)
     words = r"cross_entropy: PyTorch's own operations run on this GPU: no C\+\+ compiler .*install g\+\+, or set CXX"
     with pytest.warns(RuntimeWarning, match=words):
-        loss = linear_cross_entropy(*GIVEN)
-    assert torch.equal(no_warning(lambda: linear_cross_entropy(*GIVEN)), loss)
+        loss = linear_cross_entropy(*ARGUMENTS)
+    assert torch.equal(call_without_warnings(lambda: linear_cross_entropy(*ARGUMENTS)), loss)
     torch.testing.assert_close(loss, torch.tensor(4.0).log())
-    explained = LinearCrossEntropy(3, 4).explain(GIVEN[0])
+    explained = LinearCrossEntropy(3, 4).explain(ARGUMENTS[0])
     assert explained["rows"].startswith("PyTorch's operations: no C++ compiler")
 
 
-def test_amd_s_gpus_have_pytorch_s_operations(for_cpu, monkeypatch):
+def test_amd_gpus_use_pytorch(for_cpu, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
     with pytest.warns(RuntimeWarning, match="the kernels are for GPUs of NVIDIA"):
-        linear_cross_entropy(*GIVEN)
+        linear_cross_entropy(*ARGUMENTS)
 
 
-def test_kernels_that_cannot_be_built_are_warned_of_once(for_cpu, monkeypatch):
-    """As the C++ asks for them: from any thread, and it takes no exception."""
+def test_failed_kernel_load_warns_once(for_cpu, monkeypatch):
+    """C++ calls `open_part` from any thread and cannot handle an exception."""
+    opened = (ctypes.c_void_p * 1)()
 
-    def broken(layer, part, index):
+    def assert_warns(words):
+        with pytest.warns(RuntimeWarning, match=rf"attention \(float16\): PyTorch's own .*GPU: {words}"):
+            assert host.open_part(b"attention", b"float16", 0, opened) == -1
+
+    def fail_to_load(layer, part, index):
         raise libraries.EnvironmentProblem("the compiler is away")
 
-    monkeypatch.setattr(host, "loaded_part", broken)
-    buffer = ctypes.create_string_buffer(100)
-    words = r"attention \(float16\): PyTorch's own operations run on this GPU: the compiler is away"
-    with pytest.warns(RuntimeWarning, match=words):
-        assert host.locate(b"attention", b"float16", 0, ctypes.addressof(buffer), 100) == 0
-    monkeypatch.setattr(host, "loaded_part", lambda layer, part, index: "/a/library.so")
-    assert host.locate(b"attention", b"float16", 0, ctypes.addressof(buffer), 100) == 1
-    assert buffer.value == b"/a/library.so"
-    with pytest.warns(RuntimeWarning, match="the path is too long: /a/library.so"):
-        assert host.locate(b"attention", b"float16", 0, ctypes.addressof(buffer), 5) == 0
+    def no_context(index, message, capacity):
+        message.value = b"there is no context"
+        return 0
+
+    monkeypatch.setattr(host, "load_part", fail_to_load)
+    assert_warns("the compiler is away")
+    monkeypatch.setattr(host, "load_part", lambda *_: ctypes.CDLL(None))
+    assert_warns("AttributeError: .*workbook_open")
+    monkeypatch.setattr(host, "OpenGpu", lambda function: no_context)
+    assert_warns("there is no context")
+    monkeypatch.setattr(host, "OpenGpu", lambda function: lambda *_: 7)
+    assert host.open_part(b"attention", b"float16", 0, opened) == 7 and opened[0] == ctypes.CDLL(None)._handle
+    opened[0] = 1
+    assert_warns("another architecture's kernels are in use")
 
 
-def test_without_a_gpu_nothing_is_built(monkeypatch):
-    """Tensors of a GPU may be there all the same, as fake ones, and others have no kernels: nobody is warned."""
+def test_nothing_is_built_without_a_gpu(monkeypatch):
+    """Fake GPU tensors, and tensors of devices without kernels, cause no warning."""
     monkeypatch.setattr(host, "_loaded", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(host, "operator", None)
+    monkeypatch.setattr(host, "get_operator_library", None)
     with FakeTensorMode():
         for device in ("cuda", "cpu", "meta"):
-            given = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in GIVEN]
-            assert no_warning(lambda given=given: linear_cross_entropy(*given)).device.type == device
-    assert host.missing("cross_entropy", "float32", torch.device("cuda")) == "there is no GPU"
-    assert host.missing("cross_entropy", "float32", torch.device("cpu")) == "there are no kernels for cpu"
+            arguments = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in ARGUMENTS]
+            assert (
+                call_without_warnings(
+                    lambda arguments=arguments: linear_cross_entropy(*arguments)
+                ).device.type
+                == device
+            )
+    assert host.explain_missing_kernels("cross_entropy", "float32", torch.device("cuda")) == "there is no GPU"
+    assert (
+        host.explain_missing_kernels("cross_entropy", "float32", torch.device("cpu"))
+        == "there are no kernels for cpu"
+    )
 
 
-def test_a_compiled_model_asks_while_it_is_traced(monkeypatch):
+def test_operator_is_loaded_while_tracing(monkeypatch):
     calls = []
     monkeypatch.setattr(host, "DEVICE", "cpu")
     monkeypatch.setattr(host, "_loaded", {})
     monkeypatch.setattr(host, "_load", lambda layer: bool(calls.append(layer)))
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="eager")
     for _ in range(2):
-        torch.testing.assert_close(compiled(*GIVEN), torch.tensor(4.0).log())
+        torch.testing.assert_close(compiled(*ARGUMENTS), torch.tensor(4.0).log())
     assert calls == ["cross_entropy"]
 
 
-def test_what_build_ext_builds():
-    operators = len(host.layers())
+def test_libraries_selected_by_build_ext():
+    operators = len(host.list_layers())
     names = [library.name for library in host.select_libraries([], ["sm_80", "sm_90a"], [None])]
-    assert len(names) == operators + 2 * sum(len(host.PARTS[layer]) for layer in host.layers())
+    assert len(names) == operators + 2 * sum(len(host.PARTS[layer]) for layer in host.list_layers())
     one = host.select_libraries(["cross_entropy/float16"], ["sm_90a"], [None])
     assert [library.name.partition("_torch")[0] for library in one] == [
         "cross_entropy",

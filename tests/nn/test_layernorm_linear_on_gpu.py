@@ -13,8 +13,8 @@ fused_layernorm_linear = loosely(layers.fused_layernorm_linear)
 SIZES = [(512, 256, 1024), (30, 338, 97), (2048, 768, 3072), (100, 75, 53), (16, 8, 16), (37, 5931, 775)]
 
 
-def make(M, H, O, dtype=torch.bfloat16, x_dtype=None):
-    """Inputs that want gradients, and the gradient of the output."""
+def make_inputs(M, H, O, dtype=torch.bfloat16, x_dtype=None):
+    """Return inputs that require gradients, and the gradient of the output."""
     torch.manual_seed(M)
     norm = torch.randn(M, H), 1 + 0.3 * torch.randn(H), torch.randn(H)
     given = *norm, torch.randn(O, H) / H**0.5, torch.randn(O)
@@ -24,19 +24,19 @@ def make(M, H, O, dtype=torch.bfloat16, x_dtype=None):
 
 
 def step(given, dy, call=fused_layernorm_linear):
-    """The output and all gradients."""
+    """Return the output and all gradients."""
     y = call(*given)
     return [y.detach(), *torch.autograd.grad(y, given, dy)]
 
 
 def in_autocast(*given):
-    """The operator under autocast."""
+    """Call the operator under autocast."""
     with torch.autocast("cuda", torch.bfloat16):
         return fused_layernorm_linear(*given)
 
 
 def assert_near_float64(got, given, dy):
-    """Within a few roundings of float64."""
+    """Assert results within a few roundings of float64."""
     wide = [t.detach().double().requires_grad_() for t in given]
     truth = step(wide, dy.double(), lambda x, g, b, W, c: F.linear(F.layer_norm(x, x.shape[-1:], g, b), W, c))
     for one, true in zip(got, truth, strict=True):
@@ -45,9 +45,9 @@ def assert_near_float64(got, given, dy):
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_a_graph_of_both_passes(sizes, mixed):
-    """A first call at these sizes inside the capture; every replay gives the same bits, and they are right."""
-    given, dy = make(*sizes, x_dtype=torch.float32 if mixed else None)
+def test_cuda_graph_of_both_passes(sizes, mixed):
+    """The capture contains the first call at these sizes; every replay is bit-equal and correct."""
+    given, dy = make_inputs(*sizes, x_dtype=torch.float32 if mixed else None)
     call = in_autocast if mixed else fused_layernorm_linear
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -65,8 +65,8 @@ def test_a_graph_of_both_passes(sizes, mixed):
     assert_near_float64(step(given, dy, call), given, dy)
 
 
-def test_a_stream_of_the_callers_is_waited_for():
-    given, dy = make(512, 256, 1024)
+def test_caller_stream():
+    given, dy = make_inputs(512, 256, 1024)
     expected = step(given, dy)
     side, large = torch.cuda.Stream(), torch.randn(8192, 8192, device="cuda")
     torch.cuda.synchronize()
@@ -79,8 +79,8 @@ def test_a_stream_of_the_callers_is_waited_for():
     assert all(map(torch.equal, got, expected))
 
 
-def test_a_short_memory_makes_dW_first():
-    given, dy = make(16384, 2048, 2048)
+def test_low_memory_computes_dW_first():
+    given, dy = make_inputs(16384, 2048, 2048)
     expected = step(given, dy)[4]
     _, total = torch.cuda.mem_get_info()
     y = fused_layernorm_linear(*given)
@@ -97,14 +97,14 @@ def test_a_short_memory_makes_dW_first():
     ("M", "H", "O"), [(2**20 + 1, 8, 8), (3, 2**20, 8), (3, 2**20 + 8, 8), (3, 8, 2**20 + 8)], ids=str
 )
 def test_sizes_at_the_limits(M, H, O):
-    given, dy = make(M, H, O)
+    given, dy = make_inputs(M, H, O)
     got = step(given, dy)
     exact = step(given, dy, lambda x, g, b, W, c: F.linear(F.layer_norm(x, x.shape[-1:], g, b), W, c))
     for one, other in zip(got, exact, strict=True):
         assert (one.float() - other.float()).norm() <= 2e-2 * other.float().norm() + 1e-6
 
 
-def test_explain_names_the_ways():
+def test_explain_on_gpu():
     layer = LayerNormLinear(256, 1024, device="cuda", dtype=torch.bfloat16)
-    said = layer.explain(torch.empty(512, 256, device="cuda", dtype=torch.bfloat16))
-    assert said["backend"] == "kernels" and said["backward in a CUDA graph"] == "two branches"
+    explanation = layer.explain(torch.empty(512, 256, device="cuda", dtype=torch.bfloat16))
+    assert explanation["backend"] == "kernels" and explanation["backward in a CUDA graph"] == "two branches"

@@ -1,4 +1,4 @@
-"""`LayerNormLinear` in the place of `nn.Sequential(nn.LayerNorm, nn.Linear)`, where there are no kernels: on a CPU."""
+"""`LayerNormLinear` as a replacement of `nn.Sequential(nn.LayerNorm, nn.Linear)` on a CPU, without kernels."""
 
 import copy
 import io
@@ -16,8 +16,8 @@ from harness.nn.layers import ALGORITHMS, MEMORY, LayerNormLinear, fused_layerno
 H, O = 6, 5
 
 
-def sequential(**linear_options):
-    """What the layer replaces, with parameters that are not the initial ones and zeros of LayerNorm."""
+def make_sequential(**linear_options):
+    """Return LayerNorm and Linear with random parameters."""
     torch.manual_seed(3)
     ln = nn.LayerNorm(H)
     modules = nn.Sequential(ln, nn.Linear(H, O, **linear_options))
@@ -27,28 +27,28 @@ def sequential(**linear_options):
     return modules
 
 
-def layer_from(modules: nn.Sequential, algorithm: str = "fast") -> LayerNormLinear:
+def make_layer(modules: nn.Sequential, algorithm: str = "fast") -> LayerNormLinear:
     """Return the layer of a LayerNorm and a Linear."""
     ln, linear = modules.children()
     assert isinstance(ln, nn.LayerNorm) and isinstance(linear, nn.Linear)
     return LayerNormLinear.from_modules(ln, linear, algorithm=algorithm)
 
 
-def random_input(*shape, seed=0):
-    """Mean 2, and a gradient wanted."""
+def make_input(*shape, seed=0):
+    """Return a random input with mean 2 that requires a gradient."""
     generator = torch.Generator().manual_seed(seed)
     return (2 + torch.randn(*shape, H, generator=generator)).requires_grad_()
 
 
 def assert_near(got, expected, relative=1e-5):
-    """Same shape, and the largest difference is below `relative` of the largest value."""
+    """Assert equal shapes and a largest difference below `relative` of the largest value."""
     assert got.shape == expected.shape
     if expected.numel():
         assert (got - expected).abs().max() <= relative * expected.abs().max()
 
 
 def assert_same_step(layer, reference, x, relative=1e-5):
-    """The output and all gradients of one forward and backward pass agree."""
+    """Assert that output and gradients of a forward and backward pass agree."""
     mine, theirs = x.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
     output, expected = layer(mine), reference(theirs)
     assert_near(output, expected, relative)
@@ -61,14 +61,14 @@ def assert_same_step(layer, reference, x, relative=1e-5):
         assert_near(parameter.grad, expected_gradients[name].grad, relative)
 
 
-# ---- In the place of the Sequential -------------------------------------------------------------------------
+# ---- Compared with nn.Sequential -------------------------------------------------------------------------
 
 
-def test_state_dict_fits_both_ways():
-    reference = sequential()
+def test_state_dicts_are_interchangeable():
+    reference = make_sequential()
     layer = harness.LayerNormLinear(H, O)
     layer.load_state_dict(reference.state_dict())
-    assert_same_step(layer, reference, random_input(2, 3))
+    assert_same_step(layer, reference, make_input(2, 3))
     back = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))
     back.load_state_dict(layer.state_dict())
     assert back.state_dict().keys() == reference.state_dict().keys()
@@ -84,13 +84,13 @@ def test_same_seed_same_parameters():
 
 
 def test_from_modules_shares_the_modules():
-    reference = sequential().eval()
-    layer = layer_from(reference)
+    reference = make_sequential().eval()
+    layer = make_layer(reference)
     assert layer.ln is reference[0] and layer.linear is reference[1] and not layer.training
-    assert_near(layer(random_input(3)), reference(random_input(3)))
+    assert_near(layer(make_input(3)), reference(make_input(3)))
     with torch.no_grad():
         layer.linear.weight.mul_(2)
-    assert_near(layer(random_input(3)), reference(random_input(3)))
+    assert_near(layer(make_input(3)), reference(make_input(3)))
 
 
 @pytest.mark.parametrize(
@@ -102,24 +102,24 @@ def test_from_modules_shares_the_modules():
         (nn.LayerNorm([2, H]), nn.Linear(H, O), ValueError, r"ln: expected .* got \(2, 6\)"),
     ],
 )
-def test_from_modules_refuses(ln, linear, error, message):
+def test_from_modules_errors(ln, linear, error, message):
     with pytest.raises(error, match=message):
         LayerNormLinear.from_modules(ln, linear)
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (0,), (4,), (2, 0, 3), (2, 3), (2, 1, 3, 2)])
 def test_any_leading_dimensions(leading):
-    reference = sequential()
+    reference = make_sequential()
     layer = LayerNormLinear(H, O)
     layer.load_state_dict(reference.state_dict())
-    assert_same_step(layer, reference, random_input(*leading))
+    assert_same_step(layer, reference, make_input(*leading))
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 0.5])
 def test_eps(eps):
-    reference = sequential()
+    reference = make_sequential()
     reference[0].eps = eps
-    assert_same_step(layer_from(copy.deepcopy(reference)), reference, random_input(2, 3))
+    assert_same_step(make_layer(copy.deepcopy(reference)), reference, make_input(2, 3))
     assert LayerNormLinear(H, O, eps=eps).ln.eps == eps
 
 
@@ -132,17 +132,17 @@ def test_optional_parameters(affine, ln_bias, bias):
         nn.LayerNorm(H, elementwise_affine=affine, bias=ln_bias), nn.Linear(H, O, bias=bias)
     )
     reference.load_state_dict(layer.state_dict())
-    assert_same_step(layer, reference, random_input(2, 3))
+    assert_same_step(layer, reference, make_input(2, 3))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("memory", MEMORY)
 def test_algorithm_and_memory(algorithm, memory):
-    reference = sequential()
+    reference = make_sequential()
     layer = LayerNormLinear(H, O, algorithm=algorithm, memory=memory)
     layer.load_state_dict(reference.state_dict())
     assert repr(layer).startswith(f"LayerNormLinear(\n  algorithm={algorithm!r}, memory={memory!r}")
-    assert_same_step(layer, reference, random_input(2, 3))
+    assert_same_step(layer, reference, make_input(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_algorithm_and_memory(algorithm, memory):
         ({"memory": "most"}, "memory: expected 'auto' or 'least', got 'most'"),
     ],
 )
-def test_options_that_there_are_not(options, message):
+def test_unknown_options(options, message):
     with pytest.raises(ValueError, match=message):
-        LayerNormLinear(H, O, **options)(random_input(2))
+        LayerNormLinear(H, O, **options)(make_input(2))
 
 
 @pytest.mark.parametrize(("x", "W"), [((2, 0), (5, 0)), ((2, 6), (0, 6))], ids=str)
@@ -163,7 +163,7 @@ def test_no_features(x, W):
         fused_layernorm_linear(torch.zeros(x), None, None, torch.zeros(W), None)
 
 
-def test_sizes_that_do_not_fit_are_pytorchs_errors():
+def test_size_mismatch_raises_the_error_of_pytorch():
     for device in ("cpu", "meta"):
         layer = LayerNormLinear(H, O, device=device)
         with pytest.raises(RuntimeError, match="normalized_shape"):
@@ -176,21 +176,21 @@ def test_no_warning_and_nothing_built_on_a_cpu(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer = LayerNormLinear(H, O)
-        layer(random_input(2))
-        assert layer.explain(random_input(2))["backend"] == "PyTorch's own operations"
+        layer(make_input(2))
+        assert layer.explain(make_input(2))["backend"] == "PyTorch's own operations"
 
 
-def test_the_operator_for_graphs_is_there_without_kernels():
-    tensors = [random_input(2), None, None, torch.randn(O, H), None]
-    operator = layers.operator()
-    assert operator is layers.operator() and operator.name() == "mojo_workbook::layernorm_linear"
+def test_graph_operator_exists_without_kernels():
+    tensors = [make_input(2), None, None, torch.randn(O, H), None]
+    operator = layers.get_operator()
+    assert operator is layers.get_operator() and operator.name() == "mojo_workbook::layernorm_linear"
     assert torch.equal(operator(*tensors, 1e-5), fused_layernorm_linear(*tensors))
     torch.library.opcheck(operator, (*tensors, 1e-5))
 
 
 def test_deepcopy_and_pickle():
-    layer = layer_from(sequential(), algorithm="pairs")
-    x = random_input(4)
+    layer = make_layer(make_sequential(), algorithm="pairs")
+    x = make_input(4)
     expected = layer(x)
     file = io.BytesIO()
     torch.save(layer, file)

@@ -1,4 +1,4 @@
-"""The operator of linear with cross-entropy: against autograd and float64, its memory, its products, and all that models do with it."""
+"""The operator of linear with cross-entropy: against autograd and float64, its memory, its products, and use in models."""
 
 import copy
 import math
@@ -6,7 +6,16 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_checks import OPTIONS, H, V, assert_is_formula, by_formula, loss_and_gradients, tensors, wide
+from loss_checks import (
+    OPTIONS,
+    H,
+    V,
+    assert_matches_formula,
+    compute_loss,
+    differentiate,
+    make_tensors,
+    to_float64,
+)
 from torch import nn
 from torch._dynamo import compiled_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,15 +33,15 @@ OPS = torch.ops.mojo_workbook
 ROWS_KERNEL = "cross_entropy_rows"
 
 
-# ---- The same as PyTorch ------------------------------------------------------------------------------------
+# ---- Values ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("chunk_rows", [None, 4])
 def test_agrees_with_autograd(options, reduction, chunk_rows, launched, device):
-    given = tensors(ignored=options.get("ignore_index", -100), bias=chunk_rows is None, device=device)
-    assert_is_formula(given, reduction=reduction, chunk_rows=chunk_rows, **options)
+    given = make_tensors(ignored=options.get("ignore_index", -100), bias=chunk_rows is None, device=device)
+    assert_matches_formula(given, reduction=reduction, chunk_rows=chunk_rows, **options)
     rows = [launch.grid[0] for launch in launched() if launch.name.startswith(ROWS_KERNEL)]
     of_one_pass = [10] if chunk_rows is None else [4, 4, 2]
     assert rows == of_one_pass * (2 if reduction == "none" else 1)
@@ -40,71 +49,64 @@ def test_agrees_with_autograd(options, reduction, chunk_rows, launched, device):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("case", ["all ignored", "no rows", "one class", "one row", "no leading dimension"])
-def test_the_smallest(case, reduction, device):
+def test_smallest_sizes(case, reduction, device):
     rows = {"no rows": (0,), "one row": (1,), "no leading dimension": ()}.get(case, (2, 5))
-    given = list(tensors(rows=rows, classes=1 if case == "one class" else V, ignored=0, device=device))
+    given = list(make_tensors(rows=rows, classes=1 if case == "one class" else V, ignored=0, device=device))
     if case == "all ignored":
         given[2] = torch.full_like(given[2], -100)
 
     def two_functions(input, weight, target, bias, reduction):
         logits = F.linear(input, weight, bias).reshape(target.numel(), len(weight))
-        return F.cross_entropy(logits, target.flatten(), reduction=reduction).reshape(
-            target.shape if reduction == "none" else ()
-        )
+        losses = F.cross_entropy(logits, target.flatten(), reduction=reduction)
+        return losses.view(target.shape) if reduction == "none" else losses
 
     got, expected = (
-        loss_and_gradients(function, given, reduction=reduction)
+        differentiate(function, given, reduction=reduction)
         for function in (linear_cross_entropy, two_functions)
     )
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, equal_nan=True)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
-def test_tensors_that_do_not_lie_row_by_row(device):
-    input, weight, target, bias = tensors(rows=(5, 2), device=device)
+def test_noncontiguous_tensors(device):
+    input, weight, target, bias = make_tensors(rows=(5, 2), device=device)
     given = (input.transpose(0, 1), weight.t().contiguous().t(), target.t(), bias.repeat(2)[::2])
     assert not any(each.is_contiguous() for each in given)
-    assert_is_formula(given, chunk_rows=3)
+    assert_matches_formula(given, chunk_rows=3)
 
 
-def test_a_masked_class_has_no_probability(device):
-    """Its bias is -inf; without label smoothing that is no NaN."""
-    input, weight, target, bias = tensors(device=device)
+def test_class_with_bias_minus_infinity(device):
+    """Without label smoothing the loss is not NaN."""
+    input, weight, target, bias = make_tensors(device=device)
     with torch.no_grad():
         bias[4] = -math.inf
-    assert_is_formula((input, weight, target.where(target != 4, 0), bias))
+    assert_matches_formula((input, weight, target.where(target != 4, 0), bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("target", [-1, V, V + 3])
-def test_a_target_that_is_no_class_makes_nan(dtype, target, device):
-    given = tensors(dtype, device=device)
-    given[2][0, 0] = target
-    losses, dx, *_ = loss_and_gradients(linear_cross_entropy, given, reduction="none")
-    assert losses.isnan().nonzero().tolist() == [[0, 0]] and dx.isnan().any(-1).nonzero().tolist() == [[0, 0]]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_a_logit_that_is_nan_makes_its_row_nan(dtype, device):
-    given = tensors(dtype, device=device)
+@pytest.mark.parametrize("target", [-1, V, V + 3, None])
+def test_invalid_target_or_nan_logit_gives_nan_row(dtype, target, device):
+    given = make_tensors(dtype, device=device)
     with torch.no_grad():
-        given[0][0, 1, 0] = math.nan
-    losses, dx, *_ = loss_and_gradients(linear_cross_entropy, given, reduction="none")
+        if target is None:
+            given[0][0, 1, 0] = math.nan
+        else:
+            given[2][0, 1] = target
+    losses, dx, *_ = differentiate(linear_cross_entropy, given, reduction="none")
     assert losses.isnan().nonzero().tolist() == [[0, 1]] and dx.isnan().any(-1).nonzero().tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_as_good_as_torch_in_narrow_dtypes(dtype, reduction, device):
-    """No further from float64 than twice PyTorch's own functions, whose logits are taken to float32."""
-    given = tensors(dtype, rows=(300,), device=device)
+def test_narrow_dtypes_are_as_accurate_as_pytorch(dtype, reduction, device):
+    """At most twice the error of PyTorch's functions on float32 logits."""
+    given = make_tensors(dtype, rows=(300,), device=device)
 
     def in_float(x, w, target, b, **options):
         return F.cross_entropy(F.linear(x, w, b).float(), target, **options)
 
-    ours = loss_and_gradients(linear_cross_entropy, given, reduction=reduction, chunk_rows=64)
-    theirs = loss_and_gradients(in_float, given, reduction=reduction)
-    truth = loss_and_gradients(by_formula, wide(given), reduction=reduction)
+    ours = differentiate(linear_cross_entropy, given, reduction=reduction, chunk_rows=64)
+    theirs = differentiate(in_float, given, reduction=reduction)
+    truth = differentiate(compute_loss, to_float64(given), reduction=reduction)
     assert ours[0].dtype == torch.float32 and all(each.dtype == dtype for each in ours[1:])
     for got, other, exact in zip(ours, theirs, truth, strict=True):
         error, limit = ((each.double() - exact).norm() / exact.norm() for each in (got, other))
@@ -114,7 +116,7 @@ def test_as_good_as_torch_in_narrow_dtypes(dtype, reduction, device):
 @pytest.mark.parametrize("logit", [1e4, 1e6, 1e8])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_equal_large_logits_have_the_loss_log_2(dtype, logit, device):
-    """The largest logit and the logarithm of the sum do not fit one float32 number."""
+    """The sum of the largest logit and the logarithm does not fit one float32 number."""
     logit = min(logit, torch.finfo(dtype).max)
     bias = torch.zeros(2, dtype=dtype, device=device, requires_grad=True)
     weight = torch.full((2, 1), logit, dtype=dtype, device=device)
@@ -128,8 +130,8 @@ def test_equal_large_logits_have_the_loss_log_2(dtype, logit, device):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_rows_of_any_offset_have_the_loss_of_those_without(smoothing, device):
-    """Whole numbers from 0 to 7 beside 2^20, which float32 adds exactly; sums of them it rounds."""
+def test_common_offset_of_logits_changes_nothing(smoothing, device):
+    """Integers from 0 to 7 plus 2^20 are exact in float32, but sums of them are not."""
     target = torch.randint(0, 3000, (3,), generator=torch.Generator().manual_seed(1)).to(device)
     weight = torch.arange(3000, device=device).remainder(8).float()[:, None]
     given, options = torch.ones(3, 2, device=device), {"reduction": "none", "label_smoothing": smoothing}
@@ -138,11 +140,13 @@ def test_rows_of_any_offset_have_the_loss_of_those_without(smoothing, device):
     torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
 
 
-def test_confident_rows_have_a_small_loss_and_not_zero(device):
+def test_confident_rows_have_a_small_nonzero_loss(device):
     weight = torch.cat([torch.eye(32), torch.zeros(32, 32)]).to(device)
     given = (20 * torch.eye(32, device=device), weight, torch.arange(32, device=device))
     loss = linear_cross_entropy(*given, reduction="none")
-    torch.testing.assert_close(loss.double(), by_formula(*wide(given), reduction="none"), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        loss.double(), compute_loss(*to_float64(given), reduction="none"), rtol=1e-4, atol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,36 +161,36 @@ def test_confident_rows_have_a_small_loss_and_not_zero(device):
     ids=str,
 )
 def test_rows_of_many_classes(dtype, classes, options, device):
-    """Few threads and many, whole vectors several at a time and one by one."""
-    given = tensors(dtype, rows=(3,), classes=classes, features=1, device=device)
-    # In float64 both make their logits of the same rounded ones.
+    """Few and many threads; vectors loaded several at a time and one at a time."""
+    given = make_tensors(dtype, rows=(3,), classes=classes, features=1, device=device)
+    # Both compute their float64 logits from the same rounded tensors.
     rounded = F.linear(given[0].detach(), given[1].detach(), given[3].detach()).double()
     loss = linear_cross_entropy(*given, reduction="none", **options)
-    cases = tensors(rows=(3,), classes=classes, features=1, device=device)
+    cases = make_tensors(rows=(3,), classes=classes, features=1, device=device)
     eye = torch.eye(3, dtype=torch.float64, device=device)
-    exact = by_formula(eye, rounded.t().contiguous(), cases[2], None, reduction="none", **options)
+    exact = compute_loss(eye, rounded.t().contiguous(), cases[2], None, reduction="none", **options)
     torch.testing.assert_close(
         loss.double(), exact, rtol=1e-5 if dtype != torch.float64 else 1e-12, atol=1e-6
     )
-    expected = loss_and_gradients(by_formula, wide(given), reduction="none", **options)
-    got = loss_and_gradients(linear_cross_entropy, given, reduction="none", **options)
+    expected = differentiate(compute_loss, to_float64(given), reduction="none", **options)
+    got = differentiate(linear_cross_entropy, given, reduction="none", **options)
     limit = 1e-11 if dtype == torch.float64 else 20 * torch.finfo(dtype).eps
     for ours, other in zip(got[1:], expected[1:], strict=True):
         assert (ours.double() - other).norm() <= limit * other.norm()
 
 
 @pytest.mark.slow
-def test_more_rows_than_a_grid_has_in_its_second_axis(device):
-    given = tensors(torch.float32, rows=(65_537,), classes=2, features=1, device=device)
-    assert_is_formula(given, 1e-5, reduction="sum", chunk_rows=70_000)
+def test_more_rows_than_the_grid_y_limit(device):
+    given = make_tensors(torch.float32, rows=(65_537,), classes=2, features=1, device=device)
+    assert_matches_formula(given, 1e-5, reduction="sum", chunk_rows=70_000)
 
 
-def test_the_gradient_of_weight_is_added_up_in_float32(device):
-    """Were it rounded to bfloat16 after each of 128 chunks, the error would be many times that of one chunk."""
-    given = tensors(torch.bfloat16, rows=(128,), bias=False, device=device)
-    exact = loss_and_gradients(by_formula, wide(given))[2]
+def test_weight_gradient_accumulates_in_float32(device):
+    """Rounding to bfloat16 after each of 128 chunks would multiply the error."""
+    given = make_tensors(torch.bfloat16, rows=(128,), bias=False, device=device)
+    exact = differentiate(compute_loss, to_float64(given))[2]
     errors = [
-        (loss_and_gradients(linear_cross_entropy, given, chunk_rows=rows)[2].double() - exact).norm()
+        (differentiate(linear_cross_entropy, given, chunk_rows=rows)[2].double() - exact).norm()
         / exact.norm()
         for rows in (1, 128)
     ]
@@ -195,52 +199,55 @@ def test_the_gradient_of_weight_is_added_up_in_float32(device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("classes", [1, 257, 1030])
-def test_the_sum_lies_in_the_gradient_s_own_memory(dtype, classes, device):
-    """What is narrowed there overwrites nothing that is still to be read, however the classes are cut."""
-    given = tensors(dtype, rows=(24,), bias=False, classes=classes, features=640, device=device)
+def test_float32_sum_shares_the_gradients_memory(dtype, classes, device):
+    """The conversion in place overwrites nothing that is still to be read, for any number of classes."""
+    given = make_tensors(dtype, rows=(24,), bias=False, classes=classes, features=640, device=device)
     given = [0.05 * given[0].detach(), *given[1:]]
-    loss, _, got = loss_and_gradients(linear_cross_entropy, given, reduction="sum", chunk_rows=6)
-    exact = loss_and_gradients(by_formula, wide(given), reduction="sum")
+    loss, _, got = differentiate(linear_cross_entropy, given, reduction="sum", chunk_rows=6)
+    exact = differentiate(compute_loss, to_float64(given), reduction="sum")
     assert got.dtype == dtype and torch.allclose(loss.double(), exact[0], rtol=1e-2)
     assert (got.double() - exact[2]).norm() <= 2e-2 * exact[2].norm()
 
 
-def test_a_scaler_s_factor_comes_before_the_rounding_of_float16(device):
-    """1 / 1,000 of a probability of 1 / 400 is a number of few digits in float16; times 65,536 it is not."""
-    input, weight, target, _ = tensors(torch.float16, rows=(1000,), classes=400, bias=False, device=device)
+@pytest.mark.slow
+def test_gradient_scaler_is_applied_before_rounding(device):
+    """A probability of 1 / 400 divided by 1,000 is subnormal in float16, but not after scaling by 65,536."""
+    input, weight, target, _ = make_tensors(
+        torch.float16, rows=(1000,), classes=400, bias=False, device=device
+    )
     small = (0.01 * weight).detach()
     (got,) = torch.autograd.grad(linear_cross_entropy(input, small, target) * 65536, [input])
-    exact = torch.autograd.grad(by_formula(input.double(), small.double(), target) * 65536, [input])[0]
+    exact = torch.autograd.grad(compute_loss(input.double(), small.double(), target) * 65536, [input])[0]
     assert (got.double() - exact.double()).norm() < 4e-3 * exact.double().norm()
 
 
-# ---- What it computes, and keeps ----------------------------------------------------------------------------
+# ---- Products and memory ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_never_stores_all_logits(reduction, peak, device):
-    given = tensors(torch.float32, rows=(256,), classes=2048, bias=False, device=device)
+    given = make_tensors(torch.float32, rows=(256,), classes=2048, bias=False, device=device)
 
     def both(function, **options):
         return lambda: torch.autograd.grad(function(*given, reduction=reduction, **options).sum(), given[:2])
 
     full = 256 * 2048 * 4
-    assert peak(both(linear_cross_entropy, chunk_rows=32)) < full < peak(both(by_formula))
+    assert peak(both(linear_cross_entropy, chunk_rows=32)) < full < peak(both(compute_loss))
 
 
-def test_a_wide_sum_and_the_gradient_take_little_more_memory_than_the_sum(peak, device):
-    given = tensors(torch.bfloat16, rows=(64,), classes=1024, features=2048, bias=False, device=device)
+def test_peak_memory_of_the_weight_gradient(peak, device):
+    given = make_tensors(torch.bfloat16, rows=(64,), classes=1024, features=2048, bias=False, device=device)
 
     def gradient():
         torch.autograd.grad(linear_cross_entropy(*given, chunk_rows=32, reduction="sum"), [given[1]])
 
-    gradient()  # the library takes memory of its own once
-    # Bytes: the wide sum, the piece that is narrowed first, and some for all that is small; a gradient beside it has 4 MiB.
+    gradient()  # cuBLAS allocates its workspace once
+    # Bytes: the float32 sum, the piece that is converted first, and small tensors; a separate gradient would take 4 MiB.
     assert peak(gradient) < 4 * given[1].numel() + 4 * 2**18 + 2**20
 
 
 def products_in(profile):
-    """The products that a profile holds."""
+    """Return the matrix products in a profile."""
     return [event for event in profile.events() or () if event.name in ("aten::mm", "aten::addmm")]
 
 
@@ -248,38 +255,39 @@ def products_in(profile):
     ("reduction", "frozen", "products"),
     [("mean", "", 3), ("sum", "weight", 2), ("mean", "input", 2), ("none", "", 4), ("none", "weight", 3)],
 )
-def test_only_the_products_that_are_wanted(reduction, frozen, products, device):
-    """Of each chunk: the logits, dx and dW, and for "none" the logits once more."""
-    input, weight, target, bias = tensors(device=device)
+def test_only_required_products_are_computed(reduction, frozen, products, device):
+    """For each chunk: the logits, dx and dW, and for "none" the logits again."""
+    input, weight, target, bias = make_tensors(device=device)
     {"weight": weight, "input": input}.get(frozen, bias).requires_grad_(False)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         linear_cross_entropy(input, weight, target, bias, reduction=reduction, chunk_rows=2).sum().backward()
-    assert len(products_in(profile)) == 5 * products  # as there are five chunks
+    assert len(products_in(profile)) == 5 * products  # five chunks
     assert {"weight": weight.grad, "input": input.grad}.get(frozen) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("classes", "products"), [(24, 3), (27, 6), (5, 3)])
-def test_classes_that_fill_no_vector_are_products_of_their_own(classes, products, device):
-    """The library would take five times as long for all; both together give every result."""
-    given = tensors(torch.float16, classes=classes, device=device)
+def test_unaligned_classes_are_separate_products(classes, products, device):
+    """cuBLAS takes five times as long on all classes at once."""
+    given = make_tensors(torch.float16, classes=classes, device=device)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        got = loss_and_gradients(linear_cross_entropy, given, reduction="sum", chunk_rows=16)
+        got = differentiate(linear_cross_entropy, given, reduction="sum", chunk_rows=16)
     assert len(products_in(profile)) == products
-    for ours, exact in zip(got, loss_and_gradients(by_formula, wide(given), reduction="sum"), strict=True):
+    for ours, exact in zip(got, differentiate(compute_loss, to_float64(given), reduction="sum"), strict=True):
         assert (ours.double() - exact).norm() < 1e-2 * exact.norm()
 
 
-def test_without_gradients_nothing_is_kept(device, launched):
-    given = tensors(device=device)
+def test_nothing_is_saved_without_gradients(device, launched):
+    given = make_tensors(device=device)
     with torch.no_grad():
         loss = linear_cross_entropy(*given)
     assert loss.grad_fn is None and len(launched()) == 1
-    assert linear_cross_entropy(*tensors(requires_grad=False, device=device)).grad_fn is None
+    assert linear_cross_entropy(*make_tensors(requires_grad=False, device=device)).grad_fn is None
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_a_graph_may_be_used_again(reduction, device):
-    input, weight, target, bias = tensors(device=device)
+def test_retained_graph(reduction, device):
+    input, weight, target, bias = make_tensors(device=device)
     leaves = [input, weight, bias]
     loss = linear_cross_entropy(input, weight, target, bias, reduction=reduction).sum()
     three = torch.tensor(3.0, device=device).double()
@@ -294,13 +302,15 @@ def test_a_graph_may_be_used_again(reduction, device):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_a_gradient_that_is_a_view_that_negates_is_read_as_what_it_stands_for(reduction, device):
-    """As autograd makes one of the gradient of an imaginary part; a single number has no gaps, for which it would be copied."""
-    given = tensors(rows=(1,), device=device)
+def test_negated_incoming_gradient(reduction, device):
+    """Autograd creates such a view for the gradient of an imaginary part."""
+    given = make_tensors(rows=(1,), device=device)
     input, weight, _, bias = given
     target = torch.tensor([2], device=device)
     leaves = [input, weight, bias]
-    expected = torch.autograd.grad(by_formula(input, weight, target, bias, reduction=reduction).sum(), leaves)
+    expected = torch.autograd.grad(
+        compute_loss(input, weight, target, bias, reduction=reduction).sum(), leaves
+    )
     loss = linear_cross_entropy(input, weight, target, bias, reduction=reduction)
     seen = []
     loss.register_hook(lambda grad: seen.append(grad.is_neg()))
@@ -311,22 +321,16 @@ def test_a_gradient_that_is_a_view_that_negates_is_read_as_what_it_stands_for(re
         torch.testing.assert_close(leaf.grad, gradient)
 
 
-def test_the_forward_pass_s_gradients_are_scaled_where_they_lie(device, launched):
-    """By a launch for each that reads the factor on the GPU."""
-    input, weight, target, bias = tensors(device=device)
+def test_gradients_of_forward_are_scaled_in_place(device, launched):
+    """One launch per gradient reads the factor on the GPU."""
+    input, weight, target, bias = make_tensors(device=device)
     linear_cross_entropy(input, weight, target, bias).backward()
     assert [name.startswith(ROWS_KERNEL) for name in launched.names] == [True, False, False, False]
 
 
-def test_the_same_bits_in_every_run(device):
-    given = tensors(torch.float32, device=device)
-    runs = [loss_and_gradients(linear_cross_entropy, given, chunk_rows=3) for _ in range(2)]
-    assert all(torch.equal(*pair) for pair in zip(*runs, strict=True))
-
-
 @pytest.mark.parametrize(("rows", "chunk"), [(8192, 2048), (8193, 1664), (100, 128), (0, 128)])
-def test_chunks_of_one_size(rows, chunk):
-    """2,048 rows at most, in steps of 128, and the last no crumb."""
+def test_chunk_rows(rows, chunk):
+    """At most 2,048 rows, a multiple of 128, and chunks of nearly equal size."""
     assert OPS.linear_cross_entropy_chunk_rows(rows) == chunk
 
 
@@ -334,7 +338,7 @@ def test_chunks_of_one_size(rows, chunk):
 
 
 class Seen(TorchDispatchMode):
-    """The operators that were called."""
+    """Records the names of the dispatched operators."""
 
     def __init__(self):
         super().__init__()
@@ -346,41 +350,41 @@ class Seen(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_modes_see_the_operators_and_tensors_that_wrap_others_get_the_same(reduction, device):
-    given = tensors(device=device)
-    plain = loss_and_gradients(linear_cross_entropy, given, reduction=reduction)
+def test_dispatch_modes_see_the_operators(reduction, device):
+    given = make_tensors(device=device)
+    plain = differentiate(linear_cross_entropy, given, reduction=reduction)
     with Seen() as seen:
-        watched = loss_and_gradients(linear_cross_entropy, given, reduction=reduction)
+        watched = differentiate(linear_cross_entropy, given, reduction=reduction)
     own = [name for name in seen.names if name.startswith("mojo_workbook")]
     ends = ("forward", "backward")[: 1 + (reduction == "none")]
     assert own == [f"mojo_workbook::linear_cross_entropy_{end}" for end in ends]
-    for got, expected in zip(watched, plain, strict=True):
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(watched, plain)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_compiled_graphs_hold_it_as_one_operator(reduction, dtype, device):
-    given = tensors(dtype, device=device)
+def test_compiled_call_matches_eager(reduction, dtype, device):
+    given = make_tensors(dtype, device=device)
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager", dynamic=False)
     options = {"reduction": reduction, "label_smoothing": 0.1}
-    plain = loss_and_gradients(linear_cross_entropy, given, **options)
-    for got, expected in zip(loss_and_gradients(compiled, given, **options), plain, strict=True):
-        torch.testing.assert_close(got, expected)
+    plain = differentiate(linear_cross_entropy, given, **options)
+    torch.testing.assert_close(differentiate(compiled, given, **options), plain)
 
 
-def test_a_compiled_graph_takes_other_numbers_of_rows(device):
+def test_dynamic_rows_in_a_compiled_call(device):
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager", dynamic=True)
     for rows in (5, 9, 12):
-        given = tensors(rows=(rows,), device=device)
+        given = make_tensors(rows=(rows,), device=device)
         for got, expected in zip(
-            loss_and_gradients(compiled, given), loss_and_gradients(by_formula, given), strict=True
+            differentiate(compiled, given),
+            differentiate(compute_loss, given),
+            strict=True,
         ):
             torch.testing.assert_close(got, expected)
 
 
-def test_under_autocast_with_a_frozen_weight_compiled_or_not(device):
-    input, weight, target, bias = tensors(torch.float32, device=device)
+def test_autocast_with_a_frozen_weight(device):
+    input, weight, target, bias = make_tensors(torch.float32, device=device)
     weight.requires_grad_(False)
 
     def step():
@@ -392,13 +396,13 @@ def test_under_autocast_with_a_frozen_weight_compiled_or_not(device):
         loss = function()
         results.append([loss, *torch.autograd.grad(loss, [input, bias])])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-    exact = by_formula(input, weight, target, bias)
+    exact = compute_loss(input, weight, target, bias)
     assert 1e-5 < (results[0][0] - exact).abs() / exact < 1e-2 and results[0][1].dtype == torch.float32
 
 
 @pytest.mark.parametrize("reduction", [0, 1])
-def test_the_operators_pass_torch_s_own_checks(reduction, device):
-    input, weight, target, bias = tensors(torch.float32, device=device)
+def test_operators_pass_opcheck(reduction, device):
+    input, weight, target, bias = make_tensors(torch.float32, device=device)
     torch.library.opcheck(
         OPS.linear_cross_entropy.default, (input, weight, bias, target, -100, 0.1, reduction, 0.01, 2.0, 4)
     )
@@ -410,9 +414,9 @@ def test_the_operators_pass_torch_s_own_checks(reduction, device):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_saved_tensors_may_go_elsewhere(reduction, device):
-    given = tensors(device=device)
-    plain = loss_and_gradients(linear_cross_entropy, given, reduction=reduction)
+def test_saved_tensor_hooks_and_checkpoints(reduction, device):
+    given = make_tensors(device=device)
+    plain = differentiate(linear_cross_entropy, given, reduction=reduction)
 
     def in_checkpoint(*arguments, reentrant, **options):
         return checkpoint(linear_cross_entropy, *arguments, use_reentrant=reentrant, **options)
@@ -422,18 +426,18 @@ def test_saved_tensors_may_go_elsewhere(reduction, device):
         return torch.cat([flat[:1], flat])[1:].view(tensor.shape)
 
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unaligned):
-        shifted = loss_and_gradients(linear_cross_entropy, given, reduction=reduction)
+        shifted = differentiate(linear_cross_entropy, given, reduction=reduction)
     with torch.autograd.graph.save_on_cpu():
-        moved = loss_and_gradients(linear_cross_entropy, given, reduction=reduction)
-    again = loss_and_gradients(in_checkpoint, given, reentrant=False, reduction=reduction)
+        moved = differentiate(linear_cross_entropy, given, reduction=reduction)
+    again = differentiate(in_checkpoint, given, reentrant=False, reduction=reduction)
     for other in (shifted, moved, again):
         assert all(torch.equal(*pair) for pair in zip(other, plain, strict=True))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compiled_autograd_gets_the_same(reduction, device):
-    given = tensors(device=device)
-    plain = loss_and_gradients(linear_cross_entropy, given, reduction=reduction)
+def test_compiled_autograd(reduction, device):
+    given = make_tensors(device=device)
+    plain = differentiate(linear_cross_entropy, given, reduction=reduction)
     input, weight, target, bias = given
     with compiled_autograd._enable(torch.compile(backend="eager")):
         loss = linear_cross_entropy(input, weight, target, bias, reduction=reduction)
@@ -442,8 +446,8 @@ def test_compiled_autograd_gets_the_same(reduction, device):
         torch.testing.assert_close(leaf.grad, expected)
 
 
-def test_a_weight_that_changes_in_place_is_noticed(device):
-    input, weight, target, bias = tensors(device=device)
+def test_in_place_change_of_weight_is_detected(device):
+    input, weight, target, bias = make_tensors(device=device)
     loss = linear_cross_entropy(input, weight, target, bias)
     with torch.no_grad():
         weight.add_(1)
@@ -451,12 +455,12 @@ def test_a_weight_that_changes_in_place_is_noticed(device):
         loss.backward()
 
 
-def test_the_module_is_the_function_and_a_linear_layer(device):
-    input, _, target, _ = tensors(torch.float32, device=device)
+def test_module_matches_the_function_and_linear(device):
+    input, _, target, _ = make_tensors(torch.float32, device=device)
     layer = LinearCrossEntropy(H, V, True, softcap=3.0, label_smoothing=0.1, chunk_rows=4, device=device)
     linear = nn.Linear(H, V, device=device)
     layer.load_state_dict(linear.state_dict())
-    expected = by_formula(input, linear.weight, target, linear.bias, softcap=3.0, label_smoothing=0.1)
+    expected = compute_loss(input, linear.weight, target, linear.bias, softcap=3.0, label_smoothing=0.1)
     torch.testing.assert_close(layer(input, target), expected)
     torch.testing.assert_close(layer.logits(input), 3 * torch.tanh(linear(input) / 3))
     copied = copy.deepcopy(layer)
@@ -464,7 +468,7 @@ def test_the_module_is_the_function_and_a_linear_layer(device):
     assert repr(copied) == "LinearCrossEntropy(in_features=7, out_features=11, bias=True, reduction='mean')"
 
 
-def test_a_weight_that_is_tied_to_an_embedding_gets_both_gradients(device):
+def test_weight_tied_to_an_embedding(device):
     tokens = torch.tensor([1, 4, 4, 9], device=device)
     grads = []
     for own in (True, False):
@@ -496,12 +500,12 @@ def test_explain(device):
     assert layer.explain(torch.ones(1, H, device=device).int())["rows"].endswith("no kernels for int32")
 
 
-# ---- Where PyTorch's own operations run ---------------------------------------------------------------------
+# ---- Calls that use PyTorch's operations ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_second_derivative_is_pytorch_s(reduction, device):
-    input, weight, target, bias = tensors(device=device)
+def test_second_derivative(reduction, device):
+    input, weight, target, bias = make_tensors(device=device)
     options = {"reduction": reduction, "label_smoothing": 0.1, "z_loss": 0.1, "softcap": 2.0}
     assert torch.autograd.gradgradcheck(
         lambda x, w, b: linear_cross_entropy(x, w, target, b, **options), (input, weight, bias)
@@ -510,8 +514,8 @@ def test_a_second_derivative_is_pytorch_s(reduction, device):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_transforms_and_tangents_are_pytorch_s(options, reduction, device, launched):
-    input, weight, target, bias = tensors(
+def test_transforms_and_tangents_match_the_formula(options, reduction, device, launched):
+    input, weight, target, bias = make_tensors(
         requires_grad=False, ignored=options.get("ignore_index", -100), device=device
     )
 
@@ -519,7 +523,7 @@ def test_transforms_and_tangents_are_pytorch_s(options, reduction, device, launc
         return linear_cross_entropy(x, weight, target, bias, reduction=reduction, **options).sum()
 
     def exact(x):
-        return by_formula(x, weight, target, bias, reduction=reduction, **options).sum()
+        return compute_loss(x, weight, target, bias, reduction=reduction, **options).sum()
 
     torch.testing.assert_close(torch.func.grad(ours)(input), torch.func.grad(exact)(input))
     both = (input, torch.ones_like(input))
@@ -535,7 +539,7 @@ def test_transforms_and_tangents_are_pytorch_s(options, reduction, device, launc
 @pytest.mark.parametrize(
     ("classes", "expected"), [(2**31 - 4096, True), (2**31 - 4095, False), (2**31 + 8, False)]
 )
-def test_more_classes_than_32_bits_count_are_pytorch_s(classes, expected, device):
+def test_classes_beyond_32_bits_use_pytorch(classes, expected, device):
     with FakeTensorMode(), Seen() as seen:
         input = torch.empty(3, 1, device=device)
         weight = torch.empty(classes, 1, device=device)

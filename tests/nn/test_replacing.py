@@ -1,4 +1,4 @@
-"""`replace(model, pairs)`: outputs, gradients and state as before, and one line for a pair that it refuses."""
+"""`replace(model, pairs)`: outputs, gradients and state stay equal; an invalid pair is a one-line error."""
 
 import copy
 import io
@@ -37,8 +37,8 @@ class Block(nn.Module):
         return x + self.mlp(x)
 
 
-def blocks() -> nn.Sequential:
-    """Two blocks in float64, with random parameters: behind a LayerNorm's ones and zeros mistakes hide."""
+def make_blocks() -> nn.Sequential:
+    """Return two blocks in float64 with random parameters: the initial ones and zeros would hide mistakes."""
     model = nn.Sequential(Block(), Block()).double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -47,8 +47,8 @@ def blocks() -> nn.Sequential:
     return model
 
 
-def outcome(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
-    """The output, and the gradients of x and of every parameter."""
+def compute_outcome(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
+    """Return the output, and the gradients of x and of every parameter."""
     model.zero_grad()
     x = x.clone().requires_grad_()
     output = model(x)
@@ -57,8 +57,7 @@ def outcome(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
 
 
 def assert_same(model: nn.Module, plain: nn.Module, x: torch.Tensor):
-    for mine, other in zip(outcome(model, x), outcome(plain, x), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(compute_outcome(model, x), compute_outcome(plain, x), rtol=1e-9, atol=1e-9)
 
 
 X = torch.randn(2, 3, H, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
@@ -67,7 +66,7 @@ PAIRS = [*QKV, ("mlp.0", "mlp.1")]
 
 @pytest.fixture
 def in_torch(monkeypatch):
-    """PyTorch computes the pairs; the choices that each was asked with."""
+    """Compute the pairs with PyTorch; the fixture is the list of each call's options."""
     choices = []
 
     def compute(x, ln_weight, ln_bias, weight, bias, eps, **how):
@@ -78,39 +77,36 @@ def in_torch(monkeypatch):
     return choices
 
 
-def test_the_kernels_compute_named_pairs_in_every_block():
-    """Three Linear layers share a LayerNorm, and have its gradient together."""
-    model = blocks()
+def test_pairs_are_replaced_in_every_block():
+    """Three Linear layers share a LayerNorm, whose gradient is their sum."""
+    model = make_blocks()
     plain = copy.deepcopy(model)
     assert len(replace(model, PAIRS)) == 8
     assert_same(model, plain, X)
 
 
-def test_all_parameters_stay_where_they_are(in_torch):
-    model = blocks().eval()
+def test_parameters_and_modes_are_preserved(in_torch):
+    model = make_blocks().eval()
     model[1].train()
-    plain, kept, modes = (
-        copy.deepcopy(model),
-        dict(model.named_parameters()),
-        [m.training for m in model.modules()],
-    )
+    plain, parameters = copy.deepcopy(model), dict(model.named_parameters())
+    modes = [m.training for m in model.modules()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names = replace(model, PAIRS[:2], algorithm="pairs", memory="least")
     assert names == [(f"{i}.norm", f"{i}.attention.{each}") for each in ("query", "key") for i in range(2)]
     assert replace(model, [("0.mlp.0", "0.mlp.1")]) == [("0.mlp.0", "0.mlp.1")]
     assert [m.training for m in model.modules()] == modes
     now = dict(model.named_parameters())
-    assert now.keys() == kept.keys() and all(now[name] is kept[name] for name in kept)
+    assert now.keys() == parameters.keys() and all(now[name] is parameters[name] for name in parameters)
     assert model.state_dict().keys() == plain.state_dict().keys()
-    outcome(model, X)
+    compute_outcome(model, X)
     assert in_torch.count({"algorithm": "pairs", "memory": "least"}) == 4 and len(in_torch) == 5
     optimizer.step()
     plain.load_state_dict(model.state_dict())
-    assert not torch.equal(plain(X), blocks()(X))
+    assert not torch.equal(plain(X), make_blocks()(X))
 
 
 def test_copies_pickles_dtypes_and_state(in_torch):
-    model = blocks()
+    model = make_blocks()
     plain = copy.deepcopy(model)
     replace(model, PAIRS)
     file = io.BytesIO()
@@ -128,11 +124,10 @@ def test_copies_pickles_dtypes_and_state(in_torch):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_an_encoder_layer_of_torch_s(in_torch, training):
-    """In inference it calls one function of PyTorch's with all parameters."""
-    model = (
-        nn.TransformerEncoderLayer(H, 2, 12, 0.0, batch_first=True, norm_first=True).double().train(training)
-    )
+def test_pytorch_encoder_layer(in_torch, training):
+    """In inference the layer calls one fused function of PyTorch with all parameters."""
+    layer = nn.TransformerEncoderLayer(H, 2, 12, 0.0, batch_first=True, norm_first=True)
+    model = layer.double().train(training)
     plain = copy.deepcopy(model)
     replace(model, [("norm2", "linear1")])
     assert_same(model, plain, X)
@@ -140,7 +135,7 @@ def test_an_encoder_layer_of_torch_s(in_torch, training):
         torch.testing.assert_close(model(X), plain(X))
 
 
-def test_the_weight_of_conv1d_lies_the_other_way(in_torch):
+def test_conv1d_weight_is_transposed(in_torch):
     utils = pytest.importorskip("transformers.pytorch_utils")
     model = nn.Sequential(nn.LayerNorm(H), utils.Conv1D(5, H)).double()
     plain = copy.deepcopy(model)
@@ -152,16 +147,18 @@ class Own(nn.Linear):
     """A subclass, which may compute anything."""
 
 
-def pair(norm: nn.Module | None = None, linear: nn.Module | None = None, *rest: nn.Module) -> nn.Sequential:
+def make_pair(
+    norm: nn.Module | None = None, linear: nn.Module | None = None, *rest: nn.Module
+) -> nn.Sequential:
     return nn.Sequential(norm or nn.LayerNorm(H), linear or nn.Linear(H, H), *rest)
 
 
-def hooked(model: nn.Sequential, place: int) -> nn.Sequential:
+def add_hook(model: nn.Sequential, place: int) -> nn.Sequential:
     model[place].register_forward_hook(lambda *_: None)
     return model
 
 
-def twice(model: nn.Sequential) -> nn.Sequential:
+def repeat_norm(model: nn.Sequential) -> nn.Sequential:
     return nn.Sequential(model[0], model[1], model[0])
 
 
@@ -169,44 +166,48 @@ def twice(model: nn.Sequential) -> nn.Sequential:
     ("model", "pairs", "error"),
     [
         (None, [("0", "1")], "model: expected nn.Module, got NoneType"),
-        (pair(), ["01"], "pairs: expected names of a LayerNorm and a Linear, got '01'"),
-        (pair(), [("0", "2")], "pairs: no block of the model has both '0' and '2'"),
-        (pair(nn.RMSNorm(H)), [("0", "1")], "0: expected torch.nn.modules.normalization.LayerNorm, got"),
-        (pair(None, Own(H, H)), [("0", "1")], "1: expected torch.nn.modules.linear.Linear or transformers"),
-        (pair(nn.LayerNorm(4)), [("0", "1")], "0: expected (8,), as 1 reads, got (4,)"),
-        (pair(nn.LayerNorm([3, H])), [("0", "1")], "0: expected (8,), as 1 reads, got (3, 8)"),
+        (make_pair(), ["01"], "pairs: expected names of a LayerNorm and a Linear, got '01'"),
+        (make_pair(), [("0", "2")], "pairs: no block of the model has both '0' and '2'"),
+        (make_pair(nn.RMSNorm(H)), [("0", "1")], "0: expected torch.nn.modules.normalization.LayerNorm, got"),
         (
-            pair(nn.LayerNorm(H).double()),
+            make_pair(None, Own(H, H)),
+            [("0", "1")],
+            "1: expected torch.nn.modules.linear.Linear or transformers",
+        ),
+        (make_pair(nn.LayerNorm(4)), [("0", "1")], "0: expected (8,), as 1 reads, got (4,)"),
+        (make_pair(nn.LayerNorm([3, H])), [("0", "1")], "0: expected (8,), as 1 reads, got (3, 8)"),
+        (
+            make_pair(nn.LayerNorm(H).double()),
             [("0", "1")],
             "0: expected torch.float32 on cpu, as 1, got torch.float64 on cpu",
         ),
         (
-            pair(nn.LayerNorm(H, device="meta")),
+            make_pair(nn.LayerNorm(H, device="meta")),
             [("0", "1")],
             "0: expected torch.float32 on cpu, as 1, got torch.float32 on meta",
         ),
-        (hooked(pair(), 0), [("0", "1")], "0: it has hooks or a forward of its own"),
-        (hooked(pair(), 1), [("0", "1")], "1: it has hooks or a forward of its own"),
-        (twice(pair()), [("0", "1")], "0: it has 2 places in the model"),
-        (pair(None, nn.Dropout(), nn.Linear(H, H)), [("0", "2")], "0: 1 reads it, not 2"),
-        (nn.Sequential(pair(), nn.Linear(H, H)), [("0.0", "1")], "0.0: 0.1 reads it, not 1"),
-        (pair(), [("0", "1"), ("0", "1")], "1: it is in two pairs"),
+        (add_hook(make_pair(), 0), [("0", "1")], "0: it has hooks or a forward of its own"),
+        (add_hook(make_pair(), 1), [("0", "1")], "1: it has hooks or a forward of its own"),
+        (repeat_norm(make_pair()), [("0", "1")], "0: it has 2 places in the model"),
+        (make_pair(None, nn.Dropout(), nn.Linear(H, H)), [("0", "2")], "0: 1 reads it, not 2"),
+        (nn.Sequential(make_pair(), nn.Linear(H, H)), [("0.0", "1")], "0.0: 0.1 reads it, not 1"),
+        (make_pair(), [("0", "1"), ("0", "1")], "1: it is in two pairs"),
     ],
 )
-def test_what_cannot_be_replaced_is_one_line_and_changes_nothing(model, pairs, error):
+def test_invalid_pair_raises_and_changes_nothing(model, pairs, error):
     before = repr(model)
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(error)}") as raised:
         replace(model, pairs)
     assert "\n" not in str(raised.value) and repr(model) == before
 
 
-def test_an_unknown_choice_is_refused():
+def test_unknown_option():
     with pytest.raises(ValueError, match=r"^memory: expected"):
-        replace(pair(), [("0", "1")], memory="little")
+        replace(make_pair(), [("0", "1")], memory="little")
 
 
-def test_an_error_in_a_later_pair_leaves_the_first_as_it_was():
-    model = blocks()
+def test_error_in_a_later_pair_changes_nothing():
+    model = make_blocks()
     with pytest.raises(ValueError, match="no block"):
         replace(model, [*PAIRS, ("norm", "attention.output")])
     assert type(model[0].norm) is nn.LayerNorm

@@ -1,5 +1,6 @@
-"""Puzzle 19: the reference is the mathematics, every known mistake differs from it, and the kernels' constants are the spec's."""
+"""Puzzle 19: the reference, named mistakes, the kernels' constants, and runs of the command."""
 
+import json
 import re
 
 import numpy as np
@@ -16,22 +17,19 @@ CASES = PUZZLE.cases(None)
 QUANTITIES = list(PUZZLE.forward)
 
 
-def test_rmsnorm_is_pytorchs():
+def test_rmsnorm_matches_pytorch():
     arrays = PUZZLE.inputs(CASES[1], "float64", 0)
     x, gamma = torch.tensor(arrays["matrix"]), torch.tensor(arrays["weight"])
-    wanted = torch.nn.functional.rms_norm(x, gamma.shape, gamma, mistakes.EPS)
-    np.testing.assert_allclose(PUZZLE.exact(arrays)["normalised"].astype(float), wanted.numpy(), rtol=1e-12)
+    expected = torch.nn.functional.rms_norm(x, gamma.shape, gamma, mistakes.EPS)
+    np.testing.assert_allclose(
+        PUZZLE.compute_exact(arrays)["normalised"].astype(float), expected.numpy(), rtol=1e-12
+    )
 
 
-def test_a_sum_of_every_thread_is_named_and_another_wrong_sum_is_not():
-    assert (
-        diagnose_values(PUZZLE, "column_sums", lambda v: 64 * v.matrix.sum(0)).mistake
-        == "every-thread-adds-all"
-    )
-    assert (
-        diagnose_values(PUZZLE, "row_sums", lambda v: 64 * v.matrix.sum(-1)).mistake
-        == "row-every-thread-adds-all"
-    )
+def test_sum_over_all_threads_is_named():
+    columns = diagnose_values(PUZZLE, "column_sums", lambda v: 64 * v.matrix.sum(0))
+    rows = diagnose_values(PUZZLE, "row_sums", lambda v: 64 * v.matrix.sum(-1))
+    assert (columns.mistake, rows.mistake) == ("every-thread-adds-all", "row-every-thread-adds-all")
     other = diagnose_values(PUZZLE, "column_sums", lambda v: 63 * v.matrix.sum(0))
     assert other.lines[0] == "your column_sums is exactly 63 times what it should be: see hint G-1"
 
@@ -45,20 +43,48 @@ def test_a_sum_of_every_thread_is_named_and_another_wrong_sum_is_not():
         ("SLAB_ROWS", "launches", mistakes.SLAB_ROWS),
     ],
 )
-def test_the_kernels_have_the_constants_of_the_spec(name, file, value):
+def test_kernel_constants_match_the_spec(name, file, value):
     source = (roots.solutions() / "p19" / "op" / f"{file}.mojo").read_text()
     assert float(present(re.search(rf"^comptime {name} = (\S+)$", source, re.M))[1]) == value
 
 
-def test_every_gate_is_a_variant_with_a_quantity_of_its_own():
-    assert PUZZLE.separate
+def test_each_gate_has_its_variant_and_quantity():
+    assert PUZZLE.has_separate_variants
     assert [gate.id for gate in GATES] == list(OPS) == list(PUZZLE.variants)
     assert [gate.quantities for gate in GATES] == [tuple(op.writes) for op in OPS.values()]
 
 
-def test_blanks_are_as_short_as_promised():
+def test_blanks_are_short():
     from harness.learner import blanks
 
-    by_id = blanks.find(blanks.read(roots.solutions() / "p19" / "op" / "ramp.mojo"))
+    by_id = blanks.find_blanks(blanks.read_source(roots.solutions() / "p19" / "op" / "ramp.mojo"))
     assert [blank.id for blank in by_id.values()] == [gate.id for gate in GATES]
     assert all(2 <= blank.size <= 6 for blank in by_id.values())
+
+
+@pytest.mark.slow
+@pytest.mark.compiles
+def test_solution_is_correct_with_a_line_per_kernel(command_line, tmp_path):
+    target = tmp_path / "run.json"
+    finished = command_line("p19", "--solution", "--device", "virtual", "--json", target)
+    assert finished.code == 0, finished.out + finished.err
+    (device,) = json.loads(target.read_text())["devices"]
+    assert list(device["variants"]) == [gate.id for gate in GATES] and not [
+        f for f in device["findings"] if f["error"]
+    ]
+    for gate in GATES:
+        variant = device["variants"][gate.id]
+        assert variant["state"] == "correct" and len(variant["cases"]) == len(PUZZLE.cases(None)), gate.id
+        assert all(list(results) == [gate.quantities[0]] for results in variant["cases"].values())
+    for quantity in PUZZLE.forward:
+        assert (
+            sum(line.startswith(f"   {quantity}: ") and line.endswith(" ✅") for line in finished.lines) == 1
+        )
+    assert {"   - Virtual GPU Forward:  ✅ CORRECT", "   Overall Result: ✅ ALL CORRECT"} <= {*finished.lines}
+
+
+def test_irrelevant_flags_are_unknown(command_line):
+    finished = command_line("p19", "--backward")
+    assert finished.code == 2 and "--backward" in finished.err
+    assert "--backward" not in command_line("p19", "--help").out
+    assert all(f"--{gate.id}" in command_line("p19", "--help").out for gate in GATES)

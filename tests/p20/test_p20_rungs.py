@@ -1,12 +1,13 @@
-"""Puzzle 20 as a learner meets it: what is said of right and wrong answers of every rung."""
+"""Puzzle 20's rungs: correct answers pass, wrong ones are diagnosed."""
 
 import pytest
 from changed_solutions import write_changed
 from typed import present
 
-from harness.check.checker import make_checker
+from harness.check import zoo
+from harness.check.checker import load_checker
 from harness.learner.work import Work
-from harness.puzzles.p20.spec import CALLS, PUZZLE, by_autograd, cases, inputs
+from harness.puzzles.p20.spec import CALLS, PUZZLE, cases, compute_with_autograd, inputs
 from harness.toolchain import roots
 
 METHODS = """\
@@ -26,14 +27,14 @@ ON_CTX = METHODS.format("torch.where(ctx.y <= 0, 0, dy)").replace(
 IN_PLACE = METHODS.format("torch.where(ctx.saved_tensors[0], dy, 0)").replace("x.clamp(", "x.clamp_(")
 
 
-def judged(rung_id, gate, tmp_path, *edits, **bodies):
-    """The verdict on a gate of a rung's solution with edits and blanks of one's own."""
-    checker = make_checker(Work(PUZZLE, PUZZLE.rung(rung_id), roots.solutions()))
+def check_edited(rung_id, gate, tmp_path, *edits, **bodies):
+    """Return the result of a gate of a rung's solution with edits and blanks replaced."""
+    checker = load_checker(Work(PUZZLE, PUZZLE.find_rung(rung_id), roots.solutions()))
     return checker.check(write_changed(PUZZLE, rung_id, tmp_path, *edits, **bodies), [gate])[0]
 
 
-def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_path):
-    """Each blank but the first emptied to `pass`: the operators alone still run, and what is missing is named."""
+def test_each_registration_line_is_needed(tmp_path):
+    """Each blank but the first is emptied: the operators still run, and the failing check is named."""
     nothing = {"save": "def setup_context(ctx, inputs, output): pass"}
     named = {
         "fake": "schema", "save": "memory", "gradient": "gradient", "second": "second_derivative",
@@ -41,7 +42,7 @@ def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_
     }  # fmt: skip
     for gate, check in named.items():
         body = f"    {nothing.get(gate, 'backward = None')}"
-        result = judged("register", gate, tmp_path, **{gate: body})
+        result = check_edited("register", gate, tmp_path, **{gate: body})
         assert (result.state, result.mistake) == ("wrong", check) and check in result.diagnosis[0], gate
 
 
@@ -66,14 +67,14 @@ def test_every_line_of_the_registration_that_is_left_out_makes_a_check_fail(tmp_
         ("torch", "layernorm", "        dx, dweight, dbias = dy, dy.sum(0), dy.sum(0)",
          "the gradient of x is wrong"),
         ("torch", "layernorm", "        dx = dy @ dy", "functions.py:"),
-        ("torch", "relu_bits", DY_UNUSED, "it is what the sum of the output would have: dy is not used"),
+        ("torch", "relu_bits", DY_UNUSED, "it is the gradient of the output's sum: dy is not used"),
         ("torch", "relu_mask", TWICE, "every element is 2 times what it should be"),
         ("torch", "relu_output", ON_CTX, "ctx.y holds a tensor that save_for_backward should keep"),
         ("register", "define", "    return None", "register() returns NoneType, expected the operator"),
     ],
 )  # fmt: skip
-def test_what_a_learner_may_write(rung, blank, body, words, tmp_path):
-    result = judged(rung, blank, tmp_path, **{blank: body})
+def test_wrong_answers_are_diagnosed(rung, blank, body, words, tmp_path):
+    result = check_edited(rung, blank, tmp_path, **{blank: body})
     assert result.state == "wrong" and words in "\n".join(result.diagnosis), result.diagnosis
 
 
@@ -88,47 +89,73 @@ SECOND = """\
     ("body", "words"),
     [
         ("raise RuntimeError('softmax has no second derivative')", ""),
-        ("raise RuntimeError", "a second derivative is refused, and no word says what is refused"),
-        ("return grad @ grad.reshape(-1), None", "a second derivative ends in torch's words, not in yours: "),
+        ("raise RuntimeError", "a second derivative raises an error without a message"),
+        (
+            "return grad @ grad.reshape(-1), None",
+            "a second derivative raises torch's error, not yours: ",
+        ),
     ],
-    ids=["refused", "without words", "an accident"],
+    ids=["refused", "without a message", "another error"],
 )
-def test_a_second_derivative_is_refused_by_whatever_words_are_raised(body, words, tmp_path):
-    result = judged("register", "second", tmp_path, second=SECOND.format(body))
+def test_any_error_refuses_a_second_derivative(body, words, tmp_path):
+    result = check_edited("register", "second", tmp_path, second=SECOND.format(body))
     assert result.state == ("wrong" if words else "correct") and words in "\n".join(result.diagnosis)
 
 
-def test_what_changes_in_place_is_said_once_and_not_in_autograds_words_too(tmp_path):
-    result = judged("torch", "relu_mask", tmp_path, relu_mask=IN_PLACE)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("is_none", "the gradient of a gradient penalty is 0, expected 0.082, and there is no error"),
+        ("of_dy_alone", "the gradient of a gradient penalty is 0.027, expected -0.052, and there is no error"),
+        ("without_words", "a second derivative raises an error without a message"),
+    ],
+)  # fmt: skip
+def test_second_derivative_messages(name, words):
+    wrong = next(each for each in zoo.load_wrong_kernels("p20") if each.name == f"register_second_{name}")
+    checker = load_checker(Work(PUZZLE, wrong.target_rung, roots.solutions()))
+    (result,) = checker.check(wrong.build_target(), [wrong.gate])
+    assert result.diagnosis[0] == f"second_derivative: {words}"
+
+
+def test_correct_second_derivative_passes():
+    """The gate must accept an operator that has a second derivative, such as PyTorch's softmax."""
+    from harness.puzzles.p20.registration import RawKernels, RegisteredOp, second_derivative
+
+    assert second_derivative(RegisteredOp(lambda x: x.softmax(-1), RawKernels(), "none")) is None
+
+
+def test_in_place_change_is_reported_once(tmp_path):
+    result = check_edited("torch", "relu_mask", tmp_path, relu_mask=IN_PLACE)
     assert result.mistake == "inputs_unchanged" and len(result.diagnosis) == 1
     assert result.diagnosis[0].startswith("inputs_unchanged: an input is changed in place: later reads of it")
 
 
-def test_a_missing_class_and_a_register_that_returns_nothing_are_named(tmp_path):
+def test_missing_class_and_empty_register_are_named(tmp_path):
     renamed = ("class LayerNorm(Function)", "class Layer_norm(Function)")
-    result = judged("torch", "layernorm", tmp_path, renamed)
+    result = check_edited("torch", "layernorm", tmp_path, renamed)
     assert result.diagnosis == ["the file defines no class LayerNorm(torch.autograd.Function)"]
-    result = judged("register", "define", tmp_path, ("    return softmax\n", ""))
+    result = check_edited("register", "define", tmp_path, ("    return softmax\n", ""))
     assert "register() returns NoneType, expected the operator" in result.diagnosis[0]
 
 
 # ---- Kernels ------------------------------------------------------------------------------------------------
 
 
-def test_pytorchs_answer_does_not_depend_on_the_order_of_the_columns():
-    """The baseline's orders are of the same problem: in float64 they agree to rounding."""
+def test_reference_does_not_depend_on_column_order():
+    """In float64 the baseline's column orders agree to rounding."""
     import torch
 
     tensors = {name: torch.tensor(array) for name, array in inputs(cases()[2], "float64", 0).items()}
-    first = by_autograd(tensors)
-    other = by_autograd({name: tensor.flip(-1) for name, tensor in tensors.items()})
+    first = compute_with_autograd(tensors)
+    other = compute_with_autograd({name: tensor.flip(-1) for name, tensor in tensors.items()})
     for name in first:
         there = other[name] if name in ("mean", "rstd") else other[name].flip(-1)
         torch.testing.assert_close(first[name], there, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
-def test_the_kernels_are_right_through_the_command_line(command_line):
+def test_kernels_are_correct_through_the_command_line(command_line):
     finished = command_line("p20", "--backward", "--solution", "--device", "virtual")
     assert finished.code == 0, finished.out + finished.err
     reports = [f"   - Virtual GPU Backward ({variant}):  ✅ CORRECT" for variant in PUZZLE.variants]
@@ -136,16 +163,16 @@ def test_the_kernels_are_right_through_the_command_line(command_line):
     assert "   ours:          292 (relu 4, softmax 128, layernorm 160)" in finished.lines
 
 
-def test_the_ledger_is_what_the_ops_hand_on():
-    """Bytes kept are those of what one call writes and the next reads."""
+def test_ledger_matches_the_ops():
+    """Saved bytes are those that one call writes and the next reads."""
     account = present(PUZZLE.ledger)((6, 40), "bfloat16")
     assert account.saved_ours == {"relu": 32, "softmax": 480, "layernorm": 480 + 48}
     assert account.saved_eager["relu"] == 480
     assert {call.name for call in CALLS} == {call.op.name for call in PUZZLE.calls}
 
 
-def test_the_chapters_formula_of_the_softmax_gradient():
-    """With an explicit sum, as the page writes it, against autograd and central differences in float64."""
+def test_softmax_gradient_formula():
+    """Compare the page's explicit sum with autograd and central differences in float64."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -160,7 +187,7 @@ def test_the_chapters_formula_of_the_softmax_gradient():
     torch.testing.assert_close((claimed * step).sum(), slope, rtol=1e-5, atol=1e-12)
 
 
-# ---- What is said of a wrong answer -------------------------------------------------------------------------
+# ---- Diagnoses -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,29 +204,29 @@ def test_the_chapters_formula_of_the_softmax_gradient():
             "2",
             [
                 "at x = 2: edges: x->a is 2, expected 4",
-                "that is the same number at every x: how fast x^2 grows is another question at each x",
+                "that is the same number at every x: the slope of x^2 depends on x",
             ],
         ),
         ('3 * v["x"]', ["at x = 2: edges: x->a is 6, expected 4"]),
     ],
 )
-def test_a_wrong_edge_is_named_by_what_it_is_at_every_x(edge, lines, tmp_path):
-    result = judged("derive", "edges", tmp_path, ('"x->a": 2 * v["x"]', f'"x->a": {edge}'))
+def test_wrong_edge_is_named(edge, lines, tmp_path):
+    result = check_edited("derive", "edges", tmp_path, ('"x->a": 2 * v["x"]', f'"x->a": {edge}'))
     assert result.diagnosis == lines
 
 
-def test_exchanged_arguments_of_a_kernel_are_named_and_not_called_strides(tmp_path):
-    result = judged(
+def test_exchanged_kernel_arguments_are_named(tmp_path):
+    result = check_edited(
         "register", "gradient", tmp_path, ("return softmax_backward(dy, y)", "return softmax_backward(y, dy)")
     )
     assert result.diagnosis == [
-        "gradient: the gradient is dy * (y - sum(dy * y)): y and dy are handed to the kernel in each other's place",
-        "   in a model: the loss may still go down, along another direction than its gradient",
+        "gradient: the gradient is dy * (y - sum(dy * y)): y and dy are swapped in the call of the kernel",
+        "   in a model: the loss may still go down, but not along its gradient",
     ]
 
 
-def test_an_operator_that_cannot_be_called_is_not_said_to_compute_wrong_numbers(tmp_path):
-    result = judged("register", "define", tmp_path, ("softmax(x: Tensor)", "softmax(x)"))
+def test_uncallable_operator_is_not_reported_as_wrong_values(tmp_path):
+    result = check_edited("register", "define", tmp_path, ("softmax(x: Tensor)", "softmax(x)"))
     assert (
         result.state == "wrong"
         and "must have a type annotation" in result.diagnosis[0]
@@ -207,8 +234,8 @@ def test_an_operator_that_cannot_be_called_is_not_said_to_compute_wrong_numbers(
     )
 
 
-def test_a_gradient_that_gradcheck_refuses_is_one_short_line(tmp_path):
-    result = judged("register", "gradient", tmp_path, ("return softmax_", "return 2 * softmax_"))
+def test_gradcheck_error_is_one_line(tmp_path):
+    result = check_edited("register", "gradient", tmp_path, ("return softmax_", "return 2 * softmax_"))
     assert result.diagnosis[0] == (
         "gradient: gradcheck in float64: Jacobian mismatch for output 0 with respect to input 0"
     )
@@ -226,19 +253,19 @@ def test_a_gradient_that_gradcheck_refuses_is_one_short_line(tmp_path):
         (
             "dweight = (dy * x_hat).sum(leading) if leading else dy * x_hat",
             "dweight = (g * x_hat).sum(leading) if leading else g * x_hat",
-            "   your grad_weight equals the reference with the weight multiplied in: the gradient of the weight is made of dy, not of "
+            "   your grad_weight equals the reference with the weight multiplied in: the weight's gradient uses dy, not "
             "dy * weight, to ",
         ),
     ],
 )
-def test_a_wrong_layernorm_in_pytorch_is_named(old, new, words, tmp_path):
-    result = judged("torch", "layernorm", tmp_path, (old, new))
+def test_wrong_layernorm_in_pytorch_is_named(old, new, words, tmp_path):
+    result = check_edited("torch", "layernorm", tmp_path, (old, new))
     assert result.diagnosis[0].startswith("at odd sizes") and result.diagnosis[-1].startswith(words), (
         result.diagnosis
     )
 
 
-def test_a_sum_over_no_axis_is_said_to_be_one_over_all(tmp_path):
+def test_sum_over_empty_axes_is_reported(tmp_path):
     new = "dbias = dy.sum(leading)"
-    result = judged("torch", "layernorm", tmp_path, (f"{new} if leading else dy", new))
-    assert "; `.sum(())` adds up everything" in result.diagnosis[0], result.diagnosis
+    result = check_edited("torch", "layernorm", tmp_path, (f"{new} if leading else dy", new))
+    assert "; `.sum(())` sums over all axes" in result.diagnosis[0], result.diagnosis

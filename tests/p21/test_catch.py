@@ -1,4 +1,4 @@
-"""A test of backward passes is itself tested: the reference one finds all, and each wrong one fails for its own reason."""
+"""Puzzle 21's check of a learner's test: the solution's catches every wrong op, and wrong tests are rejected by reason."""
 
 import re
 
@@ -7,29 +7,28 @@ import torch
 
 from harness.check import zoo
 from harness.check.gradients import random_like
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.check.results import GateResult
 from harness.errors import DamagedFile
 from harness.puzzles.p21 import catch
-from harness.puzzles.p21.catch import CatchChecker, NoTest, tries
+from harness.puzzles.p21.catch import CatchChecker, InvalidCheck, run_on_all_ops
+from harness.puzzles.p21.correct_ops import list_correct_ops
 from harness.puzzles.p21.hunt import DECISIVE
-from harness.puzzles.p21.rights import correct_ops
 from harness.puzzles.p21.spec import PUZZLE
 from harness.toolchain import roots
 
 SOLUTION = roots.solutions() / "p21" / "catch.py"
-RUNG = PUZZLE.rung("catch")
-BUGS = [bug for bug in zoo.load("p21") if bug.rung == "catch"]
+RUNG = PUZZLE.find_rung("catch")
+BUGS = [bug for bug in zoo.load_wrong_kernels("p21") if bug.rung == "catch"]
 
 
-def judged(path, seconds: float = catch.SECONDS) -> GateResult:
-    """The verdict in this process."""
-    (gate,) = PUZZLE.gates_of(RUNG)
-    return CatchChecker(PUZZLE, RUNG).result_of(gate, tries(path, "p21", seconds))
+def check_test(path, seconds: float = catch.SECONDS) -> GateResult:
+    (gate,) = PUZZLE.list_gates(RUNG)
+    return CatchChecker(PUZZLE, RUNG).make_result(gate, run_on_all_ops(path, "p21", seconds))
 
 
-def written(tmp_path, body: str):
-    """A file whose test has this body."""
+def write_test(tmp_path, body: str):
+    """Write a file whose `check` has this body, and return its path."""
     path = tmp_path / "catch.py"
     path.write_text(
         f'import torch\n\ndef check(op):\n    """A test."""\n    # BLANK-START check: t\n    {body}\n    # BLANK-END check\n'
@@ -37,24 +36,24 @@ def written(tmp_path, body: str):
     return path
 
 
-def test_the_reference_test_catches_all_and_accuses_nobody():
-    """In a process of its own, as for a learner."""
+def test_reference_test_catches_all_without_false_alarms():
+    """Run the test in a subprocess, as for a learner."""
     (result,) = CatchChecker(PUZZLE, RUNG).check(SOLUTION)
     assert result.state == "correct", result.diagnosis
     assert (
-        result.summary == "caught 46 of 46 wrong ones (33 of them held back), no false alarm in 23 right ones"
+        result.summary == "caught 46 of 46 wrong ops (33 of them held back), no false alarm in 23 correct ops"
     )
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_wrong_test_is_rejected_for_its_own_reason(bug):
-    result = judged(bug.target(), 20.0 if bug.mistake != "too-slow" else 0.3)
+def test_wrong_test_is_rejected_with_its_reason(bug):
+    result = check_test(bug.build_target(), 20.0 if bug.mistake != "too-slow" else 0.3)
     assert (result.state, result.mistake) == ("wrong", bug.mistake), result.diagnosis
 
 
-def test_every_right_one_is_right():
-    """By a comparison of its own: the largest error in the widest dtype, and in every other one beside PyTorch's."""
-    for op in correct_ops(load(SOLUTION.with_name("hunt.py"))):
+def test_correct_ops_are_correct():
+    """Compare the largest error in the widest dtype, and in every other one with PyTorch's."""
+    for op in list_correct_ops(load_module(SOLUTION.with_name("hunt.py"))):
         for dtype in op.dtypes:
 
             def gradients(function, wide, op=op, dtype=dtype):
@@ -75,37 +74,33 @@ def test_every_right_one_is_right():
                 assert (ours.double() - truth).abs().max() <= bound, op.name
 
 
-def test_a_test_that_says_nothing_catches_nothing(tmp_path):
-    result = judged(written(tmp_path, "return None"))
+def test_check_that_returns_none_catches_nothing(tmp_path):
+    result = check_test(write_test(tmp_path, "return None"))
     assert result.mistake == "missed" and result.hint == "check-1"
-    assert result.diagnosis[0] == (
-        "caught 0 of 46 wrong ones: 0 of 13 of those in your folder, 0 of 33 held back"
-    )
+    assert result.diagnosis[0] == ("caught 0 of 46 wrong ops: 0 of 13 in your folder, 0 of 33 held back")
     assert any(
-        line.startswith(
-            "not caught, wrong for a random gradient, at some of its sizes: addbias_reduced_twice, "
-        )
+        line.startswith("not caught, wrong for a random gradient, at some sizes: addbias_reduced_twice, ")
         and line.endswith(" held back")
         for line in result.diagnosis
     )
-    held_back = {bug.name for bug in zoo.load("p21") if bug.rung == "torch" and bug.old}
-    assert not held_back & {*re.findall(r"\w+", " ".join(result.diagnosis))}
+    hidden = {bug.name for bug in zoo.load_wrong_kernels("p21") if bug.rung == "torch" and bug.old}
+    assert not hidden & {*re.findall(r"\w+", " ".join(result.diagnosis))}
     assert re.fullmatch(r"\.\.\. and \d+ that are wrong in other kinds of call", result.diagnosis[-1])
 
 
-def test_each_wrong_one_is_wrong_in_a_kind_of_call_that_its_entry_names():
-    """The zoo's entries say which check rejects each."""
-    of = {bug.name: bug.mistake for bug in zoo.load("p21") if bug.rung == "torch"}
-    words = {check.__name__: kind for check, kind in DECISIVE.items()}
-    kinds = {op.name: catch.failing_call_kind(op, gate) for op, gate, _ in catch.wrong_ops("p21")}
-    assert kinds == {name: words[mistake] for name, mistake in of.items()}
+def test_wrong_ops_fail_in_their_named_call():
+    """Compare each wrong op's failing kind of call with the check that its zoo entry names."""
+    mistakes = {bug.name: bug.mistake for bug in zoo.load_wrong_kernels("p21") if bug.rung == "torch"}
+    kinds_of_checks = {check.__name__: kind for check, kind in DECISIVE.items()}
+    kinds = {op.name: catch.find_failing_call_kind(op, gate) for op, gate, _ in catch.load_wrong_ops("p21")}
+    assert kinds == {name: kinds_of_checks[mistake] for name, mistake in mistakes.items()}
 
 
-def test_a_test_that_accuses_everybody_is_told_so(tmp_path):
-    result = judged(written(tmp_path, "return 'wrong'"))
+def test_check_that_rejects_every_op_is_reported(tmp_path):
+    result = check_test(write_test(tmp_path, "return 'wrong'"))
     assert result.mistake == "false-alarm" and result.hint == "check-2"
     assert result.diagnosis[0] == "false alarm on softmax: wrong"
-    assert result.diagnosis[3] == "... and 20 more false alarms in 23 right ones"
+    assert result.diagnosis[3] == "... and 20 more false alarms in 23 correct ops"
 
 
 @pytest.mark.parametrize(
@@ -116,55 +111,57 @@ def test_a_test_that_accuses_everybody_is_told_so(tmp_path):
         ("return False", "false alarm on softmax: check returned False"),
     ],
 )  # fmt: skip
-def test_what_a_test_raises_is_what_it_says(tmp_path, body, words):
-    path = written(tmp_path, body)
-    said = "\n".join(judged(path).diagnosis)
-    assert any(word in said for word in words.format(path=path).split("|")), said
+def test_failure_on_a_correct_op_is_reported(tmp_path, body, words):
+    path = write_test(tmp_path, body)
+    report = "\n".join(check_test(path).diagnosis)
+    assert any(word in report for word in words.format(path=path).split("|")), report
 
 
-def test_a_test_may_return_true(tmp_path):
-    assert judged(written(tmp_path, "return True")).mistake == "missed"
+def test_check_that_returns_true_catches_nothing(tmp_path):
+    assert check_test(write_test(tmp_path, "return True")).mistake == "missed"
 
 
-def test_a_test_without_an_answer_is_refused(tmp_path):
-    with pytest.raises(NoTest, match="check returned int; it should raise, or return a line"):
-        tries(written(tmp_path, "return 3"), "p21")
+def test_invalid_return_value_is_refused(tmp_path):
+    with pytest.raises(
+        InvalidCheck, match="check returned int; it should raise an exception or return a message"
+    ):
+        run_on_all_ops(write_test(tmp_path, "return 3"), "p21")
     path = tmp_path / "other.py"
     path.write_text("checks = None\n")
-    with pytest.raises(NoTest, match="there is no function check"):
-        tries(path, "p21")
+    with pytest.raises(InvalidCheck, match="there is no function check"):
+        run_on_all_ops(path, "p21")
 
 
-def test_one_that_hangs_is_stopped_at_its_line(tmp_path):
-    result = judged(written(tmp_path, "while True: pass"), 0.2)
+def test_hanging_test_is_stopped_at_its_line(tmp_path):
+    result = check_test(write_test(tmp_path, "while True: pass"), 0.2)
     assert result.mistake == "too-slow"
     assert (
         result.diagnosis[0].startswith("on softmax ")
-        and "catch.py:6: stopped after 0.2 s" in result.diagnosis[0]
+        and "catch.py:6: timed out after 0.2 s" in result.diagnosis[0]
     )
 
 
-def test_an_exception_of_the_learner_s_does_not_hide_the_limit(tmp_path):
+def test_exception_does_not_hide_the_time_limit(tmp_path):
     body = "\n    ".join(
         ["while True:", "    try:", "        while True: pass", "    except Exception: pass"]
     )
-    assert judged(written(tmp_path, body), 0.2).mistake == "too-slow"
+    assert check_test(write_test(tmp_path, body), 0.2).mistake == "too-slow"
 
 
-def test_one_that_ends_the_process_costs_a_line(tmp_path):
-    (result,) = CatchChecker(PUZZLE, RUNG).check(written(tmp_path, "__import__('os')._exit(7)"))
+def test_exiting_test_is_reported(tmp_path):
+    (result,) = CatchChecker(PUZZLE, RUNG).check(write_test(tmp_path, "__import__('os')._exit(7)"))
     assert (result.state, result.mistake) == ("wrong", "no-verdict")
     assert result.diagnosis == ["ended without an answer (exit code 7)"]
 
 
-def test_what_it_prints_is_not_shown(tmp_path, capsys):
-    judged(written(tmp_path, "print('loud')"))
+def test_output_of_a_test_is_hidden(tmp_path, capsys):
+    check_test(write_test(tmp_path, "print('loud')"))
     assert "loud" not in capsys.readouterr().out
 
 
-def test_an_untouched_one_is_unsolved_and_a_broken_one_is_damaged(tmp_path):
+def test_untouched_file_is_unsolved_and_invalid_file_is_damaged(tmp_path):
     checker = CatchChecker(PUZZLE, RUNG)
-    (result,) = checker.check(written(tmp_path, "# FILL IN"))
+    (result,) = checker.check(write_test(tmp_path, "# FILL IN"))
     assert result.state == "unsolved"
     with pytest.raises(DamagedFile, match=r"catch.py:6: "):
-        checker.check(written(tmp_path, "return ]"))
+        checker.check(write_test(tmp_path, "return ]"))

@@ -1,4 +1,4 @@
-"""The hunt in PyTorch: right ones pass, what is given is unsolved, what is said of wrong ones."""
+"""Puzzle 21 in PyTorch: the solution passes, the provided code is unsolved, and wrong code is diagnosed."""
 
 import re
 
@@ -6,57 +6,57 @@ import pytest
 import torch
 
 from harness.check import zoo
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.learner import blanks
 from harness.puzzles.p21 import hunt
-from harness.puzzles.p21.hunt import HuntChecker, detections, function_of
-from harness.puzzles.p21.spec import HUNT, PUZZLE
-from harness.puzzles.p21.subjects import WANTED
+from harness.puzzles.p21.hunt import HuntChecker, find_function, run_usual_checks
+from harness.puzzles.p21.spec import HUNT_GATES, PUZZLE
+from harness.puzzles.p21.subjects import REFERENCES
 from harness.toolchain import roots
 
 SOLUTION = roots.solutions() / "p21" / "hunt.py"
-BUGS = {bug.name: bug for bug in zoo.load("p21")}
+BUGS = {bug.name: bug for bug in zoo.load_wrong_kernels("p21")}
 IN_PYTORCH = [bug for bug in BUGS.values() if bug.rung == "torch"]
-NOT_SEEN = {
+UNDETECTED = {
     "dropout_mask_from_result",
     "standardise_stale_statistics",
     "scale_bfloat16_sum",
     "lowrank_none_for_all",
 }
-"""What no usual check sees; the chapter says so."""
+"""Wrong backward passes that no usual check detects, as the chapter states."""
 
 
 @pytest.fixture(scope="module")
 def checker() -> HuntChecker:
-    return HuntChecker(PUZZLE, PUZZLE.rung("torch"))
+    return HuntChecker(PUZZLE, PUZZLE.find_rung("torch"))
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """Verdicts without the usual checks, which take most of the time."""
-    monkeypatch.setattr(hunt, "detections", lambda subject: {})
+def without_usual_checks(monkeypatch):
+    """Skip the usual checks, which take most of the time and do not affect results."""
+    monkeypatch.setattr(hunt, "run_usual_checks", lambda subject: {})
 
 
-def test_the_solution_is_right(checker):
+def test_solution_is_correct(checker):
     results = checker.check(SOLUTION)
-    assert [result.gate for result in results] == list(HUNT)
+    assert [result.gate for result in results] == list(HUNT_GATES)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
-    sums = {gate for gate, wanted in WANTED.items() if wanted.sums}
+    sums = {gate for gate, reference in REFERENCES.items() if reference.sums}
     assert {r.gate.id for r in results if r.summary == f"{len(hunt.DECISIVE)} checks"} == sums
 
 
-def test_what_is_given_is_unsolved_and_would_be_wrong(checker, tmp_path, alone):
+def test_provided_code_is_unsolved_and_wrong(checker, tmp_path, without_usual_checks):
     path = tmp_path / "hunt.py"
-    path.write_text(blanks.skeleton(SOLUTION.read_text()))
+    path.write_text(blanks.make_skeleton(SOLUTION.read_text()))
     assert {result.state for result in checker.check(path)} == {"unsolved"}
     unmarked = re.sub(rf" \({blanks.AS_GIVEN}: \w+\)", "", path.read_text())
     path.write_text(unmarked)
     assert {result.state for result in checker.check(path)} == {"wrong"}
 
 
-def test_what_is_given_shows_its_failing_verdict_where_it_is_asked_for_alone(checker, tmp_path):
+def test_provided_code_shows_its_result_if_requested(checker, tmp_path):
     path = tmp_path / "hunt.py"
-    path.write_text(blanks.skeleton(SOLUTION.read_text()))
+    path.write_text(blanks.make_skeleton(SOLUTION.read_text()))
     (result,) = checker.check(path, ["addbias"])
     assert (result.state, result.mistake, result.hint) == ("unsolved", None, "addbias-1")
     numbers = re.search(
@@ -65,42 +65,46 @@ def test_what_is_given_shows_its_failing_verdict_where_it_is_asked_for_alone(che
     assert numbers and float(numbers[1]) == pytest.approx(15 * float(numbers[2]), rel=1e-4), (
         "15 rows, added up twice"
     )
-    assert result.diagnosis[2].startswith("seen by: gradcheck float64, ")
+    assert result.diagnosis[2].startswith("detected by: gradcheck float64, ")
     assert not any(r.diagnosis for r in checker.check(path, ["addbias", "scale"])), (
-        "a list is not read one by one"
+        "with several gates, unsolved ones get no diagnosis"
     )
 
 
-def test_the_other_gates_of_a_wrong_file_stay_right(checker, alone):
+def test_other_gates_of_a_wrong_file_pass(checker, without_usual_checks):
     bug = BUGS["softmax_diagonal"]
-    states = {r.gate.id: r.state for r in checker.check(bug.target(), ["softmax", "sigmoid", "addbias"])}
+    states = {
+        r.gate.id: r.state for r in checker.check(bug.build_target(), ["softmax", "sigmoid", "addbias"])
+    }
     assert states == {"softmax": "wrong", "sigmoid": "correct", "addbias": "correct"}
 
 
-def test_there_are_enough_and_every_gate_has_one_that_is_given():
-    given = [bug for bug in BUGS.values() if not bug.old]
-    assert len(given) >= 16 and sum(not bug.rung for bug in given) >= 4
-    assert {bug.gate for bug in given} == {gate.id for gate in PUZZLE.gates} - {"check"}
-    assert len([bug for bug in IN_PYTORCH if bug.old]) >= 8, "those that are held back"
+def test_each_gate_provides_a_wrong_op():
+    provided = [bug for bug in BUGS.values() if not bug.old]
+    assert len(provided) >= 16 and sum(not bug.rung for bug in provided) >= 4
+    assert {bug.gate for bug in provided} == {gate.id for gate in PUZZLE.gates} - {"check"}
+    assert len([bug for bug in IN_PYTORCH if bug.old]) >= 8, "ops that are held back"
     assert all(len(bug.story.splitlines()) == 1 and bug.story.endswith(".") for bug in BUGS.values())
     assert all(bug.source.startswith("https://") for bug in BUGS.values() if bug.source)
 
 
-# ---- Which checks see what ----------------------------------------------------------------------------------
+# ---- Which checks detect what -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def matrix() -> dict[str, dict[str, bool]]:
-    """The usual checks on all that the learner is given."""
+    """The results of the usual checks for all wrong code that the learner gets."""
     return {
-        bug.name: detections(WANTED[bug.gate].subject(function_of(bug.gate, load(bug.target())).apply))
+        bug.name: run_usual_checks(
+            REFERENCES[bug.gate].subject(find_function(bug.gate, load_module(bug.build_target())).apply)
+        )
         for bug in IN_PYTORCH
         if not bug.old
     }
 
 
-def test_the_matrix_says_what_the_chapter_says(matrix):
-    assert {name for name, catches in matrix.items() if not any(catches.values())} == NOT_SEEN
+def test_matrix_matches_the_chapter(matrix):
+    assert {name for name, catches in matrix.items() if not any(catches.values())} == UNDETECTED
     only_opcheck = {
         name for name, catches in matrix.items() if catches["opcheck"] and sum(catches.values()) == 1
     }
@@ -115,36 +119,40 @@ def test_the_matrix_says_what_the_chapter_says(matrix):
     )
 
 
-def test_a_right_one_is_accused_by_no_usual_check():
-    solution = load(SOLUTION)
+def test_usual_checks_pass_correct_ops():
+    solution = load_module(SOLUTION)
     for gate in ("silu", "rmsnorm", "lowrank"):
-        assert not any(detections(WANTED[gate].subject(function_of(gate, solution).apply)).values())
+        assert not any(
+            run_usual_checks(REFERENCES[gate].subject(find_function(gate, solution).apply)).values()
+        )
 
 
-def test_the_command_shows_all_of_it(monkeypatch, capsys):
+def test_command_prints_the_matrix(monkeypatch, capsys):
     from harness import cli
 
     names = iter(range(1000))
-    monkeypatch.setattr(hunt, "detections", lambda subject: {c: next(names) % 2 == 0 for c in hunt.USUAL})
+    monkeypatch.setattr(
+        hunt, "run_usual_checks", lambda subject: {c: next(names) % 2 == 0 for c in hunt.USUAL}
+    )
     assert cli.main(["p21", "--matrix"]) == 0
-    said = capsys.readouterr().out
-    assert all(bug.name.replace("_", " ") in said for bug in IN_PYTORCH)
-    assert "gradcheck float64: sees 23 of 46" in said
+    output = capsys.readouterr().out
+    assert all(bug.name.replace("_", " ") in output for bug in IN_PYTORCH)
+    assert "gradcheck float64: sees 23 of 46" in output
 
 
-def test_a_verdict_names_what_sees_it_and_what_does_not(checker):
-    (result,) = checker.check(BUGS["dropout_mask_from_result"].target(), ["dropout"])
+def test_result_names_the_checks_that_detect_it(checker):
+    (result,) = checker.check(BUGS["dropout_mask_from_result"].build_target(), ["dropout"])
     assert result.diagnosis == [
         "at_zero: where an input is exactly 0: the gradient of input 0 at [2, 4, 4]: got 0, expected 3.82336, off by 1.0e+00 of the largest element",
-        "seen by: none",
-        f"not seen by: {', '.join(hunt.USUAL)}",
+        "detected by: none",
+        f"not detected by: {', '.join(hunt.USUAL)}",
     ]
 
 
 # ---- What a learner may do ----------------------------------------------------------------------------------
 
 
-def test_a_class_that_is_gone_or_raises_is_a_verdict(checker, tmp_path, alone):
+def test_missing_or_raising_class_is_a_result(checker, tmp_path, without_usual_checks):
     path = tmp_path / "hunt.py"
     text = SOLUTION.read_text()
     path.write_text(text.replace("class Sigmoid(Function)", "class Sigmoids(Function)"))
@@ -155,8 +163,8 @@ def test_a_class_that_is_gone_or_raises_is_a_verdict(checker, tmp_path, alone):
     assert result.diagnosis[0] == "inputs_unchanged: NameError: name 'z' is not defined"
 
 
-def test_autograd_sums_what_was_broadcast():
-    """A gradient in the shape of the result is summed by autograd: what the hints and the chapter say of addbias."""
+def test_broadcast_gradients_are_summed():
+    """Autograd sums a gradient in the result's shape, as the hints and the chapter state for addbias."""
 
     class Add(torch.autograd.Function):
         @staticmethod

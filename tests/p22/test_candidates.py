@@ -1,4 +1,4 @@
-"""Who is timed beside LayerNorm + Linear: right numbers, right counts, and candidates that do what their names say."""
+"""The candidates of LayerNorm + Linear: results, operation counts, and names that match what runs."""
 
 import numpy as np
 import pytest
@@ -15,26 +15,26 @@ NAMES: tuple[str, ...] = ("input", "ln_weight", "ln_bias", "linear_weight", "lin
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 
-def test_counts_of_operations():
+def test_operation_counts():
     sizes = Sizes(2, 3, 5)
     assert [sizes.operations(name) for name in ("forward", "backward", "both")] == [60, 120, 180]
 
 
-def test_the_truth_is_the_mathematics():
-    """Against the puzzle's longdouble formulas."""
+def test_truth_matches_the_formula():
+    """Compare with the puzzle's longdouble formulas."""
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     values = [tensor.detach().double().numpy() for tensor in (*problem.leaves, problem.grad_output)]
     arrays: dict[str, np.ndarray] = dict(zip(NAMES, values, strict=True))
     arrays |= {name: arrays[name][None] for name in ("input", "grad_output")}
     arrays["dln"] = arrays["grad_output"] @ arrays["linear_weight"]
-    expected = {name: np.asarray(value, float) for name, value in PUZZLE.exact(arrays).items()}
-    for name, value in BENCHMARK.truth(problem).items():
+    expected = {name: np.asarray(value, float) for name, value in PUZZLE.compute_exact(arrays).items()}
+    for name, value in BENCHMARK.compute_truth(problem).items():
         np.testing.assert_allclose(
             value.numpy(force=True).reshape(expected[name].shape), expected[name], rtol=1e-9, atol=1e-9
         )
 
 
-def test_the_floor_is_one_two_or_three_products():
+def test_floor_is_the_bare_matmuls():
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     products = BY_NAME["bare GEMMs"].build(problem)
     M, H, O = TINY.M, TINY.H, TINY.O
@@ -46,8 +46,8 @@ def test_the_floor_is_one_two_or_three_products():
 
 
 @pytest.mark.compiles
-def test_a_compiled_backward_pass_can_be_run_again_and_again():
-    """A compiled backward pass may write over what forward kept; the one that is timed alone must not."""
+def test_compiled_backward_pass_can_be_repeated():
+    """A compiled backward pass may overwrite saved tensors; the timed one must not, since it runs repeatedly."""
     problem = candidates.make_problem(Sizes(32, 16, 24), torch.float32, CPU)
     calls = candidates.build_compiled(problem)
     both = calls.prepare("both")()
@@ -58,13 +58,13 @@ def test_a_compiled_backward_pass_can_be_run_again_and_again():
 
 
 @pytest.mark.parametrize("algorithm", ["fused", "unfused"])
-def test_reference_kernels_are_left_out_where_a_call_takes_minutes(algorithm):
+def test_slow_reference_kernels_are_skipped(algorithm):
     problem = Problem(Sizes(2**11, 2**10, 2**10), candidates.eager, (torch.empty(1),), torch.empty(1))
-    with pytest.raises(Unavailable, match="made for reading"):
+    with pytest.raises(Unavailable, match="written to be read"):
         candidates.build_max_graphs(algorithm)(problem)
 
 
-def test_what_a_cpu_does_not_have_is_skipped():
+def test_gpu_only_candidates_are_skipped_on_a_cpu():
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     for name in ("liger", "least memory"):
         with pytest.raises(Unavailable):
@@ -73,25 +73,25 @@ def test_what_a_cpu_does_not_have_is_skipped():
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", ["compile", "fused through MAX", "unfused through MAX"])
-def test_candidates_return_what_autograd_returns(name, request):
+def test_candidates_match_autograd(name, request):
     if "MAX" in name:
         request.getfixturevalue("cpu_graphs")()  # which has these
     problem = candidates.make_problem(TINY, torch.float32, CPU)
-    truth = BENCHMARK.truth(problem)
+    truth = BENCHMARK.compute_truth(problem)
     calls = BY_NAME[name].build(problem)
     for direction in PASSES:
         with torch.set_grad_enabled(direction != "inference"):
             prepared = calls.prepare(direction)
             for result in (prepared(), prepared()):
                 calls.wait()
-                for quantity, tensor in zip(BENCHMARK.returned_names(direction), result, strict=True):
+                for quantity, tensor in zip(BENCHMARK.list_returned_names(direction), result, strict=True):
                     assert torch.allclose(tensor.detach().double(), truth[quantity], rtol=1e-4, atol=1e-4), (
                         quantity
                     )
 
 
 @pytest.mark.compiles
-def test_what_goes_through_max_computes_anew_at_every_call(cpu_graphs):
+def test_max_calls_recompute_each_time(cpu_graphs):
     cpu_graphs()
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     for direction in ("forward", "backward", "both"):

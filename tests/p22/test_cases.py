@@ -1,4 +1,4 @@
-"""Puzzle 22 as data: the reference is right by two independent ways, the cases are hard, and the sizes are accounted for."""
+"""Puzzle 22's spec: the reference, the cases, rounding, sizes and the ledger."""
 
 import numpy as np
 import pytest
@@ -7,38 +7,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.check.compare import compare
+from harness.check.gradient_checks import count_saved_bytes
 from harness.check.reference import Reference, add_strides
-from harness.devices.targets import cpu
+from harness.devices.targets import make_cpu
 from harness.puzzles.p22 import spec as p22
-from harness.spec.cases import is_not_finite
+from harness.spec.cases import is_nonfinite
 
 CASES = p22.cases()
-FINITE = [case for case in CASES if not is_not_finite(case.values)]
-NOT_FINITE = [case for case in CASES if is_not_finite(case.values)]
+FINITE = [case for case in CASES if not is_nonfinite(case.values)]
+NOT_FINITE = [case for case in CASES if is_nonfinite(case.values)]
 HARD = [case for case in FINITE if case.values not in ("plain", "cancelling")]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-DIFFERENTIATED = {
-    "grad_input": "input",
-    "grad_ln_weight": "ln_weight",
-    "grad_ln_bias": "ln_bias",
-    "grad_weight": "linear_weight",
-    "grad_bias": "linear_bias",
-}
 
 
-def names(cases):
-    """Parametrises a test over cases."""
+def parametrize_cases(cases):
+    """Parametrise a test over cases."""
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
 # ---- The reference ------------------------------------------------------------------------------------------
 
 
-def test_row_sums_may_be_off_by_what_the_rounding_of_the_statistics_moves_them_and_no_further():
-    """The bound is c1's change to first order, by hand: -rstd * c2 * (error of the mean) + c1 * (error of rstd) / rstd."""
+def test_row_sum_limit_allows_rounded_statistics_only():
+    """To first order c1 changes by -rstd * c2 * (error of the mean) + c1 * (error of rstd) / rstd."""
     case = next(case for case in CASES if case.name == "wide")
     arrays = p22.inputs(case, "float32", 0)
-    truth = p22.PUZZLE.exact(arrays)
+    truth = p22.PUZZLE.compute_exact(arrays)
     saved = {name: truth[name] * (1 + error) for name, error in (("mean", 1e-7), ("rstd", -2e-7))}
     c1, c2 = truth["row_sums"].astype(float).reshape(*truth["mean"].shape, 2).transpose(2, 0, 1)
     moved = np.abs(-truth["rstd"] * c2 * truth["mean"] * 1e-7 - c1 * 2e-7).max()
@@ -54,12 +48,12 @@ def test_row_sums_may_be_off_by_what_the_rounding_of_the_statistics_moves_them_a
     assert not compare(off, got, **limits, propagated=0.5e-5 * np.abs(got).max()).ok
 
 
-def test_row_sums_start_from_the_given_dln():
-    """c1 and c2 by a loop over rows, from a dln that does not come from grad_output."""
+def test_row_sums_start_from_the_input_dln():
+    """Compare c1 and c2 with a loop over rows, for a dln that is not computed from grad_output."""
     arrays = p22.inputs(CASES[2], "float64", 3)
     arrays["dln"] = np.random.default_rng(0).standard_normal(arrays["input"].shape)
     B, S, H = arrays["input"].shape
-    rows = p22.PUZZLE.exact(arrays)["row_sums"]
+    rows = p22.PUZZLE.compute_exact(arrays)["row_sums"]
     assert rows.shape == (B * S, 2)
     for row in range(B * S):
         x, dln = arrays["input"][row // S, row % S], arrays["dln"][row // S, row % S]
@@ -70,7 +64,7 @@ def test_row_sums_start_from_the_given_dln():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reference_answers_in_its_own_dtype_with_wide_statistics(dtype):
+def test_reference_computes_statistics_in_float32(dtype):
     kind = getattr(torch, dtype)
     arrays = p22.inputs(CASES[1], dtype, 0)
     outputs = p22.reference({name: add_strides(array, kind) for name, array in arrays.items()})
@@ -83,21 +77,22 @@ def test_reference_answers_in_its_own_dtype_with_wide_statistics(dtype):
 # ---- The cases ----------------------------------------------------------------------------------------------
 
 
-def test_the_cases_cover_what_kernels_get_wrong():
+def test_cases_cover_common_mistakes():
     sizes = [case.dims for case in HARD]
     assert CASES[0].dims == (4, 4, 8, 16)
     assert any(B != S for B, S, H, O in sizes)
     assert any(B * S == 1 for B, S, H, O in sizes)
     assert any(H % 2 and O % 2 for B, S, H, O in sizes)
     assert any(H > 128 and H % 32 for B, S, H, O in sizes), "a row longer than a block of 128 threads"
-    assert any(B * S > 32 and (B * S) % 32 for B, S, H, O in sizes), "more rows than a tile, and a rest"
+    assert any(B * S > 32 and (B * S) % 32 for B, S, H, O in sizes), "more rows than a tile, and a remainder"
     assert any(O > 128 and O % 32 for B, S, H, O in sizes), "the same for the output"
+    assert any(O == H for B, S, H, O in sizes), "W transposed has W's shape"
     assert {case.values for case in HARD} == {"hard", "expanded", "transposed", "large"}
 
 
+@parametrize_cases(HARD)
 @pytest.mark.parametrize("dtype", DTYPES)
-@names(HARD)
-def test_hard_cases_are_hard(case, dtype):
+def test_hard_cases_have_adversarial_statistics(case, dtype):
     arrays = p22.inputs(case, dtype, 0)
     x = arrays["input"]
     rows = x.shape[0] * x.shape[1]
@@ -109,14 +104,14 @@ def test_hard_cases_are_hard(case, dtype):
         assert np.sum(tiny) == rows // 4 and np.all(tiny[3::4]), "every fourth row"
     gamma = arrays["ln_weight"]
     assert np.std(gamma) > 0.1 and np.abs(arrays["ln_bias"]).max() > 0.1
-    assert np.any(gamma == 0), "nobody may divide by gamma"
+    assert np.any(gamma == 0), "division by gamma fails"
     if case.values != "expanded":
         assert np.std(arrays["grad_output"]) > 0.1 * np.abs(arrays["grad_output"]).max()
 
 
-@names(HARD)
-def test_neither_correction_term_of_dx_is_small(case):
-    """Each is a hundredth of g or more, a thousand times what float32 kernels may err."""
+@parametrize_cases(HARD)
+def test_both_correction_terms_of_dx_matter(case):
+    """Each is at least 1 % of g, a thousand times the error allowed in float32."""
     arrays = p22.inputs(case, "float64", 0)
     x = arrays["input"]
     x_hat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -127,7 +122,7 @@ def test_neither_correction_term_of_dx_is_small(case):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_expanded_and_transposed_grad_output_reach_torch_as_such(dtype):
+def test_expanded_and_transposed_grad_output_reach_torch(dtype):
     by_values = {case.values: case for case in HARD}
     expanded = p22.inputs(by_values["expanded"], dtype, 0)["grad_output"]
     transposed = p22.inputs(by_values["transposed"], dtype, 0)["grad_output"]
@@ -137,10 +132,10 @@ def test_expanded_and_transposed_grad_output_reach_torch_as_such(dtype):
     assert np.array_equal(tensor.double().numpy(), transposed)
 
 
+@parametrize_cases(NOT_FINITE)
 @pytest.mark.parametrize("dtype", DTYPES)
-@names(NOT_FINITE)
-def test_every_dtype_of_torch_has_what_is_no_number_at_the_same_places(case, dtype):
-    """So that it does not matter whether the truth or the baseline says where they belong."""
+def test_nonfinite_values_are_at_the_same_places_in_all_dtypes(case, dtype):
+    """Truth and baseline have the same elements that are not finite."""
     arrays = p22.inputs(case, dtype, 0)
     wide, narrow = (
         p22.reference({name: add_strides(array, kind) for name, array in arrays.items()})
@@ -152,24 +147,18 @@ def test_every_dtype_of_torch_has_what_is_no_number_at_the_same_places(case, dty
     assert any(truth.isfinite().any() for truth in wide.values())
 
 
-def test_the_cases_hold_sizes_that_tell_mistakes_apart():
-    assert any(O == H for B, S, H, O in (case.dims for case in HARD)), "W transposed has W's shape"
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_16_bit_rounding_inside_the_sums_over_rows_is_no_right_answer(dtype, seed):
-    """Every term rounded before it is added, and sums kept in 16 bits, row after row, are far beyond the limit."""
+def test_16_bit_rounding_inside_row_sums_fails(dtype, seed):
+    """Rounding every term before the sum, or the sum after each row, exceeds the limit."""
     case = next(case for case in CASES if case.values == "cancelling")
     reference = Reference(p22.PUZZLE, dtype, seed)
-    truth, baseline = reference.truth(case, cpu()), reference.baseline(case, cpu())
-    arrays = reference.arrays(case)
+    truth, baseline = reference.get_truth(case, make_cpu()), reference.get_baseline(case, make_cpu())
+    arrays = reference.get_arrays(case)
     x, dy = arrays["input"], arrays["grad_output"]
     x_hat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
     dln = dy @ arrays["linear_weight"]
-    assert np.array_equal(p22.round_to_dtype(dln, dtype), dln), (
-        "dln itself may be kept in 16 bits, as PyTorch does"
-    )
+    assert np.array_equal(p22.round_to_dtype(dln, dtype), dln), "dln itself may be in 16 bits, as in PyTorch"
     terms = {"grad_ln_weight": dln * x_hat, "grad_ln_bias": dln, "grad_bias": dy}
     for name, term in terms.items():
         sums = np.zeros(term.shape[-1])
@@ -179,11 +168,11 @@ def test_a_16_bit_rounding_inside_the_sums_over_rows_is_no_right_answer(dtype, s
         exact = p22.round_to_dtype(term.sum((0, 1)), dtype)
         assert compare(exact, truth[name], baseline[name], dtype).ok, name
     rounded = p22.round_to_dtype(p22.round_to_dtype(terms["grad_ln_weight"], dtype).sum((0, 1)), dtype)
-    verdict = compare(rounded, truth["grad_ln_weight"], baseline["grad_ln_weight"], dtype)
-    assert verdict.error > 5 * verdict.limit
+    result = compare(rounded, truth["grad_ln_weight"], baseline["grad_ln_weight"], dtype)
+    assert result.error > 5 * result.limit
 
 
-def test_dims_replace_the_sizes_and_keep_the_hard_values():
+def test_dims_replace_only_the_sizes():
     chosen = p22.cases((2, 3, 5, 7))
     assert {case.dims for case in chosen} == {(2, 3, 5, 7)}
     assert [case.values for case in chosen] == ["plain", "hard"]
@@ -192,23 +181,11 @@ def test_dims_replace_the_sizes_and_keep_the_hard_values():
 # ---- Rounding -----------------------------------------------------------------------------------------------
 
 
-def by_torch(values: np.ndarray, dtype: str) -> np.ndarray:
-    """What torch rounds float32 values to."""
-    return torch.tensor(values, dtype=torch.float32).to(getattr(torch, dtype)).double().numpy()
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @settings(deadline=None)  # a busy machine
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
-def test_rounding_is_that_of_torch(dtype, values):
-    array = np.array(values, np.float64)
-    with np.errstate(over="ignore"):
-        assert np.array_equal(p22.round_to_dtype(array, dtype), by_torch(array, dtype))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_ties_are_rounded_as_by_torch_and_what_is_too_large_too(dtype):
-    """Ties between neighbours of 1 and of the smallest subnormal, and the largest numbers and what lies just beyond."""
+def test_rounding_matches_torch(dtype, values):
+    """Includes ties next to 1 and to the smallest subnormal, and numbers at and above the largest finite one."""
     bits = {"bfloat16": 8, "float16": 11, "float32": 24}[dtype]
     ties = [sign * (1 + k * 2.0**-bits) for k in (1, 3) for sign in (1, -1)]
     close = [
@@ -220,16 +197,17 @@ def test_ties_are_rounded_as_by_torch_and_what_is_too_large_too(dtype):
         255.5 * 2.0**120,
         3.0e38,
     ]
-    array = np.array([*ties, *close], np.float32).astype(float)
+    array = np.array([*values, *ties, *close], np.float32).astype(float)
+    expected = torch.tensor(array, dtype=torch.float32).to(getattr(torch, dtype)).double().numpy()
     with np.errstate(over="ignore"):
-        assert np.array_equal(p22.round_to_dtype(array, dtype), by_torch(array, dtype))
+        assert np.array_equal(p22.round_to_dtype(array, dtype), expected)
 
 
 # ---- Sizes and bytes ----------------------------------------------------------------------------------------
 
 
-def test_shapes_and_work_by_hand():
-    shapes = p22.PUZZLE.shapes((2, 3, 5, 7))
+def test_shapes_and_operations_by_hand():
+    shapes = p22.PUZZLE.compute_shapes((2, 3, 5, 7))
     assert shapes["output"] == (2, 3, 7) and shapes["grad_input"] == (2, 3, 5)
     assert shapes["grad_weight"] == (7, 5) and shapes["grad_bias"] == (7,)
     assert shapes["mean"] == shapes["rstd"] == (2, 3) and shapes["row_sums"] == (6, 2)
@@ -237,29 +215,18 @@ def test_shapes_and_work_by_hand():
     assert p22.PUZZLE.multiply_adds((64, 4096, 4096, 16384)) == 2**44, "larger than 32 bits"
 
 
-def saved_by_eager(dtype: torch.dtype, B: int, S: int, H: int, O: int) -> int:
-    """Bytes of the tensors that autograd keeps for LayerNorm and Linear, parameters left out."""
-    norm, linear = torch.nn.LayerNorm(H, dtype=dtype), torch.nn.Linear(H, O, dtype=dtype)
-    parameters = {p.data_ptr() for p in (*norm.parameters(), *linear.parameters())}
-    kept = {}
-
-    def keep(tensor):
-        if tensor.untyped_storage().data_ptr() not in parameters:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.numel() * tensor.element_size()
-        return tensor
-
-    x = torch.randn(B, S, H, dtype=dtype, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = linear(norm(x))
-    assert output.requires_grad
-    return sum(kept.values())
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_bytes_that_eager_keeps_are_those_that_autograd_keeps(dtype):
-    dims = (2, 3, 8, 7)
-    ledger = p22.ledger(dims, dtype)
-    assert sum(ledger.saved_eager.values()) == saved_by_eager(getattr(torch, dtype), *dims)
+def test_eager_saved_bytes_match_autograd(dtype):
+    B, S, H, O = dims = (2, 3, 8, 7)
+    sizes = ((B, S, H), (H,), (H,), (O, H), (O,))
+    inputs = [torch.randn(size, dtype=getattr(torch, dtype), requires_grad=True) for size in sizes]
+
+    def pair(x, gamma, beta, W, bias):
+        return torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (H,), gamma, beta), W, bias)
+
+    saved, _ = count_saved_bytes(pair, inputs)
+    parameters = sum(t.numel() * t.element_size() for t in inputs[1:4])
+    assert sum(p22.ledger(dims, dtype).saved_eager.values()) == saved - parameters
 
 
 def test_ledger_by_hand():

@@ -1,4 +1,4 @@
-"""The derive rung: finite differences are the truth, and every mistake is rejected with the term that it lacks."""
+"""The derive rung: finite differences match autograd, and each known mistake is rejected and named."""
 
 import shutil
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from harness.check.checker import make_checker
+from harness.check.checker import load_checker
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.puzzles.p22 import derive_rung
-from harness.puzzles.p22.derive_checker import DeriveChecker, by_differences, difference
+from harness.puzzles.p22.derive_checker import DeriveChecker, compute_by_differences, directional_derivative
 from harness.puzzles.p22.ops import EPS
 from harness.puzzles.p22.spec import PUZZLE
 from harness.toolchain import roots
@@ -22,53 +22,53 @@ SOLUTION = roots.solutions() / "p22" / "derive.py"
 
 @pytest.fixture(scope="module")
 def checker():
-    """One warm checker, found as the command line finds it."""
-    warm = make_checker(Work(PUZZLE, derive_rung.RUNG))
+    """One checker for all tests, loaded as the command line loads it."""
+    warm = load_checker(Work(PUZZLE, derive_rung.RUNG))
     assert isinstance(warm, DeriveChecker)
     return warm
 
 
-def test_differences_are_exact_to_nine_digits():
+def test_differences_have_nine_correct_digits():
     x = np.array([3.0, 3.1, 2.95, 3.02])
     along = np.array([1.0, -2.0, 0.5, 0.25])
-    np.testing.assert_allclose(difference(np.sin, x, along), np.cos(x) * along, rtol=1e-9)
+    np.testing.assert_allclose(directional_derivative(np.sin, x, along), np.cos(x) * along, rtol=1e-9)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_truth_is_that_of_autograd(case):
+def test_truth_matches_autograd(case):
     arrays = PUZZLE.inputs(case, "float64", 0)
     v = PUZZLE.derive(arrays, {})
-    truth = by_differences(v)
+    truth = compute_by_differences(v)
     x = torch.tensor(v.row_x, requires_grad=True)
     g, along = torch.tensor(v.row_g), torch.tensor(v.row_v)
 
     def x_hat(row):
         return torch.nn.functional.layer_norm(row, row.shape, eps=EPS)
 
-    def agree(name, wanted):
-        wanted = wanted.detach().numpy()
-        np.testing.assert_allclose(truth[name], wanted, rtol=0, atol=3e-9 * np.abs(wanted).max())
+    def assert_truth_is_close(name, expected):
+        expected = expected.detach().numpy()
+        np.testing.assert_allclose(truth[name], expected, rtol=0, atol=3e-9 * np.abs(expected).max())
 
-    agree("dmean", torch.autograd.grad(x.mean(), x)[0])
-    agree("dvar", torch.autograd.grad(x.var(correction=0), x)[0])
-    agree("jvp", torch.autograd.functional.jvp(x_hat, x, along)[1])
+    assert_truth_is_close("dmean", torch.autograd.grad(x.mean(), x)[0])
+    assert_truth_is_close("dvar", torch.autograd.grad(x.var(correction=0), x)[0])
+    assert_truth_is_close("jvp", torch.autograd.functional.jvp(x_hat, x, along)[1])
     gradient = torch.autograd.grad(g @ x_hat(x), x)[0].numpy()
     by_hand = v.row_scale * (v.row_g - truth["row_c2"] - v.row_x_hat * truth["row_c1"])
     np.testing.assert_allclose(by_hand, gradient, rtol=0, atol=3e-9 * np.abs(v.row_g).max() * v.row_scale)
 
 
-def test_the_solution_is_right_on_every_finite_case(checker):
+def test_solution_is_correct_on_finite_cases(checker):
     results = checker.check(SOLUTION)
     assert [result.gate.id for result in results] == GATES
     for result in results:
         assert result.state == "correct", result.diagnosis
         assert [comparison.case for comparison in result.comparisons] == CASES
-        assert all(v.limit < 1e-8 for c in result.comparisons for v in c.verdicts.values())
+        assert all(v.limit < 1e-8 for c in result.comparisons for v in c.results.values())
 
 
 @pytest.mark.parametrize("mistake", derive_rung.MISTAKES, ids=lambda mistake: mistake.id)
-def test_every_known_mistake_is_rejected_and_named(checker, tmp_path, mistake):
-    """The mistake's own values, returned by a function that knows nothing but them."""
+def test_known_mistakes_are_rejected_and_named(checker, tmp_path, mistake):
+    """The function under test returns the mistake's values."""
     (quantity,) = mistake.changes
     gate = next(gate for gate in derive_rung.GATES if quantity in gate.quantities)
     arguments = {"dmean": "x", "dvar": "x", "jvp": "v, x_hat, rstd", "c2": "g, x_hat", "c1": "g, x_hat"}[
@@ -87,12 +87,12 @@ def test_every_known_mistake_is_rejected_and_named(checker, tmp_path, mistake):
     assert result.state == "wrong" and result.mistake == mistake.id, result.diagnosis
 
 
-def test_more_than_one_number_is_refused(checker, tmp_path):
+def test_nonscalar_result_is_refused(checker, tmp_path):
     path = tmp_path / "derive.py"
     path.write_text(SOLUTION.read_text().replace("return g.mean()", "return g"))
     result = checker.check(path, ["c2"])[0]
     assert result.state == "wrong"
-    assert "one number is wanted for the whole row, not an array of shape [8]" in result.diagnosis[0]
+    assert "expected one number for the whole row, not an array of shape [8]" in result.diagnosis[0]
 
 
 # ---- The command line ---------------------------------------------------------------------------------------
@@ -102,12 +102,12 @@ def test_more_than_one_number_is_refused(checker, tmp_path):
 def learner(tmp_path, monkeypatch):
     """A copy of the checkout with an untouched problem."""
     shutil.copytree(roots.CHECKOUT / "solutions", tmp_path / "solutions", symlinks=True)
-    blanks.generate(tmp_path / "solutions", tmp_path / "problems")
+    blanks.generate_problems(tmp_path / "solutions", tmp_path / "problems")
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
     return tmp_path / "problems" / "p22" / "derive.py"
 
 
-def test_a_gate_of_the_rung_needs_no_flag_for_it(command_line, learner):
+def test_rung_is_inferred_from_the_gate(command_line, learner):
     assert command_line("p22", "--rung", "derive").code == 3
     shutil.copy(SOLUTION, learner)
     finished = command_line("p22", "--gate", "jvp")

@@ -1,10 +1,10 @@
-"""Puzzle 22's ops in PyTorch: a small model trains by them as by PyTorch's operations, and its gradients are autograd's."""
+"""Puzzle 22's ops in PyTorch: a small model trains as with PyTorch's operations, and its gradients match autograd's."""
 
 import pytest
 import torch
 from torch import nn
 
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.toolchain import roots
 
 pytestmark = pytest.mark.compiles
@@ -12,20 +12,20 @@ pytestmark = pytest.mark.compiles
 
 @pytest.fixture(scope="module")
 def in_torch(public_ops):
-    """Return what the file defines, its graphs compiled beside those of test_public_ops.py."""
-    defined = load(roots.solutions() / "p22" / "in_torch.py")
+    """The file's names; its library is the one of test_public_ops.py, so that its graphs are compiled once."""
+    defined = load_module(roots.solutions() / "p22" / "in_torch.py")
     defined["library"] = lambda folder: public_ops
     return defined
 
 
 @pytest.mark.parametrize("algorithm", ["unfused", "fused"])
-def test_a_small_model_trains_as_by_pytorch(in_torch, algorithm):
+def test_small_model_trains_like_pytorch(in_torch, algorithm):
     plain, losses = in_torch["train"](in_torch["PLAIN"]), in_torch["train"](algorithm)
     assert losses == pytest.approx(plain, rel=1e-3) and losses[-1] < losses[0] / 2
 
 
 @pytest.mark.parametrize("algorithm", ["unfused", "fused"])
-def test_gradients_are_autograd_s_for_a_transposed_input_and_an_expanded_gradient(in_torch, algorithm):
+def test_gradients_of_strided_tensors_match_autograd(in_torch, algorithm):
     layer = in_torch["Layer"](8, 16, algorithm)
     plain = nn.Sequential(layer.norm, layer.linear)
     x = torch.randn(8, 16, 8).transpose(0, 1).requires_grad_()
@@ -38,7 +38,7 @@ def test_gradients_are_autograd_s_for_a_transposed_input_and_an_expanded_gradien
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_second_derivative_is_refused(in_torch):
+def test_second_derivative_is_refused(in_torch):
     x = torch.randn(16, 8, 8, requires_grad=True)
     (dx,) = torch.autograd.grad(in_torch["Layer"](8, 16, "fused")(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

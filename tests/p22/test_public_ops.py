@@ -1,6 +1,6 @@
 """The public ops keep their contract: names, parameters and argument order, loaded by MAX's own PyTorch binding.
 
-Everything here is spelled out, not taken from the package's spec, because other harnesses rely on it.
+Names are written out here, not taken from the spec, because other harnesses rely on them.
 """
 
 import subprocess
@@ -16,11 +16,13 @@ pytestmark = pytest.mark.compiles
 
 B, S, H, O = 4, 4, 8, 16
 SIZES = {"batch_size": B, "seq_len": S, "hidden_dim": H, "output_dim": O}
+INPUTS = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
+GRADIENTS = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
 
 
 @pytest.fixture(scope="module")
 def tensors():
-    """input, ln_weight, ln_bias, linear_weight, linear_bias, with a mean of 2, and grad_output."""
+    """The inputs (`input` has a mean of 2), and grad_output."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape):
@@ -30,8 +32,8 @@ def tensors():
     return inputs, 1 + randn(B, S, O)
 
 
-def expected(tensors):
-    """output, and the five gradients in the order of the inputs, by autograd in float64."""
+def compute_expected(tensors):
+    """Return output and the five gradients in the order of the inputs, from autograd in float64."""
     inputs, grad_output = tensors
     x, ln_weight, ln_bias, linear_weight, linear_bias = leaves = [t.double().requires_grad_() for t in inputs]
     output = F.linear(F.layer_norm(x, (H,), ln_weight, ln_bias, 1e-5), linear_weight, linear_bias)
@@ -42,50 +44,30 @@ def assert_near(got, exact):
     assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
-def test_forward(public_ops, tensors):
-    """The fused algorithm; the unfused one is what the program further below calls."""
+@pytest.mark.parametrize("by_name", [False, True])
+def test_forward(public_ops, tensors, by_name):
+    """This calls the fused algorithm; PROGRAM below calls the unfused one."""
     output = torch.full((B, S, O), float("nan"))
-    public_ops.layernorm_linear[{"algorithm": "fused", **SIZES}](output, *tensors[0])
-    assert_near(output, expected(tensors)[0])
+    forward = public_ops.layernorm_linear[{"algorithm": "fused", **SIZES}]
+    if by_name:
+        forward(output=output, **dict(zip(INPUTS, tensors[0], strict=True)))
+    else:
+        forward(output, *tensors[0])
+    assert_near(output, compute_expected(tensors)[0])
 
 
-def test_forward_by_argument_name(public_ops, tensors):
-    output = torch.full((B, S, O), float("nan"))
-    names = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
-    arguments = dict(zip(names, tensors[0], strict=True))
-    public_ops.layernorm_linear[{"algorithm": "fused", **SIZES}](output=output, **arguments)
-    assert_near(output, expected(tensors)[0])
-
-
-def test_backward_without_an_algorithm(public_ops, tensors):
-    (x, ln_weight, ln_bias, linear_weight, _), grad_output = tensors
-    gradients = [torch.full_like(tensor, float("nan")) for tensor in tensors[0]]
-    public_ops.layernorm_linear_backward[SIZES](*gradients, grad_output, x, ln_weight, ln_bias, linear_weight)
-    for got, exact in zip(gradients, expected(tensors)[1], strict=True):
-        assert_near(got, exact)
-
-
-def test_backward_by_argument_name(public_ops, tensors):
-    gradient_names = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
-    names = ("input", "ln_weight", "ln_bias", "linear_weight")
-    gradients = {
-        name: torch.full_like(tensor, float("nan"))
-        for name, tensor in zip(gradient_names, tensors[0], strict=True)
-    }
-    arguments = dict(zip(names, tensors[0][:4], strict=True))
-    public_ops.layernorm_linear_backward[SIZES](**gradients, grad_output=tensors[1], **arguments)
-    for got, exact in zip(gradients.values(), expected(tensors)[1], strict=True):
-        assert_near(got, exact)
-
-
-def test_backward_takes_an_algorithm(public_ops, tensors):
-    (x, ln_weight, ln_bias, linear_weight, _), grad_output = tensors
-    gradients = [torch.full_like(tensor, float("nan")) for tensor in tensors[0]]
-    parameters = {**SIZES, "algorithm": "unfused"}
-    public_ops.layernorm_linear_backward[parameters](
-        *gradients, grad_output, x, ln_weight, ln_bias, linear_weight
-    )
-    for got, exact in zip(gradients, expected(tensors)[1], strict=True):
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("parameters", [{}, {"algorithm": "unfused"}], ids=["default", "unfused"])
+def test_backward(public_ops, tensors, parameters, by_name):
+    inputs, grad_output = tensors
+    gradients = [torch.full_like(tensor, float("nan")) for tensor in inputs]
+    backward = public_ops.layernorm_linear_backward[SIZES | parameters]
+    if by_name:
+        named = dict(zip((*GRADIENTS, *INPUTS[:4]), (*gradients, *inputs[:4]), strict=True))
+        backward(**named, grad_output=grad_output)
+    else:
+        backward(*gradients, grad_output, *inputs[:4])
+    for got, exact in zip(gradients, compute_expected(tensors)[1], strict=True):
         assert_near(got, exact)
 
 
@@ -109,15 +91,15 @@ output = torch.full((4, 4, 16), float("nan"))
 sizes = {"batch_size": 4, "seq_len": 4, "hidden_dim": 8, "output_dim": 16}
 ops.layernorm_linear[{"algorithm": "unfused", **sizes}](output, x, gamma, beta, W, b)
 x, gamma, beta, W, b = (tensor.double() for tensor in (x, gamma, beta, W, b))
-wanted = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (8,), gamma, beta, 1e-5), W, b)
-assert (output - wanted).abs().max() <= 2e-6 * wanted.abs().max()
+expected = torch.nn.functional.linear(torch.nn.functional.layer_norm(x, (8,), gamma, beta, 1e-5), W, b)
+assert (output - expected).abs().max() <= 2e-6 * expected.abs().max()
 print("loaded", sys.argv[1])
 """
 
 
 @pytest.mark.slow
-def test_another_program_loads_the_package_from_its_own_folder(tmp_path):
-    """It knows nothing of the harness, and names the package by a path that leads there from where it runs."""
+def test_package_loads_from_another_program(tmp_path):
+    """The program does not import the harness, and names the package by a relative path through a link."""
     (tmp_path / "puzzles").symlink_to(CHECKOUT / "solutions")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, "puzzles/p22/op"],

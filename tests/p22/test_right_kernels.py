@@ -1,10 +1,10 @@
-"""Right kernels written in other ways than the solution's must be accepted: textbook formulas, other orders of sums.
+"""Correct kernels that differ from the solution must pass: textbook formulas, other orders of summation.
 
 Each is an edit of the solution, as in the bug zoo; all are recorded together.
 """
 
 import pytest
-from marks import chosen
+from marks import list_selected
 
 from harness.check.checker import Checker
 from harness.check.zoo import WrongKernel
@@ -56,12 +56,12 @@ FROM_THE_END = """
 PLAIN = """
         var corrected = term - self._excess
         var grown = self.total + corrected
-        # The real increase of `total`, minus the exact one.
+        # The actual increase of `total` minus the exact increase.
         self._excess = (grown - self.total) - corrected
         self.total = grown"""
 
-# Name -> the file, what stands there, what takes its place, and the variant whose kernels it is about.
-RIGHT = {
+# Name -> the file, the old text, the new text, and the variant that the edit changes.
+CORRECT = {
     "welford": ("shared/common.mojo", STATISTICS, WELFORD, "fused"),
     "welford_unfused": ("shared/common.mojo", STATISTICS, WELFORD, "unfused"),
     "two_plain_passes": ("shared/common.mojo", STATISTICS, TWO_PASSES, "fused"),
@@ -124,46 +124,46 @@ RIGHT = {
 }  # fmt: skip
 
 
-def cases_for(puzzle, name):
-    """All cases, but where plain sums from left to right err more than PyTorch's sums by lanes: of 131 columns."""
+def list_cases(puzzle, name):
+    """Return the cases; `two_plain_passes` skips "wide", where plain sums have a larger error than PyTorch's."""
     return [case for case in puzzle.cases(None) if (name, case.name) != ("two_plain_passes", "wide")]
 
 
-def dims_of(cases):
-    """The sizes to record, each once."""
+def list_dims(cases):
+    """Return the sizes to record, without duplicates."""
     return tuple(dict.fromkeys(case.dims for case in cases))
 
 
 @pytest.fixture(scope="module")
 def packages(puzzle, tmp_path_factory, request):
-    """The right kernels' packages by name, recorded together."""
+    """The correct kernels' packages by name, recorded together."""
     folder = tmp_path_factory.mktemp("right")
     by_name = {
-        name: WrongKernel("p22", name, "", "none", *RIGHT[name][:3]).apply(folder / name)
-        for name in chosen(request, "name")
+        name: WrongKernel("p22", name, "", "none", *CORRECT[name][:3]).copy_package(folder / name)
+        for name in list_selected(request, "name")
     }
     orders = [
-        Order(package, dims_of(cases_for(puzzle, name)), (RIGHT[name][3],), small_grid=True)
+        Order(package, "p22", list_dims(list_cases(puzzle, name)), (CORRECT[name][3],), small_grid=True)
         for name, package in by_name.items()
     ]
-    record_many(orders, "p22", "float32")
+    record_many(orders)
     return by_name
 
 
 @pytest.fixture(scope="module")
 def checker(puzzle):
-    """One warm checker for all."""
+    """One checker for all kernels."""
     return Checker(puzzle)
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
-    "name", [*list(RIGHT)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in list(RIGHT)[2:])]
+    "name", [*list(CORRECT)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in list(CORRECT)[2:])]
 )
-def test_a_right_kernel_is_accepted_however_it_is_written(name, puzzle, checker, packages):
-    variant = RIGHT[name][3]
+def test_correct_kernel_variants_are_accepted(name, puzzle, checker, packages):
+    variant = CORRECT[name][3]
     gates = [gate.id for gate in puzzle.kernel_gates if gate.variant == variant]
-    results = checker.check(packages[name], gates, cases_for(puzzle, name))
+    results = checker.check(packages[name], gates, list_cases(puzzle, name))
     assert {result.state for result in results} == {"correct"}, [
         line for result in results for line in result.diagnosis
     ]

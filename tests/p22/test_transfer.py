@@ -1,36 +1,40 @@
-"""The last gate's op, RMSNorm + Linear backward: its name stays, it runs on request, and it has no CPU path."""
+"""The last gate's op, RMSNorm + Linear backward: its public names, its run on request, and its missing CPU path."""
 
 import re
 from pathlib import Path
 
+from book.build import reading
 from harness.learner import hints
 from harness.puzzles.p22 import spec as p22
 
 
-def test_the_op_has_the_name_and_arguments_of_the_contract():
+def test_op_matches_the_contract():
     (call,) = p22.PUZZLE.variants["rmsnorm"]
     assert call.op.name == "rmsnorm_linear_train_backward"
     assert list(call.op.writes) == ["rms_grad_input", "grad_rms_weight", "rms_grad_weight"]
     assert list(call.op.reads) == ["grad_output", "input", "ln_weight", "linear_weight"]
 
 
-def test_a_run_that_names_no_variant_leaves_the_gate_out():
+def test_default_run_skips_the_gate():
     assert "rmsnorm" not in p22.PUZZLE.default_variants
     assert p22.PUZZLE.kernel_gates[-1].id == "transfer"
 
 
-def test_there_is_no_cpu_path(command_line):
+def test_run_on_the_cpu_is_refused(command_line):
     finished = command_line("p22", "--rmsnorm", "--backward", "--device", "cpu")
     assert finished.code == 2 and finished.err.count("\n") == 1 and "--device cpu" in finished.err
 
 
-def test_the_hints_say_only_where_the_idea_stands():
-    ladder = hints.ladder("p22", "transfer")
+def test_hints_name_sections_and_contain_no_formula():
+    ladder = hints.load_ladder("p22", "transfer")
     assert len(ladder) == 3 and not any(rung.code for rung in ladder)
-    book = Path(__file__).absolute().parents[2] / "book" / "src"
-    pages = "".join(page.read_text(encoding="utf-8") for page in book.rglob("*.md"))
+    src = Path(__file__).absolute().parents[2] / "book" / "src"
+    track = (src / "introduction.md").read_text(encoding="utf-8").partition("**The expert's track**")[0]
+    names = set(re.findall(r"\]\(([\w/]+\.md)", track))
+    titles = {title for page, title in reading.pages(src).items() if page in names}
+    titles |= {title for name in names for title in re.findall(r"^#+ (.*)$", (src / name).read_text(), re.M)}
     for rung in ladder:
-        places = re.findall(r'"([^"]+)"', " ".join(rung.text.split()))
-        assert places and "=" not in rung.text
-        for place in places:
-            assert re.search(rf"^#+ {re.escape(place)}$|\[{re.escape(place)}\]", pages, re.M), place
+        sections = re.findall(r'"([^"]+)"', " ".join(rung.text.split()))
+        assert sections and "=" not in rung.text
+        for section in sections:
+            assert section in titles, f"{section}: no page or section of the learner's track"

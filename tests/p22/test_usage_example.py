@@ -1,4 +1,4 @@
-"""The examples of use that README and book show run as they stand, and their numbers are PyTorch's."""
+"""The usage examples in the README and the book run unchanged, and their results match PyTorch's."""
 
 import runpy
 
@@ -27,8 +27,8 @@ def test_usage_example(monkeypatch, capsys):
     assert (x.grad - dx).abs().max() < 1e-5
 
 
-def test_the_layers_of_the_readme():
-    """Its lines are the example's, and what they leave behind is PyTorch's."""
+def test_readme_layers():
+    """The README shows the example file's lines, and the model that they produce computes what PyTorch's does."""
     shown = LAYERS.read_text().partition("# ANCHOR: layers\n")[2].partition("# ANCHOR_END")[0]
     assert f"```python\n{shown}```" in (CHECKOUT / "README.md").read_text()
     names = runpy.run_path(str(LAYERS))

@@ -1,4 +1,4 @@
-"""Shared by puzzle 23's tests: the puzzle and its solution's op package."""
+"""Fixtures for puzzle 23's tests: the puzzle and its solution's op package."""
 
 import pytest
 
@@ -15,4 +15,4 @@ def puzzle():
 @pytest.fixture(scope="session")
 def solution():
     """The solution's op package."""
-    return roots.op_package(roots.solutions(), "p23")
+    return roots.make_op_package(roots.solutions(), "p23")

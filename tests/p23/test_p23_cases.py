@@ -1,4 +1,4 @@
-"""Puzzle 23 as data: the reference is right by independent ways, the cases are hard, and no known mistake survives them."""
+"""Puzzle 23 as data: the reference agrees with independent computations, and the cases expose every known mistake."""
 
 import re
 
@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from known_mistakes import diagnose_values
 from typed import present
 
-from harness.check.gradient_checks import saved_bytes
+from harness.check.gradient_checks import count_saved_bytes
 from harness.check.reference import add_strides
 from harness.puzzles.p23 import spec as p23
 from harness.puzzles.p23.mistakes import BLOCK, MISTAKES, TILE
-from harness.spec.cases import is_not_finite
+from harness.spec.cases import is_nonfinite
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 
 CASES = p23.cases()
 EVERY = [*CASES, *p23.GATE_CASES]
-FINITE = [case for case in CASES if not is_not_finite(case.values)]
+FINITE = [case for case in CASES if not is_nonfinite(case.values)]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 QUANTITIES = [quantity for call in p23.PUZZLE.calls for quantity in call.op.writes]
 DIFFERENTIATED = {"grad_query": "query", "grad_key": "key", "grad_value": "value", "grad_mask": "mask"}
@@ -28,33 +28,33 @@ DIFFERENTIATED = {"grad_query": "query", "grad_key": "key", "grad_value": "value
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 
 
-def names(cases):
-    """Parametrises a test over cases."""
+def parametrize_cases(cases):
+    """Parametrise a test over cases."""
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
-def answers(arrays) -> dict:
-    """The reference in float64."""
+def compute_reference(arrays) -> dict:
+    """Return the reference in float64."""
     return p23.reference({name: add_strides(array) for name, array in arrays.items()})
 
 
 # ---- The reference ------------------------------------------------------------------------------------------
 
 
-@names([*FINITE, *p23.GATE_CASES])
-def test_the_reference_is_scaled_dot_product_attention(case):
-    """Its output and its gradients, those of the mask among them; a row without a key gives 0."""
+@parametrize_cases([*FINITE, *p23.GATE_CASES])
+def test_reference_matches_scaled_dot_product_attention(case):
+    """Compare the output and the gradients, including the mask's; a row without a visible key gives 0."""
     arrays = p23.inputs(case, "float64", 0)
     leaves = [add_strides(arrays[name]).requires_grad_() for name in DIFFERENTIATED.values()]
     output = F.scaled_dot_product_attention(*leaves[:3], attn_mask=leaves[3], enable_gqa=True)
     gradients = torch.autograd.grad(output, leaves, add_strides(arrays["grad_output"]))
     expected = dict(zip(("output", *DIFFERENTIATED), (output.detach(), *gradients), strict=True))
     for name, tensor in expected.items():
-        torch.testing.assert_close(answers(arrays)[name], tensor, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(compute_reference(arrays)[name], tensor, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reference_answers_in_its_own_dtype_with_wide_scores(dtype):
+def test_reference_computes_scores_in_float32(dtype):
     kind = getattr(torch, dtype)
     wide = torch.float64 if dtype == "float64" else torch.float32
     arrays = p23.inputs(CASES[1], dtype, 0)
@@ -66,10 +66,10 @@ def test_reference_answers_in_its_own_dtype_with_wide_scores(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_fused_baseline_has_the_rounding_of_what_is_kept_and_no_other(dtype):
-    """By hand for one row: P is wrong by what rounding took from lse, dS by what it took from the output."""
+def test_fused_baseline_rounds_only_saved_tensors(dtype):
+    """One row, computed by hand: P has the error of the rounded lse, dS that of the rounded output."""
     arrays = p23.inputs(Case("row", "", (1, 1, 1, 5, 4), "unmasked"), dtype, 0)
-    kind, double = getattr(torch, dtype), answers(arrays)
+    kind, double = getattr(torch, dtype), compute_reference(arrays)
     outputs = p23.reference({name: add_strides(array, kind) for name, array in arrays.items()})
     lse, output = (double[name].to(t).double() for name, t in (("lse", torch.float32), ("output", kind)))
     query, key, value, dO = (add_strides(arrays[name]) for name in ("query", "key", "value", "grad_output"))
@@ -83,42 +83,44 @@ def test_the_fused_baseline_has_the_rounding_of_what_is_kept_and_no_other(dtype)
         )
 
 
-# ---- What holds without a reference -------------------------------------------------------------------------
+# ---- Identities without a reference -------------------------------------------------------------------------
 
 
-@names([case for case in FINITE if case.values != "large"])
-def test_identities_that_need_no_reference(case):
-    """What the learner can check alone: each would catch some mistake, and a right backward pass has all of them."""
+@parametrize_cases([case for case in FINITE if case.values != "large"])
+def test_identities_without_a_reference(case):
+    """Identities that a learner can check without a reference: a correct backward pass satisfies all of them."""
     arrays = p23.inputs(case, "float64", 3)
-    exact = p23.PUZZLE.exact(arrays)
+    exact = p23.PUZZLE.compute_exact(arrays)
     P, dS, dK, dV, dQ = (
         exact[name] for name in ("probabilities", "grad_scores", "grad_key", "grad_value", "grad_query")
     )
     size = np.abs(dS).max() + 1
     empty = np.isneginf(arrays["mask"]).all(-1)
     nonempty = ~np.broadcast_to(empty, P.shape[:3])
-    # Probabilities of a row add up to 1, so the scores of a row may all grow by the same.
+    # A row's probabilities sum to 1, so adding a constant to all its scores changes nothing.
     assert np.abs(P.sum(-1) - nonempty).max() < 1e-12
     assert np.abs(dS.sum(-1)).max() < 1e-12 * size
-    # Every query that sees a key hands its dO on to the values.
+    # Each query with a visible key distributes its dO over the values.
     assert np.allclose(dV.sum(-2), (arrays["grad_output"] * nonempty[..., None]).sum(-2), rtol=1e-10)
-    # Scores are bilinear: Q and K may be scaled against each other.
+    # Scores are bilinear: scaling Q up and K down by one factor changes nothing.
     in_query, in_key = (arrays["query"] * dQ).sum((-1, -2)), (arrays["key"] * dK).sum((-1, -2))
     assert np.abs(in_query - in_key).max() < 1e-10 * (np.abs(in_query).max() + 1)
 
 
-def test_a_common_part_of_the_keys_changes_nothing():
-    """Every score of a row grows by the same, which softmax does not see: dK adds up to nought along a common part of Q."""
+def test_common_offset_of_the_keys_changes_nothing():
+    """All scores of a row change by the same amount, which softmax cancels, so dK sums to 0 over the keys."""
     arrays = p23.inputs(Case("common", "", (1, 2, 6, 7, 4), "unmasked"), "float64", 0)
     moved = {**arrays, "key": arrays["key"] + np.array([0.5, -1.0, 2.0, 0.25])}
-    assert np.allclose(p23.PUZZLE.exact(arrays)["output"], p23.PUZZLE.exact(moved)["output"], rtol=1e-12)
-    assert np.abs(p23.PUZZLE.exact(arrays)["grad_key"].sum(-2)).max() < 1e-12
+    assert np.allclose(
+        p23.PUZZLE.compute_exact(arrays)["output"], p23.PUZZLE.compute_exact(moved)["output"], rtol=1e-12
+    )
+    assert np.abs(p23.PUZZLE.compute_exact(arrays)["grad_key"].sum(-2)).max() < 1e-12
 
 
 # ---- The cases ----------------------------------------------------------------------------------------------
 
 
-def test_the_cases_cover_what_kernels_get_wrong():
+def test_cases_cover_common_mistakes():
     sizes = [case.dims for case in FINITE]
     assert CASES[0].dims == p23.DIMS
     assert any(S != T and S % 2 and T % 2 for _, _, S, T, _ in sizes)
@@ -138,12 +140,12 @@ def test_the_cases_cover_what_kernels_get_wrong():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@names([case for case in FINITE if case.values == "hard"])
-def test_hard_cases_are_hard(case, dtype):
+@parametrize_cases([case for case in FINITE if case.values == "hard"])
+def test_hard_cases_have_adversarial_scores(case, dtype):
     arrays = p23.inputs(case, dtype, 0)
     hidden = np.isneginf(arrays["mask"])
-    assert hidden.all(-1).sum() == 1, "one row sees no key"
-    assert (hidden & ~hidden.all(-1, keepdims=True)).any(), "others see some"
+    assert hidden.all(-1).sum() == 1, "one row has no visible key"
+    assert (hidden & ~hidden.all(-1, keepdims=True)).any(), "other rows have hidden and visible keys"
     v = p23.derive(arrays)
     rows = ~hidden.all(-1)
     assert np.abs(v.dot[:, :, rows]).max() > 0.1 * np.abs(v.grad_probabilities).max(), (
@@ -153,7 +155,7 @@ def test_hard_cases_are_hard(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_are_large_enough_to_overflow_an_exponential(dtype):
+def test_scores_overflow_an_exponential(dtype):
     case = next(case for case in CASES if case.values == "large")
     with np.errstate(over="ignore"):
         assert all(np.isinf(np.exp(np.float32(scores.max()))) for scores in (
@@ -161,14 +163,14 @@ def test_scores_are_large_enough_to_overflow_an_exponential(dtype):
         ))  # fmt: skip
 
 
-@names([case for case in CASES if case.values in ("expanded", "transposed")])
+@parametrize_cases([case for case in CASES if case.values in ("expanded", "transposed")])
 def test_grad_output_reaches_torch_with_its_strides(case):
     grad = add_strides(p23.inputs(case, "float32", 0)["grad_output"], torch.float32)
     assert not grad.is_contiguous()
     assert (0 in grad.stride()) == (case.values == "expanded")
 
 
-def test_dims_replace_the_sizes_and_keep_the_hard_values():
+def test_dims_replace_only_the_sizes():
     chosen = p23.cases((1, 2, 5, 7, 3))
     assert {case.dims for case in chosen} == {(1, 2, 5, 7, 3)}
     assert [case.values for case in chosen] == ["plain", "hard"]
@@ -177,24 +179,24 @@ def test_dims_replace_the_sizes_and_keep_the_hard_values():
 # ---- Known mistakes -----------------------------------------------------------------------------------------
 
 
-def test_sums_that_each_tile_overwrites_keep_the_last_tile_of_the_last_head_that_shares_them():
+def test_overwritten_sums_keep_only_the_last_tile():
     (case,) = p23.GATE_CASES
     arrays = p23.PUZZLE.inputs(case, "float64", 0)
-    right = p23.derive(arrays)
-    group, last = int(right.group), (right.query.shape[2] - 1) // TILE * TILE
+    correct = p23.derive(arrays)
+    group, last = int(correct.group), (correct.query.shape[2] - 1) // TILE * TILE
     assert group > 1 and last > 0
-    kept = (slice(None), slice(group - 1, None, group), slice(last, None))
+    summed = (slice(None), slice(group - 1, None, group), slice(last, None))
     for quantity, weights, rows in (
-        ("grad_key", right.scale * right.grad_scores, right.query),
-        ("grad_value", right.probabilities, right.grad_output),
+        ("grad_key", correct.scale * correct.grad_scores, correct.query),
+        ("grad_value", correct.probabilities, correct.grad_output),
     ):
         (mistake,) = (m for m in MISTAKES if m.id == "last-queries-alone" and quantity in m.changes)
         got = getattr(p23.derive(arrays, mistake.changes), quantity)
-        np.testing.assert_allclose(got, weights[kept].swapaxes(-1, -2) @ rows[kept], atol=1e-12)
+        np.testing.assert_allclose(got, weights[summed].swapaxes(-1, -2) @ rows[summed], atol=1e-12)
 
 
-def test_a_mistake_changes_one_step_and_has_it_to_itself():
-    """Two changes at once would give the values of neither where one step follows from the other."""
+def test_each_mistake_changes_its_own_step():
+    """If one changed step uses another, the result has the values of neither mistake alone."""
     assert all(len(mistake.changes) == 1 for mistake in MISTAKES)
     assert len({(mistake.id, *mistake.changes) for mistake in MISTAKES}) == len(MISTAKES)
 
@@ -202,29 +204,29 @@ def test_a_mistake_changes_one_step_and_has_it_to_itself():
 # ---- Sizes and bytes ----------------------------------------------------------------------------------------
 
 
-def test_shapes_and_work_by_hand():
-    shapes = p23.PUZZLE.shapes((2, 3, 5, 7, 4))
+def test_shapes_and_operations_by_hand():
+    shapes = p23.PUZZLE.compute_shapes((2, 3, 5, 7, 4))
     assert shapes["output"] == shapes["grad_query"] == (2, 3, 5, 4)
     assert shapes["grad_key"] == shapes["grad_value"] == (2, 3, 7, 4)
     assert shapes["scores"] == shapes["grad_scores"] == (2, 3, 5, 7)
     assert p23.PUZZLE.multiply_adds((2, 3, 5, 7, 4)) == 2 * 2 * 3 * 5 * 7 * 4
 
 
-def test_the_product_that_is_no_step_is_recorded_and_in_no_graph():
+def test_extra_product_is_recorded_but_in_no_graph():
     gate = p23.PUZZLE.gates[0]
     assert gate.own == ("scores", "transposed_product")
-    assert "transposed_product" in p23.PUZZLE.writes("unfused")
-    in_graphs = p23.PUZZLE.calls_of(p23.PUZZLE.variants)
+    assert "transposed_product" in p23.PUZZLE.list_outputs("unfused")
+    in_graphs = p23.PUZZLE.list_calls(p23.PUZZLE.variants)
     assert [call for call in p23.PUZZLE.calls if call not in in_graphs] == [p23.VARIANTS["unfused"][-1]]
-    assert p23.PUZZLE.shapes((2, 3, 5, 7, 4))["transposed_product"] == (2, 3, 4, 4)
+    assert p23.PUZZLE.compute_shapes((2, 3, 5, 7, 4))["transposed_product"] == (2, 3, 4, 4)
 
 
-def test_fewer_heads_of_key_and_value_by_hand():
-    """Their sizes come behind the named ones; a report says them."""
+def test_grouped_query_heads_by_hand():
+    """The number of key heads follows the named sizes in `dims`, and reports show both shapes."""
     dims = (2, 6, 5, 7, 4, 3)
-    shapes = p23.PUZZLE.shapes(dims)
+    shapes = p23.PUZZLE.compute_shapes(dims)
     assert shapes["grad_query"] == (2, 6, 5, 4) and shapes["grad_key"] == shapes["grad_value"] == (2, 3, 7, 4)
-    assert p23.PUZZLE.say_dims(dims) == "query [2, 6, 5, 4], key [2, 3, 7, 4]"
+    assert p23.PUZZLE.format_dims(dims) == "query [2, 6, 5, 4], key [2, 3, 7, 4]"
 
 
 @pytest.mark.parametrize(
@@ -235,22 +237,22 @@ def test_fewer_heads_of_key_and_value_by_hand():
         ("TILE", "tiles", TILE),
     ],
 )
-def test_the_kernels_have_the_constants_of_the_spec(name, file, value):
+def test_kernel_constants_match_the_spec(name, file, value):
     source = (roots.solutions() / "p23" / "op" / f"{file}.mojo").read_text()
     assert int(present(re.search(rf"^comptime {name} = (\d+)$", source, re.M))[1]) == value
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_bytes_that_eager_keeps_are_those_that_autograd_keeps(dtype):
+def test_eager_saved_bytes_match_autograd(dtype):
     B, N, S, T, d = dims = (2, 3, 5, 7, 4)
     kind = getattr(torch, dtype)
     inputs = [torch.randn(B, N, n, d, dtype=kind, requires_grad=True) for n in (S, T, T)]
-    kept, _ = saved_bytes(lambda q, k, v: torch.softmax(q @ k.mT / d**0.5, -1) @ v, inputs)
-    assert sum(p23.ledger(dims, dtype).saved_eager.values()) == kept
+    saved, _ = count_saved_bytes(lambda q, k, v: torch.softmax(q @ k.mT / d**0.5, -1) @ v, inputs)
+    assert sum(p23.ledger(dims, dtype).saved_eager.values()) == saved
 
 
-def test_the_fused_variant_keeps_and_allocates_no_matrix_of_scores():
-    """Twice the length is twice the bytes, kept and in between; of eager and of the plain kernels it is more."""
+def test_fused_variant_stores_no_scores():
+    """At twice the length the fused variant saves and allocates twice the bytes; eager mode saves more than three times."""
     short, long = (p23.ledger((2, 3, S, S, 4), "bfloat16") for S in (64, 128))
     assert sum(long.saved_by["fused"].values()) == 2 * sum(short.saved_by["fused"].values())
     assert sum(long.between["fused"].values()) == 2 * sum(short.between["fused"].values())
@@ -260,14 +262,14 @@ def test_the_fused_variant_keeps_and_allocates_no_matrix_of_scores():
     }  # fmt: skip
 
 
-def test_the_ledger_by_hand():
+def test_ledger_by_hand():
     ledger = p23.ledger((2, 3, 5, 7, 4), "bfloat16")
     assert ledger.saved_ours["probabilities"] == 2 * 3 * 5 * 7 * 4, "in float32"
     assert ledger.saved_eager["probabilities"] == 2 * 3 * 5 * 7 * 2
     assert sum(ledger.between["unfused"].values()) == 3 * 2 * 3 * 5 * 7 * 4
 
 
-def test_an_lse_that_is_infinite_without_large_scores_is_less_the_largest_before_it():
+def test_infinite_lse_without_large_scores_is_named():
     def infinite(v):
         return np.where(np.isfinite(v.lse), np.inf, v.lse)
 

@@ -14,6 +14,7 @@ PAGES = [
         "puzzle_23/softmax_jacobian",
         "puzzle_23/flash_attention",
         "puzzle_23/flash_kernels",
+        "layers",
         "puzzle_25/puzzle_25",
     )
 ]
@@ -21,7 +22,7 @@ S, T, D = 4, 6, 3
 
 
 class Sample:
-    """One head with random values, and everything that attention makes of them, by autograd."""
+    """One head with random inputs, and all values and gradients of attention, from autograd."""
 
     def __init__(self):
         generator = torch.Generator().manual_seed(0)
@@ -60,7 +61,7 @@ def entry(v):
 
 
 def chain(v):
-    """Against central differences of sum(dp * softmax(s))."""
+    """Compare with central differences of sum(dp * softmax(s))."""
     step, ones = 1e-6, torch.eye(T, dtype=torch.float64)
 
     def loss(s):
@@ -95,8 +96,8 @@ def keys(v):
     return [(v.dK.sum(0), torch.zeros(D, dtype=torch.float64))]
 
 
-class Seen:
-    """What the online softmax knows of the first row after so many keys: m, l and a, by loops, from the definitions."""
+class OnlineState:
+    """The online softmax's state of the first row after `count` keys: m, l and a, computed by loops from the definitions."""
 
     def __init__(self, v, count):
         scores, value = v.scores[0, :count].detach(), v.V.detach()
@@ -107,22 +108,22 @@ class Seen:
 
 
 def seen(v):
-    """Any number that is subtracted leaves the quotient as it is: that of all keys is the output."""
-    last = Seen(v, T)
+    """Compare a / l after all keys with the output: the subtracted maximum cancels."""
+    last = OnlineState(v, T)
     return [(last.a / last.l, v.O[0])]
 
 
 def factor(v):
-    m, grown = Seen(v, 1).m, Seen(v, T).m
+    m, grown = OnlineState(v, 1).m, OnlineState(v, T).m
     return [(torch.exp(v.scores[0] - m) * torch.exp(m - grown), torch.exp(v.scores[0] - grown))]
 
 
 def step(v):
-    """From every number of keys to every larger one; at some of them the largest grows, at others it does not."""
+    """Check each pair of a number of keys and a larger one; the maximum grows in some pairs and not in others."""
     pairs, grows = [], set()
     for old in range(1, T):
         for new in range(old + 1, T + 1):
-            before, after = Seen(v, old), Seen(v, new)
+            before, after = OnlineState(v, old), OnlineState(v, new)
             grows.add(bool(after.m > before.m))
             rescale = torch.exp(before.m - after.m)
             weights = torch.exp(v.scores[0, old:new] - after.m)
@@ -133,12 +134,12 @@ def step(v):
 
 
 def quotient(v):
-    last = Seen(v, T)
+    last = OnlineState(v, T)
     return [(last.a[c] / last.l, v.O[0, c]) for c in range(D)]
 
 
 def lse(v):
-    last = Seen(v, T)
+    last = OnlineState(v, T)
     return [(last.m + torch.log(last.l), torch.logsumexp(v.scores[0], 0))]
 
 
@@ -156,7 +157,7 @@ def sums(v):
 
 
 def mask(v):
-    """Of two heads, by the gradient that PyTorch's own function gives the mask."""
+    """Compare two heads with the mask's gradient from PyTorch's `scaled_dot_product_attention`."""
     M = torch.zeros(1, T, dtype=torch.float64, requires_grad=True)
     Q, dO = (torch.stack([t.detach(), 0.5 - t.detach()]) for t in (v.Q, v.dO))
     K, V = (t.detach().expand(2, T, D) for t in (v.K, v.V))
@@ -177,7 +178,7 @@ def parts(v):
 
 
 def halves(v):
-    """Of numbers that two of float16 hold; and the last product is as small as the page says."""
+    """Split numbers that fit into two float16; the product of the low parts is as small as the page states."""
 
     def split(x):
         high = x.half().double()
@@ -191,7 +192,7 @@ def halves(v):
 
 
 def slots(v):
-    """Every sequence has blocks enough for its rows, and one too many at most; the grid is as large as the page says."""
+    """Check that every sequence has enough blocks for its rows, and at most one more."""
     lengths, r = torch.tensor([5, 0, 64, 65, 1, 200, 63, 128]), 64
     offsets = F.pad(lengths.cumsum(0), (1, 0))
     first = torch.floor(offsets / r) + torch.arange(len(offsets))
@@ -201,7 +202,7 @@ def slots(v):
 
 
 def dropout(v):
-    """The gradients of an output that some probabilities are left out of; D is still the row sum of dO * O."""
+    """Compare the gradients when dropout zeroes some probabilities; D is still the row sum of dO * O."""
     Z, p = (torch.arange(S * T).reshape(S, T) % 3 != 0).double(), 0.25
     scores = v.scores.detach().requires_grad_()
     P = torch.softmax(scores, -1)
@@ -217,16 +218,16 @@ OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, slots, dropout
 FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
 
 
-def test_every_named_formula_has_a_check():
+def test_each_named_formula_has_a_check():
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert re.findall(r"(?<!\{)\{#([\w-]+)\}", pages) == list(FORMULAS)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_the_formula_holds(name):
+def test_formula_holds(name):
     pairs = FORMULAS[name](Sample())
     assert pairs
-    for claimed, right in pairs:
+    for claimed, expected in pairs:
         torch.testing.assert_close(
-            torch.as_tensor(claimed).detach(), torch.as_tensor(right).detach(), rtol=1e-7, atol=1e-9
+            torch.as_tensor(claimed).detach(), torch.as_tensor(expected).detach(), rtol=1e-7, atol=1e-9
         )

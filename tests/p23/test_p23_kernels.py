@@ -7,7 +7,7 @@ import pytest
 
 from harness.check.checker import Checker
 from harness.check.reference import Reference
-from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record_many
+from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
 from harness.devices.replay import Replay
 from harness.learner import blanks
 from harness.learner.work import Work
@@ -30,49 +30,55 @@ EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1,
 
 @pytest.fixture(scope="module")
 def recorded(puzzle, solution):
-    """dtype -> one recording of the solution: every variant at every size that is checked here.
-
-    What the checker asks for is put together from its parts.
-    """
+    """Map a dtype to one recording of the solution in every variant and size of this file; the checker reuses it."""
     cases = [*CASES, *p23.GATE_CASES, *AWKWARD]
     dims = tuple(dict.fromkeys([*(case.dims for case in cases), *EMPTY.values()]))
-    order = Order(solution, dims, ("fused", "unfused"), small_grid=True)
-    return functools.cache(lambda dtype: record_many([order], "p23", dtype)[0])
+    variants = ("fused", "unfused")
+    return functools.cache(lambda dtype: record(solution, "p23", dtype, dims, variants, small_grid=True))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_solution_is_right_in_every_case(puzzle, solution, recorded, dtype):
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
+def test_solution_is_correct_in_all_cases(puzzle, solution, recorded, dtype):
     recorded(dtype)
     results = Checker(puzzle, dtype=dtype).check(solution, None, [*CASES, *p23.GATE_CASES, *AWKWARD])
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
     assert not any(result.findings for result in results)
 
 
-def test_block_max_begins_with_the_lowest_finite_number_and_the_online_softmax_does_not(recorded):
-    """As the hint about a row of -inf says."""
+def test_block_max_starts_from_the_lowest_finite_number(recorded):
+    """A row of -inf must not give NaN, as the hint explains."""
     launched = recorded("float32")
-    lowest = {name: "0fFF7FFFFF" in launched.ptx[symbol] for symbol, name in launched.kernel_names().items()}
+    lowest = {
+        name: "0fFF7FFFFF" in launched.ptx[symbol] for symbol, name in launched.map_kernel_names().items()
+    }
     assert lowest["softmax"] and not lowest["flash_forward"]
+
+
+SUM = "block.sum[block_size=ROW_THREADS](partial)"
+
+
+def solve(puzzle, folder, ids: tuple[str, ...], edit: tuple[str, str], other: dict | None = None) -> Work:
+    """Return a learner's work whose blanks `ids` hold the edited solution; `other` maps further blanks to code."""
+    blanks.generate_problems(roots.solutions() / "p23", folder / "p23")
+    work = replace(Work(puzzle, puzzle.mojo_rung), root=folder)
+    skeleton, solution = blanks.read_source(work.path), blanks.find_blanks(blanks.read_source(work.solution))
+    bodies = {id: tuple(line.replace(*edit) for line in solution[id].body) for id in ids} | (other or {})
+    work.path.write_text(blanks.join_pieces(blanks.split_blanks(skeleton), bodies))
+    return work
 
 
 @pytest.mark.parametrize(
     ("dP", "dot", "states"),
     [
-        ((), "block.sum[block_size=ROW_THREADS](partial)", {"dP": "unsolved", "dsoftmax": "correct"}),
-        (("    pass",), "block.sum[block_size=ROW_THREADS](partial)", {"dP": "wrong", "dsoftmax": "correct"}),
+        ((), SUM, {"dP": "unsolved", "dsoftmax": "correct"}),
+        (("    pass",), SUM, {"dP": "wrong", "dsoftmax": "correct"}),
         ((), "partial", {"dP": "unsolved", "dsoftmax": "wrong"}),
     ],
     ids=["before dP", "after a dP that writes nothing", "wrong before dP"],
 )
-def test_a_gate_is_judged_before_the_one_that_it_reads_from_is_solved(puzzle, tmp_path, dP, dot, states):
-    blanks.generate(roots.solutions() / "p23", tmp_path / "p23")
-    work = replace(Work(puzzle, puzzle.mojo_rung), root=tmp_path)
-    skeleton, solution = blanks.read(work.path), blanks.find(blanks.read(work.solution))
-    bodies = {id: blank.body for id, blank in blanks.find(skeleton).items()}
-    whole = "block.sum[block_size=ROW_THREADS](partial)"
-    bodies |= {id: solution[id].body for id in ("matmul", "softmax")} | ({"dP": dP} if dP else {})
-    bodies["dsoftmax"] = tuple(line.replace(whole, dot) for line in solution["dsoftmax"].body)
-    work.path.write_text(blanks.join(blanks.split(skeleton), bodies))
+def test_gate_can_be_checked_before_its_input_is_solved(puzzle, tmp_path, dP, dot, states):
+    edit = (SUM, dot)
+    work = solve(puzzle, tmp_path, ("matmul", "softmax", "dsoftmax"), edit, {"dP": dP} if dP else None)
     results = Checker(puzzle).check(work.package, ["dP", "dsoftmax"])
     assert {result.gate.id: result.state for result in results} == states
     if states["dsoftmax"] == "wrong":
@@ -91,29 +97,19 @@ def test_a_gate_is_judged_before_the_one_that_it_reads_from_is_solved(puzzle, tm
     ],
     ids=["n and k of a launch", "the kernel"],
 )
-def test_what_leaves_a_tensor_in_one_launch_alone_is_put_down_to_that_launch(
-    puzzle, tmp_path, old, new, states
-):
-    blanks.generate(roots.solutions() / "p23", tmp_path / "p23")
-    work = replace(Work(puzzle, puzzle.mojo_rung), root=tmp_path)
-    skeleton, solution = blanks.read(work.path), blanks.find(blanks.read(work.solution))
-    bodies = {
-        id: tuple(line.replace(old, new) for line in solution[id].body)
-        for id in ("matmul", "softmax", "output")
-    }
-    work.path.write_text(blanks.join(blanks.split(skeleton), bodies))
+def test_fault_is_attributed_to_its_launch(puzzle, tmp_path, old, new, states):
+    work = solve(puzzle, tmp_path, ("matmul", "softmax", "output"), (old, new))
     results = Checker(puzzle).check(work.package, ["matmul", "output"], puzzle.cases(None)[:3])
     assert {result.gate.id: result.state for result in results} == states
-    said = "matmul's code is right where matmul launches it: the sizes or the tensors of this launch do not fit each other"
-    assert (said in results[1].diagnosis) == (states["output"] == "wrong") and said not in results[
-        0
-    ].diagnosis
+    advice = "matmul's code is right where matmul launches it: the sizes or the tensors of this launch do not fit each other"
+    assert (advice in results[1].diagnosis) == (states["output"] == "wrong")
+    assert advice not in results[0].diagnosis
     assert results[1].hint == ("output-2" if states["output"] == "wrong" else None)
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
-    """A grid of 0 blocks is an error on a GPU; a product without summands still has its zeros to write."""
+def test_all_launches_have_work(puzzle, recorded, name):
+    """A grid of 0 blocks is an error on a GPU; a product over an empty axis still writes zeros."""
     dims = EMPTY[name]
     cases = recorded("float32").cases
     launches = {
@@ -136,20 +132,17 @@ def test_no_launch_is_empty_and_none_is_left_out(puzzle, recorded, name):
 def test_two_runs_are_bit_equal(puzzle, recorded, variant):
     case = next(case for case in CASES if case.name == "many queries")
     recording = recorded("float32")
-    inputs = Reference(puzzle, "float32", 0).inputs(case)
+    inputs = Reference(puzzle, "float32", 0).get_inputs(case)
     first, second = (Replay(recording, puzzle, "float32").run(variant, case, inputs) for _ in range(2))
     assert all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
-def test_the_scores_are_never_stored(puzzle, recorded):
-    """Counted on the virtual GPU: the flash kernels store their outputs, each element once, and nothing else.
-
-    Nor is there a place for more: no tensor and no scratch memory has as many elements as the scores.
-    """
+def test_scores_are_not_stored(puzzle, recorded):
+    """The flash kernels store each element of their outputs once, and use no scratch memory."""
     case = next(case for case in AWKWARD if case.dims == (1, 1, 2, 300, 8))
     recording = recorded("float32")
     replay = Replay(recording, puzzle, "float32")
-    outputs = replay.run("fused", case, Reference(puzzle, "float32", 0).inputs(case))
+    outputs = replay.run("fused", case, Reference(puzzle, "float32", 0).get_inputs(case))
     stored = sum(launch.counters.global_store.bytes for launch in replay.gpu.launches)
     assert stored == sum(array.nbytes for array in outputs.values())
     assert not any(launch.counters.global_atomic.bytes for launch in replay.gpu.launches)

@@ -1,4 +1,4 @@
-"""Orders of a grid: bijections, neighbours on the curve, and the tiles of a window, each held against its definition."""
+"""Orders of a grid: bijections, steps between neighbours, and the tiles of a window match their definitions."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 23, 30)
 GRIDS = [(H, W) for H in SIDES for W in SIDES]
 
 
-def steps(order, width):
-    """How far rows and columns move at each step, [cells - 1] each."""
+def compute_steps(order, width):
+    """Return the distances of each step along rows and columns, [cells - 1] each."""
     rows, columns = np.divmod(order, width)
     return np.abs(np.diff(rows)), np.abs(np.diff(columns))
 
 
 @pytest.mark.parametrize("name", orders.ORDERS)
-def test_an_order_is_a_bijection_and_its_inverse_undoes_it(name):
+def test_order_is_a_bijection(name):
     for H, W in GRIDS:
         order = orders.ORDERS[name](H, W)
         assert np.array_equal(np.sort(order), np.arange(H * W)), (H, W)
@@ -24,22 +24,22 @@ def test_an_order_is_a_bijection_and_its_inverse_undoes_it(name):
         assert np.array_equal(orders.inverse(orders.inverse(order)), order), (H, W)
 
 
-def test_steps_of_a_hilbert_curve_are_neighbours():
-    """One diagonal step where the longer side is odd and the shorter even, and only there."""
+def test_hilbert_curve_steps_are_neighbours():
+    """The curve has one diagonal step if the longer side is odd and the shorter even, else none."""
     for H, W in GRIDS:
-        down, right = steps(orders.hilbert(H, W), W)
+        down, right = compute_steps(orders.hilbert(H, W), W)
         assert np.maximum(down, right).max(initial=1) == 1, (H, W)
         diagonal = max(H, W) % 2 == 1 and min(H, W) % 2 == 0
         assert (down + right > 1).sum() == diagonal, (H, W)
 
 
-def test_the_curve_of_sixteen_cells():
+def test_curve_of_sixteen_cells():
     assert orders.hilbert(4, 4).tolist() == [0, 1, 5, 4, 8, 12, 13, 9, 10, 14, 15, 11, 7, 6, 2, 3]
 
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16, 32])
-def test_of_a_power_of_two_each_quarter_is_walked_through_before_the_next(side):
-    """What makes it Hilbert's: the cells of four to the power of k steps are an aligned square."""
+def test_aligned_runs_fill_aligned_squares(side):
+    """Hilbert's property: the cells of each aligned run of 4^k steps are an aligned square."""
     rows, columns = np.divmod(orders.hilbert(side, side), side)
     size = 1
     while size < side:
@@ -48,18 +48,18 @@ def test_of_a_power_of_two_each_quarter_is_walked_through_before_the_next(side):
         size *= 2
 
 
-def test_z_order_counts_the_bits_of_row_and_column_in_turn():
+def test_z_order_interleaves_row_and_column_bits():
     assert orders.z_order(4, 4).tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
     assert orders.z_order(2, 3).tolist() == [0, 1, 3, 4, 2, 5]
 
 
-def test_squares_are_cut_off_at_the_edge():
+def test_squares_are_clipped_at_the_edge():
     assert orders.order_tiled(3, 3, side=2).tolist() == [0, 1, 3, 4, 2, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("grid", [(0, 4), (4, 0), (-1, 4)])
 @pytest.mark.parametrize("name", orders.ORDERS)
-def test_a_grid_without_cells(name, grid):
+def test_empty_grid(name, grid):
     with pytest.raises(
         ValueError, match=f"height and width: expected at least 1, got {grid[0]} and {grid[1]}"
     ):
@@ -70,8 +70,8 @@ def test_a_grid_without_cells(name, grid):
 @pytest.mark.parametrize(
     ("H", "W", "radius", "tile"), [(8, 8, 1, 16), (5, 7, 2, 8), (3, 29, 4, 16), (6, 6, 9, 5), (4, 4, 0, 16)]
 )
-def test_the_tiles_of_a_window(name, H, W, radius, tile):
-    """Against the definition, pair by pair."""
+def test_window_tiles(name, H, W, radius, tile):
+    """Compare with the definition, pair by pair."""
     order = orders.ORDERS[name](H, W)
     count = -(-H * W // tile)
     needed = np.zeros((count, count), bool)

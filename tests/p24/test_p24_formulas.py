@@ -5,7 +5,7 @@ import pytest
 import torch
 from typed import three
 
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.puzzles.p24 import orders
 from harness.puzzles.p24.spec import GRADIENTS, PUZZLE
 from harness.toolchain import roots
@@ -14,36 +14,36 @@ CASES = PUZZLE.cases(None)
 SOLUTION = roots.solutions() / "p24"
 
 
-def test_a_window_over_the_whole_grid_is_dense_attention():
+def test_window_over_the_whole_grid_is_dense_attention():
     case = next(case for case in CASES if case.name == "the whole grid")
     arrays = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
     leaves = three(arrays[name].requires_grad_() for name in ("query", "key", "value"))
     output = torch.nn.functional.scaled_dot_product_attention(*leaves)
     grads = torch.autograd.grad(output, leaves, arrays["grad_output"])
-    right = dict(zip(("output", *GRADIENTS), (output, *grads), strict=True))
+    expected = dict(zip(("output", *GRADIENTS), (output, *grads), strict=True))
     outputs = PUZZLE.reference(arrays)
-    for name, truth in right.items():
+    for name, truth in expected.items():
         torch.testing.assert_close(outputs[name], truth.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_what_the_backward_pass_of_the_solution_keeps():
-    """Query, key, value, the output and a number a row, and one index: nothing in the order of the steps."""
+def test_solution_saves_the_expected_tensors():
+    """Saved are query, key, value, the output, one number per row and the order, but no reordered copy."""
     case = next(case for case in CASES if case.name == "hard values")
     tensors = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
-    kept = []
-    attention = load(SOLUTION / "in_torch.py")["WindowAttention"]
+    saved = []
+    attention = load_module(SOLUTION / "in_torch.py")["WindowAttention"]
     leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         output = attention.apply(*leaves, tensors["order"], tensors["width"], tensors["radius"])
     rows = case.dims[0] * case.dims[1] * case.dims[2] * case.dims[3]
-    assert sum(t.numel() for t in kept) == 4 * rows * case.dims[4] + rows + case.dims[2] * case.dims[3]
-    held = {t.data_ptr() for t in kept}
+    assert sum(t.numel() for t in saved) == 4 * rows * case.dims[4] + rows + case.dims[2] * case.dims[3]
+    held = {t.data_ptr() for t in saved}
     assert held.issuperset({output.data_ptr(), *(leaf.data_ptr() for leaf in leaves)})
 
 
 @pytest.mark.parametrize("side", [1, 2, 4, 8, 64, 256])
-def test_the_solution_s_bits_walk_the_generalised_curve(side):
-    functions = load(SOLUTION / "in_numpy.py")
+def test_solution_follows_the_generalised_curve(side):
+    functions = load_module(SOLUTION / "in_numpy.py")
     index = functions["index"](np.arange(side**2), side)
     assert np.array_equal(index, orders.hilbert(side, side))
     assert np.array_equal(functions["inverse"](index, side), np.arange(side**2))

@@ -1,10 +1,10 @@
-"""Puzzle 24's kernels on the virtual GPU: right in two dtypes and at awkward sizes, and what they load is what is counted."""
+"""Puzzle 24's kernels on the virtual GPU: correct in two dtypes and at awkward sizes, and their loads match `p24 --count`."""
 
 import pytest
 
 from harness.check.checker import Checker
 from harness.check.reference import Reference
-from harness.devices.recorder import Order, record_many
+from harness.devices.recorder import record
 from harness.devices.replay import Replay
 from harness.puzzles.p24 import counting, orders
 from harness.puzzles.p24.spec import PUZZLE
@@ -20,30 +20,26 @@ AWKWARD = [
 ]
 CASES = [*PUZZLE.cases(None), *AWKWARD]
 GRID = (1, 2, 16, 16, 4, 2, 16)
-"""What is counted: two heads, 16 x 16 cells, a radius of 2."""
+"""The counted case: two heads, 16 x 16 cells, a radius of 2."""
 BY_ORDER = [Case(name, "", GRID, f"{name} hard") for name in orders.ORDERS]
 
 
 @pytest.fixture(scope="module")
 def solution():
     """The solution's op package."""
-    return roots.op_package(roots.solutions(), "p24")
+    return roots.make_op_package(roots.solutions(), "p24")
 
 
 @pytest.fixture(scope="module")
 def recorded(solution):
-    """dtype -> the recording of the solution at every size that is checked here."""
-
-    def record(dtype: str):
-        dims = tuple(dict.fromkeys(case.dims for case in [*CASES, *BY_ORDER]))
-        return record_many([Order(solution, dims, tuple(PUZZLE.variants), small_grid=True)], "p24", dtype)[0]
-
-    return record
+    """Return a function of a dtype that records the solution at every size of this file."""
+    dims = tuple(dict.fromkeys(case.dims for case in [*CASES, *BY_ORDER]))
+    return lambda dtype: record(solution, "p24", dtype, dims, PUZZLE.variants, small_grid=True)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_solution_is_right_in_every_case(dtype, solution, recorded):
-    """The quantities of the gates, and what given code makes of them: attention and its gradients."""
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_solution_is_correct_in_all_cases(dtype, solution, recorded):
+    """Check the gates' quantities, and the attention and gradients that the provided code computes from them."""
     recorded(dtype)
     results = Checker(PUZZLE, dtype=dtype).check(solution, None, CASES)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
@@ -52,12 +48,12 @@ def test_the_solution_is_right_in_every_case(dtype, solution, recorded):
 
 @pytest.fixture(scope="module")
 def replayed(recorded):
-    """Order -> variant -> the launches of that order's case, by name, with counters."""
+    """Order -> launch -> its counters, in that order's case."""
     recording = recorded("float32")
 
     def run(case: Case):
         replay = Replay(recording, PUZZLE, "float32")
-        inputs = Reference(PUZZLE, "float32", 0).inputs(case)
+        inputs = Reference(PUZZLE, "float32", 0).get_inputs(case)
         for variant in ("permute", "window"):
             replay.run(variant, case, inputs)
         return {launch.name: launch.counters for launch in replay.gpu.launches}
@@ -66,11 +62,11 @@ def replayed(recorded):
 
 
 @pytest.mark.parametrize("name", orders.ORDERS)
-def test_the_keys_that_are_loaded_are_those_that_are_counted(name, replayed):
-    """Every pass loads the rows of the tiles that the order makes it compute, and of no other."""
+def test_loaded_keys_match_the_count(name, replayed):
+    """Each pass loads only the rows of the tiles that the order requires."""
     B, N, H, W, d, radius, tile = GRID
-    counted = counting.count(orders.ORDERS[name](H, W), W, radius, tile)
-    rows = counted.pairs * tile * B * N * d * 4
+    costs = counting.count_costs(orders.ORDERS[name](H, W), W, radius, tile)
+    rows = costs.pairs * tile * B * N * d * 4
     launches = replayed[name]
     assert launches["window_forward"].tensors["key"].read == rows
     assert launches["window_forward"].tensors["value"].read == rows
@@ -80,21 +76,21 @@ def test_the_keys_that_are_loaded_are_those_that_are_counted(name, replayed):
     assert launches["window_key_value"].tensors["query"].read == 2 * rows
 
 
-def test_an_order_changes_what_is_loaded(replayed):
+def test_order_changes_the_loads(replayed):
     read = {name: launches["window_forward"].tensors["key"].read for name, launches in replayed.items()}
     assert read["hilbert"] != read["row-major"]
 
 
 @pytest.mark.parametrize("name", orders.ORDERS)
-def test_sectors_of_a_scatter_are_those_that_are_counted(name, replayed):
+def test_scatter_sectors_match_the_count(name, replayed):
     _, _, H, W, d, *_ = GRID
     stores = replayed[name]["hilbert_scatter"].global_store
-    assert stores.sectors_per_request == counting.sectors(orders.ORDERS[name](H, W), d, 4)
+    assert stores.sectors_per_request == counting.count_sectors(orders.ORDERS[name](H, W), d, 4)
 
 
 def test_two_runs_are_bit_equal(recorded):
     recording = recorded("float32")
     case = next(case for case in CASES if case.name == "odd sizes")
-    inputs = Reference(PUZZLE, "float32", 0).inputs(case)
+    inputs = Reference(PUZZLE, "float32", 0).get_inputs(case)
     first, second = (Replay(recording, PUZZLE, "float32").run("window", case, inputs) for _ in range(2))
     assert all(first[name].tobytes() == second[name].tobytes() for name in first)

@@ -1,4 +1,6 @@
-"""What the tests of the ring share: a group of one rank."""
+"""Fixtures for the ring's tests: a group of one rank, and a check for processes that remain."""
+
+import multiprocessing
 
 import pytest
 import torch
@@ -6,8 +8,15 @@ import torch
 
 @pytest.fixture
 def group_of_one(tmp_path):
-    """A default process group of this process alone."""
+    """A default process group with only this process."""
     store = (tmp_path / "store").as_uri()
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def no_processes_left():
+    """Assert that no process of a ring outlives its test."""
+    yield
+    assert not multiprocessing.active_children()

@@ -1,11 +1,10 @@
-"""What tests of several processes share: whether a group of processes is gone."""
+"""Helpers for tests with several processes."""
 
 import os
 import time
 
 
 def alive(group: int) -> bool:
-    """Whether a process of a group is there."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -13,8 +12,8 @@ def alive(group: int) -> bool:
     return True
 
 
-def assert_gone(group: int) -> None:
-    """No process of a group is there, or will be within twenty seconds."""
+def assert_exited(group: int) -> None:
+    """Assert that no process of a group is alive, within twenty seconds."""
     deadline = time.monotonic() + 20
     while alive(group) and time.monotonic() < deadline:
         time.sleep(0.2)

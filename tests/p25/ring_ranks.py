@@ -1,4 +1,4 @@
-"""What the ranks of test_ring_attention.py run, in a file that does not import pytest."""
+"""Functions that the ranks of test_ring_attention.py run, in a file that does not import pytest."""
 
 import torch
 import torch.distributed as dist
@@ -7,7 +7,7 @@ from typed import three
 from harness.nn import ring_attention
 
 
-def tensors(*shape, dtype=torch.float64, requires_grad=False):
+def make_tensors(*shape, dtype=torch.float64, requires_grad=False):
     generator = torch.Generator().manual_seed(0)
     shape = shape or (1, 2, 5, 4)
     return three(
@@ -15,8 +15,8 @@ def tensors(*shape, dtype=torch.float64, requires_grad=False):
     )
 
 
-def of_a_model(*arrays):
-    """What a rank's model gets."""
+def run_model(*arrays):
+    """Return the output and gradients of a rank's ring attention."""
     *inputs, grad = (torch.from_numpy(array) for array in arrays)
     leaves = three(leaf.requires_grad_() for leaf in inputs)
     out = ring_attention(*leaves, is_causal=True, scale=0.3)
@@ -25,16 +25,16 @@ def of_a_model(*arrays):
 
 
 def gradient_penalty(loss):
-    """The gradients of an outer loss that holds the inner gradients beside the output."""
-    leaves = tensors(requires_grad=True)
+    """Return the gradients of an outer loss that contains the inner gradients and the output."""
+    leaves = make_tensors(requires_grad=True)
     out = ring_attention(*leaves)
     inner = torch.autograd.grad(loss(out), leaves, create_graph=True)
     outer = out.sum() + sum(gradient.square().sum() for gradient in inner)
     return torch.autograd.grad(outer, leaves)
 
 
-def of_a_penalty(squared):
-    """What a rank says of a second derivative."""
+def run_penalty(squared):
+    """Return the error that a rank gets for a second derivative, or "silence"."""
     try:
         gradient_penalty(lambda out: out.square().sum() if squared else out.sum())
     except NotImplementedError as error:
@@ -42,11 +42,11 @@ def of_a_penalty(squared):
     return "silence"
 
 
-def of_bad_arguments(kinds):
-    """What a rank hears of each kind; rank 1 is the one that has it."""
-    said = []
+def run_bad_arguments(kinds):
+    """Return a rank's error for each kind of bad argument; rank 1 passes it."""
+    messages = []
     for kind in kinds:
-        query, key, value = tensors()
+        query, key, value = make_tensors()
         options = {}
         if dist.get_rank() == 1:
             if kind == "dtype":
@@ -57,7 +57,7 @@ def of_bad_arguments(kinds):
                 options = {kind: {"is_causal": True, "scale": 0.5, "balanced": True}[kind]}
         try:
             ring_attention(query, key, value, **options)
-            said.append("silence")
+            messages.append("silence")
         except (TypeError, ValueError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-    return said
+            messages.append(f"{type(error).__name__}: {error}")
+    return messages

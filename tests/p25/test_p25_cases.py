@@ -1,4 +1,4 @@
-"""Puzzle 25: the reference is the mathematics, the layout cuts a sequence, and every known mistake differs from what is right."""
+"""Puzzle 25: the reference matches PyTorch, the layout splits a sequence, and known mistakes change the results."""
 
 from dataclasses import replace
 
@@ -8,39 +8,39 @@ import torch
 
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.derivation import MISTAKES, derive
-from harness.puzzles.p25.spec import EVERY, PUZZLE, reference, symptom
+from harness.puzzles.p25.spec import PUZZLE, RESULTS, explain_not_finite, reference
 
 CASES = PUZZLE.cases(None)
 
 
-def tensors(arrays):
+def convert_to_tensors(arrays):
     return {name: torch.tensor(array) for name, array in arrays.items()}
 
 
-def test_the_reference_is_scaled_dot_product_attention():
+def test_reference_matches_scaled_dot_product_attention():
     arrays = PUZZLE.inputs(next(case for case in CASES if case.name == "grouped heads"), "float64", 0)
-    given = tensors(arrays)
+    tensors = convert_to_tensors(arrays)
     expected = torch.nn.functional.scaled_dot_product_attention(
-        given["query"], given["key"], given["value"], is_causal=True, enable_gqa=True
+        tensors["query"], tensors["key"], tensors["value"], is_causal=True, enable_gqa=True
     )
-    torch.testing.assert_close(reference(given)["output"], expected)
+    torch.testing.assert_close(reference(tensors)["output"], expected)
 
 
 @pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize(("size", "length"), [(1, 5), (2, 8), (3, 19), (4, 64), (4, 3), (8, 101)])
-def test_every_position_has_one_owner(size, length, balanced):
-    held = np.concatenate([layout.places(rank, size, length, balanced) for rank in range(size)])
+def test_each_position_has_one_owner(size, length, balanced):
+    held = np.concatenate([layout.get_positions(rank, size, length, balanced) for rank in range(size)])
     assert sorted(held.tolist()) == list(range(length))
-    counts = [len(layout.places(rank, size, length, balanced)) for rank in range(size)]
+    counts = [len(layout.get_positions(rank, size, length, balanced)) for rank in range(size)]
     assert max(counts) - min(counts) <= 2
     array = np.random.default_rng(0).standard_normal((2, 3, length, 4))
-    assert np.array_equal(layout.join_parts(layout.split(array, size, balanced), balanced), array)
+    assert np.array_equal(layout.join_parts(layout.split_array(array, size, balanced), balanced), array)
 
 
-def test_zigzag_gives_every_rank_the_same_work():
+def test_zigzag_balances_the_work():
     for size in (2, 4, 8):
         plain, mirrored = (
-            [sum(layout.tiles(rank, size, 2048, balanced, 16)) for rank in range(size)]
+            [sum(layout.count_tiles(rank, size, 2048, balanced, 16)) for rank in range(size)]
             for balanced in (False, True)
         )
         assert len(set(mirrored)) == 1 and sum(mirrored) == sum(plain) == 128 * 129 // 2
@@ -48,24 +48,24 @@ def test_zigzag_gives_every_rank_the_same_work():
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
-def test_every_mistake_changes_something(mistake):
-    """In a case of four ranks, plain or balanced."""
+def test_each_mistake_changes_a_result(mistake):
+    """Each mistake changes a case of four ranks, plain or balanced."""
     changes = []
     for case in CASES:
         if case.name in ("causal", "balanced", "four ranks"):
             arrays = PUZZLE.inputs(case, "float64", 0)
             right, wrong = derive(arrays), derive(arrays, mistake.changes)
-            changes += [not np.allclose(getattr(right, name), getattr(wrong, name)) for name in EVERY]
+            changes += [not np.allclose(getattr(right, name), getattr(wrong, name)) for name in RESULTS]
     assert any(changes)
 
 
-def test_heads_that_cannot_be_shared():
+def test_heads_that_cannot_be_shared_are_refused():
     case = replace(CASES[0], dims=(1, 3, 2, 8, 4))
     with pytest.raises(ValueError, match="3 heads of the query cannot share 2 heads of the key"):
         PUZZLE.inputs(case, "float32", 0)
 
 
-EARLY, OVERFLOWS, HIDDEN = "waited for", "overflows", "sees no key"
+EARLY, OVERFLOWS, HIDDEN = "wait for its transfer", "overflows", "no visible key"
 
 
 @pytest.mark.parametrize(
@@ -87,20 +87,18 @@ EARLY, OVERFLOWS, HIDDEN = "waited for", "overflows", "sees no key"
         ("fewer than ranks", slice(2, 3), np.nan, "output", False, "nothing-visible", [HIDDEN]),
     ],
 )
-def test_of_what_is_no_number_every_cause_that_fits_is_said(
-    name, rows, value, quantity, waits, mistake, causes
-):
+def test_all_causes_of_nan_are_named(name, rows, value, quantity, waits, mistake, causes):
     case = next(case for case in CASES if case.name == name)
     arrays = PUZZLE.inputs(case, "float32", 0)
     truth = np.zeros_like(arrays["value" if quantity == "grad_value" else "query"])
     got = truth.copy()
     got[:, :, rows] = value
-    said = symptom(waits, quantity, arrays, got, truth)
-    assert (said and said.mistake) == mistake
-    words = said.words if said else ""
+    explanation = explain_not_finite(waits, quantity, arrays, got, truth)
+    assert (explanation and explanation.mistake) == mistake
+    words = explanation.words if explanation else ""
     assert [cause for cause in (EARLY, OVERFLOWS, HIDDEN) if cause in words] == causes
 
 
-def test_numbers_have_no_such_symptom():
+def test_finite_results_have_no_nan_symptom():
     arrays = PUZZLE.inputs(CASES[0], "float32", 0)
-    assert symptom(True, "output", arrays, arrays["query"], arrays["query"]) is None
+    assert explain_not_finite(True, "output", arrays, arrays["query"], arrays["query"]) is None

@@ -1,4 +1,4 @@
-"""What runs on several GPUs, as far as processes on gloo show it: other kernels in a ring's blocks, and the bench."""
+"""Ring attention's blocks and the benchmark for several GPUs, tested with processes on gloo where possible."""
 
 import csv
 import dataclasses
@@ -13,7 +13,7 @@ from typed import three
 
 from book.measure import ring as gpus
 from book.measure.ring import ONE, PARALLEL, RING, Job, Own
-from harness.nn import ring_attention, ring_steps
+from harness.nn import ring, ring_attention
 from harness.nn.attention_layer import has_kernels
 from harness.toolchain import roots
 
@@ -24,8 +24,8 @@ from harness.toolchain import roots
 @pytest.mark.parametrize(
     ("queries", "keys"), [((8, 14), (0, 5)), ((3, 9), (3, 8))], ids=["after", "diagonal"]
 )
-def test_one_block_against_autograd(causal, queries, keys):
-    """Queries after the keys or on their diagonal, and a head of key for two of query."""
+def test_block_matches_autograd(causal, queries, keys):
+    """Queries after the keys or on the diagonal; two query heads share a key head."""
     torch.manual_seed(0)
     q, dO = torch.randn(2, 1, 4, 6, 8, dtype=torch.float64)
     k, v = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
@@ -36,26 +36,25 @@ def test_one_block_against_autograd(causal, queries, keys):
     lse, out = torch.logsumexp(scores, -1), torch.softmax(scores, -1) @ v.repeat_interleave(2, 1)
     expected = (out, lse, *torch.autograd.grad(out, leaves, dO))
     rest = (queries, keys, 0.3, causal, False)
-    got = ring_steps.block_forward(q, k, v, *rest)
+    got = ring.run_block_forward(q, k, v, *rest)
     delta = (dO * out).sum(-1)
-    got += ring_steps.block_backward(dO, q, k, v, lse.detach(), delta.detach(), *rest)
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    got += ring.run_block_backward(dO, q, k, v, lse.detach(), delta.detach(), *rest)
+    torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, monkeypatch):
+def test_autocast_sends_narrow_tensors_and_sums_in_float32(group_of_one, monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 8, 4)
-    merge, dtypes = ring_steps.merge, set()
+    merge, dtypes = ring.merge, set()
 
-    def noted(*tensors):
+    def record_dtypes(*tensors):
         dtypes.update(each.dtype for each in tensors)
         return merge(*tensors)
 
-    monkeypatch.setattr(ring_steps, "merge", noted)
+    monkeypatch.setattr(ring, "merge", record_dtypes)
     with torch.autocast("cpu", torch.bfloat16):
         out = ring_attention(q, k, v)
-        assert ring_attention(q.double(), k.double(), v.double()).dtype == torch.float64, "as by torch's own"
+        assert ring_attention(q.double(), k.double(), v.double()).dtype == torch.float64, "as in PyTorch"
     assert out.dtype == torch.bfloat16 and dtypes == {torch.float32, torch.float64}
     expected = torch.nn.functional.scaled_dot_product_attention(
         *three(each.bfloat16().double() for each in (q, k, v))
@@ -65,7 +64,7 @@ def test_under_autocast_what_travels_is_narrow_and_sums_are_wide(group_of_one, m
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("balanced", [False, True])
-def test_on_a_gpu_the_kernels_compute_the_blocks(group_of_one, balanced):
+def test_gpu_blocks_run_the_kernels(group_of_one, balanced):
     generator = torch.Generator("cuda").manual_seed(0)
     *leaves, grad = torch.randn(4, 1, 2, 200, 64, generator=generator, device="cuda").bfloat16()
     leaves = three(leaf.requires_grad_() for leaf in leaves)
@@ -84,7 +83,7 @@ def test_on_a_gpu_the_kernels_compute_the_blocks(group_of_one, balanced):
 
 
 def torchrun(*arguments, **options):
-    """A module under torchrun with two processes on gloo, in a process group of its own."""
+    """Start a module under torchrun with two processes on gloo, in a new process group."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     environment = {**os.environ, "PYTHONPATH": str(roots.CHECKOUT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -93,7 +92,8 @@ def torchrun(*arguments, **options):
     )  # fmt: skip
 
 
-def test_the_bench_rehearsed_on_gloo(tmp_path):
+@pytest.mark.slow
+def test_bench_runs_on_gloo(tmp_path):
     target = tmp_path / "ring.csv"
     sizes = ("--lengths", 64, "--dims", 8, "--seconds", 0.01, "--trace", tmp_path / "trace")
     run = torchrun("book.measure.ring", "--device", "cpu", *sizes, "--csv", target)
@@ -112,14 +112,14 @@ def test_the_bench_rehearsed_on_gloo(tmp_path):
     assert len(kinds) == 2 and all(kinds)
 
 
-def test_the_plan_begins_with_the_telling_sizes_and_one_gpu():
+def test_plan_starts_with_one_gpu():
     jobs = list(gpus.plan([32768, 65536, 131072], [128, 64], [1, 2, 4], ["Mojo", "flash", "cuDNN"]))
     assert jobs[0] == Job(ONE, "Mojo", 1, 32768, 128, True)
     assert [job.length for job in jobs].index(131072) < [job.length for job in jobs].index(65536)
     assert len(set(jobs)) == len(jobs) and not any(job.ranks == 1 and job.candidate != ONE for job in jobs)
 
 
-def test_a_row_counts_the_slowest_rank_and_the_fastest_gpu():
+def test_row_uses_the_slowest_rank_and_the_fastest_gpu():
     ranks = [Own([4.0, 6.0, 5.0], 10, 1e-3), Own([5.0, 5.0, 4.0], 20, 2e-3)]
     job = Job(RING, "flash", 2, 1000, 8, True)
     row = gpus.row(job, ranks)
@@ -128,25 +128,25 @@ def test_a_row_counts_the_slowest_rank_and_the_fastest_gpu():
     assert gpus.row(dataclasses.replace(job, candidate=ONE), ranks)["ms"] == 4.0
 
 
-def test_percent_of_the_ideal():
+def test_share_of_the_ideal_time():
     alone = {}
     one, ring = Job(ONE, "flash", 1, 64, 8, True), Job(RING, "flash", 2, 64, 8, True)
-    assert gpus.of_ideal(ring, 5.0, alone) == {}, "one GPU has not been timed"
+    assert gpus.of_ideal(ring, 5.0, alone) == {}, "not yet timed on one GPU"
     assert gpus.of_ideal(one, 8.0, alone) == {"of_ideal": 1.0}
     assert gpus.of_ideal(ring, 5.0, alone) == {"of_ideal": 0.8}
     assert gpus.of_ideal(dataclasses.replace(ring, candidate=PARALLEL), None, alone) == {}
     assert gpus.of_ideal(dataclasses.replace(ring, candidate=gpus.BLOCKS), 5.0, alone) == {}
-    assert gpus.of_ideal(dataclasses.replace(ring, d=16), 5.0, alone) == {}, "a size of its own"
+    assert gpus.of_ideal(dataclasses.replace(ring, d=16), 5.0, alone) == {}, "another size"
 
 
-def test_what_fails_is_a_note():
+def test_failure_becomes_a_note():
     own = Own()
     with own.heard():
         raise RuntimeError("out of\nmemory")
     assert own.note == "RuntimeError: out of memory"
 
 
-def test_a_length_that_ranks_cannot_share_equally(group_of_one, monkeypatch):
+def test_uneven_length_is_split(group_of_one, monkeypatch):
     world = gpus.World(torch.device("cpu"), {1: None, 2: None}, None)
     monkeypatch.setattr(gpus, "world_of", lambda device, seconds: world)
     with pytest.raises(SystemExit, match="--lengths 30: must be a multiple of 4, twice the ranks"):

@@ -1,6 +1,5 @@
-"""`p25 --backward`: the ring over gloo as it is, what it says, and what happens when a rank is spoilt."""
+"""`p25 --backward`: the ring over gloo, its report, and failures of a rank."""
 
-import multiprocessing
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ import threading
 import time
 
 import pytest
-from process_groups import alive, assert_gone
+from process_groups import alive, assert_exited
 
 from harness import cli
 from harness.check import zoo
@@ -19,19 +18,13 @@ from harness.devices import processes
 from harness.puzzles.p25 import run
 from harness.toolchain import roots
 
+pytestmark = pytest.mark.usefixtures("no_processes_left")
 SMALL = ("--dims", "1", "2", "2", "32", "4")
-
-
-@pytest.fixture(autouse=True)
-def nobody_left():
-    """No process of a ring outlives its test."""
-    yield
-    assert not multiprocessing.active_children()
 
 
 @pytest.fixture
 def ring(capfd):
-    """Runs `p25 --backward` in this process: exit code and all that is printed."""
+    """Return a function that runs `p25 --backward` in this process: exit code and output."""
 
     def call(*arguments):
         code = cli.main(["p25", "--backward", *map(str, arguments)])
@@ -42,47 +35,49 @@ def ring(capfd):
 
 
 def test_four_ranks_agree_with_one_device(ring):
-    with socket.socket() as taken:  # torchrun's usual port: a ring of one machine needs none
+    with socket.socket() as taken:  # a ring on one machine needs no port
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
         os.environ["MASTER_PORT"] = str(taken.getsockname()[1])
         try:
-            code, said = ring("--solution", *SMALL)
+            code, output = ring("--solution", *SMALL)
         finally:
             del os.environ["MASTER_PORT"]
-    assert code == 0, said
-    assert all(f"✅ {name}" in said for name in ("output", "grad_query", "grad_key", "grad_value"))
-    assert "Overall Result: ✅ output and all gradients agree with one device" in said
+    assert code == 0, output
+    assert all(f"✅ {name}" in output for name in ("output", "grad_query", "grad_key", "grad_value"))
+    assert "Overall Result: ✅ output and all gradients agree with one device" in output
 
 
-def test_memory_for_the_backward_pass_falls_with_the_ranks(ring):
-    kept = {}
+def test_saved_memory_falls_with_the_number_of_ranks(ring):
+    saved_bytes = {}
     for ranks in (1, 2, 4):
-        code, said = ring("--solution", "--dims", 1, 4, 2, 64, 8, "--ranks", ranks)
-        assert code == 0, said
-        words = said.partition("kept for the backward pass (measured): ")[2]
-        kept[ranks] = int(words.split()[0].replace(",", ""))
-    assert kept[1] == 2 * kept[2] == 4 * kept[4]
+        code, output = ring("--solution", "--dims", 1, 4, 2, 64, 8, "--ranks", ranks)
+        assert code == 0, output
+        words = output.partition("kept for the backward pass (measured): ")[2]
+        saved_bytes[ranks] = int(words.split()[0].replace(",", ""))
+    assert saved_bytes[1] == 2 * saved_bytes[2] == 4 * saved_bytes[4]
 
 
-def test_a_rank_may_hold_one_range_and_uneven_ones(ring):
-    code, said = ring("--solution", "--dims", 1, 2, 1, 19, 4, "--ranks", 3, "--plain", "--full")
+def test_rank_can_hold_one_or_uneven_ranges(ring):
+    code, output = ring("--solution", "--dims", 1, 2, 1, 19, 4, "--ranks", 3, "--plain", "--full")
     assert (
-        code == 0 and "every key visible" in said and "one range a rank: the largest part has 7 of 19" in said
+        code == 0
+        and "every key visible" in output
+        and "one range a rank: the largest part has 7 of 19" in output
     )
 
 
-def test_cores_are_spoken_of_where_there_are_too_few(ring, monkeypatch):
+def test_too_few_cores_are_reported(ring, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    code, said = ring("--solution", *SMALL, "--ranks", 2)
-    assert code == 0 and "note: 2 processes share 1 cores: no time here says anything about a ring" in said
+    code, output = ring("--solution", *SMALL, "--ranks", 2)
+    assert code == 0 and "note: 2 processes share 1 cores: no time here says anything about a ring" in output
 
 
-def test_an_unsolved_ring(ring):
+def test_unsolved_ring_is_reported(ring):
     if not (roots.CHECKOUT / "problems" / "p25").is_dir():
         pytest.skip("problems/ is not there")
-    code, said = ring()
-    assert code == 3 and "in_torch.py: unsolved blanks: " in said and "merge" in said
+    code, output = ring()
+    assert code == 3 and "in_torch.py: unsolved blanks: " in output and "merge" in output
 
 
 @pytest.mark.parametrize(
@@ -99,18 +94,18 @@ def test_an_unsolved_ring(ring):
     ],
 )
 def test_bad_use(ring, arguments, words):
-    code, said = ring("--solution", *arguments)
-    assert code == 2 and said.startswith("error: ") and words in said and said.count("\n") == 1
+    code, output = ring("--solution", *arguments)
+    assert code == 2 and output.startswith("error: ") and words in output and output.count("\n") == 1
 
 
-def test_no_room_for_so_many(ring, monkeypatch):
-    monkeypatch.setattr(run, "available", lambda: 2**30)
-    code, said = ring("--solution", "--ranks", 8)
-    assert code == 5 and "--ranks 8: that many processes take 2.3 GiB, and 1.0 are free" in said
+def test_too_many_ranks_for_memory_are_refused(ring, monkeypatch):
+    monkeypatch.setattr(run, "get_free_memory", lambda: 2**30)
+    code, output = ring("--solution", "--ranks", 8)
+    assert code == 5 and "--ranks 8: that many processes take 2.3 GiB, and 1.0 are free" in output
 
 
 def test_available_memory_is_read():
-    assert 2**20 < run.available() <= 2**63
+    assert 2**20 < run.get_free_memory() <= 2**63
 
 
 @pytest.mark.parametrize(
@@ -124,15 +119,15 @@ def test_available_memory_is_read():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_spoilt_rank_is_named_and_ends_all(ring, fault, words):
-    code, said = ring("--solution", *SMALL, "--seconds", 3, "--break", fault)
-    assert code == 5, said
-    assert "error: the ring is broken: " in said and "in_torch.py fails" not in said
-    assert all(re.search(each, said) for each in words), said
+def test_failed_rank_is_named_and_stops_all(ring, fault, words):
+    code, output = ring("--solution", *SMALL, "--seconds", 3, "--break", fault)
+    assert code == 5, output
+    assert "error: the ring is broken: " in output and "in_torch.py fails" not in output
+    assert all(re.search(each, output) for each in words), output
 
 
-def solve(monkeypatch, tmp_path, text):
-    """A learner's file with this text."""
+def write_solution(monkeypatch, tmp_path, text):
+    """Write a learner's file with this text."""
     path = tmp_path / "problems" / "p25" / "in_torch.py"
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -140,21 +135,23 @@ def solve(monkeypatch, tmp_path, text):
     return path
 
 
-def test_a_wrong_ring_is_wrong(ring, monkeypatch, tmp_path):
-    wrong = next(bug for bug in zoo.load("p25") if bug.name == "local_index")
-    solve(monkeypatch, tmp_path, wrong.target().read_text())
-    code, said = ring(*SMALL)
-    assert code == 1 and "❌ output     error " in said and "Overall Result: ❌ WRONG" in said, said
+def test_wrong_ring_fails(ring, monkeypatch, tmp_path):
+    wrong = next(bug for bug in zoo.load_wrong_kernels("p25") if bug.name == "local_index")
+    write_solution(monkeypatch, tmp_path, wrong.build_target().read_text())
+    code, output = ring(*SMALL)
+    assert code == 1 and "❌ output     error " in output and "Overall Result: ❌ WRONG" in output, output
     words = "is computed from output, which is wrong: fix that first\n"
-    assert all(f"❌ grad_{name:<5} {words}" in said for name in ("query", "key", "value")), said
+    assert all(f"❌ grad_{name:<5} {words}" in output for name in ("query", "key", "value")), output
 
 
-def test_a_ring_that_raises_is_wrong_and_not_broken(ring, monkeypatch, tmp_path):
+def test_raising_ring_fails_as_wrong(ring, monkeypatch, tmp_path):
     text = (roots.solutions() / "p25" / "in_torch.py").read_text()
-    path = solve(monkeypatch, tmp_path, text.replace("torch.logaddexp(lse", "torch.logaddexp(nothing"))
-    code, said = ring(*SMALL, "--ranks", 2)
-    assert code == 1 and "NameError: name 'nothing' is not defined" in said, said
-    assert f"{path.name} fails in 2 of 2 ranks" in said
+    path = write_solution(
+        monkeypatch, tmp_path, text.replace("torch.logaddexp(lse", "torch.logaddexp(nothing")
+    )
+    code, output = ring(*SMALL, "--ranks", 2)
+    assert code == 1 and "NameError: name 'nothing' is not defined" in output, output
+    assert f"{path.name} fails in 2 of 2 ranks" in output
 
 
 @pytest.fixture
@@ -174,32 +171,32 @@ def late_ring():
     started.communicate()
 
 
-def test_ctrl_c_ends_all(late_ring):
-    """As a terminal sends it: every process gets the signal, and none is left."""
+def test_ctrl_c_stops_all_ranks(late_ring):
+    """The signal goes to every process, as from a terminal."""
     time.sleep(1)
     os.killpg(late_ring.pid, signal.SIGINT)
     _, err = late_ring.communicate(timeout=60)
     assert late_ring.returncode == 130 and err == "interrupted\n"
-    assert_gone(late_ring.pid)
+    assert_exited(late_ring.pid)
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks_are_there"),
+    ("kind", "ranks_started"),
     [(signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)],
 )
-def test_ranks_end_with_the_process_that_started_them(late_ring, kind, ranks_are_there):
-    """Whatever ends it alone; the ranks would wait for rank 1 for a hundred seconds."""
-    if ranks_are_there:
+def test_ranks_exit_with_their_parent(late_ring, kind, ranks_started):
+    """The signal goes only to the parent; the ranks would wait a hundred seconds for rank 1."""
+    if ranks_started:
         time.sleep(3)
     late_ring.send_signal(kind)
     assert late_ring.wait(timeout=60) == (130 if kind == signal.SIGINT else -kind)
-    assert_gone(late_ring.pid)
+    assert_exited(late_ring.pid)
 
 
-def test_ctrl_c_while_the_server_starts_is_not_lost(monkeypatch):
-    """What is started then is deaf to it, whoever starts it hears it right afterwards.
+def test_ctrl_c_during_startup_is_not_lost(monkeypatch):
+    """The fork server starts with SIGINT blocked, and the parent receives it directly afterwards.
 
-    The signal goes to this thread: one to the process may be heard by another thread of a test worker, whenever that likes.
+    The signal is sent to this thread, because one to the process may be handled by another thread of a test worker.
     """
 
     def start():

@@ -1,37 +1,29 @@
-"""The checkers of puzzle 25: right rings pass, and what is said of wrong ones."""
-
-import multiprocessing
+"""Puzzle 25's checkers: correct rings pass, wrong ones are diagnosed."""
 
 import pytest
 from changed_solutions import write_changed
 
 from harness.check import zoo
-from harness.check.checker import make_checker
+from harness.check.checker import load_checker
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.puzzles.p25.spec import PUZZLE
 from harness.toolchain import roots
 
-WRONG = zoo.load("p25")
-
-
-@pytest.fixture(autouse=True)
-def nobody_left():
-    """No process of a ring outlives its test."""
-    yield
-    assert not multiprocessing.active_children()
+pytestmark = pytest.mark.usefixtures("no_processes_left")
+WRONG = zoo.load_wrong_kernels("p25")
 
 
 @pytest.fixture(scope="module")
 def checkers():
-    """One for each rung: truth and baseline are computed once."""
-    return {rung.id: make_checker(Work(PUZZLE, rung)) for rung in PUZZLE.rungs}
+    """A checker per rung, so that truth and baseline are computed once."""
+    return {rung.id: load_checker(Work(PUZZLE, rung)) for rung in PUZZLE.rungs}
 
 
 @pytest.mark.parametrize("name", ["numpy_local_index", "local_index"])
-def test_of_what_a_wrong_output_spoils_only_the_output_is_explained(name, checkers):
+def test_only_the_first_wrong_tensor_is_explained(name, checkers):
     wrong = next(each for each in WRONG if each.name == name)
-    (result,) = checkers[wrong.rung].check(wrong.target(), [wrong.gate])
+    (result,) = checkers[wrong.rung].check(wrong.build_target(), [wrong.gate])
     follows = [
         f"grad_{each} is computed from output, which is wrong: fix that first"
         for each in ("query", "key", "value")
@@ -43,40 +35,40 @@ def test_of_what_a_wrong_output_spoils_only_the_output_is_explained(name, checke
 @pytest.mark.parametrize(
     ("rung", "gates"), [("numpy", None), ("torch", ["exchange"])], ids=["numpy", "torch"]
 )
-def test_the_right_ring_is_right(rung, gates, checkers):
-    results = checkers[rung].check(roots.solutions() / "p25" / PUZZLE.rung(rung).file, gates)
+def test_correct_ring_passes(rung, gates, checkers):
+    results = checkers[rung].check(roots.solutions() / "p25" / PUZZLE.find_rung(rung).file, gates)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
     assert all(len(result.comparisons) == len(PUZZLE.cases(None)) for result in results)
 
 
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
-def test_the_rungs_start_unsolved(rung, checkers):
-    path = roots.CHECKOUT / "problems" / "p25" / PUZZLE.rung(rung).file
+def test_rungs_start_unsolved(rung, checkers):
+    path = roots.CHECKOUT / "problems" / "p25" / PUZZLE.find_rung(rung).file
     if not path.is_file():
         pytest.skip("problems/ is not there")
     results = checkers[rung].check(path)
-    assert [result.gate.id for result in results] == list(PUZZLE.rung(rung).gates)
+    assert [result.gate.id for result in results] == list(PUZZLE.find_rung(rung).gates)
     assert {result.state for result in results} == {"unsolved"}
 
 
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
-def test_a_blank_is_judged_with_the_solution_s_code_in_the_others(rung, checkers, tmp_path):
-    solution = (roots.solutions() / "p25" / PUZZLE.rung(rung).file).read_text()
-    path = tmp_path / PUZZLE.rung(rung).file
-    body = blanks.find(solution)["merge"].body
-    path.write_text(blanks.join(blanks.split(blanks.skeleton(solution)), {"merge": body}))
+def test_blank_is_checked_with_the_solution_in_the_others(rung, checkers, tmp_path):
+    solution = (roots.solutions() / "p25" / PUZZLE.find_rung(rung).file).read_text()
+    path = tmp_path / PUZZLE.find_rung(rung).file
+    body = blanks.find_blanks(solution)["merge"].body
+    path.write_text(blanks.join_pieces(blanks.split_blanks(blanks.make_skeleton(solution)), {"merge": body}))
     merge, steps = checkers[rung].check(path, ["merge", "steps"])
     assert (merge.state, steps.state) == ("correct", "unsolved"), merge.diagnosis
 
 
 def test_eight_ranks_agree_with_one_device(checkers):
-    """As --ranks 8: every case of several ranks takes eight."""
+    """Runs as with --ranks 8."""
     from dataclasses import replace
 
     chosen = [case for case in PUZZLE.cases(None) if case.name in ("chapter", "uneven", "balanced")]
     cases = [replace(case, world_size=8) for case in chosen]
     path = roots.solutions() / "p25" / "in_torch.py"
-    (result,) = make_checker(Work(PUZZLE, PUZZLE.rung("torch"))).check(path, ["steps"], cases)
+    (result,) = load_checker(Work(PUZZLE, PUZZLE.find_rung("torch"))).check(path, ["steps"], cases)
     assert result.state == "correct", result.diagnosis
     assert result.summary.startswith("8 processes")
 
@@ -93,7 +85,7 @@ SHARE, END = "    share = torch.sigmoid(", "lse, block_lse)\n    # BLANK-END"
     ],
     ids=["an exception", "a small error", "a rank dies"],
 )  # fmt: skip
-def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
+def test_wrong_merges_are_rejected(old, new, words, checkers, tmp_path):
     path = write_changed(PUZZLE, "torch", tmp_path, (old, new))
     (result,) = checkers["torch"].check(path, ["merge"])
     assert result.state == "wrong" and result.hint == "merge-2"
@@ -104,15 +96,15 @@ def test_what_a_merge_may_do_wrong(old, new, words, checkers, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("P * dP - delta[..., None]", "with the row sum subtracted from P * dP, outside of the bracket"),
+        ("P * dP - delta[..., None]", "with the row sum subtracted from P * dP, outside the bracket"),
         ("dP - delta[..., None]", "without the factor P"),
-        ("P * (dP * P - delta[..., None])", "with P multiplied twice: P * (dP * P - sum(dP * P))"),
+        ("P * (dP * P - delta[..., None])", "with P multiplied in twice: P * (dP * P - sum(dP * P))"),
         ("P * (dP + delta[..., None])", "with the row sum added, not subtracted"),
     ],
 )
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
-def test_softmax_s_backward_pass_is_named_here_too(rung, wrong, words, checkers, tmp_path):
-    """In NumPy blocks that a query cannot see are masked, in PyTorch they are left out."""
+def test_softmax_mistakes_are_named(rung, wrong, words, checkers, tmp_path):
+    """Blocks that a query cannot see are masked in NumPy and skipped in PyTorch."""
     path = write_changed(PUZZLE, rung, tmp_path, ("P * (dP - delta[..., None])", wrong))
     (result,) = checkers[rung].check(path, ["recompute"])
     assert words in "\n".join(result.diagnosis), result.diagnosis
@@ -152,7 +144,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("rung", RIGHT)
-def test_a_ring_that_is_right_in_another_way_is_right(rung, checkers, tmp_path):
+def test_other_correct_rings_pass(rung, checkers, tmp_path):
     path = write_changed(
         PUZZLE, rung, tmp_path, **{gate: body.strip("\n") for gate, body in RIGHT[rung].items()}
     )
@@ -167,7 +159,7 @@ def test_a_ring_that_is_right_in_another_way_is_right(rung, checkers, tmp_path):
         ("return pieces[rank]", "chunks(0, 2, 8, True): TypeError: "),
     ],
 )  # fmt: skip
-def test_chunks_that_are_none(new, words, checkers, tmp_path):
+def test_invalid_chunks_are_refused(new, words, checkers, tmp_path):
     path = write_changed(
         PUZZLE, "numpy", tmp_path, ("return [pieces[rank], pieces[2 * size - 1 - rank]]", new)
     )

@@ -1,4 +1,4 @@
-"""harness.nn.ring_attention: what a model gets, and which derivatives and arguments are refused."""
+"""harness.nn.ring_attention: values and gradients, and the rejected derivatives and arguments."""
 
 import re
 from itertools import pairwise
@@ -6,24 +6,23 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from ring_ranks import of_a_model, of_a_penalty, of_bad_arguments, tensors
+from ring_ranks import make_tensors, run_bad_arguments, run_model, run_penalty
 from torch.autograd import forward_ad
 from typed import three
 
 from harness.devices.processes import run_ranks
 from harness.nn import ring_attention
-from harness.nn.ring import length_of
-from harness.nn.ring_steps import merge
+from harness.nn.ring import infer_length, merge
 from harness.puzzles.p25 import layout
 
 
-def part_of(rank, size, length, balanced):
-    """How many positions a rank holds."""
-    return len(layout.places(rank, size, length, balanced))
+def count_positions(rank, size, length, balanced):
+    """Return the number of positions of a rank."""
+    return len(layout.get_positions(rank, size, length, balanced))
 
 
 def test_ring_attention_for_a_model():
-    """In four processes, against scaled_dot_product_attention."""
+    """Compare four processes with scaled_dot_product_attention."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(2, 4, 22, 8, generator=generator, dtype=torch.float64) for _ in range(4))
     leaves = three(tensor.clone().requires_grad_() for tensor in (q, k, v))
@@ -31,15 +30,15 @@ def test_ring_attention_for_a_model():
     right = (out.detach(), *torch.autograd.grad(out, leaves, grad))
     cuts = [22 * i // 4 for i in range(5)]
     parts = [tuple(t[:, :, a:b].contiguous().numpy() for t in (q, k, v, grad)) for a, b in pairwise(cuts)]
-    by_rank = run_ranks(of_a_model, parts)
+    by_rank = run_ranks(run_model, parts)
     for number, expected in enumerate(right):
         whole = torch.cat([torch.from_numpy(each[number]) for each in by_rank], 2)
         torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("score", [1e4, 1e6, 1e8])
-def test_blocks_with_large_scores_have_their_right_shares(score, group_of_one):
-    """Of 2 and 3 keys with equal scores, or some 8 below, against float64 (mlx#4188, pytorch#11752)."""
+def test_blocks_with_large_scores_have_correct_weights(score, group_of_one):
+    """Blocks of 2 and 3 keys with equal scores, or with scores that are 8 lower, match float64 (mlx#4188, pytorch#11752)."""
     generator = torch.Generator().manual_seed(0)
     query = torch.tensor([score, 8.0]).expand(1, 1, 5, 2)
     key = torch.tensor([[1.0, 0], [1, 0], [1, -1], [1, 0], [1, -1]])[None, None]
@@ -57,8 +56,8 @@ def test_blocks_with_large_scores_have_their_right_shares(score, group_of_one):
 
 
 @pytest.mark.parametrize("score", [1e2, 1e3, 1e4])
-def test_a_rounded_lse_costs_a_block_no_more_than_its_rounding(score):
-    """As a kernel's: the share of a block, and what is merged of them, are off by |lse| 2^-24 at most."""
+def test_rounded_lse_changes_a_block_within_its_rounding(score):
+    """The weight of a block and the merged output change by at most |lse| 2^-24, as in a kernel."""
     generator = torch.Generator().manual_seed(0)
     lse = score * (1 + 1e-3 * torch.randn(2, 1, 1, 1000, generator=generator, dtype=torch.float64))
     outs = torch.tensor([0.0, 1]).double().view(2, 1, 1, 1, 1).expand(2, 1, 1, 1000, 1)
@@ -76,16 +75,16 @@ TWICE = "ring_attention has no double backward: its gradients cannot be differen
 
 
 @pytest.mark.parametrize("squared", [True, False], ids=["dO follows the output", "dO is constant"])
-def test_a_second_derivative_is_refused(group_of_one, squared):
-    assert of_a_penalty(squared).startswith(TWICE)
+def test_second_derivative_is_refused(group_of_one, squared):
+    assert run_penalty(squared).startswith(TWICE)
 
 
-def test_a_second_derivative_is_refused_on_every_rank():
-    assert all(said.startswith(TWICE) for said in run_ranks(of_a_penalty, [(True,)] * 2))
+def test_second_derivative_is_refused_on_all_ranks():
+    assert all(message.startswith(TWICE) for message in run_ranks(run_penalty, [(True,)] * 2))
 
 
-def test_gradients_with_a_graph_are_those_without(group_of_one):
-    leaves = tensors(requires_grad=True)
+def test_create_graph_does_not_change_gradients(group_of_one):
+    leaves = make_tensors(requires_grad=True)
     plain, graph = (
         torch.autograd.grad(ring_attention(*leaves).square().sum(), leaves, create_graph=create)
         for create in (False, True)
@@ -94,13 +93,13 @@ def test_gradients_with_a_graph_are_those_without(group_of_one):
         torch.testing.assert_close(one, other.detach(), rtol=0, atol=0)
 
 
-def made_dual(f, x):
+def make_dual(f, x):
     with forward_ad.dual_level():
         return f(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
 TRANSFORMS = {
-    "dual": made_dual,
+    "dual": make_dual,
     "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
     "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
     "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
@@ -112,14 +111,14 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_other_derivatives_are_refused_by_pytorch(group_of_one, transform):
-    query, key, value = tensors()
+    query, key, value = make_tensors()
     with pytest.raises((NotImplementedError, RuntimeError), match=r"implement the jvp|functorch transforms"):
         transform(lambda query: ring_attention(query, key, value), query)
 
 
 # ---- Arguments ----------------------------------------------------------------------------------------------
 
-ONE = dict(zip(("query", "key", "value"), tensors(), strict=True))
+ONE = dict(zip(("query", "key", "value"), make_tensors(), strict=True))
 BAD = {
     "integers": ({name: tensor.long() for name, tensor in ONE.items()}, TypeError,
         "query: expected float32, float64, bfloat16, float16, got int64"),
@@ -154,13 +153,13 @@ BAD = {
 
 
 @pytest.mark.parametrize(("changed", "kind", "words"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_named(group_of_one, changed, kind, words):
+def test_bad_argument_is_named(group_of_one, changed, kind, words):
     with pytest.raises(kind) as raised:
         ring_attention(**{**ONE, **changed})
     assert str(raised.value) == words
 
 
-def test_no_group_at_all():
+def test_missing_process_group_is_refused():
     with pytest.raises(
         ValueError,
         match=r"^group: there is no default one; call torch\.distributed\.init_process_group first$",
@@ -168,8 +167,7 @@ def test_no_group_at_all():
         ring_attention(**ONE)
 
 
-def test_every_rank_hears_of_another_rank_s_argument():
-    """Nobody is left waiting for messages that never fit."""
+def test_all_ranks_report_another_ranks_argument():
     kinds = ["dtype", "requires_grad", "is_causal", "scale", "balanced"]
     expected = [
         "TypeError: rank 1 of 3: key: expected float64, as query, got float32",
@@ -178,18 +176,18 @@ def test_every_rank_hears_of_another_rank_s_argument():
         "ValueError: rank 1 of 3 has scale=0.5, the others None",
         "ValueError: rank 1 of 3 has balanced=True, the others False",
     ]
-    assert run_ranks(of_bad_arguments, [(kinds,)] * 3) == [expected] * 3
+    assert run_ranks(run_bad_arguments, [(kinds,)] * 3) == [expected] * 3
 
 
-def test_only_one_argument_may_need_a_gradient(group_of_one):
-    query, key, value = tensors()
+def test_single_argument_with_a_gradient(group_of_one):
+    query, key, value = make_tensors()
     out = ring_attention(query, key.requires_grad_(), value)
     (got,) = torch.autograd.grad(out.sum(), key)
     plain = torch.nn.functional.scaled_dot_product_attention(query, key, value)
     torch.testing.assert_close(got, torch.autograd.grad(plain.sum(), key)[0])
 
 
-def shapes_of(*lengths):
+def make_shapes(*lengths):
     return [[[1, 2, length, 4], [1, 1, length, 4], [1, 1, length, 4]] for length in lengths]
 
 
@@ -208,20 +206,20 @@ def shapes_of(*lengths):
         ),
     ],
 )
-def test_lengths_that_are_no_parts_of_one_sequence(lengths, words):
+def test_inconsistent_lengths_are_refused(lengths, words):
     with pytest.raises(ValueError) as raised:
-        length_of(shapes_of(*lengths), False, part_of)
+        infer_length(make_shapes(*lengths), False, count_positions)
     assert str(raised.value) == words
 
 
 def test_shapes_that_differ_in_more_than_the_length():
-    shapes = shapes_of(5, 5)
+    shapes = make_shapes(5, 5)
     shapes[1][1] = [1, 1, 4, 4]
     with pytest.raises(
         ValueError, match=re.escape("and not [1, 2, 5, 4] and [1, 1, 5, 4], its part of 10 positions")
     ):
-        length_of(shapes, False, part_of)
+        infer_length(shapes, False, count_positions)
 
 
-def test_right_parts_have_a_length():
-    assert length_of(shapes_of(5, 5, 6), False, part_of) == 16
+def test_consistent_parts_have_a_length():
+    assert infer_length(make_shapes(5, 5, 6), False, count_positions) == 16

@@ -34,7 +34,7 @@ def test_values_and_gradients(dtype):
         assert far <= 2 * near + 4 * torch.finfo(dtype).eps * truth.abs().max()
 
 
-def test_it_is_registered_as_it_should_be():
+def test_operator_passes_opcheck():
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     torch.library.opcheck(silu, (x,))
     torch.library.opcheck(silu, (torch.randn(3, 4).mT,))
@@ -56,15 +56,16 @@ def test_integers_and_second_derivatives_are_refused():
         torch.autograd.grad(dx.sum(), x)
 
 
-def test_the_ends_of_the_range_and_nothing_at_all():
+def test_extreme_values_and_empty_tensors():
     x = torch.tensor([float("inf"), -1e30, -100.0, float("nan"), -0.0])
     torch.testing.assert_close(silu(x), F.silu(x), equal_nan=True)
     assert silu(torch.empty(0, 3)).shape == (0, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
-def test_the_gpu_kernels_on_the_virtual_gpu():
+def test_gpu_kernels_on_the_virtual_gpu():
     program = Path(__file__).with_name("silu_on_gpu.mojo")
     mojo = ["mojo", "run", "-I", str(roots.solutions() / "p26"), str(program)]
     done = subprocess.run(

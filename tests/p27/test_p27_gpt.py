@@ -1,4 +1,4 @@
-"""GPT-2's step by hand from the workbook's layers: every value is autograd's, AdamW is PyTorch's, a run learns and has one set of bits."""
+"""GPT-2's manual training step: its values match autograd, AdamW matches PyTorch, runs learn and are reproducible."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -20,23 +20,16 @@ SMALL = replace(SIZES["tiny"], layers=2, width=32, vocabulary=256, context=24, b
 ODD = replace(SIZES["tiny"], layers=1, width=20, heads=5, vocabulary=37, context=7, batch=2)
 
 
-@pytest.fixture
-def text(tmp_path):
-    """A folder with a chapter."""
-    (tmp_path / "chapter.md").write_text("the gradient of the loss comes back through every part. " * 40)
-    return tmp_path
-
-
-def excerpts(text, count: int) -> list[torch.Tensor]:
-    """The first excerpts of SMALL."""
+def read_excerpts(text, count: int) -> list[torch.Tensor]:
+    """Return the first excerpts of SMALL."""
     return [each for _, each in zip(range(count), train_gpt.excerpts(SMALL, 5, CPU, text), strict=False)]
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("sizes", [SMALL, ODD])
-def test_every_value_of_a_step_is_autograd_s(sizes):
+def test_step_values_match_autograd(sizes):
     values = compare_gpt.compare(sizes, 3, CPU)
-    assert compare_gpt.wrong_of(values) == []
+    assert compare_gpt.list_wrong(values) == []
     names = {value.name for value in values if isinstance(value, compare_gpt.Compared)}
     assert names >= {
         "block0.join, its output",
@@ -44,12 +37,12 @@ def test_every_value_of_a_step_is_autograd_s(sizes):
         "the gradient of token",
         "the gradient of position",
     }
-    untold = {value for value in values if isinstance(value, str)}
-    assert untold <= {name for i in range(2) for name in untold_of_block(i)}
+    missing = {value for value in values if isinstance(value, str)}
+    assert missing <= {name for i in range(2) for name in list_fused_values(i)}
 
 
-def untold_of_block(i: int) -> set[str]:
-    """What a block does not compute by itself: outputs of LayerNorms, which the products are fused with; and the logits."""
+def list_fused_values(i: int) -> set[str]:
+    """Return values that a block does not compute separately: LayerNorm outputs, fused with the products, and the logits."""
     inside = {f"block{i}.{part}" for part in ("qkv", "widen")}
     outputs = {f"block{i}.{norm}, its output" for norm in ("ln_1", "ln_2")}
     return outputs | {f"the gradient of what {part} is given" for part in (*inside, "loss")}
@@ -74,16 +67,16 @@ def untold_of_block(i: int) -> set[str]:
         ("gelu", lambda x: x, "block0.gelu, its output"),
     ],
 )
-def test_a_wrong_part_is_the_first_that_is_not_ok(part, wrong, first, monkeypatch):
+def test_wrong_part_is_the_first_failure(part, wrong, first, monkeypatch):
     monkeypatch.setattr(step_parts, part, wrong)
     values = compare_gpt.compare(SMALL, 3, CPU)
-    assert compare_gpt.wrong_of(values)[0] == first
-    assert compare_gpt.lines_of(values)[-1].endswith(f"the first is {first}")
+    assert compare_gpt.list_wrong(values)[0] == first
+    assert compare_gpt.format_lines(values)[-1].endswith(f"the first is {first}")
 
 
 @pytest.mark.parametrize("size", [1e-4, 10.0])
-def test_adamw_is_pytorch_s_with_clipping(size):
-    """Two steps, of gradients below the limit and of such that are clipped."""
+def test_adamw_with_clipping_matches_pytorch(size):
+    """Two steps, with gradients below the limit or clipped."""
     state = State.begin(ODD, 1, CPU)
     generator = torch.Generator().manual_seed(2)
     leaves = {name: t.clone().requires_grad_() for name, t in state.parameters.items()}
@@ -100,26 +93,26 @@ def test_adamw_is_pytorch_s_with_clipping(size):
             by_hand.grads[name].copy_(gradient)
         torch.nn.utils.clip_grad_norm_(leaves.values(), 1.0)
         optimizer.step()
-        by_hand.tell(number, 0.01)
+        by_hand.set_inputs(number, 0.01)
         by_hand.update()
     for name, leaf in leaves.items():
         torch.testing.assert_close(by_hand.p[name], leaf.detach(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.compiles
-def test_the_step_by_hand_trains_as_autograd_and_two_runs_have_the_same_bits(text):
+def test_manual_step_trains_like_autograd_and_is_reproducible(text):
     runs = []
     for kind in (ByHand, ByHand, ByAutograd):
         trained = kind(State.begin(SMALL, 7, CPU))
-        losses = [train_gpt.one_step(trained, excerpt, 3e-3) for excerpt in excerpts(text, 25)]
+        losses = [train_gpt.run_step(trained, excerpt, 3e-3) for excerpt in read_excerpts(text, 25)]
         runs.append((losses, trained.state.master))
     assert runs[0][0][0] > 5.4 and runs[0][0][-1] < 4.2  # log 256 is 5.55
     assert runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1])
     assert runs[0][0] == pytest.approx(runs[2][0], rel=2e-4)
 
 
-def test_the_token_table_s_gradient_has_one_set_of_bits():
-    """Few tokens that occur often, and so many that a CPU takes several threads."""
+def test_token_table_gradient_is_reproducible():
+    """Few tokens occur often, and there are enough for several CPU threads."""
     dx, tokens, of_head = torch.randn(2048, 96), torch.randint(9, (2048,)), torch.randn(9, 96)
     table = torch.empty(9, 96)
     before = torch.get_num_threads()
@@ -134,7 +127,7 @@ def test_the_token_table_s_gradient_has_one_set_of_bits():
 
 
 @pytest.mark.compiles
-def test_what_lies_in_the_gradients_memory_first_changes_no_gradient():
+def test_gradients_do_not_depend_on_initial_memory():
     sizes = replace(ODD, layers=3)
     trained = ByHand(State.begin(sizes, 1, CPU))
     excerpt = torch.randint(sizes.vocabulary, (sizes.batch, sizes.context + 1))
@@ -143,14 +136,14 @@ def test_what_lies_in_the_gradients_memory_first_changes_no_gradient():
     grads = alone.backward()
     for _ in range(2):
         trained.gradients.fill_(torch.nan)
-        trained.passes(excerpt)
+        trained.compute_gradients(excerpt)
         for name, gradient in grads.items():
             assert torch.equal(trained.grads[name], gradient), name
         assert len(trained.gaps) > 3 and not any(gap.any() for gap in trained.gaps)
 
 
 class Largest(TorchDispatchMode):
-    """Notes the bytes of the largest tensor that lies in none of the given memories."""
+    """Records the bytes of the largest tensor outside the given memories."""
 
     def __init__(self, *known: torch.Tensor):
         super().__init__()
@@ -165,27 +158,27 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.compiles
-def test_logits_take_no_memory_of_their_own(text):
+def test_logits_are_not_stored(text):
     trained = ByHand(State.begin(SMALL, 7, CPU))
     with Largest(trained.working, trained.gradients) as largest:
-        trained.passes(excerpts(text, 1)[0])
+        trained.compute_gradients(read_excerpts(text, 1)[0])
     tokens = SMALL.batch * SMALL.context
     assert largest.bytes == 4 * tokens * 4 * SMALL.width < 4 * tokens * SMALL.vocabulary
 
 
 @pytest.mark.compiles
-def test_autograd_is_out_of_reach_of_a_step_by_hand(text, monkeypatch):
-    def asks(x, dy):
+def test_manual_step_cannot_use_autograd(text, monkeypatch):
+    def call_autograd(x, dy):
         leaf = x.clone().requires_grad_()
         with torch.enable_grad():
             return x, torch.autograd.grad(step_parts.gelu(leaf), leaf, dy)[0]
 
-    monkeypatch.setattr(step_parts, "gelu_backward", asks)
+    monkeypatch.setattr(step_parts, "gelu_backward", call_autograd)
     with pytest.raises(RuntimeError, match="autograd is called"):
-        train_gpt.one_step(ByHand(State.begin(SMALL, 7, CPU)), excerpts(text, 1)[0], 1e-3)
+        train_gpt.run_step(ByHand(State.begin(SMALL, 7, CPU)), read_excerpts(text, 1)[0], 1e-3)
 
 
-def test_a_state_has_no_gap_and_decays_matrices_alone():
+def test_state_is_contiguous_and_decays_only_matrices():
     state = State.begin(ODD, 1, CPU)
     places = sorted((at, shape.numel(), len(shape)) for at, shape in state.pieces.places.values())
     assert all(at % 16 == 0 for at, *_ in places)
@@ -199,12 +192,12 @@ def test_a_state_has_no_gap_and_decays_matrices_alone():
 
 @pytest.fixture
 def small(monkeypatch):
-    """The commands' tiny model made smaller."""
+    """Make the commands' tiny model smaller."""
     monkeypatch.setitem(SIZES, "tiny", SMALL)
 
 
 @pytest.mark.compiles
-def test_compare_of_a_size_prints_every_value(command_line, small):
+def test_compare_prints_all_values_of_a_size(command_line, small):
     finished = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu")
     assert finished.code == 0 and finished.lines[-1] == "✅ every value is autograd's"
     said = {line.split("  ")[0]: line.split()[-1] for line in finished.lines}
@@ -212,7 +205,7 @@ def test_compare_of_a_size_prints_every_value(command_line, small):
 
 
 @pytest.mark.compiles
-def test_compare_of_a_size_ends_with_1_where_a_value_is_wrong(command_line, small, monkeypatch):
+def test_compare_exits_with_1_if_a_value_is_wrong(command_line, small, monkeypatch):
     monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
     finished = command_line("p27", "--compare", "--size", "tiny", "--device", "cpu")
     assert finished.code == 1 and finished.lines[-1].endswith("the first is block0.gelu, its output")
@@ -220,7 +213,7 @@ def test_compare_of_a_size_ends_with_1_where_a_value_is_wrong(command_line, smal
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("by", ["hand", "autograd"])
-def test_a_size_trains_draws_and_writes(by, command_line, small):
+def test_size_trains_plots_and_samples(by, command_line, small):
     finished = command_line("p27", "--train", "--size", "tiny", "--device", "cpu", "--steps", "2", "--by", by)
     assert finished.code == 0, finished.err
     assert finished.lines[0].startswith("2 blocks of 32 channels, 3")
@@ -230,7 +223,7 @@ def test_a_size_trains_draws_and_writes(by, command_line, small):
 
 
 @pytest.mark.compiles
-def test_training_stops_when_the_time_is_over(text):
+def test_training_stops_at_the_time_limit(text):
     flags = train.parser().parse_args(
         ["--size", "tiny", "--device", "cpu", "--by", "hand", "--seconds", "1e-9"]
     )
@@ -239,7 +232,7 @@ def test_training_stops_when_the_time_is_over(text):
 
 
 @pytest.mark.compiles
-def test_a_loss_that_is_no_number_ends_the_training(text, monkeypatch):
+def test_nonfinite_loss_stops_training(text, monkeypatch):
     flags = train.parser().parse_args(["--size", "tiny", "--device", "cpu", "--by", "hand"])
     monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
     with pytest.raises(BadUse, match="the loss of step 1 is nan"):
@@ -255,13 +248,13 @@ def test_a_loss_that_is_no_number_ends_the_training(text, monkeypatch):
         (("--train", "--size", "tiny", "--steps", "0"), "--steps 0: must be at least 1"),
     ],
 )
-def test_what_a_size_cannot_do_is_said(arguments, words, command_line, monkeypatch):
+def test_unsupported_options_of_a_size_are_reported(arguments, words, command_line, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     finished = command_line("p27", *arguments)
     assert finished.code == 2 and words in finished.err
 
 
-def test_the_floor_of_the_products_is_six_operations_for_each_weight_and_token():
+def test_floor_is_six_operations_per_weight_and_token():
     state = State.begin(SMALL, 1, CPU)
     multiplied = [t.numel() for name, t in state.parameters.items() if t.dim() == 2 and name != "position"]
     floors = step_by_hand.floors(SMALL, 2.0, 1.0)
@@ -273,12 +266,12 @@ def test_the_floor_of_the_products_is_six_operations_for_each_weight_and_token()
 
 
 @pytest.mark.gpu
-def test_gpu_the_graphed_step_trains_as_launches_do_and_twice_alike(text):
+def test_gpu_graphed_step_is_reproducible(text):
     runs = []
     for kind in (ByHand, Graphed, Graphed):
         state = State.begin(SMALL, 7, torch.device("cuda:0"))
         by = kind(state)
-        losses = [train_gpt.one_step(by, each.cuda(), 3e-3) for each in excerpts(text, 12)]
+        losses = [train_gpt.run_step(by, each.cuda(), 3e-3) for each in read_excerpts(text, 12)]
         runs.append((losses, state))
     (plain, launched), (losses, graphed), (again, twice) = runs
     assert losses == again and torch.equal(graphed.master, twice.master) and graphed.steps == 12
@@ -290,29 +283,29 @@ def test_gpu_the_graphed_step_trains_as_launches_do_and_twice_alike(text):
 # ---- State files ------------------------------------------------------------------------------------------------
 
 
-def trained(text, kind, state, first, count):
-    """Some steps of SMALL from a state on, and their losses."""
+def train_steps(text, kind, state, first, count):
+    """Train SMALL for some steps from a state; return the losses."""
     by = kind(state)
-    return [train_gpt.one_step(by, each, 3e-3) for each in excerpts(text, first + count)[first:]]
+    return [train_gpt.run_step(by, each, 3e-3) for each in read_excerpts(text, first + count)[first:]]
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(("writer", "reader"), [(ByHand, ByAutograd), (ByAutograd, ByHand)])
-def test_a_state_written_by_one_is_read_by_the_other(writer, reader, text, tmp_path):
+def test_saved_state_is_interchangeable(writer, reader, text, tmp_path):
     state = State.begin(SMALL, 7, CPU)
-    trained(text, writer, state, 0, 5)
+    train_steps(text, writer, state, 0, 5)
     state.save(tmp_path / "state.pt")
     read = State.load(tmp_path / "state.pt", SMALL, CPU)
     assert read.steps == 5
     for name in ("master", "mean", "square"):
         assert torch.equal(getattr(read, name), getattr(state, name)) and getattr(read, name).any()
-    mine = trained(text, writer, state, 5, 5)
-    assert trained(text, reader, read, 5, 5) == pytest.approx(mine, rel=2e-4)
+    mine = train_steps(text, writer, state, 5, 5)
+    assert train_steps(text, reader, read, 5, 5) == pytest.approx(mine, rel=2e-4)
     assert read.steps == 10
 
 
 @pytest.mark.compiles
-def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(command_line, small, tmp_path):
+def test_resumed_run_is_bit_equal(command_line, small, tmp_path):
     whole, half, rest = (tmp_path / name for name in ("whole.pt", "half.pt", "rest.pt"))
     base = ("p27", "--train", "--size", "tiny", "--device", "cpu")
     for arguments in (
@@ -328,7 +321,7 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_never_stopped(command_line,
 
 
 @pytest.mark.compiles
-def test_the_losses_of_every_step_are_kept_and_the_parameters_bits_are_told(command_line, small, tmp_path):
+def test_losses_and_parameter_hash_are_reported(command_line, small, tmp_path):
     base = ("p27", "--train", "--size", "tiny", "--device", "cpu", "--steps", "3")
     told = []
     for name, seed in (("one", "5"), ("again", "5"), ("other", "6")):
@@ -344,7 +337,7 @@ def test_the_losses_of_every_step_are_kept_and_the_parameters_bits_are_told(comm
     assert "--csv: only with --size" in command_line("p27", "--train", "--csv", "x").err
 
 
-def test_what_cannot_be_saved_or_loaded_is_said(command_line, small, tmp_path):
+def test_save_and_load_errors_are_reported(command_line, small, tmp_path):
     state, junk = tmp_path / "state.pt", tmp_path / "junk.pt"
     State.begin(ODD, 1, CPU).save(state)
     junk.write_text("no state")

@@ -1,4 +1,4 @@
-"""Puzzle 27's kernels: right, in 16 bits too, and unsolved as given."""
+"""Puzzle 27's kernels: correct formulas pass, rounding mistakes fail, and learners' mistakes are named."""
 
 import itertools
 import shutil
@@ -13,7 +13,7 @@ from harness.check.checker import Checker
 from harness.check.diagnose import diagnose
 from harness.check.reference import Reference
 from harness.devices.recorder import Order, record_many
-from harness.devices.targets import cpu
+from harness.devices.targets import make_cpu
 from harness.puzzles.p27 import derivation, kernels
 from harness.puzzles.p27.spec import PUZZLE, cases
 from harness.toolchain import roots
@@ -22,65 +22,65 @@ from harness.toolchain.packages import OpPackage
 SEEDS = [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)]
 
 
-def test_the_mean_of_losses_that_are_rounded_as_they_may_be_is_right():
-    """As on a real GPU, whose logarithm gives other last digits: losses that are small beside their logits have few digits, and
-    so has their mean. From exact losses the same mean is wrong."""
+def test_mean_of_rounded_losses_passes():
+    """The mean of rounded losses passes with these losses, and fails with exact ones. A real GPU's logarithm rounds
+    differently, and losses much smaller than their logits have few correct digits."""
     (case,) = (case for case in cases() if case.name == "sums that cancel")
     reference = Reference(PUZZLE, "float32", 0)
-    truth = reference.truth(case, cpu())
+    truth = reference.get_truth(case, make_cpu())
     exact = {name: truth[name].astype(np.float32) for name in ("row_loss", "row_lse", "places", "mean_loss")}
     moved = {name: exact[name] * np.float32(1 + 1.3e-6) for name in ("row_loss", "mean_loss")}
-    for losses, right in ((moved["row_loss"], True), (exact["row_loss"], False)):
+    for losses, is_correct in ((moved["row_loss"], True), (exact["row_loss"], False)):
         outputs = exact | {"row_loss": losses, "mean_loss": moved["mean_loss"]}
-        verdicts = reference.compare_all(case, cpu(), "loss", outputs, ["row_loss", "mean_loss"])
-        assert verdicts["row_loss"].ok and verdicts["mean_loss"].ok == right
+        results = reference.compare_all(case, make_cpu(), "loss", outputs, ["row_loss", "mean_loss"])
+        assert results["row_loss"].ok and results["mean_loss"].ok == is_correct
 
 
 @pytest.mark.parametrize("seeds", SEEDS)
-def test_a_loss_of_a_rounded_lse_is_wrong_whatever_the_seed_and_said(seeds):
-    """lse - z[target] in float32, beside log(total) - (z[target] - largest)."""
+def test_loss_from_a_rounded_lse_fails_for_all_seeds(seeds):
+    """Compare lse - z[target] with log(total) - (z[target] - largest), both in float32."""
     for seed in seeds:
-        judge_rounded_lse(Reference(PUZZLE, "float32", seed))
+        check_rounded_lse(Reference(PUZZLE, "float32", seed))
 
 
-def judge_rounded_lse(reference):
-    """Judge the loss by either formula."""
+def check_rounded_lse(reference):
+    """Check the loss from either formula: only the one that subtracts the maximum first is accurate."""
     (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
-    v, truth = kernels.derive(reference.arrays(case)), reference.truth(case, cpu())
+    v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu())
     counted, target = v.counted[..., 0], v.row_target.astype(np.float32)
     largest = v.row_largest[..., 0].astype(np.float32)
     logarithm = np.log(np.exp((v.logits - v.row_largest).astype(np.float32)).sum(-1))
     losses = ((largest + logarithm - target, False), (logarithm - (target - largest), True))
-    for loss, right in losses:
+    for loss, is_correct in losses:
         got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
         got["row_loss"] = (counted * loss).astype(np.float32)
-        verdict = reference.compare_all(case, cpu(), "loss", got, ["row_loss"])["row_loss"]
-        assert verdict.ok == right, reference.seed
-        if not right:
-            shown = reference.evidence(case, cpu(), "row_loss", got["row_loss"], verdict)
-            said = diagnose(PUZZLE, "row_loss", [shown], gate="row_loss")
-            assert said.mistake == "lse-cancels" and "lse - z[target] cancels" in said.sentence
+        result = reference.compare_all(case, make_cpu(), "loss", got, ["row_loss"])["row_loss"]
+        assert result.ok == is_correct, reference.seed
+        if not is_correct:
+            evidence = reference.make_evidence(case, make_cpu(), "row_loss", got["row_loss"], result)
+            diagnosis = diagnose(PUZZLE, "row_loss", [evidence], gate="row_loss")
+            assert diagnosis.mistake == "lse-cancels" and "lse - z[target] cancels" in diagnosis.sentence
 
 
-def test_a_running_maximum_that_starts_at_0_is_wrong():
-    """It is right in each row with a positive logit; where all are far below 0, every exponential is 0."""
+def test_running_maximum_starting_at_zero_fails():
+    """It is correct in rows with a positive logit; where all logits are far below 0, every exponential is 0."""
     (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
     reference = Reference(PUZZLE, "float32", 0)
-    v, truth = kernels.derive(reference.arrays(case)), reference.truth(case, cpu())
-    for largest, right in ((v.row_largest, True), (np.maximum(v.row_largest, 0), False)):
+    v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu())
+    for largest, is_correct in ((v.row_largest, True), (np.maximum(v.row_largest, 0), False)):
         with np.errstate(divide="ignore", invalid="ignore"):
             loss = np.log(np.exp(v.logits - largest).sum(-1)) - (v.row_target - largest[..., 0])
         got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
         got["row_loss"] = np.where(v.counted[..., 0] > 0, loss, 0).astype(np.float32)
-        assert reference.compare_all(case, cpu(), "loss", got, ["row_loss"])["row_loss"].ok == right
+        assert reference.compare_all(case, make_cpu(), "loss", got, ["row_loss"])["row_loss"].ok == is_correct
 
 
-def test_either_form_of_gelu_is_right_whatever_the_seed():
-    """By these seeds PyTorch's tanh form is lucky where the gradient crosses 0, and the limit is that of its sigmoid's form."""
+def test_both_forms_of_gelu_pass_for_all_seeds():
+    """With these seeds PyTorch's tanh form has almost no error where the gradient crosses 0, so the sigmoid form sets the limit."""
     one = np.float32
     for seed, case in itertools.product((1, 10, 18), cases()):
         reference = Reference(PUZZLE, "float32", seed)
-        arrays = reference.arrays(case)
+        arrays = reference.get_arrays(case)
         x, dx = arrays["x"].astype(one), arrays["dx"].astype(one)
         scale, cube = one(np.sqrt(2 / np.pi)), one(derivation.CUBE)
         u = scale * (x + cube * x * x * x)
@@ -92,42 +92,43 @@ def test_either_form_of_gelu_is_right_whatever_the_seed():
             {"gelu": x * (1 + t) / 2, "grad_gelu": dx * ((1 + t) / 2 + x / 2 * (1 - t * t) * slope)},
         )
         for got in forms:
-            verdicts = reference.compare_all(case, cpu(), "gelu", got, [*got])
-            assert all(verdict.ok for verdict in verdicts.values()), (case.name, verdicts)
+            results = reference.compare_all(case, make_cpu(), "gelu", got, [*got])
+            assert all(result.ok for result in results.values()), (case.name, results)
 
 
 @pytest.mark.parametrize("seeds", SEEDS)
-def test_the_rounding_of_a_saved_lse_moves_a_gradient_by_no_more_than_its_size_allows(seeds):
-    """p = exp(z - lse) is off by p |lse| 2^-24, as lse is: PyTorch saves log p, which is small where p is not."""
+def test_rounded_lse_changes_gradients_within_the_limit(seeds):
+    """p = exp(z - lse) has the error p |lse| 2^-24 from rounding lse; PyTorch saves log p, which is small where p is not."""
     far = [case for case in PUZZLE.gate_cases if case.name == "far from 0"]
     for seed in seeds:
         reference = Reference(PUZZLE, "float32", seed)
         for case in (*cases(), *far):
-            arrays = reference.arrays(case)
+            arrays = reference.get_arrays(case)
             v = kernels.derive(arrays)
             moved = kernels.propagate_rounding(arrays, {"row_lse": v.row_lse.astype(np.float32)})
             bound = np.abs(v.row_p * v.row_lse[..., None]).max() * 2.0**-24 / max(1, v.count)
             assert moved["grad_rows"] <= 1.01 * bound, (seed, case.name)
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
-def test_a_whole_run_rejects_what_the_gate_rejects(command_line):
-    """A clipping that swallows NaN is right in every case of a graph: the gate has one of its own."""
-    (wrong,) = (each for each in zoo.load("p27") if each.name == "mojo_clip_gradients_nan")
+def test_full_run_rejects_what_the_gate_rejects(command_line):
+    """A clipping that drops NaN is correct in every case that a graph runs; only the gate has a case that exposes it."""
+    (wrong,) = (each for each in zoo.load_wrong_kernels("p27") if each.name == "mojo_clip_gradients_nan")
     flags = ("--backward", "--clip", "--device", "virtual")
-    said = command_line("p27", *flags, "--ops", str(wrong.package().path))
-    assert said.code == 1 and "❌ INCORRECT: clip_gradients" in said.out
-    assert "❌ clip_gradients wrong in" in said.out and "ALL CORRECT" not in said.out
+    finished = command_line("p27", *flags, "--ops", str(wrong.build_package().path))
+    assert finished.code == 1 and "❌ INCORRECT: clip_gradients" in finished.out
+    assert "❌ clip_gradients wrong in" in finished.out and "ALL CORRECT" not in finished.out
 
 
 @pytest.mark.compiles
 @pytest.mark.slow
-def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(tmp_path):
-    """Those of `learner_mistakes.toml`, in the small cases of each gate, recorded by one program."""
-    told = tomllib.loads((Path(__file__).parent / "learner_mistakes.toml").read_text("utf-8"))["mojo"]
-    tried = [(gate, name, each) for gate, named in told.items() for name, each in named.items()]
-    solution, orders = roots.op_package(roots.solutions(), "p27").path, []
-    for number, (gate, _, each) in enumerate(tried):
+def test_learner_mistakes_are_rejected_and_named(tmp_path):
+    """Check the mistakes of `learner_mistakes.toml` in each gate's small cases, recorded by one program."""
+    mistakes = tomllib.loads((Path(__file__).parent / "learner_mistakes.toml").read_text("utf-8"))["mojo"]
+    entries = [(gate, name, each) for gate, named in mistakes.items() for name, each in named.items()]
+    solution, orders = roots.make_op_package(roots.solutions(), "p27").path, []
+    for number, (gate, _, each) in enumerate(entries):
         package = shutil.copytree(solution, tmp_path / str(number) / "op")
         text = (package / PUZZLE.source).read_text()
         for old, new in each["edits"]:
@@ -136,10 +137,10 @@ def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(tmp_path):
         (package / PUZZLE.source).write_text(text)
         (variant,) = {known.variant for known in kernels.GATES if known.id == gate}
         dims = tuple(dict.fromkeys(case.dims for case in small(variant)))
-        orders.append(Order(OpPackage(package), dims, (variant,), small_grid=True))
-    record_many(orders, "p27")
+        orders.append(Order(OpPackage(package), "p27", dims, (variant,), small_grid=True))
+    record_many(orders)
     checker, others = Checker(PUZZLE), []
-    for order, (gate, name, each) in zip(orders, tried, strict=True):
+    for order, (gate, name, each) in zip(orders, entries, strict=True):
         (result,) = checker.check(order.package.path, [gate], small(*order.variants))
         if (result.state, result.mistake) != ("wrong", each["mistake"]):
             others.append((gate, name, result.state, result.mistake, result.diagnosis))
@@ -147,7 +148,7 @@ def test_a_mistake_that_a_learner_has_tried_is_rejected_and_named(tmp_path):
 
 
 def small(variant: str) -> list:
-    """The small cases of a variant."""
+    """Return the small cases of a variant."""
     every = (*cases(), *PUZZLE.gate_cases)
     return [case for case in every if case.variant in ("", variant) and np.prod(case.dims) <= 2000]
 
@@ -155,8 +156,8 @@ def small(variant: str) -> list:
 # ---- The mathematics ----------------------------------------------------------------------------------------
 
 
-def test_places_are_sorted_by_token():
+def test_positions_are_sorted_by_token():
     tokens = np.array([[3, 0, 3], [1, 3, 0]])
-    places = kernels.sorted_places(tokens, 5)
+    places = kernels.sort_places(tokens, 5)
     assert places["order"].tolist() == [1, 5, 3, 0, 2, 4]
     assert places["starts"].tolist() == [0, 2, 3, 3, 6, 6]

@@ -1,4 +1,4 @@
-"""`p27 --train` and `--compare`: the loss falls, two runs have the same bits, gradients are autograd's at every step."""
+"""`p27 --train` and `--compare`: the loss falls, two runs are bit-equal, and gradients match autograd's at each step."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import torch
 from typed import present
 
 from harness.check import zoo
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.errors import BadUse
 from harness.puzzles.p27 import compare, train
 from harness.puzzles.p27.autograd import Model
@@ -19,32 +19,27 @@ TAPE = roots.solutions() / "p27" / "tape.py"
 SMALL = replace(train.TINY, layers=2, width=32, context=32, batch=8)
 
 
-@pytest.fixture
-def text(tmp_path):
-    """A folder with a chapter."""
-    (tmp_path / "chapter.md").write_text("the gradient of the loss comes back through every part. " * 40)
-    return tmp_path
-
-
 def run(text, steps: int) -> train.Training:
-    """Some steps of the small model on a text."""
-    module, training = load(TAPE), train.Training.begin(SMALL)
+    """Run some steps of the small model on a text."""
+    module, training = load_module(TAPE), train.Training.begin(SMALL)
     with no_autograd():
         for _, excerpt in zip(range(steps), train.excerpts(SMALL, text), strict=False):
             training.step(module, excerpt)
     return training
 
 
-def test_the_loss_falls_and_two_runs_have_the_same_bits(text):
+def test_loss_falls_and_runs_are_reproducible(text):
     one, other = run(text, 25), run(text, 25)
     assert one.losses[0] > 5.4 and one.losses[-1] < 3.5  # log 256 is 5.55, and the text has 20 letters
     assert one.losses == other.losses
     assert all(torch.equal(t, other.p[name]) for name, t in one.p.items())
 
 
-def test_gradients_are_autograd_s_at_every_step(text, monkeypatch):
-    module, training = load(TAPE), train.Training.begin(SMALL)
-    monkeypatch.setitem(module, "clip", lambda grads, limit: None)  # so that they are seen as they come
+def test_gradients_match_autograd_at_each_step(text, monkeypatch):
+    module, training = load_module(TAPE), train.Training.begin(SMALL)
+    monkeypatch.setitem(
+        module, "clip", lambda grads, limit: None
+    )  # so that the gradients are compared unclipped
     for _, excerpt in zip(range(5), train.excerpts(SMALL, text), strict=False):
         held = leaves({name: t.double() for name, t in training.p.items()})
         loss = Model().loss(excerpt[:, :-1], excerpt[:, 1:], held)
@@ -56,7 +51,7 @@ def test_gradients_are_autograd_s_at_every_step(text, monkeypatch):
             torch.testing.assert_close(training.grads[name].double(), leaf.grad, rtol=0, atol=2e-5 * largest)
 
 
-def test_the_command_trains_draws_and_lets_the_model_write(command_line):
+def test_command_trains_plots_and_samples(command_line):
     finished = command_line("p27", "--train", "--solution", "--steps", "3")
     assert finished.code == 0, finished.err
     assert (
@@ -64,8 +59,8 @@ def test_the_command_trains_draws_and_lets_the_model_write(command_line):
         == "3 blocks of 96 channels, 366,432 parameters; 16 x 64 bytes of the book at every step"
     )
     assert "o by hand" in finished.lines[1]
-    (said,) = [line for line in finished.lines if line.startswith("loss ")]
-    assert said.endswith("in the last ten of 3")
+    (summary,) = [line for line in finished.lines if line.startswith("loss ")]
+    assert summary.endswith("in the last ten of 3")
     assert finished.lines[finished.lines.index("it writes:") + 1].startswith("   The gradient ")
 
 
@@ -82,22 +77,24 @@ def test_the_command_trains_draws_and_lets_the_model_write(command_line):
         (("--compare",), 3, "still to be written; --solution runs the solution's"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_trained_is_said(arguments, code, words, command_line):
+def test_invalid_arguments_are_refused(arguments, code, words, command_line):
     finished = command_line("p27", *arguments)
     assert finished.code == code and words in finished.err
 
 
-def test_compare_prints_every_value_and_finds_the_first_that_is_wrong(command_line, monkeypatch):
+def test_compare_prints_all_values_and_the_first_wrong_one(command_line, monkeypatch):
     finished = command_line("p27", "--compare", "--solution")
     assert finished.code == 0 and finished.lines[-1] == "✅ every value is autograd's"
-    said = {line.split("  ")[0] for line in finished.lines}
-    assert said >= {
+    labels = {line.split("  ")[0] for line in finished.lines}
+    assert labels >= {
         "block0.attention, its output",
         "the gradient of block1.narrow.weight",
         "the gradient of token",
     }
-    wrong = next(each for each in zoo.load("p27") if each.name == "gelu_first_term")
-    monkeypatch.setattr(compare, "file_of", lambda flags: (wrong.target(), load(wrong.target())))
+    wrong = next(each for each in zoo.load_wrong_kernels("p27") if each.name == "gelu_first_term")
+    monkeypatch.setattr(
+        compare, "load_tape", lambda flags: (wrong.build_target(), load_module(wrong.build_target()))
+    )
     finished = command_line("p27", "--compare")
     assert finished.code == 1
     assert finished.lines[-1].endswith("the first is the gradient of what block1.gelu is given")
@@ -113,26 +110,26 @@ def test_compare_prints_every_value_and_finds_the_first_that_is_wrong(command_li
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["--train", "--compare"])
-def test_a_file_that_raises_is_named_with_the_line(
+def test_exception_is_reported_with_file_and_line(
     command, old, new, words, command_line, monkeypatch, tmp_path
 ):
     path = tmp_path / "tape.py"
     path.write_text(TAPE.read_text().replace(old, new))
     for module in (train, compare):
-        monkeypatch.setattr(module, "file_of", lambda flags: (path, load(path)))
+        monkeypatch.setattr(module, "load_tape", lambda flags: (path, load_module(path)))
     finished = command_line("p27", command)
     assert finished.code == 2 and "tape.py:" in finished.err and words in finished.err, finished.err
 
 
-def test_a_loss_that_is_no_number_ends_the_training(text):
+def test_nonfinite_loss_stops_training(text):
     training = train.Training.begin(SMALL)
     training.p["token"].fill_(torch.nan)
     excerpt = next(iter(train.excerpts(SMALL, text)))
     with pytest.raises(BadUse, match="the loss of step 1 is nan: see p27 --gate step"):
-        training.step(load(TAPE), excerpt)
+        training.step(load_module(TAPE), excerpt)
 
 
-def test_text_that_is_missing_or_too_short_is_bad_use(tmp_path):
+def test_missing_or_short_text_is_bad_use(tmp_path):
     with pytest.raises(BadUse, match="no Markdown file"):
         read_text(tmp_path / "nowhere", 8)
     (tmp_path / "short.md").write_text("short")
@@ -140,7 +137,7 @@ def test_text_that_is_missing_or_too_short_is_bad_use(tmp_path):
         read_text(tmp_path, 8)
 
 
-def test_the_curve_falls_from_the_first_line_to_the_last():
+def test_plotted_curve_falls():
     rows = plot("by hand", [4.0 - step / 50 for step in range(100)], width=40, height=5)
     assert "3.9" in rows[1] and "o" in rows[1] and "2.0" in rows[5] and rows[5].endswith("o")
     assert "step 100" in rows[6] and max(map(len, rows)) < 80

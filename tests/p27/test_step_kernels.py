@@ -47,7 +47,7 @@ def test_gelu_and_its_gradient(device, launched):
     assert len(launched.names) == 2
 
 
-def test_the_streams_gradient_and_its_sums(device, launched):
+def test_stream_gradient_and_sums(device, launched):
     stream, branch = (normal(130 + i, 520, dtype=torch.bfloat16, device=device)[:130] for i in (0, 1))
     exact = stream.double() + branch.double()
     sums = step_parts.add_with_sums(stream, branch)
@@ -60,7 +60,7 @@ def test_the_streams_gradient_and_its_sums(device, launched):
     ("vocabulary", "channels", "places", "often"),
     [(9, 1032, 50, 25), (5, 8, 32, 32), (40, 264, 330, 190), (5, 8, 3, 1)],
 )
-def test_the_tables_gradient(device, vocabulary, channels, places, often):
+def test_table_gradient(device, vocabulary, channels, places, often):
     """Tokens that come often, now and then, and never."""
     generator = torch.Generator().manual_seed(places)
     tokens = torch.randint(0, vocabulary - 1, (places,), generator=generator)
@@ -76,7 +76,7 @@ def test_the_tables_gradient(device, vocabulary, channels, places, often):
 
 
 @pytest.mark.parametrize("count", [2104, 1_200_008])
-def test_the_norm(device, count):
+def test_gradient_norm(device, count):
     gradients = normal(count, dtype=torch.bfloat16, device=device)
     norm = torch.zeros(1, device=device)
     step_parts.norm_of(norm, gradients)

@@ -1,4 +1,4 @@
-"""Puzzle 28: the reference is the mathematics, every known mistake differs from it, and the constants are the kernels'."""
+"""Puzzle 28's reference against autograd, its known mistakes, and the spec's constants against the kernels."""
 
 import math
 import re
@@ -14,26 +14,26 @@ from harness.toolchain import roots
 SOURCE = (roots.solutions() / "p28" / "op" / "parts.mojo").read_text()
 
 
-def test_gradients_are_autograd_s():
-    """dx and the gradients of the parameters are those of LayerNorm itself, of which dln is the gradient coming in."""
+def test_gradients_match_autograd():
+    """dx and the parameters' gradients are those of LayerNorm with the incoming gradient dln."""
     arrays = PUZZLE.inputs(PUZZLE.cases(None)[1], "float64", 0)
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     x, gamma, beta = (tensors[n].requires_grad_(True) for n in ("input", "ln_weight", "ln_bias"))
     y = torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, 1e-5)
     gradients = torch.autograd.grad(y, (x, gamma, beta), tensors["dln"])
-    truth = PUZZLE.exact(arrays)
+    truth = PUZZLE.compute_exact(arrays)
     np.testing.assert_allclose(y.detach().numpy(), truth["rows_out"].astype(float), rtol=1e-9)
     for name, gradient in zip(("grad_input", "grad_ln_weight", "grad_ln_bias"), gradients, strict=True):
         np.testing.assert_allclose(gradient.numpy(), truth[name].astype(float), rtol=1e-7, atol=1e-9)
 
 
-def test_gradients_of_the_products_are_autograd_s():
+def test_product_gradients_match_autograd():
     arrays = PUZZLE.inputs(PUZZLE.cases(None)[1], "float64", 0)
     names = ("ln_out_16", "weight_16", "bias_16")
     ln_out, weight, bias = (torch.tensor(arrays[name]).requires_grad_(True) for name in names)
     y = torch.nn.functional.linear(ln_out, weight, bias)
     gradients = torch.autograd.grad(y, (ln_out, weight, bias), torch.tensor(arrays["dy_16"]))
-    truth = PUZZLE.exact(arrays)
+    truth = PUZZLE.compute_exact(arrays)
     np.testing.assert_allclose(y.detach().numpy(), truth["output"].astype(float), rtol=1e-9)
     for name, gradient in zip(
         ("grad_ln_out", "grad_linear_weight", "grad_linear_bias"), gradients, strict=True
@@ -41,11 +41,11 @@ def test_gradients_of_the_products_are_autograd_s():
         np.testing.assert_allclose(gradient.numpy(), truth[name].astype(float), rtol=1e-9, atol=1e-12)
 
 
-def test_the_spec_s_constants_are_the_kernels():
+def test_spec_constants_match_the_kernels():
     def constant(name: str) -> int:
-        found = re.search(rf"^comptime {name} = (\d+)$", SOURCE, re.M)
-        assert found, name
-        return int(found[1])
+        match = re.search(rf"^comptime {name} = (\d+)$", SOURCE, re.M)
+        assert match, name
+        return int(match[1])
 
     assert (constant("LANES"), constant("BLOCK_ROWS"), constant("KEPT") * constant("LANES")) == (
         LANES,
@@ -64,44 +64,47 @@ def test_the_spec_s_constants_are_the_kernels():
     )
 
 
-def test_the_counted_case_is_what_limits_are_made_for():
-    """Whole blocks and tiles, and no more multiply-adds than a laptop likes."""
+def test_limits_apply_to_the_counted_case():
+    """The counted case fills whole blocks and tiles, and is small enough for a laptop."""
     rows, hidden, outputs = COUNTED
     assert hidden == 768 and rows <= 64 and rows * hidden * outputs <= 2**22
     assert rows % limits.BLOCK == 0 and outputs % limits.BLOCK == 0 and rows % limits.SLAB == 0
     counted = [case for case in PUZZLE.cases(None) if case.counted]
     assert [case.dims for case in counted if not case.variant] == [COUNTED] and counted[0].in_16_bits
     large = [case for case in counted if case.variant]
-    assert {case.dims for case in large} == {LARGE} and all(case.in_16_bits for case in large)
+    assert {case.dims for case in large} == {LARGE}
+    assert not any(case.in_16_bits for case in large), (
+        "their kernels compute in bfloat16 whatever the run's dtype"
+    )
     high, wide = limits.SIDES
     assert LARGE[0] % high == 0 and LARGE[1] % wide == LARGE[2] % wide == 0
     assert LARGE[0] * LARGE[1] * LARGE[2] <= 2**27
 
 
-def test_every_step_is_limited_in_what_it_is_about():
-    """The form that a blank is given with exceeds the gate's first limit, and keeps those of the steps before."""
+def test_each_step_limits_its_own_counter():
+    """A blank's initial code exceeds its gate's first limit and keeps those of the steps before."""
     for gate in GATES:
         own = gate.limits[0]
-        assert all(own.first[dtype] > own.most for dtype in (limits.F32, limits.BF16)), gate.id
+        assert all(own.first[dtype] > own.maximum for dtype in (limits.F32, limits.BF16)), gate.id
         assert len({limit.id for limit in gate.limits}) == len(gate.limits)
 
 
-def test_reports_have_the_record_s_times():
+def test_reports_show_the_recorded_times():
     known = record.read("fast_steps")
     assert (known.machine, known.date) == (recorded.MACHINE, recorded.DATE)
     rows = {(row["form"], row["step"]): row for row in known.rows if row["dtype"] == "bfloat16"}
     assert float(rows["bare", "all"]["median_us"]) == recorded.BARE
     assert [*recorded.TIMES] == [gate.id for gate in GATES]
-    for number, (step, (size, given, solution, share, passes)) in enumerate(recorded.TIMES.items(), 1):
+    for number, (step, (size, initial, solution, share, passes)) in enumerate(recorded.TIMES.items(), 1):
         of = rows["solution", step]
         assert (size, share) == (int(of["rows"]), of["of_products"] or of["of_memory"])
         times = (rows["first", step], of, rows["pass", str(number)])
-        assert [float(row["median_us"]) for row in times] == [given, solution, passes]
+        assert [float(row["median_us"]) for row in times] == [initial, solution, passes]
 
 
-def test_the_whole_pass_is_the_learner_s_once_all_its_steps_are_counted():
-    given, yours = [line.split() for line in whole_pass.lines({"shuffles": {}}, "bfloat16")][3:5]
-    assert (given[:2], yours) == (["given", "13"], ["yours", "-", "-", "-"])
+def test_full_pass_uses_the_learners_steps():
+    initial, yours = [line.split() for line in whole_pass.lines({"shuffles": {}}, "bfloat16")][3:5]
+    assert (initial[:2], yours) == (["given", "13"], ["yours", "-", "-", "-"])
     products, x = math.prod(LARGE), LARGE[0] * LARGE[1]
-    assert int(given[2].replace(",", "")) > 3 * 2 * 2 * products, "each multiply-add loads two elements"
-    assert 3 * 2 * products < int(given[3].replace(",", "")) < 3 * 2 * products + 40 * x
+    assert int(initial[2].replace(",", "")) > 3 * 2 * 2 * products, "each multiply-add loads two elements"
+    assert 3 * 2 * products < int(initial[3].replace(",", "")) < 3 * 2 * products + 40 * x

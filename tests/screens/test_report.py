@@ -1,4 +1,4 @@
-"""The report: what it prints for runs that are right, wrong, unsolved or without a GPU, and the same as JSON."""
+"""The printed report of runs that are correct, wrong, unsolved or without a GPU, and its JSON."""
 
 import io
 import json
@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typed import stand_in
 
 from harness import console
 from harness.check.compare import Repeats, TensorResult
+from harness.check.limits import MeasuredCost
 from harness.check.options import Options
 from harness.check.results import Comparison, Diagnosis, GateResult, VariantResult
 from harness.check.runs import DeviceResult, Run
@@ -22,15 +24,17 @@ from harness.vgpu import Finding
 RIGHT = TensorResult(True, 2e-7, 1e-7, 1e-6, 1.5e-8, (0,))
 WRONG = TensorResult(False, 5e-3, 1e-7, 1e-6, 2.5e-2, (1, 2))
 CASES = p22.cases()[:2]
-WORDS = {"cpu": "x86_64", "gpu": "cuda sm_90a", "virtual": "virtual GPU (sm_90a)"}
+DETAILS = {"cpu": "x86_64", "gpu": "cuda sm_90a", "virtual": "virtual GPU (sm_90a)"}
 
 
 @pytest.fixture
 def make_run(puzzle, solution):
-    """A run of the solution on some kinds of device with given verdicts, everything else right."""
+    """A function: kinds of devices, results -> a run of the solution; other results are correct."""
 
-    def make(*kinds, bad=None, unsolved=None, skipped=(), repeats=None, findings=(), **options) -> Run:
-        options = Options(puzzle, root="solutions", **options)
+    def make(
+        *kinds, root="solutions", bad=None, unsolved=None, skipped=(), repeats=None, findings=(), **options
+    ) -> Run:
+        options = Options(puzzle, root=root, **options)
         quantities = [*puzzle.forward, *puzzle.backward, *puzzle.intermediate]
         quantities = quantities if options.backward else list(puzzle.forward)
         devices = []
@@ -38,40 +42,33 @@ def make_run(puzzle, solution):
             variants = {}
             for name in options.variants:
                 waiting = {q: ids for q, ids in (unsolved or {}).items() if kind != "cpu"}
-                verdicts = {q: (bad or {}).get(q, RIGHT) for q in quantities if q not in waiting}
-                comparisons = [Comparison(case, dict(verdicts)) for case in CASES]
+                results = {q: (bad or {}).get(q, RIGHT) for q in quantities if q not in waiting}
+                comparisons = [Comparison(case, dict(results)) for case in CASES]
                 variants[name] = VariantResult(name, comparisons, waiting, repeats or {})
             first = next(iter(variants.values()))
             first.findings, first.errors = list(findings), [f for f in findings if f.is_error]
-            target = Target(kind, None, WORDS[kind])
+            target = Target(kind, None, DETAILS[kind])
             devices.append(DeviceResult(target, kind == "cpu", 12.3, variants))
         blanks = {
             id: Blank(id, f"the task of {id}", "", (), 40) for ids in (unsolved or {}).values() for id in ids
         }
-        return Run(
-            options,
-            solution,
-            CASES,
-            quantities,
-            devices,
-            list(skipped),
-            blanks,
-            puzzle.ledger((4, 4, 8, 16), "float32"),
-            list(blanks),
-        )
+        ledger = puzzle.ledger((4, 4, 8, 16), "float32")
+        return Run(options, solution, CASES, quantities, devices, [*skipped], blanks, ledger, [*blanks])
 
     return make
 
 
-def printed(run: Run, **options) -> list[str]:
-    """The lines of the report in a pipe."""
+def print_report(run: Run, **options) -> list[str]:
+    """Return the lines that the report prints in a pipe."""
     stream = io.StringIO()
-    report.write(Console(file=stream, highlight=False, width=60), run, **options)
+    report.write_report(Console(file=stream, highlight=False, width=60), run, **options)
     return stream.getvalue().splitlines()
 
 
-def test_a_right_run_on_cpu_and_gpu(make_run):
-    lines = printed(make_run("cpu", "gpu"))
+def test_correct_run_on_cpu_and_gpu(make_run):
+    lines = print_report(make_run("cpu", "gpu"))
+    assert "   on CPU: x86_64, graph cached" in lines
+    assert "   on GPU: cuda sm_90a, graph compiled in 12.3 s" in lines
     assert "   - CPU Backward:  ✅ CORRECT" in lines and "   - GPU Backward:  ✅ CORRECT" in lines
     assert "   - GPU Backward (unfused):  ✅ CORRECT" in lines
     assert "   Overall Result: ✅ ALL CORRECT" in lines
@@ -80,14 +77,18 @@ def test_a_right_run_on_cpu_and_gpu(make_run):
     assert not any("Run this again" in line for line in lines)
 
 
-def test_each_part_is_computed_after_the_line_that_says_so(make_run, monkeypatch):
-    said, came = [], []
-    monkeypatch.setattr(Run, "compute_reference", lambda run, device, names: came.append((said[-1], *names)))
-    monkeypatch.setattr(Run, "compute_kernels", lambda run, device, names: came.append((said[-1], *names)))
-    for line in report.lines(make_run("cpu", "gpu")):
-        said.append(str(line).strip())
+def test_each_part_runs_after_its_line(make_run, monkeypatch):
+    printed, computed = [], []
+    monkeypatch.setattr(
+        Run, "compute_reference", lambda run, device, names: computed.append((printed[-1], *names))
+    )
+    monkeypatch.setattr(
+        Run, "compute_kernels", lambda run, device, names: computed.append((printed[-1], *names))
+    )
+    for line in report.format_report(make_run("cpu", "gpu")):
+        printed.append(str(line).strip())
     kernels = {kind: f"Computing Mojo backward implementation ({kind})..." for kind in ("CPU", "GPU")}
-    assert came == [
+    assert computed == [
         (line, name)
         for name in ("fused", "unfused")
         for kind in ("CPU", "GPU")
@@ -95,14 +96,8 @@ def test_each_part_is_computed_after_the_line_that_says_so(make_run, monkeypatch
     ]
 
 
-def test_how_each_graph_came_about(make_run):
-    lines = printed(make_run("cpu", "gpu"))
-    assert "   on CPU: x86_64, graph cached" in lines
-    assert "   on GPU: cuda sm_90a, graph compiled in 12.3 s" in lines
-
-
-def test_a_simulated_gpu_is_never_called_a_gpu(make_run):
-    lines = printed(make_run("cpu", "virtual"))
+def test_virtual_gpu_is_never_called_gpu(make_run):
+    lines = print_report(make_run("cpu", "virtual"))
     assert "   - Virtual GPU Backward:  ✅ CORRECT" in lines
     assert "Testing Virtual GPU Backward Pass:" in lines
     assert all(
@@ -112,16 +107,16 @@ def test_a_simulated_gpu_is_never_called_a_gpu(make_run):
     )
 
 
-def test_gpu_kernels_that_ran_nowhere(make_run):
-    lines = printed(make_run("cpu", skipped=[Skipped("gpu", "no GPU")]))
+def test_gpu_kernels_that_did_not_run(make_run):
+    lines = print_report(make_run("cpu", skipped=[Skipped("gpu", "no GPU")]))
     at = lines.index("Testing GPU Backward Pass:")
     assert lines[at + 1] == "   ⏭ SKIPPED (no GPU)"
     assert "   - GPU Backward:  ⏭ SKIPPED (no GPU)" in lines
     assert "   Overall Result: ✅ CPU CORRECT, GPU NOT RUN" in lines
 
 
-def test_a_wrong_gradient_names_case_error_and_place(make_run):
-    lines = printed(make_run("cpu", "gpu", bad={"grad_weight": WRONG}))
+def test_wrong_gradient_names_case_error_and_index(make_run):
+    lines = print_report(make_run("cpu", "gpu", bad={"grad_weight": WRONG}))
     assert "   grad_linear_weight: 2.50e-02 ❌" in lines
     at = next(i for i, line in enumerate(lines) if "is wrong in" in line)
     assert lines[at] == (
@@ -135,7 +130,7 @@ def test_a_wrong_gradient_names_case_error_and_place(make_run):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "words"),
+    ("result", "words"),
     [
         (replace(WRONG, nonfinite=3), "3 elements are NaN or infinite where the reference is not"),
         (
@@ -145,12 +140,12 @@ def test_a_wrong_gradient_names_case_error_and_place(make_run):
         (replace(WRONG, baseline=0.0), "inf times PyTorch's own 0.00e+00"),
     ],
 )
-def test_why_a_verdict_is_not_ok(verdict, words):
-    assert words in report.explain(verdict)
+def test_failed_result_has_a_reason(result, words):
+    assert words in report.explain_failure(result)
 
 
 def test_unsolved_blanks_are_listed_with_file_line_and_task(make_run):
-    lines = printed(make_run("cpu", "gpu", unsolved={"grad_input": ("dx",), "output": ("forward",)}))
+    lines = print_report(make_run("cpu", "gpu", unsolved={"grad_input": ("dx",), "output": ("forward",)}))
     assert "   grad_input: ⏳ UNSOLVED (blank dx)" in lines
     assert "   Forward max difference: ⏳ UNSOLVED (blank forward)" in lines
     assert "   dx       solutions/p22/op/layernorm_linear.mojo:40  the task of dx" in lines
@@ -158,14 +153,14 @@ def test_unsolved_blanks_are_listed_with_file_line_and_task(make_run):
     assert "   Overall Result: ⏳ UNSOLVED, nothing attempted is wrong" in lines
 
 
-def test_repeats_say_bit_equal_or_the_spread(make_run):
+def test_repeats_report_bit_equality_or_spread(make_run):
     repeats = {
         "grad_input": Repeats(5, True, 0.0, 0),
         "grad_weight": Repeats(5, False, 2.25, 1, atomic=True),
         "grad_bias": Repeats(5, False, 1.0, 0, atomic=True),
         "grad_ln_bias": Repeats(5, False, 1.0, 0),
     }
-    lines = printed(make_run("gpu", repeats=repeats, variants=("fused",)))
+    lines = print_report(make_run("gpu", repeats=repeats, variants=("fused",)))
     assert "   grad_input: bit-equal in 5 runs (as it must be: the order of its sums is fixed)" in lines
     atomics = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
     assert f"   grad_linear_bias: spread of 1.0 ulp in 5 runs ({atomics})" in lines
@@ -179,77 +174,78 @@ RACE = Finding("global race", "two blocks\n  and one element", "a.mojo:2:1")
 NOTE = Finding("global race", "within", "max/a.mojo:1:1", is_error=False)
 
 
-def test_findings_of_the_virtual_gpu(make_run):
+def test_virtual_gpu_findings_are_print_report(make_run):
     run = make_run("virtual", findings=[RACE, NOTE])
-    lines = printed(run)
+    lines = print_report(run)
     assert "Virtual GPU, memory and race check: 1 finding, 1 note on library code" in lines
     assert "   error: global race at a.mojo:2:1" in lines and "    two blocks" in " ".join(lines)
     assert not any("note: global race" in line for line in lines)
-    assert any("note: global race" in line for line in printed(run, verbose=True))
-    assert "Virtual GPU, memory and race check: no findings" in printed(make_run("virtual"))
+    assert any("note: global race" in line for line in print_report(run, verbose=True))
+    assert "Virtual GPU, memory and race check: no findings" in print_report(make_run("virtual"))
 
 
-def test_a_wrong_gate_says_once_what_is_wrong(make_run):
-    """Its quantities are measured, its own words say why, and its findings are not listed a second time."""
+def test_wrong_gate_is_explained_once(make_run):
+    """The error of its quantity and the gate's own diagnosis are printed, and its findings are not repeated."""
     run = make_run("virtual", bad={"grad_input": WRONG}, findings=[RACE], variants=("fused",))
     run.blanks["dx"] = Blank("dx", "the task", "", ("x",), 40)
     (variant,) = run.devices[0].variants.values()
-    variant.diagnoses["grad_input"] = Diagnosis("said of the quantity")
+    variant.diagnoses["grad_input"] = Diagnosis("diagnosis of the quantity")
     gate = next(gate for gate in run.options.puzzle.gates if gate.id == "dx")
     variant.gates = [
-        GateResult(gate, "wrong", variant.comparisons, [RACE], ["said of the gate"], "overwritten", "dx-3")
+        GateResult(
+            gate, "wrong", variant.comparisons, [RACE], ["diagnosis of the gate"], "overwritten", "dx-3"
+        )
     ]
-    lines = printed(run)
+    lines = print_report(run)
     at = lines.index("❌ dx        wrong in all 2 cases")
-    assert lines[at + 1 : at + 3] == ["      said of the gate", "      next: workbook hint p22 dx-3"]
+    assert lines[at + 1 : at + 3] == ["      diagnosis of the gate", "      next: workbook hint p22 dx-3"]
     (measured,) = [i for i, line in enumerate(lines) if line.startswith("      error 5.00e-03, 5e+04 times")]
     assert measured < lines.index("   Overall:      ❌ INCORRECT") < at
-    assert "said of the quantity" not in "\n".join(lines)
+    assert "diagnosis of the quantity" not in "\n".join(lines)
     assert "Virtual GPU, memory and race check: 1 finding" in lines
     assert not any("error: global race" in line for line in lines)
-    data = report.as_json(run)["devices"][0]["variants"]["fused"]["gates"]["dx"]
-    assert (data["state"], data["mistake"], data["lines"]) == ("wrong", "overwritten", ["said of the gate"])
+    data = report.make_json(run)["devices"][0]["variants"]["fused"]["gates"]["dx"]
+    assert (data["state"], data["mistake"], data["lines"]) == (
+        "wrong",
+        "overwritten",
+        ["diagnosis of the gate"],
+    )
 
 
-def test_a_run_that_did_not_end_says_so(make_run):
+def test_unfinished_run_is_reported(make_run):
     run = make_run("virtual", variants=("fused",))
     (variant,) = run.devices[0].variants.values()
     variant.comparisons, variant.failure = [], "fused_rows did not end within 100,000 steps"
-    lines = printed(run)
+    lines = print_report(run)
     assert "   ❌ fused_rows did not end within 100,000 steps" in lines
     assert "   Overall:      ❌ INCORRECT" in lines and "   grad_input: not compared" in lines
 
 
-def test_the_ledger_adds_up(make_run):
-    lines = printed(make_run("cpu"))
-    assert "   PyTorch eager: 1,152 (input 512, mean 64, rstd 64, ln_out 512)" in lines
-    assert "   ours:          640 (input 512, mean 64, rstd 64)" in lines
-
-
-def test_a_variant_that_keeps_something_else_has_a_line_of_its_own(make_run):
+def test_ledger_lists_saved_bytes_of_pytorch_and_each_variant(make_run):
     run = make_run("cpu")
     run.ledger = replace(run.ledger, saved_by={"fused": {"input": 512, "lse": 64}, "not run": {"input": 1}})
-    lines = printed(run)
-    assert lines[lines.index("   ours:          640 (input 512, mean 64, rstd 64)") + 1] == (
-        "   fused:         576 (input 512, lse 64)"
-    )
+    lines = print_report(run)
+    first = lines.index("   PyTorch eager: 1,152 (input 512, mean 64, rstd 64, ln_out 512)")
+    assert lines[first + 1 : first + 3] == [
+        "   ours:          640 (input 512, mean 64, rstd 64)",
+        "   fused:         576 (input 512, lse 64)",
+    ]
     assert not any("not run" in line for line in lines)
-    assert report.as_json(run)["ledger"]["saved_by"]["fused"] == {"input": 512, "lse": 64}
+    assert report.make_json(run)["ledger"]["saved_by"]["fused"] == {"input": 512, "lse": 64}
 
 
-def test_the_forward_check_prints_no_gradients_and_no_ledger(make_run):
-    lines = printed(make_run("cpu", backward=False))
+def test_forward_check_prints_no_gradients_or_ledger(make_run):
+    lines = print_report(make_run("cpu", backward=False))
     assert lines[-1] == "FORWARD PASS Test Completed!"
     assert "   - CPU Forward:  ✅ CORRECT" in lines
     assert not any("grad_" in line or "Bytes" in line or "Comprehensive" in line for line in lines)
 
 
-def test_nothing_wraps_and_nothing_is_markup(make_run):
+def test_output_is_not_wrapped_or_parsed_as_markup(make_run):
     """In a pipe of 60 columns; case names and compiler output may hold brackets."""
-    run = make_run("cpu", "virtual", findings=[Finding("trap", "[bold]reads x[3, 4][/bold]" + "y" * 80)])
-    lines = printed(run)
-    assert any("[bold]reads x[3, 4][/bold]" + "y" * 80 in line for line in lines)
-    assert max(map(len, lines)) > 100
+    message = "[bold]reads x[3, 4][/bold]" + "y" * 80
+    lines = print_report(make_run("cpu", "virtual", findings=[Finding("trap", message)]))
+    assert any(message in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +262,12 @@ def test_nothing_wraps_and_nothing_is_markup(make_run):
             {"grad_input": WRONG},
             "workbook p22 --backward --fused --solution --gate dx --repeat 7 --blocks shuffled:2",
         ),
-        # No value is wrong: a race or the like was found.
+        (
+            {"root": "some/op", "variants": ("fused",), "device": "virtual"},
+            {"grad_input": WRONG},
+            "workbook p22 --backward --fused --device virtual --ops some/op",
+        ),
+        # No value is wrong, but another check has failed, such as the one for races.
         (
             {"variants": ("rmsnorm",), "device": "virtual"},
             {},
@@ -274,42 +275,38 @@ def test_nothing_wraps_and_nothing_is_markup(make_run):
         ),
     ],
 )
-def test_the_command_to_run_again_is_one_that_repeats_the_run(make_run, options, bad, expected):
+def test_suggested_command_repeats_the_run(make_run, options, bad, expected):
     from harness.check.options import parse
 
     run = make_run("cpu", "gpu", bad=bad, **options)
-    assert report.command(run) == expected
+    assert report.format_rerun_command(run) == expected
     assert parse(expected.split()[1:]) == run.options
 
 
-def test_json_holds_the_verdicts_under_printed_names(make_run):
+def test_json_has_results_under_printed_names(make_run):
     bad = {"grad_weight": WRONG}
     run = make_run("cpu", "gpu", bad=bad, skipped=[Skipped("virtual", "why not")])
-    data = json.loads(json.dumps(report.as_json(run)))
+    data = json.loads(json.dumps(report.make_json(run)))
     assert data["exit_code"] == 1 and data["skipped"] == {"virtual": "why not"}
     (cpu, gpu) = data["devices"]
     assert (cpu["device"], cpu["cached"], gpu["cached"], gpu["compile_seconds"]) == ("cpu", True, False, 12.3)
-    verdict = gpu["variants"]["fused"]["cases"]["chapter"]["grad_linear_weight"]
-    assert (verdict["ok"], verdict["error"], verdict["pytorch_error"], verdict["limit"]) == (
-        False,
-        5e-3,
-        1e-7,
-        1e-6,
-    )
+    result = gpu["variants"]["fused"]["cases"]["chapter"]["grad_linear_weight"]
+    expected = {"ok": False, "error": 5e-3, "pytorch_error": 1e-7, "limit": 1e-6}
+    assert {name: result[name] for name in expected} == expected
     assert gpu["variants"]["fused"]["state"] == "wrong"
     assert data["ledger"]["saved_ours"] == {"input": 512, "mean": 64, "rstd": 64}
 
 
 def test_dims_and_paths_in_words(puzzle, monkeypatch, tmp_path):
-    assert puzzle.say_dims((4, 4, 8, 16)) == "[4, 4, 8] -> [4, 4, 16]"
+    assert puzzle.format_dims((4, 4, 8, 16)) == "[4, 4, 8] -> [4, 4, 16]"
     assert report.describe_bytes({}) == "none"
     monkeypatch.chdir(tmp_path)
-    assert console.shown(tmp_path / "a" / "b") == "a/b"
-    assert console.shown(tmp_path.parent) == str(tmp_path.parent)
+    assert console.format_path(tmp_path / "a" / "b") == "a/b"
+    assert console.format_path(tmp_path.parent) == str(tmp_path.parent)
 
 
-def test_a_variant_without_a_forward_pass_says_nothing_of_one(make_run):
-    lines = printed(make_run("virtual", variants=("rmsnorm",)))
+def test_variant_without_forward_pass_has_no_forward_line(make_run):
+    lines = print_report(make_run("virtual", variants=("rmsnorm",)))
     assert not [line for line in lines if "Forward" in line or line.startswith("Bytes")]
     assert "   rms_grad_input: 1.50e-08 ✅" in lines and "   Overall:      ✅ CORRECT" in lines
 
@@ -323,20 +320,29 @@ def test_a_variant_without_a_forward_pass_says_nothing_of_one(make_run):
         ([], "wrong in all 6 cases"),
     ],
 )
-def test_the_cases_that_are_right_are_named_where_they_are_few(right, words):
+def test_few_correct_cases_are_named(right, words):
     comparisons = [
         Comparison(replace(CASES[0], name=name), {"grad_input": RIGHT if name in right else WRONG})
         for name in "abcdef"
     ]
     result = GateResult(next(gate for gate in p22.PUZZLE.gates if gate.id == "dx"), "wrong", comparisons)
-    (line, *_) = report.result_lines(result, p22.PUZZLE, Path("layernorm_linear.mojo"), {})
+    (line, *_) = report.format_gate(result, p22.PUZZLE, Path("layernorm_linear.mojo"), {})
     assert words in line.plain
 
 
-def test_a_verdict_goes_on_below_its_words():
-    stream = io.StringIO()
-    terminal = Console(file=stream, width=80, force_terminal=True, color_system=None)
-    console.print_lines(terminal, [f"✅ dbias        correct in 9 cases; {'largest error, ' * 4}6.4e-07"])
-    first, second = stream.getvalue().splitlines()
-    assert first.startswith("✅ dbias        correct") and second.startswith(" " * 16)
-    assert second[16] != " " and "6.4e-07" in second
+def test_correct_but_costly_provided_code_is_called_slow():
+    gate = next(gate for gate in p22.PUZZLE.gates if gate.id == "dx")
+    blanks = {"dx": stand_in(Blank, line=3, task="be fast")}
+    for costs, words in (([stand_in(MeasuredCost)], "is slow:"), ([], "is wrong in every case:")):
+        comparisons = [Comparison(CASES[0], {"grad_input": RIGHT if costs else WRONG})]
+        result = GateResult(gate, "unsolved", comparisons, diagnosis=["why"], costs=costs)
+        lines = report.format_gate(result, p22.PUZZLE, Path("layernorm_linear.mojo"), blanks)
+        assert [line.plain for line in lines][2:] == [f"      the provided code {words}", "      why"]
+
+
+def test_unsolved_blank_and_location_are_separated(make_run):
+    run = make_run("virtual")
+    run.unsolved.append("longest_id")
+    run.blanks = {"longest_id": stand_in(Blank, line=3, task="be fast")}
+    *_, line = report.format_unsolved(run)
+    assert str(line).split()[0] == "longest_id"

@@ -1,4 +1,4 @@
-"""`--show` on a toy puzzle with a wrong kernel: the story in the terminal, its page in a browser, its refusals."""
+"""`--show` of a wrong kernel of a toy puzzle: the story in the terminal, the page in a browser, and refusals."""
 
 import dataclasses
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.check.picture import Picture, take
+from harness.check.picture import Picture, take_picture
 from harness.devices.recorder import Order, record_many
 from harness.errors import BadUse
 from harness.learner import blanks
@@ -21,25 +21,26 @@ from harness.toolchain import roots
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("toys", "book")]
 import checkout as toys  # noqa: E402
-from browser import DESKTOP, PHONE, find_browser  # noqa: E402
+from browser import DESKTOP, PHONE  # noqa: E402
+from checkout import call  # noqa: E402
 
 FILE = "p90/op/square.mojo"
 RIGHT, WRONG = "var value = x[from_row, c]", "var value = x[row, c]"
 
 
 def solve(folder: Path, old: str = "", new: str = "", **bodies: str) -> None:
-    """Fills the blanks with the solution, in which a text is replaced; or some blanks with a text."""
+    """Fill all blanks with the solution, with one text replaced, or some blanks with `bodies`."""
     solution = (folder / "solutions" / FILE).read_text()
-    text = blanks.fill(blanks.skeleton(solution), solution.replace(old, new) if old else solution)
+    text = blanks.fill_blanks(blanks.make_skeleton(solution), solution.replace(old, new) if old else solution)
     if bodies:
-        pieces = blanks.split(blanks.skeleton(solution))
-        text = blanks.join(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
+        pieces = blanks.split_blanks(blanks.make_skeleton(solution))
+        text = blanks.join_pieces(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
     (folder / "problems" / FILE).write_text(text)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A checkout with the toys, the harness in it; the first blank of p90 reads the wrong row."""
+    """A checkout with the toys, in which the first blank of p90 reads the wrong row."""
     checkout = tmp_path_factory.mktemp("checkout")
     toys.make(checkout)
     with toys.enter(checkout):
@@ -48,64 +49,55 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(folder) -> None:
-    """Records the learner's kernels and the solution's in one program; commands find them in the cache."""
+def recorded(folder) -> None:
+    """Record the learner's kernels and the solution's together; commands find them in the cache."""
     puzzle = find_puzzle("p90")
     dims = tuple(dict.fromkeys(case.dims for case in puzzle.cases(None)))
-    packages = Work(puzzle, puzzle.rung("mojo")).package, roots.op_package(roots.solutions(), "p90")
-    record_many([Order(package, dims, ("plain",), small_grid=True) for package in packages], "p90", "float32")
+    packages = Work(puzzle, puzzle.find_rung("mojo")).package, roots.make_op_package(roots.solutions(), "p90")
+    record_many([Order(package, "p90", dims, ("plain",), small_grid=True) for package in packages])
 
 
 @pytest.fixture(scope="module")
-def picture(both) -> Picture:
+def picture(recorded) -> Picture:
     """The picture of the wrong gate."""
     puzzle = find_puzzle("p90")
-    return take(puzzle, Work(puzzle, puzzle.rung("mojo")).package, puzzle.gates[0])
-
-
-def run(*arguments: object) -> tuple[int, str]:
-    """A command line in this process: exit code and all that it printed."""
-    code, out, err = toys.run([str(argument) for argument in arguments])
-    return code, out + err
-
-
-# ---- The picture --------------------------------------------------------------------------------------------
+    return take_picture(puzzle, Work(puzzle, puzzle.find_rung("mojo")).package, puzzle.gates[0])
 
 
 @pytest.mark.compiles
-def test_the_command_names_element_thread_line_and_what_should_have_been_read(both, folder, tmp_path):
+def test_show_names_element_thread_line_and_expected_reads(recorded, folder, tmp_path):
     puzzle = find_puzzle("p90")
     arrays = puzzle.inputs(puzzle.cases(None)[0], "float32", 0)
     row = next(r for r in range(4) if arrays["order"][r] != r and arrays["mask"][r])
     page = tmp_path / "page.html"
-    code, said = run("p90", "--show", "square", "--html", page)
+    code, output = call("p90", "--show", "square", "--html", page)
     assert code == 1
     got = 0.5 * arrays["input"][row, 0] ** 2
     right = 0.5 * arrays["input"][arrays["order"][row], 0] ** 2
-    assert f"output[{row}, 0] is {got:.6g}, right is {right:.6g}" in said
-    assert f"square, block {row}, thread 0 writes {got:.6g} into output[{row}, 0]" in said
-    assert f"it reads input[{row}, 0], which the solution's thread does not" in said
-    assert f"it never reads input[{arrays['order'][row]}, 0]" in said
+    assert f"output[{row}, 0] is {got:.6g}, expected {right:.6g}" in output
+    assert f"square, block {row}, thread 0 writes {got:.6g} into output[{row}, 0]" in output
+    assert f"it reads input[{row}, 0], which the solution's thread does not" in output
+    assert f"it never reads input[{arrays['order'][row]}, 0]" in output
     number = (folder / "problems" / FILE).read_text().splitlines().index(f"        {WRONG}.cast[accum]()") + 1
-    assert f"square.mojo:{number}   {WRONG}" in said
-    assert str(page) in said and page.read_text().startswith("<!doctype html>")
+    assert f"square.mojo:{number}   {WRONG}" in output
+    assert str(page) in output and page.read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.compiles
-def test_the_first_gate_that_has_not_passed_is_shown_and_the_page_is_kept(both):
-    code, said = run("p90", "--show")
-    assert code == 1 and "p90 · square" in said
-    assert re.search(r"step by step, in a browser: \S+pictures/p90_square.html", said)
+def test_first_failing_gate_is_shown_and_page_is_written(recorded):
+    code, output = call("p90", "--show")
+    assert code == 1 and "p90 · square" in output
+    assert re.search(r"step by step, in a browser: \S+pictures/p90_square.html", output)
 
 
 @pytest.mark.compiles
-def test_a_right_gate_is_said_to_be_right(both):
-    code, said = run("p90", "--show", "dsquare")
-    assert code == 0 and "dsquare is correct" in said
+def test_correct_gate_is_reported(recorded):
+    code, output = call("p90", "--show", "dsquare")
+    assert code == 0 and "dsquare is correct" in output
 
 
 @pytest.mark.compiles
-def test_the_data_is_json(both):
+def test_page_data_is_json(recorded):
     code, out, err = toys.run(["p90", "--show", "square", "--json", "-"])
     data = json.loads(out)
     assert "p90 · square" in err
@@ -117,40 +109,37 @@ def test_the_data_is_json(both):
     assert len(launch["b"]) == len(launch["t"]) == len(launch["e"]) == len(launch["v"])
     assert launch["e"][step[3] : step[3] + step[4]] == [*range(32)], "8 columns of 4 rows, in one step"
     assert len(right) == len(mine) and all(s is None or s[2] == -1 for s in right[0]["steps"]), (
-        "no line of it"
+        "without source lines"
     )
 
 
 @pytest.mark.compiles
-def test_cells_show_what_only_one_of_the_two_reads(picture):
-    cells = picture_page.thread_cells(picture, picture.thread, "square")
-    row, element = picture.thread.block, picture.fault.missing[0].element
+def test_cells_show_differing_reads(picture):
+    cells = picture_page.classify_cells(picture, picture.thread, "square")
+    row, element = picture.thread.block, picture.fault.missing[0].index
     assert cells["input"] == {row * 8: "extra", element: "missing"}
     assert cells["output"] == {row * 8: "target"}
 
 
 @pytest.mark.compiles
-def test_a_page_that_would_be_too_long_holds_one_block_and_says_so(picture, monkeypatch):
-    monkeypatch.setattr(picture_page, "MOST", 40)
-    data = picture_page.data(picture)
+def test_long_page_is_limited_to_one_block(picture, monkeypatch):
+    monkeypatch.setattr(picture_page, "MAX_ACCESSES", 40)
+    data = picture_page.make_data(picture)
     launch = data["runs"][0][data["followed"][0]]
     assert set(launch["b"]) == {picture.thread.block} and len(launch["b"]) <= 40
-    total = len(picture.mine.accesses.launches[data["followed"][0]].events.block)
+    total = len(picture.learner.accesses.launches[data["followed"][0]].events.block)
     assert launch["cut"] == (
         f"{len(launch['b'])} of {total} accesses of this launch, those of block ({picture.thread.block}, 0, 0), are drawn"
     )
 
 
 @pytest.mark.compiles
-def test_what_the_recorder_left_out_is_said(picture):
-    launch = picture.mine.accesses.launches[0]
+def test_omitted_accesses_are_reported(picture):
+    launch = picture.learner.accesses.launches[0]
     changed = dataclasses.replace(launch.events, dropped=7)
     assert picture_page.select_accesses(dataclasses.replace(launch, events=changed), 0)[1].startswith(
         f"{len(changed.block)} of {len(changed.block) + 7} accesses"
     )
-
-
-# ---- Refusals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,38 +154,29 @@ def test_what_the_recorder_left_out_is_said(picture):
         (("p90", "--show", "--gate", "none"), 2, "unknown gate"),
     ],
 )
-def test_refusals_are_one_clear_line(folder, arguments, code, words):
-    got, said = run(*arguments)
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+def test_refusals_are_one_line(folder, arguments, code, words):
+    got, output = call(*arguments)
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
     assert got == code and len(errors) == 1 and words in errors[0]
 
 
-def test_a_blank_that_nobody_has_touched(folder):
+def test_untouched_blank(folder):
     try:
         solve(folder, dsquare="    pass")
-        code, said = run("p90", "--show", "square")
+        code, output = call("p90", "--show", "square")
         assert (
             code == 3
-            and "error: --show square: nothing to show yet: the blank at problems/p90/op/square.mojo:" in said
+            and "error: --show square: nothing to show yet: the blank at problems/p90/op/square.mojo:"
+            in output
         )
         solve(folder, square="")
-        code, said = run("p90", "--show")
-        assert code == 3 and "no blank of problems/p90/op/square.mojo has been attempted" in said
+        code, output = call("p90", "--show")
+        assert code == 3 and "no blank of problems/p90/op/square.mojo has been attempted" in output
     finally:
         solve(folder, RIGHT, WRONG)
 
 
-@pytest.mark.compiles
-def test_a_kernel_that_does_not_compile(folder):
-    try:
-        solve(folder, RIGHT, "var value = nobody[row, c]")
-        code, said = run("p90", "--show", "square")
-        assert code == 4 and "error: " in said and "nobody" in said
-    finally:
-        solve(folder, RIGHT, WRONG)
-
-
-def test_a_gate_that_no_kernel_has(folder):
+def test_gate_without_a_kernel(folder):
     toy = find_puzzle("p90")
     other = dataclasses.replace(toy.gates[0], id="sums", variant="")
     numpy = NumpyRung(file="in_numpy.py", gates=("sums",), returns={"sums": ("output",)})
@@ -204,21 +184,14 @@ def test_a_gate_that_no_kernel_has(folder):
     with pytest.raises(
         BadUse, match=r"--show sums: a gate of the NumPy rung, which has no kernel; there is square"
     ):
-        show.kernel_gate(puzzle, "sums")
-
-
-# ---- The page -----------------------------------------------------------------------------------------------
-
-browsers = pytest.mark.skipif(
-    find_browser() is None, reason="no Chromium or Chrome on this machine (Debian: apt-get install chromium)"
-)
+        show.find_kernel_gate(puzzle, "sums")
 
 
 @pytest.fixture
 def page(started, picture, tmp_path):
     """The page, open at desktop width."""
     file = tmp_path / "page.html"
-    file.write_text(picture_page.page(picture))
+    file.write_text(picture_page.render_page(picture))
     started.resize(DESKTOP)
     started.errors.clear()
     started.requests.clear()
@@ -229,25 +202,23 @@ def page(started, picture, tmp_path):
 
 
 def text(browser, id: str) -> str:
-    """The text of an element."""
+    """Return the text of an element."""
     return browser.run(f"document.getElementById('{id}').textContent")
 
 
-@browsers
 @pytest.mark.compiles
-def test_the_page_opens_at_the_fault(page, picture):
+def test_page_opens_at_the_fault(page, picture):
     line = picture.line
     assert text(page, "head").startswith(f"square.mojo:{line.number} (blank square)")
     assert WRONG in page.run("document.querySelector('#source .here').textContent")
     first = page.run("document.querySelector('#story li').textContent")
-    assert first == story.tell(picture)[0].text
+    assert first == story.tell_story(picture)[0].text
     assert page.run("document.querySelectorAll('.grid i.missing').length") == 1
     assert page.run("document.querySelectorAll('.grid i.target').length") == 1
 
 
-@browsers
 @pytest.mark.compiles
-def test_keys_step_and_the_screen_reader_is_told(page):
+def test_keys_step_and_notify_screen_readers(page):
     page.press("Home")
     assert text(page, "count").startswith("1 /") and text(page, "live").startswith("Step 1 of ")
     before = text(page, "now")
@@ -265,9 +236,8 @@ def test_keys_step_and_the_screen_reader_is_told(page):
     assert page.run("[...document.querySelectorAll('.grid')].every(g => g.getAttribute('aria-label'))")
 
 
-@browsers
 @pytest.mark.compiles
-def test_all_threads_and_the_solution_beside(page):
+def test_all_threads_and_solution_are_shown(page):
     alone = page.run("document.querySelectorAll('.grid i.W, .grid i.R').length")
     page.press("a")
     assert "all threads" in text(page, "whose") and page.run(
@@ -279,9 +249,8 @@ def test_all_threads_and_the_solution_beside(page):
     assert "solution" in text(page, "grids")
 
 
-@browsers
 @pytest.mark.compiles
-def test_an_element_tells_who_touches_it(page, picture):
+def test_element_lists_its_accesses(page, picture):
     page.run("document.querySelector('.grid i.target').click()")
     assert text(page, "caption").startswith(
         f"Who touches output[{picture.thread.block}, 0] in this launch: 1 access"
@@ -291,10 +260,9 @@ def test_an_element_tells_who_touches_it(page, picture):
     assert not text(page, "caption").startswith("Who")
 
 
-@browsers
 @pytest.mark.compiles
 @pytest.mark.parametrize(("size", "theme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
-def test_it_can_be_read_at_two_widths_and_in_both_themes(page, size, theme):
+def test_page_fits_two_widths_and_themes(page, size, theme):
     page.resize(size)
     page.run(f"document.documentElement.dataset.theme = '{theme}'")
     assert page.run("document.documentElement.scrollWidth <= window.innerWidth"), (
@@ -309,9 +277,8 @@ def test_it_can_be_read_at_two_widths_and_in_both_themes(page, size, theme):
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
 
 
-@browsers
 @pytest.mark.compiles
-def test_a_swipe_is_a_step(page):
+def test_swipe_steps(page):
     page.resize(PHONE)
     page.press("Home")
     page.run(
@@ -322,19 +289,17 @@ def test_a_swipe_is_a_step(page):
     assert text(page, "count").startswith("2 /")
 
 
-@browsers
 @pytest.mark.compiles
-def test_the_focus_can_be_seen(page):
+def test_focus_is_visible(page):
     page.press("Tab")
     assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     assert page.run("parseFloat(getComputedStyle(document.activeElement).outlineWidth)") >= 2
 
 
-@browsers
 @pytest.mark.compiles
-def test_without_javascript_the_story_can_be_read(started, picture, tmp_path):
+def test_story_is_readable_without_javascript(started, picture, tmp_path):
     file = tmp_path / "page.html"
-    file.write_text(picture_page.page(picture))
+    file.write_text(picture_page.render_page(picture))
     started.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
         started.open(file)

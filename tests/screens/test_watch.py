@@ -1,4 +1,4 @@
-"""Watch, driven as by a person: a real process behind a pseudo-terminal, files saved in all the ways that editors do."""
+"""Watch in a process with a pseudo-terminal: keys, and files saved in the ways of several editors."""
 
 import contextlib
 import io
@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.text import Text
+from typed import text_of
 
 from harness.check.results import GateResult
-from harness.console import listening, tell
+from harness.console import receive_progress, report_progress
 from harness.learner import blanks
 from harness.learner.progress import Progress
 from harness.learner.work import Work
@@ -34,12 +35,12 @@ START = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOU
 
 
 class Session:
-    """A watch process in a pseudo-terminal, 120 columns wide without `size`; `screen` is what the last screen holds."""
+    """A watch process in a pseudo-terminal of `size` rows and columns; `screen` is the text of the last screen."""
 
     def __init__(self, folder: Path, *arguments: str, size: tuple[int, int] = (50, 120)):
         self.path = folder
         shutil.copytree(ROOT / "solutions" / "p22", folder / "solutions" / "p22")
-        blanks.generate(folder / "solutions", folder / "problems")
+        blanks.generate_problems(folder / "solutions", folder / "problems")
         self.numpy = folder / "problems" / "p22" / "backward.py"
         self.kernels = folder / "problems" / "p22" / "op" / "layernorm_linear.mojo"
         self.arguments, self.size = arguments, size
@@ -47,7 +48,7 @@ class Session:
         self.received = ""
 
     def start(self) -> None:
-        """Starts the process."""
+        """Start the process."""
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
             os.chdir(self.path)
@@ -57,17 +58,17 @@ class Session:
         ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *self.size, 0, 0))
 
     def press(self, key: str) -> None:
-        """Presses a key; what was on the screen before no longer counts."""
+        """Forget the received output and press a key."""
         self.forget()
         os.write(self.terminal, key.encode())
 
     def forget(self) -> None:
-        """Empties what was received."""
+        """Empty what was received."""
         self.read(0.1)
         self.received = ""
 
     def read(self, seconds: float) -> bool:
-        """Takes in what the process prints; False once it has ended."""
+        """Read what the process prints; return False once it has ended."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if select.select([self.terminal], [], [], left)[0]:
@@ -82,13 +83,13 @@ class Session:
 
     @property
     def screen(self) -> str:
-        """The last complete screen as text."""
+        """Return the last complete screen as text."""
         screens = self.received.split("\x1b[2J\x1b[H")
-        screens[-1] = re.sub(r"\x1b7.*?\x1b8", "", screens[-1])  # the line that moves
+        screens[-1] = re.sub(r"\x1b7.*?\x1b8", "", screens[-1])  # the status line
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screens[-1])
 
     def wait(self, words: str, seconds: float = 60) -> str:
-        """Waits until the screen holds some words, keys included; returns it."""
+        """Return the screen once it contains `words` and ends with the keys."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             alive = self.read(0.05)
@@ -98,12 +99,14 @@ class Session:
         raise AssertionError(f"no {words!r} on the screen:\n{self.screen}")
 
     def save(self, file: Path, **bodies: str) -> None:
-        """Writes some blanks of a file."""
-        pieces = blanks.split(file.read_text())
-        file.write_text(blanks.join(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()}))
+        """Write some blanks of a file."""
+        pieces = blanks.split_blanks(file.read_text())
+        file.write_text(
+            blanks.join_pieces(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
+        )
 
-    def ended(self) -> int:
-        """Waits for the end; the exit code."""
+    def wait_for_exit(self) -> int:
+        """Wait until the process ends; return its exit code."""
         while self.read(0.2):
             pass
         _, status = os.waitpid(self.pid, 0)
@@ -111,7 +114,7 @@ class Session:
         return os.waitstatus_to_exitcode(status)
 
     def close(self) -> None:
-        """Ends the process if a test has left it running."""
+        """End the process if a test has left it running."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -121,7 +124,7 @@ class Session:
 
 @pytest.fixture
 def watch(tmp_path):
-    """A watch on the NumPy rung, which answers within a second."""
+    """A watch on the NumPy rung, which is checked within a second."""
     session = Session(tmp_path, "watch", "p22", "--rung", "numpy")
     session.start()
     session.wait("⏳ db")
@@ -134,12 +137,12 @@ RIGHT_DB = "    return dy.sum((0, 1))"
 RIGHT_DW = '    return np.einsum("bso,bsh->oh", dy, x_hat * gamma + beta)'
 
 
-def test_a_save_is_checked_and_goes_on_by_itself_only_after_green(watch):
+def test_save_is_checked_and_advances_only_after_a_pass(watch):
     watch.save(watch.numpy, db=WRONG_DB)
     screen = watch.wait("❌ db")
     assert "got " in screen and "expected " in screen and "hint p22 numpy-db-2" in screen
     watch.press("h")
-    watch.wait("Hint numpy-db-2 (2 of 3)")  # the one that the diagnosis names
+    watch.wait("Hint numpy-db-2 (2 of 3)")  # named in the diagnosis
     watch.press("n")
     assert "p22 in NumPy · db" in watch.wait("db has not passed")
     watch.save(watch.numpy, db=RIGHT_DB)
@@ -152,7 +155,7 @@ def test_a_save_is_checked_and_goes_on_by_itself_only_after_green(watch):
     assert "✅ dW" in watch.wait("⏳ dgamma")
 
 
-def test_t_stays_at_a_gate_that_passes_until_n(watch):
+def test_t_stays_at_a_passed_gate_until_n(watch):
     watch.press("t")
     watch.wait("stays at a gate that passes")
     watch.save(watch.numpy, db=RIGHT_DB)
@@ -161,10 +164,10 @@ def test_t_stays_at_a_gate_that_passes_until_n(watch):
     watch.press("n")
     watch.wait("⏳ dW")
     watch.save(watch.numpy, db=RIGHT_DB, dW=RIGHT_DW)
-    assert "✅ dW" in watch.wait("⏳ dgamma"), "n ends the stay"
+    assert "✅ dW" in watch.wait("⏳ dgamma"), "n leaves the gate"
 
 
-def test_the_blank_that_was_edited_is_checked(watch):
+def test_edited_blank_is_checked(watch):
     watch.save(watch.numpy, dW="    return dy")
     assert "p22 in NumPy · dW" in watch.wait("❌ dW").splitlines()[0]
     watch.save(watch.numpy, db=WRONG_DB, dW="    return dy")
@@ -174,9 +177,10 @@ def test_the_blank_that_was_edited_is_checked(watch):
     watch.wait("⏳ dgamma")
 
 
-def test_after_the_last_gate_stands_what_now(watch):
+def test_last_gate_suggests_the_next_step(watch):
     body = {
-        id: blank.body for id, blank in blanks.find((ROOT / "solutions/p22/backward.py").read_text()).items()
+        id: blank.body
+        for id, blank in blanks.find_blanks((ROOT / "solutions/p22/backward.py").read_text()).items()
     }
     watch.save(watch.numpy, **{id: "\n".join(lines) for id, lines in body.items()})
     assert "5/5" in watch.wait("n goes on with problems/p22/op/layernorm_linear.mojo")
@@ -186,10 +190,9 @@ def test_after_the_last_gate_stands_what_now(watch):
     assert "p22 · ln" in watch.screen
 
 
-def test_everything_fits_80_by_24(tmp_path):
-    session = Session(tmp_path, "watch", "p22", "--rung", "numpy", size=(24, 80))
-    session.start()
-    try:
+def test_screen_fits_80_by_24(tmp_path):
+    with contextlib.closing(Session(tmp_path, "watch", "p22", "--rung", "numpy", size=(24, 80))) as session:
+        session.start()
         session.wait("⏳ db")
         session.save(session.numpy, db=WRONG_DB)
         session.wait("❌ db")
@@ -197,37 +200,28 @@ def test_everything_fits_80_by_24(tmp_path):
             session.press("h")
             screen = session.wait("Hint numpy-db-")
             assert len(screen.splitlines()) <= 24 and max(map(len, screen.splitlines())) <= 80
-            assert screen.splitlines()[1].startswith("❌ db"), "the verdict stays in the first lines"
+            assert screen.splitlines()[1].startswith("❌ db"), "the result is still shown"
         session.press("l")
         session.wait("NumPy rung")
         session.save(session.numpy, db="    print('a line')\n" * 40 + RIGHT_DB.replace("dy", "missing"))
         session.wait("missing")
-    finally:
-        session.close()
 
 
-@pytest.mark.parametrize(("kind", "end"), [(KeyboardInterrupt, "q quit\n"), (None, "q quit")])
-def test_an_interrupt_ends_the_line_of_the_keys(kind, end):
-    """What is printed next, "interrupted", has a line of its own."""
-    written = io.StringIO()
-    console = Console(file=written, force_terminal=True, color_system=None, width=40, height=10)
+@pytest.mark.parametrize(
+    ("is_terminal", "is_interrupted", "end"),
+    [(True, True, "q quit\n"), (True, False, "q quit"), (False, True, "result\n")],
+)
+def test_interrupt_ends_the_key_line_of_a_terminal(is_terminal, is_interrupted, end):
+    """The message "interrupted", printed next, has its own line."""
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, color_system=None, width=40, height=10)
     with contextlib.suppress(KeyboardInterrupt), Terminal(console) as terminal:
-        terminal.show([Text("verdict")], "q quit")
-        if kind:
-            raise kind
-    assert written.getvalue().endswith(end)
+        terminal.show([Text("result")], "q quit")
+        if is_interrupted:
+            raise KeyboardInterrupt
+    assert text_of(console).endswith(end) and (is_terminal or text_of(console) == end)
 
 
-def test_an_interrupt_leaves_a_pipe_as_it_is():
-    written = io.StringIO()
-    console = Console(file=written, force_terminal=False)
-    with contextlib.suppress(KeyboardInterrupt), Terminal(console) as terminal:
-        terminal.show([Text("verdict")], "q quit")
-        raise KeyboardInterrupt
-    assert written.getvalue() == "verdict\n"
-
-
-def test_a_screen_that_is_too_long_is_turned_by_m():
+def test_long_screen_is_paged_by_m():
     console = Console(file=io.StringIO(), force_terminal=True, width=40, height=10)
     terminal = Terminal(console)
     lines = [Text(f"line {number}") for number in range(20)]
@@ -247,102 +241,98 @@ def test_a_screen_that_is_too_long_is_turned_by_m():
     assert page(3) == page(0)
 
 
-def test_the_moving_line_says_what_and_for_how_long():
+def test_progress_line_shows_activity_and_time():
     check = Check("dx", time.monotonic() - 75.5)
-    with listening(check.report_step):
+    with receive_progress(check.report_step):
         assert check.status == "checking dx, 75 s: starting"
-        tell("fused on the virtual GPU: case 3 of 18 (wide)")
+        report_progress("fused on the virtual GPU: case 3 of 18 (wide)")
     assert check.status == "checking dx, 75 s: fused on the virtual GPU: case 3 of 18 (wide)"
     assert Check("dx", time.monotonic()).status == "checking dx ..."
-    tell("nothing listens now")
+    report_progress("without a listener")
     assert "case 3" in check.status
 
 
-def small_watch() -> tuple[Watch, io.StringIO]:
-    """On a screen of 40 columns and 10 rows; and what is written to it."""
-    stream = io.StringIO()
-    watch = Watch(
-        Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy")),
-        "db",
-        Console(file=stream, force_terminal=True, width=40, height=10),
-    )
+def make_watch(stream: io.StringIO) -> Watch:
+    """Return a watch on a terminal of 40 columns and 10 rows that writes to `stream`."""
+    work = Work(find_puzzle("p22"), find_puzzle("p22").find_rung("numpy"))
+    watch = Watch(work, "db", Console(file=stream, force_terminal=True, width=40, height=10))
     watch.terminal = Terminal(watch.console)
-    return watch, stream
+    return watch
 
 
-def test_the_moving_line_leaves_the_verdict_on_the_gate_before():
-    watch, stream = small_watch()
+def test_progress_line_keeps_the_previous_result():
+    stream = io.StringIO()
+    watch = make_watch(stream)
     assert watch.status_row == 2
     watch.passed = [Text("✅ db correct"), Text("a line that takes more than one row of the screen")]
     assert watch.status_row == 5
-    watch.terminal.say("checking dW: 1 s", watch.status_row)
+    watch.terminal.overwrite_row("checking dW: 1 s", watch.status_row)
     assert "\x1b[5;1H" in stream.getvalue()
     watch.passed *= 5
-    assert watch.status_row == 2, "the screen is turned by m"
+    assert watch.status_row == 2, "a screen with pages has the status at the top"
 
 
-def test_the_moving_line_takes_one_row_of_the_screen():
-    watch, stream = small_watch()
-    watch.check = Check("db", time.monotonic() - 96, doing="fused on the virtual GPU: case 13 of 30 (sums)")
-    (drawn,) = watch.terminal.rows(watch.result_lines())
-    watch.terminal.say(watch.check.status, watch.status_row)
-    said = stream.getvalue()
-    assert "\n" not in said and "checking db, 96 s: fused on the virtual…" in said
+def test_progress_line_is_one_row():
+    stream = io.StringIO()
+    watch = make_watch(stream)
+    watch.check = Check("db", time.monotonic() - 96, step="fused on the virtual GPU: case 13 of 30 (sums)")
+    (drawn,) = watch.terminal.render_rows(watch.format_result())
+    watch.terminal.overwrite_row(watch.check.status, watch.status_row)
+    output = stream.getvalue()
+    assert "\n" not in output and "checking db, 96 s: fused on the virtual…" in output
     assert "".join(part.text for part in drawn).rstrip() == "checking db, 96 s: fused on the virtual…"
 
 
-def test_a_save_while_the_file_is_judged_is_judged_again(tmp_path, monkeypatch):
-    """A formatter writes a moment after the editor: the verdict may be on either, and is noted for neither."""
+@pytest.fixture
+def start_watch(tmp_path, monkeypatch):
+    """A function that returns a watch in this process, whose checker calls `change` and finds each gate correct."""
+
+    def start(change=lambda: None) -> Watch:
+        class Checker:
+            def check(self, path, gates, *, on_first):
+                change()
+                return [GateResult(watch.work.find_gate(gates[0]), "correct")]
+
+        monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
+        watch = make_watch(io.StringIO())
+        monkeypatch.setattr(watch, "checker", Checker())
+        return watch
+
+    return start
+
+
+def test_save_during_a_check_is_checked_again(tmp_path, start_watch):
+    """A formatter writes a moment after the editor: the result may be of either, and is saved for neither."""
     session = Session(tmp_path)
-    monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
-    work = Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy"))
-    watch = Watch(work, "db", Console(file=io.StringIO()))
-    watch.terminal = Terminal(watch.console)
-
-    class Slow:
-        def check(self, path, gates, *, on_first):
-            session.save(session.numpy, db=RIGHT_DB)
-            return [GateResult(work.gate("db"), "correct")]
-
-    monkeypatch.setattr(watch, "checker", Slow())
-    watch.start()
+    watch = start_watch(lambda: session.save(session.numpy, db=RIGHT_DB))
+    watch.start_check()
     first = watch.current
     assert first.done.wait(20)
-    watch.finish()
+    watch.finish_check()
     assert watch.current is not first and not watch.progress.passed
     assert watch.current.done.wait(20)
-    watch.finish()
+    watch.finish_check()
     assert len(watch.progress.passed) == 1
 
 
-def test_a_pass_leads_to_what_was_edited_in_the_same_save_and_keeps_what_others_note(tmp_path, monkeypatch):
+def test_pass_advances_to_the_other_edited_blank(tmp_path, start_watch):
     session = Session(tmp_path)
-    monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
-    work = Work(find_puzzle("p22"), find_puzzle("p22").rung("numpy"))
-    watch = Watch(work, "db", Console(file=io.StringIO()))
-    watch.terminal = Terminal(watch.console)
-
-    class Right:
-        def check(self, path, gates, *, on_first):
-            return [GateResult(work.gate(gates[0]), "correct")]
-
-    monkeypatch.setattr(watch, "checker", Right())
-    watch.follow()
-    order = [gate.id for gate in work.gates]
-    first, last = order[0], order[-1]
+    watch = start_watch()
+    watch.follow_edits()
+    first, *_, last = (gate.id for gate in watch.work.gates)
     session.save(session.numpy, **{first: RIGHT_DB, last: "    return dy"})
-    watch.follow()
-    watch.start()
+    watch.follow_edits()
+    watch.start_check()
     assert watch.gate == first and watch.current.done.wait(20)
-    Progress.load().read_hint("p20 relu", 1)
-    watch.finish()
-    assert watch.gate == last, "the gate between them was not touched"
+    Progress.load().record_hint("p20 relu", 1)
+    watch.finish_check()
+    assert watch.gate == last, "the gates between them are untouched"
     assert watch.current.done.wait(20)
-    kept = Progress.load()
-    assert kept.hints == {"p20 relu": 1} and len(kept.passed) == 1
+    saved = Progress.load()
+    assert saved.hints == {"p20 relu": 1} and len(saved.passed) == 1
 
 
-def test_the_keys(watch):
+def test_keys(watch):
     watch.press("h")
     watch.wait("Hint numpy-db-1 (1 of 3)")
     watch.press("h")
@@ -366,27 +356,21 @@ def test_the_keys(watch):
     watch.press("n")
     watch.wait("⏳ dgamma")
     watch.press("q")
-    assert watch.ended() == 0
+    assert watch.wait_for_exit() == 0
 
 
-def test_a_save_by_renaming(watch):
-    """Vim writes a new file and moves it over the old one."""
-    text = watch.numpy.read_text().replace("    # FILL IN (about 1 line)", RIGHT_DB, 1)
-    other = watch.numpy.with_suffix(".tmp")
-    other.write_text(text)
-    os.replace(other, watch.numpy)
-    watch.wait("✅ db")
-
-
-def test_a_save_that_changes_nothing_is_no_save(watch):
+def test_each_changed_save_is_checked_once(watch):
+    """Vim writes a new file and moves it over the old one; other editors write in steps."""
+    text = watch.numpy.read_text()
     watch.forget()
     watch.numpy.touch()
     watch.read(1.0)
-    assert watch.received == ""
-
-
-def test_a_save_in_many_steps_is_checked_once(watch):
-    text = watch.numpy.read_text().replace("    # FILL IN (about 1 line)", RIGHT_DB, 1)
+    assert watch.received == "", "an unchanged save is ignored"
+    other = watch.numpy.with_suffix(".tmp")
+    other.write_text(text.replace("    # FILL IN (about 1 line)", WRONG_DB, 1))
+    os.replace(other, watch.numpy)
+    watch.wait("❌ db")
+    text = text.replace("    # FILL IN (about 1 line)", RIGHT_DB, 1)
     watch.forget()
     with watch.numpy.open("w") as file:
         for start in range(0, len(text), len(text) // 10):
@@ -397,7 +381,7 @@ def test_a_save_in_many_steps_is_checked_once(watch):
     assert watch.received.count("checking db ...") == 1
 
 
-def test_broken_files_give_a_line_and_watching_goes_on(watch):
+def test_broken_file_is_reported_and_watching_continues(watch):
     whole = watch.numpy.read_text()
     watch.numpy.write_text(whole[: whole.index("# BLANK-END dW")])
     watch.wait("blank dW has no BLANK-END")
@@ -421,22 +405,19 @@ def test_broken_files_give_a_line_and_watching_goes_on(watch):
     assert "Traceback" not in watch.received
 
 
-@pytest.mark.parametrize(
-    ("key", "code"), [("q", 0), ("\x04", 0), ("\x03", 130)], ids=["q", "Ctrl-D", "Ctrl-C"]
-)
-def test_leaving_gives_the_terminal_back(watch, key, code):
+@pytest.mark.parametrize(("key", "code"), [("\x04", 0), ("\x03", 130)], ids=["Ctrl-D", "Ctrl-C"])
+def test_exit_restores_the_terminal(watch, key, code):
     assert not termios.tcgetattr(watch.terminal)[3] & termios.ICANON, "one key at a time"
     watch.press(key)
     os.waitid(os.P_PID, watch.pid, os.WEXITED | os.WNOWAIT)
     assert termios.tcgetattr(watch.terminal)[3] & termios.ICANON, "whole lines again"
-    assert watch.ended() == code
+    assert watch.wait_for_exit() == code
 
 
 @pytest.mark.compiles
-def test_a_kernel_is_watched_too_and_keys_answer_while_it_compiles(tmp_path):
-    session = Session(tmp_path, "watch", "p22", "--gate", "db")
-    session.start()
-    try:
+def test_keys_work_while_a_kernel_compiles(tmp_path):
+    with contextlib.closing(Session(tmp_path, "watch", "p22", "--gate", "db")) as session:
+        session.start()
         session.wait("⏳ db")
         session.save(
             session.kernels,
@@ -449,6 +430,4 @@ def test_a_kernel_is_watched_too_and_keys_answer_while_it_compiles(tmp_path):
         session.press("h")
         assert "checking db ..." in session.wait("Hint db-1 (1 of 3)", 5)
         session.wait("✅ db", 240)
-        session.wait("1/8", 240)  # the other cases follow the first verdict
-    finally:
-        session.close()
+        session.wait("1/8", 240)  # after the other cases

@@ -1,20 +1,20 @@
-"""What holds of every puzzle's rungs and hints: solutions are right, untouched files unsolved, no hint gives a solution away."""
+"""Every rung and its hints: solutions are correct, untouched files unsolved, and no hint has a whole solution."""
 
 import re
 
 import pytest
 
-from harness.check.checker import Checker, make_checker
+from harness.check.checker import Checker, load_checker
 from harness.learner import blanks, hints
 from harness.learner.work import Work
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.toolchain import roots
 
 OWN = ("p21", "p22", "p25")
-"""Puzzles whose files of tests ask more of the same."""
+"""Puzzles whose own tests check more."""
 RUNGS = [
     pytest.param(name, rung.id, id=f"{name}-{rung.id}", marks=[pytest.mark.compiles] if name == "p26" else [])
-    for name in puzzle_names()
+    for name in list_puzzle_names()
     if name not in OWN
     for rung in find_puzzle(name).rungs
     if rung.language == "Python"
@@ -22,33 +22,33 @@ RUNGS = [
 
 
 @pytest.mark.parametrize(("name", "rung"), RUNGS)
-def test_a_solution_in_python_is_right_and_an_untouched_file_unsolved(name, rung, tmp_path):
+def test_python_solution_passes_and_untouched_file_is_unsolved(name, rung, tmp_path):
     puzzle = find_puzzle(name)
-    rung = puzzle.rung(rung)
-    checker = make_checker(Work(puzzle, rung, roots.solutions()))
+    rung = puzzle.find_rung(rung)
+    checker = load_checker(Work(puzzle, rung, roots.solutions()))
     solution = roots.solutions() / name / rung.file
     right = checker.check(solution)
     assert {r.gate.id: r.state for r in right} == dict.fromkeys(rung.gates, "correct"), [
         r.diagnosis for r in right
     ]
     assert name == "p26" or all(result.summary or result.comparisons for result in right)
-    given = tmp_path / rung.file
-    given.write_text(blanks.skeleton(solution.read_text()))
-    assert {result.state for result in checker.check(given)} == {"unsolved"}
+    untouched = tmp_path / rung.file
+    untouched.write_text(blanks.make_skeleton(solution.read_text()))
+    assert {result.state for result in checker.check(untouched)} == {"unsolved"}
 
 
-IN_MOJO = [name for name in puzzle_names() if find_puzzle(name).mojo_rung]
+IN_MOJO = [name for name in list_puzzle_names() if find_puzzle(name).mojo_rung]
 AWKWARD = ("p22", "p23", "p24")
-"""Puzzles whose files of tests judge the kernels in more cases."""
+"""Puzzles whose own tests check the kernels in more cases."""
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
 @pytest.mark.parametrize("name", [name for name in IN_MOJO if name not in (*AWKWARD, "p19", "p28")])
-def test_the_kernels_of_a_solution_are_right_on_the_virtual_gpu(name, dtype):
-    """Those of puzzles 19 and 28 are judged with what their runs print."""
+def test_solution_kernels_pass_on_the_virtual_gpu(name, dtype):
+    """Other tests run the kernels of puzzles 19 and 28."""
     puzzle = find_puzzle(name)
-    results = Checker(puzzle, dtype=dtype).check(roots.op_package(roots.solutions(), name))
+    results = Checker(puzzle, dtype=dtype).check(roots.make_op_package(roots.solutions(), name))
     assert {r.gate.id: r.state for r in results} == {gate.id: "correct" for gate in puzzle.kernel_gates}, [
         r.diagnosis for r in results
     ]
@@ -56,37 +56,44 @@ def test_the_kernels_of_a_solution_are_right_on_the_virtual_gpu(name, dtype):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", [name for name in IN_MOJO if name not in ("p19", "p22", "p28")])
-def test_the_kernels_as_they_are_given_compile_and_are_unsolved(name, tmp_path):
-    blanks.generate(roots.solutions() / name, tmp_path / name)
+def test_provided_kernels_compile_and_are_unsolved(name, tmp_path):
+    blanks.generate_problems(roots.solutions() / name, tmp_path / name)
     assert {r.state for r in Checker(find_puzzle(name)).check(tmp_path / name / "op")} == {"unsolved"}
 
 
-@pytest.mark.parametrize("name", puzzle_names())
+@pytest.mark.parametrize("name", list_puzzle_names())
 def test_untouched_files_are_unsolved(name, command_line):
     finished = command_line("verify", name)
     assert finished.code == 3, finished.out
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in puzzle_names() if name != "p21"]
-)  # a hunt gives no ladders
-def test_the_chapter_has_every_hint_ladder(name):
+    "name", [name for name in list_puzzle_names() if name != "p21"]
+)  # a bug hunt has no hints
+def test_chapter_has_all_hints(name):
     pages = (roots.CHECKOUT / "book/src").glob(f"puzzle_{name[1:]}/*.md")
     shown = {
         ladder
         for page in pages
         for ladder in re.findall(r"\{\{#(?:hints|step) p\d\d:([\w-]+)\}\}", page.read_text())
     }
-    assert shown == set(hints.ladders(name))
+    assert shown == set(hints.load_ladders(name))
 
 
-@pytest.mark.parametrize("name", puzzle_names())
-def test_no_hint_gives_a_whole_solution_of_several_lines_away(name):
+@pytest.mark.parametrize("name", list_puzzle_names())
+def test_hints_do_not_contain_whole_solutions(name):
     for rung in find_puzzle(name).rungs:
-        bodies = blanks.find((roots.solutions() / name / rung.file).read_text())
+        bodies = blanks.find_blanks((roots.solutions() / name / rung.file).read_text())
         for gate in rung.gates:
             body = {line.strip() for line in bodies[gate].body if line.strip()}
-            for hint in hints.ladders(name).get(gate, ()):
+            for hint in hints.load_ladders(name).get(gate, ()):
                 assert not (len(body) > 1 and body <= {line.strip() for line in hint.code.splitlines()}), (
                     hint.id
                 )
+
+
+@pytest.mark.parametrize("name", list_puzzle_names())
+def test_mistakes_have_existing_hints(name):
+    puzzle, ladders = find_puzzle(name), hints.load_ladders(name).values()
+    shortest = min(map(len, ladders)) if ladders else 0
+    assert {mistake.hint for mistake in puzzle.mistakes} <= {*range(1, shortest + 1)}

@@ -1,34 +1,34 @@
-"""Faults of public reports, rebuilt small: each is one wrong line in an autograd.Function, and the report that it is like."""
+"""Bugs from public reports, each reproduced by an autograd.Function with one wrong line."""
 
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from right_cases import integers
+from right_cases import make_integers
 from torch import Tensor
 from torch.autograd import Function
-from zoo_cases import Asked
+from zoo_cases import Arguments
 
 EPS = 1e-5
 ROWS = ("N", "T", "H")
 
 
 def function(forward: Callable, backward: Callable) -> Callable:
-    """An autograd.Function of two functions."""
+    """Return the `apply` of an autograd.Function made of two functions."""
     name = backward.__name__.title().replace("_", "")
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(name, (Function,), methods).apply
 
 
-def as_it_lies(t: Tensor) -> Tensor:
-    """What a kernel reads that takes a tensor for contiguous."""
+def read_as_contiguous(t: Tensor) -> Tensor:
+    """Return what a kernel reads if it assumes that a tensor is contiguous."""
     strides = torch.empty(t.shape, device="meta").stride()
     there = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
     return t.as_strided(t.shape, strides) if there >= t.numel() else torch.zeros_like(t)
 
 
 def keep(result: Callable) -> Callable:
-    """A forward pass that keeps its inputs."""
+    """Return a forward pass that saves its inputs."""
 
     def forward(ctx, *tensors):
         ctx.save_for_backward(*tensors)
@@ -39,13 +39,13 @@ def keep(result: Callable) -> Callable:
 
 def scale_of_cat(ctx, dy):
     x, w = ctx.saved_tensors
-    dy = as_it_lies(dy)
+    dy = read_as_contiguous(dy)
     return dy * w, (dy * x).flatten(0, -2).sum(0)
 
 
 def attention_dout(ctx, do):
     q, k, v = ctx.saved_tensors
-    do, scale = as_it_lies(do), q.shape[-1] ** -0.5
+    do, scale = read_as_contiguous(do), q.shape[-1] ** -0.5
     p = (q @ k.mT * scale).softmax(-1)
     dp = do @ v.mT
     ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * scale
@@ -54,12 +54,12 @@ def attention_dout(ctx, do):
 
 def mean_of_axis(ctx, dy):
     (x,) = ctx.saved_tensors
-    return (as_it_lies(dy) / x.shape[-1])[..., None].expand(x.shape)
+    return (read_as_contiguous(dy) / x.shape[-1])[..., None].expand(x.shape)
 
 
 def product_of_expanded(ctx, dy):
     x, w = ctx.saved_tensors
-    return dy @ w.mT, as_it_lies(x).flatten(0, -2).mT @ dy.flatten(0, -2)
+    return dy @ w.mT, read_as_contiguous(x).flatten(0, -2).mT @ dy.flatten(0, -2)
 
 
 def distances(ctx, dd):
@@ -69,7 +69,7 @@ def distances(ctx, dd):
     return d.sum(1), -d.sum(0)
 
 
-def viewed(ctx, dy):
+def view_rows(ctx, dy):
     x, w = ctx.saved_tensors
     return dy @ w, dy.view(-1, dy.shape[-1]).mT @ x.reshape(-1, x.shape[-1])
 
@@ -178,7 +178,7 @@ def masked_softmax(ctx, dy):
 
 
 def safe_softmax(x: Tensor) -> Tensor:
-    """Softmax, with 0 for a row that is masked everywhere."""
+    """Return softmax, with 0 for fully masked rows."""
     hidden = (x == -torch.inf).all(-1, keepdim=True)
     return torch.where(hidden, 0.0, torch.where(hidden, 0.0, x).softmax(-1))
 
@@ -193,18 +193,18 @@ def bag_without_weights(ctx, dy):
 
 
 def bag(index: Tensor, w: Tensor, each: Tensor) -> Tensor:
-    """Weighted sums of rows."""
+    """Return weighted sums of rows."""
     return (w[index] * each[..., None]).sum(1)
 
 
 def flag_of_flattened(ctx, x, w):
-    flat = x.flatten(0, -2)  # under no_grad: it asks for nothing
+    flat = x.flatten(0, -2)  # does not require a gradient, since no_grad is on
     ctx.save_for_backward(x, w)
     ctx.asks = x.requires_grad if x.dim() == 2 else flat.requires_grad
     return x @ w.mT
 
 
-def asked_of_flattened(ctx, dy):
+def use_flag_of_flattened(ctx, dy):
     x, w = ctx.saved_tensors
     return dy @ w if ctx.asks else None, dy.flatten(0, -2).mT @ x.flatten(0, -2)
 
@@ -228,8 +228,8 @@ def rms(x, w):
 
 XW = {"x": ROWS, "w": ("H",)}
 LINEAR = {"x": ROWS, "w": ("O", "H")}
-ENTROPY = {"x": ("N", "C"), "t": integers("C", "N")}
-INDEXED = {"i": integers(5, "N", "T"), "w": (5, "H")}
+ENTROPY = {"x": ("N", "C"), "t": make_integers("C", "N")}
+INDEXED = {"i": make_integers(5, "N", "T"), "w": (5, "H")}
 UNREDUCED = lambda x, t: F.cross_entropy(x, t, reduction="none")  # noqa: E731
 SUMMED = lambda x, t: F.cross_entropy(x, t, reduction="sum")  # noqa: E731
 PADDED = lambda i, w: F.embedding(i, w, padding_idx=0)  # noqa: E731
@@ -241,7 +241,7 @@ FAULTS: list[tuple[str, Callable, Callable, Callable, dict]] = [
     ("pytorch/pytorch#30303", keep(torch.matmul), product_of_expanded, torch.matmul, {"x": ROWS, "w": ("H", "O")}),
     ("pytorch/pytorch#69997", keep(lambda x, y: (x[:, None] - y).square().sum(-1)), distances,
      lambda x, y: (x[:, None] - y).square().sum(-1), {"x": ("N", "H"), "y": ("M", "H")}),
-    ("NVIDIA/apex#1601", keep(F.linear), viewed, F.linear, LINEAR),
+    ("NVIDIA/apex#1601", keep(F.linear), view_rows, F.linear, LINEAR),
     ("unslothai/unsloth#5002", keep(F.cross_entropy), entropy_in_logits, F.cross_entropy, ENTROPY),
     ("linkedin/Liger-Kernel#343", entropy_forward_in_place, lambda ctx, d: (ctx.saved_tensors[0] * d, None), F.cross_entropy, ENTROPY),
     ("linkedin/Liger-Kernel#1298", keep(UNREDUCED), entropy_first_row, UNREDUCED, ENTROPY),
@@ -256,25 +256,24 @@ FAULTS: list[tuple[str, Callable, Callable, Callable, dict]] = [
     ("tenstorrent/tt-metal#6232", keep(F.embedding), embedded_last_wins, F.embedding, INDEXED),
     ("pytorch/pytorch#28716", keep(PADDED), embedded_padding, PADDED, INDEXED),
     ("pytorch/pytorch#41508", keep(safe_softmax), masked_softmax, safe_softmax,
-     {"x": lambda s, g: hide(torch.randn(s["N"], s["H"], generator=g, dtype=torch.float64))}),
+     {"x": lambda s, g: mask_scores(torch.randn(s["N"], s["H"], generator=g, dtype=torch.float64))}),
     ("meta-pytorch/torchrec#4602", keep(bag), bag_without_weights, bag, {**INDEXED, "each": ("N", "T")}),
-    ("verl-project/verl#6913", flag_of_flattened, asked_of_flattened, F.linear, LINEAR),
+    ("verl-project/verl#6913", flag_of_flattened, use_flag_of_flattened, F.linear, LINEAR),
     ("flagos-ai/FlagGems#5392", keep(F.linear), one_leading_axis, F.linear, LINEAR),
     ("tenstorrent/tt-metal#53204", keep(lambda x: F.layer_norm(x, x.shape[-1:])), layer_norm_subtracted_twice,
      lambda x: F.layer_norm(x, x.shape[-1:]), {"x": ROWS}),
 ]  # fmt: skip
 
 
-def hide(x: Tensor) -> Tensor:
-    """Some scores masked, and a row of them everywhere."""
+def mask_scores(x: Tensor) -> Tensor:
+    """Mask some scores, and one row completely."""
     x[:, -1:] = -torch.inf
     x[:1] = -torch.inf
     return x
 
 
-def faults() -> list[Asked]:
-    """All of them."""
+def list_faults() -> list[Arguments]:
     return [
-        Asked(report, lambda f=f, b=b: function(f, b), reference, inputs)
+        Arguments(report, lambda f=f, b=b: function(f, b), reference, inputs)
         for report, f, b, reference, inputs in FAULTS
     ]

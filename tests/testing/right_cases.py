@@ -1,4 +1,4 @@
-"""What must not be accused: functions of PyTorch, layers of `harness.nn`, and autograd.Functions as public code has them."""
+"""Correct functions, which must pass: PyTorch's, layers of `harness.nn`, autograd.Functions as in public code."""
 
 import math
 
@@ -7,15 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from zoo_cases import Asked, targets
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from zoo_cases import Arguments, make_targets
 
 from harness import nn
 
 ROWS = (..., "H")
 
 
-def integers(high: int | str, *names: str):
-    """An input of indices below a size or a number."""
+def make_integers(high: int | str, *names: str):
+    """Return an input of integers below a number or a named size."""
 
     def make(sizes, generator: torch.Generator) -> Tensor:
         top = sizes[high] if isinstance(high, str) else high
@@ -24,63 +25,79 @@ def integers(high: int | str, *names: str):
     return make
 
 
-def positive(*names: str):
-    """An input of positive numbers."""
+def make_positive(*names: str):
+    """Return an input of positive numbers."""
     return lambda sizes, generator: (
         0.2 + torch.rand([sizes[n] for n in names], generator=generator, dtype=torch.float64)
     )
 
 
-def plain(name: str, function, inputs: dict | None = None, **more) -> Asked:
-    """A function of PyTorch beside itself: what is judged is the limit."""
-    return Asked(name, lambda: function, function, inputs or {"x": ROWS}, more)
+def compare_with_itself(name: str, function, inputs: dict | None = None, **more) -> Arguments:
+    """Return a case that compares a PyTorch function with itself, which tests the tolerance."""
+    return Arguments(name, lambda: function, function, inputs or {"x": ROWS}, more)
 
 
 IMAGE = ("N", 2, 8, 8)
+INFINITE = ["infinity", "negative infinity"]
+SQUARE = {name: ("B", 2, "S", "d") for name in "qkv"}
 QKV = {"q": ("B", 2, "S", "d"), "k": ("B", 2, "T", "d"), "v": ("B", 2, "T", "d")}
 
 
-def functions() -> list[Asked]:
-    """Forty functions of torch.nn.functional."""
+def list_functions() -> list[Arguments]:
+    """Return cases for functions of torch.nn.functional."""
     elementwise = [
         F.relu, F.relu6, F.gelu, F.silu, F.elu, F.selu, F.celu, F.leaky_relu, F.softplus, F.softsign, F.tanhshrink,
         F.hardtanh, F.hardswish, F.hardsigmoid, F.mish, F.logsigmoid, F.softshrink, F.hardshrink,
     ]  # fmt: skip
     two = {"x": ("N", "H"), "y": ("N", "H")}
     return [
-        *(plain(f.__name__, f) for f in elementwise),
-        plain("softmax", lambda x: F.softmax(x, -1)),
-        plain("log_softmax", lambda x: F.log_softmax(x, -1)),
-        plain("softmin", lambda x: F.softmin(x, -1)),
-        plain("glu", lambda x: F.glu(x, -1), {"x": ("N", 6)}),
-        plain("normalize", lambda x: F.normalize(x, dim=-1)),
-        plain("layer_norm", lambda x, w, b: F.layer_norm(x, w.shape, w, b), {"x": ROWS, "w": ("H",), "b": ("H",)}),
-        plain("rms_norm", lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), {"x": ROWS, "w": ("H",)}),
-        plain("group_norm", lambda x: F.group_norm(x, 2), {"x": ("N", 4, "L")}),
-        plain("linear", F.linear, {"x": ROWS, "w": ("O", "H"), "b": ("O",)}),
-        plain("bilinear", F.bilinear, {"x": ("N", "H"), "y": ("N", "K"), "w": ("O", "H", "K")}),
-        plain("embedding", F.embedding, {"i": integers(11, "N", "T"), "w": (11, "H")}),
-        plain("cross_entropy", lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten()), {"x": ("N", "T", "C"), "t": targets}),
-        plain("nll_loss", F.nll_loss, {"x": ("N", "C"), "t": integers("C", "N")}),
-        plain("mse_loss", F.mse_loss, two),
-        plain("l1_loss", F.l1_loss, two),
-        plain("smooth_l1_loss", F.smooth_l1_loss, two),
-        plain("huber_loss", F.huber_loss, two),
-        plain("kl_div", lambda x, y: F.kl_div(x, y, reduction="batchmean"), {"x": ("N", "H"), "y": positive("N", "H")}),
-        plain("cosine_similarity", F.cosine_similarity, two),
-        plain("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, two),
-        plain("conv1d", F.conv1d, {"x": ("N", 3, "L"), "w": ("O", 3, 2)}),
-        plain("conv2d", F.conv2d, {"x": IMAGE, "w": ("O", 2, 3, 3)}),
-        plain("max_pool2d", lambda x: F.max_pool2d(x, 2), {"x": IMAGE}),
-        plain("avg_pool2d", lambda x: F.avg_pool2d(x, 2), {"x": IMAGE}),
-        plain("interpolate", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), {"x": IMAGE}),
-        plain("pad", lambda x: F.pad(x, (1, 2))),
-        plain("scaled_dot_product_attention", F.scaled_dot_product_attention, QKV),
+        *(compare_with_itself(f.__name__, f) for f in elementwise),
+        compare_with_itself("softmax", lambda x: F.softmax(x, -1)),
+        compare_with_itself("log_softmax", lambda x: F.log_softmax(x, -1)),
+        compare_with_itself("softmin", lambda x: F.softmin(x, -1)),
+        compare_with_itself("glu", lambda x: F.glu(x, -1), {"x": ("N", 6)}),
+        compare_with_itself("normalize", lambda x: F.normalize(x, dim=-1)),
+        compare_with_itself("layer_norm", lambda x, w, b: F.layer_norm(x, w.shape, w, b), {"x": ROWS, "w": ("H",), "b": ("H",)}),
+        compare_with_itself("rms_norm", lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), {"x": ROWS, "w": ("H",)}),
+        compare_with_itself("group_norm", lambda x: F.group_norm(x, 2), {"x": ("N", 4, "L")}),
+        compare_with_itself("linear", F.linear, {"x": ROWS, "w": ("O", "H"), "b": ("O",)}),
+        compare_with_itself("bilinear", F.bilinear, {"x": ("N", "H"), "y": ("N", "K"), "w": ("O", "H", "K")}),
+        compare_with_itself("embedding", F.embedding, {"i": make_integers(11, "N", "T"), "w": (11, "H")}),
+        compare_with_itself("cross_entropy", lambda x, t: F.cross_entropy(x.flatten(0, 1), t.flatten()), {"x": ("N", "T", "C"), "t": make_targets}),
+        compare_with_itself("nll_loss", F.nll_loss, {"x": ("N", "C"), "t": make_integers("C", "N")}),
+        compare_with_itself("mse_loss", F.mse_loss, two),
+        compare_with_itself("l1_loss", F.l1_loss, two),
+        compare_with_itself("smooth_l1_loss", F.smooth_l1_loss, two),
+        compare_with_itself("huber_loss", F.huber_loss, two),
+        compare_with_itself("kl_div", lambda x, y: F.kl_div(x, y, reduction="batchmean"), {"x": ("N", "H"), "y": make_positive("N", "H")}),
+        compare_with_itself("cosine_similarity", F.cosine_similarity, two),
+        compare_with_itself("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, two),
+        compare_with_itself("conv1d", F.conv1d, {"x": ("N", 3, "L"), "w": ("O", 3, 2)}),
+        compare_with_itself("conv2d", F.conv2d, {"x": IMAGE, "w": ("O", 2, 3, 3)}),
+        compare_with_itself("max_pool2d", lambda x: F.max_pool2d(x, 2), {"x": IMAGE}),
+        compare_with_itself("avg_pool2d", lambda x: F.avg_pool2d(x, 2), {"x": IMAGE}),
+        compare_with_itself("interpolate", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), {"x": IMAGE}),
+        compare_with_itself("pad", lambda x: F.pad(x, (1, 2))),
+        compare_with_itself("scaled_dot_product_attention", F.scaled_dot_product_attention, QKV),
     ]  # fmt: skip
 
 
-def layers() -> list[Asked]:
-    """Every layer of harness.nn, beside PyTorch's own."""
+class Loss(torch.nn.Linear):
+    """Cross-entropy of a linear layer."""
+
+    def forward(self, x, t):
+        return F.cross_entropy(super().forward(x).flatten(0, -2), t.flatten())
+
+
+def attend_in_a_ring(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Call `ring_attention` in a process group of one, which the test destroys."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    return nn.ring_attention(q, k, v)
+
+
+def list_layers() -> list[Arguments]:
+    """Return every layer of harness.nn, with PyTorch's as the reference."""
 
     def norm_linear(x, g, b, w, c):
         return F.linear(F.layer_norm(x, g.shape, g, b), w, c)
@@ -88,39 +105,53 @@ def layers() -> list[Asked]:
     def loss(x, w, t):
         return F.cross_entropy(x.flatten(0, 1) @ w.mT, t.flatten())
 
+    modules = torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 5))
     five = {"x": ROWS, "g": ("H",), "b": ("H",), "w": ("O", "H"), "c": ("O",)}
     return [
-        Asked("fused_layernorm_linear", lambda: nn.fused_layernorm_linear, norm_linear, five),
-        Asked(
-            "LayerNormLinear",
-            lambda: nn.LayerNormLinear(6, 5),
-            torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 5)),
-            {"x": (..., 6)},
-        ),
-        Asked("attention", lambda: nn.attention, F.scaled_dot_product_attention, QKV),
-        Asked(
+        Arguments("fused_layernorm_linear", lambda: nn.fused_layernorm_linear, norm_linear, five),
+        Arguments("LayerNormLinear", lambda: nn.LayerNormLinear(6, 5), modules, {"x": (..., 6)}),
+        Arguments("attention", lambda: nn.attention, F.scaled_dot_product_attention, QKV),
+        Arguments(
             "attention, causal",
             lambda: lambda q, k, v: nn.attention(q, k, v, is_causal=True),
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
             QKV,
         ),
-        Asked(
+        # The lse of an infinite score is NaN, as is the output.
+        Arguments(
+            "attention_with_lse", lambda: nn.attention_with_lse, attend_with_lse, QKV, {"leave_out": INFINITE}
+        ),
+        Arguments(
             "linear_cross_entropy",
             lambda: lambda x, w, t: nn.linear_cross_entropy(x.flatten(0, 1), w, t.flatten()),
             loss,
-            {"x": ("N", "T", "H"), "w": ("C", "H"), "t": targets},
+            {"x": ("N", "T", "H"), "w": ("C", "H"), "t": make_targets},
         ),
-        Asked(
+        Arguments(
             "attention_varlen",
             lambda: lambda q, k, v, o: nn.attention_varlen(q, k, v, o, o),
-            by_sequence,
+            attend_each_sequence,
             {"q": (7, "N", "d"), "k": (7, "N", "d"), "v": (7, "N", "d"), "o": torch.tensor([0, 3, 7]).int()},
+        ),
+        Arguments("ring_attention", lambda: attend_in_a_ring, F.scaled_dot_product_attention, SQUARE),
+        Arguments(
+            "LinearCrossEntropy",
+            lambda: nn.LinearCrossEntropy(6, 5),
+            Loss(6, 5, bias=False),
+            {"x": ("N", "T", 6), "t": make_integers(5, "N", "T")},
         ),
     ]
 
 
-def by_sequence(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-    """Attention of each sequence to itself."""
+def attend_with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return attention and the logarithm of each row's sum of exponentials, in float32 at least."""
+    scores = q @ k.mT / max(q.shape[-1], 1) ** 0.5
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return F.scaled_dot_product_attention(q, k, v), scores.to(wide).logsumexp(-1)
+
+
+def attend_each_sequence(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
+    """Return attention within each sequence."""
     parts = []
     for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         rows = [t[first:last].transpose(0, 1) for t in (q, k, v)]
@@ -128,11 +159,11 @@ def by_sequence(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-# ---- As public code has them --------------------------------------------------------------------------------
+# ---- Functions as in public code ---------------------------------------------------------------------------
 
 
 class Exp(Function):
-    """Keeps its result."""
+    """Saves its result."""
 
     @staticmethod
     def forward(ctx, x):
@@ -146,7 +177,7 @@ class Exp(Function):
 
 
 class Relu(Function):
-    """Clamps, and clears where the input was negative."""
+    """Clamps, and clears the gradient where the input is negative."""
 
     @staticmethod
     def forward(ctx, x):
@@ -162,7 +193,7 @@ class Relu(Function):
 
 
 class Swish(Function):
-    """Computes the sigmoid again, to save memory."""
+    """Recomputes the sigmoid to save memory."""
 
     @staticmethod
     def forward(ctx, x):
@@ -193,7 +224,7 @@ class Mish(Function):
 
 
 class Linear(Function):
-    """With a bias, and None for what nobody asks for."""
+    """Linear with a bias, and None for gradients that are not needed."""
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
@@ -216,7 +247,7 @@ class Linear(Function):
 
 
 class LayerNorm(Function):
-    """In float32 where the input is narrower."""
+    """LayerNorm, computed in float32 if the input is narrower."""
 
     @staticmethod
     def forward(ctx, x, w, b):
@@ -238,7 +269,7 @@ class LayerNorm(Function):
 
 
 class RMSNorm(Function):
-    """As Triton's tutorials write it, one rstd for a row."""
+    """RMSNorm as in Triton's tutorials, with one rstd per row."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -257,7 +288,7 @@ class RMSNorm(Function):
 
 
 class SwiGLU(Function):
-    """silu(a) * b, the sigmoid computed again."""
+    """silu(a) * b, with the sigmoid recomputed."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -276,7 +307,7 @@ class SwiGLU(Function):
 
 
 class CrossEntropy(Function):
-    """The gradient is computed in the forward pass, and scaled in the backward pass."""
+    """Computes the gradient in the forward pass, and scales it in the backward pass."""
 
     @staticmethod
     def forward(ctx, logits, target):
@@ -298,7 +329,7 @@ class CrossEntropy(Function):
 
 
 class Attention(Function):
-    """Keeps the log of the sums, and computes the probabilities again."""
+    """Saves the log-sum-exp, and recomputes the probabilities."""
 
     @staticmethod
     def forward(ctx, q, k, v):
@@ -321,7 +352,7 @@ class Attention(Function):
 
 
 class Embedding(Function):
-    """Adds rows up by index."""
+    """Sums rows by index."""
 
     @staticmethod
     def forward(ctx, index, weight):
@@ -338,7 +369,7 @@ class Embedding(Function):
 
 
 class StraightThrough(Function):
-    """Rounds, and lets the gradient through inside of a range."""
+    """Rounds, and passes the gradient within a range."""
 
     @staticmethod
     def forward(ctx, x):
@@ -352,7 +383,7 @@ class StraightThrough(Function):
 
 
 class GradientScale(Function):
-    """The identity, whose gradient is scaled, as for adversarial training."""
+    """The identity with a scaled gradient, as for adversarial training."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -365,7 +396,7 @@ class GradientScale(Function):
 
 
 class FocalLoss(Function):
-    """Sigmoid focal loss of every element, gamma 2, in the form that does not overflow."""
+    """Elementwise sigmoid focal loss with gamma 2, in a form that does not overflow."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -384,7 +415,7 @@ class FocalLoss(Function):
 
 
 class Cumsum(Function):
-    """The gradient is a sum from the other end."""
+    """A cumulative sum, whose gradient sums from the other end."""
 
     @staticmethod
     def forward(ctx, x):
@@ -396,49 +427,49 @@ class Cumsum(Function):
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention that passes NaN on to every row that has one; PyTorch's own makes 0 of some."""
+    """Return causal attention that propagates NaN; PyTorch's own returns zeros for some NaN rows."""
     hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
     scores = (q.double() @ k.double().mT / math.sqrt(max(q.shape[-1], 1))).masked_fill(hidden, -torch.inf)
     return (scores.softmax(-1) @ v.double()).to(q.dtype)
 
 
 def reversed_gradient(x: Tensor) -> Tensor:
-    """The identity with a gradient of -0.5, by PyTorch's own operations."""
+    """Return x with a gradient of -0.5, from PyTorch's operations."""
     return 1.5 * x.detach() - 0.5 * x
 
 
 def straight_through(x: Tensor) -> Tensor:
-    """The rounded number, whose slope is that of hardtanh."""
+    """Return the rounded number, with the gradient of hardtanh."""
     inside = torch.where(x.abs() <= 1, x, x.detach())
     return x.detach().round() + inside - inside.detach()
 
 
 def focal(x: Tensor, y: Tensor) -> Tensor:
-    """The focal loss by PyTorch's own operations."""
+    """Return the focal loss from PyTorch's operations."""
     p = torch.sigmoid(x)
     return -(y * (1 - p) ** 2 * F.logsigmoid(x) + (1 - y) * p**2 * F.logsigmoid(-x))
 
 
-def public() -> list[Asked]:
-    """Fifteen right autograd.Functions."""
+def list_public() -> list[Arguments]:
+    """Return correct autograd.Functions."""
     wb = {"x": ("N", "T", "H"), "w": ("H",), "b": ("H",)}
     binary = lambda s, g: torch.randint(2, (s["N"], s["H"]), generator=g)  # noqa: E731
     return [
-        Asked("exp", lambda: Exp.apply, torch.exp, {"x": ROWS}),
-        Asked("relu", lambda: Relu.apply, F.relu, {"x": ROWS}),
-        Asked("swish", lambda: Swish.apply, F.silu, {"x": ROWS}),
-        Asked("mish", lambda: Mish.apply, F.mish, {"x": ROWS}),
-        Asked("linear", lambda: Linear.apply, F.linear, {"x": ("N", "T", "H"), "w": ("O", "H"), "b": ("O",)}),
-        Asked("layer norm", lambda: LayerNorm.apply, lambda x, w, b: F.layer_norm(x, w.shape, w, b), wb),
-        Asked("rms norm", lambda: RMSNorm.apply, lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), {"x": ("N", "T", "H"), "w": ("H",)}),
-        Asked("swiglu", lambda: SwiGLU.apply, lambda a, b: F.silu(a) * b, {"a": ROWS, "b": ROWS}),
-        Asked("cross entropy", lambda: CrossEntropy.apply, F.cross_entropy, {"x": ("N", "C"), "t": integers("C", "N")}),
-        Asked("attention", lambda: Attention.apply, F.scaled_dot_product_attention, QKV),
-        Asked("attention, causal, by formula", lambda: causal, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-              {name: ("B", 2, "S", "d") for name in "qkv"}),
-        Asked("embedding", lambda: Embedding.apply, F.embedding, {"i": integers(11, "N", "T"), "w": (11, "H")}),
-        Asked("straight through", lambda: StraightThrough.apply, straight_through, {"x": ROWS}),
-        Asked("gradient scale", lambda: lambda x: GradientScale.apply(x, 0.5), reversed_gradient, {"x": ROWS}),
-        Asked("focal loss", lambda: FocalLoss.apply, focal, {"x": ("N", "H"), "y": binary}),
-        Asked("cumsum", lambda: Cumsum.apply, lambda x: x.cumsum(-1), {"x": ROWS}),
+        Arguments("exp", lambda: Exp.apply, torch.exp, {"x": ROWS}),
+        Arguments("relu", lambda: Relu.apply, F.relu, {"x": ROWS}),
+        Arguments("swish", lambda: Swish.apply, F.silu, {"x": ROWS}),
+        Arguments("mish", lambda: Mish.apply, F.mish, {"x": ROWS}),
+        Arguments("linear", lambda: Linear.apply, F.linear, {"x": ("N", "T", "H"), "w": ("O", "H"), "b": ("O",)}),
+        Arguments("layer norm", lambda: LayerNorm.apply, lambda x, w, b: F.layer_norm(x, w.shape, w, b), wb),
+        Arguments("rms norm", lambda: RMSNorm.apply, lambda x, w: F.rms_norm(x, w.shape, w, 1e-5), {"x": ("N", "T", "H"), "w": ("H",)}),
+        Arguments("swiglu", lambda: SwiGLU.apply, lambda a, b: F.silu(a) * b, {"a": ROWS, "b": ROWS}),
+        Arguments("cross entropy", lambda: CrossEntropy.apply, F.cross_entropy, {"x": ("N", "C"), "t": make_integers("C", "N")}),
+        Arguments("attention", lambda: Attention.apply, F.scaled_dot_product_attention, QKV),
+        Arguments("attention, causal, by formula", lambda: causal, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+              SQUARE),
+        Arguments("embedding", lambda: Embedding.apply, F.embedding, {"i": make_integers(11, "N", "T"), "w": (11, "H")}),
+        Arguments("straight through", lambda: StraightThrough.apply, straight_through, {"x": ROWS}),
+        Arguments("gradient scale", lambda: lambda x: GradientScale.apply(x, 0.5), reversed_gradient, {"x": ROWS}),
+        Arguments("focal loss", lambda: FocalLoss.apply, focal, {"x": ("N", "H"), "y": binary}),
+        Arguments("cumsum", lambda: Cumsum.apply, lambda x: x.cumsum(-1), {"x": ROWS}),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`check_backward` on an op package: a right pair passes on the virtual GPU, and wrong values, a race and a wrong address are found."""
+"""`check_backward` on an op package on the virtual GPU: a correct pair passes; wrong values, a race and a wrong address are found."""
 
 import sys
 
@@ -36,7 +36,7 @@ LONG = ("compile", "thousands of rows", "gradcheck")
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """Return a package with an op pair for each of FAULTS."""
+    """A package with an op pair for each of FAULTS."""
     folder = tmp_path_factory.mktemp("own") / "ops"
     folder.mkdir()
     text = (roots.CHECKOUT / "book" / "examples" / "own_ops" / "scale.mojo").read_text()
@@ -50,7 +50,7 @@ def package(tmp_path_factory):
     return folder
 
 
-def ready(*tensors):
+def make_contiguous(*tensors):
     return [t.detach().contiguous() for t in tensors]
 
 
@@ -63,7 +63,7 @@ def scale(package, fault):
         def forward(ctx, x, w):
             ctx.save_for_backward(x, w)
             y = x.new_empty(x.shape)
-            ops.right(y, *ready(x, w))
+            ops.right(y, *make_contiguous(x, w))
             return y
 
         @staticmethod
@@ -71,7 +71,7 @@ def scale(package, fault):
         def backward(ctx, dy):
             x, w = ctx.saved_tensors
             dx, dw = x.new_empty(x.shape), w.new_empty(w.shape)
-            getattr(ops, f"{fault}_backward")(dx, dw, *ready(dy, x, w))
+            getattr(ops, f"{fault}_backward")(dx, dw, *make_contiguous(dy, x, w))
             return dx, dw
 
     return Scale.apply
@@ -81,19 +81,20 @@ def report_on(package, fault, dtypes=(torch.float32,), **more):
     return check_backward(scale(package, fault), reference=torch.mul, inputs=SHAPES, dtypes=dtypes, **more)
 
 
-def test_a_right_pair_passes(package):
+def test_correct_pair_passes(package):
     report = report_on(package, "right", leave_out=LONG)
     report.raise_if_wrong()
     assert "races and memory" in [tried.name for tried in report.of("right")]
     assert "float32 on the virtual GPU (sm_90a)" in str(report) and not Worker.running
 
 
-def test_a_wrong_kernel_is_rejected(package):
+@pytest.mark.slow
+def test_wrong_kernel_is_rejected(package):
     with pytest.raises(AssertionError, match="the gradient of w is the mean over N, and should be the sum"):
         report_on(package, "mean").raise_if_wrong()
 
 
-def test_a_race_is_rejected(package):
+def test_race_is_rejected(package):
     wrong = {
         tried.name: tried.said
         for tried in report_on(
@@ -103,20 +104,21 @@ def test_a_race_is_rejected(package):
     assert wrong["races and memory"].startswith("in race_backward: global race at ")
 
 
-def test_an_address_out_of_bounds_is_rejected(package):
+@pytest.mark.slow
+def test_out_of_bounds_address_is_rejected(package):
     report = report_on(package, "bounds", only=["graph used twice", "races and memory"])
     wrong = {tried.name: tried.said for tried in report.wrong}
     assert "in bounds_backward: out-of-bounds load at " in wrong["races and memory"]
 
 
-def test_a_dtype_that_the_op_does_not_take_is_refused(package):
+def test_unsupported_dtype_is_refused(package):
     report = report_on(package, "right", dtypes=[torch.float64, torch.float32], only=["float64", "no_grad"])
     assert (
         report.ok and "CompileFailed" in report.of("refused")[0].said and report.where.startswith("float32")
     )
 
 
-def test_a_call_that_an_op_cannot_take_says_why(package):
+def test_invalid_call_is_explained(package):
     ops, x = MojoOps(package), torch.ones(2, 3)
     with pytest.raises(ValueError, match=r"right takes contiguous tensors without a gradient: pass t.detach"):
         ops.right(x, x.mT, x[0])

@@ -1,4 +1,4 @@
-"""Every wrong backward pass of the puzzles as arguments of `check_backward`."""
+"""The puzzles' wrong backward passes, as arguments of `check_backward`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.check import zoo
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.puzzles.formulas import EPS
-from harness.puzzles.p20.functions import CLASSES, words
+from harness.puzzles.p20.functions import CLASSES, packed_mask_bytes
 from harness.puzzles.p20.registration import register_op
-from harness.puzzles.p21.subjects import IGNORED, WANTED
+from harness.puzzles.p21.subjects import IGNORED, REFERENCES
 from harness.toolchain import roots
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The arguments of one call."""
+class Arguments:
+    """The arguments of one call of `check_backward`."""
 
     name: str
     make: Callable[[], Callable[..., object]]
@@ -31,31 +31,31 @@ class Asked:
 ROWS = (..., "H")
 
 
-def targets(sizes, generator: torch.Generator) -> Tensor:
-    """A class for each row, or none."""
+def make_targets(sizes, generator: torch.Generator) -> Tensor:
+    """Return a class per row; every third row is ignored."""
     classes = torch.randint(sizes["C"], (sizes["N"], sizes["T"]), generator=generator)
     classes.view(-1)[::3] = IGNORED
     return classes
 
 
-def mask(sizes, generator: torch.Generator) -> Tensor:
-    """Three of four elements."""
+def make_mask(sizes, generator: torch.Generator) -> Tensor:
+    """Return a mask that keeps about three in four elements."""
     return torch.rand(sizes["N"], sizes["H"], generator=generator) < 0.75
 
 
-def order(sizes, generator: torch.Generator) -> Tensor:
-    """A permutation of the positions."""
+def make_order(sizes, generator: torch.Generator) -> Tensor:
+    """Return a permutation of the positions."""
     return torch.randperm(sizes["L"], generator=generator).int()
 
 
 P21: dict[str, dict[str, Any]] = {
     "softmax": {"x": ROWS},
     "logsoftmax": {"x": ROWS},
-    "crossentropy": {"logits": ("N", "T", "C"), "target": targets},
+    "crossentropy": {"logits": ("N", "T", "C"), "target": make_targets},
     "attention": {"q": (..., "S", "d"), "k": (..., "T", "d"), "v": (..., "T", "e")},
     "silu": {"x": ROWS},
     "sigmoid": {"x": ROWS},
-    "dropout": {"x": ("N", "H"), "keep": mask},
+    "dropout": {"x": ("N", "H"), "keep": make_mask},
     "rmsnorm": {"x": ROWS, "weight": ("H",)},
     "standardise": {"x": ROWS},
     "addbias": {"x": ROWS, "bias": ("H",)},
@@ -65,70 +65,66 @@ P21: dict[str, dict[str, Any]] = {
 }
 
 
-def hunted(gate: str, name: str, path) -> Asked:
-    """A class of puzzle 21's first rung."""
-    wanted = WANTED[gate]
-    return Asked(name, lambda: load(path)[wanted.name].apply, wanted.reference, P21[gate])
+def make_p21(gate: str, name: str, path) -> Arguments:
+    """Return a class of puzzle 21's first rung."""
+    reference = REFERENCES[gate]
+    return Arguments(name, lambda: load_module(path)[reference.name].apply, reference.reference, P21[gate])
 
 
-def right_of_p21() -> list[Asked]:
-    """The solution's classes, at all sizes."""
+def list_p21_solutions() -> list[Arguments]:
+    """Return the solution's classes."""
     path = roots.solutions() / "p21" / "hunt.py"
-    return [hunted(gate, f"p21 {gate}", path) for gate in P21]
+    return [make_p21(gate, f"p21 {gate}", path) for gate in P21]
 
 
-def of_p21() -> Iterator[Asked]:
-    """The wrong ones of the bug hunt."""
-    for bug in zoo.load("p21"):
+def list_p21() -> Iterator[Arguments]:
+    for bug in zoo.load_wrong_kernels("p21"):
         if bug.rung == "torch":
-            yield hunted(bug.gate, bug.name, bug.target())
+            yield make_p21(bug.gate, bug.name, bug.build_target())
 
 
-def of_p20() -> Iterator[Asked]:
-    """The wrong classes of functions.py, with the ledger of what each may keep."""
-    for bug in zoo.load("p20"):
+def with_constants(function: Any, *constants: object) -> Callable[..., object]:
+    """Return an autograd.Function's `apply` with its last arguments fixed."""
+    return lambda *tensors: function.apply(*tensors, *constants)
+
+
+def list_p20() -> Iterator[Arguments]:
+    """Yield the wrong classes of functions.py, with the bytes that each may save."""
+    for bug in zoo.load_wrong_kernels("p20"):
         if bug.rung != "torch":
             continue
-        name, path = CLASSES[bug.gate], bug.target()
+        name, path = CLASSES[bug.gate], bug.build_target()
         if bug.gate == "layernorm":
-            yield Asked(
+            yield Arguments(
                 bug.name,
-                lambda path=path: lambda x, w, b: load(path)["LayerNorm"].apply(x, w, b, EPS),
+                lambda path=path: with_constants(load_module(path)["LayerNorm"], EPS),
                 lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, EPS),
                 {"x": ROWS, "weight": ("H",), "bias": ("H",)},
             )
             continue
-        ledger = {"relu_mask": lambda x: x.numel(), "relu_bits": words}.get(bug.gate, lambda x: 4 * x.numel())
-        yield Asked(
-            bug.name,
-            lambda path=path, name=name: load(path)[name].apply,
-            F.relu,
-            {"x": ROWS},
-            {"saved": ledger, "subgradients": False},
+        ledger = {"relu_mask": lambda x: x.numel(), "relu_bits": packed_mask_bytes}.get(
+            bug.gate, lambda x: 4 * x.numel()
         )
+        make = lambda path=path, name=name: load_module(path)[name].apply  # noqa: E731
+        yield Arguments(bug.name, make, F.relu, {"x": ROWS}, {"saved": ledger, "subgradients": False})
 
 
-def of_register() -> Iterator[Asked]:
-    """The wrong registrations that make a gradient wrong."""
-    for bug in zoo.load("p20"):
+def list_registrations() -> Iterator[Arguments]:
+    """Yield the wrong registrations that make a gradient wrong."""
+    for bug in zoo.load_wrong_kernels("p20"):
         if bug.rung == "register" and bug.gate in ("gradient", "save", "second") and bug.name not in REFUSED:
-            path = bug.target()
+            path = bug.build_target()
             saved = {"saved": lambda x: 4 * x.numel()}
-            yield Asked(
-                bug.name,
-                lambda path=path: register_op(load(path)).op,
-                lambda x: x.softmax(-1),
-                {"x": ROWS},
-                saved,
-            )
+            make = lambda path=path: register_op(load_module(path)).op  # noqa: E731
+            yield Arguments(bug.name, make, lambda x: x.softmax(-1), {"x": ROWS}, saved)
 
 
 REFUSED = ("register_backward_not_refused", "register_second_without_words")
-"""Registrations whose second derivative raises, in words that puzzle 20 does not accept: no number is wrong."""
+"""Registrations whose second derivative raises with a message that puzzle 20 rejects; no number is wrong."""
 
 
-def of_p23() -> Iterator[Asked]:
-    """Attention with a mask of its own."""
+def list_p23() -> Iterator[Arguments]:
+    """Yield puzzle 23's wrong attention, with a mask."""
 
     def reference(query, key, value, mask):
         return F.scaled_dot_product_attention(query, key, value, mask)
@@ -139,44 +135,45 @@ def of_p23() -> Iterator[Asked]:
         "value": ("B", "N", "T", "d"),
         "mask": ("S", "T"),
     }
-    for bug in zoo.load("p23"):
+    for bug in zoo.load_wrong_kernels("p23"):
         if bug.rung == "torch":
-            path = bug.target()
-            yield Asked(bug.name, lambda path=path: load(path)["Attention"].apply, reference, shapes)
+            path = bug.build_target()
+            yield Arguments(
+                bug.name, lambda path=path: load_module(path)["Attention"].apply, reference, shapes
+            )
 
 
-def of_p24() -> Iterator[Asked]:
-    """Gathered rows, and attention on them."""
-    module = load(roots.solutions() / "p24" / "in_torch.py")
+def list_p24() -> Iterator[Arguments]:
+    """Yield puzzle 24's wrong gather, and attention on gathered rows."""
+    module = load_module(roots.solutions() / "p24" / "in_torch.py")
 
     def window(query, key, value, order):
         near = module["near"](order, 2, 1)
         index = order.long()
         inverse = index.argsort()
-        seen = near[inverse][:, inverse]
-        return F.scaled_dot_product_attention(query, key, value, seen)
+        visible = near[inverse][:, inverse]
+        return F.scaled_dot_product_attention(query, key, value, visible)
 
     rows = ("B", "N", "L", "d")
-    for bug in zoo.load("p24"):
+    for bug in zoo.load_wrong_kernels("p24"):
         if bug.rung != "torch":
             continue
-        path = bug.target()
+        path = bug.build_target()
         if bug.gate == "dgather":
-            yield Asked(
+            yield Arguments(
                 bug.name,
-                lambda path=path: load(path)["Gather"].apply,
+                lambda path=path: load_module(path)["Gather"].apply,
                 lambda tensor, order: tensor[:, :, order.long()],
-                {"tensor": rows, "order": order},
+                {"tensor": rows, "order": make_order},
             )
         else:
-            yield Asked(
+            yield Arguments(
                 bug.name,
-                lambda path=path: lambda q, k, v, o: load(path)["WindowAttention"].apply(q, k, v, o, 2, 1),
+                lambda path=path: with_constants(load_module(path)["WindowAttention"], 2, 1),
                 window,
-                {"query": rows, "key": rows, "value": rows, "order": order},
+                {"query": rows, "key": rows, "value": rows, "order": make_order},
             )
 
 
-def wrong_ops() -> list[Asked]:
-    """All of them."""
-    return [*of_p21(), *of_p20(), *of_register(), *of_p23(), *of_p24()]
+def list_wrong_ops() -> list[Arguments]:
+    return [*list_p21(), *list_p20(), *list_registrations(), *list_p23(), *list_p24()]

@@ -1,4 +1,4 @@
-"""Which architecture a GPU's kernels are built for."""
+"""Selection of the architecture for which a GPU's kernels are built."""
 
 import pytest
 import torch
@@ -18,29 +18,17 @@ from harness.toolchain import architectures
         ((12, 0), "sm_120a"),
     ],
 )
-def test_nvidia_architectures_are_ones_that_mojo_knows(capability, name):
-    assert architectures.nvidia_architecture(capability) == name
+def test_nvidia_architectures_are_supported_by_mojo(capability, name):
+    assert architectures.get_nvidia_architecture(capability) == name
     assert architectures.list_supported()[name] == name
+    assert architectures.normalize_name(name) == architectures.normalize_name(name.removesuffix("a")) == name
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
-def test_an_nvidia_gpu_that_is_too_old(capability):
+def test_nvidia_gpu_that_is_too_old(capability):
     name = f"sm_{capability[0]}{capability[1]}"
     with pytest.raises(architectures.Unsupported, match=f"need sm_80 or newer, not {name}"):
-        architectures.nvidia_architecture(capability)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("sm_90", "sm_90a"),
-        ("sm_90a", "sm_90a"),
-        ("sm_80", "sm_80"),
-        ("sm_100", "sm_100a"),
-    ],
-)
-def test_a_name_becomes_the_one_that_is_looked_for(given, expected):
-    assert architectures.canonical(given) == expected
+        architectures.get_nvidia_architecture(capability)
 
 
 @pytest.mark.parametrize(
@@ -51,20 +39,16 @@ def test_a_name_becomes_the_one_that_is_looked_for(given, expected):
         ("mi300x", "--arch mi300x: the kernels are for GPUs of NVIDIA"),
     ],
 )
-def test_a_name_without_a_module(name, message):
+def test_unsupported_name(name, message):
     with pytest.raises(BadUse, match=message):
-        architectures.canonical(name)
+        architectures.normalize_name(name)
 
 
-def test_torch_s_device_decides(monkeypatch):
+def test_architecture_of_torch_device(monkeypatch):
     device = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {1: (9, 0)}[device.index])
-    assert architectures.architecture(device) == "sm_90a"
-    with pytest.raises(architectures.Unsupported, match="for GPUs of NVIDIA"):
-        architectures.architecture(torch.device("mps"))
-
-
-def test_a_rocm_device(monkeypatch):
+    assert architectures.get_architecture(device) == "sm_90a"
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    with pytest.raises(architectures.Unsupported, match="for GPUs of NVIDIA"):
-        architectures.architecture(torch.device("cuda", 0))
+    for unsupported in (torch.device("mps"), device):
+        with pytest.raises(architectures.Unsupported, match="for GPUs of NVIDIA"):
+            architectures.get_architecture(unsupported)

@@ -1,4 +1,4 @@
-"""Writing to disk: a file holds all of a text or what it held before; targets are tried before they are wanted."""
+"""Writing to disk: writes are atomic, and targets are checked before use."""
 
 import errno
 import os
@@ -12,18 +12,18 @@ from harness.toolchain import disk
 from harness.toolchain.disk import check_target, write_target, write_whole
 
 
-def no_room(*arguments):
+def raise_disk_full(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_file_is_written_and_nothing_lies_beside_it(tmp_path):
+def test_write_leaves_no_temporary_file(tmp_path):
     for text in ("one ✅\n", "two\r\n"):
         write_whole(tmp_path / "file", text)
         assert (tmp_path / "file").read_bytes() == text.encode()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_keeps_its_permissions_and_a_link_its_place(tmp_path):
+def test_write_keeps_permissions_and_links(tmp_path):
     (tmp_path / "file").write_text("before")
     (tmp_path / "file").chmod(0o640)
     (tmp_path / "link").symlink_to("file")
@@ -32,38 +32,38 @@ def test_a_file_keeps_its_permissions_and_a_link_its_place(tmp_path):
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_failed_write_keeps_the_old_content(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("before")
-    monkeypatch.setattr(disk.os, "fsync", no_room)
+    monkeypatch.setattr(disk.os, "fsync", raise_disk_full)
     with pytest.raises(OSError, match="No space left"):
         write_whole(tmp_path / "file", "after")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}
 
 
-def test_a_pipe_is_written_in_place(tmp_path):
+def test_pipe_is_written_in_place(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    read = []
-    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
+    received = []
+    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
     reader.start()
-    write_whole(tmp_path / "pipe", "through")
+    write_whole(tmp_path / "pipe", "text")
     reader.join(10)
-    assert read == ["through"]
+    assert received == ["text"]
 
 
-def test_a_target_on_a_full_disk_is_a_problem_of_the_environment(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk.os, "fsync", no_room)
+def test_target_on_a_full_disk_is_an_environment_problem(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk.os, "fsync", raise_disk_full)
     with pytest.raises(EnvironmentProblem) as raised:
         write_target("--json", tmp_path / "run.json", "x" * 1234)
     assert str(raised.value) == f"--json {tmp_path}/run.json: No space left on device"
     assert not list(tmp_path.iterdir())
 
 
-def test_a_target_that_fails_otherwise_is_bad_use(tmp_path):
+def test_missing_folder_of_a_target_is_bad_use(tmp_path):
     with pytest.raises(BadUse, match=r"--html .*/no/file: No such file or directory"):
         write_target("--html", tmp_path / "no" / "file", "")
 
 
-def test_a_target_that_can_be_written_is_left_as_it_is(tmp_path):
+def test_writable_target_is_not_changed(tmp_path):
     (tmp_path / "file").write_text("before")
     check_target("--json", tmp_path / "file")
     check_target("--json", tmp_path / "new")
@@ -71,7 +71,7 @@ def test_a_target_that_can_be_written_is_left_as_it_is(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}
 
 
-def test_a_target_without_write_access(tmp_path):
+def test_target_without_write_access(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "file").chmod(0o400)
     if os.access(tmp_path / "file", os.W_OK):

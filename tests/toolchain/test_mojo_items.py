@@ -1,6 +1,6 @@
-"""The items of a Mojo file: where they begin and end, what they need, and a package of what one of them needs."""
+"""Items of a Mojo file: their lines, their dependencies, and the package of an item's dependencies."""
 
-from harness.toolchain.mojo_items import Items, parts, read
+from harness.toolchain.mojo_items import Items, parse_source, split_arguments
 
 KERNELS = '''"""A file.
 def not_code(): it is text
@@ -43,16 +43,16 @@ DEEP = "def depth(x: Int) -> Int:\n    return x\n"
 FILES = {"kernels.mojo": KERNELS, "helpers.mojo": HELPERS, "deep.mojo": DEEP}
 
 
-def names(items) -> list[str]:
+def get_names(items) -> list[str]:
     return [item.name for item in items if item.name]
 
 
-def test_a_file_is_cut_where_its_items_begin():
-    source = read("kernels.mojo", KERNELS)
-    assert names(source.items) == ["SIZE", "inner", "kernel", "apart"]
+def test_file_is_split_into_items():
+    source = parse_source("kernels.mojo", KERNELS)
+    assert get_names(source.items) == ["SIZE", "inner", "kernel", "apart"]
     for item in source.items:
         assert KERNELS.split("\n")[item.line - 1 : item.line - 1 + len(item.lines)] == list(item.lines)
-    inner = source.items[names(source.items).index("inner") + 2]  # two texts without a name
+    inner = source.items[get_names(source.items).index("inner") + 2]  # two strings have no name
     assert inner.lines[0] == "@always_inline", "a decorator belongs to its function"
     assert [i.names for i in source.imports] == [
         (("exp", "exp"), ("sqrt", "root")),
@@ -61,47 +61,47 @@ def test_a_file_is_cut_where_its_items_begin():
     ]
 
 
-def test_decorators_of_several_lines_belong_to_their_function():
+def test_multiline_decorators_belong_to_their_function():
     text = (
         "@inline\n@limits(\n    threads=128,\n)\ndef kernel(x: Int):\n    pass\n\n\ndef other():\n    pass\n"
     )
-    source = read("kernels.mojo", text)
+    source = parse_source("kernels.mojo", text)
     assert [(item.name, item.line) for item in source.items] == [("kernel", 1), ("other", 9)]
 
 
-def test_what_an_item_needs_is_found_by_name_through_files_and_renamings_and_not_in_comments():
-    assert names(Items(FILES).find_needed(["kernel"])) == ["depth", "helper", "SIZE", "inner", "kernel"]
-    assert names(Items(FILES).find_needed(["kernel"], but=["helper"])) == ["SIZE", "inner", "kernel"]
-    assert "other" in names(Items(FILES).find_needed(["apart"]))
+def test_dependencies_include_imports_but_not_comments():
+    assert get_names(Items(FILES).find_needed(["kernel"])) == ["depth", "helper", "SIZE", "inner", "kernel"]
+    assert get_names(Items(FILES).find_needed(["kernel"], but=["helper"])) == ["SIZE", "inner", "kernel"]
+    assert "other" in get_names(Items(FILES).find_needed(["apart"]))
 
 
-def test_a_package_of_what_is_needed_keeps_every_line_in_its_place():
+def test_package_of_dependencies_keeps_line_numbers():
     items = Items(FILES)
-    cut = items.cut_out(items.find_needed(["kernel"]))
-    lines = cut["kernels.mojo"].split("\n")
+    reduced = items.cut_out(items.find_needed(["kernel"]))
+    lines = reduced["kernels.mojo"].split("\n")
     assert len(lines) == len(KERNELS.split("\n"))
     assert [line for line in lines if "import" in line] == [
         "from max.gpu import barrier",
         "from .helpers import helper",
     ]
     assert lines[KERNELS.split("\n").index("    barrier()")] == "    barrier()"
-    assert "apart" not in cut["kernels.mojo"] and "other" not in cut["helpers.mojo"]
-    assert cut["helpers.mojo"].startswith("from .deep import depth as deeper\n")
-    assert set(cut) == set(FILES)
+    assert "apart" not in reduced["kernels.mojo"] and "other" not in reduced["helpers.mojo"]
+    assert reduced["helpers.mojo"].startswith("from .deep import depth as deeper\n")
+    assert set(reduced) == set(FILES)
 
 
-def test_a_bracket_that_somebody_leaves_open_does_not_swallow_the_next_item():
+def test_unclosed_bracket_does_not_include_the_next_item():
     broken = KERNELS.replace("inner(SIZE)", "inner(SIZE")
-    assert names(read("kernels.mojo", broken).items) == ["SIZE", "inner", "kernel", "apart"]
+    assert get_names(parse_source("kernels.mojo", broken).items) == ["SIZE", "inner", "kernel", "apart"]
 
 
-def test_the_line_of_an_item_is_told_by_its_place():
+def test_item_of_a_line():
     items = Items(FILES)
-    item = items.enclosing("deep.mojo", 2)
+    item = items.find_enclosing("deep.mojo", 2)
     assert item is not None and item.name == "depth"
-    assert items.enclosing("deep.mojo", 99) is None and items.enclosing("no.mojo", 1) is None
+    assert items.find_enclosing("deep.mojo", 99) is None and items.find_enclosing("no.mojo", 1) is None
 
 
-def test_parts_are_parted_at_their_outer_commas():
-    assert parts("dtype, accum_type[a, b],\n  32") == ["dtype", "accum_type[a, b]", "32"]
-    assert parts("") == []
+def test_parts_are_split_at_outer_commas():
+    assert split_arguments("dtype, accum_type[a, b],\n  32") == ["dtype", "accum_type[a, b]", "32"]
+    assert split_arguments("") == []

@@ -1,6 +1,6 @@
-"""A checkout with the toy puzzles in it, made of new files alone.
+"""A checkout of the toy puzzles, made only of new files.
 
-The harness is this checkout's own: it is told of one more folder with puzzles, and where solutions/ and problems/ are.
+It uses this checkout's harness, with an additional folder of puzzles and other solutions/ and problems/.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ SHARED = TOYS.parents[1] / "solutions" / "shared"
 
 
 def make(folder: Path) -> None:
-    """Write the checkout: solutions/ with the toys and what kernels share, and problems/ generated from it."""
+    """Write the checkout: solutions/ with the toys and shared kernel code, and problems/ made from it."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(TOYS / "puzzles", folder / "puzzles", ignore=ignored)
     shutil.copytree(TOYS / "solutions", folder / "solutions", ignore=ignored)
     shutil.copytree(SHARED, folder / "solutions" / "shared")
     (folder / "solutions" / "p90" / "op" / "shared").symlink_to("../../shared")
-    blanks.generate(folder / "solutions", folder / "problems")
+    blanks.generate_problems(folder / "solutions", folder / "problems")
 
 
 @contextlib.contextmanager
 def enter(folder: Path) -> Iterator[None]:
-    """Let the harness find the toys, and their solutions and problems, and work in that folder."""
+    """Let the harness use the toys, their solutions and problems, with `folder` as the working directory."""
     puzzles = importlib.import_module("harness.puzzles")
     before = roots.CHECKOUT, os.getcwd()
     puzzles.__path__.append(str(folder / "puzzles"))
@@ -54,3 +54,9 @@ def run(arguments: list[str]) -> tuple[int, str, str]:
         except SystemExit as stop:  # --help
             code = int(stop.code or 0)
     return code, out.getvalue(), err.getvalue()
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    """Call a command line; return exit code and the text of both outputs."""
+    code, out, err = run([str(argument) for argument in arguments])
+    return code, out + err

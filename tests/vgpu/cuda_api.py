@@ -1,6 +1,6 @@
-"""Calls the CUDA driver API by hand, as a program without MAX would; run by the driver tests in a process of its own.
+"""Call the CUDA driver API directly, like a program without MAX; run by the driver's tests.
 
-Expects the stand-in libraries on LD_LIBRARY_PATH (`vgpu exec`). Prints one JSON object: what each call answered.
+Expects the virtual GPU's libraries on LD_LIBRARY_PATH (`vgpu exec`). Prints the results as JSON.
 """
 
 import ctypes
@@ -57,45 +57,54 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
+class DriverError(Exception):
+    """A call of the CUDA driver failed; `code` is its result."""
+
+    def __init__(self, name: str, code: int):
+        super().__init__(f"{name}: {code}")
+        self.code = code
+
+
 class Cuda:
-    """The driver API with Python results; every call's result code is remembered by name in `codes`."""
+    """The driver API with Python results; calling an instance raises DriverError if the function fails."""
 
     def __init__(self):
         self.library = ctypes.CDLL("libcuda.so.1")
 
-    def code(self, function: str, *arguments) -> int:
+    def get_code(self, function: str, *arguments) -> int:
         return getattr(self.library, function)(*arguments)
 
     def __call__(self, function: str, *arguments) -> None:
-        code = self.code(function, *arguments)
-        assert code == 0, f"{function}: {self.error_name(code)}"
+        if code := self.get_code(function, *arguments):
+            raise DriverError(function, code)
 
-    def error_name(self, code: int) -> str:
+    def get_error(self, function: str, *arguments) -> str:
+        """Call a function and return the name of its result."""
         text = ctypes.c_char_p()
-        self.library.cuGetErrorName(code, ctypes.byref(text))
+        self.library.cuGetErrorName(self.get_code(function, *arguments), ctypes.byref(text))
         assert text.value is not None
         return text.value.decode()
-
-    def error(self, function: str, *arguments) -> str:
-        return self.error_name(self.code(function, *arguments))
 
     def allocate(self, count: int) -> Address:
         address = Address()
         self("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(count))
         return address
 
-    def upload(self, values: list[float]) -> Address:
-        data = (ctypes.c_float * len(values))(*values)
+    def upload(self, data) -> Address:
+        """Copy a ctypes array to new memory."""
         address = self.allocate(ctypes.sizeof(data))
         self("cuMemcpyHtoD_v2", address, data, ctypes.c_size_t(ctypes.sizeof(data)))
         return address
+
+    def upload_floats(self, values: list[float]) -> Address:
+        return self.upload((ctypes.c_float * len(values))(*values))
 
     def download(self, address: Address, kind, count: int) -> list:
         data = (kind * count)()
         self("cuMemcpyDtoH_v2", data, address, ctypes.c_size_t(ctypes.sizeof(data)))
         return list(data)
 
-    def function(self, ptx: bytes, name: bytes) -> ctypes.c_void_p:
+    def get_function(self, ptx: bytes, name: bytes) -> ctypes.c_void_p:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self("cuModuleLoadDataEx", ctypes.byref(module), ptx, 0, None, None)
         self("cuModuleGetFunction", ctypes.byref(function), module, name)
@@ -103,23 +112,17 @@ class Cuda:
 
     def launch(self, function, grid, block, arguments, shared=0) -> str:
         values = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
-        return self.error("cuLaunchKernel", function, *grid, *block, shared, None, values, None)
+        return self.get_error("cuLaunchKernel", function, *grid, *block, shared, None, values, None)
 
 
-def memory(cuda: Cuda) -> dict:
-    """Fills, copies, ranges and the errors of wrong sizes and addresses."""
+def check_memory(cuda: Cuda) -> dict:
+    """Return results of fills, copies and ranges, and the errors for wrong sizes and addresses."""
     a = cuda.allocate(64)
     cuda("cuMemsetD8_v2", a, 7, ctypes.c_size_t(64))
     cuda("cuMemsetD32_v2", Address(a.value + 8), 0x01020304, ctypes.c_size_t(2))
     cuda("cuMemsetD16_v2", Address(a.value + 16), 0x0506, ctypes.c_size_t(2))
-    cuda(
-        "cuMemsetD2D32_v2",
-        Address(a.value + 24),
-        ctypes.c_size_t(16),
-        9,
-        ctypes.c_size_t(1),
-        ctypes.c_size_t(2),
-    )
+    size_t = ctypes.c_size_t
+    cuda("cuMemsetD2D32_v2", Address(a.value + 24), size_t(16), 9, size_t(1), size_t(2))
     b = cuda.allocate(64)
     cuda("cuMemcpyDtoD_v2", b, a, ctypes.c_size_t(64))
     base, size = Address(), ctypes.c_size_t()
@@ -131,18 +134,18 @@ def memory(cuda: Cuda) -> dict:
         "bytes": cuda.download(b, ctypes.c_uint8, 64),
         "range": [base.value - b.value, size.value],
         "used": total.value - free.value,
-        "write past the end": cuda.error("cuMemcpyHtoD_v2", b, host, ctypes.c_size_t(65)),
-        "read past the end": cuda.error("cuMemcpyDtoH_v2", host, b, ctypes.c_size_t(65)),
-        "fill past the end": cuda.error("cuMemsetD32_v2", b, 1, ctypes.c_size_t(17)),
-        "copy to host memory": cuda.error(
+        "write past the end": cuda.get_error("cuMemcpyHtoD_v2", b, host, ctypes.c_size_t(65)),
+        "read past the end": cuda.get_error("cuMemcpyDtoH_v2", host, b, ctypes.c_size_t(65)),
+        "fill past the end": cuda.get_error("cuMemsetD32_v2", b, 1, ctypes.c_size_t(17)),
+        "copy to host memory": cuda.get_error(
             "cuMemcpyDtoD_v2", Address(ctypes.addressof(host)), a, ctypes.c_size_t(4)
         ),
-        "empty allocation": cuda.error("cuMemAlloc_v2", ctypes.byref(Address()), ctypes.c_size_t(0)),
-        "too large": cuda.error("cuMemAlloc_v2", ctypes.byref(Address()), ctypes.c_size_t(1 << 44)),
-        "free": cuda.error("cuMemFree_v2", b),
-        "free twice": cuda.error("cuMemFree_v2", b),
-        "free null": cuda.error("cuMemFree_v2", Address(0)),
-        "use after free": cuda.error("cuMemcpyDtoH_v2", host, b, ctypes.c_size_t(4)),
+        "empty allocation": cuda.get_error("cuMemAlloc_v2", ctypes.byref(Address()), ctypes.c_size_t(0)),
+        "too large": cuda.get_error("cuMemAlloc_v2", ctypes.byref(Address()), ctypes.c_size_t(1 << 44)),
+        "free": cuda.get_error("cuMemFree_v2", b),
+        "free twice": cuda.get_error("cuMemFree_v2", b),
+        "free null": cuda.get_error("cuMemFree_v2", Address(0)),
+        "use after free": cuda.get_error("cuMemcpyDtoH_v2", host, b, ctypes.c_size_t(4)),
     }
     cuda("cuMemFree_v2", a)
     return out
@@ -164,43 +167,37 @@ class Rectangle(ctypes.Structure):
 HOST, DEVICE, ARRAY, UNIFIED = 1, 2, 3, 4
 
 
-def rectangles(cuda: Cuda) -> dict:
-    """A rectangle of 3 x 2 bytes from a 4 x 5 picture on the host to a pitched allocation, to another, and back."""
-    picture = (ctypes.c_uint8 * 20)(*range(20))
-    back = (ctypes.c_uint8 * 20)()
+def copy_rectangles(cuda: Cuda) -> dict:
+    """Copy a rectangle of 3 x 2 bytes from a 4 x 5 image on the host to a pitched allocation, a dense one, and back."""
+    image = (ctypes.c_uint8 * 20)(*range(20))
+    result = (ctypes.c_uint8 * 20)()
     pitched, pitch = Address(), ctypes.c_size_t()
-    cuda(
-        "cuMemAllocPitch_v2",
-        ctypes.byref(pitched),
-        ctypes.byref(pitch),
-        ctypes.c_size_t(5),
-        ctypes.c_size_t(4),
-        4,
-    )
+    size = ctypes.c_size_t(5), ctypes.c_size_t(4)
+    cuda("cuMemAllocPitch_v2", ctypes.byref(pitched), ctypes.byref(pitch), *size, 4)
     dense = cuda.allocate(20)
     cuda("cuMemsetD8_v2", dense, 0, ctypes.c_size_t(20))
-    there = Rectangle(source_x=1, source_y=1, source_type=HOST, source_host=ctypes.addressof(picture), source_pitch=5,
+    to_device = Rectangle(source_x=1, source_y=1, source_type=HOST, source_host=ctypes.addressof(image), source_pitch=5,
                       target_y=2, target_type=DEVICE, target_device=pitched, target_pitch=pitch.value, width=3, height=2)  # fmt: skip
-    cuda("cuMemcpy2D_v2", ctypes.byref(there))
-    on = Rectangle(source_y=2, source_type=UNIFIED, source_device=pitched, source_pitch=pitch.value,
+    cuda("cuMemcpy2D_v2", ctypes.byref(to_device))
+    between_devices = Rectangle(source_y=2, source_type=UNIFIED, source_device=pitched, source_pitch=pitch.value,
                    target_x=2, target_type=DEVICE, target_device=dense, target_pitch=5, width=3, height=2)  # fmt: skip
-    cuda("cuMemcpy2DAsync_v2", ctypes.byref(on), None)
-    home = Rectangle(source_type=DEVICE, source_device=dense, source_pitch=5,
-                     target_type=HOST, target_host=ctypes.addressof(back), target_pitch=5, width=5, height=4)  # fmt: skip
-    cuda("cuMemcpy2DUnaligned_v2", ctypes.byref(home))
-    past = Rectangle(source_type=DEVICE, source_device=dense, source_pitch=5,
-                     target_type=HOST, target_host=ctypes.addressof(back), target_pitch=5, width=5, height=5)  # fmt: skip
+    cuda("cuMemcpy2DAsync_v2", ctypes.byref(between_devices), None)
+    to_host = Rectangle(source_type=DEVICE, source_device=dense, source_pitch=5,
+                     target_type=HOST, target_host=ctypes.addressof(result), target_pitch=5, width=5, height=4)  # fmt: skip
+    cuda("cuMemcpy2DUnaligned_v2", ctypes.byref(to_host))
+    too_high = Rectangle(source_type=DEVICE, source_device=dense, source_pitch=5,
+                     target_type=HOST, target_host=ctypes.addressof(result), target_pitch=5, width=5, height=5)  # fmt: skip
     array = Rectangle(source_type=ARRAY, target_type=DEVICE, target_device=dense, width=1, height=1)
     return {
         "pitch": pitch.value,
-        "back": list(back),
-        "past the end": cuda.error("cuMemcpy2D_v2", ctypes.byref(past)),
-        "array": cuda.error("cuMemcpy2D_v2", ctypes.byref(array)),
+        "back": list(result),
+        "past the end": cuda.get_error("cuMemcpy2D_v2", ctypes.byref(too_high)),
+        "array": cuda.get_error("cuMemcpy2D_v2", ctypes.byref(array)),
     }
 
 
-def pinned(cuda: Cuda) -> dict:
-    """Fills and copies whose target or source is pinned host memory: the 16 bytes there afterwards, and errors."""
+def check_pinned_memory(cuda: Cuda) -> dict:
+    """Return the 16 bytes of pinned host memory after each fill and copy, and the errors."""
     n, stream, size = 16, None, ctypes.c_size_t
     memory = ctypes.c_void_p()
     cuda("cuMemAllocHost_v2", ctypes.byref(memory), size(n))
@@ -210,52 +207,52 @@ def pinned(cuda: Cuda) -> dict:
     source = (ctypes.c_uint8 * n)(*range(n))
     out = {}
 
-    def did(name: str, *arguments) -> None:
+    def call_and_read(name: str, *arguments) -> None:
         cuda(name, *arguments)
         out[name] = list(ctypes.string_at(start, n))
         ctypes.memset(start, 0, n)
 
     for bits, value in ((8, 0x11), (16, 0x2233), (32, 0x44556677)):
-        did(f"cuMemsetD{bits}_v2", host, value, size(8 * n // bits))
-        did(f"cuMemsetD{bits}Async", host, value, size(8 * n // bits), stream)
-        did(f"cuMemsetD2D{bits}_v2", host, size(8), value, size(1), size(2))
-        did(f"cuMemsetD2D{bits}Async", host, size(8), value, size(1), size(2), stream)
+        call_and_read(f"cuMemsetD{bits}_v2", host, value, size(8 * n // bits))
+        call_and_read(f"cuMemsetD{bits}Async", host, value, size(8 * n // bits), stream)
+        call_and_read(f"cuMemsetD2D{bits}_v2", host, size(8), value, size(1), size(2))
+        call_and_read(f"cuMemsetD2D{bits}Async", host, size(8), value, size(1), size(2), stream)
     cuda("cuMemcpyHtoD_v2", device, source, size(n))
-    did("cuMemcpy", host, device, size(n))
-    did("cuMemcpyAsync", host, device, size(n), stream)
-    did("cuMemcpyDtoD_v2", host, device, size(n))
-    did("cuMemcpyDtoDAsync_v2", host, device, size(n), stream)
-    did("cuMemcpyDtoH_v2", memory, device, size(n))
-    did("cuMemcpyHtoD_v2", host, source, size(n))
-    did("cuMemcpyHtoDAsync_v2", host, source, size(n), stream)
-    # the other way round: host to host and host to device
+    call_and_read("cuMemcpy", host, device, size(n))
+    call_and_read("cuMemcpyAsync", host, device, size(n), stream)
+    call_and_read("cuMemcpyDtoD_v2", host, device, size(n))
+    call_and_read("cuMemcpyDtoDAsync_v2", host, device, size(n), stream)
+    call_and_read("cuMemcpyDtoH_v2", memory, device, size(n))
+    call_and_read("cuMemcpyHtoD_v2", host, source, size(n))
+    call_and_read("cuMemcpyHtoDAsync_v2", host, source, size(n), stream)
+    # host to host and host to device
     other = ctypes.c_void_p()
     cuda("cuMemHostAlloc", ctypes.byref(other), size(n), 0)
     assert other.value is not None
     ctypes.memmove(other, source, n)
-    did("cuMemcpyPeer", host, None, Address(other.value), None, size(n))
+    call_and_read("cuMemcpyPeer", host, None, Address(other.value), None, size(n))
     cuda("cuMemsetD8_v2", device, 0, size(n))
     cuda("cuMemcpyDtoD_v2", device, Address(other.value), size(n))
-    did("cuMemcpyDtoHAsync_v2", memory, device, size(n), stream)
+    call_and_read("cuMemcpyDtoHAsync_v2", memory, device, size(n), stream)
 
-    out["past the end"] = cuda.error("cuMemsetD8_v2", host, 1, size(n + 1))
+    out["past the end"] = cuda.get_error("cuMemsetD8_v2", host, 1, size(n + 1))
     raw = Address(ctypes.addressof(source))
     cuda("cuMemHostRegister_v2", source, size(n), 0)
     cuda("cuMemsetD8_v2", raw, 5, size(n))
     out["registered"] = list(source)
     cuda("cuMemHostUnregister", source)
-    out["unregistered"] = cuda.error("cuMemsetD8_v2", raw, 6, size(n))
+    out["unregistered"] = cuda.get_error("cuMemsetD8_v2", raw, 6, size(n))
     cuda("cuMemFreeHost", memory)
     cuda("cuMemFreeHost", other)
-    out["freed twice"] = cuda.error("cuMemFreeHost", memory)
+    out["freed twice"] = cuda.get_error("cuMemFreeHost", memory)
     return out
 
 
-def launches(cuda: Cuda) -> dict:
-    """One kernel launched in the three ways that the API offers, and the launches that a driver refuses."""
-    scale = cuda.function(PTX, b"scale")
-    x = cuda.upload([float(i) for i in range(N)])
-    y = cuda.upload([0.0] * N)
+def check_launches(cuda: Cuda) -> dict:
+    """Return results of the three launch functions, and the errors of invalid launches."""
+    scale = cuda.get_function(PTX, b"scale")
+    x = cuda.upload_floats([float(i) for i in range(N)])
+    y = cuda.upload_floats([0.0] * N)
     arguments = [y, x, ctypes.c_float(0.5), ctypes.c_uint32(N)]
     out: dict[str, object] = {"launch": cuda.launch(scale, (2, 1, 1), (4, 1, 1), arguments)}
     out["by pointers"] = cuda.download(y, ctypes.c_float, N)
@@ -283,7 +280,7 @@ def launches(cuda: Cuda) -> dict:
         cuda("cuFuncGetParamInfo", scale, ctypes.c_size_t(i), ctypes.byref(offset), ctypes.byref(size))
         layout.append([offset.value, size.value])
     out["parameters"] = layout
-    out["fifth parameter"] = cuda.error(
+    out["fifth parameter"] = cuda.get_error(
         "cuFuncGetParamInfo", scale, ctypes.c_size_t(4), ctypes.byref(offset), ctypes.byref(size)
     )
     one = (1, 1, 1)
@@ -293,16 +290,16 @@ def launches(cuda: Cuda) -> dict:
         "block": cuda.launch(scale, one, (1025, 1, 1), arguments),
         "block z": cuda.launch(scale, one, (1, 1, 65), arguments),
         "shared without attribute": cuda.launch(scale, one, one, arguments, shared=49153),
-        "attribute too large": cuda.error("cuFuncSetAttribute", scale, 8, 1 << 20),
-        "attribute": cuda.error("cuFuncSetAttribute", scale, 8, 65536),
+        "attribute too large": cuda.get_error("cuFuncSetAttribute", scale, 8, 1 << 20),
+        "attribute": cuda.get_error("cuFuncSetAttribute", scale, 8, 65536),
         "shared with attribute": cuda.launch(scale, one, one, arguments, shared=49153),
-        "no arguments": cuda.error("cuLaunchKernel", scale, *one, *one, 0, None, None, None),
+        "no arguments": cuda.get_error("cuLaunchKernel", scale, *one, *one, 0, None, None, None),
     }
     return out
 
 
-def modules(cuda: Cuda) -> dict:
-    """Images and names that are refused; the reason stands in the JIT log buffer of the caller."""
+def check_modules(cuda: Cuda) -> dict:
+    """Return the errors of invalid images and names, with the text of the JIT log buffer."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     cuda("cuModuleLoadDataEx", ctypes.byref(module), PTX, 0, None, None)
     other = ctypes.c_void_p()
@@ -312,49 +309,49 @@ def modules(cuda: Cuda) -> dict:
 
     def load(image: bytes) -> list[str]:
         log.value = b""
-        code = cuda.error("cuModuleLoadDataEx", ctypes.byref(other), image, 2, options, values)
+        code = cuda.get_error("cuModuleLoadDataEx", ctypes.byref(other), image, 2, options, values)
         return [code, log.value.decode()]
 
     return {
         "machine code": load(b"\x7fELF\x02\x01\x01\x00"),
         "not PTX": load(b"hello"),
         "unknown version": load(PTX.replace(b".version 8.0", b".version 99.0")),
-        "unknown kernel": cuda.error("cuModuleGetFunction", ctypes.byref(function), module, b"nothing"),
-        "unknown variable": cuda.error("cuModuleGetGlobal_v2", None, None, module, b"nothing"),
-        "unload": cuda.error("cuModuleUnload", module),
-        "unload twice": cuda.error("cuModuleUnload", module),
-        "graphs": cuda.error("cuGraphCreate"),
-        "second device": cuda.error("cuDeviceGet", ctypes.byref(ctypes.c_int()), 1),
+        "unknown kernel": cuda.get_error("cuModuleGetFunction", ctypes.byref(function), module, b"nothing"),
+        "unknown variable": cuda.get_error("cuModuleGetGlobal_v2", None, None, module, b"nothing"),
+        "unload": cuda.get_error("cuModuleUnload", module),
+        "unload twice": cuda.get_error("cuModuleUnload", module),
+        "graphs": cuda.get_error("cuGraphCreate"),
+        "second device": cuda.get_error("cuDeviceGet", ctypes.byref(ctypes.c_int()), 1),
     }
 
 
-def threads(cuda: Cuda) -> int:
-    """Eight threads allocate, write, read and free at the same time. Returns how many round trips were right."""
+def run_threads(cuda: Cuda) -> int:
+    """Allocate, write, read and free in eight threads; return the number of correct round trips."""
 
-    def round_trips(seed: int) -> int:
-        right = 0
+    def count_round_trips(seed: int) -> int:
+        correct = 0
         for i in range(25):
             values = [float(seed * 100 + i)] * (10 + i)
-            address = cuda.upload(values)
-            right += cuda.download(address, ctypes.c_float, len(values)) == values
+            address = cuda.upload_floats(values)
+            correct += cuda.download(address, ctypes.c_float, len(values)) == values
             cuda("cuMemFree_v2", address)
-        return right
+        return correct
 
     with ThreadPoolExecutor(8) as pool:
-        return sum(pool.map(round_trips, range(8)))
+        return sum(pool.map(count_round_trips, range(8)))
 
 
 def main() -> None:
     cuda = Cuda()
     cuda("cuInit", 0)
     out: dict[str, object] = {
-        "memory": memory(cuda),
-        "rectangles": rectangles(cuda),
-        "pinned": pinned(cuda),
-        "launches": launches(cuda),
-        "modules": modules(cuda),
+        "memory": check_memory(cuda),
+        "rectangles": copy_rectangles(cuda),
+        "pinned": check_pinned_memory(cuda),
+        "launches": check_launches(cuda),
+        "modules": check_modules(cuda),
     }
-    out["threads"] = threads(cuda)
+    out["threads"] = run_threads(cuda)
     print(json.dumps(out))
 
 

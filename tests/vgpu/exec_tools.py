@@ -1,4 +1,4 @@
-"""Runs `vgpu exec` as a process of its own, for the tests of the driver."""
+"""Run `vgpu exec` as a separate process, for the driver's tests."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ ROOT = HERE.parents[1]
 VGPU = [sys.executable, "-m", "harness.vgpu.cli"]
 
 
-def vgpu(*arguments: str, timeout: float = 100, **options) -> subprocess.CompletedProcess:
-    """`vgpu exec ARGUMENTS`, with a time limit that no test should reach."""
+def run_vgpu(*arguments: str, timeout: float = 100, **options) -> subprocess.CompletedProcess:
+    """Run `vgpu exec ARGUMENTS`, with a time limit that no test should reach."""
     return subprocess.run(
         [*VGPU, "exec", *arguments],
         cwd=ROOT,

@@ -1,8 +1,7 @@
-"""How much of a command's work is execution on the virtual GPU: `python tests/vgpu/execution_share.py p22 --backward ...`.
+"""The virtual GPU's share of a command's work: `python tests/vgpu/execution_share.py p22 --backward ...`.
 
-Runs `python -m harness ARGUMENTS` in this process and prints, in seconds of processor time: all of it with the programs that
-it started (the Mojo compiler, above all), and what launches on the virtual GPU took. Processor time, so that other work on
-the machine does not count.
+Runs `python -m harness ARGUMENTS` in this process and prints CPU seconds: the total with child processes,
+mainly the Mojo compiler, and those of launches. CPU time excludes other work on the machine.
 """
 
 import os
@@ -14,31 +13,31 @@ from harness.vgpu import VirtualGPU
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; its exit code."""
-    spent, launches, longest, instructions = 0.0, 0, 0.0, 0
+    """Run one command and return its exit code."""
+    launch_seconds, launches, longest, instructions = 0.0, 0, 0.0, 0
     launch = VirtualGPU.launch
 
-    def timed(self, *given, **named):
-        nonlocal spent, launches, longest, instructions
+    def launch_timed(self, *args, **kwargs):
+        nonlocal launch_seconds, launches, longest, instructions
         start = time.process_time()
         try:
-            done = launch(self, *given, **named)
+            done = launch(self, *args, **kwargs)
             instructions += done.counters.instructions
             return done
         finally:
             seconds = time.process_time() - start
-            spent, launches, longest = spent + seconds, launches + 1, max(longest, seconds)
+            launch_seconds, launches, longest = launch_seconds + seconds, launches + 1, max(longest, seconds)
 
-    VirtualGPU.launch = timed
+    VirtualGPU.launch = launch_timed
     try:
         return main(arguments)
     finally:
         t = os.times()
-        everything = t.user + t.system + t.children_user + t.children_system
+        total = t.user + t.system + t.children_user + t.children_system
         print(
-            f"{' '.join(arguments)}: {everything:.1f} s of processor time, {spent:.2f} s in {launches} launches"
+            f"{' '.join(arguments)}: {total:.1f} s of processor time, {launch_seconds:.2f} s in {launches} launches"
             f" on the virtual GPU, the longest {longest:.2f} s; {instructions / 1e6:.1f} M thread instructions,"
-            f" {60e-6 * instructions / max(spent, 1e-9):,.0f} M a minute",
+            f" {60e-6 * instructions / max(launch_seconds, 1e-9):,.0f} M a minute",
             file=sys.stderr,
         )
 

@@ -1,47 +1,34 @@
-"""What a real Hopper GPU gives for wgmma, TMA, bulk copies, mbarriers and matrix moves: the kernels, the data, the runner.
+"""Measure a Hopper GPU's results for wgmma, TMA, bulk copies, mbarriers and matrix moves: kernels, data, runner.
 
 `python tests/vgpu/hopper_values.py --out FILE` runs every kernel of `CASES` on the first NVIDIA GPU, through the CUDA
-driver alone (no package but Python's own), and writes the SHA-256 of what each leaves in its output.
-`data/hopper_values.json` is such a file; a test compares the virtual GPU with it. Matrices hold small whole numbers, so
-that no sum is rounded and every layout shows in the result.
+driver (with only Python's standard library), and writes the SHA-256 of each output. `data/hopper_values.json` is such a
+file; a test compares the virtual GPU with it. Matrices contain small integers, so that sums are exact and the result
+depends on every layout.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import hashlib
 import itertools
-import json
-import os
 import struct
-import sys
 import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from edge_values import Device, DriverError
+from edge_values import Device, measure
 
 THREADS = 128
-WORDS = 12288  # 32-bit words of input, and of the shared memory that kernels of matrices fill with them
+WORDS = 12288  # 32-bit words of input; matrix kernels copy them to shared memory
 #: CUtensorMapDataType by name, and the bytes of an element.
-TYPES = {
-    "u8": (0, 1),
-    "u16": (1, 2),
-    "u32": (2, 4),
-    "s32": (3, 4),
-    "u64": (4, 8),
-    "f16": (6, 2),
-    "f32": (7, 4),
-}
-TYPES |= {"f64": (8, 8), "bf16": (9, 2)}
+TYPES = {"u8": (0, 1), "u16": (1, 2), "u32": (2, 4), "s32": (3, 4), "u64": (4, 8), "f16": (6, 2)}
+TYPES |= {"f32": (7, 4), "f64": (8, 8), "bf16": (9, 2)}
 FORMATS = {"bf16": lambda v: struct.unpack("<I", struct.pack("<f", v))[0] >> 16,
            "f16": lambda v: struct.unpack("<H", struct.pack("<e", v))[0],
            "tf32": lambda v: struct.unpack("<I", struct.pack("<f", v))[0]}  # fmt: skip
 
 
-def small_numbers(count: int) -> list[int]:
-    """-3 to 3, the same everywhere."""
+def make_small_numbers(count: int) -> list[int]:
+    """Return numbers from -3 to 3, the same on every machine."""
     state, out = 1, []
     for _ in range(count):
         state = (state * 1103515245 + 12345) % 2**31
@@ -49,25 +36,25 @@ def small_numbers(count: int) -> list[int]:
     return out
 
 
-def data_of(kind: str) -> bytes:
-    """The input array: WORDS words of small numbers in a type."""
+def make_data(kind: str) -> bytes:
+    """Return the input array: WORDS words of small numbers in a dtype."""
     if kind in ("f16", "bf16"):
-        return b"".join(FORMATS[kind](v).to_bytes(2, "little") for v in small_numbers(2 * WORDS))
+        return b"".join(FORMATS[kind](v).to_bytes(2, "little") for v in make_small_numbers(2 * WORDS))
     if kind in ("tf32", "f32"):
-        return b"".join(FORMATS["tf32"](v).to_bytes(4, "little") for v in small_numbers(WORDS))
+        return b"".join(FORMATS["tf32"](v).to_bytes(4, "little") for v in make_small_numbers(WORDS))
     if kind == "f64":
-        return b"".join(struct.pack("<d", v) for v in small_numbers(WORDS // 2))
+        return b"".join(struct.pack("<d", v) for v in make_small_numbers(WORDS // 2))
     return b"".join(((v * 0x01234567 + 5 * k) & 0xFFFFFFFF).to_bytes(4, "little")
-                    for k, v in enumerate(small_numbers(WORDS)))  # fmt: skip
+                    for k, v in enumerate(make_small_numbers(WORDS)))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Map:
-    """A tensor map of the input array (or, for stores, of the output), its dimensions innermost first."""
+    """A tensor map of the input or, for stores, the output; dimensions are innermost first."""
 
     kind: str
     dims: tuple[int, ...]
-    strides: tuple[int, ...]  # bytes, of all dimensions but the innermost
+    strides: tuple[int, ...]  # in bytes, for all dimensions but the innermost
     box: tuple[int, ...]
     swizzle: int = 0
     fill: int = 0
@@ -76,7 +63,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel of 128 threads (or a cluster of `blocks`): its body, the type of its input, the words of its output."""
+    """A kernel with blocks of 128 threads and clusters of `blocks`: body, input type, output size in words."""
 
     name: str
     body: str
@@ -88,7 +75,8 @@ class Case:
     registers: dict[str, int] = field(default_factory=dict)
 
     def ptx(self) -> str:
-        """The kernel. %d0 is the tensor map, %d1 the input, %d2 the output, %t the thread, %s the shared memory."""
+        """Return the kernel. %d0 is the tensor map, %d1 the input, %d2 the output, %t the thread, %s the
+        shared memory."""
         regs = {"%r": 256, "%q": 160, "%d": 16, "%p": 8} | self.registers
         types = {"%r": "b32", "%q": "b32", "%d": "b64", "%p": "pred"}
         lines = [f".reg .{types[n]} {n}<{count}>;" for n, count in regs.items()]
@@ -106,67 +94,67 @@ class Case:
         )
 
     def output(self) -> bytes:
-        """What is in the output before the kernel runs."""
-        full = data_of(self.kind) if self.map and self.map.on_output else b"\xa5" * 4 * self.words
+        """Return the output before the kernel runs."""
+        full = make_data(self.kind) if self.map and self.map.on_output else b"\xa5" * 4 * self.words
         return full[: 4 * self.words].ljust(4 * self.words, b"\xa5")
 
 
-def loop(count: int, step: int, label: str, text: str) -> str:
-    """PTX that runs `text` for %r0 = 0, step, ... below count."""
+def make_loop(count: int, step: int, label: str, text: str) -> str:
+    """Return PTX that runs `text` for %r0 = 0, step, ... below count."""
     return f"mov.u32 %r0, 0;\n{label}: {text}\nadd.u32 %r0, %r0, {step};\nsetp.lt.u32 %p7, %r0, {count};\n@%p7 bra {label};"
 
 
 def fill_shared(words: int, value: str = "") -> str:
-    """Shared memory is filled with the input (or a value), word by word, and proxies are told."""
+    """Return PTX that fills shared memory with the input or a value and executes a proxy fence."""
     load = f"mov.b32 %r1, {value};" if value else "mad.wide.u32 %d4, %r2, 4, %d1; ld.global.b32 %r1, [%d4];"
     text = f"add.u32 %r2, %r0, %t; {load} mad.lo.u32 %r3, %r2, 4, %s; st.shared.b32 [%r3], %r1;"
-    return loop(words, THREADS, "FILL", text) + "\nfence.proxy.async; bar.sync 0;"
+    return make_loop(words, THREADS, "FILL", text) + "\nfence.proxy.async; bar.sync 0;"
 
 
 def dump_shared(words: int) -> str:
-    """Shared memory is written to the output; each block of a cluster has its own part."""
+    """Return PTX that copies shared memory to the output, a separate part for each block of a cluster."""
     text = f"""mov.u32 %r4, %ctaid.x; mad.lo.u32 %r4, %r4, {words}, %r0; add.u32 %r4, %r4, %t; mad.wide.u32 %d4, %r4, 4, %d2;
     add.u32 %r2, %r0, %t; mad.lo.u32 %r3, %r2, 4, %s; ld.shared.b32 %r1, [%r3]; st.global.b32 [%d4], %r1;"""
-    return loop(words, THREADS, "DUMP", text)
+    return make_loop(words, THREADS, "DUMP", text)
 
 
 # -- matrix products ----------------------------------------------------------------------------------------
-def descriptor(start: int, leading: int, stride: int, mode: int) -> str:
-    """PTX that leaves a matrix descriptor in %d5: bytes from the start of shared memory, distances in bytes."""
+def make_descriptor(start: int, leading: int, stride: int, mode: int) -> str:
+    """Return PTX that writes a matrix descriptor to %d5; start, leading and stride are in bytes."""
     rest = (leading >> 4) << 16 | (stride >> 4) << 32 | mode << 62
     return f"""add.u32 %r5, %s, {start}; shr.u32 %r5, %r5, 4; and.b32 %r5, %r5, 0x3FFF; cvt.u64.u32 %d5, %r5;
     or.b64 %d5, %d5, {rest:#x};"""
 
 
-SPAN = {0: 16, 1: 128, 2: 64, 3: 32}  # bytes of a row of a matrix by the descriptor's swizzle mode
+SPAN = {0: 16, 1: 128, 2: 64, 3: 32}  # bytes of a matrix row, by the descriptor's swizzle mode
 B_START = 16384
 
 
-def distances(across: int, mode: int) -> tuple[int, int]:
-    """(leading, stride): the dense ones, but for a gap where the layout has one."""
+def choose_strides(across: int, mode: int) -> tuple[int, int]:
+    """Return (leading, stride) in bytes: dense, with a gap if the layout allows it."""
     span = SPAN[mode]
     if across:
         return (4096, 8 * span) if mode else (128, 2048)
     return (1024, 128) if not mode else (16, 8 * span)
 
 
-def product(
+def make_product(
     kind: str, n: int, sums: str = "f32", a_mode: int = 1, b_mode: int = 1, across: tuple[int, int] = (0, 0),
-    registers: bool = False, keep: bool = False, signs: tuple[int, int] = (1, 1),
+    registers: bool = False, accumulate: bool = False, signs: tuple[int, int] = (1, 1),
 ) -> Case:  # fmt: skip
-    """One wgmma.mma_async of a warpgroup; with `keep` it adds to what the input holds."""
+    """Return a case with one wgmma.mma_async; `accumulate` adds it to the input."""
     depth = 8 if kind == "tf32" else 16
     count = n // 2 if sums == "f32" else n // 4
     lines = [fill_shared(WORDS)]
-    lines += [descriptor(0, *distances(across[0], a_mode), a_mode), "mov.b64 %d6, %d5;"]
-    lines += [descriptor(B_START, *distances(across[1], b_mode), b_mode), "mov.b64 %d7, %d5;"]
+    lines += [make_descriptor(0, *choose_strides(across[0], a_mode), a_mode), "mov.b64 %d6, %d5;"]
+    lines += [make_descriptor(B_START, *choose_strides(across[1], b_mode), b_mode), "mov.b64 %d7, %d5;"]
     first = "%d6"
     if registers:
         lines.append("mad.wide.u32 %d8, %t, 16, %d1;")
         lines.append("ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%d8];")
         first = "{%r10, %r11, %r12, %r13}"
     for k in range(count):
-        if not keep:
+        if not accumulate:
             lines.append(f"mov.b32 %q{k}, 0;")
         elif sums == "f32":  # -3 to 3
             lines.append(f"mad.lo.u32 %r6, %t, {count}, {k}; rem.u32 %r6, %r6, 7; sub.s32 %r6, %r6, 3;")
@@ -179,7 +167,7 @@ def product(
     if kind != "tf32":
         flags += f", {across[1]}" if registers else f", {across[0]}, {across[1]}"
     lines += [
-        f"setp.ne.b32 %p1, {int(keep)}, 0;", "wgmma.fence.sync.aligned;",
+        f"setp.ne.b32 %p1, {int(accumulate)}, 0;", "wgmma.fence.sync.aligned;",
         f"wgmma.mma_async.sync.aligned.m64n{n}k{depth}.{sums}.{kind}.{kind} {all_sums}, {first}, %d7, %p1, {flags};",
         "wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;",
         f"mad.lo.u32 %r6, %t, {count}, 0; mad.wide.u32 %d8, %r6, 4, %d2;",
@@ -187,33 +175,35 @@ def product(
     lines += [f"st.global.b32 [%d8+{4 * k}], %q{k};" for k in range(count)]
     a = "registers" if registers else f"mode {a_mode}{' across' if across[0] else ''}"
     b = f"mode {b_mode}{' across' if across[1] else ''}"
-    name = f"wgmma n{n} {sums} {kind}, a {a}, b {b}{', adds' if keep else ''}, signs {signs[0]} {signs[1]}"
+    name = (
+        f"wgmma n{n} {sums} {kind}, a {a}, b {b}{', adds' if accumulate else ''}, signs {signs[0]} {signs[1]}"
+    )
     return Case(name, "\n".join(lines), kind, count * THREADS)
 
 
-def _products() -> list[Case]:
+def make_products() -> list[Case]:
     out = []
     for a_mode, b_mode in itertools.product(range(4), repeat=2):
         for across in ((0, 0), (1, 1)):
-            out.append(product("bf16", 64, a_mode=a_mode, b_mode=b_mode, across=across))
-    out += [product("bf16", 128, across=across) for across in ((0, 1), (1, 0))]
-    out += [product("bf16", n, keep=True) for n in (8, 24, 96, 192, 256)]
-    out += [product("f16", 64, sums, keep=True, signs=signs)
+            out.append(make_product("bf16", 64, a_mode=a_mode, b_mode=b_mode, across=across))
+    out += [make_product("bf16", 128, across=across) for across in ((0, 1), (1, 0))]
+    out += [make_product("bf16", n, accumulate=True) for n in (8, 24, 96, 192, 256)]
+    out += [make_product("f16", 64, sums, accumulate=True, signs=signs)
             for sums in ("f32", "f16") for signs in ((1, 1), (-1, 1), (1, -1), (-1, -1))]  # fmt: skip
-    out += [product("tf32", 32, a_mode=mode, b_mode=3 - mode) for mode in range(4)]
-    out += [product(kind, 40, registers=True, keep=True) for kind in ("bf16", "f16", "tf32")]
-    out += [product("f16", 64, "f16", registers=True, across=(0, 1), signs=(-1, 1))]
+    out += [make_product("tf32", 32, a_mode=mode, b_mode=3 - mode) for mode in range(4)]
+    out += [make_product(kind, 40, registers=True, accumulate=True) for kind in ("bf16", "f16", "tf32")]
+    out += [make_product("f16", 64, "f16", registers=True, across=(0, 1), signs=(-1, 1))]
     return out
 
 
 # -- tensor maps --------------------------------------------------------------------------------------------
 WAIT = """W{n}: mbarrier.try_wait.parity.shared.b64 %p2, [%bar], {parity}; @!%p2 bra W{n};"""
 READY = "@%p0 mbarrier.init.shared.b64 [%bar], 1; fence.mbarrier_init.release.cluster;"
-AREA = 4096  # words of shared memory that these cases look at
+AREA = 4096  # words of shared memory that these cases read
 
 
-def box_load(name: str, map: Map, at: tuple[int, ...], blocks: int = 1) -> Case:
-    """One box into shared memory that held a pattern; a cluster's first block sends it to all."""
+def make_box_load(name: str, map: Map, at: tuple[int, ...], blocks: int = 1) -> Case:
+    """Return a case that loads a TMA tile into filled shared memory; in a cluster the first block multicasts it."""
     nbytes = TYPES[map.kind][1]
     for n in map.box:
         nbytes *= n
@@ -237,8 +227,8 @@ def box_load(name: str, map: Map, at: tuple[int, ...], blocks: int = 1) -> Case:
     return Case(name, "\n".join(lines), kind, AREA * blocks, map, 4 * AREA, blocks)
 
 
-def box_store(name: str, map: Map, at: tuple[int, ...], op: str = "") -> Case:
-    """One box out of shared memory that holds the input, into (or combined with) a tensor of the same numbers."""
+def make_box_store(name: str, map: Map, at: tuple[int, ...], op: str = "") -> Case:
+    """Return a case that stores or reduces a tile of shared memory to a tensor with the same numbers."""
     where = ", ".join(f"%r{10 + k}" for k in range(len(at)))
     lines = [fill_shared(AREA)] + [f"mov.b32 %r{10 + k}, {v};" for k, v in enumerate(at)]
     opcode = (
@@ -252,33 +242,39 @@ def box_store(name: str, map: Map, at: tuple[int, ...], op: str = "") -> Case:
     return Case(name, "\n".join(lines), kind, WORDS, map, 4 * AREA)
 
 
-def _boxes() -> list[Case]:
+def make_boxes() -> list[Case]:
     square = ((100, 40), (224,), (64, 16))
     out = []
     for swizzle, width in ((0, 64), (1, 16), (2, 32), (3, 64), (3, 32), (2, 16), (3, 8)):
         map_ = Map("bf16", (100, 40), (224,), (width, 16), swizzle)
-        out.append(box_load(f"load swizzle {swizzle}, {2 * width} bytes a row", map_, (24, 3)))
+        out.append(make_box_load(f"load swizzle {swizzle}, {2 * width} bytes a row", map_, (24, 3)))
     for at in ((-8, -3), (80, 30), (-200, 0), (8, 39)):
-        out.append(box_load(f"load at {at}", Map("f16", *square, 3), at))
+        out.append(make_box_load(f"load at {at}", Map("f16", *square, 3), at))
     for kind in ("f16", "bf16", "f32", "f64"):
         size = TYPES[kind][1]
         map_ = Map(kind, (20, 10), (32 * size,), (16, 8), 0, 1)
-        out.append(box_load(f"load {kind}, NaN outside", map_, (8, -2)))
+        out.append(make_box_load(f"load {kind}, NaN outside", map_, (8, -2)))
     for kind in ("u8", "u16", "u32", "s32", "u64"):
         size = TYPES[kind][1]
-        out.append(box_load(f"load {kind}", Map(kind, (50, 9), (64 * size,), (16, 4)), (32, 7)))
-        out.append(box_load(f"load {kind} at 37", Map(kind, (50, 9), (64 * size,), (16, 4)), (37, 7)))
-    out.append(box_load("load 1d", Map("u32", (70,), (), (32,)), (50,)))
-    out.append(box_load("load 3d", Map("u16", (20, 7, 6), (48, 480), (16, 4, 3), 1), (8, 5, 4)))
-    out.append(box_load("load 4d", Map("u16", (20, 5, 4, 6), (48, 256, 1040), (8, 3, 2, 3)), (16, 3, -1, 4)))
+        out.append(make_box_load(f"load {kind}", Map(kind, (50, 9), (64 * size,), (16, 4)), (32, 7)))
+        out.append(make_box_load(f"load {kind} at 37", Map(kind, (50, 9), (64 * size,), (16, 4)), (37, 7)))
+    out.append(make_box_load("load 1d", Map("u32", (70,), (), (32,)), (50,)))
+    out.append(make_box_load("load 3d", Map("u16", (20, 7, 6), (48, 480), (16, 4, 3), 1), (8, 5, 4)))
+    out.append(
+        make_box_load("load 4d", Map("u16", (20, 5, 4, 6), (48, 256, 1040), (8, 3, 2, 3)), (16, 3, -1, 4))
+    )
     strides = (32, 112, 352, 1056)
-    out.append(box_load("load 5d", Map("u32", (7, 3, 3, 3, 6), strides, (4, 2, 2, 2, 3)), (4, 1, 2, -1, 2)))
-    out.append(box_load("load multicast", Map("bf16", *square, 3), (8, 2), 2))
+    out.append(
+        make_box_load("load 5d", Map("u32", (7, 3, 3, 3, 6), strides, (4, 2, 2, 2, 3)), (4, 1, 2, -1, 2))
+    )
+    out.append(make_box_load("load multicast", Map("bf16", *square, 3), (8, 2), 2))
     for swizzle, width in ((0, 64), (1, 16), (2, 32), (3, 64)):
         map_ = Map("bf16", (100, 40), (224,), (width, 16), swizzle, on_output=True)
-        out.append(box_store(f"store swizzle {swizzle}", map_, (72, 33)))
+        out.append(make_box_store(f"store swizzle {swizzle}", map_, (72, 33)))
     out.append(
-        box_store("store before the start", Map("u32", (30, 20), (144,), (16, 8), on_output=True), (-5, -2))
+        make_box_store(
+            "store before the start", Map("u32", (30, 20), (144,), (16, 8), on_output=True), (-5, -2)
+        )
     )
     for kind in ("u32", "s32", "u64"):
         ops = (
@@ -288,16 +284,16 @@ def _boxes() -> list[Case]:
         )
         for op in ops[:1] if kind == "u64" and "min" not in ops else ops:
             map_ = Map(kind, (24, 20), (32 * TYPES[kind][1],), (16, 8), on_output=True)
-            out.append(box_store(f"reduce {op} {kind}", map_, (12, 15), op))
+            out.append(make_box_store(f"reduce {op} {kind}", map_, (12, 15), op))
     for kind in ("f16", "bf16", "f32"):
         for op in ("add",) if kind == "f32" else ("add", "min", "max"):
             map_ = Map(kind, (24, 20), (32 * TYPES[kind][1],), (16, 8), on_output=True)
-            out.append(box_store(f"reduce {op} {kind}", map_, (12, 15), op))
+            out.append(make_box_store(f"reduce {op} {kind}", map_, (12, 15), op))
     return out
 
 
-# -- runs of bytes, barriers, matrices by warps -------------------------------------------------------------
-def _runs() -> list[Case]:
+# -- bulk copies, barriers, matrix moves ---------------------------------------------------------------------
+def make_bulk_copies() -> list[Case]:
     lines = [fill_shared(AREA, "0xA5A5A5A5"), READY, "bar.sync 0;"]
     lines += ["@!%p0 bra W0; mbarrier.arrive.expect_tx.shared.b64 %d4, [%bar], 144; add.u32 %r5, %s, 48;"]
     lines += ["add.u64 %d5, %d1, 32; mov.u32 %r6, 96;"]
@@ -317,14 +313,14 @@ def _runs() -> list[Case]:
             f"@%p0 {opcode} [%d5], [%r5], 208;",
             "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
         ]
-        given = kind if kind in TYPES and kind[0] in "fb" and kind != "b32" else "u32"
-        map_ = Map(given if given in TYPES else "u32", (64,), (), (16,), on_output=True)
-        out.append(Case(f"bulk {op} {kind}".strip(), "\n".join(lines), given, 1024, map_, 4 * AREA))
+        data_in = kind if kind in TYPES and kind[0] in "fb" and kind != "b32" else "u32"
+        map_ = Map(data_in if data_in in TYPES else "u32", (64,), (), (16,), on_output=True)
+        out.append(Case(f"bulk {op} {kind}".strip(), "\n".join(lines), data_in, 1024, map_, 4 * AREA))
     return out
 
 
-def _barriers() -> list[Case]:
-    """One thread drives an mbarrier and notes what tests and tokens say."""
+def make_barriers() -> list[Case]:
+    """Return a case in which one thread operates an mbarrier and records tests and tokens."""
     steps = [
         "mbarrier.init.shared.b64 [%bar], 3;", "test 0", "test 1",
         "mbarrier.arrive.shared.b64 %d5, [%bar];", "pending %d5",
@@ -358,7 +354,7 @@ def _barriers() -> list[Case]:
     return [Case("mbarrier", "\n".join(lines), "u32", place, None, 1024)]
 
 
-def _moves() -> list[Case]:
+def make_matrix_moves() -> list[Case]:
     out = []
     for number, trans in itertools.product((1, 2, 4), ("", ".trans")):
         some = "{" + ", ".join(f"%r{20 + k}" for k in range(number)) + "}"
@@ -376,82 +372,44 @@ def _moves() -> list[Case]:
     return out
 
 
-CASES = [*_products(), *_boxes(), *_runs(), *_barriers(), *_moves()]
+CASES = [*make_products(), *make_boxes(), *make_bulk_copies(), *make_barriers(), *make_matrix_moves()]
 
 
-def digest() -> int:
-    """A checksum of all kernels and data: results of others must not be compared."""
+def compute_digest() -> int:
+    """Return a checksum of all kernels and data; results are comparable only if it is equal."""
     total = 0
     for case in CASES:
         total = zlib.crc32(
-            b"".join([case.ptx().encode(), repr(case.map).encode(), data_of(case.kind)]), total
+            b"".join([case.ptx().encode(), repr(case.map).encode(), make_data(case.kind)]), total
         )
     return total
 
 
-# -- on a GPU -----------------------------------------------------------------------------------------------
-def encoded(device: Device, case: Case, places) -> bytes:
-    """The driver's tensor map."""
+# -- measurement --------------------------------------------------------------------------------------------
+def encode_map(device: Device, case: Case, buffers) -> bytes:
+    """Return the tensor map that the driver encodes."""
     if case.map is None or (not case.map.strides and len(case.map.dims) > 1):
         return bytes(128)
     m, rank = case.map, len(case.map.dims)
     raw = ctypes.create_string_buffer(128 + 64)
     at = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
-    device.call(
+    device(
         "cuTensorMapEncodeTiled", ctypes.c_void_p(at), TYPES[m.kind][0], ctypes.c_uint32(rank),
-        ctypes.c_void_p(places[1 if m.on_output else 0].value), (ctypes.c_uint64 * rank)(*m.dims),
+        ctypes.c_void_p(buffers[1 if m.on_output else 0].value), (ctypes.c_uint64 * rank)(*m.dims),
         (ctypes.c_uint64 * max(rank - 1, 1))(*m.strides), (ctypes.c_uint32 * rank)(*m.box),
         (ctypes.c_uint32 * rank)(*[1] * rank), 0, m.swizzle, 0, m.fill,
     )  # fmt: skip
     return ctypes.string_at(at, 128)
 
 
-def run(device: Device, case: Case) -> bytes:
-    """What the kernel leaves in its output. Raises DriverError."""
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    device.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(case.ptx().encode()))
-    device.call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(b"k"))
-    given, before = data_of(case.kind), case.output()
-    places = [device.allocate(len(given)), device.allocate(len(before))]
-    for place, data in zip(places, (given, before), strict=True):
-        device.call("cuMemcpyHtoD_v2", place, ctypes.c_char_p(data), ctypes.c_size_t(len(data)))
-    map_ = ctypes.create_string_buffer(encoded(device, case, places), 128)
-    pointers = (ctypes.c_void_p * 3)(ctypes.addressof(map_), *(ctypes.addressof(p) for p in places))
-    device.call("cuLaunchKernel", function, case.blocks, 1, 1, THREADS, 1, 1, 0, None, pointers, None)
-    device.call("cuCtxSynchronize")
-    out = ctypes.create_string_buffer(len(before))
-    device.call("cuMemcpyDtoH_v2", out, places[1], ctypes.c_size_t(len(before)))
-    device.call("cuModuleUnload", module)
-    return out.raw
-
-
-def main() -> None:
-    """Run everything on a GPU and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    arguments = parser.parse_args()
-    report: dict = {"device": "", "digest": digest(), "errors": {}, "results": {}}
-    if arguments.out.exists():  # a GPU's error ends a process; the next one goes on
-        report = json.loads(arguments.out.read_text())
-    results, errors = report["results"], report["errors"]
-    device, lost = Device(), False
-    for case in CASES:
-        if case.name in {**results, **errors}:
-            continue
-        try:
-            results[case.name] = hashlib.sha256(run(device, case)).hexdigest()
-        except DriverError as error:
-            errors[case.name] = str(error)
-            print(case.name, error, flush=True)
-            if error.code in (700, 715, 716, 717, 718, 719):  # the context is lost
-                lost = True
-                break
-    report["device"] = device.name
-    arguments.out.write_text(json.dumps(report, indent=0) + "\n")
-    print(f"{device.name}: {len(results)} kernels, {len(errors)} refused; wrote {arguments.out}", flush=True)
-    if lost:
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+def run(device: Device, case: Case) -> str:
+    """Return the SHA-256 of the kernel's output; raise DriverError if a call fails."""
+    data = [make_data(case.kind), case.output()]
+    out = device.run(
+        case.ptx(), case.blocks, THREADS, data, 1, lambda device, buffers: encode_map(device, case, buffers)
+    )
+    return hashlib.sha256(out).hexdigest()
 
 
 if __name__ == "__main__":
-    main()
+    measure(__doc__, CASES, compute_digest(), run)

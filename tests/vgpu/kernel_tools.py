@@ -1,4 +1,4 @@
-"""Helpers of the virtual GPU's tests: the PTX of the Mojo test kernels and easy launches."""
+"""Helpers for the virtual GPU's tests: the PTX of the Mojo test kernels, and simple launches."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from harness.toolchain.cache import cache_folder, digest, keep
-from harness.toolchain.packages import mojo_version
+from harness.toolchain.cache import cache_folder, compute_digest, keep_file
+from harness.toolchain.packages import get_mojo_version
 from harness.vgpu import VirtualGPU
-from harness.vgpu.machine import Launch
 
 KERNELS = Path(__file__).parent / "kernels"
 
 
-PRINTS = """
+PRINT_PTX = """
 def show[F: TrivialRegisterPassable, //, f: F](name: StaticString):
     var info = compile_info[f, emission_kind="asm", target=get_gpu_target["sm_90a"]()]()
     print("//==", name, sep="")
@@ -31,14 +30,16 @@ def main():
 
 
 @functools.cache
-def compiled() -> dict[str, str]:
-    """Kernel name -> PTX for the files of tests/vgpu/kernels, compiled as one program; from the cache."""
+def compile_kernels() -> dict[str, str]:
+    """Return kernel name -> PTX for tests/vgpu/kernels, compiled as one program or read from the cache."""
     texts = {file.stem: file.read_text() for file in sorted(KERNELS.glob("*.mojo"))}
-    found = {stem: re.findall(r"^def (\w+)\(\s*(?:o|flag): ", text, re.M) for stem, text in texts.items()}
-    imports = [f"from {stem} import {', '.join(names)}" for stem, names in found.items()]
+    names_by_file = {
+        stem: re.findall(r"^def (\w+)\(\s*(?:o|flag): ", text, re.M) for stem, text in texts.items()
+    }
+    imports = [f"from {stem} import {', '.join(names)}" for stem, names in names_by_file.items()]
     imports += ["from max.gpu.host.compile import get_gpu_target", "from std.compile import compile_info"]
-    calls = [f'    show[{name}]("{name}")' for names in found.values() for name in names]
-    program = "\n".join([*imports, PRINTS, *calls, ""])
+    calls = [f'    show[{name}]("{name}")' for names in names_by_file.values() for name in names]
+    program = "\n".join([*imports, PRINT_PTX, *calls, ""])
 
     def make(staged: Path) -> None:
         mojo = shutil.which("mojo") or str(Path(sys.executable).parent / "mojo")
@@ -50,62 +51,60 @@ def compiled() -> dict[str, str]:
         assert done.returncode == 0, done.stderr
         staged.write_text(done.stdout)
 
-    name = f"kernels-{digest([mojo_version(), str(KERNELS), program, *texts.values()])}.txt"
-    text = keep(cache_folder("tests") / name, make, "PTX of the tests' kernels").read_text()
+    name = f"kernels-{compute_digest([get_mojo_version(), str(KERNELS), program, *texts.values()])}.txt"
+    text = keep_file(cache_folder("tests") / name, make, "PTX of the tests' kernels").read_text()
     parts = (part.partition("\n") for part in text.split("//==")[1:])
     return {name.strip(): ptx for name, _, ptx in parts}
 
 
-def line_of(file: str, text: str, nth: int = 0) -> int:
-    """The line number of the nth line that contains `text`."""
+def find_line(file: str, text: str, nth: int = 0) -> int:
+    """Return the line number of the nth line that contains `text`."""
     lines = (KERNELS / file).read_text().split("\n")
     return [k for k, line in enumerate(lines, 1) if text in line][nth]
 
 
 class Bench:
-    """A virtual GPU with named arrays: `run` takes NumPy arrays and scalars in the kernel's argument order."""
+    """A virtual GPU with named arrays; `run` takes NumPy arrays and scalars in the kernel's argument order."""
 
     def __init__(self, **options):
         self.gpu = VirtualGPU(**options)
         self.gpu.echo = False
-        self.at: dict[int, tuple[int, np.ndarray]] = {}
+        self.arrays: dict[int, tuple[int, np.ndarray]] = {}
         self.keep: list = []
-        self.launch: Launch | None = None
-        """What `ptx_tools.run` launched last."""
 
     def empty(self, name: str, shape, dtype: DTypeLike = np.float32) -> np.ndarray:
-        """An array on the device that nobody has written."""
-        return self.place(name, np.empty(shape, dtype), fill=False)
+        """Return an uninitialised array on the device."""
+        return self.place(name, np.empty(shape, dtype), write=False)
 
-    def place(self, name: str, array: np.ndarray, fill: bool = True) -> np.ndarray:
-        """Put an array on the device; the returned array is its handle for `run` and `get`."""
+    def place(self, name: str, array: np.ndarray, write: bool = True) -> np.ndarray:
+        """Copy an array to the device; the returned array is its handle for `run` and `get`."""
         array = np.ascontiguousarray(array)
         address = self.gpu.allocate(array.nbytes, name)
         self.gpu.name(address, array.nbytes, name, array.shape, str(array.dtype))
-        if fill:
+        if write:
             self.gpu.write(address, array)
-        self.at[id(array)] = (address, array)
+        self.arrays[id(array)] = (address, array)
         self.keep.append(array)
         return array
 
     def address(self, array) -> int:
-        return self.at[id(array)][0]
+        return self.arrays[id(array)][0]
 
     def get(self, array) -> np.ndarray:
-        """What is on the device now."""
-        address, like = self.at[id(array)]
-        return self.gpu.read(address, like.nbytes).view(like.dtype).reshape(like.shape)
+        """Copy the array from the device."""
+        address, template = self.arrays[id(array)]
+        return self.gpu.read(address, template.nbytes).view(template.dtype).reshape(template.shape)
 
     def run(self, ptx: str, grid, block, *args, **options):
         """Launch the only kernel of `ptx`."""
         kernel = next(iter(self.gpu.load(ptx).kernels.values()))
         raw = [
-            self.address(a).to_bytes(8, "little") if id(a) in self.at else np.asarray(a).tobytes()
+            self.address(a).to_bytes(8, "little") if id(a) in self.arrays else np.asarray(a).tobytes()
             for a in args
         ]
         blocks, threads = ((*(t if isinstance(t, tuple) else (t,)), 1, 1)[:3] for t in (grid, block))
         return self.gpu.launch(kernel, blocks, threads, raw, **options)
 
     def errors(self) -> list:
-        """All findings that are errors."""
+        """Return the findings that are errors."""
         return [f for f in self.gpu.findings if f.is_error]

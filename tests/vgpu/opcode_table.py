@@ -1,8 +1,7 @@
-"""Writes OPCODES.md: the instructions that the virtual GPU executes, their variants, and the test that covers
-each.
+"""Write OPCODES.md: the virtual GPU's instructions, their variants and the tests that cover them.
 
-The variants are the docstrings of the emitters; the tests say what they cover by `@covers(...)`, or by the
-instruction texts of their cases. `python tests/vgpu/opcode_table.py` writes the file, a test keeps it current."""
+The variants are the emitters' docstrings. Tests are found by `@covers(...)` or by the instructions in their `CASES`.
+Run `python tests/vgpu/opcode_table.py`; a test checks that the file is current."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import re
 from pathlib import Path
 
 from harness import vgpu
-from harness.vgpu.engine.opcodes import (  # noqa: F401  (they register their emitters)
+from harness.vgpu.engine.opcodes import (  # noqa: F401  (registers the emitters)
     arithmetic_ops,
     hopper_ops,
     memory_ops,
@@ -34,8 +33,8 @@ cores cut low bits off.
 """
 
 
-def coverage() -> dict[str, str]:
-    """Opcode -> the first test that covers it, by file and name."""
+def find_coverage() -> dict[str, str]:
+    """Return opcode -> the first test that covers it, as file::name."""
     out: dict[str, str] = {}
     for file in sorted(Path(__file__).parent.glob("test_*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -54,12 +53,12 @@ def coverage() -> dict[str, str]:
     return out
 
 
-def table() -> str:
-    """The text of OPCODES.md."""
-    tests = coverage()
+def make_table() -> str:
+    """Return the text of OPCODES.md."""
+    tests = find_coverage()
     rows = []
     for name in sorted(OPCODES):
-        if name != "builtin":  # what a call of vprintf becomes
+        if name != "builtin":  # the call of vprintf
             variants = " ".join((OPCODES[name].__doc__ or "").split()).replace("|", "\\|")
             rows.append(f"| `{name}` | {variants} | {tests.get(name, '')} |")
     specials = ", ".join(f"`%{r}`" for r in sorted(SPECIAL_REGISTERS))
@@ -67,4 +66,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(table())
+    FILE.write_text(make_table())

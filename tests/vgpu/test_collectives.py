@@ -1,18 +1,18 @@
-"""Library collectives: threads that the reader's code keeps away are the reader's error, at the line that calls.
+"""Library collectives: missing threads are an error at the line of the call.
 
-What the library does by itself (a prefix sum reads shared words that it does not use) stays a note.
+Findings inside the library (a prefix sum reads shared words that it does not use) are only notes.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_tools import Bench, compiled, line_of
+from kernel_tools import Bench, compile_kernels, find_line
 from ptx_tools import HEADER
 from typed import present
 
 from harness.vgpu import VirtualGPU
-from harness.vgpu.checks.divergence import controlling_blocks, post_dominators
+from harness.vgpu.checks.divergence import compute_post_dominators, find_controlling_branches
 
 FILE = "collectives.mojo"
 BARRIER, WARP, ABSENT, RETURN = (
@@ -20,12 +20,12 @@ BARRIER, WARP, ABSENT, RETURN = (
 NAN = np.float32(np.nan)
 
 
-def run(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[Bench, np.ndarray]:
-    """The kernel on ones; the output starts out as NaN."""
+def run_kernel(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[Bench, np.ndarray]:
+    """Run a kernel on ones; return the bench and the output, which is NaN before the launch."""
     bench = Bench()
     a = bench.place("a", np.ones(1024, np.float32))
     o = bench.place("o", np.full(1024, NAN))
-    bench.run(compiled()[kernel], grid, threads, o, a, *(np.int32(x) for x in args))
+    bench.run(compile_kernels()[kernel], grid, threads, o, a, *(np.int32(x) for x in args))
     return bench, bench.get(o)
 
 
@@ -45,41 +45,41 @@ def run(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[Bench, n
         ("warp_sum_after_return", 40, {WARP, ABSENT}, "warp.sum("),
     ],
 )
-def test_threads_that_the_reader_keeps_away(kernel, h, kinds, call):
-    bench, _ = run(kernel, h)
+def test_missing_threads_are_an_error(kernel, h, kinds, call):
+    bench, _ = run_kernel(kernel, h)
     errors = bench.errors()
     assert {f.kind for f in errors} == kinds, "\n".join(f.text() for f in bench.gpu.findings)
     assert len(errors) == len(bench.gpu.findings)
-    start = line_of(FILE, f"def {kernel}(")
-    text = (line_of(FILE, call, nth) for nth in range(10))
+    start = find_line(FILE, f"def {kernel}(")
+    text = (find_line(FILE, call, nth) for nth in range(10))
     line = next(number for number in text if number > start)
     assert {f.where.rsplit("/", 1)[-1].rsplit(":", 1)[0] for f in errors} == {f"{FILE}:{line}"}
 
 
 @pytest.mark.compiles
-def test_shuffle_of_all_lanes_in_half_a_warp():
-    bench, _ = run("shuffle_in_half_a_warp")
+def test_shuffle_with_full_mask_in_half_a_warp():
+    bench, _ = run_kernel("shuffle_in_half_a_warp")
     assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
 
 
 @pytest.mark.compiles
-def test_a_helper_of_the_reader_between_branch_and_library():
-    """The place is the helper's line, and the line that called the helper is named too."""
-    bench, _ = run("helper_in_branch", 20)
+def test_helper_between_branch_and_library():
+    """The location is the helper's line; the message also names the line of the helper's call."""
+    bench, _ = run_kernel("helper_in_branch", 20)
     assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
     for f in bench.errors():
-        assert f.where.split(":")[-2] == str(line_of(FILE, "return warp.sum(value) / 32"))
+        assert f.where.split(":")[-2] == str(find_line(FILE, "return warp.sum(value) / 32"))
         assert (
-            f"called from {f.where.split(FILE)[0]}{FILE}:{line_of(FILE, 'value = helper_sum(value)')}"
+            f"called from {f.where.split(FILE)[0]}{FILE}:{find_line(FILE, 'value = helper_sum(value)')}"
             in f.text()
         )
         assert f.text().count("called from") == 1, f.text()
 
 
 @pytest.mark.compiles
-def test_a_block_that_is_no_whole_warp():
-    """Lanes that never existed: the launch is at fault, whatever the library does."""
-    bench, _ = run("warp_sum_after_return", 128, threads=20)
+def test_block_smaller_than_a_warp():
+    """The missing lanes are an error of the launch."""
+    bench, _ = run_kernel("warp_sum_after_return", 128, threads=20)
     assert {f.kind for f in bench.errors()} == {ABSENT}
 
 
@@ -96,23 +96,23 @@ def test_a_block_that_is_no_whole_warp():
         ("sum_then_return", 50, 1, np.append(np.full(50, 50), NAN)),
     ],
 )
-def test_right_calls_are_clean(kernel, h, grid, expected):
-    bench, o = run(kernel, h, grid=grid)
+def test_correct_calls_have_no_finding(kernel, h, grid, expected):
+    bench, o = run_kernel(kernel, h, grid=grid)
     assert not bench.gpu.findings, "\n".join(f.text() for f in bench.gpu.findings)
     np.testing.assert_array_equal(o[: len(expected)], expected)
 
 
 @pytest.mark.compiles
-def test_quirks_of_the_library_stay_notes():
-    """max's prefix sum reads shared words that it does not use: whoever calls it rightly is not to blame."""
-    bench, o = run("block_collectives", 2)
+def test_findings_inside_the_library_are_notes():
+    """The prefix sum reads shared words that it does not use."""
+    bench, o = run_kernel("block_collectives", 2)
     assert not bench.errors()
     assert {f.kind for f in bench.gpu.findings} <= {"uninitialised read"}
     expected = [np.arange(1, 129), np.arange(128), np.zeros(128), np.ones(128), np.full(128, 256)]
     np.testing.assert_array_equal(o[: 5 * 128].reshape(5, 128), expected)
 
 
-# -- the graph ----------------------------------------------------------------------------------------------
+# -- control flow ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
@@ -122,12 +122,12 @@ def test_quirks_of_the_library_stay_notes():
     ],
 )
 def test_post_dominators(graph, expected):
-    dominators = post_dominators(graph)
+    dominators = compute_post_dominators(graph)
     assert [{k for k in range(len(graph)) if bits >> k & 1} for bits in dominators] == expected
 
 
-def test_what_decides_whether_an_instruction_is_reached():
-    """The branch around it, the return before it and the branch around the call; not the finished one, not the loop."""
+def test_controlling_branches():
+    """These are enclosing branches, earlier returns and branches around the call, but no earlier branch or loop."""
     text = f"""{HEADER}
     .func inner() {{ .reg .b32 %r<4>; vote: mov.u32 %r1, 77; ret; }}
     .visible .entry k() {{
@@ -140,11 +140,11 @@ def test_what_decides_whether_an_instruction_is_reached():
     program = next(iter(VirtualGPU().load(text).kernels.values())).code.program
     instructions = [i for b in program.blocks for i in b.instrs if i.op == "mov"]
 
-    def predicates(value: int) -> set[str]:
+    def find_predicates(value: int) -> set[str]:
         instr = next(i for i in instructions if i.args[1].value == value)
-        terms = (present(program.blocks[k].term) for k in controlling_blocks(program, instr))
+        terms = (present(program.blocks[k].term) for k in find_controlling_branches(program, instr))
         return {term.pred.name for term in terms if term.pred is not None}
 
-    assert predicates(1) == {"p0"}
-    assert predicates(44) == {"p1"}
-    assert predicates(33) == predicates(77) == {"p1", "p3"}
+    assert find_predicates(1) == {"p0"}
+    assert find_predicates(44) == {"p1"}
+    assert find_predicates(33) == find_predicates(77) == {"p1", "p3"}

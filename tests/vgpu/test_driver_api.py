@@ -1,17 +1,17 @@
-"""The CUDA driver API, called by hand (cuda_api.py), under `vgpu exec`."""
+"""The CUDA driver API under `vgpu exec`, called by cuda_api.py."""
 
 import json
 import sys
 
 import numpy as np
 import pytest
-from exec_tools import HERE, vgpu
+from exec_tools import HERE, run_vgpu
 
 
 @pytest.fixture(scope="session")
 def api() -> dict:
-    """What cuda_api.py was answered."""
-    done = vgpu("--", sys.executable, str(HERE / "cuda_api.py"))
+    """The results of cuda_api.py."""
+    done = run_vgpu("--", sys.executable, str(HERE / "cuda_api.py"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -29,7 +29,7 @@ def test_fills_and_copies(api):
 
 @pytest.mark.compiles
 def test_fills_and_copies_of_pinned_host_memory(api):
-    """Every fill and copy takes pinned host memory for device memory; a freed or too short range is refused."""
+    """Fills and copies accept pinned host memory as device memory, but not freed or too short ranges."""
     host = api["pinned"]
     row = [0] * 16
     for name, value in (("8", [0x11] * 16), ("16", [0x33, 0x22] * 8), ("32", [0x77, 0x66, 0x55, 0x44] * 4)):
@@ -41,19 +41,19 @@ def test_fills_and_copies_of_pinned_host_memory(api):
     copies = [name for name in host if name.startswith("cuMemcpy")]
     assert len(copies) == 9 and all(host[name] == list(range(16)) for name in copies)
     assert host["registered"] == [5] * 16
-    refused = ("past the end", "unregistered", "freed twice")
-    assert {host[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
+    names = ("past the end", "unregistered", "freed twice")
+    assert {host[name] for name in names} == {"CUDA_ERROR_INVALID_VALUE"}
 
 
 @pytest.mark.compiles
 def test_copies_of_rectangles(api):
-    """Between host and device, dense and pitched, and what lies beside the rectangle stays."""
-    found = api["rectangles"]
+    """Dense and pitched copies between host and device do not change bytes outside the rectangle."""
+    rectangles = api["rectangles"]
     expected = np.zeros((4, 5), int)
     expected[:2, 2:] = np.arange(20).reshape(4, 5)[1:3, 1:4]
-    assert (found["pitch"], found["back"]) == (512, expected.ravel().tolist())
-    assert found["past the end"] == "CUDA_ERROR_INVALID_VALUE"
-    assert found["array"] == "CUDA_ERROR_NOT_SUPPORTED"
+    assert (rectangles["pitch"], rectangles["back"]) == (512, expected.ravel().tolist())
+    assert rectangles["past the end"] == "CUDA_ERROR_INVALID_VALUE"
+    assert rectangles["array"] == "CUDA_ERROR_NOT_SUPPORTED"
 
 
 @pytest.mark.compiles
@@ -66,7 +66,7 @@ def test_memory_errors(api):
 
 
 @pytest.mark.compiles
-def test_three_ways_to_launch(api):
+def test_three_launch_functions(api):
     launches = api["launches"]
     assert launches["launch"] == "CUDA_SUCCESS"
     assert launches["by pointers"] == [0, 0.5, 1, 1.5, 2, 2.5]
@@ -76,21 +76,21 @@ def test_three_ways_to_launch(api):
 
 
 @pytest.mark.compiles
-def test_launches_that_a_driver_refuses(api):
+def test_invalid_launches(api):
     launches = api["launches"]
-    refused = ("fifth parameter", "empty grid", "grid y", "block", "block z", "no arguments")
-    refused += ("shared without attribute", "attribute too large")
-    assert {launches[name] for name in refused} == {"CUDA_ERROR_INVALID_VALUE"}
+    names = ("fifth parameter", "empty grid", "grid y", "block", "block z", "no arguments")
+    names += ("shared without attribute", "attribute too large")
+    assert {launches[name] for name in names} == {"CUDA_ERROR_INVALID_VALUE"}
     assert {launches[name] for name in ("attribute", "shared with attribute")} == {"CUDA_SUCCESS"}
 
 
 @pytest.mark.compiles
-def test_threads_do_not_get_in_each_others_way(api):
+def test_threads_do_not_interfere(api):
     assert api["threads"] == 8 * 25
 
 
 @pytest.mark.compiles
-def test_modules_that_a_driver_refuses(api):
+def test_invalid_modules(api):
     modules = api["modules"]
     code, log = modules["machine code"]
     assert code == "CUDA_ERROR_INVALID_IMAGE"

@@ -1,4 +1,4 @@
-"""The command line of `vgpu`: bad use, exit codes, what it says of the device."""
+"""The command line of `vgpu`: bad use, exit codes, device information."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 
 import pytest
-from exec_tools import HERE, vgpu
+from exec_tools import HERE, run_vgpu
 
 from harness.vgpu import Finding, cli
 from harness.vgpu.driver import build, server
@@ -34,12 +34,12 @@ from harness.vgpu.errors import LaunchError, StepBudgetExceeded
         (["exec", "--", "/"], "cannot run /: Permission denied"),
     ],
 )
-def test_bad_use_is_exit_code_2(arguments, message, capsys):
+def test_bad_use_exits_with_code_2(arguments, message, capsys):
     assert cli.main(arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def test_cache_that_cannot_be_written_is_exit_code_5(tmp_path, monkeypatch, capsys):
+def test_unwritable_cache_exits_with_code_5(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "file"))
     assert cli.main(["exec", "--", "true"]) == 5
@@ -48,7 +48,7 @@ def test_cache_that_cannot_be_written_is_exit_code_5(tmp_path, monkeypatch, caps
 
 @dataclass
 class Outcome:
-    """As much of a `Device` as the summary looks at."""
+    """The part of a `Device` that the summary uses."""
 
     findings: list = field(default_factory=list)
     errors: list = field(default_factory=list)
@@ -71,10 +71,10 @@ NOTE = Finding("uninitialised read", "in the library", is_error=False)
         (0, Outcome([NOTE, FAULT]), 1),
         (3, Outcome([FAULT]), 3),
         (0, Outcome(errors=[StepBudgetExceeded("it loops")]), 1),
-        (0, Outcome(errors=[LaunchError("too many threads")]), 0),  # the program saw it, and may go on
+        (0, Outcome(errors=[LaunchError("too many threads")]), 0),  # the program can handle it
     ],
 )
-def test_exit_code_says_whether_something_is_wrong(program, outcome, code, capsys):
+def test_exit_code_reports_errors(program, outcome, code, capsys):
     assert cli.summarise([outcome], "sm_90a", program) == code
     errors = sum(finding.is_error for finding in outcome.findings)
     assert f"1 launch, {errors} error" in capsys.readouterr().err
@@ -84,24 +84,24 @@ def test_exit_code_says_whether_something_is_wrong(program, outcome, code, capsy
     ("program", "outcome", "code"),
     [(0, Outcome(), 0), (3, Outcome([NOTE]), 3), (0, Outcome([FAULT]), 99), (3, Outcome([FAULT]), 99)],
 )
-def test_an_exit_code_of_its_own_goes_before_the_programs(program, outcome, code):
+def test_error_exitcode_overrides_the_programs(program, outcome, code):
     assert cli.summarise([outcome], "sm_90a", program, 99) == code
 
 
 @pytest.mark.compiles
-def test_unsupported_instruction_is_exit_code_5_even_if_the_program_goes_on(tmp_path):
-    """multimem is not simulated."""
+def test_unsupported_instruction_exits_with_code_5(tmp_path):
+    """The program continues after the error; multimem is not simulated."""
     script = tmp_path / "program.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(HERE)!r}); import cuda_api\n"
         "cuda = cuda_api.Cuda(); cuda('cuInit', 0)\n"
         "ptx = cuda_api.PTX.replace(b'mul.f32 %f3, %f2, %f1;', b'multimem.red.relaxed.sys.global.add.f32 [%rd4], %f2;')\n"
         "ptx = ptx.replace(b'.version 8.0', b'.version 8.5').replace(b'sm_80', b'sm_90a')\n"
-        "scale, x = cuda.function(ptx, b'scale'), cuda.upload([1.0])\n"
+        "scale, x = cuda.get_function(ptx, b'scale'), cuda.upload_floats([1.0])\n"
         "n = cuda_api.ctypes.c_uint32(1)\n"
         "print(cuda.launch(scale, (1, 1, 1), (1, 1, 1), [x, x, cuda_api.ctypes.c_float(1), n]))\n"
     )
-    done = vgpu("--", sys.executable, str(script))
+    done = run_vgpu("--", sys.executable, str(script))
     assert (done.returncode, done.stdout) == (5, "CUDA_ERROR_NOT_SUPPORTED\n")
     assert "multimem.red" in done.stderr
 
@@ -117,15 +117,15 @@ def test_info_names_the_device(capsys):
 
 
 @pytest.mark.compiles
-def test_strangers_are_turned_away(monkeypatch):
-    """A process of another user may name the socket; it is not served."""
-    executor = server.Executor(lambda: pytest.fail("a device was made"), build.build())
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as stranger:
+def test_processes_of_other_users_are_rejected(monkeypatch):
+    """A process of another user can connect to the socket, but is not served."""
+    executor = server.Executor(lambda: pytest.fail("a device was created"), build.build())
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         name = f"\0workbook-vgpu-test-{os.getpid()}"
         listener.bind(name)
         listener.listen()
-        stranger.connect(name)
+        client.connect(name)
         monkeypatch.setattr(os, "getuid", lambda: -1)
         executor._accept(selectors.DefaultSelector(), listener)
-        assert stranger.recv(1) == b""
+        assert client.recv(1) == b""
     assert executor.devices == []

@@ -1,6 +1,6 @@
-"""`vgpu exec`: Mojo GPU programs run on the virtual GPU, agree with NumPy, and end cleanly whatever happens.
+"""`vgpu exec`: Mojo GPU programs on the virtual GPU agree with NumPy and always end cleanly.
 
-All programs are one binary (programs/suite.mojo), compiled once for this file.
+All programs are in one binary (programs/suite.mojo), compiled once for this file.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from exec_tools import HERE, ROOT, VGPU, vgpu
+from exec_tools import HERE, ROOT, VGPU, run_vgpu
 from typed import present
 
 from harness.vgpu import cli
@@ -40,7 +40,7 @@ def suite(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def suite_on_gpu(request) -> str:
-    """The same executable, where there is a Mojo to build it with: GPU machines may have MAX alone."""
+    """The same executable; the test is skipped without Mojo, since GPU machines may have only MAX."""
     try:
         build.find_mojo()
     except build.DriverBuildError as error:
@@ -49,38 +49,38 @@ def suite_on_gpu(request) -> str:
 
 
 def run_suite(suite: str, name: str, *options: str) -> subprocess.CompletedProcess:
-    return vgpu(*options, "--", suite, name)
+    return run_vgpu(*options, "--", suite, name)
 
 
-def numbers(done: subprocess.CompletedProcess) -> np.ndarray:
-    """What a program printed, one number a line; the run must be without error."""
+def parse_output(done: subprocess.CompletedProcess) -> np.ndarray:
+    """Return the numbers that a program printed, one per line; assert that the run had no errors."""
     assert done.returncode == 0, done.stderr
     assert ", 0 errors" in done.stderr
     return np.array([float(line) for line in done.stdout.split()])
 
 
-def eighths(n: int) -> np.ndarray:
-    """The programs' float input, exact in every format used: ((37 i) mod 101 - 50) / 8."""
+def make_inputs(n: int) -> np.ndarray:
+    """Return the programs' float input, exact in every dtype used: ((37 i) mod 101 - 50) / 8."""
     return (np.arange(n) * 37 % 101 - 50).astype(np.float32) / 8
 
 
-# ---- the programs against NumPy ------------------------------------------------------------------------------------
+# ---- programs compared with NumPy ----------------------------------------------------------------------------------
 
 
-def products(*steps: int) -> np.ndarray:
-    """The tensor core's products of 16 rows and 8 columns, of so many steps each."""
+def compute_products(*depths: int) -> np.ndarray:
+    """Return the flattened products [16, k] @ [k, 8] of the tensor-core program for each k."""
     results = []
-    for k in steps:
-        a = eighths(16 * k).reshape(16, k).astype(np.float64)
+    for k in depths:
+        a = make_inputs(16 * k).reshape(16, k).astype(np.float64)
         results.append((a @ ((np.arange(k * 8) * 53 % 97 - 48) / 8).reshape(k, 8)).ravel())
     return np.concatenate(results)
 
 
-# All are exact in the program's format, whatever the order: sums of multiples of 1/8, products of 1/128 below 2^12.
+# Exact in the program's dtype and in any order: sums of multiples of 1/8, products of multiples of 1/128 below 2^12.
 PROGRAMS = {
     "histogram": np.bincount(np.arange(3000) ** 2 % 1009 % 20, minlength=20),
     "async_copy": ((np.arange(512) * 37 % 101) / 8).reshape(4, 128)[:, ::-1].ravel(),
-    "tensor_core": products(16, 8),
+    "tensor_core": compute_products(16, 8),
     "shared_on_request": np.arange(32) * 2,
 }
 
@@ -90,8 +90,8 @@ PROGRAMS = {
     ("name", "order"),
     [*((name, "natural") for name in PROGRAMS), ("histogram", "reversed"), ("histogram", "shuffled:3")],
 )
-def test_a_program_gives_the_numbers_of_numpy(suite, name, order):
-    got, expected = numbers(run_suite(suite, name, "--blocks", order)), PROGRAMS[name]
+def test_program_agrees_with_numpy(suite, name, order):
+    got, expected = parse_output(run_suite(suite, name, "--blocks", order)), PROGRAMS[name]
     single = expected.astype(np.float32)
     np.testing.assert_array_equal(single, expected)
     np.testing.assert_array_equal(got.astype(np.float32), single)
@@ -104,7 +104,7 @@ def test_python_program_with_max():
         "device = Accelerator(); x = Buffer.from_numpy(np.arange(5.0)).to(device)\n"
         "print(device.architecture_name, x.to(CPU()).to_numpy())"
     )
-    done = vgpu("--", sys.executable, "-c", code)
+    done = run_vgpu("--", sys.executable, "-c", code)
     assert done.stdout == "sm_90a [0. 1. 2. 3. 4.]\n", done.stderr
 
 
@@ -112,24 +112,25 @@ COURSE = re.findall(
     r"\w+",
     "host_fills maps sub_buffers copies pinned_in_a_kernel wrapped_host_memory device_facts streams events two_dimensions"
     " three_dimensions dynamic_shared constant_memory arguments closures last_block spin_lock atomics clusters mbarriers"
-    " collectives named_barriers print_and_assert",
+    " print_and_assert",
 )
 
 
+@pytest.mark.slow
 @pytest.mark.compiles
-def test_a_course_of_programs(tmp_path):
-    """Twenty-three programs as a GPU course has them, compiled and run by one command; each checks its own results.
+def test_course_programs(tmp_path):
+    """Compile and run 21 programs of a GPU course with one command; each checks its own results.
 
-    Nothing was built for the virtual GPU beforehand, the kernels have no line tables, and nothing is left behind.
+    The kernels have no line tables, and no temporary files are left.
     """
     course = HERE / "programs" / "course" / "course.mojo"
     command = ("--verbose", "--", build.find_mojo(), "run", str(course))
-    done = vgpu(*command, timeout=600, env={**os.environ, "TMPDIR": str(tmp_path)})
+    done = run_vgpu(*command, timeout=600, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert [line for line in lines if line in COURSE] == COURSE
-    said = sorted(line for line in lines if line not in COURSE)
-    assert said == [f"block {b} of 2 half: 0.5 yes: True byte: -3" for b in range(2)]
+    printed = sorted(line for line in lines if line not in COURSE)
+    assert printed == [f"block {b} of 2 half: 0.5 yes: True byte: -3" for b in range(2)]
     assert re.search(r" launches, 0 errors, \d+ notes?$", done.stderr.strip())
     assert re.search(
         r"ran launches_place_3d grid=\(2, 2, 2\) block=\(2, 2, 2\): \d+ thread instructions", done.stderr
@@ -137,13 +138,13 @@ def test_a_course_of_programs(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# ---- a real GPU, where there is one --------------------------------------------------------------------------------
+# ---- a real GPU, if there is one ------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_real_gpu_gives_the_same_elements(suite_on_gpu, name):
-    """The very same binary, on the GPU of this machine and on the virtual one: every digit agrees."""
+def test_real_gpu_prints_the_same_elements(suite_on_gpu, name):
+    """The same binary prints the same digits on this machine's GPU and on the virtual GPU."""
     real = subprocess.run(
         [suite_on_gpu, name], capture_output=True, text=True, timeout=100, check=True
     ).stdout.split("\n")
@@ -151,11 +152,11 @@ def test_real_gpu_gives_the_same_elements(suite_on_gpu, name):
     assert real == virtual
 
 
-# ---- findings, errors of the device --------------------------------------------------------------------------------
+# ---- findings and errors of the device -----------------------------------------------------------------------------
 
 
 @pytest.mark.compiles
-def test_access_past_the_end_is_an_error_of_a_program_that_ends_well(suite):
+def test_access_past_the_end_fails_a_successful_program(suite):
     done = run_suite(suite, "out_of_bounds")
     assert done.returncode == 1
     assert "out-of-bounds" in done.stderr
@@ -164,23 +165,23 @@ def test_access_past_the_end_is_an_error_of_a_program_that_ends_well(suite):
 
 
 @pytest.mark.compiles
-def test_a_race_and_what_other_programs_read_of_it(suite, tmp_path):
-    """The usual exit code, one that no program has by itself, and JSON on standard output and in a file."""
-    done, file = run_suite(suite, "race", "--json", "-"), tmp_path / "found.json"
+def test_race_is_reported_by_exit_code_and_json(suite, tmp_path):
+    """With the default exit code, with --error-exitcode, and as JSON on standard output and in a file."""
+    done, file = run_suite(suite, "race", "--json", "-"), tmp_path / "findings.json"
     assert done.returncode == 1
     assert "race" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
     assert "-g1" not in done.stderr
     assert run_suite(suite, "race", "--error-exitcode", "99", "--json", str(file)).returncode == 99
-    found = json.loads(file.read_text())
-    assert (found["exit_code"], found["program_exit_code"], found["launches"]) == (99, 0, 1)
-    assert found["device"] == "virtual GPU (sm_90a)"
-    (race,) = found["findings"]
+    report = json.loads(file.read_text())
+    assert (report["exit_code"], report["program_exit_code"], report["launches"]) == (99, 0, 1)
+    assert report["device"] == "virtual GPU (sm_90a)"
+    (race,) = report["findings"]
     assert json.loads(done.stdout)["findings"] == [race]
     assert race["kind"] == "global race" and race["error"] and re.search(r"faults\.mojo:\d+", race["where"])
     assert race["index"] == 0 or race["index"] == [0]
 
 
-def test_json_that_cannot_be_written_is_exit_code_2(tmp_path, capsys):
+def test_unwritable_json_exits_with_code_2(tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server.Executor, "run", lambda *_: 0)
         patch.setattr(build, "build", lambda: None)
@@ -189,15 +190,15 @@ def test_json_that_cannot_be_written_is_exit_code_2(tmp_path, capsys):
 
 
 @pytest.mark.compiles
-def test_a_program_whose_kernel_waits_for_nobody_ends(suite):
-    done = run_suite(suite, "nobody_comes")
+def test_program_whose_kernel_waits_forever_ends(suite):
+    done = run_suite(suite, "wait_forever")
     assert done.returncode != 0
     assert "1 thread waits here forever" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
-    ("name", "code_name"),
+    ("name", "error"),
     [
         ("too_many_threads", "CUDA_ERROR_INVALID_VALUE"),
         ("too_many_blocks", "CUDA_ERROR_INVALID_VALUE"),
@@ -205,38 +206,41 @@ def test_a_program_whose_kernel_waits_for_nobody_ends(suite):
         ("out_of_memory", "CUDA_ERROR_OUT_OF_MEMORY"),
     ],
 )
-def test_limits_give_the_errors_of_a_real_driver(suite, name, code_name):
+def test_limits_return_the_drivers_errors(suite, name, error):
     done = run_suite(suite, name)
     assert done.returncode == 1
-    assert re.search(rf"virtual GPU: {code_name}: .+", done.stderr)  # the sentence
-    assert f"CUDA call failed: {code_name}" in done.stderr + done.stdout  # what the program saw
+    assert re.search(rf"virtual GPU: {error}: .+", done.stderr)  # the explanation
+    assert f"CUDA call failed: {error}" in done.stderr + done.stdout  # the program's error
 
 
 @pytest.mark.compiles
-def test_a_program_may_handle_an_error(suite):
+def test_program_can_handle_an_error(suite):
     done = run_suite(suite, "out_of_memory_handled")
     assert (done.returncode, done.stdout) == (0, "too much\n")
 
 
 @pytest.mark.compiles
-def test_what_is_not_simulated_is_named_in_one_line(suite):
+def test_unsupported_call_is_reported_once(suite):
     done = run_suite(suite, "graph")
     assert done.returncode == 1
     (line,) = [
         line for line in done.stderr.splitlines() if line.startswith("virtual GPU: the program called")
     ]
-    assert line == "virtual GPU: the program called cuGraphCreate, which the virtual GPU does not have"
+    assert line == "virtual GPU: the program called cuGraphCreate, which the virtual GPU does not implement"
 
 
 @pytest.mark.compiles
-def test_an_assertion_of_a_kernel_that_fails(suite):
-    """Its text is printed as on a GPU, and the trap behind it is a finding."""
+def test_failed_assertion_of_a_kernel(suite):
+    """Its message is printed as on a GPU, and the trap after it is a finding."""
     done = run_suite(suite, "failed_assert")
     assert done.returncode == 1
     assert re.search(
         r"faults\.mojo:\d+.*block: \[0,0,0\] thread: \[16,0,0\].*thread 16 is too many", done.stdout
     )
-    assert "error: trap at" in done.stderr and "first seen in kernel faults_only_for_sixteen" in done.stderr
+    assert (
+        "error: trap at" in done.stderr
+        and "first seen in kernel faults_assert_sixteen_threads" in done.stderr
+    )
 
 
 @pytest.mark.compiles
@@ -246,47 +250,47 @@ def test_program_without_gpu_use(suite):
     assert "the program ran no kernel, 0 errors, 0 notes" in done.stderr
 
 
-# ---- ends: crash, time limit, Ctrl-C, forks ------------------------------------------------------------------------
+# ---- crash, time limit, Ctrl-C, forks ------------------------------------------------------------------------------
 
 
-def leftovers() -> set[str]:
-    """What a run could leave on the machine: files in /tmp and /dev/shm, abstract sockets."""
+def list_leftovers() -> set[str]:
+    """Return what a run could leave behind: files in /tmp and /dev/shm, abstract sockets."""
     files = {str(path) for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*")}
     sockets = {line for line in Path("/proc/net/unix").read_text().split() if "workbook-vgpu" in line}
     return {name for name in files if "mojo" in name or "vgpu" in name} | sockets
 
 
 @pytest.mark.compiles
-def test_exit_code_and_output_of_the_program_are_kept():
-    done = vgpu("--", "sh", "-c", "echo out; echo err >&2; exit 7")
+def test_exit_code_and_output_of_the_program_are_passed_on():
+    done = run_vgpu("--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert (done.returncode, done.stdout) == (7, "out\n")
     assert done.stderr.startswith("err\n")
 
 
 @pytest.mark.compiles
 def test_program_that_crashes():
-    before = leftovers()
-    assert vgpu("--", "sh", "-c", "kill -SEGV $$").returncode == 128 + signal.SIGSEGV
-    assert leftovers() <= before
+    before = list_leftovers()
+    assert run_vgpu("--", "sh", "-c", "kill -SEGV $$").returncode == 128 + signal.SIGSEGV
+    assert list_leftovers() <= before
 
 
 @pytest.mark.compiles
-def test_program_that_is_killed_while_its_kernel_spins(suite):
-    before = leftovers()
-    # The shell is the program; it kills the Mojo process that waits for a kernel without end.
-    done = vgpu("--", "sh", "-c", f"'{suite}' endless & sleep 1; kill -9 $!; echo ended; exit 3")
+def test_program_killed_during_an_endless_kernel(suite):
+    before = list_leftovers()
+    # The program is a shell that kills the Mojo process during an endless kernel.
+    done = run_vgpu("--", "sh", "-c", f"'{suite}' endless & sleep 1; kill -9 $!; echo ended; exit 3")
     assert (done.returncode, done.stdout) == (3, "ended\n")
-    assert leftovers() <= before
+    assert list_leftovers() <= before
 
 
 @pytest.mark.compiles
 def test_time_limit_ends_the_program_and_its_children():
-    before = leftovers()
-    done = vgpu("--timeout", "1", "--", "sh", "-c", "sleep 987 & echo $!; exec sleep 987")
+    before = list_leftovers()
+    done = run_vgpu("--timeout", "1", "--", "sh", "-c", "sleep 987 & echo $!; exec sleep 987")
     assert done.returncode == server.TIMED_OUT
     assert "stopped after 1 s" in done.stderr
     assert not Path(f"/proc/{done.stdout.strip()}").exists()
-    assert leftovers() <= before
+    assert list_leftovers() <= before
 
 
 @pytest.mark.compiles
@@ -301,11 +305,11 @@ def test_time_limit_during_a_launch(suite):
     [
         (os.kill, signal.SIGINT, 130),
         (os.kill, signal.SIGTERM, 143),
-        (os.killpg, signal.SIGINT, 130),  # as a terminal does it: the program gets the signal as well
+        (os.killpg, signal.SIGINT, 130),  # like a terminal: the program also receives the signal
     ],
 )
-def test_signal_ends_everything(suite, send, number, code):
-    before = leftovers()
+def test_signal_ends_all_processes(suite, send, number, code):
+    before = list_leftovers()
     process = subprocess.Popen(
         [*VGPU, "exec", "--verbose", "--", suite, "endless"],
         cwd=ROOT,
@@ -314,20 +318,20 @@ def test_signal_ends_everything(suite, send, number, code):
         start_new_session=True,
     )
     for line in present(process.stderr):
-        if "loaded" in line:  # the launch follows at once
+        if "loaded" in line:  # the launch follows immediately
             break
     time.sleep(0.3)
     send(process.pid, number)
     process.communicate(timeout=60)
     assert process.returncode == code
-    with pytest.raises(ProcessLookupError):  # nobody of the session is left
+    with pytest.raises(ProcessLookupError):  # no process of the session is left
         os.killpg(process.pid, 0)
-    assert leftovers() <= before
+    assert list_leftovers() <= before
 
 
 @pytest.mark.compiles
 def test_forked_child_does_not_share_the_device():
-    """Nor does a library whose page of state something else has taken: it leaves that alone."""
+    """A library whose state page is already mapped does not use it."""
     source = (build.HERE / "transport.mojo").read_text()
     page = present(re.search(r"comptime STATE = (\w+)", source))[1]
     code = (
@@ -335,8 +339,8 @@ def test_forked_child_does_not_share_the_device():
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p\n"
-        f"    taken = libc.mmap(ctypes.c_void_p({page}), ctypes.c_size_t(4096), 3, 0x100022, -1, ctypes.c_long(0))\n"
-        f"    os._exit(1 if taken != {page} else ctypes.CDLL('libcuda.so.1').cuInit(0) % 256)\n"
+        f"    mapped = libc.mmap(ctypes.c_void_p({page}), ctypes.c_size_t(4096), 3, 0x100022, -1, ctypes.c_long(0))\n"
+        f"    os._exit(1 if mapped != {page} else ctypes.CDLL('libcuda.so.1').cuInit(0) % 256)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
         "cuda = ctypes.CDLL('libcuda.so.1')\n"
         "assert cuda.cuInit(0) == 0\n"
@@ -347,12 +351,12 @@ def test_forked_child_does_not_share_the_device():
     )
     operating_system, not_initialized = 304, 3
     expected = f"{operating_system % 256}\n{not_initialized} 0\n"
-    assert vgpu("--", sys.executable, "-c", code).stdout == expected
+    assert run_vgpu("--", sys.executable, "-c", code).stdout == expected
 
 
 @pytest.mark.compiles
-def test_executor_that_dies(tmp_path):
-    """A program whose executor is gone gets an error and a sentence, and does not hang."""
+def test_killed_executor(tmp_path):
+    """A program whose executor was killed receives an error with an explanation and does not hang."""
     code = (
         "import ctypes, os, signal, time\n"
         "cuda = ctypes.CDLL('libcuda.so.1')\n"
@@ -362,7 +366,7 @@ def test_executor_that_dies(tmp_path):
         "a = ctypes.c_uint64()\n"
         f"print(cuda.cuMemAlloc_v2(ctypes.byref(a), 8), file=open({str(tmp_path / 'out')!r}, 'w'), flush=True)\n"
     )
-    done = vgpu("--", sys.executable, "-c", code)
+    done = run_vgpu("--", sys.executable, "-c", code)
     assert done.returncode == -signal.SIGKILL
     for _ in range(100):
         if (tmp_path / "out").exists() and (tmp_path / "out").read_text():
@@ -378,7 +382,7 @@ def test_program_started_after_the_executor_ended():
     env = {
         **os.environ,
         "LD_LIBRARY_PATH": str(build.build().folder),
-        "WORKBOOK_VGPU_SOCKET": "workbook-vgpu-nobody",
+        "WORKBOOK_VGPU_SOCKET": "workbook-vgpu-missing",
     }
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.stdout == "100\n"  # no device
@@ -386,13 +390,13 @@ def test_program_started_after_the_executor_ended():
 
 
 @pytest.mark.compiles
-def test_two_programs_at_once(suite):
-    both = [
+def test_concurrent_programs(suite):
+    processes = [
         subprocess.Popen(
             [*VGPU, "exec", "--", suite, "histogram"], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=60)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0] == outputs[1] != ""

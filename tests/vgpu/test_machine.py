@@ -1,16 +1,16 @@
-"""The device interface: memory, labels, modules, launches, and every error message."""
+"""The device interface: memory, labels, modules, launches and error messages."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from kernel_tools import Bench
-from ptx_tools import HEADER, kernel
+from ptx_tools import HEADER, make_kernel
 
 from harness.vgpu import Checks, VirtualGPU, VirtualGPUError
 from harness.vgpu.errors import InvalidAddress, InvalidPTX, LaunchError, OutOfDeviceMemory
 
-COPY = kernel("mov.b32 %y0, %x0;", 1, 1, widths_in=[4], widths_out=[4])
+COPY = make_kernel("mov.b32 %y0, %x0;", [4])
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def gpu():
     return VirtualGPU(memory=np.zeros(1 << 20, np.uint8))
 
 
-def only_kernel(gpu, text=COPY):
+def load_only_kernel(gpu, text=COPY):
     return next(iter(gpu.load(text).kernels.values()))
 
 
@@ -37,7 +37,7 @@ def test_memory_round_trip(gpu):
     assert not gpu.findings
 
 
-def test_memory_is_given_back(gpu):
+def test_memory_is_freed(gpu):
     for _ in range(50):
         a, b = gpu.allocate(100_000), gpu.allocate(200_000)
         gpu.free(a)
@@ -46,7 +46,7 @@ def test_memory_is_given_back(gpu):
 
 
 def test_padding_between_labelled_tensors(gpu):
-    """The host may copy a whole allocation; the gaps between its tensors are nobody's output."""
+    """The host can copy a whole allocation; gaps between its tensors are not output."""
     pack = gpu.allocate(1000)
     gpu.name(pack, 400, "a", (100,), "float32")
     gpu.name(pack + 512, 400, "b", (100,), "float32")
@@ -54,11 +54,11 @@ def test_padding_between_labelled_tensors(gpu):
     gpu.read(pack, 1000)
     (f,) = gpu.findings
     assert (f.tensor, f.index) == ("b", (0,)) and "400 of 400 bytes" in f.text()
-    gpu.name(pack, 1000, "whole")  # the memory is used again for something else
+    gpu.name(pack, 1000, "whole")  # the memory is reused
     assert gpu.arena.find(pack + 450).name == "whole" and len(gpu.arena.extents) == 1
 
 
-def test_never_written_travels_with_copies(gpu):
+def test_copies_keep_the_written_state(gpu):
     a, b = gpu.allocate(64, "a"), gpu.allocate(64, "b")
     gpu.write(a, b"\x01" * 32)
     gpu.copy(b, a, 64)
@@ -70,9 +70,9 @@ def test_never_written_travels_with_copies(gpu):
 
 
 @pytest.mark.parametrize(
-    "act,error,text",
+    "call,error,text",
     [
-        (lambda g: g.allocate(1 << 30), OutOfDeviceMemory, "no room for 1073741824 bytes"),
+        (lambda g: g.allocate(1 << 30), OutOfDeviceMemory, "cannot allocate 1073741824 bytes"),
         (lambda g: g.free(12345), InvalidAddress, "no allocation at 0x3039"),
         (lambda g: g.write(g.allocate(16), b"x" * 17), InvalidAddress, "cannot write 17 bytes"),
         (lambda g: g.read(4096, 4), InvalidAddress, "cannot read 4 bytes at 0x1000"),
@@ -81,9 +81,9 @@ def test_never_written_travels_with_copies(gpu):
         (lambda g: g.load("not ptx"), InvalidPTX, "this is not PTX"),
     ],
 )
-def test_host_errors(gpu, act, error, text):
+def test_host_errors(gpu, call, error, text):
     with pytest.raises(error, match=text) as caught:
-        act(gpu)
+        call(gpu)
     assert isinstance(caught.value, VirtualGPUError) and caught.value.cuda.startswith("CUDA_ERROR_")
 
 
@@ -123,33 +123,35 @@ def test_base_must_be_aligned():
         ),
     ],
 )
-def test_launch_errors_come_before_anything_runs(gpu, change, text, cuda):
+def test_launch_errors_are_raised_before_execution(gpu, change, text, cuda):
     limited = change.pop("limited", False)
     code = COPY.replace(")\n{", ")\n.maxntid 256, 1, 1\n{") if limited else COPY
     call = {"grid": (1, 1, 1), "block": (1, 1, 1), "args": [bytes(8), bytes(8)], **change}
     with pytest.raises(LaunchError, match=text) as caught:
-        gpu.launch(only_kernel(gpu, code), **call)
+        gpu.launch(load_only_kernel(gpu, code), **call)
     assert caught.value.cuda == cuda and not gpu.launches
 
 
 def test_kernel_description(gpu):
-    text = kernel(".shared .align 4 .b8 s[400]; mov.b32 %y0, 0;", 0, 1, widths_in=[], widths_out=[4])
-    k = only_kernel(
+    text = make_kernel(".shared .align 4 .b8 s[400]; mov.b32 %y0, 0;")
+    k = load_only_kernel(
         gpu, text.replace(".param .u64 q0", ".param .u64 q0, .param .align 8 .b8 t[24], .param .f32 s0")
     )
     assert (k.name, k.params, k.shared_bytes, k.max_threads) == ("k", [8, 24, 4], 400, 1024)
+    assert gpu.load(HEADER).kernels == {}
 
 
-def test_unknown_function_is_refused_at_the_launch(gpu):
-    text = kernel("call.uni nobody, ();", 0, 1, widths_in=[], widths_out=[4])
-    k = only_kernel(gpu, text.replace(".visible", ".extern .func nobody ();\n.visible"))
-    with pytest.raises(InvalidPTX, match="unknown external function nobody"):
-        gpu.launch(k, (1, 1, 1), (1, 1, 1), [bytes(8)])
-
-
-def test_branch_to_nowhere(gpu):
-    k = only_kernel(gpu, kernel("bra nowhere;", 0, 1, widths_in=[], widths_out=[4]))
-    with pytest.raises(InvalidPTX, match="unknown label nowhere"):
+@pytest.mark.parametrize(
+    ("body", "module", "message"),
+    [
+        ("call.uni missing, ();", ".extern .func missing ();\n", "unknown external function missing"),
+        ("bra missing;", "", "unknown label missing"),
+        ("call.uni f, ();", ".func f () { call.uni f, (); ret; }\n", "recursive"),
+    ],
+)
+def test_invalid_code_is_rejected_at_launch(gpu, body, module, message):
+    k = load_only_kernel(gpu, make_kernel(body, module=module))
+    with pytest.raises(InvalidPTX, match=message):
         gpu.launch(k, (1, 1, 1), (1, 1, 1), [bytes(8)])
 
 
@@ -161,11 +163,11 @@ def test_three_dimensional_indices(gpu):
     mul.lo.u32 %y0, %r11, 2;"""
     bench = Bench()
     o = bench.empty("o", (2 * 3 * 5, 24), np.uint32)
-    bench.run(kernel(body, 0, 1, widths_in=[], widths_out=[4]), (2, 3, 5), (4, 3, 2), o)
+    bench.run(make_kernel(body), (2, 3, 5), (4, 3, 2), o)
     np.testing.assert_array_equal(bench.get(o).ravel(), 2 * np.arange(720))
 
 
-def test_many_batches_and_big_grids():
+def test_grid_with_many_batches():
     bench = Bench()
     bench.gpu.batch_threads = 256
     x = np.arange(5000, dtype=np.uint32)
@@ -175,8 +177,8 @@ def test_many_batches_and_big_grids():
     assert not bench.errors()
 
 
-def test_findings_of_a_launch_and_of_the_device(gpu):
-    k = only_kernel(gpu)
+def test_findings_of_launch_and_device(gpu):
+    k = load_only_kernel(gpu)
     a, o = gpu.allocate(4, "a"), gpu.allocate(4, "o")
     gpu.write(a, bytes(4))
     args = [o.to_bytes(8, "little"), a.to_bytes(8, "little")]
@@ -189,7 +191,7 @@ def test_findings_of_a_launch_and_of_the_device(gpu):
     assert {f.index for f in gpu.findings} == {1}
 
 
-def test_checks_can_be_switched_off():
+def test_checks_can_be_disabled():
     bench = Bench(checks=Checks(uninitialised=False, races=False, counters=False))
     o, a = bench.empty("o", 4, np.uint32), bench.empty("a", 4, np.uint32)
     same_place = COPY.replace("mad.wide.u32 %a0, %i, 4, %a0;", "")
@@ -198,11 +200,3 @@ def test_checks_can_be_switched_off():
     assert not bench.gpu.findings and launch.counters.global_load.requests == 0
     bench.run(COPY, 1, 5, o, a)
     assert {f.kind for f in bench.gpu.findings} == {"out-of-bounds load", "out-of-bounds store"}
-
-
-def test_title_never_says_gpu_alone(gpu):
-    assert gpu.title == "virtual GPU (sm_90a)"
-
-
-def test_header_only_module(gpu):
-    assert gpu.load(HEADER).kernels == {}

@@ -1,6 +1,6 @@
-"""Idioms of synchronisation of the PTX memory model: each is no race, and each near-miss of it is one.
+"""Synchronisation idioms of the PTX memory model have no race; each near miss has one.
 
-Block 0, 1 and 2 run parts of their own over zeroed words: F and G are flags, D is data.
+Blocks 0, 1 and 2 run different parts over zeroed words: F and G are flags, D is data.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 from kernel_tools import Bench
-from ptx_tools import kernel
+from ptx_tools import find_errors
 
 CELLS = {"F": "[%d0]", "G": "[%d0+4]", "D": "[%d0+64]", "S": "[s]", "P": "[%d1+64]", "N": "[%d2+64]"}
 SET, GET = "st.global.u32 D, 42; ", "ld.global.u32 %r2, D; "
@@ -21,7 +20,7 @@ FENCE = "fence.acq_rel.gpu; "
 ADD = "atom.relaxed.gpu.global.add.u32 %r0, F, 1; "
 FIRST_LANE = "setp.ne.u32 %p1, %t2, 0; @%p1 bra done; "
 LAST = "setp.ne.u32 %p1, %r0, 1; @%p1 bra done; "
-# its own word and its neighbour's, of every warp's first lane
+# each warp's first lane: addresses of its own word and of its neighbour's
 OWN = "mov.u32 %r5, %tid.x; shr.u32 %r5, %r5, 5; xor.b32 %r6, %r5, 1; and.b32 %r7, %t2, 31; setp.ne.u32 %p1, %r7, 0; @%p1 bra done; "
 OWN += "mad.wide.u32 %d1, %r5, 4, %d0; mad.wide.u32 %d2, %r6, 4, %d0; "
 LOCK = "again{0}: atom.acquire.gpu.global.cas.b32 %r0, F, 0, 1; setp.ne.u32 %p2, %r0, 0; @%p2 bra again{0}; "
@@ -34,7 +33,7 @@ WARPS = "and.b32 %r7, %t2, 31; setp.ne.u32 %p1, %r7, 0; @%p1 bra done; setp.ge.u
 
 
 class Idiom(NamedTuple):
-    """Parts of the blocks, and edits (old -> new) each of which makes a race of it."""
+    """The parts of the blocks, and edits (old -> new), each of which causes a race."""
 
     parts: tuple[str, ...]
     misses: tuple[tuple[str, str], ...]
@@ -42,13 +41,13 @@ class Idiom(NamedTuple):
     cluster: int = 1
 
 
-def lock(take: str, leave: str) -> tuple[str, str]:
-    """Two blocks that count under a lock."""
-    return take.format(0) + COUNT + leave, take.format(1) + COUNT + leave
+def make_lock(acquire: str, release: str) -> tuple[str, str]:
+    """Return two blocks that increment a counter under a lock."""
+    return acquire.format(0) + COUNT + release, acquire.format(1) + COUNT + release
 
 
-def warps(first: str, second: str) -> tuple[str]:
-    """One block, whose two warps run different code."""
+def make_warps(first: str, second: str) -> tuple[str]:
+    """Return one block whose two warps run different code."""
     return (WARPS.replace("FIRST", first).replace("SECOND", second),)
 
 
@@ -96,7 +95,7 @@ IDIOMS = {
             ("atom.relaxed.gpu", "atom.relaxed.cta"),
         ),
     ),
-    "one block after the other": Idiom(
+    "chain of blocks": Idiom(
         (SET + RELEASE, ACQUIRE + RELEASE.replace("F", "G"), ACQUIRE.replace("F", "G") + GET),
         (
             (ACQUIRE + RELEASE.replace("F", "G"), POLL + RELEASE.replace("F", "G")), ("st.release.gpu.global.u32 G", "st.relaxed.gpu.global.u32 G"),
@@ -104,10 +103,10 @@ IDIOMS = {
     ),
     "compare and swap that publishes": Idiom(
         (SET + FENCE + "atom.relaxed.gpu.global.cas.b32 %r0, F, 0, 1; st.global.u32 G, %r0; ", ACQUIRE + GET),
-        # one that fails has published nothing: the 0 was there before
+        # a failed swap publishes nothing: the 0 was there before
         ((" F, 0, 1; st.global.u32 G, %r0; |is 1", " F, 7, 1; st.global.u32 G, %r0; |is 0"),),
     ),
-    "last block resets, as Mojo adds": Idiom(
+    "last block resets, Mojo's atomics": Idiom(
         ("fence.sc.sys; atom.acquire.sys.global.add.u32 %r0, F, 1; " + LAST + "st.global.u32 F, 0; ",) * 2,
         (("sys.global.add", "cta.global.add"), ("fence.sc.sys; ", "st.global.u32 F, 0; ")),
     ),
@@ -118,7 +117,7 @@ IDIOMS = {
     "last block resets, fences": Idiom(
         (FENCE + ADD + FENCE + LAST + "st.global.u32 F, 0; ",) * 2, ((ADD, ADD.replace("gpu", "cta")),)
     ),
-    "last block reads what all have written": Idiom(
+    "last block reads the data of all blocks": Idiom(
         (FINISH + "ld.global.u32 %r2, [%d0+196]; ld.global.u32 %r3, [%d0+452]; ",) * 2,
         (
             (FENCE + ADD, ADD), (ADD + LAST + FENCE, ADD + LAST), ("bar.sync 0; ", ""), (FENCE + ADD, "fence.acq_rel.cta; " + ADD),
@@ -127,11 +126,11 @@ IDIOMS = {
         threads=64,
     ),
     "lock": Idiom(
-        lock(LOCK, "st.release.gpu.global.u32 F, 0; "),
+        make_lock(LOCK, "st.release.gpu.global.u32 F, 0; "),
         (("st.release", "st.relaxed"), ("atom.acquire", "atom.relaxed"), ("st.release.gpu.global", "st.global"), ("atom.acquire.gpu", "atom.acquire.cta")),
     ),
     "classic lock": Idiom(
-        lock(CLASSIC, "membar.gl; atom.exch.global.b32 %r4, F, 0; "),
+        make_lock(CLASSIC, "membar.gl; atom.exch.global.b32 %r4, F, 0; "),
         ((CLASSIC.format(1), CLASSIC.format(1).replace("membar.gl", "membar.cta")), ("membar.gl; atom.exch", "atom.exch")),
     ),
     "ticket lock": Idiom(
@@ -142,7 +141,7 @@ IDIOMS = {
          + "wait ld.volatile.global.u32 F is 2; " + FENCE + "meet: bar.sync 0; ld.global.u32 %r2, N; ",) * 2,
         (
             ("bar.sync 0; setp", "setp"), ("meet: bar.sync 0;", "meet:"), (FENCE + ADD, ADD), (FENCE + "meet", "meet"),
-            # a fence of all warps together does not tell one what another has read
+            # a fence in every warp does not replace the barrier
             (FENCE + "meet: bar.sync 0; ", "meet: " + FENCE),
         ),
         threads=64,
@@ -153,16 +152,16 @@ IDIOMS = {
         cluster=2,
     ),
     "block scope between warps": Idiom(
-        warps(SET + RELEASE.replace("gpu", "cta"), ACQUIRE.replace("gpu", "cta") + GET),
+        make_warps(SET + RELEASE.replace("gpu", "cta"), ACQUIRE.replace("gpu", "cta") + GET),
         (
             ("st.release", "st.relaxed"), ("ld.acquire", "ld.relaxed"),
-            # what a warp stores after its release, no release of another warp covers
+            # another warp's release does not cover a store after this warp's release
             ("bra done; second:", SET + "bra done; second: " + "st.release.cta.global.u32 F, 1; "),
         ),
         threads=64,
     ),
     "flag in shared memory": Idiom(
-        warps(
+        make_warps(
             SET + "st.shared.u32 [s+4], 42; st.release.cta.shared.u32 S, 1; ",
             "wait ld.acquire.cta.shared.u32 S is 1; ld.shared.u32 %r3, [s+4]; " + GET,
         ),
@@ -176,14 +175,14 @@ IDIOMS = {
         (("fence.acq_rel.cta; atom", "atom"), ("fence.acq_rel.cta; setp", "setp"), (LAST, "")),
         threads=64,
     ),
-    # public reports: the right form, and the reported one
+    # bugs from public reports, with the correct form
     "split-K blocks in turn (NVIDIA/Fuser#2391)": Idiom(
         (
             SET.replace("D", "P") + "membar.gl; bar.sync 0; " + FIRST_LANE + "st.volatile.global.u32 F, 1; ",
             "setp.ne.u32 %p1, %t2, 0; @%p1 bra meet; wait ld.volatile.global.u32 F is 1; membar.gl; meet: bar.sync 0; "
             + GET.replace("D", "N"),
         ),
-        # only fence.sc, which membar is, reaches through the barrier
+        # only fence.sc (membar) is cumulative over the barrier
         (("membar.gl; bar", "bar"), ("membar.gl; bar", FENCE + "bar"), ("membar.gl; meet", FENCE + "meet")),
         threads=64,
     ),
@@ -210,31 +209,28 @@ IDIOMS = {
 }  # fmt: skip
 
 
-def races(idiom: Idiom, edit: tuple[str, str] = ("", ""), blocks: str = "natural") -> set[str]:
-    """Kinds of findings of an idiom after an edit."""
+def find_races(idiom: Idiom, edit: tuple[str, str] = ("", ""), blocks: str = "natural") -> set[str]:
+    """Return the kinds of findings of an idiom after an edit."""
     parts = idiom.parts
     for old, new in zip(*(side.split("|") for side in edit), strict=True):
         assert any(old in part for part in parts), f"{old!r} is not in the idiom"
         parts = tuple(part.replace(old, new) for part in parts) if old else parts
     numbers = iter(range(1000))
 
-    def spin(match: re.Match) -> str:
+    def expand_wait(match: re.Match) -> str:
         load, cell, value, n = *match.groups(), next(numbers)
         return f"w{n}: {load} %r1, {cell}; setp.ne.u32 %p3, %r1, {value}; @%p3 bra w{n};"
 
-    body = "ld.param.u64 %d0, [q0]; mad.wide.u32 %d1, %i, 4, %d0; xor.b32 %r9, %i, 64; mad.wide.u32 %d2, %r9, 4, %d0; "
+    body = "mad.wide.u32 %d1, %i, 4, %d0; xor.b32 %r9, %i, 64; mad.wide.u32 %d2, %r9, 4, %d0; "
     body += "setp.ne.u32 %p0, %t2, 0; @%p0 bra go; st.shared.u32 [s], 0; go: bar.sync 0; "
     for block, part in enumerate(parts):
-        part = re.sub(r"wait (\S+) (\w) is (\d);", spin, part)
+        part = re.sub(r"wait (\S+) (\w) is (\d);", expand_wait, part)
         part = re.sub(r"\bmeet\b", f"meet{block}", part)
         body += f"setp.ne.u32 %p0, %t0, {block}; @%p0 bra n{block}; {part} bra done; n{block}: "
     body = re.sub(r"\b[FGDSPN]\b(?=[,;])", lambda cell: CELLS[cell[0]], body + "done:")
-    text = kernel(body, 0, 1, widths_in=[], widths_out=[4], declare=".shared .align 4 .b8 s[64];")
-    bench = Bench(blocks=blocks)
-    cells = bench.place("cells", np.zeros(512, np.uint32))
-    text = text.replace("st.global.b32 [%a0], %y0;", "")
-    bench.run(text, len(parts), idiom.threads, cells, cluster=(idiom.cluster, 1, 1))
-    return {f.kind for f in bench.errors()}
+    errors = find_errors(body, len(parts), idiom.threads, cells=512, declare=".shared .align 4 .b8 s[64];",
+                         bench=Bench(blocks=blocks), cluster=(idiom.cluster, 1, 1))  # fmt: skip
+    return {f.kind for f in errors}
 
 
 RACES = {"global race", "race inside a block", "shared race", "atomic scope"}
@@ -242,9 +238,9 @@ RACES = {"global race", "race inside a block", "shared race", "atomic scope"}
 
 @pytest.mark.parametrize("blocks", ["natural", "reversed"])
 @pytest.mark.parametrize("name", IDIOMS)
-def test_an_idiom_is_no_race(name, blocks):
-    """Among them NVIDIA's threadFenceReduction, whose last block resets the counter, in Mojo's and CUDA's spelling."""
-    assert not races(IDIOMS[name], blocks=blocks)
+def test_idiom_has_no_race(name, blocks):
+    """One idiom is NVIDIA's threadFenceReduction, whose last block resets the counter, as compiled from Mojo and CUDA."""
+    assert not find_races(IDIOMS[name], blocks=blocks)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +251,7 @@ def test_an_idiom_is_no_race(name, blocks):
         for number, edit in enumerate(idiom.misses)
     ],
 )
-def test_a_near_miss_is_a_race(name, edit):
-    """A scope too narrow, a fence missing or on the wrong side, a chain that a plain store breaks."""
-    found = races(IDIOMS[name], edit)
-    assert found and found <= RACES, edit
+def test_near_miss_is_a_race(name, edit):
+    """The scope is too narrow, a fence is missing or misplaced, or a weak store breaks a chain."""
+    kinds = find_races(IDIOMS[name], edit)
+    assert kinds and kinds <= RACES, edit

@@ -1,7 +1,7 @@
-"""Integer, bit, comparison and conversion instructions against Python integers, fractions and NumPy.
+"""Integer, bit, comparison and conversion instructions compared with Python integers, fractions and NumPy.
 
-The oracles are written on Python numbers, one element at a time, from the PTX manual's description of each
-instruction; the virtual GPU works on arrays. Inputs mix special values with random ones.
+The references follow the PTX manual on single Python numbers, whereas the virtual GPU uses arrays. Inputs are special and
+random values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ptx_tools import run
+from ptx_tools import run_ptx
 from typed import present
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
@@ -46,8 +46,8 @@ FLOATS = [
 ]
 
 
-def samples(kind: str, seed: int, n: int = 128) -> np.ndarray:
-    """n values: the special ones in an order that depends on the seed, then random ones."""
+def make_samples(kind: str, seed: int, n: int = 128) -> np.ndarray:
+    """Return n values, special and random ones in an order that depends on the seed."""
     rng = np.random.default_rng(seed)
     if kind[0] == "f":
         with np.errstate(over="ignore"):
@@ -71,29 +71,29 @@ def samples(kind: str, seed: int, n: int = 128) -> np.ndarray:
 
 @dataclass
 class Case:
-    """`text`: instruction with %x0 ... and %y0; `kinds`: of the inputs; `out`: of the result; `f`: oracle on scalars."""
+    """An instruction `text` with inputs %x0 ... and result %y0, their types, and a reference function on scalars."""
 
     text: str
     kinds: tuple[str, ...]
     out: str
-    f: Callable | None
+    reference: Callable | None
 
     @property
     def op(self) -> str:
         return self.text.split(".")[0].split()[0]
 
 
-def signed(x: int, bits: int) -> int:
+def to_signed(x: int, bits: int) -> int:
     x &= (1 << bits) - 1
     return x - (1 << bits) if x >> (bits - 1) else x
 
 
-def trunc_div(a: int, b: int, bits: int) -> int:
+def divide_truncated(a: int, b: int, bits: int) -> int:
     return (abs(a) // abs(b)) * (1 if (a < 0) == (b < 0) else -1) if b else -1
 
 
 def round_bits(x: Fraction, exponent_bits: int, precision: int) -> int:
-    """Round a Fraction other than 0 to an IEEE-like format, as its bits."""
+    """Round a nonzero Fraction to an IEEE-like format; return its bits."""
     mantissa = precision - 1
     negative, x = x < 0, abs(x)
     bias = (1 << (exponent_bits - 1)) - 1
@@ -118,8 +118,8 @@ def round_bits(x: Fraction, exponent_bits: int, precision: int) -> int:
     return out | biased << mantissa | (whole & ((1 << mantissa) - 1))
 
 
-def fused(a: float, b: float, c: float, kind: str):
-    """a * b + c rounded once."""
+def compute_fma(a: float, b: float, c: float, kind: str):
+    """Compute a * b + c with a single rounding."""
     if not all(map(math.isfinite, (a, b, c))):
         return a * b + c
     exact = Fraction(a) * Fraction(b) + Fraction(c)
@@ -168,7 +168,7 @@ def bfi(a, b, pos, length, bits):
 
 
 def bfind(a, bits, is_signed):
-    if is_signed and signed(a, bits) < 0:
+    if is_signed and to_signed(a, bits) < 0:
         a = ~a
     a &= (1 << bits) - 1
     return (a.bit_length() - 1) & M32
@@ -198,14 +198,14 @@ CASES = [
     C("mul.wide.u16 %y0, %x0, %x1;", ("u2", "u2"), "u4", lambda a, b: a * b),
     C("mad.lo.s32 %y0, %x0, %x1, %x2;", ("u4", "u4", "u4"), "u4", lambda a, b, c: a * b + c),
     C("mad.hi.u32 %y0, %x0, %x1, %x2;", ("u4", "u4", "u4"), "u4", lambda a, b, c: (a * b >> 32) + c),
-    C("mad.wide.s32 %y0, %x0, %x1, %x2;", ("i4", "i4", "i8"), "i8", lambda a, b, c: signed(a * b + c, 64)),
+    C("mad.wide.s32 %y0, %x0, %x1, %x2;", ("i4", "i4", "i8"), "i8", lambda a, b, c: to_signed(a * b + c, 64)),
     C("mul24.lo.u32 %y0, %x0, %x1;", ("u4", "u4"), "u4", lambda a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF)),
-    C("mad24.lo.s32 %y0, %x0, %x1, %x2;", ("u4", "u4", "u4"), "u4", lambda a, b, c: signed(a, 24) * signed(b, 24) + c),
-    C("div.s32 %y0, %x0, %x1;", ("i4", "i4"), "i4", lambda a, b: signed(trunc_div(a, b, 32), 32)),
+    C("mad24.lo.s32 %y0, %x0, %x1, %x2;", ("u4", "u4", "u4"), "u4", lambda a, b, c: to_signed(a, 24) * to_signed(b, 24) + c),
+    C("div.s32 %y0, %x0, %x1;", ("i4", "i4"), "i4", lambda a, b: to_signed(divide_truncated(a, b, 32), 32)),
     C("div.u32 %y0, %x0, %x1;", ("u4", "u4"), "u4", lambda a, b: a // b if b else M32),
-    C("div.s64 %y0, %x0, %x1;", ("i8", "i8"), "i8", lambda a, b: signed(trunc_div(a, b, 64), 64)),
+    C("div.s64 %y0, %x0, %x1;", ("i8", "i8"), "i8", lambda a, b: to_signed(divide_truncated(a, b, 64), 64)),
     C("div.u64 %y0, %x0, %x1;", ("u8", "u8"), "u8", lambda a, b: a // b if b else M64),
-    C("rem.s32 %y0, %x0, %x1;", ("i4", "i4"), "i4", lambda a, b: a - b * trunc_div(a, b, 32) if b else a),
+    C("rem.s32 %y0, %x0, %x1;", ("i4", "i4"), "i4", lambda a, b: a - b * divide_truncated(a, b, 32) if b else a),
     C("rem.u64 %y0, %x0, %x1;", ("u8", "u8"), "u8", lambda a, b: a % b if b else a),
     C("min.s32 %y0, %x0, %x1;", ("i4", "i4"), "i4", min),
     C("max.u64 %y0, %x0, %x1;", ("u8", "u8"), "u8", max),
@@ -239,18 +239,18 @@ CASES = [
     C("szext.wrap.s32 %y0, %x0, %x1;", ("u4", "u4"), "u4", lambda a, n: bfe(a, 0, n & 31, 32, True)),
     C(
         "dp4a.s32.s32 %y0, %x0, %x1, %x2;", ("u4", "u4", "i4"), "i4",
-        lambda a, b, c: signed(c + sum(signed(a >> 8 * k, 8) * signed(b >> 8 * k, 8) for k in range(4)), 32),
+        lambda a, b, c: to_signed(c + sum(to_signed(a >> 8 * k, 8) * to_signed(b >> 8 * k, 8) for k in range(4)), 32),
     ),
     C("selp.b32 %y0, %x0, %x1, %p1;", ("u4", "u4"), "u4", None),
     C("slct.b32.s32 %y0, %x0, %x1, %x2;", ("u4", "u4", "i4"), "u4", lambda a, b, c: a if c >= 0 else b),
     C("mov.b32 %y0, %x0;", ("u4",), "u4", lambda a: a),
     C("mov.b64 {%r1, %r2}, %x0; mov.b64 %y0, {%r2, %r1};", ("u8",), "u8", lambda a: a >> 32 | a << 32),
     C("mov.b32 {%h1, %h2}, %x0; mov.b32 %y0, {%h2, %h1};", ("u4",), "u4", lambda a: a >> 16 | a << 16),
-    # floats: what a GPU gives for arithmetic and conversions is in test_edge_values.py; here the forms without a rounding
+    # floats without a rounding modifier; test_edge_values.py tests arithmetic and conversions
     C("add.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: np.float32(a) + np.float32(b)),
     C("mul.f32 %y0, %x0, %x1;", ("f4", "f4"), "f4", lambda a, b: np.float32(a) * np.float32(b)),
     C("add.f16 %y0, %x0, %x1;", ("f2", "f2"), "f2", lambda a, b: np.float16(a) + np.float16(b)),
-    C("fma.rn.f64 %y0, %x0, %x1, %x2;", ("f8", "f8", "f8"), "f8", lambda a, b, c: fused(a, b, c, "f8")),
+    C("fma.rn.f64 %y0, %x0, %x1, %x2;", ("f8", "f8", "f8"), "f8", lambda a, b, c: compute_fma(a, b, c, "f8")),
     # comparisons
     C("setp.lt.s32 %p1, %x0, %x1; selp.u32 %y0, 1, 0, %p1;", ("i4", "i4"), "u4", lambda a, b: int(a < b)),
     C("setp.hi.u32 %p1, %x0, %x1; selp.u32 %y0, 1, 0, %p1;", ("u4", "u4"), "u4", lambda a, b: int(a > b)),
@@ -271,32 +271,34 @@ CASES = [
     C("cvt.s64.s32 %y0, %x0;", ("i4",), "i8", lambda a: a),
     C("cvt.u64.u32 %y0, %x0;", ("u4",), "u8", lambda a: a),
     C("cvt.u32.u64 %y0, %x0;", ("u8",), "u4", lambda a: a),
-    C("cvt.s32.s8 %y0, %x0;", ("u4",), "i4", lambda a: signed(a, 8)),
+    C("cvt.s32.s8 %y0, %x0;", ("u4",), "i4", lambda a: to_signed(a, 8)),
     C("cvt.sat.u8.s32 %y0, %x0;", ("i4",), "u4", lambda a: clamp(a, 0, 255)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.f], ids=lambda c: c.text[:40])
+@pytest.mark.parametrize("case", [c for c in CASES if c.reference], ids=lambda c: c.text[:40])
 def test_value(case: Case):
-    inputs = [samples(kind, 7 * k + 1) for k, kind in enumerate(case.kinds)]
-    (got,) = run(case.text, inputs, [case.out])
+    inputs = [make_samples(kind, 7 * k + 1) for k, kind in enumerate(case.kinds)]
+    (got,) = run_ptx(case.text, inputs, [case.out])
     with np.errstate(all="ignore"):
-        want = [present(case.f)(*(x.item() for x in row)) for row in zip(*inputs, strict=True)]
+        expected = [present(case.reference)(*(x.item() for x in row)) for row in zip(*inputs, strict=True)]
         if case.out[0] == "f":
-            want = np.array([float(w) for w in want]).astype(case.out)
-            np.testing.assert_array_equal(got, want)
+            expected = np.array([float(w) for w in expected]).astype(case.out)
+            np.testing.assert_array_equal(got, expected)
             # the sign of zero counts
-            np.testing.assert_array_equal(np.signbit(got[~np.isnan(want)]), np.signbit(want[~np.isnan(want)]))
+            np.testing.assert_array_equal(
+                np.signbit(got[~np.isnan(expected)]), np.signbit(expected[~np.isnan(expected)])
+            )
             return
     mask = (1 << 8 * int(case.out[1])) - 1
-    want = np.array([int(w) & mask for w in want], np.uint64).astype("u" + case.out[1])
+    expected = np.array([int(w) & mask for w in expected], np.uint64).astype("u" + case.out[1])
     got = got.view("u" + case.out[1])
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(got, expected)
 
 
-def test_selp_takes_the_predicate():
+def test_selp_uses_the_predicate():
     x = [np.arange(64, dtype=np.uint32), np.arange(64, dtype=np.uint32) + 100]
-    (got,) = run("setp.lt.u32 %p1, %i, 20; selp.b32 %y0, %x0, %x1, %p1;", x, ["u4"])
+    (got,) = run_ptx("setp.lt.u32 %p1, %i, 20; selp.b32 %y0, %x0, %x1, %p1;", x, ["u4"])
     np.testing.assert_array_equal(got, np.where(np.arange(64) < 20, x[0], x[1]))
 
 
@@ -307,20 +309,20 @@ _FLOAT = st.one_of(_SPECIAL, st.floats(width=32, allow_nan=False, allow_infinity
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(_FLOAT, _FLOAT, _FLOAT), min_size=1, max_size=40))
 def test_fma_rounds_once(rows):
-    """Including ties, cancellation and subnormal results."""
+    """The inputs include ties, cancellation and subnormal results."""
     x = [np.array(c, np.float32) for c in zip(*rows, strict=True)]
-    (got,) = run("fma.rn.f32 %y0, %x0, %x1, %x2;", x, ["f4"])
-    want = [fused(a.item(), b.item(), c.item(), "f4") for a, b, c in zip(*x, strict=True)]
-    np.testing.assert_array_equal(got, np.array(want).astype(np.float32))
+    (got,) = run_ptx("fma.rn.f32 %y0, %x0, %x1, %x2;", x, ["f4"])
+    expected = [compute_fma(a.item(), b.item(), c.item(), "f4") for a, b, c in zip(*x, strict=True)]
+    np.testing.assert_array_equal(got, np.array(expected).astype(np.float32))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, M32)] * 3), min_size=1, max_size=40), st.integers(0, 255))
 def test_lop3_every_table(rows, table):
     x = [np.array(c, np.uint32) for c in zip(*rows, strict=True)]
-    (got,) = run(f"lop3.b32 %y0, %x0, %x1, %x2, {table};", x, ["u4"])
-    want = [
+    (got,) = run_ptx(f"lop3.b32 %y0, %x0, %x1, %x2, {table};", x, ["u4"])
+    expected = [
         sum((table >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | (c >> i & 1)) & 1) << i for i in range(32))
         for a, b, c in rows
     ]
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(got, expected)

@@ -1,4 +1,4 @@
-"""Tensor maps: the bytes of one, what the driver's call refuses, and what is not simulated."""
+"""Tensor maps: encoding, invalid arguments of the driver's call, unsupported maps."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ from harness.vgpu.driver.device import Device
 from harness.vgpu.driver.interface import RESULT_CODES, Op
 from harness.vgpu.memory.tensor_map import BYTES, BadTensorMap, TensorMap, encode_tiled, swizzle_address
 
-GOOD: dict[str, Any] = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "strides": (80, 1600), "box": (32, 8, 2), "steps": (1, 1, 1),
+VALID: dict[str, Any] = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "strides": (80, 1600), "box": (32, 8, 2), "steps": (1, 1, 1),
         "interleave": 0, "swizzle": 2, "promotion": 3, "fill": 0}  # fmt: skip
 
 
-def test_a_map_survives_its_bytes():
-    original = encode_tiled(**GOOD)
+def test_encode_and_decode():
+    original = encode_tiled(**VALID)
     assert len(original.encode()) == BYTES and TensorMap.decode(original.encode()) == original
     assert (original.width, original.nbytes, original.strides) == (2, 2 * 32 * 8 * 2, (2, 80, 1600))
     assert TensorMap.decode(bytes(BYTES)) is None
 
 
-def test_the_elements_of_a_box():
-    address, inside = encode_tiled(**{**GOOD, "box": (8, 2, 2)}).elements((36, 19, -1))
+def test_elements_of_a_tile():
+    address, inside = encode_tiled(**{**VALID, "box": (8, 2, 2)}).compute_elements((36, 19, -1))
     assert address.shape == inside.shape == (4, 8)
     assert inside.tolist() == [[False] * 8] * 2 + [[True] * 4 + [False] * 4, [False] * 8]
     assert address[2, :4].tolist() == [0x1000 + 19 * 80 + 2 * (36 + k) for k in range(4)]
 
 
 @pytest.mark.parametrize(("span", "rows"), [(128, 8), (64, 4), (32, 2)])
-def test_a_swizzle_is_its_own_inverse(span, rows):
+def test_swizzle_is_its_own_inverse(span, rows):
     at = np.arange(0, 2048, 16)
     assert (swizzle_address(swizzle_address(at, span), span) == at).all() and sorted(
         swizzle_address(at, span)
     ) == at.tolist()
-    moved = (swizzle_address(at, span) // 16 % (span // 16)).reshape(-1, 8)[
-        :, 0
-    ]  # of the first unit of each 128 bytes
-    assert moved.tolist() == [k % rows for k in range(16)]
+    units = swizzle_address(at, span) // 16 % (span // 16)
+    assert units[::8].tolist() == [k % rows for k in range(16)]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +60,9 @@ def test_a_swizzle_is_its_own_inverse(span, rows):
         ({"swizzle": 7}, "an enumeration has a value"),
     ],
 )
-def test_what_the_driver_refuses(change, text):
+def test_invalid_maps(change, text):
     with pytest.raises(BadTensorMap, match=text):
-        encode_tiled(**GOOD | change)
+        encode_tiled(**VALID | change)
 
 
 NOT_SIMULATED = {
@@ -75,9 +73,9 @@ NOT_SIMULATED = {
 
 
 @pytest.mark.parametrize("text", NOT_SIMULATED)
-def test_what_is_not_simulated_is_named(text):
+def test_unsupported_maps_are_named(text):
     with pytest.raises(NotImplementedError, match=text):
-        encode_tiled(**GOOD | NOT_SIMULATED[text])
+        encode_tiled(**VALID | NOT_SIMULATED[text])
 
 
 @pytest.mark.parametrize(
@@ -92,15 +90,15 @@ def test_what_is_not_simulated_is_named(text):
         ),
     ],
 )
-def test_the_driver_s_call(change, code, text):
-    said: list[str] = []
-    device, given = Device(VirtualGPU(), log=said.append), GOOD | change
-    words = [*given["dims"], 0, 0, *given["strides"], 0, 0, *given["box"], 0, 0, *given["steps"], 0, 0]
-    arguments = [given[name] for name in ("kind", "address", "interleave", "swizzle", "promotion", "fill")]
+def test_driver_call(change, code, text):
+    messages: list[str] = []
+    device, values = Device(VirtualGPU(), log=messages.append), VALID | change
+    words = [word for name in ("dims", "strides", "box", "steps") for word in (*values[name], 0, 0)]
+    arguments = [values[name] for name in ("kind", "address", "interleave", "swizzle", "promotion", "fill")]
     arguments.insert(1, 3)
     result, _, output = device.handle(Op.ENCODE_TENSOR_MAP, arguments, struct.pack("<19q", *words), BYTES)
     assert result == RESULT_CODES[code]
     if text:
-        assert text in said[0]
+        assert text in messages[0]
     else:
-        assert TensorMap.decode(output) == encode_tiled(**GOOD)
+        assert TensorMap.decode(output) == encode_tiled(**VALID)

@@ -1,12 +1,13 @@
-"""Hand-written PTX for memory, atomics, warps, barriers, calls and clusters: what threads do to each other."""
+"""Hand-written PTX for interaction of threads: memory, atomics, warps, barriers, calls and clusters."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from kernel_tools import Bench
-from ptx_tools import HEADER, covers, kernel, run
+from ptx_tools import HEADER, covers, make_kernel, run_ptx
 
+from harness.vgpu import VirtualGPU
 from harness.vgpu.engine.interpreter import executor
 from harness.vgpu.errors import InvalidPTX, StepBudgetExceeded, UnsupportedInstruction
 from harness.vgpu.memory import arena
@@ -15,7 +16,7 @@ U4, I4, F4 = np.uint32, np.int32, np.float32
 rng = np.random.default_rng(5)
 
 
-def words(n=64, high=1 << 32):
+def make_words(n=64, high=1 << 32):
     return rng.integers(0, high, n, np.uint64).astype(U4)
 
 
@@ -23,33 +24,33 @@ def words(n=64, high=1 << 32):
 @covers("ld", "st")
 @pytest.mark.parametrize("kind", ["weak", "volatile", "relaxed.gpu", "acquire.sys"])
 def test_load_store_widths(kind):
-    x = words()
+    x = make_words()
     release = {"acquire.sys": "release.sys", "weak": "weak"}.get(kind, kind)
     body = f"""
     ld.{kind}.global.u8 %r1, [%a1];  ld.{kind}.global.s8 %r2, [%a1+1];  ld.{kind}.global.u16 %h1, [%a1+2];
     cvt.u32.u16 %r3, %h1;  shl.b32 %r3, %r3, 16;  and.b32 %r2, %r2, 0xFF00FF;  shl.b32 %r4, %r2, 8;
     add.u32 %y0, %r3, %r1;  st.{release}.global.u8 [%a0], %r1;"""
-    (got,) = run(body, [x], ["u4"])
+    (got,) = run_ptx(body, [x], ["u4"])
     np.testing.assert_array_equal(got, x & 0xFFFF00FF)
 
 
 @covers("ld", "st")
 def test_vectors_in_shared_memory():
-    x = words()
+    x = make_words()
     declare = ".shared .align 16 .b8 s[1024];"
     body = """
     mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 16, %r1;  add.u32 %r5, %x0, 1;  add.u32 %r6, %x0, 2; add.u32 %r7, %x0, 3;
     st.shared.v4.b32 [%r1], {%x0, %r5, %r6, %r7};  bar.sync 0;
     xor.b32 %r2, %t2, 1;  mov.u32 %r1, s;  mad.lo.u32 %r1, %r2, 16, %r1;
     ld.shared.v2.b64 {%d1, %d2}, [%r1];  shr.u64 %d2, %d2, 32;  cvt.u32.u64 %y0, %d2;"""
-    (got,) = run(body, [x], ["u4"], declare=declare)
+    (got,) = run_ptx(body, [x], ["u4"], declare=declare)
     np.testing.assert_array_equal(got, x.reshape(-1, 2)[:, ::-1].ravel() + 3)
 
 
 @covers("cvta", "isspacep", "ld", "st")
 def test_generic_addresses_of_three_spaces():
-    """Each third of the threads follows a generic pointer into global, shared or local memory."""
-    x = words(96)
+    """Each third of the threads uses a generic pointer into global, shared or local memory."""
+    x = make_words(96)
     declare = ".shared .align 4 .b8 s[1024]; .local .align 4 .b8 l[16];"
     body = """
     mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  add.u32 %r2, %x0, 1;  st.shared.b32 [%r1], %r2;
@@ -61,48 +62,40 @@ def test_generic_addresses_of_three_spaces():
     selp.u32 %r5, 10, 0, %p3;  selp.u32 %r6, 20, 0, %p4;  selp.u32 %r7, 40, 0, %p5;
     add.u32 %y0, %r4, %r5;  add.u32 %y0, %y0, %r6;  add.u32 %y0, %y0, %r7;
     cvta.to.shared.u64 %d4, %d1;  @%p2 st.b32 [%d3], %r6;"""
-    (got,) = run(body, [x], ["u4"], declare=declare, block=96)
+    (got,) = run_ptx(body, [x], ["u4"], declare=declare, block=96)
     np.testing.assert_array_equal(got, x + np.tile(np.array([20, 11, 42], U4), 32))
 
 
 @covers("ld", "mov")
 def test_module_variables_and_computed_parameters():
-    text = kernel(
-        """mov.u64 %d1, table;  and.b32 %r1, %i, 3;  mad.wide.u32 %d1, %r1, 4, %d1;  ld.global.u32 %r2, [%d1];
-        ld.const.u32 %r3, [scale];  mul.lo.u32 %y0, %r2, %r3;
-        mov.b64 %d2, q0;  mad.wide.u32 %d2, %r1, 0, %d2;  ld.param.u64 %d3, [%d2];  st.global.u32 [next+4], %r3;
-        ld.global.u64 %d4, [next+8];  ld.global.u32 %r4, [%d4];  add.u32 %y0, %y0, %r4;""",
-        0, 1, widths_in=[], widths_out=[4],
-    )  # fmt: skip
-    declared = """.global .align 4 .u32 table[4] = {10, 20, 30, 40};\n.const .align 4 .u32 scale = 3;
+    body = """mov.u64 %d1, table;  and.b32 %r1, %i, 3;  mad.wide.u32 %d1, %r1, 4, %d1;  ld.global.u32 %r2, [%d1];
+    ld.const.u32 %r3, [scale];  mul.lo.u32 %y0, %r2, %r3;
+    mov.b64 %d2, q0;  mad.wide.u32 %d2, %r1, 0, %d2;  ld.param.u64 %d3, [%d2];  setp.eq.u32 %p1, %i, 0;
+    @%p1 st.global.u32 [next+4], %r3;
+    ld.global.u64 %d4, [next+8];  ld.global.u32 %r4, [%d4];  add.u32 %y0, %y0, %r4;"""
+    module = """.global .align 4 .u32 table[4] = {10, 20, 30, 40};\n.const .align 4 .u32 scale = 3;
     .global .align 8 .u64 next[2] = {1, table};\n"""
-    bench = Bench()
-    o = bench.empty("o", 32, U4)
-    bench.run(text.replace(".visible", declared + ".visible"), 1, 32, o)
-    np.testing.assert_array_equal(bench.get(o), np.tile([40, 70, 100, 130], 8))
+    (got,) = run_ptx(body, [], ["u4"], block=32, module=module)
+    np.testing.assert_array_equal(got, np.tile([40, 70, 100, 130], 8))
 
 
 @pytest.mark.parametrize("base", [arena.DEFAULT_BASE, arena.DEFAULT_BASE + 0xFFFF0000])
 def test_addresses_of_constants_in_32_bits(base):
-    """Constant memory is small: a compiler keeps addresses in it in 32-bit registers."""
+    """Compilers keep addresses of constant memory, which is small, in 32-bit registers."""
     body = """mov.b32 %r1, table;  and.b32 %r2, %i, 3;  shl.b32 %r2, %r2, 2;  add.s32 %r3, %r1, %r2;
     ld.const.u32 %y0, [%r3];  ld.const.u32 %r4, [%r1+4];  add.u32 %y0, %y0, %r4;"""
-    text = kernel(body, 0, 1, widths_in=[], widths_out=[4])
-    bench = Bench(base=base)
-    o = bench.empty("o", 32, U4)
-    declared = ".const .align 4 .u32 table[4] = {10, 20, 30, 40};\n"
-    bench.run(text.replace(".visible", declared + ".visible"), 1, 32, o)
-    np.testing.assert_array_equal(bench.get(o), np.tile([30, 40, 50, 60], 8))
-    assert not bench.errors()
+    module = ".const .align 4 .u32 table[4] = {10, 20, 30, 40};\n"
+    (got,) = run_ptx(body, [], ["u4"], block=32, module=module, bench=Bench(base=base))
+    np.testing.assert_array_equal(got, np.tile([30, 40, 50, 60], 8))
 
 
 # -- atomics ------------------------------------------------------------------------------------------------
-def sequential(op: str, old: int, v: int, extra: int = 0) -> int:
+def apply_atomic(op: str, old: int, v: int, swap: int = 0) -> int:
     s = lambda a: a - (1 << 32) if a >> 31 else a  # noqa: E731
     return {
         "add.u32": (old + v) & 0xFFFFFFFF, "min.s32": old if s(old) < s(v) else v, "max.u32": max(old, v),
         "and.b32": old & v, "or.b32": old | v, "xor.b32": old ^ v, "exch.b32": v,
-        "cas.b32": extra if old == v else old, "inc.u32": 0 if old >= v else old + 1,
+        "cas.b32": swap if old == v else old, "inc.u32": 0 if old >= v else old + 1,
         "dec.u32": v if old == 0 or old > v else old - 1,
     }[op]  # fmt: skip
 
@@ -112,26 +105,26 @@ def sequential(op: str, old: int, v: int, extra: int = 0) -> int:
 @pytest.mark.parametrize("op", [f"{op}.u32" for op in ("add", "max", "inc", "dec")]
     + ["min.s32", "and.b32", "or.b32", "xor.b32", "exch.b32", "cas.b32"])  # fmt: skip
 def test_atomics_with_results(op, space):
-    """Thread order: the returned values are those of the sequential execution."""
-    x = words(64, 1 << 32) if op not in ("inc.u32", "dec.u32", "cas.b32") else words(64, 4)
-    y = words(64, 4)
+    """The returned values equal those of sequential execution in thread order."""
+    x = make_words(64, 1 << 32) if op not in ("inc.u32", "dec.u32", "cas.b32") else make_words(64, 4)
+    y = make_words(64, 4)
     declare = ".shared .align 4 .b8 s[64];"
-    extra = ", %x1" if op.startswith("cas") else ""
+    swap = ", %x1" if op.startswith("cas") else ""
     place = {"global": "%d2", "shared": "%d1", "generic": "%d3"}[space]
     dot = "" if space == "generic" else f".{space}"
     body = f"""
     and.b32 %r1, %t2, 3;  mov.u64 %d1, s;  mad.wide.u32 %d1, %r1, 4, %d1;  ld.param.u64 %d2, [q1];
     mad.wide.u32 %d2, %r1, 4, %d2;  cvta.shared.u64 %d3, %d1;
     setp.lt.u32 %p1, %t2, 4;  @%p1 st.shared.u32 [%d1], 2;  @%p1 st.global.u32 [%d2], 2;  bar.sync 0;
-    atom.relaxed.gpu{dot}.{op} %y0, [{place}], %x0{extra};  bar.sync 0;  mov.u32 %y1, 0;
+    atom.relaxed.gpu{dot}.{op} %y0, [{place}], %x0{swap};  bar.sync 0;  mov.u32 %y1, 0;
     ld{dot}.u32 %r2, [{place}];  @%p1 mov.u32 %y1, %r2;  bar.sync 0;"""
-    # y1 is array 1: its first four words are the global cells, written again at the end
-    got, cells = run(body, [x, y], ["u4", "u4"], declare=declare)
-    memory, want = [2] * 4, []
+    # y1 is array 1: its first four words are the global cells, rewritten at the end
+    got, cells = run_ptx(body, [x, y], ["u4", "u4"], declare=declare)
+    memory, expected = [2] * 4, []
     for t in range(64):
-        want.append(memory[t & 3])
-        memory[t & 3] = sequential(op, memory[t & 3], int(x[t]), int(y[t]))
-    np.testing.assert_array_equal(got, want)
+        expected.append(memory[t & 3])
+        memory[t & 3] = apply_atomic(op, memory[t & 3], int(x[t]), int(y[t]))
+    np.testing.assert_array_equal(got, expected)
     np.testing.assert_array_equal(cells[:4], memory)
 
 
@@ -150,20 +143,17 @@ def test_atomics_with_results(op, space):
 def test_reductions_without_result(kind, dtype):
     n = 64
     x = rng.integers(0, 8, n).astype(dtype)
-    given = x
+    operand = x
     if kind == "f16x2":
-        given = np.stack([x, x + 1], 1).astype(np.float16).view(U4).ravel()
+        operand = np.stack([x, x + 1], 1).astype(np.float16).view(U4).ravel()
     elif kind == "bf16x2":
-        given = ((np.stack([x, x + 1], 1).astype(F4).view(U4)) >> 16).astype(np.uint16).view(U4).ravel()
-    width = given.dtype.itemsize
+        operand = ((np.stack([x, x + 1], 1).astype(F4).view(U4)) >> 16).astype(np.uint16).view(U4).ravel()
     noftz = ".noftz" if "16" in kind else ""
-    text = kernel(
-        f"ld.param.u64 %d1, [q0]; red.relaxed.gpu.global.add{noftz}.{kind} [%d1], %x0; bar.sync 0; ld.global.b{8 * width} %y0, [%a0];",
-        1, 1, widths_in=[width], widths_out=[width],
-    )  # fmt: skip
+    body = f"ld.param.u64 %d1, [q0]; red.relaxed.gpu.global.add{noftz}.{kind} [%d1], %x0;"
+    text = make_kernel(body, [operand.itemsize], [operand.itemsize], store=False)
     bench = Bench()
-    o, a = bench.place("o", np.zeros(n, given.dtype)), bench.place("a", given)
-    bench.run(text.replace("st.global", "// st.global"), 1, n, o, a)
+    o, a = bench.place("o", np.zeros(n, operand.dtype)), bench.place("a", operand)
+    bench.run(text, 1, n, o, a)
     total = bench.get(o)[:1]
     if kind == "f16x2":
         np.testing.assert_array_equal(total.view(np.float16), [x.sum(), (x + 1).sum()])
@@ -179,29 +169,29 @@ def test_reductions_without_result(kind, dtype):
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
 @pytest.mark.parametrize("width", [32, 8])
 def test_shuffle(mode, width):
-    x = words(96)
+    x = make_words(96)
     b, c = 3, (32 - width) << 8 | (0 if mode == "up" else 31)
-    (got, inside) = run(
+    (got, inside) = run_ptx(
         f"shfl.sync.{mode}.b32 %y0|%p1, %x0, {b}, {c}, -1; selp.u32 %y1, 1, 0, %p1;",
         [x],
         ["u4", "u4"],
         block=96,
     )
-    want, ok = [], []
+    expected, ok = [], []
     for t in range(96):
         lane, base = t % 32, t - t % 32
         low = lane - lane % width
         j = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low + b % width}[mode]
         fine = j >= low if mode == "up" else j < low + width
-        want.append(x[base + (j if fine else lane)])
+        expected.append(x[base + (j if fine else lane)])
         ok.append(int(fine))
-    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(got, expected)
     np.testing.assert_array_equal(inside, ok)
 
 
-def test_lanes_meet_again_in_a_loop_that_a_dead_block_points_into():
-    """A compiler may put the end of a loop above its body, and leave a jump there that nothing leads to."""
-    x = words(32) % 1000
+def test_lanes_reconverge_in_a_loop_with_a_dead_block():
+    """Compilers may place a loop's latch above its body and leave an unreachable jump to it."""
+    x = make_words(32) % 1000
     body = """
         mov.b32 %y0, 0; mov.b32 %r0, 0; setp.ge.u32 %p0, %t2, 2; bra.uni BODY;
         DEAD: bra.uni LATCH;
@@ -211,15 +201,15 @@ def test_lanes_meet_again_in_a_loop_that_a_dead_block_points_into():
         @%p0 bra LATCH; add.u32 %y0, %y0, %x0; bra.uni LATCH;
         END:
     """
-    (got,) = run(body, [x], ["u4"], block=32)
-    want = [3 * (int(x[0]) + int(x[1])) if t < 2 else 0 for t in range(32)]
-    np.testing.assert_array_equal(got, want)
+    (got,) = run_ptx(body, [x], ["u4"], block=32)
+    expected = [3 * (int(x[0]) + int(x[1])) if t < 2 else 0 for t in range(32)]
+    np.testing.assert_array_equal(got, expected)
 
 
 @covers("vote", "activemask", "elect")
 def test_votes_of_some_lanes():
-    """Only even lanes take part: everything is about them."""
-    x = words(64, 4)
+    """Only even lanes take part, so results describe only even lanes."""
+    x = make_words(64, 4)
     body = """
     and.b32 %r1, %t2, 1;  setp.eq.u32 %p1, %r1, 0;  mov.u32 %y0, 0;  mov.u32 %y1, 0;  mov.u32 %y2, 0;
     @!%p1 bra done;
@@ -229,23 +219,23 @@ def test_votes_of_some_lanes():
     selp.u32 %y2, 1, 0, %p3;  selp.u32 %r3, 2, 0, %p4;  selp.u32 %r4, 4, 0, %p5;  selp.u32 %r5, 8, 0, %p6;
     add.u32 %y2, %y2, %r3;  add.u32 %y2, %y2, %r4;  add.u32 %y2, %y2, %r5;
     done:"""
-    ballot, active, rest = run(body, [x], ["u4", "u4", "u4"])
+    ballot, active, rest = run_ptx(body, [x], ["u4", "u4", "u4"])
     for t in range(0, 64, 2):
         base = t - t % 32
         yes = sum(1 << k for k in range(0, 32, 2) if x[base + k] > 0)
-        everybody = yes == 0x55555555
+        all_lanes = yes == 0x55555555
         assert ballot[t] == yes and active[t] == 0x55555555
-        assert rest[t] == int(yes != 0) + 2 * everybody + 4 * (everybody or yes == 0) + 8 * (t % 32 == 0)
+        assert rest[t] == int(yes != 0) + 2 * all_lanes + 4 * (all_lanes or yes == 0) + 8 * (t % 32 == 0)
     assert (active[1::2] == 0).all()
 
 
 @covers("match", "redux")
 def test_match_and_redux():
-    x = words(64, 5)
+    x = make_words(64, 5)
     body = """match.any.sync.b32 %y0, %x0, -1;  match.all.sync.b32 %r1|%p1, %x0, -1;  selp.u32 %y1, 1, 0, %p1;
     redux.sync.add.u32 %y2, %x0, -1;  redux.sync.max.s32 %y3, %x0, -1;  redux.sync.xor.b32 %r2, %x0, -1;
     shl.b32 %r2, %r2, 16;  add.u32 %y3, %y3, %r2;"""
-    same, whole, total, rest = run(body, [x], ["u4"] * 4)
+    same, whole, total, rest = run_ptx(body, [x], ["u4"] * 4)
     for t in range(64):
         warp = x[t - t % 32 :][:32]
         assert same[t] == sum(1 << k for k in range(32) if warp[k] == x[t])
@@ -255,41 +245,52 @@ def test_match_and_redux():
 
 @covers("stmatrix", "ldmatrix")
 def test_stmatrix_is_the_inverse_of_ldmatrix():
-    x, y = words(32), words(32)
+    x, y = make_words(32), make_words(32)
     declare = ".shared .align 16 .b8 s[512];"
     body = """mov.u32 %r1, s;  and.b32 %r2, %t2, 15;  mad.lo.u32 %r1, %r2, 16, %r1;
     stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%r1], {%x0, %x1};  bar.warp.sync -1;
     ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%y0, %y1}, [%r1];"""
-    got = run(body, [x, y], ["u4", "u4"], declare=declare, block=32)
+    got = run_ptx(body, [x, y], ["u4", "u4"], declare=declare, block=32)
     np.testing.assert_array_equal(got, [x, y])
 
 
 @covers("mma")
-def test_mma_of_doubles():
-    """Row g of A holds the lanes 4g to 4g + 3, B ones, the sum begins with twos; 16-bit types are held to a GPU's own."""
+def test_mma_float64():
+    """Row g of A has the lanes 4g to 4g + 3, B is 1, C is 2; test_edge_values.py tests 16-bit types."""
     body = """cvt.rn.f64.u32 %e1, %t2; mov.f64 %e2, 0d3FF0000000000000; mov.f64 %e3, 0d4000000000000000;
     mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%e4, %e5}, {%e1}, {%e2}, {%e3, %e3};
     cvt.rzi.u32.f64 %y0, %e4; cvt.rzi.u32.f64 %y1, %e5;"""
-    for got in run(body, [], ["u4", "u4"], declare=".reg .f64 %e<8>;", block=32):
+    for got in run_ptx(body, [], ["u4", "u4"], declare=".reg .f64 %e<8>;", block=32):
         np.testing.assert_array_equal(got, [4 * (4 * (t // 4)) + 6 + 2 for t in range(32)])
+
+
+def test_mma_truncates_to_tf32():
+    """Row g of A has the numbers of lanes 4g to 4g + 3 twice; B is 1."""
+    x = rng.random(32).astype(F4)
+    body = """mov.b32 %r1, 0x3F800000; mov.b32 %r2, 0;
+    mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%y0, %r3, %r4, %r5}, {%x0, %x0, %x0, %x0}, {%r1, %r1},
+      {%r2, %r2, %r2, %r2};"""
+    (got,) = run_ptx(body, [x], ["f4"], block=32)
+    truncated = (x.view(U4) & 0xFFFFE000).view(F4).astype(float).reshape(8, 4)
+    np.testing.assert_allclose(got, np.repeat(2 * truncated.sum(1), 4), rtol=1e-6)
 
 
 # -- barriers -----------------------------------------------------------------------------------------------
 @covers("bar", "barrier")
 def test_barrier_reductions_and_named_barriers():
-    x = words(128, 3)
+    x = make_words(128, 3)
     body = """setp.gt.u32 %p1, %x0, 0;  bar.red.popc.u32 %y0, 0, %p1;  bar.red.and.pred %p2, 0, %p1;
     barrier.red.or.pred %p3, 1, %p1;  selp.u32 %y1, 1, 0, %p2;  selp.u32 %r1, 2, 0, %p3;  add.u32 %y1, %y1, %r1;
     shr.u32 %r2, %t2, 6;  add.u32 %r2, %r2, 2;  barrier.sync %r2, 64;"""
-    count, flags = run(body, [x], ["u4", "u4"], block=128)
+    count, flags = run_ptx(body, [x], ["u4", "u4"], block=128)
     np.testing.assert_array_equal(count, np.full(128, (x > 0).sum()))
     np.testing.assert_array_equal(flags, np.full(128, int((x > 0).all()) + 2 * int((x > 0).any())))
 
 
 @covers("mbarrier", "nanosleep")
 def test_mbarrier_orders_producer_and_consumer():
-    """The second warp waits in a spin loop for what the first one writes; no race."""
-    x = words(64)
+    """The second warp spins until the first has written; there is no race."""
+    x = make_words(64)
     declare = ".shared .align 8 .b8 bar[8]; .shared .align 4 .b8 s[128];"
     body = """setp.eq.u32 %p1, %t2, 0;  @%p1 mbarrier.init.shared::cta.b64 [bar], 32;  bar.sync 0;
     and.b32 %r1, %t2, 31;  mov.u32 %r2, s;  mad.lo.u32 %r2, %r1, 4, %r2;  mov.u32 %y0, 7;
@@ -298,13 +299,13 @@ def test_mbarrier_orders_producer_and_consumer():
     consume: mbarrier.try_wait.parity.shared::cta.b64 %p3, [bar], 0;  @!%p3 nanosleep.u32 20;  @!%p3 bra consume;
     ld.shared.u32 %y0, [%r2];
     done:"""
-    (got,) = run(body, [x], ["u4"], declare=declare)
+    (got,) = run_ptx(body, [x], ["u4"], declare=declare)
     np.testing.assert_array_equal(got[32:], x[:32])
 
 
 @pytest.mark.parametrize("tail", ["", "bar.sync 0;"])
-def test_spinning_threads_let_others_work(tail):
-    """The first warp polls a flag that the second sets after a long loop; the third waits at the barrier meanwhile."""
+def test_spinning_threads_do_not_block_others(tail):
+    """The first warp polls a flag that the second sets after a long loop while the third waits at the barrier."""
     declare = ".shared .align 4 .b8 flag[4];"
     body = f"""setp.eq.u32 %p1, %t2, 0;  @%p1 st.volatile.shared.u32 [flag], 0;  bar.sync 0;  mov.u32 %y0, 1;
     setp.ge.u32 %p4, %t2, 64;  @%p4 bra meet;  setp.ge.u32 %p2, %t2, 32;  @%p2 bra work;
@@ -315,25 +316,25 @@ def test_spinning_threads_let_others_work(tail):
     meet: {tail}"""
     bench = Bench()
     bench.gpu.steps = 20_000
-    (got,) = run(body, [], ["u4"], declare=declare, block=96, bench=bench)
+    (got,) = run_ptx(body, [], ["u4"], declare=declare, block=96, bench=bench)
     np.testing.assert_array_equal(got, [3000] * 32 + [1] * 64)
 
 
 @covers("cp")
 @pytest.mark.parametrize("wait", ["cp.async.wait_group 0;", "cp.async.wait_all;"])
 def test_async_copies_with_zero_fill(wait):
-    x = words(64)
+    x = make_words(64)
     declare = ".shared .align 16 .b8 s[256];"
     body = f"""mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  and.b32 %r2, %t2, 1;  shl.b32 %r2, %r2, 2;
     cp.async.ca.shared.global [%r1], [%a1], 4, %r2;  cp.async.commit_group;  {wait}  ld.shared.u32 %y0, [%r1];"""
-    (got,) = run(body, [x], ["u4"], declare=declare)
+    (got,) = run_ptx(body, [x], ["u4"], declare=declare)
     np.testing.assert_array_equal(got, np.where(np.arange(64) % 2, x, 0))
 
 
 # -- control flow -------------------------------------------------------------------------------------------
 @covers("call", "ret", "bra", "brx", "exit")
 def test_device_functions_and_branch_tables():
-    """Two levels of calls from diverged threads, a result each, and a jump through a table."""
+    """Two levels of calls with results from diverged threads, and a jump through a table."""
     functions = """
     .func (.param .b32 r0) triple (.param .b32 a0) {
       .reg .b32 %r<4>;  ld.param.u32 %r1, [a0];  mul.lo.u32 %r1, %r1, 3;  st.param.b32 [r0], %r1;  ret; }
@@ -343,90 +344,55 @@ def test_device_functions_and_branch_tables():
       { .param .b32 x; .param .b32 y;  st.param.b32 [x], %r1;  call.uni (y), triple, (x);  ld.param.b32 %r1, [y]; }
       skip: add.u32 %r3, %r1, %r2;  st.param.b32 [r1], %r3;  ret; }
     """
-    text = kernel(
-        """and.b32 %r1, %i, 3;
-        tab: .branchtargets L0, L1, L2, L2;
-        brx.idx %r1, tab;
-        L0: mov.u32 %r2, 100; bra go;
-        L1: mov.u32 %r2, 200; bra go;
-        L2: mov.u32 %r2, 300;
-        go: setp.eq.u32 %p1, %r1, 3;  mov.u32 %y0, 0;  @%p1 bra done;
-        { .param .b32 p0; .param .b32 p1; .param .b32 q;  st.param.b32 [p0], %x0;  st.param.b32 [p1], %r2;
-          call (q), twice, (p0, p1);  ld.param.b32 %y0, [q]; }
-        done: st.global.b32 [%a0], %y0;  setp.gt.u32 %p2, %i, 1000;  @%p2 exit;""",
-        1, 1, widths_in=[4], widths_out=[4],
-    )  # fmt: skip
-    bench = Bench()
+    body = """and.b32 %r1, %i, 3;
+    tab: .branchtargets L0, L1, L2, L2;
+    brx.idx %r1, tab;
+    L0: mov.u32 %r2, 100; bra go;
+    L1: mov.u32 %r2, 200; bra go;
+    L2: mov.u32 %r2, 300;
+    go: setp.eq.u32 %p1, %r1, 3;  mov.u32 %y0, 0;  @%p1 bra done;
+    { .param .b32 p0; .param .b32 p1; .param .b32 q;  st.param.b32 [p0], %x0;  st.param.b32 [p1], %r2;
+      call (q), twice, (p0, p1);  ld.param.b32 %y0, [q]; }
+    done: st.global.b32 [%a0], %y0;  setp.gt.u32 %p2, %i, 1000;  @%p2 exit;"""
     x = np.arange(64, dtype=U4) + 20
-    o, a = bench.empty("o", 64, U4), bench.place("a", x)
-    bench.run(text.replace(".visible", functions + ".visible"), 1, 64, o, a)
+    (got,) = run_ptx(body, [x], ["u4"], module=functions)
     k = np.arange(64) & 3
-    want = np.where(x > 50, x, 3 * x) + np.array([100, 200, 300, 0])[k]
-    np.testing.assert_array_equal(bench.get(o), np.where(k == 3, 0, want))
-    assert not bench.errors()
-
-
-def test_recursion_is_refused():
-    functions = ".func f () { call.uni f, (); ret; }\n"
-    text = kernel("call.uni f, ();", 0, 1, widths_in=[], widths_out=[4]).replace(
-        ".visible", functions + ".visible"
-    )
-    bench = Bench()
-    with pytest.raises(InvalidPTX, match="recursive"):
-        bench.run(text, 1, 1, bench.empty("o", 1, U4))
-
-
-@covers("trap")
-def test_trap_is_a_finding():
-    bench = Bench()
-    text = kernel("mov.u32 %y0, 1; setp.eq.u32 %p1, %i, 3; @%p1 trap;", 0, 1, widths_in=[], widths_out=[4])
-    bench.run(text, 1, 8, bench.place("o", np.zeros(8, U4)))
-    (f,) = bench.errors()
-    assert f.kind == "trap" and f.thread == (3, 0, 0)
+    expected = np.where(x > 50, x, 3 * x) + np.array([100, 200, 300, 0])[k]
+    np.testing.assert_array_equal(got, np.where(k == 3, 0, expected))
 
 
 @covers("mapa", "barrier", "fence", "membar")
-def test_cluster_reads_its_neighbour():
+def test_distributed_shared_memory():
     """Blocks of a cluster exchange a word through distributed shared memory."""
-    text = kernel(
-        """.shared .align 4 .b8 s[4];
-        mov.u32 %r1, %cluster_ctarank;  add.u32 %r2, %i, 10;  st.shared.u32 [s], %r2;  membar.gl;  fence.acq_rel.cluster;
-        barrier.cluster.arrive.aligned;  barrier.cluster.wait.aligned;
-        xor.b32 %r3, %r1, 1;  mov.u32 %r4, s;  mapa.shared::cluster.u32 %r5, %r4, %r3;
-        ld.shared::cluster.u32 %y0, [%r5];  barrier.cluster.arrive;  barrier.cluster.wait;""",
-        0, 1, widths_in=[], widths_out=[4],
-    )  # fmt: skip
-    bench = Bench()
-    o = bench.empty("o", 6, U4)
-    bench.run(text, 6, 1, o, cluster=(2, 1, 1))
-    np.testing.assert_array_equal(bench.get(o), [11, 10, 13, 12, 15, 14])
-    assert not bench.errors()
+    body = """.shared .align 4 .b8 s[4];
+    mov.u32 %r1, %cluster_ctarank;  add.u32 %r2, %i, 10;  st.shared.u32 [s], %r2;  membar.gl;  fence.acq_rel.cluster;
+    barrier.cluster.arrive.aligned;  barrier.cluster.wait.aligned;
+    xor.b32 %r3, %r1, 1;  mov.u32 %r4, s;  mapa.shared::cluster.u32 %r5, %r4, %r3;
+    ld.shared::cluster.u32 %y0, [%r5];  barrier.cluster.arrive;  barrier.cluster.wait;"""
+    (got,) = run_ptx(body, [np.zeros(6, U4)], ["u4"], block=1, cluster=(2, 1, 1))
+    np.testing.assert_array_equal(got, [11, 10, 13, 12, 15, 14])
 
 
 @pytest.mark.parametrize("cluster", [1, 2])
-def test_a_predicate_says_whether_there_is_a_cluster(cluster):
-    text = kernel(
-        "mov.pred %p1, %is_explicit_cluster; selp.u32 %y0, 1, 0, %p1;", 0, 1, widths_in=[], widths_out=[4]
-    )
-    bench = Bench()
-    o = bench.empty("o", 2, U4)
-    bench.run(text, 2, 1, o, cluster=(cluster, 1, 1))
-    np.testing.assert_array_equal(bench.get(o), cluster - 1)
+def test_is_explicit_cluster(cluster):
+    body = "mov.pred %p1, %is_explicit_cluster; selp.u32 %y0, 1, 0, %p1;"
+    (got,) = run_ptx(body, [np.zeros(2, U4)], ["u4"], block=1, cluster=(cluster, 1, 1))
+    np.testing.assert_array_equal(got, cluster - 1)
 
 
 @covers("prefetch", "prefetchu", "griddepcontrol", "pmevent", "discard", "applypriority", "ldu")
 def test_hints_change_nothing():
-    x = words()
+    x = make_words()
     body = """prefetch.global.L2 [%a1];  griddepcontrol.wait;  griddepcontrol.launch_dependents;  pmevent 1;
     prefetchu.L1 [%a1];  discard.global.L2 [%a1], 128;
     applypriority.global.L2::evict_normal [%a1], 128;  ldu.global.u32 %y0, [%a1];"""
-    (got,) = run(body, [x], ["u4"])
+    (got,) = run_ptx(body, [x], ["u4"])
     np.testing.assert_array_equal(got, x)
 
 
 @covers("mov")
 def test_special_registers():
-    (got,) = run(
+    (got,) = run_ptx(
         """mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; mov.u32 %r3, %ntid.x; mov.u32 %r4, %laneid; mov.u32 %r5, %tid.x;
         mov.u32 %r6, %warpid; mad.lo.u32 %y0, %r1, 1000, %r5; mad.lo.u32 %y0, %r2, 10000, %y0; mad.lo.u32 %y0, %r3, 100000, %y0;
         mad.lo.u32 %y0, %r6, 32, %y0; sub.u32 %y0, %y0, %r5; add.u32 %y0, %y0, %r4; mov.u32 %r7, %lanemask_lt; popc.b32 %r8, %r7;
@@ -437,7 +403,7 @@ def test_special_registers():
     np.testing.assert_array_equal(got, t // 64 * 1000 + 2 * 10000 + 64 * 100000 + t % 64 // 32 * 32)
 
 
-# -- what is refused ----------------------------------------------------------------------------------------
+# -- unsupported PTX ----------------------------------------------------------------------------------------
 @covers("tcgen05", "wmma", "st_async", "tensormap", "multimem")
 @pytest.mark.parametrize(
     "instr",
@@ -462,9 +428,9 @@ def test_special_registers():
         "min.xorsign.abs.f32 %r1, %r1, %r1", "cvt.rn.satfinite.e4m3x2.f32 %h1, %r1, %r2", "multimem.red.add.f32 [%a0], %r1",
     ],
 )  # fmt: skip
-def test_unsupported_instructions_are_clear_errors(instr):
+def test_unsupported_instruction_is_named(instr):
     bench = Bench()
-    text = kernel(f"mov.u32 %y0, 0; {instr};", 0, 1, widths_in=[], widths_out=[4])
+    text = make_kernel(f"mov.u32 %y0, 0; {instr};")
     with pytest.raises(UnsupportedInstruction, match=instr.split()[0].split(".")[0]) as caught:
         bench.run(text, 1, 32, bench.place("o", np.zeros(32, U4)))
     assert "PTX line" in str(caught.value)
@@ -472,106 +438,101 @@ def test_unsupported_instructions_are_clear_errors(instr):
 
 
 def test_unsupported_instruction_on_a_path_not_taken():
-    (got,) = run(
-        "mov.u32 %y0, 5; setp.gt.u32 %p1, %i, 99999; @!%p1 bra go; tcgen05.fence; go:", [words()], ["u4"]
+    (got,) = run_ptx(
+        "mov.u32 %y0, 5; setp.gt.u32 %p1, %i, 99999; @!%p1 bra go; tcgen05.fence; go:", [make_words()], ["u4"]
     )
     assert (got == 5).all()
 
 
-def test_ptx_is_refused_with_one_line():
-    from harness.vgpu import VirtualGPU
-
-    gpu = VirtualGPU()
-    for text, why in (
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("hello", "no .version line"),
         (HEADER.replace("8.5", "99.1"), "PTX version 99.1"),
         (HEADER.replace("sm_90a", "gfx942"), "target 'gfx942'"),
         (HEADER.replace("address_size 64", "address_size 32"), "address_size 32"),
         (HEADER + ".visible .entry k() {\n mov.u32 %r1, ;;", "ends inside"),
         (HEADER + ".visible .entry k() {\n .reg .f128 %q;\n}", "line 5: register type .f128"),
-        (
-            HEADER + ".visible .entry k() {\n .shared .align 4 .b8 s[50000];\n ret;\n}",
-            "50000 bytes of static shared",
-        ),
-    ):
-        with pytest.raises(InvalidPTX, match=why) as caught:
-            gpu.load(text)
-        assert "\n" not in str(caught.value)
+        (HEADER + ".visible .entry k() {\n .shared .b8 s[50000];\n ret;\n}", "50000 bytes of static shared"),
+    ],
+)
+def test_invalid_ptx_is_rejected_in_one_line(text, message):
+    with pytest.raises(InvalidPTX, match=message) as caught:
+        VirtualGPU().load(text)
+    assert "\n" not in str(caught.value)
 
 
 BARRIER = ".shared .align 8 .b8 bar[8];"
-READY = (
-    "setp.eq.u32 %p1, %t2, 0;  @%p1 mbarrier.init.shared::cta.b64 [bar], 32;  bar.sync 0;  mov.u32 %y0, 7;"
-)
+INIT = "setp.eq.u32 %p1, %t2, 0;  @%p1 mbarrier.init.shared::cta.b64 [bar], 32;  bar.sync 0;  mov.u32 %y0, 7;"
 ARRIVE = "mbarrier.arrive.shared::cta.b64 %d1, [bar];"
 
 
-def wait_by_state(token: str) -> str:
+def make_wait(token: str) -> str:
     return f"again: mbarrier.test_wait.shared::cta.b64 %p3, [bar], {token};  @!%p3 bra again;"
 
 
 @pytest.mark.parametrize("token", ["%d1", "%d2"])
-def test_a_poll_looks_at_one_bit_of_its_token(token):
-    """A count in the place of a token has the phase bit of the first phase, so the poll ends with that phase."""
-    body = READY + "mov.u64 %d2, 32;" + ARRIVE + wait_by_state(token)
-    (got,) = run(body, [words(32)], ["u4"], block=32, declare=BARRIER)
+def test_poll_uses_only_the_phase_bit_of_its_token(token):
+    """A count used as token has the phase bit of the first phase, so the poll ends with that phase."""
+    body = INIT + "mov.u64 %d2, 32;" + ARRIVE + make_wait(token)
+    (got,) = run_ptx(body, [make_words(32)], ["u4"], block=32, declare=BARRIER)
     np.testing.assert_array_equal(got, 7)
 
 
-def endless(body: str, *, block: int, declare: str = "") -> tuple[str, str]:
-    """The message of a launch that cannot end, and that of its one finding."""
+def run_endless(body: str, *, block: int, declare: str = "") -> tuple[str, str]:
+    """Run a launch that cannot end; return the messages of its error and of its only finding."""
     bench = Bench()
-    text = kernel(body, 0, 1, widths_in=[], widths_out=[4], declare=declare)
+    text = make_kernel(body, declare=declare)
     with pytest.raises(StepBudgetExceeded, match="kernel k can never end") as stop:
         bench.run(text, 1, block, bench.empty("o", block, U4))
     (finding,) = [f for f in bench.errors() if f.kind == "hang"]
     return str(stop.value), finding.message
 
 
-def test_a_poll_that_nobody_can_satisfy_ends():
-    """Half of the arrivals never come."""
-    body = READY + "setp.lt.u32 %p2, %t2, 16;  @%p2 bra done;" + ARRIVE + wait_by_state("%d1") + "done:"
-    message, finding = endless(body, block=32, declare=BARRIER)
+def test_poll_that_cannot_succeed_ends():
+    """Half of the arrivals are missing."""
+    body = INIT + "setp.lt.u32 %p2, %t2, 16;  @%p2 bra done;" + ARRIVE + make_wait("%d1") + "done:"
+    message, finding = run_endless(body, block=32, declare=BARRIER)
     assert "16 threads wait here forever" in finding and finding in message
     assert "mbarrier shared array bar[0] for the end of a phase of parity 0" in finding
     assert "it is in phase 0 and lacks 16 of 32" in finding
 
 
-def test_a_lock_that_nobody_gives_back_ends(monkeypatch):
-    """Two threads take turns at a lock that a third has taken."""
-    monkeypatch.setattr(executor, "SPIN_LOOK", 64)
+def test_wait_for_a_lock_that_is_never_released_ends(monkeypatch):
+    """Two warps poll a lock that another thread holds."""
+    monkeypatch.setattr(executor, "SPIN_SAMPLE_STEPS", 64)
     body = """mov.u32 %y0, 7;  mov.u64 %d1, lock;  setp.eq.u32 %p1, %t2, 64;  @%p1 st.shared.u32 [lock], 1;  bar.sync 0;
     setp.eq.u32 %p1, %t2, 64;  @%p1 bra meet;
     spin: atom.shared.cas.b32 %r1, [lock], 0, 1;  setp.ne.u32 %p3, %r1, 0;  @%p3 bra spin;
     meet: bar.sync 0;"""
-    _, finding = endless(body, block=65, declare=".shared .align 4 .b8 lock[4];")
+    _, finding = run_endless(body, block=65, declare=".shared .align 4 .b8 lock[4];")
     assert "64 threads wait here forever" in finding
 
 
-def test_a_poll_with_a_limit_of_its_own_goes_on(monkeypatch):
-    """It counts, so it is never in one state twice, however often it is looked at: here fifteen times."""
-    monkeypatch.setattr(executor, "SPIN_LOOK", 64)
+def test_poll_with_an_iteration_limit_continues(monkeypatch):
+    """It counts its iterations, so its state never repeats in the fifteen checks."""
+    monkeypatch.setattr(executor, "SPIN_SAMPLE_STEPS", 64)
     body = """mov.u32 %y0, 0;  st.shared.u32 [flag], 0;
     spin: ld.volatile.shared.u32 %r1, [flag];  add.u32 %y0, %y0, 1;  setp.eq.u32 %p2, %r1, 0;
     setp.lt.u32 %p3, %y0, 1000;  and.pred %p3, %p2, %p3;  @%p3 bra spin;"""
-    (got,) = run(body, [words(1)], ["u4"], block=1, declare=".shared .align 4 .b8 flag[4];")
+    (got,) = run_ptx(body, [make_words(1)], ["u4"], block=1, declare=".shared .align 4 .b8 flag[4];")
     np.testing.assert_array_equal(got, 1000)
 
 
 @pytest.mark.parametrize("count", ["add.u32 %y0, %y0, 1;", "mov.u32 %r2, %clock;  xor.b32 %y0, %y0, %r2;"])
-def test_a_poll_that_counts_its_rounds_ends_too(count, monkeypatch):
-    """What it counts decides about nothing in the loop, so the loop can never end."""
-    monkeypatch.setattr(executor, "SPIN_LOOK", 64)
+def test_poll_with_an_unused_counter_ends(count, monkeypatch):
+    """The count does not affect the loop's condition, so the loop can never end."""
+    monkeypatch.setattr(executor, "SPIN_SAMPLE_STEPS", 64)
     body = f"""mov.u32 %y0, 0;  st.shared.u32 [flag], 0;
     spin: ld.volatile.shared.u32 %r1, [flag];  {count}  setp.eq.u32 %p2, %r1, 0;  @%p2 bra spin;"""
-    _, finding = endless(body, block=1, declare=".shared .align 4 .b8 flag[4];")
+    _, finding = run_endless(body, block=1, declare=".shared .align 4 .b8 flag[4];")
     assert "1 thread waits here forever" in finding
 
 
-def test_a_poll_that_waits_by_the_clock_goes_on(monkeypatch):
-    monkeypatch.setattr(executor, "SPIN_LOOK", 64)
+def test_poll_with_a_clock_limit_continues(monkeypatch):
+    monkeypatch.setattr(executor, "SPIN_SAMPLE_STEPS", 64)
     body = """mov.u32 %y0, 7;  st.shared.u32 [flag], 0;  mov.u32 %r3, %clock;
     spin: ld.volatile.shared.u32 %r1, [flag];  mov.u32 %r2, %clock;  sub.u32 %r2, %r2, %r3;
     setp.eq.u32 %p2, %r1, 0;  setp.lt.u32 %p3, %r2, 20000;  and.pred %p3, %p2, %p3;  @%p3 bra spin;"""
-    (got,) = run(body, [words(1)], ["u4"], block=1, declare=".shared .align 4 .b8 flag[4];")
+    (got,) = run_ptx(body, [make_words(1)], ["u4"], block=1, declare=".shared .align 4 .b8 flag[4];")
     np.testing.assert_array_equal(got, 7)

@@ -1,26 +1,26 @@
-"""Reads of shared memory that nobody has written, without a line table: an error where something depends on them."""
+"""Reads of unwritten shared memory, without a line table: an error if a result depends on them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernel_tools import Bench, compiled
-from ptx_tools import kernel
+from kernel_tools import Bench, compile_kernels
+from ptx_tools import make_kernel
 from typed import present
 
 from harness.vgpu.checks import trial
 
 SHARED = ".shared .align 4 .b8 s[256];"
-MINE = "mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  "
-HALF = (
-    MINE + "setp.lt.u32 %p1, %t2, 16;  @%p1 st.shared.u32 [%r1], %t2;  bar.sync 0;  ld.shared.u32 %r2, [%r1];"
+OWN_WORD = "mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  "
+READ_HALF = (
+    OWN_WORD
+    + "setp.lt.u32 %p1, %t2, 16;  @%p1 st.shared.u32 [%r1], %t2;  bar.sync 0;  ld.shared.u32 %r2, [%r1];"
 )
 
 
-def judged(body: str, *, line: bool = False, keep_events: int = 0):
-    """The one finding of 32 threads over `out`, which holds 0, 1, 2 ..., and what `out` holds then."""
-    text = kernel("ld.param.u64 %d0, [q0];" + body, 0, 1, widths_in=[], widths_out=[4], declare=SHARED)
-    text = text.replace("st.global.b32 [%a0], %y0;", "")
+def run_half(body: str, *, line: bool = False, keep_events: int = 0):
+    """Run 32 threads on `out` = 0, 1, 2 ...; return the only finding, `out` after the launch, and the launch."""
+    text = make_kernel("ld.param.u64 %d0, [q0];" + body, declare=SHARED, store=False)
     if line:
         text = text.replace("ld.param", ".loc 1 7 1\nld.param", 1) + '.file 1 "/home/me/k.mojo"\n'
     bench = Bench()
@@ -36,53 +36,55 @@ def judged(body: str, *, line: bool = False, keep_events: int = 0):
     ("use", "error"),
     [
         ("", False),
-        # only what was written is used
+        # only written words are used
         ("setp.ge.u32 %p2, %t2, 16;  selp.u32 %r3, 5, %r2, %p2;  st.global.u32 [%a0], %r3;", False),
         ("add.u32 %r2, %r2, %r2;  mul.lo.u32 %r2, %r2, 0;  st.global.u32 [%a0], %r2;", False),
         ("st.global.u32 [%a0], %r2;", True),
-        # it goes through another lane, decides a branch, is an address, adds to what was there
+        # used through another lane, by a branch, as an address, in an atomic
         ("shfl.sync.bfly.b32 %r3, %r2, 16, 31, -1;  st.global.u32 [%a0], %r3;", True),
         ("setp.ne.u32 %p2, %r2, 0;  @%p2 st.global.u32 [%a0], 9;", True),
         ("and.b32 %r2, %r2, 31;  mad.wide.u32 %d1, %r2, 4, %d0;  red.global.add.u32 [%d1], 1;", True),
         ("red.global.add.u32 [%a0], %r2;", True),
-        # it decides whether the launch ends as it should
+        # affects whether the launch ends
         ("setp.gt.u32 %p2, %r2, 99;  @%p2 trap;", True),
         ("loop: setp.gt.u32 %p2, %r2, 99;  @%p2 bra loop;", True),
     ],
 )
-def test_what_depends_on_it_is_an_error(use, error):
-    finding, _, _ = judged(HALF + use)
+def test_dependent_result_is_an_error(use, error):
+    finding, _, _ = run_half(READ_HALF + use)
     assert finding.is_error == error
-    assert ("the launch gives the same" in finding.message) != error
+    assert ("results are the same" in finding.message) != error
 
 
-def test_the_second_run_leaves_nothing_behind():
-    """Memory, counters, events and what was printed are those of the one launch."""
-    body = HALF + "setp.ge.u32 %p2, %t2, 16;  selp.u32 %r3, 5, %r2, %p2;  red.global.add.u32 [%a0], %r3;"
-    finding, out, launch = judged(body, keep_events=1000)
+def test_second_run_has_no_side_effects():
+    """Memory, counters and events are those of a single launch."""
+    body = READ_HALF + "setp.ge.u32 %p2, %t2, 16;  selp.u32 %r3, 5, %r2, %p2;  red.global.add.u32 [%a0], %r3;"
+    finding, out, launch = run_half(body, keep_events=1000)
     np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32) + 5])
     assert not finding.is_error
     assert (launch.counters.atomics, launch.counters.threads) == (32, 32)
     assert sum(step.last - step.first for step in present(launch.events).steps if step.kind == "A") == 32
-    _, out, _ = judged(HALF + "red.global.add.u32 [%a0], %r2;")
-    np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32)])  # zeros were there
+    _, out, _ = run_half(READ_HALF + "red.global.add.u32 [%a0], %r2;")
+    np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32)])  # unwritten words are 0
 
 
-def test_memory_too_large_to_keep_is_an_error(monkeypatch):
-    monkeypatch.setattr(trial, "KEEP", 64)
-    assert judged(HALF + "st.global.u32 [%a0], 5;")[0].is_error
+def test_memory_too_large_to_save_is_an_error(monkeypatch):
+    monkeypatch.setattr(trial, "MAX_SAVED_BYTES", 64)
+    assert run_half(READ_HALF + "st.global.u32 [%a0], 5;")[0].is_error
 
 
-def test_with_a_line_table_the_reader_is_told_at_once():
-    assert judged(HALF, line=True)[0].is_error
+def test_no_second_run_with_a_line_table():
+    assert run_half(READ_HALF, line=True)[0].is_error
 
 
 @pytest.mark.compiles
-def test_the_library_s_prefix_sum_gets_one_verdict():
-    """It reads words that it does not use: no error, with a line table and without."""
-    ptx = compiled()["block_prefix_sum"]
-    plain = "\n".join(line for line in ptx.split("\n") if not line.strip().startswith((".loc", ".file")))
-    for text in (ptx, plain):
+def test_prefix_sum_of_the_library_is_not_an_error():
+    """It reads words that it does not use; with and without a line table this is only a note."""
+    ptx = compile_kernels()["block_prefix_sum"]
+    without_lines = "\n".join(
+        line for line in ptx.split("\n") if not line.strip().startswith((".loc", ".file"))
+    )
+    for text in (ptx, without_lines):
         bench = Bench()
         a, o = bench.place("a", np.arange(128, dtype=np.int32)), bench.empty("o", 128, np.int32)
         bench.run(text, 1, 128, o, a)

@@ -1,6 +1,6 @@
-"""Library collectives called rightly and wrongly, for the tests of whose fault a finding is.
+"""Correct and wrong calls of library collectives, for the tests of a finding's location.
 
-All run in blocks of 128 threads and sum, spread or shift ones.
+All run in blocks of 128 threads on ones.
 """
 
 from max.gpu import block_idx, lane_id, thread_idx, warp_id
@@ -11,7 +11,7 @@ comptime Out = MutPointer[Float32, MutAnyOrigin]
 comptime BLOCK = 128
 
 
-# -- wrong: not all threads that must take part do ---------------------------------------------------------------
+# -- wrong: some threads do not take part ------------------------------------------------------------------------
 def return_before_block_sum(o: Out, a: In, h: Int32):
     var t = thread_idx.x
     if t >= Int(h):
@@ -70,7 +70,7 @@ def shuffle_in_half_a_warp(o: Out, a: In):
 
 
 def helper_sum(value: Float32) -> Float32:
-    """The reader's own function between the branch and the library."""
+    """A user function between the branch and the library."""
     return warp.sum(value) / 32
 
 
@@ -82,9 +82,9 @@ def helper_in_branch(o: Out, a: In, h: Int32):
     o[unsafe_offset=t] = value
 
 
-# -- right: everybody whom the library needs is there ------------------------------------------------------------
+# -- correct: all threads that are needed take part --------------------------------------------------------------
 def block_collectives(o: Out, a: In, h: Int32):
-    """All of them, also in a branch and in a loop that all threads of a block take alike."""
+    """All collectives, also in a branch and a loop that are uniform in a block."""
     var t = thread_idx.x
     var value = a[unsafe_offset=t]
     o[unsafe_offset=t] = block.prefix_sum[block_size=BLOCK](value)
@@ -99,7 +99,7 @@ def block_collectives(o: Out, a: In, h: Int32):
 
 
 def one_warp_sums(o: Out, a: In, h: Int32):
-    """The first warps alone use a collective of the warp; the others have returned or go another way."""
+    """Only the first warps use a warp collective; the others have returned or take another branch."""
     var t = thread_idx.x
     if t >= 96:
         return
@@ -110,14 +110,14 @@ def one_warp_sums(o: Out, a: In, h: Int32):
 
 
 def rows_by_warps(o: Out, a: In, rows: Int32):
-    """Each warp its own number of rows; prefix sums of a warp."""
+    """Each warp has a different number of rows; prefix sums of a warp."""
     for row in range(warp_id(), Int(rows), BLOCK // 32):
         var i = row * 32 + lane_id()
         o[unsafe_offset=i] = warp.sum(a[unsafe_offset=i]) + warp.prefix_sum(a[unsafe_offset=i])
 
 
 def sum_then_return(o: Out, a: In, h: Int32):
-    """Threads leave only after the last collective."""
+    """Threads return only after the last collective."""
     var t = thread_idx.x
     var total = block.sum[block_size=BLOCK](a[unsafe_offset=t] if t < Int(h) else Float32(0))
     if t >= Int(h):

@@ -1,4 +1,4 @@
-"""Asynchronous copies (cp.async) into two shared buffers in turn; each tile is written out reversed. Prints 512."""
+"""Asynchronous copies (cp.async) into two alternating shared buffers; writes each tile reversed. Prints 512 numbers."""
 
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
@@ -20,9 +20,9 @@ def reverse_tiles(y: MutPointer[Float32, MutAnyOrigin], x: Pointer[Float32, Immu
     async_copy[16](source.unsafe_offset(4 * t), buffers.ptr.unsafe_offset(4 * t))
     async_copy_commit_group()
     for tile in range(TILES):
-        if tile + 1 < TILES:  # the next tile travels while this one is used
-            var there = ((tile + 1) % 2) * TILE + 4 * t
-            async_copy[16](source.unsafe_offset((tile + 1) * TILE + 4 * t), buffers.ptr.unsafe_offset(there))
+        if tile + 1 < TILES:  # the next tile is copied while this one is used
+            var target = ((tile + 1) % 2) * TILE + 4 * t
+            async_copy[16](source.unsafe_offset((tile + 1) * TILE + 4 * t), buffers.ptr.unsafe_offset(target))
             async_copy_commit_group()
             async_copy_wait_group(1)
         else:

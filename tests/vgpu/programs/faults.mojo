@@ -1,4 +1,4 @@
-"""Programs that do something wrong on purpose, and one that uses no GPU."""
+"""Programs with deliberate errors, and one that does not use the GPU."""
 
 from max.gpu import block_idx, global_idx, thread_idx
 from max.gpu.host import DeviceContext, DeviceGraph, DeviceGraphBuilder, FuncAttribute
@@ -15,13 +15,13 @@ def same_element(y: MutPointer[Int32, MutAnyOrigin]):
 
 
 def spin(flag: MutPointer[Int32, MutAnyOrigin]):
-    """Waits for a value that nobody writes."""
+    """Waits for a value that is never written."""
     while flag.unsafe_load[volatile=True](0) == 0:
         pass
 
 
 def spin_and_count(flag: MutPointer[Int32, MutAnyOrigin]):
-    """The same, but each round changes something."""
+    """The same, but each iteration changes memory."""
     while flag.unsafe_load[volatile=True](0) == 0:
         flag.unsafe_store[volatile=True](1, flag.unsafe_load[volatile=True](1) + 1)
 
@@ -37,12 +37,12 @@ def dynamic_shared(y: MutPointer[Float32, MutAnyOrigin]):
     y[unsafe_offset=t] = tile[unsafe_offset=t] * 2
 
 
-def only_for_sixteen():
+def assert_sixteen_threads():
     debug_assert[assert_mode="safe"](thread_idx.x < 16, "thread ", thread_idx.x, " is too many")
 
 
 def out_of_bounds() raises:
-    """Sixteen threads for ten elements, and no guard."""
+    """Sixteen threads access ten elements without a guard."""
     with DeviceContext() as ctx:
         var x = ctx.enqueue_create_buffer[DType.float32](10)
         var y = ctx.enqueue_create_buffer[DType.float32](10)
@@ -59,7 +59,7 @@ def race() raises:
         ctx.synchronize()
 
 
-def nobody_comes() raises:
+def wait_forever() raises:
     with DeviceContext() as ctx:
         var flag = ctx.enqueue_create_buffer[DType.int32](1)
         flag.enqueue_fill(0)
@@ -87,12 +87,12 @@ def too_many_threads() raises:
 
 
 def too_many_blocks() raises:
-    """The y dimension of a grid ends at 65535."""
+    """The y dimension of a grid is at most 65535."""
     launch_fill(65536, 1)
 
 
 def shared_on_request() raises:
-    """More than 48 KiB of dynamic shared memory, with the function attribute. Prints 32 numbers."""
+    """Uses more than 48 KiB of dynamic shared memory, with the function attribute. Prints 32 numbers."""
     with DeviceContext() as ctx:
         var y = ctx.enqueue_create_buffer[DType.float32](32)
         ctx.enqueue_function[dynamic_shared](
@@ -108,7 +108,7 @@ def shared_on_request() raises:
 
 
 def too_much_shared() raises:
-    """More shared memory than any block can have."""
+    """Requests more shared memory than a block can have."""
     with DeviceContext() as ctx:
         var y = ctx.enqueue_create_buffer[DType.float32](32)
         ctx.enqueue_function[dynamic_shared](
@@ -129,7 +129,7 @@ def out_of_memory() raises:
 
 
 def out_of_memory_handled() raises:
-    """A program may ask for too much, notice it, and go on."""
+    """The program handles the error of an allocation that is too large."""
     with DeviceContext() as ctx:
         try:
             _ = ctx.enqueue_create_buffer[DType.uint8](1 << 40)
@@ -139,7 +139,7 @@ def out_of_memory_handled() raises:
 
 
 def graph() raises:
-    """Graphs of launches are not simulated."""
+    """Uses a graph of launches, which is not simulated."""
     with DeviceContext() as ctx:
         var y = ctx.enqueue_create_buffer[DType.float32](32)
         var compiled = ctx.compile_function[fill]()
@@ -153,7 +153,7 @@ def graph() raises:
 
 def failed_assert() raises:
     with DeviceContext() as ctx:
-        ctx.enqueue_function[only_for_sixteen](grid_dim=1, block_dim=32)
+        ctx.enqueue_function[assert_sixteen_threads](grid_dim=1, block_dim=32)
         ctx.synchronize()
 
 

@@ -1,4 +1,4 @@
-"""Histogram with atomics: counts in shared memory first, then one addition per bin and block. Prints 20 counts."""
+"""Histogram with atomics: counts in shared memory, then one addition per bin and block. Prints 20 counts."""
 
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation

@@ -1,4 +1,4 @@
-"""All test programs in one binary, so that one compilation serves every test: `suite NAME` runs one of them."""
+"""All test programs in one binary, so that they are compiled only once: `suite NAME` runs one of them."""
 
 import faults
 from async_copy import main as async_copy
@@ -19,8 +19,8 @@ def main() raises:
         faults.out_of_bounds()
     elif name == "race":
         faults.race()
-    elif name == "nobody_comes":
-        faults.nobody_comes()
+    elif name == "wait_forever":
+        faults.wait_forever()
     elif name == "endless":
         faults.endless()
     elif name == "too_many_threads":

@@ -1,7 +1,7 @@
 """Tensor-core products of one warp: bf16 D[16, 8] = A[16, 16] @ B[16, 8], and tf32 with A[16, 8], B[8, 8].
 
-Which element of a fragment a lane holds follows the PTX manual's tables for mma.m16n8k16 and mma.m16n8k8: with
-group = lane / 4 and part = lane % 4. Prints the bf16 product's 128 elements, then the tf32 product's.
+The layout of the fragments follows the PTX manual's tables for mma.m16n8k16 and mma.m16n8k8, with group = lane / 4
+and part = lane % 4. Prints the bf16 product's 128 elements, then the tf32 product's.
 """
 
 from max.gpu import lane_id
@@ -22,8 +22,8 @@ def product_bf16(
     var part = Int(lane_id()) % 4
     var a_part = SIMD[DType.bfloat16, 8]()
     comptime for i in range(8):
-        comptime lower = ((i // 2) % 2) * 8  # elements 2, 3, 6, 7 lie eight rows below
-        comptime right = (i // 4) * 8  # elements 4 to 7 eight columns further
+        comptime lower = ((i // 2) % 2) * 8  # elements 2, 3, 6, 7 are eight rows below
+        comptime right = (i // 4) * 8  # elements 4 to 7 are eight columns to the right
         a_part[i] = a[unsafe_offset=(group + lower) * K + 2 * part + i % 2 + right]
     var b_part = SIMD[DType.bfloat16, 4]()
     comptime for i in range(4):

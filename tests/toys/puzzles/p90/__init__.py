@@ -1,11 +1,11 @@
-"""Puzzle 90, a toy for the tests: y[r] = scale * x[order[r]] ** 2 for the rows of a mask, on [rows, columns].
+"""Puzzle 90, a toy for the tests: y[r] = scale * x[order[r]] ** 2 for the rows in a mask, on [rows, columns].
 
-`order` is an int32 permutation of the rows, `mask` a bool for each row, `kept` the mask again as an output of its own.
+`order` is an int32 permutation of the rows, `mask` a bool per row, `kept` the mask again as an output.
 """
 
 import numpy as np
 
-from harness.spec.derivation import Derivation, Mistake, derive_by
+from harness.spec.derivation import Derivation, Mistake, make_derive
 from harness.spec.ops import Argument, Call, OpSpec, Scalar
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import MojoRung
@@ -34,7 +34,7 @@ GATES = (
 
 
 def from_rows(v: Derivation, array: np.ndarray) -> np.ndarray:
-    """What belongs to row order[r] of the input, taken from row r."""
+    """Return the rows in the input's order: row r belongs to row order[r] of the input."""
     return array[np.argsort(v.order)]
 
 
@@ -50,13 +50,13 @@ MISTAKES = (
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """The chapter's case and one in which the columns are not a multiple of the block."""
+    """Return the default case and one whose columns are not a multiple of the block."""
     chapter = Case("chapter", "the chapter's sizes", dims or (4, 8), "plain")
     return [chapter] if dims else [chapter, Case("wide", "more columns than threads", (3, 131), "plain")]
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """input and grad_output [rows, columns], order int32 [rows], mask bool [rows]."""
+    """Return input and grad_output [rows, columns], order int32 [rows], mask bool [rows]."""
     rows, _ = case.dims
     random = np.random.default_rng([seed, *case.dims])
     kind = dtype if dtype != "bfloat16" else "float16"
@@ -69,7 +69,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's answer by autograd."""
+    """Return PyTorch's results by autograd."""
     import torch
 
     x = tensors["input"].detach().clone().requires_grad_(True)
@@ -79,11 +79,11 @@ def reference(tensors: dict) -> dict:
     return {"output": y.detach(), "kept": mask, "grad_input": dx}
 
 
-derive = derive_by(STEPS)
+derive = make_derive(STEPS)
 
 
 def calls(variant: str) -> tuple[Call, ...]:
-    """Forward and backward."""
+    """Return the forward and the backward call."""
     sizes = "Int32(rows), Int32(columns), Float64(0.5)"
     return (
         Call(FORWARD, (), variant, f"launch_square[dtype](..., {sizes})"),

@@ -1,8 +1,8 @@
-"""Puzzle 91, a toy for the tests without kernels: y = x ** 3 elementwise on a vector, in NumPy and in PyTorch."""
+"""Puzzle 91, a toy without kernels: y = x ** 3 elementwise on a vector, in NumPy and in PyTorch."""
 
 import numpy as np
 
-from harness.spec.derivation import Mistake, derive_by
+from harness.spec.derivation import Mistake, make_derive
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung, TorchFunction, TorchRung
 
@@ -29,13 +29,13 @@ DCUBE = TorchFunction(
 
 
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
-    """The chapter's case and a gradient that is not contiguous."""
+    """Return the default case and one with a non-contiguous gradient."""
     chapter = Case("chapter", "the chapter's size", dims or (5,), "plain")
     return [chapter] if dims else [chapter, Case("every other", "grad_output has stride 2", (9,), "strided")]
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """input and grad_output, [n]."""
+    """Return input and grad_output, [n]."""
     (n,) = case.dims
     random = np.random.default_rng([seed, n])
     kind = "float32" if dtype == "float32" else "float64"
@@ -47,7 +47,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 
 
 def reference(tensors: dict) -> dict:
-    """PyTorch's answer by autograd."""
+    """Return PyTorch's results by autograd."""
     import torch
 
     x = tensors["input"].detach().clone().requires_grad_(True)
@@ -56,7 +56,7 @@ def reference(tensors: dict) -> dict:
     return {"output": y.detach(), "grad_input": dx}
 
 
-derive = derive_by(STEPS)
+derive = make_derive(STEPS)
 
 
 PUZZLE = Puzzle(

@@ -8,7 +8,7 @@ class Cube(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        """The cube of every element, [n]."""
+        """Return the cube of every element, [n]."""
         ctx.save_for_backward(x)
         # BLANK-START cube: y = x ** 3
         return x * x * x
@@ -16,7 +16,7 @@ class Cube(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradient of x, [n]."""
+        """Return the gradient of x, [n]."""
         (x,) = ctx.saved_tensors
         # BLANK-START dcube: dx = 3 * x ** 2 * dy
         return 3 * x * x * dy

@@ -1,4 +1,4 @@
-"""Threads and blocks that work together, as a GPU course shows it: atomics, locks, clusters, mbarriers, collectives.
+"""Cooperation of threads and blocks, as in a GPU course: atomics, locks, clusters, mbarriers, output.
 
 Each program checks its own results and prints its name.
 """
@@ -6,10 +6,9 @@ Each program checks its own results and prints its name.
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 from max.gpu import barrier, block_dim, block_idx, block_rank_in_cluster, cluster_sync, global_idx, grid_dim
-from max.gpu import lane_id, named_barrier, thread_idx, warp_id
+from max.gpu import thread_idx
 from max.gpu.host import DeviceContext, Dim
-from max.gpu.primitives import block, warp
-from max.gpu.primitives.cluster import load_cluster_smem
+from max.gpu.primitives import block
 from max.gpu.sync import mbarrier_arrive, mbarrier_init, mbarrier_test_wait
 from std.atomic import Atomic, Ordering, fence
 from std.memory import AddressSpace
@@ -19,8 +18,8 @@ comptime Ints = MutPointer[Int32, MutAnyOrigin]
 comptime Counter = Atomic[Int32, scope="device"]
 
 
-def counted(o: Ints, x: Ints):
-    """Block sums, and the block that counts last adds them up."""
+def sum_in_last_block(o: Ints, x: Ints):
+    """Stores block sums; the last block by a counter adds them."""
     var flag = stack_allocation[dtype=DType.int32, address_space=AddressSpace.SHARED](row_major[1]())
     var total = block.sum[block_size=64](x[unsafe_offset=global_idx.x])
     if thread_idx.x == 0:
@@ -44,14 +43,14 @@ def last_block() raises:
         with x.map_to_host() as host:
             for i in range(5 * 64):
                 host[i] = Int32(i)
-        ctx.enqueue_function[counted](o, x, grid_dim=5, block_dim=64)
+        ctx.enqueue_function[sum_in_last_block](o, x, grid_dim=5, block_dim=64)
         with o.map_to_host() as host:
             assert_equal(host[0], 320 * 319 // 2)
     print("last_block")
 
 
-def guarded(o: Ints):
-    """One thread of every block takes a lock in global memory, counts without an atomic, and gives it back.
+def count_under_lock(o: Ints):
+    """One thread of every block acquires a lock in global memory, counts without an atomic, and releases it.
     """
     if thread_idx.x == 0:
         var expected = Int32(0)
@@ -66,7 +65,7 @@ def spin_lock() raises:
     with DeviceContext() as ctx:
         var o = ctx.enqueue_create_buffer[DType.int32](2)
         o.enqueue_fill(0)
-        ctx.enqueue_function[guarded](o, grid_dim=20, block_dim=32)
+        ctx.enqueue_function[count_under_lock](o, grid_dim=20, block_dim=32)
         with o.map_to_host() as host:
             assert_equal(host[0], 0)
             assert_equal(host[1], 20)
@@ -98,8 +97,7 @@ def atomics() raises:
 
 
 def gather_in_cluster(o: Ints, partials: Ints):
-    """Each block leaves its number in global memory; behind the barrier of the cluster its first block adds them.
-    """
+    """Each block stores its number in global memory; after the cluster barrier the first block adds them."""
     var rank = Int(block_rank_in_cluster())
     if thread_idx.x == 0:
         partials[unsafe_offset=block_idx.x] = Int32(block_idx.x + 1)
@@ -122,9 +120,8 @@ def clusters() raises:
     print("clusters")
 
 
-def pass_the_token(o: Ints):
-    """A phase of an mbarrier: all threads arrive with what they have written, all wait, all read a neighbour's.
-    """
+def read_neighbour(o: Ints):
+    """A phase of an mbarrier: all threads write and arrive, wait, and read their neighbour's value."""
     var values = stack_allocation[dtype=DType.int32, address_space=AddressSpace.SHARED](row_major[64]())
     var bar = stack_allocation[dtype=DType.int64, address_space=AddressSpace.SHARED](row_major[1]())
     var t = thread_idx.x
@@ -141,61 +138,14 @@ def pass_the_token(o: Ints):
 def mbarriers() raises:
     with DeviceContext() as ctx:
         var o = ctx.enqueue_create_buffer[DType.int32](64)
-        ctx.enqueue_function[pass_the_token](o, grid_dim=1, block_dim=64)
+        ctx.enqueue_function[read_neighbour](o, grid_dim=1, block_dim=64)
         with o.map_to_host() as host:
             for i in range(64):
                 assert_equal(host[i], Int32(((i + 1) % 64) * ((i + 1) % 64)))
     print("mbarriers")
 
 
-def library_sums(o: Ints, x: Ints):
-    var t = thread_idx.x
-    var v = x[unsafe_offset=t]
-    o[unsafe_offset=t] = block.prefix_sum[block_size=128](v)
-    o[unsafe_offset=128 + t] = warp.prefix_sum(v)
-    o[unsafe_offset=256 + t] = block.max[block_size=128](v)
-    o[unsafe_offset=384 + t] = warp.shuffle_xor(v, 1)
-
-
-def collectives() raises:
-    with DeviceContext() as ctx:
-        var x = ctx.enqueue_create_buffer[DType.int32](128)
-        var o = ctx.enqueue_create_buffer[DType.int32](512)
-        x.enqueue_fill(3)
-        ctx.enqueue_function[library_sums](o, x, grid_dim=1, block_dim=128)
-        with o.map_to_host() as host:
-            for i in range(128):
-                assert_equal(host[i], Int32(3 * (i + 1)))
-                assert_equal(host[128 + i], Int32(3 * (i % 32 + 1)))
-                assert_equal(host[384 + i], 3)
-            assert_equal(host[256], 3)
-    print("collectives")
-
-
-def two_teams(o: Ints):
-    """Each half of the block has a barrier of its own."""
-    var s = stack_allocation[dtype=DType.int32, address_space=AddressSpace.SHARED](row_major[128]())
-    var t = thread_idx.x
-    s[t] = Int32(t)
-    if t < 64:
-        named_barrier[64](1)
-        o[unsafe_offset=t] = rebind[Int32](s[63 - t])
-    else:
-        named_barrier[64](2)
-        o[unsafe_offset=t] = rebind[Int32](s[191 - t])
-
-
-def named_barriers() raises:
-    with DeviceContext() as ctx:
-        var o = ctx.enqueue_create_buffer[DType.int32](128)
-        ctx.enqueue_function[two_teams](o, grid_dim=1, block_dim=128)
-        with o.map_to_host() as host:
-            for i in range(128):
-                assert_equal(host[i], Int32(63 - i if i < 64 else 191 - i))
-    print("named_barriers")
-
-
-def said(n: Int32):
+def print_block(n: Int32):
     debug_assert[assert_mode="safe"](block_dim.x == Int(n), "the block has another size")
     if thread_idx.x == 0:
         print("block", block_idx.x, "of", grid_dim.x, "half:", 0.5, "yes:", True, "byte:", Int8(-3))
@@ -203,7 +153,7 @@ def said(n: Int32):
 
 def print_and_assert() raises:
     with DeviceContext() as ctx:
-        ctx.enqueue_function[said](Int32(32), grid_dim=2, block_dim=32)
+        ctx.enqueue_function[print_block](Int32(32), grid_dim=2, block_dim=32)
         ctx.synchronize()
     print("print_and_assert")
 
@@ -214,6 +164,4 @@ def main() raises:
     atomics()
     clusters()
     mbarriers()
-    collectives()
-    named_barriers()
     print_and_assert()

@@ -1,4 +1,4 @@
-"""Programs as a GPU course has them, all in one: `mojo run course.mojo` runs each; every one checks itself."""
+"""Programs of a GPU course: `mojo run course.mojo` runs all of them; each checks its own results."""
 
 import cooperation
 import host_memory

@@ -1,4 +1,4 @@
-"""The host's side of memory, as a GPU course uses it: fills, maps, sub-buffers, copies, pinned and wrapped host memory.
+"""Memory operations of the host, as in a GPU course: fills, maps, sub-buffers, copies, pinned and wrapped memory.
 
 Each program checks its own results and prints its name.
 """
@@ -26,7 +26,7 @@ def add_index(x: Ints, n: Int32):
 
 
 def host_fills() raises:
-    """A pinned host buffer is filled by the device's stream, changed by the host, and copied over and back.
+    """The device's stream fills a pinned host buffer, the host changes it, and it is copied to the device and back.
     """
     with DeviceContext() as ctx:
         var host = ctx.enqueue_create_host_buffer[DType.float32](N)
@@ -45,7 +45,7 @@ def host_fills() raises:
 
 
 def maps() raises:
-    """Two buffers are mapped at once; what the host changes in a map is on the device when the map ends."""
+    """Two buffers are mapped at once; the host's changes are on the device after the map ends."""
     with DeviceContext() as ctx:
         var x = ctx.enqueue_create_buffer[DType.float32](N)
         var y = ctx.enqueue_create_buffer[DType.float32](N)
@@ -66,8 +66,7 @@ def maps() raises:
 
 
 def sub_buffers() raises:
-    """Views of parts of one buffer: each half is filled and computed with by itself, one under another type.
-    """
+    """Views of a buffer's halves are filled and computed with separately, one with another dtype."""
     with DeviceContext() as ctx:
         var whole = ctx.enqueue_create_buffer[DType.float32](N)
         var low = whole.create_sub_buffer[DType.float32](0, N // 2)
@@ -84,29 +83,29 @@ def sub_buffers() raises:
 
 
 def copies() raises:
-    """Plain host memory, a list, a second device buffer and a host buffer, one after the other."""
+    """Copies between pageable host memory, a list, two device buffers and host buffers."""
     with DeviceContext() as ctx:
-        var plain = unsafe_alloc[Float32](N)
+        var pageable = unsafe_alloc[Float32](N)
         for i in range(N):
-            plain[unsafe_offset=i] = Float32(i)
+            pageable[unsafe_offset=i] = Float32(i)
         var x = ctx.enqueue_create_buffer[DType.float32](N)
         var y = ctx.enqueue_create_buffer[DType.float32](N)
-        ctx.enqueue_copy(x, plain)
+        ctx.enqueue_copy(x, pageable)
         ctx.enqueue_copy(y, x)
         ctx.enqueue_function[double](y, Int32(N), grid_dim=4, block_dim=32)
         var first = ctx.enqueue_create_host_buffer[DType.float32](N)
         var second = ctx.enqueue_create_host_buffer[DType.float32](N)
         ctx.enqueue_copy(first, y)
         ctx.enqueue_copy(second, first)
-        ctx.enqueue_copy(plain, second)
+        ctx.enqueue_copy(pageable, second)
         ctx.synchronize()
         var list = List[Float32](length=N, fill=0)
         ctx.enqueue_copy(Span(list), y)
         ctx.synchronize()
         for i in range(N):
-            assert_equal(plain[unsafe_offset=i], Float32(2 * i))
+            assert_equal(pageable[unsafe_offset=i], Float32(2 * i))
             assert_equal(list[i], Float32(2 * i))
-        plain.unsafe_free()
+        pageable.unsafe_free()
     print("copies")
 
 
@@ -126,24 +125,24 @@ def pinned_in_a_kernel() raises:
 
 
 def wrapped_host_memory() raises:
-    """Memory of the host's own allocator, made known to the device."""
+    """Host memory of the default allocator is registered with the device."""
     with DeviceContext() as ctx:
-        var plain = unsafe_alloc[Int32](N)
+        var pageable = unsafe_alloc[Int32](N)
         for i in range(N):
-            plain[unsafe_offset=i] = 1
-        var wrapped = ctx.wrap_host_memory[DType.int32](plain, N)
+            pageable[unsafe_offset=i] = 1
+        var wrapped = ctx.wrap_host_memory[DType.int32](pageable, N)
         ctx.enqueue_function[add_index](wrapped, Int32(N), grid_dim=4, block_dim=32)
         ctx.synchronize()
         for i in range(N):
-            assert_equal(plain[unsafe_offset=i], Int32(1 + i))
+            assert_equal(pageable[unsafe_offset=i], Int32(1 + i))
         _ = wrapped^
         ctx.synchronize()
-        plain.unsafe_free()
+        pageable.unsafe_free()
     print("wrapped_host_memory")
 
 
 def device_facts() raises:
-    """What a program asks its device before it starts."""
+    """Queries of the device."""
     with DeviceContext() as ctx:
         var memory = ctx.get_memory_info()
         assert_true(memory[0] <= memory[1] and memory[1] > 1 << 20)

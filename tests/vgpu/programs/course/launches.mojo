@@ -1,4 +1,4 @@
-"""Ways to launch kernels, as a GPU course shows them: streams, events, constant and dynamic shared memory, arguments.
+"""Kernel launches, as in a GPU course: streams, events, constant and dynamic shared memory, arguments.
 
 Each program checks its own results and prints its name.
 """
@@ -20,7 +20,7 @@ def increment(x: Ints, by: Int32):
 
 
 def streams() raises:
-    """Two streams, the second waits for an event of the first before it goes on with the same buffer."""
+    """The second of two streams waits for an event of the first before it uses the same buffer."""
     with DeviceContext() as ctx:
         var x = ctx.enqueue_create_buffer[DType.int32](N)
         x.enqueue_fill(1)
@@ -67,7 +67,7 @@ def transpose_2d(o: Ints, x: Ints, rows: Int32, columns: Int32):
 
 
 def two_dimensions() raises:
-    """A grid of blocks in two dimensions that do not divide the matrix."""
+    """A two-dimensional grid of blocks that do not divide the matrix."""
     comptime rows = 13
     comptime columns = 21
     with DeviceContext() as ctx:
@@ -111,8 +111,8 @@ def three_dimensions() raises:
     print("three_dimensions")
 
 
-def reversed_in_two_halves(o: Ints, x: Ints):
-    """Two arrays share the dynamic memory of a block: their sizes are known when the block runs."""
+def reverse_with_two_arrays(o: Ints, x: Ints):
+    """Two arrays share a block's dynamic memory; their sizes are known only at run time."""
     var n = block_dim.x
     var first = external_memory[Int32, address_space=AddressSpace.SHARED, alignment=16]()
     var second = first.unsafe_offset(n)
@@ -131,7 +131,7 @@ def dynamic_shared() raises:
             with x.map_to_host() as host:
                 for i in range(N):
                     host[i] = Int32(i)
-            ctx.enqueue_function[reversed_in_two_halves](
+            ctx.enqueue_function[reverse_with_two_arrays](
                 o, x, grid_dim=N // size, block_dim=size, shared_mem_bytes=2 * 4 * size
             )
             with o.map_to_host() as host:
@@ -141,8 +141,8 @@ def dynamic_shared() raises:
     print("dynamic_shared")
 
 
-def weighted(o: Floats):
-    """Adds the weights that the host has put into constant memory, by steps of a thread's number."""
+def sum_weights(o: Floats):
+    """Adds weights from constant memory, with a step that depends on the thread."""
     var weights = unsafe_stack_allocation[
         8,
         Float32,
@@ -160,7 +160,7 @@ def constant_memory() raises:
     with DeviceContext() as ctx:
         var o = ctx.enqueue_create_buffer[DType.float32](8)
         var weights: List[Float32] = [1, 2, 4, 8, 16, 32, 64, 128]
-        ctx.enqueue_function[weighted](
+        ctx.enqueue_function[sum_weights](
             o,
             grid_dim=1,
             block_dim=8,
@@ -180,7 +180,7 @@ def constant_memory() raises:
     print("constant_memory")
 
 
-def many_kinds(o: Floats, a: Int8, b: UInt16, c: Int64, d: Float16, e: UInt8, f: Float64):
+def store_arguments(o: Floats, a: Int8, b: UInt16, c: Int64, d: Float16, e: UInt8, f: Float64):
     if global_idx.x == 0:
         o[unsafe_offset=0] = Float32(a)
         o[unsafe_offset=1] = Float32(b)
@@ -191,10 +191,10 @@ def many_kinds(o: Floats, a: Int8, b: UInt16, c: Int64, d: Float16, e: UInt8, f:
 
 
 def arguments() raises:
-    """Arguments of one, two, four and eight bytes side by side."""
+    """Arguments of one, two, four and eight bytes in one call."""
     with DeviceContext() as ctx:
         var o = ctx.enqueue_create_buffer[DType.float32](6)
-        ctx.enqueue_function[many_kinds](
+        ctx.enqueue_function[store_arguments](
             o,
             Int8(-5),
             UInt16(60000),
@@ -213,7 +213,7 @@ def arguments() raises:
 
 
 def closures() raises:
-    """A kernel that has caught numbers and a buffer of the host function around it."""
+    """A kernel that captures numbers and a buffer of the enclosing host function."""
     with DeviceContext() as ctx:
         var x = ctx.enqueue_create_buffer[DType.int32](N)
         x.enqueue_fill(2)

@@ -1,4 +1,4 @@
-"""The museum: every wrong solution has its place, made from its file and the code; recorded losses are those of a fresh run."""
+"""The museum shows every wrong solution, and its recorded losses equal those of a fresh run."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typed import present
 
 from harness.check import zoo
 from harness.errors import DamagedFile
-from harness.spec.catalogue import puzzle_names
+from harness.spec.catalogue import list_puzzle_names
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +21,9 @@ def pages() -> dict[str, str]:
     return {name: make() for name, make in museum.pages().items()}
 
 
-def test_every_wrong_solution_has_one_place_on_the_page_of_its_puzzle_and_a_mark_in_the_chart(pages):
-    for puzzle in puzzle_names():
-        names = [wrong.name for wrong in zoo.load(puzzle)]
+def test_each_wrong_solution_is_on_its_page_and_in_the_chart(pages):
+    for puzzle in list_puzzle_names():
+        names = [wrong.name for wrong in zoo.load_wrong_kernels(puzzle)]
         page, shown = f"puzzle_{puzzle.removeprefix('p')}/museum.md", pages[f"museum_{puzzle}.md"]
         assert f"generated/museum_{puzzle}.md" in (BOOK / "src" / page).read_text()
         rows = re.findall(r'<tr id="(\w+)"><td><details data-exhibit="(\w+)">', shown)
@@ -32,16 +32,15 @@ def test_every_wrong_solution_has_one_place_on_the_page_of_its_puzzle_and_a_mark
         assert all(f'href="puzzle_{puzzle[1:]}/museum.html#{name}"' in pages["rooms.html"] for name in names)
 
 
-def kept(page: str) -> dict[str, str]:
-    """What a click on a row of the table loads."""
+def read_entries(page: str) -> dict[str, str]:
     return json.loads(page.split('id="exhibits">')[1].split("</script>")[0])
 
 
-def test_ten_exhibits_are_told_and_a_click_shows_facts_and_lines(pages):
-    for puzzle in puzzle_names():
+def test_gallery_shows_ten_entries_with_details(pages):
+    for puzzle in list_puzzle_names():
         page = pages[f"museum_{puzzle}.md"]
         assert page.count('<div class="exhibit">') == 10
-        assert sorted(kept(page)) == [wrong.name for wrong in zoo.load(puzzle)]
+        assert sorted(read_entries(page)) == [wrong.name for wrong in zoo.load_wrong_kernels(puzzle)]
         script = page.split('id="exhibits">')[1].split("</script>")[0]
         assert not re.search(r"[<$`]|\\\\|\{\{", script), (
             "the preprocessor or the browser would take it for its own"
@@ -51,8 +50,8 @@ def test_ten_exhibits_are_told_and_a_click_shows_facts_and_lines(pages):
         )
 
 
-def test_a_row_of_the_table_holds_thread_check_and_lines(pages):
-    words, lines = kept(pages["museum_p22.md"])["dx_mean_term_doubled"].split("<pre>")
+def test_table_row_has_thread_check_and_lines(pages):
+    words, lines = read_entries(pages["museum_p22.md"])["dx_mean_term_doubled"].split("<pre>")
     link = (
         '<a href="https://github.com/tenstorrent/tt-metal/issues/53204">tenstorrent/tt-metal issue 53204</a>'
     )
@@ -62,10 +61,10 @@ def test_a_row_of_the_table_holds_thread_check_and_lines(pages):
     assert re.search(r"^\+ .*g - 2 \* c2 - x_hat \* c1", lines, re.M)
 
 
-def test_the_error_is_that_of_the_formula_on_the_hardest_inputs():
+def test_error_is_computed_on_the_hardest_inputs():
     from book.build import museum
 
-    (wrong,) = [wrong for wrong in zoo.load("p22") if wrong.name == "dx_mean_term_doubled"]
+    (wrong,) = [wrong for wrong in zoo.load_wrong_kernels("p22") if wrong.name == "dx_mean_term_doubled"]
     puzzle, sizes = museum.find_puzzle("p22"), []
     for case in puzzle.cases(None):
         a = {name: np.asarray(array, np.float64) for name, array in puzzle.inputs(case, "float32", 0).items()}
@@ -80,60 +79,65 @@ def test_the_error_is_that_of_the_formula_on_the_hardest_inputs():
     assert museum.mark(wrong).hidden == (sizes[0] <= museum.SEEN)
 
 
-def test_words_between_backquotes_are_code_and_no_sign_is_taken_for_a_tag_or_a_formula():
+def test_backticks_are_code_and_special_characters_are_escaped():
     from book.build import museum
 
     assert museum.in_html("x < y and `a_b[0]`, $c$") == "x &lt; y and <code>a_b[0]</code>, &#36;c&#36;"
 
 
-def test_what_a_blank_is_given_with_is_the_edit():
+def test_provided_wrong_code_is_shown_as_the_edit():
     from book.build import museum
 
-    (blank,) = [wrong for wrong in zoo.load("p21") if wrong.name == "softmax_probabilities_twice"]
+    (blank,) = [
+        wrong for wrong in zoo.load_wrong_kernels("p21") if wrong.name == "softmax_probabilities_twice"
+    ]
     assert not blank.old
     lines = museum.lines(blank).splitlines()
     assert any(line.startswith("- ") for line in lines) and any(line.startswith("+ ") for line in lines)
     assert not any("BLANK" in line for line in lines)
 
 
-def test_an_edit_that_no_longer_applies_stops_the_build(monkeypatch):
+def test_outdated_edit_fails_the_build(monkeypatch):
     from book.build import museum
 
-    stale = replace(zoo.load("p22")[0], old="a line that was rewritten")
-    monkeypatch.setattr(zoo, "load", lambda puzzle: [stale])
+    stale = replace(zoo.load_wrong_kernels("p22")[0], old="a line that was rewritten")
+    monkeypatch.setattr(zoo, "load_wrong_kernels", lambda puzzle: [stale])
     with pytest.raises(DamagedFile, match="no longer applies"):
         museum.page("p22")
 
 
-def test_no_source_is_a_branch_that_moves():
-    sources = {wrong.name: wrong.source for puzzle in puzzle_names() for wrong in zoo.load(puzzle)}
+def test_sources_are_permanent_links():
+    sources = {
+        wrong.name: wrong.source for puzzle in list_puzzle_names() for wrong in zoo.load_wrong_kernels(puzzle)
+    }
     assert [
         name for name, source in sources.items() if re.search(r"/(tree|blob)/(?![0-9a-f]{40}/)", source)
     ] == []
 
 
-def test_a_source_in_words_stays_one():
+def test_source_without_url_is_shown_as_text():
     from book.build import museum
 
     assert museum.seen_in("texts that say a_b") == "<p><em>Seen in</em> texts that say a_b.</p>"
     assert museum.seen_in("") == ""
     both = "https://github.com/a/b/issues/1, https://stackoverflow.com/questions/2/x"
     assert museum.seen_in(both) == (
-        '<p><em>Seen in</em> <a href="https://github.com/a/b/issues/1">a/b issue 1</a>, '
+        '<p><em>Similar to</em> <a href="https://github.com/a/b/issues/1">a/b issue 1</a>, '
         '<a href="https://stackoverflow.com/questions/2/x">stackoverflow.com</a>.</p>'
     )
+    assert museum.seen_in("https://github.com/a/b/blob/12ab/c.py").startswith("<p><em>Seen in</em> <a ")
 
 
 # ---- The training runs --------------------------------------------------------------------------------------
 
 
-def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
+def test_correct_run_matches_autograd_and_adam():
     import torch
 
     from book.measure import wrong_training as w
 
     random = np.random.default_rng(22)
-    wanted, p = ({n: torch.tensor(a) for n, a in make(random).items()} for make in (w.teacher, w.start))
+    teacher, p = ({n: torch.tensor(a) for n, a in make(random).items()} for make in (w.teacher, w.start))
 
     def layer(of, u):
         x = torch.nn.functional.layer_norm(u @ of["matrix"].T, (w.H,), of["ln_weight"], of["ln_bias"], 1e-5)
@@ -143,7 +147,7 @@ def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
     losses = []
     for _ in range(20):
         u = torch.tensor(1 + random.standard_normal((w.B, w.S, w.D)))
-        loss = (layer(p, u) - layer(wanted, u)).square().mean() / 2
+        loss = (layer(p, u) - layer(teacher, u)).square().mean() / 2
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -152,7 +156,7 @@ def test_the_right_run_is_that_of_autograd_and_of_torchs_adam():
     assert losses[-1] < losses[0]
 
 
-def test_the_recorded_losses_are_those_of_a_fresh_run():
+def test_recorded_losses_are_reproducible():
     from book.measure import record
     from book.measure import wrong_training as w
 
@@ -160,7 +164,7 @@ def test_the_recorded_losses_are_those_of_a_fresh_run():
     for row in record.rows("museum_curves"):
         if row["seed"] == str(w.SEEDS[0]):
             recorded.setdefault(row["bug"], []).append((float(row["right"]), float(row["wrong"])))
-    kernels = {wrong.name: pair for wrong in zoo.load("p22") if (pair := w.chosen(wrong))}
+    kernels = {wrong.name: pair for wrong in zoo.load_wrong_kernels("p22") if (pair := w.chosen(wrong))}
     differing = {name for name, pair in kernels.items() if w.losses(*pair, steps=3) != w.losses(steps=3)}
     assert differing == set(recorded), "`python -m book.measure museum_curves` measures them anew"
     right = w.windows(w.losses())
@@ -172,15 +176,15 @@ def test_the_recorded_losses_are_those_of_a_fresh_run():
     mistake, spoiled = kernels["dgamma_gamma_twice"]
     later = [w.losses(seed=w.SEEDS[1]), w.losses(mistake, spoiled, seed=w.SEEDS[1])]
     ends = [w.windows(curve)[-1] for curve in later]
-    kept = last[str(w.SEEDS[1])]
-    assert [float(kept["right"]), float(kept["wrong"])] == pytest.approx(ends, rel=2e-3)
+    last_losses = last[str(w.SEEDS[1])]
+    assert [float(last_losses["right"]), float(last_losses["wrong"])] == pytest.approx(ends, rel=2e-3)
 
 
-def test_a_wrong_run_has_the_mistake_in_what_its_gate_checks_and_nowhere_else():
+def test_wrong_run_differs_only_in_the_checked_gradient():
     from book.measure import wrong_training as w
 
     known, spoiled = present(
-        w.chosen(next(k for k in zoo.load("p22") if k.name == "dx_variance_term_dropped"))
+        w.chosen(next(k for k in zoo.load_wrong_kernels("p22") if k.name == "dx_variance_term_dropped"))
     )
     assert spoiled == {"grad_input"}
     assert w.losses(known, set(), steps=5) == w.losses(steps=5)

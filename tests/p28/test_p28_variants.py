@@ -1,0 +1,53 @@
+"""The limits of puzzle 28 are fair: other correct and fast variants of each step pass too."""
+
+import shutil
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from harness.check.checker import Checker
+from harness.learner import blanks
+from harness.puzzles.p28.spec import GATES, PUZZLE
+from harness.toolchain import roots
+from harness.toolchain.packages import OpPackage
+
+SOLUTION = roots.solutions() / "p28" / "op"
+VARIANTS = tomllib.loads(Path(__file__).with_name("variants.toml").read_text("utf-8"))["variant"]
+CASES = [case for case in PUZZLE.cases(None) if case.counted or case.name in ("hard values", "9 x 515 x 65")]
+
+
+def build_variant(variant: dict, folder: Path) -> OpPackage:
+    """Return the solution's package with a variant in place of a blank's code."""
+    package = folder / "op"
+    shutil.copytree(SOLUTION, package, symlinks=False)
+    file = package / "fast.mojo"
+    text = file.read_text("utf-8")
+    indent = blanks.find_blanks(text)[variant["gate"]].indent
+    body = tuple(textwrap.indent(variant["body"], indent).splitlines())
+    text = blanks.join_pieces(blanks.split_blanks(text), {variant["gate"]: body})
+    file.write_text(text, "utf-8")
+    for name, old, new in variant.get("edits", ()):  # of the given code, where it expects another layout
+        text = (package / name).read_text("utf-8")
+        assert text.count(old) == 1, old
+        (package / name).write_text(text.replace(old, new), "utf-8")
+    return OpPackage(package)
+
+
+def test_variants_cover_most_steps():
+    assert (
+        len(VARIANTS) >= 10
+        and len({variant["gate"] for variant in VARIANTS} & {gate.id for gate in GATES}) >= 8
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.compiles
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"{variant['gate']}: {variant['about']}")
+def test_another_fast_variant_passes(variant, tmp_path):
+    for dtype in ("float32", "bfloat16"):
+        [result] = Checker(PUZZLE, dtype=dtype).check(
+            build_variant(variant, tmp_path / dtype), [variant["gate"]], CASES
+        )
+        assert result.state == "correct", (dtype, result.diagnosis)

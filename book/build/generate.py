@@ -19,6 +19,7 @@ from book.figures import (
     every_size,
     gradcheck_matrix,
     heroes,
+    kernel_drawings,
     model_charts,
     online_steps,
     order_figures,
@@ -56,7 +57,7 @@ def configuration() -> str:
 def options_table() -> str:
     """The options of `pNN`, in the words of its own help."""
     rows = []
-    for action in options.parser(p22.PUZZLE)._actions:
+    for action in options.make_parser(p22.PUZZLE)._actions:
         names = [name for name in action.option_strings if name.startswith("--") and name != "--help"]
         if not names:
             continue
@@ -76,7 +77,7 @@ def steps() -> dict[str, str]:
     """The data of the stepper: every quantity of a hard case's row of least variance, from the exact reference."""
     case = next(case for case in p22.cases() if case.name == STEP_CASE)
     arrays = p22.inputs(case, "float32", 0)
-    truth = {name: np.asarray(value, np.float64) for name, value in p22.PUZZLE.exact(arrays).items()}
+    truth = {name: np.asarray(value, np.float64) for name, value in p22.PUZZLE.compute_exact(arrays).items()}
     row = np.unravel_index(truth["rstd"].argmax(), truth["rstd"].shape)
     x, dy = arrays["input"][row], arrays["grad_output"][row]
     gamma, beta, W = arrays["ln_weight"], arrays["ln_bias"], arrays["linear_weight"]
@@ -112,6 +113,7 @@ FILES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "options.md": options_table,
     **drawings.FILES,
+    **kernel_drawings.FILES,
     **attention_times.FILES,
     **every_size.FILES,
     **ring_results.FILES,

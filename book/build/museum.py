@@ -19,11 +19,11 @@ import numpy as np
 from book.figures import museum_chart
 from book.figures.markdown_table import table
 from harness.check import zoo
-from harness.check.diagnose import FOUND
+from harness.check.diagnose import CAUSES
 from harness.learner import blanks
 from harness.puzzles.p26.mistakes import FIXES
 from harness.spec import catalogue
-from harness.spec.catalogue import puzzle_names
+from harness.spec.catalogue import list_puzzle_names
 from harness.spec.derivation import Derivation, Mistake
 from harness.spec.puzzle import Arrays, Case, Puzzle
 from harness.spec.rungs import MojoRung
@@ -47,7 +47,7 @@ find_puzzle = functools.cache(catalogue.find_puzzle)
 def by_gate(puzzle: str) -> dict[str, list[Wrong]]:
     """The wrong solutions of each gate, both in their order."""
     mistakes: dict[str, list[Wrong]] = {gate.id: [] for gate in find_puzzle(puzzle).gates}
-    for wrong in zoo.load(puzzle):
+    for wrong in zoo.load_wrong_kernels(puzzle):
         mistakes[wrong.gate].append(wrong)
     return mistakes
 
@@ -59,9 +59,10 @@ def in_html(words: str) -> str:
 
 
 def seen_in(source: str) -> str:
-    """Link the threads in which a mistake was reported; a source in words stays as it is."""
+    """Link the reports of similar mistakes, or code with the very mistake; a source in words stays as it is."""
     links = [f'<a href="{thread[0]}">{thread_name(thread)}</a>' for thread in THREAD.finditer(source)]
-    return f"<p><em>Seen in</em> {', '.join(links) or in_html(source)}.</p>" if source else ""
+    label = "Similar to" if links and "/blob/" not in source else "Seen in"
+    return f"<p><em>{label}</em> {', '.join(links) or in_html(source)}.</p>" if source else ""
 
 
 def thread_name(thread: re.Match) -> str:
@@ -93,7 +94,7 @@ def listed(cases: tuple[str, ...]) -> str:
 
 
 def facts(wrong: Wrong) -> str:
-    """Say what a mistake does to the numbers, where it was seen and what rejects it, as HTML."""
+    """Say what a mistake does to the numbers, where one like it was seen and what rejects it, as HTML."""
     return f"<p>{in_html(wrong.effect)}</p>{seen_in(wrong.source)}{rejected_by(wrong)}"
 
 
@@ -104,9 +105,9 @@ def exhibit(wrong: Wrong) -> str:
 
 
 def best(puzzle: str) -> list[Wrong]:
-    """Choose ten mistakes: those reported in public first, then those that easy inputs hide, at most two of a gate."""
+    """Choose ten mistakes: those with a public example first, then those that easy inputs hide, at most two of a gate."""
     ranked = sorted(
-        zoo.load(puzzle),
+        zoo.load_wrong_kernels(puzzle),
         key=lambda wrong: (not THREAD.search(wrong.source), not mark(wrong).hidden, -len(wrong.effect)),
     )
     chosen: dict[str, Wrong] = {}
@@ -188,8 +189,8 @@ def off(puzzle: Puzzle, known: Mistake, quantities: tuple[str, ...], case: Case)
 def mark(wrong: Wrong, page: str = "") -> museum_chart.Mark:
     """A wrong solution as the chart shows it; `page` is its page, where that is another one."""
     sizes = errors(wrong)
-    of_machine = wrong.mistake in {name for name, _ in FOUND.values()}
-    ruled = not sizes and not isinstance(wrong.of_rung, MojoRung)
+    of_machine = wrong.mistake in {name for name, _ in CAUSES.values()}
+    ruled = not sizes and not isinstance(wrong.target_rung, MojoRung)
     check = "formula" if sizes else "machine" if of_machine else "rule" if ruled else "values"
     return museum_chart.Mark(
         f"{page}#{wrong.name}",
@@ -211,9 +212,9 @@ def all_rooms() -> str:
     """Draw those of all puzzles, a row for each, in small marks."""
     rooms = {
         f"puzzle {puzzle[1:]}": [
-            mark(wrong, f"puzzle_{puzzle[1:]}/museum.html") for wrong in zoo.load(puzzle)
+            mark(wrong, f"puzzle_{puzzle[1:]}/museum.html") for wrong in zoo.load_wrong_kernels(puzzle)
         ]
-        for puzzle in puzzle_names()
+        for puzzle in list_puzzle_names()
     }
     return museum_chart.figure(rooms, cell=6)
 
@@ -222,7 +223,7 @@ def meaning(wrong: Wrong) -> str:
     """What the workbook says for the name of a mistake, or nothing."""
     known = formula(wrong)
     words = f"equal to the reference {known.words}" if known else ""
-    words = words or next((words for name, words in FOUND.values() if name == wrong.mistake), "")
+    words = words or next((words for name, words in CAUSES.values() if name == wrong.mistake), "")
     words = words or (FIXES.get(wrong.mistake, "") if wrong.puzzle == "p26" else "")
     return words or checks().get(wrong.mistake, "")
 
@@ -250,7 +251,7 @@ def lines(wrong: Wrong) -> str:
     """The edit as changed lines, with a line around them and the file and line before. Raises DamagedFile."""
     path = wrong.solution
     before, after = (
-        without_markers(text) for text in (path.read_text(encoding="utf-8"), wrong.apply_edits(path))
+        without_markers(text) for text in (path.read_text(encoding="utf-8"), wrong.edit_text(path))
     )
     changed: list[str] = []
     for line in list(difflib.unified_diff(before, after, n=CONTEXT, lineterm=""))[2:]:
@@ -284,39 +285,39 @@ def dedented(changed: list[str]) -> str:
 
 
 def overview() -> str:
-    """The rooms: how many wrong solutions each puzzle has, for how many gates, and how many were seen in public."""
+    """The rooms: how many wrong solutions each puzzle has, for how many gates, and how many have a public example."""
     rows = []
-    for puzzle in puzzle_names():
-        mistakes = zoo.load(puzzle)
+    for puzzle in list_puzzle_names():
+        mistakes = zoo.load_wrong_kernels(puzzle)
         if mistakes:
             threads = sum(bool(THREAD.search(wrong.source)) for wrong in mistakes)
             folder = f"puzzle_{puzzle.removeprefix('p')}"
             title = html.escape(find_puzzle(puzzle).title)
             link = f"[Puzzle {puzzle.removeprefix('p')}: {title}]({folder}/museum.md)"
             rows.append([link, *map(str, (len(mistakes), len({wrong.gate for wrong in mistakes}), threads))])
-    return table(["room", "wrong solutions", "gates", "seen in public"], rows, "lrrr")
+    return table(["room", "wrong solutions", "gates", "public examples"], rows, "lrrr")
 
 
 def page(puzzle: str) -> str:
     """The museum page of a puzzle below its introduction: the chart, ten exhibits, and the table of all."""
     exhibits = "\n".join(map(exhibit, best(puzzle)))
-    sized = any(mark(wrong).size is not None for wrong in zoo.load(puzzle))
+    sized = any(mark(wrong).size is not None for wrong in zoo.load_wrong_kernels(puzzle))
     return (
-        f"{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(zoo.load(puzzle))} {{#all}}\n\n"
+        f"{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(zoo.load_wrong_kernels(puzzle))} {{#all}}\n\n"
         f"{EXPLAINED}\n\n{all_of_them(puzzle)}"
     )
 
 
 EXPLAINED = (
-    "A click shows what a mistake does, what rejects it and the changed lines. The error is the largest of all test cases, as a share of "
-    "the largest right element, computed from the mistake's formula; races and broken rules have none."
+    "A click shows what a mistake does, what rejects it and the changed lines. The error is the largest over all test cases, relative "
+    "to the largest correct element, and is computed from the mistake's formula. Races and broken rules have no error figure."
 )
 
 
 def pages() -> dict[str, Callable[[], str]]:
     """Return what makes the pages of all puzzles, and the overview."""
     return {
-        **{f"museum_{puzzle}.md": partial(page, puzzle) for puzzle in puzzle_names()},
+        **{f"museum_{puzzle}.md": partial(page, puzzle) for puzzle in list_puzzle_names()},
         "museum.md": overview,
         "rooms.html": all_rooms,
     }

@@ -42,7 +42,7 @@ def picture(console: Console, title: str) -> str:
 
 def learner(folder: Path) -> Work:
     """A checkout in which everything is solved but dx."""
-    blanks.generate(roots.solutions(), folder / "problems")
+    blanks.generate_problems(roots.solutions(), folder / "problems")
     work = Work(PUZZLE, PUZZLE.main_rung)
     solution = work.solution.read_text()
     wrong = solution.replace(
@@ -51,7 +51,7 @@ def learner(folder: Path) -> Work:
     )
     if wrong == solution:
         raise SystemExit("the last line of blank dx has changed: say here what a learner gets wrong")
-    work.path.write_text(blanks.fill(blanks.skeleton(solution), wrong))
+    work.path.write_text(blanks.fill_blanks(blanks.make_skeleton(solution), wrong))
     return work
 
 

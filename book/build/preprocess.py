@@ -8,11 +8,11 @@ mdBook hands over the book as JSON on standard input and takes it back on standa
 - in a fence, `{{#blank FILE:ID}}` includes the body of a blank, `{{#function FILE:NAME}}` a whole function;
 - `{{#solution FILE:NAME,... ...}}`, with files under solutions/, is the fold with the lines that fill these blanks or functions;
 - `{{#wrong PUZZLE}}` counts the wrong solutions that the gates of the page's hint ladders reject, and links them;
-- `{{#hints PUZZLE:BLANK}}` is the task of a blank, where the page has not shown it, and its hint ladder; a further rung with the same
-  gate has a line that names its file;
+- `{{#hints PUZZLE:BLANK}}` is the task of a blank, where the page has not shown it, and its hint ladder;
 - `{{#step PUZZLE:BLANK}}` is two folds for a blank that is given with code: the diff from this code to the solution, and the hint
   ladder with the command that checks the blank;
 - `{{= EXPRESSION | FORMAT }}` is a number of a record, `{{check EXPRESSION}}` a statement that must hold (`references.py`);
+- `{{#gates PUZZLE}}` is the number of a puzzle's gates, on a page that has them all without their hint ladders;
 - `{{#skip}}` below a page's heading says that it is a deep dive, `{{#time PAGE ...}}` how long pages take (`reading.py`);
 - `{{#clone}}` says where the repository is, where book.toml has its address;
 - an included Markdown file is treated like the page that it stands in;
@@ -41,7 +41,7 @@ from book.measure import outputs, record
 from harness.check import options, zoo
 from harness.errors import BadUse
 from harness.learner import blanks, hints
-from harness.spec.catalogue import find_puzzle, puzzle_names
+from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import Rung
 from harness.toolchain import roots
 
@@ -60,6 +60,7 @@ TOKEN = re.compile(
     | \{\{\#(?P<form>hints|step)[ ]+(?P<puzzle>\w+):(?P<ladder>[\w-]+)\}\}
     | \{\{\#wrong[ ]+(?P<zoo>\w+)\}\}
     | \{\{\#solution[ ]+(?P<solution>[^}]+)\}\}
+    | \{\{\#gates[ ]+(?P<counted>\w+)\}\}
     | (?P<skip> ^\{\{\#skip\}\}$ )
     | \{\{\#time[ ]+(?P<timed>[^}]+)\}\}
     | (?P<clone> \{\{\#clone\}\} )
@@ -87,7 +88,6 @@ class Chapter:
     text: str
     faults: list[str]
     solution: bool = False  # all of it stands inside a folded solution
-    gates: set[str] = field(default_factory=set)  # those whose hints are on the page already
     stubs: dict[str, list[str]] = field(
         default_factory=dict
     )  # by rung, the tasks that are on the page already
@@ -128,7 +128,7 @@ def check_merge(chapter: Chapter) -> None:
 
 def commands() -> set[str]:
     """What may follow `workbook`: the puzzles and the sub-commands."""
-    return {*puzzle_names(), *options.COMMANDS, "vgpu"}
+    return {*list_puzzle_names(), *options.COMMANDS, "vgpu"}
 
 
 def unknown_commands(text: str) -> Iterator[tuple[int, str]]:
@@ -145,7 +145,7 @@ def read_source(file: Path) -> str:
         parts[parts.index("problems")] = "solutions"
         solution = Path(*parts)
         if solution.is_file():
-            return blanks.skeleton(solution.read_text(encoding="utf-8"), str(solution))
+            return blanks.make_skeleton(solution.read_text(encoding="utf-8"), str(solution))
     return file.read_text(encoding="utf-8")
 
 
@@ -203,7 +203,7 @@ def filled(code: str, file: Path) -> str:
     if "solutions" not in file.resolve().parts or "# BLANK-START" not in code:
         return code
     return "\n\n".join(
-        textwrap.dedent("\n".join(blank.body)) for blank in blanks.find(code, str(file)).values()
+        textwrap.dedent("\n".join(blank.body)) for blank in blanks.find_blanks(code, str(file)).values()
     )
 
 
@@ -218,7 +218,9 @@ def find_function(file: Path, name: str) -> str | None:
 
 def find_blank(file: Path, name: str) -> blanks.Blank | None:
     """A blank of a problem or solution file, or None."""
-    return blanks.find(file.read_text(encoding="utf-8"), str(file)).get(name) if file.is_file() else None
+    return (
+        blanks.find_blanks(file.read_text(encoding="utf-8"), str(file)).get(name) if file.is_file() else None
+    )
 
 
 def solution(chapter: Chapter, place: re.Match, book: Path) -> str:
@@ -276,9 +278,9 @@ def run_fence(token: re.Match) -> str:
 def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
     """The block for a recorded output, with a line that says which command printed it, where and when.
 
-    `NAME 2-4` takes the lines 2 to 4 alone, counted from 1.
+    `NAME 2-4` takes the lines 2 to 4 alone, counted from 1, and `NAME 2-4 launch,bank` of a table these columns alone.
     """
-    name, _, lines = name.partition(" ")
+    name, lines, columns = [*name.split(" ", 2), "", ""][:3]
     try:
         output = outputs.load(name)
     except FileNotFoundError:
@@ -290,9 +292,23 @@ def printed_output(chapter: Chapter, fence: re.Match, name: str) -> str:
     if lines:
         first, last = map(int, lines.split("-"))
         text = "".join(text.splitlines(keepends=True)[first - 1 : last])
-        source = f"Lines {first} to {last} of what was {source[0].lower()}{source[1:]}"
+        text = picked(text, columns.split(",")) if columns else text
+        where = f"Lines {first} to {last}" if first < last else f"Line {first}"
+        source = f"{where}, {source[0].lower()}{source[1:]}"
     kind = "text" if columns_width(text) > PHONE else "text,wraps"
     return f'{ticks}{kind}\n{folded(text)}{ticks}\n\n<p class="output-source">{source}</p>'
+
+
+def picked(table: str, names: list[str]) -> str:
+    """Some columns of a printed table, whose first line has their names: the first to the left, numbers to the right."""
+    rows = [re.split(r" {2,}", line.strip()) for line in table.splitlines()]
+    columns = [[row[rows[0].index(name)] for row in rows] for name in names]
+    widths = [max(map(len, column)) for column in columns]
+    lines = (
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+        for row in zip(*columns, strict=True)
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 COLUMNS = re.compile(r"\S {2,}\S")
@@ -354,25 +370,22 @@ def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, languag
     return f"```{language}\n{code}\n```\n\n"
 
 
-def rung_and_gate(puzzle: str, ladder: str) -> tuple[Rung, str]:
-    """Whose blank a hint ladder is for: the NumPy rung and "dx" of "numpy-dx"."""
+def rung_of(puzzle: str, ladder: str) -> Rung:
+    """Whose blank a hint ladder is for: the NumPy rung of "numpy-dx"."""
     spec = find_puzzle(puzzle)
-    named = {spec.ladder(rung, gate): (rung, gate) for rung in spec.rungs for gate in rung.gates}
-    return named.get(ladder, (spec.main_rung, ladder))
+    named = {spec.get_ladder_name(rung, gate): rung for rung in spec.rungs for gate in rung.gates}
+    return named.get(ladder, spec.main_rung)
 
 
 def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Setting) -> str:
-    """The hints of a blank, folded one by one; nearly-code stays out of the search index. A gate's hints are shown once."""
+    """The task of a blank, and its rung's hints, folded one by one; nearly-code stays out of the search index."""
     puzzle, ladder = place["puzzle"], place["ladder"]
     try:
-        ladder_of_hints = hints.ladder(puzzle, ladder)
+        ladder_of_hints = hints.load_ladder(puzzle, ladder)
     except BadUse as error:
         chapter.fault(place.start(), str(error))
         return place[0]
-    rung, gate = rung_and_gate(puzzle, ladder)
-    if gate in chapter.gates:
-        return f"The same blank is in `problems/{puzzle}/{rung.file}`; `workbook hint {puzzle} {ladder}` has its hints.\n"
-    chapter.gates.add(gate)
+    rung = rung_of(puzzle, ladder)
     language = rung.language.lower()
     folds = []
     for hint in ladder_of_hints:
@@ -388,23 +401,16 @@ def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Settin
 
 
 def step(chapter: Chapter, place: re.Match, file: Path, folded_hints: str, book: Path) -> str:
-    """The two folds of a blank that is given with code: the diff to its solution, and the hints with the command of its gate."""
+    """The two folds of a blank that is given with code: the hints with the command of its gate, and the diff to its solution."""
     puzzle, ladder = place["puzzle"], place["ladder"]
     blank = find_blank(file, ladder)
-    if not (blank and blank.given):
+    if not (blank and blank.provided):
         chapter.fault(place.start(), f"no blank {ladder} of {puzzle} is given with code")
         return place[0]
-    before, after = (textwrap.dedent("\n".join(lines)).split("\n") for lines in (blank.given, blank.body))
+    before, after = (textwrap.dedent("\n".join(lines)).split("\n") for lines in (blank.provided, blank.body))
     lines = [line.rstrip() for line in difflib.ndiff(before, after) if not line.startswith("?")]
     diff = withhold("\n".join(["```diff", *lines, "```"]), withheld_folder(book))
-    return f"""<details class="solution-details">
-<summary>The diff</summary>
-
-{diff}
-
-</details>
-
-<details>
+    return f"""<details>
 <summary>Write it yourself: blank <code>{ladder}</code></summary>
 
 {folded_hints}
@@ -412,6 +418,13 @@ def step(chapter: Chapter, place: re.Match, file: Path, folded_hints: str, book:
 ```bash
 uv run workbook {puzzle} --gate {ladder}
 ```
+
+</details>
+
+<details class="solution-details">
+<summary>The solution, as a diff</summary>
+
+{diff}
 
 </details>
 """
@@ -422,8 +435,8 @@ def wrong_solutions(chapter: Chapter, place: re.Match) -> str:
     spec = find_puzzle(place["zoo"])
     ladders = re.findall(rf"\{{\{{#(?:hints|step) {spec.name}:([\w-]+)\}}\}}", chapter.text)
     count = sum(
-        spec.ladder(wrong.of_rung, wrong.gate) in ladders and wrong.in_a_blank
-        for wrong in zoo.load(spec.name)
+        spec.get_ladder_name(wrong.target_rung, wrong.gate) in ladders and wrong.is_in_blank
+        for wrong in zoo.load_wrong_kernels(spec.name)
     )
     if not count:
         chapter.fault(
@@ -459,7 +472,7 @@ def clone_note(repository: str) -> str:
     """How to get the repository."""
     if repository:
         return f"```bash\ngit clone {repository}\n```"
-    return "Clone the repository, or unpack an archive of it, from where you have this book."
+    return "Clone the repository that this book belongs to, or unpack an archive of it."
 
 
 def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
@@ -484,6 +497,8 @@ def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Pa
             return wrong_solutions(chapter, token)
         if token["ladder"]:
             return hint_ladder(chapter, token, folder, setting)
+        if token["counted"]:
+            return str(reading.gates(token[0]))
         if token["skip"]:
             return skip_note(chapter, token, setting.book)
         if token["timed"]:

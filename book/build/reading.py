@@ -11,11 +11,14 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from harness.spec.catalogue import find_puzzle
+
 SKIP = "{{#skip}}"
 PAGE = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 FENCE = re.compile(r"^[ >]*(`{3,})[^\n]*\n(.*?)^[ >]*\1[ ]*$", re.S | re.M)
 UNREAD = re.compile(r"<!--.*?-->|<[^>]+>|\{\{.*?\}\}|\]\([^)]*\)", re.S)
-GATE = re.compile(r"\{\{#(?:hints|step) \w+:([\w-]+)\}\}")
+GATE = re.compile(r"\{\{#(?:hints|step) \w+:[\w-]+\}\}")
+ALL_GATES = re.compile(r"\{\{#gates (\w+)\}\}")
 WORDS_A_MINUTE, LINES_A_MINUTE = 200, 15
 """Of prose, and of code."""
 
@@ -45,17 +48,24 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def gates(text: str) -> int:
+    """How many gates a page has: one for each hint ladder, and all of a puzzle where it counts them."""
+    every = (len(rung.gates) for name in ALL_GATES.findall(text) for rung in find_puzzle(name).rungs)
+    return len(GATE.findall(text)) + sum(every)
+
+
 def length(texts: Iterable[str]) -> str:
     """How long some pages take together: `12 minutes, 3 gates`, `3 hours, 24 gates`."""
     texts = list(texts)
-    total, gates = sum(map(minutes, texts)), sum(len(GATE.findall(text)) for text in texts)
+    total, checked = sum(map(minutes, texts)), sum(map(gates, texts))
     time = counted(max(1, round(total)), "minute") if total < 90 else counted(round(total / 60), "hour")
-    return f"{time}, {counted(gates, 'gate')}" if gates else time
+    return f"{time}, {counted(checked, 'gate')}" if checked else time
 
 
 def length_line(text: str) -> str:
     """The line below a page's heading."""
-    return f'<p class="reading-time">To read: {length([text])}.</p>'
+    time, _, checked = length([text]).partition(", ")
+    return f'<p class="reading-time">To read: {time}.{f" To pass: {checked}." if checked else ""}</p>'
 
 
 def skip_note(src: Path, page: str) -> str:
@@ -66,4 +76,4 @@ def skip_note(src: Path, page: str) -> str:
         raise LookupError(f"no page that {page} belongs to")
     target = os.path.relpath(Path(home).with_suffix(".html"), Path(page).parent)
     link = f'<a href="{target}">{html.escape(pages(src)[home])}</a>'
-    return f'<p class="skip"><strong>A deep dive:</strong> a first reading does without it. It goes with {link}.</p>'
+    return f'<p class="skip"><strong>Deep dive:</strong> you can skip this page on a first reading. It belongs to {link}.</p>'

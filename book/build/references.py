@@ -139,7 +139,7 @@ def note(names: Iterable[str]) -> str:
         return ""
     old = [each.question for each in records if each.changed]
     said = f"Measured: {len(records)} record{'s' * (len(records) != 1)}"
-    said += f", {len(old)} from before the kernels last changed" if old else ""
+    said += f", {f'{len(old)} ' * (len(old) < len(records))}older than today's kernels" if old else ""
     items = "".join(f"<li>{line(each)}</li>" for each in records)
     return f'<details class="records">\n<summary>{said}</summary>\n<ul>{items}</ul>\n</details>'
 

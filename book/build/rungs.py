@@ -1,14 +1,15 @@
 """The template of a page with tasks: why; the tasks; what goes wrong; what was measured; a question.
 
-A page belongs to a rung where it has a hint ladder. Puzzle 21's keeps its hints to the command line and counts too.
+A page has tasks where it has a hint ladder, or counts the gates of a puzzle that keeps its hints to the command line.
 """
 
 import re
 from collections.abc import Iterator
 
+from book.build.reading import ALL_GATES
+
 LADDER = re.compile(r"\{\{#(?:hints|step) [\w:-]+\}\}")
 SECTION = re.compile(r"^(?=##+ )", re.M)
-HUNT = "puzzle_21/puzzle_21.md"
 EVIDENCE = re.compile(r"^```output |generated/|pictures/|\{\{= ", re.M)
 SECTIONS = {
     "What goes wrong": re.compile(r"\{\{#wrong \w+\}\}|museum\.md"),
@@ -21,7 +22,7 @@ SECTIONS = {
 def missing(path: str, text: str) -> Iterator[str]:
     """What a page of a puzzle lacks of the template; nothing for a page without tasks."""
     ladders = list(LADDER.finditer(text))
-    if not path.startswith("puzzle_") or not (ladders or (path == HUNT and "```run" in text)):
+    if not path.startswith("puzzle_") or not (ladders or ALL_GATES.search(text)):
         return
     last = ladders[-1].end() if ladders else 0
     for section in SECTION.split(text):

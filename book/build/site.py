@@ -128,8 +128,8 @@ MARKERS = re.compile(r"# (?:FILL IN(?: \(about \d+ lines?\))?|BLANK-START|BLANK-
 
 
 UNSEEN = re.compile(
-    r"To read: \d+ [a-z]+(?:, \d+ gates?)?\.\s*"
-    r"|(?:Lines \d+ to \d+ of what was printed|Printed) by .{0,300}?numpy \d[\d.]*\s*"
+    r"To read: \d+ [a-z]+\.(?: To pass: \d+ gates?\.)?\s*"
+    r"|(?:Lines? \d+(?: to \d+)?, printed|Printed) by .{0,300}?numpy \d[\d.]*\s*"
     r"|Hint [\w-]+-\d\s*"
     r"|(?<=gates said in a recorded run\. ).*?(?=Three of the fixes)"
     r"|[▁-█▉-▏]+\s*"

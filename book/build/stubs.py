@@ -17,9 +17,9 @@ def stub(puzzle: str, ladder: str) -> str | None:
     spec = find_puzzle(puzzle)
     for rung in spec.rungs:
         for gate in rung.gates:
-            if spec.ladder(rung, gate) == ladder:
+            if spec.get_ladder_name(rung, gate) == ladder:
                 file = roots.solutions() / puzzle / rung.file
-                return around(blanks.skeleton(file.read_text(encoding="utf-8"), str(file)), gate)
+                return around(blanks.make_skeleton(file.read_text(encoding="utf-8"), str(file)), gate)
     return None
 
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.puzzles.p26.nodes import CALLS, call_name
 from harness.toolchain.roots import solutions
 
-Printer = load(solutions() / "p26" / "printer.py")["Printer"]
+Printer = load_module(solutions() / "p26" / "printer.py")["Printer"]
 
 
 def noting(direction):

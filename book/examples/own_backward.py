@@ -27,5 +27,5 @@ class SiLU(torch.autograd.Function):
 
 
 report = check_backward(SiLU.apply, reference=F.silu, inputs={"x": ("N", "H")})
-# ANCHOR_END: own
 print(report)
+# ANCHOR_END: own

@@ -5,11 +5,11 @@ import math
 import torch
 from torch.autograd import Function
 
-from harness.check.gradient_checks import saved_bytes
-from harness.check.python_files import load
+from harness.check.gradient_checks import count_saved_bytes
+from harness.check.python_files import load_module
 from harness.toolchain.roots import solutions
 
-functions = load(solutions() / "p20" / "functions.py")
+functions = load_module(solutions() / "p20" / "functions.py")
 
 
 class ReluFromSign(Function):
@@ -42,7 +42,7 @@ ledger = {
 expected = dy * (x > 0)
 print(f"{'':16}{'keeps':<15}{'measured':>10}{'ledger':>10}{'bits each':>11}  gradient")
 for name, (what, function, bytes_) in ledger.items():
-    kept, _ = saved_bytes(function, [x])
+    kept, _ = count_saved_bytes(function, [x])
     (gradient,) = torch.autograd.grad(function(x), x, dy)
     verdict = (
         "right" if torch.equal(gradient, expected) else f"off by {(gradient - expected).abs().max():.2f}"

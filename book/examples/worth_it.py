@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.bench.timing import CudaClock, WallClock, no_garbage_collection
-from harness.check.gradient_checks import saved_bytes
-from harness.check.python_files import load
+from harness.bench.timing import CudaClock, WallClock, disable_garbage_collection
+from harness.check.gradient_checks import count_saved_bytes
+from harness.check.python_files import load_module
 from harness.toolchain.roots import solutions
 
 ROWS, COLUMNS, HEADS, ROUNDS = 2048, 1024, 16, 25
@@ -32,8 +32,8 @@ class Plain:
 
 def operations(device: str):
     """Name, inputs, PyTorch's function and the custom one."""
-    custom = load(FOLDER / "functions.py")
-    softmax = load(FOLDER / "register.py")["register"]("workbook_p20_worth", Plain())
+    custom = load_module(FOLDER / "functions.py")
+    softmax = load_module(FOLDER / "register.py")["register"]("workbook_p20_worth", Plain())
 
     def leaf(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).requires_grad_()
@@ -72,12 +72,12 @@ def main() -> None:
             for got, right in zip(both(function, inputs, dy), exact, strict=True):
                 assert (got - right).abs().max() <= 1e-4 * right.abs().max(), f"{name}, {way}: wrong"
         times: dict[str, list[float]] = {way: [] for way in ways}
-        with no_garbage_collection():
+        with disable_garbage_collection():
             for _ in range(ROUNDS):
                 for way, function in ways.items():
                     times[way].append(clock.measure(partial(both, function, inputs, dy), 1) / 1e3)
         for way, function in ways.items():
-            kept = saved_bytes(function, inputs)[0] / 1e6
+            kept = count_saved_bytes(function, inputs)[0] / 1e6
             print(f"{name:<10} {way:<10}{min(times[way]):>9.2f} ms{kept:>10.2f} MB")
 
 

@@ -6,11 +6,14 @@ from book.figures.charts import Axis, Series, plot
 from book.measure import record
 from book.measure.record import Row
 
-LINES = {
-    "autograd": ("autograd", "o", "-"),
-    "custom": ("custom backward pass", "s", "--"),
-    "SDPA": ("PyTorch's SDPA", "^", ":"),
+SDPA = ("PyTorch's SDPA", "^", ":")
+TIME = {"autograd": ("autograd", "o", "-"), "custom": ("custom backward pass", "s", "--"), "SDPA": SDPA}
+MEMORY = {
+    "custom": ("autograd, and a custom pass that keeps P", "o", "-"),
+    "SDPA": SDPA,
+    "two passes": ("puzzle 23's flash kernels", "s", "--"),
 }
+"""The lines of each chart."""
 
 
 def lengths(rows: list[Row]) -> list[int]:
@@ -21,14 +24,16 @@ def lengths(rows: list[Row]) -> list[int]:
 # ---- Charts -------------------------------------------------------------------------------------------------
 
 
-def chart(unit: str, value: Callable[[Row], float], label: str) -> str:
-    """A line for each candidate of the fair method; who ran out of memory ends where it did."""
+def chart(
+    lines: dict[str, tuple[str, str, str]], unit: str, value: Callable[[Row], float], label: str
+) -> str:
+    """A line for each of some candidates of the fair method; who ran out of memory ends where it did."""
     measured = [
         row for row in record.rows("attention_claims") if row["method"] == "fair" and not row["failed"]
     ]
     series = [
         Series(name, points, dash, marker)
-        for who, (name, marker, dash) in LINES.items()
+        for who, (name, marker, dash) in lines.items()
         if (points := [(float(row["length"]), value(row)) for row in measured if row["who"] == who])
     ]
     ticks = {float(length): f"{length:,}" for length in lengths(measured)}
@@ -38,13 +43,22 @@ def chart(unit: str, value: Callable[[Row], float], label: str) -> str:
 def time() -> str:
     """Milliseconds of a forward and a backward pass."""
     label = "Milliseconds of both passes of attention over the sequence length, three implementations."
-    return chart("ms", lambda row: float(row["ms"]), label)
+    return chart(TIME, "ms", lambda row: float(row["ms"]), label)
 
 
 def memory() -> str:
     """The peak of memory above the inputs."""
-    label = "Peak memory in GiB of a forward and a backward pass over the sequence length: two curves grow with its square."
-    return chart("GiB at the peak", lambda row: float(row["peak"]) / 2**30, label)
+    peaks = {
+        who: [
+            row["peak"]
+            for row in record.rows("attention_claims")
+            if (row["method"], row["who"]) == ("fair", who)
+        ]
+        for who in ("autograd", "custom")
+    }
+    assert peaks["autograd"] == peaks["custom"]  # one line for both
+    label = "Peak memory in GiB of a forward and a backward pass over the sequence length: one curve grows with its square, two with the length."
+    return chart(MEMORY, "GiB at the peak", lambda row: float(row["peak"]) / 2**30, label)
 
 
 PICTURES = {"time": time, "memory": memory}

@@ -40,8 +40,20 @@ def one_moves_all(which: int = 2) -> str:
         "how fast each element of x̂ moves with it": slopes(x_hat, x)[:, which],
     }
     return rows_of_bars(
-        f"Element {which + 1} of a row grows, and every element of x_hat moves. {said(rows)}", rows, [which]
+        f"Element {which} of a row grows, and every element of x_hat moves. {said(rows)}", rows, [which]
     )
+
+
+def rms_moves(which: int = 2) -> str:
+    """One element of a row moves: what LayerNorm's x_hat does, and what RMSNorm's does."""
+    x = np.array(player_start()["x"])
+    unshifted = lambda rows: rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5)  # noqa: E731
+    rows = {
+        "x / 4": x / 4,
+        "how fast x̂ moves: LayerNorm": slopes(x_hat, x)[:, which],
+        "how fast x̂ moves: RMSNorm": slopes(unshifted, x)[:, which],
+    }
+    return rows_of_bars(f"Element {which} of a row grows. {said(rows)}", rows, [which], height=92)
 
 
 def gradient_parts() -> str:
@@ -151,7 +163,7 @@ def kept_by_way() -> str:
     ):
         kept.setdefault(function, {})[way] = float(size)
     groups = {
-        name: [(way, size, f"{size:g} MB", way == "custom") for way, size in ways.items()]
+        name: [(way, size, f"{size:.2f} MB", way == "custom") for way, size in ways.items()]
         for name, ways in kept.items()
     }
     told = "; ".join(
@@ -179,7 +191,7 @@ def balance(length: int = 2048) -> str:
     """Tiles of each rank at each step of a causal ring; a step lasts as long as its busiest rank."""
     lines, told = {}, []
     for name, balanced in (("plain", False), ("zig-zag", True)):
-        ranks = [layout.tiles(rank, RANKS, length, balanced, TILE) for rank in range(RANKS)]
+        ranks = [layout.count_tiles(rank, RANKS, length, balanced, TILE) for rank in range(RANKS)]
         steps = [max(each) for each in zip(*ranks, strict=True)]
         for rank, tiles in enumerate(ranks):
             starts = [sum(steps[:step]) for step in range(RANKS)]
@@ -328,7 +340,7 @@ def wrong_losses() -> str:
 
 
 FILES = svgs(
-    one_moves_all, gradient_parts, softmax_row, wrong_dq, merging, checks_see, folds, kept_by_way, balance,
+    one_moves_all, rms_moves, gradient_parts, softmax_row, wrong_dq, merging, checks_see, folds, kept_by_way, balance,
     tape_height, differences, cancellation, saving_less, one_is_wrong, wrong_losses,
 ) | {
     "descent_loss.svg": lambda: descent(1, "loss"),

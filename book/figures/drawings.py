@@ -2,7 +2,9 @@
 
 from functools import partial
 
-from book.figures.figures import LEGIBLE, Drawing, kernel_constant, svgs, wide
+import numpy as np
+
+from book.figures.figures import LEGIBLE, NARROW, Drawing, kernel_constant, svgs, wide
 from book.measure import ledger
 from book.measure.ledger import GPT2_SMALL
 from harness.puzzles.p19.spec import DIMS
@@ -86,11 +88,12 @@ def through_memory() -> str:
     top, line = 32, 58
     for number, step in enumerate(launches):
         drawing.labelled(5, top + line * number, 140, 34, step.name, code=True)
-    for start, end, names in between:
+    for number, (start, end, names) in enumerate(between):
         y = top + 28 + line * start
+        earlier = sum(other == end for _, other, _ in between[:number])
         drawing.labelled(185, y, 125, 30, ", ".join(map(sign, names)), shade=0.35)
         drawing.arrow(146, top + 22 + line * start, 184, y + 10)
-        drawing.arrow(184, y + 22, 146, top + 12 + line * end, faint=True)
+        drawing.arrow(184, y + 22, 146, top + 8 + 8 * earlier + line * end, faint=True)
     drawing.labelled(360, top, 112, line * 4 + 34, "one launch,", "one thread", "for a row")
     y = top + line * 5 + 6
     drawing.text(145, y, f"moves {bytes_moved['unfused']:.0f} MB at least")
@@ -127,31 +130,31 @@ def backward_flow() -> str:
 
 def normalisations() -> str:
     """Which elements of a matrix of rows share their statistics: in BatchNorm, LayerNorm and RMSNorm."""
-    rows, columns, cell = 4, 8, 22
+    rows, columns, cell = 4, 8, 20
     kinds = [
-        ("BatchNorm", "mean and variance of a column, over the batch", lambda r, h: h == 2),
-        ("LayerNorm", "mean and variance of a row", lambda r, h: r == 1),
-        ("RMSNorm", "mean square of a row, no mean taken away", lambda r, h: r == 1),
+        ("BatchNorm", "mean and variance of a column,", "over the batch", lambda r, h: h == 2),
+        ("LayerNorm", "mean and variance of a row", "", lambda r, h: r == 1),
+        ("RMSNorm", "mean square of a row,", "no mean is subtracted", lambda r, h: r == 1),
     ]
-    drawing = wide(
-        190,
+    drawing = Drawing(
+        312,
         "Three matrices of 4 rows by 8 columns. "
         + "; ".join(
-            f"{name}: {what}, {'a column' if name == 'BatchNorm' else 'a row'} is marked"
-            for name, what, _ in kinds
+            f"{name}: {' '.join(what).strip()}, {'a column' if name == 'BatchNorm' else 'a row'} is marked"
+            for name, *what, _ in kinds
         ),
     )
-    for i, (name, what, shares) in enumerate(kinds):
-        left, top = 30 + 240 * i, 44
-        drawing.text(left + columns * cell / 2, 22, name)
+    for i, (name, first, second, shares) in enumerate(kinds):
+        left, top = 44, 28 + 96 * i
         for row in range(rows):
             for h in range(columns):
                 shade = 0.55 if shares(row, h) else 0.06
                 drawing.box(left + h * cell, top + row * cell, cell - 3, cell - 3, shade=shade)
-        drawing.text(left + columns * cell / 2, top + rows * cell + 18, "columns h →, rows ↓", size=11)
-        first, _, rest = what.partition(", ")
-        drawing.text(left + columns * cell / 2, top + rows * cell + 36, first, size=11)
-        drawing.text(left + columns * cell / 2, top + rows * cell + 51, rest, size=11)
+        for line, words in enumerate((f"{name}:", first, second)):
+            drawing.text(left + columns * cell + 20, top + 22 + 18 * line, words, anchor="start")
+    drawing.text(124, 18, "columns h →")
+    drawing.text(20, 62, "↓")
+    drawing.text(20, 46, "rows")
     return drawing.svg()
 
 
@@ -210,23 +213,23 @@ def glossary() -> str:
 
 def dealt(drawing: Drawing, threads: dict[int, tuple[list[str], str]], total: str) -> None:
     """Some threads of many: what each adds up, what it calls its share, and the sum of all shares."""
-    for (thread, (items, share)), x in zip(threads.items(), (110, 250, 390, 600), strict=True):
-        drawing.text(x, 18, f"thread {thread}", size=12)
+    for (thread, (items, share)), x in zip(threads.items(), (56, 160, 264, 424), strict=True):
+        drawing.text(x, 18, f"thread {thread}")
         for k, item in enumerate(items):
-            drawing.labelled(x - 44, 28 + k * 24, 88, 20, item, size=11)
-        drawing.arrow(x, 32 + 24 * len(items), x, 126)
-        drawing.labelled(x - 44, 128, 88, 24, share, shade=0.25, size=11)
-        drawing.arrow(x, 154, 360 + (x - 360) * 0.12, 188)
-    for y in (62, 146):
-        drawing.text(495, y, "…", size=20)
-    drawing.labelled(270, 190, 180, 28, total, shade=1, size=12)
+            drawing.labelled(x - 46, 28 + k * 26, 92, 22, item)
+        drawing.arrow(x, 32 + 26 * len(items), x, 126)
+        drawing.labelled(x - 46, 128, 92, 24, share, shade=0.25)
+        drawing.arrow(x, 154, 240 + (x - 240) * 0.12, 188)
+    for y in (58, 146):
+        drawing.text(344, y, "…", size=20)
+    drawing.labelled(150, 190, 180, 28, total, shade=1)
 
 
 def two_stage() -> str:
     """How the unfused kernels sum a column in a fixed order."""
     lanes = kernel_constant("COLUMN_TILE")
-    drawing = wide(
-        230,
+    drawing = Drawing(
+        226,
         f"Rows are dealt out to {lanes} threads in turn; each thread adds its rows in order, then one thread adds the "
         f"{lanes} partial sums in order.",
     )
@@ -234,8 +237,8 @@ def two_stage() -> str:
         lane: [f"row {row}" for row in range(lane, 2 * lanes + 3, lanes)] for lane in (0, 1, 2, lanes - 1)
     }
     dealt(drawing, {lane: (rows, f"partial {lane}") for lane, rows in mine.items()}, "sum of column")
-    drawing.text(10, 80, "stage 1", anchor="start", size=11)
-    drawing.text(10, 180, "stage 2", anchor="start", size=11)
+    drawing.text(344, 104, "stage 1")
+    drawing.text(342, 209, "stage 2", anchor="start")
     return drawing.svg()
 
 
@@ -258,35 +261,32 @@ def map_picture() -> str:
     threads, n = constant("THREADS"), DIMS[0]
     blocks = -(-n // threads)
     spare = blocks * threads - n
-    drawing = wide(
-        170,
+    drawing = Drawing(
+        176,
         f"{blocks} blocks of {threads} threads in a line, {n} elements below. Every thread points at the element of its own "
         f"number; the last {spare} threads have none.",
     )
-    size, left = 7, 24
+    left = 6
+    size = (NARROW - 2 * left) / (blocks * threads)
     for block in range(blocks):
         x = left + block * threads * size
-        drawing.text(x + threads * size / 2, 18, f"block {block}", size=12)
+        drawing.text(x + threads * size / 2, 16, f"block {block}")
         mine = max(0, min(threads, n - block * threads))
         cells(drawing, x, 26, mine, size, shade=0.3, height=18)
         cells(drawing, x + mine * size, 26, threads - mine, size, shade=0, height=18)
         drawing.box(x - 1, 24, threads * size, 22, thick=1.4)
-    for i in (0, threads + 8, n - 1):
-        x = left + i * size + 3
+    for i in (0, threads + 2, n - 1):
+        x = left + (i + 0.5) * size
         drawing.arrow(x, 50, x, 94)
-        drawing.text(x + 6, 76, f"thread {i}", anchor="start", size=11)
+        near = i < n - 1
+        drawing.text(x + (6 if near else -6), 76, f"thread {i}", anchor="start" if near else "end")
     cells(drawing, left, 98, n, size, height=18)
-    drawing.text(left, 134, f"vector and mapped, {n} elements", anchor="start", size=12)
+    drawing.text(left, 136, f"vector and mapped, {n} elements", anchor="start")
     x = left + (n + spare / 2) * size
-    drawing.text(x, 98, f"{spare} threads to spare:", size=11)
-    drawing.text(x, 114, "the guard", size=11)
+    drawing.text(x, 72, f"{spare} threads have")
+    drawing.text(x, 90, "no element: guard")
     drawing.text(
-        left,
-        158,
-        f"global_idx.x = block_idx.x * {threads} + thread_idx.x",
-        anchor="start",
-        size=12,
-        code=True,
+        left, 164, f"global_idx.x = block_idx.x * {threads} + thread_idx.x", anchor="start", code=True
     )
     return drawing.svg()
 
@@ -296,13 +296,13 @@ def index_picture() -> str:
     side, (_, rows, columns) = constant("SIDE"), DIMS
     across, down = -(-columns // side), -(-rows // side)
     row, column = 2, side + 3
-    drawing = wide(
-        300,
+    drawing = Drawing(
+        236,
         f"A matrix of {rows} rows and {columns} columns under {down} by {across} blocks of {side} by {side} threads. The thread "
         f"with global_idx.y = {row} and global_idx.x = {column} owns the element in row {row} and column {column}; threads "
         "below the last row and right of the last column own none.",
     )
-    size, left, top = 15, 60, 34
+    size, left, top = 11, 4, 28
     for r in range(down * side):
         inside = columns if r < rows else 0
         cells(drawing, left, top + r * size, inside, size, shade=0.12)
@@ -311,34 +311,38 @@ def index_picture() -> str:
             drawing.box(
                 left + a * side * size - 1, top + b * side * size - 1, side * size, side * size, thick=1.2
             )
-            drawing.text(left + (a + 0.5) * side * size, top - 8 if b == 0 else top + down * side * size + 14,
-                         f"block ({a}, {b})", size=11)  # fmt: skip
+            drawing.text(left + (a + 0.5) * side * size, top - 8 if b == 0 else top + down * side * size + 16,
+                         f"block ({a}, {b})")  # fmt: skip
     drawing.box(left + column * size, top + row * size, size - 1, size - 1, shade=0.75)
-    x = left + across * side * size + 16
-    drawing.arrow(left + column * size + size, top + row * size + 7, x, top + row * size + 7)
-    drawing.text(
-        x + 6, top + row * size + 4, f"column = global_idx.x = {column}", anchor="start", size=12, code=True
-    )
-    drawing.text(
-        x + 6, top + row * size + 22, f"row = global_idx.y = {row}", anchor="start", size=12, code=True
-    )
-    drawing.text(x + 6, top + 110, "threads without an element:", anchor="start", size=12)
-    drawing.text(x + 6, top + 128, f"{across * side - columns} columns too many,", anchor="start", size=12)
-    drawing.text(x + 6, top + 144, f"{down * side - rows} rows too many", anchor="start", size=12)
+    x = left + across * side * size + 10
+    drawing.arrow(left + column * size + size, top + row * size + 5, x, top + row * size + 5)
+    for y, words in (
+        (row * size + 4, f"global_idx.x = {column}"),
+        (row * size + 22, f"global_idx.y = {row}"),
+    ):
+        drawing.text(x + 6, top + y, words, anchor="start", code=True)
+    for line, words in enumerate(
+        (
+            "threads without an element:",
+            f"{across * side - columns} columns too many,",
+            f"{down * side - rows} rows too many",
+        )
+    ):
+        drawing.text(x + 6, top + 96 + 18 * line, words, anchor="start")
     return drawing.svg()
 
 
 def reduce_picture() -> str:
     """The threads of a block add up shares of a row, the block adds up the shares."""
     threads = constant("ROW_THREADS")
-    drawing = wide(
-        250,
+    drawing = Drawing(
+        244,
         f"A row of {WIDE} columns. Thread t of {threads} adds up the columns t, t + {threads} and t + {2 * threads}, where there "
         "are any; block.sum adds up the shares, and thread 0 writes the total.",
     )
     mine = {t: [f"column {column}" for column in range(t, WIDE, threads)] for t in (0, 1, 2, threads - 1)}
     dealt(drawing, {thread: (columns, "mine") for thread, columns in mine.items()}, "block.sum: the total")
-    drawing.text(360, 238, "every thread of the block has it; thread 0 writes it", size=11)
+    drawing.text(240, 238, "every thread of the block has it; thread 0 writes it")
     return drawing.svg()
 
 
@@ -346,38 +350,29 @@ def stages_picture() -> str:
     """Slabs of rows, their sums, and the sum of these."""
     slab, (_, rows, columns) = constant("SLAB_ROWS"), DIMS
     slabs = -(-rows // slab)
-    drawing = wide(
-        240,
+    drawing = Drawing(
+        196,
         f"A matrix of {rows} rows in {slabs} slabs of {slab} rows, the last one shorter. The first launch makes a line of sums of "
         "each slab, the second adds up these lines.",
     )
-    size, top = 11, 34
-    left, middle, right = 20, 280, 500
-    drawing.text(left, 20, f"matrix, slabs of {slab} rows", anchor="start", size=12)
-    drawing.text(middle, 20, "partial sums", anchor="start", size=12)
-    drawing.text(right, 20, "sums", anchor="start", size=12)
-    y = top
-    centre = top + (rows * size + slabs * 8) / 2
+    size, top = 6.4, 30
+    left, middle, right = 4, 176, 348
+    for x, words in ((left, f"slabs of {slab} rows"), (middle, "partial sums"), (right, "sums")):
+        drawing.text(x, 18, words, anchor="start")
+    y: float = top
+    centre = top + (rows * size + slabs * 10) / 2
     for block in range(slabs):
         mine = min(slab, rows - block * slab)
         for r in range(mine):
             cells(drawing, left, y + r * size, columns, size, shade=0.06 + 0.1 * (block % 2))
         line = y + mine * size / 2
-        drawing.arrow(left + columns * size + 4, line, middle - 6, line)
-        cells(drawing, middle, line - 5, 16, size, shade=0.3)
-        drawing.arrow(middle + 16 * size + 6, line, right - 6, centre + (block - 1) * 4)
-        y += mine * size + 8
-    cells(drawing, right, centre - 5, 16, size, shade=0.5)
-    drawing.text(
-        middle,
-        top + rows * size + 54,
-        "stage 1: a thread for each column of each slab",
-        anchor="middle",
-        size=12,
-    )
-    drawing.text(
-        middle, top + rows * size + 74, "stage 2: the same kernel, one slab of all partial sums", size=12
-    )
+        drawing.arrow(left + columns * size + 4, line, middle - 4, line)
+        cells(drawing, middle, line - 5, columns, size, shade=0.3, height=9)
+        drawing.arrow(middle + columns * size + 4, line, right - 4, centre + (block - 1) * 4)
+        y += mine * size + 10
+    cells(drawing, right, centre - 5, columns, size, shade=0.5, height=9)
+    drawing.text(left, 160, "stage 1: a thread for each column of each slab", anchor="start")
+    drawing.text(left, 182, "stage 2: the same kernel, one slab of all partial sums", anchor="start")
     return drawing.svg()
 
 
@@ -411,6 +406,78 @@ def two_passes() -> str:
     drawing.text(32, 148, "↓", anchor="middle")
     drawing.text(141, 228, "every tile is made")
     drawing.text(141, 246, "in both kernels")
+    return drawing.svg()
+
+
+def softmax_jacobians() -> str:
+    """Jacobians of softmax, diag(p) - p p^T, from even probabilities to a nearly sure one."""
+    drawing = Drawing(200, "Three Jacobians of softmax, a number in each square; each row adds up to 0.")
+    cell = 48
+    for number, p in enumerate(np.array(((1, 1, 1), (8, 1, 1), (98, 1, 1))) / ((3,), (10,), (100,))):
+        left, jacobian = 4 + 162 * number, np.diag(p) - np.outer(p, p)
+        drawing.text(left + 1.5 * cell, 18, f"p = ({', '.join(f'{share:.2g}' for share in p)})")
+        for (i, j), value in np.ndenumerate(jacobian):
+            written = f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+            drawing.labelled(
+                left + cell * j, 32 + cell * i, cell - 3, cell - 3, written, shade=1.2 * abs(value)
+            )
+    drawing.text(240, 194, "a row for each probability, a column for each score")
+    return drawing.svg()
+
+
+def five_products() -> str:
+    """The products of attention, forward and backward, to scale; a factor that is read transposed is shaded."""
+    sides = {"S": 54, "T": 78, "d": 32}
+    shapes = {"P": "ST", "dP": "ST", "dS": "ST", "V": "Td", "K": "Td", "dV": "Td", "dK": "Td"}
+    products = (
+        (14, 20, "O = P V"), (14, 130, "dV = Pᵀ dO"), (228, 130, "dP = dO Vᵀ"),
+        (14, 240, "dQ = dS K"), (268, 240, "dK = dSᵀ Q"),
+    )  # fmt: skip
+    drawing = Drawing(
+        330, "; ".join(words for *_, words in products) + ": each product with the sides of its matrices."
+    )
+    for x, y, words in products:
+        for name in words.split():
+            if name == "=":
+                drawing.text(x - 28, y + 30, "=")
+                continue
+            rows, columns = shapes.get(name.removesuffix("ᵀ"), "Sd")[:: -1 if name.endswith("ᵀ") else 1]
+            drawing.text(x + sides[columns] / 2, y - 3, columns, size=11)
+            drawing.text(x - 6, y + sides[rows] / 2 + 4, rows, size=11)
+            shade = LEGIBLE if name.endswith("ᵀ") else 0.04
+            drawing.labelled(x, y, sides[columns], sides[rows], name, shade=shade)
+            x += sides[columns] + (40 if name == words.split()[0] else 22)
+    return drawing.svg()
+
+
+def token_rows(text: str = "banana", table: str = "abcn") -> str:
+    """Positions sorted by token: those of one token are one stretch, which one block adds up."""
+    tokens = [table.index(token) for token in text]
+    order, starts = np.argsort(tokens, kind="stable"), np.searchsorted(sorted(tokens), range(len(table) + 1))
+    drawing = Drawing(
+        266,
+        f"The tokens of {text}, sorted: order is {', '.join(map(str, order))}, starts {', '.join(map(str, starts))}.",
+    )
+    cell, left = 60, 104
+    for y, words in (
+        (24, "position"),
+        (52, "token"),
+        (140, "order"),
+        (219, "gradient:"),
+        (236, "sum of dy at"),
+    ):
+        drawing.text(4, y, words, anchor="start")
+    for at, (token, position) in enumerate(zip(text, order, strict=True)):
+        drawing.text(left + cell * at + 27, 24, str(at))
+        drawing.labelled(left + cell * at, 32, 54, 30, token)
+        drawing.arrow(left + cell * position + 27, 63, left + cell * at + 27, 119)
+        drawing.labelled(left + cell * at, 120, 54, 30, str(position), shade=LEGIBLE * (tokens[position] % 2))
+    for row, (token, start, end) in enumerate(zip(table, starts, starts[1:], strict=False)):
+        x, terms = left + 92 * row, " + ".join(map(str, order[start:end])) or "no position"
+        drawing.labelled(x, 200, 88, 46, f"row {token}", terms, shade=LEGIBLE * (row % 2))
+        if end > start:
+            drawing.arrow(left + cell * (start + end) / 2 - 3, 151, x + 44, 199)
+        drawing.text(x + 44, 262, f"starts: {start}", size=11)
     return drawing.svg()
 
 
@@ -478,8 +545,8 @@ def backend_path() -> str:
     """Where a backend stands between a model and the code that runs."""
     drawing = Drawing(
         250,
-        "A model goes to Dynamo, which hands a graph to your backend; the rewritten graph goes on to AOTAutograd, which makes a "
-        "forward and a backward graph of it, and these to Inductor.",
+        "A model goes to Dynamo, which passes a graph to your backend; the rewritten graph goes to AOTAutograd, which makes a "
+        "forward and a backward graph for Inductor.",
     )
     steps = (
         ("the model", "Python, nobody changes it", 0.06),
@@ -497,9 +564,64 @@ def backend_path() -> str:
     return drawing.svg()
 
 
+def callers() -> str:
+    """The operator of puzzle 20 around its kernels, and who calls it: each asks for what one blank answers."""
+    asks = (
+        ("define", "your program", "y = softmax(x)"), ("fake", "torch.compile", "which shape?"),
+        ("save", "autograd", "what to keep?"), ("gradient", "loss.backward()", "dx from dy?"),
+        ("second", "2nd derivative", "gradient of dx?"), ("autocast", "autocast", "which dtype?"),
+        ("vmap", "vmap", "which axis?"),
+    )  # fmt: skip
+    drawing = Drawing(316, "; ".join(f"{who} asks: {what} Blank: {blank}" for blank, who, what in asks) + ".")
+    drawing.labelled(187, 94, 106, 214, shade=0.06, thick=2)
+    drawing.text(240, 120, "your operator,")
+    drawing.text(240, 137, "register.py")
+    drawing.labelled(197, 176, 86, 84, "two kernels:", "addresses", "and counts", shade=0.2)
+    for number, (blank, *words) in enumerate(asks):
+        if number == 0:
+            drawing.labelled(175, 6, 130, 46, *words)
+            drawing.arrow(240, 55, 240, 91)
+            drawing.text(248, 78, blank, anchor="start", code=True)
+            continue
+        left, y = number <= 3, 94 + 84 * ((number - 1) % 3)
+        drawing.labelled(2 if left else 368, y, 110, 46, *words)
+        start, end = (116, 183) if left else (364, 297)
+        drawing.arrow(start, y + 27, end, y + 27)
+        drawing.text((start + end) / 2, y + 18, blank, code=True, size=12)
+    return drawing.svg()
+
+
+def lost_addition() -> str:
+    """Two blocks that add 1 to one sum: by load, add and store, and by one atomic addition."""
+    drawing = Drawing(
+        232,
+        "By load, add and store both blocks read 5 and store 6. By atomics the sum goes from 5 to 6 and to 7.",
+    )
+    panels = (
+        ("load, add, store", "one addition is lost",
+         [("", "5", ""), ("loads 5", "5", ""), ("", "5", "loads 5"), ("stores 6", "6", ""), ("", "6", "stores 6")]),
+        ("atomic_add", "none is lost", [("", "5", ""), ("adds 1", "6", ""), ("", "7", "adds 1")]),
+    )  # fmt: skip
+    for number, (title, end, moments) in enumerate(panels):
+        left = 4 + 240 * number
+        drawing.text(left + 116, 16, title, code=number == 1)
+        for x, name in ((38, "block 0"), (116, "the sum"), (194, "block 1")):
+            drawing.text(left + x, 40, name, size=12)
+        for line, (first, total, second) in enumerate(moments):
+            y = 50 + 30 * line
+            drawing.labelled(left + 96, y, 40, 24, total, shade=0.25)
+            for x, words, side in ((2, first, 75), (158, second, 157)):
+                if words:
+                    drawing.labelled(left + x, y, 72, 24, words, size=12)
+                    ends = (left + side, y + 12, left + (95 if x == 2 else 137), y + 12)
+                    drawing.arrow(*(ends if not words.startswith("loads") else ends[2:] + ends[:2]))
+        drawing.text(left + 116, 224, end)
+    return drawing.svg()
+
+
 FILES = svgs(
     two_halves, through_memory, backward_flow, normalisations, block_orders, glossary, two_stage, two_passes,
-    fast_block, backend_path,
+    fast_block, backend_path, softmax_jacobians, five_products, token_rows, callers, lost_addition,
 ) | {
     "ramp_map.svg": map_picture, "ramp_index.svg": index_picture, "ramp_reduce.svg": reduce_picture,
     "ramp_stages.svg": stages_picture, "tape_of_gpt.svg": tape,

@@ -22,17 +22,30 @@ USUAL = (
 """Columns of the record: what people run."""
 CHECKS = (*USUAL, "check_backward")
 EDITS = 6
+CELLS = {
+    "1": '<td class="found" aria-label="finds it"></td>',
+    "0": '<td class="missed" aria-label="misses it"></td>',
+}
 KINDS = {
-    "the formula, at any size and number of axes": ("plain", "outputs with a gradient"),
-    "memory layouts of inputs and gradients": ("layout of inputs", "layout of the gradient"),
-    "zeros, ties, infinities and large numbers": ("far", "infinite gradient", "ties"),
-    "two calls, two backward passes, or a write in between": (
-        "two calls", "graph used twice", "written between", "written to"),
-    "some inputs frozen": ("frozen inputs",),
-    "thousands of rows, or 16-bit numbers": ("thousands of rows", "bfloat16"),
-    "a second derivative": ("second derivative",),
+    "formula": ("nearly any call, or another number of axes", ("plain", "outputs with a gradient")),
+    "layout": ("inputs or gradients that are not contiguous", ("layout of inputs", "layout of the gradient")),
+    "values": ("zeros, ties, infinities or large numbers", ("far", "infinite gradient", "ties")),
+    "state": (
+        "two calls, two backward passes, or a write in between",
+        ("two calls", "graph used twice", "written between", "written to"),
+    ),
+    "flags": ("some inputs frozen", ("frozen inputs",)),
+    "size and dtype": ("thousands of rows, or 16-bit numbers", ("thousands of rows", "bfloat16")),
+    "second derivative": ("a second derivative", ("second derivative",)),
+}
+"""Kind of mistake -> the calls that show it, and the tries of `check_backward` that make such a call."""
+
+
+OPERATIONS = {
+    "addbias": "add bias", "crossentropy": "cross-entropy", "logsoftmax": "log-softmax", "lowrank": "low-rank",
+    "rmsnorm": "RMSNorm", "scale": "scale rows", "silu": "SiLU",
 }  # fmt: skip
-"""What a call must have before the result is wrong -> the tries of `check_backward` that have it."""
+"""Operation in the name of a version -> what the page calls it, where that differs."""
 
 
 def rows(kind: str) -> dict[tuple[str, str], Row]:
@@ -42,11 +55,30 @@ def rows(kind: str) -> dict[tuple[str, str], Row]:
     }
 
 
+def kind_of(row: Row) -> str:
+    """Return the kind of mistake of a wrong backward pass."""
+    return next(kind for kind, (_, tries) in KINDS.items() if row["try"] in tries)
+
+
 def ordered() -> list[Row]:
-    """The wrong backward passes: those that most checks find come first."""
+    """The wrong backward passes by kind, the most frequent kind first; in a kind, those that most checks find first."""
+    bugs = rows("bug").values()
+    count = Counter(map(kind_of, bugs))
     return sorted(
-        rows("bug").values(), key=lambda row: ([-int(row["gradcheck float64"]), -found(row)], row["version"])
+        bugs,
+        key=lambda row: (
+            -count[kind_of(row)],
+            kind_of(row),
+            [-int(row["gradcheck float64"]), -found(row)],
+            row["version"],
+        ),
     )
+
+
+def title(version: str) -> str:
+    """The operation of a wrong backward pass and its mistake, in words."""
+    operation, _, mistake = version.partition("_")
+    return f"{OPERATIONS.get(operation, operation)}: {mistake.replace('_', ' ').replace('none', 'None')}"
 
 
 def found(row: Row) -> int:
@@ -95,7 +127,7 @@ def bugs() -> list[dict]:
     for version in versions():
         by_gate.setdefault(version.gate, []).append(version)
     known = {(row["gate"], row["version"]): row for row in record.rows("gradient_edits")}
-    stories = {wrong.name: wrong for wrong in zoo.load("p21")}
+    stories = {wrong.name: wrong for wrong in zoo.load_wrong_kernels("p21")}
     entries = []
     for row in ordered():
         others = by_gate[row["gate"]]
@@ -106,7 +138,7 @@ def bugs() -> list[dict]:
             for version in choices(bug, others)
         ]
         entries.append({
-            "name": bug.name.replace("_", " "), "code": textwrap.dedent(bug.code), "story": story.story,
+            "name": title(bug.name), "code": textwrap.dedent(bug.code), "story": story.story,
             "effect": story.effect, "source": story.source, "edits": edits, **verdict(row),
         })  # fmt: skip
     return entries
@@ -119,12 +151,18 @@ def matrix() -> str:
     lines = [
         f'<table class="catches"><thead><tr><th scope="col">wrong backward pass</th>{heads}</tr></thead><tbody>'
     ]
+    sources = {wrong.name: wrong.source for wrong in zoo.load_wrong_kernels("p21")}
+    kind = ""
     for row in ordered():
-        cells = "".join(
-            f'<td class="{"found" if row[name] == "1" else "missed"}">{"●" if row[name] == "1" else "·"}</td>'
-            for name in CHECKS
-        )
-        lines.append(f'<tr><th scope="row">{html.escape(row["version"].replace("_", " "))}</th>{cells}</tr>')
+        if kind_of(row) != kind:
+            kind = kind_of(row)
+            title_of_kind = html.escape(f"{kind}: {KINDS[kind][0]}")
+            lines.append(
+                f'<tr class="kind"><th scope="rowgroup" colspan="{len(CHECKS) + 1}">{title_of_kind}</th></tr>'
+            )
+        cells = "".join(CELLS[row[name]] for name in CHECKS)
+        name = html.escape(title(row["version"])) + (" ⚑" if sources[row["version"]] else "")
+        lines.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
     totals = "".join(f"<td>{found_by[name]}</td>" for name in CHECKS)
     lines.append(
         f'</tbody><tfoot><tr><th scope="row">finds, of {len(ordered())}</th>{totals}</tr></tfoot></table>'
@@ -134,14 +172,13 @@ def matrix() -> str:
 
 
 def kinds_table() -> str:
-    """What a call must have before a result is wrong, how many of the wrong ones need it, and how many of them gradcheck finds."""
-    tries = {name: kind for kind, names in KINDS.items() for name in names}
+    """Return the kinds of mistake, the calls that show them, and how many there are and gradcheck finds, as a table."""
     count, seen = Counter[str](), Counter[str]()
     for row in ordered():
-        count[tries[row["try"]]] += 1
-        seen[tries[row["try"]]] += int(row["gradcheck float64"])
-    lines = [[kind, str(count[kind]), str(seen[kind])] for kind in KINDS]
-    return table(["what shows it", "bugs", "gradcheck finds"], lines, "lrr")
+        count[kind_of(row)] += 1
+        seen[kind_of(row)] += int(row["gradcheck float64"])
+    lines = [[kind, KINDS[kind][0], str(count[kind]), str(seen[kind])] for kind in count]
+    return table(["kind", "a call that shows it", "bugs", "found by gradcheck"], lines, "llrr")
 
 
 FILES = {"gradcheck_matrix.html": matrix, "gradcheck_kinds.md": kinds_table}

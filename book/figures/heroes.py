@@ -16,7 +16,7 @@ from book.figures import online_steps
 from book.figures.data_charts import slopes, x_hat
 from book.figures.figures import ROOT, Steps, number_rows, player_start
 from book.measure import outputs
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.puzzles.p23 import spec as p23
 from harness.puzzles.p24 import orders
 
@@ -58,6 +58,7 @@ def one_barrier() -> str:
         f"{count} warps store 32 numbers each in a tile and take those of the opposite warp. Without a barrier {wrong} of "
         f"{32 * count} numbers are wrong in this order of the warps, with it none.",
         still=last,
+        opens=1,
     )
     for number, (side, title) in enumerate(zip(sides, ("without a barrier", "with a barrier"), strict=True)):
         left = 58 + 214 * number
@@ -83,26 +84,26 @@ def one_barrier() -> str:
     for y, words in ((42, "warp"), (70, "does"), (115, "tile"), (205, "result")):
         drawing.text(52, y, words, anchor="end", size=16)
     drawing.words = [
-        "Nothing has run. The tile is in memory that all four warps share; the result is what they take out of it."
+        "No warp has run yet. All four warps share the tile; the result is what they load from it."
     ]
     for tick in range(1, last + 1):
         warp = (tick - 1) // 2
         if tick % 2:
-            drawing.words.append(f"Warp {warp} arrives and stores its numbers, in both pictures.")
+            question = " Which numbers will it take on the left, and which on the right?" if tick == 1 else ""
+            drawing.words.append(f"On both sides warp {warp} stores its numbers.{question}")
             continue
         taken = (
-            f"Without a barrier warp {warp} goes on to the place of warp {others[warp]}"
-            + (" and finds its numbers." if sides[0][tick][warp] == "right" else ", where nothing has been stored yet.")
+            f"Without a barrier warp {warp} reads the place of warp {others[warp]}"
+            + (" and finds its numbers." if sides[0][tick][warp] == "right" else ", where no number has been stored yet.")
         )  # fmt: skip
         with_it = (
-            "With one it waits."
+            "With a barrier it waits."
             if tick < last
-            else "With one it is the last to arrive, and all four take the right numbers."
+            else "With a barrier it is the last to arrive, and all four warps take the correct numbers."
         )
         drawing.words.append(f"{taken} {with_it}")
     return drawing.hero(
-        "A row reversed by four warps. A recorded run says whose numbers each warp takes. The order, one warp after the "
-        "other, is one of those that a GPU may choose."
+        "Four warps reverse a row. A recorded run gives the numbers that each warp takes. A GPU may run the warps in this order."
     )
 
 
@@ -112,7 +113,7 @@ ROWS, COLUMNS = 16, 8
 
 def graph() -> str:
     """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up."""
-    module = load(ROOT / "solutions" / "p20" / "graph.py")
+    module = load_module(ROOT / "solutions" / "p20" / "graph.py")
     values = module["forward"](2.0)
     along = module["edges"](values)
     gradients = module["backward"](along)
@@ -141,7 +142,7 @@ def graph() -> str:
         with drawing.during(number, last):
             drawing.text(x, y + 5, f"{values[name]:g}")
         drawing.words.append(
-            f"Forward. {formulas[name]}{' goes in with' if name == 'x' else ' is'} {values[name]:g}."
+            f"Forward: {formulas[name]}{' has the value' if name == 'x' else ' is'} {values[name]:g}."
         )
     into = {name: [edge for edge in along if edge.endswith(f"->{name}")] for name in places}
     arrived: dict[str, list[float]] = {name: [] for name in places}
@@ -163,9 +164,13 @@ def graph() -> str:
             for edge in into[name]
         )
         start = (
-            "The walk begins with gradient 1" if name == "y" else f"The gradient here is {gradients[name]:g}"
+            "The backward pass begins with gradient 1"
+            if name == "y"
+            else f"The gradient here is {gradients[name]:g}"
         )
-        drawing.words.append(f"Backward, {name}. {start}, and each edge into {name} multiplies it: {parts}.")
+        drawing.words.append(
+            f"Backward, node {name}. {start}, and each edge into {name} multiplies it: {parts}."
+        )
     x, y = places["x"]
     one, other = arrived["x"]
     with drawing.during(last - 1, last - 1):
@@ -173,11 +178,11 @@ def graph() -> str:
     with drawing.during(last):
         drawing.text(x, y + 23, f"gradient {gradients['x']:g}", size=12)
     drawing.words += [
-        f"x. Two parts have arrived, {one:g} and {other:g}. If you assign instead of adding, only the last to come survives: {other:g}.",
-        f"Added up they are {gradients['x']:g}, and that is the gradient of x.",
+        f"Backward, node x. It has received two parts, {one:g} and {other:g}. If you assign instead of adding, only the last part remains: {other:g}.",
+        f"The sum of the parts is {gradients['x']:g}, the gradient of x.",
     ]
     return drawing.hero(
-        "The numbers are those of the solution's own run at x = 2.",
+        "The numbers come from a run of the solution at x = 2.",
         "Values go from x to y, then gradients come back.",
     )
 
@@ -190,11 +195,11 @@ def printed() -> str:
     diagonal, full = np.diag(J) * g, J.T @ g
     turned = [i for i in range(len(x)) if diagonal[i] * full[i] < 0]
     rows = (
-        ("x", "", x, f"A row of {len(x)} numbers on its way through LayerNorm, and back. Shade: how large each is."),
-        ("x̂", "", x_hat(x), "Normalised: minus its mean, over its deviation. Add 1 to every x, and nothing changes here."),
-        ("g", "", g, "Backward. The gradient at x̂ arrives."),
-        ("diagonal", "", diagonal, f"The diagonal formula: each g times the slope of its own x̂. It adds up to {diagonal.sum():.2f}, as if adding 1 to every x did something."),
-        ("dx", "", full, f"The gradient: each x moves all eight x̂. It adds up to {abs(round(full.sum(), 3)):g}. Elements {', '.join(map(str, turned))} had the wrong sign."),
+        ("x", "", x, f"A row of {len(x)} numbers goes through LayerNorm and back. The shade of a number shows its size."),
+        ("x̂", "", x_hat(x), "x̂ is x minus its mean, divided by its deviation. If you add 1 to every x, x̂ does not change."),
+        ("g", "", g, "Backward: g is the gradient at x̂."),
+        ("diagonal", "", diagonal, f"The diagonal formula multiplies each g by the slope of its own x̂. The result sums to {diagonal.sum():.2f}, as if adding 1 to every x changed x̂."),
+        ("dx", "", full, f"In the correct gradient each x moves all eight x̂. It sums to {abs(round(full.sum(), 3)):g}. Elements {' and '.join(map(str, turned))} of the diagonal formula had the wrong sign."),
     )  # fmt: skip
     drawing = Steps(
         44 * len(rows) + 36,
@@ -205,7 +210,7 @@ def printed() -> str:
         drawing.text(110 + 48 * i, 14, str(i))
     number_rows(drawing, rows, 88, 48, 2, lambda name, i: name == "diagonal" and i in turned)
     return drawing.hero(
-        "Forward above the line, back below it. The slopes are differences, so no formula is used. Thick frames: the sign is wrong."
+        "The forward pass is above the line, the backward pass below it. The slopes are finite differences. A thick frame marks a wrong sign."
     )
 
 
@@ -260,7 +265,7 @@ def rewriting(title: str = "gelu: with x**3") -> str:
     places |= {name: (70.0, middle - high / 2) for name in inputs_of if name not in places}
     drawing = Steps(
         line * (len(chain) - 1) + high + 10,
-        f"A graph of {len(before)} nodes; {len(gone)} of them are found to be {new[1]}, which takes their place. Of {AT:g} both make "
+        f"A graph of {len(before)} nodes, of which {new[1]} replaces {len(gone)}. For {AT:g} both graphs return "
         f"{values['output']:.4f}.",
         still=1,
     )
@@ -299,17 +304,14 @@ def rewriting(title: str = "gelu: with x**3") -> str:
         drawing.arrow(412, middle + 24, x + wide / 2, end + high / 2)
     swept = [name for name, *_ in reversed(gone)]
     drawing.words = [
-        f"GELU written out, as PyTorch hands it over; {AT:g} goes through it, and {values['output']:.4f} comes out.",
-        f"A hundred numbers went through the {len(gone)} marked nodes, and what came out is GELU. That is the match.",
-        f"{new[0]} takes {before[0][0]}, and the output now uses it. Nothing uses {swept[0]} any more.",
-        *(
-            f"The sweep: {earlier} is gone. The next without a reader is {name}."
-            for earlier, name in pairwise(swept)
-        ),
-        f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}. What comes out is still {values['output']:.4f}.",
+        f"PyTorch passes GELU to the backend written out. For an input of {AT:g} the graph returns {values['output']:.4f}.",
+        f"The backend runs the {len(gone)} marked nodes on a hundred numbers, and the results agree with GELU's.",
+        f"{new[0]} reads {before[0][0]}, and the output now reads {new[0]}. Nothing reads {swept[0]} any more.",
+        *(f"The backend erases {earlier}. Now {name} has no reader." for earlier, name in pairwise(swept)),
+        f"{len(after)} nodes are left: {', '.join(name for name, *_ in after)}. The graph still returns {values['output']:.4f}.",
     ]
     return drawing.hero(
-        f"The rewrite “{title}” as p26 --rewrites prints it, one step at a time. Below each call is what it makes of x = {AT:g}."
+        f"The figure shows the rewrite “{title}” of p26 --rewrites step by step. Each box has a call and its result for x = {AT:g}."
     )
 
 
@@ -323,7 +325,7 @@ TILE = 2
 def head() -> dict[str, np.ndarray]:
     """One head of puzzle 23's case "hard values", with the exact gradients, in float64."""
     given = online_steps.arrays()
-    exact = p23.PUZZLE.exact(given)
+    exact = p23.PUZZLE.compute_exact(given)
     return {
         name: np.asarray(array[0, 0], np.float64)
         for name, array in {**given, **exact}.items()
@@ -351,9 +353,9 @@ def one_row() -> str:
         ("P", "softmax", P, f"Softmax: weights that add up to {P.sum():g}. Key {P.argmax()} has the largest, {P.max():.2f}."),
         ("O", "P V", O, f"The output: the mean of the values with these weights, {len(O)} numbers. The forward pass ends here."),
         ("dO", "arrives", dO, "Backward. The gradient of the output arrives."),
-        ("dP", "dO·v", dP, f"Its product with each value is the gradient of the weight. The mean of these with the weights is delta, {delta:.2f}, which is also dO times O."),
-        ("dS", "P (dP − D)", dS, f"Softmax's backward: the weight times the distance from delta, D. Key {dS.argmax()} is above it and its score has the largest gradient, key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
-        ("dQ", "dS K / √d", dQ, "The keys with these as their weights are the gradient of the query."),
+        ("dP", "dO·v", dP, f"Its product with each value is the gradient of a weight. Their mean, weighted by P, is delta, {delta:.2f}, which is also dO times O."),
+        ("dS", "P (dP − D)", dS, f"Softmax's backward: the weight times the distance from delta, D. The score of key {dS.argmax()} has the largest gradient, that of key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
+        ("dQ", "dS K / √d", dQ, "The gradient of the query is the sum of the keys, weighted by dS."),
     )  # fmt: skip
     drawing = Steps(
         44 * len(rows) + 44,
@@ -367,8 +369,8 @@ def one_row() -> str:
         drawing.text(140 + 42 * t, 14, f"key {t}" if t == 0 else str(t))
     number_rows(drawing, rows, 120, 42, 3, lambda name, i: False)
     return drawing.hero(
-        f"Query {QUERY} of a head of the case “hard values”, forward above the line and back below it: every number is that of the harness. "
-        "The stronger the shade, the larger the number in its row, whatever its sign.",
+        f"Query {QUERY} of one head of test data goes forward above the line and back below it; every number is the harness's. "
+        "The darker a number, the larger it is in its row, whatever its sign.",
         "One query on its way through attention, and back.",
     )
 
@@ -412,6 +414,7 @@ def tiles() -> str:
         f"A head of {count} queries and {count} keys in tiles of {TILE} x {TILE}: for each query lse and delta are kept, the weights of one "
         "tile exist at a time, first along the rows for dQ, then down the columns for dK and dV.",
         still=6,
+        opens=0,
     )
     drawing.text(34, 36, "lse")
     drawing.text((left + right) / 2, 18, "keys")
@@ -420,8 +423,11 @@ def tiles() -> str:
     drawing.text(left - 8, top + cell * count + 26, "dK, dV", anchor="end")
     with drawing.during(1, last):
         drawing.text(close + 58, 36, "weights of the tile")
+    drawing.text(54, 18, "queries")
     for i in range(count):
         drawing.text(34, top + cell * i + 16, f"{of['lse'][i]:.2f}")
+        drawing.text(57, top + cell * i + 16, str(i), size=12)
+        drawing.text(left + cell * i + 10, 38, str(i), size=12)
         with drawing.during(1, last):
             drawing.text(right + 26, top + cell * i + 16, f"{delta[i]:.2f}")
         for j in range(count):
@@ -441,8 +447,8 @@ def tiles() -> str:
             with drawing.during(sum(number < done for number in shown) + 1, last):
                 drawing.box(*box, shade=0.4, thick=0)
     drawing.words = [
-        "The weight of each query and key, the darker the larger: a plain backward pass reads them all from memory. "
-        "Here the forward pass has kept one number a query instead, lse."
+        "Each square is the weight of a query and a key, the darker the larger. A plain backward pass reads them all from memory; "
+        "here the forward pass has kept one number for each query instead, lse."
     ]
     for number, (what, s, t, P, error) in enumerate((walk_[at - 1] for at in shown), start=1):
         with drawing.during(number):
@@ -463,7 +469,8 @@ def tiles() -> str:
             f"{what.split()[0]} of {owner} {verdict}."
         )
     return drawing.hero(
-        "The two backward kernels on one head of the workbook's test case “hard values”, tile by tile. Only the weights of one tile exist; on the right they are in numbers."
+        "The two backward kernels work on one head of test data; the figure stops at every second tile. Only one tile's weights exist at a time; "
+        "their numbers are on the right. Query 4 sees no key, so its lse is −inf."
     )
 
 
@@ -495,6 +502,7 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
         f"A grid of {width} x {width} cells, walked in tiles of {tile} cells; a cell sees those within {radius} rows and columns. Row by row "
         f"{totals[0]} pairs of tiles are computed, along Hilbert's curve {totals[1]}.",
         still=len(shown) - 1,
+        opens=0,
     )
     for panel, (name, order) in enumerate(named.items()):
         left = 6 + 252 * panel
@@ -524,7 +532,7 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
             f"So far {of_rows} and {of_curve} tiles have been read.{end}"
         )
     return drawing.hero(
-        f"Black: {tile} queries. Grey: the tiles of keys that they force the kernel to load. The bars count what has been read.",
+        f"Black cells are {tile} queries, grey ones the tiles of keys that they make the kernel load. The bars count what has been read.",
         f"Two orders of the same grid, each cut into {steps} tiles of {tile} cells; every fourth is shown.",
     )
 
@@ -536,7 +544,7 @@ def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]
     Returns the forward error after each step, whose block is at each rank at each step, which ranks have added to the dK and dV
     that lie at each rank after each step of the backward pass, and the error of the dK that lies there, of its owner's.
     """
-    ring = load(ROOT / "solutions" / "p25" / "in_numpy.py")
+    ring = load_module(ROOT / "solutions" / "p25" / "in_numpy.py")
     generator = np.random.default_rng(0)
     q, k, v, dO = generator.standard_normal((4, 1, 1, LENGTH, 4))
     held = [[each] for each in ring["cut"](LENGTH, RANKS)]
@@ -587,6 +595,7 @@ def ring() -> str:
         f"Four ranks in a circle, in {last + 1} steps: blocks of keys and values go round once forward and once backward, the "
         "gradients of a block go with it and one transfer further.",
         still=RANKS + 1,
+        opens=1,
     )
     places = [
         (240 - 165 * math.cos(turn), 184 - 126 * math.sin(turn))
@@ -627,7 +636,7 @@ def ring() -> str:
             error = errors[step]
             words = f"Forward, step {step}. Every rank merges {'one more' if step else 'its own'} block into its output"
             done = (
-                "the output is that of one device"
+                "the output equals that of one device"
                 if step == RANKS - 1
                 else f"the largest error of an output is still {error:.2f}"
             )
@@ -637,18 +646,18 @@ def ring() -> str:
             tail = (
                 f"dK is still off by {left:.2f}."
                 if step < last - 1
-                else "Every part is in, but each sum lies one rank before its owner."
+                else "Every sum is complete, but is one rank before its owner."
             )
             drawing.words.append(
                 f"Backward, step {step - RANKS}. Every rank adds its part to the dK and dV of the block that it has. {tail}"
             )
         else:
             drawing.words.append(
-                "One transfer more, of the gradients alone: each rank has the dK and dV of its own block, with a part from every rank."
+                "After one more transfer, of the gradients only, each rank has the dK and dV of its own block, with a part from every rank."
             )
     return drawing.hero(
-        "The errors are those of a run of the NumPy solution on 16 positions.",
-        "Four devices, called ranks, each with its own queries and, shaded, its own block of keys and values.",
+        "The errors come from a run of the NumPy solution on 16 positions.",
+        "Each of four devices, called ranks, has its own queries and (shaded) its own block of keys and values.",
     )
 
 

@@ -107,7 +107,15 @@ def model_table() -> str:
         ]
         for row in steps
     ]
-    head = ["setting", "way", "a step", "of `torch.compile`'s", "peak of a step", "first three steps", "loss"]
+    head = [
+        "setting",
+        "candidate",
+        "step",
+        "share of `torch.compile`'s time",
+        "peak memory",
+        "first three steps",
+        "loss",
+    ]
     return table(head, rows, "llrrrrr")
 
 

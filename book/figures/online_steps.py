@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from book.figures.figures import Drawing
 from harness.puzzles.p23 import spec as p23
 
 CASE = "hard values"
@@ -77,13 +78,50 @@ def tiles() -> list[Tile]:
 def pages() -> dict[str, str]:
     """Name -> HTML of each step: a table for every tile, and one for what the row comes to."""
     done = tiles()
-    tables = {str(number): step(tile) for number, tile in enumerate(done, 1)}
+    tables = {str(number + 1): picture(done, number) + step(tile) for number, tile in enumerate(done)}
     last = done[-1]
     quotient = {"sums": last.sums, "output = sums / total": last.sums / last.total}
     tables["quotient"] = table(
         quotient, f"lse = largest + log(total) = {last.largest + np.log(last.total):.4f}"
     )
     return tables
+
+
+def picture(done: list[Tile], number: int) -> str:
+    """Scores, m and the sums after a tile; the next tile's scores have outlines."""
+    tile, before = done[number], done[number - 1] if number else None
+    now = [tile.total, *tile.sums]
+    old = [before.total, *before.sums] if before else [0.0] * len(now)
+    drawing = Drawing(
+        222,
+        f"m is {tile.largest:.2f}, the factor {tile.rescale:.2f}; the total goes from {old[0]:.2f} to {now[0]:.2f}.",
+        width=380,
+    )
+    scores = np.concatenate([each.scores for each in done])
+    seen = scores[np.isfinite(scores)]
+    height = lambda score: 166 - 116 * (score - seen.min() + 0.3) / (np.ptp(seen) + 0.3)  # noqa: E731
+    drawing.text(78, 16, "scores of the keys")
+    for key, score in enumerate(scores):
+        x, after = 6 + 18 * key, key - tile.first - KEYS
+        drawing.text(x + 7, 184, str(key))
+        if np.isfinite(score) and after < KEYS:
+            shade = 0.12 if key < tile.first else 0 if after >= 0 else 0.45
+            drawing.box(x, height(score), 14, 166 - height(score), shade=shade)
+    for largest, words, dash in ((before.largest if before else -np.inf, "", "4 4"), (tile.largest, "m", "")):
+        if np.isfinite(largest):
+            drawing.segment(4, height(largest), 152, height(largest), dash=dash, thick=1 if dash else 2.5)
+            drawing.text(164, height(largest) + 5, words)
+    unit = 170 / max(max(each.total, *np.abs(each.sums)) for each in done)
+    drawing.text(282, 16, f"sums, factor {tile.rescale:.2f}")
+    for row, (was, value) in enumerate(zip(old, now, strict=True)):
+        y, kept = 30 + 32 * row, was * tile.rescale
+        drawing.text(192, y + 17, f"a{row - 1}" if row else "ℓ", anchor="end")
+        drawing.box(200, y, unit * was, 10, thick=0.8)
+        drawing.box(200, y + 12, unit * value, 10, shade=0.12, thick=0)
+        drawing.box(200, y + 12, unit * kept, 10, shade=0.45, thick=0.8)
+        drawing.segment(200 + unit * value, y + 10, 200 + unit * value, y + 24, thick=3)
+    drawing.text(190, 213, "outlined: before, or next; dark: new scores, rescaled sums", size=12)
+    return f"<figure>{drawing.svg().strip()}</figure>\n"
 
 
 def step(tile: Tile) -> str:

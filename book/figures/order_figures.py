@@ -7,7 +7,7 @@ import numpy as np
 from book.figures.figures import wide
 from book.figures.markdown_table import table
 from harness.puzzles.p24 import orders
-from harness.puzzles.p24.counting import count
+from harness.puzzles.p24.counting import count_costs
 
 SIZES = ((64, 4), (64, 8), (128, 4), (128, 8))
 TILES = (64, 128)
@@ -53,7 +53,7 @@ def ratio(side: int, radius: int, tile: int) -> float:
 @functools.cache
 def pairs_of(name: str, side: int, radius: int, tile: int) -> int:
     """Counted tile pairs of an order."""
-    return count(orders.ORDERS[name](side, side), side, radius, tile).pairs
+    return count_costs(orders.ORDERS[name](side, side), side, radius, tile).pairs
 
 
 FILES = {

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from harness.screens.picture_html import page_from
+from harness.screens.picture_html import fill_template
 
 BOOK = Path(__file__).absolute().parent.parent
 
@@ -19,7 +19,7 @@ def load(name: str) -> dict:
 
 def write_page(site: Path) -> None:
     """Writes the page of the wrong kernel into the built book."""
-    page = page_from(load("bug"))
+    page = fill_template(load("bug"))
     assert "<body>" in page  # harness/screens/picture_page.html
     back = '<p><a href="index.html">Back to the book</a></p>'
     (site / PAGE).write_text(page.replace("<body>", f"<body>\n{back}", 1), encoding="utf-8")

@@ -6,18 +6,23 @@ than its tables.
 
 import math
 import re
+from datetime import date
 
 from book.figures import (
     attention_times,
     bench_results,
     every_size,
+    gradcheck_matrix,
     heroes,
+    order_figures,
     ring_results,
+    unlearning,
     worklog,
     worklog_results,
 )
 from book.figures.timing_pages import duration
 from book.measure import record
+from harness.check import zoo
 from harness.puzzles.p25 import layout
 
 CITATION = dict(
@@ -39,6 +44,11 @@ class Rows:
     def gpu(self) -> str:
         """What measured it, in a word: H200."""
         return record.rows(self.name)[0]["device"].removeprefix("NVIDIA ").split()[0]
+
+    @property
+    def day(self) -> str:
+        """When it was measured, in words: 29 November 2026."""
+        return f"{date.fromisoformat(record.read(self.name).date):%-d %B %Y}"
 
     def all(self, number: str, /, **where: object) -> list[float]:
         """The numbers of every row with these values, rows without a number left out. Raises LookupError where none is."""
@@ -66,15 +76,242 @@ class Rows:
 # ---- The steps of puzzle 28 ----------------------------------------------------------------------------------
 
 SLAB = worklog.SLAB
-median, passes, of_step, brief = (
+median, passes, of_step, peer, share_of_memory, gradients_gain, brief = (
     worklog_results.median,
     worklog_results.passes,
     worklog_results.of_step,
+    worklog_results.peer,
+    worklog_results.share_of_memory,
+    worklog_results.gradients_gain,
     duration,
 )
 
+order_ratio = order_figures.ratio
+
+# ---- Whole models with one mistake, and parts of a step --------------------------------------------------------
+
+
+def curves(which: str, step: int, **where: object) -> list[float]:
+    """The losses after a step of the runs with a mistake ("wrong"), or of the correct runs beside them ("right")."""
+    return Rows("museum_curves").all(which, step=step, **where)
+
+
+def count_falling() -> int:
+    """In how many runs with a mistake the loss falls."""
+    return sum(end < start for end, start in zip(curves("wrong", 300), curves("wrong", 10), strict=True))
+
+
+def count_below(seed: int | None = None, factor: float = 1, **where: object) -> int:
+    """How many runs with a mistake, of one seed or of all, end below the correct run times a factor."""
+    where |= {} if seed is None else {"seed": seed}
+    ends = zip(curves("wrong", 300, **where), curves("right", 300, **where), strict=True)
+    return sum(wrong < factor * right for wrong, right in ends)
+
+
+KINDS = "products", "attention", "LayerNorm", "GELU", "cross-entropy", "AdamW and the norm", "token table"
+"""Kinds of kernels in a step of GPT-2 by hand."""
+
+
+def above_floor(*kinds: str) -> float:
+    """The microseconds that these kinds take beyond what their bytes or their arithmetic need."""
+    rows = Rows("step_by_hand")
+    return sum(rows("median_us", what=kind) - rows("floor_us", what=kind) for kind in kinds)
+
+
+def loss_by_hand(step: int) -> float:
+    """The loss at a step of the run that trains by hand."""
+    return Rows("training_by_hand")("loss", step=step)
+
+
+def timed(what: str) -> float:
+    """The microseconds of one way to time a product."""
+    return Rows("timing_ways")("median_us", what=what)
+
+
+def launch(position: int) -> float:
+    """The microseconds of a launch of the fast layer's forward pass."""
+    return Rows("ladder")("median_us", algorithm="fast", pass_="forward", position=position)
+
+
+def head_ms(way: str) -> float:
+    """The milliseconds of GPT-2's head with its loss."""
+    return Rows("cross_entropy")("ms", H=768, V=50304, way=way)
+
+
+def by_pairs(way: str) -> float:
+    """The microseconds of LayerNorm and Linear in float32, by pairs of float16 numbers or as usual."""
+    return Rows("pairs")("graph_us", M=4096, H=768, O=3072, way=way)
+
+
+def of_compile(setting: str, number: str = "median_ms") -> float:
+    """A number of GPT-2's step with the swapping backend over `torch.compile`'s."""
+    rows = Rows("gpt2_step")
+    return rows(number, setting=setting, way="mojo_workbook") / rows(
+        number, setting=setting, way="torch.compile"
+    )
+
+
+# ---- What gradcheck misses, and a step that unlearns -----------------------------------------------------------
+
+USUAL = gradcheck_matrix.USUAL
+FOLLOWED = {"text": "PyTorch", "size": "small", "warm_up": 1}
+"""What the followed run shares with the runs of the other seeds."""
+
+
+def count_caught(*checks: str) -> int:
+    """How many of puzzle 21's wrong backward passes at least one of these checks finds; without any, how many there are."""
+    rows = gradcheck_matrix.ordered()
+    return sum(any(row[name] == "1" for name in checks) for row in rows) if checks else len(rows)
+
+
+def count_reported() -> int:
+    """How many of them are modelled on a public report."""
+    return sum(bool(wrong.source) for wrong in zoo.load_wrong_kernels("p21") if wrong.rung == "torch")
+
+
+def after_update(update: int, column: str = "loss") -> float:
+    """A column of the followed run's record after an update."""
+    (row,) = (row for row in unlearning.path() if float(row["place_updates"]) == update)
+    return float(row[column])
+
+
+def vector_length(update: int) -> float:
+    """The length of the shared vector there."""
+    return math.hypot(after_update(update, "along_size"), after_update(update, "across_size"))
+
+
+def vector_move(update: int) -> float:
+    """Return how far this update moves the tip of the shared vector in the plane of the record."""
+    before, after = (
+        (after_update(number, "along_size"), after_update(number, "across_size"))
+        for number in (update - 1, update)
+    )
+    return math.dist(before, after)
+
+
+def count_missed(words: str) -> int:
+    """Return how many of the bugs that gradcheck passes have these words in check_backward's result."""
+    bugs = gradcheck_matrix.rows("bug").values()
+    return sum(row["gradcheck float64"] == "0" and words in row["said"] for row in bugs)
+
+
+def spoiled(column: str) -> float:
+    """Return a column of `unlearning_causes` for the followed run, which has the largest rise."""
+    rows = record.rows("unlearning_causes")
+    return float(max(rows, key=lambda row: float(row["after_loss"]) - float(row["before_loss"]))[column])
+
+
+def count_causes(column: str) -> int:
+    """Return in how many runs this rise of `unlearning_causes` counts as a step that unlearns."""
+    return sum(float(row[column]) > unlearning.RISE for row in record.rows("unlearning_causes"))
+
+
+def vector_angle(update: int) -> float:
+    """Return the degrees by which the shared vector has turned from its direction before the worst update."""
+    return math.degrees(math.atan2(after_update(update, "across_size"), after_update(update, "along_size")))
+
+
+def guilty(column: str) -> float:
+    """Return a column of `unlearning_causes` for the run in which other batches do least harm."""
+    return float(
+        min(record.rows("unlearning_causes"), key=lambda row: float(row["others_median_rise"]))[column]
+    )
+
+
+def count_warming(warm_up: int) -> int:
+    """Return how many runs with this warm-up have their worst step during it."""
+    return sum(int(row["update"]) < warm_up for row in jumps(unlearning.RISE, warm_up=warm_up))
+
+
+def lengths_kept(restored: bool, turned: bool) -> list[float]:
+    """Return what share of its length the shared vector keeps in the worst step of each run, by two properties of the run.
+
+    Args:
+        restored: Whether the old vector undoes the rise.
+        turned: Whether the vector turns by more than a right angle.
+    """
+    names = ("text", "size", "warm_up", "seed")
+    cosines = {tuple(row[n] for n in names): float(row["last_cosine"]) for row in record.rows("unlearning")}
+    return [
+        float(row["after_size"]) / float(row["before_size"])
+        for row in record.rows("unlearning_causes")
+        if is_restored(row) is restored and (cosines[tuple(row[n] for n in names)] < 0) is turned
+    ]
+
+
+def share_restored(row: record.Row) -> float:
+    """Return what share of a run's rise the old shared vector undoes."""
+    before, after, restored = (float(row[f"{name}_loss"]) for name in ("before", "after", "restored"))
+    return (after - restored) / (after - before)
+
+
+def is_restored(row: record.Row) -> bool:
+    """Return whether the old shared vector undoes at least nine tenths of a run's rise."""
+    return share_restored(row) >= 0.9
+
+
+def most_unrestored() -> float:
+    """Return the largest share that the old shared vector undoes in a run where it does not undo nine tenths."""
+    return max(share_restored(row) for row in record.rows("unlearning_causes") if not is_restored(row))
+
+
+def after_scaling(scale: float, column: str = "loss") -> float:
+    """Return a column of `unlearning_scales` for the followed run with its shared vector scaled."""
+    (row,) = (row for row in record.rows("unlearning_scales") if float(row["scale"]) == scale)
+    return float(row[column])
+
+
+def jumps(least: float, **where: object) -> list[record.Row]:
+    """The runs of the record `unlearning`, with these values, whose worst step costs more than so many nats."""
+    return [
+        row
+        for row in record.rows("unlearning")
+        if float(row["rise"]) > least and all(row[name] == str(value) for name, value in where.items())
+    ]
+
+
+def count_short(text: str) -> int:
+    """Return how many runs on a text without a long warm-up have such a step."""
+    return sum(int(row["warm_up"]) < 100 for row in jumps(unlearning.RISE, text=text))
+
+
+def count_turns(least: float, degrees: float = 90) -> int:
+    """How many of these steps turn the shared vector by more than an angle, by default a right one."""
+    limit = math.cos(math.radians(degrees))
+    return sum(float(row["last_cosine"]) < limit for row in jumps(least))
+
+
+def mean_end_loss(jumped: bool | None = None, **where: object) -> float:
+    """Return the mean loss at the last step of the runs with these values.
+
+    Args:
+        jumped: Take only runs with a step that counts, or only runs without one.
+        where: Column -> value of the runs to take.
+    """
+    rows = jumps(-math.inf, **where)
+    losses = [
+        float(row["end_loss"])
+        for row in rows
+        if jumped is None or (float(row["rise"]) > unlearning.RISE) is jumped
+    ]
+    return sum(losses) / len(losses)
+
+
+def count_lasting() -> int:
+    """How many of the steps that count are not undone by the next update."""
+    limit = unlearning.RISE
+    return sum(float(row["next_loss"]) > float(row["before_loss"]) + limit for row in jumps(limit))
+
 
 # ---- Training and every size --------------------------------------------------------------------------------
+
+
+def mib_saved(setting: str) -> float:
+    """What replacing GPT-2's LayerNorms saves of `torch.compile`'s peak of memory."""
+    peak = {
+        row["way"]: float(row["peak_mib"]) for row in record.rows("gpt2_step") if row["setting"] == setting
+    }
+    return peak["torch.compile"] - peak["mojo_workbook, LayerNorms alone"]
 
 
 def beside(column: str = "graph", least: float = 0) -> list[float]:
@@ -146,7 +383,7 @@ def of_nine_products(length: int, d: int, who: str = "attention") -> float:
 
 def ring_time(size: int, balanced: bool, length: int = 2048, tile: int = 16) -> int:
     """Return the tiles of the busiest rank of each step of a causal ring, all steps together."""
-    ranks = [layout.tiles(rank, size, length, balanced, tile) for rank in range(size)]
+    ranks = [layout.count_tiles(rank, size, length, balanced, tile) for rank in range(size)]
     return sum(map(max, zip(*ranks, strict=True)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from book.figures.figures import ROOT, Drawing
 from harness.check import zoo
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 
 WALKS = (
     "numpy_index_flip_forgotten", "numpy_index_exchanged", "numpy_index_turn_forgotten", "numpy_index_plain_bits", "",
@@ -32,8 +32,8 @@ SLOPES = (
 
 def run(puzzle: str, name: str) -> Mapping[str, Any]:
     """Load the NumPy file of a puzzle with one wrong edit, or the solution."""
-    wrong = [wrong.target() for wrong in zoo.load(puzzle) if wrong.name == name]
-    return load(wrong[0] if wrong else ROOT / "solutions" / puzzle / "in_numpy.py")
+    wrong = [wrong.build_target() for wrong in zoo.load_wrong_kernels(puzzle) if wrong.name == name]
+    return load_module(wrong[0] if wrong else ROOT / "solutions" / puzzle / "in_numpy.py")
 
 
 def walks(side: int = 8) -> str:

@@ -17,10 +17,10 @@ HOT = "var(--links)"
 
 
 class Lanes(Steps):
-    """A drawing in two frames or more, in which the lanes at work have the colour of links."""
+    """A drawing in two frames or more, "before" first, in which the lanes at work have the colour of links."""
 
     def __init__(self, height: int, label: str, frames: int = 2):
-        super().__init__(height, label, still=frames - 1)
+        super().__init__(height, label, still=frames - 1, opens=0)
 
     def hero(self, caption: str, opening: str = "") -> str:
         """The box, no wider than its letters need."""
@@ -83,8 +83,8 @@ def rows() -> str:
         drawing.frame(
             number,
             (
-                "Before: a thread to a row. At its first load the warp reads a column, and each lane's sector brings seven elements that no lane asked for.",
-                "After: a warp to a row. The same 32 loads lie side by side, and every byte that moves was asked for.",
+                "Before: each thread has a row. At its first load the warp reads a column, and each lane's sector brings seven elements that no lane asked for.",
+                "After: each warp has a row. The 32 lanes read neighbouring elements, and a lane asked for every byte that moves.",
             )[number],
             (left, y, f"asked for: {LANES * FLOAT} bytes"),
             (left, y + 22, f"moved: {len(touched)} sectors, {len(touched) * SECTOR:,} bytes, {times} × what was asked for"),
@@ -97,7 +97,7 @@ def rows() -> str:
     with drawing.during(1):
         drawing.text(left - 4, top - 4, "lane", anchor="end", size=12)
     return drawing.hero(
-        "Strong: what a warp's 32 lanes ask for at their first load, in float32. Pale: the rest of each sector."
+        "Strong colour marks what a warp's 32 lanes ask for at their first load, in float32. Pale colour marks the rest of each sector."
     )
 
 
@@ -121,10 +121,10 @@ def once() -> str:
     drawing.frame(0, "Before: each loop reads the row again.", (150, 286, "3 readings of every element"))
     drawing.frame(
         1,
-        f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read those.",
+        f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read the registers.",
         (70, 286, f"1 reading; {each} of {KEPT} registers a lane are full"),
     )
-    return drawing.hero("A column of the grid is one lane's registers.")
+    return drawing.hero("In the second picture, a column of the grid is one lane's registers.")
 
 
 def vectors() -> str:
@@ -148,12 +148,12 @@ def vectors() -> str:
     drawing.text(left, 18, "128 elements of float32, in four lines", anchor="start", size=14)
     drawing.frame(
         0,
-        "Before: at each load a lane takes 4 bytes, so a warp asks four times.",
+        "Before: each load brings a lane 4 bytes, so the warp sends four requests.",
         (left, 198, f"{width} requests: lane 0 strong, lane 5 pale"),
     )
     drawing.frame(
         1,
-        "After: a lane takes four neighbours, 16 bytes, at once, and the warp asks once.",
+        "After: a lane loads four neighbours, 16 bytes, at once, and the warp sends one request.",
         (left, 198, "1 request, as many bytes as before"),
     )
     return drawing.hero(
@@ -190,7 +190,7 @@ def shuffles() -> str:
     y = top + high * steps + 50
     drawing.frame(
         0,
-        "Before: each lane stores a word, waits, and reads what 32 lanes have stored; here lane 9.",
+        "Before: each lane stores a word, waits, and reads the words of all 32 lanes. Lane 9 is shown.",
         (left, y, "1 word stored and 32 read by each lane, 2 barriers"),
     )
     for step in range(steps):
@@ -199,9 +199,7 @@ def shuffles() -> str:
             f"Step {step + 1}: every lane adds what the lane at distance {1 << step} has. Lane 0's sum now holds the parts of {2 << step} lanes.",
             (left, y, f"distance {1 << step}: {2 << step} lanes in each sum, no shared memory"),
         )
-    return drawing.hero(
-        "Coloured below: lane 0's sum after each step. Coloured above: whose parts are in it."
-    )
+    return drawing.hero("After each step, the top row marks the lanes whose parts are in lane 0's sum.")
 
 
 def dx() -> str:
@@ -249,7 +247,7 @@ def dgamma() -> str:
     slabs, lines, high, wide, left, top = 4, 16, 3, 7, 24, 22
     drawing = Lanes(290, "Atomics of all rows at one sum, then partial sums of slabs.", 3)
     count = slabs * SLAB
-    drawing.text(left, 14, f"{count} rows, 32 columns: a lane walks down a column", anchor="start", size=14)
+    drawing.text(left, 14, f"{count} rows, 32 columns: a warp walks down", anchor="start", size=14)
     for slab in range(slabs):
         drawing.grid(left, top + (high * lines + 8) * slab, LANES, lines, wide, high)
     bottom = top + (high * lines + 8) * slabs
@@ -270,21 +268,21 @@ def dgamma() -> str:
     y = bottom + 22
     drawing.frame(
         0,
-        f"Before: every row adds to the same sum by an atomic. {count} additions queue at each column, in another order in every run.",
+        f"Before: every row adds to the same sum with atomics. {count} additions queue at each column, in a different order in every run.",
         (left, y, f"{count} atomics at each column"),
     )
     drawing.frame(
         1,
-        f"First stage: each slab of {SLAB} rows has sums of its own, and one lane alone adds up a column of it.",
+        f"First stage: each slab of {SLAB} rows has its own sums, and one warp adds up the slab.",
         (left, y, f"{slabs} slabs, {slabs} sums a column, no atomic"),
     )
     drawing.frame(
         2,
-        "Second stage, a launch of its own: the slabs' sums are added in a fixed order.",
+        "Second stage: another launch adds up the slabs' sums, in a fixed order.",
         (left, y, "the same bits in every run"),
     )
     return drawing.hero(
-        f"Coloured: what one lane adds up of each slab of {SLAB} rows. A line of the grid is {SLAB // lines} of them."
+        f"From the second picture on, the coloured cells are one of the columns that a lane adds up, in slabs of {SLAB} rows. A line of the grid stands for {SLAB // lines} rows."
     )
 
 
@@ -292,10 +290,11 @@ def product(label: str, wide: float, cells: int, thin: bool) -> tuple[Lanes, flo
     """A picture of a product: a on the left, b above, results where they meet; where the results are, and where a and b begin."""
     span, left, top = cells * wide, 30.0, 24.0
     x, y = left + span + 12, top + span + 14
-    drawing = Lanes(int(y + span) + 10, label)
+    drawing = Lanes(int(y + span) + 24, label)
     for at_x, at_y, name in ((left, y, "a"), (x, top, "b, transposed"), (x, y, "results")):
         drawing.grid(at_x, at_y, *((cells, cells, wide, wide) if thin else (1, 1, span, span)))
-        drawing.text(at_x, at_y - 4, name, anchor="start", size=13)
+        name_y = at_y + span + 16 if name == "results" else at_y - 4
+        drawing.text(at_x, name_y, name, anchor="start", size=13)
     return drawing, x, y, left, top
 
 
@@ -320,15 +319,17 @@ def tiled() -> str:
         drawing.fill(left, y, wide, wide, [(row, i) for i in range(TILE)])
     drawing.frame(
         0,
-        "Before: 32 lanes make 32 results of a row. For each k they read one element of a and 32 of b, which lie in 32 different rows of memory.",
+        "Before: 32 lanes compute 32 results of a row. For each k they read one element of a and 32 of b, which lie in 32 rows of memory.",
         *corner("2 elements from memory", "for each multiply-add"),
     )
     drawing.frame(
         1,
-        f"After: the block copies {TILE} x {TILE} elements of each matrix into shared memory, along rows, and all {TILE} x {TILE} results take theirs from there.",
+        f"After: the block copies {TILE} x {TILE} elements of each matrix into shared memory, along rows, and all {TILE} x {TILE} results use these copies.",
         *corner("2 elements from memory", f"for {TILE} multiply-adds"),
     )
-    return drawing.hero("The coloured results are one warp's. Frames are tiles in shared memory.")
+    return drawing.hero(
+        "The coloured results belong to one warp. In the second picture, a thick frame is a tile in shared memory."
+    )
 
 
 def registers() -> str:
@@ -362,19 +363,17 @@ def registers() -> str:
     drawing.frame(
         0,
         "Before: two numbers come from shared memory for every multiply-add.",
-        *corner("2 numbers for 1", f"multiply-add: {2 * FLOAT} bytes"),
+        *corner("2 loads for 1", f"multiply-add: {2 * FLOAT} bytes"),
     )
     drawing.frame(
         1,
-        f"After: {EACH} numbers of a and {EACH} of b go into registers, and each meets each.",
+        f"After: {EACH} numbers of a and {EACH} of b go into registers, and every pair is multiplied.",
         *corner(
-            f"{2 * EACH} numbers for {EACH * EACH}",
-            f"multiply-adds: {2 * EACH * FLOAT / EACH**2:g} bytes",
-            "for each",
+            f"{2 * EACH} loads for {EACH * EACH}", f"multiply-adds: {2 * EACH * FLOAT / EACH**2:g} bytes each"
         ),
     )
     return drawing.hero(
-        f"A block makes {BLOCK} x {BLOCK} results. Squares: those of one thread, {apart} apart. Stripes: those of its warp."
+        f"A block makes {BLOCK} x {BLOCK} results. The squares, {apart} apart, belong to one thread, and the stripes to its warp."
     )
 
 
@@ -401,16 +400,16 @@ def copies() -> str:
     drawing.text(left, 184, "time →", anchor="start", size=14)
     drawing.frame(
         0,
-        "Before: a tile is copied, waited for, and multiplied. While it is on its way, no thread multiplies.",
+        "Before: the block copies a tile, waits, and multiplies. While a copy is on its way, no thread multiplies.",
         (left, 216, "nothing is hidden"),
     )
     drawing.frame(
         1,
-        "After: the next tile is on its way into a second buffer while this one is multiplied. Only the first has to be waited for.",
+        "After: while the block multiplies one tile, the next is on its way into a second buffer. The block waits only for the first.",
         (left, 216, "every copy but the first is hidden"),
     )
     return drawing.hero(
-        "Four tiles of a product. Lengths are no measurement; here a copy takes as long as a multiplication."
+        "This sketch has four tiles and gives copying and multiplying the same length; it is not a measurement."
     )
 
 
@@ -450,10 +449,10 @@ def tensor(lane: int = 5) -> str:
     )
     drawing.frame(
         1,
-        f"After: lane {lane} hands in eight elements of a and four of b. Those of b are not even of its own results' columns: the tensor core distributes them.",
+        f"After: lane {lane} hands in eight elements of a and four of b. These elements of b are not those of its results' columns: the tensor core distributes them.",
         (left, below, "1 instruction of the warp for 2,048 multiply-adds"),
     )
-    return drawing.hero("A number is the lane that holds the result. Coloured: what lane 5 holds.")
+    return drawing.hero("The number in a result is the lane that holds it. What lane 5 holds is coloured.")
 
 
 def layouts() -> str:
@@ -484,16 +483,16 @@ def layouts() -> str:
     y = top + 8 * high + 28
     drawing.frame(
         0,
-        "Before: a lane gets two neighbours of a row. What lies across the sum is transposed in memory first.",
+        "Before: ld_matrix gives a lane two neighbours of a row, so three matrices are transposed in memory first.",
         (left, y, "3 launches that only copy, and 2 products"),
     )
     drawing.frame(
         1,
-        "After: the tile is copied as it is, and a lane gets two neighbours of a column: what it would have got from the transposed matrix.",
+        "After: the tile is copied as it is stored, and ld_matrix gives a lane two neighbours of a column, as it would from a transposed matrix.",
         (left, y, "2 products"),
     )
     return drawing.hero(
-        "8 x 8 elements of a tile in shared memory. A number is the lane into whose register the element goes; lane 5 is coloured."
+        "A square is an element of a tile in shared memory. Its number is the lane that gets the element. Lane 5 is coloured."
     )
 
 
@@ -510,24 +509,27 @@ def epilogue() -> str:
         drawing.arrow(240, 74, 240, 150)
         drawing.text(248, 116, "y + b", anchor="start", size=14)
     drawing.text(24, 24, "the forward product", anchor="start", size=14)
-    columns, rows_, wide, high = 8, 32, 30, 2.6
-    drawing.text(24, 212, "blocks of dW's product", anchor="start", size=14)
+    columns, rows_, wide, high = WIDTH // constant("WIDE"), 8, 30, 10
+    drawing.text(24, 212, "blocks of dW: inputs across, outputs down", anchor="start", size=14)
     drawing.grid(24, 220, columns, rows_, wide, high)
+    drawing.text(24 + wide * columns / 2, 316, "…", size=18)
     with drawing.during(1):
         drawing.fill(24, 220, wide, high, [(r, 0) for r in range(rows_)], 0.6)
     drawing.frame(
         0,
-        "Before: the output is stored, loaded for the bias and stored again; another launch reads dY once more for db.",
+        "Before: the output is stored, loaded to add the bias, and stored again. Another launch reads dY once more for db.",
         (280, 262, "3 trips of y,"),
         (280, 282, "1 more reading of dY"),
     )
     drawing.frame(
         1,
-        "After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds it up.",
+        "After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds up the fragments.",
         (280, 262, "1 trip of y,"),
         (280, 282, "db on the way"),
     )
-    return drawing.hero("Coloured: the blocks that add up the columns of dY, which is db.")
+    return drawing.hero(
+        "In the second picture, the coloured blocks add up the columns of dY, which gives db."
+    )
 
 
 PICTURES = (rows, once, vectors, shuffles, dx, dgamma, tiled, registers, copies, tensor, layouts, epilogue)

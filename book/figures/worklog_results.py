@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from book.figures.bench_results import time_text
+from book.figures.charts import bars
 from book.figures.figures import Drawing
 from book.figures.markdown_table import table
 from book.figures.worklog import FILES as PICTURES
@@ -23,12 +24,28 @@ NAMES = dict(
     zip(
         STEPS,
         (
-            "coalesced rows", "read once", "16-byte loads", "shuffles", "the row, backwards", "sums over rows", "tiles",
+            "coalesced rows", "read once", "16-byte loads", "shuffles", "a row, backwards", "sums over rows", "tiles",
             "registers", "asynchronous copies", "tensor cores", "three layouts", "epilogues",
         ),
         strict=True,
     )
 )  # fmt: skip
+
+WORDS = {
+    "sectors / fewest": "sectors moved, times the fewest possible",
+    "bytes read / size": "times each input is read",
+    "requests / fewest": "memory requests, times the fewest possible",
+    "shared bytes / row": "bytes stored in shared memory for a row",
+    "gamma, beta read / row width": "times the parameters are read for a row",
+    "atomics": "atomic additions",
+    "elements / multiply-add": "elements read for a multiply-add",
+    "shared bytes / multiply-add": "bytes of shared memory read for a multiply-add",
+    "copy not hidden": "share of multiply-adds that hide no copy",
+    "part not on tensor cores": "share of multiply-adds off the tensor cores",
+    "copied first / size": "times a matrix is read without being multiplied",
+    "output moved / size": "times the output is written or read",
+}
+"""What the report's counters count, where its names for them are short."""
 
 
 def measured(form: str, step: str, dtype: str = "bfloat16") -> record.Row:
@@ -48,12 +65,19 @@ def passes() -> list[float]:
     return [median("pass", str(number)) for number in range(len(STEPS) + 1)]
 
 
+def peer(name: str) -> float:
+    """The microseconds of both passes of PyTorch's own LayerNorm and Linear ("eager" or "compile"), as a CUDA graph."""
+    return median("pytorch", name)
+
+
 def counters(step: str) -> list[tuple[str, str, str]]:
-    """What the step brings down: the name of each counter, as the report has it, before and after."""
+    """What the step brings down: each counter in words, before and after."""
     number = lambda text: float(text.replace(",", ""))  # noqa: E731
     found = COUNTER.findall(outputs.load("fast_steps").text)
     return [
-        (name, given, own) for of, name, given, own in found if of == step and number(given) > number(own)
+        (str(WORDS.get(name, name)), given, own)
+        for of, name, given, own in found
+        if of == step and number(given) > number(own)
     ]
 
 
@@ -62,53 +86,106 @@ def times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
+SAME = "no change in time"
+
+
 def change(before: float, after: float) -> str:
     """A change of a time in words, from the one that is left."""
     ratio = before / after
     if ratio >= 1.95:
         return f"{times(ratio)} times as fast"
     if abs(1 - after / before) < 0.03:
-        return "no change in time"
+        return SAME
     return f"{abs(1 - after / before):.0%} {'less' if ratio > 1 else 'more'} time"
 
 
-def of_step(step: str, dtype: str = "bfloat16") -> str:
-    """How a step changes the time of its own kernel, in words."""
-    return change(median("first", step, dtype), median("solution", step, dtype))
+def of_step(step: str, dtype: str = "bfloat16", *, several: bool = False) -> str:
+    """How a step changes the time of its own kernel, as the rest of a sentence; of `several` kernels, in the plural."""
+    words = change(median("first", step, dtype), median("solution", step, dtype))
+    if words == SAME:
+        words = "as long as before"
+    faster, taking = ("are", "take") if several else ("is", "takes")
+    return f"{faster if words.endswith('as fast') else taking} {words}"
+
+
+def share_of_memory(form: str, step: str, dtype: str = "bfloat16") -> float:
+    """The share of memory's peak that a step's form reaches."""
+    return float(measured(form, step, dtype)["of_memory"])
+
+
+def gradients_gain(given: bool = False) -> float:
+    """How many microseconds less the two backward products take with step 9, or with its `given` code, than with step 8."""
+    form = "first" if given else "solution"
+    return sum(
+        median(f"solution {name}", "registers") - median(f"{form} {name}", "copies") for name in ("dln", "dW")
+    )
 
 
 def step_table(step: str) -> str:
     """A step's counters and times, before and after."""
+    return table([f"{STEPS.index(step) + 1}. {NAMES[step]}", "before", "after"], step_lines(step), "lrr")
+
+
+def step_lines(step: str) -> list[list[str]]:
+    """The lines of that table: what it is, before, after."""
     number = STEPS.index(step) + 1
     forms = [measured(form, step) for form in ("first", "solution")]
     body = [[name, before, after] for name, before, after in counters(step)]
     done = f"steps 1 to {number}" if number > 1 else "step 1"
     own = [time_text(float(form["median_us"])) for form in forms]
-    body.append([f"this kernel, {int(forms[0]['rows']):,} rows", *own])
+    body.append([f"time of this kernel, {int(forms[0]['rows']):,} rows", *own])
     if forms[0]["of_memory"]:
         body.append(["share of memory's peak", *(f"{float(form['of_memory']):.0%}" for form in forms)])
     else:
-        body.append(["over PyTorch's products", *(times(float(form["of_products"])) for form in forms)])
-    body.append([f"both passes after {done}", *map(time_text, passes()[number - 1 : number + 1])])
-    return table([f"{number}. {NAMES[step]}", "before", "after"], body, "lrr")
+        body.append(["times PyTorch's bare products", *(times(float(form["of_products"])) for form in forms)])
+    return [*body, [f"time of both passes after {done}", *map(time_text, passes()[number - 1 : number + 1])]]
+
+
+def key() -> str:
+    """The table of the first step, and what each of its lines is."""
+    lines = step_lines(STEPS[0])
+    meanings = (
+        "counted by the virtual GPU, in a small case", "on the H200, in bfloat16",
+        "of 4.8 TB/s; steps 7 to 12 compare with PyTorch's products", "with all steps up to this one",
+    )  # fmt: skip
+    drawing = Drawing(
+        30 + 46 * len(lines),
+        "; ".join(f"{name}: {what}" for (name, *_), what in zip(lines, meanings, strict=True)),
+    )
+    for x, words in ((388, "before"), (474, "after")):
+        drawing.text(x, 16, words, anchor="end")
+    for number, ((name, *values), what) in enumerate(zip(lines, meanings, strict=True)):
+        y = 26 + 46 * number
+        drawing.segment(2, y, 478, y, opacity=0.3)
+        drawing.text(4, y + 18, name, anchor="start")
+        drawing.text(18, y + 36, f"↑ {what}", anchor="start", size=12)
+        for x, value in zip((388, 474), values, strict=True):
+            drawing.text(x, y + 18, value, anchor="end")
+    return drawing.svg()
 
 
 def all_steps() -> str:
     """A line for each step: its kernel's times, and both passes over PyTorch's bare products."""
     bare, taken = median("bare", "all"), passes()
-    body = [["as given", "", "", "", time_text(taken[0]), times(taken[0] / bare)]]
+    body = [["as given", "", "", time_text(taken[0]), times(taken[0] / bare)]]
     for number, (step, whole) in enumerate(zip(STEPS, taken[1:], strict=True), 1):
-        own = [median(form, step) for form in ("first", "solution")]
-        body.append(
-            [
-                f"{number} {NAMES[step]}",
-                *map(time_text, own),
-                change(*own),
-                time_text(whole),
-                times(whole / bare),
-            ]
-        )
-    return table(["step", "kernel before", "after", "change", "both passes", "over products"], body, "lrrlrr")
+        own = (time_text(median(form, step)) for form in ("first", "solution"))
+        body.append([f"{number} {NAMES[step]}", *own, time_text(whole), times(whole / bare)])
+    return table(["step", "kernel before", "after", "both passes", "times bare"], body, "lrrrr")
+
+
+def row_kernels() -> str:
+    """The row kernels' times, each before and after its step."""
+    groups, spoken = {}, []
+    for number, step in enumerate(STEPS[:6], 1):
+        before, after = (median(form, step) for form in ("first", "solution"))
+        name = f"{number}. {NAMES[step]}"
+        groups[name] = [
+            ("before", before, time_text(before), False),
+            ("after", after, time_text(after), True),
+        ]
+        spoken.append(f"{name} {time_text(before)}, then {time_text(after)}")
+    return bars("The row kernels before and after their steps: " + "; ".join(spoken), groups, "microseconds")
 
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 470, 20, 262
@@ -133,6 +210,10 @@ def climb() -> str:
     y = place(0, bare)[1]
     drawing.segment(LEFT, y, RIGHT, y, dash="5 4", thick=1.5)
     drawing.text(LEFT + 4, y + 16, "the three products alone, by PyTorch", anchor="start")
+    for name in ("compile", "eager"):
+        y = place(0, peer(name))[1]
+        drawing.segment(LEFT, y, RIGHT, y, dash="2 3", thick=1.5)
+    drawing.text(LEFT + 4, y - 6, "PyTorch's layers, compiled and eager", anchor="start")
     points = [place(number, time) for number, time in enumerate(taken)]
     drawing.polyline(points, opacity=0.6, thick=2)
     for number, (x, y) in enumerate(points):
@@ -146,8 +227,8 @@ def climb() -> str:
             {
                 "title": f"{number}. {NAMES[step]}",
                 "time": time_text(taken[number]),
-                "change": f"its own kernel: {of_step(step)}",
-                "counter": f"{name}: {before} → {after}",
+                "change": f"Its own kernel {of_step(step)}",
+                "counter": f"{name[0].upper()}{name[1:]}: from {before} to {after}",
             }
         )
     data = html.escape(json.dumps(stops, ensure_ascii=False), quote=False)
@@ -159,4 +240,6 @@ FILES: dict[str, Callable[[], str]] = {
     **{f"worklog_{step}.md": partial(step_table, step) for step in STEPS},
     "worklog_all.md": all_steps,
     "worklog_climb.html": climb,
+    "worklog_key.svg": key,
+    "worklog_row_kernels.svg": row_kernels,
 }

@@ -83,9 +83,9 @@ def facts() -> Row:
     """Machine, driver, versions and date."""
     import torch
 
-    from harness.bench.machine import machine
+    from harness.bench.machine import describe_machine
 
-    return machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return describe_machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def state(name: str) -> str:

@@ -14,9 +14,11 @@ BUG, SMALL = "dw_batch_sequence_swapped", (2, 3, 4, 3)
 
 def bug() -> dict:
     """Return the data of the wrong kernel's page."""
-    kernel = next(kernel for kernel in zoo.load(PUZZLE.name) if kernel.name == BUG)
+    kernel = next(kernel for kernel in zoo.load_wrong_kernels(PUZZLE.name) if kernel.name == BUG)
     gate = next(gate for gate in PUZZLE.gates if gate.id == kernel.gate)
-    return picture_page.data(picture.take(PUZZLE, kernel.package(), gate, cases=PUZZLE.cases(SMALL)))
+    return picture_page.make_data(
+        picture.take_picture(PUZZLE, kernel.build_package(), gate, cases=PUZZLE.cases(SMALL))
+    )
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from book.measure.shared import write
-from harness.bench.timing import CudaClock, Protocol, WallClock, summary, take_turns
-from harness.check.gradient_checks import saved_bytes
+from harness.bench.timing import CudaClock, Protocol, WallClock, summarize, take_turns
+from harness.check.gradient_checks import count_saved_bytes
 from harness.devices.on_max import Graphs
 from harness.puzzles.p23.spec import BACKWARD, DELTA, FORWARD
 
@@ -233,12 +233,12 @@ def by_a_fair_one(
         except torch.cuda.OutOfMemoryError:
             rows[who] = Row(length, FAIR, who, failed="OOM")
             continue
-        rows[who] = replace(rows[who], kept=saved_bytes(function, leaves)[0])
+        rows[who] = replace(rows[who], kept=count_saved_bytes(function, leaves)[0])
         if rows[who].ms < SLOW:
             calls[who] = lambda function=function: step(function)
     clock = CudaClock() if device.type == "cuda" else WallClock()
     for who, taken in take_turns(calls, clock, Protocol(rounds, BURST)).items():
-        rows[who] = replace(rows[who], ms=summary(taken).median / 1e3)
+        rows[who] = replace(rows[who], ms=summarize(taken).median / 1e3)
     yield from rows.values()
 
 

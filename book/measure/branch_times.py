@@ -9,7 +9,7 @@ import torch
 
 from book.measure.product_times import LIBRARY, OWN, aligned, chosen, given, in_turns, make, passes
 from book.measure.shared import capture, write
-from harness.nn.layers import TWO_STREAMS, products
+from harness.nn.layers import TWO_STREAMS, decode_plan
 
 ONE = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, LIBRARY))
 TWO = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, OWN), (LIBRARY, LIBRARY))
@@ -56,7 +56,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     *leaves, dy = make(M, H, O)
     truth = exact(dy, *leaves[:4])
     captured = chosen(leaves, captured=True)
-    output = products(captured)["output"]
+    output = decode_plan(captured)["output"]
     graphs = {}
     for dln, dW, branches in ways(M, H, O):
         got = []
@@ -71,7 +71,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
             error = (mine.double() - right).norm() / right.norm()
             if not error < LARGEST_ERROR:
                 raise RuntimeError(f"{(M, H, O)}, {dln}, {dW}, {branches}: an error of {error:.1e}")
-    said = products(captured)
+    said = decode_plan(captured)
     best = (said["dln"], said["dW"], 2 if captured & TWO_STREAMS else 1)
     return [
         {"M": M, "H": H, "O": O, "dln": way[0], "dW": way[1], "branches": way[2]}

@@ -14,7 +14,7 @@ import torch
 
 from book.measure.shared import write
 from harness.learner import blanks
-from harness.puzzles.p28.bench import of_dtype
+from harness.puzzles.p28.bench import measure_dtype
 from harness.puzzles.p28.timing import Steps, library
 from harness.toolchain import roots
 
@@ -25,8 +25,8 @@ def first_forms(solution: Path, folder: Path) -> Path:
     shutil.copytree(solution, package, symlinks=False)
     file = package / "fast.mojo"
     text = file.read_text("utf-8")
-    given = {id: blank.given for id, blank in blanks.find(text).items()}
-    file.write_text(blanks.join(blanks.split(text), given), "utf-8")
+    given = {id: blank.provided for id, blank in blanks.find_blanks(text).items()}
+    file.write_text(blanks.join_pieces(blanks.split_blanks(text), given), "utf-8")
     return package
 
 
@@ -39,7 +39,7 @@ def measure() -> Iterator[dict[str, object]]:
         packages = {"first": first_forms(solution, Path(folder)), "solution": solution}
         for dtype in ("bfloat16", "float32"):
             forms = {form: Steps(library(package, form, dtype)) for form, package in packages.items()}
-            yield from of_dtype(dtype, forms)
+            yield from measure_dtype(dtype, forms)
 
 
 if __name__ == "__main__":

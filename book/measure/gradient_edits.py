@@ -14,9 +14,9 @@ import torch
 
 from book.measure.hunt_versions import Version, versions
 from book.measure.shared import write
-from harness.check.python_files import load
-from harness.puzzles.p21.hunt import USUAL, detections, function_of
-from harness.puzzles.p21.subjects import WANTED
+from harness.check.python_files import load_module
+from harness.puzzles.p21.hunt import USUAL, find_function, run_usual_checks
+from harness.puzzles.p21.subjects import REFERENCES
 from harness.testing import check_backward
 from harness.toolchain import roots
 
@@ -29,9 +29,9 @@ def row(version: Version, folder: Path) -> dict:
     """What the checks make of a version."""
     path = folder / f"{version.gate}_{version.name}.py"
     path.write_text(version.text, encoding="utf-8")
-    function = function_of(version.gate, load(path)).apply
-    usual = detections(WANTED[version.gate].subject(function))
-    reference, inputs = WANTED[version.gate].reference, import_module("zoo_cases").P21[version.gate]
+    function = find_function(version.gate, load_module(path)).apply
+    usual = run_usual_checks(REFERENCES[version.gate].subject(function))
+    reference, inputs = REFERENCES[version.gate].reference, import_module("zoo_cases").P21[version.gate]
     report = check_backward(function, reference=reference, inputs=inputs, leave_out=NOT_ASKED)
     first = report.wrong[0] if report.wrong else None
     return {

@@ -54,12 +54,12 @@ def without_given(text: str) -> str:
 def versions() -> list[Version]:
     """All of them, by gate."""
     path = roots.solutions() / "p21" / "hunt.py"
-    gates = find_puzzle("p21").rung("torch").gates
+    gates = find_puzzle("p21").find_rung("torch").gates
     solution = without_given(path.read_text(encoding="utf-8"))
     found = [Version(gate, "solution", "solution", solution) for gate in gates]
-    for bug in zoo.load("p21"):
+    for bug in zoo.load_wrong_kernels("p21"):
         if bug.rung == "torch":
-            found.append(Version(bug.gate, bug.name, "bug", without_given(bug.apply_edits(path))))
+            found.append(Version(bug.gate, bug.name, "bug", without_given(bug.edit_text(path))))
     for gate, edits in tomllib.loads(EDITS.read_text(encoding="utf-8")).items():
         for name, edit in edits.items():
             found.append(Version(gate, name, "edit", edited(solution, edit["old"], edit["new"])))

@@ -82,7 +82,6 @@ COMMANDS = {
     "saving_less": example("saving_less", exact=False),
     "first_backward": task("p20 --backward --solution --device virtual", anywhere=False),
     "worth_it": example("worth_it", exact=False, timed=True),
-    "profile": task("p22 --profile --solution", exact=True, anywhere=False),
     "row_largest": virtual("row_largest"),
     "mirrored_race": virtual("mirrored_row", 1),
     "mirrored_mended": virtual("mirrored_row", define="-D MENDED "),
@@ -185,6 +184,7 @@ def machine_free(text: str) -> list[str]:
     text = re.sub(r"-?\d+\.\d+(e[+-]?\d+)?", "#", text)
     text = re.sub(r"\b[0-9a-f]{7,}\b", "#", text)
     text = text.replace("compiled in # s", "cached")
+    text = re.sub(r"\n {3}(?=\S)", " ", text)  # where a line wraps depends on the numbers in it
     text = re.sub(r"^( *#? *│)[ xo*+]*$", r"\1", text, flags=re.M)  # a plot: numbers too
     # Which case is the hardest depends on PyTorch's rounding.
     text = re.sub(r"(#x +# +)\S.*", r"\1(case)", text)

@@ -16,7 +16,7 @@ import torch
 
 from book.measure.shared import capture, write
 from harness.nn import host
-from harness.nn.layers import EPS, LAYER, MATMULS, products
+from harness.nn.layers import EPS, LAYER, MATMULS, decode_plan
 
 OWN, LIBRARY, PADDED = MATMULS
 NAMES = ("output", "dln", "dW")
@@ -138,7 +138,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
             capture(lambda b=backward, k=kept: b(k)),
         )
     taken = in_turns(graphs, ROUNDS, M * H * O)
-    captured, plain = (products(chosen(leaves, captured)) for captured in (True, False))
+    captured, plain = (decode_plan(chosen(leaves, captured)) for captured in (True, False))
     loop = "own" if {*plain.values()} == {OWN} else "as a graph" if plain == captured else "library"
     return [
         {"M": M, "H": H, "O": O, **dict(zip(NAMES, way, strict=True)), "host_us": f"{host_us[way]:.1f}"}

@@ -28,7 +28,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from book.measure.shared import join, write_to
-from harness.nn import attention, ring_steps
+from harness.nn import attention
+from harness.nn import ring as layer
 from harness.puzzles.p25 import layout
 
 HEADS = 16
@@ -150,7 +151,7 @@ class Problem:
 
     def part(self, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
         """This rank's part of a tensor [1, HEADS, S, d] that so many ranks hold; zig-zag where causal."""
-        ranges = layout.held(self.world.rank, ranks, self.length, self.causal)
+        ranges = layout.get_ranges(self.world.rank, ranks, self.length, self.causal)
         return as_in_models(torch.cat([tensor[:, :, slice(*each)] for each in ranges], 2))
 
 
@@ -186,16 +187,16 @@ def ring(problem: Problem, job: Job) -> Iterator[Run]:
     rest = problem.length, problem.scale, job.causal, job.causal, problem.world.groups[job.ranks]
 
     def run() -> Tensors:
-        out = ring_steps.RingAttention.apply(*leaves, *rest, kernels)
+        out = layer.RingAttention.apply(*leaves, *rest, kernels)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
-    exchange = ring_steps.exchange
+    exchange = layer.exchange
     if job.candidate == BLOCKS:
-        ring_steps.exchange = lambda tensors, shapes, group: (list(tensors), [])
+        layer.exchange = lambda tensors, shapes, group: (list(tensors), [])
     try:
         yield run
     finally:
-        ring_steps.exchange = exchange
+        layer.exchange = exchange
 
 
 @contextmanager

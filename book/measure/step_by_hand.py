@@ -15,18 +15,18 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from book.measure.shared import write
-from harness.bench.timing import CudaClock, Protocol, summary, take_turns
+from harness.bench.timing import CudaClock, Protocol, summarize, take_turns
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
-from harness.puzzles.p27.gpt_step import ByHand, by_hand
-from harness.puzzles.p27.train_gpt import excerpts, one_step
+from harness.puzzles.p27.gpt_step import ByHand, make_trainer
+from harness.puzzles.p27.train_gpt import excerpts, run_step
 
 CHAPTERS = Path(__file__).absolute().parents[1] / "src"
 ROUNDS, EXCERPTS = 12, 4
 """Steps of each candidate that are timed, and excerpts that it is given in turn."""
 RATE = 1e-5
 CANDIDATES: dict[str, Callable[[State], ByHand | ByAutograd]] = {
-    "by hand": by_hand,
+    "by hand": make_trainer,
     "autograd": ByAutograd,
     "torch.compile": partial(ByAutograd, compiled=True),
 }
@@ -95,12 +95,12 @@ def rows(sizes: Sizes, device: torch.device) -> Iterator[dict]:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         trained, following = make(State.begin(sizes, 0, device)), cycle(texts)
-        steps[name] = lambda trained=trained, following=following: one_step(trained, next(following), RATE)
+        steps[name] = lambda trained=trained, following=following: run_step(trained, next(following), RATE)
         losses = [steps[name]() for _ in texts]
         seen[name] = torch.cuda.max_memory_allocated() - before, losses[-1]
     taken = take_turns(steps, CudaClock(), Protocol(ROUNDS, burst=1.0))
     for name, (peak, loss) in seen.items():
-        times = summary(taken[name])
+        times = summarize(taken[name])
         median, low, high = (f"{value:.1f}" for value in (times.median, times.p20, times.p80))
         yield {
             "what": name,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from book.measure.shared import write as write_rows
-from harness.check.python_files import load
+from harness.check.python_files import load_module
 from harness.puzzles.p27.running import no_autograd
 from harness.puzzles.p27.spec import PUZZLE
 from harness.puzzles.p27.train import TINY, Training, excerpts
@@ -19,7 +19,7 @@ BYTES = 150
 
 def rows() -> Iterator[dict]:
     """A row for each step."""
-    module = load(roots.solutions() / PUZZLE.name / PUZZLE.rung("tape").file)
+    module = load_module(roots.solutions() / PUZZLE.name / PUZZLE.find_rung("tape").file)
     training = Training.begin(TINY)
     steps = zip(range(1, TINY.steps + 1), excerpts(TINY, roots.book() / "src"), strict=False)
 

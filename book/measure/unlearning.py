@@ -1,10 +1,14 @@
 """Find the training steps of small GPTs that undo what was learned: `python -m book.measure unlearning`, twenty minutes on a CPU.
 
 A model of puzzle 27's form trains on the bytes of this book, or of PyTorch's documentation. After each update the loss on the batch of
-that update is measured again, so a rise is the update's doing, whatever the next batch holds. A row is a run; with the argument `path`
-(`python -m book.measure unlearning_path`), a row is a place on the way of one run, and the loss is that of one batch throughout.
+that update is measured again, so a rise is caused by the update, whatever the next batch holds. A row is a run. With the argument
+`path` (record `unlearning_path`) a row is a point between two updates of one run, and the loss is that of one batch throughout.
+With `causes` (`unlearning_causes`) each run's worst step is repeated with other batches, and its effect undone in parts; with
+`scales` (`unlearning_scales`) the shared vector of one run is scaled.
 """
 
+import copy
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -14,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from book.measure import record
 from book.measure.shared import write
 from harness.puzzles.p27.autograd import Model, Tensors, parameters
 from harness.puzzles.p27.excerpts import read_text
@@ -36,8 +41,11 @@ RISE = 0.25
 """Nats by which an update must raise the loss of its own batch to count as one that unlearns."""
 FOLLOWED = ("PyTorch", "small", 1, 8)
 """The run whose way is followed: text, size, warm-up and seed."""
-FROM, SPOILED, TO, PARTS = 8, 15, 17, 8
-"""Updates after which the way begins, of which one spoils the model, and after which it ends; places between two updates."""
+SPOILED, LAST, PARTS = 15, 17, 8
+"""The update that spoils the followed run, the last one of the path, and points between two updates."""
+OTHERS = 40
+"""Batches from which a run's worst update is made instead of its own."""
+SCALES = [step / 20 for step in range(20, -21, -1)]
 FREQUENT = b" teon"
 """Bytes whose probabilities are told."""
 
@@ -135,7 +143,7 @@ def path_rows() -> Iterator[dict]:
     for batch in run.batches():
         places.append(run.p)
         batches.append(batch)
-        if run.number == TO:
+        if run.number == LAST:
             break
         run.update(run.gradients(batch)[1])
     batch = batches[SPOILED - 1]
@@ -143,32 +151,115 @@ def path_rows() -> Iterator[dict]:
     along = before / before.norm()
     across = after - (after @ along) * along
     across /= across.norm()
-    absent = torch.ones(256, dtype=torch.bool)
-    absent[batch.flatten()] = False
-    for place in range(FROM * PARTS, TO * PARTS + 1):
+    for place in range(LAST * PARTS + 1):
         number, part = divmod(place, PARTS)
         p = {
             name: t.lerp(places[number + (part > 0)][name], part / PARTS)
             for name, t in places[number].items()
         }
         loss, vectors = run.look(batch, p)
-        shares = predicted(batch, p)
-        told = {f"of_{byte:02x}": float(shares[byte]) for byte in FREQUENT}
-        told |= {"of_absent": float(shares[absent].sum())}
+        model = Model()
+        model.loss(batch[:, :-1], batch[:, 1:], p)
+        told = compute_shares(model.outputs["ln_f"] @ p["token"].T, batch)
         vector = {"along_size": float(vectors[-1] @ along), "across_size": float(vectors[-1] @ across)}
         yield {"place_updates": f"{place / PARTS:.3f}"} | {
             name: f"{value:.4f}" for name, value in {"loss": loss, **vector, **told}.items()
         }
 
 
-@torch.no_grad()
-def predicted(batch: Tensor, p: Tensors) -> Tensor:
-    """The mean probability of each byte over all places of a batch."""
-    model = Model()
-    model.loss(batch[:, :-1], batch[:, 1:], p)
-    return (model.outputs["ln_f"] @ p["token"].T).softmax(-1).mean((0, 1))
+def compute_shares(logits: Tensor, batch: Tensor) -> dict[str, float]:
+    """Return the mean probability of each of the FREQUENT bytes, and of all bytes that the batch lacks."""
+    shares = logits.detach().softmax(-1).mean((0, 1))
+    absent = torch.ones(256, dtype=torch.bool)
+    absent[batch.flatten()] = False
+    told = {f"of_{byte:02x}": float(shares[byte]) for byte in FREQUENT}
+    return told | {"of_absent": float(shares[absent].sum())}
 
+
+# ---- The cause ----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def read_stream(run: Run, batch: Tensor) -> Tensor:
+    """Return the last block's output, [batch, context, channels]."""
+    model = Model()
+    model.loss(batch[:, :-1], batch[:, 1:], run.p)
+    return model.outputs[f"block{run.blocks - 1}"]
+
+
+@torch.no_grad()
+def compute_head(run: Run, stream: Tensor, batch: Tensor) -> tuple[float, Tensor]:
+    """Return the loss and the logits that the final LayerNorm and the token table make of a stream."""
+    p = run.p
+    ln_out = F.layer_norm(stream, stream.shape[-1:], p["ln_f.weight"], p["ln_f.bias"])
+    logits = ln_out @ p["token"].T
+    return float(F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())), logits
+
+
+def updated(run: Run, grads: Tensors) -> Run:
+    """Return a copy of a run after one more update from these gradients."""
+    run = copy.copy(run)
+    run.means = {name: (mean.clone(), square.clone()) for name, (mean, square) in run.means.items()}
+    run.update(grads)
+    return run
+
+
+def replay(text: str, size: str, warm_up: int, seed: int, update: int) -> tuple[Run, list[Tensor]]:
+    """Return a run just before one of its updates, and all its batches, that of the update first."""
+    run = Run(text, size, warm_up, seed)
+    batches = list(run.batches())
+    for batch in batches[: update - 1]:
+        run.update(run.gradients(batch)[1])
+    return run, batches[update - 1 :] + batches[: update - 1]
+
+
+def cause_rows() -> Iterator[dict]:
+    """Yield a row for each run on PyTorch's documentation whose worst step counts.
+
+    `restored_loss` is that after the update with the shared vector of before, and nothing else, put back. The sizes are that
+    vector's lengths. The rises are of the same batch's loss, after an update made from one of OTHERS batches, or from a
+    gradient of zero.
+    """
+    for row in record.rows("unlearning"):
+        if row["text"] == "book" or float(row["rise"]) <= RISE:
+            continue
+        which = row["text"], row["size"], int(row["warm_up"]), int(row["seed"])
+        run, (batch, *others) = replay(*which, int(row["update"]))
+        before, grads = run.gradients(batch)
+        after = updated(run, grads)
+        old, new = read_stream(run, batch), read_stream(after, batch)
+        shared, moved = old.mean((0, 1)), new.mean((0, 1))
+        restored = new - moved + shared
+        rises = [updated(run, run.gradients(other)[1]).look(batch)[0] - before for other in others[:OTHERS]]
+        zero = {name: torch.zeros_like(tensor) for name, tensor in run.p.items()}
+        numbers = {
+            "before_loss": before,
+            "after_loss": after.look(batch)[0],
+            "before_size": float(shared.norm()),
+            "after_size": float(moved.norm()),
+            "restored_loss": compute_head(after, restored, batch)[0],
+            "others_least_rise": min(rises),
+            "others_median_rise": statistics.median(rises),
+            "others_most_rise": max(rises),
+            "momentum_rise": updated(run, zero).look(batch)[0] - before,
+        }
+        known = {name: row[name] for name in ("text", "size", "warm_up", "seed", "update")}
+        yield known | {name: f"{number:.4f}" for name, number in numbers.items()}
+
+
+def scale_rows() -> Iterator[dict]:
+    """Yield what the followed run predicts before its worst update, with its shared vector scaled by each of SCALES."""
+    run, (batch, *_) = replay(*FOLLOWED, SPOILED)
+    stream = read_stream(run, batch)
+    shared = stream.mean((0, 1))
+    for scale in SCALES:
+        loss, logits = compute_head(run, stream + (scale - 1) * shared, batch)
+        told = {"loss": loss, **compute_shares(logits, batch)}
+        yield {"scale": scale} | {name: f"{value:.4f}" for name, value in told.items()}
+
+
+ROWS = {"path": path_rows, "causes": cause_rows, "scales": scale_rows}
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # small products: threads only wait for each other
-    write(path_rows() if "path" in sys.argv[2:] else run_rows())
+    torch.set_num_threads(1)  # small matmuls: threads only wait for each other
+    write(ROWS[sys.argv[2]]() if len(sys.argv) > 2 else run_rows())

@@ -119,7 +119,7 @@ def windows(curve: list[float]) -> list[float]:
 def curves(seed: int) -> dict[str, tuple[list[float], list[float]]]:
     """Wrong kernel -> the windows of the right run and of its own; those left out that these sizes do not show."""
     right, by_mistake = losses(seed=seed), {}
-    for wrong in zoo.load("p22"):
+    for wrong in zoo.load_wrong_kernels("p22"):
         if pair := chosen(wrong):
             short = losses(*pair, steps=3, seed=seed)
             if short != right[:3]:

@@ -26,6 +26,11 @@
         return element('pre', {}, code);
     }
 
+    // Text between backticks is code.
+    function withCode(text) {
+        return text.split('`').map(function (part, i) { return i % 2 ? element('code', {}, part) : part; });
+    }
+
     const HELPERS = {
         'rows(': 'rows(t) is t as a matrix of its rows. ',
         'memory(': 'memory(t) is the elements of t in the order of memory, as a kernel sees them. ',
@@ -43,9 +48,9 @@
 
     // What the checks say of a version: one sentence for the usual ones, one for check_backward.
     function verdictOf(version) {
-        const usual = version.seen.length ? `${listed(version.seen)} object${version.seen.length === 1 ? 's' : ''}.`
-            : 'None of the seven usual checks objects.';
-        const own = version.right ? 'check_backward finds it right in every try.'
+        const usual = version.seen.length ? `${listed(version.seen)} find${version.seen.length === 1 ? 's' : ''} a mistake.`
+            : 'None of the seven usual checks finds a mistake.';
+        const own = version.right ? 'check_backward accepts it.'
             : `check_backward rejects it in the try “${version.try}”: ${version.said}`;
         return `${usual[0].toUpperCase()}${usual.slice(1)} ${own}`;
     }
@@ -60,16 +65,19 @@
         let timer = null;
 
         // One row of the table becomes buttons: arrow keys walk through them, Tab passes the table by.
-        [...table.tBodies[0].rows].forEach(function (row, r) {
+        const bugRows = [...table.tBodies[0].rows].filter(function (row) { return !row.classList.contains('kind'); });
+        bugRows.forEach(function (row, r) {
             grid.push([...row.cells].map(function (cell, c) {
                 const check = c ? data.checks[c - 1] : '';
                 const words = c ? `${data.bugs[r].name}, ${check}: ${cell.className === 'found' ? 'finds it' : 'misses it'}`
                     : `open ${data.bugs[r].name}`;
                 const made = element('button', { type: 'button', tabindex: -1, 'aria-label': words }, ...cell.childNodes);
-                made.addEventListener('click', function () { open(r); });
+                made.addEventListener('click', function () { open(r, c); });
                 made.addEventListener('keydown', function (event) {
                     const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] || [0, 0];
-                    const next = (grid[r + down] || [])[c + right];
+                    let row = r + down;
+                    while (down && bugRows[row] && !bugRows[row].offsetParent) { row += down; }
+                    const next = (grid[row] || [])[c + right];
                     if ((down || right) && next) { event.preventDefault(); next.tabIndex = 0; made.tabIndex = -1; next.focus(); }
                 });
                 cell.replaceChildren(made);
@@ -80,13 +88,14 @@
 
         function show(column) {
             table.dataset.shown = String(column + 1);
-            [table.tHead, table.tBodies[0], table.tFoot].forEach(function (part) {
+            [table.tBodies[0], table.tFoot].forEach(function (part) {
                 [...part.rows].forEach(function (row) {
+                    if (row.classList.contains('kind')) { return; }
                     [...row.cells].forEach(function (cell, c) { cell.classList.toggle('to-come', c > column + 1); });
                 });
             });
             const count = data.bugs.filter(function (bug, r) { return grid[r][column + 1].parentNode.className.includes('found'); }).length;
-            said.textContent = `${data.checks[column]} finds ${count} of ${data.bugs.length}.`;
+            said.textContent = `${data.checks[column]} finds ${count} of ${data.bugs.length}.${mended.size ? ` You have fixed ${mended.size}.` : ''}`;
         }
 
         function play() {
@@ -100,13 +109,15 @@
             }, 900);
         }
 
-        function open(number) {
+        // `asked` is the column of a clicked square; the dialog says first whether that check finds the mistake.
+        function open(number, asked) {
             const bug = data.bugs[number];
+            const answer = asked ? [element('p', {}, element('strong', {}, data.checks[asked - 1]),
+                grid[number][asked].parentNode.className.includes('found') ? ' finds this mistake.' : ' misses this mistake.')] : [];
             clearInterval(timer);
             show(data.checks.length - 1);
-            const verdict = element('p', { role: 'status', class: 'catches-verdict' }, 'Choose an edit.');
-            const why = element('p', { class: 'catches-why' });
-            const edits = element('div', { class: 'catches-edits' });
+            const verdict = element('div', { role: 'status', class: 'catches-verdict' });
+            const edits = element('div', { class: 'catches-edits' }, element('strong', {}, 'Choose an edit that fixes it; there may be several.'), verdict);
             bug.edits.forEach(function (edit, i) {
                 const lines = edit.diff.map(function ([sign, text]) {
                     return element('span', { class: sign === '+' ? 'added' : 'taken' }, `${sign === '+' ? '+' : '−'} ${text}\n`);
@@ -115,32 +126,46 @@
                     edit.diff.filter(function ([sign]) { return sign === '+'; }).map(function ([, text]) { return text; }).join('; ') },
                     element('code', {}, ...lines));
                 made.addEventListener('click', function () {
-                    [...edits.children].forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
+                    edits.querySelectorAll('button').forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
+                    made.after(verdict);
                     made.classList.add(edit.right ? 'right' : 'wrong');
                     verdict.className = `catches-verdict ${edit.right ? 'right' : 'wrong'}`;
-                    verdict.textContent = `${edit.right ? 'Fixed.' : 'Still wrong.'} ${verdictOf(edit)}`;
-                    if (edit.right) { mended.add(number); why.textContent = bug.story; }
+                    verdict.replaceChildren(element('p', {}, `${edit.right ? 'Fixed.' : 'Still wrong.'} ${verdictOf(edit)}`));
+                    if (edit.right) {
+                        mended.add(number);
+                        bugRows[number].classList.add('mended');
+                        show(data.checks.length - 1);
+                        verdict.append(element('p', {}, element('strong', {}, 'The mistake: '), ...withCode(bug.story)));
+                    }
+                    verdict.scrollIntoView({ block: 'nearest' });
                     place.dataset.mended = String(mended.size);
                 });
                 edits.append(made);
             });
-            const step = function (by) { return function () { open((number + by + data.bugs.length) % data.bugs.length); }; };
-            const links = bug.source ? [' It was reported in public: ', element('a', { href: bug.source }, bug.source.replace('https://', '')), '.'] : [];
+            const step = function (by) { return function () { open((number + by + data.bugs.length) % data.bugs.length, asked); }; };
+            const links = bug.source ? [' A public report of a similar mistake: ', element('a', { href: bug.source }, bug.source.replace('https://', '')), '.'] : [];
+            const code = codeBlock(bug.code), held = dialog.open ? document.activeElement.textContent : '';
+            code.tabIndex = 0;
+            const buttons = [button('Back', step(-1)), button('Next', step(1)), button('Close', function () { dialog.close(); })];
             dialog.replaceChildren(
-                element('div', { class: 'player-buttons' }, element('strong', {}, bug.name), `${number + 1} of ${data.bugs.length}`,
-                    button('Back', step(-1)), button('Next', step(1)), button('Close', function () { dialog.close(); })),
-                element('p', {}, bug.effect, ...links),
-                codeBlock(bug.code), element('p', { class: 'catches-note' }, helpersIn(bug.code)),
-                element('p', {}, `As it stands: ${verdictOf(bug)}`),
-                element('p', {}, element('strong', {}, 'Six edits, of which at least one fixes it.')),
-                edits, verdict, why);
+                element('div', { class: 'player-buttons' }, element('strong', {}, bug.name), `${number + 1} of ${data.bugs.length}`, ...buttons),
+                ...answer, element('p', {}, ...withCode(bug.effect), ...links),
+                element('div', { class: 'catches-bug' },
+                    element('div', {}, code, element('p', { class: 'catches-note' }, helpersIn(bug.code)), element('p', {}, verdictOf(bug))), edits));
             if (!dialog.open) { dialog.showModal(); }
+            // Whoever leafs with Next keeps it under the finger; everybody else begins at the code.
+            (buttons.find(function (made) { return made.textContent === held; }) || code).focus({ preventScroll: true });
             dialog.scrollTop = 0;
             place.dataset.open = bug.name;
         }
 
         dialog.addEventListener('click', function (event) { if (event.target === dialog) { dialog.close(); } });
-        place.prepend(element('div', { class: 'player-buttons' }, button('Play again', play),
+        const fewer = button('Only what gradcheck accepts', function () {
+            fewer.setAttribute('aria-pressed', String(table.classList.toggle('accepted')));
+        });
+        fewer.setAttribute('aria-pressed', 'false');
+        bugRows.forEach(function (row) { row.classList.toggle('caught', row.cells[1].className.includes('found')); });
+        place.prepend(element('div', { class: 'player-buttons' }, button('Play again', play), fewer,
             button('Open one at random', function () { open(Math.floor(Math.random() * data.bugs.length)); })), said);
         place.append(dialog);
         play();
@@ -157,48 +182,68 @@
         return made;
     }
 
-    // The run's shared vector in a plane, what LayerNorm makes of it, the loss of one batch, and what the model predicts.
-    function unlearning(place) {
-        const data = JSON.parse(place.querySelector('.unlearning-data').textContent);
-        const points = data.points, last = points.length - 1;
-        const worst = points.reduce(function (best, point, i) { return point[1] > points[best][1] ? i : best; }, 0);
-        const size = 300, reach = Math.max(...points.map(function (p) { return Math.hypot(p[2], p[3]); })) * 1.05;
-        const zero = { x: size * 0.22, y: size * 0.55 }, scale = (size - zero.x - 12) / reach, full = 92;
-        let now = 0, direction = 1, timer = null;
+    // A drawn chart of the loss, and a function that moves a dot to a place on its line.
+    function lossChart(place) {
+        const chart = place.querySelector('svg'), at = chart.querySelector('polyline').points, dot = shape('circle', { r: 6, class: 'tip' });
+        chart.append(dot);
+        return [chart, function (index) { dot.setAttribute('cx', at[index].x); dot.setAttribute('cy', at[index].y); }];
+    }
 
-        function onPlane(point) { return [zero.x + point[2] * scale, zero.y - point[3] * scale]; }
-        const plane = shape('svg', { viewBox: `0 0 ${size} ${size}`, class: 'unlearning-plane' });
-        const trail = points.map(function (p) { return onPlane(p).map(function (v) { return v.toFixed(1); }).join(','); }).join(' ');
-        const raw = shape('line', { x1: zero.x, y1: zero.y, class: 'vector' });
-        const normed = shape('line', { x1: zero.x, y1: zero.y, class: 'normed' });
-        const tip = shape('circle', { r: 9, class: 'tip' }), normedTip = shape('circle', { r: 5, class: 'normed-tip' });
-        plane.append(shape('circle', { cx: zero.x, cy: zero.y, r: full, class: 'ring' }),
-            shape('line', { x1: 0, x2: size, y1: zero.y, y2: zero.y, class: 'axis' }),
-            shape('line', { x1: zero.x, x2: zero.x, y1: 24, y2: size - 24, class: 'axis' }),
-            shape('polyline', { points: trail, class: 'trail' }), normed, raw, tip, normedTip,
-            shape('text', { x: 6, y: 16 }, 'the vector that all positions share'),
-            shape('text', { x: 6, y: size - 8, class: 'normed-words' }, 'the same after LayerNorm'));
-
-        const curve = shape('svg', { viewBox: `0 0 ${size} 170`, class: 'unlearning-curve' });
-        const low = Math.min(...points.map(function (p) { return p[1]; })), high = points[worst][1];
-        function onCurve(point) {
-            return [34 + (point[0] - points[0][0]) / (points[last][0] - points[0][0]) * (size - 46), 22 + (high - point[1]) / (high - low) * 116];
-        }
-        const dot = shape('circle', { r: 6, class: 'tip' });
-        curve.append(shape('polyline', { class: 'trail', points: points.map(function (p) { return onCurve(p).join(','); }).join(' ') }), dot,
-            shape('text', { x: 0, y: 14 }, 'loss of one batch, in nats'), shape('text', { x: 0, y: onCurve(points[worst])[1] + 12 }, high.toFixed(1)),
-            shape('text', { x: 0, y: onCurve(points[last])[1] }, low.toFixed(1)), shape('text', { x: size / 2, y: 166 }, 'updates'));
-        points.forEach(function (p) {
-            if (p[0] === Math.round(p[0])) { curve.append(shape('text', { x: onCurve(p)[0], y: 154, 'text-anchor': 'middle' }, String(p[0]))); }
-        });
-
-        const bars = element('div', { class: 'unlearning-bars' }, element('p', {}, 'what the model predicts, on average'));
-        const rows = data.names.map(function (name) {
+    // Bars of what the model predicts, each with a mark at the untrained share, and a function that fills them.
+    function shareBars(data) {
+        const bars = element('div', { class: 'unlearning-bars' }, element('p', {}, 'what the model predicts (mark: untrained)'));
+        const rows = data.names.map(function (name, i) {
             const bar = element('i', {}), said = element('output', {});
-            bars.append(element('div', {}, element('span', {}, name), bar, said));
+            const mark = element('b', { style: `left: ${(data.untrained[i] * 100).toFixed(1)}%` });
+            bars.append(element('div', {}, element('span', {}, name), element('span', {}, bar, mark), said));
             return [bar, said];
         });
-        const slider = element('input', { type: 'range', min: 0, max: last, step: 1, value: 0, 'aria-label': 'place in the run' });
+        return [bars, function (index) {
+            data.shares[index].forEach(function (share, i) {
+                rows[i][0].style.width = `${(share * 100).toFixed(1)}%`;
+                rows[i][1].textContent = `${(share * 100).toFixed(share < 0.00995 ? 1 : 0)}%`;
+            });
+        }];
+    }
+
+    // The run's shared vector in a plane, what LayerNorm makes of it, the loss of one batch, and what the model predicts.
+    function unlearning(place) {
+        const data = JSON.parse(place.querySelector('script').textContent);
+        const points = data.points, last = points.length - 1;
+        const worst = points.reduce(function (best, point, i) { return point[1] > points[best][1] ? i : best; }, 0);
+        const reach = Math.max(...points.map(function (p) { return p[2]; })) * 1.06;
+        const rise = Math.max(...points.map(function (p) { return p[3]; }));
+        const narrow = place.clientWidth < 560, width = narrow ? 340 : 640, full = narrow ? 42 : 74;
+        const scale = width / (reach + (narrow ? 9 : 8)), zero = { x: width - reach * scale, y: Math.max(rise * scale, full) + 44 };
+        const height = zero.y + full + (narrow ? 36 : 26), [chart, mark] = lossChart(place), [bars, fill] = shareBars(data);
+        const begin = Math.max(worst - 30, 0), recent = points.findIndex(function (p) { return p[0] === 13; });
+        let now = 0, timer = null;
+
+        function onPlane(point) { return [zero.x + point[2] * scale, zero.y - point[3] * scale]; }
+        function way(some) { return some.map(function (p) { return onPlane(p).map(function (v) { return v.toFixed(1); }).join(','); }).join(' '); }
+        const plane = shape('svg', { viewBox: `0 0 ${width} ${height}`, class: 'unlearning-plane' });
+        const raw = shape('line', { x1: zero.x, y1: zero.y, class: 'vector' });
+        const normed = shape('line', { x1: zero.x, y1: zero.y, class: 'normed' });
+        const tip = shape('circle', { r: 8, class: 'tip' }), normedTip = shape('circle', { r: 5, class: 'normed-tip' });
+        const offsets = { 7: [-3, -9], 13: [8, 8], 14: [-10, 17], 15: [-24, -4], 16: [-6, 18], 17: [-4, -9] };
+        const unit = width - 10 * scale - 10;
+        plane.append(shape('circle', { cx: zero.x, cy: zero.y, r: full, class: 'ring' }),
+            shape('line', { x1: 0, x2: width, y1: zero.y, y2: zero.y, class: 'axis' }),
+            shape('line', { x1: zero.x, x2: zero.x, y1: 36, y2: height - 20, class: 'axis' }),
+            shape('polyline', { points: way(points.slice(0, recent + 1)), class: 'trail early' }),
+            shape('polyline', { points: way(points.slice(recent)), class: 'trail' }), raw, normed,
+            ...points.filter(function (p) { return p[0] in offsets; }).flatMap(function (p) {
+                const [x, y] = onPlane(p), [right, down] = offsets[p[0]];
+                return [shape('circle', { cx: x, cy: y, r: 3, class: 'update' }), shape('text', { x: x + right, y: y + down }, String(p[0]))];
+            }), tip, normedTip,
+            shape('text', { x: 2, y: 12 }, 'the vector that all positions share, after each update'),
+            shape('text', { x: zero.x + 5, y: 33 }, '↑ where update 15 turns it'),
+            shape('text', { x: width - 2, y: zero.y + (narrow ? 34 : 40), 'text-anchor': 'end' }, 'its direction before update 15 →'),
+            shape('line', { x1: unit, x2: unit + 10 * scale, y1: height - 12, y2: height - 12, class: 'unit' }),
+            shape('text', { x: unit + 5 * scale, y: height - 18, 'text-anchor': 'middle' }, 'length 10'),
+            shape('text', { x: 2, y: height - 5, class: 'normed-words' }, narrow ? 'after LayerNorm (not to scale)' : 'the same vector after LayerNorm (length not to scale)'));
+
+        const slider = element('input', { type: 'range', min: 0, max: last, step: 1, value: 0, 'aria-label': 'update' });
         const facts = element('p', { role: 'status' });
 
         function show(index) {
@@ -209,12 +254,8 @@
             const [nx, ny] = [zero.x + point[2] / length * full, zero.y - point[3] / length * full];
             normed.setAttribute('x2', nx); normed.setAttribute('y2', ny);
             normedTip.setAttribute('cx', nx); normedTip.setAttribute('cy', ny);
-            const [cx, cy] = onCurve(point);
-            dot.setAttribute('cx', cx); dot.setAttribute('cy', cy);
-            data.shares[index].forEach(function (share, i) {
-                rows[i][0].style.width = `${Math.min(100, share * 120).toFixed(1)}%`;
-                rows[i][1].textContent = `${(share * 100).toFixed(0)}%`;
-            });
+            mark(index);
+            fill(index);
             slider.value = index;
             const whole = point[0] === Math.round(point[0]);
             facts.textContent = `${whole ? `After update ${point[0]}` : `Within update ${Math.ceil(point[0])}`}: loss ${point[1].toFixed(2)}, ` +
@@ -226,7 +267,7 @@
 
         function nearest(event) {
             const box = plane.getBoundingClientRect();
-            const x = (event.clientX - box.left) / box.width * size, y = (event.clientY - box.top) / box.height * size;
+            const x = (event.clientX - box.left) / box.width * width, y = (event.clientY - box.top) / box.height * height;
             // The way passes some places twice: of near ones, the next in the run.
             let best = now, least = Infinity;
             points.forEach(function (p, i) {
@@ -244,22 +285,45 @@
         plane.addEventListener('pointermove', function (event) { if (plane.hasPointerCapture(event.pointerId)) { show(nearest(event)); } });
         slider.addEventListener('input', function () { stop(); show(Number(slider.value)); });
 
+        // It stops at the worst point, and goes on from there when it is played again.
         function play() {
             stop();
             if (CALM) { show(worst); return; }
+            if (now === last) { show(begin); }
+            const end = now < worst ? worst : last;
             timer = setInterval(function () {
-                if (now + direction < 0 || now + direction > last) { direction = -direction; }
-                show(now + direction);
+                show(now + 1);
+                if (now === end) { stop(); }
             }, 120);
         }
 
+        function jump(words, index) { return button(words, function () { stop(); show(index); }); }
         place.replaceChildren(
-            element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop),
-                button('Before the step', function () { stop(); show(worst - 8); }), button('After it', function () { stop(); show(worst); }),
-                button('One update later', function () { stop(); show(worst + 8); })),
-            element('div', { class: 'unlearning' }, plane, element('div', {}, curve, bars)), slider, facts);
-        show(worst - 30 > 0 ? worst - 30 : 0);
+            element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop), jump('After update 14', worst - 8),
+                jump('After 15', worst), jump('After 16', worst + 8)),
+            plane, slider, facts, element('div', { class: 'unlearning' }, chart, bars), place.querySelector('figcaption'));
+        show(begin);
         play();
+    }
+
+    // The loss and the predictions for each scale of the shared vector.
+    function scales(place) {
+        const data = JSON.parse(place.querySelector('script').textContent);
+        const [chart, mark] = lossChart(place), [bars, fill] = shareBars(data);
+        const slider = element('input', { type: 'range', min: 0, max: data.points.length - 1, step: 1, value: 0, 'aria-label': 'scale' });
+        const facts = element('p', { role: 'status' });
+
+        function show(index) {
+            const [scale, loss] = data.points[index];
+            mark(index);
+            fill(index);
+            facts.textContent = `${scale.toFixed(2).replace('-', '−')} times the shared vector: loss ${loss.toFixed(2)}.`;
+            place.dataset.loss = String(loss);
+        }
+
+        slider.addEventListener('input', function () { show(Number(slider.value)); });
+        place.replaceChildren(element('div', { class: 'unlearning' }, chart, bars), slider, facts, place.querySelector('figcaption'));
+        show(0);
     }
 
     // ---- Make it fast, backwards too ------------------------------------------------------------------------------
@@ -269,11 +333,18 @@
         const stops = JSON.parse(place.querySelector('.climb-data').textContent);
         const chart = place.querySelector('svg'), dots = [...chart.querySelectorAll('.stop')];
         const drawings = [...document.querySelectorAll('.hero svg')];
+        const headings = [...document.querySelectorAll('h2[id]')].filter(function (heading) { return /^\d/.test(heading.id); });
         const here = shape('circle', { r: 9, class: 'tip' }), picture = element('div', { class: 'climb-picture' });
-        const title = element('strong', {}), facts = element('p', { role: 'status' }), figure = place.querySelector('figure');
+        const title = element('a', { class: 'climb-title' }), facts = element('p', { role: 'status' }), figure = place.querySelector('figure');
         const slider = element('input', { type: 'range', min: 0, max: stops.length - 1, step: 1, 'aria-label': 'steps done' });
         let now = 0, frame = 0, frames = 1, timer = null;
         chart.append(here);
+
+        // Without the margins, letters are larger.
+        function crop(svg) {
+            const box = svg.getBBox();
+            svg.setAttribute('viewBox', `${box.x - 2} ${box.y - 2} ${box.width + 4} ${box.height + 4}`);
+        }
 
         function draw(number) {
             frame = number;
@@ -289,8 +360,10 @@
             here.setAttribute('cx', dots[index].getAttribute('cx'));
             here.setAttribute('cy', dots[index].getAttribute('cy'));
             title.textContent = stop.title;
-            facts.textContent = `Both passes: ${stop.time}.` + (index ? ` ${stop.counter}; ${stop.change}.` : ' Every kernel is in its first form.');
+            if (index) { title.href = '#' + headings[index - 1].id; } else { title.removeAttribute('href'); }
+            facts.textContent = `Both passes: ${stop.time}.` + (index ? ` ${stop.counter}. ${stop.change}.` : ' Every kernel is in its first form.');
             picture.replaceChildren(...(drawing ? [drawing.cloneNode(true)] : []));
+            if (drawing) { crop(picture.firstChild); }
             frames = 1 + Math.max(0, ...[...picture.querySelectorAll('[data-to]')].map(function (group) { return Number(group.dataset.to); }));
             draw(moving ? 0 : frames - 1);
             slider.value = index;
@@ -305,7 +378,8 @@
             if (now === stops.length - 1) { show(0, true); }
             timer = setInterval(function () {
                 if (frame < frames - 1) { draw(frame + 1); return; }
-                show((now + 1) % stops.length, true);
+                if (now === stops.length - 1) { stop(); return; }
+                show(now + 1, true);
             }, 1300);
         }
 
@@ -315,11 +389,21 @@
         place.prepend(element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop),
             button('Back', function () { go(Math.max(now - 1, 0)); }), button('Next', function () { go(Math.min(now + 1, stops.length - 1)); })));
         figure.prepend(element('div', {}, chart, slider, facts), element('div', { class: 'climb-step' }, title, picture));
+        // Pictures have different heights: on a phone, room for the highest keeps the text below where it is.
+        picture.style.setProperty('--room', Math.min(...drawings.map(function (svg) {
+            const box = svg.getBBox();
+            return (box.width + 4) / (box.height + 4);
+        })));
         show(0, true);
         play();
+        let seen = false;
+        new IntersectionObserver(function ([entry]) {
+            if (seen && !entry.isIntersecting) { stop(); }
+            seen = entry.isIntersecting;
+        }).observe(place);
     }
 
-    const PLAYERS = { catches, unlearning, climb };
+    const PLAYERS = { catches, unlearning, scales, climb };
     document.querySelectorAll('[data-piece]').forEach(function (place) {
         PLAYERS[place.dataset.piece](place);
         // Elsewhere on a page the arrow keys turn to the next chapter.

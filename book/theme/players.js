@@ -129,7 +129,7 @@
             const p = gradient(values('x'), values('g'));
             const wrong = p.g.map(function (_, i) { return FORMULAS[choice.value](p, i); });
             pictures.replaceChildren(
-                element('div', {}, element('p', {}, 'J / rstd'), heatMap(p)),
+                element('div', {}, element('p', {}, 'J / rstd: i ↓, j →'), heatMap(p)),
                 element('div', {}, element('p', {}, 'What g is made of'), barRows([
                     ['g', p.g, null],
                     ['c2, along 1', p.g.map(function () { return p.c2; }), null],
@@ -140,15 +140,15 @@
             const wrongSum = p.rstd * wrong.length * mean(wrong);
             const wrongAlong = p.rstd * p.H * mean(wrong.map(function (v, i) { return v * p.xHat[i]; }));
             facts.textContent = `rstd ${number(p.rstd)}, c1 ${number(p.c1)}, c2 ${number(p.c2)}. ` +
-                `dx adds up to ${number(sum)} and has ${number(along)} along x̂. ` +
-                `Outlined, ${choice.value}: ${number(wrongSum)} and ${number(wrongAlong)}.`;
+                `dx sums to ${number(sum)}, and its dot product with x̂ is ${number(along)}. ` +
+                `For the outline, ${choice.value}, these are ${number(wrongSum)} and ${number(wrongAlong)}.`;
             place.dataset.dx = JSON.stringify(dx);
             place.dataset.wrong = JSON.stringify(wrong.map(function (v) { return p.rstd * v; }));
         }
 
         const H = START.x.length;
         const buttons = element('div', { class: 'player-buttons' },
-            button('As it began', function () { set('x', START.x); set('g', START.g); }),
+            button('Reset', function () { set('x', START.x); set('g', START.g); }),
             button('g the same everywhere', function () { set('g', Array(H).fill(1)); }),
             button('g = x̂', function () { set('g', gradient(values('x'), values('g')).xHat); }),
             button('One x far away', function () { set('x', [3, ...Array(H - 1).fill(-0.4)]); }),
@@ -228,7 +228,7 @@
             const sum = sums[BLOCKS - 1], lost = BLOCKS - sum;
             facts.textContent = lost === 0
                 ? `The sum is ${sum}, as it should be.` + (apart.checked ? ' In every order.' : ' In this order.')
-                : `The sum is ${sum} and should be ${BLOCKS}: ${lost} addition${lost === 1 ? ' is' : 's are'} gone.`;
+                : `The sum is ${sum} and should be ${BLOCKS}: ${lost} addition${lost === 1 ? ' is' : 's are'} lost.`;
             place.dataset.sum = String(sum);
         }
 

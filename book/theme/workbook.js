@@ -101,7 +101,8 @@
         let left = 0;
         window.addEventListener('beforeprint', function () { left = current; go(still); });
         window.addEventListener('afterprint', function () { go(left); });
-        go(count - 1); // the whole picture; Start goes to its beginning
+        // On the step whose words are a question, else on the whole picture; Start goes to its beginning.
+        go('opens' in place.dataset ? Number(place.dataset.opens) : count - 1);
     }
 
     function setUpSteppers() {

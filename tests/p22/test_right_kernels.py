@@ -99,11 +99,11 @@ CORRECT = {
         """
         sum_g_x_hat += g * x_hat
         sum_g += g
-    # block.sum holds""",
+    # block.sum contains""",
         """
         sum_g_x_hat += g * deviation * rstd[unsafe_offset=row]
         sum_g += g
-    # block.sum holds""",
+    # block.sum contains""",
         "unfused",
     ),
     "gamma_times_rstd_first": (

@@ -254,10 +254,11 @@ def test_program_without_gpu_use(suite):
 
 
 def list_leftovers() -> set[str]:
-    """Return what a run could leave behind: files in /tmp and /dev/shm, abstract sockets."""
+    """Return what a run could leave behind: files in /tmp and /dev/shm, abstract sockets whose server has ended."""
     files = {str(path) for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*")}
-    sockets = {line for line in Path("/proc/net/unix").read_text().split() if "workbook-vgpu" in line}
-    return {name for name in files if "mojo" in name or "vgpu" in name} | sockets
+    sockets = re.findall(r"workbook-vgpu-(\d+)-\w+", Path("/proc/net/unix").read_text())
+    ended = {f"socket of {server}" for server in sockets if not Path(f"/proc/{server}").exists()}
+    return {name for name in files if "mojo" in name or "vgpu" in name} | ended
 
 
 @pytest.mark.compiles

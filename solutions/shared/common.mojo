@@ -41,7 +41,7 @@ def multiprocessors() -> Int:
         return 1
 
 
-def lanes_of_a_warp() -> Int:
+def lanes_per_warp() -> Int:
     """Return the warp size of the target GPU, for launch geometry; kernels use WARP_SIZE."""
     comptime if has_accelerator():
         return DeviceContext.default_device_info.warp_size
@@ -59,7 +59,7 @@ def shared_memory() -> Int:
 
 
 @always_inline
-def wait_for_earlier_grids():
+def wait_on_dependent_grids():
     """Wait until the grids launched before this one are done and their results are visible.
 
     Returns immediately unless the kernel was launched with programmatic stream serialization.
@@ -68,7 +68,7 @@ def wait_for_earlier_grids():
 
 
 @always_inline
-def start_later_grids():
+def launch_dependent_grids():
     """Let the next grid start if it was launched with programmatic stream serialization; it waits for this
     grid itself.
     """

@@ -18,7 +18,7 @@ ARGUMENTS = (torch.ones(2, 3), torch.ones(4, 3), torch.tensor([1, 3]))
 def for_cpu(monkeypatch, tmp_path):
     """No operator is loaded or built, and operators are for CPU tensors."""
     monkeypatch.setattr(host, "_loaded", {})
-    monkeypatch.setattr(host, "_reasons", {})
+    monkeypatch.setattr(host, "_load_errors", {})
     monkeypatch.setattr(host, "DEVICE", "cpu")
     monkeypatch.setenv(libraries.VARIABLE, str(tmp_path))
 

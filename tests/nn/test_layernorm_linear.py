@@ -314,7 +314,7 @@ def test_unsupported_inputs_use_pytorch(device, launched):
             launched() == [] and make_layer(given).explain(given[0])["backend"] == "PyTorch's own operations"
         )
     given, _ = make_inputs((2,), 8, 8, device=device)
-    with pytest.raises(RuntimeError, match="the kernels do not take tensors of these shapes and dtypes"):
+    with pytest.raises(RuntimeError, match="the kernels do not support tensors of these shapes and dtypes"):
         torch.ops.mojo_workbook.layernorm_linear_forward(*given[:3], given[3].detach().double(), None, 1e-5)
     with pytest.raises(RuntimeError, match="grad: expected 2 rows of 8 in the dtype of weight"):
         statistics = torch.ones(2, 2, device=device)

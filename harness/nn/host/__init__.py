@@ -1,6 +1,6 @@
 """Build and load the layers' operators (C++) and the kernels that they call (Mojo).
 
-A layer calls `load(layer, kind)` before `torch.ops.mojo_workbook.LAYER`. The operator is `host/LAYER.cpp`.
+A layer calls `load(layer, device_type)` before `torch.ops.mojo_workbook.LAYER`. The operator is `host/LAYER.cpp`.
 Its kernels, `kernels/LAYER/library.mojo`, are built in parts; the operator opens each part with `open_part`.
 """
 
@@ -24,36 +24,36 @@ PARTS = {
     "attention": ("plan", *(dtype + feature for dtype in DTYPES[:2] for feature in FEATURES)),
     "cross_entropy": DTYPES,
 }
-"""Layer -> the parts in which its kernels are built: a dtype, or a feature of a dtype."""
+"""Layer -> the separately built parts of its kernels: a dtype, or a feature of a dtype."""
 SECONDS = {"layernorm_linear": 75, "attention": 45, "attention/plan": 12, "cross_entropy": 15}
-"""Estimated build time of a part on one core, in seconds, until one was measured."""
+"""Estimated build time of a part on one core, in seconds; a measured time replaces it."""
 OPERATORS = {"attention": "attention_formula", "cross_entropy": "cross_entropy"}
-"""Layer -> the module that implements in Python the operators that the C++ only declares."""
+"""Layer -> the module that implements in Python the operators that the C++ code only declares."""
 DEVICE = "cuda"
-"""The device type of the tensors that the operators take."""
+"""The device type of the operators' tensors."""
 DEFINES: tuple[str, ...] = ()
-"""Macros for the C++ file: tests build it for another device."""
-HERE = Path(__file__).resolve().parent
-KERNELS = HERE.parent / "kernels"
+"""Macros for the C++ files; tests use them to build for another device."""
+FOLDER = Path(__file__).resolve().parent
+KERNELS = FOLDER.parent / "kernels"
 Handle = ctypes.POINTER(ctypes.c_void_p)
 Open = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, Handle)
 OpenGpu = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
 
 _loaded: dict[str, bool] = {}
-_reasons: dict[str, str] = {}
-_loading = threading.Lock()
+_load_errors: dict[str, str] = {}
+_load_lock = threading.Lock()
 
 
 def get_operator_library(layer: str, home: Path | None = None) -> libraries.Library:
     """Return the library of a layer's operator, for the installed PyTorch or the one in `home`."""
-    return libraries.make_torch_library(layer, [HERE / f"{layer}.cpp", HERE / "host.h"], *DEFINES, home=home)
+    return libraries.make_torch_library(layer, [FOLDER / f"{layer}.cpp", FOLDER / "host.h"], *DEFINES, home=home)
 
 
 def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Library:
     """Return the library of one part of a layer's kernels, for one architecture."""
-    first = KERNELS / layer / "library.mojo"
+    main_file = KERNELS / layer / "library.mojo"
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
-    files = [first, *(file for folder in folders for file in list_mojo_files(folder) if file != first)]
+    files = [main_file, *(file for folder in folders for file in list_mojo_files(folder) if file != main_file)]
     seconds = SECONDS.get(f"{layer}/{part}", SECONDS[layer])
     defines = {"PART": part, "LIBRARY": f"workbook_{layer}_{part}"}
     return libraries.make_mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, **defines)
@@ -88,22 +88,22 @@ def select_libraries(
     return operators + parts
 
 
-def load(layer: str, kind: str = "cuda") -> bool:
-    """Return whether a layer has an operator for a device type; the first call builds and loads it.
+def load(layer: str, device_type: str = "cuda") -> bool:
+    """Build and load a layer's operator on the first call; return whether it exists for the device type.
 
     Without an operator the layer calls PyTorch's own operations; on a GPU one warning says why. A machine
     without a GPU builds nothing, even for fake CUDA tensors.
     """
-    if kind != DEVICE:
+    if device_type != DEVICE:
         return False
     if layer not in _loaded:
-        with _loading:
+        with _load_lock:
             if layer not in _loaded:
                 _loaded[layer] = _load(layer)
     return _loaded[layer]
 
 
-# The mark that torch.compiler.assume_constant_result sets; calling that would import all of torch._dynamo.
+# Set by hand what torch.compiler.assume_constant_result sets, because calling it imports all of torch._dynamo.
 load.__dict__["_dynamo_marked_constant"] = True
 
 
@@ -116,7 +116,7 @@ def _load(layer: str) -> bool:
             raise architectures.Unsupported(architectures.ONLY_NVIDIA)
         _, library = get_operator_library(layer).load()
     except Exception as error:
-        _reasons[layer] = str(error)
+        _load_errors[layer] = str(error)
         warn(layer, error)
         return False
     library.workbook_set_open(open_part)
@@ -129,20 +129,20 @@ def _load(layer: str) -> bool:
 
 
 @Open
-def open_part(layer: bytes, part: bytes, index: int, opened) -> int:
-    """Open a part of a layer's kernels for a GPU, building it if necessary; return its handle, -1 after a warning.
+def open_part(layer: bytes, part: bytes, index: int, dl_handle) -> int:
+    """Open a part of a layer's kernels for a GPU, building it if necessary; return its handle, or warn and return -1.
 
-    The C++ calls this once per part and GPU, from any thread, and receives the library's handle in `opened`.
+    The C++ calls this once per part and GPU, from any thread, and receives the library's handle in `dl_handle`.
     """
     try:
         library = load_part(layer.decode(), part.decode(), index)
-        if opened[0] not in (None, library._handle):
+        if dl_handle[0] not in (None, library._handle):
             raise EnvironmentProblem("another architecture's kernels are in use")
         message = ctypes.create_string_buffer(4096)
         handle = OpenGpu(("workbook_open", library))(index, message, len(message))
         if handle <= 0:
             raise EnvironmentProblem(message.value.decode())
-        opened[0] = library._handle
+        dl_handle[0] = library._handle
         return handle
     except Exception as error:  # an exception must not cross into C++
         warn(f"{layer.decode()} ({part.decode()})", error)
@@ -155,11 +155,11 @@ def load_part(layer: str, part: str, index: int) -> ctypes.CDLL:
 
 
 def explain_missing_kernels(layer: str, part: str, device: torch.device) -> str:
-    """Return why a layer's kernels do not run on a device, or "". May build them."""
+    """Return the reason why a layer's kernels do not run on a device, "" if they do. May build them."""
     if device.type != DEVICE:
         return f"there are no kernels for {device.type}"
     if not load(layer, device.type):
-        return _reasons.get(layer, "there is no GPU")
+        return _load_errors.get(layer, "there is no GPU")
     if part not in PARTS[layer]:
         return f"there are no kernels for {part}"
     try:
@@ -173,6 +173,6 @@ def get_architecture(index: int) -> str:
     return architectures.get_architecture(torch.device("cuda", index))
 
 
-def warn(what: str, error: Exception) -> None:
+def warn(subject: str, error: Exception) -> None:
     reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"
-    warnings.warn(f"{what}: PyTorch's own operations run on this GPU: {reason}", RuntimeWarning, stacklevel=4)
+    warnings.warn(f"{subject}: PyTorch's own operations run on this GPU: {reason}", RuntimeWarning, stacklevel=4)

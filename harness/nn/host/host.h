@@ -40,10 +40,10 @@
 namespace workbook {
 using at::Tensor;
 using Optional = std::optional<Tensor>;
-using Two = std::tuple<Tensor, Tensor>;
-using Three = std::tuple<Tensor, Tensor, Tensor>;
-using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Tensors2 = std::tuple<Tensor, Tensor>;
+using Tensors3 = std::tuple<Tensor, Tensor, Tensor>;
+using Tensors4 = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Tensors5 = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
@@ -97,7 +97,7 @@ class SideStreams {
  public:
   explicit SideStreams(c10::Device device) : device(device), guard(device.type()), main(guard.getStream(device)) {}
 
-  // Runs work on another stream, which first waits for the main stream.
+  // Runs `work` on another stream, after that stream has waited for the main stream.
   template <class Work>
   void run(Work work) {
     if (device.is_cpu()) return work();
@@ -129,12 +129,12 @@ class SideStreams {
 
 // ---- Mojo libraries -----------------------------------------------------------------------------------------
 
-// A function of a Mojo library: takes 64-bit words, returns bytes of workspace (or a result), or -1 and a message.
+// A function of a Mojo library: takes 64-bit words; returns the bytes of workspace (or a result), or -1 and a message.
 using Function = int64_t (*)(const int64_t* words, char* message, int64_t capacity);
 using Words = c10::SmallVector<int64_t, 64>;
-// Set by harness/nn/host/__init__.py. Opens the library "layer/part" for a GPU, building it if necessary; returns the
-// library's handle of the GPU and writes the dlopen handle, or warns and returns NONE.
-using Open = int64_t (*)(const char* layer, const char* part, int64_t index, void** opened);
+// Opens the library "layer/part" for a GPU, building it if necessary; returns the library's handle to the GPU and
+// writes the dlopen handle, or warns and returns NONE. Set by harness/nn/host/__init__.py.
+using Open = int64_t (*)(const char* layer, const char* part, int64_t index, void** dl_handle);
 static Open open_library = nullptr;
 
 // One Mojo library: a layer's kernels for one part, which is a dtype or a feature of a dtype. It is built and opened
@@ -145,15 +145,15 @@ class Library {
 
   bool available(c10::Device device) { return find(device) > 0; }
 
-  // Calls a function that launches nothing, such as kernel selection; returns its result and the text that it writes.
-  std::pair<int64_t, std::string> ask(const char* name, c10::Device device, const Words& words) {
+  // Calls a function without launches, such as kernel selection; returns its result and its message.
+  std::pair<int64_t, std::string> query(const char* name, c10::Device device, const Words& words) {
     return handle(device), call(name, words);
   }
 
   // Launches on the current stream. Words 0 to 3 are set here: GPU, stream, workspace and its size in bytes.
   void launch(const char* name, c10::Device device, Words words) {
     auto gpu = handle(device);
-    std::lock_guard<std::mutex> guard(launching);  // the Mojo side keeps a list of loaded kernels
+    std::lock_guard<std::mutex> guard(launch_mutex);  // the Mojo side keeps a list of loaded kernels
     words[0] = 0;  // no GPU: only compute the size of the workspace
     words[3] = call(name, words).first;
     auto workspace = words[3] ? c10::GetAllocator(DEVICE)->allocate(words[3]) : c10::DataPtr();
@@ -164,38 +164,38 @@ class Library {
   }
 
  private:
-  static constexpr int64_t MOST_GPUS = 64, UNKNOWN = 0, NONE = -1;
+  static constexpr int64_t MAX_GPUS = 64, UNKNOWN = 0, NONE = -1;
 
   const char *layer, *part;
-  void* opened = nullptr;
-  std::mutex opening, launching;
-  std::array<std::atomic<int64_t>, MOST_GPUS> gpus{};  // UNKNOWN, NONE, or the library's handle of the GPU
+  void* dl_handle = nullptr;
+  std::mutex open_mutex, launch_mutex;
+  std::array<std::atomic<int64_t>, MAX_GPUS> gpus{};  // UNKNOWN, NONE, or the library's handle to the GPU
   std::map<const char*, Function> functions;
 
   int64_t find(c10::Device device) {
     auto index = std::max<int>(device.index(), 0);  // CPU tensors, in tests, have no index
-    if (device.type() != DEVICE || index >= MOST_GPUS) return NONE;
+    if (device.type() != DEVICE || index >= MAX_GPUS) return NONE;
     auto handle = gpus[index].load(std::memory_order_acquire);
     if (handle != UNKNOWN) return handle;
-    std::lock_guard<std::mutex> guard(opening);
+    std::lock_guard<std::mutex> guard(open_mutex);
     if (gpus[index].load() == UNKNOWN)
-      gpus[index].store(open_library ? open_library(layer, part, index, &opened) : NONE, std::memory_order_release);
+      gpus[index].store(open_library ? open_library(layer, part, index, &dl_handle) : NONE, std::memory_order_release);
     return gpus[index].load();
   }
 
   int64_t handle(c10::Device device) {
-    auto found = find(device);
-    TORCH_CHECK(found > 0, "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
-    return found;
+    auto gpu = find(device);
+    TORCH_CHECK(gpu > 0, "mojo_workbook: no kernels for ", layer, " (", part, ") on ", device);
+    return gpu;
   }
 
   std::pair<int64_t, std::string> call(const char* name, const Words& words) {
     Function function;
     {
-      std::lock_guard<std::mutex> guard(opening);
-      auto& known = functions[name];
-      if (!known) known = reinterpret_cast<Function>(dlsym(opened, name));
-      function = known;
+      std::lock_guard<std::mutex> guard(open_mutex);
+      auto& entry = functions[name];
+      if (!entry) entry = reinterpret_cast<Function>(dlsym(dl_handle, name));
+      function = entry;
     }
     TORCH_CHECK(function, "mojo_workbook: the library of ", layer, " (", part, ") lacks ", name);
     char message[1024] = "";
@@ -210,7 +210,7 @@ class Library {
 inline int64_t address(const Tensor& t) { return t.defined() ? reinterpret_cast<int64_t>(t.const_data_ptr()) : 0; }
 inline int64_t bits(double value) { return std::bit_cast<int64_t>(value); }
 inline Optional optional(const Tensor& t) { return t.defined() ? Optional(t) : Optional(); }
-inline at::ScalarType wide(at::ScalarType dtype) { return dtype == at::kDouble ? dtype : at::kFloat; }
+inline at::ScalarType accumulation_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? dtype : at::kFloat; }
 
 // Returns uninitialised memory from PyTorch's caching allocator, without the dispatcher.
 inline Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -220,10 +220,10 @@ inline Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, at::
   return at::detail::empty_strided_generic(sizes, strides, c10::GetAllocator(DEVICE), c10::DispatchKeySet(KEY), dtype);
 }
 
-// Results that are not needed are empty.
+// Results that are not requested are empty tensors.
 inline Tensor or_empty(const Tensor& t, at::ScalarType dtype) { return t.defined() ? t : empty({0}, dtype); }
-inline Tensor meta_result(bool wanted, c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
-  return wanted ? at::empty_symint(sizes, options) : at::empty({0}, options);
+inline Tensor meta_result(bool requested, c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
+  return requested ? at::empty_symint(sizes, options) : at::empty({0}, options);
 }
 
 // ---- Dispatch -----------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ auto find_operator(const char* name) {
 
 // Calls an operator that has no derivative except through OperatorNode.
 template <class Operator, class... Arguments>
-auto below_autograd(const Operator& op, Arguments&&... arguments) {
+auto call_below_autograd(const Operator& op, Arguments&&... arguments) {
   at::AutoDispatchBelowADInplaceOrView below;
   return op.call(std::forward<Arguments>(arguments)...);
 }
@@ -268,11 +268,11 @@ inline Optional autocast_to(at::ScalarType dtype, const Optional& t) { return t 
 template <class T>
 const T& autocast_to(at::ScalarType, const T& option) { return option; }
 
-// A function whose tensors are cast to autocast's dtype.
+// Wraps a function to cast its tensors to autocast's dtype.
 template <auto function>
-struct UnderAutocast;
+struct AutocastWrapper;
 template <class Result, class... Arguments, Result (*function)(Arguments...)>
-struct UnderAutocast<function> {
+struct AutocastWrapper<function> {
   static Result call(Arguments... arguments) {
     c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
     return function(autocast_to(at::autocast::get_autocast_dtype(DEVICE), arguments)...);
@@ -291,8 +291,8 @@ struct Numbers {
 
 // The autograd node of an operator. `Op` has NAME, the numbers of gradients (INPUTS) and of saved tensors (SAVED),
 // OUTPUTS with a bit for each saved tensor that is an output, and two static functions: `gradients` computes the
-// gradients in `needed`, a bit for each input, with the kernels; `by_torch` returns the inputs and the outputs that
-// PyTorch computes from them, which create_graph differentiates.
+// gradients in `needed`, a bit for each input, with the kernels; `recompute_with_torch` returns the inputs and the
+// outputs that PyTorch recomputes from them, for create_graph.
 template <class Op>
 struct OperatorNode : Node {
   std::vector<SavedVariable> saved;
@@ -300,23 +300,23 @@ struct OperatorNode : Node {
 
   std::string name() const override { return Op::NAME; }
   void release_variables() override {
-    for (auto& each : saved) each.reset_data();
+    for (auto& variable : saved) variable.reset_data();
   }
 
   variable_list apply(variable_list&& grads) override {
     auto tensors = unpack();
     if (!c10::GradMode::is_enabled()) return gradients(grads, tensors, numbers, needed());
-    auto [inputs, outputs] = Op::by_torch(tensors, numbers, needed());
-    variable_list from, given, wanted, found(Op::INPUTS);
+    auto [inputs, outputs] = Op::recompute_with_torch(tensors, numbers, needed());
+    variable_list outputs_with_grad, grad_outputs, inputs_with_grad, results(Op::INPUTS);
     for (size_t i = 0; i < outputs.size(); ++i)
-      if (grads[i].defined()) from.push_back(outputs[i]), given.push_back(grads[i]);
+      if (grads[i].defined()) outputs_with_grad.push_back(outputs[i]), grad_outputs.push_back(grads[i]);
     for (size_t i = 0; i < Op::INPUTS; ++i)
-      if (needed() >> i & 1) wanted.push_back(inputs[i]);
-    if (from.empty()) return found;
-    auto computed = torch::autograd::grad(from, wanted, given, true, true, true);
+      if (needed() >> i & 1) inputs_with_grad.push_back(inputs[i]);
+    if (outputs_with_grad.empty()) return results;
+    auto computed_grads = torch::autograd::grad(outputs_with_grad, inputs_with_grad, grad_outputs, true, true, true);
     for (size_t i = 0, next = 0; i < Op::INPUTS; ++i)
-      if (needed() >> i & 1) found[i] = computed[next++];
-    return found;
+      if (needed() >> i & 1) results[i] = computed_grads[next++];
+    return results;
   }
 
   // Compiled autograd traces `gradients` as a single function of tensors and numbers.
@@ -328,31 +328,31 @@ struct OperatorNode : Node {
                                  torch::dynamo::autograd::SwapSavedVariables& swapped) override {
     using namespace torch::dynamo::autograd;
     using Metadata = std::vector<std::optional<torch::autograd::InputMetadata>>;
-    for (auto& each : saved) swapped.before(each);
+    for (auto& variable : saved) swapped.before(variable);
     auto tensors = unpack();
-    std::vector<c10::IValue> given(tensors.begin(), tensors.end());
+    std::vector<c10::IValue> arguments(tensors.begin(), tensors.end());
     std::vector<at::TypePtr> types(Op::SAVED, at::TensorType::get());
-    given.insert(given.end(), {numbers.integers, numbers.reals, needed()});
+    arguments.insert(arguments.end(), {numbers.integers, numbers.reals, needed()});
     types.insert(types.end(), {at::ListType::ofInts(), at::ListType::ofFloats(), at::IntType::get()});
-    auto run = [](const variable_list& grads, const std::vector<c10::IValue>& given) {
+    auto run = [](const variable_list& grads, const std::vector<c10::IValue>& arguments) {
       variable_list tensors;
-      for (size_t i = 0; i < Op::SAVED; ++i) tensors.push_back(given[i].toTensor());
-      auto* rest = &given[Op::SAVED];
+      for (size_t i = 0; i < Op::SAVED; ++i) tensors.push_back(arguments[i].toTensor());
+      auto* rest = &arguments[Op::SAVED];
       return gradients(grads, tensors, {rest[0].toIntVector(), rest[1].toDoubleVector()}, rest[2].toInt());
     };
     auto metadata = IValuePacker<Metadata>::pack(get_input_metadata(next_edges()));
     auto& python = getPyCompilerInterface();
     auto* compiler = swapped.get_py_compiler();
     auto function = python->bind_function(compiler, name(), run, types, true, true);
-    auto found = python->call_function(compiler, "apply_functional", function, grads, given, metadata);
-    for (auto& each : saved) swapped.after(each);
-    return found;
+    auto results = python->call_function(compiler, "apply_functional", function, grads, arguments, metadata);
+    for (auto& variable : saved) swapped.after(variable);
+    return results;
   }
 
  private:
   variable_list unpack() {
     variable_list tensors;
-    for (auto& each : saved) tensors.push_back(each.unpack(getptr()));
+    for (auto& variable : saved) tensors.push_back(variable.unpack(getptr()));
     return tensors;
   }
 
@@ -367,14 +367,14 @@ struct OperatorNode : Node {
     if (std::none_of(grads.begin(), grads.end(), [](auto& grad) { return grad.defined(); }))
       return variable_list(Op::INPUTS);
     at::AutoDispatchBelowADInplaceOrView below;
-    auto found = Op::gradients(grads, tensors, numbers, needed);
+    auto results = Op::gradients(grads, tensors, numbers, needed);
     for (size_t i = 0; i < Op::INPUTS; ++i)
-      if (!(needed >> i & 1)) found[i].reset();
-    return found;
+      if (!(needed >> i & 1)) results[i].reset();
+    return results;
   }
 };
 
-// Records a call for the backward pass: its outputs, its inputs, and the tensors that the node saves.
+// Records a call for the backward pass: sets the node of its outputs, with edges to its inputs and the saved tensors.
 template <class Op, class... Input>
 void record(const variable_list& outputs, const std::vector<Optional>& saved, Numbers numbers,
             const Input&... inputs) {
@@ -400,6 +400,6 @@ void record(const variable_list& outputs, const std::vector<Optional>& saved, Nu
   }
 
 // harness/nn/host/__init__.py calls this once after loading.
-extern "C" __attribute__((visibility("default"))) void workbook_set_open(workbook::Open given) {
-  workbook::open_library = given;
+extern "C" __attribute__((visibility("default"))) void workbook_set_open(workbook::Open function) {
+  workbook::open_library = function;
 }

@@ -1,5 +1,5 @@
-// LayerNorm + Linear: y = linear(layer_norm(x)), by this project's row kernels and by its own or PyTorch's matmuls, as
-// selected in harness/nn/kernels/layernorm_linear/plan.mojo.
+// LayerNorm + Linear: y = linear(layer_norm(x)), with this project's row kernels and either its own matmuls or PyTorch's,
+// as selected in harness/nn/kernels/layernorm_linear/plan.mojo.
 #include "host.h"
 
 using namespace workbook;
@@ -9,30 +9,30 @@ namespace {
 constexpr int64_t WEIGHT = 1, BIAS = 2, INPUT = 4, NORM = 8;
 // Further bits for the Mojo library: dln is passed in; ln_out is needed for the matmul dW; both, with few rows and dx
 // separate from dln, so that one launch computes the rest; ln_out is needed transposed; use few partial sums.
-constexpr int64_t DLN_GIVEN = 16, LN_OUT_TAKEN = 32, FEW_ROWS = 64, TRANSPOSED = 128, FEW_SHARES = 256;
-// Bits of the options: float32 as split float16 (bit 0); least memory; use the matmuls in the bits from ABOVE on, for
-// measurements and tests.
-constexpr int64_t LEAST = 2, GIVEN = 4, ABOVE = 3;
-enum Gemm : int64_t { OWN, TORCH, PADDED };
+constexpr int64_t DLN_COMPUTED = 16, LN_OUT_REQUESTED = 32, FEW_ROWS = 64, TRANSPOSED = 128, FEW_PARTIALS = 256;
+// Bits of the options: float32 as split float16 (bit 0); least memory; use the plan in the bits from PLAN_SHIFT on
+// instead of selecting one, for measurements and tests.
+constexpr int64_t LEAST_MEMORY = 2, FORCED_PLAN = 4, PLAN_SHIFT = 3;
+enum Gemm : int64_t { MOJO, TORCH, PADDED };
 
-constexpr int64_t LONGEST = (int64_t(1) << 31) - 1, WIDEST = 1 << 20;  // maximum rows and O, and H, of the kernels
-constexpr int64_t MOST_FEW_ROWS = 64;  // with more rows, adding columns row by row takes longer than a launch
-constexpr int64_t MANY_SUMS = 1 << 19;  // minimum elements of dY for its column sums to get a separate stream
+constexpr int64_t MAX_ROWS = (int64_t(1) << 31) - 1, MAX_WIDTH = 1 << 20;  // maximum rows and O, and H, of the kernels
+constexpr int64_t MAX_SMALL_ROWS = 64;  // with more rows, adding columns row by row takes longer than a launch
+constexpr int64_t MIN_BIAS_STREAM_ELEMENTS = 1 << 19;  // elements of dY for its column sums to get a separate stream
 constexpr int64_t ALIGNED_ELEMENTS = 8;  // 16-bit elements in a 16-byte vector
 // Minimum multiply-adds, and elements of dW, for dW in TF32 to read ln_out transposed: Hopper's tensor cores need both
 // factors contiguous along the inner dimension, and cuBLAS transposes others first.
-constexpr int64_t ALONG_SUMS_FROM = int64_t(1) << 33, ALONG_SUMS_ELEMENTS = 1 << 21;
+constexpr int64_t MIN_TRANSPOSED_WORK = int64_t(1) << 33, MIN_TRANSPOSED_ELEMENTS = 1 << 21;
 
-Library of_bfloat16("layernorm_linear", "bfloat16"), of_float16("layernorm_linear", "float16"),
-    of_float32("layernorm_linear", "float32"), of_bfloat16_mixed("layernorm_linear", "bfloat16_mixed"),
-    of_float16_mixed("layernorm_linear", "float16_mixed");
+Library bfloat16_library("layernorm_linear", "bfloat16"), float16_library("layernorm_linear", "float16"),
+    float32_library("layernorm_linear", "float32"), bfloat16_mixed_library("layernorm_linear", "bfloat16_mixed"),
+    float16_mixed_library("layernorm_linear", "float16_mixed");
 
 // Returns the library for the dtype of x, gamma and beta and the dtype of the matmul; null if there is none.
 Library* library_for(at::ScalarType x, at::ScalarType matmul) {
-  if (matmul == at::kFloat) return x == matmul ? &of_float32 : nullptr;
+  if (matmul == at::kFloat) return x == matmul ? &float32_library : nullptr;
   if (matmul != at::kBFloat16 && matmul != at::kHalf) return nullptr;
-  if (x == matmul) return matmul == at::kHalf ? &of_float16 : &of_bfloat16;
-  if (x == at::kFloat) return matmul == at::kHalf ? &of_float16_mixed : &of_bfloat16_mixed;
+  if (x == matmul) return matmul == at::kHalf ? &float16_library : &bfloat16_library;
+  if (x == at::kFloat) return matmul == at::kHalf ? &float16_mixed_library : &bfloat16_mixed_library;
   return nullptr;
 }
 
@@ -43,7 +43,7 @@ struct Inputs {
   const Optional& bias;
 };
 
-// Returns whether a matrix is the transpose of a contiguous one; then it is not copied.
+// Returns whether a matrix is the transpose of a contiguous one, which needs no copy.
 bool is_transposed(const Tensor& W) { return !W.is_contiguous() && W.dim() == 2 && W.t().is_contiguous(); }
 
 // Returns whether the kernels support these shapes and dtypes.
@@ -56,48 +56,49 @@ bool fits(const Inputs& in) {
   auto vector = [&](const Optional& p, const c10::SymInt& n, at::ScalarType type) {
     return !p || !p->defined() || (p->dim() == 1 && strided(*p) && p->sym_size(0) == n && p->scalar_type() == type);
   };
-  return x.sym_sizes().back() == H && H >= 1 && H <= WIDEST && O >= 1 && O <= LONGEST - ALIGNED_ELEMENTS &&
-         x.sym_numel() >= 1 && x.sym_numel() / H <= LONGEST && vector(gamma, H, x.scalar_type()) && vector(beta, H, x.scalar_type()) &&
+  return x.sym_sizes().back() == H && H >= 1 && H <= MAX_WIDTH && O >= 1 && O <= MAX_ROWS - ALIGNED_ELEMENTS &&
+         x.sym_numel() >= 1 && x.sym_numel() / H <= MAX_ROWS && vector(gamma, H, x.scalar_type()) &&
+         vector(beta, H, x.scalar_type()) &&
          vector(bias, O, W.scalar_type());
 }
 
 // ---- One call -----------------------------------------------------------------------------------------------
 
-// The part of a call that both passes share.
+// The part of a call that both passes share: sizes, dtypes and the selected matmuls.
 struct Call {
   int64_t rows, H, O, options;
-  at::ScalarType x_type, type;  // dtypes: of x, gamma and beta; of everything else
+  at::ScalarType x_type, type;  // dtype of x, gamma and beta; dtype of all other tensors
   c10::Device device;
   bool transposed;  // whether W is stored as [H, O], as in GPT-2; then dW is too
   Library* library;
   int64_t bits;  // the selected matmuls, as plan.mojo packs them
   Gemm output, dln, dW;
   bool two_streams;  // whether the backward pass computes dW on a separate stream
-  int64_t room;  // elements that dW's memory needs if a copy of W is stored there first
+  int64_t dW_elements;  // size of dW's buffer in elements, if it first holds a copy of W
 
   Call(const Inputs& in, int64_t options, std::optional<bool> captured = {})
       : options(options), x_type(in.x.scalar_type()), type(in.W.scalar_type()), device(in.x.device()) {
-    TORCH_CHECK(fits(in), "layernorm_linear: the kernels do not take tensors of these shapes and dtypes");
+    TORCH_CHECK(fits(in), "layernorm_linear: the kernels do not support tensors of these shapes and dtypes");
     H = in.W.size(1), O = in.W.size(0), rows = in.x.numel() / H;
     transposed = is_transposed(in.W);
     library = library_for(x_type, type);
     bool capturing = captured ? *captured : is_capturing(device);
-    bits = options & GIVEN ? options >> ABOVE
-                           : library->ask("workbook_layernorm_linear_plan", device,
+    bits = options & FORCED_PLAN ? options >> PLAN_SHIFT
+                           : library->query("workbook_layernorm_linear_plan", device,
                                           {rows, H, O, transposed, options, capturing}).first;
     output = Gemm(bits & 3), dln = Gemm(bits >> 2 & 3), dW = Gemm(bits >> 4 & 3);
-    two_streams = bits >> 6 & 1, room = bits >> 8;
+    two_streams = bits >> 6 & 1, dW_elements = bits >> 8;
   }
 };
 
-Tensor or_filled(const Optional& given, int64_t n, at::ScalarType type, double value) {
-  if (given && given->defined()) return given->contiguous();
+Tensor contiguous_or_full(const Optional& tensor, int64_t n, at::ScalarType type, double value) {
+  if (tensor && tensor->defined()) return tensor->contiguous();
   return workbook::empty({n}, type).fill_(value);
 }
 
 // ---- Forward ------------------------------------------------------------------------------------------------
 
-Two forward_device(const Tensor& x_, const Optional& gamma, const Optional& beta, const Tensor& W_,
+Tensors2 forward_device(const Tensor& x_, const Optional& gamma, const Optional& beta, const Tensor& W_,
                    const Optional& bias, double eps, int64_t options) {
   c10::DeviceGuard guard(x_.device());
   BelowAutograd below;
@@ -105,20 +106,20 @@ Two forward_device(const Tensor& x_, const Optional& gamma, const Optional& beta
   Call call({x_, gamma, beta, W_, bias}, options);
   auto [rows, H, O] = std::tuple(call.rows, call.H, call.O);
   Tensor x = x_.contiguous(), W = call.transposed ? W_ : W_.contiguous();
-  Tensor g = or_filled(gamma, H, call.x_type, 1), b = or_filled(beta, H, call.x_type, 0);
+  Tensor g = contiguous_or_full(gamma, H, call.x_type, 1), b = contiguous_or_full(beta, H, call.x_type, 0);
   c10::SmallVector<int64_t, 6> sizes(x_.sizes().begin(), x_.sizes().end());
   sizes.back() = O;
   Tensor statistics = workbook::empty({2, rows}, at::kFloat);
   int64_t mean = address(statistics), rstd = mean + 4 * rows;
-  if (call.output == OWN) {
-    Tensor c = or_filled(bias, O, call.type, 0), y = workbook::empty(sizes, call.type);
+  if (call.output == MOJO) {
+    Tensor c = contiguous_or_full(bias, O, call.type, 0), y = workbook::empty(sizes, call.type);
     call.library->launch("workbook_layernorm_linear_forward", call.device,
                          {0, 0, 0, 0, rows, H, O, bits(eps), address(y), mean, rstd, address(x), address(g),
                           address(b), address(W), address(c)});
     return {y, statistics};
   }
-  int64_t unit = call.output == PADDED ? ALIGNED_ELEMENTS : 1;
-  int64_t stride = (H + unit - 1) / unit * unit, columns = (O + unit - 1) / unit * unit;
+  int64_t alignment = call.output == PADDED ? ALIGNED_ELEMENTS : 1;
+  int64_t stride = (H + alignment - 1) / alignment * alignment, columns = (O + alignment - 1) / alignment * alignment;
   Tensor ln_out = workbook::empty({rows, stride}, call.type);
   call.library->launch("workbook_layernorm_linear_rows", call.device,
                        {0, 0, 0, 0, rows, H, O, bits(eps), address(ln_out), mean, rstd, address(x), address(g),
@@ -130,10 +131,10 @@ Two forward_device(const Tensor& x_, const Optional& gamma, const Optional& beta
   }
   Tensor y = at::linear(ln_out, W, c);
   if (columns != O) y = y.narrow(1, 0, O).clone(at::MemoryFormat::Contiguous);
-  return {y.resize_(sizes), statistics};  // not a view of the product: the caller may change y in place
+  return {y.resize_(sizes), statistics};  // not a view, since the caller may change y in place
 }
 
-Two forward_meta(const Tensor& x, const Optional&, const Optional&, const Tensor& W, const Optional&, double,
+Tensors2 forward_meta(const Tensor& x, const Optional&, const Optional&, const Tensor& W, const Optional&, double,
                  int64_t) {
   c10::SymDimVector sizes(x.sym_sizes().begin(), x.sym_sizes().end());
   auto rows = x.sym_numel() / sizes.back();
@@ -147,94 +148,95 @@ struct Gradients {
   Tensor dx, dgamma, dbeta, dW, db;
 };
 
-// The tensors of a backward pass, which are contiguous except a transposed W, and the methods to compute it.
+// A backward pass: its tensors, which are contiguous except for a transposed W, and the ways to compute it.
 struct Pass {
   Call& call;
   Tensor dy, x, statistics, g, b, W;
 
-  static bool splits(int64_t wanted) { return wanted & WEIGHT && wanted & (INPUT | NORM); }
+  static bool can_split(int64_t requested) { return requested & WEIGHT && requested & (INPUT | NORM); }
 
-  // Computes the gradients; in the least memory if that option is set or an allocation fails.
-  Gradients run(int64_t wanted) {
-    if (call.options & LEAST) return splits(wanted) ? weight_first(wanted) : at_once(wanted | FEW_SHARES);
+  // Computes the gradients; with the least memory if that option is set or an allocation fails.
+  Gradients run(int64_t requested) {
+    if (call.options & LEAST_MEMORY)
+      return can_split(requested) ? compute_weight_first(requested) : compute_all(requested | FEW_PARTIALS);
     try {
-      return at_once(wanted);
+      return compute_all(requested);
     } catch (const c10::OutOfMemoryError&) {
-      if (!splits(wanted)) throw;
+      if (!can_split(requested)) throw;
     }
-    return weight_first(wanted);
+    return compute_weight_first(requested);
   }
 
   // Computes dW and then the rest: ln_out is freed before dln is allocated.
-  Gradients weight_first(int64_t wanted) {
-    Tensor dW = at_once(WEIGHT | FEW_SHARES).dW;
-    auto found = at_once((wanted & ~WEIGHT) | FEW_SHARES);
-    found.dW = dW;
-    return found;
+  Gradients compute_weight_first(int64_t requested) {
+    Tensor dW = compute_all(WEIGHT | FEW_PARTIALS).dW;
+    auto grads = compute_all((requested & ~WEIGHT) | FEW_PARTIALS);
+    grads.dW = dW;
+    return grads;
   }
 
-  Gradients at_once(int64_t wanted) {
-    if (call.two_streams && splits(wanted)) return on_two_streams(wanted);
-    if (call.dln != OWN || call.dW != OWN) return with_torch_matmul(wanted);
-    Gradients found;
-    if (wanted & INPUT) found.dx = workbook::empty(x.sizes(), call.x_type);
-    if (wanted & WEIGHT) {
-      found.dW = workbook::empty({std::max(call.room, call.O * call.H)}, call.type);
-      found.dW.unsafeGetTensorImpl()->set_sizes_contiguous({call.O, call.H});
+  Gradients compute_all(int64_t requested) {
+    if (call.two_streams && can_split(requested)) return compute_on_two_streams(requested);
+    if (call.dln != MOJO || call.dW != MOJO) return compute_with_torch_matmul(requested);
+    Gradients grads;
+    if (requested & INPUT) grads.dx = workbook::empty(x.sizes(), call.x_type);
+    if (requested & WEIGHT) {
+      grads.dW = workbook::empty({std::max(call.dW_elements, call.O * call.H)}, call.type);
+      grads.dW.unsafeGetTensorImpl()->set_sizes_contiguous({call.O, call.H});
     }
-    launch(wanted, found);
-    return found;
+    launch(requested, grads);
+    return grads;
   }
 
-  // Launches the Mojo library's part of a backward pass; the caller passes dln and ln_out if `wanted` has those bits.
-  void launch(int64_t wanted, Gradients& into, const Tensor& dln = {}, const Tensor& ln_out = {}) {
+  // Launches the Mojo kernels of a backward pass; the caller passes dln and ln_out if `requested` has those bits.
+  void launch(int64_t requested, Gradients& grads, const Tensor& dln = {}, const Tensor& ln_out = {}) {
     auto vector = [](int64_t n, at::ScalarType type) { return workbook::empty({n}, type); };
-    if (wanted & NORM) into.dgamma = vector(call.H, call.x_type), into.dbeta = vector(call.H, call.x_type);
-    if (wanted & BIAS && !into.db.defined()) into.db = vector(call.O, call.type);
+    if (requested & NORM) grads.dgamma = vector(call.H, call.x_type), grads.dbeta = vector(call.H, call.x_type);
+    if (requested & BIAS && !grads.db.defined()) grads.db = vector(call.O, call.type);
     auto mean = address(statistics), rstd = mean + 4 * call.rows;
     call.library->launch("workbook_layernorm_linear_backward", call.device,
-                         {0, 0, 0, 0, call.rows, call.H, call.O, wanted, address(into.dx), address(into.dgamma),
-                          address(into.dbeta), address(into.dW), address(into.db), address(dy), address(x), mean, rstd,
-                          address(g), address(b), address(W), address(dln), address(ln_out)});
+                         {0, 0, 0, 0, call.rows, call.H, call.O, requested, address(grads.dx), address(grads.dgamma),
+                          address(grads.dbeta), address(grads.dW), address(grads.db), address(dy), address(x), mean,
+                          rstd, address(g), address(b), address(W), address(dln), address(ln_out)});
   }
 
   // Computes one matmul or both with PyTorch.
-  Gradients with_torch_matmul(int64_t wanted) {
+  Gradients compute_with_torch_matmul(int64_t requested) {
     auto [rows, H, O] = std::tuple(call.rows, call.H, call.O);
-    Tensor rows_of_dy = dy.view({rows, O}), dln, ln_out;
-    Gradients found;
-    int64_t parts = wanted;
-    if (call.dln != OWN && wanted & (INPUT | NORM)) {
-      dln = at::mm(rows_of_dy, W);
-      parts |= DLN_GIVEN;
+    Tensor dy_rows = dy.view({rows, O}), dln, ln_out;
+    Gradients grads;
+    int64_t parts = requested;
+    if (call.dln != MOJO && requested & (INPUT | NORM)) {
+      dln = at::mm(dy_rows, W);
+      parts |= DLN_COMPUTED;
     }
-    bool own_dW = call.dW == OWN && wanted & WEIGHT;
-    bool few = rows <= std::min(MOST_FEW_ROWS, O) && parts & DLN_GIVEN && !own_dW && !(parts & FEW_SHARES);
-    if (few) parts |= FEW_ROWS;
-    if (wanted & INPUT) {
+    bool mojo_dW = call.dW == MOJO && requested & WEIGHT;
+    bool few_rows = rows <= std::min(MAX_SMALL_ROWS, O) && parts & DLN_COMPUTED && !mojo_dW && !(parts & FEW_PARTIALS);
+    if (few_rows) parts |= FEW_ROWS;
+    if (requested & INPUT) {
       // dx overwrites dln if the dtypes are equal, except for few rows, where one launch reads dln and writes dx. A
       // separate dx does not raise the peak, since dW is allocated after dln is freed.
-      bool over = dln.defined() && !few && call.x_type == call.type;
-      found.dx = over ? dln : workbook::empty({rows, H}, call.x_type);
+      bool overwrites_dln = dln.defined() && !few_rows && call.x_type == call.type;
+      grads.dx = overwrites_dln ? dln : workbook::empty({rows, H}, call.x_type);
     }
-    if (own_dW) {
-      found.dW = workbook::empty({O, H}, call.type);
-    } else if (wanted & WEIGHT) {
-      bool turned = !few && reads_along_sums();
-      ln_out = turned ? workbook::empty({H, rows}, call.type).t() : workbook::empty({rows, H}, call.type);
-      parts = (parts & ~WEIGHT) | LN_OUT_TAKEN | (turned ? TRANSPOSED : 0);
+    if (mojo_dW) {
+      grads.dW = workbook::empty({O, H}, call.type);
+    } else if (requested & WEIGHT) {
+      bool transposed_ln_out = !few_rows && prefers_transposed_ln_out();
+      ln_out = transposed_ln_out ? workbook::empty({H, rows}, call.type).t() : workbook::empty({rows, H}, call.type);
+      parts = (parts & ~WEIGHT) | LN_OUT_REQUESTED | (transposed_ln_out ? TRANSPOSED : 0);
     }
-    launch(parts, found, dln, ln_out);
+    launch(parts, grads, dln, ln_out);
     dln.reset();
     if (ln_out.defined())
-      found.dW = call.transposed ? at::mm(ln_out.t(), rows_of_dy).t() : at::mm(rows_of_dy.t(), ln_out);
-    if (found.dx.defined()) found.dx.unsafeGetTensorImpl()->set_sizes_contiguous(x.sizes());
-    return found;
+      grads.dW = call.transposed ? at::mm(ln_out.t(), dy_rows).t() : at::mm(dy_rows.t(), ln_out);
+    if (grads.dx.defined()) grads.dx.unsafeGetTensorImpl()->set_sizes_contiguous(x.sizes());
+    return grads;
   }
 
-  bool reads_along_sums() const {
+  bool prefers_transposed_ln_out() const {
     int64_t elements = call.H * call.O;
-    return elements >= ALONG_SUMS_ELEMENTS && call.rows * elements >= ALONG_SUMS_FROM && call.rows % 4 == 0 &&
+    return elements >= MIN_TRANSPOSED_ELEMENTS && call.rows * elements >= MIN_TRANSPOSED_WORK && call.rows % 4 == 0 &&
            call.type == at::kFloat &&
            at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
                at::Float32Precision::TF32;
@@ -243,49 +245,49 @@ struct Pass {
   // Computes dW, from a separate ln_out, on a second stream; and if dY is large, its column sums on a third one,
   // unless this project's matmul computes them. Memory that several streams use is allocated on the current stream and
   // lives until they join.
-  Gradients on_two_streams(int64_t wanted) {
+  Gradients compute_on_two_streams(int64_t requested) {
     SideStreams streams(call.device);
-    bool db_apart = wanted & BIAS && call.dln != OWN && call.rows * call.O >= MANY_SUMS;
-    Gradients side{{}, {}, {}, workbook::empty({call.O, call.H}, call.type), {}};
+    bool separate_db = requested & BIAS && call.dln != MOJO && call.rows * call.O >= MIN_BIAS_STREAM_ELEMENTS;
+    Gradients side_grads{{}, {}, {}, workbook::empty({call.O, call.H}, call.type), {}};
     Tensor ln_out;
-    if (db_apart) side.db = workbook::empty({call.O}, call.type);
-    if (call.dW != OWN) ln_out = workbook::empty({call.rows, call.H}, call.type);
+    if (separate_db) side_grads.db = workbook::empty({call.O}, call.type);
+    if (call.dW != MOJO) ln_out = workbook::empty({call.rows, call.H}, call.type);
     streams.run([&] {
-      launch(call.dW == OWN ? WEIGHT : LN_OUT_TAKEN, side, {}, ln_out);
-      if (call.dW != OWN) at::mm_out(side.dW, dy.view({call.rows, call.O}).t(), ln_out);
+      launch(call.dW == MOJO ? WEIGHT : LN_OUT_REQUESTED, side_grads, {}, ln_out);
+      if (call.dW != MOJO) at::mm_out(side_grads.dW, dy.view({call.rows, call.O}).t(), ln_out);
     });
-    if (db_apart) streams.run([&] { launch(BIAS, side); });
-    auto found = with_torch_matmul(wanted & ~(WEIGHT | (db_apart ? BIAS : 0)));
+    if (separate_db) streams.run([&] { launch(BIAS, side_grads); });
+    auto grads = compute_with_torch_matmul(requested & ~(WEIGHT | (separate_db ? BIAS : 0)));
     streams.join();
-    found.dW = side.dW;
-    if (db_apart) found.db = side.db;
-    return found;
+    grads.dW = side_grads.dW;
+    if (separate_db) grads.db = side_grads.db;
+    return grads;
   }
 };
 
 // Returns dx, dgamma, dbeta, dW and db.
-Five backward_device(const Tensor& dy, const Tensor& x, const Tensor& statistics, const Optional& gamma,
-                     const Optional& beta, const Tensor& W, int64_t wanted, int64_t options) {
+Tensors5 backward_device(const Tensor& dy, const Tensor& x, const Tensor& statistics, const Optional& gamma,
+                     const Optional& beta, const Tensor& W, int64_t requested, int64_t options) {
   c10::DeviceGuard guard(x.device());
   BelowAutograd below;
   prepare_cublas(x.device());
   Call call({x, gamma, beta, W, {}}, options);
   TORCH_CHECK(dy.scalar_type() == call.type && dy.numel() == call.rows * call.O, "grad: expected ", call.rows,
               " rows of ", call.O, " in the dtype of weight");
-  Tensor g = or_filled(gamma, call.H, call.x_type, 1), b = or_filled(beta, call.H, call.x_type, 0);
+  Tensor g = contiguous_or_full(gamma, call.H, call.x_type, 1), b = contiguous_or_full(beta, call.H, call.x_type, 0);
   Pass pass{call, dy.contiguous(), x.contiguous(), statistics.contiguous(), g, b, call.transposed ? W : W.contiguous()};
-  auto found = pass.run(wanted);
-  return {or_empty(found.dx, call.type), or_empty(found.dgamma, call.type), or_empty(found.dbeta, call.type),
-          or_empty(found.dW, call.type), or_empty(found.db, call.type)};
+  auto grads = pass.run(requested);
+  return {or_empty(grads.dx, call.type), or_empty(grads.dgamma, call.type), or_empty(grads.dbeta, call.type),
+          or_empty(grads.dW, call.type), or_empty(grads.db, call.type)};
 }
 
-Five backward_meta(const Tensor&, const Tensor& x, const Tensor&, const Optional&, const Optional&, const Tensor& W,
-                   int64_t wanted, int64_t) {
+Tensors5 backward_meta(const Tensor&, const Tensor& x, const Tensor&, const Optional&, const Optional&, const Tensor& W,
+                   int64_t requested, int64_t) {
   auto H = W.sym_size(1), O = W.sym_size(0);
   auto result = [&](int64_t bit, const Tensor& like, at::SymIntArrayRef sizes) {
-    return meta_result(wanted & bit, sizes, wanted & bit ? like.options() : W.options());
+    return meta_result(requested & bit, sizes, requested & bit ? like.options() : W.options());
   };
-  bool transposed = wanted & WEIGHT && is_transposed(W);
+  bool transposed = requested & WEIGHT && is_transposed(W);
   Tensor dW = transposed ? result(WEIGHT, W, {H, O}).t() : result(WEIGHT, W, {O, H});
   return {result(INPUT, x, x.sym_sizes()), result(NORM, x, {H}), result(NORM, x, {H}), dW, result(BIAS, W, {O})};
 }
@@ -294,7 +296,7 @@ Five backward_meta(const Tensor&, const Tensor& x, const Tensor&, const Optional
 
 // Computes with PyTorch's own operations, which have all derivatives. Under autocast (`mixed`) the LayerNorm is
 // computed in float32 and rounded once.
-Tensor with_torch(const Inputs& in, double eps, bool mixed) {
+Tensor call_torch(const Inputs& in, double eps, bool mixed) {
   auto ln_out = at::layer_norm_symint(in.x, {in.W.sym_size(1)}, in.gamma, in.beta, eps);
   if (mixed && ln_out.scalar_type() == at::kFloat) ln_out = ln_out.to(in.W.scalar_type());
   return at::linear(ln_out, in.W, in.bias);
@@ -309,18 +311,18 @@ struct Operator {
   static variable_list gradients(const variable_list& grads, const variable_list& saved, const Numbers& numbers,
                                  int64_t needed) {
     static auto op = find_operator<decltype(backward_device)>("mojo_workbook::layernorm_linear_backward");
-    auto any = [&](int64_t inputs, int64_t gradient) { return needed & inputs ? gradient : 0; };
-    int64_t wanted = any(1, INPUT) | any(2 | 4, NORM) | any(8, WEIGHT) | any(16, BIAS);
+    auto select_bit = [&](int64_t inputs, int64_t gradient) { return needed & inputs ? gradient : 0; };
+    int64_t requested = select_bit(1, INPUT) | select_bit(2 | 4, NORM) | select_bit(8, WEIGHT) | select_bit(16, BIAS);
     auto [dx, dg, db, dW, dc] = op.call(grads[0], saved[0], saved[1], optional(saved[2]), optional(saved[3]), saved[4],
-                                        wanted, numbers.integers[0]);
+                                        requested, numbers.integers[0]);
     return {dx, dg, db, dW, dc};
   }
 
-  static std::pair<variable_list, variable_list> by_torch(const variable_list& saved, const Numbers& numbers,
-                                                          int64_t needed) {
+  static std::pair<variable_list, variable_list> recompute_with_torch(const variable_list& saved,
+                                                                      const Numbers& numbers, int64_t needed) {
     variable_list in{saved[0], saved[2], saved[3], saved[4], {}};
     if (needed & 16) in[4] = at::zeros_symint({in[3].sym_size(0)}, in[3].options()).requires_grad_();
-    auto y = with_torch({in[0], optional(in[1]), optional(in[2]), in[3], optional(in[4])}, numbers.reals[0],
+    auto y = call_torch({in[0], optional(in[1]), optional(in[2]), in[3], optional(in[4])}, numbers.reals[0],
                         numbers.integers[1]);
     return {in, {y}};
   }
@@ -334,9 +336,9 @@ Tensor call_operator(const Inputs& in, double eps, int64_t options, bool mixed) 
   auto& [x, g, b, W, c] = in;
   bool first_order = !in_transform() && !has_tangent(x, g, b, W, c);
   bool same_dtype = mixed || x.scalar_type() == W.scalar_type();
-  if (!first_order || !same_dtype || !runs_kernels(in)) return with_torch(in, eps, mixed);
+  if (!first_order || !same_dtype || !runs_kernels(in)) return call_torch(in, eps, mixed);
   static auto op = find_operator<decltype(forward_device)>("mojo_workbook::layernorm_linear_forward");
-  auto [y, statistics] = below_autograd(op, x, g, b, W, c, eps, options);
+  auto [y, statistics] = call_below_autograd(op, x, g, b, W, c, eps, options);
   if (torch::autograd::compute_requires_grad(x, g, b, W, c))
     record<Operator>({y}, {x, statistics, g, b, W}, {{options, mixed}, {eps}}, x, g, b, W, c);
   return y;
@@ -346,26 +348,27 @@ Tensor call_operator(const Inputs& in, double eps, int64_t options, bool mixed) 
 // autocast's dtype, as for PyTorch's own layers. If x, gamma and beta have that dtype already, they are not cast,
 // since the kernels read it and compute in float32.
 template <class Run>
-auto in_autocast(const Inputs& in, Run run) {
+auto apply_autocast(const Inputs& in, Run run) {
   if (!at::autocast::is_autocast_enabled(DEVICE)) return run(in, false);
   c10::impl::ExcludeDispatchKeyGuard without(at::autocast_dispatch_keyset);
   auto type = at::autocast::get_autocast_dtype(DEVICE);
-  auto narrow = [&](const Optional& t) { return !t || !t->defined() || t->scalar_type() == type; };
-  auto norm = narrow(in.x) && narrow(in.gamma) && narrow(in.beta) ? type : at::kFloat;
+  auto has_autocast_dtype = [&](const Optional& t) { return !t || !t->defined() || t->scalar_type() == type; };
+  bool stays_narrow = has_autocast_dtype(in.x) && has_autocast_dtype(in.gamma) && has_autocast_dtype(in.beta);
+  auto norm = stays_narrow ? type : at::kFloat;
   return run({autocast_to(norm, in.x), autocast_to(norm, in.gamma), autocast_to(norm, in.beta),
               autocast_to(type, in.W), autocast_to(type, in.bias)}, true);
 }
 
 Tensor layernorm_linear(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W, const Optional& c,
                         double eps, int64_t options) {
-  return in_autocast({x, g, b, W, c},
+  return apply_autocast({x, g, b, W, c},
                      [&](const Inputs& in, bool mixed) { return call_operator(in, eps, options, mixed); });
 }
 
 // Returns the selected matmuls as plan.mojo packs them, or -1 if PyTorch's own operations run.
 int64_t plan(const Tensor& x, const Optional& g, const Optional& b, const Tensor& W, const Optional& c,
              int64_t options, bool captured) {
-  return in_autocast({x, g, b, W, c}, [&](const Inputs& in, bool) {
+  return apply_autocast({x, g, b, W, c}, [&](const Inputs& in, bool) {
     return runs_kernels(in) ? Call(in, options, captured).bits : int64_t(-1);
   });
 }

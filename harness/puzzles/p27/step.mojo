@@ -492,35 +492,35 @@ def launch_adamw[
 
 def gelu(mut words: Words, mut launcher: StreamLauncher) raises:
     """Arguments: output, input, count."""
-    var output = words.written[NARROW]()
-    var input = words.read[NARROW]()
+    var output = words.output[NARROW]()
+    var input = words.input[NARROW]()
     launch_gelu(launcher, output, input, words.integer())
 
 
 def gelu_backward(mut words: Words, mut launcher: StreamLauncher) raises:
     """Arguments: input and gradient, both overwritten, and count."""
-    var input = words.written[NARROW]()
-    var gradient = words.written[NARROW]()
+    var input = words.output[NARROW]()
+    var gradient = words.output[NARROW]()
     launch_gelu_backward(launcher, input, gradient, words.integer())
 
 
 def add_with_sums(mut words: Words, mut launcher: StreamLauncher) raises:
     """Arguments: grad_residual, sums, grad_branch, rows, channels."""
-    var grad_residual = words.written[NARROW]()
-    var sums = words.written[NARROW]()
-    var grad_branch = words.read[NARROW]()
+    var grad_residual = words.output[NARROW]()
+    var sums = words.output[NARROW]()
+    var grad_branch = words.input[NARROW]()
     var rows = words.integer()
     launch_add_with_sums(launcher, grad_residual, sums, grad_branch, rows, words.integer())
 
 
 def token_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
     """Arguments: table, the head's gradient, rows, tokens, order, starts, places, vocabulary, channels."""
-    var table = words.written[NARROW]()
-    var of_head = words.read[WIDE]()
-    var gradient = words.read[NARROW]()
-    var tokens = words.read[DType.int64]()
-    var order = words.read[DType.int64]()
-    var starts = words.read[DType.int64]()
+    var table = words.output[NARROW]()
+    var of_head = words.input[WIDE]()
+    var gradient = words.input[NARROW]()
+    var tokens = words.input[DType.int64]()
+    var order = words.input[DType.int64]()
+    var starts = words.input[DType.int64]()
     var places = words.integer()
     var vocabulary = words.integer()
     var channels = words.integer()
@@ -531,8 +531,8 @@ def token_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
 
 def norm(mut words: Words, mut launcher: StreamLauncher) raises:
     """Arguments: norm, gradients, count."""
-    var result = words.written[WIDE]()
-    var gradient = words.read[NARROW]()
+    var result = words.output[WIDE]()
+    var gradient = words.input[NARROW]()
     launch_norm(launcher, result, gradient, words.integer())
 
 
@@ -549,13 +549,13 @@ def adamw(mut words: Words, mut launcher: StreamLauncher) raises:
     )
     var decayed = words.integer()
     var count = words.integer()
-    var master = words.written[WIDE]()
-    var working = words.written[NARROW]()
-    var mean = words.written[WIDE]()
-    var square = words.written[WIDE]()
-    var gradient = words.read[NARROW]()
-    var numbers = words.read[WIDE]()
-    var norm = words.read[WIDE]()
+    var master = words.output[WIDE]()
+    var working = words.output[NARROW]()
+    var mean = words.output[WIDE]()
+    var square = words.output[WIDE]()
+    var gradient = words.input[NARROW]()
+    var numbers = words.input[WIDE]()
+    var norm = words.input[WIDE]()
     launch_adamw(launcher, master, working, mean, square, gradient, numbers, norm, options, decayed, count)
 
 

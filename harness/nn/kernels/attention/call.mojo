@@ -6,7 +6,7 @@
 from common.calls import Words
 from shared.common import ImmPtr, MutPtr, accum_type
 
-from .dropout import Draws
+from .dropout import DropoutArguments
 from .layout import Layout
 from .scores import Strides
 from .tensors import FlashBackward, FlashForward, FlashSizes
@@ -32,7 +32,7 @@ struct Call(Movable):
     var largest: Int
     """The largest size or stride; kernels take 32-bit numbers."""
     var scale: Float32
-    var draws: Draws
+    var draws: DropoutArguments
     var output: Int
     var lse: Int
     var query: Int
@@ -72,8 +72,8 @@ struct Call(Movable):
             numbers[11],
         )
         self.scale = words.float().cast[DType.float32]()
-        var kept = Int32(words.integer())
-        self.draws = Draws(words.read[DType.uint32](), kept)
+        var keep_threshold = Int32(words.integer())
+        self.draws = DropoutArguments(words.input[DType.uint32](), keep_threshold)
         self.output = words.integer()
         self.lse = words.integer()
         self.query = words.integer()
@@ -87,7 +87,7 @@ struct Call(Movable):
         self.delta = words.integer()
         self.grad_lse = words.integer()
         self.grad_mask = words.integer()
-        self.layout = Layout.without_gaps(self.sizes)
+        self.layout = Layout.contiguous_layout(self.sizes)
         self.layout.query = read_strides(words)
         self.layout.key = read_strides(words)
         self.layout.value = read_strides(words)

@@ -21,30 +21,30 @@ from shared.common import ImmPtr
 comptime ROUNDS = 7
 """Rounds of Philox4x32: the fewest with which it passes the tests in its paper; FlashAttention-2 uses 7 too.
 """
-comptime ONE = 65536
+comptime KEEP_ONE = 65536
 """The number of distinct 16-bit values."""
 
 
 @fieldwise_init
-struct Draws(ImplicitlyCopyable):
+struct DropoutArguments(ImplicitlyCopyable):
     """The arguments of a launch with dropout."""
 
     @__allow_legacy_any_origin_fields
     var state: ImmPtr[DType.uint32]
     """Four words; the last one is not read."""
-    var kept: Int32
-    """Elements kept out of ONE, 0 to ONE - 1."""
+    var keep_threshold: Int32
+    """An element is kept if its 16-bit random number is below this limit."""
 
 
 @always_inline
 def philox(counter: SIMD[DType.uint32, 4], key: SIMD[DType.uint32, 2]) -> SIMD[DType.uint32, 4]:
     """Return four random words."""
     var words = counter
-    comptime for turn in range(ROUNDS):
+    comptime for round in range(ROUNDS):
         var first = words[0].cast[DType.uint64]() * 0xD2511F53
         var second = words[2].cast[DType.uint64]() * 0xCD9E8D57
-        var key0 = key[0] + UInt32(turn * 0x9E3779B9 % 2**32)
-        var key1 = key[1] + UInt32(turn * 0xBB67AE85 % 2**32)
+        var key0 = key[0] + UInt32(round * 0x9E3779B9 % 2**32)
+        var key1 = key[1] + UInt32(round * 0xBB67AE85 % 2**32)
         words[0] = (second >> 32).cast[DType.uint32]() ^ words[1] ^ key0
         words[2] = (first >> 32).cast[DType.uint32]() ^ words[3] ^ key1
         words[1] = second.cast[DType.uint32]()
@@ -53,22 +53,26 @@ def philox(counter: SIMD[DType.uint32, 4], key: SIMD[DType.uint32, 2]) -> SIMD[D
 
 
 @always_inline
-def below(word: UInt32, digit: UInt32, so_far: UInt32) -> UInt32:
-    """Update, for 32 numbers at a time, whether their digits so far are below the limit's; `word` has one
-    digit of each number, `digit` is the limit's digit as all ones or 0.
+def update_less_than(word: UInt32, digit: UInt32, less_so_far: UInt32) -> UInt32:
+    """Update a bitwise comparison of 32 numbers with a limit by one binary digit, lowest digit first.
+
+    Args:
+        word: One digit of each number.
+        digit: The limit's digit, as all ones or 0.
+        less_so_far: Whether the lower digits of each number are below the limit's.
     """
-    return (~word & digit) | ((~word | digit) & so_far)
+    return (~word & digit) | ((~word | digit) & less_so_far)
 
 
 @always_inline
-def bit_of(query: Int, key: Int) -> Int:
-    """Return the bit of a word for one of 32 queries and one of 16 keys."""
+def bit_index(query: Int, key: Int) -> Int:
+    """Return the index of the bit for one of 32 queries and one of 16 keys."""
     return query % 2 * 16 + query // 16 * 8 + key % 2 * 4 + query // 8 % 2 * 2 + key // 8
 
 
 @always_inline
-def here(word: UInt32) -> UInt32:
-    """Hide from the compiler how a word was computed, so that it is computed here and only once."""
+def make_opaque(word: UInt32) -> UInt32:
+    """Return the word through an opaque copy, so that the compiler computes it here and only once."""
     return inlined_assembly["", UInt32, constraints="=r,0", has_side_effect=True](word)
 
 
@@ -77,39 +81,39 @@ struct Dropout(Copyable, Movable):
 
     var key: SIMD[DType.uint32, 2]
     var head: UInt32
-    """The index of the head, counted across the batch."""
+    """The index of the head across the batch."""
     var call: UInt32
     """A number that distinguishes this call from others with the same key."""
-    var kept: UInt32
-    """An element is kept if its random number is below this limit."""
-    var share: Float32
+    var keep_threshold: UInt32
+    """An element is kept if its 16-bit random number is below this limit."""
+    var keep_fraction: Float32
     """The fraction of elements kept."""
 
     @always_inline
-    def __init__(out self, state: ImmPtr[DType.uint32], kept: Int32, head: Int):
-        """Read the arguments, which are those of `Draws`."""
+    def __init__(out self, state: ImmPtr[DType.uint32], keep_threshold: Int32, head: Int):
+        """Read the random state; see `DropoutArguments`."""
         self.key = SIMD[DType.uint32, 2](state[unsafe_offset=0], state[unsafe_offset=1])
         self.call = state[unsafe_offset=2]
         self.head = UInt32(head)
-        self.kept = UInt32(kept)
-        self.share = Float32(kept) / ONE
+        self.keep_threshold = UInt32(keep_threshold)
+        self.keep_fraction = Float32(keep_threshold) / KEEP_ONE
 
     @always_inline
     def rescale(self) -> Float32:
         """Return the factor for kept probabilities."""
-        return 1 / self.share if self.share != 0 else 0
+        return 1 / self.keep_fraction if self.keep_fraction != 0 else 0
 
     @always_inline
-    def digit(self, place: UInt32) -> UInt32:
-        """Return digit `place` of the limit as all ones or 0."""
-        return 0 - (self.kept >> place & 1)
+    def digit(self, index: UInt32) -> UInt32:
+        """Return digit `index` of the limit as all ones or 0."""
+        return 0 - (self.keep_threshold >> index & 1)
 
     @always_inline
     def draw(
-        self, query: UInt32, key: UInt32, number: UInt32, by: SIMD[DType.uint32, 2]
+        self, query: UInt32, key: UInt32, number: UInt32, philox_key: SIMD[DType.uint32, 2]
     ) -> SIMD[DType.uint32, 4]:
         """Return four words: digits 4 * `number` to 4 * `number` + 3 of the elements around a query and a
-        key; `by` is the key for Philox.
+        key; `philox_key` is the key for Philox.
         """
         var counter = SIMD[DType.uint32, 4](
             (key // 16 * 4 + key % 8 // 2) * 4 + number,
@@ -117,10 +121,10 @@ struct Dropout(Copyable, Movable):
             self.head,
             self.call,
         )
-        return philox(counter, by)
+        return philox(counter, philox_key)
 
     @always_inline
-    def mark[
+    def mark_dropped[
         bands: Int, columns: Int, transposed: Bool = False
     ](self, mut weights: Array[Sums, bands * columns], row: Int, column: Int):
         """Negate the weights to drop, for a warp's queries from `row` on and keys from `column` on; if
@@ -142,12 +146,12 @@ struct Dropout(Copyable, Movable):
         comptime for draw in range(keys // 2 * ceildiv(queries, 4)):
             comptime eight = draw // (keys // 2) * 4
             comptime pair = draw % (keys // 2) * 2
-            # Whether these digits make a number less than the limit if its lower digits do not (`alone`), and
-            # if they do (`carried`).
-            var alone = UInt32(0)
-            var carried = ~UInt32(0)
-            # Without `here`, the keys of all rounds would stay in registers that the products need.
-            var key = SIMD[DType.uint32, 2](here(self.key[0]), here(self.key[1]))
+            # Whether these digits make a number less than the limit if its lower digits do not
+            # (`without_carry`), and if they do (`with_carry`).
+            var without_carry = UInt32(0)
+            var with_carry = ~UInt32(0)
+            # Without `make_opaque`, the keys of all rounds would stay in registers that the products need.
+            var key = SIMD[DType.uint32, 2](make_opaque(self.key[0]), make_opaque(self.key[1]))
             comptime for number in range(2):
                 var words = self.draw(
                     first_query + UInt32(eight * 8),
@@ -157,23 +161,23 @@ struct Dropout(Copyable, Movable):
                 )
                 comptime for i in range(4):
                     var digit = self.digit(upper * 8 + UInt32(number * 4 + i))
-                    alone = below(words[i], digit, alone)
-                    carried = below(words[i], digit, carried)
-            var other_alone = warp.shuffle_xor(alone, UInt32(4))
-            var other_carried = warp.shuffle_xor(carried, UInt32(4))
-            var kept = alone | carried & other_alone
+                    without_carry = update_less_than(words[i], digit, without_carry)
+                    with_carry = update_less_than(words[i], digit, with_carry)
+            var other_without_carry = warp.shuffle_xor(without_carry, UInt32(4))
+            var other_with_carry = warp.shuffle_xor(with_carry, UInt32(4))
+            var keep_bits = without_carry | with_carry & other_without_carry
             if upper == 0:
-                kept = other_alone | other_carried & alone
-            kept >>= shift
+                keep_bits = other_without_carry | other_with_carry & without_carry
+            keep_bits >>= shift
             comptime for at in range(min(queries, 4)):
                 comptime for behind in range(2):
                     comptime for side in range(2):
                         comptime i = pair + behind if transposed else eight + at
                         comptime j = eight + at if transposed else pair + behind
-                        comptime place = i // 2 * columns + j
+                        comptime frag = i // 2 * columns + j
                         comptime e = i % 2 * 2 + side
-                        comptime bit = bit_of(
+                        comptime bit = bit_index(
                             at * 8 + (side if transposed else 0), behind * 8 + (0 if transposed else side)
                         )
-                        var weight = weights[place][e]
-                        weights[place][e] = weight if kept & UInt32(1 << bit) != 0 else -weight
+                        var weight = weights[frag][e]
+                        weights[frag][e] = weight if keep_bits & UInt32(1 << bit) != 0 else -weight

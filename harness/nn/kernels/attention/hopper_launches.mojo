@@ -4,7 +4,7 @@ from std.math import ceildiv
 from max.gpu.host import Dim
 from max.gpu.host.nvidia.tma import TMADescriptor
 
-from .dropout import ONE, Draws
+from .dropout import KEEP_ONE, DropoutArguments
 from .hopper import (
     forward_bytes,
     hopper_forward_kernel,
@@ -15,11 +15,11 @@ from .hopper import (
 )
 from .hopper_dropout import DRAW_THREADS, count_words, draw_blocks, hopper_draws_kernel
 from .hopper_keys import hopper_key_value_kernel, key_bytes, key_owners
-from .hopper_masks import map_of_mask
-from .hopper_tiles import GROUP, SIDE, head_map
+from .hopper_masks import create_mask_map
+from .hopper_tiles import GROUP_THREADS, BOX_SIZE, create_head_map
 from .kernels import DELTA_LANES, DELTA_THREADS
 from .layout import Layout
-from .tiles import WIDEST
+from .tiles import MAX_HEAD_DIM
 from .tensors import FlashBackward, FlashForward, FlashSizes
 from shared.common import ImmPtr, MutPtr
 from shared.launcher import Launcher
@@ -33,17 +33,25 @@ comptime MAX_GRID_YZ = 65535
 
 
 def launch_forward_wgmma[
-    L: Launcher, dtype: DType, //, biased: Bool
+    L: Launcher, dtype: DType, //, has_mask: Bool
 ](mut launcher: L, t: FlashForward[dtype], layout: Layout) raises:
-    """Launch the forward kernel with the tiles for the head dimension; with a mask if `biased`."""
-    if Int(t.sizes.head_dim) <= SIDE:
-        launch_forward_hopper[SIDE, groups=1, keys=128, resident=2, biased=biased](launcher, t, layout)
-    elif Int(t.sizes.head_dim) <= 2 * SIDE:
-        launch_forward_hopper[2 * SIDE, groups=2, keys=128, resident=1, biased=biased](launcher, t, layout)
-    elif Int(t.sizes.head_dim) <= 3 * SIDE:
-        launch_forward_hopper[3 * SIDE, groups=2, keys=64, resident=1, biased=biased](launcher, t, layout)
+    """Launch the forward kernel with the tiles for the head dimension; with a mask if `has_mask`."""
+    if Int(t.sizes.head_dim) <= BOX_SIZE:
+        launch_forward_hopper[BOX_SIZE, groups=1, keys=128, resident=2, has_mask=has_mask](
+            launcher, t, layout
+        )
+    elif Int(t.sizes.head_dim) <= 2 * BOX_SIZE:
+        launch_forward_hopper[2 * BOX_SIZE, groups=2, keys=128, resident=1, has_mask=has_mask](
+            launcher, t, layout
+        )
+    elif Int(t.sizes.head_dim) <= 3 * BOX_SIZE:
+        launch_forward_hopper[3 * BOX_SIZE, groups=2, keys=64, resident=1, has_mask=has_mask](
+            launcher, t, layout
+        )
     else:
-        launch_forward_hopper[WIDEST, groups=2, keys=64, resident=1, biased=biased](launcher, t, layout)
+        launch_forward_hopper[MAX_HEAD_DIM, groups=2, keys=64, resident=1, has_mask=has_mask](
+            launcher, t, layout
+        )
 
 
 def launch_forward_hopper[
@@ -55,46 +63,48 @@ def launch_forward_hopper[
     groups: Int,
     keys: Int,
     resident: Int,
-    biased: Bool = False,
-    dropped: Bool = False,
-](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[Draws] = None) raises:
-    """Launch the forward kernel with one tile size; with a mask if `biased`, and after the kernel that draws
-    if `dropped`.
+    has_mask: Bool = False,
+    has_dropout: Bool = False,
+](mut launcher: L, t: FlashForward[dtype], layout: Layout, draws: Optional[DropoutArguments] = None) raises:
+    """Launch the forward kernel with one tile size; with a mask if `has_mask`, and after the kernel that
+    draws if `has_dropout`.
     """
     ref sizes = t.sizes
-    var words = draw_words[dropped](launcher, sizes, draws)
+    var words = draw_words[has_dropout](launcher, sizes, draws)
     var ctx = launcher.context()
     if not ctx:
         return
-    var query = head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
-    launcher.launch[hopper_forward_kernel[dtype, width, groups, keys, resident, biased, dropped]](
+    var query = create_head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
+    launcher.launch[hopper_forward_kernel[dtype, width, groups, keys, resident, has_mask, has_dropout]](
         "attention_forward_wgmma",
         t.output,
         rebind[MutPtr[DType.float32]](t.lse),
         query,
-        head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key),
-        head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value),
-        map_of_mask(ctx.value(), t.mask, sizes) if biased else query,
+        create_head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key),
+        create_head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value),
+        create_mask_map(ctx.value(), t.mask, sizes) if has_mask else query,
         t.mask,
         words,
         layout.output,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        kept_factor(draws),
-        grid_dim=Dim(ceildiv(Int(sizes.query_len), groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)),
-        block_dim=Dim((groups + 1) * GROUP),
-        shared_bytes=forward_bytes[width, groups, keys, biased](),
-        early=dropped,
+        keep_factor(draws),
+        grid_dim=Dim(
+            ceildiv(Int(sizes.query_len), groups * BOX_SIZE), Int(sizes.query_heads), Int(sizes.batch)
+        ),
+        block_dim=Dim((groups + 1) * GROUP_THREADS),
+        shared_bytes=forward_bytes[width, groups, keys, has_mask](),
+        early=has_dropout,
     )
 
 
 def draw_words[
-    L: Launcher, //, dropped: Bool
-](mut launcher: L, sizes: FlashSizes, draws: Optional[Draws]) raises -> ImmPtr[DType.uint32]:
-    """If `dropped`, launch the kernel that draws and return its words; otherwise return an address that is
-    not read.
+    L: Launcher, //, has_dropout: Bool
+](mut launcher: L, sizes: FlashSizes, draws: Optional[DropoutArguments]) raises -> ImmPtr[DType.uint32]:
+    """If `has_dropout`, launch the kernel that draws and return its words; otherwise return an address that
+    is not read.
     """
-    comptime if not dropped:
+    comptime if not has_dropout:
         return ImmPtr[DType.uint32](unsafe_from_address=16)
     var words = launcher.workspace[DType.uint32]("draws", count_words(sizes))
     if launcher.context():
@@ -102,7 +112,7 @@ def draw_words[
             "attention_dropout_bits",
             words,
             draws.value().state,
-            draws.value().kept,
+            draws.value().keep_threshold,
             sizes.packed(),
             grid_dim=Dim(draw_blocks(sizes)),
             block_dim=Dim(DRAW_THREADS),
@@ -111,65 +121,65 @@ def draw_words[
     return words.as_imm()
 
 
-def kept_fraction(draws: Optional[Draws]) -> Float32:
+def keep_fraction(draws: Optional[DropoutArguments]) -> Float32:
     """Return the fraction of probabilities that are kept."""
-    return Float32(draws.value().kept) / ONE if draws else 1
+    return Float32(draws.value().keep_threshold) / KEEP_ONE if draws else 1
 
 
-def kept_factor(draws: Optional[Draws]) -> Float32:
+def keep_factor(draws: Optional[DropoutArguments]) -> Float32:
     """Return the factor for kept probabilities."""
-    var share = kept_fraction(draws)
-    return 1 / share if share != 0 else 0
+    var fraction = keep_fraction(draws)
+    return 1 / fraction if fraction != 0 else 0
 
 
 def launch_backward_wgmma[
-    L: Launcher, dtype: DType, //, biased: Bool
+    L: Launcher, dtype: DType, //, has_mask: Bool
 ](mut launcher: L, t: FlashBackward[dtype], output: Optional[ImmPtr[dtype]], layout: Layout) raises:
     """Launch three kernels with the tiles for the head dimension: the two numbers per row; grad_key and
-    grad_value; grad_query. If `biased`, there is a mask, and heads have up to 128 elements.
+    grad_value; grad_query. If `has_mask`, there is a mask, and heads have up to 128 elements.
 
     Delta is computed from the output if there is one; otherwise it is `t.delta`.
     """
     var d = Int(t.sizes.head_dim)
-    comptime if not biased:
-        if d > 3 * SIDE:
+    comptime if not has_mask:
+        if d > 3 * BOX_SIZE:
             launch_backward_hopper[
-                WIDEST, key_groups=2, key_resident=1, query_groups=1, query_stages=2, query_resident=1
+                MAX_HEAD_DIM, key_groups=2, key_resident=1, query_groups=1, query_stages=2, query_resident=1
             ](launcher, t, output, layout)
             return
-        if d > 2 * SIDE:
+        if d > 2 * BOX_SIZE:
             launch_backward_hopper[
-                3 * SIDE, key_groups=2, key_resident=1, query_groups=2, query_stages=2, query_resident=1
+                3 * BOX_SIZE, key_groups=2, key_resident=1, query_groups=2, query_stages=2, query_resident=1
             ](launcher, t, output, layout)
             return
         if (
-            d <= SIDE
+            d <= BOX_SIZE
             and Int(t.sizes.query_len) > FEW_QUERIES
-            and t.sizes.keys_seen(0) == Int(t.sizes.key_len)
+            and t.sizes.visible_keys(0) == Int(t.sizes.key_len)
         ):
             launch_backward_hopper[
-                SIDE, key_groups=1, key_resident=2, query_groups=3, query_stages=3, query_resident=1
+                BOX_SIZE, key_groups=1, key_resident=2, query_groups=3, query_stages=3, query_resident=1
             ](launcher, t, output, layout)
             return
-    if d > SIDE:
+    if d > BOX_SIZE:
         launch_backward_hopper[
-            2 * SIDE,
+            2 * BOX_SIZE,
             key_groups=2,
             key_resident=1,
             query_groups=2,
             query_stages=3,
             query_resident=1,
-            biased=biased,
+            has_mask=has_mask,
         ](launcher, t, output, layout)
     else:
         launch_backward_hopper[
-            SIDE,
+            BOX_SIZE,
             key_groups=1,
             key_resident=2,
             query_groups=1,
             query_stages=3,
             query_resident=2,
-            biased=biased,
+            has_mask=has_mask,
         ](launcher, t, output, layout)
 
 
@@ -184,33 +194,33 @@ def launch_backward_hopper[
     query_groups: Int,
     query_stages: Int,
     query_resident: Int,
-    biased: Bool = False,
-    dropped: Bool = False,
+    has_mask: Bool = False,
+    has_dropout: Bool = False,
 ](
     mut launcher: L,
     t: FlashBackward[dtype],
     output: Optional[ImmPtr[dtype]],
     layout: Layout,
-    draws: Optional[Draws] = None,
+    draws: Optional[DropoutArguments] = None,
 ) raises:
-    """Launch the backward kernels with one tile size; with a mask if `biased`; if `dropped`, after the kernel
-    that draws the forward pass's bits again. `resident` is the number of blocks per multiprocessor.
+    """Launch the backward kernels with one tile size; with a mask if `has_mask`; if `has_dropout`, after the
+    kernel that draws the forward pass's bits again. `resident` is the number of blocks per multiprocessor.
     """
     ref sizes = t.sizes
-    var words = draw_words[dropped](launcher, sizes, draws)
+    var words = draw_words[has_dropout](launcher, sizes, draws)
     var count = sizes.heads() * 2 * padded(Int(sizes.query_len))
     var numbers = launcher.workspace[DType.float32]("numbers", count)
     var ctx = launcher.context()
     if not ctx:
         return
-    var query = head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
-    var grad = head_map(
+    var query = create_head_map(ctx.value(), t.query, sizes.query_heads, sizes.query_len, sizes, layout.query)
+    var grad = create_head_map(
         ctx.value(), t.grad_output, sizes.query_heads, sizes.query_len, sizes, layout.grad_output
     )
-    var key = head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key)
-    var value = head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value)
-    var mask = map_of_mask(ctx.value(), t.mask, sizes) if biased else query
-    launcher.launch[hopper_numbers_kernel[dtype, dropped]](
+    var key = create_head_map(ctx.value(), t.key, sizes.key_heads, sizes.key_len, sizes, layout.key)
+    var value = create_head_map(ctx.value(), t.value, sizes.key_heads, sizes.key_len, sizes, layout.value)
+    var mask = create_mask_map(ctx.value(), t.mask, sizes) if has_mask else query
+    launcher.launch[hopper_numbers_kernel[dtype, has_dropout]](
         "attention_row_numbers",
         numbers,
         rebind[ImmPtr[DType.float32]](t.lse),
@@ -218,7 +228,7 @@ def launch_backward_hopper[
         t.grad_output,
         output.value() if output else t.grad_output,
         Int32(1 if output else 0),
-        kept_fraction(draws),
+        keep_fraction(draws),
         layout.grad_output,
         layout.output,
         sizes.packed(),
@@ -228,16 +238,16 @@ def launch_backward_hopper[
     )
     # If the first query sees the last key, every query sees every key, and no masked kernel is needed. With
     # dropout, only the masked kernel exists.
-    if biased or (not dropped and sizes.keys_seen(0) == Int(sizes.key_len)):
-        launch_key_value_hopper[width, key_groups, key_resident, dropped and not biased, biased, dropped](
-            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, kept_factor(draws)
-        )
+    if has_mask or (not has_dropout and sizes.visible_keys(0) == Int(sizes.key_len)):
+        launch_key_value_hopper[
+            width, key_groups, key_resident, has_dropout and not has_mask, has_mask, has_dropout
+        ](launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, keep_factor(draws))
     else:
-        launch_key_value_hopper[width, key_groups, key_resident, not biased, biased, dropped](
-            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, kept_factor(draws)
+        launch_key_value_hopper[width, key_groups, key_resident, not has_mask, has_mask, has_dropout](
+            launcher, t, query, grad, key, value, mask, words, numbers.as_imm(), layout, keep_factor(draws)
         )
     launcher.launch[
-        hopper_query_kernel[dtype, width, query_groups, query_stages, query_resident, biased, dropped]
+        hopper_query_kernel[dtype, width, query_groups, query_stages, query_resident, has_mask, has_dropout]
     ](
         "attention_query_wgmma",
         t.grad_query,
@@ -252,12 +262,12 @@ def launch_backward_hopper[
         layout.grad_query,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        kept_factor(draws),
+        keep_factor(draws),
         grid_dim=Dim(
-            ceildiv(Int(sizes.query_len), query_groups * SIDE), Int(sizes.query_heads), Int(sizes.batch)
+            ceildiv(Int(sizes.query_len), query_groups * BOX_SIZE), Int(sizes.query_heads), Int(sizes.batch)
         ),
-        block_dim=Dim((query_groups + 1) * GROUP),
-        shared_bytes=query_bytes[width, query_groups, query_stages, biased, dropped](),
+        block_dim=Dim((query_groups + 1) * GROUP_THREADS),
+        shared_bytes=query_bytes[width, query_groups, query_stages, has_mask, has_dropout](),
         early=True,
     )
 
@@ -270,8 +280,8 @@ def launch_key_value_hopper[
     groups: Int,
     resident: Int,
     masked: Bool,
-    biased: Bool,
-    dropped: Bool,
+    has_mask: Bool,
+    has_dropout: Bool,
 ](
     mut launcher: L,
     t: FlashBackward[dtype],
@@ -286,10 +296,10 @@ def launch_key_value_hopper[
     rescale: Float32,
 ) raises:
     """Launch the kernel for the gradients of key and value with one tile size; `masked` if a causal mask
-    hides keys, `biased` if there is an additive mask, `dropped` if there is dropout.
+    hides keys, `has_mask` if there is an additive mask, `has_dropout` if there is dropout.
     """
     ref sizes = t.sizes
-    launcher.launch[hopper_key_value_kernel[dtype, width, groups, resident, masked, biased, dropped]](
+    launcher.launch[hopper_key_value_kernel[dtype, width, groups, resident, masked, has_mask, has_dropout]](
         "attention_key_value_wgmma",
         t.grad_key,
         t.grad_value,
@@ -307,11 +317,11 @@ def launch_key_value_hopper[
         t.scale.cast[DType.float32](),
         rescale,
         grid_dim=Dim(
-            ceildiv(Int(sizes.key_len), key_owners[width, groups]() * SIDE),
+            ceildiv(Int(sizes.key_len), key_owners[width, groups]() * BOX_SIZE),
             Int(sizes.key_heads),
             Int(sizes.batch),
         ),
-        block_dim=Dim((groups + 1) * GROUP),
-        shared_bytes=key_bytes[width, groups, biased, dropped](),
+        block_dim=Dim((groups + 1) * GROUP_THREADS),
+        shared_bytes=key_bytes[width, groups, has_mask, has_dropout](),
         early=True,
     )

@@ -12,8 +12,8 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.nvidia.tma import TMADescriptor
 from std.utils.index import IndexList
 
-from .hopper_tiles import BOX_BYTES, GROUP, ROW_BYTES, SIDE, Shared, send_box
-from .masks import Visible, is_one_row, hides_all, widened
+from .hopper_tiles import BOX_BYTES, GROUP_THREADS, ROW_BYTES, BOX_SIZE, Shared, tma_load_box
+from .masks import VisibleTiles, is_one_row, are_keys_hidden, to_float32
 from .tiles import CHUNK
 from .tensors import FlashSizes
 from shared.common import ImmPtr, MutPtr
@@ -25,17 +25,17 @@ comptime ROW_BOX_BYTES = 1024
 """Bytes from one single-row box to the next: the period of the swizzle."""
 
 
-def suits_boxes[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes) -> Bool:
+def tma_supports_mask[dtype: DType](mask: ImmPtr[dtype], sizes: FlashSizes) -> Bool:
     """Return whether TMA can load a mask: it has one element per key and rows that start at multiples of 16
     bytes.
     """
-    var together = sizes.mask_b | sizes.mask_n | sizes.mask_s
+    var stride_bits = sizes.mask_b | sizes.mask_n | sizes.mask_s
     var positive = min(sizes.mask_b, sizes.mask_n, sizes.mask_s) >= 0
-    var whole = positive and together % CHUNK == 0 and Int(mask) % 16 == 0
+    var whole = positive and stride_bits % CHUNK == 0 and Int(mask) % 16 == 0
     return whole and sizes.mask_block == 1 and sizes.mask_t == 1
 
 
-def map_of_mask[
+def create_mask_map[
     dtype: DType
 ](ctx: DeviceContext, mask: ImmPtr[dtype], sizes: FlashSizes) raises -> TMADescriptor:
     """Return the tensor map of a mask; a broadcast axis has size 1."""
@@ -50,23 +50,23 @@ def map_of_mask[
     var steps = IndexList[4](
         max(Int(sizes.mask_b), CHUNK), max(Int(sizes.mask_n), CHUNK), max(Int(sizes.mask_s), CHUNK), 1
     )
-    return get_tensor_map(ctx, mask, shape, steps, IndexList[4](1, 1, 1 if one else SIDE, SIDE))
+    return get_tensor_map(ctx, mask, shape, steps, IndexList[4](1, 1, 1 if one else BOX_SIZE, BOX_SIZE))
 
 
 @always_inline
-def arrivals[biased: Bool](groups: Int) -> Int32:
-    """Return the number of arrivals that free a stage: one per warpgroup, or one per warp if boxes of a mask
+def count_arrivals[has_mask: Bool](groups: Int) -> Int32:
+    """Return the number of arrivals that release a stage: one per warpgroup, or one per warp if mask boxes
     are read.
     """
-    return Int32(groups * 4 if biased else groups)
+    return Int32(groups * 4 if has_mask else groups)
 
 
 @always_inline
-def arrives[biased: Bool]() -> Bool:
+def is_arriving_lane[has_mask: Bool]() -> Bool:
     """Return whether this lane arrives at the barriers of its group."""
-    comptime if biased:
+    comptime if has_mask:
         return lane_id() == 0
-    return thread_idx.x % GROUP == 0
+    return thread_idx.x % GROUP_THREADS == 0
 
 
 @always_inline
@@ -77,12 +77,12 @@ def box_bytes(sizes: FlashSizes) -> Int:
 
 @always_inline
 def count_mask_bytes[down: Int, right: Int](sizes: FlashSizes) -> Int:
-    """Return the bytes that `send_mask` loads."""
+    """Return the bytes that `tma_load_mask` loads."""
     return right * ROW_BYTES if is_one_row(sizes) else down * right * BOX_BYTES
 
 
 @always_inline
-def send_mask[
+def tma_load_mask[
     down: Int, right: Int
 ](
     target: Shared[UInt8],
@@ -98,19 +98,19 @@ def send_mask[
     same queries next to each other; for a one-row mask, load only its row.
     """
     var one = is_one_row(sizes)
-    var of_batch = batch if sizes.mask_b else 0
-    var of_head = head if sizes.mask_n else 0
+    var batch_index = batch if sizes.mask_b else 0
+    var head_index = head if sizes.mask_n else 0
     comptime for below in range(down):
         comptime for along in range(right):
             if below == 0 or not one:
-                send_box(
+                tma_load_box(
                     target.unsafe_offset((below * right + along) * box_bytes(sizes)),
                     map,
                     full,
-                    t0 + along * SIDE,
-                    0 if one else s0 + below * SIDE,
-                    of_head,
-                    of_batch,
+                    t0 + along * BOX_SIZE,
+                    0 if one else s0 + below * BOX_SIZE,
+                    head_index,
+                    batch_index,
                 )
 
 
@@ -122,7 +122,7 @@ def add_mask[
     each other; if `transposed`, the rows are the keys of one box, and the columns its queries.
     """
     var lane = Int(lane_id())
-    var row = thread_idx.x % GROUP // 32 * 16
+    var row = thread_idx.x % GROUP_THREADS // 32 * 16
     # This lane provides the address of this row and chunk of the four matrices.
     var below = lane % 8 + lane // 16 * 8 if transposed else lane % 16
     var right = lane // 8 % 2 if transposed else lane // 16
@@ -137,37 +137,39 @@ def add_mask[
             at = boxes.unsafe_offset(
                 pair // 4 * box_bytes(sizes) + (row + below) * pitch + ((2 * (pair % 4) + right) ^ key) * 16
             )
-        var elements = widened(ld_matrix[8, transpose=transposed](at.unsafe_bitcast[Scalar[dtype]]()))
+        var elements = to_float32(ld_matrix[8, transpose=transposed](at.unsafe_bitcast[Scalar[dtype]]()))
         comptime for i in range(8):
             scores[8 * pair + i] = scores[8 * pair + i].fma(scale, elements[i])
 
 
-struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
+struct Steps[dtype: DType, keys: Int, has_mask: Bool](Copyable, Movable):
     """The steps of a loop over a head's keys, `keys` at a time; a step is identified by its first key. The
-    producer warp selects the steps, and notes for the consumers which step follows each one.
+    producer warp selects the steps, and stores for the consumers which step follows each one.
     """
 
-    var visible: Visible[Self.dtype, Self.keys]
+    var visible: VisibleTiles[Self.dtype, Self.keys]
     var skips: Bool
     var end: Int
 
     @__allow_legacy_any_origin_fields
-    var notes: Shared[Int32]
+    var step_info: Shared[Int32]
 
     @always_inline
     def __init__(
-        out self, mask: ImmPtr[Self.dtype], head: Int, end: Int, notes: Shared[Int32], sizes: FlashSizes
+        out self, mask: ImmPtr[Self.dtype], head: Int, end: Int, step_info: Shared[Int32], sizes: FlashSizes
     ):
-        """Set up the steps up to key `end`, without those that a one-row mask hides; `notes` has two numbers
-        per stage.
+        """Set up the steps up to key `end`, without those that a one-row mask hides; `step_info` has two
+        numbers per stage.
         """
-        self.visible = Visible[Self.dtype, Self.keys](mask)
+        self.visible = VisibleTiles[Self.dtype, Self.keys](mask)
         self.skips = False
-        comptime if Self.biased:
-            self.visible = Visible[Self.dtype, Self.keys](mask.unsafe_offset(sizes.mask_of(head)))
+        comptime if Self.has_mask:
+            self.visible = VisibleTiles[Self.dtype, Self.keys](
+                mask.unsafe_offset(sizes.head_mask_offset(head))
+            )
             self.skips = is_one_row(sizes)
         self.end = end
-        self.notes = notes
+        self.step_info = step_info
 
     @always_inline
     def first(mut self, sizes: FlashSizes) -> Int:
@@ -178,50 +180,50 @@ struct Steps[dtype: DType, keys: Int, biased: Bool](Copyable, Movable):
     @always_inline
     def after(mut self, t: Int, sizes: FlashSizes) -> Int:
         """Return the step after t; `end` or more if t was the last."""
-        comptime if Self.biased:
+        comptime if Self.has_mask:
             if self.skips:
                 return self.visible.following(t + Self.keys, self.end, sizes)
         return t + Self.keys
 
     @always_inline
     def write_step(self, stage: Int, t: Int, following: Int):
-        """Write a stage's step and the one after it. Call this before the stage's barrier is told how many
-        bytes to expect.
+        """Write a stage's step and the one after it. Call this before setting the number of bytes that
+        the stage's barrier expects.
         """
-        comptime if Self.biased:
-            self.notes[unsafe_offset=2 * stage] = Int32(t)
-            self.notes[unsafe_offset=2 * stage + 1] = Int32(following)
+        comptime if Self.has_mask:
+            self.step_info[unsafe_offset=2 * stage] = Int32(t)
+            self.step_info[unsafe_offset=2 * stage + 1] = Int32(following)
 
 
 @always_inline
-def read_first_step[biased: Bool](notes: Shared[Int32]) -> Int:
-    """Return the first step, once the first stage has arrived."""
-    comptime if biased:
-        return Int(notes[unsafe_offset=0])
+def read_first_step[has_mask: Bool](step_info: Shared[Int32]) -> Int:
+    """Return the first step. The first stage must have arrived."""
+    comptime if has_mask:
+        return Int(step_info[unsafe_offset=0])
     return 0
 
 
 @always_inline
-def read_next_step[keys: Int, biased: Bool](notes: Shared[Int32], stage: Int, t: Int) -> Int:
-    """Return the step after t, from a stage that has arrived."""
-    comptime if biased:
-        return Int(notes[unsafe_offset=2 * stage + 1])
+def read_next_step[keys: Int, has_mask: Bool](step_info: Shared[Int32], stage: Int, t: Int) -> Int:
+    """Return the step after t. The stage must have arrived."""
+    comptime if has_mask:
+        return Int(step_info[unsafe_offset=2 * stage + 1])
     return t + keys
 
 
 @always_inline
-def hides_keys[
+def are_shared_keys_hidden[
     dtype: DType, //, count: Int
-](mask: ImmPtr[dtype], head: Int, members: Int, t0: Int, sizes: FlashSizes) -> Bool:
-    """Return whether a one-row mask hides `count` keys from t0 on in all of `members` heads, starting at
+](mask: ImmPtr[dtype], head: Int, group_heads: Int, t0: Int, sizes: FlashSizes) -> Bool:
+    """Return whether a one-row mask hides `count` keys from t0 on in all of `group_heads` heads, starting at
     `head`.
     """
     if not is_one_row(sizes):
         return False
-    var hides = True
-    for member in range(members if sizes.mask_n else 1):
-        hides = hides and hides_all[count](mask, head + member, t0, sizes)
-    return hides
+    var causal = True
+    for member in range(group_heads if sizes.mask_n else 1):
+        causal = causal and are_keys_hidden[count](mask, head + member, t0, sizes)
+    return causal
 
 
 def clear_rows[dtype: DType](target: MutPtr[dtype], first: Int, rows: Int, count: Int, pitch: Int, d: Int):

@@ -4,10 +4,10 @@ One thread of the first warpgroup, the producer, waits for free stages and loads
 other warpgroup, a consumer, owns 64 rows and multiplies. A stage's "full" barrier signals that its tiles have
 arrived, its "empty" barrier that all reads are done.
 
-Products are asynchronous, which the compiler does not know: `settled`, called after each wait, keeps the
-compiler from moving uses of the accumulators before the wait. Accumulators have the layout of `mma`: two
-elements of a row, then two elements of the row 8 below, and so on along the row. For heads wider than a box
-there are separate accumulators, and tiles, for every 64 elements.
+Products are asynchronous, which the compiler does not know: `fence_accumulators`, called after each wait,
+keeps the compiler from moving uses of the accumulators before the wait. Accumulators have the layout of
+`mma`: two elements of a row, then two elements of the row 8 below, and so on along the row. For heads wider
+than a box there are separate accumulators, and tiles, for every 64 elements.
 """
 
 from std.memory import AddressSpace, bitcast
@@ -26,15 +26,15 @@ from .tensors import FlashSizes
 from shared.common import ImmPtr, MutPtr
 from common.tensor_maps import get_tensor_map
 
-comptime GROUP = 128
+comptime GROUP_THREADS = 128
 """Threads of a warpgroup."""
-comptime SIDE = 64
+comptime BOX_SIZE = 64
 """Rows of a box, and elements per row: 128 bytes, the width of TMA's widest swizzle."""
 comptime ROW_BYTES = 128
-comptime BOX_BYTES = SIDE * ROW_BYTES
-comptime PATIENCE = 10_000_000
+comptime BOX_BYTES = BOX_SIZE * ROW_BYTES
+comptime WAIT_HINT_NS = 10_000_000
 """Maximum nanoseconds that a wait may suspend the thread before it checks again."""
-comptime HALF = SIMD[DType.float32, 32]
+comptime BoxSums = SIMD[DType.float32, 32]
 """A lane's share of 64 x 64 accumulators."""
 comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpace.SHARED]
 
@@ -43,7 +43,7 @@ comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpac
 
 
 @fieldwise_init
-struct Turn(Copyable, Movable):
+struct PipelineState(Copyable, Movable):
     """The next stage of a ring, and the parity of its barriers."""
 
     var stage: Int
@@ -51,7 +51,7 @@ struct Turn(Copyable, Movable):
 
     @always_inline
     def step[stages: Int](mut self):
-        """Advance to the next stage."""
+        """Advance to the next stage, flipping the parity on wrap-around."""
         self.stage += 1
         if self.stage == stages:
             self.stage = 0
@@ -61,13 +61,13 @@ struct Turn(Copyable, Movable):
 @always_inline
 def wait(at: Shared[Int64], parity: Int32):
     """Wait until the barrier's phase with this parity completes."""
-    mbarrier_try_wait_parity_shared(at, parity, PATIENCE)
+    mbarrier_try_wait_parity_shared(at, parity, WAIT_HINT_NS)
 
 
 @always_inline
-def wait_together(at: Shared[Int64], parity: Int32):
-    """Wait with a whole warp, and reconverge: the compiler then keeps values that all lanes share in uniform
-    registers, from which products take the addresses of their tiles.
+def wait_warp(at: Shared[Int64], parity: Int32):
+    """Wait with a whole warp, and reconverge. The compiler then keeps warp-uniform values in uniform
+    registers, which hold the tile addresses of products.
     """
     inlined_assembly[
         (
@@ -77,11 +77,11 @@ def wait_together(at: Shared[Int64], parity: Int32):
         NoneType,
         constraints="r,r,r,~{memory}",
         has_side_effect=True,
-    ](Int32(Int(at)), parity, Int32(PATIENCE))
+    ](Int32(Int(at)), parity, Int32(WAIT_HINT_NS))
 
 
 @always_inline
-def send_box(
+def tma_load_box(
     target: Shared[UInt8],
     map: TMADescriptor,
     full: Shared[Int64],
@@ -111,27 +111,25 @@ def send_box(
 
 
 @always_inline
-def send_tile[
+def tma_load_tile[
     width: Int, rows: Int
 ](target: Shared[UInt8], map: TMADescriptor, full: Shared[Int64], row: Int, head: Int, batch: Int):
     """Load a tile of a head: the first 64 elements of all rows, then the next 64, and so on."""
-    comptime for half in range(width // SIDE):
-        comptime for part in range(rows // SIDE):
-            send_box(
+    comptime for half in range(width // BOX_SIZE):
+        comptime for part in range(rows // BOX_SIZE):
+            tma_load_box(
                 target.unsafe_offset(half * rows * ROW_BYTES + part * BOX_BYTES),
                 map,
                 full,
-                half * SIDE,
-                row + part * SIDE,
+                half * BOX_SIZE,
+                row + part * BOX_SIZE,
                 head,
                 batch,
             )
 
 
 @always_inline
-def send_numbers[
-    dtype: DType
-](target: Shared[UInt8], source: ImmPtr[dtype], bytes: Int32, full: Shared[Int64]):
+def bulk_load[dtype: DType](target: Shared[UInt8], source: ImmPtr[dtype], bytes: Int32, full: Shared[Int64]):
     """Load `bytes` contiguous bytes, a multiple of 16, from an aligned address."""
     inlined_assembly[
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
@@ -141,7 +139,7 @@ def send_numbers[
     ](Int32(Int(target)), Int64(Int(source)), bytes, Int32(Int(full)))
 
 
-def head_map[
+def create_head_map[
     dtype: DType
 ](
     ctx: DeviceContext,
@@ -154,28 +152,30 @@ def head_map[
     """Return the tensor map of a tensor [B, heads, length, d] whose rows start at multiples of 16 bytes."""
     var shape = IndexList[4](Int(sizes.batch), Int(heads), Int(length), Int(sizes.head_dim))
     var steps = IndexList[4](Int(strides[0]), Int(strides[1]), Int(strides[2]), 1)
-    return get_tensor_map(ctx, tensor, shape, steps, IndexList[4](1, 1, SIDE, SIDE))
+    return get_tensor_map(ctx, tensor, shape, steps, IndexList[4](1, 1, BOX_SIZE, BOX_SIZE))
 
 
 @always_inline
-def own_group[groups: Int]() -> Int:
+def consumer_index[groups: Int]() -> Int:
     """Return the index of this consumer warpgroup in a register that the compiler knows to be uniform in a
     warp, so that the tile addresses and loop bounds derived from it are uniform too.
     """
     comptime if groups == 1:
         return 0
-    return Int(warp.broadcast(Int32(thread_idx.x // GROUP))) - 1
+    return Int(warp.broadcast(Int32(thread_idx.x // GROUP_THREADS))) - 1
 
 
 @always_inline
-def common(tile: Shared[UInt8]) -> Shared[UInt8]:
-    """Return a tile's address in a register that is uniform in a warp."""
+def make_uniform(tile: Shared[UInt8]) -> Shared[UInt8]:
+    """Return a tile's address in a warp-uniform register."""
     return Shared[UInt8](unsafe_from_address=Int(warp.broadcast(Int32(Int(tile)))))
 
 
 @always_inline
-def take_turn[arrive: Bool](group: Int):
-    """Wait for this warpgroup's turn, or pass the turn to `group`: two warpgroups multiply alternately."""
+def alternate_groups[arrive: Bool](group: Int):
+    """Make two warpgroups multiply alternately: wait for this warpgroup's turn or, if `arrive`, signal
+    `group`.
+    """
     inlined_assembly[
         "barrier.cta.arrive $0, 256;" if arrive else "barrier.cta.sync $0, 256;",
         NoneType,
@@ -185,7 +185,7 @@ def take_turn[arrive: Bool](group: Int):
 
 
 @always_inline
-def divided(number: Int, by: Int) -> Tuple[Int, Int]:
+def divmod32(number: Int, by: Int) -> Tuple[Int, Int]:
     """Return quotient and remainder of numbers below 2^32; a 64-bit division would take a hundred
     instructions.
     """
@@ -200,19 +200,19 @@ def head_offset(batch: Int, head: Int, strides: Strides) -> Int:
 
 
 @always_inline
-def sharing(sizes: FlashSizes) -> Int:
+def count_group_heads(sizes: FlashSizes) -> Int:
     """Return the number of query heads that share a head of key and value."""
     if sizes.query_heads == sizes.key_heads:
         return 1
-    return divided(Int(sizes.query_heads), Int(sizes.key_heads))[0]
+    return divmod32(Int(sizes.query_heads), Int(sizes.key_heads))[0]
 
 
 # ---- Products -----------------------------------------------------------------------------------------------
 
 
 @always_inline
-def settled[width: SIMDLength, //](mut sums: SIMD[DType.float32, width]):
-    """Keep the compiler from moving uses of accumulators before the preceding wait."""
+def fence_accumulators[width: SIMDLength, //](mut sums: SIMD[DType.float32, width]):
+    """Keep the compiler from moving uses of the accumulators before the preceding wait."""
     comptime for i in range(Int(width)):
         sums[i] = inlined_assembly["", Float32, constraints="=f,0", has_side_effect=True](sums[i])
 
@@ -259,7 +259,7 @@ comptime Registers = _RegisterPackType[
     Float32,
     Float32,
 ]
-comptime IN_PLACE: StaticString = "=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,r,r,r,r,l"
+comptime IN_PLACE_CONSTRAINTS: StaticString = "=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,=f,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,r,r,r,r,l"
 """Constraints: 32 accumulators read and written, a left operand of four registers, and a descriptor."""
 
 
@@ -273,7 +273,7 @@ comptime SUMS = (
 @always_inline
 def multiply[
     dtype: DType, //, along: Bool, fresh: Bool = False
-](left: SIMD[dtype, 8], right: Int64, sums: HALF) -> HALF:
+](left: SIMD[dtype, 8], right: Int64, sums: BoxSums) -> BoxSums:
     """Return sums + left @ right: 64 x 16 in registers times 16 x 64 in shared memory, or its transpose; if
     `fresh`, return left @ right alone.
 
@@ -295,7 +295,7 @@ def multiply[
         + transposed
         + ";\n}",
         Registers,
-        constraints=IN_PLACE,
+        constraints=IN_PLACE_CONSTRAINTS,
         has_side_effect=True,
     ](
         sums[0],
@@ -336,14 +336,16 @@ def multiply[
         factor[3],
         right,
     )
-    var result = HALF(0)
+    var result = BoxSums(0)
     comptime for i in range(32):
         result[i] = written[i]
     return result
 
 
 @always_inline
-def rounded[dtype: DType, count: Int](sums: SIMD[DType.float32, _]) -> StaticTuple[SIMD[dtype, 8], count]:
+def round_to_operands[
+    dtype: DType, count: Int
+](sums: SIMD[DType.float32, _]) -> StaticTuple[SIMD[dtype, 8], count]:
     """Round accumulators to `count` left operands."""
     var fragments = StaticTuple[SIMD[dtype, 8], count]()
     comptime for k in range(count):
@@ -351,7 +353,7 @@ def rounded[dtype: DType, count: Int](sums: SIMD[DType.float32, _]) -> StaticTup
     return fragments
 
 
-comptime Sums[width: Int] = StaticTuple[HALF, width // SIDE]
+comptime Sums[width: Int] = StaticTuple[BoxSums, width // BOX_SIZE]
 """A lane's share of the accumulators of 64 rows, `width` wide, in parts of 64 columns."""
 
 
@@ -361,7 +363,7 @@ def scores_from_shared[
 ](own: Shared[UInt8], other: Shared[UInt8]) -> SIMD[DType.float32, columns // 2]:
     """Return own @ other^T of 64 rows and `columns` rows, all with `width` elements."""
     var sums = SIMD[DType.float32, columns // 2](0)
-    comptime for half in range(width // SIDE):
+    comptime for half in range(width // BOX_SIZE):
         var a = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
             own.unsafe_offset(half * BOX_BYTES).unsafe_bitcast[Scalar[dtype]]()
         )
@@ -385,7 +387,7 @@ def scores_from_shared[
 @always_inline
 def add_product[
     dtype: DType, count: Int
-](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], sums: HALF) -> HALF:
+](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], sums: BoxSums) -> BoxSums:
     """Return sums + left @ right, where right has 16 * count rows of 64 elements."""
     var across = tile_descriptor(right, BOX_BYTES // 16)
     var result = sums
@@ -403,7 +405,7 @@ def add_products[
     It multiplies 128 elements at a time if `wgmma_async` supports that: it does not for float16 from
     registers.
     """
-    comptime if width == 2 * SIDE and dtype == DType.bfloat16:
+    comptime if width == 2 * BOX_SIZE and dtype == DType.bfloat16:
         var across = WGMMADescriptor[dtype].create[64, count * ROW_BYTES, TensorMapSwizzle.SWIZZLE_128B](
             right.unsafe_bitcast[Scalar[dtype]]()
         )
@@ -414,21 +416,21 @@ def add_products[
                     left[k], across + k * 16 * ROW_BYTES, rebind[SIMD[DType.float32, 64]](both)
                 )
             )
-        sums[0] = rebind[HALF](both.slice[32]())
-        sums[1] = rebind[HALF](both.slice[32, offset=32]())
+        sums[0] = rebind[BoxSums](both.slice[32]())
+        sums[1] = rebind[BoxSums](both.slice[32, offset=32]())
         return
-    comptime for half in range(width // SIDE):
+    comptime for half in range(width // BOX_SIZE):
         sums[half] = add_product[dtype, count](
             left, right.unsafe_offset(half * 16 * count * ROW_BYTES), sums[half]
         )
 
 
 @always_inline
-def settled_sums[width: Int](mut sums: Sums[width]):
-    """Apply `settled` to the accumulators of all columns."""
-    comptime for half in range(width // SIDE):
+def fence_all_accumulators[width: Int](mut sums: Sums[width]):
+    """Apply `fence_accumulators` to the accumulators of all columns."""
+    comptime for half in range(width // BOX_SIZE):
         var some = sums[half]
-        settled(some)
+        fence_accumulators(some)
         sums[half] = some
 
 
@@ -437,7 +439,7 @@ def store_half[
     dtype: DType
 ](
     target: MutPtr[dtype],
-    sums: HALF,
+    sums: BoxSums,
     factors: StaticTuple[Float32, 2],
     first: Int,
     count: Int,
@@ -458,7 +460,7 @@ def store_half[
         var row = first + half * 8 + lane_id() // 4
         if row < count:
             var place = target.unsafe_offset(row * pitch + lane_id() % 4 * 2)
-            if d >= SIDE:  # Nearly always: all addresses are then one plus a constant.
+            if d >= BOX_SIZE:  # Nearly always: all addresses are then one plus a constant.
                 comptime for j in range(8):
                     store[half, j](place)
             else:
@@ -480,9 +482,15 @@ def store_sums[
     d: Int,
 ):
     """Apply `store_half` to the accumulators of all columns."""
-    comptime for half in range(width // SIDE):
+    comptime for half in range(width // BOX_SIZE):
         store_half[dtype](
-            target.unsafe_offset(half * SIDE), sums[half], factors, first, count, pitch, d - half * SIDE
+            target.unsafe_offset(half * BOX_SIZE),
+            sums[half],
+            factors,
+            first,
+            count,
+            pitch,
+            d - half * BOX_SIZE,
         )
 
 

@@ -8,8 +8,9 @@ another (`keys.mojo`): seven products instead of five, but no exchange between b
 `masked` kernels support masks (`masks.mojo`; `mask_block` is 0 without a mask) and any scale; the others
 support only a positive scale. `varlen` kernels read offsets instead of a mask; a block works on one of the
 sequences between the offsets (`varlen.mojo`). `dropout` kernels set some probabilities to 0 (`dropout.mojo`);
-the others do not read `state` and `keep`. `whole` kernels assume that every tile is full and every query sees
-every key. Each kernel has code for only one kind of tile load, since a second would cost registers.
+the others do not read `state` and `keep_threshold`. `whole` kernels assume that every tile is full and every
+query sees every key. Each kernel has code for only one kind of tile load, since a second would cost
+registers.
 
 Tensors are [B, N, S, d] with any strides, but each row starts at a multiple of 16 bytes; lse and delta are
 [B, N, S] and contiguous.
@@ -23,23 +24,23 @@ from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, exter
 from max.gpu.primitives import warp
 
 from .dropout import Dropout
-from .masks import MaskTile, Visible, hidden_tile, is_one_row
+from .masks import MaskTile, VisibleTiles, is_tile_hidden, is_one_row
 from .scores import (
     LN_2,
     LOG2_E,
     Strides,
     all_visible,
     drop,
-    hide_invisible,
+    mask_hidden_keys,
     reduce_row,
-    spread_rows,
-    rarely,
-    row_shift,
+    broadcast_rows,
+    mark_unlikely,
+    score_shift,
     compute_score_gradients,
     row_offset,
 )
-from .tiles import CHUNK, HIDDEN, Lane, Own, Sums, add_product, load_tile, row_pitch, store_rows
-from .varlen import Sequence, slots
+from .tiles import CHUNK, HIDDEN, Lane, LeftOperand, Sums, add_product, load_tile, row_pitch, store_rows
+from .varlen import Sequence, count_slots
 from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr
 
@@ -82,7 +83,7 @@ def fast_forward_kernel[
     packed: PackedSizes,
     scale: Float32,
     state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
-    keep: Int32,  # elements kept out of 65,536
+    keep_threshold: Int32,  # an element is kept if its 16-bit random number is below it
 ):
     """Compute output and lse. A block owns 16 * bands * warps queries and loops over the keys, `step` at a
     time.
@@ -93,15 +94,17 @@ def fast_forward_kernel[
     comptime threads = 32 * warps
     comptime columns = step // 8
     comptime pitch = row_pitch[width]()
-    comptime kept = width == 64
+    comptime in_registers = width == 64
     var sizes = FlashSizes(packed)
     var all_queries = Int(sizes.query_len)
-    var tiles = slots(all_queries, Int(sizes.mask_block), rows) if varlen else ceildiv(all_queries, rows)
+    var tiles = count_slots(all_queries, Int(sizes.mask_block), rows) if varlen else ceildiv(
+        all_queries, rows
+    )
     var head = block_idx.x // tiles
     var tile = tiles - 1 - block_idx.x % tiles
     var sequence = Sequence.whole()
     comptime if varlen:
-        sequence = Sequence.of_slot[rows, False](mask, tile, sizes)
+        sequence = Sequence.from_slot[rows, False](mask, tile, sizes)
         if sequence.row >= Int(sizes.query_len):
             return
     var S = Int(sizes.query_len)
@@ -116,8 +119,8 @@ def fast_forward_kernel[
     var V = value.unsafe_offset(
         row_offset(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
     )
-    var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
-    var visible = Visible[dtype, step](mask_tile.mask)
+    var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.head_mask_offset(head)), sizes)
+    var visible = VisibleTiles[dtype, step](mask_tile.mask)
     var queries = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
@@ -126,7 +129,7 @@ def fast_forward_kernel[
     var lane = Lane[width]()
     var warp_rows = thread_idx.x // 32 * (16 * bands)
     var first = s0 + warp_rows
-    var end = sizes.keys_seen(min(s0 + rows, S) - 1)
+    var end = sizes.visible_keys(min(s0 + rows, S) - 1)
 
     @__parameter
     @always_inline
@@ -135,7 +138,7 @@ def fast_forward_kernel[
         comptime if masked:
             if is_one_row(sizes):
                 return visible.following(next, end, sizes)
-            while next < end and hidden_tile[rows, step](mask, head, s0, next, sizes):
+            while next < end and is_tile_hidden[rows, step](mask, head, s0, next, sizes):
                 next += step
         return next
 
@@ -156,16 +159,16 @@ def fast_forward_kernel[
     load_tile[rows, width, threads, whole](queries, Q, s0, S, Int(query_strides[2]), d)
     var t0 = following(-step)
     fetch(t0, 0)
-    comptime if kept:
+    comptime if in_registers:
         async_copy_wait_group(0)
         barrier()
-    var own = Own[dtype, bands, width, kept](
+    var left_operand = LeftOperand[dtype, bands, width, in_registers](
         queries.unsafe_offset(thread_idx.x // 32 * (16 * bands * pitch)), lane
     )
     # With a mask, scores are scaled before the maximum; without one the scale is positive and does not change
     # the order.
     var factor = LOG2_E if masked else scale * LOG2_E
-    var draws = Dropout(state, keep, head)
+    var draws = Dropout(state, keep_threshold, head)
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var largest = Array[Float32, 2 * bands](fill=HIDDEN)
     var totals = Array[Float32, 2 * bands](fill=0)
@@ -179,26 +182,28 @@ def fast_forward_kernel[
         if next < end:
             fetch(next, 1 - stage)
         var keys = stages.unsafe_offset(stage * 2 * step * pitch)
-        var scores = own.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
+        var scores = left_operand.multiply_transposed[columns](keys, Array[Sums, bands * columns](fill=0))
         comptime if masked:
-            var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
-            mask_tile.add[bands, columns](scores, scale, of_stage, warp_rows, 0)
+            var stage_mask = masks.unsafe_offset(stage * mask_tile.elements[rows]())
+            mask_tile.add[bands, columns](scores, scale, stage_mask, warp_rows, 0)
         comptime if not whole:
             if not all_visible(first, first + 1, t0, t0 + step, sizes):
-                hide_invisible[bands, columns](scores, HIDDEN, first, t0, sizes)
+                mask_hidden_keys[bands, columns](scores, HIDDEN, first, t0, sizes)
         comptime for half in range(2 * bands):
             comptime band = half // 2
             comptime e = half % 2 * 2
-            var grown = largest[half]
+            var new_maximum = largest[half]
             comptime for j in range(columns):
-                grown = max(grown, max(scores[band * columns + j][e], scores[band * columns + j][e + 1]))
-            grown = reduce_row(grown, True)
+                new_maximum = max(
+                    new_maximum, max(scores[band * columns + j][e], scores[band * columns + j][e + 1])
+                )
+            new_maximum = reduce_row(new_maximum, True)
             # For a row that has seen no key yet, subtracting -inf would give NaN; subtracting 0 makes the
             # exponentials 0.
-            var top = grown * factor
-            var shift = top if top > HIDDEN else Float32(0)
+            var scaled_maximum = new_maximum * factor
+            var shift = scaled_maximum if scaled_maximum > HIDDEN else Float32(0)
             var rescale = exp2(largest[half] * factor - shift)
-            largest[half] = grown
+            largest[half] = new_maximum
             var total = Float32(0)
             comptime for j in range(columns):
                 comptime for side in range(2):
@@ -208,12 +213,12 @@ def fast_forward_kernel[
             totals[half] = totals[half] * rescale + total
             # The maximum rarely grows after the first keys.
             if rescale != 1:
-                rarely()
+                mark_unlikely()
                 comptime for j in range(width // 8):
                     sums[band * (width // 8) + j][e] *= rescale
                     sums[band * (width // 8) + j][e + 1] *= rescale
         comptime if dropout:
-            draws.mark[bands, columns](scores, first, t0)
+            draws.mark_dropped[bands, columns](scores, first, t0)
             drop[bands * columns](scores)
         add_product[bands, columns, width](sums, scores, keys.unsafe_offset(step * pitch), lane)
         stage = 1 - stage
@@ -246,7 +251,7 @@ def fast_forward_kernel[
 
 
 @always_inline
-def delta_share[dtype: DType, //](grad_row: ImmPtr[dtype], output_row: ImmPtr[dtype], d: Int) -> Float32:
+def partial_delta[dtype: DType, //](grad_row: ImmPtr[dtype], output_row: ImmPtr[dtype], d: Int) -> Float32:
     """Return a lane's share of the dot product of two rows."""
     var sum = Float32(0)
     for i in range(thread_idx.x % DELTA_LANES * CHUNK, d, DELTA_LANES * CHUNK):
@@ -257,9 +262,9 @@ def delta_share[dtype: DType, //](grad_row: ImmPtr[dtype], output_row: ImmPtr[dt
 
 
 @always_inline
-def sum_lanes(share: Float32) -> Float32:
+def sum_lanes(partial: Float32) -> Float32:
     """Return the sum over the lanes that share a row of delta."""
-    var sum = share
+    var sum = partial
     comptime for distance in range(3):
         sum += warp.shuffle_xor(sum, UInt32(1 << distance))
     return sum
@@ -294,7 +299,7 @@ def fast_delta_kernel[
     )
     var sum = Float32(0)
     if exists:
-        sum = delta_share(dO, O, Int(sizes.head_dim))
+        sum = partial_delta(dO, O, Int(sizes.head_dim))
     sum = sum_lanes(sum)
     if exists and thread_idx.x % DELTA_LANES == 0:
         if with_grad_lse != 0:
@@ -336,7 +341,7 @@ def fast_query_kernel[
     packed: PackedSizes,
     scale: Float32,
     state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
-    keep: Int32,  # elements kept out of 65,536
+    keep_threshold: Int32,  # an element is kept if its 16-bit random number is below it
 ):
     """Compute the gradient of the query. A block owns 16 * bands * warps queries and loops over the keys,
     `step` at a time.
@@ -347,15 +352,17 @@ def fast_query_kernel[
     comptime threads = 32 * warps
     comptime columns = part // 8
     comptime pitch = row_pitch[width]()
-    comptime kept = width == 64
+    comptime in_registers = width == 64
     var sizes = FlashSizes(packed)
     var all_queries = Int(sizes.query_len)
-    var tiles = slots(all_queries, Int(sizes.mask_block), rows) if varlen else ceildiv(all_queries, rows)
+    var tiles = count_slots(all_queries, Int(sizes.mask_block), rows) if varlen else ceildiv(
+        all_queries, rows
+    )
     var head = block_idx.x // tiles
     var tile = tiles - 1 - block_idx.x % tiles
     var sequence = Sequence.whole()
     comptime if varlen:
-        sequence = Sequence.of_slot[rows, False](mask, tile, sizes)
+        sequence = Sequence.from_slot[rows, False](mask, tile, sizes)
         if sequence.row >= Int(sizes.query_len):
             return
     var S = Int(sizes.query_len)
@@ -369,8 +376,8 @@ def fast_query_kernel[
     var V = value.unsafe_offset(
         row_offset(sizes.shared_head(head), sizes.key_heads, value_strides, sequence.first_key)
     )
-    var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.mask_of(head)), sizes)
-    var visible = Visible[dtype, step](mask_tile.mask)
+    var mask_tile = MaskTile[dtype, step](mask.unsafe_offset(sizes.head_mask_offset(head)), sizes)
+    var visible = VisibleTiles[dtype, step](mask_tile.mask)
     var queries = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
@@ -380,7 +387,7 @@ def fast_query_kernel[
     var lane = Lane[width]()
     var warp_rows = thread_idx.x // 32 * (16 * bands)
     var first = s0 + warp_rows
-    var end = sizes.keys_seen(min(s0 + rows, S) - 1)
+    var end = sizes.visible_keys(min(s0 + rows, S) - 1)
 
     @__parameter
     @always_inline
@@ -389,7 +396,7 @@ def fast_query_kernel[
         comptime if masked:
             if is_one_row(sizes):
                 return visible.following(next, end, sizes)
-            while next < end and hidden_tile[rows, step](mask, head, s0, next, sizes):
+            while next < end and is_tile_hidden[rows, step](mask, head, s0, next, sizes):
                 next += step
         return next
 
@@ -425,25 +432,25 @@ def fast_query_kernel[
     )
     var t0 = following(-step)
     fetch(t0, 0)
-    comptime if kept:
+    comptime if in_registers:
         async_copy_wait_group(0)
         barrier()
     comptime band_of_warp = 16 * bands * pitch
-    var own_queries = Own[dtype, bands, width, kept](
+    var query_operand = LeftOperand[dtype, bands, width, in_registers](
         queries.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
     )
-    var own_grads = Own[dtype, bands, width, kept](
+    var grad_operand = LeftOperand[dtype, bands, width, in_registers](
         grads.unsafe_offset(thread_idx.x // 32 * band_of_warp), lane
     )
-    var draws = Dropout(state, keep, head)
+    var draws = Dropout(state, keep_threshold, head)
     var shifts = Array[Float32, 2 * bands](fill=0)
     var deltas = Array[Float32, 2 * bands](fill=0)
     comptime for half in range(2 * bands):
         var row = row0 + min(first + half * 8 + lane_id() // 4, S - 1)
-        shifts[half] = row_shift[True](lse[unsafe_offset=row])
+        shifts[half] = score_shift[True](lse[unsafe_offset=row])
         deltas[half] = delta[unsafe_offset=row]
         comptime if dropout:
-            deltas[half] *= draws.share
+            deltas[half] *= draws.keep_fraction
     var factor = LOG2_E if masked else scale * LOG2_E
     var sums = Array[Sums, bands * (width // 8)](fill=0)
     var stage = 0
@@ -455,32 +462,36 @@ def fast_query_kernel[
             fetch(next, 1 - stage)
         for t1 in range(t0, t0 + step, part):
             var keys = stages.unsafe_offset((stage * 2 * step + t1 - t0) * pitch)
-            var slopes = own_queries.times_rows[columns](keys, Array[Sums, bands * columns](fill=0))
+            var score_grads = query_operand.multiply_transposed[columns](
+                keys, Array[Sums, bands * columns](fill=0)
+            )
             comptime if masked:
-                var of_stage = masks.unsafe_offset(stage * mask_tile.elements[rows]())
-                mask_tile.add[bands, columns](slopes, scale, of_stage, warp_rows, t1 - t0)
+                var stage_mask = masks.unsafe_offset(stage * mask_tile.elements[rows]())
+                mask_tile.add[bands, columns](score_grads, scale, stage_mask, warp_rows, t1 - t0)
             comptime if not whole:
                 if not all_visible(first, first + 1, t1, t1 + part, sizes):
-                    hide_invisible[bands, columns](slopes, HIDDEN, first, t1, sizes)
-            comptime for place in range(bands * columns):
+                    mask_hidden_keys[bands, columns](score_grads, HIDDEN, first, t1, sizes)
+            comptime for frag in range(bands * columns):
                 comptime for e in range(4):
-                    comptime half = place // columns * 2 + e // 2
-                    slopes[place][e] = exp2(slopes[place][e] * factor - shifts[half])
-            var less_delta = Array[Sums, bands * columns](fill=0)
+                    comptime half = frag // columns * 2 + e // 2
+                    score_grads[frag][e] = exp2(score_grads[frag][e] * factor - shifts[half])
+            var minus_delta = Array[Sums, bands * columns](fill=0)
             comptime if dropout:
-                draws.mark[bands, columns](slopes, first, t1)
+                draws.mark_dropped[bands, columns](score_grads, first, t1)
             else:
-                comptime for place in range(bands * columns):
-                    less_delta[place] = -spread_rows[place // columns * 2](deltas)
-            var apart = own_grads.times_rows[columns](keys.unsafe_offset(step * pitch), less_delta)
-            comptime for place in range(bands * columns):
+                comptime for frag in range(bands * columns):
+                    minus_delta[frag] = -broadcast_rows[frag // columns * 2](deltas)
+            var minus_delta_dp = grad_operand.multiply_transposed[columns](
+                keys.unsafe_offset(step * pitch), minus_delta
+            )
+            comptime for frag in range(bands * columns):
                 comptime if dropout:
-                    slopes[place] = compute_score_gradients(
-                        slopes[place], apart[place], spread_rows[place // columns * 2](deltas)
+                    score_grads[frag] = compute_score_gradients(
+                        score_grads[frag], minus_delta_dp[frag], broadcast_rows[frag // columns * 2](deltas)
                     )
                 else:
-                    slopes[place] *= apart[place]
-            add_product[bands, columns, width](sums, slopes, keys, lane)
+                    score_grads[frag] *= minus_delta_dp[frag]
+            add_product[bands, columns, width](sums, score_grads, keys, lane)
         stage = 1 - stage
         t0 = next
 

@@ -1,7 +1,7 @@
 """The gradients of key and value with `mma.sync`: `kernels.mojo` with queries and keys swapped.
 
 A block owns rows of keys and loops over tiles of queries. If the sums for a head's width do not fit in the
-registers of a warp, two warps share the same keys (`in_pairs`).
+registers of a warp, two warps share the same keys (`uses_warp_pairs`).
 """
 
 from std.math import ceildiv, exp2
@@ -12,45 +12,45 @@ from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, barrier, block_idx, lane_id,
 from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, external_memory
 
 from .dropout import Dropout
-from .masks import MaskTile, hidden_tile, is_one_row, hides_all
+from .masks import MaskTile, is_tile_hidden, is_one_row, are_keys_hidden
 from .scores import (
     LOG2_E,
     Strides,
     all_visible,
     drop,
-    hide_invisible,
-    row_shift,
+    mask_hidden_keys,
+    score_shift,
     compute_score_gradients,
     row_offset,
 )
-from .tiles import Lane, Own, SLAB, Sums, add_product, load_numbers, load_tile, row_pitch, store_rows
-from .varlen import Sequence, slots
+from .tiles import Lane, LeftOperand, SLAB, Sums, add_product, load_numbers, load_tile, row_pitch, store_rows
+from .varlen import Sequence, count_slots
 from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr
 
 
-def in_pairs[width: Int]() -> Bool:
+def uses_warp_pairs[width: Int]() -> Bool:
     """Return whether the warps of `fast_key_value_kernel` work in pairs."""
     return width > 2 * SLAB
 
 
-def passed_bytes[width: Int, rows: Int, part: Int]() -> Int:
+def p_exchange_bytes[width: Int, rows: Int, part: Int]() -> Int:
     """Return the bytes of shared memory through which the first warp of each pair passes P, for `rows` keys
     and `part` queries.
     """
-    return 4 * rows * part if in_pairs[width]() else 0
+    return 4 * rows * part if uses_warp_pairs[width]() else 0
 
 
 @always_inline
-def sync_pair(pair: Int):
-    """Wait until both warps of a pair have arrived."""
+def synchronize_pair(pair: Int):
+    """Synchronize both warps of a pair."""
     inlined_assembly["barrier.cta.sync $0, 64;", NoneType, constraints="r,~{memory}", has_side_effect=True](
         Int32(pair + 1)
     )
 
 
 @fieldwise_init
-struct Place(Copyable, Movable):
+struct LoopPosition(Copyable, Movable):
     """The loop's position: queries from s0 on of one of the query heads that share the key's head."""
 
     var member: Int
@@ -93,17 +93,17 @@ def fast_key_value_kernel[
     packed: PackedSizes,
     scale: Float32,
     state: ImmPtr[DType.uint32],  # four words for the random numbers of dropout
-    keep: Int32,  # elements kept out of 65,536
+    keep_threshold: Int32,  # an element is kept if its 16-bit random number is below it
 ):
     """Compute the gradients of key and value. A block owns 16 * bands * owners keys and loops over the
     queries of all heads that share them, `step` at a time. Scores are transposed, [keys, queries], so P^T and
     dS^T are already in the layout of left operands.
 
-    If the sums of one gradient fill a warp's registers, two warps own the same keys (`in_pairs`): one
+    If the sums of one gradient fill a warp's registers, two warps own the same keys (`uses_warp_pairs`): one
     computes P and the gradient of the value, and passes P to the other, which computes dS and the gradient of
     the key.
     """
-    comptime pairs = in_pairs[width]()
+    comptime pairs = uses_warp_pairs[width]()
     comptime assert not pairs or part == step, "P is read before the next step overwrites it"
     comptime assert not pairs or not dropout, "the warp that computes the key's gradient draws nothing"
     comptime owners = warps // 2 if pairs else warps
@@ -115,12 +115,12 @@ def fast_key_value_kernel[
     var sizes = FlashSizes(packed)
     var all_queries = Int(sizes.query_len)
     var all_keys = Int(sizes.key_len)
-    var tiles = slots(all_keys, Int(sizes.mask_block), rows) if varlen else ceildiv(all_keys, rows)
+    var tiles = count_slots(all_keys, Int(sizes.mask_block), rows) if varlen else ceildiv(all_keys, rows)
     var shared_head = block_idx.x // tiles
     var tile_index = block_idx.x % tiles
     var sequence = Sequence.whole()
     comptime if varlen:
-        sequence = Sequence.of_slot[rows, True](mask, tile_index, sizes)
+        sequence = Sequence.from_slot[rows, True](mask, tile_index, sizes)
         if sequence.row >= Int(sizes.key_len):
             return
     var S = Int(sizes.query_len)
@@ -137,10 +137,10 @@ def fast_key_value_kernel[
     var numbers = stages.unsafe_offset(4 * tile).unsafe_bitcast[Float32]()
     var warp_index = thread_idx.x // 32
     var owner = warp_index // 2 if pairs else warp_index
-    var makes_key = pairs and warp_index % 2 == 1
+    var computes_grad_key = pairs and warp_index % 2 == 1
     # The buffer between the warps of a pair: a lane's P, 16 bytes at a time.
-    var passed_p = numbers.unsafe_offset(4 * step + (owner * bands * columns * 32 + lane_id()) * 4)
-    comptime numbers_and_p = 4 * step + passed_bytes[width, rows, part]() // 4
+    var p_buffer = numbers.unsafe_offset(4 * step + (owner * bands * columns * 32 + lane_id()) * 4)
+    comptime numbers_and_p = 4 * step + p_exchange_bytes[width, rows, part]() // 4
     var masks = numbers.unsafe_offset(numbers_and_p).unsafe_bitcast[Scalar[dtype]]()
     var lane = Lane[width]()
     var warp_rows = owner * (16 * bands)
@@ -150,19 +150,19 @@ def fast_key_value_kernel[
 
     @__parameter
     @always_inline
-    def following(place: Place) -> Place:
-        var next = Place(place.member, place.s0 + step)
+    def following(position: LoopPosition) -> LoopPosition:
+        var next = LoopPosition(position.member, position.s0 + step)
         while next.member < members:
             if next.s0 >= S:
-                next = Place(next.member + 1, start)
+                next = LoopPosition(next.member + 1, start)
                 continue
             comptime if masked:
                 var head = head0 + next.member
                 if is_one_row(sizes):
-                    if next.s0 == start and hides_all[rows](mask, head, t0, sizes):
-                        next = Place(next.member + 1, start)
+                    if next.s0 == start and are_keys_hidden[rows](mask, head, t0, sizes):
+                        next = LoopPosition(next.member + 1, start)
                         continue
-                elif hidden_tile[step, rows](mask, head, next.s0, t0, sizes):
+                elif is_tile_hidden[step, rows](mask, head, next.s0, t0, sizes):
                     next.s0 += step
                     continue
             break
@@ -174,32 +174,32 @@ def fast_key_value_kernel[
     var dO = grad_output.unsafe_offset(
         row_offset(head0, sizes.query_heads, grad_strides, sequence.first_query)
     )
-    var mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head0)), sizes)
+    var mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.head_mask_offset(head0)), sizes)
 
     @__parameter
     @always_inline
-    def fetch(place: Place, stage: Int):
-        var head = head0 + place.member
-        if place.member != member:
-            member = place.member
+    def fetch(position: LoopPosition, stage: Int):
+        var head = head0 + position.member
+        if position.member != member:
+            member = position.member
             Q = query.unsafe_offset(row_offset(head, sizes.query_heads, query_strides, sequence.first_query))
             dO = grad_output.unsafe_offset(
                 row_offset(head, sizes.query_heads, grad_strides, sequence.first_query)
             )
             comptime if masked:
-                mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.mask_of(head)), sizes)
+                mask_tile = MaskTile[dtype, rows](mask.unsafe_offset(sizes.head_mask_offset(head)), sizes)
         var queries = stages.unsafe_offset(stage * 2 * tile)
-        load_tile[step, width, threads, whole](queries, Q, place.s0, S, Int(query_strides[2]), d)
+        load_tile[step, width, threads, whole](queries, Q, position.s0, S, Int(query_strides[2]), d)
         load_tile[step, width, threads, whole](
-            queries.unsafe_offset(tile), dO, place.s0, S, Int(grad_strides[2]), d
+            queries.unsafe_offset(tile), dO, position.s0, S, Int(grad_strides[2]), d
         )
         var row0 = head * all_queries + sequence.first_query
         load_numbers[step, threads](
-            numbers.unsafe_offset(stage * 2 * step), lse, delta, row0 + place.s0, row0 + S
+            numbers.unsafe_offset(stage * 2 * step), lse, delta, row0 + position.s0, row0 + S
         )
         comptime if masked:
             mask_tile.load[step, threads](
-                masks.unsafe_offset(stage * mask_tile.elements[step]()), place.s0, t0, sizes
+                masks.unsafe_offset(stage * mask_tile.elements[step]()), position.s0, t0, sizes
             )
         async_copy_commit_group()
 
@@ -221,95 +221,101 @@ def fast_key_value_kernel[
     )
     comptime band_of_warp = 16 * bands * pitch
     # The keys are not kept in registers, which the sums of two gradients fill.
-    var own_keys = Own[dtype, bands, width, False](keys.unsafe_offset(owner * band_of_warp), lane)
-    var own_values = Own[dtype, bands, width, False](values.unsafe_offset(owner * band_of_warp), lane)
-    var own = Own[dtype, bands, width, False](own_values.tile if makes_key else own_keys.tile, lane)
+    var key_operand = LeftOperand[dtype, bands, width, False](keys.unsafe_offset(owner * band_of_warp), lane)
+    var value_operand = LeftOperand[dtype, bands, width, False](
+        values.unsafe_offset(owner * band_of_warp), lane
+    )
+    var left_operand = LeftOperand[dtype, bands, width, False](
+        value_operand.tile if computes_grad_key else key_operand.tile, lane
+    )
     var factor = LOG2_E if masked else scale * LOG2_E
     var key_sums = Array[Sums, bands * (width // 8)](fill=0)
     var value_sums = Array[Sums, bands * (width // 8)](fill=0)
-    var draws = Dropout(state, keep, head0)
-    var place = following(Place(0, start - step))
-    if place.member < members:
-        fetch(place, 0)
+    var draws = Dropout(state, keep_threshold, head0)
+    var position = following(LoopPosition(0, start - step))
+    if position.member < members:
+        fetch(position, 0)
     var stage = 0
-    while place.member < members:
+    while position.member < members:
         async_copy_wait_group(0)
         barrier()
-        var next = following(place)
+        var next = following(position)
         if next.member < members:
             fetch(next, 1 - stage)
         for inner in range(0, step, part):
-            var s1 = place.s0 + inner
+            var s1 = position.s0 + inner
             var queries = stages.unsafe_offset(stage * 2 * tile + inner * pitch)
             var grads = queries.unsafe_offset(tile)
             var own_numbers = numbers.unsafe_offset(stage * 2 * step + inner + lane_id() % 4 * 2)
 
             @__parameter
             @always_inline
-            def weigh(mut weights: Array[Sums, bands * columns]):
+            def compute_weights(mut weights: Array[Sums, bands * columns]):
                 comptime if masked:
-                    var of_stage = masks.unsafe_offset(stage * mask_tile.elements[step]())
-                    mask_tile.add[bands, columns, transposed=True](weights, scale, of_stage, inner, warp_rows)
-                comptime for place in range(bands * columns):
-                    var pair = own_numbers.unsafe_load[width=2, alignment=8](place % columns * 8)
+                    var stage_mask = masks.unsafe_offset(stage * mask_tile.elements[step]())
+                    mask_tile.add[bands, columns, transposed=True](
+                        weights, scale, stage_mask, inner, warp_rows
+                    )
+                comptime for frag in range(bands * columns):
+                    var pair = own_numbers.unsafe_load[width=2, alignment=8](frag % columns * 8)
                     comptime for e in range(4):
-                        weights[place][e] = exp2(weights[place][e] * factor - row_shift[masked](pair[e % 2]))
+                        weights[frag][e] = exp2(weights[frag][e] * factor - score_shift[masked](pair[e % 2]))
                 comptime if not whole:
                     if not all_visible(s1, s1 + part, first, first + 16 * bands, sizes):
-                        hide_invisible[bands, columns, transposed=True](weights, 0, first, s1, sizes)
+                        mask_hidden_keys[bands, columns, transposed=True](weights, 0, first, s1, sizes)
 
             comptime if pairs:
-                var products = own.times_rows[columns](
-                    grads if makes_key else queries, Array[Sums, bands * columns](fill=0)
+                var products = left_operand.multiply_transposed[columns](
+                    grads if computes_grad_key else queries, Array[Sums, bands * columns](fill=0)
                 )
-                if not makes_key:
-                    weigh(products)
-                    comptime for place in range(bands * columns):
-                        passed_p.unsafe_store[alignment=16](place * 128, products[place])
-                sync_pair(owner)
-                if makes_key:
-                    comptime for place in range(bands * columns):
-                        var weights = passed_p.unsafe_load[width=4, alignment=16](place * 128)
-                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
-                        products[place] = weights * (
-                            products[place] - Sums(pair[0], pair[1], pair[0], pair[1])
-                        )
+                if not computes_grad_key:
+                    compute_weights(products)
+                    comptime for frag in range(bands * columns):
+                        p_buffer.unsafe_store[alignment=16](frag * 128, products[frag])
+                synchronize_pair(owner)
+                if computes_grad_key:
+                    comptime for frag in range(bands * columns):
+                        var weights = p_buffer.unsafe_load[width=4, alignment=16](frag * 128)
+                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + frag % columns * 8)
+                        products[frag] = weights * (products[frag] - Sums(pair[0], pair[1], pair[0], pair[1]))
                 add_product[bands, columns, width](
-                    value_sums, products, queries if makes_key else grads, lane
+                    value_sums, products, queries if computes_grad_key else grads, lane
                 )
             else:
-                var weights = own_keys.times_rows[columns](queries, Array[Sums, bands * columns](fill=0))
-                weigh(weights)
+                var weights = key_operand.multiply_transposed[columns](
+                    queries, Array[Sums, bands * columns](fill=0)
+                )
+                compute_weights(weights)
                 comptime if dropout:
-                    draws.head = UInt32(head0 + place.member)
-                    draws.mark[bands, columns, transposed=True](weights, first, s1)
+                    draws.head = UInt32(head0 + position.member)
+                    draws.mark_dropped[bands, columns, transposed=True](weights, first, s1)
                     var left = weights.copy()
                     drop[bands * columns](left)
                     add_product[bands, columns, width](value_sums, left, grads, lane)
                 else:
                     add_product[bands, columns, width](value_sums, weights, grads, lane)
-                var less_delta = Array[Sums, bands * columns](fill=0)
+                var minus_delta = Array[Sums, bands * columns](fill=0)
                 comptime if not dropout:
-                    comptime for place in range(bands * columns):
-                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
-                        less_delta[place] = Sums(-pair[0], -pair[1], -pair[0], -pair[1])
-                var slopes = own_values.times_rows[columns](grads, less_delta)
-                comptime for place in range(bands * columns):
+                    comptime for frag in range(bands * columns):
+                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + frag % columns * 8)
+                        minus_delta[frag] = Sums(-pair[0], -pair[1], -pair[0], -pair[1])
+                var score_grads = value_operand.multiply_transposed[columns](grads, minus_delta)
+                comptime for frag in range(bands * columns):
                     comptime if dropout:
-                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + place % columns * 8)
-                        pair *= draws.share
-                        slopes[place] = compute_score_gradients(
-                            weights[place], slopes[place], Sums(pair[0], pair[1], pair[0], pair[1])
+                        var pair = own_numbers.unsafe_load[width=2, alignment=8](step + frag % columns * 8)
+                        pair *= draws.keep_fraction
+                        score_grads[frag] = compute_score_gradients(
+                            weights[frag], score_grads[frag], Sums(pair[0], pair[1], pair[0], pair[1])
                         )
                     else:
-                        slopes[place] *= weights[place]
-                add_product[bands, columns, width](key_sums, slopes, queries, lane)
+                        score_grads[frag] *= weights[frag]
+                add_product[bands, columns, width](key_sums, score_grads, queries, lane)
         stage = 1 - stage
-        place = next^
+        position = next^
 
     comptime if pairs:
         key_sums = value_sums.copy()  # in the warps that compute the key's gradient
-    if not pairs or makes_key:
+    if not pairs or computes_grad_key:
         store_rows[bands, width](
             grad_key.unsafe_offset(
                 row_offset(shared_head, sizes.key_heads, grad_key_strides, sequence.first_key)
@@ -321,7 +327,7 @@ def fast_key_value_kernel[
             Int(grad_key_strides[2]),
             d,
         )
-    if not makes_key:
+    if not computes_grad_key:
         store_rows[bands, width](
             grad_value.unsafe_offset(
                 row_offset(shared_head, sizes.key_heads, grad_value_strides, sequence.first_key)

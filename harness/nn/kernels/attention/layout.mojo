@@ -5,7 +5,7 @@ from std.sys import default_accelerator, has_accelerator
 from .scores import Strides
 from .tensors import FlashSizes
 
-comptime WIDE = 128
+comptime MAX_OPTION_HEAD_DIM = 128
 """The largest head dimension for unequal lengths, dropout and a mask's gradient."""
 
 
@@ -37,7 +37,7 @@ struct Layout(Copyable, Movable):
     var grad_value: Strides
 
     @staticmethod
-    def without_gaps(sizes: FlashSizes) -> Self:
+    def contiguous_layout(sizes: FlashSizes) -> Self:
         """Return the strides of contiguous tensors."""
         var rows = contiguous(sizes.query_heads, sizes.query_len, sizes.head_dim)
         var keys = contiguous(sizes.key_heads, sizes.key_len, sizes.head_dim)

@@ -17,9 +17,9 @@ from max.gpu.memory import async_copy_commit_group, async_copy_wait_group, exter
 from max.gpu.primitives import warp
 
 from .layout import Layout, has_tensor_cores
-from .scores import LOG2_E, Strides, all_visible, hide_invisible, row_shift, row_offset
+from .scores import LOG2_E, Strides, all_visible, mask_hidden_keys, score_shift, row_offset
 from .masks import MaskTile
-from .tiles import HIDDEN, Lane, Own, SharedPtr, Sums, load_tile
+from .tiles import HIDDEN, Lane, LeftOperand, SharedPtr, Sums, load_tile
 from .tensors import FlashSizes, PackedSizes
 from shared.common import ImmPtr, MutPtr, accum_type
 from shared.launcher import Launcher
@@ -53,12 +53,12 @@ struct MaskGradient[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmOr
 
 
 @always_inline
-def own_size(size: Int32, stride: Int32) -> Int:
+def mask_size(size: Int32, stride: Int32) -> Int:
     """Return the mask's size along an axis: the size of the scores, or 1 if the mask is broadcast."""
     return Int(size) if stride else 1
 
 
-struct MaskWalk(Copyable, Movable):
+struct MaskGradientTile(Copyable, Movable):
     """A block's tile of a mask, and the loop over the batch entries, heads and tiles of queries that share
     the tile.
     """
@@ -76,9 +76,9 @@ struct MaskWalk(Copyable, Movable):
     @always_inline
     def __init__(out self, sizes: FlashSizes):
         """Compute the tile of this block."""
-        var mask_heads = own_size(sizes.query_heads, sizes.mask_n)
+        var mask_heads = mask_size(sizes.query_heads, sizes.mask_n)
         var tiles_t = ceildiv(Int(sizes.key_len), KEYS)
-        var tiles_s = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS)
+        var tiles_s = ceildiv(mask_size(sizes.query_len, sizes.mask_s), ROWS)
         var own = block_idx.x // tiles_t // tiles_s
         self.t0 = block_idx.x % tiles_t * KEYS
         self._s0 = block_idx.x // tiles_t % tiles_s * ROWS
@@ -91,8 +91,10 @@ struct MaskWalk(Copyable, Movable):
     @staticmethod
     def blocks(sizes: FlashSizes) -> Int:
         """Return the number of blocks for the whole mask."""
-        var tiles = ceildiv(own_size(sizes.query_len, sizes.mask_s), ROWS) * ceildiv(Int(sizes.key_len), KEYS)
-        return tiles * own_size(sizes.batch, sizes.mask_b) * own_size(sizes.query_heads, sizes.mask_n)
+        var tiles = ceildiv(mask_size(sizes.query_len, sizes.mask_s), ROWS) * ceildiv(
+            Int(sizes.key_len), KEYS
+        )
+        return tiles * mask_size(sizes.batch, sizes.mask_b) * mask_size(sizes.query_heads, sizes.mask_n)
 
     @always_inline
     def query(self, step: Int) -> Int:
@@ -101,15 +103,15 @@ struct MaskWalk(Copyable, Movable):
 
     @always_inline
     def head(self, step: Int, sizes: FlashSizes) -> Int:
-        """Return the head of a step, counted across the batch."""
+        """Return the index of a step's head across the batch."""
         var heads = step // self._tiles
         var entry = self._entry + heads // self._heads
         return entry * Int(sizes.query_heads) + self._head + heads % self._heads
 
     @always_inline
-    def seen(self, step: Int, sizes: FlashSizes) -> Bool:
+    def visible(self, step: Int, sizes: FlashSizes) -> Bool:
         """Return whether any query of a step sees a key of the tile."""
-        return self.t0 < sizes.keys_seen(min(self.query(step) + ROWS, Int(sizes.query_len)) - 1)
+        return self.t0 < sizes.visible_keys(min(self.query(step) + ROWS, Int(sizes.query_len)) - 1)
 
     @always_inline
     def store[
@@ -118,34 +120,37 @@ struct MaskWalk(Copyable, Movable):
         self,
         grad_mask: MutPtr[dtype],
         totals: Array[Sums, bands * (KEYS // 8)],
-        of_warps: SharedPtr[DType.float32],
+        warp_sums: SharedPtr[DType.float32],
         sizes: FlashSizes,
     ):
         """Write the sums of a block's warps. For a one-row mask, first add them over all queries, in the
-        memory `of_warps`.
+        memory `warp_sums`.
         """
-        comptime places = KEYS // 8
+        comptime columns_per_tile = KEYS // 8
         var warp_rows = thread_idx.x // 32 * (16 * bands)
         var target = grad_mask.unsafe_offset(self._entry * Int(sizes.mask_b) + self._head * Int(sizes.mask_n))
         if sizes.mask_s:
-            store_tile[bands, places](target, totals, self._s0 + warp_rows, self.t0, sizes)
+            store_tile[bands, columns_per_tile](target, totals, self._s0 + warp_rows, self.t0, sizes)
             return
         # For a one-row mask, add over the queries of a warp, then over the warps.
         barrier()
-        comptime for j in range(places):
+        comptime for j in range(columns_per_tile):
             comptime for side in range(2):
                 var sum = Float32(0)
                 comptime for band in range(bands):
-                    sum += totals[band * places + j][side] + totals[band * places + j][side + 2]
+                    sum += (
+                        totals[band * columns_per_tile + j][side]
+                        + totals[band * columns_per_tile + j][side + 2]
+                    )
                 comptime for distance in range(3):
                     sum += warp.shuffle_xor(sum, UInt32(4 << distance))
                 if lane_id() < 4:
-                    of_warps[unsafe_offset=thread_idx.x // 32 * KEYS + j * 8 + lane_id() * 2 + side] = sum
+                    warp_sums[unsafe_offset=thread_idx.x // 32 * KEYS + j * 8 + lane_id() * 2 + side] = sum
         barrier()
         if thread_idx.x < KEYS and self.t0 + thread_idx.x < Int(sizes.key_len):
             var sum = Float32(0)
-            comptime for other in range(WARPS):
-                sum += of_warps[unsafe_offset=other * KEYS + thread_idx.x]
+            comptime for warp_index in range(WARPS):
+                sum += warp_sums[unsafe_offset=warp_index * KEYS + thread_idx.x]
             target[unsafe_offset=(self.t0 + thread_idx.x) * Int(sizes.mask_t)] = sum.cast[dtype]()
 
 
@@ -179,13 +184,13 @@ def fast_mask_gradient_kernel[
     comptime rows = ROWS
     comptime threads = 32 * WARPS
     comptime columns = PART // 8
-    comptime places = KEYS // 8
+    comptime columns_per_tile = KEYS // 8
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
     var d = Int(sizes.head_dim)
-    var mine = MaskWalk(sizes)
-    var t0 = mine.t0
+    var mask_tile = MaskGradientTile(sizes)
+    var t0 = mask_tile.t0
     var queries = external_memory[
         Scalar[dtype], address_space=AddressSpace.SHARED, alignment=128
     ]().as_unsafe_any_origin()
@@ -195,16 +200,18 @@ def fast_mask_gradient_kernel[
     var masks = values.unsafe_offset(KEYS * width)
     var lane = Lane[width]()
     var warp_rows = thread_idx.x // 32 * (16 * bands)
-    var own_queries = Own[dtype, bands, width, False](queries.unsafe_offset(warp_rows * width), lane)
-    var own_grads = Own[dtype, bands, width, False](grads.unsafe_offset(warp_rows * width), lane)
-    var totals = Array[Sums, bands * places](fill=0)
-    for step in range(mine.steps):
-        if not mine.seen(step, sizes):
+    var query_operand = LeftOperand[dtype, bands, width, False](
+        queries.unsafe_offset(warp_rows * width), lane
+    )
+    var grad_operand = LeftOperand[dtype, bands, width, False](grads.unsafe_offset(warp_rows * width), lane)
+    var totals = Array[Sums, bands * columns_per_tile](fill=0)
+    for step in range(mask_tile.steps):
+        if not mask_tile.visible(step, sizes):
             continue
-        var s0 = mine.query(step)
-        var head = mine.head(step, sizes)
+        var s0 = mask_tile.query(step)
+        var head = mask_tile.head(step, sizes)
         var shared_head = sizes.shared_head(head)
-        var of_head = MaskTile[dtype, KEYS](mask.unsafe_offset(sizes.mask_of(head)), sizes)
+        var head_mask = MaskTile[dtype, KEYS](mask.unsafe_offset(sizes.head_mask_offset(head)), sizes)
         # Wait until all threads are done with the previous step's tiles.
         barrier()
         load_tile[rows, width, threads](
@@ -239,7 +246,7 @@ def fast_mask_gradient_kernel[
             Int(value_strides[2]),
             d,
         )
-        of_head.load[rows, threads](masks, s0, t0, sizes)
+        head_mask.load[rows, threads](masks, s0, t0, sizes)
         async_copy_commit_group()
         var first = s0 + warp_rows
         var shifts = Array[Float32, 2 * bands](fill=0)
@@ -248,45 +255,53 @@ def fast_mask_gradient_kernel[
             var s = first + half * 8 + lane_id() // 4
             var row = head * S + min(s, S - 1)
             # A query past the end has P = 0 and dP = 0.
-            shifts[half] = row_shift[True](lse[unsafe_offset=row]) if s < S else -HIDDEN
+            shifts[half] = score_shift[True](lse[unsafe_offset=row]) if s < S else -HIDDEN
             deltas[half] = delta[unsafe_offset=row] if s < S else 0
         async_copy_wait_group(0)
         barrier()
         comptime for part in range(KEYS // PART):
             comptime t1 = part * PART
-            var slopes = own_queries.times_rows[columns](
+            var score_grads = query_operand.multiply_transposed[columns](
                 keys.unsafe_offset(t1 * width), Array[Sums, bands * columns](fill=0)
             )
-            of_head.add[bands, columns](slopes, scale, masks, warp_rows, t1)
+            head_mask.add[bands, columns](score_grads, scale, masks, warp_rows, t1)
             if not all_visible(first, first + 1, t0 + t1, t0 + t1 + PART, sizes):
-                hide_invisible[bands, columns](slopes, HIDDEN, first, t0 + t1, sizes)
-            var less_delta = Array[Sums, bands * columns](fill=0)
-            comptime for place in range(bands * columns):
-                comptime half = place // columns * 2
-                less_delta[place] = Sums(-deltas[half], -deltas[half], -deltas[half + 1], -deltas[half + 1])
+                mask_hidden_keys[bands, columns](score_grads, HIDDEN, first, t0 + t1, sizes)
+            var minus_delta = Array[Sums, bands * columns](fill=0)
+            comptime for frag in range(bands * columns):
+                comptime half = frag // columns * 2
+                minus_delta[frag] = Sums(-deltas[half], -deltas[half], -deltas[half + 1], -deltas[half + 1])
                 comptime for e in range(4):
-                    slopes[place][e] = exp2(slopes[place][e] * LOG2_E - shifts[half + e // 2])
-            var apart = own_grads.times_rows[columns](values.unsafe_offset(t1 * width), less_delta)
-            comptime for place in range(bands * columns):
-                comptime total = place // columns * places + part * columns + place % columns
-                totals[total] += slopes[place] * apart[place]
+                    score_grads[frag][e] = exp2(score_grads[frag][e] * LOG2_E - shifts[half + e // 2])
+            var minus_delta_dp = grad_operand.multiply_transposed[columns](
+                values.unsafe_offset(t1 * width), minus_delta
+            )
+            comptime for frag in range(bands * columns):
+                comptime total = frag // columns * columns_per_tile + part * columns + frag % columns
+                totals[total] += score_grads[frag] * minus_delta_dp[frag]
 
-    mine.store[bands](grad_mask, totals, queries.unsafe_bitcast[Float32](), sizes)
+    mask_tile.store[bands](grad_mask, totals, queries.unsafe_bitcast[Float32](), sizes)
 
 
 @always_inline
 def store_tile[
-    dtype: DType, //, bands: Int, places: Int
-](target: MutPtr[dtype], totals: Array[Sums, bands * places], first: Int, t0: Int, sizes: FlashSizes):
+    dtype: DType, //, bands: Int, columns_per_tile: Int
+](
+    target: MutPtr[dtype],
+    totals: Array[Sums, bands * columns_per_tile],
+    first: Int,
+    t0: Int,
+    sizes: FlashSizes,
+):
     """Write a warp's sums to the rows from `first` on of a head's gradient."""
     comptime both = 2 * size_of[Scalar[dtype]]()
     var pairs = sizes.mask_t == 1 and sizes.mask_s % 2 == 0 and Int(target) % both == 0
     comptime for half in range(2 * bands):
         var s = first + half * 8 + lane_id() // 4
         if s < Int(sizes.query_len):
-            comptime for j in range(places):
+            comptime for j in range(columns_per_tile):
                 var t = t0 + j * 8 + lane_id() % 4 * 2
-                var from_totals = totals[half // 2 * places + j]
+                var from_totals = totals[half // 2 * columns_per_tile + j]
                 var pair = SIMD[DType.float32, 2](from_totals[half % 2 * 2], from_totals[half % 2 * 2 + 1])
                 var rounded = pair.cast[dtype]()
                 var at = target.unsafe_offset(s * Int(sizes.mask_s) + t * Int(sizes.mask_t))
@@ -298,7 +313,7 @@ def store_tile[
                             at[unsafe_offset=e * Int(sizes.mask_t)] = rounded[e]
 
 
-def launch_mask_gradient_fast[
+def launch_mask_gradient[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: MaskGradient[dtype], layout: Layout) raises:
     """Launch the kernel, with the tiles for the head dimension; the gradient has the mask's strides."""
@@ -332,7 +347,7 @@ def launch_mask_gradient_tiles[
         layout.value,
         sizes.packed(),
         t.scale.cast[DType.float32](),
-        grid_dim=Dim(MaskWalk.blocks(sizes)),
+        grid_dim=Dim(MaskGradientTile.blocks(sizes)),
         block_dim=Dim(32 * WARPS),
         shared_bytes=((2 * ROWS + 2 * KEYS) * width + ROWS * KEYS) * size_of[Scalar[dtype]](),
     )

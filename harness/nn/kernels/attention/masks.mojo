@@ -19,8 +19,8 @@ from shared.common import ImmPtr
 
 comptime LANES = 32
 """Lanes of a warp."""
-comptime TOGETHER = 4
-comptime TILES_AT_ONCE = 16
+comptime TILES_PER_LOAD = 4
+comptime TILES_PER_CHECK = 16
 """Tiles of keys that a warp checks at a time."""
 
 
@@ -33,7 +33,7 @@ def is_one_row(sizes: FlashSizes) -> Bool:
 
 
 @always_inline
-def hidden_tile[
+def is_tile_hidden[
     dtype: DType, //, rows: Int, columns: Int
 ](mask: ImmPtr[dtype], head: Int, s0: Int, t0: Int, sizes: FlashSizes) -> Bool:
     """Return whether a block mask hides every key of a tile from every query, so that its products can be
@@ -42,11 +42,11 @@ def hidden_tile[
     var block = Int(sizes.mask_block)
     if block < 16:
         return False
-    var of_head = mask.unsafe_offset(sizes.mask_of(head))
+    var head_mask = mask.unsafe_offset(sizes.head_mask_offset(head))
     for s in range(s0 // block, ceildiv(min(s0 + rows, Int(sizes.query_len)), block)):
         for t in range(t0 // block, ceildiv(min(t0 + columns, Int(sizes.key_len)), block)):
             var element = s * Int(sizes.mask_s) + t * Int(sizes.mask_t)
-            if of_head[unsafe_offset=element] != Scalar[dtype].MIN:
+            if head_mask[unsafe_offset=element] != Scalar[dtype].MIN:
                 return False
     return True
 
@@ -61,7 +61,7 @@ def swizzle_key[columns: Int](row: Int) -> Int:
 
 
 @always_inline
-def widened[dtype: DType, //](elements: SIMD[dtype, 8]) -> SIMD[DType.float32, 8]:
+def to_float32[dtype: DType, //](elements: SIMD[dtype, 8]) -> SIMD[DType.float32, 8]:
     """Convert to float32. A bfloat16 is the upper half of a float32, so one shift or one bitwise and converts
     it.
     """
@@ -103,35 +103,35 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
         mask are undefined.
         """
         comptime chunks = Self.columns // CHUNK
-        comptime together = threads // chunks
-        comptime assert together % 8 == 0, "a thread's chunk has the same swizzle in each of its rows"
+        comptime rows_per_pass = threads // chunks
+        comptime assert rows_per_pass % 8 == 0, "a thread's chunk has the same swizzle in each of its rows"
         var count = rows if self.pitch else 1
         var S = Int(sizes.query_len)
         var T = Int(sizes.key_len)
         var row = thread_idx.x // chunks
         var t = t0 + thread_idx.x % chunks * CHUNK
-        var place = target.unsafe_offset(self.chunk_of(row, thread_idx.x % chunks))
+        var target_chunk = target.unsafe_offset(self.chunk_of(row, thread_idx.x % chunks))
         var bytes = 2 * max(0, min(CHUNK, T - t))
         # Not unrolled, because the addresses would take registers that the products need.
-        for below in range(row, count, together):
+        for below in range(row, count, rows_per_pass):
             var s = s0 + below
-            var target_of_row = place.unsafe_offset((below - row) * Self.columns)
+            var target_row = target_chunk.unsafe_offset((below - row) * Self.columns)
             if self.in_chunks:
                 var exists = s < S and bytes > 0
                 async_copy[16, fill=Scalar[Self.dtype](0)](
                     self.mask.unsafe_offset(
                         s * Int(sizes.mask_s) + t if exists else 0
                     ).unsafe_address_space_cast[AddressSpace.GLOBAL](),
-                    target_of_row,
+                    target_row,
                     Int32(bytes if exists else 0),
                 )
                 continue
             for e in range(CHUNK):
                 if sizes.mask_block == 0:
-                    target_of_row[unsafe_offset=e] = 0
+                    target_row[unsafe_offset=e] = 0
                     continue
-                var at = sizes.mask_at(min(s, S - 1), min(t + e, T - 1))
-                target_of_row[unsafe_offset=e] = self.mask[unsafe_offset=at]
+                var at = sizes.mask_offset(min(s, S - 1), min(t + e, T - 1))
+                target_row[unsafe_offset=e] = self.mask[unsafe_offset=at]
 
     @staticmethod
     @always_inline
@@ -141,10 +141,10 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
 
     @always_inline
     def add[
-        bands: Int, places: Int, transposed: Bool = False
+        bands: Int, columns_per_band: Int, transposed: Bool = False
     ](
         self,
-        mut scores: Array[Sums, bands * places],
+        mut scores: Array[Sums, bands * columns_per_band],
         scale: Float32,
         tile: SharedPtr[Self.dtype],
         row: Int,
@@ -160,16 +160,18 @@ struct MaskTile[dtype: DType, columns: Int](Copyable, Movable):
         var key = swizzle_key[Self.columns](below) if self.pitch else 0
         var start = tile.unsafe_offset((row + below) * self.pitch)
         comptime for band in range(bands):
-            comptime for pair in range(places // 2):
+            comptime for pair in range(columns_per_band // 2):
                 comptime down = 16 * (pair if transposed else band)
                 comptime along = 2 * (band if transposed else pair)
                 var at = start.unsafe_offset(
                     down * self.pitch + ((column // CHUNK + along + right) ^ key) * CHUNK
                 )
-                var elements = widened(ld_matrix[8, transpose=transposed](at))
+                var elements = to_float32(ld_matrix[8, transpose=transposed](at))
                 comptime for side in range(2):
-                    comptime place = band * places + 2 * pair + side
-                    scores[place] = scores[place].fma(scale, elements.slice[4, offset=4 * side]())
+                    comptime target_chunk = band * columns_per_band + 2 * pair + side
+                    scores[target_chunk] = scores[target_chunk].fma(
+                        scale, elements.slice[4, offset=4 * side]()
+                    )
 
 
 @always_inline
@@ -182,26 +184,26 @@ def visible_tiles[
     if sizes.mask_block == 0:
         return 0xFFFFFFFF
     var bits = UInt32(0)
-    for first in range(0, count, TOGETHER):
-        comptime for i in range(min(count, TOGETHER) * step // LANES):
+    for first in range(0, count, TILES_PER_LOAD):
+        comptime for i in range(min(count, TILES_PER_LOAD) * step // LANES):
             var t = t0 + first * step + i * LANES + lane_id()
             var element = mask[unsafe_offset=min(t, Int(sizes.key_len) - 1) * Int(sizes.mask_t)]
-            var seen = t < Int(sizes.key_len) and element != Scalar[dtype].MIN
-            bits |= (UInt32(1) if seen else 0) << UInt32(first + (i * LANES + lane_id()) // step)
+            var visible = t < Int(sizes.key_len) and element != Scalar[dtype].MIN
+            bits |= (UInt32(1) if visible else 0) << UInt32(first + (i * LANES + lane_id()) // step)
     comptime for distance in range(5):
         bits |= warp.shuffle_xor(bits, UInt32(1 << distance))
     return bits
 
 
 @always_inline
-def hides_all[
+def are_keys_hidden[
     dtype: DType, //, count: Int
 ](mask: ImmPtr[dtype], head: Int, t0: Int, sizes: FlashSizes) -> Bool:
     """Return whether a head's one-row mask hides all of `count` keys from t0 on."""
-    return visible_tiles[count, 1](mask.unsafe_offset(sizes.mask_of(head)), t0, sizes) == 0
+    return visible_tiles[count, 1](mask.unsafe_offset(sizes.head_mask_offset(head)), t0, sizes) == 0
 
 
-struct Visible[dtype: DType, step: Int](Copyable, Movable):
+struct VisibleTiles[dtype: DType, step: Int](Copyable, Movable):
     """The tiles of `step` keys in which a one-row mask leaves a key visible. Each warp keeps its own bits,
     for many tiles at a time.
     """
@@ -214,10 +216,10 @@ struct Visible[dtype: DType, step: Int](Copyable, Movable):
 
     @always_inline
     def __init__(out self, mask: ImmPtr[Self.dtype]):
-        """Store the address of a head's mask; nothing is read yet."""
+        """Store the address of a head's mask without reading it."""
         self.mask = mask
         self.bits = 0
-        self.first = -Self.step * TILES_AT_ONCE
+        self.first = -Self.step * TILES_PER_CHECK
 
     @always_inline
     def following(mut self, t: Int, end: Int, sizes: FlashSizes) -> Int:
@@ -226,9 +228,9 @@ struct Visible[dtype: DType, step: Int](Copyable, Movable):
         """
         var next = t
         while next < end:
-            if next >= self.first + Self.step * TILES_AT_ONCE:
+            if next >= self.first + Self.step * TILES_PER_CHECK:
                 self.first = next
-                self.bits = visible_tiles[Self.step, TILES_AT_ONCE](self.mask, next, sizes)
+                self.bits = visible_tiles[Self.step, TILES_PER_CHECK](self.mask, next, sizes)
             if (self.bits >> UInt32((next - self.first) // Self.step)) & 1:
                 break
             next += Self.step

@@ -83,24 +83,24 @@ struct FlashSizes(Copyable, Movable):
 
     @always_inline
     def shared_head(self, head: Int) -> Int:
-        """Return a query head's head of key and value; both are counted across the batch."""
+        """Return the key/value head of a query head; both indices count across the batch."""
         return head // self.group()
 
     @always_inline
-    def mask_of(self, head: Int) -> Int:
+    def head_mask_offset(self, head: Int) -> Int:
         """Return the offset of a query head's mask."""
         return head // Int(self.query_heads) * Int(self.mask_b) + head % Int(self.query_heads) * Int(
             self.mask_n
         )
 
     @always_inline
-    def mask_at(self, query: Int, key: Int) -> Int:
+    def mask_offset(self, query: Int, key: Int) -> Int:
         """Return the offset, within a head's mask, of a query and a key."""
         var block = Int(self.mask_block)
         return query // block * Int(self.mask_s) + key // block * Int(self.mask_t)
 
     @always_inline
-    def keys_seen(self, query: Int) -> Int:
+    def visible_keys(self, query: Int) -> Int:
         """Return the number of keys, from the first on, that a query sees."""
         return max(0, min(Int(self.key_len), query + Int(self.diagonal) + 1))
 

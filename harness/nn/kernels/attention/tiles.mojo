@@ -24,7 +24,7 @@ comptime HIDDEN = Float32.MIN
 """The score of a key that a query does not see: minus infinity."""
 comptime CHUNK = 8
 """Elements in 16 bytes: one asynchronous copy, or one row of an `ldmatrix` matrix."""
-comptime WIDEST = 256
+comptime MAX_HEAD_DIM = 256
 """The widest tile: the largest head dimension."""
 comptime SLAB = 64
 """Elements in eight chunks, the period of the swizzle."""
@@ -42,43 +42,45 @@ def row_pitch[width: Int]() -> Int:
 def load_tile[
     dtype: DType, //, rows: Int, width: Int, threads: Int, inside: Bool = False
 ](target: SharedPtr[dtype], source: ImmPtr[dtype], first: Int, count: Int, pitch: Int, d: Int):
-    """Copy `rows` rows, from row `first`, of a matrix [count, d] whose rows are `pitch` elements apart.
+    """Copy `rows` rows, starting at row `first`, of a matrix [count, d] whose rows are `pitch` elements
+    apart.
 
-    Elements outside the matrix become 0; if `inside`, there are none and nothing is checked.
+    Elements outside the matrix become 0. If `inside`, the tile is inside the matrix and bounds are not
+    checked.
     """
-    comptime to_next = row_pitch[width]()
+    comptime target_pitch = row_pitch[width]()
     # Wide tiles are copied in slabs, because the number of threads need not be a multiple of a row's chunks.
     comptime slab = width if width <= 2 * SLAB else SLAB
     comptime chunks = slab // CHUNK
-    comptime together = threads // chunks
-    comptime assert together % 8 == 0, "a thread's chunk has the same swizzle in each of its rows"
-    comptime assert rows % together == 0, "every thread has equally many rows"
+    comptime rows_per_pass = threads // chunks
+    comptime assert rows_per_pass % 8 == 0, "a thread's chunk has the same swizzle in each of its rows"
+    comptime assert rows % rows_per_pass == 0, "every thread has equally many rows"
     var chunk = thread_idx.x % chunks
     var row = thread_idx.x // chunks
-    var place = target.unsafe_offset(row * to_next + (chunk ^ (row % 8)) * CHUNK)
+    var frag = target.unsafe_offset(row * target_pitch + (chunk ^ (row % 8)) * CHUNK)
     var start = (first + row) * pitch + chunk * CHUNK
-    if inside or (first + rows <= count and d == to_next):
-        comptime for from_left in range(0, to_next, slab):
-            comptime for i in range(rows // together):
+    if inside or (first + rows <= count and d == target_pitch):
+        comptime for slab_start in range(0, target_pitch, slab):
+            comptime for i in range(rows // rows_per_pass):
                 async_copy[16](
-                    source.unsafe_offset(start + i * together * pitch + from_left).unsafe_address_space_cast[
-                        AddressSpace.GLOBAL
-                    ](),
-                    place.unsafe_offset(i * together * to_next + from_left),
+                    source.unsafe_offset(
+                        start + i * rows_per_pass * pitch + slab_start
+                    ).unsafe_address_space_cast[AddressSpace.GLOBAL](),
+                    frag.unsafe_offset(i * rows_per_pass * target_pitch + slab_start),
                 )
         return
     comptime if inside:
         return
-    comptime for from_left in range(0, to_next, slab):
-        var column = chunk * CHUNK + from_left
-        comptime for i in range(rows // together):
-            var inside = first + row + i * together < count
-            var at = start + i * together * pitch + from_left
-            comptime to = i * together * to_next + from_left
+    comptime for slab_start in range(0, target_pitch, slab):
+        var column = chunk * CHUNK + slab_start
+        comptime for i in range(rows // rows_per_pass):
+            var inside = first + row + i * rows_per_pass < count
+            var at = start + i * rows_per_pass * pitch + slab_start
+            comptime to = i * rows_per_pass * target_pitch + slab_start
             var exists = inside and column < d
             async_copy[16, fill=Scalar[dtype](0)](
                 source.unsafe_offset(at if exists else 0).unsafe_address_space_cast[AddressSpace.GLOBAL](),
-                place.unsafe_offset(to),
+                frag.unsafe_offset(to),
                 Int32(16) if exists else 0,
             )
 
@@ -150,25 +152,26 @@ struct Lane[width: Int](Copyable, Movable):
         return Int(self._across[pair % 4]) + pair // 4 * 64
 
 
-struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
+struct LeftOperand[dtype: DType, bands: Int, width: Int, in_registers: Bool](Copyable, Movable):
     """The 16 * bands rows of a tile that a warp owns, as a left operand; loaded into registers once if
-    `kept`.
+    `in_registers`.
     """
 
     @__allow_legacy_any_origin_fields
     var tile: SharedPtr[Self.dtype]
     var lane: Lane[Self.width]
-    var _fragments: Array[SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.kept else 1]
+    var _fragments: Array[SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.in_registers else 1]
 
     @always_inline
     def __init__(out self, tile: SharedPtr[Self.dtype], lane: Lane[Self.width]):
-        """Set the rows, which begin at `tile`; if `kept`, load them now, so they must have arrived."""
+        """Set the rows, which begin at `tile`; if `in_registers`, load them now, so they must have arrived.
+        """
         self.tile = tile
         self.lane = lane.copy()
-        self._fragments = Array[SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.kept else 1](
-            fill=0
-        )
-        comptime if Self.kept:
+        self._fragments = Array[
+            SIMD[Self.dtype, 8], (Self.bands * Self.width // 16) if Self.in_registers else 1
+        ](fill=0)
+        comptime if Self.in_registers:
             comptime for band in range(Self.bands):
                 comptime for k in range(Self.width // 16):
                     self._fragments[band * (Self.width // 16) + k] = ld_matrix[8](
@@ -178,7 +181,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
     @always_inline
     def fragment[band: Int, k: Int](self) -> SIMD[Self.dtype, 8]:
         """Return the fragment of 16 rows and elements 16 k to 16 k + 15."""
-        comptime if Self.kept:
+        comptime if Self.in_registers:
             return self._fragments[band * (Self.width // 16) + k]
         else:
             return ld_matrix[8](
@@ -186,7 +189,7 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
             )
 
     @always_inline
-    def times_rows[
+    def multiply_transposed[
         columns: Int
     ](
         self,
@@ -197,22 +200,22 @@ struct Own[dtype: DType, bands: Int, width: Int, kept: Bool](Copyable, Movable):
     ]:
         """Return initial + own @ right^T, where right has 8 * columns rows."""
         var sums = Array[Sums, Self.bands * columns](fill=0)
-        comptime for place in range(Self.bands * columns):
-            sums[place] = initial[place]
+        comptime for frag in range(Self.bands * columns):
+            sums[frag] = initial[frag]
         comptime for k in range(Self.width // 16):
             var left = Array[SIMD[Self.dtype, 8], Self.bands](fill=0)
             comptime for band in range(Self.bands):
                 left[band] = self.fragment[band, k]()
             comptime for pair in range(columns // 2):
-                var both = ld_matrix[8](
+                var right_fragments = ld_matrix[8](
                     right.unsafe_offset(pair * 16 * row_pitch[Self.width]() + self.lane.across[k]())
                 )
                 comptime for band in range(Self.bands):
                     comptime for side in range(2):
-                        comptime place = band * columns + 2 * pair + side
-                        var sum = sums[place]
-                        mma(sum, left[band], both.slice[4, offset=4 * side](), sums[place])
-                        sums[place] = sum
+                        comptime frag = band * columns + 2 * pair + side
+                        var sum = sums[frag]
+                        mma(sum, left[band], right_fragments.slice[4, offset=4 * side](), sums[frag])
+                        sums[frag] = sum
         return sums^
 
 
@@ -232,15 +235,15 @@ def add_product[
             comptime first = band * columns + 2 * k
             rounded[band] = left[first].join(left[first + 1]).cast[dtype]()
         comptime for pair in range(width // 16):
-            var both = ld_matrix[8, transpose=True](
+            var right_fragments = ld_matrix[8, transpose=True](
                 right.unsafe_offset(k * 16 * row_pitch[width]() + lane.down[pair]())
             )
             comptime for band in range(bands):
                 comptime for side in range(2):
-                    comptime place = band * (width // 8) + 2 * pair + side
-                    var sum = sums[place]
-                    mma(sum, rounded[band], both.slice[4, offset=4 * side](), sums[place])
-                    sums[place] = sum
+                    comptime frag = band * (width // 8) + 2 * pair + side
+                    var sum = sums[frag]
+                    mma(sum, rounded[band], right_fragments.slice[4, offset=4 * side](), sums[frag])
+                    sums[frag] = sum
 
 
 @always_inline

@@ -47,22 +47,22 @@ from max.gpu.sync import (
     mbarrier_init,
 )
 
-from shared.common import ImmPtr, MutPtr, start_later_grids, wait_for_earlier_grids
+from shared.common import ImmPtr, MutPtr, launch_dependent_grids, wait_on_dependent_grids
 from .gemm_hopper_pipeline import (
     BLOCK_K,
     BLOCK_M,
-    BOX,
+    BOX_COLUMNS,
     BOX_BYTES,
-    GROUP,
-    STORE,
-    STORES,
+    GROUP_THREADS,
+    STORE_COLUMNS,
+    STORE_BUFFERS,
     STORE_BYTES,
     THREADS,
     Descriptor,
     Pipeline,
     Schedule,
     Shared,
-    Turn,
+    PipelineState,
     wait_for_flag,
     set_flag,
     release,
@@ -102,9 +102,9 @@ def gemm_hopper_kernel[
     row_partials: ImmPtr[DType.float32],  # [row_slices, 2 n], read by "add slices"
     row_slices: Int32,
     row_sums: MutPtr[row_dtype],  # [n], written by "add slices": the first n columns of row_partials
-    more_row_sums: MutPtr[row_dtype],  # [n], written by "add slices": the last n columns
+    second_row_sums: MutPtr[row_dtype],  # [n], written by "add slices": the last n columns
     c: MutPtr[dtype],  # [m, n], written instead of c_map's matrix if loose
-    loose: Int32,  # whether rows of C may start at any address
+    unaligned: Int32,  # whether rows of C may start at any address
 ):
     """Compute C [m, n] = A B plus the bias of each column. Grid: at most one block per multiprocessor.
 
@@ -141,11 +141,11 @@ def gemm_hopper_kernel[
         fence_mbarrier_init()
     barrier()
     # Earlier grids may still be running up to here; their results are only read below.
-    wait_for_earlier_grids()
-    start_later_grids()
+    wait_on_dependent_grids()
+    launch_dependent_grids()
 
     var schedule = Schedule[split](m, n, k, block_n)
-    if thread_idx.x < GROUP:
+    if thread_idx.x < GROUP_THREADS:
         # Give the registers that these warps do not need to the consumers.
         warpgroup_reg_dealloc[56]()
         var warp = thread_idx.x // 32
@@ -180,7 +180,7 @@ def gemm_hopper_kernel[
                 )
                 columns = Int(n)
                 add_slices(
-                    row_sums, more_row_sums, row_partials, Int(row_slices), 2 * columns, columns, shares
+                    row_sums, second_row_sums, row_partials, Int(row_slices), 2 * columns, columns, shares
                 )
     else:
         warpgroup_reg_alloc[224]()
@@ -196,7 +196,7 @@ def gemm_hopper_kernel[
             partial_tiles,
             flags,
             c,
-            loose != 0,
+            unaligned != 0,
         )
 
 
@@ -217,34 +217,37 @@ def produce[
     """Keep the pipeline full: wait until a stage is free, then load the next step's tiles."""
     comptime pipeline = Pipeline[block_n]
     # Waiting for the opposite parity of a new barrier returns at once: every stage starts free.
-    var turn = Turn[pipeline.STAGES](0, 1)
+    var state = PipelineState[pipeline.STAGES](0, 1)
     for index in range(schedule.count()):
-        var work = schedule.piece(index)
-        for step in range(work.first, work.last):
-            wait(empty.unsafe_offset(turn.stage), turn.parity)
-            var arrived = full.unsafe_offset(turn.stage)
-            mbarrier_arrive_expect_tx_shared(arrived, Int32(pipeline.STAGE_BYTES))
-            var a_tile = memory.unsafe_offset(turn.stage * pipeline.STAGE_BYTES)
+        var item = schedule.piece(index)
+        for step in range(item.first, item.last):
+            wait(empty.unsafe_offset(state.stage), state.parity)
+            var full_barrier = full.unsafe_offset(state.stage)
+            mbarrier_arrive_expect_tx_shared(full_barrier, Int32(pipeline.STAGE_BYTES))
+            var a_tile = memory.unsafe_offset(state.stage * pipeline.STAGE_BYTES)
             var b_tile = a_tile.unsafe_offset(pipeline.A_BYTES)
-            load[operands != "tn", BLOCK_M](a_tile, a_map, arrived, work.tile.row, step * BLOCK_K)
-            load[operands == "nt", block_n](b_tile, b_map, arrived, work.tile.column, step * BLOCK_K)
-            turn.advance()
+            load[operands != "tn", BLOCK_M](a_tile, a_map, full_barrier, item.tile.row, step * BLOCK_K)
+            load[operands == "nt", block_n](b_tile, b_map, full_barrier, item.tile.column, step * BLOCK_K)
+            state.advance()
 
 
 @always_inline
 def load[
     along_k: Bool, extent: Int
-](target: Shared[UInt8], map: Descriptor, arrived: Shared[Int64], first: Int, k: Int):
+](target: Shared[UInt8], map: Descriptor, full_barrier: Shared[Int64], first: Int, k: Int):
     """Load `extent` rows or columns of an operand, starting at `first`, BLOCK_K deep.
 
     An operand contiguous along k takes one TMA box of `extent` rows, another operand one box per 64 columns.
     """
     comptime if along_k:
-        cp_async_bulk_tensor_shared_cluster_global(target, map, arrived, IndexList[2](k, first))
+        cp_async_bulk_tensor_shared_cluster_global(target, map, full_barrier, IndexList[2](k, first))
     else:
-        comptime for box in range(extent // BOX):
+        comptime for box in range(extent // BOX_COLUMNS):
             cp_async_bulk_tensor_shared_cluster_global(
-                target.unsafe_offset(box * BOX_BYTES), map, arrived, IndexList[2](first + box * BOX, k)
+                target.unsafe_offset(box * BOX_BYTES),
+                map,
+                full_barrier,
+                IndexList[2](first + box * BOX_COLUMNS, k),
             )
 
 
@@ -266,14 +269,14 @@ def consume[
     partial_tiles: MutPtr[DType.float32],
     flags: MutPtr[DType.int32],
     c: MutPtr[dtype],
-    loose: Bool,
+    unaligned: Bool,
 ):
     """Compute and store 64 rows of every tile."""
     comptime pipeline = Pipeline[block_n]
-    comptime biases_of_a_thread = ceildiv(block_n, GROUP)
-    var consumer = thread_idx.x // GROUP - 1
-    var thread = thread_idx.x % GROUP
-    var staging = memory.unsafe_offset(pipeline.STAGING + consumer * STORES * STORE_BYTES)
+    comptime biases_per_thread = ceildiv(block_n, GROUP_THREADS)
+    var consumer = thread_idx.x // GROUP_THREADS - 1
+    var thread = thread_idx.x % GROUP_THREADS
+    var staging = memory.unsafe_offset(pipeline.STAGING + consumer * STORE_BUFFERS * STORE_BYTES)
     var tile_bias = memory.unsafe_offset(pipeline.BIAS + consumer * block_n * 2).unsafe_bitcast[
         Scalar[dtype]
     ]()
@@ -281,54 +284,54 @@ def consume[
     # same size.
     var a_first = memory.unsafe_offset(consumer * BOX_BYTES)
     var b_first = memory.unsafe_offset(pipeline.A_BYTES)
-    var turn = Turn[pipeline.STAGES](0, 0)
+    var state = PipelineState[pipeline.STAGES](0, 0)
 
     for index in range(schedule.count()):
-        var work = schedule.piece(index)
-        var tile = work.tile.copy()
+        var item = schedule.piece(index)
+        var tile = item.tile.copy()
         # Load the bias early; it is added when the tile is done.
-        var biases = StaticTuple[Scalar[dtype], biases_of_a_thread]()
+        var biases = StaticTuple[Scalar[dtype], biases_per_thread]()
         comptime if with_bias:
-            comptime for i in range(biases_of_a_thread):
-                var o = tile.column + thread + i * GROUP
+            comptime for i in range(biases_per_thread):
+                var o = tile.column + thread + i * GROUP_THREADS
                 biases[i] = bias[unsafe_offset=o] if o < n else Scalar[dtype](0)
 
         var sums = StaticTuple[Float32, block_n // 2]()
-        wait(full.unsafe_offset(turn.stage), turn.parity)
+        wait(full.unsafe_offset(state.stage), state.parity)
         sums = multiply[dtype, block_n, operands, True](
-            a_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
-            b_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
+            a_first.unsafe_offset(state.stage * pipeline.STAGE_BYTES),
+            b_first.unsafe_offset(state.stage * pipeline.STAGE_BYTES),
             sums,
         )
-        var multiplying = turn.stage
-        turn.advance()
-        for _ in range(work.first + 1, work.last):
-            wait(full.unsafe_offset(turn.stage), turn.parity)
+        var reading_stage = state.stage
+        state.advance()
+        for _ in range(item.first + 1, item.last):
+            wait(full.unsafe_offset(state.stage), state.parity)
             sums = multiply[dtype, block_n, operands, False](
-                a_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
-                b_first.unsafe_offset(turn.stage * pipeline.STAGE_BYTES),
+                a_first.unsafe_offset(state.stage * pipeline.STAGE_BYTES),
+                b_first.unsafe_offset(state.stage * pipeline.STAGE_BYTES),
                 sums,
             )
             # All steps but the one just issued are done: their tiles may be overwritten.
             wgmma_wait_group_sync[1]()
-            release(empty, multiplying, thread)
-            multiplying = turn.stage
-            turn.advance()
+            release(empty, reading_stage, thread)
+            reading_stage = state.stage
+            state.advance()
         wgmma_wait_group_sync[0]()
-        release(empty, multiplying, thread)
+        release(empty, reading_stage, thread)
 
         comptime if split:
-            if work.last < schedule.steps:
-                write_partial_sums[block_n](sums, partial_tiles, flags, work.number, consumer, thread)
+            if item.last < schedule.steps:
+                write_partial_sums[block_n](sums, partial_tiles, flags, item.number, consumer, thread)
                 continue
-            for helper in range(work.helpers):
+            for helper in range(item.helpers):
                 sums = add_partial_sums[block_n](
-                    sums, partial_tiles, flags, work.number, block_idx.x - 1 - helper, consumer, thread
+                    sums, partial_tiles, flags, item.number, block_idx.x - 1 - helper, consumer, thread
                 )
         comptime if with_bias:
-            comptime for i in range(biases_of_a_thread):
-                if thread + i * GROUP < block_n:
-                    tile_bias[unsafe_offset=thread + i * GROUP] = biases[i]
+            comptime for i in range(biases_per_thread):
+                if thread + i * GROUP_THREADS < block_n:
+                    tile_bias[unsafe_offset=thread + i * GROUP_THREADS] = biases[i]
         store[dtype, block_n, with_bias](
             sums,
             staging,
@@ -341,7 +344,7 @@ def consume[
             m,
             n,
             c,
-            loose,
+            unaligned,
         )
     # Shared memory must outlive the stores that read it.
     if thread == 0:
@@ -413,10 +416,10 @@ def store[
     m: Int,
     n: Int,
     c: MutPtr[dtype],
-    loose: Bool,
+    unaligned: Bool,
 ):
-    """Round one consumer's sums and store them, STORE columns at a time, alternating between STORES staging
-    buffers.
+    """Round one consumer's sums and store them, STORE_COLUMNS columns at a time, alternating between
+    STORE_BUFFERS staging buffers.
 
     Thread t holds row r = 16 (t / 32) + t % 32 / 4 and row r + 8; in every 8 columns, columns 2 (t % 4) and 2
     (t % 4) + 1.
@@ -425,16 +428,18 @@ def store[
     # stmatrix stores 8 x 8 blocks; lane l provides the address of row l % 8 of block l / 8. The blocks of 16
     # x 16 elements are in the order upper left, lower left, upper right, lower right.
     var store_row = thread // 32 * 16 + lane // 8 % 2 * 8 + lane % 8
-    comptime for number in range(block_n // STORE):
-        var target = staging.unsafe_offset(number % STORES * STORE_BYTES)
-        # Wait until the last store from this buffer has read it. That store was issued STORES rounds ago, or
-        # in the last round if a tile has an odd number of stores and this is its first.
-        comptime newer = 0 if number == 0 and block_n // STORE % STORES != 0 else STORES - 1
+    comptime for number in range(block_n // STORE_COLUMNS):
+        var target = staging.unsafe_offset(number % STORE_BUFFERS * STORE_BYTES)
+        # Wait until the last store from this buffer has read it. That store was issued STORE_BUFFERS rounds
+        # ago, or in the last round if a tile has an odd number of stores and this is its first.
+        comptime newer = (
+            0 if number == 0 and block_n // STORE_COLUMNS % STORE_BUFFERS != 0 else STORE_BUFFERS - 1
+        )
         if thread == 0:
             cp_async_bulk_wait_group[Int32(newer), read=True]()
         wait_for_group(consumer)
-        comptime for pair in range(STORE // 16):
-            comptime offset = number * STORE + pair * 16
+        comptime for pair in range(STORE_COLUMNS // 16):
+            comptime offset = number * STORE_COLUMNS + pair * 16
             var packed = SIMD[DType.float32, 4]()
             comptime for quarter in range(4):
                 comptime at = offset // 2 + quarter // 2 * 4 + quarter % 2 * 2
@@ -448,18 +453,18 @@ def store[
             st_matrix[4](
                 target.unsafe_offset(store_row * 128 + chunk * 16).unsafe_bitcast[Scalar[dtype]](), packed
             )
-        if loose:
+        if unaligned:
             # Each warp stores only rows that its own lanes staged.
             syncwarp()
-            store_unaligned(c, target, row + thread // 32 * 16, column + number * STORE, m, n)
+            store_unaligned(c, target, row + thread // 32 * 16, column + number * STORE_COLUMNS, m, n)
         else:
             # Make the threads' writes visible to the TMA, which reads through the async proxy.
             fence_async_view_proxy()
             wait_for_group(consumer)
             if thread == 0:
-                if row < m and column + number * STORE < n:
+                if row < m and column + number * STORE_COLUMNS < n:
                     cp_async_bulk_tensor_global_shared_cta(
-                        target, c_map, IndexList[2](column + number * STORE, row)
+                        target, c_map, IndexList[2](column + number * STORE_COLUMNS, row)
                     )
                 cp_async_bulk_commit_group()
 
@@ -471,28 +476,28 @@ def store_unaligned[
     """Store a warp's 16 rows of one staging buffer to rows of C from `first` on, at any address; lane l
     stores columns 2 l and 2 l + 1.
     """
-    comptime abreast = 8
+    comptime unroll = 8
     var lane = thread_idx.x % 32
-    var rows = staging.unsafe_offset(thread_idx.x % GROUP // 32 * 16 * 128 + lane % 4 * 4)
+    var rows = staging.unsafe_offset(thread_idx.x % GROUP_THREADS // 32 * 16 * 128 + lane % 4 * 4)
     var at = column + 2 * lane
-    var in_pairs = n % 2 == 0 and Int(c) % 4 == 0
-    comptime for half in range(16 // abreast):
-        var held = Array[SIMD[dtype, 2], abreast](fill=0)
-        comptime for i in range(abreast):
+    var aligned_pairs = n % 2 == 0 and Int(c) % 4 == 0
+    comptime for half in range(16 // unroll):
+        var pairs = Array[SIMD[dtype, 2], unroll](fill=0)
+        comptime for i in range(unroll):
             # Undo the swizzle with which the rows were staged.
             var chunk = (lane // 4) ^ (i % 8)
-            var place = rows.unsafe_offset((half * abreast + i) * 128 + chunk * 16)
-            held[i] = place.unsafe_bitcast[Scalar[dtype]]().unsafe_load[width=2, alignment=4]()
-        comptime for i in range(abreast):
-            var row = first + half * abreast + i
+            var address = rows.unsafe_offset((half * unroll + i) * 128 + chunk * 16)
+            pairs[i] = address.unsafe_bitcast[Scalar[dtype]]().unsafe_load[width=2, alignment=4]()
+        comptime for i in range(unroll):
+            var row = first + half * unroll + i
             var target = c.unsafe_offset(row * n + at)
             if row < m and at < n:
-                if in_pairs:
-                    target.unsafe_store[alignment=4](0, held[i])
+                if aligned_pairs:
+                    target.unsafe_store[alignment=4](0, pairs[i])
                 else:
-                    target[unsafe_offset=0] = held[i][0]
+                    target[unsafe_offset=0] = pairs[i][0]
                     if at + 1 < n:
-                        target[unsafe_offset=1] = held[i][1]
+                        target[unsafe_offset=1] = pairs[i][1]
 
 
 # ---- Tiles that several blocks share -----------------------------------------------------------------------
@@ -522,10 +527,10 @@ def write_partial_sums[
     thread: Int,
 ):
     """Write partial sums for the block that stores the tile."""
-    var place = partial_tile[block_n](partial_tiles, tile, block_idx.x, consumer, thread)
+    var address = partial_tile[block_n](partial_tiles, tile, block_idx.x, consumer, thread)
     comptime for i in range(0, block_n // 2, 4):
         var four = SIMD[DType.float32, 4](sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
-        place.unsafe_store[alignment=16](i * GROUP, four)
+        address.unsafe_store[alignment=16](i * GROUP_THREADS, four)
     wait_for_group(consumer)
     if thread == 0:
         set_flag(flags.unsafe_offset(block_idx.x * 2 + consumer))
@@ -547,10 +552,10 @@ def add_partial_sums[
     if thread == 0:
         wait_for_flag(flags.unsafe_offset(block * 2 + consumer))
     wait_for_group(consumer)
-    var place = partial_tile[block_n](partial_tiles, tile, block, consumer, thread)
+    var address = partial_tile[block_n](partial_tiles, tile, block, consumer, thread)
     var result = sums
     comptime for i in range(0, block_n // 2, 4):
-        var four = place.unsafe_load[width=4, alignment=16](i * GROUP)
+        var four = address.unsafe_load[width=4, alignment=16](i * GROUP_THREADS)
         comptime for j in range(4):
             result[i + j] = result[i + j] + four[j]
     return result

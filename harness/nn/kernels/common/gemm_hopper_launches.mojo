@@ -7,18 +7,18 @@ from shared.common import ImmPtr, MutPtr, multiprocessors
 from .gemm_hopper import gemm_hopper_kernel
 from .gemm_hopper_pipeline import BLOCK_K, BLOCK_M, THREADS, Pipeline
 from shared.launcher import Launcher
-from .tensor_maps import ROW_BYTES, has_aligned_width, tensor_map
+from .tensor_maps import ROW_ALIGNMENT, has_aligned_width, tensor_map
 
 comptime TILE_COST = 650
 """The overhead per tile, for filling the pipeline and storing the tile, in units of one step of one column.
 """
-comptime NARROW = 9
+comptime NARROW_STEP_EIGHTHS = 9
 """The cost of a step of one column in the narrowest tiles, in eighths of the usual: the tile's rows are
 loaded for fewer columns.
 """
-comptime SHARING_COST = 1200
+comptime PARTIAL_TILE_COST = 1200
 """The cost of writing or adding a tile's partial sums, in units of one step of one column."""
-comptime EARLY_ROUNDS = 3
+comptime MAX_EARLY_ROUNDS = 3
 """Maximum tiles per block for a product to start before the previous launch is done."""
 
 
@@ -69,26 +69,26 @@ struct SideSums[dtype: DType, row_dtype: DType = dtype](Copyable, Movable):
     var row_sums: MutPtr[Self.row_dtype]
 
     @__allow_legacy_any_origin_fields
-    var more_row_sums: MutPtr[Self.row_dtype]
+    var second_row_sums: MutPtr[Self.row_dtype]
 
-    def __init__(out self, anything: MutPtr[Self.dtype]):
-        """Set every buffer to one address; none is used."""
-        var address = Int(anything)
+    def __init__(out self, placeholder: MutPtr[Self.dtype]):
+        """Set every buffer to a placeholder address that no kernel reads or writes."""
+        var address = Int(placeholder)
         self = Self(
             MutPtr[DType.int32](unsafe_from_address=address),
             MutPtr[DType.float32](unsafe_from_address=address),
-            anything,
+            placeholder,
         )
 
     def __init__(
         out self,
         flags: MutPtr[DType.int32],
         column_partials: MutPtr[DType.float32],
-        anything: MutPtr[Self.dtype],
+        placeholder: MutPtr[Self.dtype],
     ):
-        """Set the buffers for "sum columns"; the others are not used."""
-        var rows = MutPtr[Self.row_dtype](unsafe_from_address=Int(anything))
-        self = Self(flags, column_partials, 0, anything, column_partials.as_imm(), 0, rows, rows)
+        """Set the buffers for "sum columns"; the others get a placeholder address."""
+        var rows = MutPtr[Self.row_dtype](unsafe_from_address=Int(placeholder))
+        self = Self(flags, column_partials, 0, placeholder, column_partials.as_imm(), 0, rows, rows)
 
 
 def flag_count() -> Int:
@@ -106,9 +106,9 @@ struct TilePlan(Copyable, Movable):
     var rounds: Int
     """Tiles, or parts of a tile, per block."""
     var cost: Int
-    """The most work of any block, in steps of one column; a step takes 0.0023 us on an H200."""
+    """Cost of the busiest block, in steps of one column; a step takes 0.0023 us on an H200."""
     var work: Int
-    """The total work of all blocks."""
+    """Total cost of all blocks."""
 
     @staticmethod
     def whole(m: Int, n: Int, k: Int, block_n: Int) -> Self:
@@ -125,26 +125,26 @@ struct TilePlan(Copyable, Movable):
         """Return a plan in which several blocks share a tile, or None without enough blocks and steps."""
         var tiles = ceildiv(m, BLOCK_M) * ceildiv(n, block_n)
         var steps = ceildiv(k, BLOCK_K)
-        var shares = min(multiprocessors() // tiles, steps // 8)
-        if shares < 2:
+        var parts = min(multiprocessors() // tiles, steps // 8)
+        if parts < 2:
             return None
-        var cost = ceildiv(steps, shares) * step_cost(block_n) + TILE_COST + (shares - 1) * SHARING_COST
-        return Self(block_n, True, shares * tiles, 1, cost, shares * tiles * cost)
+        var cost = ceildiv(steps, parts) * step_cost(block_n) + TILE_COST + (parts - 1) * PARTIAL_TILE_COST
+        return Self(block_n, True, parts * tiles, 1, cost, parts * tiles * cost)
 
 
 def step_cost(block_n: Int) -> Int:
     """Return the cost of one step of a tile, in steps of one column."""
-    return block_n * NARROW // 8 if block_n == 128 else block_n
+    return block_n * NARROW_STEP_EIGHTHS // 8 if block_n == 128 else block_n
 
 
-def plan_tiles(m: Int, n: Int, k: Int, may_share: Bool) -> TilePlan:
+def plan_tiles(m: Int, n: Int, k: Int, may_split: Bool) -> TilePlan:
     """Return the cheapest plan."""
     var best = TilePlan.whole(m, n, k, 256)
     comptime for i in range(3):
         var whole = TilePlan.whole(m, n, k, 256 - 64 * i)
         if whole.cost < best.cost:
             best = whole^
-        if may_share:
+        if may_split:
             var shared = TilePlan.shared(m, n, k, 256 - 64 * i)
             if shared and shared.value().cost < best.cost:
                 best = shared.value().copy()
@@ -178,13 +178,13 @@ def launch_gemm_hopper[
     rows at any address. With the side work "add slices" blocks may share tiles; the flags in `side` must then
     be zero, which an earlier "sum columns" with the same flags ensures.
     """
-    comptime may_share = side_work == "add slices"
+    comptime may_split = side_work == "add slices"
     var sums = side.value().copy() if side else SideSums[dtype, row_dtype](c)
-    var plan = plan_tiles(Int(m), Int(n), Int(k), may_share)
+    var plan = plan_tiles(Int(m), Int(n), Int(k), may_split)
     comptime for i in range(3):
         comptime block_n = 256 - 64 * i
         if block_n == plan.block_n:
-            comptime if may_share:
+            comptime if may_split:
                 if plan.split:
                     launch_tiles[dtype, block_n, operands, with_bias, True, side_work, row_dtype](
                         launcher, name, c, a, b, bias, m, n, k, sums, plan, pitches
@@ -238,13 +238,13 @@ def launch_tiles[
         ctx.value(), b, Int(b_height), Int(b_width), pitches.b
     )
     var c_pitch = pitches.c if pitches.c > 0 else Int(n)
-    var loose = not has_aligned_width[dtype](c_pitch) or Int(c) % ROW_BYTES != 0
+    var unaligned = not has_aligned_width[dtype](c_pitch) or Int(c) % ROW_ALIGNMENT != 0
     launcher.launch[gemm_hopper_kernel[dtype, block_n, operands, with_bias, split, side_work, row_dtype]](
         name,
         a_map,
         b_map,
         # The kernel needs a valid map even if C cannot have one.
-        a_map if loose else tensor_map[dtype, 64](ctx.value(), c.as_imm(), Int(m), Int(n), pitches.c),
+        a_map if unaligned else tensor_map[dtype, 64](ctx.value(), c.as_imm(), Int(m), Int(n), pitches.c),
         bias,
         m,
         n,
@@ -258,13 +258,13 @@ def launch_tiles[
         sums.row_partials,
         Int32(sums.row_slices),
         sums.row_sums,
-        sums.more_row_sums,
+        sums.second_row_sums,
         c,
-        Int32(1 if loose else 0),
+        Int32(1 if unaligned else 0),
         grid_dim=Dim(plan.blocks),
         block_dim=Dim(THREADS),
         shared_bytes=Pipeline[block_n].BYTES,
         # Blocks that start early are placed in the order in which multiprocessors become free. Over many
         # rounds that costs more than the early start gains: a measured 1 to 2 % of a large product.
-        early=plan.rounds <= EARLY_ROUNDS,
+        early=plan.rounds <= MAX_EARLY_ROUNDS,
     )

@@ -12,25 +12,25 @@ comptime BLOCK_M = 128
 """Rows of a block's tile: 64 for each of the two consumers."""
 comptime BLOCK_K = 64
 """Elements along k per step: 128 bytes of a 16-bit type, the width of the TMA's widest swizzle."""
-comptime GROUP = 128
+comptime GROUP_THREADS = 128
 """Threads of a warpgroup."""
-comptime THREADS = 3 * GROUP
+comptime THREADS = 3 * GROUP_THREADS
 """Threads per block: the producer group and two consumer groups."""
-comptime BOX = 64
+comptime BOX_COLUMNS = 64
 """Columns per TMA box of an operand that is not contiguous along k: 128 bytes of a 16-bit type."""
-comptime BOX_BYTES = BOX * BLOCK_K * 2
+comptime BOX_BYTES = BOX_COLUMNS * BLOCK_K * 2
 """Bytes of 64 rows of 128 bytes: such a box, or one consumer's rows of an operand contiguous along k."""
-comptime STORE = 64
+comptime STORE_COLUMNS = 64
 """Columns per store: 128 bytes of a 16-bit type."""
-comptime STORE_BYTES = 64 * STORE * 2
+comptime STORE_BYTES = 64 * STORE_COLUMNS * 2
 """Bytes of one consumer's rows in a staging buffer."""
-comptime STORES = 2
+comptime STORE_BUFFERS = 2
 """Staging buffers per consumer, each being filled or read by a store in flight."""
 comptime SHARED_BYTES = 227 * 1024
 """Bytes of shared memory that a block may use on Hopper."""
-comptime RASTER = UInt32(16)
+comptime RASTER_TILES = UInt32(16)
 """Consecutive tiles along m before the next tile along n, so that concurrent blocks share operands in L2."""
-comptime WAIT_HINT = 10_000_000
+comptime WAIT_HINT_NS = 10_000_000
 """Maximum nanoseconds that one attempt to wait may suspend the thread."""
 comptime Shared[T: AnyType] = Pointer[T, MutAnyOrigin, address_space=AddressSpace.SHARED]
 """An address in the block's shared memory."""
@@ -44,7 +44,7 @@ struct Pipeline[block_n: Int]:
     comptime A_BYTES = BLOCK_M * BLOCK_K * 2
     comptime B_BYTES = Self.block_n * BLOCK_K * 2
     comptime STAGE_BYTES = Self.A_BYTES + Self.B_BYTES
-    comptime STAGING_BYTES = 2 * STORES * STORE_BYTES
+    comptime STAGING_BYTES = 2 * STORE_BUFFERS * STORE_BYTES
     comptime BIAS_BYTES = 2 * Self.block_n * 2
     comptime BARRIER_BYTES = 128
     comptime STAGES = (
@@ -59,7 +59,7 @@ struct Pipeline[block_n: Int]:
 
 
 @fieldwise_init
-struct Turn[stages: Int](Copyable, Movable):
+struct PipelineState[stages: Int](Copyable, Movable):
     """The current stage of a ring, and the parity of its barrier's current phase."""
 
     var stage: Int
@@ -67,7 +67,7 @@ struct Turn[stages: Int](Copyable, Movable):
 
     @always_inline
     def advance(mut self):
-        """Advance to the next stage."""
+        """Advance to the next stage, flipping the parity on wrap-around."""
         self.stage += 1
         if self.stage == Self.stages:
             self.stage = 0
@@ -86,8 +86,8 @@ struct Tile(Copyable, Movable):
 
 
 @fieldwise_init
-struct Work(Copyable, Movable):
-    """Steps `first` to `last - 1` of one tile. The block with the last steps stores the tile."""
+struct WorkItem(Copyable, Movable):
+    """Steps `first` to `last - 1` of one tile. The block that computes the last steps stores the tile."""
 
     var tile: Tile
     var number: Int
@@ -99,12 +99,12 @@ struct Work(Copyable, Movable):
 
 
 struct Schedule[split: Bool](Copyable, Movable):
-    """The tiles of this block, the same in all of its warps.
+    """The tiles that this block computes, the same in all of its warps.
 
-    They are tiles block_idx.x, block_idx.x + grid_dim.x, ..., numbered down the columns of panels of RASTER
-    tile rows. With `split` the grid size is a multiple of the number of tiles, and the steps of a tile are
-    divided evenly among consecutive blocks. A block waits only for blocks with lower indices, which started
-    no later, so there is no deadlock.
+    A block computes tiles block_idx.x, block_idx.x + grid_dim.x, ..., numbered down the columns of panels of
+    RASTER_TILES tile rows. With `split` the grid size is a multiple of the number of tiles, and the steps of
+    a tile are divided evenly among consecutive blocks. A block waits only for blocks with lower indices,
+    which started no later, so there is no deadlock.
     """
 
     # Unsigned 32-bit, because a 64-bit division takes about a hundred instructions.
@@ -129,8 +129,8 @@ struct Schedule[split: Bool](Copyable, Movable):
     @always_inline
     def tile(self, index: Int) -> Tile:
         """Return the origin of tile `index`."""
-        var panel = UInt32(index) // (RASTER * self.tile_columns) * RASTER
-        var height = min(RASTER, self.tile_rows - panel)
+        var panel = UInt32(index) // (RASTER_TILES * self.tile_columns) * RASTER_TILES
+        var height = min(RASTER_TILES, self.tile_rows - panel)
         var within = UInt32(index) - panel * self.tile_columns
         return Tile(Int((panel + within % height) * UInt32(BLOCK_M)), Int(within // height * self.block_n))
 
@@ -143,18 +143,18 @@ struct Schedule[split: Bool](Copyable, Movable):
             return Int(ceildiv(UInt32(max(0, self.tiles() - block_idx.x)), UInt32(grid_dim.x)))
 
     @always_inline
-    def piece(self, index: Int) -> Work:
-        """Return the block's tile, or part of a tile, number `index`."""
+    def piece(self, index: Int) -> WorkItem:
+        """Return the block's work item number `index`: a tile or part of a tile."""
         comptime if Self.split:
-            var shares = UInt32(grid_dim.x) // UInt32(self.tiles())
-            var number = UInt32(block_idx.x) // shares
-            var share = UInt32(block_idx.x) - number * shares
-            var first = Int(UInt32(self.steps) * share // shares)
-            var last = Int(UInt32(self.steps) * (share + 1) // shares)
-            return Work(self.tile(Int(number)), Int(number), first, last, Int(share))
+            var parts = UInt32(grid_dim.x) // UInt32(self.tiles())
+            var number = UInt32(block_idx.x) // parts
+            var part = UInt32(block_idx.x) - number * parts
+            var first = Int(UInt32(self.steps) * part // parts)
+            var last = Int(UInt32(self.steps) * (part + 1) // parts)
+            return WorkItem(self.tile(Int(number)), Int(number), first, last, Int(part))
         else:
             var number = block_idx.x + index * grid_dim.x
-            return Work(self.tile(number), number, 0, self.steps, 0)
+            return WorkItem(self.tile(number), number, 0, self.steps, 0)
 
 
 # ---- Synchronization ---------------------------------------------------------------------------------------
@@ -163,13 +163,13 @@ struct Schedule[split: Bool](Copyable, Movable):
 @always_inline
 def wait(at: Shared[Int64], parity: Int32):
     """Wait until a barrier's phase with this parity completes."""
-    mbarrier_try_wait_parity_shared(at, parity, WAIT_HINT)
+    mbarrier_try_wait_parity_shared(at, parity, WAIT_HINT_NS)
 
 
 @always_inline
 def wait_for_group(consumer: Int):
-    """Synchronize the 128 threads of one consumer; barrier 0 is for the whole block."""
-    named_barrier[Int32(GROUP)](Int32(consumer + 1))
+    """Synchronize the 128 threads of one consumer; barrier 0 is reserved for the whole block."""
+    named_barrier[Int32(GROUP_THREADS)](Int32(consumer + 1))
 
 
 @always_inline
@@ -181,7 +181,7 @@ def release(empty: Shared[Int64], stage: Int, thread: Int):
 
 @always_inline
 def set_flag(flag: MutPtr[DType.int32]):
-    """Set a flag; a block that sees it set also sees what this warpgroup wrote before its last barrier."""
+    """Set a flag with release semantics: a block that reads it also sees this warpgroup's earlier writes."""
     inlined_assembly[
         "fence.acq_rel.gpu; st.release.gpu.global.s32 [$0], $1;", NoneType, constraints="l,r,~{memory}"
     ](Int64(Int(flag)), Int32(1))
@@ -189,9 +189,9 @@ def set_flag(flag: MutPtr[DType.int32]):
 
 @always_inline
 def wait_for_flag(flag: MutPtr[DType.int32]):
-    """Wait until a flag is set."""
-    var seen = Int32(0)
-    while seen == 0:
-        seen = inlined_assembly["ld.acquire.gpu.global.s32 $0, [$1];", Int32, constraints="=r,l,~{memory}"](
+    """Spin until a flag is set."""
+    var value = Int32(0)
+    while value == 0:
+        value = inlined_assembly["ld.acquire.gpu.global.s32 $0, [$1];", Int32, constraints="=r,l,~{memory}"](
             Int64(Int(flag))
         )

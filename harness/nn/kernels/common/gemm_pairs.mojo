@@ -7,7 +7,7 @@ such matrices is
     high low + low high + high high
 
 The omitted term, low low, is below the rounding error of float32. Tensor cores truncate when they accumulate;
-over many terms that would cost more than a decimal digit. So they accumulate CHUNK steps at a time, and
+over many terms that would cost more than a decimal digit. So they accumulate CHUNK_STEPS steps at a time, and
 ordinary float32 additions sum the chunks. The truncation within a chunk is the largest remaining error.
 Splitting: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores while surpassing the
 FP32 theoretical peak performance", 2022.
@@ -30,30 +30,30 @@ from max.gpu.primitives import block
 from max.gpu.sync import mbarrier_arrive_expect_tx_shared, mbarrier_init
 from std.memory import AddressSpace
 
-from shared.common import ImmPtr, MutPtr, multiprocessors, start_later_grids, wait_for_earlier_grids
+from shared.common import ImmPtr, MutPtr, multiprocessors, launch_dependent_grids, wait_on_dependent_grids
 from .gemm_hopper import load, multiply
 from .gemm_hopper_launches import TILE_COST
 from .gemm_hopper_pipeline import (
     BLOCK_K,
     BLOCK_M,
     BOX_BYTES,
-    GROUP,
+    GROUP_THREADS,
     SHARED_BYTES,
     THREADS,
     Descriptor,
     Schedule,
     Shared,
-    Turn,
+    PipelineState,
     release,
     wait,
 )
 from .tensor_maps import tensor_map
 from shared.launcher import Launcher
 
-comptime COLUMNS = [128, 192]
+comptime TILE_WIDTHS = [128, 192]
 """Supported tile widths; wider tiles would not fit in registers, since a thread keeps two sums per element.
 """
-comptime CHUNK = 1
+comptime CHUNK_STEPS = 1
 """Steps of BLOCK_K terms that the tensor cores accumulate before a float32 addition."""
 comptime LARGEST_EXPONENT = 14
 """The exponent of the largest element after scaling."""
@@ -61,14 +61,14 @@ comptime SPLIT_THREADS = 256
 """Threads per block of the two kernels that split a matrix."""
 comptime SPLIT_BLOCKS = 4
 """Blocks per multiprocessor of the two kernels that split a matrix."""
-comptime WIDTH = 8
+comptime SPLIT_WIDTH = 8
 """Elements that a thread splits at a time."""
-comptime MANY_BITS = UInt32(0x7F800000)
+comptime EXPONENT_BITS = UInt32(0x7F800000)
 """The exponent bits of float32; all are set in an infinity or NaN."""
 
 
 @fieldwise_init
-struct Pair(Copyable, Movable):
+struct SplitMatrix(Copyable, Movable):
     """A float32 matrix split into two float16 matrices. `scale` [2] holds the inverse of their scale, and 0
     if all elements are finite.
     """
@@ -105,28 +105,28 @@ def largest_elements(
     partials: MutPtr[
         DType.float32
     ],  # [2, blocks]: the largest finite |x|, and 1 if any element is not finite
-    x: ImmPtr[DType.float32],  # [count], count a multiple of WIDTH
+    x: ImmPtr[DType.float32],  # [count], count a multiple of SPLIT_WIDTH
     count: Int64,
 ):
     """Compute the first stage of a matrix's scale: the maximum of each block's share."""
-    wait_for_earlier_grids()
-    start_later_grids()
+    wait_on_dependent_grids()
+    launch_dependent_grids()
     var largest = Float32(0)
-    var strange = Float32(0)
-    var first = (block_idx.x * SPLIT_THREADS + thread_idx.x) * WIDTH
-    for i in range(first, Int(count), grid_dim.x * SPLIT_THREADS * WIDTH):
-        var values = abs(x.unsafe_load[width=WIDTH, alignment=16](i))
-        comptime for j in range(WIDTH):
-            if bitcast[DType.uint32, 1](values[j]) < MANY_BITS:
+    var nonfinite = Float32(0)
+    var first = (block_idx.x * SPLIT_THREADS + thread_idx.x) * SPLIT_WIDTH
+    for i in range(first, Int(count), grid_dim.x * SPLIT_THREADS * SPLIT_WIDTH):
+        var values = abs(x.unsafe_load[width=SPLIT_WIDTH, alignment=16](i))
+        comptime for j in range(SPLIT_WIDTH):
+            if bitcast[DType.uint32, 1](values[j]) < EXPONENT_BITS:
                 largest = max(largest, values[j])
             else:
-                strange = 1
+                nonfinite = 1
     largest = block.max[block_size=SPLIT_THREADS](largest)
     barrier()
-    strange = block.max[block_size=SPLIT_THREADS](strange)
+    nonfinite = block.max[block_size=SPLIT_THREADS](nonfinite)
     if thread_idx.x == 0:
         partials[unsafe_offset=block_idx.x] = largest
-        partials[unsafe_offset=grid_dim.x + block_idx.x] = strange
+        partials[unsafe_offset=grid_dim.x + block_idx.x] = nonfinite
 
 
 @__name("split_float32")
@@ -141,16 +141,16 @@ def split_pairs(
     """Compute the scale in every block from the partial maxima, and split the block's share. low is 0 where
     high is not finite.
     """
-    wait_for_earlier_grids()
-    start_later_grids()
+    wait_on_dependent_grids()
+    launch_dependent_grids()
     var largest = Float32(0)
-    var strange = Float32(0)
+    var nonfinite = Float32(0)
     for i in range(thread_idx.x, grid_dim.x, SPLIT_THREADS):
         largest = max(largest, partials[unsafe_offset=i])
-        strange = max(strange, partials[unsafe_offset=grid_dim.x + i])
+        nonfinite = max(nonfinite, partials[unsafe_offset=grid_dim.x + i])
     largest = block.max[block_size=SPLIT_THREADS](largest)
     barrier()
-    strange = block.max[block_size=SPLIT_THREADS](strange)
+    nonfinite = block.max[block_size=SPLIT_THREADS](nonfinite)
     var exponent = Int32(bitcast[DType.uint32, 1](largest) >> 23) - 127
     var shift = min(LARGEST_EXPONENT - exponent, Int32(126))
     if largest == 0:
@@ -158,30 +158,32 @@ def split_pairs(
     var factor = bitcast[DType.float32, 1](UInt32(shift + 127) << 23)
     if block_idx.x == 0 and thread_idx.x == 0:
         scale[unsafe_offset=0] = bitcast[DType.float32, 1](UInt32(127 - shift) << 23)
-        scale[unsafe_offset=1] = strange
-    var first = (block_idx.x * SPLIT_THREADS + thread_idx.x) * WIDTH
-    for i in range(first, Int(count), grid_dim.x * SPLIT_THREADS * WIDTH):
-        var scaled = x.unsafe_load[width=WIDTH, alignment=16](i) * factor
-        var upper = scaled.cast[DType.float16]()
-        var rest = scaled - upper.cast[DType.float32]()
-        comptime for j in range(WIDTH):
-            if bitcast[DType.uint32, 1](abs(scaled[j])) >= MANY_BITS:
-                rest[j] = 0
-        high.unsafe_store[alignment=16](i, upper)
-        low.unsafe_store[alignment=16](i, rest.cast[DType.float16]())
+        scale[unsafe_offset=1] = nonfinite
+    var first = (block_idx.x * SPLIT_THREADS + thread_idx.x) * SPLIT_WIDTH
+    for i in range(first, Int(count), grid_dim.x * SPLIT_THREADS * SPLIT_WIDTH):
+        var scaled = x.unsafe_load[width=SPLIT_WIDTH, alignment=16](i) * factor
+        var high_part = scaled.cast[DType.float16]()
+        var remainder = scaled - high_part.cast[DType.float32]()
+        comptime for j in range(SPLIT_WIDTH):
+            if bitcast[DType.uint32, 1](abs(scaled[j])) >= EXPONENT_BITS:
+                remainder[j] = 0
+        high.unsafe_store[alignment=16](i, high_part)
+        low.unsafe_store[alignment=16](i, remainder.cast[DType.float16]())
 
 
-def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], count: Int) raises -> Pair:
-    """Launch two kernels that split a float32 matrix of `count` elements, a multiple of WIDTH, into
-    workspace. Launch nothing for an empty matrix.
+def launch_split[
+    L: Launcher, //
+](mut launcher: L, x: ImmPtr[DType.float32], count: Int) raises -> SplitMatrix:
+    """Launch two kernels that split a float32 matrix of `count` elements, a multiple of SPLIT_WIDTH, into
+    workspace. No-op for an empty matrix.
     """
     var high = launcher.workspace[DType.float16]("high", count)
     var low = launcher.workspace[DType.float16]("low", count)
     var scale = launcher.workspace[DType.float32]("scale", 2)
-    var blocks = min(SPLIT_BLOCKS * multiprocessors(), ceildiv(count, SPLIT_THREADS * WIDTH))
+    var blocks = min(SPLIT_BLOCKS * multiprocessors(), ceildiv(count, SPLIT_THREADS * SPLIT_WIDTH))
     var partials = launcher.workspace[DType.float32]("largest", 2 * blocks)
     if count == 0:
-        return Pair(high.as_imm(), low.as_imm(), scale.as_imm())
+        return SplitMatrix(high.as_imm(), low.as_imm(), scale.as_imm())
     launcher.launch[largest_elements](
         "largest_elements",
         partials,
@@ -203,7 +205,7 @@ def launch_split[L: Launcher, //](mut launcher: L, x: ImmPtr[DType.float32], cou
         block_dim=Dim(SPLIT_THREADS),
         early=True,
     )
-    return Pair(high.as_imm(), low.as_imm(), scale.as_imm())
+    return SplitMatrix(high.as_imm(), low.as_imm(), scale.as_imm())
 
 
 # ---- The product --------------------------------------------------------------------------------------------
@@ -252,18 +254,18 @@ def gemm_pairs_kernel[
             mbarrier_init(empty.unsafe_offset(stage), 2)
         fence_mbarrier_init()
     barrier()
-    wait_for_earlier_grids()
-    start_later_grids()
-    var factor = a_scale[unsafe_offset=0]
-    var other = b_scale[unsafe_offset=0]
+    wait_on_dependent_grids()
+    launch_dependent_grids()
+    var a_factor = a_scale[unsafe_offset=0]
+    var b_factor = b_scale[unsafe_offset=0]
     if a_scale[unsafe_offset=1] != 0 or b_scale[unsafe_offset=1] != 0:
         multiply_with_loops[operands, with_bias](
-            c, bias, a_high, a_low, b_high, b_low, factor, other, Int(m), Int(n), Int(k)
+            c, bias, a_high, a_low, b_high, b_low, a_factor, b_factor, Int(m), Int(n), Int(k)
         )
         return
 
     var schedule = Schedule[False](m, n, k, block_n)
-    if thread_idx.x < GROUP:
+    if thread_idx.x < GROUP_THREADS:
         warpgroup_reg_dealloc[24]()
         if thread_idx.x == 0:
             produce[block_n, operands](
@@ -279,7 +281,7 @@ def gemm_pairs_kernel[
     else:
         warpgroup_reg_alloc[240]()
         consume[block_n, operands, with_bias](
-            schedule, memory, full, empty, c, bias, factor, other, Int(m), Int(n)
+            schedule, memory, full, empty, c, bias, a_factor, b_factor, Int(m), Int(n)
         )
 
 
@@ -300,25 +302,25 @@ def produce[
     comptime a_along_k = operands != "tn"
     comptime b_along_k = operands == "nt"
     comptime pipeline = Pipeline[block_n]
-    var turn = Turn[pipeline.STAGES](0, 1)
+    var state = PipelineState[pipeline.STAGES](0, 1)
     for index in range(schedule.count()):
         var tile = schedule.piece(index).tile.copy()
         for step in range(schedule.steps):
-            wait(empty.unsafe_offset(turn.stage), turn.parity)
-            var arrived = full.unsafe_offset(turn.stage)
-            mbarrier_arrive_expect_tx_shared(arrived, Int32(pipeline.STAGE_BYTES))
-            var stage = memory.unsafe_offset(turn.stage * pipeline.STAGE_BYTES)
-            var depth = step * BLOCK_K
-            load[a_along_k, BLOCK_M](stage, a_high_map, arrived, tile.row, depth)
+            wait(empty.unsafe_offset(state.stage), state.parity)
+            var full_barrier = full.unsafe_offset(state.stage)
+            mbarrier_arrive_expect_tx_shared(full_barrier, Int32(pipeline.STAGE_BYTES))
+            var stage = memory.unsafe_offset(state.stage * pipeline.STAGE_BYTES)
+            var k = step * BLOCK_K
+            load[a_along_k, BLOCK_M](stage, a_high_map, full_barrier, tile.row, k)
             load[a_along_k, BLOCK_M](
-                stage.unsafe_offset(pipeline.A_BYTES), a_low_map, arrived, tile.row, depth
+                stage.unsafe_offset(pipeline.A_BYTES), a_low_map, full_barrier, tile.row, k
             )
             var columns = stage.unsafe_offset(2 * pipeline.A_BYTES)
-            load[b_along_k, block_n](columns, b_high_map, arrived, tile.column, depth)
+            load[b_along_k, block_n](columns, b_high_map, full_barrier, tile.column, k)
             load[b_along_k, block_n](
-                columns.unsafe_offset(pipeline.B_BYTES), b_low_map, arrived, tile.column, depth
+                columns.unsafe_offset(pipeline.B_BYTES), b_low_map, full_barrier, tile.column, k
             )
-            turn.advance()
+            state.advance()
 
 
 @always_inline
@@ -331,41 +333,41 @@ def consume[
     empty: Shared[Int64],
     c: MutPtr[DType.float32],
     bias: ImmPtr[DType.float32],
-    factor: Float32,
-    other: Float32,
+    a_factor: Float32,
+    b_factor: Float32,
     m: Int,
     n: Int,
 ):
     """Compute and store 64 rows of every tile."""
     comptime pipeline = Pipeline[block_n]
-    var consumer = thread_idx.x // GROUP - 1
-    var thread = thread_idx.x % GROUP
+    var consumer = thread_idx.x // GROUP_THREADS - 1
+    var thread = thread_idx.x % GROUP_THREADS
     var lane = thread % 32
-    var mine = memory.unsafe_offset(consumer * BOX_BYTES)
-    var theirs = memory.unsafe_offset(2 * pipeline.A_BYTES)
-    var turn = Turn[pipeline.STAGES](0, 0)
+    var a_tiles = memory.unsafe_offset(consumer * BOX_BYTES)
+    var b_tiles = memory.unsafe_offset(2 * pipeline.A_BYTES)
+    var state = PipelineState[pipeline.STAGES](0, 0)
     for index in range(schedule.count()):
         var tile = schedule.piece(index).tile.copy()
         var totals = StaticTuple[Float32, block_n // 2](fill=0)
         var step = 0
         while step < schedule.steps:
-            var last = min(step + CHUNK, schedule.steps)
-            wait(full.unsafe_offset(turn.stage), turn.parity)
+            var last = min(step + CHUNK_STEPS, schedule.steps)
+            wait(full.unsafe_offset(state.stage), state.parity)
             var sums = multiply_halves[block_n, operands, True](
-                mine, theirs, turn.stage, StaticTuple[Float32, block_n // 2]()
+                a_tiles, b_tiles, state.stage, StaticTuple[Float32, block_n // 2]()
             )
-            var multiplying = turn.stage
-            turn.advance()
+            var reading_stage = state.stage
+            state.advance()
             for _ in range(step + 1, last):
-                wait(full.unsafe_offset(turn.stage), turn.parity)
-                sums = multiply_halves[block_n, operands, False](mine, theirs, turn.stage, sums)
+                wait(full.unsafe_offset(state.stage), state.parity)
+                sums = multiply_halves[block_n, operands, False](a_tiles, b_tiles, state.stage, sums)
                 # Wait for all products but the three just issued.
                 wgmma_wait_group_sync[3]()
-                release(empty, multiplying, thread)
-                multiplying = turn.stage
-                turn.advance()
+                release(empty, reading_stage, thread)
+                reading_stage = state.stage
+                state.advance()
             wgmma_wait_group_sync[0]()
-            release(empty, multiplying, thread)
+            release(empty, reading_stage, thread)
             comptime for i in range(block_n // 2):
                 totals[i] = totals[i] + hide_register(sums[i])
             step = last
@@ -385,7 +387,7 @@ def consume[
                             totals[4 * group + 2 * half], totals[4 * group + 2 * half + 1]
                         )
                         c.unsafe_store[alignment=8](
-                            (row + 8 * half) * n + column, two * factor * other + two_biases
+                            (row + 8 * half) * n + column, two * a_factor * b_factor + two_biases
                         )
 
 
@@ -413,7 +415,9 @@ def multiply_halves[
 
 @always_inline
 def hide_register(value: Float32) -> Float32:
-    """Return the value in a register that the compiler cannot read before the last wait."""
+    """Return the value through a register copy, which keeps the compiler from reading it before the last
+    wait.
+    """
     return inlined_assembly["", Float32, constraints="=f,0", has_side_effect=True](value)
 
 
@@ -427,8 +431,8 @@ def multiply_with_loops[
     a_low: ImmPtr[DType.float16],
     b_high: ImmPtr[DType.float16],
     b_low: ImmPtr[DType.float16],
-    factor: Float32,
-    other: Float32,
+    a_factor: Float32,
+    b_factor: Float32,
     m: Int,
     n: Int,
     k: Int,
@@ -450,7 +454,7 @@ def multiply_with_loops[
             var y = (
                 b_high[unsafe_offset=b].cast[DType.float32]() + b_low[unsafe_offset=b].cast[DType.float32]()
             )
-            total = (x * factor).fma(y * other, total)
+            total = (x * a_factor).fma(y * b_factor, total)
             a += a_step
             b += b_step
         comptime if with_bias:
@@ -463,13 +467,13 @@ def choose_tile_width(m: Int, n: Int, k: Int) -> Int:
     three products per step.
     """
     var chosen = 0
-    var least = Int.MAX
-    comptime for columns in COLUMNS:
+    var lowest_cost = Int.MAX
+    comptime for columns in TILE_WIDTHS:
         var rounds = ceildiv(ceildiv(m, BLOCK_M) * ceildiv(n, columns), multiprocessors())
         var cost = rounds * (3 * ceildiv(k, BLOCK_K) * columns + TILE_COST)
-        if cost < least:
+        if cost < lowest_cost:
             chosen = columns
-            least = cost
+            lowest_cost = cost
     return chosen
 
 
@@ -479,8 +483,8 @@ def launch_gemm_pairs[
     mut launcher: L,
     name: StaticString,
     c: MutPtr[DType.float32],
-    a: Pair,
-    b: Pair,
+    a: SplitMatrix,
+    b: SplitMatrix,
     bias: ImmPtr[DType.float32],
     m: Int32,
     n: Int32,
@@ -496,7 +500,7 @@ def launch_gemm_pairs[
     var a_height, a_width = (Int(m), Int(k)) if a_along_k else (Int(k), Int(m))
     var b_height, b_width = (Int(n), Int(k)) if b_along_k else (Int(k), Int(n))
     var chosen = choose_tile_width(Int(m), Int(n), Int(k))
-    comptime for block_n in COLUMNS:
+    comptime for block_n in TILE_WIDTHS:
         if chosen != block_n:
             continue
         comptime b_box = block_n if b_along_k else BLOCK_K

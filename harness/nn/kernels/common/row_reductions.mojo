@@ -90,10 +90,10 @@ def row_sum[
 
 @always_inline
 def load_vector[
-    dtype: DType, //, width: Int, wide: DType
-](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int) -> SIMD[wide, width]:
+    dtype: DType, //, width: Int, accum: DType
+](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int) -> SIMD[accum, width]:
     """Load a vector from shared memory and convert it to the accumulation type."""
-    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[accum]()
 
 
 @always_inline
@@ -110,10 +110,10 @@ def store_vector[
 
 @always_inline
 def load_global[
-    dtype: DType, //, width: Int, wide: DType
-](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
+    dtype: DType, //, width: Int, accum: DType
+](source: ImmPtr[dtype], offset: Int) -> SIMD[accum, width]:
     """Load a vector from global memory and convert it to the accumulation type."""
-    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[wide]()
+    return source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset).cast[accum]()
 
 
 @always_inline
@@ -131,7 +131,7 @@ def copy_vector[
 
 
 @always_inline
-def load_across[
+def load_shifted[
     dtype: DType, //
 ](source: Pointer[Scalar[dtype], _, address_space=AddressSpace.SHARED], offset: Int, shift: Int32) -> SIMD[
     dtype, vector_width[dtype]
@@ -139,27 +139,26 @@ def load_across[
     """Load the vector that begins `shift` elements after an aligned one in shared memory."""
     comptime width = vector_width[dtype]
     var low = source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset)
-    return across(low, source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset + width), shift)
+    return shift_vectors(low, source.unsafe_load[width=width, alignment=VECTOR_BYTES](offset + width), shift)
 
 
 @always_inline
-def across[
+def shift_vectors[
     dtype: DType, width: SIMDLength, //
 ](low: SIMD[dtype, width], high: SIMD[dtype, width], shift: Int32) -> SIMD[dtype, width]:
     """Return the vector that begins at element `shift` of `low` and continues in `high`.
 
-    It selects half of both vectors first, then one word more than a vector, then 16-bit elements from the
-    middle of words.
+    It selects by halves of a vector first, then by 32-bit words, then by 16-bit elements within words.
     """
     comptime size = size_of[Scalar[dtype]]()
     comptime count = VECTOR_BYTES // 4
     var words = bitcast[DType.uint32, count](low).join(bitcast[DType.uint32, count](high))
     var bytes = UInt32(shift) * UInt32(size)
     comptime for step in [2, 1]:
-        var further = bytes & UInt32(4 * step) != 0
+        var step_bit = bytes & UInt32(4 * step) != 0
         comptime for i in range(count + step):
             comptime if i + step < 2 * count:
-                words[i] = words[i + step] if further else words[i]
+                words[i] = words[i + step] if step_bit else words[i]
     var result = SIMD[DType.uint32, count](0)
     comptime for i in range(count):
         comptime if size == 2:
@@ -170,14 +169,14 @@ def across[
 
 
 @always_inline
-def end_copies():
-    """Close a group of asynchronous copies."""
+def commit_copies():
+    """Commit a group of asynchronous copies."""
     comptime if is_nvidia_gpu():
         async_copy_commit_group()
 
 
 @always_inline
-def wait_for_copies[behind: Int]():
-    """Wait for all groups of asynchronous copies but the last `behind`."""
+def wait_for_copies[pending: Int]():
+    """Wait for all groups of asynchronous copies but the last `pending`."""
     comptime if is_nvidia_gpu():
-        async_copy_wait_group(Int32(behind))
+        async_copy_wait_group(Int32(pending))

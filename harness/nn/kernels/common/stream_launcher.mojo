@@ -14,7 +14,7 @@ from shared.common import MutPtr, shared_memory
 from shared.launcher import Launcher
 
 comptime ALIGNMENT = 256
-"""Alignment in bytes of every piece of workspace, and of the caller's block."""
+"""Alignment of workspace allocations, in bytes."""
 
 
 # ---- One GPU ------------------------------------------------------------------------------------------------
@@ -25,8 +25,7 @@ struct Gpu(Movable):
 
     var ctx: DeviceContext
     var kernels: List[Tuple[Int, Int]]
-    """Pairs of addresses: a kernel's name, which is unique, and its `DeviceFunction`, which is never freed.
-    """
+    """Pairs of addresses: a kernel's unique name and its `DeviceFunction`, which is never freed."""
 
     def __init__(out self, index: Int) raises:
         self.ctx = DeviceContext(index)
@@ -46,33 +45,33 @@ struct Gpu(Movable):
 struct StreamLauncher(Launcher):
     """A launcher on the caller's stream, with the caller's workspace.
 
-    Without a GPU it launches nothing and only computes the workspace size.
+    Without a GPU it only computes the workspace size.
     """
 
     comptime wgmma = default_accelerator()._is_arch["sm_90a"]()
 
     var gpu: Optional[Pointer[Gpu, MutUntrackedOrigin]]
     var stream: Optional[DeviceStream]
-    var scratch: Int
+    var workspace_address: Int
     var available: Int
     var used: Int
 
     def __init__(out self):
-        """Launch nothing; only compute the workspace size."""
+        """Compute the workspace size without launching."""
         self.gpu = None
         self.stream = None
-        self.scratch = 0
+        self.workspace_address = 0
         self.available = Int.MAX
         self.used = 0
 
-    def __init__(out self, gpu: Int, stream: Int, scratch: Int, available: Int) raises:
-        """Launch on `stream` of a GPU opened by `open_gpu`, with `available` bytes at `scratch`."""
+    def __init__(out self, gpu: Int, stream: Int, workspace_address: Int, available: Int) raises:
+        """Launch on `stream` of a GPU opened by `open_gpu`, with `available` bytes at `workspace_address`."""
         var opened = Pointer[Gpu, MutUntrackedOrigin](unsafe_from_address=gpu)
         self.gpu = opened
         self.stream = opened[].ctx.create_external_stream(
             OpaquePointer[MutAnyOrigin](unsafe_from_address=stream)
         )
-        self.scratch = scratch
+        self.workspace_address = workspace_address
         self.available = available
         self.used = 0
 
@@ -101,10 +100,10 @@ struct StreamLauncher(Launcher):
             # Loading takes milliseconds or more; keep the function for the next call.
             var loaded = unsafe_alloc[Function](1)
             if shared_bytes:
-                var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
+                var max_shared = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(
                     UInt32(max(shared_bytes, shared_memory()))
                 )
-                loaded.unsafe_write(gpu.ctx.compile_function[kernel](func_attribute=most))
+                loaded.unsafe_write(gpu.ctx.compile_function[kernel](func_attribute=max_shared))
             else:
                 loaded.unsafe_write(gpu.ctx.compile_function[kernel]())
             address = Int(loaded)
@@ -135,4 +134,4 @@ struct StreamLauncher(Launcher):
         self.used += (bytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         if self.used > self.available:
             raise Error(t"{name} needs {self.used} bytes of workspace, got {self.available}")
-        return MutPtr[dtype](unsafe_from_address=self.scratch + start)
+        return MutPtr[dtype](unsafe_from_address=self.workspace_address + start)

@@ -14,9 +14,9 @@ from max.gpu.host.nvidia.tma import (
 )
 
 from shared.common import ImmPtr
-from .gemm_hopper_pipeline import BOX
+from .gemm_hopper_pipeline import BOX_COLUMNS
 
-comptime ROW_BYTES = 16
+comptime ROW_ALIGNMENT = 16
 """Alignment in bytes that the TMA requires of rows."""
 comptime LINE_BYTES = 128
 """Bytes per TMA fetch: rows that are not aligned to it take nearly twice as long."""
@@ -24,7 +24,7 @@ comptime LINE_BYTES = 128
 
 def has_aligned_width[dtype: DType](width: Int) -> Bool:
     """Return whether the TMA can load contiguous rows of `width` elements."""
-    return width * size_of[Scalar[dtype]]() % ROW_BYTES == 0
+    return width * size_of[Scalar[dtype]]() % ROW_ALIGNMENT == 0
 
 
 def aligned_pitch[dtype: DType](width: Int) -> Int:
@@ -39,7 +39,7 @@ comptime MAX_AXES = 4
 """Maximum axes of a tensor map."""
 comptime MapKey = SIMD[DType.int64, 16]
 """Everything that a tensor map depends on: address, dtype, number of axes, sizes, strides and box sizes."""
-comptime FACTORS = MapKey(
+comptime HASH_FACTORS = MapKey(
     0x9E3779B1,
     0x85EBCA6B,
     0xC2B2AE35,
@@ -71,7 +71,7 @@ struct CachedMap(ImplicitlyCopyable, Movable):
 
 
 def create_empty_slots() -> List[CachedMap]:
-    """Return empty slots."""
+    """Return the initial cache: MAP_SLOTS entries with an invalid key."""
     return List[CachedMap](length=MAP_SLOTS, fill=CachedMap(MapKey(-1), TMADescriptor()))
 
 
@@ -108,10 +108,10 @@ def get_tensor_map[
         key[2 + axes + axis] = Int64(strides[axis])
         key[2 + 2 * axes + axis] = Int64(box[axis])
     # The upper bits of the sum depend on all bits of the key.
-    var place = Int(((key * FACTORS).reduce_add() >> 20) & (MAP_SLOTS - 1))
-    ref kept = MAPS.get_or_create_ptr()[][place]
-    if kept.key != key:
-        kept.map = create_tma_descriptor[
+    var slot = Int(((key * HASH_FACTORS).reduce_add() >> 20) & (MAP_SLOTS - 1))
+    ref entry = MAPS.get_or_create_ptr()[][slot]
+    if entry.key != key:
+        entry.map = create_tma_descriptor[
             dtype, axes, TensorMapSwizzle.SWIZZLE_128B, TensorMapL2Promotion.L2_256B
         ](
             DeviceBuffer[dtype](
@@ -124,8 +124,8 @@ def get_tensor_map[
             strides,
             box,
         )
-        kept.key = key
-    return kept.map
+        entry.key = key
+    return entry.map
 
 
 def tensor_map[
@@ -139,5 +139,5 @@ def tensor_map[
         matrix,
         IndexList[2](height, width),
         IndexList[2](pitch if pitch > 0 else width, 1),
-        IndexList[2](box_rows, BOX),
+        IndexList[2](box_rows, BOX_COLUMNS),
     )

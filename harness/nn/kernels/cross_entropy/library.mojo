@@ -1,4 +1,4 @@
-"""The C functions that `harness/nn/host/cross_entropy.cpp` calls, for the dtype that PART names."""
+"""The C functions that `harness/nn/host/cross_entropy.cpp` calls, for the dtype PART."""
 
 from std.sys.defines import get_defined_string
 
@@ -22,39 +22,39 @@ def rows(mut words: Words, mut launcher: StreamLauncher) raises:
     )
     var gradient_requested = words.integer() != 0
     var options = LossOptions[accum](
-        ignored=Int64(words.integer()),
+        ignore_index=Int64(words.integer()),
         smoothing=words.float().cast[accum](),
         z=words.float().cast[accum](),
         cap=words.float().cast[accum](),
     )
-    var logits = words.written[dtype]()
-    var losses = words.written[accum]()
-    var targets = words.read[DType.int64]()
+    var logits = words.output[dtype]()
+    var losses = words.output[accum]()
+    var targets = words.input[DType.int64]()
     launch_cross_entropy_rows(
-        launcher, logits, losses, targets, words.read[accum](), sizes, gradient_requested, options
+        launcher, logits, losses, targets, words.input[accum](), sizes, gradient_requested, options
     )
 
 
 def scale(mut words: Words, mut launcher: StreamLauncher) raises:
     """Launch the scaling of values in place. 3 words: the number of values, the values, the factor."""
     var count = words.integer()
-    var values = words.written[dtype]()
-    launch_scale_unless_one(launcher, values, count, words.read[accum]())
+    var values = words.output[dtype]()
+    launch_scale_unless_one(launcher, values, count, words.input[accum]())
 
 
 @export("workbook_open")
 def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
-    """See `open_gpu`."""
+    """Return a handle to GPU `index`."""
     return open_gpu(index, message, capacity)
 
 
 @export("workbook_cross_entropy_rows")
 def workbook_cross_entropy_rows(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """See `rows`; 4 + 13 words."""
+    """Launch cross-entropy over rows (see `rows`); 4 + 13 words."""
     return call[rows](words, message, capacity)
 
 
 @export("workbook_cross_entropy_scale")
 def workbook_cross_entropy_scale(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """See `scale`; 4 + 3 words."""
+    """Launch the scaling of values in place (see `scale`); 4 + 3 words."""
     return call[scale](words, message, capacity)

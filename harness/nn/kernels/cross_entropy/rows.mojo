@@ -27,12 +27,12 @@ from common.row_reductions import VECTOR_BYTES, vector_width
 
 comptime LOG2E = 1.4426950408889634
 """log2(e), to compute exp with the GPU's exp2."""
-comptime FEW_CLASSES = 2048
+comptime MAX_FEW_CLASSES = 2048
 """Maximum classes for a row to have FEW_THREADS threads."""
 comptime FEW_THREADS = 128
 comptime MANY_THREADS = 512
 """Threads per row with few classes (FEW_THREADS) and with many (MANY_THREADS)."""
-comptime ABREAST = 4
+comptime VECTORS_IN_FLIGHT = 4
 """Vectors that a thread loads at a time, to hide memory latency."""
 comptime SCALE_THREADS = 256
 """Threads per block of `scale_unless_one`."""
@@ -54,7 +54,7 @@ struct RowSizes(Copyable, Movable):
 struct LossOptions[accum: DType](Copyable, Movable):
     """The options of the loss; see the formulas above."""
 
-    var ignored: Int64
+    var ignore_index: Int64
     """The target of ignored rows, whose loss and gradient are 0."""
     var smoothing: Scalar[Self.accum]
     var z: Scalar[Self.accum]
@@ -97,55 +97,55 @@ def load_and_cap[
 
 
 @always_inline
-def first_of[
+def replace_tail[
     dtype: DType, width: SIMDLength, //
-](values: SIMD[dtype, width], count: Int, other: Scalar[dtype] = 0) -> SIMD[dtype, width]:
-    """Return `values` with `other` in place of the elements after the first `count`."""
-    var kept = values
+](values: SIMD[dtype, width], count: Int, fill: Scalar[dtype] = 0) -> SIMD[dtype, width]:
+    """Return `values` with `fill` in place of the elements after the first `count`."""
+    var result = values
     comptime for i in range(Int(width)):
-        kept[i] = values[i] if i < count else other
-    return kept
+        result[i] = values[i] if i < count else fill
+    return result
 
 
 struct RowSums[accum: DType]:
     """Running sums over logits, relative to the largest one so far."""
 
     var largest: Scalar[Self.accum]
-    var peaks: Scalar[Self.accum]
+    var max_count: Scalar[Self.accum]
     """Number of logits equal to the largest one."""
-    var others: Scalar[Self.accum]
+    var exp_sum: Scalar[Self.accum]
     """The sum of the exponentials of the other logits."""
-    var below: Scalar[Self.accum]
+    var deficit_sum: Scalar[Self.accum]
     """The sum of the differences between the largest logit and each logit."""
-    var seen: Scalar[Self.accum]
+    var count_seen: Scalar[Self.accum]
     """Number of logits added."""
 
     @always_inline
     def __init__(out self):
         self.largest = min_finite[Self.accum]()
-        self.peaks, self.others, self.below, self.seen = 0, 0, 0, 0
+        self.max_count, self.exp_sum, self.deficit_sum, self.count_seen = 0, 0, 0, 0
 
     @always_inline
-    def grow(mut self, grown: Scalar[Self.accum]):
-        """Rescale to a new largest logit, at least as large as the old one."""
-        if grown == self.largest or self.seen == 0:
-            self.largest = grown
+    def raise_maximum(mut self, new_maximum: Scalar[Self.accum]):
+        """Rescale the sums to a new largest logit, at least as large as the old one."""
+        if new_maximum == self.largest or self.count_seen == 0:
+            self.largest = new_maximum
             return
-        self.others = (self.others + self.peaks) * fast_exp(self.largest - grown)
-        self.peaks = 0
-        self.below += self.seen * (grown - self.largest)
-        self.largest = grown
+        self.exp_sum = (self.exp_sum + self.max_count) * fast_exp(self.largest - new_maximum)
+        self.max_count = 0
+        self.deficit_sum += self.count_seen * (new_maximum - self.largest)
+        self.largest = new_maximum
 
     @always_inline
     def add[width: SIMDLength, //](mut self, logits: SIMD[Self.accum, width], count: Int):
         """Add the first `count` logits of a vector, none of which is larger than the largest."""
-        var distance = first_of(self.largest - logits, count)
-        var is_peak = first_of(logits.eq(self.largest).cast[Self.accum](), count)
-        var weights = first_of(fast_exp(logits - self.largest), count)
-        self.peaks += is_peak.reduce_add()
-        self.others += (weights * (1 - is_peak)).reduce_add()
-        self.below += distance.reduce_add()
-        self.seen += Scalar[Self.accum](count)
+        var distance = replace_tail(self.largest - logits, count)
+        var is_peak = replace_tail(logits.eq(self.largest).cast[Self.accum](), count)
+        var weights = replace_tail(fast_exp(logits - self.largest), count)
+        self.max_count += is_peak.reduce_add()
+        self.exp_sum += (weights * (1 - is_peak)).reduce_add()
+        self.deficit_sum += distance.reduce_add()
+        self.count_seen += Scalar[Self.accum](count)
 
 
 @fieldwise_init
@@ -155,9 +155,9 @@ struct RowGradient[accum: DType](Copyable, Movable):
     var largest: Scalar[Self.accum]
     var weight: Scalar[Self.accum]
     """The factor of exp(s_v - m): g (1 + 2 z lse) / t."""
-    var share: Scalar[Self.accum]
+    var smoothing_share: Scalar[Self.accum]
     """Subtracted from all classes: g e / V."""
-    var kept: Scalar[Self.accum]
+    var target_share: Scalar[Self.accum]
     """Also subtracted from the target: g (1 - e)."""
     var cap: Scalar[Self.accum]
     var target: Int
@@ -167,12 +167,12 @@ struct RowGradient[accum: DType](Copyable, Movable):
         width: SIMDLength, //, with_cap: Bool
     ](self, logits: SIMD[Self.accum, width], first: Int) -> SIMD[Self.accum, width]:
         """Compute the gradient of a vector of logits whose first class is `first`."""
-        var gradient = fast_exp(logits - self.largest) * self.weight - self.share
-        var place = self.target - first
-        if 0 <= place < Int(width):
+        var gradient = fast_exp(logits - self.largest) * self.weight - self.smoothing_share
+        var target_index = self.target - first
+        if 0 <= target_index < Int(width):
             comptime for i in range(Int(width)):
-                if i == place:
-                    gradient[i] -= self.kept
+                if i == target_index:
+                    gradient[i] -= self.target_share
         comptime if with_cap:
             var ratio = logits / self.cap
             gradient *= 1 - ratio * ratio
@@ -194,7 +194,7 @@ def cross_entropy_rows[
     classes: Int32,
     pitch: Int32,
     gradient_requested: Int32,
-    ignored: Int64,
+    ignore_index: Int64,
     smoothing: Scalar[accum_type[dtype]],
     z: Scalar[accum_type[dtype]],
     cap: Scalar[accum_type[dtype]],
@@ -202,7 +202,7 @@ def cross_entropy_rows[
     """Compute one row's loss per block and, if requested, its gradient in place; the gradient is 0 past the
     last class.
 
-    If the target is neither a class nor `ignored`, the row's loss and gradient are NaN.
+    If the target is neither a class nor `ignore_index`, the row's loss and gradient are NaN.
     """
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "softmax needs a floating-point dtype"
@@ -213,7 +213,7 @@ def cross_entropy_rows[
     var values = logits.unsafe_offset(row * Int(pitch))
     var first = thread_idx.x * width
     var target = Int(targets[unsafe_offset=row])
-    if target == Int(ignored):
+    if target == Int(ignore_index):
         if thread_idx.x == 0:
             losses[unsafe_offset=row] = 0
         if gradient_requested != 0:
@@ -223,46 +223,46 @@ def cross_entropy_rows[
     # Read it now: other threads overwrite it after the barriers of the sums.
     var nan = Scalar[accum](0) / Scalar[accum](0)
     var valid = 0 <= target < V
-    var score = nan
+    var target_logit = nan
     if thread_idx.x == 0 and valid:
-        score = values[unsafe_offset=target].cast[accum]()
+        target_logit = values[unsafe_offset=target].cast[accum]()
         comptime if with_cap:
-            score = apply_cap(score, cap)
+            target_logit = apply_cap(target_logit, cap)
 
-    # Pass 1: the sums over this thread's logits, first ABREAST whole vectors at a time, then vector by
-    # vector.
-    comptime stride = ABREAST * step
-    var turns = max(0, V - first - width + step) // stride
-    var rest = first + turns * stride
+    # Pass 1: the sums over this thread's logits, first VECTORS_IN_FLIGHT whole vectors at a time, then vector
+    # by vector.
+    comptime stride = VECTORS_IN_FLIGHT * step
+    var iterations = max(0, V - first - width + step) // stride
+    var rest = first + iterations * stride
     var sums = RowSums[accum]()
-    for turn in range(turns):
-        var groups = Array[SIMD[accum, width], ABREAST](fill=0)
-        var grown = sums.largest
-        comptime for i in range(ABREAST):
-            groups[i] = load_and_cap[accum, with_cap](values, first + turn * stride + i * step, cap)
-        comptime for i in range(ABREAST):
-            grown = max(grown, groups[i].reduce_max())
-        sums.grow(grown)
-        comptime for i in range(ABREAST):
+    for iteration in range(iterations):
+        var groups = Array[SIMD[accum, width], VECTORS_IN_FLIGHT](fill=0)
+        var new_maximum = sums.largest
+        comptime for i in range(VECTORS_IN_FLIGHT):
+            groups[i] = load_and_cap[accum, with_cap](values, first + iteration * stride + i * step, cap)
+        comptime for i in range(VECTORS_IN_FLIGHT):
+            new_maximum = max(new_maximum, groups[i].reduce_max())
+        sums.raise_maximum(new_maximum)
+        comptime for i in range(VECTORS_IN_FLIGHT):
             sums.add(groups[i], width)
     for v in range(rest, V, step):
         var group = load_and_cap[accum, with_cap](values, v, cap)
-        sums.grow(max(sums.largest, first_of(group, V - v, min_finite[accum]()).reduce_max()))
+        sums.raise_maximum(max(sums.largest, replace_tail(group, V - v, min_finite[accum]()).reduce_max()))
         sums.add(group, min(width, V - v))
-    sums.grow(block.max[block_size=threads, broadcast=True](sums.largest))
-    var peaks = block.sum[block_size=threads, broadcast=True](sums.peaks)
-    var others = block.sum[block_size=threads, broadcast=True](sums.others)
-    var below = block.sum[block_size=threads, broadcast=True](sums.below)
-    var total = peaks + others
+    sums.raise_maximum(block.max[block_size=threads, broadcast=True](sums.largest))
+    var max_count = block.sum[block_size=threads, broadcast=True](sums.max_count)
+    var exp_sum = block.sum[block_size=threads, broadcast=True](sums.exp_sum)
+    var deficit_sum = block.sum[block_size=threads, broadcast=True](sums.deficit_sum)
+    var total = max_count + exp_sum
     # If one logit is far above all others, the sum would round to 1.
-    var log_total = log1p(others) if peaks == 1 else log(total)
+    var log_total = log1p(exp_sum) if max_count == 1 else log(total)
     var lse = sums.largest + log_total
-    var share = smoothing / Scalar[accum](V)
+    var smoothing_share = smoothing / Scalar[accum](V)
     if thread_idx.x == 0:
-        var loss = log_total + (1 - smoothing) * (sums.largest - score) + z * lse * lse
+        var loss = log_total + (1 - smoothing) * (sums.largest - target_logit) + z * lse * lse
         # Without smoothing the sum may be infinite, if a class is masked.
         if smoothing > 0:
-            loss += share * below
+            loss += smoothing_share * deficit_sum
         losses[unsafe_offset=row] = loss
     if gradient_requested == 0:
         return
@@ -272,23 +272,23 @@ def cross_entropy_rows[
     var gradient = RowGradient(
         largest=sums.largest,
         weight=scale * (1 + 2 * z * lse) / total,
-        share=scale * share,
-        kept=scale * (1 - smoothing),
+        smoothing_share=scale * smoothing_share,
+        target_share=scale * (1 - smoothing),
         cap=cap,
         target=target,
     )
     for v in range(rest, Int(pitch), step):
-        var made = gradient.of[with_cap=with_cap](load_and_cap[accum, with_cap](values, v, cap), v)
-        values.unsafe_store[alignment=VECTOR_BYTES](v, first_of(made, V - v).cast[dtype]())
-    for turn in range(turns):
-        var begin = first + (turns - 1 - turn) * stride
-        var groups = Array[SIMD[accum, width], ABREAST](fill=0)
-        comptime for i in range(ABREAST):
+        var gradients = gradient.of[with_cap=with_cap](load_and_cap[accum, with_cap](values, v, cap), v)
+        values.unsafe_store[alignment=VECTOR_BYTES](v, replace_tail(gradients, V - v).cast[dtype]())
+    for iteration in range(iterations):
+        var begin = first + (iterations - 1 - iteration) * stride
+        var groups = Array[SIMD[accum, width], VECTORS_IN_FLIGHT](fill=0)
+        comptime for i in range(VECTORS_IN_FLIGHT):
             groups[i] = load_and_cap[accum, with_cap](values, begin + i * step, cap)
-        comptime for i in range(ABREAST):
+        comptime for i in range(VECTORS_IN_FLIGHT):
             var v = begin + i * step
-            var made = gradient.of[with_cap=with_cap](groups[i], v)
-            values.unsafe_store[alignment=VECTOR_BYTES](v, made.cast[dtype]())
+            var gradients = gradient.of[with_cap=with_cap](groups[i], v)
+            values.unsafe_store[alignment=VECTOR_BYTES](v, gradients.cast[dtype]())
 
 
 @__name("cross_entropy_scale")
@@ -301,20 +301,20 @@ def scale_unless_one[
 ):
     """Multiply all values by a factor in GPU memory, unless the factor is 1."""
     comptime width = vector_width[dtype]
-    var by = factor[unsafe_offset=0]
-    if by == 1:
+    var multiplier = factor[unsafe_offset=0]
+    if multiplier == 1:
         return
     for i in range(
         (block_idx.x * SCALE_THREADS + thread_idx.x) * width, Int(count), grid_dim.x * SCALE_THREADS * width
     ):
         if i + width <= Int(count):
             var vector = values.unsafe_load[width=width, alignment=VECTOR_BYTES](i).cast[accum_type[dtype]]()
-            values.unsafe_store[alignment=VECTOR_BYTES](i, (vector * by).cast[dtype]())
+            values.unsafe_store[alignment=VECTOR_BYTES](i, (vector * multiplier).cast[dtype]())
         else:
             for j in range(i, Int(count)):
-                values[unsafe_offset=j] = (values[unsafe_offset=j].cast[accum_type[dtype]]() * by).cast[
-                    dtype
-                ]()
+                values[unsafe_offset=j] = (
+                    values[unsafe_offset=j].cast[accum_type[dtype]]() * multiplier
+                ).cast[dtype]()
 
 
 # ---- Launches ---------------------------------------------------------------------------------------------
@@ -332,13 +332,13 @@ def launch_cross_entropy_rows[
     gradient_requested: Bool,
     options: LossOptions[accum_type[dtype]],
 ) raises:
-    """Launch the kernel, unless there are no rows."""
+    """Launch the kernel. No-op if there are no rows."""
     if sizes.rows == 0:
         return
     comptime for few in [True, False]:
         comptime for with_cap in [True, False]:
             comptime threads = FEW_THREADS if few else MANY_THREADS
-            if few == (sizes.classes <= FEW_CLASSES) and with_cap == (options.cap > 0):
+            if few == (sizes.classes <= MAX_FEW_CLASSES) and with_cap == (options.cap > 0):
                 launcher.launch[cross_entropy_rows[dtype, threads, with_cap]](
                     "cross_entropy_rows",
                     logits,
@@ -349,7 +349,7 @@ def launch_cross_entropy_rows[
                     Int32(sizes.classes),
                     Int32(sizes.pitch),
                     Int32(1 if gradient_requested else 0),
-                    options.ignored,
+                    options.ignore_index,
                     options.smoothing,
                     options.z,
                     options.cap,
@@ -361,7 +361,7 @@ def launch_cross_entropy_rows[
 def launch_scale_unless_one[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, values: MutPtr[dtype], count: Int, factor: ImmPtr[accum_type[dtype]]) raises:
-    """Launch the kernel, unless there are no values."""
+    """Launch the kernel. No-op if there are no values."""
     if count == 0:
         return
     var blocks = ceildiv(count, SCALE_THREADS * vector_width[dtype])

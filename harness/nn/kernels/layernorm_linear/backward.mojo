@@ -30,14 +30,14 @@ from .rows import (
     copy_elements,
     fetch_row,
     fill_row,
-    first_of,
+    zero_tail,
     load_columns,
     load_elements,
-    normalised,
+    normalize,
     store_elements,
     store_row,
     wait_for_row,
-    wide_room,
+    wide_row_elements,
     wide_slots,
 )
 from shared.common import (
@@ -45,14 +45,14 @@ from shared.common import (
     MutPtr,
     accum_type,
     rounded_product,
-    start_later_grids,
-    wait_for_earlier_grids,
+    launch_dependent_grids,
+    wait_on_dependent_grids,
 )
 from common.row_reductions import (
     VECTOR_BYTES,
-    load_across,
+    load_shifted,
     copy_vector,
-    end_copies,
+    commit_copies,
     load_vector,
     row_sum,
     store_vector,
@@ -64,8 +64,8 @@ comptime BACKWARD_THREADS = 512
 """Maximum threads per block of `ln_backward_rows`."""
 comptime BACKWARD_STAGES = 2
 """Rows per group of threads that are in shared memory or being copied to it."""
-comptime ELEMENTS_ABREAST = 8
-"""Elements of a row that a thread of `ln_backward_elements` loads at a time."""
+comptime ELEMENTS_IN_FLIGHT = 8
+"""Loads in flight per thread of `ln_backward_elements`."""
 comptime ELEMENT_THREADS = 1024
 """Threads per block of `ln_backward_elements`."""
 comptime WIDE_THREADS = 512
@@ -126,30 +126,30 @@ def ln_backward_rows[
     var memory = external_memory[Scalar[accum], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
     var gamma = memory.unsafe_offset(column)
     var beta = memory.unsafe_offset(vectors * next_column + column)
-    var of_stage = vectors * next_column * block_dim.y
+    var stage_elements = vectors * next_column * block_dim.y
     var mine = thread_idx.y * vectors * next_column + column
     var slots = memory.unsafe_offset(2 * vectors * next_column).unsafe_bitcast[Scalar[x_dtype]]()
     var x_slots = slots.unsafe_offset(mine)
-    var d_slots = slots.unsafe_offset(BACKWARD_STAGES * of_stage).unsafe_bitcast[Scalar[dtype]]()
+    var d_slots = slots.unsafe_offset(BACKWARD_STAGES * stage_elements).unsafe_bitcast[Scalar[dtype]]()
     d_slots = d_slots.unsafe_offset(mine)
 
     @__parameter
     @always_inline
     def fetch(row: Int, stage: Int):
         if row < Int(rows):
-            var x_slot = x_slots.unsafe_offset(stage * of_stage)
-            var d_slot = d_slots.unsafe_offset(stage * of_stage)
+            var x_slot = x_slots.unsafe_offset(stage * stage_elements)
+            var d_slot = d_slots.unsafe_offset(stage * stage_elements)
             var start = row * H + column
             comptime for v in range(vectors):
-                var further = v * next_column
-                if column + further < H:
-                    copy_elements[width](x_slot.unsafe_offset(further), input.unsafe_offset(start + further))
-                    copy_elements[width](d_slot.unsafe_offset(further), dln.unsafe_offset(start + further))
-        end_copies()
+                var offset = v * next_column
+                if column + offset < H:
+                    copy_elements[width](x_slot.unsafe_offset(offset), input.unsafe_offset(start + offset))
+                    copy_elements[width](d_slot.unsafe_offset(offset), dln.unsafe_offset(start + offset))
+        commit_copies()
 
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
     if thread_idx.y == 0:
         copy_constants[vectors, width](gamma, ln_weight, H)
         copy_constants[vectors, width](beta, ln_bias, H)
@@ -165,11 +165,11 @@ def ln_backward_rows[
     var dgamma = Array[SIMD[accum, width], vectors](fill=0)
     var dbeta = Array[SIMD[accum, width], vectors](fill=0)
 
-    # Because of the barriers, all groups of the block iterate equally often, even if some have no row at the
-    # end.
-    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
+    # Because of the barriers, all groups of the block need the same number of iterations, even if some have
+    # no row in the last one.
+    var iterations = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
     var stage = 0
-    for turn in range(turns):
+    for iteration in range(iterations):
         fetch(row + (BACKWARD_STAGES - 1) * stride, stage - 1 if stage > 0 else BACKWARD_STAGES - 1)
         var next_row = row + stride
         var next_mean = Scalar[accum](0)
@@ -178,8 +178,8 @@ def ln_backward_rows[
             next_mean = mean[unsafe_offset=next_row]
             next_rstd = rstd[unsafe_offset=next_row]
         wait_for_copies[BACKWARD_STAGES - 1]()
-        var x_slot = x_slots.unsafe_offset(stage * of_stage)
-        var d_slot = d_slots.unsafe_offset(stage * of_stage)
+        var x_slot = x_slots.unsafe_offset(stage * stage_elements)
+        var d_slot = d_slots.unsafe_offset(stage * stage_elements)
         # A row past the last one has no columns.
         var columns = H if row < Int(rows) else 0
 
@@ -189,27 +189,27 @@ def ln_backward_rows[
         comptime for v in range(vectors):
             if column + v * next_column < columns:
                 var x = load_vector[width, accum](x_slot, v * next_column)
-                x_hat[v] = normalised[x_dtype](x, row_mean, row_rstd)
+                x_hat[v] = normalize[x_dtype](x, row_mean, row_rstd)
                 var d = load_vector[width, accum](d_slot, v * next_column)
                 g[v] = d * load_vector[width, accum](gamma, v * next_column)
                 dgamma[v] = d.fma(x_hat[v], dgamma[v])
                 dbeta[v] += d
                 sums += SIMD[accum, 2]((g[v] * x_hat[v]).reduce_add(), g[v].reduce_add())
-        sums = row_sum[lanes](sums, turn % 2) * (scale * row_rstd)
+        sums = row_sum[lanes](sums, iteration % 2) * (scale * row_rstd)
 
         # dx = rstd * (g - c2 - x_hat * c1); `sums` holds rstd * c1 and rstd * c2.
         comptime for v in range(vectors):
             if column + v * next_column < columns:
-                var place = row * H + column + v * next_column
+                var offset = row * H + column + v * next_column
                 var dx = g[v].fma(row_rstd, x_hat[v].fma(-sums[0], -sums[1]))
                 if parts & DX != 0:
-                    grad_input.unsafe_store[alignment=VECTOR_BYTES](place, dx.cast[x_dtype]())
+                    grad_input.unsafe_store[alignment=VECTOR_BYTES](offset, dx.cast[x_dtype]())
                 var y = x_hat[v].fma(
                     load_vector[width, accum](gamma, v * next_column),
                     load_vector[width, accum](beta, v * next_column),
                 )
                 if parts & LN_OUT != 0:
-                    ln_out.unsafe_store[alignment=VECTOR_BYTES](place, y.cast[dtype]())
+                    ln_out.unsafe_store[alignment=VECTOR_BYTES](offset, y.cast[dtype]())
         row_mean = next_mean
         row_rstd = next_rstd
         row = next_row
@@ -217,7 +217,7 @@ def ln_backward_rows[
 
     if parts & SUMS == 0:
         return
-    # The slots are free now: the block's groups add their sums there.
+    # The slots are free now; reuse them to add the groups' sums.
     add_groups(memory.unsafe_offset(2 * vectors * next_column), dgamma, dbeta)
     if thread_idx.y == 0:
         var mine = partials.unsafe_offset(2 * block_idx.x * H)
@@ -238,43 +238,43 @@ def add_groups[
 ):
     """Add the sums of a block's groups, halving the number of groups each time; group 0 ends with the total.
 
-    `shared` has room for the sums of half of the groups. Every thread of the block must call it.
+    `shared` holds the sums of half of the groups. Every thread of the block must call it.
     """
     comptime quad = VECTOR_BYTES // size_of[Scalar[dtype]]()
     comptime quads = max(1, Int(width) // quad)
     comptime part = Int(width) // quads
     var groups = block_dim.y
     while groups > 1:
-        var kept = ceildiv(groups, 2)
-        var threads = kept * block_dim.x
+        var upper_half = ceildiv(groups, 2)
+        var threads = upper_half * block_dim.x
         barrier()
-        if kept <= thread_idx.y < groups:
-            var thread = (thread_idx.y - kept) * block_dim.x + thread_idx.x
+        if upper_half <= thread_idx.y < groups:
+            var thread = (thread_idx.y - upper_half) * block_dim.x + thread_idx.x
             comptime for v in range(vectors):
                 comptime for q in range(quads):
-                    var place = ((2 * v * quads + q) * threads + thread) * part
+                    var offset = ((2 * v * quads + q) * threads + thread) * part
                     shared.unsafe_store[alignment=part * size_of[Scalar[dtype]]()](
-                        place, dgamma[v].slice[part, offset=q * part]()
+                        offset, dgamma[v].slice[part, offset=q * part]()
                     )
                     shared.unsafe_store[alignment=part * size_of[Scalar[dtype]]()](
-                        place + quads * threads * part, dbeta[v].slice[part, offset=q * part]()
+                        offset + quads * threads * part, dbeta[v].slice[part, offset=q * part]()
                     )
         barrier()
-        if thread_idx.y < groups - kept:
+        if thread_idx.y < groups - upper_half:
             var thread = thread_idx.y * block_dim.x + thread_idx.x
             comptime for v in range(vectors):
                 comptime for q in range(quads):
-                    var place = ((2 * v * quads + q) * threads + thread) * part
-                    var more = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](
-                        place
-                    )
-                    var more_beta = shared.unsafe_load[width=part, alignment=part * size_of[Scalar[dtype]]()](
-                        place + quads * threads * part
-                    )
+                    var offset = ((2 * v * quads + q) * threads + thread) * part
+                    var other_dgamma = shared.unsafe_load[
+                        width=part, alignment=part * size_of[Scalar[dtype]]()
+                    ](offset)
+                    var other_dbeta = shared.unsafe_load[
+                        width=part, alignment=part * size_of[Scalar[dtype]]()
+                    ](offset + quads * threads * part)
                     comptime for e in range(part):
-                        dgamma[v][q * part + e] += more[e]
-                        dbeta[v][q * part + e] += more_beta[e]
-        groups = kept
+                        dgamma[v][q * part + e] += other_dgamma[e]
+                        dbeta[v][q * part + e] += other_dbeta[e]
+        groups = upper_half
 
 
 @__name("ln_backward_wide")
@@ -315,48 +315,48 @@ def ln_backward_wide[
     comptime width = vector_width[dtype]
     comptime vectors = WIDE_VECTORS
     comptime step = group * width
-    comptime room = wide_room[dtype](group)
+    comptime row_elements = wide_row_elements[dtype](group)
     var H = Int(hidden_dim)
     var pitch = Int(row_stride)
     var scale = 1 / Scalar[accum](H)
     var stride = grid_dim.x * block_dim.y
     var column = thread_idx.x * width
     # Shared memory: `wide_slots` rows per group of threads, then gamma and beta.
-    comptime of_group = wide_slots(shifted) * room
+    comptime group_elements = wide_slots(shifted) * row_elements
     var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
-    var slots = memory.unsafe_offset(thread_idx.y * of_group)
-    var gamma = memory.unsafe_offset(block_dim.y * of_group + column)
+    var slots = memory.unsafe_offset(thread_idx.y * group_elements)
+    var gamma = memory.unsafe_offset(block_dim.y * group_elements + column)
     var beta = gamma.unsafe_offset(vectors * step)
 
     @__parameter
     @always_inline
     def fetch(row: Int, stage: Int):
         if row < Int(rows):
-            var slot = slots.unsafe_offset(2 * stage * room)
+            var slot = slots.unsafe_offset(2 * stage * row_elements)
             var x_row = input.unsafe_offset(row * H + column)
             var d_row = dln.unsafe_offset(row * pitch + column)
             comptime if shifted:
                 fetch_row[step](slot, input, row, H, Int(rows))
             slot = slot.unsafe_offset(column)
-            var left = Int32(H - column)
+            var remaining = Int32(H - column)
             comptime for v in range(vectors):
-                if Int32(v * step) < left:
+                if Int32(v * step) < remaining:
                     comptime if not shifted:
                         copy_vector(slot.unsafe_offset(v * step), x_row.unsafe_offset(v * step))
-                    copy_vector(slot.unsafe_offset(room + v * step), d_row.unsafe_offset(v * step))
-        end_copies()
+                    copy_vector(slot.unsafe_offset(row_elements + v * step), d_row.unsafe_offset(v * step))
+        commit_copies()
 
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
     var row = block_idx.x * block_dim.y + thread_idx.y
     fetch(row, 0)
     if thread_idx.y == 0:
         comptime for v in range(vectors):
-            var left = Int32(H - column - v * step)
-            if left > 0:
-                store_vector(gamma, v * step, load_columns[dtype](ln_weight, column + v * step, left))
-                store_vector(beta, v * step, load_columns[dtype](ln_bias, column + v * step, left))
+            var remaining = Int32(H - column - v * step)
+            if remaining > 0:
+                store_vector(gamma, v * step, load_columns[dtype](ln_weight, column + v * step, remaining))
+                store_vector(beta, v * step, load_columns[dtype](ln_bias, column + v * step, remaining))
     var row_mean = Scalar[accum](0)
     var row_rstd = Scalar[accum](0)
     if row < Int(rows):
@@ -366,12 +366,12 @@ def ln_backward_wide[
     var dbeta = Array[SIMD[accum, width], vectors](fill=0)
     barrier()
 
-    # Because of the barriers, all groups of the block iterate equally often, even if some have no row at the
-    # end.
-    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
-    for turn in range(turns):
+    # Because of the barriers, all groups of the block need the same number of iterations, even if some have
+    # no row in the last one.
+    var iterations = ceildiv(Int(rows) - block_idx.x * block_dim.y, stride)
+    for iteration in range(iterations):
         # All reads of the previous row are done; its dx is stored from a separate buffer.
-        fetch(row + stride, (turn + 1) % 2)
+        fetch(row + stride, (iteration + 1) % 2)
         var next_mean = Scalar[accum](0)
         var next_rstd = Scalar[accum](0)
         if row + stride < Int(rows):
@@ -380,44 +380,44 @@ def ln_backward_wide[
         wait_for_copies[1]()
         comptime if shifted:
             wait_for_row[group]()
-        var x_row = slots.unsafe_offset(turn % 2 * 2 * room + column)
-        var d_row = x_row.unsafe_offset(room)
+        var x_row = slots.unsafe_offset(iteration % 2 * 2 * row_elements + column)
+        var d_row = x_row.unsafe_offset(row_elements)
         var shift = Int32(row * H) & Int32(width - 1)
         # A row past the last one has no columns.
-        var left = Int32((H if row < Int(rows) else 0) - column)
+        var remaining = Int32((H if row < Int(rows) else 0) - column)
 
         # For unaligned rows, the buffer of dx holds the vectors of x until dx is computed.
-        var x_again = slots.unsafe_offset(4 * room + column) if shifted else x_row
+        var x_buffer = slots.unsafe_offset(4 * row_elements + column) if shifted else x_row
 
         @__parameter
         @always_inline
-        def x_hat_of[v: Int](x: SIMD[dtype, width]) -> SIMD[accum, width]:
-            var x_hat = normalised[dtype](x.cast[accum](), row_mean, row_rstd)
-            return first_of(x_hat, left - Int32(v * step)) if shifted else x_hat
+        def compute_x_hat[v: Int](x: SIMD[dtype, width]) -> SIMD[accum, width]:
+            var x_hat = normalize[dtype](x.cast[accum](), row_mean, row_rstd)
+            return zero_tail(x_hat, remaining - Int32(v * step)) if shifted else x_hat
 
         var sums = SIMD[accum, 2](0)
         comptime for v in range(vectors):
-            if Int32(v * step) < left:
+            if Int32(v * step) < remaining:
                 var x: SIMD[dtype, width]
                 var d = load_vector[width, accum](d_row, v * step)
                 comptime if shifted:
-                    x = load_across(x_row, v * step, shift)
-                    store_vector(x_again, v * step, x)
-                    d = first_of(d, left - Int32(v * step))
+                    x = load_shifted(x_row, v * step, shift)
+                    store_vector(x_buffer, v * step, x)
+                    d = zero_tail(d, remaining - Int32(v * step))
                 else:
                     x = load_vector[width, dtype](x_row, v * step)
-                var x_hat = x_hat_of[v](x)
+                var x_hat = compute_x_hat[v](x)
                 dgamma[v] = d.fma(x_hat, dgamma[v])
                 dbeta[v] += d
                 var g = d * load_vector[width, accum](gamma, v * step)
                 sums += SIMD[accum, 2]((g * x_hat).reduce_add(), g.reduce_add())
-        sums = row_sum(sums, turn % 2) * (scale * row_rstd)
+        sums = row_sum(sums, iteration % 2) * (scale * row_rstd)
 
         # dx = rstd * (g - c2 - x_hat * c1); `sums` holds rstd * c1 and rstd * c2. Past the last column x_hat,
         # gamma and beta are 0, and so is ln_out.
         comptime for v in range(vectors):
-            if Int32(v * step) < left:
-                var x_hat = x_hat_of[v](load_vector[width, dtype](x_again, v * step))
+            if Int32(v * step) < remaining:
+                var x_hat = compute_x_hat[v](load_vector[width, dtype](x_buffer, v * step))
                 var scaled = load_vector[width, accum](gamma, v * step)
                 if parts & LN_OUT != 0:
                     var y = x_hat.fma(scaled, load_vector[width, accum](beta, v * step)).cast[dtype]()
@@ -428,7 +428,7 @@ def ln_backward_wide[
                     var g = load_vector[width, accum](d_row, v * step) * scaled
                     var dx = g.fma(row_rstd, x_hat.fma(-sums[0], -sums[1])).cast[dtype]()
                     comptime if shifted:
-                        store_vector(x_again, v * step, dx)
+                        store_vector(x_buffer, v * step, dx)
                     else:
                         grad_input.unsafe_offset(row * H + column).unsafe_store[alignment=VECTOR_BYTES](
                             v * step, dx
@@ -438,22 +438,22 @@ def ln_backward_wide[
         comptime if shifted:
             wait_for_row[group]()
             if parts & DX != 0 and row < Int(rows):
-                store_row[step](grad_input, slots.unsafe_offset(4 * room), row, H)
+                store_row[step](grad_input, slots.unsafe_offset(4 * row_elements), row, H)
         row_mean = next_mean
         row_rstd = next_rstd
         row += stride
 
     if parts & SUMS == 0:
         return
-    # The slots are free now: every group stores its sums there.
+    # The slots are free now; reuse them for the groups' sums.
     barrier()
-    var sums_of_group = slots.unsafe_bitcast[Scalar[accum]]().unsafe_offset(column)
+    var group_sums = slots.unsafe_bitcast[Scalar[accum]]().unsafe_offset(column)
     comptime for v in range(vectors):
         if column + v * step < H:
-            store_vector(sums_of_group, v * step, dgamma[v])
-            store_vector(sums_of_group, room + v * step, dbeta[v])
+            store_vector(group_sums, v * step, dgamma[v])
+            store_vector(group_sums, row_elements + v * step, dbeta[v])
     barrier()
-    store_sums(partials, memory.unsafe_bitcast[Scalar[accum]](), of_group // 2, room, H)
+    store_sums(partials, memory.unsafe_bitcast[Scalar[accum]](), group_elements // 2, row_elements, H)
 
 
 @always_inline
@@ -462,19 +462,19 @@ def store_sums[
 ](
     partials: MutPtr[accum],  # [blocks, 2, H]
     shared: Pointer[Scalar[accum], _, address_space=AddressSpace.SHARED],
-    of_a_group: Int,
-    of_dgamma: Int,
+    group_stride: Int,
+    dbeta_offset: Int,
     H: Int,
 ):
     """Add the sums that a block's groups stored in shared memory. Each group stored dgamma, then dbeta
-    `of_dgamma` elements further; consecutive groups are `of_a_group` elements apart.
+    `dbeta_offset` elements further; consecutive groups are `group_stride` elements apart.
     """
     var thread = thread_idx.y * block_dim.x + thread_idx.x
     for h in range(thread, H, block_dim.x * block_dim.y):
         var total = SIMD[accum, 2](0)
         for group in range(block_dim.y):
-            var sums = shared.unsafe_offset(group * of_a_group + h)
-            total += SIMD[accum, 2](sums[], sums[unsafe_offset=of_dgamma])
+            var sums = shared.unsafe_offset(group * group_stride + h)
+            total += SIMD[accum, 2](sums[], sums[unsafe_offset=dbeta_offset])
         partials[unsafe_offset=2 * block_idx.x * H + h] = total[0]
         partials[unsafe_offset=(2 * block_idx.x + 1) * H + h] = total[1]
 
@@ -514,7 +514,7 @@ def ln_backward_elements[
         early: Whether the kernel may start before the previous launch is done.
     """
     comptime accum = accum_type[dtype]
-    comptime abreast = ELEMENTS_ABREAST
+    comptime unroll = ELEMENTS_IN_FLIGHT
     var H = Int(hidden_dim)
     var step = grid_dim.x * block_dim.y
     var needs_dln = parts & (DX | SUMS) != 0
@@ -525,14 +525,14 @@ def ln_backward_elements[
         dgamma[unsafe_offset=h] = 0
         dbeta[unsafe_offset=h] = 0
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
 
     var row = block_idx.x * block_dim.y + thread_idx.y
-    # Because of the barriers, all groups of the block iterate equally often, even if some have no row at the
-    # end.
-    var turns = ceildiv(Int(rows) - block_idx.x * block_dim.y, step)
-    for turn in range(turns):
+    # Because of the barriers, all groups of the block need the same number of iterations, even if some have
+    # no row in the last one.
+    var iterations = ceildiv(Int(rows) - block_idx.x * block_dim.y, step)
+    for iteration in range(iterations):
         var columns = H if row < Int(rows) else 0
         var row_mean = Scalar[accum](0)
         var row_rstd = Scalar[accum](0)
@@ -543,14 +543,14 @@ def ln_backward_elements[
         var d_row = dln.unsafe_offset(row * Int(stride))
         var c = SIMD[accum, 2](0)
         if needs_dln:
-            for first in range(thread_idx.x, columns, abreast * group):
-                var left = Int32(columns - first)
-                var x = load_together[abreast, group](x_row.unsafe_offset(first), left)
-                var d = load_together[abreast, group](d_row.unsafe_offset(first), left)
+            for first in range(thread_idx.x, columns, unroll * group):
+                var remaining = Int32(columns - first)
+                var x = load_unrolled[unroll, group](x_row.unsafe_offset(first), remaining)
+                var d = load_unrolled[unroll, group](d_row.unsafe_offset(first), remaining)
                 var gamma = ln_weight.unsafe_offset(first)
-                comptime for v in range(abreast):
+                comptime for v in range(unroll):
                     comptime h = v * group
-                    if Int32(h) < left:
+                    if Int32(h) < remaining:
                         var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
                         var gradient = d[v].cast[accum]()
                         var g = rounded_product(gradient, gamma[unsafe_offset=h].cast[accum]())
@@ -558,28 +558,30 @@ def ln_backward_elements[
                         var sum = dgamma[unsafe_offset=first + h]
                         dgamma[unsafe_offset=first + h] = gradient.fma(x_hat, sum)
                         dbeta[unsafe_offset=first + h] += gradient
-            c = row_sum(c, turn % 2) / Scalar[accum](H)
+            c = row_sum(c, iteration % 2) / Scalar[accum](H)
 
         var y_row = ln_out.unsafe_offset(row * Int(stride))
-        for first in range(thread_idx.x, columns, abreast * group):
-            var left = Int32(columns - first)
-            var x = load_together[abreast, group](x_row.unsafe_offset(first), left)
+        for first in range(thread_idx.x, columns, unroll * group):
+            var remaining = Int32(columns - first)
+            var x = load_unrolled[unroll, group](x_row.unsafe_offset(first), remaining)
             # If dx is not requested, dln may be an invalid address.
-            var d = load_together[abreast, group](d_row.unsafe_offset(first), left if parts & DX != 0 else 0)
-            var dx_place = grad_input.unsafe_offset(row * H + first)
-            var y_place = y_row.unsafe_offset(first)
-            comptime for v in range(abreast):
+            var d = load_unrolled[unroll, group](
+                d_row.unsafe_offset(first), remaining if parts & DX != 0 else 0
+            )
+            var dx_row = grad_input.unsafe_offset(row * H + first)
+            var y_target = y_row.unsafe_offset(first)
+            comptime for v in range(unroll):
                 comptime h = v * group
-                if Int32(h) < left:
+                if Int32(h) < remaining:
                     var x_hat = (x[v].cast[accum]() - row_mean) * row_rstd
                     var gamma = ln_weight[unsafe_offset=first + h].cast[accum]()
                     if parts & DX != 0:
                         var g = rounded_product(d[v].cast[accum](), gamma)
                         var dx = row_rstd * (g - c[1] - x_hat * c[0])
-                        dx_place[unsafe_offset=h] = dx.cast[x_dtype]()
+                        dx_row[unsafe_offset=h] = dx.cast[x_dtype]()
                     if parts & LN_OUT != 0:
                         var y = x_hat * gamma + ln_bias[unsafe_offset=first + h].cast[accum]()
-                        y_place[unsafe_offset=h] = y.cast[dtype]()
+                        y_target[unsafe_offset=h] = y.cast[dtype]()
         if parts & LN_OUT != 0 and columns > 0:
             for h in range(H + thread_idx.x, Int(stride), block_dim.x):
                 y_row[unsafe_offset=h] = 0
@@ -592,15 +594,14 @@ def ln_backward_elements[
 
 
 @always_inline
-def load_together[
-    dtype: DType, //, abreast: Int, distance: Int
-](source: ImmPtr[dtype], left: Int32) -> Array[Scalar[dtype], abreast]:
-    """Load the elements that a thread owns of a row with `left` remaining elements; all loads are in flight
-    at once.
+def load_unrolled[
+    dtype: DType, //, unroll: Int, distance: Int
+](source: ImmPtr[dtype], remaining: Int32) -> Array[Scalar[dtype], unroll]:
+    """Load a thread's elements of a row that has `remaining` elements left; all loads are in flight at once.
     """
-    var loaded = Array[Scalar[dtype], abreast](fill=0)
-    comptime for v in range(abreast):
-        if Int32(v * distance) < left:
+    var loaded = Array[Scalar[dtype], unroll](fill=0)
+    comptime for v in range(unroll):
+        if Int32(v * distance) < remaining:
             loaded[v] = source[unsafe_offset=v * distance]
     return loaded^
 
@@ -622,7 +623,7 @@ def ln_backward_any[
     parts: Int32,  # sum of DX and LN_OUT
 ):
     """Compute dx and ln_out of rows of any length at any address. A block owns one row and reads it twice,
-    `width` elements at a time. dx may overwrite dln if both have one dtype.
+    `width` elements at a time. dx may overwrite dln if both have the same dtype.
     """
     var row = block_idx.x
     backward_row[width](

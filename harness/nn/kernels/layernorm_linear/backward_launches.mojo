@@ -8,7 +8,7 @@ from max.gpu.host import Dim
 from .backward import (
     BACKWARD_STAGES,
     BACKWARD_THREADS,
-    ELEMENTS_ABREAST,
+    ELEMENTS_IN_FLIGHT,
     ELEMENT_THREADS,
     WIDE_THREADS,
     backward_blocks,
@@ -28,15 +28,15 @@ from .rows import (
     lanes_per_row,
     starts_early,
     whole_warps,
-    wide_room,
+    wide_row_elements,
     wide_slots,
 )
-from .sums import COLUMN_BLOCKS, ROWS_OF_A_SHARE, Shares, launch_norm_partials
+from .sums import COLUMN_BLOCKS, MIN_SLICE_ROWS, PartialSums, launch_norm_partials
 from shared.common import (
     ImmPtr,
     MutPtr,
     accum_type,
-    lanes_of_a_warp,
+    lanes_per_warp,
     multiprocessors,
     shared_memory,
 )
@@ -46,13 +46,13 @@ from .tensors import Sizes
 
 comptime MAX_BACKWARD_VECTORS = 2
 """Maximum vectors of a row per thread in `ln_backward_rows`."""
-comptime LONGEST_SHARE = 16
-"""Maximum elements of a row per thread of a small group in `ln_backward_elements`."""
-comptime LONGEST_RUN = 64
+comptime MAX_ELEMENTS_PER_THREAD = 16
+"""Maximum elements of a row per thread in the smaller groups of `ln_backward_elements`."""
+comptime MAX_SEQUENTIAL_ROWS = 64
 """Maximum rows that a thread of `ln_backward_elements` adds sequentially; more rows take more blocks, since
 long sums lose precision.
 """
-comptime WIDE_TURNS = 4
+comptime MIN_WIDE_ROWS = 4
 """Minimum rows of whole vectors per multiprocessor for `ln_backward_wide` to pay off: each multiprocessor
 writes partial sums of all columns.
 """
@@ -82,24 +82,26 @@ def backward_geometry[dtype: DType, x_dtype: DType](rows: Int, H: Int) -> RowGeo
     """
     comptime width = vector_width[dtype]
     var lanes = lanes_per_row[dtype](H)
-    var most_abreast = BACKWARD_THREADS if lanes == lanes_of_a_warp() else lanes
-    var vectors = 1 if H <= most_abreast * width else MAX_BACKWARD_VECTORS
+    var max_threads = BACKWARD_THREADS if lanes == lanes_per_warp() else lanes
+    var vectors = 1 if H <= max_threads * width else MAX_BACKWARD_VECTORS
     var group = ceildiv(H, width * vectors * lanes) * lanes
     var elements = vectors * group * width
     var constant_bytes = 2 * elements * size_of[Scalar[accum_type[dtype]]]()
     comptime bytes = size_of[Scalar[dtype]]() + size_of[Scalar[x_dtype]]()
     var row_bytes = BACKWARD_STAGES * elements * bytes
-    var resident = backward_blocks(vectors)
-    if shared_memory() // resident - constant_bytes < row_bytes:
-        resident = 1
-    var most = resident * multiprocessors()
-    var groups = min(BACKWARD_THREADS // group, (shared_memory() // resident - constant_bytes) // row_bytes)
+    var resident_blocks = backward_blocks(vectors)
+    if shared_memory() // resident_blocks - constant_bytes < row_bytes:
+        resident_blocks = 1
+    var max_blocks = resident_blocks * multiprocessors()
+    var groups = min(
+        BACKWARD_THREADS // group, (shared_memory() // resident_blocks - constant_bytes) // row_bytes
+    )
     groups -= groups % whole_warps(1, group)
     if groups < 1 or rows == 0:
         return RowGeometry(vectors, group, 0, 0, 0)
-    var turns = ceildiv(rows, most * groups)
-    groups = whole_warps(ceildiv(rows, most * turns), group)
-    var blocks = min(ceildiv(rows, groups), most)
+    var iterations = ceildiv(rows, max_blocks * groups)
+    groups = whole_warps(ceildiv(rows, max_blocks * iterations), group)
+    var blocks = min(ceildiv(rows, groups), max_blocks)
     return RowGeometry(vectors, group, groups, blocks, constant_bytes + groups * row_bytes)
 
 
@@ -107,39 +109,39 @@ def element_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
     """Return the geometry of `ln_backward_elements`: one block per multiprocessor, more for very many rows.
     """
     var group = ELEMENT_THREADS
-    if H <= 64 * LONGEST_SHARE:
+    if H <= 64 * MAX_ELEMENTS_PER_THREAD:
         group = 64
-    elif H <= 128 * LONGEST_SHARE:
+    elif H <= 128 * MAX_ELEMENTS_PER_THREAD:
         group = 128
-    elif H <= BACKWARD_THREADS * ELEMENTS_ABREAST:
+    elif H <= BACKWARD_THREADS * ELEMENTS_IN_FLIGHT:
         group = BACKWARD_THREADS
     var sum_bytes = 2 * H * size_of[Scalar[accum_type[dtype]]]()
     if rows == 0 or sum_bytes > shared_memory():
         return RowGeometry(1, group, 0, 0, 0)
-    var most = multiprocessors()
+    var max_blocks = multiprocessors()
     var groups = min(ELEMENT_THREADS // group, shared_memory() // sum_bytes)
-    if rows > LONGEST_RUN * most * groups:
-        most *= COLUMN_BLOCKS
-    var turns = ceildiv(rows, most * groups)
-    groups = ceildiv(rows, most * turns)
-    return RowGeometry(1, group, groups, min(ceildiv(rows, groups), most), groups * sum_bytes)
+    if rows > MAX_SEQUENTIAL_ROWS * max_blocks * groups:
+        max_blocks *= COLUMN_BLOCKS
+    var iterations = ceildiv(rows, max_blocks * groups)
+    groups = ceildiv(rows, max_blocks * iterations)
+    return RowGeometry(1, group, groups, min(ceildiv(rows, groups), max_blocks), groups * sum_bytes)
 
 
 def wide_geometry[dtype: DType](rows: Int, H: Int) -> RowGeometry:
     """Return the geometry of `ln_backward_wide`: one block per multiprocessor, which lacks registers and
     shared memory for a second.
     """
-    var group = lanes_of_a_warp()
+    var group = lanes_per_warp()
     while group < WIDE_THREADS and WIDE_VECTORS * group * vector_width[dtype] < H:
         group *= 2
     # Gamma and beta take up shared memory too.
-    var row_bytes = wide_room[dtype](group) * size_of[Scalar[dtype]]()
+    var row_bytes = wide_row_elements[dtype](group) * size_of[Scalar[dtype]]()
     var slots = wide_slots(wide_shifted[dtype](H, group))
-    var most = min(WIDE_THREADS // group, (shared_memory() // row_bytes - 2) // slots)
-    if WIDE_VECTORS * group * vector_width[dtype] < H or most == 0 or rows == 0:
+    var max_blocks = min(WIDE_THREADS // group, (shared_memory() // row_bytes - 2) // slots)
+    if WIDE_VECTORS * group * vector_width[dtype] < H or max_blocks == 0 or rows == 0:
         return RowGeometry(WIDE_VECTORS, group, 0, 0, 0)
-    var turns = ceildiv(rows, multiprocessors() * most)
-    var groups = ceildiv(rows, multiprocessors() * turns)
+    var iterations = ceildiv(rows, multiprocessors() * max_blocks)
+    var groups = ceildiv(rows, multiprocessors() * iterations)
     var blocks = min(ceildiv(rows, groups), multiprocessors())
     return RowGeometry(WIDE_VECTORS, group, groups, blocks, (slots * groups + 2) * row_bytes)
 
@@ -176,7 +178,7 @@ def launch_ln_backward_rows[
             # Fewer threads than the minimum are better than one vector per thread.
             comptime needed = vectors == NARROW_VECTORS or lanes == NARROW_LANES[0]
             comptime if lanes == 0 or needed and dtype.is_half_float():
-                var fits = geometry.group >= lanes_of_a_warp() if lanes == 0 else geometry.group == lanes
+                var fits = geometry.group >= lanes_per_warp() if lanes == 0 else geometry.group == lanes
                 if geometry.vectors == vectors and fits:
                     launcher.launch[ln_backward_rows[dtype, x_dtype, vectors, lanes, L.wgmma]](
                         "ln_backward_rows",
@@ -215,7 +217,7 @@ def launch_ln_backward_wide[
     geometry: RowGeometry,
     parts: Int,
     stride: Int,
-) raises -> Shares[accum_type[dtype]]:
+) raises -> PartialSums[accum_type[dtype]]:
     """Launch one kernel that computes what `parts` selects of dx, ln_out, and the returned partial sums of
     dgamma and dbeta.
     """
@@ -223,10 +225,10 @@ def launch_ln_backward_wide[
     var count = geometry.blocks * 2 * H if parts & SUMS != 0 else 0
     var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
     var shifted = wide_shifted[dtype](H, geometry.group)
-    comptime for way in range(6):
-        comptime group = WIDE_THREADS >> max(0, way - 1)
-        if geometry.group == group and shifted == (way > 0):
-            launcher.launch[ln_backward_wide[dtype, group, way > 0, L.wgmma]](
+    comptime for variant in range(6):
+        comptime group = WIDE_THREADS >> max(0, variant - 1)
+        if geometry.group == group and shifted == (variant > 0):
+            launcher.launch[ln_backward_wide[dtype, group, variant > 0, L.wgmma]](
                 "ln_backward_wide",
                 grad_input,
                 ln_out,
@@ -246,7 +248,7 @@ def launch_ln_backward_wide[
                 shared_bytes=geometry.shared_bytes,
                 early=L.wgmma and starts_early(sizes),
             )
-    return Shares(partials.as_imm(), geometry.blocks)
+    return PartialSums(partials.as_imm(), geometry.blocks)
 
 
 def launch_ln_backward_elements[
@@ -265,7 +267,7 @@ def launch_ln_backward_elements[
     geometry: RowGeometry,
     parts: Int,
     stride: Int,
-) raises -> Shares[accum_type[dtype]]:
+) raises -> PartialSums[accum_type[dtype]]:
     """Launch one kernel that computes what `parts` selects of dx, ln_out, and the returned partial sums of
     dgamma and dbeta.
     """
@@ -293,10 +295,10 @@ def launch_ln_backward_elements[
                 shared_bytes=geometry.shared_bytes,
                 early=L.wgmma and starts_early(sizes),
             )
-    return Shares(partials.as_imm(), geometry.blocks)
+    return PartialSums(partials.as_imm(), geometry.blocks)
 
 
-def launch_ln_backward_fast[
+def launch_ln_backward[
     L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
@@ -311,21 +313,21 @@ def launch_ln_backward_fast[
     sizes: Sizes,
     parts: Int,
     stride: Int = 0,
-) raises -> Shares[accum_type[dtype]]:
+) raises -> PartialSums[accum_type[dtype]]:
     """Launch one or two kernels that compute what `parts` selects of dx, ln_out, and partial sums of dgamma
-    and dbeta. Launch nothing without rows.
+    and dbeta. No-op if there are no rows.
 
     The row pitch of dln and ln_out is `stride` elements, H if `stride` is 0.
     """
     var rows = Int(sizes.rows())
     var H = Int(sizes.hidden_dim)
     var dln_stride = stride if stride > 0 else H
-    var tensors = is_aligned[x_dtype](input, ln_weight, ln_bias, grad_input.as_imm())
-    tensors = tensors and is_aligned[dtype](dln, ln_out.as_imm())
-    var aligned = tensors and H % vector_width[dtype] == 0 and dln_stride == H
-    var by_vectors = backward_geometry[dtype, x_dtype](rows, H)
-    if aligned and by_vectors.groups > 0:
-        var count = by_vectors.blocks * 2 * H if parts & SUMS != 0 else 0
+    var tensors_aligned = is_aligned[x_dtype](input, ln_weight, ln_bias, grad_input.as_imm())
+    tensors_aligned = tensors_aligned and is_aligned[dtype](dln, ln_out.as_imm())
+    var aligned = tensors_aligned and H % vector_width[dtype] == 0 and dln_stride == H
+    var vector_geometry = backward_geometry[dtype, x_dtype](rows, H)
+    if aligned and vector_geometry.groups > 0:
+        var count = vector_geometry.blocks * 2 * H if parts & SUMS != 0 else 0
         var partials = launcher.workspace[accum_type[dtype]]("ln_backward_partials", count)
         launch_ln_backward_rows(
             launcher,
@@ -339,15 +341,15 @@ def launch_ln_backward_fast[
             ln_weight,
             ln_bias,
             sizes,
-            by_vectors,
+            vector_geometry,
             parts,
         )
-        return Shares(partials.as_imm(), by_vectors.blocks)
-    var shares = Shares(mean, 0)
+        return PartialSums(partials.as_imm(), vector_geometry.blocks)
+    var sums = PartialSums(mean, 0)
     comptime if L.wgmma and x_dtype.is_half_float():
         var wide = wide_geometry[dtype](rows, H)
-        var pays = H % vector_width[dtype] != 0 or rows > WIDE_TURNS * multiprocessors()
-        if tensors and pays and dln_stride % vector_width[dtype] == 0 and wide.groups > 0:
+        var worthwhile = H % vector_width[dtype] != 0 or rows > MIN_WIDE_ROWS * multiprocessors()
+        if tensors_aligned and worthwhile and dln_stride % vector_width[dtype] == 0 and wide.groups > 0:
             return launch_ln_backward_wide[dtype](
                 launcher,
                 rebind[MutPtr[dtype]](grad_input),
@@ -382,7 +384,7 @@ def launch_ln_backward_fast[
         )
     if parts & SUMS != 0:
         # This launch comes first, because dx may overwrite dln.
-        shares = launch_norm_partials(launcher, dln, input, mean, rstd, sizes, dln_stride, ROWS_OF_A_SHARE)
+        sums = launch_norm_partials(launcher, dln, input, mean, rstd, sizes, dln_stride, MIN_SLICE_ROWS)
     comptime for width in [vector_width[dtype], 1]:
         if aligned or width == 1:
             if rows > 0 and parts & (DX | LN_OUT) != 0:
@@ -402,5 +404,5 @@ def launch_ln_backward_fast[
                     grid_dim=Dim(rows),
                     block_dim=Dim(ANY_THREADS),
                 )
-            return shares^
-    return shares^
+            return sums^
+    return sums^

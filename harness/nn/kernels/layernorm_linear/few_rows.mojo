@@ -18,15 +18,15 @@ from layout.tile_tensor import stack_allocation
 from .backward import backward_row
 from .rows import DX, LN_OUT, SUMS
 from .sums import COLUMN_LANES
-from shared.common import ImmPtr, MutPtr, accum_type, start_later_grids, wait_for_earlier_grids
+from shared.common import ImmPtr, MutPtr, accum_type, launch_dependent_grids, wait_on_dependent_grids
 from shared.launcher import Launcher
 from common.row_reductions import is_aligned, vector_width
 from .tensors import Sizes
 
 comptime FEW_THREADS = 512
-"""Threads per block; they share a row, or COLUMN_LANES columns."""
-comptime FEW_ABREAST = 8
-"""Rows from which a thread loads an element at a time."""
+"""Threads per block, which share a row or COLUMN_LANES columns."""
+comptime ROWS_IN_FLIGHT = 8
+"""Rows per thread whose loads are in flight at a time."""
 
 
 @__name("ln_backward_few")
@@ -52,9 +52,9 @@ def ln_backward_few[
     parts: Int32,  # sum of DX, LN_OUT and SUMS
     output_dim: Int32,  # 0 if db is not requested
 ):
-    """Compute everything but the products for few rows. The first blocks each compute dx and ln_out of one
-    row, the next ones dgamma and dbeta of COLUMN_LANES columns, the last ones db. Blocks do not depend on
-    each other, since dln is only read.
+    """Compute everything except the products for few rows. The first blocks compute dx and ln_out of one row
+    each, the next blocks dgamma and dbeta of COLUMN_LANES columns, and the last blocks db. Blocks are
+    independent, since dln is only read.
 
     Parameters:
         dtype: The dtype of dln, dY, ln_out and db.
@@ -64,8 +64,8 @@ def ln_backward_few[
     """
     comptime accum = accum_type[dtype]
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
     var H = Int(hidden_dim)
     var row_blocks = Int(rows) if parts & (DX | LN_OUT) != 0 else 0
     var block = block_idx.x
@@ -88,39 +88,39 @@ def ln_backward_few[
     block -= row_blocks
     var norm_blocks = ceildiv(H, COLUMN_LANES) if parts & SUMS != 0 else 0
     var lane = thread_idx.x % COLUMN_LANES
-    var first = thread_idx.x // COLUMN_LANES
+    var group_index = thread_idx.x // COLUMN_LANES
     comptime groups = FEW_THREADS // COLUMN_LANES
     var totals = SIMD[accum, 2](0)
-    var of_norm = block < norm_blocks
-    var column = (block if of_norm else block - norm_blocks) * COLUMN_LANES + lane
-    var there = column < (H if of_norm else Int(output_dim))
-    var source = dln if of_norm else grad_output
-    var distance = Int(stride) if of_norm else Int(output_dim)
-    for row in range(first, Int(rows), groups * FEW_ABREAST):
-        var d = Array[Scalar[accum], FEW_ABREAST](fill=0)
-        var x_hat = Array[Scalar[accum], FEW_ABREAST](fill=0)
-        comptime for i in range(FEW_ABREAST):
+    var is_norm_block = block < norm_blocks
+    var column = (block if is_norm_block else block - norm_blocks) * COLUMN_LANES + lane
+    var in_bounds = column < (H if is_norm_block else Int(output_dim))
+    var source = dln if is_norm_block else grad_output
+    var source_stride = Int(stride) if is_norm_block else Int(output_dim)
+    for row in range(group_index, Int(rows), groups * ROWS_IN_FLIGHT):
+        var d = Array[Scalar[accum], ROWS_IN_FLIGHT](fill=0)
+        var x_hat = Array[Scalar[accum], ROWS_IN_FLIGHT](fill=0)
+        comptime for i in range(ROWS_IN_FLIGHT):
             var this_row = row + i * groups
-            if there and this_row < Int(rows):
-                d[i] = source[unsafe_offset=this_row * distance + column].cast[accum]()
-                if of_norm:
+            if in_bounds and this_row < Int(rows):
+                d[i] = source[unsafe_offset=this_row * source_stride + column].cast[accum]()
+                if is_norm_block:
                     var x = input[unsafe_offset=this_row * H + column].cast[accum]()
                     x_hat[i] = (x - mean[unsafe_offset=this_row]) * rstd[unsafe_offset=this_row]
-        comptime for i in range(FEW_ABREAST):
+        comptime for i in range(ROWS_IN_FLIGHT):
             totals += SIMD[accum, 2](d[i] * x_hat[i], d[i])
 
-    var shares = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+    var group_sums = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
         row_major[2 * groups, COLUMN_LANES]()
     )
     comptime for i in range(2):
-        shares[2 * first + i, lane] = totals[i]
+        group_sums[2 * group_index + i, lane] = totals[i]
     barrier()
-    if first == 0 and there:
+    if group_index == 0 and in_bounds:
         totals = 0
         comptime for group in range(groups):
             comptime for i in range(2):
-                totals[i] += shares[2 * group + i, lane][0]
-        if of_norm:
+                totals[i] += group_sums[2 * group + i, lane][0]
+        if is_norm_block:
             grad_ln_weight[unsafe_offset=column] = totals[0].cast[x_dtype]()
             grad_ln_bias[unsafe_offset=column] = totals[1].cast[x_dtype]()
         else:

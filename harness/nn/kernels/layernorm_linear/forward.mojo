@@ -25,11 +25,11 @@ from .rows import (
     NARROW_VECTORS,
     fetch_row,
     fill_row,
-    first_of,
+    zero_tail,
     lanes_per_row,
     load_columns,
     load_elements,
-    normalised,
+    normalize,
     starts_early,
     store_elements,
     wait_for_row,
@@ -39,17 +39,17 @@ from shared.common import (
     ImmPtr,
     MutPtr,
     accum_type,
-    lanes_of_a_warp,
+    lanes_per_warp,
     multiprocessors,
     rounded_product,
-    start_later_grids,
-    wait_for_earlier_grids,
+    launch_dependent_grids,
+    wait_on_dependent_grids,
 )
 from shared.launcher import Launcher
 from common.row_reductions import (
     VECTOR_BYTES,
-    load_across,
-    end_copies,
+    load_shifted,
+    commit_copies,
     is_aligned,
     row_sum,
     vector_width,
@@ -120,8 +120,8 @@ def layernorm_rows[
     comptime accum = accum_type[dtype]
     comptime vectors = NARROW_VECTORS if lanes > 0 else FORWARD_VECTORS * vector_width[dtype] // width
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
     var H = Int(hidden_dim)
     var scale = 1 / Scalar[accum](H)
     var column = thread_idx.x * width
@@ -175,7 +175,7 @@ def layernorm_rows[
                 comptime if lanes == 0:
                     gamma[v] = load_elements[width, x_dtype](ln_weight, h)
                     beta[v] = load_elements[width, x_dtype](ln_bias, h)
-                var x_hat = normalised[x_dtype](x[v], row_mean, row_rstd)
+                var x_hat = normalize[x_dtype](x[v], row_mean, row_rstd)
                 var y = x_hat.fma(gamma[v].cast[accum](), beta[v].cast[accum]())
                 store_elements(y_row, h, y.cast[dtype]())
         comptime if width == 1:
@@ -221,8 +221,8 @@ def layernorm_shared[
     comptime width = vector_width[dtype]
     comptime step = group * width
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
     var H = Int(hidden_dim)
     var pitch = Int(ln_out_stride)
     var scale = 1 / Scalar[accum](H)
@@ -233,25 +233,25 @@ def layernorm_shared[
     var memory = external_memory[Scalar[dtype], address_space=AddressSpace.SHARED, alignment=VECTOR_BYTES]()
     var slot = memory.unsafe_offset(thread_idx.y * (vectors * step + width))
     fetch_row[step](slot, input, row, H, Int(rows))
-    end_copies()
+    commit_copies()
     wait_for_copies[0]()
     wait_for_row[group]()
 
-    var left = Int32(H - column)
+    var remaining = Int32(H - column)
     var shift = Int32(row * H) & Int32(width - 1)
     # Keep them in their own dtype: in the accumulation type they would take twice the registers.
     var x = Array[SIMD[dtype, width], vectors](fill=0)
     var total = SIMD[accum, width](0)
     comptime for v in range(vectors):
-        if Int32(v * step) < left:
-            x[v] = first_of(load_across(slot, column + v * step, shift), left - Int32(v * step))
+        if Int32(v * step) < remaining:
+            x[v] = zero_tail(load_shifted(slot, column + v * step, shift), remaining - Int32(v * step))
             total += x[v].cast[accum]()
     var first_mean = rounded_product(row_sum(total.reduce_add(), 0), scale)
     var deviations = SIMD[accum, width](0)
     var squares = SIMD[accum, width](0)
     comptime for v in range(vectors):
-        if Int32(v * step) < left:
-            var deviation = first_of(x[v].cast[accum]() - first_mean, left - Int32(v * step))
+        if Int32(v * step) < remaining:
+            var deviation = zero_tail(x[v].cast[accum]() - first_mean, remaining - Int32(v * step))
             deviations += deviation
             squares = deviation.fma(deviation, squares)
     var sums = row_sum(SIMD[accum, 2](deviations.reduce_add(), squares.reduce_add()), 1)
@@ -263,11 +263,11 @@ def layernorm_shared[
         rstd[unsafe_offset=row] = row_rstd
     comptime for v in range(vectors):
         var h = column + v * step
-        var rest = left - Int32(v * step)
-        if rest > 0:
+        var rest_columns = remaining - Int32(v * step)
+        if rest_columns > 0:
             # Past the last column gamma and beta are 0, so the stored values are 0 too.
-            var y = normalised[dtype](x[v].cast[accum](), row_mean, row_rstd).fma(
-                load_columns[accum](ln_weight, h, rest), load_columns[accum](ln_bias, h, rest)
+            var y = normalize[dtype](x[v].cast[accum](), row_mean, row_rstd).fma(
+                load_columns[accum](ln_weight, h, rest_columns), load_columns[accum](ln_bias, h, rest_columns)
             )
             ln_out.unsafe_store[alignment=VECTOR_BYTES](row * pitch + h, y.cast[dtype]())
     fill_row[step](ln_out, row, H, pitch)
@@ -326,7 +326,7 @@ def layernorm_any[
         y[unsafe_offset=h] = 0
 
 
-def launch_layernorm_fast[
+def launch_layernorm[
     L: Launcher, dtype: DType, x_dtype: DType, //
 ](
     mut launcher: L,
@@ -341,25 +341,27 @@ def launch_layernorm_fast[
     stride: Int = 0,
 ) raises:
     """Launch one kernel that computes mean, rstd and the LayerNorm output, with a row pitch of `stride`
-    elements, H if `stride` is 0. Launch nothing without rows.
+    elements, H if `stride` is 0. No-op if there are no rows.
     """
     var rows = Int(sizes.rows())
     if rows == 0:
         return
     var ln_out_stride = stride if stride > 0 else Int(sizes.hidden_dim)
     comptime elements = FORWARD_VECTORS * vector_width[dtype]
-    var group = ceildiv(Int(sizes.hidden_dim), elements * lanes_of_a_warp()) * lanes_of_a_warp()
-    var tensors = is_aligned[x_dtype](input, ln_weight, ln_bias) and is_aligned(ln_out.as_imm())
-    var whole = Int(sizes.hidden_dim) % vector_width[dtype] == 0 and ln_out_stride == Int(sizes.hidden_dim)
-    var aligned = tensors and whole
+    var group = ceildiv(Int(sizes.hidden_dim), elements * lanes_per_warp()) * lanes_per_warp()
+    var tensors_aligned = is_aligned[x_dtype](input, ln_weight, ln_bias) and is_aligned(ln_out.as_imm())
+    var whole_vectors = Int(sizes.hidden_dim) % vector_width[dtype] == 0 and ln_out_stride == Int(
+        sizes.hidden_dim
+    )
+    var aligned = tensors_aligned and whole_vectors
     comptime if L.wgmma and x_dtype.is_half_float():
         var shifted = Int(sizes.hidden_dim) % vector_width[dtype] != 0
-        if tensors and shifted and ln_out_stride % vector_width[dtype] == 0:
-            var owned = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
-            comptime for way in range(len(SHARED_GROUPS)):
-                comptime threads = SHARED_GROUPS[way]
-                comptime vectors = SHARED_VECTORS[way]
-                if owned <= vectors * threads:
+        if tensors_aligned and shifted and ln_out_stride % vector_width[dtype] == 0:
+            var row_vectors = ceildiv(Int(sizes.hidden_dim), vector_width[dtype])
+            comptime for variant in range(len(SHARED_GROUPS)):
+                comptime threads = SHARED_GROUPS[variant]
+                comptime vectors = SHARED_VECTORS[variant]
+                if row_vectors <= vectors * threads:
                     var groups = min(rows, max(1, SHARED_THREADS // threads))
                     launcher.launch[layernorm_shared[dtype, threads, vectors, L.wgmma]](
                         "layernorm_shared",

@@ -1,15 +1,15 @@
 """LayerNorm + Linear as a library of C functions, in parts by dtype (see `common/calls.mojo`).
 
-PART names the dtype of the products: bfloat16, float16, or float32; with the suffix "_mixed" x, gamma, beta
-and their gradients are float32 and the products 16-bit, as under autocast.
+PART is the dtype of the products: bfloat16, float16, or float32. With the suffix "_mixed", x, gamma, beta and
+their gradients are float32 and the products are 16-bit, as under autocast.
 """
 
 from std.sys.defines import get_defined_string
 
 from common.calls import Words, call, open_gpu
 from common.stream_launcher import StreamLauncher
-from layernorm_linear.launches import DLN_GIVEN, LN_OUT_TAKEN, launch_forward_hopper, launch_gradients
-from layernorm_linear.forward import launch_layernorm_fast
+from layernorm_linear.launches import DLN_COMPUTED, LN_OUT_REQUESTED, launch_forward_hopper, launch_gradients
+from layernorm_linear.forward import launch_layernorm
 from layernorm_linear.pairs import launch_backward_pairs, launch_forward_pairs
 from layernorm_linear.plan import Problem, pack_choice
 from layernorm_linear.small import (
@@ -30,9 +30,9 @@ comptime x_dtype = DType.float32 if PART == "bfloat16_mixed" or PART == "float16
 comptime stat = accum_type[dtype]
 """The dtype of mean and rstd."""
 
-comptime PAIRS = 1
+comptime SPLIT_FLOAT32 = 1
 """Bit of a call's options: compute float32 products as split float16."""
-comptime LEAST = 2
+comptime LEAST_MEMORY = 2
 """Bit of a call's options: use the least memory."""
 
 
@@ -49,14 +49,14 @@ def forward(mut words: Words, mut launcher: StreamLauncher) raises:
     var eps = words.float().cast[stat]()
     # Arguments are evaluated in this order.
     var t = ForwardTensors[dtype, x_dtype](
-        output=words.written[dtype](),
-        mean=words.written[stat](),
-        rstd=words.written[stat](),
-        input=words.read[x_dtype](),
-        ln_weight=words.read[x_dtype](),
-        ln_bias=words.read[x_dtype](),
-        linear_weight=words.read[dtype](),
-        linear_bias=words.read[dtype](),
+        output=words.output[dtype](),
+        mean=words.output[stat](),
+        rstd=words.output[stat](),
+        input=words.input[x_dtype](),
+        ln_weight=words.input[x_dtype](),
+        ln_bias=words.input[x_dtype](),
+        linear_weight=words.input[dtype](),
+        linear_bias=words.input[dtype](),
         sizes=sizes^,
         eps=eps,
     )
@@ -76,15 +76,13 @@ def rows(mut words: Words, mut launcher: StreamLauncher) raises:
     """
     var sizes = read_sizes(words)
     var eps = words.float().cast[stat]()
-    var ln_out = words.written[dtype]()
-    var mean = words.written[stat]()
-    var rstd = words.written[stat]()
-    var input = words.read[x_dtype]()
-    var ln_weight = words.read[x_dtype]()
-    var ln_bias = words.read[x_dtype]()
-    launch_layernorm_fast(
-        launcher, ln_out, mean, rstd, input, ln_weight, ln_bias, sizes, eps, words.integer()
-    )
+    var ln_out = words.output[dtype]()
+    var mean = words.output[stat]()
+    var rstd = words.output[stat]()
+    var input = words.input[x_dtype]()
+    var ln_weight = words.input[x_dtype]()
+    var ln_bias = words.input[x_dtype]()
+    launch_layernorm(launcher, ln_out, mean, rstd, input, ln_weight, ln_bias, sizes, eps, words.integer())
 
 
 def backward(mut words: Words, mut launcher: StreamLauncher) raises:
@@ -96,31 +94,31 @@ def backward(mut words: Words, mut launcher: StreamLauncher) raises:
     var requested = words.integer()
     # Arguments are evaluated in this order.
     var t = BackwardTensors[dtype, x_dtype](
-        grad_input=words.written[x_dtype](),
-        grad_ln_weight=words.written[x_dtype](),
-        grad_ln_bias=words.written[x_dtype](),
-        grad_weight=words.written[dtype](),
-        grad_bias=words.written[dtype](),
-        grad_output=words.read[dtype](),
-        input=words.read[x_dtype](),
-        mean=words.read[stat](),
-        rstd=words.read[stat](),
-        ln_weight=words.read[x_dtype](),
-        ln_bias=words.read[x_dtype](),
-        linear_weight=words.read[dtype](),
+        grad_input=words.output[x_dtype](),
+        grad_ln_weight=words.output[x_dtype](),
+        grad_ln_bias=words.output[x_dtype](),
+        grad_weight=words.output[dtype](),
+        grad_bias=words.output[dtype](),
+        grad_output=words.input[dtype](),
+        input=words.input[x_dtype](),
+        mean=words.input[stat](),
+        rstd=words.input[stat](),
+        ln_weight=words.input[x_dtype](),
+        ln_bias=words.input[x_dtype](),
+        linear_weight=words.input[dtype](),
         sizes=sizes^,
     )
-    var dln = words.written[dtype]()
-    var ln_out = words.written[dtype]()
-    var all_own = requested & (DLN_GIVEN | LN_OUT_TAKEN) == 0
+    var dln = words.output[dtype]()
+    var ln_out = words.output[dtype]()
+    var computes_products = requested & (DLN_COMPUTED | LN_OUT_REQUESTED) == 0
     comptime if StreamLauncher.wgmma and IS_FLOAT32:
-        if all_own:
+        if computes_products:
             launch_backward_pairs(
                 launcher, rebind[BackwardTensors[DType.float32, DType.float32]](t), requested
             )
             return
     comptime if StreamLauncher.wgmma and not IS_FLOAT32 and dtype == x_dtype:
-        if all_own and suits_small_backward(t.sizes):
+        if computes_products and suits_small_backward(t.sizes):
             launch_backward_small(launcher, rebind[BackwardTensors[dtype, dtype]](t), requested)
             return
     launch_gradients(launcher, t, requested, dln, ln_out)
@@ -128,7 +126,7 @@ def backward(mut words: Words, mut launcher: StreamLauncher) raises:
 
 @export("workbook_open")
 def workbook_open(index: Int64, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Return a handle of GPU `index`."""
+    """Return a handle to GPU `index`."""
     return open_gpu(index, message, capacity)
 
 
@@ -152,15 +150,17 @@ def workbook_layernorm_linear_backward(words: Int, message: Int, capacity: Int64
 
 @export("workbook_layernorm_linear_plan")
 def workbook_layernorm_linear_plan(words: Int, message: Int, capacity: Int64) abi("C") -> Int64:
-    """Return the GEMM selection (see `plan.mojo`). 6 words: rows, H, O; whether W is transposed; PAIRS +
-    LEAST; whether a CUDA graph captures the call.
+    """Return the GEMM selection (see `plan.mojo`). 6 words: rows, H, O; whether W is transposed;
+    SPLIT_FLOAT32 + LEAST_MEMORY; whether a CUDA graph captures the call.
     """
-    var taken = Words(words)
-    var rows = taken.integer()
-    var H = taken.integer()
-    var O = taken.integer()
-    var transposed = taken.integer() != 0
-    var options = taken.integer()
-    var captured = taken.integer() != 0
-    var problem = Problem(rows, H, O, transposed, options & LEAST != 0, captured, options & PAIRS != 0)
+    var arguments = Words(words)
+    var rows = arguments.integer()
+    var H = arguments.integer()
+    var O = arguments.integer()
+    var transposed = arguments.integer() != 0
+    var options = arguments.integer()
+    var captured = arguments.integer() != 0
+    var problem = Problem(
+        rows, H, O, transposed, options & LEAST_MEMORY != 0, captured, options & SPLIT_FLOAT32 != 0
+    )
     return Int64(pack_choice[StreamLauncher.wgmma, dtype, x_dtype](problem))

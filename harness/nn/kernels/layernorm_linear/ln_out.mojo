@@ -12,24 +12,24 @@ from max.gpu.host import Dim
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .rows import load_elements, normalised, starts_early, store_elements
-from shared.common import ImmPtr, MutPtr, accum_type, start_later_grids, wait_for_earlier_grids
+from .rows import load_elements, normalize, starts_early, store_elements
+from shared.common import ImmPtr, MutPtr, accum_type, launch_dependent_grids, wait_on_dependent_grids
 from shared.launcher import Launcher
 from common.row_reductions import is_aligned, vector_width
 from .tensors import BackwardTensors
 
 comptime THREADS = 256
 """Maximum threads per block."""
-comptime ABREAST = 4
-"""Rows from which a thread loads a vector at a time."""
+comptime ROWS_IN_FLIGHT = 4
+"""Rows per thread whose loads are in flight at a time."""
 comptime TILE = 32
 """Rows and columns of the tile that a block transposes."""
-comptime TILE_LINES = 8
+comptime LINES_PER_PASS = 8
 """Rows of the tile that are processed at a time."""
 
 
 @__name("ln_out_rows")
-def normalise_rows[
+def normalize_rows[
     dtype: DType, x_dtype: DType, width: Int, early: Bool
 ](
     ln_out: MutPtr[dtype],  # [rows, stride]; zeros from column H on
@@ -43,31 +43,31 @@ def normalise_rows[
     stride: Int32,
 ):
     """Compute ln_out = x_hat * gamma + beta with x_hat = (x - mean) * rstd. A thread computes `width` columns
-    of ABREAST rows.
+    of ROWS_IN_FLIGHT rows.
     """
     comptime accum = accum_type[dtype]
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
     var H = Int(hidden_dim)
     var column = (block_idx.y * block_dim.x + thread_idx.x) * width
     if column >= Int(stride):
         return
-    var first = block_idx.x * block_dim.y * ABREAST + thread_idx.y
+    var first = block_idx.x * block_dim.y * ROWS_IN_FLIGHT + thread_idx.y
     var gamma = SIMD[accum, width](0)
     var beta = SIMD[accum, width](0)
-    var x = Array[SIMD[accum, width], ABREAST](fill=0)
+    var x = Array[SIMD[accum, width], ROWS_IN_FLIGHT](fill=0)
     if column < H:
         gamma = load_elements[width, accum](ln_weight, column)
         beta = load_elements[width, accum](ln_bias, column)
-        comptime for i in range(ABREAST):
+        comptime for i in range(ROWS_IN_FLIGHT):
             var row = first + i * block_dim.y
             if row < Int(rows):
                 x[i] = load_elements[width, accum](input, row * H + column)
-    comptime for i in range(ABREAST):
+    comptime for i in range(ROWS_IN_FLIGHT):
         var row = first + i * block_dim.y
         if row < Int(rows):
-            var x_hat = normalised[x_dtype](x[i], mean[unsafe_offset=row], rstd[unsafe_offset=row])
+            var x_hat = normalize[x_dtype](x[i], mean[unsafe_offset=row], rstd[unsafe_offset=row])
             var y = x_hat.fma(gamma, beta).cast[dtype]()
             store_elements(ln_out, row * Int(stride) + column, y)
 
@@ -88,7 +88,7 @@ def launch_ln_out[
             var columns = ceildiv(stride, width)
             var lanes = min(columns, THREADS)
             var groups = min(rows, THREADS // lanes)
-            launcher.launch[normalise_rows[dtype, x_dtype, width, L.wgmma]](
+            launcher.launch[normalize_rows[dtype, x_dtype, width, L.wgmma]](
                 "ln_out",
                 ln_out,
                 t.input,
@@ -99,7 +99,7 @@ def launch_ln_out[
                 t.sizes.rows(),
                 t.sizes.hidden_dim,
                 Int32(stride),
-                grid_dim=Dim(ceildiv(rows, groups * ABREAST), ceildiv(columns, lanes)),
+                grid_dim=Dim(ceildiv(rows, groups * ROWS_IN_FLIGHT), ceildiv(columns, lanes)),
                 block_dim=Dim(lanes, groups),
                 early=L.wgmma and starts_early(t.sizes),
             )
@@ -107,7 +107,7 @@ def launch_ln_out[
 
 
 @__name("ln_out_transposed")
-def normalise_transposed[
+def normalize_transposed[
     dtype: DType, early: Bool
 ](
     ln_out: MutPtr[dtype],  # [H, rows]
@@ -124,8 +124,8 @@ def normalise_transposed[
     # The extra column puts the elements of a column in different banks.
     var tile = stack_allocation[dtype=dtype, address_space=AddressSpace.SHARED](row_major[TILE, TILE + 1]())
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
     var H = Int(hidden_dim)
     var first_row = block_idx.x * TILE
     var first_column = block_idx.y * TILE
@@ -133,17 +133,17 @@ def normalise_transposed[
     if column < H:
         var gamma = ln_weight[unsafe_offset=column].cast[accum]()
         var beta = ln_bias[unsafe_offset=column].cast[accum]()
-        comptime for i in range(TILE // TILE_LINES):
-            var line = i * TILE_LINES + thread_idx.y
+        comptime for i in range(TILE // LINES_PER_PASS):
+            var line = i * LINES_PER_PASS + thread_idx.y
             var row = first_row + line
             if row < Int(rows):
                 var x = input[unsafe_offset=row * H + column].cast[accum]()
-                var x_hat = normalised[dtype](x, mean[unsafe_offset=row], rstd[unsafe_offset=row])
+                var x_hat = normalize[dtype](x, mean[unsafe_offset=row], rstd[unsafe_offset=row])
                 tile[line, thread_idx.x] = x_hat.fma(gamma, beta).cast[dtype]()
     barrier()
     var row = first_row + thread_idx.x
-    comptime for i in range(TILE // TILE_LINES):
-        var line = i * TILE_LINES + thread_idx.y
+    comptime for i in range(TILE // LINES_PER_PASS):
+        var line = i * LINES_PER_PASS + thread_idx.y
         if row < Int(rows) and first_column + line < H:
             ln_out[unsafe_offset=(first_column + line) * Int(rows) + row] = tile[thread_idx.x, line]
 
@@ -151,11 +151,11 @@ def normalise_transposed[
 def launch_ln_out_transposed[
     L: Launcher, dtype: DType, //
 ](mut launcher: L, t: BackwardTensors[dtype, dtype], ln_out: MutPtr[dtype]) raises:
-    """Launch one kernel that computes the transpose of ln_out, [H, rows]. Launch nothing without rows."""
+    """Launch one kernel that computes the transpose of ln_out, [H, rows]. No-op if there are no rows."""
     var rows = Int(t.sizes.rows())
     if rows == 0:
         return
-    launcher.launch[normalise_transposed[dtype, L.wgmma]](
+    launcher.launch[normalize_transposed[dtype, L.wgmma]](
         "ln_out",
         ln_out,
         t.input,
@@ -166,6 +166,6 @@ def launch_ln_out_transposed[
         t.sizes.rows(),
         t.sizes.hidden_dim,
         grid_dim=Dim(ceildiv(rows, TILE), ceildiv(Int(t.sizes.hidden_dim), TILE)),
-        block_dim=Dim(TILE, TILE_LINES),
+        block_dim=Dim(TILE, LINES_PER_PASS),
         early=L.wgmma and starts_early(t.sizes),
     )

@@ -6,15 +6,15 @@ which together take as much workspace as the operand, and each product is comput
 
 from .launches import (
     BIAS,
-    DLN_GIVEN,
-    FEW_SHARES,
+    DLN_COMPUTED,
+    FEW_PARTIALS,
     INPUT,
-    LN_OUT_TAKEN,
+    LN_OUT_REQUESTED,
     NORM,
     WEIGHT,
     launch_gradients,
 )
-from .forward import launch_layernorm_fast
+from .forward import launch_layernorm
 from common.gemm_pairs import launch_gemm_pairs, launch_split
 from shared.launcher import Launcher
 from .tensors import BackwardTensors, ForwardTensors
@@ -29,7 +29,7 @@ def launch_forward_pairs[
     var H = sizes.hidden_dim
     var O = sizes.output_dim
     var ln_out = launcher.workspace[DType.float32]("ln_out", Int(rows) * Int(H))
-    launch_layernorm_fast(launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps)
+    launch_layernorm(launcher, ln_out, t.mean, t.rstd, t.input, t.ln_weight, t.ln_bias, sizes, t.eps)
     var a = launch_split(launcher, ln_out.as_imm(), Int(rows) * Int(H))
     var b = launch_split(launcher, t.linear_weight, Int(O) * Int(H))
     launch_gemm_pairs["nt", True](launcher, "output", t.output, a, b, t.linear_bias, rows, O, H)
@@ -46,22 +46,24 @@ def launch_backward_pairs[
     var H = sizes.hidden_dim
     var O = sizes.output_dim
     var size = Int(rows) * Int(H)
-    var weight_wanted = requested & WEIGHT != 0
+    var needs_weight_grad = requested & WEIGHT != 0
     var needs_dln = requested & (INPUT | NORM) != 0
     var dln = t.grad_input
     if needs_dln and requested & INPUT == 0:
         dln = launcher.workspace[DType.float32]("dln", size)
-    var ln_out = launcher.workspace[DType.float32]("ln_out", size if weight_wanted else 0)
-    var dy = launch_split(launcher, t.grad_output, Int(rows) * Int(O) if weight_wanted or needs_dln else 0)
-    var parts = requested & (BIAS | INPUT | NORM | FEW_SHARES)
+    var ln_out = launcher.workspace[DType.float32]("ln_out", size if needs_weight_grad else 0)
+    var dy = launch_split(
+        launcher, t.grad_output, Int(rows) * Int(O) if needs_weight_grad or needs_dln else 0
+    )
+    var parts = requested & (BIAS | INPUT | NORM | FEW_PARTIALS)
     if needs_dln:
-        parts |= DLN_GIVEN
+        parts |= DLN_COMPUTED
         var weight = launch_split(launcher, t.linear_weight, Int(O) * Int(H))
         launch_gemm_pairs["nn", False](launcher, "dln", dln, dy, weight, t.linear_weight, rows, H, O)
-    if weight_wanted:
-        parts |= LN_OUT_TAKEN
+    if needs_weight_grad:
+        parts |= LN_OUT_REQUESTED
     launch_gradients(launcher, t, parts, dln, ln_out)
-    if weight_wanted:
+    if needs_weight_grad:
         var pair = launch_split(launcher, ln_out.as_imm(), size)
         launch_gemm_pairs["tn", False](
             launcher, "grad_weight", t.grad_weight, dy, pair, t.linear_weight, O, H, rows

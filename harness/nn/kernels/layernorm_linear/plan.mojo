@@ -27,44 +27,44 @@ from common.tensor_maps import has_aligned_width, aligned_pitch
 from .small import suits_small_backward, suits_small_forward
 from .tensors import Sizes
 
-comptime OWN = 0
+comptime MOJO = 0
 """GEMM selection: this project's kernel."""
 comptime CUBLAS = 1
 """GEMM selection: cuBLAS."""
 comptime PADDED = 2
 """GEMM selection: cuBLAS on copies with aligned rows."""
 
-comptime PROCESSORS = 132
-comptime STEP = 0.0023 * 1.15
+comptime MULTIPROCESSORS = 132
+comptime STEP_US = 0.0023 * 1.15
 """Microseconds per step of one column of this project's product: the planned time, times the measured excess.
 """
-comptime EMPTY_COLUMNS = 64
+comptime MIN_TILE_COLUMNS = 64
 """Minimum columns; with fewer, most of every tile is empty."""
-comptime EMPTY_ROWS = 8 * BLOCK_M * PROCESSORS
+comptime MAX_OVERLAPPED_ROWS = 8 * BLOCK_M * MULTIPROCESSORS
 """Rows above which memory traffic adds to the time if most of every tile is empty: more than eight rounds of
 tiles.
 """
-comptime NARROW_ROWS = 1 << 16
-"""Minimum rows of fewer than EMPTY_COLUMNS columns for cuBLAS to compute both products in two streams."""
-comptime LARGE = 1 << 37
+comptime MIN_NARROW_ROWS = 1 << 16
+"""Minimum rows of fewer than MIN_TILE_COLUMNS columns for cuBLAS to compute both products in two streams."""
+comptime MIN_LARGE_WORK = 1 << 37
 """Multiply-adds from which the GPU is at its power limit, and this project's product takes LARGE_COST times
 as long.
 """
 comptime LARGE_COST = 1.05
-comptime SMALL = 1 << 15
+comptime MAX_SMALL_WORK = 1 << 15
 """Maximum multiply-adds for one launch to compute a whole pass (`small.mojo`)."""
-comptime COPIES_FROM = 1 << 16
+comptime MIN_COPY_WORK = 1 << 16
 """Minimum multiply-adds for copies of unaligned rows to pay off."""
-comptime MOST_FEW_ROWS = 64
+comptime MAX_SMALL_ROWS = 64
 """Maximum rows for the kernels for few rows: with more, adding columns row by row takes longer than a launch.
 """
-comptime FEW_WORK = 1 << 24
+comptime MAX_SMALL_ROWS_WORK = 1 << 24
 """Maximum multiply-adds of few unaligned rows for which cuBLAS takes less time than the copies for this
 project's products.
 """
-comptime LAUNCH = 3.0
+comptime LAUNCH_US = 3.0
 """Fixed overhead in microseconds of a cuBLAS product, and of an additional launch."""
-comptime OWN_LAUNCH = 1.0
+comptime MOJO_LAUNCH_US = 1.0
 """Fixed overhead in microseconds of this project's product, which starts before the previous launch is done.
 """
 comptime CUBLAS_RATE = 780e6
@@ -73,34 +73,34 @@ comptime BANDWIDTH = 3.6e6
 """Bytes per microsecond of a memory-bound product."""
 comptime COPY_BANDWIDTH = 1.2e6
 """Bytes per microsecond of PyTorch's copy of unaligned rows."""
-comptime OWN_COPY_BANDWIDTH = 4e6
+comptime MOJO_COPY_BANDWIDTH = 4e6
 """Bytes per microsecond of this project's copy."""
-comptime ROWS = 2.5
-"""Fixed overhead in microseconds of a row kernel."""
-comptime SUMS = 2.0
+comptime ROW_KERNEL_US = 2.5
+"""Fixed overhead of a row kernel in microseconds."""
+comptime SUMS_US = 2.0
 """Microseconds to add the partial sums of several blocks."""
-comptime STREAMS_ROWS = 1.2
-"""With two streams: the factor on the memory traffic of row kernels that overlap products, and the extra
-microseconds of both streams and of a cuBLAS dW in them.
+comptime STREAMS_TRAFFIC = 1.2
+"""Factor on the memory traffic of row kernels that overlap products on two streams. STREAMS_US and
+STREAMS_CUBLAS_US are the overheads in microseconds of two streams, and of a cuBLAS dW on one of them.
 """
-comptime STREAMS = 4.0
-comptime STREAMS_CUBLAS = 2.5
+comptime STREAMS_US = 4.0
+comptime STREAMS_CUBLAS_US = 2.5
 comptime STREAMS_GAIN = 0.98
 """Two streams are chosen if they take less than this fraction of the time of one."""
-comptime MANY_SUMS = 1 << 19
+comptime MIN_BIAS_STREAM_ELEMENTS = 1 << 19
 """Minimum elements of dY for its column sums to get a third stream, if cuBLAS computes dln."""
-comptime UNALIGNED_STREAMS = 1 << 19
+comptime MAX_UNALIGNED_ELEMENTS = 1 << 19
 """Maximum elements of the input, and of a row, for the backward pass over unaligned rows to use two streams.
 """
-comptime UNALIGNED_WIDTH = 1024
-comptime UNALIGNED_ROWS = 512
+comptime MAX_UNALIGNED_WIDTH = 1024
+comptime MAX_UNALIGNED_ROWS = 512
 """Maximum rows and multiply-adds for those streams to use cuBLAS."""
-comptime UNALIGNED_WORK = 1 << 25
-comptime LOOSE = 1.15
-"""The factor on the time of this project's product if it writes unaligned rows."""
+comptime MAX_UNALIGNED_WORK = 1 << 25
+comptime UNALIGNED_OUTPUT_COST = 1.15
+"""Factor on the time of this project's product if it writes unaligned rows."""
 comptime PADDED_GAIN = 0.9
 """cuBLAS on padded rows is chosen if it takes less than this fraction of this project's time."""
-comptime HOST = 350.0
+comptime CPU_BOUND_US = 350.0
 """GPU time of both passes, in microseconds, below which a loop of eager calls is CPU-bound."""
 
 
@@ -113,11 +113,11 @@ struct Problem(Copyable, Movable):
     var O: Int
     var transposed: Bool
     """Whether W is stored as [H, O], which this project's products do not read."""
-    var lean: Bool
-    """Whether to minimize memory rather than time."""
+    var least_memory: Bool
+    """Whether to minimize memory instead of time."""
     var captured: Bool
     """Whether a CUDA graph captures the call."""
-    var pairs: Bool
+    var split_float32: Bool
     """Whether float32 products may be computed as split float16."""
 
     def work(self) -> Int:
@@ -136,7 +136,7 @@ struct Choice(Copyable, Movable):
 
     @staticmethod
     def of(gemm: Int) -> Self:
-        """Return a choice of one implementation for all three products."""
+        """Return the choice of one implementation for all three products."""
         return Self(gemm, gemm, gemm, False)
 
 
@@ -150,7 +150,7 @@ def choose[wgmma: Bool, dtype: DType, x_dtype: DType](p: Problem) -> Choice:
     if not wgmma or p.transposed:
         return Choice.of(CUBLAS)
     comptime if dtype == DType.float32:
-        return Choice.of(OWN if p.pairs and p.H % 8 == 0 == p.O % 8 else CUBLAS)
+        return Choice.of(MOJO if p.split_float32 and p.H % 8 == 0 == p.O % 8 else CUBLAS)
     if has_aligned_width[dtype](p.H) and has_aligned_width[dtype](p.O):
         return choose_aligned(p)
     return choose_unaligned[dtype, x_dtype](p)
@@ -160,20 +160,20 @@ def choose[wgmma: Bool, dtype: DType, x_dtype: DType](p: Problem) -> Choice:
 
 
 def choose_aligned(p: Problem) -> Choice:
-    """Choose by the estimated time of each pass."""
-    if p.work() <= SMALL:
-        return Choice.of(OWN)
-    var own = own_cost(p.rows, p.O, p.H).time
-    var output = CUBLAS if cublas_cost(p.rows, p.O, p.H).time < own else OWN
-    var chain = estimate_one_stream(p)
+    """Choose the implementations with the lowest estimated time of each pass."""
+    if p.work() <= MAX_SMALL_WORK:
+        return Choice.of(MOJO)
+    var mojo = mojo_cost(p.rows, p.O, p.H).time
+    var output = CUBLAS if cublas_cost(p.rows, p.O, p.H).time < mojo else MOJO
+    var one_stream = estimate_one_stream(p)
     var streams = estimate_best_streams(p)
-    var two_streams = streams.time < STREAMS_GAIN * chain.time
-    own += own_cost(p.rows, p.H, p.O).time + own_cost(p.O, p.H, p.rows, may_share=True).time
+    var two_streams = streams.time < STREAMS_GAIN * one_stream.time
+    mojo += mojo_cost(p.rows, p.H, p.O).time + mojo_cost(p.O, p.H, p.rows, may_split=True).time
     if p.captured and two_streams:
         return Choice(output, streams.dln, streams.dW, True)
-    if not p.captured and own < HOST:
-        return Choice.of(OWN)
-    return Choice(output, chain.dln, chain.dW, False)
+    if not p.captured and mojo < CPU_BOUND_US:
+        return Choice.of(MOJO)
+    return Choice(output, one_stream.dln, one_stream.dW, False)
 
 
 @fieldwise_init
@@ -186,33 +186,33 @@ struct Estimate(Copyable, Movable):
 
 
 def estimate_one_stream(p: Problem) -> Estimate:
-    """Estimate the launches in one stream: dln, the row kernel, dW; this project's dW also adds the partial
-    sums.
+    """Return the fastest choice on one stream and its estimated time: dln, then the row kernel, then dW.
+    This project's dW kernel also adds the partial sums.
     """
-    var row_kernel = ROWS + 8 * Float64(p.rows * p.H) / BANDWIDTH
-    # Column sums of dY: for many rows two more launches, which read dY once more; otherwise part of another
-    # launch.
-    var sums = 2 * Float64(p.rows * p.O) / BANDWIDTH + 2 * LAUNCH if p.rows > 1024 else 1.0
-    sums += 0.0 if p.rows <= MOST_FEW_ROWS else SUMS
-    var own = own_cost(p.rows, p.H, p.O).time + row_kernel + SUMS
+    var row_kernel = ROW_KERNEL_US + 8 * Float64(p.rows * p.H) / BANDWIDTH
+    # Column sums of dY take two more launches for many rows, which read dY again; for fewer rows, another
+    # launch computes them.
+    var sums = 2 * Float64(p.rows * p.O) / BANDWIDTH + 2 * LAUNCH_US if p.rows > 1024 else 1.0
+    sums += 0.0 if p.rows <= MAX_SMALL_ROWS else SUMS_US
+    var mojo = mojo_cost(p.rows, p.H, p.O).time + row_kernel + SUMS_US
     var cublas = cublas_cost(p.rows, p.H, p.O).time + row_kernel + sums
-    var own_dW = own_cost(p.O, p.H, p.rows, may_share=True).time
+    var mojo_dW = mojo_cost(p.O, p.H, p.rows, may_split=True).time
     var cublas_dW = cublas_cost(p.O, p.H, p.rows).time
-    var best = Estimate(OWN, OWN, own + own_dW)
-    if own + cublas_dW < best.time:
-        best = Estimate(OWN, CUBLAS, own + cublas_dW)
+    var best = Estimate(MOJO, MOJO, mojo + mojo_dW)
+    if mojo + cublas_dW < best.time:
+        best = Estimate(MOJO, CUBLAS, mojo + cublas_dW)
     if cublas + cublas_dW < best.time:
         best = Estimate(CUBLAS, CUBLAS, cublas + cublas_dW)
     return best^
 
 
 def estimate_best_streams(p: Problem) -> Estimate:
-    """Estimate two streams: the time of the longer one, or the work of both if that fills the GPU. cuBLAS in
-    both streams needs two workspaces, which only pays off for many narrow rows.
+    """Return the fastest choice on two streams and its estimated time. cuBLAS in both streams needs two
+    workspaces, which only pays off for many narrow rows.
     """
-    var best = estimate_two_streams(p, OWN, OWN)
-    for dln, dW in [(OWN, CUBLAS), (CUBLAS, OWN), (CUBLAS, CUBLAS)]:
-        if (dln == OWN or dW == OWN) or (p.H < EMPTY_COLUMNS and p.rows >= NARROW_ROWS):
+    var best = estimate_two_streams(p, MOJO, MOJO)
+    for dln, dW in [(MOJO, CUBLAS), (CUBLAS, MOJO), (CUBLAS, CUBLAS)]:
+        if (dln == MOJO or dW == MOJO) or (p.H < MIN_TILE_COLUMNS and p.rows >= MIN_NARROW_ROWS):
             var estimate = estimate_two_streams(p, dln, dW)
             if estimate.time < best.time:
                 best = estimate^
@@ -220,18 +220,23 @@ def estimate_best_streams(p: Problem) -> Estimate:
 
 
 def estimate_two_streams(p: Problem, dln: Int, dW: Int) -> Estimate:
-    """Estimate two streams with these products."""
+    """Estimate the time on two streams: that of the longer stream, or the work of both if it fills the GPU.
+    """
     var elements = Float64(p.rows * p.H)
-    var apart = dln == CUBLAS and p.rows * p.O >= MANY_SUMS
-    var mine = own_cost(p.rows, p.H, p.O) if dln == OWN else cublas_cost(p.rows, p.H, p.O)
-    var other = own_cost(p.O, p.H, p.rows, may_share=True) if dW == OWN else cublas_cost(p.O, p.H, p.rows)
-    var behind = 0.0 if dln == CUBLAS and p.rows <= MOST_FEW_ROWS else SUMS
-    var first = mine.time + ROWS + 6 * elements / BANDWIDTH + behind
-    var late = STREAMS_CUBLAS if dW == CUBLAS else 0.0
-    var second = ROWS + 4 * elements / BANDWIDTH + other.time + late
-    var read = 10 * elements + (2 * Float64(p.rows * p.O) if apart else 0.0)
-    var both = mine.work + other.work + late + STREAMS_ROWS * read / BANDWIDTH + STREAMS
-    return Estimate(dln, dW, max(first, second, both) + (LAUNCH / 2 if apart else 0.0))
+    var separate_bias = dln == CUBLAS and p.rows * p.O >= MIN_BIAS_STREAM_ELEMENTS
+    var dln_cost = mojo_cost(p.rows, p.H, p.O) if dln == MOJO else cublas_cost(p.rows, p.H, p.O)
+    var dW_cost = mojo_cost(p.O, p.H, p.rows, may_split=True) if dW == MOJO else cublas_cost(p.O, p.H, p.rows)
+    var sums_time = 0.0 if dln == CUBLAS and p.rows <= MAX_SMALL_ROWS else SUMS_US
+    var first_stream = dln_cost.time + ROW_KERNEL_US + 6 * elements / BANDWIDTH + sums_time
+    var cublas_time = STREAMS_CUBLAS_US if dW == CUBLAS else 0.0
+    var second_stream = ROW_KERNEL_US + 4 * elements / BANDWIDTH + dW_cost.time + cublas_time
+    var traffic = 10 * elements + (2 * Float64(p.rows * p.O) if separate_bias else 0.0)
+    var all_work = (
+        dln_cost.work + dW_cost.work + cublas_time + STREAMS_TRAFFIC * traffic / BANDWIDTH + STREAMS_US
+    )
+    return Estimate(
+        dln, dW, max(first_stream, second_stream, all_work) + (LAUNCH_US / 2 if separate_bias else 0.0)
+    )
 
 
 @fieldwise_init
@@ -244,23 +249,24 @@ struct Cost(Copyable, Movable):
     """Microseconds of the whole GPU; less than `time` if multiprocessors are idle."""
 
 
-def own_cost(m: Int, n: Int, k: Int, may_share: Bool = False) -> Cost:
+def mojo_cost(m: Int, n: Int, k: Int, may_split: Bool = False) -> Cost:
     """Return the cost of this project's product [m, n] with inner dimension k."""
-    var plan = plan_tiles(m, n, k, may_share)
-    var step = STEP * (LARGE_COST if m * n * k >= LARGE else 1.0)
-    var waits = bytes_time(m, n, k) if n < EMPTY_COLUMNS and m > EMPTY_ROWS else 0.0
+    var plan = plan_tiles(m, n, k, may_split)
+    var step = STEP_US * (LARGE_COST if m * n * k >= MIN_LARGE_WORK else 1.0)
+    var memory_time = traffic_time(m, n, k) if n < MIN_TILE_COLUMNS and m > MAX_OVERLAPPED_ROWS else 0.0
     return Cost(
-        OWN_LAUNCH + waits + step * Float64(plan.cost), waits + step * Float64(plan.work) / PROCESSORS
+        MOJO_LAUNCH_US + memory_time + step * Float64(plan.cost),
+        memory_time + step * Float64(plan.work) / MULTIPROCESSORS,
     )
 
 
 def cublas_cost(m: Int, n: Int, k: Int) -> Cost:
-    """Return the cost of cuBLAS with aligned rows, half of whose store traffic is not overlapped."""
+    """Return the cost of cuBLAS with aligned rows; half of its store traffic is not overlapped."""
     var work = 2 * Float64(m * n * k) / CUBLAS_RATE + Float64(m * n) / BANDWIDTH
-    return Cost(LAUNCH + max(work, bytes_time(m, n, k)), work)
+    return Cost(LAUNCH_US + max(work, traffic_time(m, n, k)), work)
 
 
-def bytes_time(m: Int, n: Int, k: Int) -> Float64:
+def traffic_time(m: Int, n: Int, k: Int) -> Float64:
     """Return the microseconds for reading both operands and writing the product."""
     return 2 * Float64(m * k + k * n + m * n) / BANDWIDTH
 
@@ -269,41 +275,41 @@ def bytes_time(m: Int, n: Int, k: Int) -> Float64:
 
 
 def choose_unaligned[dtype: DType, x_dtype: DType](p: Problem) -> Choice:
-    """Choose this project's products with the copies that they need; but cuBLAS if the first product has few
-    tiles or long sums, or if all are so small that they take no longer than the copies.
+    """Choose this project's products with the copies that they need; or cuBLAS if the first product has few
+    tiles or long sums, or if all products take no longer than the copies.
     """
-    var whole_H = has_aligned_width[dtype](p.H)
-    if p.lean:
+    var aligned_H = has_aligned_width[dtype](p.H)
+    if p.least_memory:
         # cuBLAS would read unaligned operands, which takes longer. If only the rows that it writes are
         # unaligned, this project's product needs no copy either.
-        return Choice(OWN if whole_H else CUBLAS, CUBLAS, CUBLAS, False)
+        return Choice(MOJO if aligned_H else CUBLAS, CUBLAS, CUBLAS, False)
     var work = p.work()
-    if work < COPIES_FROM:
+    if work < MIN_COPY_WORK:
         var sizes = Sizes(Int32(p.rows), 1, Int32(p.H), Int32(p.O))
-        var output = OWN if dtype == x_dtype and suits_small_forward(sizes) else CUBLAS
-        var gradients = OWN if dtype == x_dtype and suits_small_backward(sizes) else CUBLAS
+        var output = MOJO if dtype == x_dtype and suits_small_forward(sizes) else CUBLAS
+        var gradients = MOJO if dtype == x_dtype and suits_small_backward(sizes) else CUBLAS
         return Choice(output, gradients, gradients, False)
-    var two_streams = p.captured and p.H <= UNALIGNED_WIDTH and p.rows * p.H <= UNALIGNED_STREAMS
-    if p.rows <= MOST_FEW_ROWS and work <= FEW_WORK:
-        return Choice(CUBLAS, CUBLAS, CUBLAS, two_streams) if p.captured else Choice.of(OWN)
-    var wide = ceildiv(p.H, 8) * 8
-    var tall = ceildiv(p.O, 8) * 8
-    var own = own_cost(p.rows, p.O, p.H).time * (LOOSE if tall != p.O else 1.0)
-    own += 4 * Float64(p.O * p.H) / OWN_COPY_BANDWIDTH if not whole_H else 0.0
-    var cublas = cublas_cost(p.rows, tall, wide).time + copy_time(tall, wide)
-    cublas += copy_time(p.rows, p.O) if tall != p.O else 0.0
-    var output = PADDED if cublas < PADDED_GAIN * own else OWN
-    var backward = own_cost(p.rows, p.H, p.O).time + own_cost(p.O, p.H, p.rows, may_share=True).time
-    if not p.captured and own + backward < HOST:
-        output = OWN
-    var few = two_streams and p.rows <= UNALIGNED_ROWS and work <= UNALIGNED_WORK
-    var gradients = CUBLAS if few else OWN
+    var two_streams = p.captured and p.H <= MAX_UNALIGNED_WIDTH and p.rows * p.H <= MAX_UNALIGNED_ELEMENTS
+    if p.rows <= MAX_SMALL_ROWS and work <= MAX_SMALL_ROWS_WORK:
+        return Choice(CUBLAS, CUBLAS, CUBLAS, two_streams) if p.captured else Choice.of(MOJO)
+    var padded_H = ceildiv(p.H, 8) * 8
+    var padded_O = ceildiv(p.O, 8) * 8
+    var mojo = mojo_cost(p.rows, p.O, p.H).time * (UNALIGNED_OUTPUT_COST if padded_O != p.O else 1.0)
+    mojo += 4 * Float64(p.O * p.H) / MOJO_COPY_BANDWIDTH if not aligned_H else 0.0
+    var cublas = cublas_cost(p.rows, padded_O, padded_H).time + copy_time(padded_O, padded_H)
+    cublas += copy_time(p.rows, p.O) if padded_O != p.O else 0.0
+    var output = PADDED if cublas < PADDED_GAIN * mojo else MOJO
+    var backward = mojo_cost(p.rows, p.H, p.O).time + mojo_cost(p.O, p.H, p.rows, may_split=True).time
+    if not p.captured and mojo + backward < CPU_BOUND_US:
+        output = MOJO
+    var use_cublas = two_streams and p.rows <= MAX_UNALIGNED_ROWS and work <= MAX_UNALIGNED_WORK
+    var gradients = CUBLAS if use_cublas else MOJO
     return Choice(output, gradients, gradients, two_streams)
 
 
 def copy_time(rows: Int, columns: Int) -> Float64:
     """Return the microseconds of PyTorch's copy of a matrix with unaligned rows."""
-    return LAUNCH + 4 * Float64(rows * columns) / COPY_BANDWIDTH
+    return LAUNCH_US + 4 * Float64(rows * columns) / COPY_BANDWIDTH
 
 
 # ---- The result for C++ ------------------------------------------------------------------------------------
@@ -315,8 +321,8 @@ def pack_choice[wgmma: Bool, dtype: DType, x_dtype: DType](p: Problem) -> Int:
     first holds a copy of W with aligned rows.
     """
     var choice = choose[wgmma, dtype, x_dtype](p)
-    var room = 0
+    var dW_elements = 0
     comptime if wgmma and dtype.is_half_float():
-        if not (p.lean or has_aligned_width[dtype](p.H)):
-            room = p.O * aligned_pitch[dtype](p.H)
-    return choice.output | choice.dln << 2 | choice.dW << 4 | Int(choice.two_streams) << 6 | room << 8
+        if not (p.least_memory or has_aligned_width[dtype](p.H)):
+            dW_elements = p.O * aligned_pitch[dtype](p.H)
+    return choice.output | choice.dln << 2 | choice.dW << 4 | Int(choice.two_streams) << 6 | dW_elements << 8

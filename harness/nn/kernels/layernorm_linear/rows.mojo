@@ -1,4 +1,4 @@
-"""How the row kernels access rows: loads, buffers in shared memory, stores.
+"""Row accesses of the row kernels: loads, shared-memory buffers, stores.
 
 Each kernel reads its operands from DRAM once, 16 bytes per thread at a time, and keeps a row in registers
 while the sums over it are computed and used; `common/row_reductions.mojo` adds over the threads of a row.
@@ -11,10 +11,10 @@ from std.memory import AddressSpace
 from std.sys import size_of
 from max.gpu import WARP_SIZE, barrier, block_dim, syncwarp, thread_idx
 
-from shared.common import ImmPtr, MutPtr, lanes_of_a_warp
+from shared.common import ImmPtr, MutPtr, lanes_per_warp
 from common.row_reductions import (
     VECTOR_BYTES,
-    load_across,
+    load_shifted,
     copy_vector,
     load_global,
     store_vector,
@@ -41,7 +41,7 @@ comptime SUMS = 4
 
 
 @always_inline
-def normalised[
+def normalize[
     dtype: DType, accum: DType, width: SIMDLength
 ](x: SIMD[accum, width], mean: Scalar[accum], rstd: Scalar[accum]) -> SIMD[accum, width]:
     """Return x_hat = (x - mean) * rstd of elements converted from `dtype`.
@@ -57,13 +57,13 @@ def normalised[
 
 @always_inline
 def load_elements[
-    dtype: DType, //, width: Int, wide: DType
-](source: ImmPtr[dtype], offset: Int) -> SIMD[wide, width]:
+    dtype: DType, //, width: Int, accum: DType
+](source: ImmPtr[dtype], offset: Int) -> SIMD[accum, width]:
     """Load `width` elements, aligned to `width` elements, from global memory and convert them to the
     accumulation type.
     """
     comptime alignment = min(VECTOR_BYTES, width * size_of[Scalar[dtype]]())
-    return source.unsafe_load[width=width, alignment=alignment](offset).cast[wide]()
+    return source.unsafe_load[width=width, alignment=alignment](offset).cast[accum]()
 
 
 @always_inline
@@ -103,8 +103,7 @@ def copy_constants[
 
 
 def lanes_per_row[dtype: DType](H: Int) -> Int:
-    """Return the number of lanes that share a row of H aligned elements, small enough that narrow rows leave
-    no lane idle.
+    """Return the number of lanes that share a row of H aligned elements; narrow rows share a warp.
 
     Only 16-bit rows share warps: for wider types a warp's vectors hold half as many elements, and each kernel
     costs compile time.
@@ -113,13 +112,13 @@ def lanes_per_row[dtype: DType](H: Int) -> Int:
         comptime for lanes in NARROW_LANES:
             if H <= NARROW_VECTORS * lanes * vector_width[dtype]:
                 return lanes
-    return lanes_of_a_warp()
+    return lanes_per_warp()
 
 
 def whole_warps(groups: Int, lanes: Int) -> Int:
-    """Round the number of groups of `lanes` threads up to whole warps."""
-    var of_a_warp = max(1, lanes_of_a_warp() // lanes)
-    return ceildiv(groups, of_a_warp) * of_a_warp
+    """Round a number of groups of `lanes` threads up to whole warps."""
+    var per_warp = max(1, lanes_per_warp() // lanes)
+    return ceildiv(groups, per_warp) * per_warp
 
 
 def starts_early(sizes: Sizes) -> Bool:
@@ -130,7 +129,7 @@ def starts_early(sizes: Sizes) -> Bool:
 # ---- Rows in shared memory -----------------------------------------------------------------------------------
 
 
-def wide_room[dtype: DType](group: Int) -> Int:
+def wide_row_elements[dtype: DType](group: Int) -> Int:
     """Return the elements in a row's buffer in `ln_backward_wide`: the vectors that its threads own, plus one
     vector.
     """
@@ -167,19 +166,19 @@ def fetch_row[
     comptime width = vector_width[dtype]
     var column = thread_idx.x * width
     var x_row = source.unsafe_offset(row * H // width * width)
-    var inside = rows * H - row * H // width * width
+    var available = rows * H - row * H // width * width
     var last = ceildiv(H, width) * width
-    if last + width <= inside:
-        var left = Int32(H - column)
+    if last + width <= available:
+        var remaining = Int32(H - column)
         comptime for v in range(WIDE_VECTORS):
-            if Int32(v * step) < left:
+            if Int32(v * step) < remaining:
                 copy_vector(slot.unsafe_offset(column + v * step), x_row.unsafe_offset(column + v * step))
         if thread_idx.x == 0:
             copy_vector(slot.unsafe_offset(last), x_row.unsafe_offset(last))
         return
     for h in range(column, last + width, step):
         for i in range(h, h + width):
-            slot[unsafe_offset=i] = x_row[unsafe_offset=i] if i < inside else Scalar[dtype](0)
+            slot[unsafe_offset=i] = x_row[unsafe_offset=i] if i < available else Scalar[dtype](0)
 
 
 @always_inline
@@ -200,16 +199,16 @@ def store_row[
     var first = Int32(-row * H) & Int32(width - 1)
     var column = thread_idx.x * width
     var y = y_row.unsafe_offset(column + Int(first))
-    var left = Int32(H - column) - first
+    var remaining = Int32(H - column) - first
     comptime for v in range(WIDE_VECTORS):
-        if Int32(v * step + width) <= left:
-            y.unsafe_store[alignment=VECTOR_BYTES](v * step, load_across(slot, column + v * step, first))
+        if Int32(v * step + width) <= remaining:
+            y.unsafe_store[alignment=VECTOR_BYTES](v * step, load_shifted(slot, column + v * step, first))
     var thread = Int32(thread_idx.x)
     if thread < first and thread < Int32(H):
         y_row[unsafe_offset=thread_idx.x] = slot[unsafe_offset=thread_idx.x]
-    var rest = Int(first + (Int32(H) - first) // Int32(width) * Int32(width)) + thread_idx.x
-    if thread < Int32(width) and rest >= Int(first) and rest < H:
-        y_row[unsafe_offset=rest] = slot[unsafe_offset=rest]
+    var tail = Int(first + (Int32(H) - first) // Int32(width) * Int32(width)) + thread_idx.x
+    if thread < Int32(width) and tail >= Int(first) and tail < H:
+        y_row[unsafe_offset=tail] = slot[unsafe_offset=tail]
 
 
 @always_inline
@@ -232,27 +231,27 @@ def wait_for_row[group: Int]():
 
 
 @always_inline
-def first_of[
+def zero_tail[
     dtype: DType, width: SIMDLength, //
 ](values: SIMD[dtype, width], count: Int32) -> SIMD[dtype, width]:
     """Return `values` with zeros after the first `count` elements."""
-    var kept = values
+    var result = values
     if count < Int32(width):
         comptime for i in range(Int(width)):
-            kept[i] = values[i] if Int32(i) < count else 0
-    return kept
+            result[i] = values[i] if Int32(i) < count else 0
+    return result
 
 
 @always_inline
 def load_columns[
-    dtype: DType, //, wide: DType
-](source: ImmPtr[dtype], offset: Int, left: Int32) -> SIMD[wide, vector_width[dtype]]:
-    """Load the vector of gamma or beta at `offset`, with zeros after the `left` remaining columns."""
+    dtype: DType, //, accum: DType
+](source: ImmPtr[dtype], offset: Int, remaining: Int32) -> SIMD[accum, vector_width[dtype]]:
+    """Load the vector of gamma or beta at `offset`, with zeros after the `remaining` remaining columns."""
     comptime width = vector_width[dtype]
-    if left >= Int32(width):
-        return load_global[width, wide](source, offset)
-    var rest = SIMD[wide, width](0)
+    if remaining >= Int32(width):
+        return load_global[width, accum](source, offset)
+    var tail = SIMD[accum, width](0)
     comptime for i in range(width):
-        if Int32(i) < left:
-            rest[i] = source[unsafe_offset=offset + i].cast[wide]()
-    return rest
+        if Int32(i) < remaining:
+            tail[i] = source[unsafe_offset=offset + i].cast[accum]()
+    return tail

@@ -22,13 +22,13 @@ comptime FORWARD_THREADS = 128
 """Threads per block of the forward kernel; a block owns one row."""
 comptime BACKWARD_THREADS = 256
 """Threads of the backward kernel's only block."""
-comptime SIDE = 256
+comptime MAX_SIDE = 256
 """Maximum H, and in the backward pass also maximum rows and O: the length of a thread's longest sum."""
-comptime HELD = 2048
+comptime MAX_SHARED_ELEMENTS = 2048
 """Maximum rows * H of the two arrays that the backward kernel keeps in shared memory."""
-comptime FORWARD_WORK = 1 << 20
+comptime MAX_FORWARD_WORK = 1 << 20
 """Maximum multiply-adds of a forward pass; a single row may have at most 1/64 of them."""
-comptime BACKWARD_WORK = 1 << 15
+comptime MAX_BACKWARD_WORK = 1 << 15
 """Maximum multiply-adds of one product of a backward pass, which a single block computes."""
 
 
@@ -36,19 +36,19 @@ def suits_small_forward(sizes: Sizes) -> Bool:
     """Return whether a forward pass is small enough for one launch."""
     var weight = Int(sizes.hidden_dim) * Int(sizes.output_dim)
     return (
-        sizes.hidden_dim <= SIDE
-        and weight <= FORWARD_WORK // 64
-        and Int(sizes.rows()) * weight <= FORWARD_WORK
+        sizes.hidden_dim <= MAX_SIDE
+        and weight <= MAX_FORWARD_WORK // 64
+        and Int(sizes.rows()) * weight <= MAX_FORWARD_WORK
     )
 
 
 def suits_small_backward(sizes: Sizes) -> Bool:
     """Return whether a backward pass is small enough for one block."""
-    var held = Int(sizes.rows()) * Int(sizes.hidden_dim)
+    var shared_elements = Int(sizes.rows()) * Int(sizes.hidden_dim)
     return (
-        max(sizes.rows(), sizes.hidden_dim, sizes.output_dim) <= SIDE
-        and held <= HELD
-        and held * Int(sizes.output_dim) <= BACKWARD_WORK
+        max(sizes.rows(), sizes.hidden_dim, sizes.output_dim) <= MAX_SIDE
+        and shared_elements <= MAX_SHARED_ELEMENTS
+        and shared_elements * Int(sizes.output_dim) <= MAX_BACKWARD_WORK
     )
 
 
@@ -74,9 +74,9 @@ def small_forward_kernel[
     var O = Int(output_dim)
     var row = block_idx.x
     var x = input.unsafe_offset(row * H)
-    var ln_out = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
+    var ln_out = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[MAX_SIDE]()).ptr
 
-    # Phase 1: mean and variance, in two passes; the second also corrects the rounding of the first mean.
+    # Phase 1: mean and variance, in two passes; the second pass also corrects the rounding of the first mean.
     var count = Scalar[accum](H)
     var elements = Scalar[accum](0)
     for h in range(thread_idx.x, H, FORWARD_THREADS):
@@ -138,10 +138,14 @@ def small_backward_kernel[
     var R = Int(rows)
     var H = Int(hidden_dim)
     var O = Int(output_dim)
-    var x_hat = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[HELD]()).ptr
-    var dln = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[HELD]()).ptr
-    var c1 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
-    var c2 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[SIDE]()).ptr
+    var x_hat = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+        row_major[MAX_SHARED_ELEMENTS]()
+    ).ptr
+    var dln = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+        row_major[MAX_SHARED_ELEMENTS]()
+    ).ptr
+    var c1 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[MAX_SIDE]()).ptr
+    var c2 = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[MAX_SIDE]()).ptr
 
     # Phase 1: x_hat, and the gradient of the LayerNorm output, dln = dY W.
     var needs_dln = requested & (INPUT | NORM) != 0

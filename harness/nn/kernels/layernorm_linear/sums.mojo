@@ -15,8 +15,8 @@ from shared.common import (
     MutPtr,
     accum_type,
     multiprocessors,
-    start_later_grids,
-    wait_for_earlier_grids,
+    launch_dependent_grids,
+    wait_on_dependent_grids,
 )
 from shared.launcher import Launcher
 from common.row_reductions import is_aligned, vector_width
@@ -34,11 +34,11 @@ comptime FINISH_ROWS = 16
 comptime DIRECT_ROWS = 1024
 """Maximum rows that the second stage adds without a first stage."""
 comptime MORE_DIRECT_ROWS = 4096
-"""DIRECT_ROWS if memory counts more than time."""
-comptime ROWS_OF_A_SHARE = 4 * COLUMN_ROWS
+"""DIRECT_ROWS if memory matters more than time."""
+comptime MIN_SLICE_ROWS = 4 * COLUMN_ROWS
 """Minimum rows per block in the first stage: with fewer, a partial sum costs as much as the rows."""
-comptime ROWS_OF_A_LARGE_SHARE = 256
-"""ROWS_OF_A_SHARE if memory counts more than time: the partial sums then take a hundredth of the input's
+comptime MIN_LARGE_SLICE_ROWS = 256
+"""MIN_SLICE_ROWS if memory matters more than time: the partial sums then take a hundredth of the input's
 memory.
 """
 
@@ -55,7 +55,7 @@ def column_partials[
     rows: Int32,
     columns: Int32,
     dy_stride: Int32,
-    rows_of_a_slice: Int32,
+    rows_per_slice: Int32,
 ):
     """Compute the first stage of a sum over rows: block (i, j) sums COLUMN_LANES * width columns over the
     rows of slice j.
@@ -63,39 +63,39 @@ def column_partials[
     It sums dy, as for db; or, if with_x_hat, dy * x_hat and dy, as for dgamma and dbeta.
     """
     comptime accum = accum_type[dtype]
-    comptime sums_of_a_column = 2 if with_x_hat else 1
+    comptime sums_per_column = 2 if with_x_hat else 1
     var N = Int(columns)
     var column = (block_idx.x * COLUMN_LANES + thread_idx.x) * width
-    var first = block_idx.y * Int(rows_of_a_slice)
-    var end = min(Int(rows), first + Int(rows_of_a_slice))
+    var first = block_idx.y * Int(rows_per_slice)
+    var end = min(Int(rows), first + Int(rows_per_slice))
 
-    var sums = Array[SIMD[accum, width], sums_of_a_column](fill=0)
+    var sums = Array[SIMD[accum, width], sums_per_column](fill=0)
     if column < N:
         for row in range(first + thread_idx.y, end, COLUMN_ROWS):
-            var place = row * Int(dy_stride) + column
-            var d = load_elements[width, accum](dy, place)
+            var offset = row * Int(dy_stride) + column
+            var d = load_elements[width, accum](dy, offset)
             comptime if with_x_hat:
                 var x = load_elements[width, accum](input, row * N + column)
                 sums[0] += d * ((x - mean[unsafe_offset=row]) * rstd[unsafe_offset=row])
-            sums[sums_of_a_column - 1] += d
+            sums[sums_per_column - 1] += d
 
-    var shares = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
-        row_major[sums_of_a_column * COLUMN_ROWS, COLUMN_LANES * width]()
+    var thread_sums = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+        row_major[sums_per_column * COLUMN_ROWS, COLUMN_LANES * width]()
     )
-    comptime for s in range(sums_of_a_column):
+    comptime for s in range(sums_per_column):
         comptime for i in range(width):
-            shares[s * COLUMN_ROWS + thread_idx.y, thread_idx.x * width + i] = sums[s][i]
+            thread_sums[s * COLUMN_ROWS + thread_idx.y, thread_idx.x * width + i] = sums[s][i]
     barrier()
     var thread = thread_idx.y * COLUMN_LANES + thread_idx.x
     comptime tile = COLUMN_LANES * width
     for c in range(thread, tile, COLUMN_LANES * COLUMN_ROWS):
         if block_idx.x * tile + c < N:
-            comptime for s in range(sums_of_a_column):
+            comptime for s in range(sums_per_column):
                 var total = Scalar[accum](0)
                 comptime for lane in range(COLUMN_ROWS):
-                    total += shares[s * COLUMN_ROWS + lane, c]
-                var place = (block_idx.y * sums_of_a_column + s) * N + block_idx.x * tile + c
-                partials[unsafe_offset=place] = total
+                    total += thread_sums[s * COLUMN_ROWS + lane, c]
+                var offset = (block_idx.y * sums_per_column + s) * N + block_idx.x * tile + c
+                partials[unsafe_offset=offset] = total
 
 
 @__name("finish_sums")
@@ -122,8 +122,8 @@ def finish_sums[
     """
     comptime accum = accum_type[dtype]
     comptime if early:
-        wait_for_earlier_grids()
-        start_later_grids()
+        wait_on_dependent_grids()
+        launch_dependent_grids()
     var H = Int(hidden_dim)
     var O = Int(output_dim)
     var ln_blocks = ceildiv(2 * H, COLUMN_LANES)
@@ -135,15 +135,15 @@ def finish_sums[
             total = sum_slices[accum](ln_partials, Int(ln_slices), 2 * H, column)
     elif bias_column < O:
         total = sum_slices[accum](bias_partials, Int(bias_slices), O, bias_column)
-    var shares = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
+    var thread_sums = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](
         row_major[FINISH_ROWS, COLUMN_LANES]()
     )
-    shares[thread_idx.y, thread_idx.x] = total
+    thread_sums[thread_idx.y, thread_idx.x] = total
     barrier()
     if thread_idx.y == 0:
         total = 0
         comptime for lane in range(FINISH_ROWS):
-            total += shares[lane, thread_idx.x]
+            total += thread_sums[lane, thread_idx.x]
         if block_idx.x < ln_blocks:
             if column < H:
                 grad_ln_weight[unsafe_offset=column] = total.cast[x_dtype]()
@@ -159,13 +159,13 @@ def sum_slices[
 ](partials: ImmPtr[source], slices: Int, columns: Int, column: Int) -> Scalar[accum]:
     """Add one column of every FINISH_ROWS-th slice, starting at slice thread_idx.y, eight slices at a time.
     """
-    comptime abreast = 8
-    var totals = SIMD[accum, abreast](0)
+    comptime unroll = 8
+    var totals = SIMD[accum, unroll](0)
     var slice = thread_idx.y
-    while slice + (abreast - 1) * FINISH_ROWS < slices:
-        comptime for i in range(abreast):
+    while slice + (unroll - 1) * FINISH_ROWS < slices:
+        comptime for i in range(unroll):
             totals[i] += partials[unsafe_offset=(slice + i * FINISH_ROWS) * columns + column].cast[accum]()
-        slice += abreast * FINISH_ROWS
+        slice += unroll * FINISH_ROWS
     while slice < slices:
         totals[0] += partials[unsafe_offset=slice * columns + column].cast[accum]()
         slice += FINISH_ROWS
@@ -176,7 +176,7 @@ def sum_slices[
 
 
 @fieldwise_init
-struct Shares[dtype: DType](Copyable, Movable):
+struct PartialSums[dtype: DType](Copyable, Movable):
     """Partial column sums [slices, columns]: dgamma and dbeta with 2 H columns, or db with O columns."""
 
     @__allow_legacy_any_origin_fields
@@ -195,19 +195,19 @@ def launch_column_partials[
     rows: Int,
     columns: Int,
     dy_stride: Int,
-    fewest_rows: Int,
-) raises -> Shares[accum_type[dtype]]:
+    min_rows: Int,
+) raises -> PartialSums[accum_type[dtype]]:
     """Launch one kernel that computes partial sums over rows of dy or, if with_x_hat, of dy * x_hat and then
-    dy. Each is over at least `fewest_rows` rows. Launch nothing without rows.
+    dy. Each is over at least `min_rows` rows. No-op if there are no rows.
     """
-    comptime sums_of_a_column = 2 if with_x_hat else 1
+    comptime sums_per_column = 2 if with_x_hat else 1
     var tiles = ceildiv(columns, COLUMN_LANES * width)
     # Use enough slices to fill the GPU, but none with too few rows.
-    var requested = ceildiv(COLUMN_BLOCKS * multiprocessors(), tiles)
-    var rows_of_a_slice = max(ceildiv(rows, requested), fewest_rows)
-    var slices = ceildiv(rows, rows_of_a_slice)
+    var wanted_slices = ceildiv(COLUMN_BLOCKS * multiprocessors(), tiles)
+    var rows_per_slice = max(ceildiv(rows, wanted_slices), min_rows)
+    var slices = ceildiv(rows, rows_per_slice)
     var partials = launcher.workspace[accum_type[dtype]](
-        "column_partials", slices * columns * sums_of_a_column
+        "column_partials", slices * columns * sums_per_column
     )
     if slices > 0:
         launcher.launch[column_partials[dtype, x_dtype, width, with_x_hat]](
@@ -220,11 +220,11 @@ def launch_column_partials[
             Int32(rows),
             Int32(columns),
             Int32(dy_stride),
-            Int32(rows_of_a_slice),
+            Int32(rows_per_slice),
             grid_dim=Dim(tiles, slices),
             block_dim=Dim(COLUMN_LANES, COLUMN_ROWS),
         )
-    return Shares(partials.as_imm(), slices)
+    return PartialSums(partials.as_imm(), slices)
 
 
 def launch_bias_partials[
@@ -232,22 +232,22 @@ def launch_bias_partials[
 ](
     mut launcher: L,
     grad_output: ImmPtr[dtype],
-    anything: ImmPtr[accum_type[dtype]],
+    placeholder: ImmPtr[accum_type[dtype]],
     sizes: Sizes,
-    fewest_rows: Int,
-) raises -> Shares[accum_type[dtype]]:
-    """Launch one kernel that computes partial sums of db over rows of grad_output. `anything` is any address;
-    it is not read.
+    min_rows: Int,
+) raises -> PartialSums[accum_type[dtype]]:
+    """Launch one kernel that computes partial sums of db over rows of grad_output. `placeholder` is any
+    address; it is not read.
     """
     comptime width = vector_width[dtype]
     var rows = Int(sizes.rows())
     var O = Int(sizes.output_dim)
     if O % width == 0 and is_aligned(grad_output):
         return launch_column_partials[width, False](
-            launcher, grad_output, grad_output, anything, anything, rows, O, O, fewest_rows
+            launcher, grad_output, grad_output, placeholder, placeholder, rows, O, O, min_rows
         )
     return launch_column_partials[1, False](
-        launcher, grad_output, grad_output, anything, anything, rows, O, O, fewest_rows
+        launcher, grad_output, grad_output, placeholder, placeholder, rows, O, O, min_rows
     )
 
 
@@ -261,8 +261,8 @@ def launch_norm_partials[
     rstd: ImmPtr[accum_type[dtype]],
     sizes: Sizes,
     stride: Int,
-    fewest_rows: Int,
-) raises -> Shares[accum_type[dtype]]:
+    min_rows: Int,
+) raises -> PartialSums[accum_type[dtype]]:
     """Launch one kernel that computes partial sums of dgamma and dbeta, from dln with a row pitch of `stride`
     elements.
     """
@@ -271,9 +271,9 @@ def launch_norm_partials[
     var H = Int(sizes.hidden_dim)
     if H % width == 0 == stride % width and is_aligned(dln) and is_aligned(input):
         return launch_column_partials[width, True](
-            launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows
+            launcher, dln, input, mean, rstd, rows, H, stride, min_rows
         )
-    return launch_column_partials[1, True](launcher, dln, input, mean, rstd, rows, H, stride, fewest_rows)
+    return launch_column_partials[1, True](launcher, dln, input, mean, rstd, rows, H, stride, min_rows)
 
 
 def launch_finish_sums[
@@ -282,14 +282,14 @@ def launch_finish_sums[
     mut launcher: L,
     grad_ln_weight: MutPtr[x_dtype],
     grad_ln_bias: MutPtr[x_dtype],
-    ln_shares: Shares[accum_type[dtype]],
+    ln_sums: PartialSums[accum_type[dtype]],
     hidden_dim: Int,
     grad_bias: MutPtr[dtype],
-    bias_shares: Shares[source],
+    bias_sums: PartialSums[source],
     output_dim: Int,
 ) raises:
     """Launch one kernel that computes dgamma and dbeta [hidden_dim] and db [output_dim], each omitted if its
-    size is 0. Launch nothing if both are 0.
+    size is 0. No-op if both are 0.
     """
     var blocks = ceildiv(2 * hidden_dim, COLUMN_LANES) + ceildiv(output_dim, COLUMN_LANES)
     if blocks == 0:
@@ -298,12 +298,12 @@ def launch_finish_sums[
         "finish_sums",
         grad_ln_weight,
         grad_ln_bias,
-        ln_shares.partials,
-        Int32(ln_shares.slices),
+        ln_sums.partials,
+        Int32(ln_sums.slices),
         Int32(hidden_dim),
         grad_bias,
-        bias_shares.partials,
-        Int32(bias_shares.slices),
+        bias_sums.partials,
+        Int32(bias_sums.slices),
         Int32(output_dim),
         grid_dim=Dim(blocks),
         block_dim=Dim(COLUMN_LANES, FINISH_ROWS),

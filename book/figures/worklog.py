@@ -9,8 +9,8 @@ from functools import partial
 from book.figures.figures import Steps, kernel_constant
 
 constant = partial(kernel_constant, puzzle="p28")
-LANES, KEPT, SLAB, TILE = (constant(name) for name in ("LANES", "KEPT", "SLAB", "TILE"))
-BLOCK, EACH = constant("BLOCK"), constant("EACH")
+LANES, KEPT, SLAB, TILE = (constant(name) for name in ("LANES", "PER_THREAD", "SLAB_ROWS", "TILE"))
+BLOCK, EACH = constant("BLOCK"), constant("THREAD_TILE")
 WIDTH, SECTOR, FLOAT, VECTOR = 768, 32, 4, constant("VECTOR_BYTES")
 """Elements of a row of GPT-2 small; bytes of a sector, of a float32, and of the widest load."""
 HOT = "var(--links)"
@@ -509,7 +509,7 @@ def epilogue() -> str:
         drawing.arrow(240, 74, 240, 150)
         drawing.text(248, 116, "y + b", anchor="start", size=14)
     drawing.text(24, 24, "the forward product", anchor="start", size=14)
-    columns, rows_, wide, high = WIDTH // constant("WIDE"), 8, 30, 10
+    columns, rows_, wide, high = WIDTH // constant("BLOCK_COLUMNS"), 8, 30, 10
     drawing.text(24, 212, "blocks of dW: inputs across, outputs down", anchor="start", size=14)
     drawing.grid(24, 220, columns, rows_, wide, high)
     drawing.text(24 + wide * columns / 2, 316, "…", size=18)

@@ -40,7 +40,7 @@ DESCRIPTIONS = {
     "stages: sum repeated for every row": (P19, "staged_sums", lambda v: len(v.matrix) * v.matrix.sum(0),
         "is exactly rows times what it should be: 7 times in '31 x 7 x 63', 33 in '32 x 33 x 1'"),
     "online: largest is not updated": (P23, "lse", lambda v: np.full_like(v.lse, -np.inf),
-        "is -inf in every row: `largest` still has its initial value, it must become `grown`"),
+        "is -inf in every row: `largest` still has its initial value, it must become `new_largest`"),
     "torch: mean over (0, 1) for sum": (P23, "grad_mask", lambda v: v.grad_scores.mean((0, 1)),
         "is exactly 1 / (B * N) times what it should be: 0.166667 times in 'many queries', 0.5 in 'hidden'"),
     "scores to base 2": (P23, "scores", lambda v: v.scores * np.log2(np.e), "is exactly 1 / ln 2 times what it should be"),

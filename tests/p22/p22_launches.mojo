@@ -13,7 +13,7 @@ from max.gpu.host.compile import get_gpu_target
 from max.gpu.host.device_context import DevicePassable
 
 from op.launches import (
-    checked_sizes,
+    validate_sizes,
     launch_backward_fused,
     launch_backward_unfused,
     launch_forward_fused,
@@ -119,7 +119,7 @@ def compile_backward[dtype: DType](sizes: Sizes) raises:
 def show_refusal(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: Int):
     """Prints what the ops say to sizes that no test has the memory for."""
     try:
-        _ = checked_sizes(batch_size, seq_len, hidden_dim, output_dim)
+        _ = validate_sizes(batch_size, seq_len, hidden_dim, output_dim)
         print(t"accepted {batch_size} {seq_len} {hidden_dim} {output_dim}")
     except error:
         print(t"refused {error}")

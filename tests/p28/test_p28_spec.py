@@ -47,17 +47,17 @@ def test_spec_constants_match_the_kernels():
         assert match, name
         return int(match[1])
 
-    assert (constant("LANES"), constant("BLOCK_ROWS"), constant("KEPT") * constant("LANES")) == (
+    assert (constant("LANES"), constant("BLOCK_ROWS"), constant("PER_THREAD") * constant("LANES")) == (
         LANES,
         BLOCK_ROWS,
         MOST,
     )
-    assert (constant("VECTOR_BYTES"), constant("TILE"), constant("SLAB")) == (
+    assert (constant("VECTOR_BYTES"), constant("TILE"), constant("SLAB_ROWS")) == (
         limits.VECTOR,
         limits.TILE,
         limits.SLAB,
     )
-    assert (constant("BLOCK"), constant("EACH"), constant("WIDE")) == (
+    assert (constant("BLOCK"), constant("THREAD_TILE"), constant("BLOCK_COLUMNS")) == (
         limits.BLOCK,
         limits.EACH,
         limits.SIDES[1],

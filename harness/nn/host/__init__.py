@@ -46,14 +46,19 @@ _load_lock = threading.Lock()
 
 def get_operator_library(layer: str, home: Path | None = None) -> libraries.Library:
     """Return the library of a layer's operator, for the installed PyTorch or the one in `home`."""
-    return libraries.make_torch_library(layer, [FOLDER / f"{layer}.cpp", FOLDER / "host.h"], *DEFINES, home=home)
+    return libraries.make_torch_library(
+        layer, [FOLDER / f"{layer}.cpp", FOLDER / "host.h"], *DEFINES, home=home
+    )
 
 
 def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Library:
     """Return the library of one part of a layer's kernels, for one architecture."""
     main_file = KERNELS / layer / "library.mojo"
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
-    files = [main_file, *(file for folder in folders for file in list_mojo_files(folder) if file != main_file)]
+    files = [
+        main_file,
+        *(file for folder in folders for file in list_mojo_files(folder) if file != main_file),
+    ]
     seconds = SECONDS.get(f"{layer}/{part}", SECONDS[layer])
     defines = {"PART": part, "LIBRARY": f"workbook_{layer}_{part}"}
     return libraries.make_mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, **defines)
@@ -175,4 +180,6 @@ def get_architecture(index: int) -> str:
 
 def warn(subject: str, error: Exception) -> None:
     reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"
-    warnings.warn(f"{subject}: PyTorch's own operations run on this GPU: {reason}", RuntimeWarning, stacklevel=4)
+    warnings.warn(
+        f"{subject}: PyTorch's own operations run on this GPU: {reason}", RuntimeWarning, stacklevel=4
+    )

@@ -289,7 +289,7 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
     if np.isneginf(got).all() and np.isfinite(truth).any():
         return Symptom(
             "largest-not-kept",
-            "is -inf in every row: `largest` still has its initial value, it must become `grown`",
+            "is -inf in every row: `largest` still has its initial value, it must become `new_largest`",
         )
     return formulas.explain_infinite_lse(derive(arrays).masked, got, truth)
 

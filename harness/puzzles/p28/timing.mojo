@@ -13,7 +13,7 @@ from max.gpu.host.device_context import DevicePassable
 from std.math import ceildiv
 
 from op.launches import (
-    launch_around_products, launch_dgamma, launch_dx, launch_epilogue, launch_grad_input, launch_layernorm,
+    launch_bias_and_sums, launch_dgamma, launch_dx, launch_epilogue, launch_grad_input, launch_layernorm,
     launch_layouts, launch_product,
 )  # fmt: skip
 from op.parts import BF16, BLOCK_ROWS, TILE, transpose_kernel
@@ -147,7 +147,7 @@ def enqueue(step: Int, mut on: Enqueued, p: Pointers, rows: Int, hidden: Int, ou
                 grid_dim=Dim(ceildiv(hidden, TILE), ceildiv(rows, TILE)), block_dim=Dim(TILE, BLOCK_ROWS),
             )  # fmt: skip
         if step == 14:
-            launch_around_products(
+            launch_bias_and_sums(
                 on, p.mut[BF16](0), p.mut[BF16](1), p.imm[BF16](2), p.imm[BF16](3), rows, outputs
             )
         if step == 15:

@@ -32,7 +32,7 @@ from layout import TileTensor
 from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
-from .launches import checked_sizes
+from .launches import validate_sizes
 from .passes import run_backward, run_forward, run_row_statistics
 from .rmsnorm_linear import rms_rstd
 from .shared.checks import expect_shape
@@ -476,7 +476,7 @@ struct LayerNormLinear:
         expect_shape("ln_bias", ln_bias, hidden_dim)
         expect_shape("linear_weight", linear_weight, output_dim, hidden_dim)
         expect_shape("linear_bias", linear_bias, output_dim)
-        var sizes = checked_sizes(batch_size, seq_len, hidden_dim, output_dim)
+        var sizes = validate_sizes(batch_size, seq_len, hidden_dim, output_dim)
         var launcher = DeviceLauncher(ctx)
         # Only a backward pass needs the statistics, so this op discards them.
         comptime accum = accum_type[dtype]
@@ -535,7 +535,7 @@ struct LayerNormLinearBackward:
         expect_shape("ln_weight", ln_weight, hidden_dim)
         expect_shape("ln_bias", ln_bias, hidden_dim)
         expect_shape("linear_weight", linear_weight, output_dim, hidden_dim)
-        var sizes = checked_sizes(batch_size, seq_len, hidden_dim, output_dim)
+        var sizes = validate_sizes(batch_size, seq_len, hidden_dim, output_dim)
         var launcher = DeviceLauncher(ctx)
         comptime accum = accum_type[dtype]
         var mean = launcher.workspace[accum]("mean", Int(sizes.rows()))

@@ -33,7 +33,7 @@ from .tiles import (
     probability,
     row_max,
     row_total,
-    seen_score,
+    masked_score,
     tile_product,
 )
 
@@ -82,8 +82,8 @@ def tiled_matmul_kernel[
             # FILL IN (about 14 lines)
             # BLANK-END matmul
         if row0 + y < M and column0 + x < N:
-            var at = (batch * M + row0 + y) * N + column0 + x
-            output[unsafe_offset=at] = (alpha * total.total).cast[out_dtype]()
+            var index = (batch * M + row0 + y) * N + column0 + x
+            output[unsafe_offset=index] = (alpha * total.total).cast[out_dtype]()
 
 
 # ANCHOR_END: tiled_matmul_kernel
@@ -387,7 +387,7 @@ def flash_forward_kernel[
         var sums = SIMD[accum, CHUNKS](0)
         for t0 in range(0, T, TILE):
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
-            var score = seen_score(scale * product, mask, s, t0 + x, S, T)
+            var score = masked_score(scale * product, mask, s, t0 + x, S, T)
             # BLANK-START online: what has grown, and what this tile adds to total and sums
             # FILL IN (about 15 lines)
             # BLANK-END online
@@ -469,7 +469,7 @@ def flash_query_kernel[
         var sums = SIMD[accum, CHUNKS](0)
         for t0 in range(0, T, TILE):
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
-            var score = seen_score(scale * product, mask, s, t0 + x, S, T)
+            var score = masked_score(scale * product, mask, s, t0 + x, S, T)
             var dP = tile_product[dtype](dO, V, s0, t0, S, T, d)
             # BLANK-START flash_dQ: P from lse, then scale * dS into slopes, then this tile's share of sums
             # FILL IN (about 9 lines)
@@ -477,8 +477,8 @@ def flash_query_kernel[
         if s < S:
             for chunk in range(ceildiv(d, TILE)):
                 if chunk * TILE + x < d:
-                    var at = (head * S + s) * d + chunk * TILE + x
-                    grad_query[unsafe_offset=at] = sums[chunk].cast[dtype]()
+                    var index = (head * S + s) * d + chunk * TILE + x
+                    grad_query[unsafe_offset=index] = sums[chunk].cast[dtype]()
 
 
 # ANCHOR_END: flash_query_kernel
@@ -531,7 +531,7 @@ def flash_key_value_kernel[
             for s0 in range(0, S, TILE):
                 var s = s0 + x
                 var product = tile_product[dtype](K, Q, t0, s0, T, S, d)
-                var score = seen_score(scale * product, mask, s, t, S, T)
+                var score = masked_score(scale * product, mask, s, t, S, T)
                 var dP = tile_product[dtype](V, dO, t0, s0, T, S, d)
                 var row_lse = lse[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
                 var row_delta = delta[unsafe_offset=head * S + s] if s < S else Scalar[accum](0)
@@ -541,9 +541,9 @@ def flash_key_value_kernel[
         if t < T:
             for chunk in range(ceildiv(d, TILE)):
                 if chunk * TILE + x < d:
-                    var at = (shared_head * T + t) * d + chunk * TILE + x
-                    grad_key[unsafe_offset=at] = key_sums[chunk].cast[dtype]()
-                    grad_value[unsafe_offset=at] = value_sums[chunk].cast[dtype]()
+                    var index = (shared_head * T + t) * d + chunk * TILE + x
+                    grad_key[unsafe_offset=index] = key_sums[chunk].cast[dtype]()
+                    grad_value[unsafe_offset=index] = value_sums[chunk].cast[dtype]()
 
 
 # ANCHOR_END: flash_key_value_kernel

@@ -90,7 +90,7 @@ def hilbert_gather_kernel[
     length: Int32,
     head_dim: Int32,
 ):
-    """Gather rows by step: row order[i] becomes row i. Provided. A thread owns one element in each of the batches.
+    """Gather rows by step: row order[i] becomes row i. (Provided.) A thread owns one element in each of the batches.
     """
     var d = Int(head_dim)
     var count = Int(length) * d
@@ -159,15 +159,15 @@ def window_tiles_kernel(
     var t0 = block_idx.x * T
     for query_tile in range(block_idx.y, count, grid_dim.y):
         var s0 = query_tile * T
-        var near = Int32(0)
+        var in_window = Int32(0)
         for pair in range(thread_idx.x, T * T, THREADS):
             var s = s0 + pair // T
             var t = t0 + pair % T
-            # BLANK-START tiles: near = 1 where s and t are positions whose cells are near each other on the grid
+            # BLANK-START tiles: in_window = 1 where s and t are positions whose cells are near each other on the grid
             # FILL IN (about 7 lines)
             # BLANK-END tiles
         # block.max contains barriers, so every thread calls it.
-        var any = block.max[block_size=THREADS](near)
+        var any = block.max[block_size=THREADS](in_window)
         if thread_idx.x == 0:
             tiles[unsafe_offset=query_tile * count + block_idx.x] = any
 

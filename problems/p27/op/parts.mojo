@@ -2,9 +2,9 @@
 
     cross-entropy  loss of a row = log(total) - (z[target] - largest), total = sum exp(z - largest)
                    lse = largest + log(total), from which lse - z[target] would cancel
-                   dz = (exp(z - lse) - onehot) / places that count
+                   dz = (exp(z - lse) - onehot) / positions that are not ignored
     GELU           y = x / 2 * (1 + tanh u), u = SCALE * (x + CUBE * x^3)   dx = dy * y'(x)
-    embedding      a place reads a row of a table                           a row's gradient is the sum over its readers
+    embedding      a position reads a row of a table                        a row's gradient is the sum over its positions
     AdamW          x -= rate * (mean / c1 / (sqrt(square / c2) + eps) + decay * x)
     clipping       all gradients times min(1, limit / norm)
 
@@ -22,7 +22,7 @@ from layout.tile_layout import row_major
 from .shared.common import ImmPtr, MutPtr, accum_type
 
 comptime IGNORED = -100
-"""The target of a place that does not count in the loss."""
+"""The target of a position that the loss ignores."""
 comptime SCALE = 0.7978845608028654
 """The factor of GELU's u: sqrt(2 / pi)."""
 comptime CUBE = 0.044715
@@ -30,9 +30,9 @@ comptime CUBE = 0.044715
 comptime THREADS = 128
 """Threads per block."""
 comptime CHUNK = 256
-"""Elements of the gradients whose squares a block sums."""
+"""Gradient elements per block of `square_sums_kernel`."""
 comptime NORM_EPS = 1e-6
-"""The constant added to the norm by which the limit is divided."""
+"""The constant added to the norm before the limit is divided by it."""
 
 
 # ---- Cross-entropy: a block owns a row of logits ------------------------------------------------------------
@@ -55,7 +55,7 @@ def cross_entropy_kernel[
     var row = block_idx.x
     var z = TileTensor(logits.unsafe_offset(row * V), row_major(V))
     var target = Int(targets[unsafe_offset=row])
-    # Finite, so that largest - wider is not NaN in a thread without a column.
+    # Finite, so that largest - new_largest is not NaN in a thread without a column.
     var largest = Scalar[accum].MIN_FINITE
     var total = Scalar[accum](0)
     # BLANK-START row_loss: keep largest and total of this thread's columns, join the threads', write lse and loss
@@ -67,12 +67,12 @@ def mean_loss_kernel[
     dtype: DType
 ](
     mean_loss: MutPtr[dtype],  # [1]
-    counted: MutPtr[dtype],  # [1], the number of places that are not ignored
+    counted: MutPtr[dtype],  # [1], the number of positions that are not ignored
     row_loss: ImmPtr[dtype],  # [places]
     targets: ImmPtr[DType.int64],  # [places]
     places: Int32,
 ):
-    """Compute the mean loss of the places that count, and their number, in one block."""
+    """Compute the mean loss of the positions that are not ignored, and their number, in one block."""
     comptime assert dtype.is_floating_point(), "a mean is of floating-point numbers"
     # BLANK-START mean_loss: add up losses and places that count, join the threads', write the mean and the count
     # FILL IN (about 11 lines)
@@ -142,14 +142,14 @@ def embedding_backward_kernel[
 ](
     grad_token: MutPtr[dtype],  # [vocabulary, channels]
     grad_output: ImmPtr[dtype],  # [places, channels]
-    order: ImmPtr[DType.int32],  # [places]: the places, sorted by token
+    order: ImmPtr[DType.int32],  # [places]: the positions, sorted by token id
     starts: ImmPtr[
         DType.int32
-    ],  # [vocabulary + 1]: the start of each token's positions in `order`, and the end
+    ],  # [vocabulary + 1]: the offset of each token's first position in `order`, and the end
     channels: Int32,
 ):
-    """Compute the gradient of a table, 0 in rows without a reader. A block sums over its row's readers in
-    order; no other block writes that row.
+    """Compute the gradient of a table, 0 for tokens that do not occur. A block owns a row and sums over the
+    positions of its token in order.
     """
     comptime accum = accum_type[dtype]
     var C = Int(channels)
@@ -163,14 +163,14 @@ def embedding_backward_kernel[
 
 
 def correction(beta: Float64, step: Int32) -> Float64:
-    """Return the weight of a running mean that starts at 0 after `step` steps. It is computed on the host in
+    """Return the total weight of the gradients in a running mean after `step` steps. It is computed on the host in
     float64: for a beta near 1 the difference would cancel in float32.
     """
-    var seen = Float64(0)
+    var weight = Float64(0)
     # BLANK-START correction: how much of a gradient that is always 1 the mean holds by now
     # FILL IN (about 1 line)
     # BLANK-END correction
-    return seen
+    return weight
 
 
 def adamw_kernel[
@@ -183,7 +183,7 @@ def adamw_kernel[
     parameter: ImmPtr[dtype],  # [count]
     gradient: ImmPtr[dtype],  # [count]
     mean: ImmPtr[accum_type[dtype]],  # [count], running mean of the gradient
-    square: ImmPtr[accum_type[dtype]],  # [count], running mean of the gradient's square
+    square: ImmPtr[accum_type[dtype]],  # [count], running mean of the squared gradient
     rate: Scalar[accum_type[dtype]],
     beta1: Scalar[accum_type[dtype]],
     beta2: Scalar[accum_type[dtype]],
@@ -219,7 +219,7 @@ def square_sums_kernel[
     gradient: ImmPtr[dtype],  # [count]: all gradients, concatenated
     count: Int32,
 ):
-    """Compute the first stage: a block sums the squares of its CHUNK elements."""
+    """Compute the first stage of the norm: a block sums the squares of its CHUNK elements."""
     comptime accum = accum_type[dtype]
     var first = block_idx.x * CHUNK
     # BLANK-START square_sums: add up this thread's squares of the chunk, of which the last may be short; join the threads'
@@ -230,7 +230,7 @@ def square_sums_kernel[
 def norm_kernel[
     dtype: DType
 ](norm: MutPtr[dtype], square_sums: ImmPtr[dtype], chunks: Int32):  # [1] from [chunks]
-    """Compute the second stage: one block computes the norm from the sums of all chunks."""
+    """Compute the second stage of the norm: one block adds the sums of all chunks."""
     comptime assert dtype.is_floating_point(), "a root is of floating-point numbers"
     # BLANK-START grad_norm: add up this thread's sums, join the threads', write the root
     # FILL IN (about 6 lines)
@@ -246,7 +246,7 @@ def clip_kernel[
     limit: Scalar[accum_type[dtype]],
     count: Int32,
 ):
-    """Multiply all gradients by one factor, at most 1, that limits the norm. A thread owns an element."""
+    """Scale all gradients down so that their norm is at most `limit`. A thread owns an element."""
     comptime accum = accum_type[dtype]
     var i = global_idx.x
     if i >= Int(count):

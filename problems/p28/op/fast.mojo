@@ -8,14 +8,14 @@
     dgamma      sums over all rows in two stages, without atomics
     tiled       the product through tiles in shared memory
     registers   the product with a tile of results in every thread's registers
-    copies      tiles that arrive while others are multiplied
+    copies      tiles are copied while others are multiplied
     tensor      the product on tensor cores
     layouts     the products of the backward pass, without a transpose in memory
     epilogue    the bias and the sums of a gradient's columns inside the products
 
-Every blank holds right code that is slow: the form before. Matrices are row-major: x, dln and ln_out [rows, hidden], the
-Linear's weight [outputs, hidden]. Blocks have THREADS threads. Those of rows have a warp, LANES threads, for each of BLOCK_ROWS
-rows; `launches.mojo` says how the kernels are launched, `parts.mojo` holds the constants and what the blanks use,
+Every blank starts with correct but slow code: the form of the previous step. Matrices are row-major: x, dln and ln_out
+[rows, hidden], the Linear's weight [outputs, hidden]. Blocks have THREADS threads. Those of rows have a warp, LANES threads,
+for each of BLOCK_ROWS rows. `launches.mojo` launches the kernels, `parts.mojo` has constants and helpers for the blanks,
 `product.mojo` the kernel of the last three steps.
 """
 
@@ -31,8 +31,8 @@ from layout.tile_layout import row_major
 from layout.tile_tensor import stack_allocation
 
 from .parts import (
-    BF16, BLOCK, BLOCK_ROWS, DEEP, DEPTH, EACH, EPS, KEPT, LANES, LONG, SLAB, TILE, VECTOR_BYTES, WARPS, Pair,
-    SharedTile, Sums, at, copy_tile, load, multiply_tiles, only, shared_sum, store, tiles_in_shared_memory,
+    BF16, BLOCK, BLOCK_ROWS, BLOCK_THREADS, EPS, LANES, PER_THREAD, SLAB_ROWS, TENSOR_DEPTH, THREAD_TILE, TILE, TILE_DEPTH,
+    VECTOR_BYTES, WARPS, Pair, SharedTile, Sums, swizzle, copy_tile, load, multiply_tiles, zero_tail, shared_sum, store, allocate_tiles,
 )  # fmt: skip
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
 
@@ -50,9 +50,9 @@ def layernorm_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """`y = (x - mean) * rstd * gamma + beta`, with a warp per row, or at first a thread."""
+    """Compute `y = (x - mean) * rstd * gamma + beta` with a warp per row, initially a thread per row."""
     comptime accum = accum_type[dtype]
-    comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()  # elements of a vector of 16 bytes
+    comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()  # elements per 16-byte vector
     var R = Int(rows)
     var C = Int(hidden)
     var x = TileTensor(input, row_major(R, C))
@@ -78,9 +78,9 @@ def layernorm_kernel[
         # BLANK-END rows (unsolved while it reads as given: 04628bdd)
         # ANCHOR_END: rows
     elif step == 2:
-        # A loop over a thread's elements is `comptime for i in range(KEPT)`, else the array is not in registers.
+        # A loop over a thread's elements is `comptime for i in range(PER_THREAD)`, else the array is not in registers.
         # ANCHOR: once
-        # BLANK-START once: read x once, and keep a thread's elements: Array[Scalar[accum], KEPT](fill=0)
+        # BLANK-START once: read x once, and keep a thread's elements: Array[Scalar[accum], PER_THREAD](fill=0)
         var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
         var end = C if row < R else 0  # a row past the end has no elements
         var total = Scalar[accum](0)
@@ -98,53 +98,53 @@ def layernorm_kernel[
         # ANCHOR_END: once
     elif step == 3:
         # If a row is not a whole number of vectors, the rows after the first begin between two vectors: `load`, `store` and
-        # `only` are for that.
+        # `zero_tail` are for that.
         # ANCHOR: vectors
-        # BLANK-START vectors: 16 bytes a load: keep KEPT // width vectors, SIMD[dtype, width]; see load, store and only
+        # BLANK-START vectors: 16 bytes a load: keep PER_THREAD // width vectors, SIMD[dtype, width]; see load, store and zero_tail
         var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
         var end = C if row < R else 0
-        var kept = Array[Scalar[accum], KEPT](fill=0)
+        var values = Array[Scalar[accum], PER_THREAD](fill=0)
         var total = Scalar[accum](0)
-        comptime for i in range(KEPT):
+        comptime for i in range(PER_THREAD):
             var c = thread_idx.x % LANES + i * LANES
             if c < end:
-                kept[i] = x[row, c].cast[accum]()
-            total += kept[i]
+                values[i] = x[row, c].cast[accum]()
+            total += values[i]
         var mean = shared_sum(total) / Scalar[accum](C)
         var squares = Scalar[accum](0)
-        comptime for i in range(KEPT):
+        comptime for i in range(PER_THREAD):
             if thread_idx.x % LANES + i * LANES < end:
-                squares += (kept[i] - mean) ** 2
+                squares += (values[i] - mean) ** 2
         var rstd = 1 / sqrt(shared_sum(squares) / Scalar[accum](C) + EPS)
-        comptime for i in range(KEPT):
+        comptime for i in range(PER_THREAD):
             var c = thread_idx.x % LANES + i * LANES
             if c < end:
-                var x_hat = (kept[i] - mean) * rstd
+                var x_hat = (values[i] - mean) * rstd
                 y[row, c] = (x_hat * gamma[c].cast[accum]() + beta[c].cast[accum]()).cast[dtype]()
-        # BLANK-END vectors (unsolved while it reads as given: 7e4553a4)
+        # BLANK-END vectors (unsolved while it reads as given: 586a1b5a)
         # ANCHOR_END: vectors
     else:
         var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
         var end = C if row < R else 0
         var aligned = C % width == 0
-        var kept = Array[SIMD[dtype, width], KEPT // width](fill=0)
-        comptime for i in range(KEPT // width):
+        var values = Array[SIMD[dtype, width], PER_THREAD // width](fill=0)
+        comptime for i in range(PER_THREAD // width):
             var c = (thread_idx.x % LANES + i * LANES) * width
             if c < end:
-                kept[i] = load[width](input, row * C + c, end - c, aligned)
+                values[i] = load[width](input, row * C + c, end - c, aligned)
         var total = SIMD[accum, width](0)
-        comptime for i in range(KEPT // width):  # after all loads, so that none waits for another
-            total += kept[i].cast[accum]()
+        comptime for i in range(PER_THREAD // width):  # after all loads, so that none waits for another
+            total += values[i].cast[accum]()
         var mean = lanes_sum(total.reduce_add()) / Scalar[accum](C)
         var squares = SIMD[accum, width](0)
-        comptime for i in range(KEPT // width):
+        comptime for i in range(PER_THREAD // width):
             var c = (thread_idx.x % LANES + i * LANES) * width
-            squares += only((kept[i].cast[accum]() - mean) ** 2, end - c)
+            squares += zero_tail((values[i].cast[accum]() - mean) ** 2, end - c)
         var rstd = 1 / sqrt(lanes_sum(squares.reduce_add()) / Scalar[accum](C) + EPS)
-        comptime for i in range(KEPT // width):
+        comptime for i in range(PER_THREAD // width):
             var c = (thread_idx.x % LANES + i * LANES) * width
             if c < end:
-                var x_hat = (kept[i].cast[accum]() - mean) * rstd
+                var x_hat = (values[i].cast[accum]() - mean) * rstd
                 var gain = load[width](ln_weight, c, end - c, aligned).cast[accum]()
                 var shift = load[width](ln_bias, c, end - c, aligned).cast[accum]()
                 store(output, row * C + c, end - c, aligned, x_hat * gain + shift)
@@ -153,10 +153,10 @@ def layernorm_kernel[
 # ANCHOR: shuffles
 # BLANK-START shuffles: the sum by shuffles: five steps, in which the distance between lanes doubles
 @always_inline
-def lanes_sum[dtype: DType](mine: Scalar[dtype]) -> Scalar[dtype]:
-    """Sum over a warp's lanes. `warp.shuffle_xor(v, UInt32(d))` returns the lane's at distance d."""
-    return shared_sum(mine)
-# BLANK-END shuffles (unsolved while it reads as given: 947ab7ec)
+def lanes_sum[dtype: DType](partial: Scalar[dtype]) -> Scalar[dtype]:
+    """Sum over a warp's lanes. `warp.shuffle_xor(v, UInt32(d))` returns the lane's swizzle distance d."""
+    return shared_sum(partial)
+# BLANK-END shuffles (unsolved while it reads as given: a4611adf)
 # ANCHOR_END: shuffles
 
 
@@ -175,7 +175,8 @@ def dx_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """`dx = rstd * (g - c2 - x_hat * c1)`, `g = dln * gamma`; c1 and c2 are means of `g * x_hat` and g."""
+    """Compute `dx = rstd * (g - c2 - x_hat * c1)`, `g = dln * gamma`; c1 and c2 are means of `g * x_hat` and g.
+    """
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var R = Int(rows)
@@ -218,8 +219,9 @@ def dgamma_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """The first stage of `dgamma = sum of dln * x_hat` and `dbeta = sum of dln` over all rows: a warp has a slab of SLAB rows
-    and LANES vectors of each, of which a lane's begins at column c. The second stage adds up the slabs."""
+    """Compute the first stage of `dgamma = sum of dln * x_hat` and `dbeta = sum of dln` over all rows. A warp owns a slab of
+    SLAB_ROWS rows and LANES vectors of each; a lane's vector begins at column c. The second stage adds the slabs.
+    """
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var R = Int(rows)
@@ -227,20 +229,20 @@ def dgamma_kernel[
     var aligned = C % width == 0
     var slab = block_idx.y * BLOCK_ROWS + thread_idx.x // LANES
     var c = (block_idx.x * LANES + thread_idx.x % LANES) * width
-    if slab * SLAB >= R or c >= C:
+    if slab * SLAB_ROWS >= R or c >= C:
         return
     # ANCHOR: dgamma
     # BLANK-START dgamma: what the slab's rows add to these columns, without atomics: where does each slab leave its sums?
     var first = c - thread_idx.x % LANES * width
     var lanes = min(LANES, (C - first + width - 1) // width)
-    for row in range(slab * SLAB, min((slab + 1) * SLAB, R)):
+    for row in range(slab * SLAB_ROWS, min((slab + 1) * SLAB_ROWS, R)):
         var mu = mean[unsafe_offset=row]
         var scale = rstd[unsafe_offset=row]
         for column in range(first + thread_idx.x % LANES, min(first + LANES * width, C), lanes):
             var dy = dln[unsafe_offset=row * C + column].cast[accum]()
             atomic_add(sums, column, dy * (input[unsafe_offset=row * C + column].cast[accum]() - mu) * scale)
             atomic_add(sums, C + column, dy)
-    # BLANK-END dgamma (unsolved while it reads as given: 135e0059)
+    # BLANK-END dgamma (unsolved while it reads as given: 724c405d)
     # ANCHOR_END: dgamma
 
 
@@ -257,8 +259,9 @@ def sums_by_threads_kernel[
     hidden: Int32,
     outputs: Int32,
 ):
-    """`ln_out @ linear_weight.T`. In step 7 a block has TILE x TILE threads, each for one result: row ty, column tx of its tile.
-    Then it makes BLOCK x BLOCK results, a thread EACH x EACH: rows ty, ty + DEPTH, ... and columns tx, ..."""
+    """Compute `ln_out @ linear_weight.T`. In step 7 a block has TILE x TILE threads, one per result: row ty, column tx of its
+    tile. In later steps it computes BLOCK x BLOCK results, a thread THREAD_TILE x THREAD_TILE of them: rows ty,
+    ty + BLOCK_THREADS, ... and columns tx, ..."""
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var C = Int(hidden)
@@ -271,7 +274,7 @@ def sums_by_threads_kernel[
     comptime if step == 7:
         var row = block_idx.y * TILE + ty
         var column = block_idx.x * TILE + tx
-        # One element more a row: then the threads of a warp that read a column of a tile find it in 32 banks.
+        # One padding element per row puts the elements of a column in 32 different banks.
         comptime padded = row_major[TILE, TILE + 1]()
         var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
         var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
@@ -287,121 +290,122 @@ def sums_by_threads_kernel[
         return
     var row = block_idx.y * BLOCK
     var column = block_idx.x * BLOCK
-    var totals = Array[Scalar[accum], EACH * EACH](fill=0)
+    var totals = Array[Scalar[accum], THREAD_TILE * THREAD_TILE](fill=0)
     comptime if step == 8:
-        # Columns of a and b become rows of the tiles; with two elements more, 16 threads of two columns store to 32 banks.
-        comptime padded = row_major[DEPTH, BLOCK + 2]()
+        # The tiles are transposed; with two padding elements per row, 16 threads of two columns store to 32 banks.
+        comptime padded = row_major[BLOCK_THREADS, BLOCK + 2]()
         var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
         var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
-        for first in range(0, C, DEPTH):
+        for first in range(0, C, BLOCK_THREADS):
             var k = first + tx
-            comptime for i in range(EACH):
-                var here = ty + i * DEPTH
-                var row = block_idx.y * BLOCK + here
-                var other = block_idx.x * BLOCK + here
-                a_tile[tx, here] = a[row, k].cast[accum]() if row < R and k < C else Scalar[accum](0)
-                b_tile[tx, here] = b[other, k].cast[accum]() if other < O and k < C else Scalar[accum](0)
+            comptime for i in range(THREAD_TILE):
+                var tile_row = ty + i * BLOCK_THREADS
+                var row = block_idx.y * BLOCK + tile_row
+                var b_row = block_idx.x * BLOCK + tile_row
+                a_tile[tx, tile_row] = a[row, k].cast[accum]() if row < R and k < C else Scalar[accum](0)
+                b_tile[tx, tile_row] = b[b_row, k].cast[accum]() if b_row < O and k < C else Scalar[accum](0)
             barrier()
             # ANCHOR: registers
-            # BLANK-START registers: each number of a tile read once: EACH of a and EACH of b serve EACH * EACH results
-            comptime for i in range(EACH):
-                comptime for j in range(EACH):
-                    for inner in range(DEPTH):
-                        totals[i * EACH + j] += a_tile[inner, ty + i * DEPTH] * b_tile[inner, tx + j * DEPTH]
-            # BLANK-END registers (unsolved while it reads as given: 6de48b5d)
+            # BLANK-START registers: each number of a tile read once: THREAD_TILE of a and of b serve all results of a thread
+            comptime for i in range(THREAD_TILE):
+                comptime for j in range(THREAD_TILE):
+                    for inner in range(BLOCK_THREADS):
+                        totals[i * THREAD_TILE + j] += a_tile[inner, ty + i * BLOCK_THREADS] * b_tile[inner, tx + j * BLOCK_THREADS]
+            # BLANK-END registers (unsolved while it reads as given: 0e83977b)
             # ANCHOR_END: registers
             barrier()
     elif step == 9:
-        # `copy_tile` copies while the threads multiply. A tile has BLOCK rows of DEEP elements; there is room for two each.
-        comptime size = BLOCK * DEEP
+        # `copy_tile` copies while the threads multiply. A tile has BLOCK rows of TILE_DEPTH elements; there are two buffers
+        # for each operand.
+        comptime size = BLOCK * TILE_DEPTH
         var a16 = rebind[ImmPtr[BF16]](ln_out)
         var b16 = rebind[ImmPtr[BF16]](linear_weight)
-        var thread = ty * DEPTH + tx
-        var a_tiles = tiles_in_shared_memory[2 * size]()
-        var b_tiles = tiles_in_shared_memory[2 * size]()
+        var thread = ty * BLOCK_THREADS + tx
+        var a_tiles = allocate_tiles[2 * size]()
+        var b_tiles = allocate_tiles[2 * size]()
         # ANCHOR: copies
         # BLANK-START copies: a tile is copied while the one before is multiplied: when may its buffer be overwritten?
-        for first in range(0, C, DEEP):
-            copy_tile[BLOCK, DEEP, DEPTH * DEPTH](a_tiles, a16, row, first, R, C, thread)
-            copy_tile[BLOCK, DEEP, DEPTH * DEPTH](b_tiles, b16, column, first, O, C, thread)
+        for first in range(0, C, TILE_DEPTH):
+            copy_tile[BLOCK, TILE_DEPTH, BLOCK_THREADS * BLOCK_THREADS](a_tiles, a16, row, first, R, C, thread)
+            copy_tile[BLOCK, TILE_DEPTH, BLOCK_THREADS * BLOCK_THREADS](b_tiles, b16, column, first, O, C, thread)
             async_copy_commit_group()
             async_copy_wait_group(0)
             barrier()
             multiply_tiles(totals, a_tiles, b_tiles)
             barrier()
-        # BLANK-END copies (unsolved while it reads as given: 08e79d13)
+        # BLANK-END copies (unsolved while it reads as given: cbeb5f62)
         # ANCHOR_END: copies
-    comptime for i in range(EACH):
-        comptime for j in range(EACH):
-            var here = row + ty + i * DEPTH
-            var there = column + tx + j * DEPTH
-            if here < R and there < O:
-                y[here, there] = totals[i * EACH + j].cast[dtype]()
+    comptime for i in range(THREAD_TILE):
+        comptime for j in range(THREAD_TILE):
+            var result_row = row + ty + i * BLOCK_THREADS
+            var result_column = column + tx + j * BLOCK_THREADS
+            if result_row < R and result_column < O:
+                y[result_row, result_column] = totals[i * THREAD_TILE + j].cast[dtype]()
 
 
 # ---- 10 to 12: bfloat16 on tensor cores -----------------------------------------------------------------------
 
 
 @always_inline
-def multiply_by_warps(mut totals: Array[Sums, 24], a: SharedTile, b: SharedTile):
-    """A tile's part of a warp's 64 x 48 results. `mma` makes 16 x 8 of them from 16 elements of 16 rows of a and of 8 rows of b;
-    lane l has those in columns 2 * (l % 4) and the next, of rows l // 4 and l // 4 + 8. totals[6 * i + j] are those of block
-    (i, j) of 4 x 6."""
+def multiply_with_mma(mut totals: Array[Sums, 24], a: SharedTile, b: SharedTile):
+    """Add the products of a tile to a warp's 64 x 48 results. One `mma` computes 16 x 8 of them from 16 elements of 16 rows of a
+    and of 8 rows of b; lane l has columns 2 * (l % 4) and 2 * (l % 4) + 1 of rows l // 4 and l // 4 + 8. totals[6 * i + j] has
+    the results of block (i, j) of 4 x 6."""
     var lane = thread_idx.x % LANES
     var row = thread_idx.x // LANES // 2 * 64
     var column = thread_idx.x // LANES % 2 * 48
     # ANCHOR: tensor
     # BLANK-START tensor: 16 elements of k at a time by mma: which rows of a and b does a warp need? Hint tensor-2 has ld_matrix
-    for k in range(LONG):
+    for k in range(TENSOR_DEPTH):
         var left = Array[Float32, 8](fill=0)
         var right = Array[Float32, 12](fill=0)
         comptime for i in range(8):
-            left[i] = a[unsafe_offset=at[LONG](row + lane // 4 + 8 * i, k)].cast[DType.float32]()
+            left[i] = a[unsafe_offset=swizzle[TENSOR_DEPTH](row + lane // 4 + 8 * i, k)].cast[DType.float32]()
         comptime for i in range(12):
-            var other = column + lane % 4 * 2 + i // 2 * 8 + i % 2
-            right[i] = b[unsafe_offset=at[LONG](other, k)].cast[DType.float32]()
+            var b_row = column + lane % 4 * 2 + i // 2 * 8 + i % 2
+            right[i] = b[unsafe_offset=swizzle[TENSOR_DEPTH](b_row, k)].cast[DType.float32]()
         comptime for i in range(8):
             comptime for j in range(12):
                 totals[i // 2 * 6 + j // 2][i % 2 * 2 + j % 2] += left[i] * right[j]
-    # BLANK-END tensor (unsolved while it reads as given: 4f43205f)
+    # BLANK-END tensor (unsolved while it reads as given: d8d9c286)
     # ANCHOR_END: tensor
 
 
 # ANCHOR: layouts
 # BLANK-START layouts: read a matrix without a copy: what does ld_matrix[..., transpose=True] make of a tile?
-comptime TRANSPOSED_BEFORE = True
+comptime TRANSPOSE_FIRST = True
 
 
 @always_inline
-def copy_part[
-    turned: Bool, side: Int
+def copy_operand[
+    transposed: Bool, side: Int
 ](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
-    """Start to copy `side` rows of LONG elements of a matrix [rows, depth], or [depth, rows] if `turned`."""
-    copy_tile[side, LONG, WARPS * LANES](tile, matrix, row, k, rows, depth, thread_idx.x)
+    """Start to copy `side` rows of TENSOR_DEPTH elements of a matrix [rows, depth], or [depth, rows] if `transposed`."""
+    copy_tile[side, TENSOR_DEPTH, WARPS * LANES](tile, matrix, row, k, rows, depth, thread_idx.x)
 
 
 @always_inline
-def load_parts[turned: Bool, side: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, 8]:
-    """Load four parts of a tile, 8 x 8 elements each, for eight lanes each: theirs begins at row and k."""
-    return ld_matrix[8](tile.unsafe_offset(at[LONG](row + thread_idx.x % 8, k)))
-# BLANK-END layouts (unsolved while it reads as given: 9fb3fafb)
+def load_matrices[transposed: Bool, side: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, 8]:
+    """Load four parts of a tile, 8 x 8 elements each, for eight lanes each: theirs begins swizzle row and k."""
+    return ld_matrix[8](tile.unsafe_offset(swizzle[TENSOR_DEPTH](row + thread_idx.x % 8, k)))
+# BLANK-END layouts (unsolved while it reads as given: 5c22505d)
 # ANCHOR_END: layouts
 
 
 # ANCHOR: epilogue
 # BLANK-START epilogue: add the bias, and add up dy's columns, while the results and dy's fragments are in registers
-comptime SEPARATE = True
+comptime SEPARATE_LAUNCHES = True
 
 
 @always_inline
-def bias_pair(bias: ImmPtr[BF16], column: Int, width: Int) -> Pair:
-    """Return what to add to all results of two neighbouring columns, from `column` on."""
+def load_bias_pair(bias: ImmPtr[BF16], column: Int, width: Int) -> Pair:
+    """Return the biases of two neighbouring columns, starting at `column`."""
     return Pair(0)  # another launch adds the bias
 
 
 @always_inline
-def add_up(mut sums: Sums, rows: SIMD[BF16, 8]):
+def add_to_row_sums(mut sums: Sums, rows: SIMD[BF16, 8]):
     """Add the elements of each of 16 rows, a fragment for `mma`, to the row's result in every column."""
     pass  # another launch adds up the columns
-# BLANK-END epilogue (unsolved while it reads as given: 81653908)
+# BLANK-END epilogue (unsolved while it reads as given: e3e591b1)
 # ANCHOR_END: epilogue

@@ -5,7 +5,7 @@ from max.gpu.host import Dim
 
 from .ramp import (
     ROW_THREADS,
-    SIDE,
+    BLOCK_SIDE,
     THREADS,
     atomic_kernel,
     cast_kernel,
@@ -53,8 +53,8 @@ def launch_index[
         offset,
         Int32(rows),
         Int32(columns),
-        grid_dim=Dim(ceildiv(columns, SIDE), ceildiv(rows, SIDE)),
-        block_dim=Dim(SIDE, SIDE),
+        grid_dim=Dim(ceildiv(columns, BLOCK_SIDE), ceildiv(rows, BLOCK_SIDE)),
+        block_dim=Dim(BLOCK_SIDE, BLOCK_SIDE),
     )
 
 

@@ -25,8 +25,8 @@ from .shared.common import ImmPtr, MutPtr, accum_type, atomic_add
 
 comptime THREADS = 32
 """Threads per block along a vector, and elements per tile."""
-comptime SIDE = 8
-"""Side of a block of `index`, which has SIDE x SIDE threads."""
+comptime BLOCK_SIDE = 8
+"""Side of a block of `index`, which has BLOCK_SIDE x BLOCK_SIDE threads."""
 comptime ROW_THREADS = 64
 """Threads that share one row."""
 comptime EPS = 1e-5
@@ -52,7 +52,7 @@ def index_kernel[
     rows: Int32,
     columns: Int32,
 ):
-    """Compute `shifted = matrix + offset`, with the same offset for every row. Blocks have SIDE x SIDE
+    """Compute `shifted = matrix + offset`, with the same offset for every row. Blocks have BLOCK_SIDE x BLOCK_SIDE
     threads: x is along the columns, y along the rows.
     """
     var R = Int(rows)
@@ -105,10 +105,10 @@ def reduce_kernel[
     var x = TileTensor(matrix, row_major(Int(rows), C))
     var row = block_idx.x
     # BLANK-START reduce: the sum of the row, by the whole block; one thread writes it
-    var mine = Scalar[accum](0)
+    var partial = Scalar[accum](0)
     for c in range(thread_idx.x, C, ROW_THREADS):
-        mine += x[row, c].cast[accum]()
-    var total = block.sum[block_size=ROW_THREADS](mine)
+        partial += x[row, c].cast[accum]()
+    var total = block.sum[block_size=ROW_THREADS](partial)
     if thread_idx.x == 0:
         row_sums[unsafe_offset=row] = total
     # BLANK-END reduce
@@ -133,9 +133,9 @@ def tile_kernel[dtype: DType](mirrored: MutPtr[dtype], vector: ImmPtr[dtype], n:
 def clear_kernel[dtype: DType](sums: MutPtr[dtype], n: Int32):
     """Zero the n sums that `atomic_kernel` adds to. This is a separate launch, because within a launch no block waits for another.
     """
-    var place = global_idx.x
-    if place < Int(n):
-        sums[unsafe_offset=place] = 0
+    var i = global_idx.x
+    if i < Int(n):
+        sums[unsafe_offset=i] = 0
 
 
 def atomic_kernel[

@@ -30,15 +30,15 @@ comptime ROW_THREADS = 128
 # ---- ReLU: saves one bit per element ------------------------------------------------------------------------
 
 
-def ballot(lane_says: Bool) -> Int32:
+def ballot(predicate: Bool) -> Int32:
     """Pack one bit from each of 32 neighbouring lanes into a word, the first lane's lowest. Every lane of the warp must call it.
     """
     comptime if WARP_SIZE == WORD:
-        return bitcast[DType.int32](vote[DType.uint32](lane_says))
+        return bitcast[DType.int32](vote[DType.uint32](predicate))
     else:  # AMD's warps have 64 lanes: the vote has two words, and each lane returns its half's.
-        var both = vote[DType.uint64](lane_says)
+        var ballots = vote[DType.uint64](predicate)
         var half = UInt64(0 if lane_id() < WORD else WORD)
-        return bitcast[DType.int32]((both >> half).cast[DType.uint32]())
+        return bitcast[DType.int32]((ballots >> half).cast[DType.uint32]())
 
 
 # ANCHOR: relu_mask_kernel_solution
@@ -168,7 +168,7 @@ def layernorm_kernel[
     columns: Int32,
     eps: Scalar[accum_type[dtype]],
 ):
-    """Compute LayerNorm of every row, and the two numbers per row that its backward pass needs. Provided. A block owns one row.
+    """Compute LayerNorm of every row, and the two numbers per row that its backward pass needs. (Provided.) A block owns one row.
     """
     comptime accum = accum_type[dtype]
     var C = Int(columns)
@@ -253,7 +253,7 @@ def layernorm_parameters_kernel[
     columns: Int32,
 ):
     """Compute the gradients of LayerNorm's weight and bias. A thread owns one column and loops over the rows:
-    no other thread adds to its sums, so nothing must be cleared and no atomics are needed.
+    no other thread adds to its sums, so no buffer must be cleared and no atomics are needed.
     """
     comptime accum = accum_type[dtype]
     var R = Int(rows)

@@ -36,13 +36,13 @@ comptime MAX_GRID_Y = get_defined_int["MAX_GRID_Y", 65535]()
 """NVIDIA's maximum grid along y (2^31 - 1 along x). Checks define a small one, so that kernels must stride."""
 
 
-def checked_sizes(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: Int) raises -> Sizes:
+def validate_sizes(batch_size: Int, seq_len: Int, hidden_dim: Int, output_dim: Int) raises -> Sizes:
     """Return the sizes in the kernels' type; raise if a kernel does not support them."""
     if hidden_dim < 1 or output_dim < 1:
         raise Error(t"hidden_dim and output_dim must be at least 1, got {hidden_dim} and {output_dim}")
-    comptime most = TILE * MAX_GRID_Y
-    if hidden_dim > most or output_dim > most:
-        raise Error(t"hidden_dim and output_dim must be at most {most}, got {hidden_dim} and {output_dim}")
+    comptime max_dim = TILE * MAX_GRID_Y
+    if hidden_dim > max_dim or output_dim > max_dim:
+        raise Error(t"hidden_dim and output_dim must be at most {max_dim}, got {hidden_dim} and {output_dim}")
     if batch_size * seq_len > Int(Int32.MAX):
         raise Error(t"batch_size * seq_len must be at most {Int32.MAX}, got {batch_size} * {seq_len}")
     return Sizes(Int32(batch_size), Int32(seq_len), Int32(hidden_dim), Int32(output_dim))
@@ -194,7 +194,7 @@ def launch_forward_unfused[L: Launcher, dtype: DType, //](mut launcher: L, t: Fo
 
 
 def launch_forward_fused[L: Launcher, dtype: DType, //](mut launcher: L, t: ForwardTensors[dtype]) raises:
-    """One launch."""
+    """Launch one kernel."""
     ref sizes = t.sizes
     launcher.launch[minimal_fused_forward_kernel[dtype]](
         "minimal_fused_forward",

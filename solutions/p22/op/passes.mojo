@@ -1,5 +1,4 @@
-"""Each variant's passes on the op's device, in loops on the CPU and in launches on a GPU; and the internal ops, which have
-run-time sizes."""
+"""The passes of each variant on the CPU (loops) or a GPU (launches), and the internal ops with run-time sizes."""
 
 from extensibility import InputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
@@ -15,7 +14,7 @@ from .cpu_reference import (
     row_sums_cpu,
 )
 from .launches import (
-    checked_sizes,
+    validate_sizes,
     launch_backward_fused,
     launch_backward_unfused,
     launch_forward_fused,
@@ -30,14 +29,14 @@ from .tensors import BackwardTensors, ForwardTensors, Sizes
 
 
 def is_algorithm(name: StaticString) -> Bool:
-    """Return whether a variant has this name."""
+    """Return whether `name` is an implemented variant."""
     return name == "unfused" or name == "fused"
 
 
 def run_forward[
     dtype: DType, //, target: StaticString, algorithm: StaticString
 ](tensors: ForwardTensors[dtype], mut launcher: DeviceLauncher) raises:
-    """Run the forward pass. Without rows it writes nothing."""
+    """Run the forward pass. No-op if there are no rows."""
     comptime assert is_algorithm(algorithm), "algorithm must be 'unfused' or 'fused'"
     var rows = Int(tensors.sizes.rows())
     if rows == 0:
@@ -162,7 +161,7 @@ struct LayerNormLinearTrain:
             ln_bias=ln_bias.unsafe_ptr().as_imm(),
             linear_weight=linear_weight.unsafe_ptr().as_imm(),
             linear_bias=linear_bias.unsafe_ptr().as_imm(),
-            sizes=checked_sizes(B, S, H, O),
+            sizes=validate_sizes(B, S, H, O),
             eps=eps.cast[accum_type[dtype]](),
         )
         run_forward[target, algorithm](tensors, launcher)
@@ -219,7 +218,7 @@ struct LayerNormLinearTrainBackward:
             ln_weight=ln_weight.unsafe_ptr().as_imm(),
             ln_bias=ln_bias.unsafe_ptr().as_imm(),
             linear_weight=linear_weight.unsafe_ptr().as_imm(),
-            sizes=checked_sizes(B, S, H, O),
+            sizes=validate_sizes(B, S, H, O),
         )
         run_backward[target, algorithm](tensors, launcher)
 
@@ -257,6 +256,6 @@ struct LayerNormLinearRowSums:
             rebind[ImmPtr[accum_type[dtype]]](mean.unsafe_ptr().as_imm()),
             rebind[ImmPtr[accum_type[dtype]]](rstd.unsafe_ptr().as_imm()),
             ln_weight.unsafe_ptr().as_imm(),
-            checked_sizes(B, S, H, 1),
+            validate_sizes(B, S, H, 1),
             launcher,
         )

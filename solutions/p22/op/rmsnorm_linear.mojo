@@ -14,7 +14,7 @@ from max.gpu.host import DeviceContext, Dim
 from layout import TileTensor
 from layout.tile_layout import row_major
 
-from .launches import MAX_GRID_Y, checked_sizes
+from .launches import MAX_GRID_Y, validate_sizes
 from .layernorm_linear import ROW_THREADS, rmsnorm_linear_backward_kernel
 from .shared.checks import expect_shape
 from .shared.common import ImmPtr, MutPtr, accum_type, atomic_type
@@ -32,7 +32,7 @@ def rms_rstd[
 ](input: ImmPtr[dtype], row: Int, hidden_dim: Int, eps: Scalar[accum_type[dtype]]) -> Scalar[
     accum_type[dtype]
 ]:
-    """Return a row's factor in RMSNorm: 1 / sqrt(mean of input^2 + eps). Nothing is subtracted from the row.
+    """Return the reciprocal root mean square of a row: 1 / sqrt(mean of input^2 + eps).
 
     The squares are summed in chunks, so that the rounding error hardly grows with the row. A compensated sum
     would turn an infinity into NaN, but rstd of such a row is 0.
@@ -63,7 +63,7 @@ def launch_rmsnorm_linear_backward[
     eps: Scalar[accum_type[dtype]],
 ) raises:
     """Launch three kernels: clear the sums, compute, round the sums. The first and the last are those of the
-    fused backward pass, which also clear and round two bias gradients: these are in workspace.
+    fused backward pass, which also clear and round two bias gradients; here these are unused workspace.
     """
     comptime sum_dtype = atomic_type[dtype]
     var H = Int(sizes.hidden_dim)
@@ -150,7 +150,7 @@ struct RMSNormLinearTrainBackward:
         expect_shape("rms_weight", rms_weight, H)
         expect_shape("linear_weight", linear_weight, O, H)
         var launcher = DeviceLauncher(ctx)
-        var sizes = checked_sizes(B, S, H, O)
+        var sizes = validate_sizes(B, S, H, O)
         var dx = grad_input.unsafe_ptr()
         var dgamma = grad_rms_weight.unsafe_ptr()
         var dW = grad_weight.unsafe_ptr()

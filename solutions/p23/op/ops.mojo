@@ -22,7 +22,7 @@ from .launches import launch_delta, launch_flash_backward, launch_flash_forward
 from .shared.checks import expect_shape
 from .shared.common import ImmPtr, MutPtr, accum_type
 from .shared.launcher import DeviceLauncher
-from .sizes import FlashBackward, FlashForward, Sizes, checked_flash_sizes, checked_sizes
+from .sizes import FlashBackward, FlashForward, Sizes, validate_flash_sizes, validate_sizes
 
 # ---- Public: no mask, sizes by the tensors -------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ def launch_probabilities[
     var scores = launcher.workspace[accum]("scores", sizes.scores())
     var probabilities = launcher.workspace[accum]("probabilities", sizes.scores())
     launch_scores[dtype](launcher, scores, query, key, sizes)
-    # Without a mask its address is not read, so any address will do.
+    # Without a mask, its address is not read: pass any address.
     launch_softmax[dtype](launcher, probabilities, scores.as_imm(), query, sizes, 0)
     return probabilities
 
@@ -64,7 +64,7 @@ struct Attention:
         expect_shape("output", output, B, N, S, d)
         expect_shape("key", key, B, N, T, d)
         expect_shape("value", value, B, N, T, d)
-        var sizes = checked_sizes(B, N, S, T, d)
+        var sizes = validate_sizes(B, N, S, T, d)
         var launcher = DeviceLauncher(ctx)
         var probabilities = launch_probabilities[dtype](
             launcher, query.unsafe_ptr().as_imm(), key.unsafe_ptr().as_imm(), sizes
@@ -103,7 +103,7 @@ struct AttentionBackward:
         expect_shape("grad_output", grad_output, B, N, S, d)
         expect_shape("key", key, B, N, T, d)
         expect_shape("value", value, B, N, T, d)
-        var sizes = checked_sizes(B, N, S, T, d)
+        var sizes = validate_sizes(B, N, S, T, d)
         var launcher = DeviceLauncher(ctx)
         var q = query.unsafe_ptr().as_imm()
         var k = key.unsafe_ptr().as_imm()
@@ -130,7 +130,7 @@ struct AttentionBackward:
 
 @extensibility.register("attention_scores")
 struct AttentionScores:
-    """S = query key^T / sqrt(dim)."""
+    """Compute S = query key^T / sqrt(dim)."""
 
     @staticmethod
     def execute[
@@ -155,13 +155,13 @@ struct AttentionScores:
             rebind[MutPtr[accum_type[dtype]]](scores.unsafe_ptr()),
             query.unsafe_ptr().as_imm(),
             key.unsafe_ptr().as_imm(),
-            checked_sizes(B, N, S, T, d),
+            validate_sizes(B, N, S, T, d),
         )
 
 
 @extensibility.register("attention_softmax")
 struct AttentionSoftmax:
-    """P = softmax(scores + mask)."""
+    """Compute P = softmax(scores + mask)."""
 
     @staticmethod
     def execute[
@@ -185,14 +185,14 @@ struct AttentionSoftmax:
             rebind[MutPtr[accum_type[dtype]]](probabilities.unsafe_ptr()),
             rebind[ImmPtr[accum_type[dtype]]](scores.unsafe_ptr().as_imm()),
             mask.unsafe_ptr().as_imm(),
-            checked_sizes(B, N, S, T, 1),
+            validate_sizes(B, N, S, T, 1),
             Int32(S),
         )
 
 
 @extensibility.register("attention_output")
 struct AttentionOutput:
-    """O = probabilities value."""
+    """Compute O = probabilities value."""
 
     @staticmethod
     def execute[
@@ -217,13 +217,13 @@ struct AttentionOutput:
             output.unsafe_ptr(),
             rebind[ImmPtr[accum_type[dtype]]](probabilities.unsafe_ptr().as_imm()),
             value.unsafe_ptr().as_imm(),
-            checked_sizes(B, N, S, T, d),
+            validate_sizes(B, N, S, T, d),
         )
 
 
 @extensibility.register("attention_output_backward")
 struct AttentionOutputBackward:
-    """The gradients of value and probabilities from the gradient of the output."""
+    """Compute the gradients of value and probabilities from the gradient of the output."""
 
     @staticmethod
     def execute[
@@ -254,13 +254,13 @@ struct AttentionOutputBackward:
             grad_output.unsafe_ptr().as_imm(),
             rebind[ImmPtr[accum_type[dtype]]](probabilities.unsafe_ptr().as_imm()),
             value.unsafe_ptr().as_imm(),
-            checked_sizes(B, N, S, T, d),
+            validate_sizes(B, N, S, T, d),
         )
 
 
 @extensibility.register("attention_softmax_backward")
 struct AttentionSoftmaxBackward:
-    """The gradient of the scores from the gradient of the probabilities."""
+    """Compute the gradient of the scores from the gradient of the probabilities."""
 
     @staticmethod
     def execute[
@@ -284,13 +284,13 @@ struct AttentionSoftmaxBackward:
             rebind[MutPtr[accum_type[accum]]](grad_scores.unsafe_ptr()),
             rebind[ImmPtr[accum_type[accum]]](grad_probabilities.unsafe_ptr().as_imm()),
             rebind[ImmPtr[accum_type[accum]]](probabilities.unsafe_ptr().as_imm()),
-            checked_sizes(B, N, S, T, 1),
+            validate_sizes(B, N, S, T, 1),
         )
 
 
 @extensibility.register("attention_scores_backward")
 struct AttentionScoresBackward:
-    """The gradients of query and key from the gradient of the scores."""
+    """Compute the gradients of query and key from the gradient of the scores."""
 
     @staticmethod
     def execute[
@@ -321,7 +321,7 @@ struct AttentionScoresBackward:
             rebind[ImmPtr[accum_type[dtype]]](grad_scores.unsafe_ptr().as_imm()),
             query.unsafe_ptr().as_imm(),
             key.unsafe_ptr().as_imm(),
-            checked_sizes(B, N, S, T, d),
+            validate_sizes(B, N, S, T, d),
         )
 
 
@@ -363,7 +363,7 @@ struct AttentionTrain:
             key=key.unsafe_ptr().as_imm(),
             value=value.unsafe_ptr().as_imm(),
             mask=mask.unsafe_ptr().as_imm(),
-            sizes=checked_flash_sizes(B, N, G, S, T, d),
+            sizes=validate_flash_sizes(B, N, G, S, T, d),
             scale=Sizes(0, 0, 0, Int32(d)).scale().cast[accum_type[dtype]](),
         )
         var launcher = DeviceLauncher(ctx)
@@ -372,7 +372,7 @@ struct AttentionTrain:
 
 @extensibility.register("attention_delta")
 struct AttentionDelta:
-    """Delta = rowsum(dO * O), an input of the backward op, in the caller's buffer."""
+    """Compute delta = rowsum(dO * O), an input of the backward op, in the caller's buffer."""
 
     @staticmethod
     def execute[
@@ -390,12 +390,12 @@ struct AttentionDelta:
         var d = output.dim_size(3)
         expect_shape("delta", delta, B, N, S)
         expect_shape("grad_output", grad_output, B, N, S, d)
-        var sizes = checked_sizes(B, N, S, 1, d)
-        var written = rebind[Pointer[Scalar[accum_type[dtype]], MutAnyOrigin]](delta.unsafe_ptr())
+        var sizes = validate_sizes(B, N, S, 1, d)
+        var delta_out = rebind[Pointer[Scalar[accum_type[dtype]], MutAnyOrigin]](delta.unsafe_ptr())
         var dO = grad_output.unsafe_ptr().as_imm()
         var O = output.unsafe_ptr().as_imm()
         var launcher = DeviceLauncher(ctx)
-        launch_delta[dtype](launcher, written, dO, O, sizes.rows(), Int32(d))
+        launch_delta[dtype](launcher, delta_out, dO, O, sizes.rows(), Int32(d))
 
 
 @extensibility.register("attention_train_backward")
@@ -446,7 +446,7 @@ struct AttentionTrainBackward:
             lse=rebind[Pointer[Scalar[accum_type[dtype]], ImmutAnyOrigin]](lse.unsafe_ptr().as_imm()),
             delta=rebind[Pointer[Scalar[accum_type[dtype]], ImmutAnyOrigin]](delta.unsafe_ptr().as_imm()),
             mask=mask.unsafe_ptr().as_imm(),
-            sizes=checked_flash_sizes(B, N, G, S, T, d),
+            sizes=validate_flash_sizes(B, N, G, S, T, d),
             scale=Sizes(0, 0, 0, Int32(d)).scale().cast[accum_type[dtype]](),
         )
         var launcher = DeviceLauncher(ctx)

@@ -7,7 +7,7 @@ from std.math import sqrt
 from .shared.common import accum_type
 from .tiles import MAX_HEAD
 
-comptime MOST_COLUMNS = 16 * 65535
+comptime MAX_COLUMNS = 16 * 65535
 """Maximum keys, or elements of a head: tiles of 16 along a grid of at most 65535 blocks."""
 comptime PackedSizes = SIMD[DType.int32, 8]
 """The sizes as a flash kernel's argument."""
@@ -35,13 +35,13 @@ struct Sizes(Copyable, Movable):
         return 1 / sqrt(Float64(self.head_dim))
 
 
-def checked_sizes(batch: Int, heads: Int, query_len: Int, key_len: Int, head_dim: Int) raises -> Sizes:
+def validate_sizes(batch: Int, heads: Int, query_len: Int, key_len: Int, head_dim: Int) raises -> Sizes:
     """Return the sizes in the kernels' type; raise if a kernel does not support them."""
     if head_dim < 1:
         raise Error(t"the head dimension must be at least 1, got {head_dim}")
-    if head_dim > MOST_COLUMNS or key_len > MOST_COLUMNS:
+    if head_dim > MAX_COLUMNS or key_len > MAX_COLUMNS:
         raise Error(
-            t"key length and head dimension must be at most {MOST_COLUMNS}, got {key_len} and {head_dim}"
+            t"key length and head dimension must be at most {MAX_COLUMNS}, got {key_len} and {head_dim}"
         )
     if batch * heads * query_len > Int(Int32.MAX):
         raise Error(
@@ -143,11 +143,11 @@ struct FlashBackward[dtype: DType, written: MutOrigin = MutAnyOrigin, read: ImmO
     var scale: Scalar[accum_type[Self.dtype]]
 
 
-def checked_flash_sizes(
+def validate_flash_sizes(
     batch: Int, query_heads: Int, key_heads: Int, query_len: Int, key_len: Int, head_dim: Int
 ) raises -> FlashSizes:
     """Return the sizes in the kernels' type; raise if a flash kernel does not support them."""
-    _ = checked_sizes(batch, query_heads, query_len, key_len, head_dim)
+    _ = validate_sizes(batch, query_heads, query_len, key_len, head_dim)
     if head_dim > MAX_HEAD:
         raise Error(t"the head dimension must be at most {MAX_HEAD}, got {head_dim}")
     if key_heads < 1 or query_heads % key_heads != 0:

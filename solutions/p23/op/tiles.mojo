@@ -1,7 +1,7 @@
 """Code shared by puzzle 23's kernels, provided: tiles, elements of a matrix, and the flash kernels' operations on tiles.
 
 A block of TILE x TILE threads holds a tile of the scores, one element per thread. `tile_product` computes it,
-`seen_score` adds the mask; the threads of a row compute maxima and sums by shuffles, without shared memory.
+`masked_score` adds the mask; the threads of a row compute maxima and sums by shuffles, without shared memory.
 """
 
 from std.math import exp
@@ -30,8 +30,7 @@ comptime CHUNKS = MAX_HEAD // TILE
 def element[
     dtype: DType
 ](matrix: ImmPtr[dtype], row: Int, column: Int, rows: Int, columns: Int) -> Scalar[dtype]:
-    """Return an element of a matrix as it is stored, [rows, columns]; 0 outside the matrix, which adds nothing to a product.
-    """
+    """Return an element of a row-major matrix [rows, columns], or 0 if it is out of bounds."""
     if row >= rows or column >= columns:
         return 0
     return matrix[unsafe_offset=row * columns + column]
@@ -84,10 +83,10 @@ def tile_product[
 
 
 @always_inline
-def seen_score[
+def masked_score[
     accum: DType, dtype: DType, //
 ](score: Scalar[accum], mask: ImmPtr[dtype], s: Int, t: Int, queries: Int, keys: Int) -> Scalar[accum]:
-    """Return the score of query s and key t with the mask added; -inf outside the matrix."""
+    """Return the score of query s and key t plus the mask, or -inf if they are out of bounds."""
     if s >= queries or t >= keys:
         return Scalar[accum].MIN
     return score + mask[unsafe_offset=s * keys + t].cast[accum]()

@@ -20,7 +20,7 @@ from .window import MAX_HEAD, TILE, PackedSizes, WindowSizes
 comptime LAYOUT = row_major[TILE, TILE + 1]()
 """A tile in shared memory. The column of padding puts the elements of a tile column in different banks."""
 comptime CHUNKS = MAX_HEAD // TILE
-"""Tiles across the longest row."""
+"""Tiles across a row of MAX_HEAD elements."""
 
 
 @always_inline
@@ -31,7 +31,7 @@ def cell_at(order: ImmPtr[DType.int32], position: Int, sizes: WindowSizes) -> In
 
 @always_inline
 def row_element[dtype: DType](matrix: ImmPtr[dtype], cell: Int, column: Int, d: Int) -> Scalar[dtype]:
-    """Return an element of a cell's row, or 0 outside."""
+    """Return an element of a cell's row, or 0 if it is out of bounds."""
     return matrix[unsafe_offset=cell * d + column] if cell >= 0 and column < d else Scalar[dtype](0)
 
 
@@ -64,7 +64,7 @@ def rows_product[
 
 
 @always_inline
-def needed(tiles: ImmPtr[DType.int32], s0: Int, t0: Int, sizes: WindowSizes) -> Bool:
+def is_tile_needed(tiles: ImmPtr[DType.int32], s0: Int, t0: Int, sizes: WindowSizes) -> Bool:
     """Return whether the tile of queries at position s0 needs the tile of keys at position t0."""
     var T = Int(sizes.tile)
     return tiles[unsafe_offset=s0 // T * sizes.tiles() + t0 // T] != 0
@@ -105,20 +105,20 @@ def window_forward_kernel[
         var total = Scalar[accum](0)
         var sums = SIMD[accum, CHUNKS](0)
         for t0 in range(0, L, TILE):
-            if not needed(tiles, s0, t0, sizes):
+            if not is_tile_needed(tiles, s0, t0, sizes):
                 continue
             var loaded_cell = cell_at(order, t0 + y, sizes)
             var key_cell = cell_at(order, t0 + x, sizes)
             var score = scale * rows_product[dtype](Q, K, query_cell, loaded_cell, d)
             if query_cell < 0 or key_cell < 0 or not sizes.in_window(query_cell, key_cell):
                 score = Scalar[accum].MIN
-            var grown = max(largest, warp.lane_group_max[num_lanes=TILE](score))
+            var new_largest = max(largest, warp.lane_group_max[num_lanes=TILE](score))
             # Before a row sees a key, subtracting -inf would give NaN; subtracting 0 makes the exponentials 0.
-            var shift = grown if grown > Scalar[accum].MIN else Scalar[accum](0)
+            var shift = new_largest if new_largest > Scalar[accum].MIN else Scalar[accum](0)
             var rescale = exp(largest - shift)
             var weight = exp(score - shift)
             total = total * rescale + warp.lane_group_sum[num_lanes=TILE](weight)
-            largest = grown
+            largest = new_largest
             weights[y, x] = weight
             for chunk in range(ceildiv(d, TILE)):
                 values[y, x] = row_element(V, loaded_cell, chunk * TILE + x, d)
@@ -131,8 +131,8 @@ def window_forward_kernel[
         if query_cell >= 0:
             for chunk in range(ceildiv(d, TILE)):
                 if chunk * TILE + x < d:
-                    var at = (head * L + query_cell) * d + chunk * TILE + x
-                    output[unsafe_offset=at] = (sums[chunk] / total).cast[dtype]()
+                    var index = (head * L + query_cell) * d + chunk * TILE + x
+                    output[unsafe_offset=index] = (sums[chunk] / total).cast[dtype]()
             if x == 0:
                 lse[unsafe_offset=head * L + query_cell] = largest + log(total)
 
@@ -188,7 +188,7 @@ def window_query_kernel[
         var row_lse = lse[unsafe_offset=head * L + query_cell] if query_cell >= 0 else Scalar[accum](0)
         var sums = SIMD[accum, CHUNKS](0)
         for t0 in range(0, L, TILE):
-            if not needed(tiles, s0, t0, sizes):
+            if not is_tile_needed(tiles, s0, t0, sizes):
                 continue
             var loaded_cell = cell_at(order, t0 + y, sizes)
             var key_cell = cell_at(order, t0 + x, sizes)
@@ -209,8 +209,8 @@ def window_query_kernel[
         if query_cell >= 0:
             for chunk in range(ceildiv(d, TILE)):
                 if chunk * TILE + x < d:
-                    var at = (head * L + query_cell) * d + chunk * TILE + x
-                    grad_query[unsafe_offset=at] = sums[chunk].cast[dtype]()
+                    var index = (head * L + query_cell) * d + chunk * TILE + x
+                    grad_query[unsafe_offset=index] = sums[chunk].cast[dtype]()
 
 
 # ANCHOR_END: window_query_kernel
@@ -259,7 +259,7 @@ def window_key_value_kernel[
         var key_sums = SIMD[accum, CHUNKS](0)
         var value_sums = SIMD[accum, CHUNKS](0)
         for s0 in range(0, L, TILE):
-            if not needed(tiles, s0, t0, sizes):
+            if not is_tile_needed(tiles, s0, t0, sizes):
                 continue
             var loaded_cell = cell_at(order, s0 + y, sizes)
             var query_cell = cell_at(order, s0 + x, sizes)
@@ -287,9 +287,9 @@ def window_key_value_kernel[
         if key_cell >= 0:
             for chunk in range(ceildiv(d, TILE)):
                 if chunk * TILE + x < d:
-                    var at = (head * L + key_cell) * d + chunk * TILE + x
-                    grad_key[unsafe_offset=at] = key_sums[chunk].cast[dtype]()
-                    grad_value[unsafe_offset=at] = value_sums[chunk].cast[dtype]()
+                    var index = (head * L + key_cell) * d + chunk * TILE + x
+                    grad_key[unsafe_offset=index] = key_sums[chunk].cast[dtype]()
+                    grad_value[unsafe_offset=index] = value_sums[chunk].cast[dtype]()
 
 
 # ANCHOR_END: window_key_value_kernel

@@ -24,12 +24,12 @@ from .shared.launcher import DeviceLauncher
 from .window import MAX_HEAD, TILE, WindowBackward, WindowForward, WindowSizes
 
 
-def checked_sizes(
+def validate_sizes(
     batches: Int, length: Int, head_dim: Int, width: Int32, radius: Int32, tile: Int32
 ) raises -> WindowSizes:
     """Return the sizes in the kernels' type; raise if the grid, window or tile is invalid."""
     if width < 1 or length % Int(width) != 0:
-        raise Error(t"{length} cells are no grid of {width} columns")
+        raise Error(t"{length} cells do not form a grid of {width} columns")
     if radius < 0:
         raise Error(t"the radius must be at least 0, got {radius}")
     if tile < TILE or tile % TILE != 0:
@@ -196,7 +196,7 @@ struct WindowTilesTrain:
         tile: Int32,
         ctx: DeviceContext,
     ) raises:
-        var sizes = checked_sizes(1, order.dim_size(0), 1, width, radius, tile)
+        var sizes = validate_sizes(1, order.dim_size(0), 1, width, radius, tile)
         expect_shape("tiles", tiles, sizes.tiles(), sizes.tiles())
         var launcher = DeviceLauncher(ctx)
         launch_tiles(launcher, tiles.unsafe_ptr(), order.unsafe_ptr().as_imm(), sizes)
@@ -227,7 +227,7 @@ struct WindowAttentionTrain:
         var N = query.dim_size(1)
         var L = query.dim_size(2)
         var d = query.dim_size(3)
-        var sizes = checked_sizes(B * N, L, d, width, radius, tile)
+        var sizes = validate_sizes(B * N, L, d, width, radius, tile)
         expect_shape("output", output, B, N, L, d)
         expect_shape("lse", lse, B, N, L)
         expect_shape("key", key, B, N, L, d)
@@ -278,7 +278,7 @@ struct WindowAttentionTrainBackward:
         var N = query.dim_size(1)
         var L = query.dim_size(2)
         var d = query.dim_size(3)
-        var sizes = checked_sizes(B * N, L, d, width, radius, tile)
+        var sizes = validate_sizes(B * N, L, d, width, radius, tile)
         expect_shape("grad_query", grad_query, B, N, L, d)
         expect_shape("grad_key", grad_key, B, N, L, d)
         expect_shape("grad_value", grad_value, B, N, L, d)

@@ -18,7 +18,7 @@ comptime THREADS = 256
 
 
 def silu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], size: Int32):
-    """Compute one element per thread."""
+    """Compute SiLU, one element per thread."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "SiLU is of floating-point numbers"
     var i = global_idx.x
@@ -30,7 +30,7 @@ def silu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], size:
 def silu_backward_kernel[
     dtype: DType
 ](grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], size: Int32):
-    """Compute one element per thread."""
+    """Compute the gradient of SiLU's input, one element per thread."""
     comptime accum = accum_type[dtype]
     comptime assert accum.is_floating_point(), "SiLU is of floating-point numbers"
     var i = global_idx.x
@@ -44,7 +44,7 @@ def silu_backward_kernel[
 def launch_silu[
     dtype: DType, L: Launcher
 ](mut launcher: L, output: MutPtr[dtype], input: ImmPtr[dtype], size: Int32) raises:
-    """Launch one kernel."""
+    """Launch one kernel: a thread for each element."""
     launcher.launch[silu_kernel[dtype]](
         "silu", output, input, size, grid_dim=ceildiv(Int(size), THREADS), block_dim=THREADS
     )
@@ -55,7 +55,7 @@ def launch_silu_backward[
 ](
     mut launcher: L, grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], size: Int32
 ) raises:
-    """Launch one kernel."""
+    """Launch one kernel: a thread for each element."""
     launcher.launch[silu_backward_kernel[dtype]](
         "silu_backward",
         grad_input,
@@ -69,7 +69,7 @@ def launch_silu_backward[
 
 @extensibility.register("silu_train")
 struct SiluTrain:
-    """The forward op."""
+    """Compute SiLU."""
 
     @staticmethod
     def execute[
@@ -87,7 +87,7 @@ struct SiluTrain:
 
 @extensibility.register("silu_train_backward")
 struct SiluTrainBackward:
-    """The backward op."""
+    """Compute the gradient of SiLU's input."""
 
     @staticmethod
     def execute[

@@ -1,7 +1,8 @@
 """Puzzle 27, provided: the launch of each kernel, and the ops for MAX.
 
-Tensors are [batch, sequence, ...]; places are batch * sequence. An op's outputs come first, then incoming gradients,
-then inputs, then numbers. The ops for AdamW and clipping do not overwrite their inputs; their kernels may run in place.
+Tensors are [batch, sequence, ...]; `places` is batch * sequence, the number of positions. An op's outputs come first,
+then incoming gradients, then inputs, then numbers. The ops for AdamW and clipping do not overwrite their inputs; their
+kernels may run in place.
 """
 
 from std.math import ceildiv
@@ -44,7 +45,7 @@ def launch_cross_entropy[
     places: Int,
     vocabulary: Int,
 ) raises:
-    """Launch one kernel: a block for each place."""
+    """Launch one kernel: a block for each position."""
     launcher.launch[cross_entropy_kernel[dtype]](
         "cross_entropy", row_loss, lse, logits, targets, Int32(vocabulary),
         grid_dim=places, block_dim=THREADS,
@@ -79,7 +80,7 @@ def launch_cross_entropy_backward[
     places: Int,
     vocabulary: Int,
 ) raises:
-    """Launch one kernel: a block for each place."""
+    """Launch one kernel: a block for each position."""
     launcher.launch[cross_entropy_backward_kernel[dtype]](
         "cross_entropy_backward", grad_rows, logits, targets, lse, counted, Int32(vocabulary),
         grid_dim=places, block_dim=THREADS,
@@ -200,18 +201,18 @@ struct CrossEntropy:
     ) raises:
         expect_shape("targets", targets, logits.dim_size(0), logits.dim_size(1))
         comptime assert accum == accum_type[dtype], "sums are kept in accum_type[dtype]"
-        var paid = rebind[MutPtr[accum_type[dtype]]](row_loss.unsafe_ptr())
+        var losses = rebind[MutPtr[accum_type[dtype]]](row_loss.unsafe_ptr())
         var l = rebind[MutPtr[accum_type[dtype]]](lse.unsafe_ptr())
         var z = logits.unsafe_ptr().as_imm()
-        var wanted = targets.unsafe_ptr().as_imm()
+        var target_ids = targets.unsafe_ptr().as_imm()
         var V = logits.dim_size(2)
         var launcher = DeviceLauncher(ctx)
-        launch_cross_entropy[dtype](launcher, paid, l, z, wanted, targets.size(), V)
+        launch_cross_entropy[dtype](launcher, losses, l, z, target_ids, targets.size(), V)
 
 
 @extensibility.register("mean_loss_train")
 struct MeanLoss:
-    """Compute the mean loss, and the number of positions that count."""
+    """Compute the mean loss, and the number of positions that are not ignored."""
 
     @staticmethod
     def execute[
@@ -226,10 +227,10 @@ struct MeanLoss:
         expect_shape("targets", targets, row_loss.dim_size(0), row_loss.dim_size(1))
         var mean = mean_loss.unsafe_ptr()
         var count = counted.unsafe_ptr()
-        var paid = row_loss.unsafe_ptr().as_imm()
-        var wanted = targets.unsafe_ptr().as_imm()
+        var losses = row_loss.unsafe_ptr().as_imm()
+        var target_ids = targets.unsafe_ptr().as_imm()
         var launcher = DeviceLauncher(ctx)
-        launch_mean_loss[dtype](launcher, mean, count, paid, wanted, targets.size())
+        launch_mean_loss[dtype](launcher, mean, count, losses, target_ids, targets.size())
 
 
 @extensibility.register("cross_entropy_backward_train")
@@ -250,12 +251,12 @@ struct CrossEntropyBackward:
         expect_shape("targets", targets, logits.dim_size(0), logits.dim_size(1))
         var dz = grad_rows.unsafe_ptr()
         var z = logits.unsafe_ptr().as_imm()
-        var wanted = targets.unsafe_ptr().as_imm()
+        var target_ids = targets.unsafe_ptr().as_imm()
         var l = lse.unsafe_ptr().as_imm()
         var count = counted.unsafe_ptr().as_imm()
         var V = logits.dim_size(2)
         var launcher = DeviceLauncher(ctx)
-        launch_cross_entropy_backward[dtype](launcher, dz, z, wanted, l, count, targets.size(), V)
+        launch_cross_entropy_backward[dtype](launcher, dz, z, target_ids, l, count, targets.size(), V)
 
 
 @extensibility.register("gelu_train")
@@ -316,10 +317,10 @@ struct EmbeddingBackward:
         expect_shape("starts", starts, V + 1)
         var table = grad_token.unsafe_ptr()
         var dx = grad_output.unsafe_ptr().as_imm()
-        var sorted = order.unsafe_ptr().as_imm()
-        var begins = starts.unsafe_ptr().as_imm()
+        var positions = order.unsafe_ptr().as_imm()
+        var token_starts = starts.unsafe_ptr().as_imm()
         var launcher = DeviceLauncher(ctx)
-        launch_embedding_backward[dtype](launcher, table, dx, sorted, begins, V, C)
+        launch_embedding_backward[dtype](launcher, table, dx, positions, token_starts, V, C)
 
 
 @extensibility.register("adamw_train")
@@ -380,7 +381,7 @@ struct Clip:
         expect_shape("square_sums", square_sums, ceildiv(gradient.size(), CHUNK))
         var sums = square_sums.unsafe_ptr()
         var n = norm.unsafe_ptr()
-        var to = clipped.unsafe_ptr()
+        var scaled = clipped.unsafe_ptr()
         var g = gradient.unsafe_ptr().as_imm()
         var launcher = DeviceLauncher(ctx)
-        launch_clip[dtype](launcher, sums, n, to, g, limit, gradient.size())
+        launch_clip[dtype](launcher, sums, n, scaled, g, limit, gradient.size())

@@ -2,9 +2,9 @@
 
     cross-entropy  loss of a row = log(total) - (z[target] - largest), total = sum exp(z - largest)
                    lse = largest + log(total), from which lse - z[target] would cancel
-                   dz = (exp(z - lse) - onehot) / places that count
+                   dz = (exp(z - lse) - onehot) / positions that are not ignored
     GELU           y = x / 2 * (1 + tanh u), u = SCALE * (x + CUBE * x^3)   dx = dy * y'(x)
-    embedding      a place reads a row of a table                           a row's gradient is the sum over its readers
+    embedding      a position reads a row of a table                        a row's gradient is the sum over its positions
     AdamW          x -= rate * (mean / c1 / (sqrt(square / c2) + eps) + decay * x)
     clipping       all gradients times min(1, limit / norm)
 
@@ -22,7 +22,7 @@ from layout.tile_layout import row_major
 from .shared.common import ImmPtr, MutPtr, accum_type
 
 comptime IGNORED = -100
-"""The target of a place that does not count in the loss."""
+"""The target of a position that the loss ignores."""
 comptime SCALE = 0.7978845608028654
 """The factor of GELU's u: sqrt(2 / pi)."""
 comptime CUBE = 0.044715
@@ -30,9 +30,9 @@ comptime CUBE = 0.044715
 comptime THREADS = 128
 """Threads per block."""
 comptime CHUNK = 256
-"""Elements of the gradients whose squares a block sums."""
+"""Gradient elements per block of `square_sums_kernel`."""
 comptime NORM_EPS = 1e-6
-"""The constant added to the norm by which the limit is divided."""
+"""The constant added to the norm before the limit is divided by it."""
 
 
 # ---- Cross-entropy: a block owns a row of logits ------------------------------------------------------------
@@ -55,23 +55,23 @@ def cross_entropy_kernel[
     var row = block_idx.x
     var z = TileTensor(logits.unsafe_offset(row * V), row_major(V))
     var target = Int(targets[unsafe_offset=row])
-    # Finite, so that largest - wider is not NaN in a thread without a column.
+    # Finite, so that largest - new_largest is not NaN in a thread without a column.
     var largest = Scalar[accum].MIN_FINITE
     var total = Scalar[accum](0)
     # BLANK-START row_loss: keep largest and total of this thread's columns, join the threads', write lse and loss
     for c in range(thread_idx.x, V, block_dim.x):
-        var wider = max(largest, z[c].cast[accum]())
-        total = total * exp(largest - wider) + exp(z[c].cast[accum]() - wider)
-        largest = wider
+        var new_largest = max(largest, z[c].cast[accum]())
+        total = total * exp(largest - new_largest) + exp(z[c].cast[accum]() - new_largest)
+        largest = new_largest
     # A thread's total is relative to its own largest. block.max and block.sum have barriers: all threads call them.
-    var widest = block.max[block_size=THREADS](largest)
-    var logarithm = log(block.sum[block_size=THREADS](total * exp(largest - widest)))
+    var block_largest = block.max[block_size=THREADS](largest)
+    var log_total = log(block.sum[block_size=THREADS](total * exp(largest - block_largest)))
     if thread_idx.x == 0:
-        lse[unsafe_offset=row] = widest + logarithm
-        var paid = Scalar[accum](0)
+        lse[unsafe_offset=row] = block_largest + log_total
+        var loss = Scalar[accum](0)
         if target != IGNORED:
-            paid = logarithm - (z[target].cast[accum]() - widest)
-        row_loss[unsafe_offset=row] = paid
+            loss = log_total - (z[target].cast[accum]() - block_largest)
+        row_loss[unsafe_offset=row] = loss
     # BLANK-END row_loss
 
 
@@ -79,24 +79,24 @@ def mean_loss_kernel[
     dtype: DType
 ](
     mean_loss: MutPtr[dtype],  # [1]
-    counted: MutPtr[dtype],  # [1], the number of places that are not ignored
+    counted: MutPtr[dtype],  # [1], the number of positions that are not ignored
     row_loss: ImmPtr[dtype],  # [places]
     targets: ImmPtr[DType.int64],  # [places]
     places: Int32,
 ):
-    """Compute the mean loss of the places that count, and their number, in one block."""
+    """Compute the mean loss of the positions that are not ignored, and their number, in one block."""
     comptime assert dtype.is_floating_point(), "a mean is of floating-point numbers"
     # BLANK-START mean_loss: add up losses and places that count, join the threads', write the mean and the count
-    var paid = Scalar[dtype](0)
+    var loss = Scalar[dtype](0)
     var count = Scalar[dtype](0)
     for row in range(thread_idx.x, Int(places), block_dim.x):
         if targets[unsafe_offset=row] != IGNORED:
-            paid += row_loss[unsafe_offset=row]
+            loss += row_loss[unsafe_offset=row]
             count += 1
-    var sum_paid = block.sum[block_size=THREADS](paid)
+    var sum_loss = block.sum[block_size=THREADS](loss)
     var sum_count = block.sum[block_size=THREADS](count)
     if thread_idx.x == 0:
-        mean_loss[unsafe_offset=0] = sum_paid / sum_count
+        mean_loss[unsafe_offset=0] = sum_loss / sum_count
         counted[unsafe_offset=0] = sum_count
     # BLANK-END mean_loss
 
@@ -120,13 +120,13 @@ def cross_entropy_backward_kernel[
     var dz = TileTensor(grad_rows.unsafe_offset(row * V), row_major(V))
     var target = Int(targets[unsafe_offset=row])
     # BLANK-START row_gradient: (p - onehot) / counted in every column, or 0, with p from the logit and the row's lse
-    var share = Scalar[accum](0)
+    var scale = Scalar[accum](0)
     if target != IGNORED:
-        share = 1 / counted[unsafe_offset=0]
+        scale = 1 / counted[unsafe_offset=0]
     for c in range(thread_idx.x, V, block_dim.x):
         var p = exp(z[c].cast[accum]() - lse[unsafe_offset=row])
         var y = Scalar[accum](1 if c == target else 0)
-        dz[c] = ((p - y) * share).cast[dtype]()
+        dz[c] = ((p - y) * scale).cast[dtype]()
     # BLANK-END row_gradient
 
 
@@ -174,14 +174,14 @@ def embedding_backward_kernel[
 ](
     grad_token: MutPtr[dtype],  # [vocabulary, channels]
     grad_output: ImmPtr[dtype],  # [places, channels]
-    order: ImmPtr[DType.int32],  # [places]: the places, sorted by token
+    order: ImmPtr[DType.int32],  # [places]: the positions, sorted by token id
     starts: ImmPtr[
         DType.int32
-    ],  # [vocabulary + 1]: the start of each token's positions in `order`, and the end
+    ],  # [vocabulary + 1]: the offset of each token's first position in `order`, and the end
     channels: Int32,
 ):
-    """Compute the gradient of a table, 0 in rows without a reader. A block sums over its row's readers in
-    order; no other block writes that row.
+    """Compute the gradient of a table, 0 for tokens that do not occur. A block owns a row and sums over the
+    positions of its token in order.
     """
     comptime accum = accum_type[dtype]
     var C = Int(channels)
@@ -190,8 +190,8 @@ def embedding_backward_kernel[
     for c in range(thread_idx.x, C, block_dim.x):
         var total = Scalar[accum](0)
         for i in range(starts[unsafe_offset=token], starts[unsafe_offset=token + 1]):
-            var place = Int(order[unsafe_offset=Int(i)])
-            total += grad_output[unsafe_offset=place * C + c].cast[accum]()
+            var position = Int(order[unsafe_offset=Int(i)])
+            total += grad_output[unsafe_offset=position * C + c].cast[accum]()
         grad_token[unsafe_offset=token * C + c] = total.cast[dtype]()
     # BLANK-END token_gradient
 
@@ -200,14 +200,14 @@ def embedding_backward_kernel[
 
 
 def correction(beta: Float64, step: Int32) -> Float64:
-    """Return the weight of a running mean that starts at 0 after `step` steps. It is computed on the host in
+    """Return the total weight of the gradients in a running mean after `step` steps. It is computed on the host in
     float64: for a beta near 1 the difference would cancel in float32.
     """
-    var seen = Float64(0)
+    var weight = Float64(0)
     # BLANK-START correction: how much of a gradient that is always 1 the mean holds by now
-    seen = 1 - beta ** Int(step)
+    weight = 1 - beta ** Int(step)
     # BLANK-END correction
-    return seen
+    return weight
 
 
 def adamw_kernel[
@@ -220,7 +220,7 @@ def adamw_kernel[
     parameter: ImmPtr[dtype],  # [count]
     gradient: ImmPtr[dtype],  # [count]
     mean: ImmPtr[accum_type[dtype]],  # [count], running mean of the gradient
-    square: ImmPtr[accum_type[dtype]],  # [count], running mean of the gradient's square
+    square: ImmPtr[accum_type[dtype]],  # [count], running mean of the squared gradient
     rate: Scalar[accum_type[dtype]],
     beta1: Scalar[accum_type[dtype]],
     beta2: Scalar[accum_type[dtype]],
@@ -261,7 +261,7 @@ def square_sums_kernel[
     gradient: ImmPtr[dtype],  # [count]: all gradients, concatenated
     count: Int32,
 ):
-    """Compute the first stage: a block sums the squares of its CHUNK elements."""
+    """Compute the first stage of the norm: a block sums the squares of its CHUNK elements."""
     comptime accum = accum_type[dtype]
     var first = block_idx.x * CHUNK
     # BLANK-START square_sums: add up this thread's squares of the chunk, of which the last may be short; join the threads'
@@ -278,7 +278,7 @@ def square_sums_kernel[
 def norm_kernel[
     dtype: DType
 ](norm: MutPtr[dtype], square_sums: ImmPtr[dtype], chunks: Int32):  # [1] from [chunks]
-    """Compute the second stage: one block computes the norm from the sums of all chunks."""
+    """Compute the second stage of the norm: one block adds the sums of all chunks."""
     comptime assert dtype.is_floating_point(), "a root is of floating-point numbers"
     # BLANK-START grad_norm: add up this thread's sums, join the threads', write the root
     var partial = Scalar[dtype](0)
@@ -299,7 +299,7 @@ def clip_kernel[
     limit: Scalar[accum_type[dtype]],
     count: Int32,
 ):
-    """Multiply all gradients by one factor, at most 1, that limits the norm. A thread owns an element."""
+    """Scale all gradients down so that their norm is at most `limit`. A thread owns an element."""
     comptime accum = accum_type[dtype]
     var i = global_idx.x
     if i >= Int(count):

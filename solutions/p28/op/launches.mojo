@@ -1,15 +1,15 @@
-"""Launch of puzzle 28's kernels: grids, blocks, and the launches before and after."""
+"""Launches of puzzle 28's kernels: geometry, and the launches before and after them."""
 
 from std.math import ceildiv
 from std.sys import size_of
 from max.gpu.host import Dim
 
 from .fast import (
-    SEPARATE, TRANSPOSED_BEFORE, dgamma_kernel, dx_kernel, layernorm_kernel, sums_by_threads_kernel,
+    SEPARATE_LAUNCHES, TRANSPOSE_FIRST, dgamma_kernel, dx_kernel, layernorm_kernel, sums_by_threads_kernel,
 )  # fmt: skip
 from .parts import (
-    BF16, BLOCK, BLOCK_ROWS, BUFFERS, DEPTH, KEPT, LANES, LONG, SLAB, THREADS, TILE, VECTOR_BYTES, WARPS, WIDE,
-    bias_kernel, clear_kernel, column_sums_kernel, transpose_kernel,
+    BF16, BLOCK, BLOCK_COLUMNS, BLOCK_ROWS, BLOCK_THREADS, BUFFERS, LANES, PER_THREAD, SLAB_ROWS, TENSOR_DEPTH, THREADS, TILE,
+    VECTOR_BYTES, WARPS, bias_kernel, clear_kernel, column_sums_kernel, transpose_kernel,
 )  # fmt: skip
 from .product import product_kernel
 from .shared.common import ImmPtr, MutPtr, accum_type
@@ -27,8 +27,8 @@ def launch_layernorm[
     rows: Int,
     hidden: Int,
 ) raises:
-    """Steps 1 to 4: one launch, with a warp per row."""
-    expect_narrow(hidden)
+    """Launch steps 1 to 4: one kernel, a warp per row."""
+    check_row_length(hidden)
     comptime name: StaticString = "rows" if step == 1 else "once" if step == 2 else "vectors" if step == 3 else "shuffles"
     launcher.launch[layernorm_kernel[dtype, step]](
         name, ln_out, input, ln_weight, ln_bias, Int32(rows), Int32(hidden),
@@ -36,11 +36,12 @@ def launch_layernorm[
     )  # fmt: skip
 
 
-def expect_narrow(hidden: Int) raises:
-    """Raise if a row has more elements than a warp can keep."""
-    if hidden > KEPT * LANES:
+def check_row_length(hidden: Int) raises:
+    """Raise if a row has more elements than a warp can keep in registers."""
+    if hidden > PER_THREAD * LANES:
         raise Error(
-            t"hidden is {hidden}, but the kernels keep a row in registers, at most {KEPT * LANES} elements"
+            t"hidden is {hidden}, but the kernels keep a row in registers, at most"
+            t" {PER_THREAD * LANES} elements"
         )
 
 
@@ -57,8 +58,8 @@ def launch_dx[
     rows: Int,
     hidden: Int,
 ) raises:
-    """Step 5: one launch, a warp a row."""
-    expect_narrow(hidden)
+    """Launch step 5: one kernel, a warp per row."""
+    check_row_length(hidden)
     launcher.launch[dx_kernel[dtype]](
         "dx", grad_input, dln, input, mean, rstd, ln_weight, Int32(rows), Int32(hidden),
         grid_dim=Dim(ceildiv(rows, BLOCK_ROWS)), block_dim=Dim(THREADS),
@@ -78,10 +79,10 @@ def launch_dgamma[
     rows: Int,
     hidden: Int,
 ) raises:
-    """Step 6: clear the sums, add up slabs of rows, add up the slabs."""
+    """Launch step 6: clear the sums, sum slabs of rows, add the slabs."""
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
-    var slabs = ceildiv(rows, SLAB)
+    var slabs = ceildiv(rows, SLAB_ROWS)
     var sums = launcher.workspace[accum]("sums", 2 * slabs * hidden)
     launcher.launch[clear_kernel[accum]](
         "clear", sums, Int32(2 * slabs * hidden),
@@ -108,7 +109,7 @@ def launch_product[
     hidden: Int,
     outputs: Int,
 ) raises:
-    """Steps 7 to 10: one launch, a block for each tile of the results; steps 9 and 10 are of bfloat16."""
+    """Launch steps 7 to 10: one kernel, a block per tile of results; steps 9 and 10 are for bfloat16."""
     comptime if step == 10:
         var y = rebind[MutPtr[BF16]](output)
         var a = rebind[ImmPtr[BF16]](ln_out)
@@ -117,7 +118,7 @@ def launch_product[
     else:
         comptime name: StaticString = "tiled" if step == 7 else "registers" if step == 8 else "copies"
         comptime side = TILE if step == 7 else BLOCK
-        comptime threads = TILE if step == 7 else DEPTH
+        comptime threads = TILE if step == 7 else BLOCK_THREADS
         launcher.launch[sums_by_threads_kernel[dtype, step]](
             name, output, ln_out, linear_weight, Int32(rows), Int32(hidden), Int32(outputs),
             grid_dim=Dim(ceildiv(outputs, side), ceildiv(rows, side)), block_dim=Dim(threads, threads),
@@ -128,11 +129,11 @@ def launch_tiles[
     L: Launcher,
     //,
     step: Int,
-    high: Int = 4,
-    a_turned: Bool = False,
-    b_turned: Bool = False,
-    biased: Bool = False,
-    summed: Bool = False,
+    row_blocks: Int = 4,
+    a_transposed: Bool = False,
+    b_transposed: Bool = False,
+    has_bias: Bool = False,
+    has_sums: Bool = False,
 ](
     mut launcher: L,
     name: StaticString,
@@ -145,28 +146,29 @@ def launch_tiles[
     width: Int,
     depth: Int,
 ) raises:
-    """One product on tensor cores. A block has 128 rows, or 96: a GPU then holds all at GPT-2's width."""
-    launcher.launch[product_kernel[step, high, a_turned, b_turned, biased, summed]](
+    """Launch one product on tensor cores. A block has 128 rows, or 96, with which all blocks are resident at GPT-2's width.
+    """
+    launcher.launch[product_kernel[step, row_blocks, a_transposed, b_transposed, has_bias, has_sums]](
         name, output, sums, a, b, bias, Int32(height), Int32(width), Int32(depth),
-        grid_dim=Dim(ceildiv(width, WIDE), ceildiv(height, 32 * high)), block_dim=Dim(WARPS * LANES),
-        shared_bytes=2 * BUFFERS * (32 * high + WIDE) * LONG,
+        grid_dim=Dim(ceildiv(width, BLOCK_COLUMNS), ceildiv(height, 32 * row_blocks)), block_dim=Dim(WARPS * LANES),
+        shared_bytes=2 * BUFFERS * (32 * row_blocks + BLOCK_COLUMNS) * TENSOR_DEPTH,
     )  # fmt: skip
 
 
-def transposed[
+def transpose_copy[
     L: Launcher, //
 ](mut launcher: L, name: StaticString, matrix: ImmPtr[BF16], rows: Int, columns: Int) raises -> ImmPtr[BF16]:
-    """Return a transposed copy of a matrix, in a workspace."""
-    var turned = launcher.workspace[BF16](name, rows * columns)
+    """Launch a transposed copy of a matrix into workspace and return it."""
+    var transposed = launcher.workspace[BF16](name, rows * columns)
     launcher.launch[transpose_kernel](
-        "transpose", turned, matrix, Int32(rows), Int32(columns),
+        "transpose", transposed, matrix, Int32(rows), Int32(columns),
         grid_dim=Dim(ceildiv(columns, TILE), ceildiv(rows, TILE)), block_dim=Dim(TILE, BLOCK_ROWS),
     )  # fmt: skip
-    return turned.as_imm()
+    return transposed.as_imm()
 
 
 def launch_grad_weight[
-    L: Launcher, //, summed: Bool
+    L: Launcher, //, has_sums: Bool
 ](
     mut launcher: L,
     grad_linear_weight: MutPtr[BF16],
@@ -177,15 +179,15 @@ def launch_grad_weight[
     hidden: Int,
     outputs: Int,
 ) raises:
-    """`dW = dy.T @ ln_out`, [outputs, hidden], and if `summed` the sums of dy's columns."""
-    comptime if TRANSPOSED_BEFORE:
-        var a = transposed(launcher, "dy_turned", dy, rows, outputs)
-        var b = transposed(launcher, "ln_out_turned", ln_out, rows, hidden)
-        launch_tiles[12, 3, summed=summed](
+    """Launch `dW = dy.T @ ln_out`, [outputs, hidden], and if `has_sums` the column sums of dy."""
+    comptime if TRANSPOSE_FIRST:
+        var a = transpose_copy(launcher, "dy_turned", dy, rows, outputs)
+        var b = transpose_copy(launcher, "ln_out_turned", ln_out, rows, hidden)
+        launch_tiles[12, 3, has_sums=has_sums](
             launcher, "dweight", grad_linear_weight, sums, a, b, dy, outputs, hidden, rows
         )
     else:
-        launch_tiles[12, 3, True, True, summed=summed](
+        launch_tiles[12, 3, True, True, has_sums=has_sums](
             launcher, "dweight", grad_linear_weight, sums, dy, ln_out, dy, outputs, hidden, rows
         )
 
@@ -201,12 +203,12 @@ def launch_grad_input[
     hidden: Int,
     outputs: Int,
 ) raises:
-    """`dln = dy @ W`, [rows, hidden]."""
-    comptime if TRANSPOSED_BEFORE:
-        var b = transposed(launcher, "weight_turned", linear_weight, outputs, hidden)
+    """Launch `dln = dy @ W`, [rows, hidden]."""
+    comptime if TRANSPOSE_FIRST:
+        var b = transpose_copy(launcher, "weight_turned", linear_weight, outputs, hidden)
         launch_tiles[11](launcher, "dln", grad_ln_out, grad_ln_out, dy, b, dy, rows, hidden, outputs)
     else:
-        launch_tiles[11, b_turned=True](
+        launch_tiles[11, b_transposed=True](
             launcher, "dln", grad_ln_out, grad_ln_out, dy, linear_weight, dy, rows, hidden, outputs
         )
 
@@ -224,7 +226,7 @@ def launch_layouts[
     hidden: Int,
     outputs: Int,
 ) raises:
-    """Step 11: both products of the backward pass."""
+    """Launch step 11: both products of the backward pass."""
     launch_grad_input(launcher, grad_ln_out, dy, linear_weight, rows, hidden, outputs)
     launch_grad_weight[False](
         launcher, grad_linear_weight, grad_linear_weight, dy, ln_out, rows, hidden, outputs
@@ -246,18 +248,18 @@ def launch_epilogue[
     hidden: Int,
     outputs: Int,
 ) raises:
-    """Step 12: the product of the forward pass with the bias, and `dW` with the bias's gradient."""
-    launch_tiles[12, biased=True](
+    """Launch step 12: the product of the forward pass with the bias, and `dW` with the bias's gradient."""
+    launch_tiles[12, has_bias=True](
         launcher, "output", output, output, ln_out, linear_weight, linear_bias, rows, outputs, hidden
     )
     launch_grad_weight[True](
         launcher, grad_linear_weight, grad_linear_bias, dy, ln_out, rows, hidden, outputs
     )
-    comptime if SEPARATE:
-        launch_around_products(launcher, output, grad_linear_bias, dy, linear_bias, rows, outputs)
+    comptime if SEPARATE_LAUNCHES:
+        launch_bias_and_sums(launcher, output, grad_linear_bias, dy, linear_bias, rows, outputs)
 
 
-def launch_around_products[
+def launch_bias_and_sums[
     L: Launcher, //
 ](
     mut launcher: L,
@@ -268,7 +270,7 @@ def launch_around_products[
     rows: Int,
     outputs: Int,
 ) raises:
-    """Add the bias to an output in memory, and add up the columns of dy."""
+    """Launch two kernels: add the bias to an output in memory, and sum the columns of dy."""
     launcher.launch[bias_kernel](
         "bias", output, linear_bias, Int32(rows * outputs), Int32(outputs),
         grid_dim=Dim(ceildiv(rows * outputs, THREADS)), block_dim=Dim(THREADS),

@@ -15,7 +15,7 @@ from .shared.launcher import DeviceLauncher
 
 @extensibility.register("fast_layernorm")
 struct FastLayerNorm:
-    """LayerNorm, steps 1 to 4."""
+    """Compute LayerNorm (steps 1 to 4)."""
 
     @staticmethod
     def execute[
@@ -37,7 +37,7 @@ struct FastLayerNorm:
 
 @extensibility.register("fast_dx")
 struct FastDx:
-    """The gradient of LayerNorm's input."""
+    """Compute the gradient of LayerNorm's input."""
 
     @staticmethod
     def execute[
@@ -61,7 +61,7 @@ struct FastDx:
 
 @extensibility.register("fast_dgamma")
 struct FastDgamma:
-    """The gradients of LayerNorm's parameters."""
+    """Compute the gradients of LayerNorm's parameters."""
 
     @staticmethod
     def execute[
@@ -85,7 +85,7 @@ struct FastDgamma:
 
 @extensibility.register("fast_product")
 struct FastProduct:
-    """The product ln_out @ linear_weight.T, steps 7 to 10."""
+    """Compute the product ln_out @ linear_weight.T (steps 7 to 10)."""
 
     @staticmethod
     def execute[
@@ -106,7 +106,7 @@ struct FastProduct:
 
 @extensibility.register("fast_layouts")
 struct FastLayouts:
-    """The products of the backward pass."""
+    """Compute the products of the backward pass."""
 
     @staticmethod
     def execute(
@@ -127,7 +127,7 @@ struct FastLayouts:
 
 @extensibility.register("fast_epilogue")
 struct FastEpilogue:
-    """The forward product with the bias, and the gradients of weight and bias."""
+    """Compute the forward product with the bias, and the gradients of weight and bias."""
 
     @staticmethod
     def execute(

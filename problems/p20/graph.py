@@ -1,8 +1,8 @@
 """Puzzle 20, first rung: y = (x^2 + 2x) * 3 as a graph, and its derivative by hand.
 
-`forward` computes the nodes a, b, c and y, one line each. What autograd then does has two parts, and you write both: the
-derivative along every single edge, which knows nothing of the rest of the graph, and the walk back from y, which adds
-up what arrives at a node. `workbook p20 --rung derive` checks them and draws the graph of your own run.
+`forward` computes the nodes a, b, c and y, one line each. Autograd then does two things, and you write both: it computes the
+derivative along every edge, which is independent of the rest of the graph, and it traverses the graph backwards from y,
+summing the gradients that reach a node. `workbook p20 --rung derive` checks both and draws the graph of your own run.
 """
 
 
@@ -16,7 +16,7 @@ def forward(x):
 
 
 def edges(v):
-    """Return the derivative along every edge at the nodes' values v: how fast the edge's end changes with its start."""
+    """Return the derivative of every edge's end by its start, at the nodes' values v."""
     # BLANK-START edges: return a dict with "x->a", "x->b", "a->c", "b->c" and "c->y"
     # FILL IN (about 1 line)
     # BLANK-END edges

@@ -1,6 +1,6 @@
 """Puzzle 22 in NumPy: the backward pass of LayerNorm + Linear in about ten lines, before the Mojo kernels.
 
-One function for each gradient, checked alone: it asks for what it needs by the names of its arguments. Shapes, with B
+One function per gradient, checked separately; its arguments are passed by name. Shapes, with B
 sequences of S positions, H features and O outputs: dy [B, S, O]; x_hat and dln [B, S, H]; rstd, c1 and c2 [B, S, 1];
 gamma and beta [H]. dln = dy @ W is the gradient at the LayerNorm output. `workbook p22 --rung numpy` checks it.
 """

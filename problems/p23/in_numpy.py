@@ -1,6 +1,6 @@
 """Puzzle 23 in NumPy: attention and its backward pass in a few lines each, before the Mojo kernels.
 
-One function for each step, checked alone: it asks for what it needs by the names of its arguments. Shapes, with B batches
+One function per step, checked separately; its arguments are passed by name. Shapes, with B batches
 of N heads, S queries, T keys and d elements of a head: Q and dO [B, N, S, d]; K and V [B, N, T, d]; S (the scores,
 already scaled), P, dP and dS [B, N, S, T]; mask [S, T]; scale, a number. `workbook p23 --rung numpy` checks it.
 """
@@ -9,19 +9,19 @@ import numpy as np
 
 
 def scores(Q, K, scale):
-    """Return the scores, [B, N, S, T]. Given: how a product over the heads is written."""
+    """Return the scores, [B, N, S, T]. Provided as an example of a product over the heads."""
     return scale * np.einsum("bnsd,bntd->bnst", Q, K)
 
 
 def softmax(S, mask):
-    """Return the probabilities, softmax over the keys, [B, N, S, T]; a row that is -inf throughout gives 0."""
+    """Return the probabilities, softmax over the keys, [B, N, S, T]; a row that is all -inf gives 0."""
     # BLANK-START softmax: P from scores and mask: the exponentials must not overflow, and a row of -inf must not give 0/0
     # FILL IN (about 5 lines)
     # BLANK-END softmax
 
 
 def output(P, V):
-    """O = P V, [B, N, S, d]."""
+    """Return O = P V, [B, N, S, d]."""
     # BLANK-START output: one product of P and V: which letter is summed?
     # FILL IN (about 1 line)
     # BLANK-END output

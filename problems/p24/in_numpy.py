@@ -1,7 +1,7 @@
 """Puzzle 24 in NumPy: the Hilbert curve by bits, the gradient of a permutation, and the tiles that a window needs.
 
-One function for each gate, checked alone: it asks for what it needs by the names of its arguments. Cells are counted row by
-row, cell = row * width + column; order[i] is the cell at step i. `workbook p24 --rung numpy` checks it, `--draw`
+One function per gate, checked separately; its arguments are passed by name. Cells are numbered row by row,
+ cell = row * width + column; order[i] is the cell at step i. `workbook p24 --rung numpy` checks it, `--draw`
 draws any order.
 """
 
@@ -11,9 +11,9 @@ import numpy as np
 def index(steps, side):
     """Return the cell at each step of the curve through side x side cells, a power of two: [side * side].
 
-    Two bits of a step say in which quarter of a square it is: 0 top left, 1 bottom left, 2 bottom right, 3 top right. The curve
-    through the first and the last quarter is turned: of the first, rows and columns are exchanged; of the last, both are
-    counted from the other end first.
+    Two bits of a step select a quarter of a square: 0 top left, 1 bottom left, 2 bottom right, 3 top right. The curve is
+    transformed in two quarters: in the first, row and column are swapped; in the last, both are also counted from the
+    other end.
     """
     rest, size = steps, 1
     row = column = np.zeros_like(steps)
@@ -26,7 +26,7 @@ def index(steps, side):
 
 
 def inverse(cells, side):
-    """Return the step at which each cell comes: [side * side]. The way back, from the whole square to the smallest."""
+    """Return the step of each cell, [side * side]: the inverse of `index`, from the whole square down to the smallest."""
     row, column = np.divmod(cells, side)
     step, size = np.zeros_like(cells), side // 2
     while size > 0:
@@ -38,7 +38,7 @@ def inverse(cells, side):
 
 
 def gather(tensor, order):
-    """Return rows in the order of the steps, [B, N, L, d]: row order[i] becomes row i. Given."""
+    """Return rows in the order of the steps, [B, N, L, d]: row order[i] becomes row i. (Provided.)"""
     return tensor[:, :, order]
 
 
@@ -52,9 +52,9 @@ def dgather(grad_gathered, order):
 
 
 def tiles(order, width, radius, tile):
-    """Which tiles of keys a tile of queries needs, [t, t]: those with a pair that is `radius` apart at most on the grid.
+    """Return which tiles of keys each tile of queries needs, [t, t]: those with a pair at most `radius` apart on the grid.
 
-    A tile is so many positions in a row of the order. The distance of two cells is the larger of the distances of
+    A tile is `tile` consecutive positions of the order. The distance of two cells is the larger of the distances of
     their rows and of their columns, and a window ends at the edge of the grid.
     """
     L = len(order)

@@ -1,8 +1,8 @@
 """Puzzle 24 in PyTorch: a permutation and attention on gathered rows, each as one `autograd.Function`.
 
-Shapes: query, key, value and the gradient coming in, dO, [B, N, L, d], a row for each cell of a grid, as it is stored, row by
-row; order [L], the cell at each step. Between forward and backward pass nothing is kept in the order of the steps: the index is,
-once, and rows are gathered again. `workbook p24 --rung torch` compares with autograd, and asks gradcheck.
+Shapes: query, key, value and the incoming gradient dO [B, N, L, d], a row for each cell of a grid, stored row by row; order
+[L], the cell at each step. For the backward pass only the index is saved, no gathered rows: they are gathered again.
+`workbook p24 --rung torch` compares with autograd and runs gradcheck.
 """
 
 import torch
@@ -29,14 +29,14 @@ class Gather(torch.autograd.Function):
 
 
 def near(order, width, radius):
-    """Return whether a query sees a key, both by their steps, bool [L, L]: given."""
+    """Return whether a query sees a key, indexed by their steps, bool [L, L]. (Provided.)"""
     rows, columns = order // width, order % width
-    down, right = ((each[:, None] - each).abs() for each in (rows, columns))
+    down, right = ((axis[:, None] - axis).abs() for axis in (rows, columns))
     return torch.maximum(down, right) <= radius
 
 
 class WindowAttention(torch.autograd.Function):
-    """Attention of each cell to those that are `radius` away at most, computed in the order of the steps."""
+    """Attention of each cell to the cells at most `radius` away, computed in the order of the steps."""
 
     @staticmethod
     def forward(ctx, query, key, value, order, width, radius):
@@ -47,7 +47,7 @@ class WindowAttention(torch.autograd.Function):
         scores = scores.masked_fill(~near(order, width, radius), -torch.inf)
         lse = torch.logsumexp(scores, -1, keepdim=True)
         output = torch.zeros_like(query)
-        # Not exp(scores - lse): its rows add up to 1 only as far as a rounded lse has digits.
+        # Not exp(scores - lse), whose row sums differ from 1 by the rounding of lse.
         output[:, :, index] = torch.softmax(scores, -1) @ V
         ctx.save_for_backward(query, key, value, output, lse, order)
         ctx.window = width, radius

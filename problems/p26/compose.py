@@ -1,8 +1,8 @@
-"""Puzzle 26, fourth rung: from passes to a backend, and which door of the compiler a graph goes in by.
+"""Puzzle 26, fourth rung: from passes to a backend, and the entry points of the compiler.
 
 `compile_fx` takes Dynamo's graph and runs everything after it: AOTAutograd, which makes a forward and a backward graph of
 ATen operations, and Inductor, which compiles them. `compile_fx_inner` takes one of those two graphs alone. Passes over
-Dynamo's graph run before the first door. `workbook p26 --rung compose` checks the three parts; the last two
+Dynamo's graph run before the first entry point. `workbook p26 --rung compose` checks the three parts; the last two
 compile with Inductor, which takes its time.
 """
 
@@ -19,8 +19,8 @@ from harness.puzzles.p26.nodes import CALLS, call_name
 def rewrite(gm, passes):
     """Run every pass over a graph and over the graphs that it calls; return how many changes they report.
 
-    A checkpointed region and a branch of `torch.cond` are graphs of their own: GraphModules below `gm`. A graph that has changed
-    is checked, and its code made anew.
+    A checkpointed region and a branch of `torch.cond` are separate graphs: GraphModules below `gm`. A changed graph is linted
+    and recompiled.
     """
     # BLANK-START rewrite: every GraphModule among gm.modules(); lint and recompile where something has changed
     # FILL IN (about 9 lines)

@@ -1,8 +1,8 @@
 """Puzzle 26, first rung: a backend that prints its graphs, and changes nothing.
 
-`torch.compile(model, backend=Printer())` calls the printer once for each graph that Dynamo has captured. A backend gets
-the graph (`gm.graph.nodes`, in the order in which they run) and example inputs, and returns what runs in its place: a
-function of the same inputs that returns a tuple. `workbook p26 --rung printer` checks the four parts.
+`torch.compile(model, backend=Printer())` calls the printer once for each graph that Dynamo captures. A backend gets
+the graph (`gm.graph.nodes`, in execution order) and example inputs, and returns its replacement: a function of the same
+inputs that returns a tuple. `workbook p26 --rung printer` checks the four parts.
 """
 
 from torch._guards import CompileContext
@@ -11,9 +11,9 @@ from harness.puzzles.p26.nodes import CALLS, call_name, is_tensor, pointwise, sh
 
 
 def rows(gm):
-    """Return [(operation, shape, dtype)] of every call in a graph, as ("mul", (2, 3), "float32"), in its order.
+    """Return [(operation, shape, dtype)] of every call in a graph, such as ("mul", (2, 3), "float32"), in order.
 
-    A result that is no tensor has None for its shape and the name of its type for a dtype, as ("size", None, "int").
+    For a result that is not a tensor, the shape is None and the dtype is the name of its type: ("size", None, "int").
     """
     # BLANK-START rows: one triple for each node that computes something; its fake result is in node.meta["example_value"]
     # FILL IN (about 9 lines)
@@ -21,11 +21,11 @@ def rows(gm):
 
 
 def groups(gm):
-    """Return what a compiler could compute in one loop: lists of two nodes or more.
+    """Return the groups of nodes that a compiler could fuse into one loop: lists of two or more nodes.
 
-    Pointwise nodes that feed one another belong together, unless something that is not pointwise lies on a path from
-    the one to the other. So every node has a stage: how many nodes that are not pointwise must run before it. A group is
-    of one stage.
+    Pointwise nodes that use each other's results are in one group, unless a path between them contains a node that is not
+    pointwise. So every node has a stage: the number of non-pointwise nodes that must run before it. All nodes of a group
+    have the same stage.
     """
     # BLANK-START groups: give every node its stage, then join each pointwise node to its inputs of the same stage
     # FILL IN (about 12 lines)
@@ -33,7 +33,7 @@ def groups(gm):
 
 
 def eager(gm, example_inputs):
-    """Return the graph as a function that returns a tuple: a tail that compiles nothing."""
+    """Return the graph as a function that returns a tuple, without compiling it."""
     return gm.forward
 
 
@@ -41,7 +41,7 @@ class Printer:
     """A backend that prints every graph and passes it to its tail.
 
     Attributes:
-        ids: (frame, compilation) of every graph, in the order in which they came; `history` says what they mean.
+        ids: (frame, compilation) of every graph, in order of compilation; see `history`.
     """
 
     def __init__(self, write=print, tail=eager):
@@ -59,8 +59,8 @@ class Printer:
 def history(ids):
     """Return (graph breaks, recompilations) of one function, from the ids of its graphs.
 
-    An id is (frame, compilation). A break cuts a function into frames, each with a number of its own. A recompilation
-    is the same frame again, with a larger second number. One compilation may call the backend twice.
+    An id is (frame, compilation). A break splits a function into frames with different numbers. A recompilation
+    has the same frame and a larger second number. One compilation may call the backend twice.
     """
     # BLANK-START history: frames are counted once, and so is each id
     # FILL IN (about 2 lines)

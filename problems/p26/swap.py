@@ -1,8 +1,8 @@
 """Puzzle 26, last rung: LayerNorm -> Linear in any model becomes one operator, puzzle 22's kernels.
 
-The workbook's own backend, `torch.compile(model, backend="mojo_workbook")`, does this; here you write its heart. At the
-level of Dynamo's graph both directions of a training step are still ahead, so what is swapped here is swapped in the
-backward pass too. `Match` says what a pair is, `NodeInserter` inserts nodes before another one and gives each its fake tensor.
+The workbook's own backend, `torch.compile(model, backend="mojo_workbook")`, does this; here you write its core. In
+Dynamo's graph the backward pass does not exist yet, so a swap also applies to the backward pass. `Match` describes a pair,
+`NodeInserter` inserts nodes before another node and sets their fake tensors.
 `workbook p26 --rung swap` checks the four parts.
 """
 
@@ -29,11 +29,11 @@ from harness.puzzles.p26.nodes import bound, layer_norm, shape, value, written_b
 
 
 def find(gm):
-    """Return a `Match` for every product in a graph that a LayerNorm leads to, in order.
+    """Return a `Match` for every product of a LayerNorm output in a graph, in order.
 
-    `PRODUCTS` has the functions and the names of their arguments, in order; those of `TRANSPOSED` (GPT-2's Conv1D is
-    an addmm) hold the weight as [H, O]. `bound(node, names)` gives the arguments by name, however they were written.
-    On the way from the product back to the LayerNorm may stand what `keeps_rows`: a reshape, or what does nothing.
+    `PRODUCTS` maps the functions to the names of their arguments, in order; those in `TRANSPOSED` (GPT-2's Conv1D is an
+    addmm) store the weight as [H, O]. `bound(node, names)` returns the arguments by name, positional or not. Between the
+    LayerNorm and the product there may be nodes for which `keeps_rows` is true: a reshape or a no-op.
     """
     # BLANK-START find: from each product's input back to a LayerNorm; of the nodes in between, keep those that are not `is_no_op`
     # FILL IN (about 27 lines)
@@ -51,7 +51,7 @@ def swap(gm, match):
     """Replace the Linear by the operator, and remove the LayerNorm if it has no other users.
 
     torch.ops.p26.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the
-    output and the statistics of the rows, as a tuple. It knows nothing of autocast: all its tensors have one dtype.
+    output and the statistics of the rows, as a tuple. It does not support autocast: all its tensors must have one dtype.
     """
     # BLANK-START swap: what was reshaped between the two happens to x; transpose and cast where needed; getitem; move users; drop
     # FILL IN (about 13 lines)
@@ -59,10 +59,10 @@ def swap(gm, match):
 
 
 def backend(gm, example_inputs, tail, report):
-    """Swap the allowed pairs in a graph and in the graphs that it calls, and pass it to `tail`, another backend.
+    """Swap the allowed pairs in a graph and its subgraphs, and pass it to `tail`, another backend.
 
-    `report(name, why)` is called for every pair, with the name that the model has for its Linear (`layer_name`); `why` is
-    empty for those that are swapped.
+    `report(name, why)` is called for every pair, with the model's name of its Linear (`layer_name`); `why` is empty for
+    swapped pairs.
     """
     # BLANK-START whole: for each of graph_modules(gm): find, refuse, swap, report, lint, recompile; then the tail
     # FILL IN (about 9 lines)

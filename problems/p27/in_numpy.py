@@ -1,30 +1,31 @@
 """Puzzle 27 in NumPy: the backward pass of every part of a GPT that no earlier puzzle has, a few lines each.
 
-LayerNorm's is puzzle 22's, attention's is puzzle 23's; the tape asks for both again, in PyTorch. Each function here is checked
-alone, with the arrays that its arguments name. Shapes, with B sequences of T tokens, C channels, O outputs and a vocabulary of V: tokens and targets [B, T], whole numbers; x and dx [B, T, C]; dy [B, T, O]; W [O, C]; logits and dlogits
-[B, T, V]; smoothing, a number. `workbook p27 --rung numpy` checks it.
+For LayerNorm see puzzle 22, for attention puzzle 23; the tape needs both again, in PyTorch. Each function here is checked
+separately; its arguments are passed by name. Shapes, with B sequences of T tokens, C channels, O outputs and a vocabulary
+of V: tokens and targets [B, T], integers; x and dx [B, T, C]; dy [B, T, O]; W [O, C]; logits and dlogits [B, T, V];
+smoothing, a number. `workbook p27 --rung numpy` checks it.
 """
 
 import numpy as np
 
 IGNORED = -100
-"""The target of a place that does not count in the loss, as in PyTorch."""
+"""The target of a position that the loss ignores, as in PyTorch."""
 
 
 def softmax(logits):
-    """Return the softmax over the last axis. Provided: the largest logit is subtracted, so no exponential overflows."""
+    """Return the softmax over the last axis; the largest logit is subtracted, so no exponential overflows. (Provided.)"""
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
 def wanted(targets, smoothing, V):
-    """Return each place's target distribution, [B, T, V]: 1 - smoothing on its target, the rest spread over all. Provided."""
+    """Return the target distribution of each position, [B, T, V]: 1 - smoothing on its target, the rest uniform. (Provided.)"""
     onehot = np.where(targets[..., None] == np.arange(V), 1.0, 0.0)
     return (1 - smoothing) * onehot + smoothing / V
 
 
 def loss(logits, targets, smoothing):
-    """Return the cross-entropy, a number: the mean over the places that are not ignored."""
+    """Return the cross-entropy, a number: the mean over the positions that are not ignored."""
     # BLANK-START loss: the mean of -sum(y * log p) over the places that count
     # FILL IN (about 5 lines)
     # BLANK-END loss
@@ -67,7 +68,7 @@ def dresidual(dx, A):
 
 
 def dtied(tokens, dx, dlogits, x):
-    """Return the gradient [V, C] of a table that is read at both ends: token[tokens], whose gradient is dx, and x token^T."""
+    """Return the gradient [V, C] of a table that is used twice: token[tokens], whose gradient is dx, and x token^T."""
     # BLANK-START dtied: one tensor, two gradients
     # FILL IN (about 3 lines)
     # BLANK-END dtied

@@ -1,9 +1,9 @@
-"""Puzzle 20, last rung: from two kernels to `loss.backward()`. Each line below is there because something breaks without it.
+"""Puzzle 20, last rung: from two kernels to `loss.backward()`. Each line below prevents a failure.
 
-`kernels.softmax(y, x)` and `kernels.softmax_backward(dx, dy, y)` are raw kernels: they write into memory that they are
-given, walk it as [rows, columns] without a look at strides, and know nothing of autograd. What makes an operator of them
-that a real model can use is the registration. `register(library, kernels)` is called with a fresh library name for every
-check; `workbook p20 --rung register` says which checks fail, and what would have gone wrong.
+`kernels.softmax(y, x)` and `kernels.softmax_backward(dx, dy, y)` are raw kernels: they write into the caller's
+memory, access it as [rows, columns] regardless of strides, and have no autograd support. Registration makes them an
+operator that a real model can use. Every check calls `register(library, kernels)` with a new library name;
+`workbook p20 --rung register` reports which checks fail, and why.
 """
 
 import torch

@@ -1,18 +1,18 @@
 """Puzzle 21: a test of backward passes. It must reject every wrong one, and no correct one.
 
-`check(op)` is called with one op after the other, right ones and wrong ones. It raises, or returns a line that says what is
-wrong, where it has something against the op; it returns None where it has nothing. An op has
+`check(op)` is called with correct and incorrect ops, one at a time. If an op is wrong, it raises or returns a line that
+describes the error; otherwise it returns None. An op has
 
-    op.function(*inputs)           what is tested; returns a tensor, or a tuple of them
-    op.reference(*inputs)          the same by PyTorch's own differentiable operations: what is right
-    op.inputs(sizes, seed, dtype)  fresh inputs; those of a floating-point dtype are leaves that ask for a gradient
-    op.sizes                       the sizes that `inputs` knows: "odd", "square", "row" (no leading axis), "deep" (three of
-                                   them), and maybe "tall" (thousands of rows)
-    op.dtypes                      the dtypes that the function computes in, the widest first; not all know float64
+    op.function(*inputs)           the function to test; returns a tensor or a tuple of tensors
+    op.reference(*inputs)          the correct result, from PyTorch's own differentiable operations
+    op.inputs(sizes, seed, dtype)  new inputs; those of a floating-point dtype are leaves that require a gradient
+    op.sizes                       the sizes that `inputs` supports: "odd", "square", "row" (no leading axis), "deep" (three
+                                   leading axes), and maybe "tall" (thousands of rows)
+    op.dtypes                      the dtypes that the function supports, the widest first; float64 may be missing
 
-A right op may be written in any way, and may add up in another order each time: it is then right to rounding. Its inputs
-may lie at a corner of the function, and it may leave one of them unused. It may refuse second derivatives, or a backward
-pass after its inputs have been overwritten, by raising a RuntimeError. A wrong one may be right in most calls.
+A correct op may use any method, and may sum in a different order in each call: its results are then correct up to
+rounding. Its inputs may be at a corner of the function, and it may ignore one of them. It may raise a RuntimeError for
+second derivatives, or for a backward pass after its inputs have been overwritten. A wrong op may be correct in most calls.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """Puzzle 21: thirteen backward passes, each with a mistake that real code has made.
 
-Every class has a right forward pass. Between the markers stands what keeps tensors for the backward pass, or the
-backward pass itself, or both. Each is written for tensors of any leading shape and any floating-point dtype; sums over
-many rows are kept in at least float32. The last axis has H or C elements, and a "row" is one vector along it.
+Every class has a correct forward pass. The code between the markers saves tensors for the backward pass, or is the
+backward pass, or both. All support tensors of any leading shape and any floating-point dtype; sums over many rows are
+at least float32. The last axis has H or C elements, and a "row" is one vector along it.
 """
 
 import torch
@@ -15,18 +15,18 @@ EPS = 1e-5
 DROPPED = 0.25
 """The fraction of elements that dropout sets to 0."""
 IGNORED = -100
-"""The target of a row that does not count in the loss."""
+"""The target of a row that the loss ignores."""
 SLAB = 16
 """Rows that are summed at a time."""
 
 
 def rows(t: Tensor) -> Tensor:
-    """Return a tensor as a matrix of its rows, [rows, H]."""
+    """Reshape a tensor to a matrix of its rows, [rows, H]."""
     return t.reshape(t.shape[:-1].numel(), t.shape[-1])
 
 
 def memory(t: Tensor) -> Tensor:
-    """Return the elements in memory order, as a kernel sees them that gets an address and a count."""
+    """Return the elements in memory order, like a kernel that gets an address and a count."""
     return torch.as_strided(t, (t.numel(),), (1,))
 
 
@@ -236,7 +236,7 @@ class Dropout(Function):
 class RMSNorm(Function):
     """y = x / rms * weight with rms = sqrt(mean(x^2) + EPS) along the last axis: x [..., H], weight [H].
 
-    rms [..., 1] is returned too, for logs: nothing flows back through it.
+    Also return rms [..., 1], for logs; it is not differentiable.
     """
 
     @staticmethod
@@ -270,7 +270,7 @@ class RMSNorm(Function):
         x, weight = ctx.saved_tensors
         rms = RMSNorm.rms_of(
             x
-        )  # computed again: what is kept and is no input counts as constant in a second derivative
+        )  # recomputed, since a saved intermediate would be a constant in a second derivative
         x_hat, g = x / rms, dy * weight
         dx = (g - x_hat * (g * x_hat).mean(-1, keepdim=True)) / rms
         return dx, rows(dy * x_hat).sum(0)
@@ -420,7 +420,7 @@ class LowRank(Function):
 
     @staticmethod
     def backward(ctx, dy):
-        """Return the gradients of x [..., H], a [r, H] and b [O, r]; None for what nobody asks for."""
+        """Return the gradients of x [..., H], a [r, H] and b [O, r]; None for those not requested."""
         x, a, b = ctx.saved_tensors
         # BLANK-START lowrank: fix what is computed, and when
         inner = dy @ b

@@ -2,8 +2,8 @@
 
     python solutions/p22/in_torch.py [FOLDER]
 
-trains a small model on a CPU or a GPU, by the unfused and the fused kernels of an op package (the one beside this file, or
-problems/p22/op), and by PyTorch's own operations. The first call at a size compiles a graph, which takes a while, once.
+trains a small model on a CPU or a GPU, with the unfused and the fused kernels of an op package (the `op` folder of this
+file, or problems/p22/op), and with PyTorch's own operations. The first call with a size compiles a graph, which takes a while.
 """
 
 import functools
@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 OPS = Path(__file__).resolve().with_name("op")
 """The kernels: an op package."""
 PLAIN = "plain"
-"""In the place of an algorithm: PyTorch's own operations."""
+"""The algorithm of PyTorch's own operations."""
 
 
 @functools.cache
@@ -28,20 +28,20 @@ def library(folder=OPS):
 
 
 def ready(*tensors):
-    """Return tensors as MAX takes them: contiguous, and without a history."""
+    """Return tensors as MAX requires them: contiguous and detached."""
     return [tensor.detach().contiguous() for tensor in tensors]
 
 
 # ANCHOR: function
 class LayerNormLinear(torch.autograd.Function):
-    """W (gamma * x_hat + beta) + b of x [B, S, H]; an op gets results to write into, and its sizes as parameters.
+    """W (gamma * x_hat + beta) + b of x [B, S, H]; an op writes into the caller's results and takes its sizes as parameters.
 
     Args of `apply`: x, gamma, beta [H], W [O, H], b [O]; the algorithm, "unfused" or "fused"; the folder of the ops.
     """
 
     @staticmethod
     def forward(ctx, x, gamma, beta, W, b, algorithm, folder):
-        """Return the output [B, S, O]. Kept are the arguments: no LayerNorm output, and not b, which no gradient needs."""
+        """Return the output [B, S, O]. Save the arguments except b, which no gradient needs; the LayerNorm output is recomputed."""
         (B, S, H), O = x.shape, len(W)
         parameters = {"algorithm": algorithm, "batch_size": B, "seq_len": S, "hidden_dim": H, "output_dim": O}
         output = x.new_empty(B, S, O)
@@ -56,7 +56,7 @@ class LayerNormLinear(torch.autograd.Function):
         """Return a gradient for each argument of `forward`; dy may be expanded or transposed."""
         x, gamma, beta, W = ctx.saved_tensors
         gradients = [
-            torch.empty_like(each, memory_format=torch.contiguous_format) for each in (x, gamma, beta, W)
+            torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (x, gamma, beta, W)
         ]
         gradients.append(W.new_empty(len(W)))
         op = library(ctx.folder).layernorm_linear_backward[ctx.parameters]
@@ -67,7 +67,7 @@ class LayerNormLinear(torch.autograd.Function):
 # ANCHOR_END: function
 # ANCHOR: layer
 class Layer(nn.Module):
-    """`nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`, with the same parameters, by an algorithm."""
+    """`nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`, with the same parameters, computed by an algorithm."""
 
     def __init__(self, H, O, algorithm, folder=OPS):
         super().__init__()

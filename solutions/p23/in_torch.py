@@ -1,15 +1,15 @@
-"""Puzzle 23 in PyTorch: attention as one `autograd.Function`, with a mask that has a gradient of its own.
+"""Puzzle 23 in PyTorch: attention as one `autograd.Function`, with a mask that also gets a gradient.
 
-Shapes: query and the gradient coming in, dO, [B, N, S, d]; key and value [B, N, T, d]; mask [S, T], added to the scores
-of every head. What the forward pass keeps is query, key, value and the probabilities P [B, N, S, T].
-`workbook p23 --rung torch` compares with autograd, and asks gradcheck.
+Shapes: query and the incoming gradient dO [B, N, S, d]; key and value [B, N, T, d]; mask [S, T], added to the scores
+of every head. The forward pass saves query, key, value and the probabilities P [B, N, S, T].
+`workbook p23 --rung torch` compares with autograd and runs gradcheck.
 """
 
 import torch
 
 
 class Attention(torch.autograd.Function):
-    """softmax(query key^T / sqrt(d) + mask) value; a row that is masked everywhere gives 0, and gradients of 0."""
+    """softmax(query key^T / sqrt(d) + mask) value; a fully masked row gives 0 and gradients of 0."""
 
     @staticmethod
     def forward(ctx, query, key, value, mask):

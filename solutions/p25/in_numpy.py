@@ -1,28 +1,27 @@
 """Puzzle 25 in NumPy: ring attention in one process, with a list instead of ranks.
 
-`queries[rank]` is the query that a rank holds, [B, N, s, d]; keys and values likewise, [B, G, s, d], where N is a multiple
-of M. The positions s may differ by rank. A rank holds one range of positions, or two, one after the other
-(`chunks`). lse [B, N, s] is the logarithm of each row's sum of exponentials.
+`queries[rank]` is the query of a rank, [B, N, s, d]; keys and values likewise, [B, G, s, d], where N is a multiple of G.
+The number of positions s may differ by rank. A rank has one or two ranges of positions, concatenated (`chunks`). lse [B, N, s] is the logarithm of each row's sum of exponentials.
 
-Nothing is sent: when all ranks have done a step, the list turns by one place (`turn`). in_torch.py has the same functions
-under the same names, and processes.
+Nothing is sent: after each step of all ranks, the list is rotated by one (`turn`). in_torch.py has the same functions with
+processes.
 """
 
 from itertools import pairwise
 
 import numpy as np
 
-# ---- Who holds what -----------------------------------------------------------------------------------------
+# ---- Partition of the sequence -----------------------------------------------------------------------------------------
 
 
 def cut(length, parts):
-    """`parts` ranges (start, stop) that together are `length` positions; they differ by one at most, nothing is padded."""
+    """Split `length` positions into `parts` ranges (start, stop) whose lengths differ by at most one; no padding."""
     edges = [length * i // parts for i in range(parts + 1)]
     return list(pairwise(edges))
 
 
 def chunks(rank, size, length, balanced):
-    """Return the ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
+    """Return a rank's ranges (start, stop) of positions, in the order of its tensors: one, or two if `balanced`."""
     if not balanced:
         return [cut(length, size)[rank]]
     # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
@@ -32,12 +31,12 @@ def chunks(rank, size, length, balanced):
 
 
 def positions(held):
-    """Return the positions in the sequence that a rank holds; `held` are its ranges."""
-    return np.concatenate([np.arange(*each) for each in held])
+    """Return the positions of a rank in the sequence; `held` are its ranges."""
+    return np.concatenate([np.arange(*span) for span in held])
 
 
 def turn(items):
-    """Return what each rank has after every rank has sent its own to the next one."""
+    """Rotate: return each rank's item after every rank has sent its item to the next one."""
     return [items[-1], *items[:-1]]
 
 
@@ -45,25 +44,25 @@ def turn(items):
 
 
 def hidden(queries, keys):
-    """Return a mask, True where a key comes after a query, [s, t]; both are the ranges that a rank holds."""
+    """Return a mask, True where a key comes after a query, [s, t]; both are the ranges of a rank."""
     # BLANK-START causal: compare positions in the sequence, not in the block
     return positions(keys) > positions(queries)[:, None]
     # BLANK-END causal
 
 
 def scores(q, k, queries, keys, scale, causal):
-    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / G heads of q."""
+    """Return scale * q k^T, -inf where a key is hidden, [B, N, s, t]; N / G heads of q share a head of k."""
     found = scale * np.einsum("bnsd,bntd->bnst", q, k.repeat(q.shape[1] // k.shape[1], 1))
     return np.where(hidden(queries, keys), -np.inf, found) if causal else found
 
 
 def finite(lse):
-    """lse [B, N, s, 1], 0 where a row sees no key: -inf - -inf would be NaN."""
+    """Return lse as [B, N, s, 1], with 0 for rows that see no key, because -inf - -inf would be NaN."""
     return np.where(lse == -np.inf, 0, lse)[..., None]
 
 
 def probabilities(found, lse):
-    """exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
+    """Return exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
     return np.exp(found - finite(lse))
 
 
@@ -76,7 +75,7 @@ def block_forward(q, k, v, queries, keys, scale, causal):
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-    """What one block adds to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sum of dO * out, [B, N, s]."""
+    """Return a block's contributions to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sum of dO * out, [B, N, s]."""
     found = scores(q, k, queries, keys, scale, causal)
     B, G, t, d = k.shape
     groups = q.shape[1] // G
@@ -94,7 +93,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 
 
 def merge(out, lse, block_out, block_lse):
-    """Return the attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
+    """Merge the attention to two sets of keys: return out [B, N, s, d] and lse [B, N, s]."""
     # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
     both = np.logaddexp(lse, block_lse)
     share = np.exp(block_lse[..., None] - finite(both))
@@ -106,7 +105,7 @@ def merge(out, lse, block_out, block_lse):
 
 
 def ring_forward(queries, keys, values, held, scale, causal):
-    """out and lse of every rank, two lists; `held[rank]` are the ranges of a rank."""
+    """Return out and lse of every rank, two lists; `held[rank]` are the ranges of a rank."""
     size = len(queries)
     out = [np.zeros_like(q) for q in queries]
     lse = [np.full(q.shape[:-1], -np.inf) for q in queries]
@@ -123,11 +122,11 @@ def ring_forward(queries, keys, values, held, scale, causal):
 
 
 def ring_backward(dO, queries, keys, values, out, lse, held, scale, causal):
-    """dQ, dK and dV of every rank, three lists."""
+    """Return dQ, dK and dV of every rank, three lists."""
     size = len(queries)
     delta = [(g * o).sum(-1) for g, o in zip(dO, out, strict=True)]
     dQ = [np.zeros_like(q) for q in queries]
-    # The block that is at a rank, whose it is, and its dK and dV.
+    # The block at each rank, the rank that owns it, and its dK and dV.
     blocks, owners = list(zip(keys, values, strict=True)), list(range(size))
     travelling = [(np.zeros_like(k), np.zeros_like(v)) for k, v in blocks]
     for step in range(size):  # noqa: B007, for the blank

@@ -1,12 +1,12 @@
 """Puzzle 25 in PyTorch: ring attention as one `autograd.Function` over `torch.distributed`.
 
-Each of the `size` ranks of a group holds one part of a sequence: of query, out and dO [B, N, s, d], of key and value
-[B, G, s, d]; N is a multiple of G, and `s`, the positions that a rank holds, may differ by rank. A part is one range of
-positions, or two, one after the other (`chunks`). What the forward pass keeps is the rank's own query, key,
-value, out, and lse [B, N, s], the logarithm of each row's sum of exponentials.
+Each of the `size` ranks of a group has one part of a sequence: query, out and dO [B, N, s, d], key and value [B, G, s, d];
+N is a multiple of G, and the number of positions `s` may differ by rank. A part is one or two ranges of positions,
+concatenated (`chunks`). The forward pass saves the rank's query, key, value, out, and lse [B, N, s], the logarithm of
+each row's sum of exponentials.
 
-`block_forward` and `block_backward` are the only functions that compute attention, of one range of queries and one of keys:
-faster ones can stand in their place. Sums are float32 where the tensors have 16 bits.
+`block_forward` and `block_backward` are the only functions that compute attention, of one range of queries and one of keys;
+faster ones can replace them. Sums are float32 for 16-bit tensors.
 """
 
 from itertools import pairwise
@@ -14,17 +14,17 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
-# ---- Who holds what -----------------------------------------------------------------------------------------
+# ---- Partition of the sequence -----------------------------------------------------------------------------------------
 
 
 def cut(length, parts):
-    """`parts` ranges (start, stop) that together are `length` positions; they differ by one at most, nothing is padded."""
+    """Split `length` positions into `parts` ranges (start, stop) whose lengths differ by at most one; no padding."""
     edges = [length * i // parts for i in range(parts + 1)]
     return list(pairwise(edges))
 
 
 def chunks(rank, size, length, balanced):
-    """Return the ranges (start, stop) of positions that a rank holds, in the order of its tensors: one, or two where balanced."""
+    """Return a rank's ranges (start, stop) of positions, in the order of its tensors: one, or two if `balanced`."""
     if not balanced:
         return [cut(length, size)[rank]]
     # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
@@ -34,7 +34,7 @@ def chunks(rank, size, length, balanced):
 
 
 def positions(rank, size, length, balanced):
-    """Return how many positions a rank holds."""
+    """Return the number of positions of a rank."""
     return sum(stop - start for start, stop in chunks(rank, size, length, balanced))
 
 
@@ -42,12 +42,12 @@ def positions(rank, size, length, balanced):
 
 
 def wide(tensor):
-    """Return a tensor in the type of sums."""
+    """Convert a tensor to the accumulation dtype."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def zeros(tensor):
-    """Zeros of a tensor's shape, in the type of sums."""
+    """Return zeros of a tensor's shape in the accumulation dtype."""
     return torch.zeros_like(tensor, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
 
 
@@ -59,7 +59,7 @@ def hidden(queries, keys):
 
 
 def scores(q, k, queries, keys, scale, causal):
-    """scale * q k^T, -inf where a key is hidden, [B, N, s, t]; a head of k serves N / G heads of q."""
+    """Return scale * q k^T, -inf where a key is hidden, [B, N, s, t]; N / G heads of q share a head of k."""
     heads = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     masked = scale * (q @ heads.mT)
     if causal:
@@ -68,12 +68,12 @@ def scores(q, k, queries, keys, scale, causal):
 
 
 def finite(lse):
-    """lse [B, N, s, 1], 0 where a row sees no key: -inf - -inf would be NaN."""
+    """Return lse as [B, N, s, 1], with 0 for rows that see no key, because -inf - -inf would be NaN."""
     return lse.masked_fill(lse == -torch.inf, 0)[..., None]
 
 
 def probabilities(masked, lse):
-    """exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
+    """Return exp(scores - lse) [B, N, s, t], 0 in a row that sees no key."""
     return torch.exp(masked - finite(lse))
 
 
@@ -87,7 +87,7 @@ def block_forward(q, k, v, queries, keys, scale, causal):
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-    """What one block adds to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sum of dO * out, [B, N, s]."""
+    """Return a block's contributions to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sum of dO * out, [B, N, s]."""
     dO, q, k, v = wide(dO), wide(q), wide(k), wide(v)
     masked = scores(q, k, queries, keys, scale, causal)
     G, groups = k.shape[1], q.shape[1] // k.shape[1]
@@ -103,7 +103,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 
 
 def merge(out, lse, block_out, block_lse):
-    """Return the attention to two sets of keys from the attention to each: out [B, N, s, d] and lse [B, N, s]."""
+    """Merge the attention to two sets of keys: return out [B, N, s, d] and lse [B, N, s]."""
     # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
     share = torch.sigmoid(block_lse[..., None] - finite(lse)).masked_fill(lse[..., None] == -torch.inf, 1)
     return out + share * (block_out - out), torch.logaddexp(lse, block_lse)
@@ -111,7 +111,7 @@ def merge(out, lse, block_out, block_lse):
 
 
 def pairs(mine, theirs, causal):
-    """Return the ranges of queries and keys that have anything to do with each other, each with its slice of the tensors."""
+    """Yield the pairs of query and key ranges with visible keys, each with its slice of the tensors."""
     for queries, rows in zip(mine, slices(mine), strict=True):
         for keys, columns in zip(theirs, slices(theirs), strict=True):
             if queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1]):
@@ -119,7 +119,7 @@ def pairs(mine, theirs, causal):
 
 
 def slices(ranges):
-    """Return the slices of ranges in a tensor that holds one after the other."""
+    """Yield the slice of each range in a tensor of concatenated ranges."""
     start = 0
     for first, last in ranges:
         yield slice(start, start + last - first)
@@ -132,7 +132,7 @@ def slices(ranges):
 def exchange(tensors, shapes, group):
     """Start sending tensors to the next rank, and receiving tensors of `shapes` from the previous one.
 
-    Returns what will be received, and the works to `finish` before it is read and before `tensors` change.
+    Return the tensors to receive, and the works to `finish` before they are read and before `tensors` change.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
@@ -160,13 +160,13 @@ def finish(works, step, group):
 
 
 def shape_of(tensor, rank, size, length, balanced):
-    """Return the shape of a tensor [B, G, s, d] with the positions that a rank holds."""
+    """Return the shape of a tensor [B, G, s, d] for another rank's number of positions."""
     B, G, _, d = tensor.shape
     return B, G, positions(rank, size, length, balanced), d
 
 
 def ring_forward(q, k, v, length, scale, causal, balanced, group):
-    """Return out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the type of sums; each block passes once."""
+    """Return out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the accumulation dtype; each block passes once."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     out = zeros(q)
@@ -196,12 +196,12 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group):
 
 
 def row_sums(dO, out):
-    """delta, the row sums of dO * out, [B, N, s]: all that the backward pass of a block takes of the output."""
+    """Return delta, the row sums of dO * out, [B, N, s]: the only use of the output in a block's backward pass."""
     return (wide(dO) * wide(out)).sum(-1)
 
 
 def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
-    """Return the part of this rank's queries (ranges `mine`) in dQ, and in dK and dV of a block of keys (ranges `theirs`)."""
+    """Return the contributions of this rank's queries (ranges `mine`) to dQ, and to dK and dV of a block of keys (`theirs`)."""
     dQ, dK, dV = map(zeros, (q, k, v))
     for queries, rows, keys, columns in pairs(mine, theirs, causal):
         of_rows = (tensor[:, :, rows] for tensor in (dO, q))
@@ -215,7 +215,7 @@ def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
 
 
 def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group):
-    """Each block of keys comes by once more, with its gradients: dQ [B, N, s, d], dK and dV [B, G, s, d] of this rank."""
+    """Return dQ [B, N, s, d], dK and dV [B, G, s, d] of this rank; each block of keys passes once more, with its gradients."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     delta = row_sums(dO, out)
@@ -245,14 +245,14 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
 
 
 class RingAttention(torch.autograd.Function):
-    """softmax(scale * q k^T) v over the sequence that the ranks of a group hold together; of each rank its part.
+    """softmax(scale * q k^T) v over a sequence that is distributed over the ranks of a group.
 
-    Args of `apply`: q, k, v, of this rank; length of the whole sequence; scale; causal; balanced; the group.
+    Args of `apply`: q, k, v of this rank; length of the whole sequence; scale; causal; balanced; the group.
     """
 
     @staticmethod
     def forward(ctx, q, k, v, length, scale, causal, balanced, group):
-        """out of this rank's queries, [B, N, s, d]."""
+        """Return out of this rank's queries, [B, N, s, d]."""
         out, lse = ring_forward(q, k, v, length, scale, causal, balanced, group)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)

@@ -1,9 +1,9 @@
 """Puzzle 26, second rung: products with constants folded, and what a rewrite may not touch.
 
-x * 2.0 * 3.0 reads and writes x twice where x * 6.0 does so once. The rewrite is small and has all the dangers of a large
-one: constants on either side, dtypes in which the product is another one, values that somebody else uses, tensors that
-are written to in between, memory that two names share. The rule of this rung: every element keeps its bits.
-`workbook p26 --rung fold` checks the five parts; every pass returns how many nodes it has changed.
+x * 2.0 * 3.0 reads and writes x twice, x * 6.0 once. The rewrite is small but has all the pitfalls of a large one:
+constants on either side, dtypes in which the product differs, values with other users, tensors that are written to in
+between, aliased memory. The rule of this rung: results must be bitwise identical. `workbook p26 --rung fold` checks the
+five parts; every pass returns the number of nodes that it has changed.
 """
 
 import math
@@ -14,11 +14,11 @@ import torch
 from harness.puzzles.p26.nodes import is_tensor, mutates, pointwise, value, written_between
 
 MUL = (operator.mul, torch.mul, "mul")
-"""How Dynamo writes a product: x * y, torch.mul(x, y), x.mul(y). `x *= y` is operator.imul, and writes into x."""
+"""The targets of a product in Dynamo's graph: x * y, torch.mul(x, y), x.mul(y). `x *= y` is operator.imul, in place."""
 
 
 def factor(node):
-    """(x, c) where a node is the product of a tensor x and a number c, on whichever side; None for any other node."""
+    """Return (x, c) if a node is the product of a tensor x and a number c, on either side; None for any other node."""
     # BLANK-START factor: no keywords; a number is an int or a float, neither a bool nor a node
     if node.target not in MUL or node.kwargs:
         return None
@@ -66,7 +66,8 @@ def fold(gm):
 def drop_ones(gm):
     """Remove products with 1 where it cannot be observed.
 
-    x * 1.0 is a copy of x: who returns it, looks at a part of it or writes to it must not meet x. And of an integer it makes a float.
+    x * 1.0 is a copy of x: a user that returns it, takes a view of it or writes to it must not get x. And it converts integers
+    to floats.
     """
     # BLANK-START neutral: nothing in the graph writes, every user makes new memory, the dtype stays
     if any(mutates(node) for node in gm.graph.nodes):
@@ -87,8 +88,8 @@ def drop_ones(gm):
 def sweep(gm):
     """Remove every node whose result is not used and that has no side effect.
 
-    `graph.eliminate_dead_code()` drops `y.add_(1)` and `torch.neg(x, out=y)` too: it believes that a call whose result is
-    not used does nothing.
+    `graph.eliminate_dead_code()` drops `y.add_(1)` and `torch.neg(x, out=y)` too: it assumes that a call whose result is
+    not used has no effect.
     """
     # BLANK-START sweep: from the last node to the first; keep inputs, the output, what mutates and what is impure
     done = 0

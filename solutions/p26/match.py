@@ -1,8 +1,8 @@
 """Puzzle 26, third rung: finding a formula in a graph, and replacing it with one operator.
 
-SiLU is found by its shape: a product whose one side is the sigmoid of the other. The tanh form of GELU has dozens of
-spellings (x*x*x, x**3, constants on either side and written out to eight digits), so it is found by what it computes: a
-part of the graph that depends on x alone is tried at a hundred points. `workbook p26 --rung match` checks the
+SiLU is matched by its structure: a product of x and sigmoid(x). The tanh form of GELU has dozens of spellings (x*x*x, x**3,
+constants on either side, rounded to eight digits), so it is matched by its values: a subgraph that depends only on x is
+evaluated at a hundred points. `workbook p26 --rung match` checks the
 four parts.
 """
 
@@ -21,13 +21,13 @@ SIGMOID = (torch.sigmoid, F.sigmoid, torch.special.expit, "sigmoid")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 POINTS = torch.linspace(-6, 6, 100, dtype=torch.float64)
 TOLERANCE = 1e-6
-"""Constants with eight digits are 1e-8 away; the exact form of GELU is 5e-4 away."""
+"""Constants with eight digits cause errors of 1e-8; the exact form of GELU differs by 5e-4."""
 FAR = 32
-"""Maximum number of nodes before a result to search."""
+"""Maximum number of nodes to search before a result."""
 
 
 def replace(gm, node, target, *args, **kwargs):
-    """Replace a node with a call of `target`: keep its metadata, and move its users."""
+    """Replace a node with a call of `target`, which gets its metadata and its users."""
     # BLANK-START replace: insert before the node, copy its meta, move its users, erase it; then the nodes that only it used
     with gm.graph.inserting_before(node):
         new = gm.graph.call_function(target, args, kwargs)
@@ -62,7 +62,7 @@ def silu(gm):
 
 
 def leading_to(end):
-    """Return the pointwise nodes that lead to a node, and their inputs, nearest first; FAR at most."""
+    """Return the pointwise nodes that a node depends on, and their inputs, nearest first; at most FAR."""
     found = [end]
     for node in found:
         if pointwise(node) and len(found) < FAR:
@@ -71,7 +71,7 @@ def leading_to(end):
 
 
 def values(end, x, points):
-    """Return a node's value as a function of x only, at `points`. None if it needs anything else."""
+    """Evaluate a node as a function of x at `points`; return None if it depends on anything else."""
     # BLANK-START values: run the pointwise nodes between the two by hand; a node that is reached and is neither ends it
     known = {x: points}
 

@@ -1,12 +1,12 @@
 """Puzzle 27 in PyTorch without autograd: a small GPT, its backward pass and its training step, on a tape of your own.
 
-Every part has a `forward`, which keeps on the tape what its `backward` will need, under the part's name, and a `backward`, which
-takes it back. `p` and `grads` hold the parameters and their gradients by name: "block0.qkv.weight" is the weight of the part
-"block0.qkv". `backward` adds to `grads`, and returns the gradient of its input. `Linear` is given, as an example.
+Every part has a `forward`, which saves tensors for its `backward` on the tape under the part's name, and a `backward`, which
+takes them back. `p` and `grads` map names to parameters and their gradients: "block0.qkv.weight" is the weight of the part
+"block0.qkv". `backward` adds to `grads`, and returns the gradient of its input. `Linear` is provided as an example.
 
-Shapes: tokens and targets [B, T], whole numbers; x [B, T, C], C divisible by HEADS; logits [B, T, V]. Parameters: token [V, C],
+Shapes: tokens and targets [B, T], integers; x [B, T, C], C divisible by HEADS; logits [B, T, V]. Parameters: token [V, C],
 position [at least T, C]; of a LayerNorm weight and bias [C]; of a Linear layer from I to O weight [O, I] and bias [O].
-`workbook p27 --rung tape` checks it; autograd is out of reach meanwhile.
+`workbook p27 --rung tape` checks it with autograd disabled.
 """
 
 import math
@@ -19,17 +19,17 @@ Parameters = dict[str, Tensor]
 EPS = 1e-5
 """The constant that LayerNorm adds to a variance."""
 IGNORED = -100
-"""The target of a place that does not count in the loss."""
+"""The target of a position that the loss ignores."""
 HEADS = 4
 """Attention heads; each has C / HEADS channels."""
 
 
 class Tape:
-    """The tensors that the forward pass saves for the backward pass, by the name of the part.
+    """The tensors that the forward pass saves for the backward pass, by part name.
 
     Attributes:
-        kept: Name -> the tensors under it.
-        story: (name, bytes held from then on) of each time that something was kept or taken.
+        kept: Part name -> its tensors.
+        story: (name, bytes on the tape afterwards) of every `keep` and `take`.
     """
 
     def __init__(self):
@@ -48,7 +48,7 @@ class Tape:
         return tensors
 
     def bytes(self) -> int:
-        """Return the bytes of memory that the tape holds."""
+        """Return the bytes of memory of the saved tensors."""
         # BLANK-START tape: the bytes of every storage of saved tensors, each once
         storages = {}
         for tensors in self.kept.values():
@@ -60,7 +60,7 @@ class Tape:
 
 
 class Linear:
-    """y = x W^T + b, for every token. Provided, as an example of a part."""
+    """y = x W^T + b, for every token. (Provided as an example of a part.)"""
 
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
@@ -133,17 +133,17 @@ class LayerNorm:
 
 
 def split_heads(joined: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """Split [B, T, parts * C] into `parts` views [B, HEADS, T, C / HEADS]. Provided."""
+    """Split [B, T, parts * C] into `parts` views [B, HEADS, T, C / HEADS]. (Provided.)"""
     return joined.unflatten(-1, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind()
 
 
 def join_heads(parts: tuple[Tensor, ...]) -> Tensor:
-    """Merge heads: tensors [B, HEADS, T, C / HEADS] -> [B, T, len(parts) * C]. Provided."""
+    """Merge heads: tensors [B, HEADS, T, C / HEADS] -> [B, T, len(parts) * C]. (Provided.)"""
     return torch.stack(parts).permute(1, 3, 0, 2, 4).flatten(2)
 
 
 class Attention:
-    """softmax(q k^T / sqrt(d)) v of every head, where no place sees a later one; qkv [B, T, 3 C] holds q, k and v."""
+    """softmax(q k^T / sqrt(d)) v of every head, with a causal mask; qkv [B, T, 3 C] is q, k and v, concatenated."""
 
     # BLANK-START attention: save q, k, v and P; puzzle 23, with a mask
     @staticmethod
@@ -204,7 +204,7 @@ class Gelu:
 
 
 class CrossEntropy:
-    """The mean of -log p[target] over the places whose target is not IGNORED; the incoming gradient is 1."""
+    """The mean of -log p[target] over the positions whose target is not IGNORED; the incoming gradient is 1."""
 
     # BLANK-START cross_entropy: save p and the targets; shift the logits first
     @staticmethod
@@ -235,7 +235,7 @@ class CrossEntropy:
 
 
 class Block:
-    """x + attention(ln_1(x)), then x + mlp(ln_2(x)): two branches that are added to the residual."""
+    """x + attention(ln_1(x)), then x + mlp(ln_2(x)): two branches added to the residual stream."""
 
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
@@ -264,12 +264,12 @@ class Block:
 
 
 def layers(p: Parameters) -> int:
-    """Return the number of blocks. Provided."""
+    """Return the number of blocks. (Provided.)"""
     return sum(name.endswith(".ln_1.weight") for name in p)
 
 
 def logits_of(tokens: Tensor, tape: Tape, p: Parameters) -> Tensor:
-    """Return the logits [B, T, V] of the token after each place. The head's weight is tied to the embedding's table. Provided."""
+    """Return the logits [B, T, V] of the token after each position. The head's weight is tied to the embedding's table. (Provided.)"""
     x = Embedding.forward(tokens, tape, "embedding", p)
     for i in range(layers(p)):
         x = Block.forward(x, tape, f"block{i}", p)
@@ -279,7 +279,7 @@ def logits_of(tokens: Tensor, tape: Tape, p: Parameters) -> Tensor:
 
 
 def forward(tokens: Tensor, targets: Tensor, tape: Tape, p: Parameters) -> Tensor:
-    """Return the loss, and save everything that `backward` needs on the tape. Provided."""
+    """Return the loss, and save everything that `backward` needs on the tape. (Provided.)"""
     return CrossEntropy.forward(logits_of(tokens, tape, p), targets, tape, "loss")
 
 
@@ -297,7 +297,7 @@ def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
 
 
 def clip(grads: Parameters, limit: float) -> Tensor:
-    """Scale all gradients by one factor if their common norm is above `limit`; return the norm before."""
+    """Scale all gradients by one factor if their global norm is above `limit`; return the norm before scaling."""
     # BLANK-START clip: one factor for all, limit / (norm + 1e-6), and never up
     norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
     for grad in grads.values():
@@ -316,7 +316,7 @@ def adamw(
     eps: float = 1e-8,
     decay: float = 0.1,
 ) -> None:
-    """Update all parameters in place; the first `number` is 1, `moments` hold the means of g and g^2."""
+    """Update all parameters in place; the first `number` is 1, `moments` has the running means of g and g^2."""
     # BLANK-START adamw: decay for matrices alone, both means corrected, eps outside the root
     for name, tensor in p.items():
         g, (mean, square) = grads[name], moments[name]
@@ -338,7 +338,7 @@ def step(
     rate: float,
     limit: float = 1.0,
 ) -> Tensor:
-    """Run one training step on an excerpt [B, T + 1]; return the loss. `grads` holds the previous step's gradients."""
+    """Run one training step on an excerpt [B, T + 1]; return the loss. `grads` still has the previous step's gradients."""
     tape = Tape()
     # BLANK-START step: predict the next token; clear the gradients, clip before the update
     loss = forward(excerpt[:, :-1], excerpt[:, 1:], tape, p)

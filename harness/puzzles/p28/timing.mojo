@@ -1,4 +1,4 @@
-"""Launch single steps of puzzle 28 on the caller's stream, through the C ABI, to time them.
+"""Launch single steps of puzzle 28 on the caller's stream, through the C ABI, for timing.
 
 Built with -D DTYPE=bfloat16 or float32 next to an op package; steps 9 to 12 are bfloat16 only.
 """
@@ -26,7 +26,7 @@ comptime ALIGNMENT = 256
 
 
 struct Device(Movable):
-    """A GPU and the kernels loaded on it: the addresses of their names and functions."""
+    """A GPU, and its loaded kernels: the addresses of their names and functions."""
 
     var ctx: DeviceContext
     var kernels: List[Tuple[Int, Int]]
@@ -36,7 +36,7 @@ struct Device(Movable):
         self.kernels = []
 
 
-struct Enqueued(Launcher):
+struct ExternalStreamLauncher(Launcher):
     """Enqueues launches on the caller's stream, with the caller's workspace."""
 
     comptime wgmma = False
@@ -72,10 +72,10 @@ struct Enqueued(Launcher):
         for loaded in self.device[].kernels:
             if loaded[0] == key:
                 address = loaded[1]
-        if not address:  # loading takes milliseconds, and is impossible during graph capture
+        if not address:  # loading takes milliseconds, and fails during graph capture
             var function = unsafe_alloc[Function](1)
-            var most = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(max(shared_bytes, 48 * 1024)))
-            function.unsafe_write(self.device[].ctx.compile_function[kernel](func_attribute=most))
+            var attribute = FuncAttribute.MAX_DYNAMIC_SHARED_SIZE_BYTES(UInt32(max(shared_bytes, 48 * 1024)))
+            function.unsafe_write(self.device[].ctx.compile_function[kernel](func_attribute=attribute))
             address = Int(function)
             self.device[].kernels.append((key, address))
         ref function = Pointer[Function, MutAnyOrigin](unsafe_from_address=address)[]
@@ -97,66 +97,68 @@ struct Pointers:
     def __init__(out self, address: Int):
         self.addresses = Pointer[Int, MutUntrackedOrigin](unsafe_from_address=address)
 
-    def mut[t: DType](self, number: Int) -> MutPtr[t]:
-        return MutPtr[t](unsafe_from_address=self.addresses[unsafe_offset=number])
+    def mut[t: DType](self, index: Int) -> MutPtr[t]:
+        return MutPtr[t](unsafe_from_address=self.addresses[unsafe_offset=index])
 
-    def imm[t: DType](self, number: Int) -> ImmPtr[t]:
-        return ImmPtr[t](unsafe_from_address=self.addresses[unsafe_offset=number])
+    def imm[t: DType](self, index: Int) -> ImmPtr[t]:
+        return ImmPtr[t](unsafe_from_address=self.addresses[unsafe_offset=index])
 
 
-def enqueue(step: Int, mut on: Enqueued, p: Pointers, rows: Int, hidden: Int, outputs: Int) raises:
-    """Enqueue a step's launches, on tensors in its op's order; 13 is a transpose, 14 the bias and column
-    sums, 15 dln.
+def enqueue(
+    step: Int, mut launcher: ExternalStreamLauncher, p: Pointers, rows: Int, hidden: Int, outputs: Int
+) raises:
+    """Enqueue a step's launches, with tensors in its op's order; step 13 is a transpose, 14 the bias and
+    column sums, 15 dln.
     """
-    comptime for number in range(1, 5):
-        if step == number:
-            launch_layernorm[dtype, number](
-                on, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), p.imm[dtype](3), rows, hidden
+    comptime for index in range(1, 5):
+        if step == index:
+            launch_layernorm[dtype, index](
+                launcher, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), p.imm[dtype](3), rows, hidden
             )
     if step == 5:
         launch_dx[dtype](
-            on, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), p.imm[accum](3), p.imm[accum](4),
+            launcher, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), p.imm[accum](3), p.imm[accum](4),
             p.imm[dtype](5), rows, hidden,
         )  # fmt: skip
     if step == 6:
         launch_dgamma[dtype](
-            on, p.mut[dtype](0), p.mut[dtype](1), p.imm[dtype](2), p.imm[dtype](3), p.imm[accum](4),
+            launcher, p.mut[dtype](0), p.mut[dtype](1), p.imm[dtype](2), p.imm[dtype](3), p.imm[accum](4),
             p.imm[accum](5), rows, hidden,
         )  # fmt: skip
-    comptime for number in range(7, 11):
-        comptime if number <= 8 or dtype == DType.bfloat16:
-            if step == number:
-                launch_product[dtype, number](
-                    on, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), rows, hidden, outputs
+    comptime for index in range(7, 11):
+        comptime if index <= 8 or dtype == DType.bfloat16:
+            if step == index:
+                launch_product[dtype, index](
+                    launcher, p.mut[dtype](0), p.imm[dtype](1), p.imm[dtype](2), rows, hidden, outputs
                 )
     comptime if dtype == DType.bfloat16:
         if step == 11:
             launch_layouts(
-                on, p.mut[BF16](0), p.mut[BF16](1), p.imm[BF16](2), p.imm[BF16](3), p.imm[BF16](4), rows, hidden,
+                launcher, p.mut[BF16](0), p.mut[BF16](1), p.imm[BF16](2), p.imm[BF16](3), p.imm[BF16](4), rows, hidden,
                 outputs,
             )  # fmt: skip
         if step == 12:
             launch_epilogue(
-                on, p.mut[BF16](0), p.mut[BF16](1), p.mut[BF16](2), p.imm[BF16](3), p.imm[BF16](4),
+                launcher, p.mut[BF16](0), p.mut[BF16](1), p.mut[BF16](2), p.imm[BF16](3), p.imm[BF16](4),
                 p.imm[BF16](5), p.imm[BF16](6), rows, hidden, outputs,
             )  # fmt: skip
         if step == 13:
-            var turned = p.mut[BF16](0)
-            on.launch[transpose_kernel](
-                "transpose", turned, p.imm[BF16](1), Int32(rows), Int32(hidden),
+            var transposed = p.mut[BF16](0)
+            launcher.launch[transpose_kernel](
+                "transpose", transposed, p.imm[BF16](1), Int32(rows), Int32(hidden),
                 grid_dim=Dim(ceildiv(hidden, TILE), ceildiv(rows, TILE)), block_dim=Dim(TILE, BLOCK_ROWS),
             )  # fmt: skip
         if step == 14:
             launch_bias_and_sums(
-                on, p.mut[BF16](0), p.mut[BF16](1), p.imm[BF16](2), p.imm[BF16](3), rows, outputs
+                launcher, p.mut[BF16](0), p.mut[BF16](1), p.imm[BF16](2), p.imm[BF16](3), rows, outputs
             )
         if step == 15:
-            launch_grad_input(on, p.mut[BF16](0), p.imm[BF16](1), p.imm[BF16](2), rows, hidden, outputs)
+            launch_grad_input(launcher, p.mut[BF16](0), p.imm[BF16](1), p.imm[BF16](2), rows, hidden, outputs)
 
 
 @export
 def workbook_open() abi("C") -> Int:
-    """Return the address of the state that a GPU's calls share, or 0 on failure."""
+    """Return the address of a new Device, or 0 on failure."""
     try:
         var device = unsafe_alloc[Device](1)
         device.unsafe_write(Device())
@@ -168,12 +170,12 @@ def workbook_open() abi("C") -> Int:
 
 @export
 def workbook_step(
-    device: Int, stream: Int, step: Int, pointers: Int, rows: Int, hidden: Int, outputs: Int, scratch: Int
+    device: Int, stream: Int, step: Int, addresses: Int, rows: Int, hidden: Int, outputs: Int, scratch: Int
 ) abi("C") -> Int:
     """Enqueue a step's launches; return 0 on failure."""
     try:
-        var on = Enqueued(device, stream, scratch)
-        enqueue(step, on, Pointers(pointers), rows, hidden, outputs)
+        var launcher = ExternalStreamLauncher(device, stream, scratch)
+        enqueue(step, launcher, Pointers(addresses), rows, hidden, outputs)
         return 1
     except error:
         print(error)

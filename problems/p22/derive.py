@@ -1,9 +1,9 @@
 """Puzzle 22 before any formula: where the gradient of LayerNorm comes from, in five steps of a line or two.
 
-One row x of H values is enough, because each row is normalised separately. mu is the mean of the row, sigma2 the mean of its
-squared deviations from mu, rstd = 1 / sqrt(sigma2 + eps), and x_hat = (x - mu) * rstd. Only these
-definitions are provided: your code is compared with finite differences, which need no formula. A pencil helps.
-`workbook p22 --rung derive` checks all five.
+One row x of H values is enough, because each row is normalised separately. mu is the mean of the row, sigma2 the mean
+of its squared deviations from mu, rstd = 1 / sqrt(sigma2 + eps), and x_hat = (x - mu) * rstd. Only these definitions
+are provided: your code is compared with finite differences, which need no formula. A pencil helps. `workbook p22
+--rung derive` checks all five.
 """
 
 import numpy as np
@@ -24,14 +24,14 @@ def dvar(x):
 
 
 def jvp(v, x_hat, rstd):
-    """Return the Jacobian-vector product, the derivative of x_hat along v: [H]; v and x_hat are [H], rstd is a number."""
+    """Return the Jacobian-vector product, the derivative of x_hat along v: [H]; v and x_hat are [H], rstd a number."""
     # BLANK-START jvp: move x to x + t * v; the derivative of x_hat by t at t = 0
     # FILL IN (about 1 line)
     # BLANK-END jvp
 
 
-# In the backward pass g is the gradient of x_hat, [H], and the gradient of x is the sum over i of g_i times the derivative of
-# x_hat_i. It is rstd * (g - c2 - x_hat * c1) with two numbers, the same for the whole row: find them.
+# In the backward pass g is the gradient of x_hat, [H], and the gradient of x is the sum over i of g_i times the
+# derivative of x_hat_i. It is rstd * (g - c2 - x_hat * c1) with two numbers, the same for the whole row: find them.
 
 
 def c2(g, x_hat):

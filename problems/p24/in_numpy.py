@@ -11,9 +11,9 @@ import numpy as np
 def index(steps, side):
     """Return the cell at each step of the curve through side x side cells, a power of two: [side * side].
 
-    Two bits of a step select a quarter of a square: 0 top left, 1 bottom left, 2 bottom right, 3 top right. The curve is
-    transformed in two quarters: in the first, row and column are swapped; in the last, both are also counted from the
-    other end.
+    Two bits of a step select a quarter of a square: 0 top left, 1 bottom left, 2 bottom right, 3 top right. The curve
+    is transformed in two quarters: in the first, row and column are swapped; in the last, both are also counted from
+    the other end.
     """
     rest, size = steps, 1
     row = column = np.zeros_like(steps)
@@ -26,7 +26,7 @@ def index(steps, side):
 
 
 def inverse(cells, side):
-    """Return the step of each cell, [side * side]: the inverse of `index`, from the whole square down to the smallest."""
+    """Return the step of each cell, [side * side]: the inverse of `index`, from the largest square to the smallest."""
     row, column = np.divmod(cells, side)
     step, size = np.zeros_like(cells), side // 2
     while size > 0:
@@ -52,7 +52,7 @@ def dgather(grad_gathered, order):
 
 
 def tiles(order, width, radius, tile):
-    """Return which tiles of keys each tile of queries needs, [t, t]: those with a pair at most `radius` apart on the grid.
+    """Return which tiles of keys each tile of queries needs, [t, t]: those with a pair within `radius` on the grid.
 
     A tile is `tile` consecutive positions of the order. The distance of two cells is the larger of the distances of
     their rows and of their columns, and a window ends at the edge of the grid.

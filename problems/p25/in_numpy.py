@@ -1,10 +1,11 @@
 """Puzzle 25 in NumPy: ring attention in one process, with a list instead of ranks.
 
-`queries[rank]` is the query of a rank, [B, N, s, d]; keys and values likewise, [B, G, s, d], where N is a multiple of G.
-The number of positions s may differ by rank. A rank has one or two ranges of positions, concatenated (`chunks`). lse [B, N, s] is the logarithm of each row's sum of exponentials.
+`queries[rank]` is the query of a rank, [B, N, s, d]; keys and values likewise, [B, G, s, d], where N is a multiple of
+G. The number of positions s may differ by rank. A rank has one or two ranges of positions, concatenated (`chunks`). lse
+[B, N, s] is the logarithm of each row's sum of exponentials.
 
-Nothing is sent: after each step of all ranks, the list is rotated by one (`turn`). in_torch.py has the same functions with
-processes.
+Nothing is sent: after each step of all ranks, the list is rotated by one (`turn`). in_torch.py has the same functions
+with processes.
 """
 
 from itertools import pairwise
@@ -66,7 +67,7 @@ def probabilities(found, lse):
 
 
 def block_forward(q, k, v, queries, keys, scale, causal):
-    """Return the attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
+    """Return the attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row without keys, and lse."""
     found = scores(q, k, queries, keys, scale, causal)
     lse = np.logaddexp.reduce(found, -1, initial=-np.inf)
     P = probabilities(found, lse)
@@ -74,7 +75,7 @@ def block_forward(q, k, v, queries, keys, scale, causal):
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-    """Return a block's contributions to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sum of dO * out, [B, N, s]."""
+    """Return a block's contributions to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sums of dO * out."""
     found = scores(q, k, queries, keys, scale, causal)
     B, G, t, d = k.shape
     groups = q.shape[1] // G

@@ -41,8 +41,8 @@ def fold(gm):
 def drop_ones(gm):
     """Remove products with 1 where it cannot be observed.
 
-    x * 1.0 is a copy of x: a user that returns it, takes a view of it or writes to it must not get x. And it converts integers
-    to floats.
+    x * 1.0 is a copy of x: a user that returns it, takes a view of it or writes to it must not get x. And it converts
+    integers to floats.
     """
     # BLANK-START neutral: nothing in the graph writes, every user makes new memory, the dtype stays
     # FILL IN (about 12 lines)
@@ -52,8 +52,8 @@ def drop_ones(gm):
 def sweep(gm):
     """Remove every node whose result is not used and that has no side effect.
 
-    `graph.eliminate_dead_code()` drops `y.add_(1)` and `torch.neg(x, out=y)` too: it assumes that a call whose result is
-    not used has no effect.
+    `graph.eliminate_dead_code()` drops `y.add_(1)` and `torch.neg(x, out=y)` too: it assumes that a call whose result
+    is not used has no effect.
     """
     # BLANK-START sweep: from the last node to the first; keep inputs, the output, what mutates and what is impure
     # FILL IN (about 6 lines)

@@ -23,9 +23,9 @@ def rows(gm):
 def groups(gm):
     """Return the groups of nodes that a compiler could fuse into one loop: lists of two or more nodes.
 
-    Pointwise nodes that use each other's results are in one group, unless a path between them contains a node that is not
-    pointwise. So every node has a stage: the number of non-pointwise nodes that must run before it. All nodes of a group
-    have the same stage.
+    Pointwise nodes that use each other's results are in one group, unless a path between them contains a node that is
+    not pointwise. So every node has a stage: the number of non-pointwise nodes that must run before it. All nodes of a
+    group have the same stage.
     """
     # BLANK-START groups: give every node its stage, then join each pointwise node to its inputs of the same stage
     # FILL IN (about 12 lines)

@@ -1,9 +1,9 @@
 """Puzzle 26, last rung: LayerNorm -> Linear in any model becomes one operator, puzzle 22's kernels.
 
 The workbook's own backend, `torch.compile(model, backend="mojo_workbook")`, does this; here you write its core. In
-Dynamo's graph the backward pass does not exist yet, so a swap also applies to the backward pass. `Match` describes a pair,
-`NodeInserter` inserts nodes before another node and sets their fake tensors.
-`workbook p26 --rung swap` checks the four parts.
+Dynamo's graph the backward pass does not exist yet, so a swap also applies to the backward pass. `Match` describes a
+pair, `NodeInserter` inserts nodes before another node and sets their fake tensors. `workbook p26 --rung swap` checks
+the four parts.
 """
 
 import operator
@@ -32,8 +32,8 @@ def find(gm):
     """Return a `Match` for every product of a LayerNorm output in a graph, in order.
 
     `PRODUCTS` maps the functions to the names of their arguments, in order; those in `TRANSPOSED` (GPT-2's Conv1D is an
-    addmm) store the weight as [H, O]. `bound(node, names)` returns the arguments by name, positional or not. Between the
-    LayerNorm and the product there may be nodes for which `keeps_rows` is true: a reshape or a no-op.
+    addmm) store the weight as [H, O]. `bound(node, names)` returns the arguments by name, positional or not. Between
+    the LayerNorm and the product there may be nodes for which `keeps_rows` is true: a reshape or a no-op.
     """
     # BLANK-START find: from each product's input back to a LayerNorm; of the nodes in between, keep those that are not `is_no_op`
     # FILL IN (about 27 lines)
@@ -50,8 +50,8 @@ def refuse(match):
 def swap(gm, match):
     """Replace the Linear by the operator, and remove the LayerNorm if it has no other users.
 
-    torch.ops.p26.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the
-    output and the statistics of the rows, as a tuple. It does not support autocast: all its tensors must have one dtype.
+    torch.ops.p26.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the output
+    and the statistics of the rows, as a tuple. It does not support autocast: all its tensors must have one dtype.
     """
     # BLANK-START swap: what was reshaped between the two happens to x; transpose and cast where needed; getitem; move users; drop
     # FILL IN (about 13 lines)

@@ -1,9 +1,9 @@
 """Puzzle 27 in NumPy: the backward pass of every part of a GPT that no earlier puzzle has, a few lines each.
 
-For LayerNorm see puzzle 22, for attention puzzle 23; the tape needs both again, in PyTorch. Each function here is checked
-separately; its arguments are passed by name. Shapes, with B sequences of T tokens, C channels, O outputs and a vocabulary
-of V: tokens and targets [B, T], integers; x and dx [B, T, C]; dy [B, T, O]; W [O, C]; logits and dlogits [B, T, V];
-smoothing, a number. `workbook p27 --rung numpy` checks it.
+For LayerNorm see puzzle 22, for attention puzzle 23; the tape needs both again, in PyTorch. Each function here is
+checked separately; its arguments are passed by name. Shapes, with B sequences of T tokens, C channels, O outputs and a
+vocabulary of V: tokens and targets [B, T], integers; x and dx [B, T, C]; dy [B, T, O]; W [O, C]; logits and dlogits
+[B, T, V]; smoothing, a number. `workbook p27 --rung numpy` checks it.
 """
 
 import numpy as np
@@ -13,13 +13,15 @@ IGNORED = -100
 
 
 def softmax(logits):
-    """Return the softmax over the last axis; the largest logit is subtracted, so no exponential overflows. (Provided.)"""
+    """Return the softmax over the last axis; the largest logit is subtracted, so exp never overflows. (Provided.)"""
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
 def wanted(targets, smoothing, V):
-    """Return the target distribution of each position, [B, T, V]: 1 - smoothing on its target, the rest uniform. (Provided.)"""
+    """Return the target distribution of each position, [B, T, V]: 1 - smoothing on its target, else uniform.
+    (Provided.)
+    """
     onehot = np.where(targets[..., None] == np.arange(V), 1.0, 0.0)
     return (1 - smoothing) * onehot + smoothing / V
 
@@ -39,7 +41,10 @@ def dlogits(logits, targets, smoothing):
 
 
 def dgelu(x, dx):
-    """Return the gradient of GELU's input, [B, T, C]; dx is the gradient of its output x / 2 (1 + tanh u), u = k (x + 0.044715 x^3)."""
+    """Return the gradient of the input of GELU, y = x / 2 (1 + tanh u) with u = k (x + 0.044715 x^3): [B, T, C].
+
+    dx is the gradient of y.
+    """
     k = np.sqrt(2 / np.pi)
     # BLANK-START dgelu: the product rule; the derivative of tanh u is (1 - tanh^2 u) u'
     # FILL IN (about 3 lines)

@@ -1,9 +1,9 @@
 """Puzzle 20, second rung: backward passes as `torch.autograd.Function`, and what each of them saves.
 
-A function saves tensors for its backward pass with `ctx.save_for_backward`. For ReLU there is a choice: the input or the
-output (32 bits per element in float32), a bool mask (8 bits), or a packed mask (1 bit). All give PyTorch's gradient:
-0 where x <= 0, else dy, also where x is NaN. The checks run gradcheck, compare with PyTorch's own gradients in float32,
-pass gradients that are not contiguous, and count the saved bytes. `workbook p20 --rung torch` runs them.
+A function saves tensors for its backward pass with `ctx.save_for_backward`. For ReLU there is a choice: the input or
+the output (32 bits per element in float32), a bool mask (8 bits), or a packed mask (1 bit). All give PyTorch's
+gradient: 0 where x <= 0, else dy, also where x is NaN. The checks run gradcheck, compare with PyTorch's own gradients
+in float32, pass gradients that are not contiguous, and count the saved bytes. `workbook p20 --rung torch` runs them.
 """
 
 import math
@@ -122,7 +122,7 @@ class LayerNorm(Function):
 
 
 class Attention(Function):
-    """softmax(q k^T / sqrt(d)) v for q [..., S, d], k and v [..., T, d]; saves q, k, v and all probabilities. (Provided.)"""
+    """softmax(q k^T / sqrt(d)) v for q [..., S, d], k and v [..., T, d]; saves q, k, v and P. (Provided.)"""
 
     @staticmethod
     def forward(ctx, q, k, v):

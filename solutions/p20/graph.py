@@ -1,8 +1,9 @@
 """Puzzle 20, first rung: y = (x^2 + 2x) * 3 as a graph, and its derivative by hand.
 
-`forward` computes the nodes a, b, c and y, one line each. Autograd then does two things, and you write both: it computes the
-derivative along every edge, which is independent of the rest of the graph, and it traverses the graph backwards from y,
-summing the gradients that reach a node. `workbook p20 --rung derive` checks both and draws the graph of your own run.
+`forward` computes the nodes a, b, c and y, one line each. Autograd then does two things, and you write both: it
+computes the derivative along every edge, which is independent of the rest of the graph, and it traverses the graph
+backwards from y, summing the gradients that reach a node. `workbook p20 --rung derive` checks both and draws the graph
+of your own run.
 """
 
 

@@ -1,9 +1,10 @@
-"""Puzzle 22's kernels in PyTorch: LayerNorm + Linear as an `autograd.Function` over MAX's custom ops, forward and backward.
+"""Puzzle 22's kernels in PyTorch: LayerNorm + Linear as an `autograd.Function` over MAX's custom ops.
 
     python solutions/p22/in_torch.py [FOLDER]
 
 trains a small model on a CPU or a GPU, with the unfused and the fused kernels of an op package (the `op` folder of this
-file, or problems/p22/op), and with PyTorch's own operations. The first call with a size compiles a graph, which takes a while.
+file, or problems/p22/op), and with PyTorch's own operations. The first call with a size compiles a graph, which takes a
+while.
 """
 
 import functools
@@ -34,14 +35,14 @@ def ready(*tensors):
 
 # ANCHOR: function
 class LayerNormLinear(torch.autograd.Function):
-    """W (gamma * x_hat + beta) + b of x [B, S, H]; an op writes into the caller's results and takes its sizes as parameters.
+    """W (gamma * x_hat + beta) + b of x [B, S, H]; an op writes into its outputs and takes sizes as parameters.
 
     Args of `apply`: x, gamma, beta [H], W [O, H], b [O]; the algorithm, "unfused" or "fused"; the folder of the ops.
     """
 
     @staticmethod
     def forward(ctx, x, gamma, beta, W, b, algorithm, folder):
-        """Return the output [B, S, O]. Save the arguments except b, which no gradient needs; the LayerNorm output is recomputed."""
+        """Return the output [B, S, O]. Save the arguments except b, which no gradient needs."""
         (B, S, H), O = x.shape, len(W)
         parameters = {"algorithm": algorithm, "batch_size": B, "seq_len": S, "hidden_dim": H, "output_dim": O}
         output = x.new_empty(B, S, O)

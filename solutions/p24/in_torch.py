@@ -1,8 +1,8 @@
 """Puzzle 24 in PyTorch: a permutation and attention on gathered rows, each as one `autograd.Function`.
 
-Shapes: query, key, value and the incoming gradient dO [B, N, L, d], a row for each cell of a grid, stored row by row; order
-[L], the cell at each step. For the backward pass only the index is saved, no gathered rows: they are gathered again.
-`workbook p24 --rung torch` compares with autograd and runs gradcheck.
+Shapes: query, key, value and the incoming gradient dO [B, N, L, d], a row for each cell of a grid, stored row by row;
+order [L], the cell at each step. For the backward pass only the index is saved, no gathered rows: they are gathered
+again. `workbook p24 --rung torch` compares with autograd and runs gradcheck.
 """
 
 import torch

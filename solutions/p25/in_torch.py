@@ -1,12 +1,12 @@
 """Puzzle 25 in PyTorch: ring attention as one `autograd.Function` over `torch.distributed`.
 
-Each of the `size` ranks of a group has one part of a sequence: query, out and dO [B, N, s, d], key and value [B, G, s, d];
-N is a multiple of G, and the number of positions `s` may differ by rank. A part is one or two ranges of positions,
+Each of the `size` ranks of a group has one part of a sequence: query, out and dO [B, N, s, d], key and value [B, G, s,
+d]; N is a multiple of G, and the number of positions `s` may differ by rank. A part is one or two ranges of positions,
 concatenated (`chunks`). The forward pass saves the rank's query, key, value, out, and lse [B, N, s], the logarithm of
 each row's sum of exponentials.
 
-`block_forward` and `block_backward` are the only functions that compute attention, of one range of queries and one of keys;
-faster ones can replace them. Sums are float32 for 16-bit tensors.
+`block_forward` and `block_backward` are the only functions that compute attention, of one range of queries and one of
+keys; faster ones can replace them. Sums are float32 for 16-bit tensors.
 """
 
 from itertools import pairwise
@@ -52,7 +52,7 @@ def zeros(tensor):
 
 
 def hidden(queries, keys):
-    """Return True where a key comes after a query, [queries, keys]; both are ranges (start, stop) of the whole sequence."""
+    """Return True where a key comes after a query, [queries, keys]; both are ranges (start, stop) of positions."""
     # BLANK-START causal: compare positions in the sequence, not in the block
     return torch.arange(*keys) > torch.arange(*queries)[:, None]
     # BLANK-END causal
@@ -78,7 +78,7 @@ def probabilities(masked, lse):
 
 
 def block_forward(q, k, v, queries, keys, scale, causal):
-    """Return the attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row that sees none, and lse [B, N, s]."""
+    """Return the attention of q to the keys of one block alone: out [B, N, s, d], 0 in a row without keys, and lse."""
     q, k, v = wide(q), wide(k), wide(v)
     masked = scores(q, k, queries, keys, scale, causal)
     lse = torch.logsumexp(masked, -1)
@@ -87,7 +87,7 @@ def block_forward(q, k, v, queries, keys, scale, causal):
 
 
 def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
-    """Return a block's contributions to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sum of dO * out, [B, N, s]."""
+    """Return a block's contributions to dQ [B, N, s, d], dK and dV [B, G, t, d]; delta is the row sums of dO * out."""
     dO, q, k, v = wide(dO), wide(q), wide(k), wide(v)
     masked = scores(q, k, queries, keys, scale, causal)
     G, groups = k.shape[1], q.shape[1] // k.shape[1]
@@ -166,7 +166,9 @@ def shape_of(tensor, rank, size, length, balanced):
 
 
 def ring_forward(q, k, v, length, scale, causal, balanced, group):
-    """Return out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the accumulation dtype; each block passes once."""
+    """Return out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the accumulation dtype, in one turn of the
+    ring.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     out = zeros(q)
@@ -201,7 +203,7 @@ def row_sums(dO, out):
 
 
 def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
-    """Return the contributions of this rank's queries (ranges `mine`) to dQ, and to dK and dV of a block of keys (`theirs`)."""
+    """Return the contributions of this rank's queries (ranges `mine`) to dQ, and to dK and dV of keys `theirs`."""
     dQ, dK, dV = map(zeros, (q, k, v))
     for queries, rows, keys, columns in pairs(mine, theirs, causal):
         of_rows = (tensor[:, :, rows] for tensor in (dO, q))
@@ -215,7 +217,7 @@ def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
 
 
 def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group):
-    """Return dQ [B, N, s, d], dK and dV [B, G, s, d] of this rank; each block of keys passes once more, with its gradients."""
+    """Return dQ [B, N, s, d], dK and dV [B, G, s, d] of this rank, in a second turn of the ring."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     mine = chunks(rank, size, length, balanced)
     delta = row_sums(dO, out)

@@ -1,8 +1,8 @@
 """Puzzle 26, fourth rung: from passes to a backend, and the entry points of the compiler.
 
-`compile_fx` takes Dynamo's graph and runs everything after it: AOTAutograd, which makes a forward and a backward graph of
-ATen operations, and Inductor, which compiles them. `compile_fx_inner` takes one of those two graphs alone. Passes over
-Dynamo's graph run before the first entry point. `workbook p26 --rung compose` checks the three parts; the last two
+`compile_fx` takes Dynamo's graph and runs everything after it: AOTAutograd, which makes a forward and a backward graph
+of ATen operations, and Inductor, which compiles them. `compile_fx_inner` takes one of those two graphs alone. Passes
+over Dynamo's graph run before the first entry point. `workbook p26 --rung compose` checks the three parts; the last two
 compile with Inductor, which takes its time.
 """
 
@@ -19,8 +19,8 @@ from harness.puzzles.p26.nodes import CALLS, call_name
 def rewrite(gm, passes):
     """Run every pass over a graph and over the graphs that it calls; return how many changes they report.
 
-    A checkpointed region and a branch of `torch.cond` are separate graphs: GraphModules below `gm`. A changed graph is linted
-    and recompiled.
+    A checkpointed region and a branch of `torch.cond` are separate graphs: GraphModules below `gm`. A changed graph is
+    linted and recompiled.
     """
     # BLANK-START rewrite: every GraphModule among gm.modules(); lint and recompile where something has changed
     done = 0
@@ -38,8 +38,8 @@ def rewrite(gm, passes):
 def backend(gm, example_inputs, passes, *, mode=None, options=None):
     """Rewrite Dynamo's graph, then pass it to Inductor with the user's mode and options.
 
-    `torch._inductor.list_mode_options(mode)` returns a mode's options. They are passed on as `config_patches`: the backward
-    pass is compiled when it first runs, long after this function has returned.
+    `torch._inductor.list_mode_options(mode)` returns a mode's options. They are passed on as `config_patches`: the
+    backward pass is compiled when it first runs, long after this function has returned.
     """
     # BLANK-START backend: rewrite, then inductor.compile_fx(gm, example_inputs, config_patches=...)
     rewrite(gm, passes)

@@ -1,9 +1,8 @@
 """Puzzle 26, third rung: finding a formula in a graph, and replacing it with one operator.
 
-SiLU is matched by its structure: a product of x and sigmoid(x). The tanh form of GELU has dozens of spellings (x*x*x, x**3,
-constants on either side, rounded to eight digits), so it is matched by its values: a subgraph that depends only on x is
-evaluated at a hundred points. `workbook p26 --rung match` checks the
-four parts.
+SiLU is matched by its structure: a product of x and sigmoid(x). The tanh form of GELU has dozens of spellings (x*x*x,
+x**3, constants on either side, rounded to eight digits), so it is matched by its values: a subgraph that depends only
+on x is evaluated at a hundred points. `workbook p26 --rung match` checks the four parts.
 """
 
 import operator
@@ -45,7 +44,7 @@ def replace(gm, node, target, *args, **kwargs):
 
 
 def silu(gm):
-    """Replace x * sigmoid(x) with the workbook's SiLU, Mojo kernels with a backward pass; return the number of changes."""
+    """Replace x * sigmoid(x) with the workbook's SiLU, Mojo kernels with a backward pass; return the number of swaps."""
     # BLANK-START silu: both orders; the same x in both places, one floating dtype, nothing written in between
     done = 0
     for node in list(gm.graph.nodes):

@@ -1,12 +1,13 @@
 """Puzzle 27 in PyTorch without autograd: a small GPT, its backward pass and its training step, on a tape of your own.
 
-Every part has a `forward`, which saves tensors for its `backward` on the tape under the part's name, and a `backward`, which
-takes them back. `p` and `grads` map names to parameters and their gradients: "block0.qkv.weight" is the weight of the part
-"block0.qkv". `backward` adds to `grads`, and returns the gradient of its input. `Linear` is provided as an example.
+Every part has a `forward`, which saves tensors for its `backward` on the tape under the part's name, and a `backward`,
+which takes them back. `p` and `grads` map names to parameters and their gradients: "block0.qkv.weight" is the weight of
+the part "block0.qkv". `backward` adds to `grads`, and returns the gradient of its input. `Linear` is provided as an
+example.
 
-Shapes: tokens and targets [B, T], integers; x [B, T, C], C divisible by HEADS; logits [B, T, V]. Parameters: token [V, C],
-position [at least T, C]; of a LayerNorm weight and bias [C]; of a Linear layer from I to O weight [O, I] and bias [O].
-`workbook p27 --rung tape` checks it with autograd disabled.
+Shapes: tokens and targets [B, T], integers; x [B, T, C], C divisible by HEADS; logits [B, T, V]. Parameters: token
+[V, C], position [at least T, C]; of a LayerNorm weight and bias [C]; of a Linear layer from I to O weight [O, I] and
+bias [O]. `workbook p27 --rung tape` checks it with autograd disabled.
 """
 
 import math
@@ -269,7 +270,7 @@ def layers(p: Parameters) -> int:
 
 
 def logits_of(tokens: Tensor, tape: Tape, p: Parameters) -> Tensor:
-    """Return the logits [B, T, V] of the token after each position. The head's weight is tied to the embedding's table. (Provided.)"""
+    """Return the logits [B, T, V] of the token after each position. The head's weight is the token table. (Provided.)"""
     x = Embedding.forward(tokens, tape, "embedding", p)
     for i in range(layers(p)):
         x = Block.forward(x, tape, f"block{i}", p)
@@ -284,7 +285,7 @@ def forward(tokens: Tensor, targets: Tensor, tape: Tape, p: Parameters) -> Tenso
 
 
 def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
-    """Add the gradient of every parameter to `grads`, from the loss back to the embedding; the tape is empty at the end."""
+    """Add the gradient of every parameter to `grads`, from the loss back to the embedding, and empty the tape."""
     # BLANK-START model: the loss, the head, ln_f, the blocks, the embedding
     d = CrossEntropy.backward(tape, "loss")
     (x,) = tape.take("head")
@@ -338,7 +339,7 @@ def step(
     rate: float,
     limit: float = 1.0,
 ) -> Tensor:
-    """Run one training step on an excerpt [B, T + 1]; return the loss. `grads` still has the previous step's gradients."""
+    """Run one training step on an excerpt [B, T + 1]; return the loss. `grads` has the previous step's gradients."""
     tape = Tape()
     # BLANK-START step: predict the next token; clear the gradients, clip before the update
     loss = forward(excerpt[:, :-1], excerpt[:, 1:], tape, p)

@@ -233,9 +233,7 @@ def token_gradient_kernel(
     gradient: ImmPtr[NARROW],  # [positions, channels], the gradient of the embedding's output
     sums: ImmPtr[WIDE],  # [chunks, channels], the sums of chunks with a single token
     order: ImmPtr[DType.int64],  # [positions]: the positions, sorted by token
-    starts: ImmPtr[
-        DType.int64
-    ],  # [vocabulary + 1]: starts of the tokens' positions in `order`, and the end
+    starts: ImmPtr[DType.int64],  # [vocabulary + 1]: starts of the tokens' positions in `order`, and the end
     channels: Int32,
 ):
     """Compute the gradient of a tied table: the head's plus every position's, in order, and one addition for

@@ -22,6 +22,6 @@ import torch
 def check(op):
     """Raise AssertionError if an op is wrong."""
 
-    # BLANK-START check: a test that finds every wrong op and accuses no right one
+    # BLANK-START check: a test that rejects every wrong op and no right one
     # FILL IN (about 105 lines)
     # BLANK-END check

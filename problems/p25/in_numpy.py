@@ -25,7 +25,7 @@ def chunks(rank, size, length, balanced):
     """Return a rank's ranges (start, stop) of positions, in the order of its tensors: one, or two if `balanced`."""
     if not balanced:
         return [cut(length, size)[rank]]
-    # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
+    # BLANK-START balanced: of 2 * size ranges, number `rank` from the front and from the end
     # FILL IN (about 2 lines)
     # BLANK-END balanced
 
@@ -89,7 +89,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 
 def merge(out, lse, block_out, block_lse):
     """Merge the attention to two sets of keys: return out [B, N, s, d] and lse [B, N, s]."""
-    # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
+    # BLANK-START merge: the block's share of the sum of both; the mean weighted by it, and the new lse
     # FILL IN (about 3 lines)
     # BLANK-END merge
 
@@ -126,7 +126,7 @@ def ring_backward(dO, queries, keys, values, out, lse, held, scale, causal):
             dQ[rank] += found[0]
             added.append(found[1:])
         blocks, owners = turn(blocks), turn(owners)
-        # BLANK-START home: add what each rank has found to the gradients that are there, and let them travel
+        # BLANK-START home: add each rank's contributions to the gradients at that rank, then rotate these
         # FILL IN (about 2 lines)
         # BLANK-END home
     return dQ, [dK for dK, _ in travelling], [dV for _, dV in travelling]

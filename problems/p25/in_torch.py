@@ -27,7 +27,7 @@ def chunks(rank, size, length, balanced):
     """Return a rank's ranges (start, stop) of positions, in the order of its tensors: one, or two if `balanced`."""
     if not balanced:
         return [cut(length, size)[rank]]
-    # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
+    # BLANK-START balanced: of 2 * size ranges, number `rank` from the front and from the end
     # FILL IN (about 2 lines)
     # BLANK-END balanced
 
@@ -100,7 +100,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 
 def merge(out, lse, block_out, block_lse):
     """Merge the attention to two sets of keys: return out [B, N, s, d] and lse [B, N, s]."""
-    # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
+    # BLANK-START merge: the block's share of the sum of both; the mean weighted by it, and the new lse
     # FILL IN (about 2 lines)
     # BLANK-END merge
 
@@ -172,7 +172,7 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group):
             )
             out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *part)
 
-    # BLANK-START steps: whose block is here at each step; the next one travels while this one is attended to
+    # BLANK-START steps: whose block is here at each step; the next one is in transit while this one is computed
     # FILL IN (about 10 lines)
     # BLANK-END steps
     return out, lse
@@ -213,7 +213,7 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
         theirs = chunks(origin, size, length, balanced)
         share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal)
         dQ = share if step == 0 else dQ + share
-        # BLANK-START home: dK, dV of this block come from the rank before; add this rank's share, and send them on
+        # BLANK-START home: receive this block's dK and dV from the previous rank, add this rank's, and send them on
         # FILL IN (about 7 lines)
         # BLANK-END home
         finish(block_works, step, group)

@@ -33,7 +33,7 @@ def exact(a, b, dtype):
 
 def fold(gm):
     """Fold (x * a) * b into x * (a * b), for chains of any length; an inner product with other users stays."""
-    # BLANK-START chain: walk over a copy of the nodes; one dtype all along, nothing written in between; then drop what is dead
+    # BLANK-START chain: walk over a copy of the nodes; one dtype throughout, nothing written in between; then erase dead nodes
     # FILL IN (about 14 lines)
     # BLANK-END chain
 
@@ -44,7 +44,7 @@ def drop_ones(gm):
     x * 1.0 is a copy of x: a user that returns it, takes a view of it or writes to it must not get x. And it converts
     integers to floats.
     """
-    # BLANK-START neutral: nothing in the graph writes, every user makes new memory, the dtype stays
+    # BLANK-START neutral: nothing in the graph is written, every user allocates its result, the dtype is the same
     # FILL IN (about 12 lines)
     # BLANK-END neutral
 

@@ -50,7 +50,7 @@ def leading_to(end):
 
 def values(end, x, points):
     """Evaluate a node as a function of x at `points`; return None if it depends on anything else."""
-    # BLANK-START values: run the pointwise nodes between the two by hand; a node that is reached and is neither ends it
+    # BLANK-START values: evaluate the pointwise nodes between the two; any other node on the way means None
     # FILL IN (about 13 lines)
     # BLANK-END values
 

@@ -15,7 +15,7 @@ def rows(gm):
 
     For a result that is not a tensor, the shape is None and the dtype is the name of its type: ("size", None, "int").
     """
-    # BLANK-START rows: one triple for each node that computes something; its fake result is in node.meta["example_value"]
+    # BLANK-START rows: one triple per node that computes something; its fake result is in node.meta["example_value"]
     # FILL IN (about 9 lines)
     # BLANK-END rows
 

@@ -53,7 +53,7 @@ def swap(gm, match):
     torch.ops.p26.layernorm_linear.default(x, ln_weight, ln_bias, weight [O, H], bias, eps, "fast") returns the output
     and the statistics of the rows, as a tuple. It does not support autocast: all its tensors must have one dtype.
     """
-    # BLANK-START swap: what was reshaped between the two happens to x; transpose and cast where needed; getitem; move users; drop
+    # BLANK-START swap: reshape x as between the two; transpose and cast where needed; getitem; move users; erase
     # FILL IN (about 13 lines)
     # BLANK-END swap
 

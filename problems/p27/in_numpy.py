@@ -28,14 +28,14 @@ def wanted(targets, smoothing, V):
 
 def loss(logits, targets, smoothing):
     """Return the cross-entropy, a number: the mean over the positions that are not ignored."""
-    # BLANK-START loss: the mean of -sum(y * log p) over the places that count
+    # BLANK-START loss: the mean of -sum(y * log p) over the positions that are not ignored
     # FILL IN (about 5 lines)
     # BLANK-END loss
 
 
 def dlogits(logits, targets, smoothing):
     """Return the gradient of the logits, [B, T, V]."""
-    # BLANK-START dlogits: p - y where the place counts, over the number of those that do
+    # BLANK-START dlogits: p - y at positions that are not ignored, divided by their number
     # FILL IN (about 3 lines)
     # BLANK-END dlogits
 
@@ -60,7 +60,7 @@ def dlinear(dy, x, W):
 
 def dembedding(tokens, dx, V):
     """Return the gradients of both tables of x = token[tokens] + position[:T]: [V, C] and [T, C]."""
-    # BLANK-START dembedding: return both; a token that comes twice gets both gradients
+    # BLANK-START dembedding: return both; a token that occurs twice gets both gradients
     # FILL IN (about 3 lines)
     # BLANK-END dembedding
 

@@ -74,7 +74,7 @@ class Linear:
 class Embedding:
     """x = token[tokens] + position[:T]; the parameters are "token" and "position"."""
 
-    # BLANK-START embedding: save the tokens; sum the rows of a token that comes twice
+    # BLANK-START embedding: save the tokens; sum the rows of a token that occurs twice
     @staticmethod
     def forward(tokens: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         raise NotImplementedError
@@ -88,7 +88,7 @@ class Embedding:
 class LayerNorm:
     """y = (x - mean) / sqrt(variance + EPS) * weight + bias, the statistics over the last axis."""
 
-    # BLANK-START layernorm: save x and two numbers for each row; puzzle 22
+    # BLANK-START layernorm: save x and two numbers per row; puzzle 22
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         raise NotImplementedError
@@ -204,7 +204,7 @@ def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
 
 def clip(grads: Parameters, limit: float) -> Tensor:
     """Scale all gradients by one factor if their global norm is above `limit`; return the norm before scaling."""
-    # BLANK-START clip: one factor for all, limit / (norm + 1e-6), and never up
+    # BLANK-START clip: one factor for all, limit / (norm + 1e-6), at most 1
     # FILL IN (about 4 lines)
     # BLANK-END clip
 

@@ -50,7 +50,7 @@ class ReluFromOutput(Function):
 class ReluFromMask(Function):
     """max(x, 0) for x of any shape; saves one bool per element, which PyTorch stores in 8 bits."""
 
-    # BLANK-START relu_mask: save one bool for each element, and neither x nor y
+    # BLANK-START relu_mask: save one bool per element, and neither x nor y
     @staticmethod
     def forward(ctx, x):
         mask = ~(x <= 0)

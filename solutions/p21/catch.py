@@ -22,7 +22,7 @@ import torch
 def check(op):
     """Raise AssertionError if an op is wrong."""
 
-    # BLANK-START check: a test that finds every wrong op and accuses no right one
+    # BLANK-START check: a test that rejects every wrong op and no right one
     import itertools
 
     def randomly(outputs, seed=1):

@@ -33,14 +33,14 @@ def output(P, V):
 
 def dV(P, dO):
     """Return the gradient of the value, [B, N, T, d]."""
-    # BLANK-START dV: every query that used value t sends its share of dO
+    # BLANK-START dV: every query that used value t contributes
     return np.einsum("bnst,bnsd->bntd", P, dO)
     # BLANK-END dV
 
 
 def dP(dO, V):
     """Return the gradient of the probabilities, [B, N, S, T]."""
-    # BLANK-START dP: how fast the loss grows with each weight of P
+    # BLANK-START dP: the derivative of the loss by each element of P
     return np.einsum("bnsd,bntd->bnst", dO, V)
     # BLANK-END dP
 

@@ -27,7 +27,7 @@ def chunks(rank, size, length, balanced):
     """Return a rank's ranges (start, stop) of positions, in the order of its tensors: one, or two if `balanced`."""
     if not balanced:
         return [cut(length, size)[rank]]
-    # BLANK-START balanced: of 2 * size ranges, one from the front and the one as far from the end
+    # BLANK-START balanced: of 2 * size ranges, number `rank` from the front and from the end
     pieces = cut(length, 2 * size)
     return [pieces[rank], pieces[2 * size - 1 - rank]]
     # BLANK-END balanced
@@ -104,7 +104,7 @@ def block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal):
 
 def merge(out, lse, block_out, block_lse):
     """Merge the attention to two sets of keys: return out [B, N, s, d] and lse [B, N, s]."""
-    # BLANK-START merge: the share of the block in the sum of both; a mean by that share, and the new lse
+    # BLANK-START merge: the block's share of the sum of both; the mean weighted by it, and the new lse
     share = torch.sigmoid(block_lse[..., None] - finite(lse)).masked_fill(lse[..., None] == -torch.inf, 1)
     return out + share * (block_out - out), torch.logaddexp(lse, block_lse)
     # BLANK-END merge
@@ -182,7 +182,7 @@ def ring_forward(q, k, v, length, scale, causal, balanced, group):
             )
             out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *part)
 
-    # BLANK-START steps: whose block is here at each step; the next one travels while this one is attended to
+    # BLANK-START steps: whose block is here at each step; the next one is in transit while this one is computed
     block = [k, v]
     for step in range(size):
         origin, coming = (rank - step) % size, (rank - step - 1) % size
@@ -232,7 +232,7 @@ def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group)
         theirs = chunks(origin, size, length, balanced)
         share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal)
         dQ = share if step == 0 else dQ + share
-        # BLANK-START home: dK, dV of this block come from the rank before; add this rank's share, and send them on
+        # BLANK-START home: receive this block's dK and dV from the previous rank, add this rank's, and send them on
         finish(works, step, group)
         dK, dV = added if step == 0 else (dK + added[0], dV + added[1])
         if step == size - 1:  # nothing is added any more: rounded here or at home, it is the same

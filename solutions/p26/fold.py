@@ -45,7 +45,7 @@ def exact(a, b, dtype):
 
 def fold(gm):
     """Fold (x * a) * b into x * (a * b), for chains of any length; an inner product with other users stays."""
-    # BLANK-START chain: walk over a copy of the nodes; one dtype all along, nothing written in between; then drop what is dead
+    # BLANK-START chain: walk over a copy of the nodes; one dtype throughout, nothing written in between; then erase dead nodes
     done = 0
     for node in list(gm.graph.nodes):
         outer = factor(node)
@@ -69,7 +69,7 @@ def drop_ones(gm):
     x * 1.0 is a copy of x: a user that returns it, takes a view of it or writes to it must not get x. And it converts
     integers to floats.
     """
-    # BLANK-START neutral: nothing in the graph writes, every user makes new memory, the dtype stays
+    # BLANK-START neutral: nothing in the graph is written, every user allocates its result, the dtype is the same
     if any(mutates(node) for node in gm.graph.nodes):
         return 0
     done = 0

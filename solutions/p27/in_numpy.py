@@ -28,7 +28,7 @@ def wanted(targets, smoothing, V):
 
 def loss(logits, targets, smoothing):
     """Return the cross-entropy, a number: the mean over the positions that are not ignored."""
-    # BLANK-START loss: the mean of -sum(y * log p) over the places that count
+    # BLANK-START loss: the mean of -sum(y * log p) over the positions that are not ignored
     shifted = logits - logits.max(-1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     counted = targets != IGNORED
@@ -39,7 +39,7 @@ def loss(logits, targets, smoothing):
 
 def dlogits(logits, targets, smoothing):
     """Return the gradient of the logits, [B, T, V]."""
-    # BLANK-START dlogits: p - y where the place counts, over the number of those that do
+    # BLANK-START dlogits: p - y at positions that are not ignored, divided by their number
     counted = targets != IGNORED
     y = wanted(targets, smoothing, logits.shape[-1])
     return counted[..., None] * (softmax(logits) - y) / counted.sum()
@@ -68,7 +68,7 @@ def dlinear(dy, x, W):
 
 def dembedding(tokens, dx, V):
     """Return the gradients of both tables of x = token[tokens] + position[:T]: [V, C] and [T, C]."""
-    # BLANK-START dembedding: return both; a token that comes twice gets both gradients
+    # BLANK-START dembedding: return both; a token that occurs twice gets both gradients
     token = np.zeros((int(V), dx.shape[-1]), dx.dtype)
     np.add.at(token, tokens, dx)
     return token, dx.sum(0)

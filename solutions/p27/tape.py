@@ -79,7 +79,7 @@ class Linear:
 class Embedding:
     """x = token[tokens] + position[:T]; the parameters are "token" and "position"."""
 
-    # BLANK-START embedding: save the tokens; sum the rows of a token that comes twice
+    # BLANK-START embedding: save the tokens; sum the rows of a token that occurs twice
     @staticmethod
     def forward(tokens: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         tape.keep(name, tokens)
@@ -105,7 +105,7 @@ class Embedding:
 class LayerNorm:
     """y = (x - mean) / sqrt(variance + EPS) * weight + bias, the statistics over the last axis."""
 
-    # BLANK-START layernorm: save x and two numbers for each row; puzzle 22
+    # BLANK-START layernorm: save x and two numbers per row; puzzle 22
     @staticmethod
     def forward(x: Tensor, tape: Tape, name: str, p: Parameters) -> Tensor:
         mean = x.mean(-1, keepdim=True)
@@ -299,7 +299,7 @@ def backward(tape: Tape, p: Parameters, grads: Parameters) -> None:
 
 def clip(grads: Parameters, limit: float) -> Tensor:
     """Scale all gradients by one factor if their global norm is above `limit`; return the norm before scaling."""
-    # BLANK-START clip: one factor for all, limit / (norm + 1e-6), and never up
+    # BLANK-START clip: one factor for all, limit / (norm + 1e-6), at most 1
     norm = torch.stack([grad.square().sum() for grad in grads.values()]).sum().sqrt()
     for grad in grads.values():
         grad *= (limit / (norm + 1e-6)).clamp(max=1)

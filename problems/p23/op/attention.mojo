@@ -388,7 +388,7 @@ def flash_forward_kernel[
         for t0 in range(0, T, TILE):
             var product = tile_product[dtype](Q, K, s0, t0, S, T, d)
             var score = masked_score(scale * product, mask, s, t0 + x, S, T)
-            # BLANK-START online: what has grown, and what this tile adds to total and sums
+            # BLANK-START online: the new maximum, and the updates of total and sums
             # FILL IN (about 15 lines)
             # BLANK-END online
         if s < S:

@@ -58,7 +58,7 @@ def cross_entropy_kernel[
     # Finite, so that largest - new_largest is not NaN in a thread without a column.
     var largest = Scalar[accum].MIN_FINITE
     var total = Scalar[accum](0)
-    # BLANK-START row_loss: keep largest and total of this thread's columns, join the threads', write lse and loss
+    # BLANK-START row_loss: largest and total of this thread's columns, reduced over the threads; write lse and loss
     # FILL IN (about 12 lines)
     # BLANK-END row_loss
 
@@ -74,7 +74,7 @@ def mean_loss_kernel[
 ):
     """Compute the mean loss of the positions that are not ignored, and their number, in one block."""
     comptime assert dtype.is_floating_point(), "a mean is of floating-point numbers"
-    # BLANK-START mean_loss: add up losses and places that count, join the threads', write the mean and the count
+    # BLANK-START mean_loss: sum losses and counted positions, reduce over the threads, write the mean and the count
     # FILL IN (about 11 lines)
     # BLANK-END mean_loss
 
@@ -154,7 +154,7 @@ def embedding_backward_kernel[
     comptime accum = accum_type[dtype]
     var C = Int(channels)
     var token = block_idx.x
-    # BLANK-START token_gradient: for each of this thread's channels add up the places of this token, and write the sum
+    # BLANK-START token_gradient: for each of this thread's channels sum the positions of this token, and write the sum
     # FILL IN (about 6 lines)
     # BLANK-END token_gradient
 
@@ -167,7 +167,7 @@ def correction(beta: Float64, step: Int32) -> Float64:
     float64: for a beta near 1 the difference would cancel in float32.
     """
     var weight = Float64(0)
-    # BLANK-START correction: how much of a gradient that is always 1 the mean holds by now
+    # BLANK-START correction: the running mean, after this step, of a gradient that is always 1
     # FILL IN (about 1 line)
     # BLANK-END correction
     return weight
@@ -222,7 +222,7 @@ def square_sums_kernel[
     """Compute the first stage of the norm: a block sums the squares of its CHUNK elements."""
     comptime accum = accum_type[dtype]
     var first = block_idx.x * CHUNK
-    # BLANK-START square_sums: add up this thread's squares of the chunk, of which the last may be short; join the threads'
+    # BLANK-START square_sums: sum this thread's squares of the chunk (the last may be short), reduce over the threads
     # FILL IN (about 7 lines)
     # BLANK-END square_sums
 
@@ -232,7 +232,7 @@ def norm_kernel[
 ](norm: MutPtr[dtype], square_sums: ImmPtr[dtype], chunks: Int32):  # [1] from [chunks]
     """Compute the second stage of the norm: one block adds the sums of all chunks."""
     comptime assert dtype.is_floating_point(), "a root is of floating-point numbers"
-    # BLANK-START grad_norm: add up this thread's sums, join the threads', write the root
+    # BLANK-START grad_norm: add this thread's sums, reduce over the threads, write the square root
     # FILL IN (about 6 lines)
     # BLANK-END grad_norm
 
@@ -251,6 +251,6 @@ def clip_kernel[
     var i = global_idx.x
     if i >= Int(count):
         return
-    # BLANK-START clip_gradients: limit / (norm + NORM_EPS), and never up
+    # BLANK-START clip_gradients: the factor limit / (norm + NORM_EPS), at most 1
     # FILL IN (about 4 lines)
     # BLANK-END clip_gradients

@@ -100,7 +100,7 @@ def layernorm_kernel[
         # If a row is not a whole number of vectors, the rows after the first begin between two vectors: `load`, `store` and
         # `zero_tail` are for that.
         # ANCHOR: vectors
-        # BLANK-START vectors: 16 bytes a load: keep PER_THREAD // width vectors, SIMD[dtype, width]; see load, store and zero_tail
+        # BLANK-START vectors: 16 bytes per load: keep PER_THREAD // width vectors, SIMD[dtype, width]; see load, store and zero_tail
         var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
         var end = C if row < R else 0
         var values = Array[Scalar[accum], PER_THREAD](fill=0)
@@ -279,7 +279,7 @@ def sums_by_threads_kernel[
         var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
         var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
         # ANCHOR: tiled
-        # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: which thread loads what, who waits when?
+        # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: which thread loads what, and where must it wait?
         if row < R and column < O:
             var total = Scalar[accum](0)
             for k in range(C):
@@ -306,7 +306,7 @@ def sums_by_threads_kernel[
                 b_tile[tx, tile_row] = b[b_row, k].cast[accum]() if b_row < O and k < C else Scalar[accum](0)
             barrier()
             # ANCHOR: registers
-            # BLANK-START registers: each number of a tile read once: THREAD_TILE of a and of b serve all results of a thread
+            # BLANK-START registers: read each element of a tile once: THREAD_TILE of a and of b give all results of a thread
             comptime for i in range(THREAD_TILE):
                 comptime for j in range(THREAD_TILE):
                     for inner in range(BLOCK_THREADS):
@@ -393,7 +393,7 @@ def load_matrices[transposed: Bool, side: Int](tile: SharedTile, row: Int, k: In
 
 
 # ANCHOR: epilogue
-# BLANK-START epilogue: add the bias, and add up dy's columns, while the results and dy's fragments are in registers
+# BLANK-START epilogue: add the bias, and sum dy's columns, while the results and dy's fragments are in registers
 comptime SEPARATE_LAUNCHES = True
 
 

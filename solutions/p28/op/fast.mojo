@@ -122,7 +122,7 @@ def layernorm_kernel[
         # If a row is not a whole number of vectors, the rows after the first begin between two vectors: `load`, `store` and
         # `zero_tail` are for that.
         # ANCHOR: vectors_solution
-        # BLANK-START vectors: 16 bytes a load: keep PER_THREAD // width vectors, SIMD[dtype, width]; see load, store and zero_tail
+        # BLANK-START vectors: 16 bytes per load: keep PER_THREAD // width vectors, SIMD[dtype, width]; see load, store and zero_tail
         var row = block_idx.x * BLOCK_ROWS + thread_idx.x // LANES
         var end = C if row < R else 0
         var aligned = C % width == 0
@@ -359,7 +359,7 @@ def sums_by_threads_kernel[
         var a_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
         var b_tile = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](padded)
         # ANCHOR: tiled_solution
-        # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: which thread loads what, who waits when?
+        # BLANK-START tiled: TILE columns of a and b at a time through a_tile and b_tile: which thread loads what, and where must it wait?
         var total = Scalar[accum](0)
         for first in range(0, C, TILE):
             var k = first + tx
@@ -399,7 +399,7 @@ def sums_by_threads_kernel[
                 b_tile[tx, tile_row] = b[b_row, k].cast[accum]() if b_row < O and k < C else Scalar[accum](0)
             barrier()
             # ANCHOR: registers_solution
-            # BLANK-START registers: each number of a tile read once: THREAD_TILE of a and of b serve all results of a thread
+            # BLANK-START registers: read each element of a tile once: THREAD_TILE of a and of b give all results of a thread
             comptime for inner in range(BLOCK_THREADS):
                 var left = Array[Scalar[accum], THREAD_TILE](fill=0)
                 var right = Array[Scalar[accum], THREAD_TILE](fill=0)
@@ -554,7 +554,7 @@ def load_matrices[transposed: Bool, side: Int](tile: SharedTile, row: Int, k: In
 
 
 # ANCHOR: epilogue_solution
-# BLANK-START epilogue: add the bias, and add up dy's columns, while the results and dy's fragments are in registers
+# BLANK-START epilogue: add the bias, and sum dy's columns, while the results and dy's fragments are in registers
 comptime SEPARATE_LAUNCHES = False
 
 

@@ -90,7 +90,7 @@ def softmax_kernel[
 ](output: MutPtr[dtype], input: ImmPtr[dtype], columns: Int32):  # both tensors [rows, columns]
     """Compute softmax of every row. A block owns one row, its threads share the columns."""
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "softmax needs a floating-point dtype"
     var C = Int(columns)
     var x = TileTensor(input.unsafe_offset(block_idx.x * C), row_major(C))
     var y = TileTensor(output.unsafe_offset(block_idx.x * C), row_major(C))

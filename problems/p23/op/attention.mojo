@@ -103,7 +103,7 @@ def softmax_kernel[
 ):
     """Compute P = softmax(scores + mask) of every row; a fully masked row, all -inf, gives 0. A block owns a row.
     """
-    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "softmax needs a floating-point dtype"
     var T = Int(columns)
     var row = block_idx.x
     var s = scores.unsafe_offset(row * T)
@@ -129,7 +129,7 @@ def softmax_backward_kernel[
     columns: Int32,
 ):
     """Compute the gradient of the scores, dS, from P and dP. A block owns one row."""
-    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "softmax needs a floating-point dtype"
     var T = Int(columns)
     var P = probabilities.unsafe_offset(block_idx.x * T)
     var dP = grad_probabilities.unsafe_offset(block_idx.x * T)
@@ -341,8 +341,8 @@ def launch_scores_backward[
 
 # ---- The flash kernels --------------------------------------------------------------------------------------
 #
-# The same function, and no matrix of S x T is stored. A block of TILE x TILE threads holds one tile of the scores at a time,
-# thread (x, y) one element of it. `launches.mojo` launches them, `tiles.mojo` holds what they call.
+# They compute the same function without storing an [S, T] matrix. A block of TILE x TILE threads computes one tile
+# of the scores at a time, one element per thread. `launches.mojo` launches them; their helpers are in `tiles.mojo`.
 # Here key and value may have fewer heads than query, [B, G, T, d]; N / G query heads share one. lse and delta are
 # [B, N, S]. Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao, "FlashAttention-2" (2023).
 
@@ -366,7 +366,7 @@ def flash_forward_kernel[
     TILE, ... of the output's row y in sums[0], sums[1], ...
     """
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "attention needs a floating-point dtype"
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
@@ -447,7 +447,7 @@ def flash_query_kernel[
     """Compute the gradient of the query. A block owns TILE queries and loops over the keys, as in the forward pass.
     """
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "attention needs a floating-point dtype"
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)
@@ -505,7 +505,7 @@ def flash_key_value_kernel[
     Its tile of scores is transposed: thread (x, y) has query s0 + x and key t0 + y.
     """
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "attention needs a floating-point dtype"
     var sizes = FlashSizes(packed)
     var S = Int(sizes.query_len)
     var T = Int(sizes.key_len)

@@ -89,7 +89,7 @@ def softmax_gradient_kernel[
 ):
     """Compute the gradient of softmax's logits from recomputed probabilities. A block owns a row."""
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "softmax is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "softmax needs a floating-point dtype"
     var W = Int(width)
     var x = TileTensor(input.unsafe_offset(block_idx.x * W), row_major(W))
     var dy = TileTensor(grad_output.unsafe_offset(block_idx.x * W), row_major(W))
@@ -129,7 +129,7 @@ def standardise_gradient_kernel[
 ):
     """Compute the gradient of the standardised input from recomputed statistics. A block owns a row."""
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "rstd is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "rstd needs a floating-point dtype"
     var W = Int(width)
     var count = Scalar[accum](W)
     var x = TileTensor(input.unsafe_offset(block_idx.x * W), row_major(W))

@@ -38,7 +38,7 @@ def element[
 
 @always_inline
 def row_max[dtype: DType, //](value: Scalar[dtype]) -> Scalar[dtype]:
-    """Return the maximum over the TILE threads that share a row of the tile; each of them gets it."""
+    """Return the maximum over the TILE threads that share a row of the tile, in each of them."""
     var largest = value
     comptime for distance in range(4):
         largest = max(largest, warp.shuffle_xor(largest, UInt32(1 << distance)))
@@ -47,7 +47,7 @@ def row_max[dtype: DType, //](value: Scalar[dtype]) -> Scalar[dtype]:
 
 @always_inline
 def row_total[dtype: DType, //](value: Scalar[dtype]) -> Scalar[dtype]:
-    """Return the sum over the TILE threads that share a row of the tile; each of them gets it."""
+    """Return the sum over the TILE threads that share a row of the tile, in each of them."""
     var total = value
     comptime for distance in range(4):
         total += warp.shuffle_xor(total, UInt32(1 << distance))
@@ -95,5 +95,5 @@ def masked_score[
 @always_inline
 def probability[accum: DType, //](score: Scalar[accum], lse: Scalar[accum]) -> Scalar[accum]:
     """Return exp(score - lse), or 0 in a row that sees no key, whose lse is -inf."""
-    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "attention needs a floating-point dtype"
     return exp(score - (lse if lse > Scalar[accum].MIN or lse != lse else Scalar[accum](0)))

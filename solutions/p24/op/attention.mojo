@@ -87,7 +87,7 @@ def window_forward_kernel[
     """Compute output and lse. A block owns TILE queries; thread (x, y) computes elements x, x + TILE, ... of query y's row.
     """
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "attention needs a floating-point dtype"
     var sizes = WindowSizes(packed)
     var L = Int(sizes.length)
     var d = Int(sizes.head_dim)
@@ -160,7 +160,7 @@ def window_query_kernel[
     """Compute the gradient of the query, and delta for the next kernel. A block owns TILE queries, as in the forward pass.
     """
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "attention needs a floating-point dtype"
     var sizes = WindowSizes(packed)
     var L = Int(sizes.length)
     var d = Int(sizes.head_dim)
@@ -239,7 +239,7 @@ def window_key_value_kernel[
     kernel over a column.
     """
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "attention is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "attention needs a floating-point dtype"
     var sizes = WindowSizes(packed)
     var L = Int(sizes.length)
     var d = Int(sizes.head_dim)

@@ -5,9 +5,9 @@ from std.math import ceildiv, sqrt
 from .shared.common import accum_type
 
 comptime PackedSizes = SIMD[DType.int32, 8]
-"""Return the sizes as a kernel argument."""
+"""The sizes as a kernel argument."""
 comptime TILE = 16
-"""Side of the square of scores that a block holds; the side of a marked tile is a multiple of it."""
+"""Side of a block's square of scores; the tile size is a multiple of it."""
 comptime MAX_HEAD = 256
 """Maximum head dimension: a thread keeps one of every TILE elements of a row in registers."""
 

@@ -20,7 +20,7 @@ comptime THREADS = 256
 def silu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], size: Int32):
     """Compute SiLU, one element per thread."""
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "SiLU is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "SiLU needs a floating-point dtype"
     var i = global_idx.x
     if i < Int(size):
         var x = input[unsafe_offset=i].cast[accum]()
@@ -32,7 +32,7 @@ def silu_backward_kernel[
 ](grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], size: Int32):
     """Compute the gradient of SiLU's input, one element per thread."""
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "SiLU is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "SiLU needs a floating-point dtype"
     var i = global_idx.x
     if i < Int(size):
         var x = input[unsafe_offset=i].cast[accum]()

@@ -50,7 +50,7 @@ def cross_entropy_kernel[
     """Compute the loss of every position, 0 if its target is IGNORED, and its lse. The row is read once ("online").
     """
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "logits are floating-point numbers"
+    comptime assert accum.is_floating_point(), "cross-entropy needs a floating-point dtype"
     var V = Int(vocabulary)
     var row = block_idx.x
     var z = TileTensor(logits.unsafe_offset(row * V), row_major(V))
@@ -85,7 +85,7 @@ def mean_loss_kernel[
     places: Int32,
 ):
     """Compute the mean loss of the positions that are not ignored, and their number, in one block."""
-    comptime assert dtype.is_floating_point(), "a mean is of floating-point numbers"
+    comptime assert dtype.is_floating_point(), "the mean needs a floating-point dtype"
     # BLANK-START mean_loss: sum losses and counted positions, reduce over the threads, write the mean and the count
     var loss = Scalar[dtype](0)
     var count = Scalar[dtype](0)
@@ -113,7 +113,7 @@ def cross_entropy_backward_kernel[
 ):
     """Compute the gradient of the logits for the mean loss, 0 in ignored rows. A block owns a row."""
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "logits are floating-point numbers"
+    comptime assert accum.is_floating_point(), "cross-entropy needs a floating-point dtype"
     var V = Int(vocabulary)
     var row = block_idx.x
     var z = TileTensor(logits.unsafe_offset(row * V), row_major(V))
@@ -136,7 +136,7 @@ def cross_entropy_backward_kernel[
 def gelu_kernel[dtype: DType](output: MutPtr[dtype], input: ImmPtr[dtype], count: Int32):
     """Compute GELU in its tanh form. (1 + tanh u) / 2 is 1 / (1 + exp(-2 u)), which takes one exponential."""
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "GELU is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "GELU needs a floating-point dtype"
     var i = global_idx.x
     if i >= Int(count):
         return
@@ -152,7 +152,7 @@ def gelu_backward_kernel[
 ](grad_input: MutPtr[dtype], grad_output: ImmPtr[dtype], input: ImmPtr[dtype], count: Int32):
     """Compute the gradient of GELU's input from dy and the input."""
     comptime accum = accum_type[dtype]
-    comptime assert accum.is_floating_point(), "GELU is of floating-point numbers"
+    comptime assert accum.is_floating_point(), "GELU needs a floating-point dtype"
     var i = global_idx.x
     if i >= Int(count):
         return
@@ -279,7 +279,7 @@ def norm_kernel[
     dtype: DType
 ](norm: MutPtr[dtype], square_sums: ImmPtr[dtype], chunks: Int32):  # [1] from [chunks]
     """Compute the second stage of the norm: one block adds the sums of all chunks."""
-    comptime assert dtype.is_floating_point(), "a root is of floating-point numbers"
+    comptime assert dtype.is_floating_point(), "the norm needs a floating-point dtype"
     # BLANK-START grad_norm: add this thread's sums, reduce over the threads, write the square root
     var partial = Scalar[dtype](0)
     for i in range(thread_idx.x, Int(chunks), block_dim.x):

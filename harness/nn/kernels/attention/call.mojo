@@ -99,28 +99,28 @@ struct Call(Movable):
 
     def forward[dtype: DType](self) -> FlashForward[dtype]:
         return FlashForward[dtype](
-            output=written[dtype](self.output),
-            lse=written[accum_type[dtype]](self.lse),
-            query=read[dtype](self.query),
-            key=read[dtype](self.key),
-            value=read[dtype](self.value),
-            mask=read[dtype](self.mask),
+            output=output_pointer[dtype](self.output),
+            lse=output_pointer[accum_type[dtype]](self.lse),
+            query=input_pointer[dtype](self.query),
+            key=input_pointer[dtype](self.key),
+            value=input_pointer[dtype](self.value),
+            mask=input_pointer[dtype](self.mask),
             sizes=self.sizes.copy(),
             scale=self.scale.cast[accum_type[dtype]](),
         )
 
     def backward[dtype: DType](self) -> FlashBackward[dtype]:
         return FlashBackward[dtype](
-            grad_query=written[dtype](self.grad_query),
-            grad_key=written[dtype](self.grad_key),
-            grad_value=written[dtype](self.grad_value),
-            grad_output=read[dtype](self.grad_output),
-            query=read[dtype](self.query),
-            key=read[dtype](self.key),
-            value=read[dtype](self.value),
-            lse=read[accum_type[dtype]](self.lse),
-            delta=read[accum_type[dtype]](self.delta),
-            mask=read[dtype](self.mask),
+            grad_query=output_pointer[dtype](self.grad_query),
+            grad_key=output_pointer[dtype](self.grad_key),
+            grad_value=output_pointer[dtype](self.grad_value),
+            grad_output=input_pointer[dtype](self.grad_output),
+            query=input_pointer[dtype](self.query),
+            key=input_pointer[dtype](self.key),
+            value=input_pointer[dtype](self.value),
+            lse=input_pointer[accum_type[dtype]](self.lse),
+            delta=input_pointer[accum_type[dtype]](self.delta),
+            mask=input_pointer[dtype](self.mask),
             sizes=self.sizes.copy(),
             scale=self.scale.cast[accum_type[dtype]](),
         )
@@ -134,9 +134,9 @@ def read_strides(mut words: Words) -> Strides:
     return strides
 
 
-def read[dtype: DType](address: Int) -> ImmPtr[dtype]:
+def input_pointer[dtype: DType](address: Int) -> ImmPtr[dtype]:
     return ImmPtr[dtype](unsafe_from_address=address)
 
 
-def written[dtype: DType](address: Int) -> MutPtr[dtype]:
+def output_pointer[dtype: DType](address: Int) -> MutPtr[dtype]:
     return MutPtr[dtype](unsafe_from_address=address)

@@ -7,7 +7,7 @@ both passes are 1.3 to 1.7 times faster, without a mask (book/records, `attentio
 
 from common.stream_launcher import StreamLauncher
 
-from .call import BACKWARD, LENGTHS, MASK_GRADIENT, PORTABLE, Call, read
+from .call import BACKWARD, LENGTHS, MASK_GRADIENT, PORTABLE, Call, input_pointer
 from .dropout import KEEP_ONE
 from .hopper_dropout import MAX_WORDS, count_words
 from .hopper_launches import MAX_GRID_YZ
@@ -127,7 +127,7 @@ def explain_no_wgmma(call: Call, flags: Int) -> Optional[String]:
             return String("attn_mask has one number for all keys")
         if sizes.visible_keys(0) != Int(sizes.key_len):
             return String("there are both attn_mask and a causal mask")
-        if not tma_supports_mask(read[DType.bfloat16](call.mask), sizes):
+        if not tma_supports_mask(input_pointer[DType.bfloat16](call.mask), sizes):
             return String("the rows of attn_mask do not begin at multiples of 16 bytes")
     if max(sizes.batch, sizes.query_heads, sizes.key_heads) > MAX_GRID_YZ:
         return String("there is a batch size or number of heads above 65,535")

@@ -10,7 +10,7 @@ from std.sys.defines import get_defined_string
 from common.calls import Words, call, open_gpu, write_message
 from common.stream_launcher import StreamLauncher
 
-from attention.call import Call, read, written
+from attention.call import Call, input_pointer, output_pointer
 from attention.choice import HOPPER, MMA, MMA_MASK, WGMMA, WGMMA_MASK, choose
 from attention.dropout_launches import launch_backward_dropout, launch_forward_dropout
 from attention.hopper_launches import launch_backward_wgmma, launch_forward_wgmma
@@ -64,7 +64,7 @@ def backward(mut words: Words, mut launcher: StreamLauncher) raises:
     """
     var arguments = Call(words)
     var t = arguments.backward[dtype]()
-    var output = read[dtype](arguments.output)
+    var output = input_pointer[dtype](arguments.output)
     comptime if PART.endswith("_dropout"):
         launch_backward_dropout(
             launcher, t, output, arguments.layout, arguments.draws, arguments.kernel <= WGMMA_MASK
@@ -95,9 +95,9 @@ def launch_delta(mut launcher: StreamLauncher, arguments: Call) raises -> ImmPtr
     launch_delta_rows(
         launcher,
         delta,
-        read[dtype](arguments.grad_output),
-        read[dtype](arguments.output),
-        read[DType.float32](arguments.grad_lse),
+        input_pointer[dtype](arguments.grad_output),
+        input_pointer[dtype](arguments.output),
+        input_pointer[DType.float32](arguments.grad_lse),
         arguments.grad_lse != 0,
         arguments.sizes,
         arguments.layout,
@@ -109,14 +109,14 @@ def mask_gradient(mut words: Words, mut launcher: StreamLauncher) raises:
     """Launch the gradient of a mask, stored with the mask's strides."""
     var arguments = Call(words)
     var tensors = MaskGradient[dtype](
-        grad_mask=written[dtype](arguments.grad_mask),
-        grad_output=read[dtype](arguments.grad_output),
-        query=read[dtype](arguments.query),
-        key=read[dtype](arguments.key),
-        value=read[dtype](arguments.value),
-        lse=read[accum_type[dtype]](arguments.lse),
+        grad_mask=output_pointer[dtype](arguments.grad_mask),
+        grad_output=input_pointer[dtype](arguments.grad_output),
+        query=input_pointer[dtype](arguments.query),
+        key=input_pointer[dtype](arguments.key),
+        value=input_pointer[dtype](arguments.value),
+        lse=input_pointer[accum_type[dtype]](arguments.lse),
         delta=launch_delta(launcher, arguments),
-        mask=read[dtype](arguments.mask),
+        mask=input_pointer[dtype](arguments.mask),
         sizes=arguments.sizes.copy(),
         scale=arguments.scale.cast[accum_type[dtype]](),
     )

@@ -96,5 +96,5 @@ struct Sequence(Copyable, Movable):
 
 @always_inline
 def clamp_offset(offset: Int, lowest: Int, highest: Int) -> Int:
-    """Clamp an offset to [least, most]."""
+    """Clamp an offset to [lowest, highest]."""
     return min(max(offset, lowest), highest)

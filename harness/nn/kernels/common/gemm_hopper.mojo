@@ -167,7 +167,7 @@ def gemm_hopper_kernel[
         comptime if side_work == "add slices":
             if warp > 0:
                 # Without a bias, its part of shared memory is free.
-                var shares = memory.unsafe_offset(pipeline.BIAS).unsafe_bitcast[Float32]()
+                var shared_partials = memory.unsafe_offset(pipeline.BIAS).unsafe_bitcast[Float32]()
                 var columns = Int(m)
                 add_slices(
                     column_sums,
@@ -176,11 +176,17 @@ def gemm_hopper_kernel[
                     Int(column_slices),
                     columns,
                     columns,
-                    shares,
+                    shared_partials,
                 )
                 columns = Int(n)
                 add_slices(
-                    row_sums, second_row_sums, row_partials, Int(row_slices), 2 * columns, columns, shares
+                    row_sums,
+                    second_row_sums,
+                    row_partials,
+                    Int(row_slices),
+                    2 * columns,
+                    columns,
+                    shared_partials,
                 )
     else:
         warpgroup_reg_alloc[224]()

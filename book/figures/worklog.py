@@ -124,7 +124,7 @@ def once() -> str:
         f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read the registers.",
         (70, 286, f"1 reading; {each} of {KEPT} registers a lane are full"),
     )
-    return drawing.hero("In the second picture, a column of the grid is one lane's registers.")
+    return drawing.hero("After the step, a column of the grid is one lane's registers.")
 
 
 def vectors() -> str:
@@ -282,7 +282,7 @@ def dgamma() -> str:
         (left, y, "the same bits in every run"),
     )
     return drawing.hero(
-        f"From the second picture on, the coloured cells are one of the columns that a lane adds up, in slabs of {SLAB} rows. A line of the grid stands for {SLAB // lines} rows."
+        f"After the step, the coloured cells are one of the columns that a lane adds up, in slabs of {SLAB} rows. A line of the grid stands for {SLAB // lines} rows."
     )
 
 
@@ -328,7 +328,7 @@ def tiled() -> str:
         *corner("2 elements from memory", f"for {TILE} multiply-adds"),
     )
     return drawing.hero(
-        "The coloured results belong to one warp. In the second picture, a thick frame is a tile in shared memory."
+        "The coloured results belong to one warp. After the step, a thick frame is a tile in shared memory."
     )
 
 
@@ -528,7 +528,7 @@ def epilogue() -> str:
         (280, 282, "db on the way"),
     )
     return drawing.hero(
-        "In the second picture, the coloured blocks add up the columns of dY, which gives db."
+        "After the step, the coloured blocks add up the columns of dY, which gives db."
     )
 
 

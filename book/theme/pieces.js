@@ -356,7 +356,7 @@
 
         function show(index, moving) {
             now = index;
-            const stop = stops[index], drawing = drawings[index - 1];
+            const stop = stops[index], drawing = drawings[Math.max(index - 1, 0)];  // step 1's picture opens on the code as given
             here.setAttribute('cx', dots[index].getAttribute('cx'));
             here.setAttribute('cy', dots[index].getAttribute('cy'));
             title.textContent = stop.title;
@@ -365,7 +365,7 @@
             picture.replaceChildren(...(drawing ? [drawing.cloneNode(true)] : []));
             if (drawing) { crop(picture.firstChild); }
             frames = 1 + Math.max(0, ...[...picture.querySelectorAll('[data-to]')].map(function (group) { return Number(group.dataset.to); }));
-            draw(moving ? 0 : frames - 1);
+            draw(moving || !index ? 0 : frames - 1);
             slider.value = index;
             place.dataset.step = String(index);
         }
@@ -377,7 +377,7 @@
             if (CALM) { show(stops.length - 1); return; }
             if (now === stops.length - 1) { show(0, true); }
             timer = setInterval(function () {
-                if (frame < frames - 1) { draw(frame + 1); return; }
+                if (now && frame < frames - 1) { draw(frame + 1); return; }
                 if (now === stops.length - 1) { stop(); return; }
                 show(now + 1, true);
             }, 1300);

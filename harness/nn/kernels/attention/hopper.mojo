@@ -228,7 +228,7 @@ def hopper_forward_kernel[
 
     warpgroup_reg_alloc[registers[groups, resident, has_mask]()]()
     var group = consumer_index[groups]()
-    var own = make_uniform(shared.unsafe_offset(group * QUERY_BYTES))
+    var group_queries = make_uniform(shared.unsafe_offset(group * QUERY_BYTES))
     key_tiles = make_uniform(key_tiles)
     value_tiles = make_uniform(value_tiles)
     var group_mask = mask_boxes.unsafe_offset(group * (keys // BOX_SIZE) * box_bytes(sizes))
@@ -282,7 +282,7 @@ def hopper_forward_kernel[
     var t0 = read_first_step[has_mask](step_info)
     var following = read_next_step[keys, has_mask](step_info, 0, t0)
     wgmma_fence_aligned()
-    var scores = scores_from_shared[dtype, width, keys](own, key_tiles)
+    var scores = scores_from_shared[dtype, width, keys](group_queries, key_tiles)
     wgmma_commit_group_sync()
     wgmma_wait_group_sync[0]()
     fence_accumulators(scores)
@@ -321,7 +321,7 @@ def hopper_forward_kernel[
             alternate_groups[arrive=False](group)
         wgmma_fence_aligned()
         var next = scores_from_shared[dtype, width, keys](
-            own, key_tiles.unsafe_offset(state.stage * TILE_BYTES)
+            group_queries, key_tiles.unsafe_offset(state.stage * TILE_BYTES)
         )
         wgmma_commit_group_sync()
         wgmma_fence_aligned()
@@ -640,8 +640,8 @@ def hopper_query_kernel[
         fence_accumulators(score_grads)
         comptime if has_dropout:
             var drawn = stage_words.unsafe_offset(state.stage * WORDS_STAGE_BYTES + group * WORDS_BYTES)
-            var own = drawn.unsafe_bitcast[UInt32]()[unsafe_offset=lane_word_index()]
-            drop(score_grads, SIMD[DType.uint32, 1](own))
+            var mask_word = drawn.unsafe_bitcast[UInt32]()[unsafe_offset=lane_word_index()]
+            drop(score_grads, SIMD[DType.uint32, 1](mask_word))
         comptime for i in range(32):
             score_grads[i] = weights[i] * (score_grads[i] - deltas[i // 2 % 2])
         var left = round_to_operands[dtype, 4](score_grads)

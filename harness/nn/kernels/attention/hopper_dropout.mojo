@@ -77,9 +77,9 @@ def hopper_draws_kernel(
     # Two lanes share rows 2 * i and 2 * i + 1: the even lane draws the first 32 keys of both rows, the odd
     # lane the others.
     var odd = lane // 4 % 2
-    var own = words_of_group(words.as_imm(), head, box * BOX_SIZE, tile * BOX_SIZE, sizes).unsafe_mut_cast[
-        True
-    ]()
+    var lane_words = words_of_group(
+        words.as_imm(), head, box * BOX_SIZE, tile * BOX_SIZE, sizes
+    ).unsafe_mut_cast[True]()
     comptime for pair in range(2):
         var drawn = SIMD[DType.uint32, 2](0)
         comptime for key_group in range(2):
@@ -104,8 +104,12 @@ def hopper_draws_kernel(
         var first = other if odd == 1 else own_bits
         var second = own_bits if odd == 1 else other
         comptime EVEN_BYTES = UInt32(0x00FF00FF)
-        own[unsafe_offset=pair * 2 * WARP_LANES + lane] = first & EVEN_BYTES | (second & EVEN_BYTES) << 8
-        own[unsafe_offset=(pair * 2 + 1) * WARP_LANES + lane] = first >> 8 & EVEN_BYTES | second & ~EVEN_BYTES
+        lane_words[unsafe_offset=pair * 2 * WARP_LANES + lane] = (
+            first & EVEN_BYTES | (second & EVEN_BYTES) << 8
+        )
+        lane_words[unsafe_offset=(pair * 2 + 1) * WARP_LANES + lane] = (
+            first >> 8 & EVEN_BYTES | second & ~EVEN_BYTES
+        )
 
 
 @always_inline
@@ -126,14 +130,14 @@ def lane_word_index() -> Int:
 
 
 @always_inline
-def load_words[count: Int](own: ImmPtr[DType.uint32], t0: Int) -> SIMD[DType.uint32, count]:
+def load_words[count: Int](lane_words: ImmPtr[DType.uint32], t0: Int) -> SIMD[DType.uint32, count]:
     """Load this lane's words of mask bits for the keys from t0 on, one word per 64 keys; `lane_words` is the
     address of its first word.
     """
-    var read = SIMD[DType.uint32, count](0)
+    var result = SIMD[DType.uint32, count](0)
     comptime for i in range(count):
-        read[i] = own[unsafe_offset=(t0 // BOX_SIZE + i) * WORDS]
-    return read
+        result[i] = lane_words[unsafe_offset=(t0 // BOX_SIZE + i) * WORDS]
+    return result
 
 
 @always_inline

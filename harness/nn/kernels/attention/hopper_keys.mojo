@@ -129,7 +129,7 @@ struct LeftOperand[dtype: DType, width: Int](Copyable, Movable):
 
     @always_inline
     def scores(self, other: Shared[UInt8]) -> BoxSums:
-        """Return own @ other^T, 64 rows by 64 rows."""
+        """Return this operand @ other^T, 64 x 64."""
         comptime if Self.width == BOX_SIZE:
             var right = tile_descriptor(other, 1)
             var sums = multiply[True, fresh=True](self.fragments[0], right, BoxSums(0))

@@ -360,15 +360,15 @@ comptime Sums[width: Int] = StaticTuple[BoxSums, width // BOX_SIZE]
 @always_inline
 def scores_from_shared[
     dtype: DType, width: Int, columns: Int
-](own: Shared[UInt8], other: Shared[UInt8]) -> SIMD[DType.float32, columns // 2]:
-    """Return own @ other^T of 64 rows and `columns` rows, all with `width` elements."""
+](left: Shared[UInt8], right: Shared[UInt8]) -> SIMD[DType.float32, columns // 2]:
+    """Return left @ right^T of 64 rows and `columns` rows, all with `width` elements."""
     var sums = SIMD[DType.float32, columns // 2](0)
     comptime for half in range(width // BOX_SIZE):
         var a = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
-            own.unsafe_offset(half * BOX_BYTES).unsafe_bitcast[Scalar[dtype]]()
+            left.unsafe_offset(half * BOX_BYTES).unsafe_bitcast[Scalar[dtype]]()
         )
         var b = WGMMADescriptor[dtype].create[64, 1, TensorMapSwizzle.SWIZZLE_128B](
-            other.unsafe_offset(half * columns * ROW_BYTES).unsafe_bitcast[Scalar[dtype]]()
+            right.unsafe_offset(half * columns * ROW_BYTES).unsafe_bitcast[Scalar[dtype]]()
         )
         comptime for k in range(4):
             sums = wgmma_async[
@@ -389,10 +389,10 @@ def add_product[
     dtype: DType, count: Int
 ](left: StaticTuple[SIMD[dtype, 8], count], right: Shared[UInt8], sums: BoxSums) -> BoxSums:
     """Return sums + left @ right, where right has 16 * count rows of 64 elements."""
-    var across = tile_descriptor(right, BOX_BYTES // 16)
+    var right_descriptor = tile_descriptor(right, BOX_BYTES // 16)
     var result = sums
     comptime for k in range(count):
-        result = multiply[False](left[k], across + Int64(k * ROW_BYTES), result)
+        result = multiply[False](left[k], right_descriptor + Int64(k * ROW_BYTES), result)
     return result
 
 
@@ -406,14 +406,14 @@ def add_products[
     registers.
     """
     comptime if width == 2 * BOX_SIZE and dtype == DType.bfloat16:
-        var across = WGMMADescriptor[dtype].create[64, count * ROW_BYTES, TensorMapSwizzle.SWIZZLE_128B](
-            right.unsafe_bitcast[Scalar[dtype]]()
-        )
+        var right_descriptor = WGMMADescriptor[dtype].create[
+            64, count * ROW_BYTES, TensorMapSwizzle.SWIZZLE_128B
+        ](right.unsafe_bitcast[Scalar[dtype]]())
         var both = sums[0].join(sums[1])
         comptime for k in range(count):
             both = rebind[type_of(both)](
                 wgmma_async[64, 128, 16, a_type=dtype, b_type=dtype, layout_a="row", layout_b="row"](
-                    left[k], across + k * 16 * ROW_BYTES, rebind[SIMD[DType.float32, 64]](both)
+                    left[k], right_descriptor + k * 16 * ROW_BYTES, rebind[SIMD[DType.float32, 64]](both)
                 )
             )
         sums[0] = rebind[BoxSums](both.slice[32]())

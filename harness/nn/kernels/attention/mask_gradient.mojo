@@ -79,11 +79,11 @@ struct MaskGradientTile(Copyable, Movable):
         var mask_heads = mask_size(sizes.query_heads, sizes.mask_n)
         var tiles_t = ceildiv(Int(sizes.key_len), KEYS)
         var tiles_s = ceildiv(mask_size(sizes.query_len, sizes.mask_s), ROWS)
-        var own = block_idx.x // tiles_t // tiles_s
+        var mask_index = block_idx.x // tiles_t // tiles_s
         self.t0 = block_idx.x % tiles_t * KEYS
         self._s0 = block_idx.x // tiles_t % tiles_s * ROWS
-        self._entry = own // mask_heads
-        self._head = own % mask_heads
+        self._entry = mask_index // mask_heads
+        self._head = mask_index % mask_heads
         self._heads = 1 if sizes.mask_n else Int(sizes.query_heads)
         self._tiles = 1 if sizes.mask_s else ceildiv(Int(sizes.query_len), ROWS)
         self.steps = (1 if sizes.mask_b else Int(sizes.batch)) * self._heads * self._tiles

@@ -527,9 +527,7 @@ def epilogue() -> str:
         (280, 262, "1 trip of y,"),
         (280, 282, "db on the way"),
     )
-    return drawing.hero(
-        "After the step, the coloured blocks add up the columns of dY, which gives db."
-    )
+    return drawing.hero("After the step, the coloured blocks add up the columns of dY, which gives db.")
 
 
 PICTURES = (rows, once, vectors, shuffles, dx, dgamma, tiled, registers, copies, tensor, layouts, epilogue)

@@ -106,12 +106,14 @@ def run_file(path: str, folder: Path, arguments: list[str]) -> dict[str, str]:
     command += ["-o", "addopts=-q", "-p", "no:cacheprovider", *arguments]
     # Tests for the virtual GPU run on this GPU too (virtual_runs.py).
     environment = {**os.environ, "WORKBOOK_TEST_GPU": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     outcomes = outcomes_of(path, report) if report.exists() else {}
-    if done.returncode not in (0, 1, 5) or (done.returncode == 1) != ("failed" in outcomes.values()):
+    if completed.returncode not in (0, 1, 5) or (completed.returncode == 1) != (
+        "failed" in outcomes.values()
+    ):
         outcomes[path] = "failed"
     if "failed" in outcomes.values():
-        print(f"{done.stdout}{done.stderr}", flush=True)
+        print(f"{completed.stdout}{completed.stderr}", flush=True)
     return outcomes
 
 

@@ -45,9 +45,9 @@ def diagnose_values(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] =
             got = round_to_dtype(
                 np.asarray(wrong(puzzle.derive(arrays, {})), np.float64).reshape(truth.shape), "float32"
             )
-            right = round_to_dtype(truth, "float32")
+            expected = round_to_dtype(truth, "float32")
         terms = puzzle.terms(arrays).get(quantity, 0.0)
-        result = compare(got, truth, right, "float32", terms=terms)
+        result = compare(got, truth, expected, "float32", terms=terms)
         if not result.ok:
             evidence.append(Evidence(case, arrays, got, truth, np.zeros(truth.shape, bool), result))
     assert evidence, "no case shows it"

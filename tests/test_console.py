@@ -83,10 +83,12 @@ def test_all_printed_symbols_have_an_ascii_form():
     ids=lambda value: " ".join(value),
 )
 def test_terminal_without_utf8(environment):
-    done = subprocess.run(LIST, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()
-    text = done.stdout.decode("latin-1")
-    assert "Mojo kernels" in text and " dgamma " in text and not done.stderr
+    completed = subprocess.run(
+        LIST, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, timeout=120
+    )
+    assert completed.returncode == 0, completed.stderr.decode()
+    text = completed.stdout.decode("latin-1")
+    assert "Mojo kernels" in text and " dgamma " in text and not completed.stderr
 
 
 def run_in_shell(command: str) -> subprocess.CompletedProcess:
@@ -132,16 +134,16 @@ def test_broken_pipe_is_at_most_one_line_and_exits_with_130(command, lines):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_full_disk_is_one_line_and_exits_with_5():
-    done = run_in_shell("LIST > /dev/full")
-    assert done.returncode == 5
-    assert done.stderr == "error: standard output: No space left on device\n"
+    result = run_in_shell("LIST > /dev/full")
+    assert result.returncode == 5
+    assert result.stderr == "error: standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_closed_stream_changes_nothing(closed):
-    done = run_in_shell(f"LIST {closed}")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert ("Mojo kernels" in done.stdout) == (">&- " not in f" {closed} " or closed == "2>&-")
+    result = run_in_shell(f"LIST {closed}")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert ("Mojo kernels" in result.stdout) == (">&- " not in f" {closed} " or closed == "2>&-")
 
 
 def test_file_error_is_one_line(command_line, monkeypatch):
@@ -149,8 +151,8 @@ def test_file_error_is_one_line(command_line, monkeypatch):
         raise OSError(5, "Input/output error", "/some/file")
 
     monkeypatch.setattr("harness.cli.run", fail)
-    done = command_line("list")
-    assert (done.code, done.err) == (5, "error: /some/file: Input/output error\n")
+    result = command_line("list")
+    assert (result.code, result.err) == (5, "error: /some/file: Input/output error\n")
 
 
 def test_rich_does_not_handle_a_broken_pipe():
@@ -199,5 +201,5 @@ def test_unwrapped_text_is_truncated():
 
 def test_piped_list_uses_columns_variable():
     environment = {**os.environ, "COLUMNS": "60"}
-    done = subprocess.run(LIST, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert max(map(cell_len, done.stdout.splitlines())) <= 60
+    completed = subprocess.run(LIST, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert max(map(cell_len, completed.stdout.splitlines())) <= 60

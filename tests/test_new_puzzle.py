@@ -71,7 +71,7 @@ def test_puzzles_are_listed_with_gates_and_hints(here):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("p90", "--rung", "numpy"), "--rung: invalid choice: 'numpy'"),
         (("hint", "p90", "--rung", "numpy"), "p90 has no NumPy rung"),
@@ -91,9 +91,9 @@ def test_puzzles_are_listed_with_gates_and_hints(here):
         ),
     ],
 )
-def test_irrelevant_flags_are_unknown(here, arguments, words):
+def test_irrelevant_flags_are_unknown(here, arguments, message):
     code, output = call(*arguments)
-    assert code == 2 and words in output and output.startswith("error: ") and output.count("\n") == 1
+    assert code == 2 and message in output and output.startswith("error: ") and output.count("\n") == 1
 
 
 def test_help_describes_the_puzzle(here):
@@ -122,8 +122,8 @@ def test_gates_are_unsolved_then_wrong_then_right(here):
     assert call("p90", "--gate", "dsquare")[0] == 0 and "2/2  Mojo kernels" in call("list", "--all")[1], (
         "both passed gates are saved"
     )
-    code, right = call("verify", "p90")
-    assert code == 0, right
+    code, expected = call("verify", "p90")
+    assert code == 0, expected
     assert "2/2  Mojo kernels" in call("list", "--all")[1]
     assert "the same as the solution" in call("diff", "p90", "dsquare")[1]
     assert call("reset", "p90", "dsquare", "--yes")[0] == 0
@@ -179,8 +179,8 @@ def test_gates_in_python_are_unsolved_then_wrong_then_right(here):
     assert call("p91", "--gate", "cube", "--dims", "3", "--seed", "1")[0] == 0
     solve(here, "p91/in_torch.py")
     solve(here, "p91/in_numpy.py")
-    code, right = call("verify", "p91")
-    assert code == 0 and "✅ dcube     correct in 2 cases" in right, right
+    code, expected = call("verify", "p91")
+    assert code == 0 and "✅ dcube     correct in 2 cases" in expected, expected
     listed = call("list", "p91")[1]
     assert "1/1  NumPy rung" in listed and "2/2  PyTorch rung" in listed
     assert "the same as the solution" in call("diff", "p91", "dcube", "--rung", "numpy")[1]
@@ -218,7 +218,7 @@ def test_puzzle_without_kernels_exits_with_0(here):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "gate", "words"),
+    ("old", "new", "gate", "message"),
     [
         ("return x * x * x", "x * x * x", "cube", "Cube should return 1 tensor"),
         ("return x * x * x", "return x[:2] ** 3", "cube", "output has shape [2], expected [5]"),
@@ -231,10 +231,10 @@ def test_puzzle_without_kernels_exits_with_0(here):
         ("class Cube(torch.autograd.Function)", "class Other(torch.autograd.Function)", "cube", "there is no function"),
     ],
 )  # fmt: skip
-def test_wrong_pytorch_functions_are_rejected(here, old, new, gate, words):
+def test_wrong_pytorch_functions_are_rejected(here, old, new, gate, message):
     path = here / "problems" / "p91" / "in_torch.py"
     path.write_text(replace_once(old, new)((here / "solutions" / "p91" / "in_torch.py").read_text()))
     puzzle = find_puzzle("p91")
     (result,) = load_checker(Work(puzzle, puzzle.main_rung)).check(path, [gate])
     assert result.state == "wrong" and result.hint == f"{gate}-1"
-    assert any(words in line for line in result.diagnosis), result.diagnosis
+    assert any(message in line for line in result.diagnosis), result.diagnosis

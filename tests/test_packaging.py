@@ -107,8 +107,10 @@ print("generated")
 
 
 def test_book_needs_neither_torch_nor_max():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.endswith("generated\n"), done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH], cwd=ROOT, capture_output=True, text=True
+    )
+    assert completed.stdout.endswith("generated\n"), completed.stderr
 
 
 def test_workflow_passes_actionlint():
@@ -116,10 +118,10 @@ def test_workflow_passes_actionlint():
     program = shutil.which("actionlint", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("actionlint is not installed (its wheel is for Linux)")
-    done = subprocess.run(
+    completed = subprocess.run(
         [program, "-no-color", "-shellcheck=", "-pyflakes="], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
+    assert completed.returncode == 0 and not completed.stdout, completed.stdout + completed.stderr
 
 
 def test_workflow_runs_ci_and_publishes_the_book():

@@ -1,4 +1,4 @@
-"""Regression tests for faults that public bug reports of other projects describe."""
+"""Regression tests for bugs reported in other projects."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from typed import three
+from typed import as_triple
 
 from harness import nn
 from harness.devices import recorder
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Block(torch.nn.Module):
-    """LayerNorm and Linear, with an optional function between them."""
+    """LayerNorm, an optional function, and Linear."""
 
     def __init__(self, width: int, out: int, between=lambda x: x):
         super().__init__()
@@ -30,7 +30,7 @@ class Block(torch.nn.Module):
 
 
 def compile_block(block: Block, report: Any = False):
-    """Compile with the workbook's backend, from empty caches of graphs."""
+    """Compile with the workbook's backend after clearing the compiler's caches."""
     torch.compiler.reset()
     return torch.compile(block, backend="mojo_workbook", options={"report": report, "tail": "aot_eager"})
 
@@ -44,7 +44,7 @@ def compile_block(block: Block, report: Any = False):
     ids=str,
 )
 def test_equal_large_logits_have_the_loss_log_2(dtype, logit):
-    """Compare two equal logits with their loss and gradient (mlx#4188, pytorch#11752)."""
+    """mlx#4188, pytorch#11752."""
     bias = torch.zeros(2, requires_grad=True, dtype=dtype)
     weight = torch.full((2, 1), logit, dtype=dtype)
     loss = nn.linear_cross_entropy(torch.ones(1, 1, dtype=dtype), weight, torch.tensor([0]), bias)
@@ -55,7 +55,7 @@ def test_equal_large_logits_have_the_loss_log_2(dtype, logit):
     torch.testing.assert_close(loss.double(), torch.tensor(2.0).double().log(), rtol=rounding, atol=0)
 
 
-def test_compiled_head_has_the_loss_log_2():
+def test_compiled_head_with_equal_large_logits_has_the_loss_log_2():
 
     def compute_loss(bias):
         logits = F.linear(torch.ones(1, 1), torch.full((2, 1), 1e8), bias)
@@ -75,7 +75,7 @@ def test_compiled_head_has_the_loss_log_2():
 
 
 class Head(torch.nn.Module):
-    """A head and its loss."""
+    """Linear and cross-entropy."""
 
     def __init__(self):
         super().__init__()
@@ -86,19 +86,19 @@ class Head(torch.nn.Module):
 
 
 class Attention(torch.nn.Module):
-    """Attention of a tensor [rows, 8] to itself, by one head."""
+    """Self-attention of a tensor [rows, 8] with one head."""
 
     def forward(self, x):
         return F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
 
 
 BLOCKS = {"swaps": lambda: Block(8, 5), "heads": Head, "attentions": Attention}
-"""Attribute of the backend's report -> a block with one such operation."""
+"""Attribute of the backend's report -> a model in which the backend replaces one operation."""
 
 
 @pytest.mark.parametrize("attribute", BLOCKS)
 def test_block_can_be_compiled_inside_a_checkpoint(attribute, monkeypatch):
-    """Compile and recompile inside a checkpoint, which counts saved tensors (pytorch#144637, #144035)."""
+    """A checkpoint compares the numbers of saved tensors (pytorch#144637, #144035)."""
     monkeypatch.setattr(attention_layer, "explain", lambda *arguments, **options: "wgmma")
     torch.manual_seed(0)
     block, reports = BLOCKS[attribute](), []
@@ -175,17 +175,17 @@ READERS = {
 
 
 @pytest.mark.parametrize(
-    ("use", "swaps"),
+    ("access", "num_replaced"),
     [(write, 0) for write in WRITERS.values()] + [(read, 1) for read in READERS.values()],
     ids=[*WRITERS, *READERS],
 )
-def test_linear_is_swapped_unless_its_input_is_written(use, swaps):
-    """Read or write the LayerNorm's output before the Linear reads it (pytorch#153389, #127821, #94777)."""
+def test_linear_is_replaced_unless_its_input_is_written(access, num_replaced):
+    """Access the LayerNorm's output before the Linear reads it (pytorch#153389, #127821, #94777)."""
     torch.manual_seed(0)
-    block, x, reports = Block(8, 5, lambda h: (use(h), h)[1]), torch.randn(4, 8), []
+    block, x, reports = Block(8, 5, lambda h: (access(h), h)[1]), torch.randn(4, 8), []
     with torch.no_grad():
         torch.testing.assert_close(compile_block(block, reports.append)(x), block(x))
-    assert [len(report.swaps) for report in reports] == [swaps]
+    assert [len(report.swaps) for report in reports] == [num_replaced]
 
 
 # ---- Autocast -----------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_linear_is_swapped_unless_its_input_is_written(use, swaps):
 
 @pytest.mark.parametrize("mean", [10, 100, 1000])
 def test_autocast_computes_the_norm_in_float32(mean):
-    """Compare rows of a large mean under autocast with float64 (onnxruntime#28463, flax#612)."""
+    """The test uses rows with a large mean (onnxruntime#28463, flax#612)."""
     torch.manual_seed(0)
     block, x = Block(64, 16), torch.randn(32, 64) + mean
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -205,7 +205,7 @@ def test_autocast_computes_the_norm_in_float32(mean):
     assert (compiled.double() - truth).abs().max() <= 2 * (eager.double() - truth).abs().max()
 
 
-# ---- Paths outside of ASCII ---------------------------------------------------------------------------------
+# ---- Non-ASCII paths ---------------------------------------------------------------------------------
 
 FAULTY = """\
 from max.gpu import thread_idx
@@ -225,23 +225,23 @@ def main() raises:
 
 
 @pytest.mark.compiles
-def test_finding_names_a_path_outside_of_ascii(tmp_path):
-    """Report a store past the end from a source in a folder with letters outside of ASCII (rustlings#1904)."""
+def test_finding_reports_non_ascii_path(tmp_path):
+    """The faulty source is in a folder with a non-ASCII name (rustlings#1904)."""
     folder = tmp_path / "Übung"
     folder.mkdir()
     (folder / "faulty.mojo").write_text(FAULTY)
     program = str(Path(sys.executable).parent / "mojo")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "harness", "vgpu", "exec", "--", program, "run", "-g1", str(folder / "faulty.mojo")],
         cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "faulty.mojo:6" in done.stdout + done.stderr
-    assert "\\303" not in done.stdout + done.stderr
+    assert completed.returncode == 1, completed.stderr
+    assert "faulty.mojo:6" in completed.stdout + completed.stderr
+    assert "\\303" not in completed.stdout + completed.stderr
 
 
-def test_recorded_ptx_names_the_package_instead_of_its_copy():
-    """The recorder and the cache of kernels look for the copy's path, which has an umlaut here, in the text."""
+def test_recorded_ptx_has_paths_of_the_package():
+    """The recorder replaces the path of the temporary copy, here with an umlaut, by the package's."""
     text = r'.file 1 "/a \303\274/copy_0/op/ramp.mojo"' + "\n.file 2 " + r'"/\377 \"b\"/c.mojo"'
     replaced = recorder._name_paths(text, Path("/a ü"), Path("problems/p19/op"))
     assert replaced == '.file 1 "problems/p19/op/ramp.mojo"\n.file 2 ' + r'"/\377 \"b\"/c.mojo"'
@@ -251,8 +251,8 @@ def test_recorded_ptx_names_the_package_instead_of_its_copy():
 
 
 @pytest.mark.gpu
-def test_gpu_attention_takes_more_rows_than_a_grid_has_blocks():
-    """Run a batch above the grid's limit against PyTorch on the CPU: its own kernel for the GPU refuses it too."""
-    tensors = three(torch.randn(66_000, 1, 1, 16, device="cuda", dtype=torch.float16) for _ in range(3))
-    expected = F.scaled_dot_product_attention(*three(t.cpu().float() for t in tensors)).half()
+def test_gpu_attention_accepts_batches_beyond_the_grid_limit():
+    """The reference runs on the CPU, because PyTorch's GPU kernel rejects this batch too."""
+    tensors = as_triple(torch.randn(66_000, 1, 1, 16, device="cuda", dtype=torch.float16) for _ in range(3))
+    expected = F.scaled_dot_product_attention(*as_triple(t.cpu().float() for t in tensors)).half()
     torch.testing.assert_close(nn.attention(*tensors).cpu(), expected, rtol=2e-3, atol=2e-3)

@@ -1,4 +1,4 @@
-"""Typed helpers for tests: stand-ins for a class, values that must not be None, consoles and tensors."""
+"""Typed helpers for tests: stubs, values that must not be None, consoles and tensors."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -9,8 +9,8 @@ from rich.console import Console
 T = TypeVar("T")
 
 
-def stand_in(kind: type[T], /, **attributes: object) -> T:
-    """Make an object of a class with only these attributes, without calling its `__init__`.
+def make_stub(kind: type[T], /, **attributes: object) -> T:
+    """Create an instance with only these attributes, without calling `__init__`.
 
     Raise AttributeError for a name that the class does not declare.
     """
@@ -22,29 +22,29 @@ def stand_in(kind: type[T], /, **attributes: object) -> T:
     return instance
 
 
-def present(value: T | None) -> T:
-    """Return a value, which must not be None."""
+def unwrap(value: T | None) -> T:
+    """Return a value after asserting that it is not None."""
     assert value is not None
     return value
 
 
-def loosely(function: Callable[..., T]) -> Callable[..., T]:
-    """Return the function untyped, for calls with unpacked lists or deliberately wrong arguments."""
+def erase_types(function: Callable[..., T]) -> Callable[..., T]:
+    """Return the function with untyped parameters, for unpacked lists or deliberately wrong arguments."""
     return function
 
 
-def text_console(width: int = 200) -> Console:
-    """Make a console without colours that records its output, for `text_of`."""
+def make_text_console(width: int = 200) -> Console:
+    """Create a console without colors that records its output, for `read_output`."""
     return Console(file=io.StringIO(), width=width, highlight=False, emoji=False)
 
 
-def text_of(console: Console) -> str:
-    """Return the output recorded by a console on a StringIO."""
+def read_output(console: Console) -> str:
+    """Return the output of a console on a StringIO."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def three(values: Iterable[T]) -> tuple[T, T, T]:
-    """Return exactly three values, such as query, key and value, to pass by position."""
+def as_triple(values: Iterable[T]) -> tuple[T, T, T]:
+    """Return exactly three values, such as query, key and value, as a tuple."""
     first, second, third = values
     return first, second, third

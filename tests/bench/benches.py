@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 import typed
-from typed import text_console
+from typed import make_text_console
 
 from harness.bench import runner
 from harness.puzzles.p22.candidates import BENCHMARK, CANDIDATES, Sizes
@@ -22,10 +22,10 @@ def make_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=
         dtype="float32",
         columns=columns,
         device=device or torch.device("cpu"),
-        console=text_console(),
+        console=make_text_console(),
     )
 
 
-def text_of(run):
+def get_output(run):
     """Return a run's output."""
-    return typed.text_of(run.console)
+    return typed.read_output(run.console)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from benches import EAGER, TINY, make_bench, text_of
-from typed import present
+from benches import EAGER, TINY, get_output, make_bench
+from typed import unwrap
 
 from harness.bench import command, judging, runner
 from harness.bench.benchmark import PASSES, Candidate, Differentiable, Unavailable, find_benchmark
@@ -90,7 +90,7 @@ def test_counting_saved_bytes_keeps_no_graph():
     leaf = torch.randn(1, 1, 4, 8, requires_grad=True)
 
     def get_metadata() -> dict:
-        accumulator = present(present(leaf.view(4, 8).grad_fn).next_functions[0][0])
+        accumulator = unwrap(unwrap(leaf.view(4, 8).grad_fn).next_functions[0][0])
         metadata: Any = accumulator.metadata  # a dict, which torch's types say a method returns
         return metadata
 
@@ -115,7 +115,7 @@ def test_wrong_candidate_is_not_timed(quantity):
     rows = [row for row in run.rows if row["candidate"] == "scaled"]
     assert [row["column"] for row in rows] == ["all"]
     assert str(rows[0]["note"]).startswith(f"WRONG: {quantity} is off by 1.0e-03 of its norm")
-    assert "scaled: WRONG" in text_of(run)
+    assert "scaled: WRONG" in get_output(run)
     assert rows[0]["median_us"] == "" and float(rows[0]["error"]) == pytest.approx(1e-3, rel=0.05)
 
 
@@ -189,7 +189,7 @@ def test_candidates_that_cannot_run_are_listed_with_a_reason():
         "broken": "skipped: OSError: libpeer.so: cannot open shared object file second line",
         "crash": "FAILED: RuntimeError: launch failed",
     }
-    assert "   absent: skipped: not installed" in text_of(run)
+    assert "   absent: skipped: not installed" in get_output(run)
     assert run.faults == 1, "only an exception in our variant is a fault"
 
 
@@ -234,9 +234,9 @@ def test_out_of_memory_names_the_size():
     ],
 )
 def test_bad_use_prints_one_line_and_exits_with_2(command_line, arguments, message):
-    finished = command_line(*arguments, "--bench")
-    assert finished.code == 2 and finished.out == ""
-    assert finished.err.startswith("error: ") and message in finished.err
+    result = command_line(*arguments, "--bench")
+    assert result.code == 2 and result.out == ""
+    assert result.err.startswith("error: ") and message in result.err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -244,8 +244,8 @@ def test_bad_use_prints_one_line_and_exits_with_2(command_line, arguments, messa
     "arguments", [["--dtype", "tf32"], ["--columns", "graph"], ["--columns", "cold,host"]]
 )
 def test_gpu_only_options_are_refused_on_a_cpu(command_line, arguments):
-    finished = command_line("p22", "--bench", *arguments)
-    assert finished.code == 2 and "needs a GPU, and PyTorch sees none" in finished.err
+    result = command_line("p22", "--bench", *arguments)
+    assert result.code == 2 and "needs a GPU, and PyTorch sees none" in result.err
 
 
 def test_random_sizes_are_seeded_and_cover_all_magnitudes():
@@ -276,10 +276,10 @@ def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
     cpu_graphs()
     target = tmp_path / "bench.csv"
     flags = ("--sizes", "24,16,32", "--columns", "loop,memory,waited", "--csv", target)
-    finished = command_line("p22", "--bench", *flags)
-    assert finished.code == 0
-    assert "No GPU here: these are times of the CPU paths" in finished.out
-    assert "24 rows, 16 -> 32, both, loop" in finished.out and "\x1b" not in finished.out
+    result = command_line("p22", "--bench", *flags)
+    assert result.code == 0
+    assert "No GPU here: these are times of the CPU paths" in result.out
+    assert "24 rows, 16 -> 32, both, loop" in result.out and "\x1b" not in result.out
     rows = read_rows(target)
     assert list(rows[0]) == FIELDS
     timed = [row for row in rows if row["column"] in ("loop", "waited")]
@@ -311,7 +311,7 @@ def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
         "least memory": "skipped: only the kernels choose between time and memory",
         "liger": "skipped: its Triton kernels need a GPU",
     }
-    assert f"{len(rows)} rows, in {target}" in finished.out
+    assert f"{len(rows)} rows, in {target}" in result.out
 
 
 def test_waited_column_waits_after_each_call(monkeypatch):
@@ -343,9 +343,9 @@ def test_puzzle_without_make_benchmark_is_refused(puzzle):
 def test_wrong_candidate_exits_with_1(command_line, monkeypatch):
     chosen = (EAGER, Candidate("fast", "ours", make_scaled_candidate(1.01, "grad_input").build))
     monkeypatch.setattr(candidates, "BENCHMARK", dataclasses.replace(BENCHMARK, candidates=chosen))
-    finished = command_line("p22", "--bench", "--sizes", "8,4,4", "--columns", "memory")
-    assert finished.code == 1
-    assert "fast: WRONG: grad_input" in finished.out and "1 wrong or failed" in finished.out
+    result = command_line("p22", "--bench", "--sizes", "8,4,4", "--columns", "memory")
+    assert result.code == 1
+    assert "fast: WRONG: grad_input" in result.out and "1 wrong or failed" in result.out
 
 
 def test_interrupt_keeps_the_rows_and_exits_with_130(tmp_path):
@@ -368,9 +368,9 @@ candidates.BENCHMARK = dataclasses.replace(
 )
 sys.exit(cli.main(["p22", "--bench", "--sizes", "8,4,4", "--columns", "loop", "--csv", {str(target)!r}]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 130, done.stderr
-    assert f"interrupted after 2 rows, in {target}" in done.stdout
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert completed.returncode == 130, completed.stderr
+    assert f"interrupted after 2 rows, in {target}" in completed.stdout
     assert [(row["candidate"], row["pass"]) for row in read_rows(target)] == [
         ("bare GEMMs", "forward"),
         ("eager", "forward"),
@@ -378,7 +378,7 @@ sys.exit(cli.main(["p22", "--bench", "--sizes", "8,4,4", "--columns", "loop", "-
 
 
 def test_help_lists_the_benchmark_flags(command_line):
-    finished = command_line("p22", "--bench", "--help")
-    assert finished.code == 0
+    result = command_line("p22", "--bench", "--help")
+    assert result.code == 0
     flags = "--bench --help --sizes --dtype --columns --csv"
-    assert set(re.findall(r"--\w+", finished.out)) == {*flags.split()}
+    assert set(re.findall(r"--\w+", result.out)) == {*flags.split()}

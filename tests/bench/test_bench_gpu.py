@@ -1,4 +1,4 @@
-"""The columns of `--bench` that need a GPU, with stand-ins that run on the CPU."""
+"""The columns of `--bench` that need a GPU, tested with a fake GPU on the CPU."""
 
 import contextlib
 import csv
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from benches import EAGER, FLOOR, TINY, make_bench, text_of
+from benches import EAGER, FLOOR, TINY, get_output, make_bench
 
 from harness.bench import judging, machine, runner, timing
 from harness.bench.benchmark import COLUMNS, Candidate, Differentiable
@@ -20,37 +20,37 @@ from harness.puzzles.p22.candidates import BENCHMARK, Sizes
 pytestmark = pytest.mark.usefixtures("short_bursts")
 
 
-def test_empty_graph_is_detected(monkeypatch):
-    """A replay that writes nothing leaves the NaN of its outputs."""
+def test_graph_without_writes_is_detected(monkeypatch):
+    """Outputs are filled with NaN before a replay."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
-    one = runner.Ready(EAGER, EAGER.build(problem), {})
+    ready = runner.Ready(EAGER, EAGER.build(problem), {})
 
     class Replay(timing.Graph):
         def __init__(self, writes):
             self.writes = writes
-            self.outputs = one.calls.prepare("both")()
+            self.outputs = ready.calls.prepare("both")()
 
         def __call__(self):
             if self.writes:
-                for tensor, value in zip(self.outputs, one.calls.prepare("both")(), strict=True):
+                for tensor, value in zip(self.outputs, ready.calls.prepare("both")(), strict=True):
                     tensor.copy_(value)
 
     run = make_bench(EAGER)
-    run.check_graph(Replay(True), one, problem, "both")
+    run.check_graph(Replay(True), ready, problem, "both")
     with pytest.raises(runner.WrongGraph, match="does not write what a plain call writes"):
-        run.check_graph(Replay(False), one, problem, "both")
+        run.check_graph(Replay(False), ready, problem, "both")
 
 
-class PretendDevice:
+class FakeDevice:
     """A device of type "cuda" whose tensors are on the CPU."""
 
     type = "cuda"
 
 
 @pytest.fixture
-def pretend_gpu(monkeypatch):
-    """Stand-ins for torch.cuda that run on the CPU, to test the columns but not their times."""
+def fake_gpu(monkeypatch):
+    """Replace torch.cuda by fakes that run on the CPU; each timed burst takes 0.05 ms."""
 
     class Event:
         clock = 0.0
@@ -82,11 +82,11 @@ def pretend_gpu(monkeypatch):
 
     @contextlib.contextmanager
     def capture(graph, stream):
-        pretend["capturing"] = True
+        state["capturing"] = True
         yield
-        pretend["capturing"] = False
+        state["capturing"] = False
 
-    pretend = {"capturing": False, "memory": 0}
+    state = {"capturing": False, "memory": 0}
     for name, value in {
         "Event": Event,
         "Stream": Stream,
@@ -104,34 +104,34 @@ def pretend_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     original = timing.Graph.__init__
 
-    def initialise(self, prepare):
+    def initialize(self, prepare):
         original(self, prepare)
         self.graph.outputs, self.graph.call = self.outputs, self.call
 
-    monkeypatch.setattr(timing.Graph, "__init__", initialise)
+    monkeypatch.setattr(timing.Graph, "__init__", initialize)
     for name in ("randn", "randint", "empty"):
         monkeypatch.setattr(torch, name, move_to_cpu(getattr(torch, name)))
     monkeypatch.setattr(runner, "CEILING_PRODUCTS", ((2, 2, 2), (8, 8, 16), (4, 4, 4)))
     monkeypatch.setattr(runner, "CEILING_BYTES", 2**10)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 2**10)
     monkeypatch.setattr(machine, "get_driver_version", lambda: "1.2")
-    return pretend
+    return state
 
 
 def move_to_cpu(function):
-    """Return a function with each PretendDevice among its arguments replaced by the CPU."""
+    """Wrap a function: replace each FakeDevice argument by the CPU."""
 
     def call(*arguments, **named):
-        arguments = [torch.device("cpu") if isinstance(a, PretendDevice) else a for a in arguments]
-        if isinstance(named.get("device"), PretendDevice):
+        arguments = [torch.device("cpu") if isinstance(a, FakeDevice) else a for a in arguments]
+        if isinstance(named.get("device"), FakeDevice):
             named["device"] = torch.device("cpu")
         return function(*arguments, **named)
 
     return call
 
 
-def test_gpu_columns_are_measured(pretend_gpu, monkeypatch):
-    """Every column and ceiling is measured; a candidate that cannot be captured has a note and loop times."""
+def test_all_gpu_columns_are_measured(fake_gpu, monkeypatch):
+    """A candidate that cannot be captured in a graph has a note and loop times."""
     monkeypatch.setattr(timing, "MAX_REPEATS", 1)  # every burst takes the same time here
     gradients = {}
 
@@ -141,8 +141,8 @@ def test_gpu_columns_are_measured(pretend_gpu, monkeypatch):
 
             def call_outside_capture():
                 gradients[direction] = torch.is_grad_enabled()
-                if pretend_gpu["capturing"]:
-                    pretend_gpu["capturing"] = False
+                if fake_gpu["capturing"]:
+                    fake_gpu["capturing"] = False
                     raise RuntimeError("cannot be captured in a CUDA graph")
                 return call()
 
@@ -151,13 +151,13 @@ def test_gpu_columns_are_measured(pretend_gpu, monkeypatch):
     def build(problem):
         return NoCapture(candidates.eager, problem.leaves, problem.grad_output, note="a detour")
 
-    chosen = (FLOOR, EAGER, Candidate("mine", "ours", build))
+    selected = (FLOOR, EAGER, Candidate("mine", "ours", build))
     benchmark = dataclasses.replace(
         BENCHMARK, make_problem=move_to_cpu(candidates.make_problem), host_sizes=Sizes(3, 2, 4)
     )
-    run = make_bench(*chosen, columns=COLUMNS, benchmark=benchmark, device=PretendDevice())
+    run = make_bench(*selected, columns=COLUMNS, benchmark=benchmark, device=FakeDevice())
     run.run()
-    assert run.faults == 0, text_of(run)
+    assert run.faults == 0, get_output(run)
     cells = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
     for direction in ("forward", "backward", "both"):
         for name in ("bare GEMMs", "eager"):
@@ -166,9 +166,9 @@ def test_gpu_columns_are_measured(pretend_gpu, monkeypatch):
             assert graph["driver"] == "1.2" and "60-80 ms idle" in str(graph["protocol"])
             assert float(cells[name, direction, "cold"]["median_us"]) > 0
             assert float(graph["ratio_to_floor"]) == pytest.approx(1)
-        refused = cells["mine", direction, "graph"]
-        assert refused["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
-        assert refused["median_us"] == ""
+        uncaptured = cells["mine", direction, "graph"]
+        assert uncaptured["note"] == "cannot be captured: RuntimeError: cannot be captured in a CUDA graph"
+        assert uncaptured["median_us"] == ""
         assert float(cells["mine", direction, "loop"]["median_us"]) == pytest.approx(50.0)
         assert cells["mine", direction, "loop"]["note"] == "a detour"
     assert gradients == {"inference": False, "forward": True, "backward": True, "both": True}
@@ -183,39 +183,41 @@ def test_gpu_columns_are_measured(pretend_gpu, monkeypatch):
     assert ceiling["note"] == "8 rows, 8 -> 16" and ceiling["M"] == copy["note"] == ""
     for row, rate, work in ((ceiling, "tflops", 2 * 8 * 8 * 16 / 1e12), (copy, "gbs", 2 * 2**10 / 1e9)):
         assert float(row[rate]) == pytest.approx(work / float(row["median_us"]) / 1e-6, rel=0.02)
-    assert "matmul ceiling of this run" in text_of(run)
+    assert "matmul ceiling of this run" in get_output(run)
 
 
 def test_memory_of_earlier_calls_is_not_counted(monkeypatch):
-    """Python may collect garbage in a reference cycle during the call."""
-    used = [100]
+    """The call collects an earlier reference cycle that owns memory."""
+    allocated = [100]
 
     class Cycle:
         def __init__(self):
             self.cycle = self
 
         def __del__(self):
-            used[0] -= 40
+            allocated[0] -= 40
 
     def call():
         gc.collect()
-        used[0] += 30
+        allocated[0] += 30
         return (torch.empty(0),)
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: used[0])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: used[0])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: allocated[0])
     Cycle()
     assert judging.measure_peak_bytes(call) == 30
 
 
 @pytest.mark.gpu
-def test_first_size_is_captured_with_its_memory(tmp_path):
+def test_graph_and_memory_columns_can_be_combined(tmp_path):
     file = tmp_path / "rows.csv"
     options = ["--bench", "--sizes", "1,2,64,64,1", "--columns", "memory,graph", "--csv", str(file)]
-    done = subprocess.run([sys.executable, "-m", "harness", "p23", *options], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-m", "harness", "p23", *options], capture_output=True, text=True
+    )
+    assert completed.returncode == 0, completed.stderr
     rows = list(csv.DictReader(file.open(encoding="utf-8")))
     timed = {row["candidate"] for row in rows if row["column"] == "graph" and row["median_us"]}
     assert timed >= {"attention", "portable", "flash"}, [row["note"] for row in rows]

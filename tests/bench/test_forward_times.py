@@ -1,7 +1,7 @@
 """The ratio of CPU and GPU time after a forward check; no times are asserted."""
 
 import pytest
-from typed import stand_in
+from typed import make_stub
 
 from harness.bench import forward_times
 from harness.check import runs
@@ -34,9 +34,9 @@ def test_virtual_gpu_is_not_timed(monkeypatch):
         "time_forward",
         lambda run, target, variant: measured.append(target.kind) or (3.0, 1.0),
     )
-    devices = [stand_in(runs.DeviceResult, target=Target(kind, None, "")) for kind in ("cpu", "virtual")]
-    options = stand_in(Options, variants=("fused", "other"), puzzle=stand_in(Puzzle, on_cpu=("fused",)))
-    run = stand_in(runs.Run, options=options, devices=devices)
+    devices = [make_stub(runs.DeviceResult, target=Target(kind, None, "")) for kind in ("cpu", "virtual")]
+    options = make_stub(Options, variants=("fused", "other"), puzzle=make_stub(Puzzle, on_cpu=("fused",)))
+    run = make_stub(runs.Run, options=options, devices=devices)
     lines = forward_times.describe(run)
     assert measured == ["cpu", "cpu"]
     assert lines == [

@@ -1,9 +1,9 @@
-"""Measurement of attention's claims: the custom pass, both methods at small sizes, saved bytes, and skipped candidates."""
+"""The measurement of attention's claims: gradients, both methods, saved bytes, and skipped candidates."""
 
 import pytest
 import torch
 
-pytest.importorskip("max.driver")  # through which it runs puzzle 23's kernels
+pytest.importorskip("max.driver")  # runs puzzle 23's kernels
 from book.measure import attention_claims
 from book.measure.attention_claims import AUTOGRAD, CUSTOM, FAIR, OWN, SDPA, measure
 
@@ -20,31 +20,31 @@ def test_custom_backward_pass_is_correct(scale):
 
 @pytest.fixture(scope="module")
 def rows():
-    """The rows of a small measurement."""
+    """Rows of a measurement at small sizes."""
     return list(measure((8, 24), DIMS, 2))
 
 
-def test_each_candidate_is_measured_by_its_method(rows):
-    own = [(row.length, row.who) for row in rows if row.method == OWN]
-    assert own == [(n, who) for n in (8, 24) for who in (AUTOGRAD, CUSTOM)], "autograd first"
-    fair = {(row.length, row.who) for row in rows if row.method == FAIR}
-    assert fair == {(n, who) for n in (8, 24) for who in (AUTOGRAD, CUSTOM, SDPA)}
+def test_candidates_are_measured_by_both_methods(rows):
+    separate = [(row.length, row.who) for row in rows if row.method == OWN]
+    assert separate == [(n, candidate) for n in (8, 24) for candidate in (AUTOGRAD, CUSTOM)], "autograd first"
+    interleaved = {(row.length, row.who) for row in rows if row.method == FAIR}
+    assert interleaved == {(n, candidate) for n in (8, 24) for candidate in (AUTOGRAD, CUSTOM, SDPA)}
     assert all(row.ms > 0 for row in rows)
     assert all(row.same_bits == "yes" for row in rows if row.method == FAIR)
 
 
-def test_saved_bytes_match_a_count_by_hand(rows):
-    """The custom pass saves no byte: both keep P, Q, K and V."""
-    kept = {row.who: row.kept for row in rows if (row.length, row.method) == (24, FAIR)}
-    operand, heads = 2 * 3 * 24 * 4 * 4, 2 * 3
-    assert kept[AUTOGRAD] == kept[CUSTOM] == 3 * operand + heads * 24 * 24 * 4
+def test_saved_bytes_match_manual_count(rows):
+    """Autograd and the custom backward pass both save P, Q, K and V."""
+    saved_bytes = {row.who: row.kept for row in rows if (row.length, row.method) == (24, FAIR)}
+    operand_bytes, heads = 2 * 3 * 24 * 4 * 4, 2 * 3
+    assert saved_bytes[AUTOGRAD] == saved_bytes[CUSTOM] == 3 * operand_bytes + heads * 24 * 24 * 4
 
 
 def test_out_of_memory_candidate_is_skipped(monkeypatch):
-    def too_much(*_):
+    def raise_out_of_memory(*_):
         raise torch.cuda.OutOfMemoryError("as if")
 
-    monkeypatch.setattr(attention_claims, "eager", too_much)
+    monkeypatch.setattr(attention_claims, "eager", raise_out_of_memory)
     rows = list(measure((8,), DIMS, 1))
     failed = {(row.method, row.who) for row in rows if row.failed == "OOM" and not row.ms}
     assert failed == {(OWN, AUTOGRAD), (FAIR, AUTOGRAD)}
@@ -52,10 +52,10 @@ def test_out_of_memory_candidate_is_skipped(monkeypatch):
 
 
 def test_slow_candidate_is_skipped(monkeypatch):
-    """The time of a longer input is predicted by the square of the length."""
+    """Times of longer inputs are extrapolated quadratically."""
     monkeypatch.setattr(attention_claims, "LONGEST", -1.0)
-    fair = {(row.length, row.failed) for row in measure((8, 16), DIMS, 1) if row.method == FAIR}
-    assert fair == {(8, ""), (16, attention_claims.TOO_LONG)}
+    outcomes = {(row.length, row.failed) for row in measure((8, 16), DIMS, 1) if row.method == FAIR}
+    assert outcomes == {(8, ""), (16, attention_claims.TOO_LONG)}
 
 
 def test_wrong_candidate_is_not_timed(monkeypatch):

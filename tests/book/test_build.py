@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 from book_paths import BOOK, ROOT
-from typed import present
+from typed import unwrap
 
 from book.build import preprocess
 
@@ -286,8 +286,8 @@ def test_each_blank_has_the_hints_of_the_command_line(small_book):
 def test_step_diff_leads_from_provided_code_to_solution(small_book):
     assert small_book("# P\n\n{{#step p28:rows}}\n") == []
     page = (small_book.html / "page.html").read_text()
-    diff = html.unescape(present(re.search(r'<code class="language-diff">(.*?)\n</code>', page, re.S))[1])
-    blank = present(preprocess.find_blank(ROOT / "solutions" / "p28" / "op" / "fast.mojo", "rows"))
+    diff = html.unescape(unwrap(re.search(r'<code class="language-diff">(.*?)\n</code>', page, re.S))[1])
+    blank = unwrap(preprocess.find_blank(ROOT / "solutions" / "p28" / "op" / "fast.mojo", "rows"))
     for lines, sign in ((blank.provided, "+"), (blank.body, "-")):
         remaining = [line[2:] for line in diff.split("\n") if not line.startswith(sign)]
         assert "\n".join(remaining) == textwrap.dedent("\n".join(lines))
@@ -314,7 +314,7 @@ def test_formula_is_mathml_in_the_text_colour(small_book):
     assert ["".join(maths.itertext()) for maths in formulas] == ["x\u0302∣y", "ab∗c∗", "x<y"]
     assert 'id="formula-named"' in html and 'href="#formula-named"' in html
     assert (
-        'fill="currentColor"' in html and "black" not in present(re.search(r"<main>.*</main>", html, re.S))[0]
+        'fill="currentColor"' in html and "black" not in unwrap(re.search(r"<main>.*</main>", html, re.S))[0]
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from book_paths import BOOK
-from typed import present
+from typed import unwrap
 
 B, S, H, O = 2, 3, 5, 4
 EPS = 1e-5
@@ -305,7 +305,7 @@ def test_layernorm_of_two_columns(first, second):
         assert f"${factor:.5f}\\,(g_1 - g_2)/2$" in page
     if first == second:
         assert f"${factor:.0f}\\,(g_1 - g_2)/2$" in page
-    assert f"{2 * np.sqrt(EPS):.4f}" == present(re.search(r"2\\sqrt\\varepsilon = ([\d.]+)", page))[1]
+    assert f"{2 * np.sqrt(EPS):.4f}" == unwrap(re.search(r"2\\sqrt\\varepsilon = ([\d.]+)", page))[1]
 
 
 def test_last_gate_formula():

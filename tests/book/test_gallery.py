@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from book_paths import BOOK
-from typed import present
+from typed import unwrap
 
 from harness.check import zoo
 from harness.errors import DamagedFile
@@ -71,8 +71,8 @@ def test_error_is_computed_on_the_hardest_inputs():
         with np.errstate(all="ignore"):
             g = (a["grad_output"] @ a["linear_weight"]) * a["ln_weight"]
             rstd = 1 / np.sqrt(a["input"].var(-1, keepdims=True) + 1e-5)
-            right = np.asarray(puzzle.derive(a, {}).grad_input)
-            size = np.abs(rstd * g.mean(-1, keepdims=True)).max() / np.abs(right).max()
+            expected = np.asarray(puzzle.derive(a, {}).grad_input)
+            size = np.abs(rstd * g.mean(-1, keepdims=True)).max() / np.abs(expected).max()
         if puzzle.multiply_adds(case.dims) <= museum.LARGEST and np.isfinite(size):
             sizes.append(size)
     assert museum.mark(wrong).size == pytest.approx(max(sizes), rel=1e-3) and max(sizes) > 0.1
@@ -167,10 +167,10 @@ def test_recorded_losses_are_reproducible():
     kernels = {wrong.name: pair for wrong in zoo.load_wrong_kernels("p22") if (pair := w.chosen(wrong))}
     differing = {name for name, pair in kernels.items() if w.losses(*pair, steps=3) != w.losses(steps=3)}
     assert differing == set(recorded), "`python -m book.measure museum_curves` measures them anew"
-    right = w.windows(w.losses())
+    expected = w.windows(w.losses())
     for name in ("dx_variance_term_dropped", "dgamma_gamma_twice"):
         fresh = w.windows(w.losses(*kernels[name]))
-        assert recorded[name] == [pytest.approx(pair, rel=2e-3) for pair in zip(right, fresh, strict=True)]
+        assert recorded[name] == [pytest.approx(pair, rel=2e-3) for pair in zip(expected, fresh, strict=True)]
     last = {row["seed"]: row for row in record.rows("museum_curves") if row["bug"] == "dgamma_gamma_twice"}
     assert set(last) == set(map(str, w.SEEDS))
     mistake, spoiled = kernels["dgamma_gamma_twice"]
@@ -183,7 +183,7 @@ def test_recorded_losses_are_reproducible():
 def test_wrong_run_differs_only_in_the_checked_gradient():
     from book.measure import wrong_training as w
 
-    known, spoiled = present(
+    known, spoiled = unwrap(
         w.chosen(next(k for k in zoo.load_wrong_kernels("p22") if k.name == "dx_variance_term_dropped"))
     )
     assert spoiled == {"grad_input"}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from book_paths import BOOK, ROOT
-from typed import present
+from typed import unwrap
 
 from book.measure.forks import Forks
 
@@ -33,7 +33,7 @@ def test_page_can_show_lines_of_an_output():
     from book.build import preprocess
     from book.measure import outputs
 
-    fence = present(re.match("(?P<ticks>```)", "```"))
+    fence = unwrap(re.match("(?P<ticks>```)", "```"))
     shown = preprocess.printed_output(preprocess.Chapter("page.md", "", []), fence, "backend_levels 2-4")
     lines = outputs.load("backend_levels").text.splitlines()
     assert shown.splitlines()[1:4] == lines[1:4] and "Lines 2 to 4, printed by" in shown

@@ -274,11 +274,11 @@ def test_worklog_table_has_the_recorded_counters_and_times():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "words"),
+    ("before", "after", "message"),
     [(21, 1, "21 times as fast"), (4, 2, "2.0 times as fast"), (100, 81, "19% less time"), (100, 101, "no change in time"), (100, 110, "10% more time")],
 )  # fmt: skip
-def test_time_changes_are_described_in_words(before, after, words):
-    assert worklog_results.change(before, after) == words
+def test_time_changes_are_described_in_words(before, after, message):
+    assert worklog_results.change(before, after) == message
 
 
 @needs_browser

@@ -80,9 +80,9 @@ def test_player_gradient_matches_autograd(gradient, mistake):
 
 
 def test_buttons_set_the_described_inputs(gradient):
-    def press(words: str) -> torch.Tensor:
+    def press(message: str) -> torch.Tensor:
         gradient.run(
-            f"[...document.querySelectorAll('.player button')].find(b => b.innerText === {json.dumps(words)}).click()"
+            f"[...document.querySelectorAll('.player button')].find(b => b.innerText === {json.dumps(message)}).click()"
         )
         return read_tensor(gradient, "dx")
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from book_paths import BOOK
-from typed import present
+from typed import unwrap
 
 from book.build import preprocess, reading, rungs
 from harness.check import zoo
@@ -70,9 +70,7 @@ def test_missing_section_is_named(section, message):
 def expand_wrong_list(text: str) -> str:
     """Return the expansion of a page's `{{#wrong p20}}`."""
     chapter = preprocess.Chapter("puzzle_20/page.md", text, [])
-    shown = preprocess.wrong_solutions(
-        chapter, present(preprocess.TOKEN.search(text, text.index("{{#wrong")))
-    )
+    shown = preprocess.wrong_solutions(chapter, unwrap(preprocess.TOKEN.search(text, text.index("{{#wrong"))))
     assert chapter.faults == []
     return shown
 
@@ -100,7 +98,7 @@ def test_page_does_not_count_provided_wrong_code():
 
 def test_wrong_list_without_a_gate_is_reported():
     chapter = preprocess.Chapter("src/page.md", "# P\n\n{{#wrong p20}}\n", [])
-    assert preprocess.wrong_solutions(chapter, present(preprocess.TOKEN.search(chapter.text))) == ""
+    assert preprocess.wrong_solutions(chapter, unwrap(preprocess.TOKEN.search(chapter.text))) == ""
     assert chapter.faults == ["src/page.md:3: no wrong solution of p20 belongs to a hint ladder of this page"]
 
 
@@ -146,12 +144,12 @@ def test_misplaced_skip_is_reported(tmp_path, text, message):
     (tmp_path / "src" / "SUMMARY.md").write_text("- [P](page.md)\n")
     (tmp_path / "src" / "page.md").write_text(text)
     chapter = preprocess.Chapter("src/page.md", text, [])
-    preprocess.skip_note(chapter, present(re.search(r"\{\{#skip\}\}", text)), tmp_path)
+    preprocess.skip_note(chapter, unwrap(re.search(r"\{\{#skip\}\}", text)), tmp_path)
     assert chapter.faults == [message]
 
 
 def test_reading_time_of_missing_page_is_reported(tmp_path):
     chapter = preprocess.Chapter("src/page.md", "# P\n\n{{#time gone.md}}\n", [])
-    place = present(re.search(r"\{\{#time (?P<timed>[^}]+)\}\}", chapter.text))
+    place = unwrap(re.search(r"\{\{#time (?P<timed>[^}]+)\}\}", chapter.text))
     preprocess.time_of(chapter, place, tmp_path)
     assert chapter.faults == ["src/page.md:3: no page gone.md"]

@@ -1,10 +1,10 @@
-"""Fault location by comparing accesses: one hand-written pair of runs for each kind of fault."""
+"""Locating bugs by comparing accesses: a hand-written pair of runs for each kind of bug."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from typed import present, stand_in
+from typed import make_stub, unwrap
 
 from harness.check.accesses import (
     Accesses,
@@ -26,42 +26,56 @@ BLANK = Blank("b", "the task", "    ", ("one", "two", "three"), 10)
 
 
 def make_instruction(line: int) -> Instr | None:
-    return stand_in(Instr, op="ld", loc=Location(FILE, line, 1)) if line else None
+    return make_stub(Instr, op="ld", loc=Location(FILE, line, 1)) if line else None
 
 
 def make_launch(*steps, name="k", grid=(2, 1, 1), block=(4, 1, 1), shared=(), sizes=None, shuffles=False):
-    """Return a launch with a step for each (kind, tensor, line, [(block, thread, element, value), ...])."""
-    columns = [row for *_, rows in steps for row in rows]
-    all_steps, first = [], 0
+    """Create a launch with one step per (kind, tensor, line, [(block, thread, element, value), ...])."""
+    all_rows = [row for *_, rows in steps for row in rows]
+    all_steps, first_row = [], 0
     for kind, tensor, line, rows in steps:
-        all_steps.append(Step(kind, tensor, make_instruction(line), first, first + len(rows)))
-        first += len(rows)
+        all_steps.append(Step(kind, tensor, make_instruction(line), first_row, first_row + len(rows)))
+        first_row += len(rows)
     names = {tensor for _, tensor, _, _ in steps if tensor}
-    size = {name: 8 for name in names} | (sizes or {})
+    tensor_sizes = {name: 8 for name in names} | (sizes or {})
     tensors = {
-        name: Tensor(name, "shared" if name in shared else "global", (size[name],), "float32", 4, size[name])
+        name: Tensor(
+            name,
+            "shared" if name in shared else "global",
+            (tensor_sizes[name],),
+            "float32",
+            4,
+            tensor_sizes[name],
+        )
         for name in names
     }
-    b, t, e, v = (np.array([row[k] for row in columns]) for k in range(4))
-    events = Events(all_steps, tensors, b.astype(int), t.astype(int), e.astype(int), v.astype(float))
+    block_ids, thread_ids, elements, values = (np.array([row[k] for row in all_rows]) for k in range(4))
+    events = Events(
+        all_steps,
+        tensors,
+        block_ids.astype(int),
+        thread_ids.astype(int),
+        elements.astype(int),
+        values.astype(float),
+    )
     body = [SimpleNamespace(op="shfl")] if shuffles else []
     kernel = SimpleNamespace(function=SimpleNamespace(body=body))
     return SimpleNamespace(name=name, grid=grid, block=block, events=events, findings=[], kernel=kernel)
 
 
 def make_run(*launches) -> Accesses:
-    """Return the accesses of some launches, in a file with a blank in lines 10 to 12."""
+    """Create the accesses of a run, in a file with a blank at lines 10 to 12."""
     from pathlib import Path
 
     return Accesses(launches, Source(Path(FILE), {"b": BLANK}))
 
 
-def require_fault(actual: Accesses, expected: Accesses, place: Element) -> Fault:
-    return present(find_fault(actual, expected, place))
+def require_fault(actual: Accesses, expected: Accesses, element: Element) -> Fault:
+    return unwrap(find_fault(actual, expected, element))
 
 
 def copy_x(values, *, line=11, read=0, write=0, tensor="x"):
-    """Return a launch whose thread t reads element t + read of `tensor` and writes element t + write of y."""
+    """Create a launch: thread t reads element t + read of `tensor` and writes element t + write of y."""
     reads = ("R", tensor, line - 1, [(0, t, t + read, values[t + read]) for t in range(4)])
     writes = ("W", "y", line, [(0, t, t + write, values[t + read]) for t in range(4)])
     return make_launch(reads, writes)
@@ -94,13 +108,13 @@ def test_wrong_value_from_correct_reads():
     assert fault.line == Line(FILE, 11, "b")
 
 
-def test_rounding_is_not_a_fault():
+def test_rounding_difference_is_not_a_bug():
     actual, expected = copy_x(X), copy_x(X)
     actual.events.value[4:] *= 1 + 1e-6
     assert require_fault(make_run(actual), make_run(expected), Element("y", 1)).kind == "same"
 
 
-def test_value_written_to_wrong_place():
+def test_value_written_to_wrong_element():
     def write(order):
         reads = ("R", "x", 10, [(0, 0, 0, 1.5), (0, 0, 1, 2.5)])
         return make_launch(reads, *(("W", "y", 11, [(0, 0, e, v)]) for e, v in order))
@@ -113,7 +127,7 @@ def test_value_written_to_wrong_place():
     assert (fault.kind, fault.missing) == ("place", (Element("y", 1),))
 
 
-def test_wrong_order_of_reads():
+def test_reads_in_wrong_order():
     def make(order, written):
         return make_launch(
             *(("R", "x", 10, [(0, 0, e, X[e])]) for e in order), ("W", "y", 11, [(0, 0, 0, written)])
@@ -178,7 +192,7 @@ def test_fault_is_traced_through_launches_and_shared_memory():
     assert fault.missing == (Element("x", 3),) and fault.extra[0].element == Element("x", 2)
 
 
-def test_trace_can_visit_a_place_twice():
+def test_trace_can_visit_an_element_twice():
     """Thread 1 stores to an element, then thread 0 doubles it."""
 
     def double(stored):
@@ -219,19 +233,19 @@ def test_reads_in_another_blank_are_ignored():
     assert [a.element.index for a in fault.extra] == [1]
 
 
-def test_element_that_is_not_written():
+def test_unwritten_element():
     assert find_fault(make_run(copy_x(X)), make_run(copy_x(X)), Element("y", 7)) is None
 
 
 @pytest.mark.parametrize(("stride", "extra"), [(1, 0), (2, 1), (32, 31), (33, 0), (0, 0)])
-def test_bank_conflicts(stride, extra):
+def test_bank_conflicts_are_counted(stride, extra):
     rows = [(0, t, t * stride, 0.0) for t in range(32)]
     launch = make_launch(("R", "tile", 1, rows), shared=("tile",), sizes={"tile": 2048}, block=(32, 1, 1))
     assert count_bank_conflicts(launch.events, launch.events.steps[0]) == extra
 
 
 @pytest.mark.parametrize(("stride", "count", "minimum"), [(1, 4, 4), (8, 32, 4), (0, 1, 1), (2, 8, 4)])
-def test_sectors(stride, count, minimum):
+def test_sectors_are_counted(stride, count, minimum):
     rows = [(0, t, t * stride, 0.0) for t in range(32)]
     launch = make_launch(("R", "x", 1, rows), sizes={"x": 2048}, block=(32, 1, 1))
     assert count_sectors(launch.events, launch.events.steps[0]) == (count, minimum)

@@ -1,4 +1,4 @@
-"""Comparison of a tensor with its reference: computed by hand, by properties, and for correct formulas."""
+"""Comparison of a tensor with its reference: manual examples, properties, and correct formulas."""
 
 import json
 import warnings
@@ -32,7 +32,7 @@ SEEDS = [pytest.param([0], id="seed 0"), pytest.param([1, 2, 3], id="other seeds
 
 
 def compare_lists(got, truth, baseline=None, dtype="float32", **options):
-    """Call compare() on lists; PyTorch is exact unless `baseline` is given. A NumPy warning is an error."""
+    """Call compare() on lists and raise on NumPy warnings; by default the baseline is exact."""
     got, truth = np.array(got, np.float64), np.array(truth, np.float64)
     baseline = truth if baseline is None else np.array(baseline, np.float64)
     with warnings.catch_warnings():
@@ -53,7 +53,7 @@ SMALLEST_LIMITS = {"float32": 2.0**-21, "bfloat16": 2.0**-8, "float16": 2.0**-11
 
 
 @pytest.mark.parametrize(("dtype", "smallest"), SMALLEST_LIMITS.items())
-def test_limit_is_the_smallest_if_torch_is_exact(dtype, smallest):
+def test_limit_is_minimal_if_torch_is_exact(dtype, smallest):
     assert compare_lists([1.0 + smallest], [1.0], dtype=dtype).ok
     above = compare_lists([1.0 + 1.01 * smallest], [1.0], dtype=dtype)
     assert not above.ok and above.limit == smallest
@@ -131,7 +131,7 @@ def test_invalid_terms_are_ignored(terms):
     assert compare_lists([1e-6], [0.0], terms=terms) == compare_lists([1e-6], [0.0])
 
 
-ONE_COLUMN = Case("one column", "", (2, 3, 1, 4), "hard")
+SINGLE_COLUMN = Case("one column", "", (2, 3, 1, 4), "hard")
 
 
 @pytest.mark.parametrize("seeds", SEEDS)
@@ -139,25 +139,29 @@ def test_dx_of_one_column_passes_with_and_without_fma(puzzle, seeds):
     """Without FMA, g - c2 is 0; with FMA it is the rounding error of g."""
     for seed in seeds:
         reference = Reference(puzzle, "float32", seed)
-        t = compute_float32(reference.get_arrays(ONE_COLUMN))
-        unrounded = t["dln"].astype(np.float64) * t["gamma"]
-        contracted = t["rstd"] * (unrounded - t["g"]).astype(float32)
-        truth = reference.get_truth(ONE_COLUMN, make_cpu())["grad_input"]
-        baseline = reference.get_baseline(ONE_COLUMN, make_cpu())["grad_input"]
-        terms = reference.get_terms(ONE_COLUMN)["grad_input"]
+        values = compute_float32(reference.get_arrays(SINGLE_COLUMN))
+        unrounded = values["dln"].astype(np.float64) * values["gamma"]
+        contracted = values["rstd"] * (unrounded - values["g"]).astype(float32)
+        truth = reference.get_truth(SINGLE_COLUMN, make_cpu())["grad_input"]
+        baseline = reference.get_baseline(SINGLE_COLUMN, make_cpu())["grad_input"]
+        terms = reference.get_terms(SINGLE_COLUMN)["grad_input"]
         assert np.abs(truth).max() < 1e-10 and terms == pytest.approx(
-            2 * np.abs(t["rstd"] * t["g"]).max(), rel=1e-5
+            2 * np.abs(values["rstd"] * values["g"]).max(), rel=1e-5
         )
         assert np.any(contracted)
-        for got in (t["grad_input"], contracted):
+        for got in (values["grad_input"], contracted):
             assert compare(got.astype(np.float64), truth, baseline, "float32", terms=terms).ok
-        for factor in (0, 1 + 2.0**-16, 0.999, 2.0):  # a mean c2 that is wrong, if only slightly
-            t = compute_float32(reference.get_arrays(ONE_COLUMN), c2=lambda t, k=factor: float32(k) * t["g"])
-            assert not compare(t["grad_input"].astype(np.float64), truth, baseline, "float32", terms=terms).ok
+        for factor in (0, 1 + 2.0**-16, 0.999, 2.0):  # a wrong mean c2, even by a small factor
+            values = compute_float32(
+                reference.get_arrays(SINGLE_COLUMN), c2=lambda values, k=factor: float32(k) * values["g"]
+            )
+            assert not compare(
+                values["grad_input"].astype(np.float64), truth, baseline, "float32", terms=terms
+            ).ok
 
 
-def test_no_case_of_the_puzzle_cancels(puzzle):
-    """Otherwise wrong kernels would be compared relative to the terms."""
+def test_puzzle_has_no_cancelling_case(puzzle):
+    """Otherwise the limit would be relative to the terms and too large."""
     reference = Reference(puzzle, "float32", 0)
     for case in puzzle.cases(None):
         truth = reference.get_truth(case, make_cpu())["grad_input"]
@@ -200,7 +204,7 @@ def test_nonfinite_difference_fails(got, truth):
     ("got", "truth"), [(NAN, NAN), (NAN, INF), (NAN, -INF), (INF, NAN), (-INF, NAN), (INF, INF), (-INF, -INF)]
 )
 def test_nan_and_infinity_are_interchangeable(got, truth):
-    """After an overflow a plain sum is inf, a compensated sum inf - inf = NaN."""
+    """After an overflow a simple sum is inf, and a compensated sum is inf - inf = NaN."""
     for baseline in ([1.0, truth], [1.0, 5.0]):
         assert compare_lists([1.0, got], [1.0, truth], baseline).ok
         assert not compare_lists([2.0, got], [1.0, truth], baseline).ok, "finite elements are still compared"
@@ -226,7 +230,7 @@ def test_poison_is_a_nan_and_is_detected():
 
 
 def test_arithmetic_does_not_produce_poison():
-    """Results of 0 / 0 or inf - inf are not reported as unwritten."""
+    """NaN from 0 / 0 or inf - inf must not be reported as unwritten."""
     for dtype in DTYPES:
         zero = torch.zeros(1, dtype=getattr(torch, dtype))
         infinity = zero + INF
@@ -263,7 +267,7 @@ arrays = hnp.arrays(np.float64, hnp.array_shapes(max_dims=3, max_side=4), elemen
 
 @st.composite
 def draw_tensors(draw):
-    """Draw got, truth and baseline of one shape."""
+    """Draw got, truth and baseline with equal shapes."""
     truth = draw(arrays)
     same = hnp.arrays(np.float64, truth.shape, elements=numbers)
     return draw(same), truth, draw(same)
@@ -288,39 +292,42 @@ float32 = np.float32
 
 
 def compute_float32(arrays, **change):
-    """Run both passes in float32; `change` replaces the formula of one quantity.
+    """Compute both passes in float32; `change` replaces formulas by quantity.
 
     The mean is corrected by the mean deviation from it, as in the kernels: a single float32 sum has more than twice
     PyTorch's error on some seeds if a row's deviation is small compared to its mean.
     """
     a = {name: np.array(array, float32) for name, array in arrays.items()}
     x, gamma, beta, W, b = (a[n] for n in ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias"))
-    t = {**a, "x": x, "gamma": gamma, "beta": beta, "W": W, "H": float32(x.shape[-1])}
+    values = {**a, "x": x, "gamma": gamma, "beta": beta, "W": W, "H": float32(x.shape[-1])}
 
     def define(name, formula):
-        t[name] = change.get(name, formula)(t)
+        values[name] = change.get(name, formula)(values)
 
-    define("dy", lambda t: t["grad_output"])
-    define("mean", lambda t: compute_corrected_mean(t["x"]))
-    define("variance", lambda t: ((t["x"] - t["mean"]) ** 2).mean(-1, keepdims=True))
-    define("rstd", lambda t: float32(1) / np.sqrt(t["variance"] + float32(1e-5)))
-    define("x_hat", lambda t: (t["x"] - t["mean"]) * t["rstd"])
-    define("ln_out", lambda t: t["x_hat"] * t["gamma"] + t["beta"])
-    define("dln", lambda t: t["dy"] @ t["W"])
-    define("g", lambda t: t["dln"] * t["gamma"])
-    define("c1", lambda t: (t["g"] * t["x_hat"]).mean(-1, keepdims=True))
-    define("c2", lambda t: t["g"].mean(-1, keepdims=True))
-    define("output", lambda t: t["ln_out"] @ t["W"].T + b)
-    define("grad_input", lambda t: t["rstd"] * (t["g"] - t["c2"] - t["x_hat"] * t["c1"]))
-    define("grad_ln_weight", lambda t: (t["dln"] * t["x_hat"]).sum((0, 1)))
-    define("grad_ln_bias", lambda t: t["dln"].sum((0, 1)))
-    define("grad_weight", lambda t: np.einsum("bso,bsh->oh", t["dy"], t["ln_out"]))
-    define("grad_bias", lambda t: t["dy"].sum((0, 1)))
-    return t
+    define("dy", lambda values: values["grad_output"])
+    define("mean", lambda values: compute_corrected_mean(values["x"]))
+    define("variance", lambda values: ((values["x"] - values["mean"]) ** 2).mean(-1, keepdims=True))
+    define("rstd", lambda values: float32(1) / np.sqrt(values["variance"] + float32(1e-5)))
+    define("x_hat", lambda values: (values["x"] - values["mean"]) * values["rstd"])
+    define("ln_out", lambda values: values["x_hat"] * values["gamma"] + values["beta"])
+    define("dln", lambda values: values["dy"] @ values["W"])
+    define("g", lambda values: values["dln"] * values["gamma"])
+    define("c1", lambda values: (values["g"] * values["x_hat"]).mean(-1, keepdims=True))
+    define("c2", lambda values: values["g"].mean(-1, keepdims=True))
+    define("output", lambda values: values["ln_out"] @ values["W"].T + b)
+    define(
+        "grad_input",
+        lambda values: values["rstd"] * (values["g"] - values["c2"] - values["x_hat"] * values["c1"]),
+    )
+    define("grad_ln_weight", lambda values: (values["dln"] * values["x_hat"]).sum((0, 1)))
+    define("grad_ln_bias", lambda values: values["dln"].sum((0, 1)))
+    define("grad_weight", lambda values: np.einsum("bso,bsh->oh", values["dy"], values["ln_out"]))
+    define("grad_bias", lambda values: values["dy"].sum((0, 1)))
+    return values
 
 
 def compute_corrected_mean(x):
-    """Return each row's mean plus the mean deviation from it."""
+    """Return each row's mean with one correction step: the mean deviation from it."""
     first = x.mean(-1, keepdims=True)
     return first + (x - first).mean(-1, keepdims=True)
 
@@ -330,7 +337,7 @@ QUANTITIES = ("output", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_we
 
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_correct_formulas_in_float32_pass(puzzle, seeds):
-    """tests/spec/test_mistakes.py rejects wrong formulas."""
+    """Incorrect formulas are covered by tests/spec/test_mistakes.py."""
     for seed in seeds:
         reference = Reference(puzzle, "float32", seed)
         for case in puzzle.cases(None):
@@ -344,7 +351,7 @@ def test_correct_formulas_in_float32_pass(puzzle, seeds):
                 )
 
 
-def test_error_shows_enough_digits_to_tell_values_apart():
+def test_error_message_shows_enough_digits():
     assert format_got_and_expected(1.5, 1.25, 1e-3) == "got 1.5, expected 1.25"
     message = format_got_and_expected(-0.3498378312, -0.3498377728, 1.1e-9, 6)
     assert message == "got -0.34983783, expected -0.34983777: off by 5.8e-08, the limit 1.1e-09"

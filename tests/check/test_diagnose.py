@@ -1,4 +1,4 @@
-"""Diagnosis of wrong values: position and kind of errors, known mistakes, findings of the virtual GPU."""
+"""Diagnosis of wrong values: error positions and kinds, known mistakes, findings of the virtual GPU."""
 
 import functools
 
@@ -39,7 +39,7 @@ def zero(_) -> np.ndarray:
 
 
 def make_evidence(case, quantity, got, unwritten=None):
-    """Return evidence for a kernel's values, rounded to float32."""
+    """Create evidence for a kernel's output, rounded to float32."""
     arrays = ARRAYS[case.name]
     expected = get_reference(case.name)[quantity]
     got = np.asarray(got, np.float32).astype(np.float64)
@@ -96,7 +96,7 @@ def test_mistakes_are_named_in_every_affected_quantity(mistake):
         diagnosis = d.diagnose(PUZZLE, quantity, cases, gate="G")
         named = next(m for m in MISTAKES if m.id == diagnosis.mistake)
         for case, values in values_by_case:
-            if values is not None:  # another mistake may be named only if its values are the same
+            if values is not None:  # naming another mistake is correct only if its values are equal
                 other = np.asarray(getattr(derive(ARRAYS[case.name], named.changes), quantity))
                 error = np.abs(values - other)
                 error = error.min(0) if other.ndim > values.ndim else error
@@ -108,9 +108,9 @@ def test_mistakes_are_named_in_every_affected_quantity(mistake):
 
 def test_mistake_must_explain_every_failing_case():
     first, second = CASES[:2]
-    dropped = derive(ARRAYS[first.name], {"c2": zero}).grad_input
+    without_c2 = derive(ARRAYS[first.name], {"c2": zero}).grad_input
     cases = [
-        make_evidence(first, "grad_input", dropped),
+        make_evidence(first, "grad_input", without_c2),
         make_evidence(second, "grad_input", 1.01 * get_truth(second)),
     ]
     assert d.diagnose(PUZZLE, "grad_input", cases[:1]).mistake == "mean-term-dropped"
@@ -118,8 +118,8 @@ def test_mistake_must_explain_every_failing_case():
 
 
 def test_no_hint_without_a_gate():
-    dropped = derive(ARRAYS["wide"], {"c2": zero}).grad_input
-    diagnosis = diagnose(CASES[2], "grad_input", dropped)
+    without_c2 = derive(ARRAYS["wide"], {"c2": zero}).grad_input
+    diagnosis = diagnose(CASES[2], "grad_input", without_c2)
     assert diagnosis.hint is None and not any("hint" in line for line in diagnosis.lines)
 
 
@@ -136,7 +136,7 @@ def test_float32_result_rounded_to_16_bits_is_named():
     [(2.0**-8, (), True), (0.1, (), False), (2.0**-8, CASES[:1], False)],
 )
 def test_sum_rounded_to_16_bits_is_named_if_only_it_is_wrong(relative_error, other_cases, expected):
-    """The error is `relative_error` times the sum of magnitudes; a larger one, or another wrong case, has another cause."""
+    """A larger error, or an error in another case, has a different cause."""
     cancels = next(case for case in p22.cases() if case.values == CANCELLING)
     size = np.abs(ARRAYS[cancels.name]["grad_output"]).sum((0, 1))
     noise = size * np.random.default_rng(0).uniform(-relative_error, relative_error, size.shape)
@@ -166,17 +166,17 @@ NOT_FINITE = [case for case in p22.cases() if is_nonfinite(case.values)]
 
 
 @pytest.mark.parametrize("case", NOT_FINITE, ids=lambda case: case.name)
-def test_lost_or_spread_nan_is_named(case):
+def test_dropped_or_propagated_nan_is_named(case):
     named = set()
     for quantity in QUANTITIES:
         expected = get_truth(case, quantity)
         if not np.isfinite(expected).all():
-            swallowed = make_evidence(case, quantity, np.where(np.isfinite(expected), expected, 0.5))
-            assert swallowed.result.nonfinite and not swallowed.result.ok
-            named.add(d.diagnose(PUZZLE, quantity, [swallowed], gate="dx").mistake)
+            dropped = make_evidence(case, quantity, np.where(np.isfinite(expected), expected, 0.5))
+            assert dropped.result.nonfinite and not dropped.result.ok
+            named.add(d.diagnose(PUZZLE, quantity, [dropped], gate="dx").mistake)
         if np.isfinite(expected).any():
-            spread = make_evidence(case, quantity, np.full(expected.shape, np.nan))
-            named.add(d.diagnose(PUZZLE, quantity, [spread], gate="dx").mistake)
+            propagated = make_evidence(case, quantity, np.full(expected.shape, np.nan))
+            named.add(d.diagnose(PUZZLE, quantity, [propagated], gate="dx").mistake)
     assert named == {"nan-swallowed", "nan-spread"}
 
 
@@ -194,9 +194,9 @@ def test_expected_nan_does_not_hide_a_known_mistake():
 
 def test_finite_case_is_shown_before_a_case_with_nan():
     case = next(case for case in NOT_FINITE if case.name == "NaN in x")
-    swallowed = make_evidence(case, "output", np.nan_to_num(get_truth(case, "output")))
-    off = make_evidence(CASES[1], "output", get_truth(CASES[1], "output") * 1.01)
-    diagnosis = d.diagnose(PUZZLE, "output", [swallowed, off])
+    dropped = make_evidence(case, "output", np.nan_to_num(get_truth(case, "output")))
+    scaled = make_evidence(CASES[1], "output", get_truth(CASES[1], "output") * 1.01)
+    diagnosis = d.diagnose(PUZZLE, "output", [dropped, scaled])
     assert diagnosis.mistake == "times-a-constant" and any(
         f"where in '{CASES[1].name}'" in line for line in diagnosis.lines
     )
@@ -229,7 +229,7 @@ def test_first_wrong_elements_are_listed():
     ],
 )
 def test_smallest_representative_case_is_shown(names, shown):
-    """A case with several rows is preferred to one in which most axes have size 1."""
+    """A case with several rows is preferred over one with mostly singleton dimensions."""
     cases = {case.name: case for case in p22.cases()}
     wrong = [
         make_evidence(cases[name], "grad_input", get_truth(cases[name], "grad_input") * 3) for name in names
@@ -257,10 +257,10 @@ def test_unwritten_nan_and_wrong_values_are_distinguished():
     poison = np.zeros((4, 4, 8), bool)
     poison[0, 0, 0] = True
     got = np.where(poison, np.nan, get_truth(case))
-    never = diagnose(case, "grad_input", got, poison, name="dx")
-    assert never.mistake == "never-written"
-    assert never.values[0] == "1 of 128 elements of dx were never written"
-    assert never.values[1].startswith("dx[0, 0, 0] never written, expected ")
+    unwritten = diagnose(case, "grad_input", got, poison, name="dx")
+    assert unwritten.mistake == "never-written"
+    assert unwritten.values[0] == "1 of 128 elements of dx were never written"
+    assert unwritten.values[1].startswith("dx[0, 0, 0] never written, expected ")
     nan = diagnose(case, "grad_input", got, name="dx")
     assert nan.mistake == "not-finite" and nan.values[0] == "1 of 128 elements of dx are NaN"
     infinite = diagnose(case, "grad_input", np.where(poison, np.inf, get_truth(case)), name="dx")
@@ -270,11 +270,11 @@ def test_unwritten_nan_and_wrong_values_are_distinguished():
     )
 
 
-# ---- Places -------------------------------------------------------------------------------------------------
+# ---- Positions -------------------------------------------------------------------------------------------------
 
 
 def make_mask(shape, *indices):
-    """Return a mask that is true at these indices."""
+    """Create a mask that is True at these indices."""
     mask = np.zeros(shape, bool)
     for index in indices:
         mask[index] = True
@@ -282,7 +282,7 @@ def make_mask(shape, *indices):
 
 
 @pytest.mark.parametrize(
-    ("mask", "letters", "words"),
+    ("mask", "letters", "message"),
     [
         (np.ones((2, 3), bool), "OH", "every element"),
         (make_mask((2, 3), (1, 2)), "OH", "one element, [1, 2]"),
@@ -304,8 +304,8 @@ def make_mask(shape, *indices):
         (np.zeros((2, 2), bool), "OH", "the tensor as a whole"),
     ],
 )  # fmt: skip
-def test_error_positions_are_described(mask, letters, words):
-    assert d.describe_location(mask, tuple(letters)) == words
+def test_error_positions_are_described(mask, letters, message):
+    assert d.describe_location(mask, tuple(letters)) == message
 
 
 def test_axes_of_fixed_size_are_numbered():
@@ -322,7 +322,7 @@ TWO_STORES = "x[0]: a store by thread (0, 0, 0) and a store by thread (1, 0, 0) 
 
 
 def make_finding(kind, message="", other="", kernel="k"):
-    """Return a finding with the fields that the diagnosis reads."""
+    """Create a finding with the fields that the diagnosis uses."""
     verbs = frozenset(verb for verb in ("a load", "a store", "an atomic") if f"{verb} by" in message)
     return Finding(kind, message, "a.mojo:1:1", kernel, other=other, verbs=verbs)
 
@@ -346,7 +346,7 @@ ATOMIC_STORE = ("global race", "x: an atomic by A and a store by B", "b.mojo:2:2
         ([ATOMIC_STORE, ("global race", "x: an atomic by A and a store by B (or a load by B)", "b.mojo:2:2")], "missing-atomic"),
         (["store to an input", ("global race", STORES)], "input-overwritten"),
         (["misaligned load", "uninitialised read"], "misaligned-vector"),
-        # missing threads explain the other findings, however frequent they are
+        # missing threads explain all other findings
         (["uninitialised read", "early return"], "barrier-divergence"),
         (["shared race", "barrier divergence"], "barrier-divergence"),
         ([("global race", STORES), "warp divergence"], "warp-divergence"),
@@ -364,9 +364,9 @@ ATOMIC_STORE = ("global race", "x: an atomic by A and a store by B", "b.mojo:2:2
         ([], None),
     ],
 )  # fmt: skip
-def test_findings_are_explained(findings, mistake):
-    arguments = [each if isinstance(each, tuple) else (each,) for each in findings]
-    explained = d.find_cause([make_finding(*each) for each in arguments])
+def test_findings_are_attributed_to_a_cause(findings, mistake):
+    arguments = [finding if isinstance(finding, tuple) else (finding,) for finding in findings]
+    explained = d.find_cause([make_finding(*argument) for argument in arguments])
     assert (explained and explained[0]) == mistake
 
 

@@ -18,12 +18,12 @@ from harness.spec.rounding import round_to_dtype
 
 
 def sum_by_thread(terms, threads):
-    """Return in each column the partial sum of its own thread, without block.sum."""
+    """Return each thread's partial sum in its column, as without block.sum."""
     return np.stack([terms[..., c % threads :: threads].sum(-1) for c in range(terms.shape[-1])], -1)
 
 
 def compute_index(v, turn):
-    """Return puzzle 24's index; `turn(quarter, row, column, size)` is the blank's code."""
+    """Compute puzzle 24's index; `turn(quarter, row, column, size)` is the blank's code."""
     side, cells = int(v.side), []
     for rest in range(side * side):
         row, column, size = 0, 0, 1

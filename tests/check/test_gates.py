@@ -1,11 +1,11 @@
-"""Checks of single gates: the solution passes, the skeleton is unsolved, errors are blamed on the right gate."""
+"""Checks of single gates: solutions pass, skeletons are unsolved, and errors blame the correct gate."""
 
 import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
-from typed import stand_in
+from typed import make_stub
 
 from harness.check import source_faults
 from harness.check.checker import Checker, add_owning_blank
@@ -29,7 +29,7 @@ def checker(puzzle):
 
 
 def write_package(solution, folder: Path, *filled: str, change: tuple[str, str] = ("", "")) -> OpPackage:
-    """Return a copy of the solution's package with only the blanks `filled` solved, after an optional edit."""
+    """Copy the solution's package with only the blanks `filled` solved, after an optional edit."""
     shutil.copytree(solution.path, folder)
     source = folder / "layernorm_linear.mojo"
     text = source.read_text()
@@ -42,7 +42,7 @@ def write_package(solution, folder: Path, *filled: str, change: tuple[str, str] 
 
 
 def write_unmarked_package(solution, folder: Path) -> OpPackage:
-    """Return a copy of the solution's package without markers, with dbeta doubled."""
+    """Copy the solution's package without markers and with dbeta doubled."""
     shutil.copytree(solution.path, folder)
     source = folder / "layernorm_linear.mojo"
     lines = [line for line in source.read_text().splitlines(True) if "# BLANK-" not in line]
@@ -52,7 +52,7 @@ def write_unmarked_package(solution, folder: Path) -> OpPackage:
     return OpPackage(folder)
 
 
-ENDLESS = (
+ENDLESS_LOOP = (
     "for o in range(O):\n            atomic_add(grad_bias",
     "var o = 0\n        while o < O:\n            atomic_add(grad_bias",
 )
@@ -60,10 +60,10 @@ ENDLESS = (
 
 @pytest.fixture(scope="module")
 def packages(puzzle, solution, tmp_path_factory) -> dict[str, OpPackage]:
-    """The tests' packages, recorded together: the checker reads the recordings from the cache."""
+    """Packages of the tests, recorded together into the cache."""
     folder = tmp_path_factory.mktemp("packages")
     by_name = {id: write_package(solution, folder / id, id) for id in ("dx", "row_sums", "ln")}
-    by_name["endless"] = write_package(solution, folder / "endless", "db", change=ENDLESS)
+    by_name["endless"] = write_package(solution, folder / "endless", "db", change=ENDLESS_LOOP)
     by_name["unmarked"] = write_unmarked_package(solution, folder / "unmarked")
     variants = {gate.id: gate.variant for gate in puzzle.kernel_gates}
     cases = {"endless": choose_cases(puzzle)[:1]}
@@ -86,7 +86,7 @@ def map_states(results):
 
 
 def choose_cases(puzzle):
-    """Return the case with adversarial inputs and one with odd sizes."""
+    """Return a case with adversarial inputs and one with odd sizes."""
     return [case for case in puzzle.cases(None) if case.name in ("hard values", "odd sizes")]
 
 
@@ -102,8 +102,8 @@ def test_every_quantity_is_checked_by_a_gate(puzzle):
     }
 
 
-def test_emptied_file_is_unsolved_without_execution(checker, puzzle, copied_package, monkeypatch):
-    """The checker hashes the files at every call and ignores the package object's cache."""
+def test_empty_file_is_unsolved_without_execution(checker, puzzle, copied_package, monkeypatch):
+    """The checker hashes the files on every call, regardless of the package object's cache."""
     monkeypatch.setattr("harness.check.checker.record_dtypes", None)
     package, source = OpPackage(copied_package.path), copied_package.path / copied_package.source
     assert package.digest
@@ -115,8 +115,8 @@ def test_emptied_file_is_unsolved_without_execution(checker, puzzle, copied_pack
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(("solved", "gates"), [("dx", FUSED), ("row_sums", None), ("ln", ["ln", "row_sums"])])
-def test_only_the_solved_blank_is_correct(checker, puzzle, packages, solved, gates):
-    """The gates whose kernels read what an untouched blank does not write are unsolved, too."""
+def test_only_solved_blanks_are_correct(checker, puzzle, packages, solved, gates):
+    """Gates that depend on an untouched blank are unsolved, too."""
     states = map_states(checker.check(packages[solved], gates, choose_cases(puzzle)))
     assert states == dict.fromkeys(gates or [gate.id for gate in puzzle.kernel_gates], "unsolved") | {
         solved: "correct"
@@ -143,7 +143,7 @@ def test_package_without_markers_is_checked_completely(checker, puzzle, packages
     assert any(line.startswith("grad_ln_bias[0] got ") for line in dgamma.diagnosis)
 
 
-def test_unknown_gate(checker, solution):
+def test_unknown_gate_is_rejected(checker, solution):
     with pytest.raises(BadUse, match="unknown gate 'dZ'; there is ln, forward, row_sums, db, dW, dgamma, dx"):
         checker.check(solution, ["dx", "dZ"])
 
@@ -153,7 +153,7 @@ def test_finding_in_a_helper_is_reported_at_the_learners_line():
     location = Location("/x/shared/common.mojo", 170, 5, Location(str(source), 41, 5))
     finding = Finding(
         "out-of-bounds atomic", "an atomic past the end", "/x/shared/common.mojo:170:5",
-        instr=stand_in(Instr, loc=location),
+        instr=make_stub(Instr, loc=location),
     )  # fmt: skip
     lines = source_faults.format_finding(finding, source, blank)
     assert lines[0] == (
@@ -184,7 +184,7 @@ def test_finding_uses_the_kernels_tensor_names(tmp_path):
             "sums_grad",
         )
         return source_faults.use_kernel_names(
-            dataclasses.replace(finding, instr=stand_in(Instr, loc=at)), recording, source
+            dataclasses.replace(finding, instr=make_stub(Instr, loc=at)), recording, source
         )
 
     assert (rename(7).message, rename(7).tensor) == ("past the end of grad (16 of sums_grad)", "grad")
@@ -198,7 +198,7 @@ def test_hoisted_load_is_reported_at_its_source_line(tmp_path):
     blank = blanks.Blank("dw", "the task", "", tuple(code.split("\n")), 1)
 
     def get_lines(tensor, line=1):
-        at = stand_in(Instr, loc=Location(str(source), line, 5))
+        at = make_stub(Instr, loc=Location(str(source), line, 5))
         finding = Finding(
             "out-of-bounds load", "a load past the end", f"{source}:{line}:5", tensor=tensor, instr=at
         )
@@ -209,12 +209,12 @@ def test_hoisted_load_is_reported_at_its_source_line(tmp_path):
 
 
 def test_first_case_is_reported_before_the_others_run(checker, puzzle, solution, monkeypatch):
-    """Runs without a compiler; the grader is a stub."""
+    """The grader is a stub, so nothing is compiled."""
     reported, checked, cases = [], [], len(puzzle.cases(None))
 
     def return_case_count(grader, device):
         checked.append(len(grader.cases))
-        return [stand_in(GateResult, gate=len(grader.cases), state="wrong")]
+        return [make_stub(GateResult, gate=len(grader.cases), state="wrong")]
 
     monkeypatch.setattr(checker, "_record", lambda *_: {"float32": None})
     monkeypatch.setattr("harness.check.grading.Grader.grade_gates", return_case_count)
@@ -244,7 +244,7 @@ def test_first_compile_is_announced_as_slow(has_plans, puzzle, solution, monkeyp
     [(["dx"], "db"), (["dx", "dW"], "db"), (["db"], None), (None, None)],
     ids=["another blank", "another of two", "own blank", "all gates"],
 )
-def test_compile_error_in_another_blank_names_its_owner(gates, owner, puzzle, solution):
+def test_compile_error_in_another_blank_is_attributed_to_it(gates, owner, puzzle, solution):
     source = solution.path / puzzle.source
     line = blanks.find_blanks(source.read_text())["db"].line
 
@@ -260,7 +260,7 @@ def test_compile_error_in_another_blank_names_its_owner(gates, owner, puzzle, so
 
 
 def test_error_outside_blanks_is_explained_by_double_index(puzzle, solution, tmp_path):
-    """For `y[row][column] = ...` the compiler's message has no line."""
+    """The compiler's message for `y[row][column] = ...` has no line number."""
     package = write_package(
         solution, tmp_path / "op", "db", change=("grad_bias, o, dy[row, o]", "grad_bias, o, dy[row][o]")
     )

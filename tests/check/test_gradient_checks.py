@@ -1,4 +1,4 @@
-"""Each gradient check passes a correct function and detects its mistake."""
+"""Each gradient check accepts a correct function and detects an incorrect one."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ LEADING = {"odd": (3, 5), "square": (4, 4), "row": (), "deep": (2, 3, 2), "tall"
 
 
 def make_inputs(sizes: str, seed: int) -> tuple[torch.Tensor, ...]:
-    """Return x [..., 4 or 7] and a scale for its last axis."""
+    """Return x [..., 4 or 7] and a scale for its last dimension."""
     generator = torch.Generator().manual_seed(seed)
     H = 4 if sizes == "square" else 7
     x = torch.randn(*LEADING[sizes], H, generator=generator, dtype=torch.float64)
@@ -28,7 +28,7 @@ def sum_leading(terms: torch.Tensor) -> torch.Tensor:
 
 
 class Scale(Function):
-    """Compute x * scale over the last axis; the wrong functions below change one method."""
+    """Compute x * scale; the incorrect functions below change one method."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -45,7 +45,7 @@ def make_subject(function: type[Function], **more) -> Subject:
     return Subject(function.apply, reference, make_inputs, **more)
 
 
-def with_backward(backward) -> type[Function]:
+def make_scale(backward) -> type[Function]:
     return type("Wrong", (Scale,), {"backward": staticmethod(backward)})
 
 
@@ -84,7 +84,7 @@ def sum_in_bfloat16(ctx, dy):
 
 
 class StateOnClass(Scale):
-    """Saves its inputs on the class, where a second call overwrites them."""
+    """Stores its inputs on the class, where a second call overwrites them."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -97,7 +97,7 @@ class StateOnClass(Scale):
         return dy * scale, sum_leading(dy * x)
 
 
-class SavesTooMuch(Scale):
+class SavesExtraTensor(Scale):
     @staticmethod
     def forward(ctx, x, scale):
         y = x * scale
@@ -139,7 +139,7 @@ def assume_contiguous_input(ctx, dy):
 
 
 class OverwritesSavedCopy(Scale):
-    """Saves a copy, into which the first backward pass writes its result."""
+    """Saves a copy that the first backward pass overwrites."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -154,7 +154,7 @@ class OverwritesSavedCopy(Scale):
 
 
 class SavesCopy(Scale):
-    """Correct, but the scale is a constant for second derivatives."""
+    """Correct, but second derivatives treat the scale as a constant."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -163,7 +163,7 @@ class SavesCopy(Scale):
 
 
 class OnceDifferentiable(SavesCopy):
-    """The same, declared once differentiable."""
+    """`SavesCopy` declared once differentiable."""
 
     @staticmethod
     @once_differentiable
@@ -171,20 +171,20 @@ class OnceDifferentiable(SavesCopy):
         return Scale.backward(ctx, dy)
 
 
-def spread_infinity(ctx, dy):
+def propagate_infinity(ctx, dy):
     dx, dscale = Scale.backward(ctx, dy)
     return dx + 0 * dy.sum(), dscale
 
 
-def multiply_and_divide(factor):
-    """Return `Scale` whose gradient of x is multiplied and divided by factor(x)."""
+def make_multiply_and_divide(factor):
+    """Return `Scale` with the gradient of x multiplied and divided by factor(x)."""
 
     def backward(ctx, dy):
         dx, dscale = Scale.backward(ctx, dy)
         value = factor(ctx.saved_tensors[0])
         return dx * value / value, dscale
 
-    return with_backward(backward)
+    return make_scale(backward)
 
 
 def underflow_in_float16(ctx, dy):
@@ -193,7 +193,7 @@ def underflow_in_float16(ctx, dy):
 
 
 class SecondOutput(Function):
-    """Return x * scale and its largest element, which has no gradient."""
+    """Return x * scale and its maximum, which has no gradient."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -228,46 +228,50 @@ def test_correct_function_passes(check):
     ("check", "function", "expected"),
     [
         (checks.forward, WrongForward, "the forward pass itself is wrong"),
-        (checks.against_autograd, with_backward(sum_first_axis_only), "gradients at"),
-        (checks.gradcheck_float64, with_backward(ignore_gradient), "GradcheckError"),
-        (checks.gradcheck_float32, with_backward(ignore_gradient), "GradcheckError"),
-        (checks.random_directions, with_backward(ignore_gradient), "the slope along a random direction"),
-        (checks.square_shapes, with_backward(ignore_gradient), "square sizes"),
-        (checks.expanded_gradient, with_backward(assume_contiguous_gradient), "expanded gradient"),
-        (checks.strided_gradient, with_backward(assume_contiguous_gradient), "not contiguous"),
-        (checks.strided_inputs, with_backward(assume_contiguous_input), "an input that is not contiguous"),
-        (checks.frozen_inputs, with_backward(return_none_for_scale), "only input 1"),
+        (checks.against_autograd, make_scale(sum_first_axis_only), "gradients at"),
+        (checks.gradcheck_float64, make_scale(ignore_gradient), "GradcheckError"),
+        (checks.gradcheck_float32, make_scale(ignore_gradient), "GradcheckError"),
+        (checks.random_directions, make_scale(ignore_gradient), "the slope along a random direction"),
+        (checks.square_shapes, make_scale(ignore_gradient), "square sizes"),
+        (checks.expanded_gradient, make_scale(assume_contiguous_gradient), "expanded gradient"),
+        (checks.strided_gradient, make_scale(assume_contiguous_gradient), "not contiguous"),
+        (checks.strided_inputs, make_scale(assume_contiguous_input), "an input that is not contiguous"),
+        (checks.frozen_inputs, make_scale(return_none_for_scale), "only input 1"),
         (checks.second_backward, OverwritesSavedCopy, "a second backward pass of the same call"),
         (checks.written_between, TensorsOnCtx, "a write to an input or a result after the call"),
         (checks.second_derivatives, SavesCopy, "the gradient of a gradient is wrong, without an error"),
         (
             checks.infinite_gradient,
-            with_backward(spread_infinity),
+            make_scale(propagate_infinity),
             "input 0 at [1, 0, 0]: got nan, expected -0.144245",
         ),
-        (checks.far_from_zero, multiply_and_divide(torch.exp), "with inputs near 800, where exp is infinite"),
         (
             checks.far_from_zero,
-            multiply_and_divide(lambda x: x.clamp(max=0).exp()),
+            make_multiply_and_divide(torch.exp),
+            "with inputs near 800, where exp is infinite",
+        ),
+        (
+            checks.far_from_zero,
+            make_multiply_and_divide(lambda x: x.clamp(max=0).exp()),
             "with inputs near -800, where exp is 0",
         ),
         (
             checks.narrow_dtypes,
-            with_backward(underflow_in_float16),
+            make_scale(underflow_in_float16),
             "in float16 at odd sizes: the gradient of input 0 at [",
         ),
         (checks.two_calls, StateOnClass, "a second call"),
         (checks.under_checkpoint, StateOnClass, "under checkpoint"),
-        (checks.inputs_unchanged, with_backward(write_into_gradient), "the gradient coming in is changed"),
-        (checks.repeat_runs, with_backward(add_noise), "different gradients"),
-        (checks.at_zero, with_backward(ignore_gradient), "exactly 0"),
-        (checks.many_rows_bfloat16, with_backward(sum_in_bfloat16), "over many rows"),
-        (checks.memory_saved, SavesTooMuch, "bytes are kept"),
+        (checks.inputs_unchanged, make_scale(write_into_gradient), "the gradient coming in is changed"),
+        (checks.repeat_runs, make_scale(add_noise), "different gradients"),
+        (checks.at_zero, make_scale(ignore_gradient), "exactly 0"),
+        (checks.many_rows_bfloat16, make_scale(sum_in_bfloat16), "over many rows"),
+        (checks.memory_saved, SavesExtraTensor, "bytes are kept"),
         (checks.held_by_ctx, TensorsOnCtx, "ctx.x holds a tensor"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_wrong_function_is_detected(check, function, expected):
+def test_incorrect_function_is_detected(check, function, expected):
     assert expected in (check(make_subject(function, **MEMORY)) or "")
 
 
@@ -285,24 +289,24 @@ def test_output_without_gradient_must_be_marked(check):
 
 
 def test_once_differentiable_function_passes():
-    """A missing second derivative is not an error, only a silently wrong one."""
+    """A missing second derivative is accepted; a wrong one is not."""
     assert checks.second_derivatives(make_subject(OnceDifferentiable)) is None
 
 
 @pytest.mark.parametrize("layout", ["a slice of longer rows", "with leading axes exchanged"])
-def test_more_layouts_than_transposed_are_tried(layout):
-    """The function is wrong only for this layout's strides."""
+def test_all_memory_layouts_are_tried(layout):
+    """The function is incorrect only for this layout's strides."""
     strides = checks.LAYOUTS[layout](torch.zeros(3, 5, 7)).stride()
 
     def backward(ctx, dy):
         dx, dscale = Scale.backward(ctx, dy)
         return (2 * dx if dy.stride() == strides else dx), dscale
 
-    assert layout in (checks.strided_gradient(make_subject(with_backward(backward))) or "")
+    assert layout in (checks.strided_gradient(make_subject(make_scale(backward))) or "")
 
 
 def test_every_subset_of_frozen_inputs_is_tried():
-    """The function is wrong only if exactly two of three inputs require gradients."""
+    """The function is incorrect only if exactly two of three inputs require gradients."""
 
     class Product(Function):
         @staticmethod
@@ -326,7 +330,7 @@ def test_every_subset_of_frozen_inputs_is_tried():
     assert "with only input 0 and input 1 asking for a gradient (the others frozen)" in (message or "")
 
 
-def test_factor_is_named_only_if_zeros_stay_zero():
+def test_factor_is_reported_only_if_zeros_stay_zero():
     expected = torch.tensor([2.0, 3.0, 0.0], dtype=torch.float64)
     assert (
         checks.describe_constant_factor(5 * expected, expected, [])
@@ -343,19 +347,19 @@ def test_cancellation_is_not_reported():
 
 
 def test_allclose_on_ones_misses_mistakes():
-    """An output gradient of ones hides an ignored gradient, so no result depends on this check."""
-    assert checks.allclose_on_ones(make_subject(with_backward(ignore_gradient))) is None
+    """An output gradient of ones cannot detect an ignored gradient."""
+    assert checks.allclose_on_ones(make_subject(make_scale(ignore_gradient))) is None
     assert checks.allclose_on_ones(make_subject(WrongForward)) is None
-    doubled = with_backward(lambda ctx, dy: tuple(2 * g for g in Scale.backward(ctx, dy)))
+    doubled = make_scale(lambda ctx, dy: tuple(2 * g for g in Scale.backward(ctx, dy)))
     assert "1e-4" in (checks.allclose_on_ones(make_subject(doubled)) or "")
 
 
-def test_exception_of_the_function_is_reported():
+def test_exception_in_the_function_is_reported():
     def raise_error(ctx, dy):
         raise AttributeError("no such thing as ctx.mask")
 
     assert (
-        checks.against_autograd(make_subject(with_backward(raise_error)))
+        checks.against_autograd(make_subject(make_scale(raise_error)))
         == "AttributeError: no such thing as ctx.mask"
     )
 

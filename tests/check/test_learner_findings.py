@@ -1,4 +1,4 @@
-"""Messages about the virtual GPU's findings for wrong Mojo in the blanks of puzzle 19."""
+"""Messages about the virtual GPU's findings for incorrect Mojo in puzzle 19's blanks."""
 
 import shutil
 import tomllib
@@ -19,18 +19,18 @@ from harness.toolchain.packages import OpPackage
 ENTRIES = tomllib.loads(Path(__file__).with_name("learner_findings.toml").read_text())["entry"]
 SOLUTION = roots.make_op_package(roots.solutions(), "p19")
 CASES = [PUZZLE.cases(None)[0], Case("wide", "more columns than a block has threads", (131, 3, 150), "hard")]
-"""Cases of this test, so that its messages do not depend on the puzzle's cases."""
+"""Fixed cases, so that messages do not depend on the puzzle's."""
 
 
 def group_by_package() -> list[list[dict]]:
-    """Return the entries in groups with at most one per gate, so that one package can hold a group."""
+    """Group the entries with at most one per gate, so that a package contains a whole group."""
     by_gate = {entry["gate"]: [e for e in ENTRIES if e["gate"] == entry["gate"]] for entry in ENTRIES}
     return [[entry for entry in group if entry] for group in zip_longest(*by_gate.values())]
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
-    """Return the lines printed for each entry by its name."""
+def printed_lines(tmp_path_factory):
+    """Map each entry's name to the printed lines."""
     packages = []
     for number, group in enumerate(group_by_package()):
         folder = tmp_path_factory.mktemp("learner") / str(number) / "op"
@@ -65,6 +65,6 @@ def get_printed_lines(result, puzzle, source: Path) -> list[str]:
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["name"])
-def test_finding_is_reported_with_location_and_hint(printed, entry):
+def test_finding_is_reported_with_location_and_hint(printed_lines, entry):
     expected = entry["printed"].strip("\n").split("\n")
-    assert [line for line in printed[entry["name"]] if line in expected] == expected
+    assert [line for line in printed_lines[entry["name"]] if line in expected] == expected

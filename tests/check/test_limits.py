@@ -1,4 +1,4 @@
-"""Limits on counters: the result shows the counter, the limit, the initial code's cost and the most costly line."""
+"""Limits on counters: results show the counter, the limit, the initial cost and the costliest line."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +18,7 @@ from harness.vgpu.ptx.parser import Instr, Location
 
 
 def count_loads(counts) -> Any:
-    """Return the bytes of x loaded by the launches "rows", relative to the matrix's size."""
+    """Return the bytes of x loaded by launches named "rows", relative to the matrix size."""
     sites = counts.select_launches("rows").select_sites("global", ("x",), "load")
     size = counts.sizes["rows"] * counts.sizes["columns"] * counts.element
     return divide_amounts([(site.instr, site.traffic.bytes) for site in sites], size)
@@ -27,13 +27,13 @@ def count_loads(counts) -> Any:
 LIMIT = Limit("read-again", "read", "bytes read of x, over its size", count_loads, 1.05, {"float32": 3})
 GATE = Gate("once", "plain", ("y",), limits=(LIMIT,))
 OP = OpSpec("toy", {"y": Argument(("rows", "columns"))}, {"x": Argument(("rows", "columns"))})
-TOY = Puzzle(name="p99", title="toy", gates=(GATE,), rungs=(), dim_names=("rows", "columns"),
+PUZZLE = Puzzle(name="p99", title="toy", gates=(GATE,), rungs=(), dim_names=("rows", "columns"),
              variants={"plain": (Call(OP),)})  # fmt: skip
 CASE = Case("counted", "", (4, 8), "plain", counted=True)
 
 
 def make_launch(*loads: tuple[int, int], name: str = "rows") -> Any:
-    """Return a launch that loads x: (line, bytes) for each load."""
+    """Create a launch that loads x, from (line, bytes) pairs."""
     counters = Counters(cast("Any", None))
     for number, (line, nbytes) in enumerate(loads):
         instr = Instr("ld", (), (), None, number, Location("/reader/kernel.mojo", line, 1))
@@ -42,11 +42,13 @@ def make_launch(*loads: tuple[int, int], name: str = "rows") -> Any:
 
 
 def measure_cost(*launches) -> Any:
-    (cost,) = measure_costs(TOY, GATE, CASE, launches, "float32", Source(cast("Any", "/reader/kernel.mojo")))
+    (cost,) = measure_costs(
+        PUZZLE, GATE, CASE, launches, "float32", Source(cast("Any", "/reader/kernel.mojo"))
+    )
     return cost
 
 
-def test_most_costly_line_is_named():
+def test_costliest_line_is_reported():
     cost = measure_cost(make_launch((7, 128), (9, 128), (9, 128)), make_launch((3, 4096), name="other"))
     assert cost.value == 3 and not cost.ok
     words, line = cost.lines

@@ -1,4 +1,4 @@
-"""Progress messages of a check and the status line that shows them. Stubs run the cases, without a compiler."""
+"""A check's progress messages and status line, with stubs in place of compiled code."""
 
 import io
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from rich.console import Console
-from typed import stand_in, text_of
+from typed import make_stub, read_output
 
 from harness.check.execution import GraphDevice, VirtualDevice
 from harness.check.reference import Reference
@@ -21,10 +21,10 @@ from harness.spec.catalogue import find_puzzle
 from harness.spec.puzzle import Case, Puzzle
 
 CASES = [Case(name, "", (1,), "plain") for name in ("chapter", "wide")]
-REFERENCE = stand_in(
-    Reference, dtype="float32", puzzle=stand_in(Puzzle, rungs=(), multiply_adds=lambda dims: 1)
+REFERENCE = make_stub(
+    Reference, dtype="float32", puzzle=make_stub(Puzzle, rungs=(), multiply_adds=lambda dims: 1)
 )
-PROGRAM = stand_in(Program, cached=True, seconds=0.0)
+PROGRAM = make_stub(Program, cached=True, seconds=0.0)
 
 
 def test_graph_reports_each_case_once(monkeypatch):
@@ -67,7 +67,7 @@ def test_python_file_reports_its_gates(tmp_path):
 
 
 def strip_escapes(console: Console) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text_of(console))
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read_output(console))
 
 
 def test_status_line_is_shown_on_terminals_and_erased():
@@ -78,7 +78,7 @@ def test_status_line_is_shown_on_terminals_and_erased():
         report_progress("without a listener")
     assert "checking: fused on the virtual GPU: case 3 of 18 (wide) 0:00:0" in strip_escapes(terminal)
     assert "without a listener" not in strip_escapes(terminal) and not strip_escapes(pipe).strip()
-    assert text_of(terminal).endswith("\x1b[2K"), "the line is erased at the end"
+    assert read_output(terminal).endswith("\x1b[2K"), "the line is erased at the end"
 
 
 def test_compile_message_is_printed_in_a_pipe():

@@ -1,4 +1,4 @@
-"""The cache of reference results: a change of any input is a miss, a damaged entry is recomputed."""
+"""The cache of reference results: any changed input is a miss, and damaged entries are recomputed."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 def get_results(dtype: str = "float32", seed: int = 0, puzzle=PUZZLE, is_cached: bool = True):
-    """Return truth and baseline of a case, and whether PyTorch computed them now."""
+    """Return truth and baseline of a case, and whether they were computed instead of read from the cache."""
     calls = []
     reference.compute_code_digest.cache_clear()
 
@@ -88,11 +88,11 @@ def test_any_relevant_change_is_a_cache_miss(tmp_path, monkeypatch):
 
 
 def test_cache_key_covers_all_relevant_code():
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", LIST_MODULES], cwd=roots.CHECKOUT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    for name, files in json.loads(done.stdout).items():
+    assert completed.returncode == 0, completed.stderr
+    for name, files in json.loads(completed.stdout).items():
         find_puzzle(name)
         code = list_code_files(name)
         others = {Path(file) for file in files} - {*code}
@@ -105,8 +105,10 @@ def test_damaged_entry_is_recomputed(tmp_path):
     (file,) = (path for path in tmp_path.rglob("answers/p19/*/*") if path.stat().st_size > 1000)
     for damaged in (file.read_bytes()[:-1], b"", file.read_bytes()[:-1] + b"?"):
         file.write_bytes(damaged)
-        again, _, computed = get_results()
-        assert computed and all(np.array_equal(truth[name], again[name], equal_nan=True) for name in truth)
+        recomputed, _, computed = get_results()
+        assert computed and all(
+            np.array_equal(truth[name], recomputed[name], equal_nan=True) for name in truth
+        )
         assert not get_results()[2]
 
 

@@ -1,4 +1,4 @@
-"""Correct solutions that differ from the book's pass with every seed."""
+"""Correct solutions that differ from the book's pass for all seeds."""
 
 import shutil
 import tomllib
@@ -15,29 +15,29 @@ from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
 
 VARIANTS = tomllib.loads((Path(__file__).parent / "right_variants.toml").read_text("utf-8"))
-IN_PYTHON = [(puzzle, rung) for puzzle, rungs in VARIANTS.items() for rung in rungs if rung != "mojo"]
-SEEDLESS = {("p20", "register"), ("p21", "torch"), *(("p26", rung) for rung in VARIANTS["p26"])}
-"""Rungs whose checks do not depend on the seed."""
+PYTHON_RUNGS = [(puzzle, rung) for puzzle, rungs in VARIANTS.items() for rung in rungs if rung != "mojo"]
+SEED_INDEPENDENT = {("p20", "register"), ("p21", "torch"), *(("p26", rung) for rung in VARIANTS["p26"])}
+"""Rungs with checks that do not depend on the seed."""
 PACKAGES = [
     pytest.param(puzzle, [edit for edits in variants if edits for edit in edits], id=f"{puzzle}-{number}")
     for puzzle, rungs in VARIANTS.items()
     for number, variants in enumerate(
-        zip_longest(*(named.values() for named in rungs.get("mojo", {}).values()))
+        zip_longest(*(edits_by_name.values() for edits_by_name in rungs.get("mojo", {}).values()))
     )
 ]
 """Mojo packages with one variant of each gate."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rung"), IN_PYTHON)
+@pytest.mark.parametrize(("name", "rung"), PYTHON_RUNGS)
 def test_python_variants_pass_with_every_seed(name, rung, tmp_path):
     puzzle, failures, files = find_puzzle(name), [], []
-    for gate, named in VARIANTS[name][rung].items():
-        for description, edits in named.items():
+    for gate, edits_by_name in VARIANTS[name][rung].items():
+        for description, edits in edits_by_name.items():
             folder = tmp_path / str(len(files))
             folder.mkdir()
             files.append((gate, description, write_changed(puzzle, rung, folder, *edits)))
-    for seed in range(1 if (name, rung) in SEEDLESS else 20):
+    for seed in range(1 if (name, rung) in SEED_INDEPENDENT else 20):
         checker = load_checker(Work(puzzle, puzzle.find_rung(rung), roots.solutions()), seed=seed)
         for gate, description, path in files:
             (result,) = checker.check(path, [gate])
@@ -50,7 +50,7 @@ def test_python_variants_pass_with_every_seed(name, rung, tmp_path):
 @pytest.mark.compiles
 @pytest.mark.parametrize(("name", "edits"), PACKAGES)
 def test_mojo_variants_pass_with_every_seed(name, edits, tmp_path):
-    """Use the small cases of each gate."""
+    """Use small cases only."""
     puzzle = find_puzzle(name)
     package = shutil.copytree(roots.make_op_package(roots.solutions(), name).path, tmp_path / "op")
     text = (package / puzzle.source).read_text()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from typed import stand_in
+from typed import make_stub
 
 from harness.check import runs
 from harness.check.compare import Repeats, TensorResult
@@ -26,12 +26,12 @@ from harness.vgpu.errors import VirtualGPUError
 
 CORRECT = TensorResult(True, 1e-8, 1e-8, 1e-6, 1e-8)
 WRONG = TensorResult(False, 1e-2, 1e-8, 1e-6, 1e-2)
-READ = Finding("uninitialised read", "reads an unwritten element", "a.mojo:1:1")
+UNINITIALIZED_READ = Finding("uninitialised read", "reads an unwritten element", "a.mojo:1:1")
 RACE = Finding("global race", "two blocks", "a.mojo:2:1")
 
 
 def make_variant(result=CORRECT, unsolved=(), repeats=None, errors=()) -> VariantResult:
-    case = stand_in(Case, name="chapter")
+    case = make_stub(Case, name="chapter")
     results = {q: result for q in ("output", "grad_input") if q not in unsolved}
     waiting = {quantity: ("dx",) for quantity in unsolved}
     variant_result = VariantResult("fused", [Comparison(case, results)], waiting, repeats or {})
@@ -40,8 +40,8 @@ def make_variant(result=CORRECT, unsolved=(), repeats=None, errors=()) -> Varian
 
 
 def make_run(*kinds, result=CORRECT, unsolved=(), repeats=None, findings=(), size=3) -> Run:
-    """Return a run on devices of these kinds, all with the same result."""
-    blanks = {"dx": stand_in(Blank, body=("a line",) * size)}
+    """Create a run on devices of these kinds with equal results."""
+    blanks = {"dx": make_stub(Blank, body=("a line",) * size)}
     devices = [
         DeviceResult(
             Target(kind, None, ""), True, 0.1, {"fused": make_variant(result, unsolved, repeats, findings)}
@@ -50,10 +50,10 @@ def make_run(*kinds, result=CORRECT, unsolved=(), repeats=None, findings=(), siz
     ]
     waiting = ["dx"] if unsolved else []
     quantities = ["output", "grad_input"]
-    return Run(stand_in(Options), stand_in(OpPackage), [], quantities, devices, [], blanks, None, waiting)
+    return Run(make_stub(Options), make_stub(OpPackage), [], quantities, devices, [], blanks, None, waiting)
 
 
-DX_LEFT = {"unsolved": ["grad_input"], "size": 0}
+DX_UNSOLVED = {"unsolved": ["grad_input"], "size": 0}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ DX_LEFT = {"unsolved": ["grad_input"], "size": 0}
     [
         (0, ["cpu", "gpu"], {}), (0, ["cpu", "virtual"], {}), (0, ["gpu"], {}), (0, ["virtual"], {}),
         (6, ["cpu"], {}), (6, [], {}),
-        (1, ["cpu"], {"result": WRONG}), (1, ["cpu", "gpu"], {"result": WRONG, **DX_LEFT}),
-        (3, ["cpu"], DX_LEFT), (3, ["cpu", "virtual"], DX_LEFT),
+        (1, ["cpu"], {"result": WRONG}), (1, ["cpu", "gpu"], {"result": WRONG, **DX_UNSOLVED}),
+        (3, ["cpu"], DX_UNSOLVED), (3, ["cpu", "virtual"], DX_UNSOLVED),
         (1, ["virtual"], {"findings": [RACE]}),
         # one of the repeated runs is wrong, or results differ although the order of sums is fixed
         (1, ["gpu"], {"repeats": {"grad_input": Repeats(200, False, 3.0, 1, True)}}),
@@ -71,13 +71,13 @@ DX_LEFT = {"unsolved": ["grad_input"], "size": 0}
         (0, ["gpu"], {"repeats": {"grad_input": Repeats(200, True, 0.0, 0)}}),
     ],
 )  # fmt: skip
-def test_exit_code(code, kinds, settings):
+def test_exit_code_summarizes_the_run(code, kinds, settings):
     """0: all correct, GPU kernels run; 1: anything wrong; 3: unsolved and nothing attempted wrong; 6: GPU kernels not run."""
     assert make_run(*kinds, **settings).compute_exit_code() == code
 
 
 class StoppedDevice:
-    """A virtual GPU that stopped with findings in the first case."""
+    """Stub of a virtual GPU that stops with findings in the first case."""
 
     target, cached, seconds = VIRTUAL, True, 0.0
 
@@ -92,7 +92,7 @@ class StoppedDevice:
 
 
 def get_errors(puzzle, package, finding, *, empty=()) -> list[Finding]:
-    """Return a variant's errors for a finding outside the blanks while some blanks are untouched."""
+    """Return a variant's errors for a finding outside the blanks, with the `empty` blanks untouched."""
     by_id = {
         id: replace(blank, body=()) if id in empty else blank
         for id, blank in read_package_blanks(package, puzzle).items()
@@ -102,12 +102,14 @@ def get_errors(puzzle, package, finding, *, empty=()) -> list[Finding]:
 
 
 def test_read_of_output_of_untouched_blank_is_ignored(puzzle, solution):
-    assert get_errors(puzzle, solution, READ, empty=["db"]) == []
-    assert get_errors(puzzle, solution, READ) == [READ], "with every blank solved it is an error"
+    assert get_errors(puzzle, solution, UNINITIALIZED_READ, empty=["db"]) == []
+    assert get_errors(puzzle, solution, UNINITIALIZED_READ) == [UNINITIALIZED_READ], (
+        "with every blank solved it is an error"
+    )
     assert get_errors(puzzle, solution, RACE, empty=["db"]) == [RACE]
 
 
-def test_error_outside_blanks_fails_every_gate_and_a_note_none(puzzle, solution):
+def test_error_outside_blanks_fails_every_gate(puzzle, solution):
     note = Finding("global race", "two blocks", "library", is_error=False)
     assert get_errors(puzzle, solution, note) == []
     grader = Grader(Reference(puzzle, "float32", 0), solution, read_package_blanks(solution, puzzle))
@@ -118,7 +120,7 @@ def test_error_outside_blanks_fails_every_gate_and_a_note_none(puzzle, solution)
     assert all("global race" in " ".join(gate.diagnosis) for gate in result.gates)
 
 
-def test_launch_that_did_not_end_is_not_repeated(puzzle, solution):
+def test_hanging_launch_is_not_repeated(puzzle, solution):
     grader = Grader(Reference(puzzle, "float32", 0), solution, {}, ["fused"], puzzle.cases(None)[:1], runs=3)
     grader.repeated = ["grad_input"]
     result = grader.grade_device(StoppedDevice(failure=VirtualGPUError("a launch did not end")))["fused"]
@@ -126,7 +128,7 @@ def test_launch_that_did_not_end_is_not_repeated(puzzle, solution):
     assert {gate.state for gate in result.gates} == {"wrong"}
 
 
-def test_state_is_the_worst_of_its_quantities():
+def test_gate_state_is_its_worst_quantity():
     quantities = ["output", "grad_input"]
     assert make_variant().get_state(quantities) == "correct"
     assert make_variant(unsolved=["grad_input"]).get_state(quantities) == "unsolved"
@@ -136,8 +138,10 @@ def test_state_is_the_worst_of_its_quantities():
 
 def test_quantities_depend_on_the_options(puzzle):
     assert Options(puzzle, backward=False).quantities == ["output", "mean", "rstd"]
-    whole = Options(puzzle).quantities
-    assert whole[:3] == ["output", "mean", "rstd"] and {"grad_input", "row_sums"} <= set(whole)
+    all_quantities = Options(puzzle).quantities
+    assert all_quantities[:3] == ["output", "mean", "rstd"] and {"grad_input", "row_sums"} <= set(
+        all_quantities
+    )
     assert Options(puzzle, gate="dgamma").quantities == ["grad_ln_weight", "grad_ln_bias"]
 
 
@@ -175,7 +179,7 @@ def test_damaged_marker_stops_a_run_before_compilation(puzzle, copied_package):
 
 
 TRANSFER = {"rms_grad_input", "grad_rms_weight", "rms_grad_weight"}
-"""Quantities that only the last gate's variant computes, which runs on request."""
+"""Quantities computed only by the last gate's optional variant."""
 
 
 @pytest.mark.compiles
@@ -191,8 +195,8 @@ def test_cpu_run_checks_every_quantity(puzzle, cpu_graphs):
     for name, result in device.variants.items():
         assert [c.case.name for c in result.comparisons] == ["chapter", "hard values"]
         compared = set(result.comparisons[0].results)
-        own = {"row_sums"} if name == "fused" else set()
-        assert compared == set(run.quantities) - TRANSFER - own
+        variant_quantities = {"row_sums"} if name == "fused" else set()
+        assert compared == set(run.quantities) - TRANSFER - variant_quantities
         assert set(result.repeats) == set(puzzle.backward) - TRANSFER
         assert all(
             repeats.runs == 2 and repeats.bit_equal and not repeats.wrong_runs
@@ -206,8 +210,8 @@ def test_skipped_device_is_not_a_result():
     assert run.compute_exit_code() == 6 and run.list_errors() == []
 
 
-def test_virtual_gpu_runs_the_puzzles_cases_of_any_size(monkeypatch):
-    """Only sizes given by `--dims` are skipped if they are too large."""
+def test_virtual_gpu_runs_puzzle_cases_of_any_size(monkeypatch):
+    """Only `--dims` can be too large for the virtual GPU."""
     monkeypatch.setattr(runs, "create_device", lambda *args: None)
     monkeypatch.setattr("harness.devices.targets.may_have_gpu", lambda: False)
     puzzle = catalogue.find_puzzle("p28")
@@ -217,7 +221,7 @@ def test_virtual_gpu_runs_the_puzzles_cases_of_any_size(monkeypatch):
 
 
 def get_passed_gates(state, *kinds) -> dict[str, bool]:
-    """Return the gates that a run has checked, with this state on every device but the CPU."""
+    """Return the gate states of a run in which every device except the CPU reports `state`."""
     run = make_run(*kinds)
     gate = Gate("dx", "fused", ("grad_input",), provided=("output",))
     for device in run.devices:
@@ -227,9 +231,9 @@ def get_passed_gates(state, *kinds) -> dict[str, bool]:
     return runs.collect_gate_states(run)
 
 
-def test_gpu_run_passes_its_gates_and_cpu_run_none():
+def test_only_gpu_runs_pass_gates():
     assert get_passed_gates("correct", "cpu", "virtual") == get_passed_gates("correct", "gpu") == {"dx": True}
-    assert get_passed_gates("correct", "cpu") == {}, "the CPU path holds no blank"
+    assert get_passed_gates("correct", "cpu") == {}, "the CPU path has no blanks"
     assert get_passed_gates("wrong", "virtual") == {"dx": False}
 
 
@@ -238,8 +242,8 @@ KERNELS = [name for name in catalogue.list_puzzle_names() if catalogue.find_puzz
 
 @pytest.mark.parametrize("kind", ["virtual", "gpu"])
 @pytest.mark.parametrize("name", KERNELS)
-def test_run_passes_a_gate_only_with_all_cases_of_its_own_check(name, kind, monkeypatch):
-    """A run also checks a gate's own cases, and bfloat16 if the gate has it; a failure there fails the run."""
+def test_run_checks_all_cases_of_a_gate(name, kind, monkeypatch):
+    """A run also checks the gate's additional cases, in bfloat16 if supported; a failure fails the run."""
     puzzle, settings_used = catalogue.find_puzzle(name), {}
     options = Options(puzzle, root="solutions")
     checked = [gate for gate in options.gates if gate.quantities]
@@ -255,27 +259,27 @@ def test_run_passes_a_gate_only_with_all_cases_of_its_own_check(name, kind, monk
     monkeypatch.setattr(runs, "Checker", RecordingChecker)
     compared = [Comparison(case, {}) for case in puzzle.cases(None)]
     variants = {
-        each: VariantResult(
-            each, gates=[GateResult(g, "correct", compared) for g in checked if g.variant == each]
+        variant: VariantResult(
+            variant, gates=[GateResult(g, "correct", compared) for g in checked if g.variant == variant]
         )
-        for each in options.variants
+        for variant in options.variants
     }
     devices = [DeviceResult(Target(kind, None, ""), variants=variants)]
     run = runs.LazyRun(
-        options, stand_in(OpPackage), puzzle.cases(None), options.quantities, devices, [], {}, None, []
+        options, make_stub(OpPackage), puzzle.cases(None), options.quantities, devices, [], {}, None, []
     )  # fmt: skip
-    own = [*puzzle.cases(None), *puzzle.gate_cases]
+    gate_cases = [*puzzle.cases(None), *puzzle.gate_cases]
     assert runs.collect_gate_states(run) == {gate.id: True for gate in checked}
     run.compute_gates()
-    further = {case.name for case in own} - {case.name for case in run.cases if kind == "virtual"}
-    narrow = {case.name for case in own if case.in_16_bits}
-    if not further | narrow:
-        assert not settings_used, "the run has checked everything"
+    remaining = {case.name for case in gate_cases} - {case.name for case in run.cases if kind == "virtual"}
+    cases_in_16_bits = {case.name for case in gate_cases if case.in_16_bits}
+    if not remaining | cases_in_16_bits:
+        assert not settings_used, "the run checked all cases"
         return
     assert {*settings_used["gates"]} == {gate.id for gate in checked} and settings_used[
         "second_dtype"
     ] == "bfloat16"
-    assert {case.name for case in settings_used["cases"]} == further | narrow
+    assert {case.name for case in settings_used["cases"]} == remaining | cases_in_16_bits
     assert runs.collect_gate_states(run) == {gate.id: gate is not checked[0] for gate in checked}
     assert run.compute_exit_code() == 1 and [result.gate for result in run.rejected] == checked[:1]
 

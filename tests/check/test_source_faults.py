@@ -1,4 +1,4 @@
-"""Faults found in the source text: each mistake is named, and correct code has none."""
+"""Static checks of the source text: each mistake is reported, and correct code is accepted."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def find_faults(tmp_path, code: str) -> list:
         (LOOPS + "_ = helper(weight, row, O, H)", "arguments-exchanged", "`O` is in place of wide"),
     ],
 )
-def test_fault_is_named_with_its_line(tmp_path, code, mistake, expected):
+def test_fault_is_reported_with_its_line(tmp_path, code, mistake, expected):
     (fault,) = find_faults(tmp_path, code)
     assert fault.mistake == mistake and expected in fault.words
     assert (tmp_path / "kernel.mojo").read_text().splitlines()[fault.line - 1] == code.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""A learner's code that exits, crashes or never ends fails only its gate; the checker keeps running."""
+"""A learner's code that exits, crashes or hangs fails only its gate; the checker keeps running."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from typed import present
+from typed import unwrap
 
 from harness.check.checker import create_checker, load_checker
 from harness.check.results import GateResult, compute_exit_code
@@ -27,71 +27,71 @@ PYTHON = [
     for rung in find_puzzle(name).rungs
     if not isinstance(rung, MojoRung)
 ]
-EXITED = "the code exited the process, so it was not checked"
+EXIT_MESSAGE = "the code exited the process, so it was not checked"
 MESSAGES = {
-    "raise SystemExit(0)": f"SystemExit: 0: {EXITED}",
-    "__import__('sys').exit()": f"SystemExit: {EXITED}",
-    "__import__('os')._exit(0)": f"os._exit(0): {EXITED}",
-    "raise GeneratorExit": f"GeneratorExit: {EXITED}",
-    "raise KeyboardInterrupt": f"KeyboardInterrupt: {EXITED}",
+    "raise SystemExit(0)": f"SystemExit: 0: {EXIT_MESSAGE}",
+    "__import__('sys').exit()": f"SystemExit: {EXIT_MESSAGE}",
+    "__import__('os')._exit(0)": f"os._exit(0): {EXIT_MESSAGE}",
+    "raise GeneratorExit": f"GeneratorExit: {EXIT_MESSAGE}",
+    "raise KeyboardInterrupt": f"KeyboardInterrupt: {EXIT_MESSAGE}",
     "__import__('os').abort()": "the process ended by SIGABRT, so it was not checked",
     "while True: pass": "timed out after 5 s",
 }
-"""Statement -> message after file and line."""
+"""Statement -> expected message after file and line."""
 
 
 @pytest.fixture
 def short_timeout(statement, monkeypatch):
-    """Shorten the timeout of the endless loop only: on a busy machine correct code may take longer."""
+    """Shorten the timeout for the endless loop only, since correct code may be slow on a busy machine."""
     if statement == "while True: pass":
         monkeypatch.setenv("WORKBOOK_GATE_SECONDS", "5")
 
 
 @pytest.fixture
-def work(tmp_path):
-    """A copy of puzzle 24's solved NumPy file that tests may change."""
+def exercise(tmp_path):
+    """Exercise with a modifiable copy of puzzle 24's solved NumPy file."""
     return copy_solution(tmp_path, "p24", "numpy")
 
 
 def copy_solution(folder, puzzle, rung):
-    work = Work(find_puzzle(puzzle), find_puzzle(puzzle).find_rung(rung), folder)
-    work.path.parent.mkdir(parents=True)
-    work.path.write_text(work.solution.read_text())
-    return work
+    exercise = Work(find_puzzle(puzzle), find_puzzle(puzzle).find_rung(rung), folder)
+    exercise.path.parent.mkdir(parents=True)
+    exercise.path.write_text(exercise.solution.read_text())
+    return exercise
 
 
-def insert_in_first_blanks(work, *statements):
-    """Insert a statement at the start of each of the first blanks; return the line number of the first."""
-    text, bodies = work.solution.read_text(), {}
-    for gate, statement in zip(work.gates, statements, strict=False):
+def insert_into_first_blanks(exercise, *statements):
+    """Insert statements at the starts of the first blanks; return the first one's line number."""
+    text, bodies = exercise.solution.read_text(), {}
+    for gate, statement in zip(exercise.gates, statements, strict=False):
         body = blanks.find_blanks(text)[gate.id].body
         first = next(line for line in body if line.strip())
         bodies[gate.id] = (first[: len(first) - len(first.lstrip())] + statement, *body)
-    work.path.write_text(blanks.join_pieces(blanks.split_blanks(text), bodies))
-    return 1 + [line.strip() for line in work.path.read_text().splitlines()].index(statements[0])
+    exercise.path.write_text(blanks.join_pieces(blanks.split_blanks(text), bodies))
+    return 1 + [line.strip() for line in exercise.path.read_text().splitlines()].index(statements[0])
 
 
-def insert_at_top(work, statement):
-    work.path.write_text(f"{statement}\n{work.solution.read_text()}")
+def prepend_statement(exercise, statement):
+    exercise.path.write_text(f"{statement}\n{exercise.solution.read_text()}")
 
 
 @pytest.mark.parametrize("statement", MESSAGES)
 @pytest.mark.usefixtures("short_timeout")
-def test_blank_that_exits_is_wrong_and_other_gates_are_checked(work, statement):
-    line = insert_in_first_blanks(work, statement)
-    first, *others = create_checker(work).check(work.path)
+def test_blank_that_exits_is_wrong_and_other_gates_are_checked(exercise, statement):
+    line = insert_into_first_blanks(exercise, statement)
+    first, *others = create_checker(exercise).check(exercise.path)
     assert first.state == "wrong" and first.hint == "numpy-index-1"
-    assert first.diagnosis == [f"{work.path}:{line}: {MESSAGES[statement]}"]
+    assert first.diagnosis == [f"{exercise.path}:{line}: {MESSAGES[statement]}"]
     assert [result.state for result in others] == ["correct"] * 3
 
 
 @pytest.mark.parametrize("statement", MESSAGES)
 @pytest.mark.usefixtures("short_timeout")
-def test_file_that_exits_at_import_is_damaged(work, statement):
-    insert_at_top(work, statement)
+def test_file_that_exits_at_import_is_damaged(exercise, statement):
+    prepend_statement(exercise, statement)
     with pytest.raises(DamagedFile) as error:
-        create_checker(work).check(work.path)
-    assert str(error.value) == f"{work.path}:1: {MESSAGES[statement]}"
+        create_checker(exercise).check(exercise.path)
+    assert str(error.value) == f"{exercise.path}:1: {MESSAGES[statement]}"
 
 
 @pytest.mark.parametrize(
@@ -105,24 +105,24 @@ def test_file_that_exits_at_import_is_damaged(work, statement):
     ],
     ids=["SIGKILL", "closed connection"],
 )  # fmt: skip
-def test_lost_process_is_reported(work, statement, message):
-    insert_in_first_blanks(work, statement)
-    (result,) = create_checker(work).check(work.path, ["index"])
-    assert result.diagnosis == [f"{work.path}: {message}, so it was not checked"]
+def test_killed_process_is_reported(exercise, statement, message):
+    insert_into_first_blanks(exercise, statement)
+    (result,) = create_checker(exercise).check(exercise.path, ["index"])
+    assert result.diagnosis == [f"{exercise.path}: {message}, so it was not checked"]
 
 
-def test_forked_process_sends_no_result(work):
-    """A blank calls `os.fork`; only one of the two processes sends results."""
-    # Fork only once: each fork in a loop doubles the processes.
-    insert_in_first_blanks(
-        work,
+def test_forked_process_sends_no_result(exercise):
+    """A blank calls `os.fork`; only one process sends results."""
+    # Fork only once: a loop would double the processes in each iteration.
+    insert_into_first_blanks(
+        exercise,
         "__import__('os').environ.setdefault('FORKED', str(__import__('os').environ.get('FORKED') or __import__('os').fork()))",
     )
-    assert [result.state for result in create_checker(work).check(work.path)] == ["correct"] * 4
+    assert [result.state for result in create_checker(exercise).check(exercise.path)] == ["correct"] * 4
 
 
-def test_fork_server_preloads_torch_only_if_parent_imported_it(work):
-    """Run in a new process, since another test may have started the fork server."""
+def test_fork_server_preloads_torch_only_if_parent_imported_it(exercise):
+    """Use a new process, since another test may have started the fork server."""
     program = """\
 import multiprocessing, sys
 from pathlib import Path
@@ -147,39 +147,39 @@ def main():
 if __name__ == "__main__":
     main()
 """
-    script = work.root / "program.py"
+    script = exercise.root / "program.py"
     script.write_text(program)
     for module, expected in (("torch", "1"), ("none", "0")):
-        done = subprocess.run(
-            [sys.executable, str(script), str(work.root), module], capture_output=True, text=True, cwd=roots.CHECKOUT,
+        completed = subprocess.run(
+            [sys.executable, str(script), str(exercise.root), module], capture_output=True, text=True, cwd=roots.CHECKOUT,
             env=os.environ | {"PYTHONPATH": str(roots.CHECKOUT)},
         )  # fmt: skip
-        assert done.stdout.split() == [expected], done.stderr
+        assert completed.stdout.split() == [expected], completed.stderr
 
 
-def test_process_is_reused_and_restarted_after_a_crash(work):
-    checker = SubprocessChecker(work)
-    assert [result.state for result in checker.check(work.path, ["index"])] == ["correct"]
-    first = present(checker._process).process.pid
-    assert [result.state for result in checker.check(work.path, ["tiles"])] == ["correct"]
-    assert present(checker._process).process.pid == first
-    insert_in_first_blanks(work, "__import__('os')._exit(0)")
-    assert [result.state for result in checker.check(work.path, ["index"])] == ["wrong"]
-    work.path.write_text(work.solution.read_text())
-    assert [result.state for result in checker.check(work.path)] == ["correct"] * 4
-    last = present(checker._process).process
+def test_process_is_reused_and_restarted_after_a_crash(exercise):
+    checker = SubprocessChecker(exercise)
+    assert [result.state for result in checker.check(exercise.path, ["index"])] == ["correct"]
+    first = unwrap(checker._process).process.pid
+    assert [result.state for result in checker.check(exercise.path, ["tiles"])] == ["correct"]
+    assert unwrap(checker._process).process.pid == first
+    insert_into_first_blanks(exercise, "__import__('os')._exit(0)")
+    assert [result.state for result in checker.check(exercise.path, ["index"])] == ["wrong"]
+    exercise.path.write_text(exercise.solution.read_text())
+    assert [result.state for result in checker.check(exercise.path)] == ["correct"] * 4
+    last = unwrap(checker._process).process
     checker.close()
     assert not last.is_alive()
 
 
-def test_gate_computed_from_a_crashed_gate_blames_it(work):
-    """The two gates' results come from different processes."""
-    first, second, *_ = (gate.id for gate in work.gates)
-    insert_in_first_blanks(work, "__import__('os')._exit(0)", "raise ValueError('own error')")
-    dependent = Work(work.puzzle, replace(work.rung, needs={second: (first,)}), work.root)
-    independent = {result.gate.id: result for result in create_checker(work).check(work.path)}
+def test_gate_that_depends_on_a_crashed_gate_blames_it(exercise):
+    """The gates run in different processes."""
+    first, second, *_ = (gate.id for gate in exercise.gates)
+    insert_into_first_blanks(exercise, "__import__('os')._exit(0)", "raise ValueError('own error')")
+    dependent = Work(exercise.puzzle, replace(exercise.rung, needs={second: (first,)}), exercise.root)
+    independent = {result.gate.id: result for result in create_checker(exercise).check(exercise.path)}
     assert "own error" in independent[second].diagnosis[0]
-    blamed = {result.gate.id: result for result in create_checker(dependent).check(work.path)}
+    blamed = {result.gate.id: result for result in create_checker(dependent).check(exercise.path)}
     assert blamed[second].diagnosis == [f"computed from {first}, which is wrong: fix that first"]
     assert "os._exit(0)" in blamed[first].diagnosis[0]
 
@@ -196,9 +196,9 @@ def start_run(folder, *flags, **pipes) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=roots.CHECKOUT, stdout=subprocess.PIPE, text=True, **pipes)
 
 
-def test_blank_can_read_from_the_terminal(work, tmp_path):
-    """`input()` reads from the terminal; without one it raises EOFError."""
-    insert_in_first_blanks(work, "assert input('typed? ') == 'yes'")
+def test_blank_can_read_from_the_terminal(exercise, tmp_path):
+    """Without a terminal, `input()` raises EOFError."""
+    insert_into_first_blanks(exercise, "assert input('typed? ') == 'yes'")
     parent_end, child_end = os.openpty()
     with start_run(tmp_path, "--gate", "index", stdin=child_end, stderr=subprocess.STDOUT) as run:
         os.write(parent_end, b"yes\n" * 100)  # one for each case
@@ -206,42 +206,42 @@ def test_blank_can_read_from_the_terminal(work, tmp_path):
     os.close(parent_end)
     os.close(child_end)
     assert "✅ index" in out and "typed? " in out
-    (result,) = create_checker(work).check(work.path, ["index"])
+    (result,) = create_checker(exercise).check(exercise.path, ["index"])
     assert result.state == "wrong" and "EOFError" in result.diagnosis[0]
 
 
-def test_exception_is_reported_as_in_this_process(work):
-    insert_in_first_blanks(work, "1 / 0")
+def test_exception_is_reported_as_without_a_subprocess(exercise):
+    insert_into_first_blanks(exercise, "1 / 0")
     in_process, in_subprocess = (
-        checker.check(work.path) for checker in (load_checker(work), create_checker(work))
+        checker.check(exercise.path) for checker in (load_checker(exercise), create_checker(exercise))
     )
     assert [(r.state, r.diagnosis, r.hint) for r in in_process] == [
         (r.state, r.diagnosis, r.hint) for r in in_subprocess
     ]
-    insert_at_top(work, "1 / 0")
+    prepend_statement(exercise, "1 / 0")
     with pytest.raises(DamagedFile, match=":1: ZeroDivisionError: division by zero"):
-        create_checker(work).check(work.path)
+        create_checker(exercise).check(exercise.path)
 
 
-def test_checker_error_shows_its_traceback(work):
-    """An error of the workbook itself is not a result: the subprocess's traceback is shown."""
+def test_checker_error_shows_its_traceback(exercise):
+    """An internal error of the workbook shows the subprocess's traceback and is not a result."""
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*unexpected keyword argument 'nonsense'"):
-        SubprocessChecker(work, nonsense=1).check(work.path)
+        SubprocessChecker(exercise, nonsense=1).check(exercise.path)
 
 
-def test_checker_that_omits_a_gate_is_an_error(work, monkeypatch):
+def test_checker_that_omits_a_gate_is_an_error(exercise, monkeypatch):
     from harness.check.python_files import PythonChecker
 
     monkeypatch.setattr("harness.check.subprocess_checker.can_fork", lambda: True)
     monkeypatch.setattr(PythonChecker, "check", lambda self, path, gates, cases: [])
     with pytest.raises(RuntimeError, match="the checker returned no result for index, tiles"):
-        SubprocessChecker(work).check(work.path, ["index", "tiles"])
+        SubprocessChecker(exercise).check(exercise.path, ["index", "tiles"])
 
 
-def test_checker_process_ends_with_its_parent(work, tmp_path):
+def test_checker_process_ends_with_its_parent(exercise, tmp_path):
     """Kill the parent while the learner's code sleeps in a blank."""
     write_pid = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid()))"
-    insert_in_first_blanks(work, f"{write_pid} and __import__('time').sleep(999)")
+    insert_into_first_blanks(exercise, f"{write_pid} and __import__('time').sleep(999)")
     program = (
         "from pathlib import Path\nfrom harness.check.subprocess_checker import SubprocessChecker\nfrom harness.learner.work import Work\n"
         "from harness.puzzles.p24.spec import PUZZLE\n"
@@ -256,7 +256,7 @@ def test_checker_process_ends_with_its_parent(work, tmp_path):
 
 
 def wait_for(condition):
-    """Wait up to a minute until condition() is true."""
+    """Wait until condition() is true, for at most a minute."""
     until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until
@@ -274,24 +274,24 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize(("puzzle", "rung"), PYTHON)
-def test_no_python_rung_passes_code_that_exits(puzzle, rung, tmp_path):
-    work = copy_solution(tmp_path, puzzle, rung)
-    gate = work.gates[0].id
-    in_process = load_checker(work)
-    insert_at_top(work, "raise SystemExit(0)")
+def test_exiting_code_passes_on_no_python_rung(puzzle, rung, tmp_path):
+    exercise = copy_solution(tmp_path, puzzle, rung)
+    gate = exercise.gates[0].id
+    in_process = load_checker(exercise)
+    prepend_statement(exercise, "raise SystemExit(0)")
     with pytest.raises(DamagedFile, match=":1: SystemExit: 0: the code exited the process"):
-        in_process.check(work.path, [gate])
+        in_process.check(exercise.path, [gate])
     for checker, statement in (
         (in_process, "raise SystemExit(0)"),
-        (create_checker(work), "__import__('os')._exit(0)"),
+        (create_checker(exercise), "__import__('os')._exit(0)"),
     ):
-        insert_in_first_blanks(work, statement)
-        assert get_errors(checker, work, gate), statement
+        insert_into_first_blanks(exercise, statement)
+        assert get_errors(checker, exercise, gate), statement
 
 
-def get_errors(checker, work, gate):
+def get_errors(checker, exercise, gate):
     try:
-        (result,) = checker.check(work.path, [gate])
+        (result,) = checker.check(exercise.path, [gate])
     except DamagedFile as error:  # the file's import runs the blank
         return [str(error)]
     return result.diagnosis if result.state == "wrong" else []
@@ -321,15 +321,15 @@ def test_run_that_exits_early_fails(command_line, monkeypatch, error):
         raise error
 
     monkeypatch.setattr("harness.cli.run_puzzle", exit_early)
-    finished = command_line("p24", "--rung", "numpy")
-    assert finished.code == 1
-    assert finished.err == f"error: {type(error).__name__} before the end of the run: {error}\n"
+    result = command_line("p24", "--rung", "numpy")
+    assert result.code == 1
+    assert result.err == f"error: {type(error).__name__} before the end of the run: {error}\n"
 
 
-def test_ctrl_c_during_an_endless_blank(work, tmp_path):
-    insert_in_first_blanks(work, "print('started', flush=True); __import__('time').sleep(999)")
+def test_ctrl_c_during_an_endless_blank_ends_the_run(exercise, tmp_path):
+    insert_into_first_blanks(exercise, "print('started', flush=True); __import__('time').sleep(999)")
     run = start_run(tmp_path, stderr=subprocess.PIPE)
-    assert present(run.stdout).readline() == "started\n"
+    assert unwrap(run.stdout).readline() == "started\n"
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=60)
     assert (run.returncode, out, err) == (130, "", "interrupted\n")

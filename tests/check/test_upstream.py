@@ -1,4 +1,4 @@
-"""Errors caused by an earlier error only refer to it; other errors are explained."""
+"""Errors caused by an earlier error refer to it; independent errors are explained."""
 
 import pytest
 from changed_solutions import write_changed
@@ -31,7 +31,7 @@ def test_first_wrong_dependency_is_blamed(name, wrong, expected):
     assert find_first_wrong(name, NEEDS, wrong) == expected
 
 
-def test_gate_after_a_wrong_one_only_refers_to_it():
+def test_gate_after_a_wrong_one_refers_to_it():
     results = [
         GateResult(Gate(id), state, diagnosis=[f"{id} is wrong"], mistake=id, hint=f"{id}-2")
         for id, state in (("a", "wrong"), ("b", "wrong"), ("c", "correct"), ("d", "unsolved"))
@@ -46,7 +46,7 @@ def test_gate_after_a_wrong_one_only_refers_to_it():
 
 
 def check_edited(tmp_path, *edits):
-    """Check the PyTorch rung's solution after replacing some lines; return the results by gate."""
+    """Check the PyTorch rung's solution after some edits; return the results by gate."""
     rung, path = P23.find_rung("torch"), write_changed(P23, "torch", tmp_path, *edits)
     cases = [case for case in P23.cases(None) if case.name in ("chapter", "hard values", "odd sizes")]
     return {r.gate.id: r for r in load_checker(Work(P23, rung, roots.solutions())).check(path, cases=cases)}
@@ -56,7 +56,7 @@ MISSING_MASK = ("scores = scale * (query @ key.mT) + mask", "scores = scale * (q
 MISSING_SUM = ("(dP - (dP * P).sum(-1, keepdim=True))", "dP")
 
 
-def test_only_a_wrong_output_is_explained(tmp_path):
+def test_wrong_gradients_after_a_wrong_output_are_not_explained(tmp_path):
     results = check_edited(tmp_path, MISSING_MASK)
     assert results["output"].mistake == "mask-forgotten"
     assert results["dsoftmax"].diagnosis == ["computed from output, which is wrong: fix that first"]
@@ -77,7 +77,7 @@ def test_wrong_gradient_after_correct_output_is_explained(tmp_path, edit, mistak
 
 
 def test_wrong_gradients_are_blamed_on_inputs_of_their_op():
-    """The fused backward pass reads lse, and delta, which is computed from the output."""
+    """The fused backward pass depends on lse and, through delta, on the output."""
     diagnoses = {
         "lse": Diagnosis("lse", [], "lse-without-log", "online-2", frozenset({"lse"})),
         "grad_query": Diagnosis("dQ", [], None, "flash_dQ-1"),
@@ -87,7 +87,7 @@ def test_wrong_gradients_are_blamed_on_inputs_of_their_op():
     assert diagnoses["lse"].lines == ["lse"]
     assert diagnoses["grad_query"].lines == ["computed from lse, which is wrong: fix that first"]
     assert diagnoses["grad_query"].hint is None and diagnoses["grad_query"].mistake is None
-    assert diagnoses["grad_value"].lines == ["dV"], "its own last step is wrong, independently of lse"
+    assert diagnoses["grad_value"].lines == ["dV"], "its last step is wrong, independently of lse"
 
 
 def test_mistake_in_two_quantities_is_explained_once():

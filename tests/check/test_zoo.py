@@ -1,4 +1,4 @@
-"""Every wrong solution of every puzzle is rejected at its gate, and its mistake is named.
+"""Every wrong solution is rejected at its gate, and its mistake is named.
 
 All wrong kernels are recorded together; one kernel is also checked by the command line.
 """
@@ -25,8 +25,8 @@ ROOT = roots.CHECKOUT
 WRONG = [wrong for name in list_puzzle_names() for wrong in zoo.load_wrong_kernels(name)]
 KERNELS = [wrong for wrong in WRONG if isinstance(wrong.target_rung, MojoRung)]
 PYTHON = [wrong for wrong in WRONG if wrong not in KERNELS and wrong.rung != "catch"]
-"""Without the `catch` rung, which tests/p21/test_catch.py checks."""
-OF_P22 = [kernel for kernel in KERNELS if kernel.puzzle == "p22"]
+"""Except for the `catch` rung, which tests/p21/test_catch.py covers."""
+P22_KERNELS = [kernel for kernel in KERNELS if kernel.puzzle == "p22"]
 DEFAULT_CASES = {
     "p20": ("hard values", "odd sizes", "1 x 129", "3 x 257", "expanded", "huge logits"),
     "p22": ("hard values", "odd sizes", "wide", "many rows", "expanded"),
@@ -34,16 +34,16 @@ DEFAULT_CASES = {
     "p24": ("chapter", "hard values", "row by row", "squares", "odd sizes"),
     "p27": ("chapter", "large logits", "many places", "1 x 1 x 389", "1 x 513 x 1"),
 }
-"""Puzzle -> names of the cases for kernels that list no cases; other puzzles use all cases."""
-OWN_GATES_ONLY = {("p21", "torch"), ("p25", "numpy"), ("p25", "torch"), ("p26", "compose"), ("p26", "swap"),
+"""Puzzle -> default case names for its wrong kernels; other puzzles use all cases."""
+AFFECTED_GATES_ONLY = {("p21", "torch"), ("p25", "numpy"), ("p25", "torch"), ("p26", "compose"), ("p26", "swap"),
     ("p27", "numpy"), ("p27", "tape")}  # fmt: skip
-"""Slow rungs, for which only the gates affected by a wrong solution are checked."""
+"""Slow rungs: only the gates affected by a wrong solution are checked."""
 COVERED_BY_KERNELS = {("p22", "numpy"), ("p23", "numpy"), ("p23", "torch")}
-"""Rungs whose mistakes are covered by the kernels' zoo."""
+"""Rungs whose mistakes are covered by wrong kernels."""
 DEADLOCKS = {"read_too_early", "own_shape", "not_returned", "receives_first", "sends_first", "backwards"}
-"""Wrong rings in which a rank waits forever."""
-END_TO_END = "grad_output_ignored"
-"""The kernel for the command line: several gates are wrong, and one of them is blamed."""
+"""Wrong ring implementations that deadlock."""
+COMMAND_LINE_KERNEL = "grad_output_ignored"
+"""A kernel with several wrong gates, one of which is blamed."""
 
 
 def find_variant(kernel):
@@ -51,29 +51,29 @@ def find_variant(kernel):
 
 
 def choose_cases(kernel):
-    """Return the cases that a kernel lists, else its puzzle's default cases."""
+    """Return the kernel's cases, or its puzzle's default cases."""
     puzzle, names = find_puzzle(kernel.puzzle), kernel.cases or DEFAULT_CASES.get(kernel.puzzle)
-    every = [*puzzle.cases(None), *(puzzle.gate_cases if names else ())]
-    own = [case for case in every if case.variant in ("", find_variant(kernel))]
-    return [case for case in own if names is None or case.name in names]
+    all_cases = [*puzzle.cases(None), *(puzzle.gate_cases if names else ())]
+    variant_cases = [case for case in all_cases if case.variant in ("", find_variant(kernel))]
+    return [case for case in variant_cases if names is None or case.name in names]
 
 
 @functools.cache
 def make_kernel_checker(puzzle, dtype):
-    """Return the checker shared by a puzzle's wrong kernels of a dtype."""
+    """Create a checker, cached per puzzle and dtype."""
     return Checker(find_puzzle(puzzle), dtype=dtype)
 
 
 @functools.cache
 def make_python_checker(puzzle, rung):
-    """Return the checker shared by a rung's wrong files, so that references are computed once."""
+    """Create a checker, cached per rung so that references are computed once."""
     puzzle = find_puzzle(puzzle)
     return load_checker(Work(puzzle, puzzle.find_rung(rung), roots.solutions()))
 
 
 @pytest.fixture(scope="module")
 def recorded_kernels(request):
-    """Record the selected wrong kernels of all puzzles together, so that the checkers find them in the cache."""
+    """Record the selected wrong kernels of all puzzles together into the cache."""
     record_many(
         [
             Order(
@@ -90,7 +90,7 @@ def recorded_kernels(request):
 
 
 def assert_rejected(wrong, results):
-    """Assert that exactly the gates of a wrong solution are wrong, and that a hint is named."""
+    """Assert that exactly the expected gates are wrong, and that the report has a hint."""
     named = results[wrong.gate]
     rejected = {id for id, result in results.items() if result.state == "wrong"}
     assert rejected == {wrong.gate, *wrong.also} & results.keys(), {
@@ -134,7 +134,7 @@ def test_wrong_python_file_is_rejected(wrong, monkeypatch):
         monkeypatch.setattr("harness.puzzles.p21.hunt.run_usual_checks", lambda subject: {})
     if (wrong.puzzle, wrong.rung) == ("p25", "torch"):
         monkeypatch.setattr(python_checker, "patience", 1.0 if wrong.name in DEADLOCKS else 4.0)
-    gates = [wrong.gate, *wrong.also] if (wrong.puzzle, wrong.rung) in OWN_GATES_ONLY else None
+    gates = [wrong.gate, *wrong.also] if (wrong.puzzle, wrong.rung) in AFFECTED_GATES_ONLY else None
     results = {result.gate.id: result for result in python_checker.check(wrong.build_target(), gates)}
     assert_rejected(wrong, results)
     named = results[wrong.gate]
@@ -145,33 +145,33 @@ def test_wrong_python_file_is_rejected(wrong, monkeypatch):
 
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_zoo_covers_every_gate(name):
-    puzzle, own = find_puzzle(name), [wrong for wrong in WRONG if wrong.puzzle == name]
+    puzzle, entries = find_puzzle(name), [wrong for wrong in WRONG if wrong.puzzle == name]
     for rung in puzzle.rungs:
-        covered = {wrong.gate for wrong in own if wrong.target_rung == rung}
+        covered = {wrong.gate for wrong in entries if wrong.target_rung == rung}
         assert covered == {*rung.gates} or (name, rung.id) in COVERED_BY_KERNELS, rung.id
-    assert all(len(wrong.story.splitlines()) == 1 for wrong in own)
+    assert all(len(wrong.story.splitlines()) == 1 for wrong in entries)
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_wrong_kernel_fails_the_command_line(puzzle):
-    """Run in a new process: the virtual GPU cannot be enabled after MAX has run."""
-    kernel = next(kernel for kernel in OF_P22 if kernel.name == END_TO_END)
+    """Use a new process: the virtual GPU cannot be enabled after MAX has run."""
+    kernel = next(kernel for kernel in P22_KERNELS if kernel.name == COMMAND_LINE_KERNEL)
     flags = ("p22", "--backward", "--fused", "--device", "virtual", "--json", "-")
-    finished = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "harness", *flags, "--ops", str(kernel.build_package().path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert finished.returncode == 1, finished.stderr
-    run = json.loads(finished.stdout)
+    assert result.returncode == 1, result.stderr
+    run = json.loads(result.stdout)
     (variant,) = run["devices"][0]["variants"].values()
     named = next(gate for gate in puzzle.kernel_gates if gate.id == kernel.gate).quantities[0]
     assert variant["state"] == "wrong"
     assert variant["diagnosis"][puzzle.get_printed_name(named)]["mistake"] == kernel.mistake
     assert variant["diagnosis"][puzzle.get_printed_name(named)]["hint"].startswith(f"{kernel.gate}-")
-    assert "equals the reference" in finished.stderr, "the report explains the mistake"
+    assert "equals the reference" in result.stderr, "the report explains the mistake"
     wrong = {
         gate.id
         for gate in puzzle.kernel_gates
@@ -230,8 +230,8 @@ def test_provided_code_of_a_blank_is_a_wrong_solution(tmp_path):
 
 def test_package_of_a_wrong_kernel_is_created_once(monkeypatch, tmp_path):
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
-    first = OF_P22[0].build_package()
-    mtime = (first.path / OF_P22[0].file).stat().st_mtime_ns
-    assert OF_P22[0].build_package().path == first.path
-    assert (first.path / OF_P22[0].file).stat().st_mtime_ns == mtime
-    assert OF_P22[1].build_package().path != first.path
+    first = P22_KERNELS[0].build_package()
+    mtime = (first.path / P22_KERNELS[0].file).stat().st_mtime_ns
+    assert P22_KERNELS[0].build_package().path == first.path
+    assert (first.path / P22_KERNELS[0].file).stat().st_mtime_ns == mtime
+    assert P22_KERNELS[1].build_package().path != first.path

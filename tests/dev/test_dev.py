@@ -65,9 +65,9 @@ def harness(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 def test_all_puzzles_have_all_files(command_line):
-    finished = command_line("dev", "check")
-    assert finished.code == 0, finished.out
-    assert finished.out == f"{', '.join(list_puzzle_names())}: every file is there\n"
+    result = command_line("dev", "check")
+    assert result.code == 0, result.out
+    assert result.out == f"{', '.join(list_puzzle_names())}: every file is there\n"
 
 
 def remove(*names):
@@ -157,15 +157,15 @@ def test_blank_and_gate_names_must_match(spoiled, puzzle):
 def test_check_exits_with_1_on_a_fault(spoiled, command_line, monkeypatch):
     (spoiled / HINTS).unlink()
     monkeypatch.setattr(roots, "CHECKOUT", spoiled)
-    finished = command_line("dev", "check", "p22")
-    assert finished.code == 1
-    assert finished.out == f"{HINTS} is missing\np22: 1 fault\n"
+    result = command_line("dev", "check", "p22")
+    assert result.code == 1
+    assert result.out == f"{HINTS} is missing\np22: 1 fault\n"
 
 
 def test_new_puzzle_has_all_files(extended):
     assert 'p28 = "workbook p28"\np77 = "workbook p77"\n' in (extended / "pixi.toml").read_text()
-    finished = harness(extended, "dev", "check", "all")
-    assert finished.returncode == 0, finished.stdout
+    result = harness(extended, "dev", "check", "all")
+    assert result.returncode == 0, result.stdout
     assert (
         "- [Puzzle 77: a stand-in](puzzle_77/puzzle_77.md)" in (extended / "book/src/SUMMARY.md").read_text()
     )
@@ -184,11 +184,11 @@ def test_new_puzzle_is_listed_with_hints_and_unsolved(extended):
 
 
 def test_new_puzzle_tests_pass(extended):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/p77"],
         cwd=extended, env={**os.environ, "PYTHONPATH": str(extended)}, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,11 @@ def test_mutant_is_a_parsable_file_with_a_location(here):
     (work, *_) = mutation.list_works(find_puzzle("p91"))
     text = work.solution.read_text()
     all_mutants = mutants.list_mutants(work)
-    assert {(each.gate, each.line, each.was) for each in all_mutants} == {
+    assert {(mutant.gate, mutant.line, mutant.was) for mutant in all_mutants} == {
         ("dcube", 7, "return 3 * input**2 * grad_output")
     }
-    assert len({each.text for each in all_mutants}) == len(all_mutants) == 5 and text not in {
-        each.text for each in all_mutants
+    assert len({mutant.text for mutant in all_mutants}) == len(all_mutants) == 5 and text not in {
+        mutant.text for mutant in all_mutants
     }
 
 
@@ -180,13 +180,13 @@ def test_wrong_solution_is_reported(here):
 
 @pytest.mark.parametrize("flag", [("--rung", "numpy"), ("--most", "3"), ("--seed", "1")])
 def test_mutants_flag_alone_is_bad_use(command_line, flag):
-    finished = command_line("dev", "check", "p22", *flag)
-    assert finished.code == 2 and "--rung, --most and --seed belong to --mutants" in finished.err
+    result = command_line("dev", "check", "p22", *flag)
+    assert result.code == 2 and "--rung, --most and --seed belong to --mutants" in result.err
 
 
 def test_unknown_rung_is_refused(command_line):
-    finished = command_line("dev", "check", "p19", "--mutants", "--rung", "numpy")
-    assert finished.code == 2 and "p19 has no NumPy rung" in finished.err
+    result = command_line("dev", "check", "p19", "--mutants", "--rung", "numpy")
+    assert result.code == 2 and "p19 has no NumPy rung" in result.err
 
 
 def test_unused_explanation_is_listed(here):
@@ -210,7 +210,7 @@ def test_sample_is_seeded(here):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("x", "survivors.toml: "),
         ('[["numpy.dcube"]]\nwas = "a"\n', "an entry of numpy.dcube needs was, now and why"),
@@ -218,9 +218,9 @@ def test_sample_is_seeded(here):
         (SURVIVOR.replace(".dcube", ""), "an entry of numpy needs was, now and why"),
     ],
 )
-def test_damaged_survivor_list_is_reported(here, text, words):
+def test_damaged_survivor_list_is_reported(here, text, message):
     (here / "solutions/p91/survivors.toml").write_text(text)
-    with pytest.raises(DamagedFile, match=words):
+    with pytest.raises(DamagedFile, match=message):
         mutation.load_explanations("p91")
 
 

@@ -31,13 +31,13 @@ types = {name: make_type(name, array) for name, array in arrays.items()}
 normalised = BufferType(DType.float32, ["rows", "columns"], device=gpu)
 with Graph("public", input_types=[*types.values(), normalised], kernel_library=library) as graph:
     *tensors, output = graph.inputs
-    v = dict(zip(types, (each.tensor for each in tensors), strict=True))
+    v = dict(zip(types, (tensor.tensor for tensor in tensors), strict=True))
 
     def add_op(op: str, outputs: str, *inputs: str) -> None:
         """Add an op to the graph; each output NAME:LIKE has the type of the tensor LIKE."""
         pairs = [each.split(":") for each in outputs.split()]
         results = ops.custom(op, gpu, [v[name] for name in inputs], [v[like].type for _, like in pairs])
-        v.update(zip((name for name, _ in pairs), (each.tensor for each in results), strict=True))
+        v.update(zip((name for name, _ in pairs), (result.tensor for result in results), strict=True))
 
     add_op("relu_mask", "relu:x mask:words", "x")
     add_op("relu_mask_backward", "grad_relu:x", "dy", "mask")

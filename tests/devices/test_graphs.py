@@ -11,7 +11,7 @@ import torch
 from max.driver import CPU
 from max.engine import CompiledModel, InferenceSession
 from max.graph import BufferType, DeviceRef, Module, TensorType
-from typed import stand_in
+from typed import make_stub
 
 from harness.check.reference import Reference
 from harness.devices import graphs
@@ -162,7 +162,7 @@ class PrintingSession(InferenceSession):
 
     def __init__(self, text: bytes):
         self.text = text
-        self.compiled = stand_in(CompiledModel)
+        self.compiled = make_stub(CompiledModel)
 
     def compile(self, graph, **options):
         os.write(2, self.text)
@@ -184,7 +184,7 @@ class FailingSession(InferenceSession):
 
     def __init__(self, failures: int):
         self.failures, self.compiles = failures, 0
-        self.compiled = stand_in(CompiledModel)
+        self.compiled = make_stub(CompiledModel)
 
     def compile(self, graph, **options):
         self.compiles += 1

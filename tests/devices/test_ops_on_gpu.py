@@ -68,13 +68,13 @@ def ops_run(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
     arrays = {name: tensor.numpy() for name, tensor in make_inputs().items()}
     np.savez(folder / "run.npz", allow_pickle=False, **arrays)
     program = [sys.executable, Path(__file__).with_name("ops_on_gpu_run.py"), folder / "run.npz"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "harness", "vgpu", "exec", "--", *program, *(f"{folder}/puzzles/{name}/op" for name in OPS)],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
-    assert done.returncode == 0 and ", 0 errors" in done.stderr, done.stderr
+    assert completed.returncode == 0 and ", 0 errors" in completed.stderr, completed.stderr
     outputs = {name: torch.from_numpy(array) for name, array in np.load(folder / "run.npz").items()}
-    return outputs, json.loads(done.stdout.splitlines()[-1])
+    return outputs, json.loads(completed.stdout.splitlines()[-1])
 
 
 def assert_near(got, exact):

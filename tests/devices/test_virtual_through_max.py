@@ -40,12 +40,14 @@ print(json.dumps([device.architecture_name, torch.cuda.is_available(), passed]))
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
 def test_custom_ops_are_correct_on_the_virtual_gpu_through_max():
     command = [sys.executable, "-m", "harness.vgpu.cli", "exec", "--", sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, cwd=roots.CHECKOUT, capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, done.stderr
-    architecture, cuda, passed = json.loads(done.stdout.splitlines()[-1])
+    completed = subprocess.run(command, cwd=roots.CHECKOUT, capture_output=True, text=True, timeout=580)
+    assert completed.returncode == 0, completed.stderr
+    architecture, cuda, passed = json.loads(completed.stdout.splitlines()[-1])
     assert (architecture, cuda) == ("sm_90a", False)
     # Only the summary line: no warning about PyTorch's library, no failed call.
-    assert re.fullmatch(r"virtual GPU: sm_90a: \d+ launches, 0 errors, 0 notes\n", done.stderr), done.stderr
+    assert re.fullmatch(r"virtual GPU: sm_90a: \d+ launches, 0 errors, 0 notes\n", completed.stderr), (
+        completed.stderr
+    )
     assert set(passed) == {"chapter", "odd sizes"}
     quantities = {
         "output", "mean", "rstd", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias",

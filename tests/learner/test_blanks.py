@@ -101,7 +101,7 @@ def test_trailing_space_after_a_marker_is_accepted(trailing):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "words"),
+    ("old", "new", "line", "message"),
     [
         ("# BLANK-START one: do", "# BLANK-START one do", 4, "damaged blank marker"),
         ("# BLANK-START one: do", "#BLANK-START one: do", 4, "damaged blank marker"),
@@ -114,12 +114,12 @@ def test_trailing_space_after_a_marker_is_accepted(trailing):
         ("# BLANK-START two:", "# BLANK-START one:", 11, "blank one occurs twice"),
     ],
 )
-def test_damaged_marker_is_reported_with_file_and_line(old, new, line, words):
+def test_damaged_marker_is_reported_with_file_and_line(old, new, line, message):
     assert SOLUTION.count(old) == 1
     with pytest.raises(DamagedFile) as raised:
         blanks.split_blanks(SOLUTION.replace(old, new), "some/file.mojo")
     assert str(raised.value).startswith(f"some/file.mojo:{line}: ")
-    assert words in str(raised.value)
+    assert message in str(raised.value)
     assert raised.value.exit_code == 2
 
 
@@ -184,7 +184,7 @@ def test_comments_and_blank_lines_are_not_an_edit(change):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "words"),
+    ("old", "new", "line", "message"),
     [
         ("    # if True:", "    if True:", 5, "the provided code of blank one must be in comments"),
         ("    # BLANK-GIVEN one\n", "    # BLANK-GIVEN two\n", 4, "BLANK-GIVEN two without its BLANK-START"),
@@ -192,11 +192,11 @@ def test_comments_and_blank_lines_are_not_an_edit(change):
         ("    second()\n", "    # BLANK-GIVEN\n", 10, "damaged blank marker"),
     ],
 )
-def test_damaged_provided_code_is_reported(old, new, line, words):
+def test_damaged_provided_code_is_reported(old, new, line, message):
     assert PROVIDED.count(old) == 1
     with pytest.raises(DamagedFile) as raised:
         blanks.split_blanks(PROVIDED.replace(old, new), "some/file.py")
-    assert str(raised.value).startswith(f"some/file.py:{line}: ") and words in str(raised.value)
+    assert str(raised.value).startswith(f"some/file.py:{line}: ") and message in str(raised.value)
 
 
 AS_ANOTHER = """\

@@ -13,8 +13,8 @@ from harness.screens import doctor
 
 
 def test_doctor_passes_on_this_machine(checkout):
-    finished = checkout.run("doctor")
-    assert finished.code == 0, finished.out
+    result = checkout.run("doctor")
+    assert result.code == 0, result.out
     for part in (
         "Python",
         "max",
@@ -26,7 +26,7 @@ def test_doctor_passes_on_this_machine(checkout):
         "workbook cache",
         "C compiler",
     ):
-        assert re.search(rf"^[✅·] {re.escape(part)} ", finished.out, re.MULTILINE), part
+        assert re.search(rf"^[✅·] {re.escape(part)} ", result.out, re.MULTILINE), part
 
 
 def test_doctor_compares_versions_with_requirements(monkeypatch):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from typed import present
+from typed import unwrap
 
 from harness.learner import blanks
 
@@ -20,7 +20,7 @@ class LanguageServer:
             [Path(sys.executable).with_name("mojo-lsp-server")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self.stdin, self.stdout = present(self.process.stdin), present(self.process.stdout)
+        self.stdin, self.stdout = unwrap(self.process.stdin), unwrap(self.process.stdout)
 
     def send(self, method: str, params: dict, **more) -> None:
         body = json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **more}).encode()

@@ -46,16 +46,16 @@ def test_declined_reset_changes_nothing(checkout):
     checkout.fill(checkout.kernels, "dx")
     work = checkout.kernels.read_text()
     for answer in ("", "n\n", "what\n"):
-        finished = checkout.run("reset", "p22", say=answer)
-        assert finished.code == 0 and "Nothing was changed." in finished.out
+        result = checkout.run("reset", "p22", say=answer)
+        assert result.code == 0 and "Nothing was changed." in result.out
         assert checkout.kernels.read_text() == work and not list_backups(checkout)
 
 
 def test_blank_reset_keeps_other_blanks_and_a_backup(checkout):
     checkout.fill(checkout.kernels, "dx", "db")
     work = checkout.kernels.read_text()
-    finished = checkout.run("reset", "p22", "dx", say="y\n")
-    assert finished.code == 0
+    result = checkout.run("reset", "p22", "dx", say="y\n")
+    assert result.code == 0
     by_id = blanks.find_blanks(checkout.kernels.read_text())
     assert by_id["dx"].size == 0 and by_id["db"].size > 0
     (backup,) = list_backups(checkout)
@@ -67,13 +67,13 @@ def test_blank_reset_finds_the_edited_rung(checkout):
     untouched = checkout.numpy.read_text()
     for flags in ((), ("--rung", "numpy")):
         checkout.fill(checkout.numpy, "dx")
-        finished = checkout.run("reset", "p22", *flags, "dx", say="y\n")
-        assert finished.code == 0 and "reset blank dx of problems/p22/backward.py" in finished.out
+        result = checkout.run("reset", "p22", *flags, "dx", say="y\n")
+        assert result.code == 0 and "reset blank dx of problems/p22/backward.py" in result.out
         assert checkout.numpy.read_text() == untouched
     checkout.fill(checkout.kernels, "dx")
     checkout.fill(checkout.numpy, "dx")
-    finished = checkout.run("reset", "p22", "dx", say="n\n")
-    assert "backward.py" not in finished.out and "layernorm_linear.mojo" in finished.out
+    result = checkout.run("reset", "p22", "dx", say="n\n")
+    assert "backward.py" not in result.out and "layernorm_linear.mojo" in result.out
 
 
 def test_puzzle_reset_restores_changed_files(checkout):
@@ -138,11 +138,11 @@ def test_failed_reset_is_one_line_and_changes_nothing(checkout, monkeypatch, whe
 
     target, name = (restore.shutil, "copy2") if where == "the copy" else (os, "fsync")
     monkeypatch.setattr(target, name, fail)
-    finished = checkout.run("reset", "p22", "--yes")
+    result = checkout.run("reset", "p22", "--yes")
     assert checkout.kernels.read_bytes() == work and not list(checkout.kernels.parent.glob("*.tmp"))
-    assert finished.err.count("\n") == 1
-    assert finished.code == (5 if number == errno.ENOSPC else 2)
-    assert os.strerror(number) in finished.err
+    assert result.err.count("\n") == 1
+    assert result.code == (5 if number == errno.ENOSPC else 2)
+    assert os.strerror(number) in result.err
     if where == "the copy":
         assert not list_backups(checkout), "no partial copy"
 
@@ -271,8 +271,8 @@ def test_blank_of_a_damaged_file_is_not_reset(checkout):
 def test_windows_line_endings_and_tabs_are_accepted(checkout):
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
     checkout.numpy.write_bytes(checkout.numpy.read_bytes().replace(b"\n", b"\r\n").replace(b"    ", b"\t"))
-    finished = checkout.run("p22", "--rung", "numpy")
-    assert finished.code == 0, finished.out + finished.err
+    result = checkout.run("p22", "--rung", "numpy")
+    assert result.code == 0, result.out + result.err
     checkout.kernels.write_bytes(checkout.kernels.read_bytes().replace(b"\n", b"\r\n"))
     assert f"0/{len(PUZZLE.kernel_gates)}  Mojo kernels" in checkout.run("list", "p22").out
 

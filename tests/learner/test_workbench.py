@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 from checkouts import ROOT, damage
-from typed import present
+from typed import unwrap
 
 from harness.check.numpy_rung import NumpyChecker
 from harness.check.python_files import load_module
@@ -200,13 +200,13 @@ def test_numpy_unsolved_then_wrong_then_right(checkout):
     assert re.search(r"grad_input\[0, 0, 0\] got \S+, expected ", wrong.out)
     assert "without the mean term" in wrong.out and "hint p22 numpy-dx-2" in wrong.out
     checkout.fill(checkout.numpy, "db", "dW", "dgamma", "row_sums", "dx")
-    right = checkout.run("p22", "--rung", "numpy")
-    assert right.code == 0 and right.out.count("✅") == 5
+    correct = checkout.run("p22", "--rung", "numpy")
+    assert correct.code == 0 and correct.out.count("✅") == 5
     assert "] 5/5  NumPy rung" in checkout.run("list", "p22").out
 
 
 @pytest.mark.parametrize(
-    ("blank", "body", "words"),
+    ("blank", "body", "message"),
     [
         ("db", "return dy.sum(0)", "grad_linear_bias has shape [4, 16], expected [16]"),
         ("db", "total = dy.sum((0, 1))", "db() returns nothing: a `return` is missing"),
@@ -218,13 +218,13 @@ def test_numpy_unsolved_then_wrong_then_right(checkout):
         ("dx", "return dln * np.nan", "are NaN"),
     ],
 )  # fmt: skip
-def test_numpy_function_faults_are_reported(tmp_path, blank, body, words):
+def test_numpy_function_faults_are_reported(tmp_path, blank, body, message):
     text = blanks.make_skeleton((SOLUTION / "backward.py").read_text())
     path = tmp_path / "backward.py"
     path.write_text(blanks.join_pieces(blanks.split_blanks(text), {blank: (f"    {body}",)}))
     (result,) = make_numpy_checker().check(path, [blank])
-    assert result.state == "wrong" and present(result.hint).startswith(f"numpy-{blank}-")
-    assert any(words in line for line in result.diagnosis), result.diagnosis
+    assert result.state == "wrong" and unwrap(result.hint).startswith(f"numpy-{blank}-")
+    assert any(message in line for line in result.diagnosis), result.diagnosis
 
 
 def test_numpy_function_must_not_write_to_arguments(tmp_path):
@@ -257,11 +257,11 @@ def test_numpy_backward_pass_returns_all_gradients():
 
 
 def test_verify_of_an_untouched_file_is_one_line(checkout):
-    finished = checkout.run("verify", "p22")
-    assert finished.code == 3
+    result = checkout.run("verify", "p22")
+    assert result.code == 3
     files = ["derive.py", "backward.py", "op/layernorm_linear.mojo"]
     words = ["it is optional", "it is optional", f"{len(PUZZLE.kernel_gates)} to solve"]
-    *lines, last = finished.out.splitlines()
+    *lines, last = result.out.splitlines()
     assert [line.partition("problems/p22/")[2] for line in lines] == [
         f"{file}: untouched ({what})" for file, what in zip(files, words, strict=True)
     ]
@@ -271,35 +271,35 @@ def test_verify_of_an_untouched_file_is_one_line(checkout):
 @pytest.mark.compiles
 def test_verify_locates_unsolved_blanks(checkout):
     checkout.fill(checkout.kernels, "db")
-    finished = checkout.run("verify", "p22")
-    assert finished.code == 3 and "✅ db" in finished.out
-    assert finished.out.count("⏳ ") == len(PUZZLE.kernel_gates) - 1 + 1
+    result = checkout.run("verify", "p22")
+    assert result.code == 3 and "✅ db" in result.out
+    assert result.out.count("⏳ ") == len(PUZZLE.kernel_gates) - 1 + 1
     line = blanks.find_blanks(checkout.kernels.read_text())["dx"].line
-    assert f"problems/p22/op/layernorm_linear.mojo:{line}\n" in finished.out
+    assert f"problems/p22/op/layernorm_linear.mojo:{line}\n" in result.out
 
 
 def test_verify_counts_wrong_numpy_gates(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("sum", "mean"))
-    finished = checkout.run("verify", "p22")
-    assert finished.code == 1 and "❌ db" in finished.out and "❌ something is wrong" in finished.out
+    result = checkout.run("verify", "p22")
+    assert result.code == 1 and "❌ db" in result.out and "❌ something is wrong" in result.out
 
 
 @pytest.mark.compiles
 def test_verify_explains_the_first_compile_error(checkout):
     checkout.fill(checkout.kernels, "db", change=lambda line: line.replace("dy[", "dz["))
-    finished = checkout.run("verify", "p22")
-    assert finished.code == 4
-    assert "problems/p22/op/layernorm_linear.mojo:" in finished.out and str(checkout.path) not in finished.out
-    assert "-> Nothing called `dz`" in finished.out and "❌ the kernels do not compile" in finished.out
+    result = checkout.run("verify", "p22")
+    assert result.code == 4
+    assert "problems/p22/op/layernorm_linear.mojo:" in result.out and str(checkout.path) not in result.out
+    assert "-> Nothing called `dz`" in result.out and "❌ the kernels do not compile" in result.out
     verbose = checkout.run("verify", "p22", "--verbose")
     assert verbose.out.count("use of unknown declaration 'dz'") > 1
 
 
 def test_verify_continues_after_a_damaged_file(checkout):
     damage(checkout.numpy, "one marker deleted")
-    finished = checkout.run("verify", "p22")
-    assert finished.code == 2
-    assert "blank dx has no BLANK-END" in finished.out and "layernorm_linear.mojo: untouched" in finished.out
+    result = checkout.run("verify", "p22")
+    assert result.code == 2
+    assert "blank dx has no BLANK-END" in result.out and "layernorm_linear.mojo: untouched" in result.out
 
 
 # ---- From one rung to the next ------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ def folder(tmp_path, monkeypatch, command_line):
     monkeypatch.setattr(roots, "CHECKOUT", roots.CHECKOUT)
     monkeypatch.setenv(roots.FOLDER, "")
     monkeypatch.chdir(tmp_path)
-    finished = command_line("init")
-    assert finished.code == 0 and "next: cd workbook && " in finished.out, finished
+    result = command_line("init")
+    assert result.code == 0 and "next: cd workbook && " in result.out, result
     monkeypatch.chdir(tmp_path / "workbook")
     return tmp_path / "workbook"
 
@@ -64,9 +64,9 @@ def test_confirmed_reset_restores_the_file(folder, command_line, monkeypatch):
     untouched = problem.read_text()
     solve(folder)
     worked = problem.read_text()
-    monkeypatch.setattr("builtins.input", lambda words: "y" if words == "Go on? [y/N] " else "")
-    finished = command_line("reset", "p20", "--rung", "derive")
-    assert finished.code == 0 and f"wrote problems/{DERIVE}, kept problems/{DERIVE}." in finished.out
+    monkeypatch.setattr("builtins.input", lambda message: "y" if message == "Go on? [y/N] " else "")
+    result = command_line("reset", "p20", "--rung", "derive")
+    assert result.code == 0 and f"wrote problems/{DERIVE}, kept problems/{DERIVE}." in result.out
     assert problem.read_text() == untouched
     (backup,) = problem.parent.glob("*.bak")
     assert backup.read_text() == worked
@@ -76,9 +76,9 @@ def test_command_outside_a_workbook_is_one_line(tmp_path, monkeypatch, command_l
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
     monkeypatch.chdir(tmp_path)
     for arguments in (["list"], ["hint", "p20"], ["verify"], ["diff", "p20"], ["p20", "--rung", "derive"]):
-        finished = command_line(*arguments)
-        assert finished.code == 2 and finished.out == "", arguments
-        assert finished.err.count("\n") == 1 and "not a workbook folder: `" in finished.err
+        result = command_line(*arguments)
+        assert result.code == 2 and result.out == "", arguments
+        assert result.err.count("\n") == 1 and "not a workbook folder: `" in result.err
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_update_renews_hashes_in_start_markers_without_a_backup(folder, command_
         text = text.replace(f"BLANK-START {id}:", f"BLANK-START {id} (given {blank.provided_hash}):")
     hunt.write_text(blanks.MARKED.sub(lambda m: m[0] if "(given " in m[0] else "", text))
     assert "(given " in hunt.read_text() and blanks.AS_GIVEN not in hunt.read_text()
-    finished = command_line("update")
-    assert finished.code == 0 and "(given " not in hunt.read_text()
+    result = command_line("update")
+    assert result.code == 0 and "(given " not in hunt.read_text()
     assert not any(blank.size for blank in blanks.find_blanks(hunt.read_text()).values())
     assert not list(hunt.parent.glob("*.bak"))
 
@@ -156,15 +156,15 @@ def test_update_keeps_solved_blanks(folder, newer, command_line):
     mine = solve(folder)
     before = blanks.find_blanks(mine.read_text())
     assert "written by version 0.0.1" in command_line("list").out
-    finished = command_line("update")
-    assert finished.code == 0 and "0.0.1" in finished.out.splitlines()[-1]
+    result = command_line("update")
+    assert result.code == 0 and "0.0.1" in result.out.splitlines()[-1]
     text = mine.read_text()
     after = blanks.find_blanks(text)
     assert text.startswith("# newer\n")
     assert after["backward"].body == before["backward"].body
     assert after["lines"].size == 0  # a new blank; the lines of the old one are in the backup
     (copy,) = mine.parent.glob("graph.py.*.bak")
-    assert blanks.find_blanks(copy.read_text())["edges"] == before["edges"] and copy.name in finished.out
+    assert blanks.find_blanks(copy.read_text())["edges"] == before["edges"] and copy.name in result.out
     op = folder / "problems" / "p20" / "op"
     assert (op / "more.mojo").resolve() == folder / "solutions" / "p20" / "op" / "more.mojo"
     assert not (op / "ops.mojo").is_symlink()

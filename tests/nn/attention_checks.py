@@ -1,4 +1,4 @@
-"""Helpers for tests of `harness.nn.attention`: inputs, and comparisons with PyTorch's in float64."""
+"""Helpers for tests of `harness.nn.attention`: inputs, and comparison with PyTorch in float64."""
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,10 @@ def make_inputs(
     """Return query [B, N, S, d], key [B, G, T, d] and value [B, G, T, dv], with nonzero means."""
     generator = torch.Generator("cpu").manual_seed(seed)
     shapes = ((B, N, S, d), (B, G or N, T, d), (B, G or N, T, dv or d))
-    drawn = [
+    tensors = [
         torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5 for shape in shapes
     ]
-    return [each.to(torch.get_default_device(), dtype) for each in drawn]
+    return [tensor.to(torch.get_default_device(), dtype) for tensor in tensors]
 
 
 def differentiate(function, tensors, grad_out=None, **options) -> list[torch.Tensor]:
@@ -55,22 +55,28 @@ def assert_as_accurate_as_pytorch(tensors, grad_out=None, **options) -> None:
     """Assert that errors are at most four times PyTorch's, plus a few units in the last place.
 
     With one key, the gradients of query and key are differences of equal terms of order 1. In float64, the
-    reference is no more exact than the kernel.
+    reference is not more accurate than the kernel.
     """
     got = differentiate(attention, tensors, grad_out, **options)
-    theirs = differentiate(pytorch_attention, tensors, grad_out, **options)
-    wider = [tensor.double() for tensor in tensors]
-    exact = differentiate(pytorch_attention, wider, grad_out, **convert_mask_to_float64(options))
-    assert len(got) == len(theirs) == len(exact)
+    baseline_results = differentiate(pytorch_attention, tensors, grad_out, **options)
+    wide = [tensor.double() for tensor in tensors]
+    exact = differentiate(pytorch_attention, wide, grad_out, **convert_mask_to_float64(options))
+    assert len(got) == len(baseline_results) == len(exact)
     dtype = tensors[0].dtype
     floor = (4096 if dtype == torch.float64 else 32) * torch.finfo(dtype).eps
-    for name, ours, baseline, truth in zip(("output", *NAMES, "mask"), got, theirs, exact, strict=False):
-        assert ours.dtype == dtype and ours.shape == truth.shape, name
+    for name, actual, baseline, truth in zip(
+        ("output", *NAMES, "mask"), got, baseline_results, exact, strict=False
+    ):
+        assert actual.dtype == dtype and actual.shape == truth.shape, name
         size = max(float(truth.abs().max()) if truth.numel() else 0.0, 0.1)
-        apart, allowed = ((t.double() - truth).abs().max() if t.numel() else 0.0 for t in (ours, baseline))
-        assert apart <= 4 * allowed + floor * size, f"{name}: error {apart}, PyTorch's {allowed}"
+        error, baseline_error = (
+            (t.double() - truth).abs().max() if t.numel() else 0.0 for t in (actual, baseline)
+        )
+        assert error <= 4 * baseline_error + floor * size, (
+            f"{name}: error {error}, PyTorch's {baseline_error}"
+        )
 
 
 def compute_attention(query, key, value):
-    """Return attention computed from its formula, for any leading axes that broadcast."""
+    """Return attention computed from its definition; leading dimensions broadcast."""
     return torch.softmax(query @ key.mT / query.shape[-1] ** 0.5, -1) @ value

@@ -9,7 +9,7 @@ class Reports(list):
     """The backend's reports, one per graph."""
 
     @property
-    def swaps(self) -> int:
+    def num_replaced(self) -> int:
         return sum(len(report.swaps) for report in self)
 
     @property
@@ -42,9 +42,9 @@ def compute_results(call, model, *inputs) -> list:
 def assert_same(ours: list, theirs: list, rtol=2e-5, atol=2e-6) -> None:
     """Assert equal values and dtypes, and that the same gradients are None."""
     assert [t is None for t in ours] == [t is None for t in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        if other is not None:
-            torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
+    for a, b in zip(ours, theirs, strict=True):
+        if b is not None:
+            torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
 
 
 def assert_same_as_eager(model, *inputs, tail="eager", **options) -> Reports:

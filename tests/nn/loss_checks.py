@@ -1,4 +1,4 @@
-"""Helpers for tests of Linear with cross-entropy: tensors, the formula in PyTorch, a comparison."""
+"""Helpers for tests of Linear with cross-entropy: tensors, a PyTorch reference, and a comparison."""
 
 from typing import Any
 
@@ -36,42 +36,44 @@ def make_tensors(
 def compute_loss(
     input, weight, target, bias=None, *, softcap=None, z_loss=0.0, reduction="mean", ignore_index=-100, **options
 ):  # fmt: skip
-    """Return the loss from PyTorch's functions."""
+    """Return the reference loss, computed by PyTorch."""
     logits = F.linear(input, weight, bias)
     logits = logits.reshape(-1, logits.shape[-1])
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     rows = target.flatten()
     losses = F.cross_entropy(logits, rows, ignore_index=ignore_index, reduction="none", **options)
-    counted = rows != ignore_index
-    losses = losses + z_loss * logits.logsumexp(-1).square() * counted
+    valid = rows != ignore_index
+    losses = losses + z_loss * logits.logsumexp(-1).square() * valid
     if reduction == "none":
         return losses.view(target.shape)
-    return losses.sum() if reduction == "sum" else losses.sum() / counted.sum()
+    return losses.sum() if reduction == "sum" else losses.sum() / valid.sum()
 
 
 def to_float64(tensors):
     """Return the tensors in float64, as leaves."""
-    is_float = [each is not None and each.is_floating_point() for each in tensors]
+    is_float = [tensor is not None and tensor.is_floating_point() for tensor in tensors]
     return [
-        each.detach().double().requires_grad_(each.requires_grad) if floating else each
-        for each, floating in zip(tensors, is_float, strict=True)
+        tensor.detach().double().requires_grad_(tensor.requires_grad) if floating else tensor
+        for tensor, floating in zip(tensors, is_float, strict=True)
     ]
 
 
 def differentiate(function, tensors, grad=None, **options):
-    """Return the loss, and the gradients of input, weight and bias for an incoming gradient other than 1."""
+    """Return the loss and the gradients of input, weight and bias, by default for output gradients other than 1."""
     input, weight, target, bias = tensors
-    leaves = [each.detach().clone().requires_grad_() for each in (input, weight, bias) if each is not None]
+    leaves = [
+        tensor.detach().clone().requires_grad_() for tensor in (input, weight, bias) if tensor is not None
+    ]
     loss = function(*leaves[:2], target, *leaves[2:], **options)
     grad = torch.linspace(0.5, 2, loss.numel(), device=loss.device).view(loss.shape) if grad is None else grad
     return [loss.detach(), *torch.autograd.grad(loss, leaves, grad.to(loss.dtype))]
 
 
-def assert_matches_formula(tensors, tolerance=1e-12, **options):
-    """Compare the loss and its gradients with the formula's."""
-    ours = differentiate(linear_cross_entropy, tensors, **options)
+def assert_matches_reference(tensors, tolerance=1e-12, **options):
+    """Compare the loss and its gradients with the reference."""
+    actual_results = differentiate(linear_cross_entropy, tensors, **options)
     options.pop("chunk_rows", None)
-    for got, expected in zip(ours, differentiate(compute_loss, tensors, **options), strict=True):
-        assert got.shape == expected.shape
-        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    for actual, expected in zip(actual_results, differentiate(compute_loss, tensors, **options), strict=True):
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)

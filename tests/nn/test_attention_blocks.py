@@ -1,10 +1,10 @@
-"""Attention of parts of the queries and keys: combined, they equal the whole, in forward and backward."""
+"""Attention over parts of the queries and keys: combined results equal full attention, forward and backward."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from attention_checks import make_inputs
-from typed import loosely, three
+from typed import as_triple, erase_types
 
 from harness.nn import Part, attention_block, attention_block_backward, attention_delta
 
@@ -13,65 +13,72 @@ def make_grad(output: torch.Tensor) -> torch.Tensor:
     return 0.5 + torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
 
 
-def differentiate_whole(tensors, mask=None):
-    """Return output and gradients from PyTorch in float64; the mask is boolean."""
+def compute_reference(tensors, mask=None):
+    """Return PyTorch's output and gradients in float64, for a boolean mask."""
     leaves = [tensor.detach().double().requires_grad_() for tensor in tensors]
     output = F.scaled_dot_product_attention(*leaves, attn_mask=mask)
     return [output.detach(), *torch.autograd.grad(output, leaves, make_grad(output))]
 
 
-def assert_near(got, truth):
-    for ours, exact in zip(got, truth, strict=True):
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+def assert_close(got, truth):
+    for actual, exact in zip(got, truth, strict=True):
+        torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def combine(parts):
     """Return the whole output and lse, from the (output, lse) of parts with the same queries and different
     keys."""
     lse = torch.logsumexp(torch.stack([lse for _, lse in parts]), 0)
-    shares = [torch.exp(part - lse.masked_fill(lse == -torch.inf, 0))[..., None] for _, part in parts]
-    terms = [share.to(out.dtype) * out for share, (out, _) in zip(shares, parts, strict=True)]
+    weights = [
+        torch.exp(part_lse - lse.masked_fill(lse == -torch.inf, 0))[..., None] for _, part_lse in parts
+    ]
+    terms = [share.to(out.dtype) * out for share, (out, _) in zip(weights, parts, strict=True)]
     return torch.stack(terms).sum(0), lse
 
 
-def differentiate_parts(query, key, value, cuts, **options):
-    """Return output and gradients combined from one part for each cut of the keys, and the lse of each part."""
-    parts = [Part(key_offset=cut.start, **options) for cut in cuts]
-    pieces = [(key[:, :, cut], value[:, :, cut]) for cut in cuts]
-    results = [attention_block(query, *piece, part) for piece, part in zip(pieces, parts, strict=True)]
+def compute_from_parts(query, key, value, slices, **options):
+    """Return output and gradients combined from one part per slice of the keys, and each part's lse."""
+    parts = [Part(key_offset=key_slice.start, **options) for key_slice in slices]
+    key_value_slices = [(key[:, :, key_slice], value[:, :, key_slice]) for key_slice in slices]
+    results = [
+        attention_block(query, *key_value, part)
+        for key_value, part in zip(key_value_slices, parts, strict=True)
+    ]
     output, lse = combine(results)
     grad_out = make_grad(output)
     delta = attention_delta(grad_out, output)
     torch.testing.assert_close(delta, (grad_out * output).sum(-1), rtol=1e-5, atol=1e-5)
-    shares = [
-        attention_block_backward(grad_out, query, *piece, lse, delta, part)
-        for piece, part in zip(pieces, parts, strict=True)
+    part_grads = [
+        attention_block_backward(grad_out, query, *key_value, lse, delta, part)
+        for key_value, part in zip(key_value_slices, parts, strict=True)
     ]
-    gradients = sum(s[0] for s in shares), *(torch.cat([s[i] for s in shares], 2) for i in (1, 2))
-    return (output, *gradients), [own for _, own in results]
+    gradients = sum(s[0] for s in part_grads), *(torch.cat([s[i] for s in part_grads], 2) for i in (1, 2))
+    return (output, *gradients), [part_lse for _, part_lse in results]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_parts_of_the_keys_combine_to_the_whole(is_causal):
-    """In a ring, a part of the keys that a query cannot attend to has lse = -inf."""
+def test_key_parts_combine_to_full_attention(is_causal):
+    """A part without visible keys has lse = -inf."""
     query, key, value = tensors = make_inputs(S=9, T=9)
-    sees = torch.ones(9, 9, dtype=torch.bool).tril() if is_causal else None
-    results, lse = differentiate_parts(
+    visible = torch.ones(9, 9, dtype=torch.bool).tril() if is_causal else None
+    results, lse = compute_from_parts(
         query, key, value, [slice(0, 4), slice(4, 5), slice(5, 9)], is_causal=is_causal
     )
     assert is_causal == bool(torch.isneginf(lse[2]).any())
-    assert_near(results, differentiate_whole(tensors, sees))
+    assert_close(results, compute_reference(tensors, visible))
 
 
-def test_parts_of_the_queries_combine_to_the_whole():
+def test_query_parts_combine_to_full_attention():
     query, key, value = tensors = make_inputs(N=4, G=2, S=9, T=9)
-    sees = torch.ones(9, 9, dtype=torch.bool).tril()
+    visible = torch.ones(9, 9, dtype=torch.bool).tril()
     outputs = [
-        attention_block(query[:, :, cut], key, value, Part(query_offset=cut.start, is_causal=True))[0]
-        for cut in (slice(0, 2), slice(2, 9))
+        attention_block(
+            query[:, :, query_slice], key, value, Part(query_offset=query_slice.start, is_causal=True)
+        )[0]
+        for query_slice in (slice(0, 2), slice(2, 9))
     ]
     wide = [tensor.double().repeat_interleave(4 // tensor.shape[1], 1) for tensor in tensors]
-    assert_near([torch.cat(outputs, 2)], differentiate_whole(wide, sees)[:1])
+    assert_close([torch.cat(outputs, 2)], compute_reference(wide, visible)[:1])
 
 
 def test_autograd_differentiates_output_and_lse():
@@ -79,44 +86,47 @@ def test_autograd_differentiates_output_and_lse():
     leaves = [tensor.requires_grad_() for tensor in tensors]
     query, key, value = leaves
     output, _ = combine(
-        [attention_block(query, key[:, :, cut], value[:, :, cut]) for cut in (slice(0, 3), slice(3, 7))]
+        [
+            attention_block(query, key[:, :, key_slice], value[:, :, key_slice])
+            for key_slice in (slice(0, 3), slice(3, 7))
+        ]
     )
-    assert_near(
-        [output, *torch.autograd.grad(output, leaves, make_grad(output))], differentiate_whole(tensors)
+    assert_close(
+        [output, *torch.autograd.grad(output, leaves, make_grad(output))], compute_reference(tensors)
     )
 
 
 def expand_mask(visible: torch.Tensor, size: int, S: int, T: int) -> torch.Tensor:
-    """Expand a mask of blocks to elements."""
+    """Expand a block mask to an element mask."""
     return visible.repeat_interleave(size, 0).repeat_interleave(size, 1)[:S, :T]
 
 
-@pytest.mark.parametrize("size", [3, 16, 32])
-@pytest.mark.parametrize("as_pairs", [False, True])
-def test_blocks(size, as_pairs):
+@pytest.mark.parametrize("block_size", [3, 16, 32])
+@pytest.mark.parametrize("as_indices", [False, True])
+def test_block_masks_match_expanded_masks(block_size, as_indices):
     S, T = 40, 52
     query, key, value = tensors = make_inputs(B=1, S=S, T=T)
-    counts = -(-S // size), -(-T // size)
+    counts = -(-S // block_size), -(-T // block_size)
     visible = torch.rand(counts, generator=torch.Generator().manual_seed(0)) < 0.5
     visible[0] = False
     visible[-1, 0] = True
-    blocks = [(int(i), int(j)) for i, j in visible.nonzero()] if as_pairs else visible
-    part = Part(blocks=blocks, block_size=size)
+    blocks = [(int(i), int(j)) for i, j in visible.nonzero()] if as_indices else visible
+    part = Part(blocks=blocks, block_size=block_size)
     output, lse = attention_block(query, key, value, part)
-    assert not output[:, :, :size].any() and torch.isneginf(lse[:, :, :size]).all()
+    assert not output[:, :, :block_size].any() and torch.isneginf(lse[:, :, :block_size]).all()
     grad_out = make_grad(output)
     delta = attention_delta(grad_out, output)
     gradients = attention_block_backward(grad_out, query, key, value, lse, delta, part)
-    assert_near((output, *gradients), differentiate_whole(tensors, expand_mask(visible, size, S, T)))
+    assert_close((output, *gradients), compute_reference(tensors, expand_mask(visible, block_size, S, T)))
 
 
-def test_no_visible_block():
-    output, lse = attention_block(*three(make_inputs()), Part(blocks=[], block_size=4))
+def test_empty_block_list_gives_zero_output():
+    output, lse = attention_block(*as_triple(make_inputs()), Part(blocks=[], block_size=4))
     assert not output.any() and torch.isneginf(lse).all()
 
 
-def test_index_permutes_the_rows():
-    """Causal along the index, with blocks of index positions; results keep the order of the rows."""
+def test_index_permutes_rows():
+    """Masks are causal and blocked in permuted order; results are in row order."""
     query, key, value = tensors = make_inputs(S=8, T=8)
     index = torch.randperm(8, generator=torch.Generator().manual_seed(1))
     visible = torch.tensor([[True, False], [True, True]])
@@ -127,28 +137,30 @@ def test_index_permutes_the_rows():
         grad_out, query, key, value, lse, attention_delta(grad_out, output), part
     )
     position = torch.argsort(index)
-    sees = (position[None] <= position[:, None]) & expand_mask(visible, 4, 8, 8)[position][:, position]
-    assert_near((output, *gradients), differentiate_whole(tensors, sees))
-    expected = torch.logsumexp((query @ key.mT / 8**0.5).masked_fill(~sees, -torch.inf), -1)
+    visible_elements = (position[None] <= position[:, None]) & expand_mask(visible, 4, 8, 8)[position][
+        :, position
+    ]
+    assert_close((output, *gradients), compute_reference(tensors, visible_elements))
+    expected = torch.logsumexp((query @ key.mT / 8**0.5).masked_fill(~visible_elements, -torch.inf), -1)
     torch.testing.assert_close(lse, expected.double(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("score", [1e4, 1e6, 1e8])
-def test_parts_with_large_scores(score):
-    """Two parts of keys with equal scores, or with scores that are 8 lower, match float64 (mlx#4188, pytorch#11752)."""
+def test_large_scores_in_parts(score):
+    """Keys have equal scores, or scores that are lower by 8 (mlx#4188, pytorch#11752)."""
     query = torch.tensor([score, 8.0]).expand(1, 1, 5, 2)
     key = torch.tensor([[1.0, 0], [1, 0], [1, -1], [1, 0], [1, -1]])[None, None]
     value = torch.randn(1, 1, 5, 2, generator=torch.Generator().manual_seed(0))
-    results, _ = differentiate_parts(query, key, value, [slice(0, 2), slice(2, 5)], scale=1.0)
-    truth = differentiate_whole([query * 2**0.5, key, value])
-    truth[1] *= 2**0.5  # PyTorch's query is scaled by 2**0.5, because of its default scale
-    for ours, exact in zip(results, truth, strict=True):
-        assert (ours - exact).abs().max() <= 1e-6 + 1e-5 * exact.abs().max()
+    results, _ = compute_from_parts(query, key, value, [slice(0, 2), slice(2, 5)], scale=1.0)
+    truth = compute_reference([query * 2**0.5, key, value])
+    truth[1] *= 2**0.5  # undo the factor 2**0.5, which cancels PyTorch's default scale
+    for ours, expected in zip(results, truth, strict=True):
+        assert (ours - expected).abs().max() <= 1e-6 + 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("score", [1e2, 1e4, 1e6])
 def test_gradient_error_of_float32_lse_is_bounded(score):
-    """Relative error of each probability, as in the kernels: |lse| 2^-24; its terms of the gradients inherit it."""
+    """Rounding lse gives each probability a relative error of |lse| 2^-24, which bounds the gradients' errors."""
     query, key, value = make_inputs(dtype=torch.float64, S=50, T=9)
     query = score * query
     _, lse = attention_block(query, key, value, Part(scale=1.0))
@@ -160,15 +172,17 @@ def test_gradient_error_of_float32_lse_is_bounded(score):
     P = torch.exp(query @ key.mT - lse[..., None]) * torch.expm1(lse.abs() * 2.0**-24)[..., None]
     dS = P * (grad_out @ value.mT - delta[..., None]).abs()
     bounds = dS @ key.abs(), dS.mT @ query.abs(), P.mT @ grad_out
-    for ours, right, bound in zip(got, exact, bounds, strict=True):
-        assert (ours != right).any() and ((ours - right).abs() <= bound * (1 + 1e-6) + 1e-12 * score).all()
+    for actual, expected, bound in zip(got, exact, bounds, strict=True):
+        assert (actual != expected).any() and (
+            (actual - expected).abs() <= bound * (1 + 1e-6) + 1e-12 * score
+        ).all()
 
 
-def test_part_with_scale():
+def test_part_accepts_scale():
     query, key, value = tensors = make_inputs()
-    assert_near(
+    assert_close(
         [attention_block(query, key, value, Part(scale=1.0))[0]],
-        differentiate_whole([query * 8**0.5, *tensors[1:]])[:1],
+        compute_reference([query * 8**0.5, *tensors[1:]])[:1],
     )
 
 
@@ -185,10 +199,10 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("options", "words"), ERRORS.values(), ids=ERRORS)
-def test_part_errors(options, words):
-    with pytest.raises(ValueError, match=words):
-        attention_block(*three(make_inputs()), Part(**options))
+@pytest.mark.parametrize(("options", "message"), ERRORS.values(), ids=ERRORS)
+def test_invalid_parts_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        attention_block(*as_triple(make_inputs()), Part(**options))
 
 
 SHAPES = {
@@ -198,19 +212,19 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("tensors", "words"), SHAPES.values(), ids=SHAPES)
-def test_part_shape_errors(tensors, words):
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(("tensors", "message"), SHAPES.values(), ids=SHAPES)
+def test_invalid_shapes_are_rejected(tensors, message):
+    with pytest.raises(ValueError, match=message):
         attention_block(*tensors)
 
 
-def test_part_backward_errors():
+def test_invalid_backward_tensors_are_rejected():
     query, key, value = make_inputs()
     rows = torch.ones(2, 2, 5)
-    right = [query, query, key, value, rows, rows]
-    tries = (0, "grad_out", query.double()), (4, "lse", rows[..., 1:]), (5, "delta", rows.double())
-    for number, name, wrong in tries:
+    valid = [query, query, key, value, rows, rows]
+    cases = (0, "grad_out", query.double()), (4, "lse", rows[..., 1:]), (5, "delta", rows.double())
+    for index, name, invalid in cases:
         with pytest.raises(ValueError, match=f"{name}: expected float32"):
-            loosely(attention_block_backward)(*right[:number], wrong, *right[number + 1 :])
+            erase_types(attention_block_backward)(*valid[:index], invalid, *valid[index + 1 :])
     with pytest.raises(ValueError, match=r"out: expected \[B, N, S, d\] of a float dtype, got int64"):
         attention_delta(query.long(), query.long())

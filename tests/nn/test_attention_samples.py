@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention_checks import assert_as_accurate_as_pytorch
-from typed import three
+from typed import as_triple
 
 from harness.nn import attention
 
@@ -14,14 +14,14 @@ OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 def split_sample(sample) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], dict]:
-    """Return query, key and value of a sample, and its options by name."""
+    """Return the query, key and value of a sample, and its options as a dict."""
     arguments = (sample.input, *sample.args)
-    return three(arguments[:3]), dict(zip(OPTIONS, arguments[3:], strict=False)) | sample.kwargs
+    return as_triple(arguments[:3]), dict(zip(OPTIONS, arguments[3:], strict=False)) | sample.kwargs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_samples(dtype):
-    drawn = []
+def test_opinfo_samples_match_pytorch(dtype):
+    dropout_outputs = []
     outcomes = {"accurate": 0, "dropout": 0, "gradient of the mask": 0}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -32,8 +32,8 @@ def test_samples(dtype):
         if options.get("dropout_p"):
             for function in (attention, F.scaled_dot_product_attention):
                 torch.manual_seed(0)
-                drawn.append(function(*tensors, **options))
-            assert torch.equal(*drawn[-2:]), "on a CPU it is PyTorch's own"
+                dropout_outputs.append(function(*tensors, **options))
+            assert torch.equal(*dropout_outputs[-2:]), "the CPU path must use PyTorch's dropout"
             outcomes["dropout"] += 1
             continue
         mask = options.get("attn_mask")

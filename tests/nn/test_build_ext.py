@@ -1,4 +1,4 @@
-"""`workbook build-ext`, and the doctor's report about the libraries."""
+"""`workbook build-ext`, and its libraries in the report of `workbook doctor`."""
 
 import os
 
@@ -12,7 +12,7 @@ from harness.toolchain import architectures, libraries
 
 @pytest.fixture
 def fake_compilers(monkeypatch, tmp_path):
-    """Replace the compilers by functions that write dummy files, and use empty folders."""
+    """Replace the compilers by functions that write dummy files into an empty cache."""
 
     def compile_mojo(source, include, architecture, staging, *defines):
         (staging / "module.so").write_text("kernels")
@@ -27,8 +27,8 @@ def fake_compilers(monkeypatch, tmp_path):
     return tmp_path / "kept"
 
 
-def simulate_gpus(monkeypatch, *capabilities):
-    """Pretend that these GPUs are present."""
+def fake_gpus(monkeypatch, *capabilities):
+    """Make torch report GPUs with these compute capabilities."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[device.index])
 
@@ -36,25 +36,25 @@ def simulate_gpus(monkeypatch, *capabilities):
 def test_build_ext_reports_each_library(command_line, fake_compilers, tmp_path):
     architectures = ("--arch", "sm_80", "--arch", "sm_90")
     arguments = ("build-ext", "cross_entropy", *architectures, "--output", tmp_path / "out")
-    done = command_line(*arguments)
+    result = command_line(*arguments)
     expected = host.select_libraries(["cross_entropy"], ["sm_80", "sm_90a"], [None])
-    assert done.code == 0 and len(done.lines) == len(expected)
-    for library, line in zip(expected, done.lines, strict=True):
+    assert result.code == 0 and len(result.lines) == len(expected)
+    for library, line in zip(expected, result.lines, strict=True):
         assert line.startswith(f"{library.name}: built in 0.")
         assert line.endswith(os.path.join("out", library.carried_name))
-        assert f"Building {library.name} (about {library.estimate:.0f} s, once) ..." in done.err
-    again = command_line(*arguments)
-    assert all("was there already" in line for line in again.lines) and not again.err
+        assert f"Building {library.name} (about {library.estimate:.0f} s, once) ..." in result.err
+    second_result = command_line(*arguments)
+    assert all("was there already" in line for line in second_result.lines) and not second_result.err
 
 
-def test_build_ext_selects_the_present_gpus(command_line, fake_compilers, monkeypatch):
-    simulate_gpus(monkeypatch, (9, 0), (8, 0), (9, 0))
+def test_build_ext_selects_the_gpus_of_this_machine(command_line, fake_compilers, monkeypatch):
+    fake_gpus(monkeypatch, (9, 0), (8, 0), (9, 0))
     assert command_line("build-ext", "cross_entropy/float16").code == 0
     parts = {path.name.rpartition("_")[0] for path in fake_compilers.glob("cross_entropy_float16_*.so")}
     assert parts == {"cross_entropy_float16_sm_80", "cross_entropy_float16_sm_90a"}
 
 
-def test_operators_for_another_pytorch(command_line, fake_compilers, tmp_path):
+def test_torch_flag_selects_another_pytorch(command_line, fake_compilers, tmp_path):
     (tmp_path / "version.py").write_text("__version__ = '2.11.0'\n")
     arguments = ("--arch", "sm_90a", "--torch", tmp_path, "--output", tmp_path / "out")
     assert command_line("build-ext", "cross_entropy/float16", *arguments).code == 0
@@ -62,7 +62,7 @@ def test_operators_for_another_pytorch(command_line, fake_compilers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (["--arch", "h100"], 2, "--arch h100: unknown"),
         (["--arch"], 2, "expected one argument"),
@@ -72,35 +72,35 @@ def test_operators_for_another_pytorch(command_line, fake_compilers, tmp_path):
         (["--arch", "sm_80", "--output", "/dev/null/x"], 5, "cannot make the folder /dev/null/x"),
     ],
 )
-def test_build_ext_errors(command_line, arguments, code, words):
-    done = command_line("build-ext", *arguments)
-    assert done.code == code and words in done.err and len(done.err.splitlines()) == 1
+def test_build_ext_reports_invalid_arguments(command_line, arguments, code, message):
+    result = command_line("build-ext", *arguments)
+    assert result.code == code and message in result.err and len(result.err.splitlines()) == 1
 
 
 def test_build_ext_without_a_gpu_requires_arch(command_line, monkeypatch):
-    simulate_gpus(monkeypatch)
-    done = command_line("build-ext")
-    words = "sees no GPU on this machine; name what to build for, as in --arch sm_90a"
-    assert done.code == 2 and words in done.err
+    fake_gpus(monkeypatch)
+    result = command_line("build-ext")
+    message = "sees no GPU on this machine; name what to build for, as in --arch sm_90a"
+    assert result.code == 2 and message in result.err
 
 
-def test_help(command_line):
-    done = command_line("build-ext", "--help")
-    assert done.code == 0
-    assert all(words in done.out for words in ("--arch", libraries.VARIABLE, "exit codes", "cross_entropy"))
+def test_help_lists_options_and_exit_codes(command_line):
+    result = command_line("build-ext", "--help")
+    assert result.code == 0
+    assert all(text in result.out for text in ("--arch", libraries.VARIABLE, "exit codes", "cross_entropy"))
 
 
 # ---- The doctor ---------------------------------------------------------------------------------------------
 
 
-def test_doctor_without_a_gpu(monkeypatch):
-    simulate_gpus(monkeypatch)
+def test_doctor_skips_libraries_without_a_gpu(monkeypatch):
+    fake_gpus(monkeypatch)
     (finding,) = doctor.check_layers()
     assert finding.state == "note" and "PyTorch's own operations run" in finding.words
 
 
 def test_doctor_reports_missing_libraries(monkeypatch, fake_compilers):
-    simulate_gpus(monkeypatch, (9, 0))
+    fake_gpus(monkeypatch, (9, 0))
     expected = host.select_libraries([], ["sm_90a"], [None])
     (finding,) = doctor.check_layers()
     assert finding.state == "note" and finding.words.startswith(f"0 of {len(expected)} libraries are built")
@@ -113,8 +113,8 @@ def test_doctor_reports_missing_libraries(monkeypatch, fake_compilers):
     monkeypatch.undo()
 
 
-def test_doctor_with_all_libraries_built(monkeypatch, fake_compilers):
-    simulate_gpus(monkeypatch, (9, 0))
+def test_doctor_reports_complete_libraries(monkeypatch, fake_compilers):
+    fake_gpus(monkeypatch, (9, 0))
     expected = host.select_libraries([], ["sm_90a"], [None])
     for _ in libraries.build_all(expected):
         pass
@@ -122,8 +122,8 @@ def test_doctor_with_all_libraries_built(monkeypatch, fake_compilers):
     assert finding.state == "good" and finding.words == f"all {len(expected)} libraries are built"
 
 
-def test_doctor_with_an_unsupported_gpu(monkeypatch):
-    simulate_gpus(monkeypatch, (7, 5))
+def test_doctor_reports_unsupported_gpus(monkeypatch):
+    fake_gpus(monkeypatch, (7, 5))
     (finding,) = doctor.check_layers()
     assert finding.state == "note" and "need sm_80 or newer, not sm_75: PyTorch's own" in finding.words
     monkeypatch.setattr(torch.version, "hip", "7.0")

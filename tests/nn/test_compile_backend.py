@@ -1,4 +1,4 @@
-"""The torch.compile backend: which pairs it replaces, which it leaves and why; values and gradients as in eager mode."""
+"""The torch.compile backend: replaced and skipped pairs, reasons, and results as in eager mode."""
 
 import importlib.metadata
 from contextlib import nullcontext
@@ -19,13 +19,13 @@ B, S, H, O = 2, 3, 8, 6
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def reset_dynamo():
     torch._dynamo.reset()
     torch.manual_seed(0)
 
 
-class Pieces(nn.Module):
-    """Parameters for the functions below: a LayerNorm, two Linear layers, and a weight [H, O] with its bias."""
+class FunctionModel(nn.Module):
+    """Module whose forward is `body`, with a LayerNorm, two Linear layers, and a weight [H, O] with bias."""
 
     def __init__(self, body):
         super().__init__()
@@ -40,17 +40,17 @@ class Pieces(nn.Module):
         return self.body(self, x)
 
 
-def aten_level(m, x):
+def call_aten(m, x):
     h = torch.ops.aten.native_layer_norm.default(x, [H], m.ln.weight, m.ln.bias, 1e-5)[0]
     return torch.ops.aten.linear.default(h, m.a.weight, m.a.bias)
 
 
-def keywords(m, x):
+def call_with_keywords(m, x):
     h = F.layer_norm(input=x, normalized_shape=(H,), bias=m.ln.bias, weight=m.ln.weight, eps=1e-3)
     return F.linear(bias=m.c, input=h, weight=m.b.weight)
 
 
-def conv1d(m, x):
+def call_addmm(m, x):
     return torch.addmm(m.c, m.ln(x).view(-1, H), m.w).view(B, S, O)
 
 
@@ -60,15 +60,15 @@ def share_layernorm(m, x):
 
 
 @pytest.mark.parametrize(
-    "body,swaps",
+    "body,num_replaced",
     [
         (lambda m, x: m.a(m.ln(x)), 1),
         (lambda m, x: m.b(m.ln(x)), 1),
         (lambda m, x: F.linear(F.layer_norm(x, (H,)), m.b.weight), 1),
         (lambda m, x: m.a(F.layer_norm(x, (H,), m.ln.weight)), 1),
-        (keywords, 1),
-        (aten_level, 1),
-        (conv1d, 1),
+        (call_with_keywords, 1),
+        (call_aten, 1),
+        (call_addmm, 1),
         (lambda m, x: m.ln(x) @ m.a.weight.T + m.c, 1),
         (lambda m, x: torch.matmul(torch.layer_norm(x, [H]), m.w), 1),
         (share_layernorm, 3),
@@ -85,20 +85,20 @@ def share_layernorm(m, x):
         (lambda m, x: m.a(m.ln(x)[0, 1]), 1),
     ],
 )
-def test_pairs_in_every_form_are_replaced(body, swaps):
-    reports = assert_same_as_eager(Pieces(body), torch.randn(B, S, H))
-    assert reports.swaps == swaps and not reports.reasons
+def test_supported_pairs_are_replaced(body, num_replaced):
+    reports = assert_same_as_eager(FunctionModel(body), torch.randn(B, S, H))
+    assert reports.num_replaced == num_replaced and not reports.reasons
 
 
-def in_place_between(m, x):
-    """Change a tensor that LayerNorm does not read; the backend cannot tell, so such pairs stay."""
+def modify_between(m, x):
+    """Modify an unrelated tensor in place; the backend does not track aliases, so it skips the pair."""
     other = x * 1.0
     h = m.ln(x)
     other.add_(1.0)
     return m.a(h) + other.sum()
 
 
-def weight_changed_between(m, x):
+def modify_weight_between(m, x):
     w = m.a.weight * 1.0
     h = m.ln(x)
     w[0] = 0.0
@@ -114,16 +114,16 @@ def weight_changed_between(m, x):
         (lambda m, x: m.a(m.ln(x)[torch.tensor([1, 0])]), "getitem is between"),
         (lambda m, x: m.a(m.ln(x).relu()), "relu is between"),
         (lambda m, x: m.a(m.ln(x).reshape(B, H, S).mT), "is between"),
-        (in_place_between, "may change a tensor in place"),
-        (weight_changed_between, "may change a tensor in place"),
+        (modify_between, "may change a tensor in place"),
+        (modify_weight_between, "may change a tensor in place"),
         (lambda m, x: torch.addmm(m.c, m.ln(x).view(-1, H), m.w, beta=2), "beta is 2"),
         (lambda m, x: m.a(F.layer_norm(x, (S, H))), "over 2 axes"),
         (lambda m, x: torch.matmul(m.ln(x), m.w.expand(B, H, O)), "its weight has 3 axes"),
     ],
 )
-def test_unsupported_pairs_are_left_with_a_reason(body, reason):
-    reports = assert_same_as_eager(Pieces(body), torch.randn(B, S, H))
-    assert reports.swaps == 0 and len(reports.reasons) == 1 and reason in reports.reasons[0]
+def test_unsupported_pairs_are_skipped_with_a_reason(body, reason):
+    reports = assert_same_as_eager(FunctionModel(body), torch.randn(B, S, H))
+    assert reports.num_replaced == 0 and len(reports.reasons) == 1 and reason in reports.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_unsupported_pairs_are_left_with_a_reason(body, reason):
     ],
 )
 def test_linear_without_layer_norm_is_ignored(body):
-    reports = assert_same_as_eager(Pieces(body), torch.randn(B, S, H))
-    assert reports.swaps == 0 and not reports.reasons
+    reports = assert_same_as_eager(FunctionModel(body), torch.randn(B, S, H))
+    assert reports.num_replaced == 0 and not reports.reasons
 
 
-def test_pair_with_in_place_change_between_is_left():
-    """The operator would run where the Linear is, and read the changed values."""
+def test_pair_with_inplace_op_between_is_skipped():
+    """The fused operator would read the modified input."""
 
     def body(m, x):
         x = x * 1.0
@@ -148,25 +148,28 @@ def test_pair_with_in_place_change_between_is_left():
         x.mul_(2.0).add_(x.flip(-1))
         return m.a(h)
 
-    model, x = Pieces(body), torch.randn(B, S, H)
+    model, x = FunctionModel(body), torch.randn(B, S, H)
     call, reports = compile_model(model, "eager")
     with torch.no_grad():
         torch.testing.assert_close(call(x), model(x))
-    assert reports.swaps == 0 and "mul_ between the two may change a tensor in place" in reports.reasons[0]
+    assert (
+        reports.num_replaced == 0
+        and "mul_ between the two may change a tensor in place" in reports.reasons[0]
+    )
 
 
-def test_in_place_change_before_the_pair_is_allowed():
+def test_inplace_op_before_a_pair_is_allowed():
     def body(m, x):
         x = x * 1.0
         x.add_(1.0)
         return m.a(m.ln(x))
 
-    assert assert_same_as_eager(Pieces(body), torch.randn(B, S, H)).swaps == 1
+    assert assert_same_as_eager(FunctionModel(body), torch.randn(B, S, H)).num_replaced == 1
 
 
 def test_dynamic_shapes_do_not_recompile():
-    """dynamic=True hands a graph over twice, first with a symbolic eps; then one serves every size."""
-    model = Pieces(share_layernorm)
+    """With dynamic=True the backend gets a graph twice, first with a symbolic eps; the second serves every size."""
+    model = FunctionModel(share_layernorm)
     call, reports = compile_model(model, "eager", dynamic=True)
     graphs = []
     for rows in ((2, 3), (4, 5), (7, 2)):
@@ -177,79 +180,79 @@ def test_dynamic_shapes_do_not_recompile():
 
 
 def test_compilations_are_independent():
-    for model in (Pieces(share_layernorm), Pieces(share_layernorm)):
+    for model in (FunctionModel(share_layernorm), FunctionModel(share_layernorm)):
         for _ in range(2):
-            assert assert_same_as_eager(model, torch.randn(B, S, H)).swaps == 3
+            assert assert_same_as_eager(model, torch.randn(B, S, H)).num_replaced == 3
 
 
-def test_without_gradients():
-    model, x = Pieces(share_layernorm), torch.randn(B, S, H)
+def test_pairs_are_replaced_without_gradients():
+    model, x = FunctionModel(share_layernorm), torch.randn(B, S, H)
     call, reports = compile_model(model, "eager")
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             torch.testing.assert_close(call(x), model(x))
-    assert reports.swaps >= 3
+    assert reports.num_replaced >= 3
 
 
 @pytest.mark.parametrize(
-    ("switch", "name"),
+    ("make_mode", "name"),
     [(torch.no_grad, "_set_grad_enabled"), (lambda: torch.autocast("cpu", torch.bfloat16), "_exit_autocast")],
     ids=["no_grad", "autocast"],
 )
-def test_pair_across_a_mode_switch_is_left(switch, name):
-    """A frozen trunk under a trained head: LayerNorm's parameters get no gradient."""
+def test_pair_across_a_mode_switch_is_skipped(make_mode, name):
+    """The LayerNorm runs inside the mode and the Linear outside."""
 
     def body(m, x):
-        with switch():
+        with make_mode():
             h = m.ln(x)
         return m.a(h)
 
-    reports = assert_same_as_eager(Pieces(body), torch.randn(B, S, H))
-    assert reports.swaps == 0 and f"{name} between the two switches a mode" in reports.reasons[0]
+    reports = assert_same_as_eager(FunctionModel(body), torch.randn(B, S, H))
+    assert reports.num_replaced == 0 and f"{name} between the two switches a mode" in reports.reasons[0]
 
 
 def test_frozen_layer_norm_gets_no_gradient():
-    model = Pieces(lambda m, x: m.a(m.ln(x)))
+    model = FunctionModel(lambda m, x: m.a(m.ln(x)))
     model.ln.requires_grad_(False)
     x = torch.randn(B, S, H, requires_grad=True)
     compile_model(model, "eager")[0](x).sum().backward()
     assert model.ln.weight.grad is None and model.a.weight.grad is not None and x.grad is not None
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_autocast_matches_eager(inside):
-    """LayerNorm in float32, the product in bfloat16: rows with a large offset show a difference."""
+@pytest.mark.parametrize("inside_model", [False, True])
+def test_autocast_matches_eager(inside_model):
+    """LayerNorm runs in float32 and the matmul in bfloat16; a large mean exposes other dtypes."""
 
     def body(m, x):
-        with torch.autocast("cpu", torch.bfloat16) if inside else nullcontext():
+        with torch.autocast("cpu", torch.bfloat16) if inside_model else nullcontext():
             return m.a(m.ln(x))
 
-    model, x = Pieces(body), torch.randn(B, S, H) + 100
+    model, x = FunctionModel(body), torch.randn(B, S, H) + 100
     call, reports = compile_model(model)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside):
-        ours, eager = compute_results(call, model, x), compute_results(model, model, x)
-    assert reports.swaps == 1 and reports[0].swaps[0].dtype == "bfloat16"
-    assert_same(ours, eager, 2**-6, 2**-6)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not inside_model):
+        compiled_results, eager_results = compute_results(call, model, x), compute_results(model, model, x)
+    assert reports.num_replaced == 1 and reports[0].swaps[0].dtype == "bfloat16"
+    assert_same(compiled_results, eager_results, 2**-6, 2**-6)
 
 
 def test_checkpointed_pair_is_replaced():
-    model = Pieces(lambda m, x: checkpoint(lambda t: m.a(m.ln(t)).tanh(), x, use_reentrant=False))
-    assert assert_same_as_eager(model, torch.randn(B, S, H), tail="aot_eager").swaps == 1
+    model = FunctionModel(lambda m, x: checkpoint(lambda t: m.a(m.ln(t)).tanh(), x, use_reentrant=False))
+    assert assert_same_as_eager(model, torch.randn(B, S, H), tail="aot_eager").num_replaced == 1
 
 
-def test_pair_rejected_by_the_operator_is_left(monkeypatch):
-    def refuse(*_):
+def test_pair_rejected_by_the_operator_is_skipped(monkeypatch):
+    def raise_error(*_):
         raise ValueError("H and W do not go together")
 
-    monkeypatch.setattr(backend_module.NodeInserter, "function", refuse)
-    reports = assert_same_as_eager(Pieces(conv1d), torch.randn(B, S, H))
+    monkeypatch.setattr(backend_module.NodeInserter, "function", raise_error)
+    reports = assert_same_as_eager(FunctionModel(call_addmm), torch.randn(B, S, H))
     assert reports.reasons == ["H and W do not go together"]
 
 
 def test_inductor_compiles_the_remaining_graph(tmp_path, monkeypatch):
-    """Inductor receives its own options, and none of this backend's."""
+    """Inductor receives only its own options."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model = Pieces(lambda m, x: m.a(m.ln(x)).tanh())
+    model = FunctionModel(lambda m, x: m.a(m.ln(x)).tanh())
     reports = assert_same_as_eager(model, torch.randn(B, S, H), tail="inductor", max_autotune=False)
     assert [len(report.swaps) for report in reports] == [1]
 
@@ -257,7 +260,7 @@ def test_inductor_compiles_the_remaining_graph(tmp_path, monkeypatch):
 # ---- The report, the options, the entry point ---------------------------------------------------------------
 
 
-def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
+def test_report_has_the_models_layer_names(capfd, monkeypatch):
     monkeypatch.setenv(backend_module.REPORT, "1")
     model = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O), nn.LayerNorm(O), nn.Dropout(0.5), nn.Linear(O, 2))
     torch.compile(model, backend=mojo_workbook, options={"tail": "eager"})(torch.randn(B, S, H))
@@ -269,19 +272,21 @@ def test_report_names_layers_as_the_model_does(capfd, monkeypatch):
     ]
 
 
-def test_no_report_unless_requested_or_without_matches(capfd, monkeypatch):
+def test_no_report_by_default_or_without_matches(capfd, monkeypatch):
     monkeypatch.delenv(backend_module.REPORT, raising=False)
     options: dict[str, Any] = {"tail": "eager"}
-    torch.compile(Pieces(share_layernorm), backend=mojo_workbook, options=options)(torch.randn(B, S, H))
+    torch.compile(FunctionModel(share_layernorm), backend=mojo_workbook, options=options)(
+        torch.randn(B, S, H)
+    )
     torch.compile(nn.Linear(H, O), backend=mojo_workbook, options=options | {"report": True})(
         torch.randn(B, H)
     )
     assert "mojo_workbook" not in capfd.readouterr().err
 
 
-def test_unknown_tail():
+def test_unknown_tail_is_rejected():
     with pytest.raises(Exception, match="tail 'llvm': choose one of inductor, aot_eager, eager"):
-        torch.compile(Pieces(share_layernorm), backend=mojo_workbook, options={"tail": "llvm"})(
+        torch.compile(FunctionModel(share_layernorm), backend=mojo_workbook, options={"tail": "llvm"})(
             torch.randn(B, S, H)
         )
 
@@ -290,7 +295,7 @@ def test_missing_cpp_compiler_is_reported_once(monkeypatch, capfd):
     monkeypatch.setenv("CXX", "/none")
     backend_module.has_compiler.cache_clear()
     try:
-        model = Pieces(lambda m, x: m.a(m.ln(x)))
+        model = FunctionModel(lambda m, x: m.a(m.ln(x)))
         compiled = torch.compile(model, backend=mojo_workbook)
         for rows in (2, 5):
             x = torch.randn(rows, S, H)
@@ -310,8 +315,8 @@ def test_backend_is_registered_by_entry_point():
 # ---- Attention ----------------------------------------------------------------------------------------------
 
 
-class Attends(nn.Module):
-    """Three attentions after a LayerNorm and a Linear: causal with shared heads, with `options`, and self-attention."""
+class AttentionModel(nn.Module):
+    """LayerNorm, Linear and three attentions: causal GQA, with `options`, and self-attention."""
 
     def __init__(self, **options):
         super().__init__()
@@ -326,8 +331,8 @@ class Attends(nn.Module):
 
 
 @pytest.fixture
-def takes_all(monkeypatch):
-    """Pretend that the kernels support every attention without dropout; on a CPU the formula runs."""
+def support_all_attention(monkeypatch):
+    """Make the backend accept every attention without dropout; the CPU path runs it."""
 
     def explain(query, key=None, value=None, mask=None, dropout_p=0.0, **options):
         return "PyTorch's own operations: dropout" if dropout_p else "wgmma"
@@ -335,9 +340,9 @@ def takes_all(monkeypatch):
     monkeypatch.setattr(attention_layer, "explain", explain)
 
 
-@pytest.mark.usefixtures("takes_all")
-def test_attention_is_replaced_on_request():
-    model, x = Attends(), torch.randn(2, 5, 16)
+@pytest.mark.usefixtures("support_all_attention")
+def test_attention_is_replaced_if_requested():
+    model, x = AttentionModel(), torch.randn(2, 5, 16)
     (report,) = assert_same_as_eager(model, x, tail="aot_eager", attention=True)
     assert len(report.swaps) == 1 and len(report.attentions) == 3 and not report.attentions_left
     lines = report.lines()
@@ -348,9 +353,9 @@ def test_attention_is_replaced_on_request():
         assert not report.attentions and "attentions" not in "".join(report.lines())
 
 
-@pytest.mark.usefixtures("takes_all")
-def test_slices_of_keys_after_the_full_tensor():
-    """The slices have the strides of the full tensor, for which the first graph was compiled (pytorch#146377)."""
+@pytest.mark.usefixtures("support_all_attention")
+def test_compiled_attention_accepts_strided_key_slices():
+    """The slices keep the strides of the full tensor (pytorch#146377)."""
     query, key, value = torch.randn(3, 1, 2, 64, 8)
     compiled, _ = compile_model(F.scaled_dot_product_attention, attention=True)
     for keys in (slice(64), slice(48), slice(16, 47)):
@@ -359,7 +364,7 @@ def test_slices_of_keys_after_the_full_tensor():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "dtype", "hopper", "swapped"),
+    ("outputs", "dtype", "hopper", "num_replaced"),
     [
         (97, torch.bfloat16, True, 0),
         (97, torch.bfloat16, False, 1),
@@ -368,23 +373,23 @@ def test_slices_of_keys_after_the_full_tensor():
         (95, torch.bfloat16, True, 1),
     ],
 )
-def test_wide_unaligned_head_is_left_on_hopper(monkeypatch, outputs, dtype, hopper, swapped):
-    """Like GPT-2's 50,257 classes: the kernels copy such rows, Inductor pads them."""
+def test_wide_unaligned_head_is_skipped_on_hopper(monkeypatch, outputs, dtype, hopper, num_replaced):
+    """The kernels would copy such rows, for example GPT-2's 50,257 classes; Inductor pads them."""
     monkeypatch.setattr(backend_module, "is_hopper", lambda device: hopper)
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, outputs)).to(dtype)
     x = torch.randn(4, 8, dtype=dtype)
     call, reports = compile_model(model, "eager")
     torch.testing.assert_close(call(x), model(x), rtol=2e-2, atol=2e-2)
     reason = "rows of 97 outputs fill no whole vectors, which Inductor pads at less cost"
-    assert reports.swaps == swapped and reports.reasons == [reason] * (1 - swapped)
+    assert reports.num_replaced == num_replaced and reports.reasons == [reason] * (1 - num_replaced)
 
 
-@pytest.mark.usefixtures("takes_all")
+@pytest.mark.usefixtures("support_all_attention")
 def test_attention_is_replaced_by_default_where_faster(monkeypatch):
-    """On Hopper attention is replaced where it is faster, and only if gradients are required."""
+    """On Hopper, attention is replaced only if it is faster and gradients are required."""
     monkeypatch.setattr(backend_module, "is_hopper", lambda device: True)
     monkeypatch.setattr(attention_layer, "uses_wgmma", lambda query: False)
-    model, x = Attends(), torch.randn(2, 5, 16)
+    model, x = AttentionModel(), torch.randn(2, 5, 16)
 
     def list_reasons() -> list[str]:
         (report,) = assert_same_as_eager(model, x, tail="aot_eager")
@@ -406,13 +411,13 @@ def test_attention_is_replaced_by_default_where_faster(monkeypatch):
 
 
 def make_call(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, dropout_p=0.0):
-    """Return the arguments of `explain_if_slower` for such a call."""
+    """Return arguments of `explain_if_slower` on meta tensors."""
     query, key = (torch.empty(1, 2, length, heads, dtype=dtype, device="meta") for length in (queries, keys))
     return query, key, mask, dropout_p
 
 
 @pytest.mark.parametrize(
-    ("call", "why"),
+    ("call", "reason"),
     [
         (make_call(), None),
         (make_call(torch.float16, heads=160, queries=4096), None),
@@ -435,12 +440,12 @@ def make_call(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=Non
         (make_call(keys=511), "it is measured from 512 queries and keys on"),
     ],
 )
-def test_reasons_why_pytorch_attention_is_faster(call, why, monkeypatch):
+def test_attention_is_skipped_where_pytorch_is_faster(call, reason, monkeypatch):
     monkeypatch.setattr(attention_layer, "uses_wgmma", lambda query: query.dtype.itemsize == 2)
-    assert attention_layer.explain_if_slower(*call) == why
+    assert attention_layer.explain_if_slower(*call) == reason
 
 
-def test_default_replacement_is_faster_in_the_record(monkeypatch):
+def test_default_replacements_are_faster_in_the_record(monkeypatch):
     """Check every recorded call that is replaced by default."""
     masks = {"padding": torch.ones(1024).bool(), "bool S x S": torch.ones(1024, 1024).bool()}
     masks |= {"bias": torch.ones(1024, 1024), "none": None, "causal": None}
@@ -466,10 +471,12 @@ def test_default_replacement_is_faster_in_the_record(monkeypatch):
     assert max(float(row["ratio"]) for row in replaced) <= 1
 
 
-@pytest.mark.usefixtures("takes_all")
-def test_unsupported_attention_is_left_with_a_reason():
-    model, x = Attends(dropout_p=0.5), torch.randn(2, 5, 16)
+@pytest.mark.usefixtures("support_all_attention")
+def test_unsupported_attention_is_skipped_with_a_reason():
+    model, x = AttentionModel(dropout_p=0.5), torch.randn(2, 5, 16)
     (report,) = assert_same_as_eager(model, x, tail="aot_eager", attention=True)
     assert len(report.attentions) == 2
-    ((_, why),) = report.attentions_left
-    assert "dropout" in why and f"left     {report.attentions_left[0][0]}: {why}" in "".join(report.lines())
+    ((_, reason),) = report.attentions_left
+    assert "dropout" in reason and f"left     {report.attentions_left[0][0]}: {reason}" in "".join(
+        report.lines()
+    )

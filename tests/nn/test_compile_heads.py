@@ -1,4 +1,4 @@
-"""Heads of models in the torch.compile backend: replaced by `linear_cross_entropy` or left with a reason; results as in eager mode."""
+"""The torch.compile backend replaces heads by `linear_cross_entropy` or skips them with a reason."""
 
 import pytest
 import torch
@@ -13,13 +13,13 @@ B, S, H, V = 2, 5, 8, 12
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def reset_dynamo():
     torch._dynamo.reset()
     torch.manual_seed(0)
 
 
 class Model(nn.Module):
-    """An embedding that can be tied to a head, a head with a bias, and a matrix [H, V]; `body` computes the loss."""
+    """Module whose forward is `body`, with an embedding [V, H], a head with bias, and a matrix [H, V]."""
 
     def __init__(self, body):
         super().__init__()
@@ -32,60 +32,60 @@ class Model(nn.Module):
 
 
 def make_inputs(batch: int = B, length: int = S) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x and targets, two of which are ignored."""
+    """Return x and targets with two ignored elements."""
     targets = torch.randint(V, (batch, length))
     targets[0, :2] = -100
     return torch.randn(batch, length, H), targets
 
 
-def cross_entropy_of(logits, targets, *args, **options):
+def flatten_and_compute_loss(logits, targets, *args, **options):
     return F.cross_entropy(logits.view(-1, V), targets.view(-1), *args, **options)
 
 
-def plain(m, x, t):
-    return cross_entropy_of(m.head(x), t)
+def compute_head_loss(m, x, t):
+    return flatten_and_compute_loss(m.head(x), t)
 
 
-def of_transformers(m, x, t):
-    """Compute the loss as ForCausalLMLoss does."""
+def compute_transformers_loss(m, x, t):
+    """Compute transformers' ForCausalLMLoss."""
     logits = F.linear(x, m.table.weight).float()
     shifted = F.pad(t, (0, 1), value=-100)[..., 1:].contiguous().view(-1)
     return F.cross_entropy(logits.view(-1, V), shifted, ignore_index=-100, reduction="sum") / 7
 
 
-def shifted_logits(m, x, t):
+def compute_shifted_loss(m, x, t):
     logits = m.head(x)[..., :-1, :].contiguous()
     loss = nn.CrossEntropyLoss(label_smoothing=0.1)
     return loss(logits.view(-1, logits.size(-1)), t[..., 1:].reshape(-1))
 
 
-def tie_head(m, x, t):
+def compute_tied_loss(m, x, t):
     x = x + m.table(t.clamp(min=0))
     return F.cross_entropy((x @ m.table.weight.T).flatten(0, 1), t.clamp(min=0).flatten(), ignore_index=3)
 
 
-def conv1d(m, x, t):
+def compute_addmm_loss(m, x, t):
     return F.cross_entropy(torch.addmm(m.c, x.view(-1, H), m.w), t.view(-1), reduction="sum")
 
 
-def last_row(m, x, t):
+def compute_last_row_loss(m, x, t):
     return F.cross_entropy(m.head(x)[:, -1], t[:, -1])
 
 
-def one_row(m, x, t):
+def compute_single_row_loss(m, x, t):
     return F.cross_entropy(m.head(x[0, 3]), t[0, 3])
 
 
-def one_row_of_a_matrix(m, x, t):
+def compute_matrix_row_loss(m, x, t):
     return F.cross_entropy(m.head(x[0, 3]).view(1, V), t[0, 3:4])
 
 
-def two_losses(m, x, t):
-    return cross_entropy_of(m.head(x), t) + cross_entropy_of(F.linear(x, m.table.weight), t)
+def compute_two_losses(m, x, t):
+    return flatten_and_compute_loss(m.head(x), t) + flatten_and_compute_loss(F.linear(x, m.table.weight), t)
 
 
-def slices_of_one_tensor(m, x, t):
-    """Take tokens and targets from one tensor, as in pytorch#190938."""
+def compute_next_token_loss(m, x, t):
+    """Slice tokens and targets from the same tensor, as in pytorch#190938."""
     t = t.clamp(min=0)
     return F.cross_entropy(m.head(m.table(t[:, :-1])).flatten(0, 1), t[:, 1:].flatten())
 
@@ -93,63 +93,63 @@ def slices_of_one_tensor(m, x, t):
 @pytest.mark.parametrize(
     ("body", "heads"),
     [
-        (plain, 1),
-        (slices_of_one_tensor, 1),
-        (of_transformers, 1),
-        (shifted_logits, 1),
-        (tie_head, 1),
-        (conv1d, 1),
-        (last_row, 1),
-        (one_row, 1),
-        (one_row_of_a_matrix, 1),
-        (two_losses, 2),
+        (compute_head_loss, 1),
+        (compute_next_token_loss, 1),
+        (compute_transformers_loss, 1),
+        (compute_shifted_loss, 1),
+        (compute_tied_loss, 1),
+        (compute_addmm_loss, 1),
+        (compute_last_row_loss, 1),
+        (compute_single_row_loss, 1),
+        (compute_matrix_row_loss, 1),
+        (compute_two_losses, 2),
     ],
 )
 @pytest.mark.parametrize("tail", ["eager", "aot_eager"])
-def test_head_with_its_loss_is_replaced(body, heads, tail):
+def test_head_and_loss_are_replaced(body, heads, tail):
     reports = assert_same_as_eager(Model(body), *make_inputs(), tail=tail, head=True)
     assert [len(report.heads) for report in reports] == [heads]
     assert not any(report.heads_left for report in reports)
 
 
-def in_place_between(m, x, t):
+def modify_between(m, x, t):
     y = x * 3
     logits = m.head(x)
     y.mul_(2)
-    return cross_entropy_of(logits, t) + y.sum()
+    return flatten_and_compute_loss(logits, t) + y.sum()
 
 
-def autocast_ends_between(m, x, t):
+def exit_autocast_between(m, x, t):
     with torch.autocast("cpu", torch.bfloat16):
         logits = m.head(x)
-    return cross_entropy_of(logits.float(), t)
+    return flatten_and_compute_loss(logits.float(), t)
 
 
-def also_returned(m, x, t):
+def return_logits(m, x, t):
     logits = m.head(x)
-    return cross_entropy_of(logits.float(), t), logits
+    return flatten_and_compute_loss(logits.float(), t), logits
 
 
-def also_read(m, x, t):
+def reuse_logits(m, x, t):
     logits = m.head(x).view(-1, V)
     return F.cross_entropy(logits, t.view(-1)) + logits.square().mean()
 
 
 @pytest.mark.parametrize(
-    ("body", "why"),
+    ("body", "reason"),
     [
-        (also_returned, "its logits are returned"),
-        (also_read, "square reads its logits too"),
-        (in_place_between, "mul_ between the two may change a tensor in place"),
-        (autocast_ends_between, "_exit_autocast between the two switches a mode of PyTorch"),
-        (lambda m, x, t: cross_entropy_of(torch.tanh(m.head(x)), t), "tanh is between it and its loss"),
+        (return_logits, "its logits are returned"),
+        (reuse_logits, "square reads its logits too"),
+        (modify_between, "mul_ between the two may change a tensor in place"),
+        (exit_autocast_between, "_exit_autocast between the two switches a mode of PyTorch"),
+        (lambda m, x, t: flatten_and_compute_loss(torch.tanh(m.head(x)), t), "tanh is between it and its loss"),
         (lambda m, x, t: F.cross_entropy(m.head(x).transpose(1, 2), t), "transpose is between it and its loss"),
         (lambda m, x, t: F.cross_entropy(m.head(x).view(-1, V)[:3], t.view(-1)[:3]),
          "its logits are reshaped, then sliced"),
-        (lambda m, x, t: cross_entropy_of(m.head(x).bfloat16().float(), t), "its logits are cast to bfloat16"),
-        (lambda m, x, t: cross_entropy_of(m.head(x), t, m.c.detach().abs()), "its loss has class weights"),
-        (lambda m, x, t: cross_entropy_of(m.head(x), t, reduction="none"), "its loss has the reduction 'none'"),
-        (lambda m, x, t: cross_entropy_of(m.head(x), t, size_average=False),
+        (lambda m, x, t: flatten_and_compute_loss(m.head(x).bfloat16().float(), t), "its logits are cast to bfloat16"),
+        (lambda m, x, t: flatten_and_compute_loss(m.head(x), t, m.c.detach().abs()), "its loss has class weights"),
+        (lambda m, x, t: flatten_and_compute_loss(m.head(x), t, reduction="none"), "its loss has the reduction 'none'"),
+        (lambda m, x, t: flatten_and_compute_loss(m.head(x), t, size_average=False),
          "its loss has an argument of old: size_average or reduce"),
         (lambda m, x, t: F.cross_entropy(m.head(x).view(-1, V), torch.softmax(x @ m.w, -1).view(-1, V)),
          "its targets are float32, not classes"),
@@ -159,73 +159,75 @@ def also_read(m, x, t):
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:size_average")
-def test_unsupported_head_is_left_with_a_reason(body, why):
+def test_unsupported_head_is_skipped_with_a_reason(body, reason):
     reports = assert_same_as_eager(Model(body), *make_inputs(), head=True)
-    assert [reason for report in reports for _, reason in report.heads_left] == [why]
+    assert [reason for report in reports for _, reason in report.heads_left] == [reason]
     assert not any(report.heads for report in reports)
 
 
 @pytest.mark.parametrize("tail", ["eager", "aot_eager"])
 def test_nothing_is_replaced_inside_torch_func(tail, monkeypatch):
     monkeypatch.setattr(attention_layer, "explain", lambda *arguments, **options: "wgmma")
-    model, (x, t) = Model(plain).requires_grad_(False), make_inputs()
+    model, (x, t) = Model(compute_head_loss).requires_grad_(False), make_inputs()
 
-    def gradient(x):
+    def compute_gradient(x):
         def loss(x):
             x = F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
-            return plain(model, F.layer_norm(x, (H,)), t)
+            return compute_head_loss(model, F.layer_norm(x, (H,)), t)
 
         return torch.func.grad(loss)(x)
 
-    call, reports = compile_model(gradient, tail, head=True, attention=True)
-    torch.testing.assert_close(call(x), gradient(x))
-    why = "its tensors are wrapped, by a transform of torch.func or in a subclass"
-    for left in (reports[0].heads_left, reports[0].left, reports[0].attentions_left):
-        assert [reason for _, reason in left] == [why]
+    call, reports = compile_model(compute_gradient, tail, head=True, attention=True)
+    torch.testing.assert_close(call(x), compute_gradient(x))
+    reason = "its tensors are wrapped, by a transform of torch.func or in a subclass"
+    for skipped in (reports[0].heads_left, reports[0].left, reports[0].attentions_left):
+        assert [reason for _, reason in skipped] == [reason]
 
 
-def test_head_rejected_by_linear_cross_entropy_is_left(monkeypatch):
-    def refuses(*arguments, **options):
+def test_head_rejected_by_linear_cross_entropy_is_skipped(monkeypatch):
+    def raise_error(*arguments, **options):
         raise NotImplementedError("not today")
 
-    monkeypatch.setattr(cross_entropy, "linear_cross_entropy", refuses)
-    reports = assert_same_as_eager(Model(conv1d), *make_inputs(), head=True)
-    assert [why for _, why in reports[0].heads_left] == ["not today"]
+    monkeypatch.setattr(cross_entropy, "linear_cross_entropy", raise_error)
+    reports = assert_same_as_eager(Model(compute_addmm_loss), *make_inputs(), head=True)
+    assert [reason for _, reason in reports[0].heads_left] == ["not today"]
 
 
-def test_small_logits_are_left_by_default(monkeypatch):
+def test_small_logits_are_skipped_by_default(monkeypatch):
     x, t = make_inputs()
     logits = B * S * V * 4
-    for size, head, heads, left in (
+    for size, head, num_replaced, num_skipped in (
         (logits, None, 1, 0),
         (logits + 1, None, 0, 1),
         (2**40, True, 1, 0),
         (1, False, 0, 0),
     ):
         monkeypatch.setattr(head_module, "SMALL_LOGITS", size)
-        call, reports = compile_model(Model(plain), "eager", head=head)
+        call, reports = compile_model(Model(compute_head_loss), "eager", head=head)
         call(x, t)
-        assert [(len(report.heads), len(report.heads_left)) for report in reports] == [(heads, left)]
+        assert [(len(report.heads), len(report.heads_left)) for report in reports] == [
+            (num_replaced, num_skipped)
+        ]
     monkeypatch.undo()
-    call, reports = compile_model(Model(plain), "eager", head=None)
+    call, reports = compile_model(Model(compute_head_loss), "eager", head=None)
     call(x, t)
     assert reports[0].heads_left == [("head", "its logits take less than 32 MiB")]
 
 
 def test_head_after_layer_norm_is_fused_with_loss_or_norm():
-    def body(m, x, t, returned=False):
+    def body(m, x, t, return_logits=False):
         logits = m.head(F.layer_norm(x, (H,)))
         loss = F.cross_entropy(logits.view(-1, V), t.view(-1))
-        return (loss, logits) if returned else loss
+        return (loss, logits) if return_logits else loss
 
-    for returned, heads, swaps in ((False, 1, 0), (True, 0, 1)):
-        model = Model(lambda m, x, t, r=returned: body(m, x, t, r))
+    for return_logits, heads, num_pairs in ((False, 1, 0), (True, 0, 1)):
+        model = Model(lambda m, x, t, r=return_logits: body(m, x, t, r))
         reports = assert_same_as_eager(model, *make_inputs(), tail="aot_eager", head=True)
-        assert [(len(r.heads), len(r.swaps)) for r in reports] == [(heads, swaps)]
+        assert [(len(r.heads), len(r.swaps)) for r in reports] == [(heads, num_pairs)]
 
 
 def test_dynamic_graph_accepts_any_number_of_rows():
-    model = Model(of_transformers)
+    model = Model(compute_transformers_loss)
     call, reports = compile_model(model, dynamic=True, head=True)
     for batch, length in ((2, 5), (3, 7), (4, 300)):
         x, t = make_inputs(batch, length)
@@ -241,41 +243,45 @@ def test_head_under_autocast_is_as_accurate_as_eager(float_first):
             logits = F.linear(x, m.table.weight).view(-1, V)
             return F.cross_entropy(logits.float() if float_first else logits, t.view(-1))
 
-    def exact(m, x, t):
+    def compute_without_autocast(m, x, t):
         x = x + m.table(t.clamp(min=0))
         return F.cross_entropy(F.linear(x, m.table.weight).view(-1, V), t.view(-1))
 
     model, (x, t) = Model(body), make_inputs(4, 40)
     call, reports = compile_model(model, head=True)
-    ours, theirs = compute_results(call, model, x, t), compute_results(model, model, x, t)
-    model.body = exact
+    compiled_results, eager_results = compute_results(call, model, x, t), compute_results(model, model, x, t)
+    model.body = compute_without_autocast
     truth = compute_results(model.double(), model, x.double(), t)
     assert [report.heads[0].dtype for report in reports] == ["bfloat16"]
-    for got, near, right in zip(ours, theirs, truth, strict=True):
-        if right is not None:
-            assert got.dtype == near.dtype
-            assert (got - right).abs().max() <= 2 * (near - right).abs().max() + 1e-3 * right.abs().max()
+    for compiled, eager, expected in zip(compiled_results, eager_results, truth, strict=True):
+        if expected is not None:
+            assert compiled.dtype == eager.dtype
+            assert (compiled - expected).abs().max() <= 2 * (
+                eager - expected
+            ).abs().max() + 1e-3 * expected.abs().max()
 
 
 def test_16_bit_loss_keeps_its_dtype():
-    model, (x, t) = Model(plain).bfloat16(), make_inputs()
+    model, (x, t) = Model(compute_head_loss).bfloat16(), make_inputs()
     call, reports = compile_model(model, head=True)
     assert_same(
-        *(compute_results(each, model, x.bfloat16(), t) for each in (call, model)), rtol=2e-2, atol=2e-2
+        *(compute_results(function, model, x.bfloat16(), t) for function in (call, model)),
+        rtol=2e-2,
+        atol=2e-2,
     )
     assert len(reports[0].heads) == 1
 
 
-def test_head_without_gradients():
-    model, (x, t) = Model(plain), make_inputs()
+def test_head_is_replaced_without_gradients():
+    model, (x, t) = Model(compute_head_loss), make_inputs()
     call, reports = compile_model(model, head=True)
     with torch.no_grad():
         torch.testing.assert_close(call(x, t), model(x, t))
     assert len(reports[0].heads) == 1
 
 
-def test_report_text(capsys):
-    call, _ = compile_model(Model(two_losses), "eager", head=True, report=True)
+def test_report_is_printed(capsys):
+    call, _ = compile_model(Model(compute_two_losses), "eager", head=True, report=True)
     call(*make_inputs())
     messages = capsys.readouterr().err.splitlines()
     assert messages == [

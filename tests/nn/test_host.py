@@ -1,4 +1,4 @@
-"""Layers without operators: PyTorch's operations run, with one warning on a GPU, and `explain` gives the reason."""
+"""Fallback of the layers without operators: PyTorch runs, one warning on a GPU, and a reason in `explain`."""
 
 import ctypes
 import warnings
@@ -15,8 +15,8 @@ ARGUMENTS = (torch.ones(2, 3), torch.ones(4, 3), torch.tensor([1, 3]))
 
 
 @pytest.fixture
-def for_cpu(monkeypatch, tmp_path):
-    """No operator is loaded or built, and operators are for CPU tensors."""
+def cpu_operators(monkeypatch, tmp_path):
+    """Select operators for CPU tensors, from an empty cache."""
     monkeypatch.setattr(host, "_loaded", {})
     monkeypatch.setattr(host, "_load_errors", {})
     monkeypatch.setattr(host, "DEVICE", "cpu")
@@ -24,36 +24,36 @@ def for_cpu(monkeypatch, tmp_path):
 
 
 def call_without_warnings(function):
-    """Call a function; any warning is an error."""
+    """Call a function and turn warnings into errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return function()
 
 
-def test_missing_compiler_warns_once_and_uses_pytorch(for_cpu, monkeypatch):
+def test_missing_compiler_warns_once_and_uses_pytorch(cpu_operators, monkeypatch):
     monkeypatch.setattr(libraries, "find_compiler", lambda: None)
-    words = r"cross_entropy: PyTorch's own operations run on this GPU: no C\+\+ compiler .*install g\+\+, or set CXX"
-    with pytest.warns(RuntimeWarning, match=words):
+    message = r"cross_entropy: PyTorch's own operations run on this GPU: no C\+\+ compiler .*install g\+\+, or set CXX"
+    with pytest.warns(RuntimeWarning, match=message):
         loss = linear_cross_entropy(*ARGUMENTS)
     assert torch.equal(call_without_warnings(lambda: linear_cross_entropy(*ARGUMENTS)), loss)
     torch.testing.assert_close(loss, torch.tensor(4.0).log())
-    explained = LinearCrossEntropy(3, 4).explain(ARGUMENTS[0])
-    assert explained["rows"].startswith("PyTorch's operations: no C++ compiler")
+    explanation = LinearCrossEntropy(3, 4).explain(ARGUMENTS[0])
+    assert explanation["rows"].startswith("PyTorch's operations: no C++ compiler")
 
 
-def test_amd_gpus_use_pytorch(for_cpu, monkeypatch):
+def test_amd_gpus_use_pytorch(cpu_operators, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
     with pytest.warns(RuntimeWarning, match="the kernels are for GPUs of NVIDIA"):
         linear_cross_entropy(*ARGUMENTS)
 
 
-def test_failed_kernel_load_warns_once(for_cpu, monkeypatch):
-    """C++ calls `open_part` from any thread and cannot handle an exception."""
-    opened = (ctypes.c_void_p * 1)()
+def test_failed_kernel_load_warns_once(cpu_operators, monkeypatch):
+    """C++ calls `open_part` from any thread and cannot handle Python exceptions."""
+    handles = (ctypes.c_void_p * 1)()
 
     def assert_warns(words):
         with pytest.warns(RuntimeWarning, match=rf"attention \(float16\): PyTorch's own .*GPU: {words}"):
-            assert host.open_part(b"attention", b"float16", 0, opened) == -1
+            assert host.open_part(b"attention", b"float16", 0, handles) == -1
 
     def fail_to_load(layer, part, index):
         raise libraries.EnvironmentProblem("the compiler is away")
@@ -69,19 +69,23 @@ def test_failed_kernel_load_warns_once(for_cpu, monkeypatch):
     monkeypatch.setattr(host, "OpenGpu", lambda function: no_context)
     assert_warns("there is no context")
     monkeypatch.setattr(host, "OpenGpu", lambda function: lambda *_: 7)
-    assert host.open_part(b"attention", b"float16", 0, opened) == 7 and opened[0] == ctypes.CDLL(None)._handle
-    opened[0] = 1
+    assert (
+        host.open_part(b"attention", b"float16", 0, handles) == 7 and handles[0] == ctypes.CDLL(None)._handle
+    )
+    handles[0] = 1
     assert_warns("another architecture's kernels are in use")
 
 
-def test_nothing_is_built_without_a_gpu(monkeypatch):
-    """Fake GPU tensors, and tensors of devices without kernels, cause no warning."""
+def test_no_library_is_built_without_a_gpu(monkeypatch):
+    """Fake GPU tensors and tensors on other devices cause no warning."""
     monkeypatch.setattr(host, "_loaded", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(host, "get_operator_library", None)
     with FakeTensorMode():
         for device in ("cuda", "cpu", "meta"):
-            arguments = [torch.empty(each.shape, dtype=each.dtype, device=device) for each in ARGUMENTS]
+            arguments = [
+                torch.empty(argument.shape, dtype=argument.dtype, device=device) for argument in ARGUMENTS
+            ]
             assert (
                 call_without_warnings(
                     lambda arguments=arguments: linear_cross_entropy(*arguments)
@@ -106,12 +110,12 @@ def test_operator_is_loaded_while_tracing(monkeypatch):
     assert calls == ["cross_entropy"]
 
 
-def test_libraries_selected_by_build_ext():
+def test_build_ext_selects_libraries():
     operators = len(host.list_layers())
     names = [library.name for library in host.select_libraries([], ["sm_80", "sm_90a"], [None])]
     assert len(names) == operators + 2 * sum(len(host.PARTS[layer]) for layer in host.list_layers())
-    one = host.select_libraries(["cross_entropy/float16"], ["sm_90a"], [None])
-    assert [library.name.partition("_torch")[0] for library in one] == [
+    selected = host.select_libraries(["cross_entropy/float16"], ["sm_90a"], [None])
+    assert [library.name.partition("_torch")[0] for library in selected] == [
         "cross_entropy",
         "cross_entropy_float16_sm_90a",
     ]

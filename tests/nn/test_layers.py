@@ -1,4 +1,4 @@
-"""`LayerNormLinear` as a replacement of `nn.Sequential(nn.LayerNorm, nn.Linear)` on a CPU, without kernels."""
+"""`LayerNormLinear` as a drop-in replacement for `nn.Sequential(nn.LayerNorm, nn.Linear)`, on a CPU."""
 
 import copy
 import io
@@ -40,25 +40,25 @@ def make_input(*shape, seed=0):
     return (2 + torch.randn(*shape, H, generator=generator)).requires_grad_()
 
 
-def assert_near(got, expected, relative=1e-5):
-    """Assert equal shapes and a largest difference below `relative` of the largest value."""
+def assert_close(got, expected, relative=1e-5):
+    """Assert equal shapes and a maximum difference of at most `relative` times the largest value."""
     assert got.shape == expected.shape
     if expected.numel():
         assert (got - expected).abs().max() <= relative * expected.abs().max()
 
 
 def assert_same_step(layer, reference, x, relative=1e-5):
-    """Assert that output and gradients of a forward and backward pass agree."""
-    mine, theirs = x.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
-    output, expected = layer(mine), reference(theirs)
-    assert_near(output, expected, relative)
+    """Compare the output and all gradients of two modules."""
+    x_layer, x_reference = x.detach().clone().requires_grad_(), x.detach().clone().requires_grad_()
+    output, expected = layer(x_layer), reference(x_reference)
+    assert_close(output, expected, relative)
     grad_output = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).view(output.shape)
     output.backward(grad_output)
     expected.backward(grad_output)
-    assert_near(mine.grad, theirs.grad, relative)
+    assert_close(x_layer.grad, x_reference.grad, relative)
     expected_gradients = dict(reference.named_parameters())
     for name, parameter in layer.named_parameters():
-        assert_near(parameter.grad, expected_gradients[name].grad, relative)
+        assert_close(parameter.grad, expected_gradients[name].grad, relative)
 
 
 # ---- Compared with nn.Sequential -------------------------------------------------------------------------
@@ -69,13 +69,15 @@ def test_state_dicts_are_interchangeable():
     layer = harness.LayerNormLinear(H, O)
     layer.load_state_dict(reference.state_dict())
     assert_same_step(layer, reference, make_input(2, 3))
-    back = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))
-    back.load_state_dict(layer.state_dict())
-    assert back.state_dict().keys() == reference.state_dict().keys()
-    assert all(torch.equal(back.state_dict()[key], value) for key, value in reference.state_dict().items())
+    restored = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))
+    restored.load_state_dict(layer.state_dict())
+    assert restored.state_dict().keys() == reference.state_dict().keys()
+    assert all(
+        torch.equal(restored.state_dict()[key], value) for key, value in reference.state_dict().items()
+    )
 
 
-def test_same_seed_same_parameters():
+def test_initialization_matches_sequential():
     torch.manual_seed(11)
     layer = LayerNormLinear(H, O)
     torch.manual_seed(11)
@@ -87,10 +89,10 @@ def test_from_modules_shares_the_modules():
     reference = make_sequential().eval()
     layer = make_layer(reference)
     assert layer.ln is reference[0] and layer.linear is reference[1] and not layer.training
-    assert_near(layer(make_input(3)), reference(make_input(3)))
+    assert_close(layer(make_input(3)), reference(make_input(3)))
     with torch.no_grad():
         layer.linear.weight.mul_(2)
-    assert_near(layer(make_input(3)), reference(make_input(3)))
+    assert_close(layer(make_input(3)), reference(make_input(3)))
 
 
 @pytest.mark.parametrize(
@@ -102,13 +104,13 @@ def test_from_modules_shares_the_modules():
         (nn.LayerNorm([2, H]), nn.Linear(H, O), ValueError, r"ln: expected .* got \(2, 6\)"),
     ],
 )
-def test_from_modules_errors(ln, linear, error, message):
+def test_from_modules_rejects_invalid_modules(ln, linear, error, message):
     with pytest.raises(error, match=message):
         LayerNormLinear.from_modules(ln, linear)
 
 
 @pytest.mark.parametrize("leading", [(), (1,), (0,), (4,), (2, 0, 3), (2, 3), (2, 1, 3, 2)])
-def test_any_leading_dimensions(leading):
+def test_leading_dimensions_match_sequential(leading):
     reference = make_sequential()
     layer = LayerNormLinear(H, O)
     layer.load_state_dict(reference.state_dict())
@@ -116,7 +118,7 @@ def test_any_leading_dimensions(leading):
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 0.5])
-def test_eps(eps):
+def test_eps_is_used(eps):
     reference = make_sequential()
     reference[0].eps = eps
     assert_same_step(make_layer(copy.deepcopy(reference)), reference, make_input(2, 3))
@@ -126,7 +128,7 @@ def test_eps(eps):
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("ln_bias", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_optional_parameters(affine, ln_bias, bias):
+def test_optional_parameters_match_sequential(affine, ln_bias, bias):
     layer = LayerNormLinear(H, O, elementwise_affine=affine, ln_bias=ln_bias, bias=bias)
     reference = nn.Sequential(
         nn.LayerNorm(H, elementwise_affine=affine, bias=ln_bias), nn.Linear(H, O, bias=bias)
@@ -137,7 +139,7 @@ def test_optional_parameters(affine, ln_bias, bias):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("memory", MEMORY)
-def test_algorithm_and_memory(algorithm, memory):
+def test_algorithm_and_memory_options_match_sequential(algorithm, memory):
     reference = make_sequential()
     layer = LayerNormLinear(H, O, algorithm=algorithm, memory=memory)
     layer.load_state_dict(reference.state_dict())
@@ -152,18 +154,18 @@ def test_algorithm_and_memory(algorithm, memory):
         ({"memory": "most"}, "memory: expected 'auto' or 'least', got 'most'"),
     ],
 )
-def test_unknown_options(options, message):
+def test_unknown_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         LayerNormLinear(H, O, **options)(make_input(2))
 
 
 @pytest.mark.parametrize(("x", "W"), [((2, 0), (5, 0)), ((2, 6), (0, 6))], ids=str)
-def test_no_features(x, W):
+def test_zero_features_are_accepted(x, W):
     with pytest.raises(ValueError, match=r"expected H >= 1 and O >= 1, got shapes \[2, \d\] and"):
         fused_layernorm_linear(torch.zeros(x), None, None, torch.zeros(W), None)
 
 
-def test_size_mismatch_raises_the_error_of_pytorch():
+def test_size_mismatch_raises_pytorchs_error():
     for device in ("cpu", "meta"):
         layer = LayerNormLinear(H, O, device=device)
         with pytest.raises(RuntimeError, match="normalized_shape"):
@@ -171,7 +173,7 @@ def test_size_mismatch_raises_the_error_of_pytorch():
         assert layer(torch.zeros(2, H, device=device)).shape == (2, O)
 
 
-def test_no_warning_and_nothing_built_on_a_cpu(monkeypatch):
+def test_cpu_call_neither_warns_nor_builds(monkeypatch):
     monkeypatch.setattr(layers.host, "_load", lambda layer: pytest.fail("built"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -188,7 +190,7 @@ def test_graph_operator_exists_without_kernels():
     torch.library.opcheck(operator, (*tensors, 1e-5))
 
 
-def test_deepcopy_and_pickle():
+def test_deepcopy_and_pickle_preserve_results():
     layer = make_layer(make_sequential(), algorithm="pairs")
     x = make_input(4)
     expected = layer(x)
@@ -196,9 +198,9 @@ def test_deepcopy_and_pickle():
     torch.save(layer, file)
     file.seek(0)
     copies = [copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)]
-    for other in copies:
-        assert torch.equal(other(x), expected)
-        assert all(a is not b for a, b in zip(other.parameters(), layer.parameters(), strict=True))
+    for copied in copies:
+        assert torch.equal(copied(x), expected)
+        assert all(a is not b for a, b in zip(copied.parameters(), layer.parameters(), strict=True))
         with torch.no_grad():
-            other.linear.weight.zero_()
+            copied.linear.weight.zero_()
         assert torch.equal(layer(x), expected)

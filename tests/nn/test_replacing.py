@@ -1,4 +1,4 @@
-"""`replace(model, pairs)`: outputs, gradients and state stay equal; an invalid pair is a one-line error."""
+"""`replace(model, pairs)`: results and state stay equal, and invalid pairs raise one-line errors."""
 
 import copy
 import io
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 def make_blocks() -> nn.Sequential:
-    """Return two blocks in float64 with random parameters: the initial ones and zeros would hide mistakes."""
+    """Return two blocks in float64 with random parameters; initial ones and zeros would hide errors."""
     model = nn.Sequential(Block(), Block()).double()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def make_blocks() -> nn.Sequential:
     return model
 
 
-def compute_outcome(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
+def run_forward_and_backward(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
     """Return the output, and the gradients of x and of every parameter."""
     model.zero_grad()
     x = x.clone().requires_grad_()
@@ -56,8 +56,10 @@ def compute_outcome(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | No
     return [output.detach(), x.grad, *(parameter.grad for parameter in model.parameters())]
 
 
-def assert_same(model: nn.Module, plain: nn.Module, x: torch.Tensor):
-    torch.testing.assert_close(compute_outcome(model, x), compute_outcome(plain, x), rtol=1e-9, atol=1e-9)
+def assert_same(model: nn.Module, reference: nn.Module, x: torch.Tensor):
+    torch.testing.assert_close(
+        run_forward_and_backward(model, x), run_forward_and_backward(reference, x), rtol=1e-9, atol=1e-9
+    )
 
 
 X = torch.randn(2, 3, H, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
@@ -65,49 +67,51 @@ PAIRS = [*QKV, ("mlp.0", "mlp.1")]
 
 
 @pytest.fixture
-def in_torch(monkeypatch):
-    """Compute the pairs with PyTorch; the fixture is the list of each call's options."""
-    choices = []
+def run_in_pytorch(monkeypatch):
+    """Run replaced pairs in PyTorch and record each call's options."""
+    calls = []
 
-    def compute(x, ln_weight, ln_bias, weight, bias, eps, **how):
-        choices.append(how)
+    def compute(x, ln_weight, ln_bias, weight, bias, eps, **options):
+        calls.append(options)
         return F.linear(F.layer_norm(x, x.shape[-1:], ln_weight, ln_bias, eps), weight, bias)
 
     monkeypatch.setattr(replacing, "fused_layernorm_linear", compute)
-    return choices
+    return calls
 
 
 def test_pairs_are_replaced_in_every_block():
-    """Three Linear layers share a LayerNorm, whose gradient is their sum."""
+    """Three Linear layers share a LayerNorm, whose gradients accumulate."""
     model = make_blocks()
-    plain = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     assert len(replace(model, PAIRS)) == 8
-    assert_same(model, plain, X)
+    assert_same(model, reference, X)
 
 
-def test_parameters_and_modes_are_preserved(in_torch):
+def test_parameters_and_modes_are_preserved(run_in_pytorch):
     model = make_blocks().eval()
     model[1].train()
-    plain, parameters = copy.deepcopy(model), dict(model.named_parameters())
+    reference, parameters = copy.deepcopy(model), dict(model.named_parameters())
     modes = [m.training for m in model.modules()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names = replace(model, PAIRS[:2], algorithm="pairs", memory="least")
-    assert names == [(f"{i}.norm", f"{i}.attention.{each}") for each in ("query", "key") for i in range(2)]
+    assert names == [(f"{i}.norm", f"{i}.attention.{layer}") for layer in ("query", "key") for i in range(2)]
     assert replace(model, [("0.mlp.0", "0.mlp.1")]) == [("0.mlp.0", "0.mlp.1")]
     assert [m.training for m in model.modules()] == modes
-    now = dict(model.named_parameters())
-    assert now.keys() == parameters.keys() and all(now[name] is parameters[name] for name in parameters)
-    assert model.state_dict().keys() == plain.state_dict().keys()
-    compute_outcome(model, X)
-    assert in_torch.count({"algorithm": "pairs", "memory": "least"}) == 4 and len(in_torch) == 5
+    new_parameters = dict(model.named_parameters())
+    assert new_parameters.keys() == parameters.keys() and all(
+        new_parameters[name] is parameters[name] for name in parameters
+    )
+    assert model.state_dict().keys() == reference.state_dict().keys()
+    run_forward_and_backward(model, X)
+    assert run_in_pytorch.count({"algorithm": "pairs", "memory": "least"}) == 4 and len(run_in_pytorch) == 5
     optimizer.step()
-    plain.load_state_dict(model.state_dict())
-    assert not torch.equal(plain(X), make_blocks()(X))
+    reference.load_state_dict(model.state_dict())
+    assert not torch.equal(reference(X), make_blocks()(X))
 
 
-def test_copies_pickles_dtypes_and_state(in_torch):
+def test_replaced_model_can_be_copied_and_converted(run_in_pytorch):
     model = make_blocks()
-    plain = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     replace(model, PAIRS)
     file = io.BytesIO()
     torch.save(model, file)
@@ -115,36 +119,36 @@ def test_copies_pickles_dtypes_and_state(in_torch):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        other.load_state_dict(plain.state_dict())
-        assert_same(other, plain, X)
-        assert_same(other.float().double(), copy.deepcopy(plain).float().double(), X)
-    model.load_state_dict(plain.state_dict())
-    assert_same(model, plain, X)
+    for copied in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        copied.load_state_dict(reference.state_dict())
+        assert_same(copied, reference, X)
+        assert_same(copied.float().double(), copy.deepcopy(reference).float().double(), X)
+    model.load_state_dict(reference.state_dict())
+    assert_same(model, reference, X)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_pytorch_encoder_layer(in_torch, training):
-    """In inference the layer calls one fused function of PyTorch with all parameters."""
+def test_pairs_in_pytorchs_encoder_layer_are_replaced(run_in_pytorch, training):
+    """In inference mode the encoder layer calls a fused PyTorch function with all parameters."""
     layer = nn.TransformerEncoderLayer(H, 2, 12, 0.0, batch_first=True, norm_first=True)
     model = layer.double().train(training)
-    plain = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     replace(model, [("norm2", "linear1")])
-    assert_same(model, plain, X)
+    assert_same(model, reference, X)
     with torch.no_grad():
-        torch.testing.assert_close(model(X), plain(X))
+        torch.testing.assert_close(model(X), reference(X))
 
 
-def test_conv1d_weight_is_transposed(in_torch):
+def test_conv1d_weight_is_transposed(run_in_pytorch):
     utils = pytest.importorskip("transformers.pytorch_utils")
     model = nn.Sequential(nn.LayerNorm(H), utils.Conv1D(5, H)).double()
-    plain = copy.deepcopy(model)
+    reference = copy.deepcopy(model)
     replace(model, [("0", "1")])
-    assert_same(model, plain, X)
+    assert_same(model, reference, X)
 
 
-class Own(nn.Linear):
-    """A subclass, which may compute anything."""
+class LinearSubclass(nn.Linear):
+    """A subclass, whose forward is unknown."""
 
 
 def make_pair(
@@ -153,8 +157,8 @@ def make_pair(
     return nn.Sequential(norm or nn.LayerNorm(H), linear or nn.Linear(H, H), *rest)
 
 
-def add_hook(model: nn.Sequential, place: int) -> nn.Sequential:
-    model[place].register_forward_hook(lambda *_: None)
+def add_hook(model: nn.Sequential, index: int) -> nn.Sequential:
+    model[index].register_forward_hook(lambda *_: None)
     return model
 
 
@@ -170,7 +174,7 @@ def repeat_norm(model: nn.Sequential) -> nn.Sequential:
         (make_pair(), [("0", "2")], "pairs: no block of the model has both '0' and '2'"),
         (make_pair(nn.RMSNorm(H)), [("0", "1")], "0: expected torch.nn.modules.normalization.LayerNorm, got"),
         (
-            make_pair(None, Own(H, H)),
+            make_pair(None, LinearSubclass(H, H)),
             [("0", "1")],
             "1: expected torch.nn.modules.linear.Linear or transformers",
         ),
@@ -201,7 +205,7 @@ def test_invalid_pair_raises_and_changes_nothing(model, pairs, error):
     assert "\n" not in str(raised.value) and repr(model) == before
 
 
-def test_unknown_option():
+def test_unknown_option_is_rejected():
     with pytest.raises(ValueError, match=r"^memory: expected"):
         replace(make_pair(), [("0", "1")], memory="little")
 

@@ -1,4 +1,4 @@
-"""Puzzle 19: the reference, named mistakes, the kernels' constants, and runs of the command."""
+"""Puzzle 19: the reference, known mistakes, the kernels' constants, and the command line."""
 
 import json
 import re
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from known_mistakes import diagnose_values
-from typed import present
+from typed import unwrap
 
 from harness.puzzles.p19 import mistakes
 from harness.puzzles.p19.spec import GATES, OPS, PUZZLE
@@ -45,7 +45,7 @@ def test_sum_over_all_threads_is_named():
 )
 def test_kernel_constants_match_the_spec(name, file, value):
     source = (roots.solutions() / "p19" / "op" / f"{file}.mojo").read_text()
-    assert float(present(re.search(rf"^comptime {name} = (\S+)$", source, re.M))[1]) == value
+    assert float(unwrap(re.search(rf"^comptime {name} = (\S+)$", source, re.M))[1]) == value
 
 
 def test_each_gate_has_its_variant_and_quantity():
@@ -66,8 +66,8 @@ def test_blanks_are_short():
 @pytest.mark.compiles
 def test_solution_is_correct_with_a_line_per_kernel(command_line, tmp_path):
     target = tmp_path / "run.json"
-    finished = command_line("p19", "--solution", "--device", "virtual", "--json", target)
-    assert finished.code == 0, finished.out + finished.err
+    result = command_line("p19", "--solution", "--device", "virtual", "--json", target)
+    assert result.code == 0, result.out + result.err
     (device,) = json.loads(target.read_text())["devices"]
     assert list(device["variants"]) == [gate.id for gate in GATES] and not [
         f for f in device["findings"] if f["error"]
@@ -77,14 +77,12 @@ def test_solution_is_correct_with_a_line_per_kernel(command_line, tmp_path):
         assert variant["state"] == "correct" and len(variant["cases"]) == len(PUZZLE.cases(None)), gate.id
         assert all(list(results) == [gate.quantities[0]] for results in variant["cases"].values())
     for quantity in PUZZLE.forward:
-        assert (
-            sum(line.startswith(f"   {quantity}: ") and line.endswith(" ✅") for line in finished.lines) == 1
-        )
-    assert {"   - Virtual GPU Forward:  ✅ CORRECT", "   Overall Result: ✅ ALL CORRECT"} <= {*finished.lines}
+        assert sum(line.startswith(f"   {quantity}: ") and line.endswith(" ✅") for line in result.lines) == 1
+    assert {"   - Virtual GPU Forward:  ✅ CORRECT", "   Overall Result: ✅ ALL CORRECT"} <= {*result.lines}
 
 
-def test_irrelevant_flags_are_unknown(command_line):
-    finished = command_line("p19", "--backward")
-    assert finished.code == 2 and "--backward" in finished.err
+def test_irrelevant_flags_are_rejected(command_line):
+    result = command_line("p19", "--backward")
+    assert result.code == 2 and "--backward" in result.err
     assert "--backward" not in command_line("p19", "--help").out
     assert all(f"--{gate.id}" in command_line("p19", "--help").out for gate in GATES)

@@ -1,4 +1,4 @@
-"""The solution of puzzle 19 passes, and so do other correct kernels."""
+"""Puzzle 19's solution and other correct kernels pass."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ RAMP = (SOLUTION.path / "ramp.mojo").read_text()
 
 
 def make_package(source: str) -> OpPackage:
-    """Return a cached copy of the solution with this ramp.mojo, so that its compiled kernels are cached too."""
+    """Create a cached copy of the solution with this ramp.mojo; its compiled kernels are cached, too."""
 
     def make(staged: Path) -> None:
         shutil.copytree(SOLUTION.path, staged)
@@ -31,7 +31,7 @@ def make_package(source: str) -> OpPackage:
 
 
 def write_alternative() -> str:
-    """Return the solution with other correct code in its blanks: indices, guards, order of additions."""
+    """Return the solution with alternative indices, guards and summation order in its blanks."""
     pieces = re.split(
         r"^(\w+)\n", Path(__file__).with_name("p19_other_ramp.txt").read_text(), flags=re.MULTILINE
     )[1:]
@@ -44,7 +44,7 @@ def write_alternative() -> str:
 def test_correct_variants_pass_in_all_cases():
     packages = [SOLUTION, make_package(write_alternative())]
     dims = tuple(dict.fromkeys(case.dims for case in PUZZLE.cases(None)))
-    record_many([Order(each, "p19", dims, tuple(GATES), small_grid=True) for each in packages])
+    record_many([Order(package, "p19", dims, tuple(GATES), small_grid=True) for package in packages])
     for results in map(Checker(PUZZLE).check, packages):
         assert [result.gate.id for result in results] == GATES
         for result in results:

@@ -1,8 +1,8 @@
-"""Puzzle 20's rungs: correct answers pass, wrong ones are diagnosed."""
+"""Puzzle 20's rungs: correct solutions pass, wrong ones are diagnosed."""
 
 import pytest
 from changed_solutions import write_changed
-from typed import present
+from typed import unwrap
 
 from harness.check import zoo
 from harness.check.checker import load_checker
@@ -19,22 +19,22 @@ METHODS = """\
     @staticmethod
     def backward(ctx, dy):
         return {}"""
-DY_UNUSED = METHODS.format("ctx.saved_tensors[0].to(dy.dtype)")
-TWICE = METHODS.format("2 * torch.where(ctx.saved_tensors[0], dy, 0)")
-ON_CTX = METHODS.format("torch.where(ctx.y <= 0, 0, dy)").replace(
+IGNORES_DY = METHODS.format("ctx.saved_tensors[0].to(dy.dtype)")
+DOUBLED = METHODS.format("2 * torch.where(ctx.saved_tensors[0], dy, 0)")
+SAVED_ON_CTX = METHODS.format("torch.where(ctx.y <= 0, 0, dy)").replace(
     "save_for_backward(~(x <= 0))", "y = x.clamp(min=0)"
 )
-IN_PLACE = METHODS.format("torch.where(ctx.saved_tensors[0], dy, 0)").replace("x.clamp(", "x.clamp_(")
+MODIFIES_INPUT = METHODS.format("torch.where(ctx.saved_tensors[0], dy, 0)").replace("x.clamp(", "x.clamp_(")
 
 
 def check_edited(rung_id, gate, tmp_path, *edits, **bodies):
-    """Return the result of a gate of a rung's solution with edits and blanks replaced."""
+    """Check one gate of a rung's solution after edits and replaced blanks; return its result."""
     checker = load_checker(Work(PUZZLE, PUZZLE.find_rung(rung_id), roots.solutions()))
     return checker.check(write_changed(PUZZLE, rung_id, tmp_path, *edits, **bodies), [gate])[0]
 
 
-def test_each_registration_line_is_needed(tmp_path):
-    """Each blank but the first is emptied: the operators still run, and the failing check is named."""
+def test_each_registration_line_is_required(tmp_path):
+    """Empty each blank except the first: the operators still run, and the failing check is reported."""
     nothing = {"save": "def setup_context(ctx, inputs, output): pass"}
     named = {
         "fake": "schema", "save": "memory", "gradient": "gradient", "second": "second_derivative",
@@ -47,7 +47,7 @@ def test_each_registration_line_is_needed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rung", "blank", "body", "words"),
+    ("rung", "blank", "body", "message"),
     [
         ("derive", "edges", "    return 3", "edges returns int, expected a dict of numbers"),
         ("derive", "edges", "    return {}", "edges has no 'x->a'"),
@@ -67,18 +67,18 @@ def test_each_registration_line_is_needed(tmp_path):
         ("torch", "layernorm", "        dx, dweight, dbias = dy, dy.sum(0), dy.sum(0)",
          "the gradient of x is wrong"),
         ("torch", "layernorm", "        dx = dy @ dy", "functions.py:"),
-        ("torch", "relu_bits", DY_UNUSED, "it is the gradient of the output's sum: dy is not used"),
-        ("torch", "relu_mask", TWICE, "every element is 2 times what it should be"),
-        ("torch", "relu_output", ON_CTX, "ctx.y holds a tensor that save_for_backward should keep"),
+        ("torch", "relu_bits", IGNORES_DY, "it is the gradient of the output's sum: dy is not used"),
+        ("torch", "relu_mask", DOUBLED, "every element is 2 times what it should be"),
+        ("torch", "relu_output", SAVED_ON_CTX, "ctx.y holds a tensor that save_for_backward should keep"),
         ("register", "define", "    return None", "register() returns NoneType, expected the operator"),
     ],
 )  # fmt: skip
-def test_wrong_answers_are_diagnosed(rung, blank, body, words, tmp_path):
+def test_wrong_answers_are_diagnosed(rung, blank, body, message, tmp_path):
     result = check_edited(rung, blank, tmp_path, **{blank: body})
-    assert result.state == "wrong" and words in "\n".join(result.diagnosis), result.diagnosis
+    assert result.state == "wrong" and message in "\n".join(result.diagnosis), result.diagnosis
 
 
-SECOND = """\
+SECOND_DERIVATIVE = """\
     def refuse(ctx, grad):
         {}
 
@@ -86,7 +86,7 @@ SECOND = """\
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ("raise RuntimeError('softmax has no second derivative')", ""),
         ("raise RuntimeError", "a second derivative raises an error without a message"),
@@ -97,40 +97,40 @@ SECOND = """\
     ],
     ids=["refused", "without a message", "another error"],
 )
-def test_any_error_refuses_a_second_derivative(body, words, tmp_path):
-    result = check_edited("register", "second", tmp_path, second=SECOND.format(body))
-    assert result.state == ("wrong" if words else "correct") and words in "\n".join(result.diagnosis)
+def test_any_error_counts_as_a_missing_second_derivative(body, message, tmp_path):
+    result = check_edited("register", "second", tmp_path, second=SECOND_DERIVATIVE.format(body))
+    assert result.state == ("wrong" if message else "correct") and message in "\n".join(result.diagnosis)
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("is_none", "the gradient of a gradient penalty is 0, expected 0.082, and there is no error"),
         ("of_dy_alone", "the gradient of a gradient penalty is 0.027, expected -0.052, and there is no error"),
         ("without_words", "a second derivative raises an error without a message"),
     ],
 )  # fmt: skip
-def test_second_derivative_messages(name, words):
+def test_second_derivative_messages(name, message):
     wrong = next(each for each in zoo.load_wrong_kernels("p20") if each.name == f"register_second_{name}")
     checker = load_checker(Work(PUZZLE, wrong.target_rung, roots.solutions()))
     (result,) = checker.check(wrong.build_target(), [wrong.gate])
-    assert result.diagnosis[0] == f"second_derivative: {words}"
+    assert result.diagnosis[0] == f"second_derivative: {message}"
 
 
 def test_correct_second_derivative_passes():
-    """The gate must accept an operator that has a second derivative, such as PyTorch's softmax."""
+    """The gate accepts operators with a second derivative, such as PyTorch's softmax."""
     from harness.puzzles.p20.registration import RawKernels, RegisteredOp, second_derivative
 
     assert second_derivative(RegisteredOp(lambda x: x.softmax(-1), RawKernels(), "none")) is None
 
 
-def test_in_place_change_is_reported_once(tmp_path):
-    result = check_edited("torch", "relu_mask", tmp_path, relu_mask=IN_PLACE)
+def test_in_place_modification_is_reported_once(tmp_path):
+    result = check_edited("torch", "relu_mask", tmp_path, relu_mask=MODIFIES_INPUT)
     assert result.mistake == "inputs_unchanged" and len(result.diagnosis) == 1
     assert result.diagnosis[0].startswith("inputs_unchanged: an input is changed in place: later reads of it")
 
 
-def test_missing_class_and_empty_register_are_named(tmp_path):
+def test_missing_class_and_empty_register_are_reported(tmp_path):
     renamed = ("class LayerNorm(Function)", "class Layer_norm(Function)")
     result = check_edited("torch", "layernorm", tmp_path, renamed)
     assert result.diagnosis == ["the file defines no class LayerNorm(torch.autograd.Function)"]
@@ -142,7 +142,7 @@ def test_missing_class_and_empty_register_are_named(tmp_path):
 
 
 def test_reference_does_not_depend_on_column_order():
-    """In float64 the baseline's column orders agree to rounding."""
+    """In float64 all column orders of the baseline agree up to rounding."""
     import torch
 
     tensors = {name: torch.tensor(array) for name, array in inputs(cases()[2], "float64", 0).items()}
@@ -156,23 +156,23 @@ def test_reference_does_not_depend_on_column_order():
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_kernels_are_correct_through_the_command_line(command_line):
-    finished = command_line("p20", "--backward", "--solution", "--device", "virtual")
-    assert finished.code == 0, finished.out + finished.err
+    result = command_line("p20", "--backward", "--solution", "--device", "virtual")
+    assert result.code == 0, result.out + result.err
     reports = [f"   - Virtual GPU Backward ({variant}):  ✅ CORRECT" for variant in PUZZLE.variants]
-    assert {*reports} <= {*finished.lines} and "not compared" not in finished.out
-    assert "   ours:          292 (relu 4, softmax 128, layernorm 160)" in finished.lines
+    assert {*reports} <= {*result.lines} and "not compared" not in result.out
+    assert "   ours:          292 (relu 4, softmax 128, layernorm 160)" in result.lines
 
 
 def test_ledger_matches_the_ops():
-    """Saved bytes are those that one call writes and the next reads."""
-    account = present(PUZZLE.ledger)((6, 40), "bfloat16")
+    """Saved bytes are written by one call and read by the next."""
+    account = unwrap(PUZZLE.ledger)((6, 40), "bfloat16")
     assert account.saved_ours == {"relu": 32, "softmax": 480, "layernorm": 480 + 48}
     assert account.saved_eager["relu"] == 480
     assert {call.name for call in CALLS} == {call.op.name for call in PUZZLE.calls}
 
 
-def test_softmax_gradient_formula():
-    """Compare the page's explicit sum with autograd and central differences in float64."""
+def test_softmax_gradient_formula_matches_autograd():
+    """Compare the page's explicit sum with autograd and central differences."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -210,12 +210,12 @@ def test_softmax_gradient_formula():
         ('3 * v["x"]', ["at x = 2: edges: x->a is 6, expected 4"]),
     ],
 )
-def test_wrong_edge_is_named(edge, lines, tmp_path):
+def test_wrong_edge_case_is_reported(edge, lines, tmp_path):
     result = check_edited("derive", "edges", tmp_path, ('"x->a": 2 * v["x"]', f'"x->a": {edge}'))
     assert result.diagnosis == lines
 
 
-def test_exchanged_kernel_arguments_are_named(tmp_path):
+def test_swapped_kernel_arguments_are_reported(tmp_path):
     result = check_edited(
         "register", "gradient", tmp_path, ("return softmax_backward(dy, y)", "return softmax_backward(y, dy)")
     )
@@ -243,7 +243,7 @@ def test_gradcheck_error_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         (
             "g.mean(-1, keepdim=True) - x_hat * (g * x_hat).mean(-1, keepdim=True))",
@@ -258,9 +258,9 @@ def test_gradcheck_error_is_one_line(tmp_path):
         ),
     ],
 )
-def test_wrong_layernorm_in_pytorch_is_named(old, new, words, tmp_path):
+def test_wrong_layernorm_in_pytorch_is_diagnosed(old, new, message, tmp_path):
     result = check_edited("torch", "layernorm", tmp_path, (old, new))
-    assert result.diagnosis[0].startswith("at odd sizes") and result.diagnosis[-1].startswith(words), (
+    assert result.diagnosis[0].startswith("at odd sizes") and result.diagnosis[-1].startswith(message), (
         result.diagnosis
     )
 

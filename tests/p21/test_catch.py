@@ -1,4 +1,4 @@
-"""Puzzle 21's check of a learner's test: the solution's catches every wrong op, and wrong tests are rejected by reason."""
+"""Puzzle 21's check of learners' tests: the solution's test catches every bug, and bad tests are rejected."""
 
 import re
 
@@ -28,7 +28,7 @@ def check_test(path, seconds: float = catch.SECONDS) -> GateResult:
 
 
 def write_test(tmp_path, body: str):
-    """Write a file whose `check` has this body, and return its path."""
+    """Write a file that defines `check` with this body; return its path."""
     path = tmp_path / "catch.py"
     path.write_text(
         f'import torch\n\ndef check(op):\n    """A test."""\n    # BLANK-START check: t\n    {body}\n    # BLANK-END check\n'
@@ -37,7 +37,7 @@ def write_test(tmp_path, body: str):
 
 
 def test_reference_test_catches_all_without_false_alarms():
-    """Run the test in a subprocess, as for a learner."""
+    """Run the test in a subprocess, like a learner's."""
     (result,) = CatchChecker(PUZZLE, RUNG).check(SOLUTION)
     assert result.state == "correct", result.diagnosis
     assert (
@@ -46,13 +46,13 @@ def test_reference_test_catches_all_without_false_alarms():
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_wrong_test_is_rejected_with_its_reason(bug):
+def test_bad_test_is_rejected_with_a_reason(bug):
     result = check_test(bug.build_target(), 20.0 if bug.mistake != "too-slow" else 0.3)
     assert (result.state, result.mistake) == ("wrong", bug.mistake), result.diagnosis
 
 
 def test_correct_ops_are_correct():
-    """Compare the largest error in the widest dtype, and in every other one with PyTorch's."""
+    """Limit the error in the widest dtype, and in other dtypes relative to PyTorch's error."""
     for op in list_correct_ops(load_module(SOLUTION.with_name("hunt.py"))):
         for dtype in op.dtypes:
 
@@ -88,8 +88,8 @@ def test_check_that_returns_none_catches_nothing(tmp_path):
     assert re.fullmatch(r"\.\.\. and \d+ that are wrong in other kinds of call", result.diagnosis[-1])
 
 
-def test_wrong_ops_fail_in_their_named_call():
-    """Compare each wrong op's failing kind of call with the check that its zoo entry names."""
+def test_wrong_ops_fail_in_the_specified_call():
+    """Each wrong op fails in the kind of call that its zoo entry specifies."""
     mistakes = {bug.name: bug.mistake for bug in zoo.load_wrong_kernels("p21") if bug.rung == "torch"}
     kinds_of_checks = {check.__name__: kind for check, kind in DECISIVE.items()}
     kinds = {op.name: catch.find_failing_call_kind(op, gate) for op, gate, _ in catch.load_wrong_ops("p21")}
@@ -104,24 +104,24 @@ def test_check_that_rejects_every_op_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ("return 1 / 0", "false alarm on softmax: {path}:6: ZeroDivisionError: division by zero"),
         ("assert torch.autograd.gradcheck(op.function, op.inputs())", "Expected float64|float32|relu|GradcheckError"),
         ("return False", "false alarm on softmax: check returned False"),
     ],
 )  # fmt: skip
-def test_failure_on_a_correct_op_is_reported(tmp_path, body, words):
+def test_failure_on_a_correct_op_is_reported(tmp_path, body, message):
     path = write_test(tmp_path, body)
     report = "\n".join(check_test(path).diagnosis)
-    assert any(word in report for word in words.format(path=path).split("|")), report
+    assert any(word in report for word in message.format(path=path).split("|")), report
 
 
 def test_check_that_returns_true_catches_nothing(tmp_path):
     assert check_test(write_test(tmp_path, "return True")).mistake == "missed"
 
 
-def test_invalid_return_value_is_refused(tmp_path):
+def test_invalid_return_value_is_rejected(tmp_path):
     with pytest.raises(
         InvalidCheck, match="check returned int; it should raise an exception or return a message"
     ):
@@ -154,7 +154,7 @@ def test_exiting_test_is_reported(tmp_path):
     assert result.diagnosis == ["ended without an answer (exit code 7)"]
 
 
-def test_output_of_a_test_is_hidden(tmp_path, capsys):
+def test_printed_output_of_a_test_is_hidden(tmp_path, capsys):
     check_test(write_test(tmp_path, "print('loud')"))
     assert "loud" not in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Puzzle 21 in PyTorch: the solution passes, the provided code is unsolved, and wrong code is diagnosed."""
+"""Puzzle 21's PyTorch rung: the solution passes, provided code is unsolved, and wrong code is diagnosed."""
 
 import re
 
@@ -16,14 +16,14 @@ from harness.toolchain import roots
 
 SOLUTION = roots.solutions() / "p21" / "hunt.py"
 BUGS = {bug.name: bug for bug in zoo.load_wrong_kernels("p21")}
-IN_PYTORCH = [bug for bug in BUGS.values() if bug.rung == "torch"]
+PYTORCH_BUGS = [bug for bug in BUGS.values() if bug.rung == "torch"]
 UNDETECTED = {
     "dropout_mask_from_result",
     "standardise_stale_statistics",
     "scale_bfloat16_sum",
     "lowrank_none_for_all",
 }
-"""Wrong backward passes that no usual check detects, as the chapter states."""
+"""Wrong backward passes that no standard check detects, as the chapter states."""
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def checker() -> HuntChecker:
 
 
 @pytest.fixture
-def without_usual_checks(monkeypatch):
-    """Skip the usual checks, which take most of the time and do not affect results."""
+def without_standard_checks(monkeypatch):
+    """Skip the standard checks, which are slow and do not affect results."""
     monkeypatch.setattr(hunt, "run_usual_checks", lambda subject: {})
 
 
@@ -45,7 +45,7 @@ def test_solution_is_correct(checker):
     assert {r.gate.id for r in results if r.summary == f"{len(hunt.DECISIVE)} checks"} == sums
 
 
-def test_provided_code_is_unsolved_and_wrong(checker, tmp_path, without_usual_checks):
+def test_provided_code_is_unsolved_and_wrong(checker, tmp_path, without_standard_checks):
     path = tmp_path / "hunt.py"
     path.write_text(blanks.make_skeleton(SOLUTION.read_text()))
     assert {result.state for result in checker.check(path)} == {"unsolved"}
@@ -71,7 +71,7 @@ def test_provided_code_shows_its_result_if_requested(checker, tmp_path):
     )
 
 
-def test_other_gates_of_a_wrong_file_pass(checker, without_usual_checks):
+def test_other_gates_of_a_wrong_file_pass(checker, without_standard_checks):
     bug = BUGS["softmax_diagonal"]
     states = {
         r.gate.id: r.state for r in checker.check(bug.build_target(), ["softmax", "sigmoid", "addbias"])
@@ -83,22 +83,22 @@ def test_each_gate_provides_a_wrong_op():
     provided = [bug for bug in BUGS.values() if not bug.old]
     assert len(provided) >= 16 and sum(not bug.rung for bug in provided) >= 4
     assert {bug.gate for bug in provided} == {gate.id for gate in PUZZLE.gates} - {"check"}
-    assert len([bug for bug in IN_PYTORCH if bug.old]) >= 8, "ops that are held back"
+    assert len([bug for bug in PYTORCH_BUGS if bug.old]) >= 8, "ops that are not shown to the learner"
     assert all(len(bug.story.splitlines()) == 1 and bug.story.endswith(".") for bug in BUGS.values())
     assert all(bug.source.startswith("https://") for bug in BUGS.values() if bug.source)
 
 
-# ---- Which checks detect what -------------------------------------------------------------------------------
+# ---- Detection matrix of the standard checks -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def matrix() -> dict[str, dict[str, bool]]:
-    """The results of the usual checks for all wrong code that the learner gets."""
+    """Results of the standard checks for all wrong code given to the learner."""
     return {
         bug.name: run_usual_checks(
             REFERENCES[bug.gate].subject(find_function(bug.gate, load_module(bug.build_target())).apply)
         )
-        for bug in IN_PYTORCH
+        for bug in PYTORCH_BUGS
         if not bug.old
     }
 
@@ -108,7 +108,7 @@ def test_matrix_matches_the_chapter(matrix):
     only_opcheck = {
         name for name, catches in matrix.items() if catches["opcheck"] and sum(catches.values()) == 1
     }
-    assert only_opcheck == {"silu_contiguous_gradient"}, "gradcheck hands in contiguous gradients"
+    assert only_opcheck == {"silu_contiguous_gradient"}, "gradcheck passes contiguous gradients"
     assert not matrix["crossentropy_gradient_ignored"]["allclose on ones"]
     assert not matrix["attention_query_scale"]["allclose on ones"], "equal keys: their gradients cancel"
     assert not matrix["linear_attribute_never_set"]["gradcheck float64"]
@@ -119,7 +119,7 @@ def test_matrix_matches_the_chapter(matrix):
     )
 
 
-def test_usual_checks_pass_correct_ops():
+def test_standard_checks_pass_correct_ops():
     solution = load_module(SOLUTION)
     for gate in ("silu", "rmsnorm", "lowrank"):
         assert not any(
@@ -136,11 +136,11 @@ def test_command_prints_the_matrix(monkeypatch, capsys):
     )
     assert cli.main(["p21", "--matrix"]) == 0
     output = capsys.readouterr().out
-    assert all(bug.name.replace("_", " ") in output for bug in IN_PYTORCH)
+    assert all(bug.name.replace("_", " ") in output for bug in PYTORCH_BUGS)
     assert "gradcheck float64: sees 23 of 46" in output
 
 
-def test_result_names_the_checks_that_detect_it(checker):
+def test_result_lists_the_checks_that_detect_it(checker):
     (result,) = checker.check(BUGS["dropout_mask_from_result"].build_target(), ["dropout"])
     assert result.diagnosis == [
         "at_zero: where an input is exactly 0: the gradient of input 0 at [2, 4, 4]: got 0, expected 3.82336, off by 1.0e+00 of the largest element",
@@ -149,10 +149,10 @@ def test_result_names_the_checks_that_detect_it(checker):
     ]
 
 
-# ---- What a learner may do ----------------------------------------------------------------------------------
+# ---- Learners' errors ----------------------------------------------------------------------------------
 
 
-def test_missing_or_raising_class_is_a_result(checker, tmp_path, without_usual_checks):
+def test_missing_or_raising_class_is_a_result(checker, tmp_path, without_standard_checks):
     path = tmp_path / "hunt.py"
     text = SOLUTION.read_text()
     path.write_text(text.replace("class Sigmoid(Function)", "class Sigmoids(Function)"))
@@ -164,7 +164,7 @@ def test_missing_or_raising_class_is_a_result(checker, tmp_path, without_usual_c
 
 
 def test_broadcast_gradients_are_summed():
-    """Autograd sums a gradient in the result's shape, as the hints and the chapter state for addbias."""
+    """Autograd reduces a gradient of the output's shape, as the hints and the chapter state for addbias."""
 
     class Add(torch.autograd.Function):
         @staticmethod

@@ -1,4 +1,4 @@
-"""The candidates of LayerNorm + Linear: results, operation counts, and names that match what runs."""
+"""Benchmark candidates of LayerNorm + Linear: results, operation counts, and names."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ NAMES: tuple[str, ...] = ("input", "ln_weight", "ln_bias", "linear_weight", "lin
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 
-def test_operation_counts():
+def test_operation_counts_by_pass():
     sizes = Sizes(2, 3, 5)
     assert [sizes.operations(name) for name in ("forward", "backward", "both")] == [60, 120, 180]
 
@@ -34,7 +34,7 @@ def test_truth_matches_the_formula():
         )
 
 
-def test_floor_is_the_bare_matmuls():
+def test_lower_bound_runs_only_matmuls():
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     products = BY_NAME["bare GEMMs"].build(problem)
     M, H, O = TINY.M, TINY.H, TINY.O
@@ -47,7 +47,7 @@ def test_floor_is_the_bare_matmuls():
 
 @pytest.mark.compiles
 def test_compiled_backward_pass_can_be_repeated():
-    """A compiled backward pass may overwrite saved tensors; the timed one must not, since it runs repeatedly."""
+    """A timed backward pass runs repeatedly, so it must not overwrite saved tensors."""
     problem = candidates.make_problem(Sizes(32, 16, 24), torch.float32, CPU)
     calls = candidates.build_compiled(problem)
     both = calls.prepare("both")()
@@ -91,7 +91,7 @@ def test_candidates_match_autograd(name, request):
 
 
 @pytest.mark.compiles
-def test_max_calls_recompute_each_time(cpu_graphs):
+def test_max_recomputes_on_each_call(cpu_graphs):
     cpu_graphs()
     problem = candidates.make_problem(TINY, torch.float32, CPU)
     for direction in ("forward", "backward", "both"):

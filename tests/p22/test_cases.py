@@ -16,12 +16,12 @@ from harness.spec.cases import is_nonfinite
 CASES = p22.cases()
 FINITE = [case for case in CASES if not is_nonfinite(case.values)]
 NOT_FINITE = [case for case in CASES if is_nonfinite(case.values)]
-HARD = [case for case in FINITE if case.values not in ("plain", "cancelling")]
+ADVERSARIAL = [case for case in FINITE if case.values not in ("plain", "cancelling")]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def parametrize_cases(cases):
-    """Parametrise a test over cases."""
+    """Return a decorator that parametrizes a test over cases."""
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
@@ -29,7 +29,7 @@ def parametrize_cases(cases):
 
 
 def test_row_sum_limit_allows_rounded_statistics_only():
-    """To first order c1 changes by -rstd * c2 * (error of the mean) + c1 * (error of rstd) / rstd."""
+    """To first order, c1 changes by -rstd * c2 * (error of mean) + c1 * (error of rstd) / rstd."""
     case = next(case for case in CASES if case.name == "wide")
     arrays = p22.inputs(case, "float32", 0)
     truth = p22.PUZZLE.compute_exact(arrays)
@@ -49,7 +49,7 @@ def test_row_sum_limit_allows_rounded_statistics_only():
 
 
 def test_row_sums_start_from_the_input_dln():
-    """Compare c1 and c2 with a loop over rows, for a dln that is not computed from grad_output."""
+    """Compare c1 and c2 with a loop over rows for an independent dln."""
     arrays = p22.inputs(CASES[2], "float64", 3)
     arrays["dln"] = np.random.default_rng(0).standard_normal(arrays["input"].shape)
     B, S, H = arrays["input"].shape
@@ -78,21 +78,23 @@ def test_reference_computes_statistics_in_float32(dtype):
 
 
 def test_cases_cover_common_mistakes():
-    sizes = [case.dims for case in HARD]
+    sizes = [case.dims for case in ADVERSARIAL]
     assert CASES[0].dims == (4, 4, 8, 16)
     assert any(B != S for B, S, H, O in sizes)
     assert any(B * S == 1 for B, S, H, O in sizes)
     assert any(H % 2 and O % 2 for B, S, H, O in sizes)
-    assert any(H > 128 and H % 32 for B, S, H, O in sizes), "a row longer than a block of 128 threads"
-    assert any(B * S > 32 and (B * S) % 32 for B, S, H, O in sizes), "more rows than a tile, and a remainder"
+    assert any(H > 128 and H % 32 for B, S, H, O in sizes), "rows longer than a block of 128 threads"
+    assert any(B * S > 32 and (B * S) % 32 for B, S, H, O in sizes), (
+        "more rows than a tile, and a partial tile"
+    )
     assert any(O > 128 and O % 32 for B, S, H, O in sizes), "the same for the output"
     assert any(O == H for B, S, H, O in sizes), "W transposed has W's shape"
-    assert {case.values for case in HARD} == {"hard", "expanded", "transposed", "large"}
+    assert {case.values for case in ADVERSARIAL} == {"hard", "expanded", "transposed", "large"}
 
 
-@parametrize_cases(HARD)
+@parametrize_cases(ADVERSARIAL)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_hard_cases_have_adversarial_statistics(case, dtype):
+def test_adversarial_cases_have_adversarial_statistics(case, dtype):
     arrays = p22.inputs(case, dtype, 0)
     x = arrays["input"]
     rows = x.shape[0] * x.shape[1]
@@ -109,9 +111,9 @@ def test_hard_cases_have_adversarial_statistics(case, dtype):
         assert np.std(arrays["grad_output"]) > 0.1 * np.abs(arrays["grad_output"]).max()
 
 
-@parametrize_cases(HARD)
-def test_both_correction_terms_of_dx_matter(case):
-    """Each is at least 1 % of g, a thousand times the error allowed in float32."""
+@parametrize_cases(ADVERSARIAL)
+def test_both_correction_terms_of_dx_are_significant(case):
+    """Each term is at least 1 % of g, a thousand times the float32 limit."""
     arrays = p22.inputs(case, "float64", 0)
     x = arrays["input"]
     x_hat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -123,7 +125,7 @@ def test_both_correction_terms_of_dx_matter(case):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_expanded_and_transposed_grad_output_reach_torch(dtype):
-    by_values = {case.values: case for case in HARD}
+    by_values = {case.values: case for case in ADVERSARIAL}
     expanded = p22.inputs(by_values["expanded"], dtype, 0)["grad_output"]
     transposed = p22.inputs(by_values["transposed"], dtype, 0)["grad_output"]
     assert add_strides(expanded, getattr(torch, dtype)).stride() == (0, 0, 0)
@@ -134,8 +136,8 @@ def test_expanded_and_transposed_grad_output_reach_torch(dtype):
 
 @parametrize_cases(NOT_FINITE)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_nonfinite_values_are_at_the_same_places_in_all_dtypes(case, dtype):
-    """Truth and baseline have the same elements that are not finite."""
+def test_nonfinite_elements_are_the_same_in_all_dtypes(case, dtype):
+    """The nonfinite elements of truth and baseline are the same."""
     arrays = p22.inputs(case, dtype, 0)
     wide, narrow = (
         p22.reference({name: add_strides(array, kind) for name, array in arrays.items()})
@@ -150,7 +152,7 @@ def test_nonfinite_values_are_at_the_same_places_in_all_dtypes(case, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("seed", range(3))
 def test_16_bit_rounding_inside_row_sums_fails(dtype, seed):
-    """Rounding every term before the sum, or the sum after each row, exceeds the limit."""
+    """Rounding each term, or each row's sum, exceeds the limit."""
     case = next(case for case in CASES if case.values == "cancelling")
     reference = Reference(p22.PUZZLE, dtype, seed)
     truth, baseline = reference.get_truth(case, make_cpu()), reference.get_baseline(case, make_cpu())
@@ -172,10 +174,10 @@ def test_16_bit_rounding_inside_row_sums_fails(dtype, seed):
     assert result.error > 5 * result.limit
 
 
-def test_dims_replace_only_the_sizes():
-    chosen = p22.cases((2, 3, 5, 7))
-    assert {case.dims for case in chosen} == {(2, 3, 5, 7)}
-    assert [case.values for case in chosen] == ["plain", "hard"]
+def test_dims_option_replaces_only_sizes():
+    cases = p22.cases((2, 3, 5, 7))
+    assert {case.dims for case in cases} == {(2, 3, 5, 7)}
+    assert [case.values for case in cases] == ["plain", "hard"]
 
 
 # ---- Rounding -----------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ def test_dims_replace_only_the_sizes():
 @settings(deadline=None)  # a busy machine
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1))
 def test_rounding_matches_torch(dtype, values):
-    """Includes ties next to 1 and to the smallest subnormal, and numbers at and above the largest finite one."""
+    """Include ties near 1 and the smallest subnormal, and values around the largest finite number."""
     bits = {"bfloat16": 8, "float16": 11, "float32": 24}[dtype]
     ties = [sign * (1 + k * 2.0**-bits) for k in (1, 3) for sign in (1, -1)]
     close = [
@@ -206,7 +208,7 @@ def test_rounding_matches_torch(dtype, values):
 # ---- Sizes and bytes ----------------------------------------------------------------------------------------
 
 
-def test_shapes_and_operations_by_hand():
+def test_shapes_and_operation_counts():
     shapes = p22.PUZZLE.compute_shapes((2, 3, 5, 7))
     assert shapes["output"] == (2, 3, 7) and shapes["grad_input"] == (2, 3, 5)
     assert shapes["grad_weight"] == (7, 5) and shapes["grad_bias"] == (7,)
@@ -229,7 +231,7 @@ def test_eager_saved_bytes_match_autograd(dtype):
     assert sum(p22.ledger(dims, dtype).saved_eager.values()) == saved - parameters
 
 
-def test_ledger_by_hand():
+def test_ledger_matches_manual_counts():
     B, S, H, O = 2, 3, 8, 7
     ledger = p22.ledger((B, S, H, O), "bfloat16")
     assert sum(ledger.saved_ours.values()) == 6 * 8 * 2 + 2 * 6 * 4

@@ -22,13 +22,13 @@ SOLUTION = roots.solutions() / "p22" / "derive.py"
 
 @pytest.fixture(scope="module")
 def checker():
-    """One checker for all tests, loaded as the command line loads it."""
+    """The checker that the command line would load."""
     warm = load_checker(Work(PUZZLE, derive_rung.RUNG))
     assert isinstance(warm, DeriveChecker)
     return warm
 
 
-def test_differences_have_nine_correct_digits():
+def test_finite_differences_have_nine_correct_digits():
     x = np.array([3.0, 3.1, 2.95, 3.02])
     along = np.array([1.0, -2.0, 0.5, 0.25])
     np.testing.assert_allclose(directional_derivative(np.sin, x, along), np.cos(x) * along, rtol=1e-9)
@@ -68,7 +68,7 @@ def test_solution_is_correct_on_finite_cases(checker):
 
 @pytest.mark.parametrize("mistake", derive_rung.MISTAKES, ids=lambda mistake: mistake.id)
 def test_known_mistakes_are_rejected_and_named(checker, tmp_path, mistake):
-    """The function under test returns the mistake's values."""
+    """The tested function returns the mistake's values."""
     (quantity,) = mistake.changes
     gate = next(gate for gate in derive_rung.GATES if quantity in gate.quantities)
     arguments = {"dmean": "x", "dvar": "x", "jvp": "v, x_hat, rstd", "c2": "g, x_hat", "c1": "g, x_hat"}[
@@ -87,7 +87,7 @@ def test_known_mistakes_are_rejected_and_named(checker, tmp_path, mistake):
     assert result.state == "wrong" and result.mistake == mistake.id, result.diagnosis
 
 
-def test_nonscalar_result_is_refused(checker, tmp_path):
+def test_nonscalar_result_is_rejected(checker, tmp_path):
     path = tmp_path / "derive.py"
     path.write_text(SOLUTION.read_text().replace("return g.mean()", "return g"))
     result = checker.check(path, ["c2"])[0]
@@ -100,7 +100,7 @@ def test_nonscalar_result_is_refused(checker, tmp_path):
 
 @pytest.fixture
 def learner(tmp_path, monkeypatch):
-    """A copy of the checkout with an untouched problem."""
+    """A copy of the checkout with an unsolved problem."""
     shutil.copytree(roots.CHECKOUT / "solutions", tmp_path / "solutions", symlinks=True)
     blanks.generate_problems(tmp_path / "solutions", tmp_path / "problems")
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
@@ -110,8 +110,8 @@ def learner(tmp_path, monkeypatch):
 def test_rung_is_inferred_from_the_gate(command_line, learner):
     assert command_line("p22", "--rung", "derive").code == 3
     shutil.copy(SOLUTION, learner)
-    finished = command_line("p22", "--gate", "jvp")
-    assert finished.code == 0 and "jvp" in finished.out
+    result = command_line("p22", "--gate", "jvp")
+    assert result.code == 0 and "jvp" in result.out
     assert command_line("p22", "--rung", "derive").code == 0
     listed = command_line("list", "p22").out
     assert listed.index("derive.py") < listed.index("backward.py") < listed.index("layernorm_linear.mojo")

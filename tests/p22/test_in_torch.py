@@ -1,4 +1,4 @@
-"""Puzzle 22's ops in PyTorch: a small model trains as with PyTorch's operations, and its gradients match autograd's."""
+"""Puzzle 22's ops in PyTorch: a small model trains as in PyTorch, and its gradients match autograd's."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.compiles
 
 @pytest.fixture(scope="module")
 def in_torch(public_ops):
-    """The file's names; its library is the one of test_public_ops.py, so that its graphs are compiled once."""
+    """Globals of in_torch.py, with test_public_ops.py's library to share its compiled graphs."""
     defined = load_module(roots.solutions() / "p22" / "in_torch.py")
     defined["library"] = lambda folder: public_ops
     return defined
@@ -32,13 +32,13 @@ def test_gradients_of_strided_tensors_match_autograd(in_torch, algorithm):
     leaves = [x, *layer.parameters()]
     got, expected = layer(x), plain(x)
     torch.testing.assert_close(got, expected)
-    for one, other in zip(
+    for a, b in zip(
         torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(expected.sum(), leaves), strict=True
     ):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_second_derivative_is_refused(in_torch):
+def test_second_derivative_is_rejected(in_torch):
     x = torch.randn(16, 8, 8, requires_grad=True)
     (dx,) = torch.autograd.grad(in_torch["Layer"](8, 16, "fused")(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):

@@ -1,4 +1,4 @@
-"""Plausible mistakes in Mojo that the zoo lacks: the diagnosis names each."""
+"""Plausible mistakes in Mojo that are not in the zoo: the diagnosis names each."""
 
 import tomllib
 from pathlib import Path
@@ -9,21 +9,21 @@ from harness.check.checker import Checker
 from harness.check.zoo import WrongKernel
 from harness.devices.recorder import Order, record_many
 
-LIST = tomllib.loads(Path(__file__).with_name("mojo_mistakes.toml").read_text(encoding="utf-8"))
+MISTAKES = tomllib.loads(Path(__file__).with_name("mojo_mistakes.toml").read_text(encoding="utf-8"))
 KERNELS = [
     WrongKernel("p22", name, e["gate"], e["mistake"], "layernorm_linear.mojo", e["old"], e["new"])
-    for name, e in LIST.items()
+    for name, e in MISTAKES.items()
 ]
 CASES = ("hard values", "odd sizes", "wide", "wide output")
-"""Cases that suffice to distinguish the listed mistakes."""
-FIRST = list({kernel.gate: kernel for kernel in reversed(KERNELS)}.values())
+"""Cases that distinguish all listed mistakes."""
+FIRST_BY_GATE = list({kernel.gate: kernel for kernel in reversed(KERNELS)}.values())
 """The first mistake of each gate."""
-OTHERS = [kernel for kernel in KERNELS if kernel not in FIRST]
+OTHERS = [kernel for kernel in KERNELS if kernel not in FIRST_BY_GATE]
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(
-    "kernels", [FIRST, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["one a gate", "others"]
+    "kernels", [FIRST_BY_GATE, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["one a gate", "others"]
 )
 def test_mistake_is_named_correctly(kernels, puzzle):
     cases = [case for case in puzzle.cases(None) if case.name in CASES]

@@ -1,4 +1,4 @@
-"""Puzzle 22's kernels: the CPU path against the reference in every dtype and awkward size, and compiles for every GPU.
+"""Puzzle 22's kernels: the CPU path against the reference in every dtype, and compilation for all GPU targets.
 
 All values come from the graphs that a run of the puzzle uses: one for each dtype, shared by every test.
 """
@@ -36,7 +36,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 @pytest.fixture(scope="module")
 def check_values(puzzle, program):
-    """Return a function of case, dtype and seed: both variants' outputs, and {"variant.quantity": result}."""
+    """Return a function (case, dtype, seed) -> both variants' outputs and {"variant.quantity": result}."""
 
     def run(case: Case, dtype: str, seed: int = 0):
         reference = Reference(puzzle, dtype, seed)
@@ -54,7 +54,7 @@ def check_values(puzzle, program):
 
 
 def select_failures(results) -> dict:
-    """Return the results that are not ok."""
+    """Return the failed results."""
     return {name: result for name, result in results.items() if not result.ok}
 
 
@@ -62,14 +62,14 @@ def select_failures(results) -> dict:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_default_cases(check_values, dtype):
+def test_default_cases_match_the_reference(check_values, dtype):
     for case in p22.cases():
         _, results = check_values(case, dtype)
         assert len(results) == 2 * 8 + 1, "output, mean, rstd and five gradients twice, and the row sums"
         assert not select_failures(results), case.name
 
 
-AWKWARD = [
+EDGE_CASES = [
     (2, 3, 4, 1),
     (1, 1, 2, 1),
     (1, 2, 4096, 5),  # the row is summed in 128 chunks
@@ -80,28 +80,28 @@ AWKWARD = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_awkward_sizes(check_values, dtype):
-    for dims in AWKWARD:
+def test_edge_case_sizes_match_the_reference(check_values, dtype):
+    for dims in EDGE_CASES:
         _, results = check_values(Case("awkward", "", dims, "hard"), dtype, 1)
         assert not select_failures(results), dims
 
 
 @pytest.mark.parametrize("dims", [(1, 70000, 4, 4), (70000, 1, 4, 4)], ids=str)
-def test_more_rows_than_a_grid_dimension(check_values, dims):
-    """A grid has at most 65535 blocks along y. This tests the CPU path, the reference of the kernels that split the rows."""
+def test_more_rows_than_the_grid_y_limit(check_values, dims):
+    """A grid has at most 65535 blocks along y, so the kernels split the rows; the CPU path is their reference."""
     _, results = check_values(Case("long", "", dims, "hard"), "float32")
     assert not select_failures(results)
 
 
 @pytest.mark.parametrize("dims", [(2, 3, 1, 4), (1, 1, 1, 1)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_single_element_row_normalises_to_zero(check_values, dtype, dims):
+def test_single_element_rows_normalize_to_zero(check_values, dtype, dims):
     """x_hat = 0, so output = beta * W + bias, rstd = 1 / sqrt(eps), dgamma = 0, and in dx the terms g and c2 cancel."""
     case = Case("one element", "", dims, "hard")
     arrays = p22.inputs(case, dtype, 0)
     outputs, results = check_values(case, dtype, 0)
     outputs = {name: rounding.to_float64(array) for name, array in outputs.items()}
-    # The exact dx is 0, so its error is compared with the terms that cancel.
+    # The exact dx is 0, so its error is relative to the cancelling terms.
     assert not select_failures({name: v for name, v in results.items() if not name.endswith("grad_input")})
     g = np.abs(arrays["grad_output"] @ arrays["linear_weight"] * arrays["ln_weight"]).max()
     output = arrays["ln_bias"] * arrays["linear_weight"][:, 0] + arrays["linear_bias"]
@@ -138,7 +138,7 @@ def test_statistics_are_bit_equal_in_both_variants(check_values, dtype):
 
 
 @pytest.mark.parametrize("dims", [(0, 3, 5, 4), (2, 0, 5, 4)], ids=str)
-def test_no_rows_give_zero_parameter_gradients(puzzle, program, dims):
+def test_zero_rows_give_zero_parameter_gradients(puzzle, program, dims):
     inputs = Reference(puzzle, "float32", 0).get_inputs(Case("empty", "", dims, "plain"))
     outputs = graphs.execute(puzzle, program("float32"), make_cpu(), inputs)
     for variant in ("fused", "unfused"):
@@ -231,11 +231,13 @@ def run_cached(home: Path, parts: list[str], *command: str) -> subprocess.Comple
             "HOME": str(home),
             "XDG_CACHE_HOME": str(home / ".cache"),
         }
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=550, env=environment)
-        if "compiled" not in done.stdout and "accepted" not in done.stdout:
-            return done  # it did not finish: nothing to cache
+        completed = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, timeout=550, env=environment
+        )
+        if "compiled" not in completed.stdout and "accepted" not in completed.stdout:
+            return completed  # it did not finish: nothing to cache
         staged = file.with_suffix(f".{os.getpid()}")
-        staged.write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+        staged.write_text(json.dumps([completed.returncode, completed.stdout, completed.stderr]))
         staged.replace(file)
     return subprocess.CompletedProcess(command, *json.loads(file.read_text()))
 
@@ -259,7 +261,7 @@ def compile_launches(home: Path, target: str, package: OpPackage):
 
 
 def list_errors(finished: subprocess.CompletedProcess) -> list[str]:
-    """Return the compiler's error lines, which may come with an exit code of 0."""
+    """Return the compiler's error lines; the exit code may be 0."""
     lines = [line for line in finished.stderr.splitlines() if "error:" in line.lower()]
     if finished.returncode and not lines:
         lines = [f"exit code {finished.returncode}: {finished.stderr[-2000:]}"]
@@ -268,7 +270,7 @@ def list_errors(finished: subprocess.CompletedProcess) -> list[str]:
 
 @pytest.fixture(scope="module")
 def compiles(solution, tmp_path_factory):
-    """Return target -> the finished compile process for it, started on first use."""
+    """Return a cached function that compiles for a target and returns the completed process."""
     home = tmp_path_factory.mktemp("home")
 
     @functools.cache
@@ -281,22 +283,22 @@ def compiles(solution, tmp_path_factory):
 
 
 def is_in_wrong_scope(line: str) -> bool:
-    """Return whether an error names the kernel that is wrong on AMD's GPUs."""
+    """Return whether an error is about the kernel that is invalid on AMD GPUs."""
     return f"in function ops_{OpPackage(WRONG_SCOPE).digest}" in line
 
 
 @pytest.mark.slow
 def test_graph_compiles_for_amd(compiles):
-    finished = compiles("gfx942")
-    assert not [line for line in list_errors(finished) if not is_in_wrong_scope(line)]
-    assert finished.stdout == "compiled 5 calls with 25 arguments for gfx942\n"
+    result = compiles("gfx942")
+    assert not [line for line in list_errors(result) if not is_in_wrong_scope(line)]
+    assert result.stdout == "compiled 5 calls with 25 arguments for gfx942\n"
 
 
 @pytest.mark.slow
 def test_wrong_atomic_scope_is_reported(compiles):
-    finished = compiles("gfx942")
-    assert finished.returncode == 0
-    (error,) = [line for line in list_errors(finished) if is_in_wrong_scope(line)]
+    result = compiles("gfx942")
+    assert result.returncode == 0
+    (error,) = [line for line in list_errors(result) if is_in_wrong_scope(line)]
     assert "unsupported atomic synchronization scope" in error
 
 
@@ -304,9 +306,9 @@ def test_wrong_atomic_scope_is_reported(compiles):
     "target", ["mi300x", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sm_80", "apple-m4"))]
 )
 def test_kernels_compile_in_three_dtypes(compiles, target):
-    finished = compiles(target)
-    assert not list_errors(finished)
-    launched = parse_launch_lines(finished)
+    result = compiles(target)
+    assert not list_errors(result)
+    launched = parse_launch_lines(result)
     source = (ROOT / "solutions/p22/op/launches.mojo").read_text()
     assert all(int(line[-1]) > 500 for line in launched), "every kernel has code"
     for dtype in ("float32", "bfloat16", "float16"):
@@ -315,18 +317,18 @@ def test_kernels_compile_in_three_dtypes(compiles, target):
 
 
 def parse_launch_lines(finished) -> list[list[str]]:
-    """Return the words of each `launch` line: launch, dtype, variant, name, grid x and y, block x and y,
+    """Return the fields of each `launch` line: launch, dtype, variant, name, grid x and y, block x and y,
     bytes of code."""
     return [line.split() for line in finished.stdout.splitlines() if line.startswith("launch ")]
 
 
 def find_launch_names(source: str) -> list[str]:
-    """Return the names of the launches in the launch code."""
+    """Return the launch names in the source."""
     return re.findall(r"launcher\.launch\[.*?\]\(\s*\"(\w+)\"", source)
 
 
 def test_launch_sizes_are_within_all_target_limits(compiles):
-    """The recorded sizes are 3 x 70000 rows, H = 37, O = 53: more rows than a grid has along y."""
+    """The recorded sizes are 3 x 70000 rows, H = 37, O = 53: more rows than grid y allows."""
     launched = parse_launch_lines(compiles("mi300x"))
     for line in launched:
         grid_x, grid_y, block_x, block_y = map(int, line[4:8])
@@ -336,7 +338,7 @@ def test_launch_sizes_are_within_all_target_limits(compiles):
 
 
 def test_ledger_matches_the_launches(compiles):
-    """The printed ledger's allocated bytes match the workspaces that the launch code requests."""
+    """The ledger's allocated bytes match the workspaces requested by the launch code."""
     requested = {}
     for line in compiles("mi300x").stdout.splitlines():
         if line.startswith("workspace "):
@@ -348,7 +350,7 @@ def test_ledger_matches_the_launches(compiles):
             assert requested[dtype, variant] == sum(ledger.between[variant].values()), (dtype, variant)
 
 
-def test_sizes_beyond_memory_are_refused(compiles):
+def test_sizes_beyond_memory_are_rejected(compiles):
     lines = compiles("mi300x").stdout.splitlines()
     assert "refused batch_size * seq_len must be at most 2147483647, got 65536 * 32768" in lines
     assert "accepted 65536 32767 1 1" in lines

@@ -1,4 +1,4 @@
-"""Pictures of wrong kernels from the zoo name the faulty element, thread and line.
+"""Pictures of the zoo's wrong kernels show the wrong element, thread and line.
 
 The expectations are derived by hand from each kernel's edit. The kernels are recorded like those of tests/check/test_zoo.py,
 so that a run of both compiles each once.
@@ -16,12 +16,12 @@ from harness.devices.recorder import Order, record_many
 from harness.screens import story
 
 ZOO = {kernel.name: kernel for kernel in zoo.load_wrong_kernels("p22")}
-USUAL = ("hard values", "odd sizes", "wide", "many rows", "expanded")
+DEFAULT_CASES = ("hard values", "odd sizes", "wide", "many rows", "expanded")
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The names that a picture must contain.
+    """Expected contents of a picture.
 
     Args:
         element: The wrong element, or "" if no value is wrong.
@@ -41,7 +41,7 @@ class Expected:
 
 
 EXPECTED = {
-    # The block of the second batch is the first that adds nothing.
+    # The block of the second batch is the first that does not add.
     "db_first_batch_only": Expected("grad_bias[0]", "missing write", (1, 0, 0), 0,
         "atomic_add(grad_bias, o, dy[row, o]", "never writes"),
     "db_last_row_twice": Expected("grad_bias[0]", "count", (3, 3, 0), 0,
@@ -50,14 +50,14 @@ EXPECTED = {
         "past the end of grad_output"),
     "db_missing_atomic": Expected("grad_bias[0]", "global race", None, 0, "grad_bias[unsafe_offset=o]",
         "nothing orders the blocks"),
-    # Row b * S + s is read as s * B + b: block (1, 0) has row 4 of grad_output, and reads row 1.
+    # Row b * S + s is read as s * B + b: block (1, 0) should read row 4 of grad_output, and reads row 1.
     "dw_batch_sequence_swapped": Expected("grad_weight[0, 0]", "element", (1, 0, 0), 0,
         "atomic_add(grad_weight,", "it never reads grad_output[1, 0, 0]"),
     "dw_beta_forgotten": Expected("grad_weight[0, 0]", "element", (0, 0, 0), 0, "atomic_add(grad_weight,",
         "it never reads ln_bias[0]"),
     "dw_from_x_hat": Expected("grad_weight[0, 0]", "element", (0, 0, 0), 0, "atomic_add(grad_weight,",
         "it never reads ln_weight[0], ln_bias[0]"),
-    # Element (o, h) goes to h * O + o: (0, 1), which is flat element 1, gets the value of o = 1, h = 0.
+    # Element (o, h) is written to h * O + o: (0, 1), flat element 1, gets the value of (1, 0).
     "dw_strides_swapped": Expected("grad_weight[0, 1]", "place", (0, 0, 0), 0,
         "atomic_add(grad_weight, h * O + o", "puts this value into sums_weight[1, 0]"),
     "dgamma_first_position_only": Expected("grad_ln_weight[0]", "missing write", (0, 1, 0), 0,
@@ -69,25 +69,25 @@ EXPECTED = {
     # With an odd H the last column belongs to thread H - 1 = 6, which never reads it.
     "row_sums_odd_column": Expected("row_sums[0, 0]", "element", (0, 0, 0), 6, "var x_hat = deviation",
         "it never reads mean[0, 0], rstd[0, 0], input[0, 0, 6]"),
-    # gamma is read at row % H: thread 1 of row 0 takes element 0.
+    # gamma is read at row % H: thread 1 of row 0 reads element 0.
     "ln_gamma_by_row": Expected("output[0, 0, 0]", "element", (0, 0, 0), 1, "",
         "it reads ln_weight[0], ln_bias[0], which the solution's thread does not"),
 }  # fmt: skip
 
 
 def find_gate(puzzle, kernel):
-    """Return the gate that a kernel gets wrong."""
+    """Return the gate that rejects a kernel."""
     return next(gate for gate in puzzle.gates if gate.id == kernel.gate)
 
 
 def list_cases(puzzle, kernel):
-    """Return the cases of tests/check/test_zoo.py."""
-    return [case for case in puzzle.cases(None) if case.name in (kernel.cases or USUAL)]
+    """Return the cases that tests/check/test_zoo.py uses."""
+    return [case for case in puzzle.cases(None) if case.name in (kernel.cases or DEFAULT_CASES)]
 
 
 @pytest.fixture(scope="module")
 def draw(puzzle, solution):
-    """Return a function that takes a wrong kernel's picture; all kernels are recorded together."""
+    """Return a function kernel name -> picture; all kernels are recorded together."""
     orders = []
     for name in EXPECTED:
         kernel = ZOO[name]
@@ -111,7 +111,7 @@ def draw(puzzle, solution):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", EXPECTED)
-def test_picture_names_the_fault(name, draw):
+def test_picture_shows_the_bug(name, draw):
     picture, expected = draw(name), EXPECTED[name]
     sentences = story.tell_story(picture)
     text = "\n".join(sentence.text for sentence in sentences)
@@ -133,8 +133,8 @@ def test_picture_names_the_fault(name, draw):
 
 
 @pytest.mark.compiles
-def test_faulty_line_is_in_the_edit(draw):
-    """The line that the picture names is within the zoo's edit of the package."""
+def test_reported_line_is_in_the_edit(draw):
+    """The reported line is within the zoo's edit."""
     missed = []
     for name in EXPECTED:
         kernel = ZOO[name]
@@ -142,7 +142,7 @@ def test_faulty_line_is_in_the_edit(draw):
         first = text[: text.index(kernel.new)].count("\n") + 1
         if not first <= draw(name).line.number <= first + kernel.new.count("\n"):
             missed.append(name)
-    # Code that the compiler moves out of a loop has the loop's line.
+    # Code hoisted out of a loop has the loop's line.
     assert missed == ["ln_gamma_by_row"]
 
 
@@ -155,7 +155,7 @@ def test_cause_is_traced_through_the_workspace(draw):
 
 
 @pytest.mark.compiles
-def test_shuffle_is_traced_to_the_faulty_thread(draw):
+def test_shuffle_is_traced_to_the_wrong_thread(draw):
     picture = draw("row_sums_odd_column")
     assert picture.fault.element.tensor == "row_sums" or re.match("shared", picture.fault.element.tensor)
     assert {element.index % 7 for element in picture.fault.missing if element.tensor == "input"} == {6}

@@ -1,4 +1,4 @@
-"""The public ops keep their contract: names, parameters and argument order, loaded by MAX's own PyTorch binding.
+"""Public contract of the ops: names, parameters and argument order, through MAX's PyTorch binding.
 
 Names are written out here, not taken from the spec, because other harnesses rely on them.
 """
@@ -22,7 +22,7 @@ GRADIENTS = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "gra
 
 @pytest.fixture(scope="module")
 def tensors():
-    """The inputs (`input` has a mean of 2), and grad_output."""
+    """Inputs (`input` has mean 2) and grad_output."""
     generator = torch.Generator().manual_seed(0)
 
     def randn(*shape):
@@ -33,32 +33,32 @@ def tensors():
 
 
 def compute_expected(tensors):
-    """Return output and the five gradients in the order of the inputs, from autograd in float64."""
+    """Return the output and the gradients of the five inputs, from autograd in float64."""
     inputs, grad_output = tensors
     x, ln_weight, ln_bias, linear_weight, linear_bias = leaves = [t.double().requires_grad_() for t in inputs]
     output = F.linear(F.layer_norm(x, (H,), ln_weight, ln_bias, 1e-5), linear_weight, linear_bias)
     return output.detach(), torch.autograd.grad(output, leaves, grad_output.double())
 
 
-def assert_near(got, exact):
+def assert_close(got, exact):
     assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_forward(public_ops, tensors, by_name):
-    """This calls the fused algorithm; PROGRAM below calls the unfused one."""
+def test_forward_matches_autograd(public_ops, tensors, by_name):
+    """Call the fused algorithm; PROGRAM calls the unfused one."""
     output = torch.full((B, S, O), float("nan"))
     forward = public_ops.layernorm_linear[{"algorithm": "fused", **SIZES}]
     if by_name:
         forward(output=output, **dict(zip(INPUTS, tensors[0], strict=True)))
     else:
         forward(output, *tensors[0])
-    assert_near(output, compute_expected(tensors)[0])
+    assert_close(output, compute_expected(tensors)[0])
 
 
 @pytest.mark.parametrize("by_name", [False, True])
 @pytest.mark.parametrize("parameters", [{}, {"algorithm": "unfused"}], ids=["default", "unfused"])
-def test_backward(public_ops, tensors, parameters, by_name):
+def test_backward_matches_autograd(public_ops, tensors, parameters, by_name):
     inputs, grad_output = tensors
     gradients = [torch.full_like(tensor, float("nan")) for tensor in inputs]
     backward = public_ops.layernorm_linear_backward[SIZES | parameters]
@@ -68,10 +68,10 @@ def test_backward(public_ops, tensors, parameters, by_name):
     else:
         backward(*gradients, grad_output, *inputs[:4])
     for got, exact in zip(gradients, compute_expected(tensors)[1], strict=True):
-        assert_near(got, exact)
+        assert_close(got, exact)
 
 
-def test_sizes_are_checked_against_the_tensors(public_ops, tensors):
+def test_mismatched_sizes_are_rejected(public_ops, tensors):
     output = torch.empty(B, S, O)
     with pytest.raises(Exception, match=r"output has size 16 along axis 2, expected 15"):
         public_ops.layernorm_linear[{"algorithm": "fused", **SIZES, "output_dim": 15}](output, *tensors[0])
@@ -99,10 +99,10 @@ print("loaded", sys.argv[1])
 
 @pytest.mark.slow
 def test_package_loads_from_another_program(tmp_path):
-    """The program does not import the harness, and names the package by a relative path through a link."""
+    """The program does not import the harness; its relative path contains a symbolic link."""
     (tmp_path / "puzzles").symlink_to(CHECKOUT / "solutions")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", PROGRAM, "puzzles/p22/op"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert done.returncode == 0 and done.stdout == "loaded puzzles/p22/op\n", done.stderr
+    assert completed.returncode == 0 and completed.stdout == "loaded puzzles/p22/op\n", completed.stderr

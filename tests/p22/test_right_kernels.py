@@ -1,4 +1,4 @@
-"""Correct kernels that differ from the solution must pass: textbook formulas, other orders of summation.
+"""Correct kernels that differ from the solution pass: textbook formulas, other summation orders.
 
 Each is an edit of the solution, as in the bug zoo; all are recorded together.
 """
@@ -53,20 +53,20 @@ FROM_THE_END = """
     for h in range(1, hidden_dim, 2):
         odd += (x[h].cast[accum]() - sum / count) ** 2
     return RowStatistics(sum / count, 1 / sqrt((even + odd) / count + eps))"""
-PLAIN = """
+TWO_PASS_SUMS = """
         var corrected = term - self._excess
         var grown = self.total + corrected
         # The actual increase of `total` minus the exact increase.
         self._excess = (grown - self.total) - corrected
         self.total = grown"""
 
-# Name -> the file, the old text, the new text, and the variant that the edit changes.
+# Name -> (file, old text, new text, affected variant).
 CORRECT = {
     "welford": ("shared/common.mojo", STATISTICS, WELFORD, "fused"),
     "welford_unfused": ("shared/common.mojo", STATISTICS, WELFORD, "unfused"),
     "two_plain_passes": ("shared/common.mojo", STATISTICS, TWO_PASSES, "fused"),
     "from_the_end_and_in_halves": ("shared/common.mojo", STATISTICS, FROM_THE_END, "fused"),
-    "plain_sums": ("shared/common.mojo", PLAIN, "\n        self.total += term", "fused"),
+    "plain_sums": ("shared/common.mojo", TWO_PASS_SUMS, "\n        self.total += term", "fused"),
     "dx_factored": ("layernorm_linear.mojo", "(row_rstd * (g - c2 - x_hat * c1)).cast[dtype]()",
         "(row_rstd * g - row_rstd * (c2 + x_hat * c1)).cast[dtype]()", "fused"),
     "dx_from_sums": (
@@ -125,18 +125,18 @@ CORRECT = {
 
 
 def list_cases(puzzle, name):
-    """Return the cases; `two_plain_passes` skips "wide", where plain sums have a larger error than PyTorch's."""
+    """Return the cases; `two_plain_passes` skips "wide", where its sums are less accurate than PyTorch's."""
     return [case for case in puzzle.cases(None) if (name, case.name) != ("two_plain_passes", "wide")]
 
 
 def list_dims(cases):
-    """Return the sizes to record, without duplicates."""
+    """Return the distinct sizes of the cases."""
     return tuple(dict.fromkeys(case.dims for case in cases))
 
 
 @pytest.fixture(scope="module")
 def packages(puzzle, tmp_path_factory, request):
-    """The correct kernels' packages by name, recorded together."""
+    """Packages of the correct kernels by name, recorded together."""
     folder = tmp_path_factory.mktemp("right")
     by_name = {
         name: WrongKernel("p22", name, "", "none", *CORRECT[name][:3]).copy_package(folder / name)
@@ -152,7 +152,7 @@ def packages(puzzle, tmp_path_factory, request):
 
 @pytest.fixture(scope="module")
 def checker(puzzle):
-    """One checker for all kernels."""
+    """The checker shared by all kernels."""
     return Checker(puzzle)
 
 

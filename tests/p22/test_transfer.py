@@ -1,4 +1,4 @@
-"""The last gate's op, RMSNorm + Linear backward: its public names, its run on request, and its missing CPU path."""
+"""The last gate's op, RMSNorm + Linear backward: public names, opt-in runs, and no CPU path."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from harness.learner import hints
 from harness.puzzles.p22 import spec as p22
 
 
-def test_op_matches_the_contract():
+def test_op_has_its_public_names():
     (call,) = p22.PUZZLE.variants["rmsnorm"]
     assert call.op.name == "rmsnorm_linear_train_backward"
     assert list(call.op.writes) == ["rms_grad_input", "grad_rms_weight", "rms_grad_weight"]
@@ -20,12 +20,12 @@ def test_default_run_skips_the_gate():
     assert p22.PUZZLE.kernel_gates[-1].id == "transfer"
 
 
-def test_run_on_the_cpu_is_refused(command_line):
-    finished = command_line("p22", "--rmsnorm", "--backward", "--device", "cpu")
-    assert finished.code == 2 and finished.err.count("\n") == 1 and "--device cpu" in finished.err
+def test_cpu_run_is_rejected(command_line):
+    result = command_line("p22", "--rmsnorm", "--backward", "--device", "cpu")
+    assert result.code == 2 and result.err.count("\n") == 1 and "--device cpu" in result.err
 
 
-def test_hints_name_sections_and_contain_no_formula():
+def test_hints_refer_to_sections_without_formulas():
     ladder = hints.load_ladder("p22", "transfer")
     assert len(ladder) == 3 and not any(rung.code for rung in ladder)
     src = Path(__file__).absolute().parents[2] / "book" / "src"

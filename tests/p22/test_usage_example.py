@@ -1,4 +1,4 @@
-"""The usage examples in the README and the book run unchanged, and their results match PyTorch's."""
+"""The usage examples in the README and the book run, and their results match PyTorch's."""
 
 import runpy
 
@@ -11,7 +11,7 @@ EXAMPLE = CHECKOUT / "book" / "examples" / "usage.py"
 LAYERS = CHECKOUT / "book" / "examples" / "layers.py"
 
 
-def test_usage_example(monkeypatch, capsys):
+def test_usage_example_matches_pytorch(monkeypatch, capsys):
     monkeypatch.chdir(CHECKOUT)
     names = runpy.run_path(str(EXAMPLE))
     assert "agree with PyTorch" in capsys.readouterr().out
@@ -23,12 +23,12 @@ def test_usage_example(monkeypatch, capsys):
     )
     assert (names["output"] - exact).abs().max() < 1e-5
     (dx,) = torch.autograd.grad(exact.sum(), x)
-    # The example calls backward() with the same gradient twice for the parameters, and once for x.
+    # The example calls backward() twice with the same gradient, so the parameters' gradients accumulate.
     assert (x.grad - dx).abs().max() < 1e-5
 
 
-def test_readme_layers():
-    """The README shows the example file's lines, and the model that they produce computes what PyTorch's does."""
+def test_layers_example_matches_pytorch():
+    """The README quotes the example file, and the example's model matches PyTorch's."""
     shown = LAYERS.read_text().partition("# ANCHOR: layers\n")[2].partition("# ANCHOR_END")[0]
     assert f"```python\n{shown}```" in (CHECKOUT / "README.md").read_text()
     names = runpy.run_path(str(LAYERS))

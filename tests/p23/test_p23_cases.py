@@ -1,4 +1,4 @@
-"""Puzzle 23 as data: the reference agrees with independent computations, and the cases expose every known mistake."""
+"""Puzzle 23's spec: the reference matches independent computations, and the cases expose every mistake."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from known_mistakes import diagnose_values
-from typed import present
+from typed import unwrap
 
 from harness.check.gradient_checks import count_saved_bytes
 from harness.check.reference import add_strides
@@ -18,7 +18,7 @@ from harness.spec.puzzle import Case
 from harness.toolchain import roots
 
 CASES = p23.cases()
-EVERY = [*CASES, *p23.GATE_CASES]
+ALL_CASES = [*CASES, *p23.GATE_CASES]
 FINITE = [case for case in CASES if not is_nonfinite(case.values)]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 QUANTITIES = [quantity for call in p23.PUZZLE.calls for quantity in call.op.writes]
@@ -29,7 +29,7 @@ GRADIENTS = ("grad_query", "grad_key", "grad_value")
 
 
 def parametrize_cases(cases):
-    """Parametrise a test over cases."""
+    """Return a decorator that parametrizes a test over cases."""
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
@@ -43,7 +43,7 @@ def compute_reference(arrays) -> dict:
 
 @parametrize_cases([*FINITE, *p23.GATE_CASES])
 def test_reference_matches_scaled_dot_product_attention(case):
-    """Compare the output and the gradients, including the mask's; a row without a visible key gives 0."""
+    """Compare the output and all gradients; rows without a visible key are 0."""
     arrays = p23.inputs(case, "float64", 0)
     leaves = [add_strides(arrays[name]).requires_grad_() for name in DIFFERENTIATED.values()]
     output = F.scaled_dot_product_attention(*leaves[:3], attn_mask=leaves[3], enable_gqa=True)
@@ -67,7 +67,7 @@ def test_reference_computes_scores_in_float32(dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fused_baseline_rounds_only_saved_tensors(dtype):
-    """One row, computed by hand: P has the error of the rounded lse, dS that of the rounded output."""
+    """For one row: P has the error of the rounded lse, and dS that of the rounded output."""
     arrays = p23.inputs(Case("row", "", (1, 1, 1, 5, 4), "unmasked"), dtype, 0)
     kind, double = getattr(torch, dtype), compute_reference(arrays)
     outputs = p23.reference({name: add_strides(array, kind) for name, array in arrays.items()})
@@ -87,8 +87,8 @@ def test_fused_baseline_rounds_only_saved_tensors(dtype):
 
 
 @parametrize_cases([case for case in FINITE if case.values != "large"])
-def test_identities_without_a_reference(case):
-    """Identities that a learner can check without a reference: a correct backward pass satisfies all of them."""
+def test_gradients_satisfy_identities(case):
+    """Every correct backward pass satisfies these identities."""
     arrays = p23.inputs(case, "float64", 3)
     exact = p23.PUZZLE.compute_exact(arrays)
     P, dS, dK, dV, dQ = (
@@ -97,18 +97,18 @@ def test_identities_without_a_reference(case):
     size = np.abs(dS).max() + 1
     empty = np.isneginf(arrays["mask"]).all(-1)
     nonempty = ~np.broadcast_to(empty, P.shape[:3])
-    # A row's probabilities sum to 1, so adding a constant to all its scores changes nothing.
+    # Softmax is invariant to adding a constant to a row's scores.
     assert np.abs(P.sum(-1) - nonempty).max() < 1e-12
     assert np.abs(dS.sum(-1)).max() < 1e-12 * size
     # Each query with a visible key distributes its dO over the values.
     assert np.allclose(dV.sum(-2), (arrays["grad_output"] * nonempty[..., None]).sum(-2), rtol=1e-10)
-    # Scores are bilinear: scaling Q up and K down by one factor changes nothing.
+    # Scores are bilinear, so scaling Q by a factor and K by its inverse has no effect.
     in_query, in_key = (arrays["query"] * dQ).sum((-1, -2)), (arrays["key"] * dK).sum((-1, -2))
     assert np.abs(in_query - in_key).max() < 1e-10 * (np.abs(in_query).max() + 1)
 
 
-def test_common_offset_of_the_keys_changes_nothing():
-    """All scores of a row change by the same amount, which softmax cancels, so dK sums to 0 over the keys."""
+def test_softmax_is_invariant_to_an_offset_of_all_keys():
+    """An offset of all keys shifts a row's scores equally, so dK sums to 0 over the keys."""
     arrays = p23.inputs(Case("common", "", (1, 2, 6, 7, 4), "unmasked"), "float64", 0)
     moved = {**arrays, "key": arrays["key"] + np.array([0.5, -1.0, 2.0, 0.25])}
     assert np.allclose(
@@ -124,7 +124,7 @@ def test_cases_cover_common_mistakes():
     sizes = [case.dims for case in FINITE]
     assert CASES[0].dims == p23.DIMS
     assert any(S != T and S % 2 and T % 2 for _, _, S, T, _ in sizes)
-    assert any(T > 128 and T % 16 for *_, T, _ in sizes), "a row longer than a block of 128 threads"
+    assert any(T > 128 and T % 16 for *_, T, _ in sizes), "rows longer than a block of 128 threads"
     assert any(B * N > 4 and S > 16 and T > 16 for B, N, S, T, _ in sizes), (
         "more heads than a small grid is deep"
     )
@@ -141,7 +141,7 @@ def test_cases_cover_common_mistakes():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @parametrize_cases([case for case in FINITE if case.values == "hard"])
-def test_hard_cases_have_adversarial_scores(case, dtype):
+def test_adversarial_cases_have_adversarial_scores(case, dtype):
     arrays = p23.inputs(case, dtype, 0)
     hidden = np.isneginf(arrays["mask"])
     assert hidden.all(-1).sum() == 1, "one row has no visible key"
@@ -170,16 +170,16 @@ def test_grad_output_reaches_torch_with_its_strides(case):
     assert (0 in grad.stride()) == (case.values == "expanded")
 
 
-def test_dims_replace_only_the_sizes():
-    chosen = p23.cases((1, 2, 5, 7, 3))
-    assert {case.dims for case in chosen} == {(1, 2, 5, 7, 3)}
-    assert [case.values for case in chosen] == ["plain", "hard"]
+def test_dims_option_replaces_only_sizes():
+    cases = p23.cases((1, 2, 5, 7, 3))
+    assert {case.dims for case in cases} == {(1, 2, 5, 7, 3)}
+    assert [case.values for case in cases] == ["plain", "hard"]
 
 
 # ---- Known mistakes -----------------------------------------------------------------------------------------
 
 
-def test_overwritten_sums_keep_only_the_last_tile():
+def test_overwritten_sums_equal_the_last_tile():
     (case,) = p23.GATE_CASES
     arrays = p23.PUZZLE.inputs(case, "float64", 0)
     correct = p23.derive(arrays)
@@ -195,8 +195,8 @@ def test_overwritten_sums_keep_only_the_last_tile():
         np.testing.assert_allclose(got, weights[summed].swapaxes(-1, -2) @ rows[summed], atol=1e-12)
 
 
-def test_each_mistake_changes_its_own_step():
-    """If one changed step uses another, the result has the values of neither mistake alone."""
+def test_each_mistake_changes_a_single_step():
+    """Combining two dependent changes would match neither mistake."""
     assert all(len(mistake.changes) == 1 for mistake in MISTAKES)
     assert len({(mistake.id, *mistake.changes) for mistake in MISTAKES}) == len(MISTAKES)
 
@@ -204,7 +204,7 @@ def test_each_mistake_changes_its_own_step():
 # ---- Sizes and bytes ----------------------------------------------------------------------------------------
 
 
-def test_shapes_and_operations_by_hand():
+def test_shapes_and_operation_counts():
     shapes = p23.PUZZLE.compute_shapes((2, 3, 5, 7, 4))
     assert shapes["output"] == shapes["grad_query"] == (2, 3, 5, 4)
     assert shapes["grad_key"] == shapes["grad_value"] == (2, 3, 7, 4)
@@ -212,7 +212,7 @@ def test_shapes_and_operations_by_hand():
     assert p23.PUZZLE.multiply_adds((2, 3, 5, 7, 4)) == 2 * 2 * 3 * 5 * 7 * 4
 
 
-def test_extra_product_is_recorded_but_in_no_graph():
+def test_extra_product_is_recorded_but_not_in_graphs():
     gate = p23.PUZZLE.gates[0]
     assert gate.own == ("scores", "transposed_product")
     assert "transposed_product" in p23.PUZZLE.list_outputs("unfused")
@@ -221,8 +221,8 @@ def test_extra_product_is_recorded_but_in_no_graph():
     assert p23.PUZZLE.compute_shapes((2, 3, 5, 7, 4))["transposed_product"] == (2, 3, 4, 4)
 
 
-def test_grouped_query_heads_by_hand():
-    """The number of key heads follows the named sizes in `dims`, and reports show both shapes."""
+def test_grouped_query_heads_have_expected_shapes():
+    """`dims` determines the number of key heads, and reports show both shapes."""
     dims = (2, 6, 5, 7, 4, 3)
     shapes = p23.PUZZLE.compute_shapes(dims)
     assert shapes["grad_query"] == (2, 6, 5, 4) and shapes["grad_key"] == shapes["grad_value"] == (2, 3, 7, 4)
@@ -239,7 +239,7 @@ def test_grouped_query_heads_by_hand():
 )
 def test_kernel_constants_match_the_spec(name, file, value):
     source = (roots.solutions() / "p23" / "op" / f"{file}.mojo").read_text()
-    assert int(present(re.search(rf"^comptime {name} = (\d+)$", source, re.M))[1]) == value
+    assert int(unwrap(re.search(rf"^comptime {name} = (\d+)$", source, re.M))[1]) == value
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -252,7 +252,7 @@ def test_eager_saved_bytes_match_autograd(dtype):
 
 
 def test_fused_variant_stores_no_scores():
-    """At twice the length the fused variant saves and allocates twice the bytes; eager mode saves more than three times."""
+    """At twice the length the fused variant uses twice the bytes, and eager mode more than three times."""
     short, long = (p23.ledger((2, 3, S, S, 4), "bfloat16") for S in (64, 128))
     assert sum(long.saved_by["fused"].values()) == 2 * sum(short.saved_by["fused"].values())
     assert sum(long.between["fused"].values()) == 2 * sum(short.between["fused"].values())
@@ -262,7 +262,7 @@ def test_fused_variant_stores_no_scores():
     }  # fmt: skip
 
 
-def test_ledger_by_hand():
+def test_ledger_matches_manual_counts():
     ledger = p23.ledger((2, 3, 5, 7, 4), "bfloat16")
     assert ledger.saved_ours["probabilities"] == 2 * 3 * 5 * 7 * 4, "in float32"
     assert ledger.saved_eager["probabilities"] == 2 * 3 * 5 * 7 * 2

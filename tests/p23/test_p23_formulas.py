@@ -1,4 +1,4 @@
-"""Every named formula of puzzle 23's chapters, against autograd and finite differences, in float64."""
+"""Each named formula of puzzle 23's chapters, compared with autograd and finite differences in float64."""
 
 import re
 
@@ -22,7 +22,7 @@ S, T, D = 4, 6, 3
 
 
 class Sample:
-    """One head with random inputs, and all values and gradients of attention, from autograd."""
+    """Random inputs of one head, with attention's values and gradients from autograd."""
 
     def __init__(self):
         generator = torch.Generator().manual_seed(0)
@@ -97,7 +97,7 @@ def keys(v):
 
 
 class OnlineState:
-    """The online softmax's state of the first row after `count` keys: m, l and a, computed by loops from the definitions."""
+    """Online softmax state (m, l, a) of the first row after `count` keys, computed from the definitions."""
 
     def __init__(self, v, count):
         scores, value = v.scores[0, :count].detach(), v.V.detach()
@@ -119,7 +119,7 @@ def factor(v):
 
 
 def step(v):
-    """Check each pair of a number of keys and a larger one; the maximum grows in some pairs and not in others."""
+    """Check every step between two numbers of keys, with and without a new maximum."""
     pairs, grows = [], set()
     for old in range(1, T):
         for new in range(old + 1, T + 1):
@@ -178,7 +178,7 @@ def parts(v):
 
 
 def halves(v):
-    """Split numbers that fit into two float16; the product of the low parts is as small as the page states."""
+    """Split numbers into two float16 parts; the product of the low parts is as small as the page states."""
 
     def split(x):
         high = x.half().double()
@@ -192,7 +192,7 @@ def halves(v):
 
 
 def slots(v):
-    """Check that every sequence has enough blocks for its rows, and at most one more."""
+    """Check that every sequence has enough blocks, and at most one extra."""
     lengths, r = torch.tensor([5, 0, 64, 65, 1, 200, 63, 128]), 64
     offsets = F.pad(lengths.cumsum(0), (1, 0))
     first = torch.floor(offsets / r) + torch.arange(len(offsets))
@@ -213,9 +213,9 @@ def dropout(v):
     return [(claimed, dP), (P * (claimed - D), dS)]
 
 
-OF_SOFTMAX = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
-OF_FLASH = (seen, factor, step, quotient, lse, again, sums, mask, slots, dropout, halves, parts)
-FORMULAS = {f.__name__: f for f in (*OF_SOFTMAX, *OF_FLASH)}
+SOFTMAX_FORMULAS = (softmax, shifted, entry, chain, ds, dot, rows, values, even, keys)
+FLASH_FORMULAS = (seen, factor, step, quotient, lse, again, sums, mask, slots, dropout, halves, parts)
+FORMULAS = {f.__name__: f for f in (*SOFTMAX_FORMULAS, *FLASH_FORMULAS)}
 
 
 def test_each_named_formula_has_a_check():

@@ -1,4 +1,4 @@
-"""Puzzle 23's kernels on the virtual GPU in three dtypes, at awkward sizes too."""
+"""Puzzle 23's kernels on the virtual GPU, in three dtypes and at edge-case sizes."""
 
 import functools
 from dataclasses import replace
@@ -18,7 +18,7 @@ from harness.toolchain import roots
 pytestmark = pytest.mark.compiles
 
 CASES = p23.cases()
-AWKWARD = [
+EDGE_CASES = [
     Case(f"awkward {dims}", "", dims, "hard")
     for dims in ((1, 1, 5, 6, 1), (5, 1, 3, 17, 16), (1, 3, 33, 2, 31), (1, 1, 2, 300, 8))
 ]
@@ -29,25 +29,25 @@ EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1,
 
 
 @pytest.fixture(scope="module")
-def recorded(puzzle, solution):
-    """Map a dtype to one recording of the solution in every variant and size of this file; the checker reuses it."""
-    cases = [*CASES, *p23.GATE_CASES, *AWKWARD]
+def recordings(puzzle, solution):
+    """Return a cached function dtype -> recording of the solution for all variants and sizes in this file."""
+    cases = [*CASES, *p23.GATE_CASES, *EDGE_CASES]
     dims = tuple(dict.fromkeys([*(case.dims for case in cases), *EMPTY.values()]))
     variants = ("fused", "unfused")
     return functools.cache(lambda dtype: record(solution, "p23", dtype, dims, variants, small_grid=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
-def test_solution_is_correct_in_all_cases(puzzle, solution, recorded, dtype):
-    recorded(dtype)
-    results = Checker(puzzle, dtype=dtype).check(solution, None, [*CASES, *p23.GATE_CASES, *AWKWARD])
+def test_solution_is_correct_in_all_cases(puzzle, solution, recordings, dtype):
+    recordings(dtype)
+    results = Checker(puzzle, dtype=dtype).check(solution, None, [*CASES, *p23.GATE_CASES, *EDGE_CASES])
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
     assert not any(result.findings for result in results)
 
 
-def test_block_max_starts_from_the_lowest_finite_number(recorded):
+def test_block_max_starts_from_the_lowest_finite_number(recordings):
     """A row of -inf must not give NaN, as the hint explains."""
-    launched = recorded("float32")
+    launched = recordings("float32")
     lowest = {
         name: "0fFF7FFFFF" in launched.ptx[symbol] for symbol, name in launched.map_kernel_names().items()
     }
@@ -57,12 +57,16 @@ def test_block_max_starts_from_the_lowest_finite_number(recorded):
 SUM = "block.sum[block_size=ROW_THREADS](partial)"
 
 
-def solve(puzzle, folder, ids: tuple[str, ...], edit: tuple[str, str], other: dict | None = None) -> Work:
-    """Return a learner's work whose blanks `ids` hold the edited solution; `other` maps further blanks to code."""
+def solve(
+    puzzle, folder, ids: tuple[str, ...], edit: tuple[str, str], more_bodies: dict | None = None
+) -> Work:
+    """Create an exercise with the edited solution in the blanks `ids`, and the code `more_bodies` in others."""
     blanks.generate_problems(roots.solutions() / "p23", folder / "p23")
     work = replace(Work(puzzle, puzzle.mojo_rung), root=folder)
     skeleton, solution = blanks.read_source(work.path), blanks.find_blanks(blanks.read_source(work.solution))
-    bodies = {id: tuple(line.replace(*edit) for line in solution[id].body) for id in ids} | (other or {})
+    bodies = {id: tuple(line.replace(*edit) for line in solution[id].body) for id in ids} | (
+        more_bodies or {}
+    )
     work.path.write_text(blanks.join_pieces(blanks.split_blanks(skeleton), bodies))
     return work
 
@@ -97,7 +101,7 @@ def test_gate_can_be_checked_before_its_input_is_solved(puzzle, tmp_path, dP, do
     ],
     ids=["n and k of a launch", "the kernel"],
 )
-def test_fault_is_attributed_to_its_launch(puzzle, tmp_path, old, new, states):
+def test_bug_is_attributed_to_its_launch(puzzle, tmp_path, old, new, states):
     work = solve(puzzle, tmp_path, ("matmul", "softmax", "output"), (old, new))
     results = Checker(puzzle).check(work.package, ["matmul", "output"], puzzle.cases(None)[:3])
     assert {result.gate.id: result.state for result in results} == states
@@ -108,10 +112,10 @@ def test_fault_is_attributed_to_its_launch(puzzle, tmp_path, old, new, states):
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_all_launches_have_work(puzzle, recorded, name):
-    """A grid of 0 blocks is an error on a GPU; a product over an empty axis still writes zeros."""
+def test_no_launch_has_an_empty_grid(puzzle, recordings, name):
+    """A grid of 0 blocks is an error on a GPU, and a matmul over an empty dimension must write zeros."""
     dims = EMPTY[name]
-    cases = recorded("float32").cases
+    cases = recordings("float32").cases
     launches = {
         variant: [event for event in cases[variant, dims] if isinstance(event, RecordedLaunch)]
         for variant in ("unfused", "fused")
@@ -129,18 +133,18 @@ def test_all_launches_have_work(puzzle, recorded, name):
 
 
 @pytest.mark.parametrize("variant", p23.PUZZLE.default_variants)
-def test_two_runs_are_bit_equal(puzzle, recorded, variant):
+def test_two_runs_are_bit_equal(puzzle, recordings, variant):
     case = next(case for case in CASES if case.name == "many queries")
-    recording = recorded("float32")
+    recording = recordings("float32")
     inputs = Reference(puzzle, "float32", 0).get_inputs(case)
     first, second = (Replay(recording, puzzle, "float32").run(variant, case, inputs) for _ in range(2))
     assert all(first[name].tobytes() == second[name].tobytes() for name in first)
 
 
-def test_scores_are_not_stored(puzzle, recorded):
-    """The flash kernels store each element of their outputs once, and use no scratch memory."""
-    case = next(case for case in AWKWARD if case.dims == (1, 1, 2, 300, 8))
-    recording = recorded("float32")
+def test_scores_are_not_stored(puzzle, recordings):
+    """The flash kernels store each output element once and use no workspace."""
+    case = next(case for case in EDGE_CASES if case.dims == (1, 1, 2, 300, 8))
+    recording = recordings("float32")
     replay = Replay(recording, puzzle, "float32")
     outputs = replay.run("fused", case, Reference(puzzle, "float32", 0).get_inputs(case))
     stored = sum(launch.counters.global_store.bytes for launch in replay.gpu.launches)

@@ -1,4 +1,4 @@
-"""Orders of a grid: bijections, steps between neighbours, and the tiles of a window match their definitions."""
+"""Traversal orders of a grid: bijectivity, steps between neighbors, and the tiles of a window."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,9 @@ SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 23, 30)
 GRIDS = [(H, W) for H in SIDES for W in SIDES]
 
 
-def compute_steps(order, width):
-    """Return the distances of each step along rows and columns, [cells - 1] each."""
-    rows, columns = np.divmod(order, width)
+def compute_steps(traversal, width):
+    """Return the row and column distances of all steps, [cells - 1] each."""
+    rows, columns = np.divmod(traversal, width)
     return np.abs(np.diff(rows)), np.abs(np.diff(columns))
 
 
@@ -24,8 +24,8 @@ def test_order_is_a_bijection(name):
         assert np.array_equal(orders.inverse(orders.inverse(order)), order), (H, W)
 
 
-def test_hilbert_curve_steps_are_neighbours():
-    """The curve has one diagonal step if the longer side is odd and the shorter even, else none."""
+def test_hilbert_curve_steps_to_neighbors():
+    """The curve has one diagonal step if the longer side is odd and the shorter one even."""
     for H, W in GRIDS:
         down, right = compute_steps(orders.hilbert(H, W), W)
         assert np.maximum(down, right).max(initial=1) == 1, (H, W)
@@ -33,13 +33,13 @@ def test_hilbert_curve_steps_are_neighbours():
         assert (down + right > 1).sum() == diagonal, (H, W)
 
 
-def test_curve_of_sixteen_cells():
+def test_curve_of_16_cells():
     assert orders.hilbert(4, 4).tolist() == [0, 1, 5, 4, 8, 12, 13, 9, 10, 14, 15, 11, 7, 6, 2, 3]
 
 
 @pytest.mark.parametrize("side", [2, 4, 8, 16, 32])
 def test_aligned_runs_fill_aligned_squares(side):
-    """Hilbert's property: the cells of each aligned run of 4^k steps are an aligned square."""
+    """On a Hilbert curve each aligned run of 4^k steps fills an aligned square."""
     rows, columns = np.divmod(orders.hilbert(side, side), side)
     size = 1
     while size < side:
@@ -59,7 +59,7 @@ def test_squares_are_clipped_at_the_edge():
 
 @pytest.mark.parametrize("grid", [(0, 4), (4, 0), (-1, 4)])
 @pytest.mark.parametrize("name", orders.ORDERS)
-def test_empty_grid(name, grid):
+def test_empty_grid_has_an_empty_order(name, grid):
     with pytest.raises(
         ValueError, match=f"height and width: expected at least 1, got {grid[0]} and {grid[1]}"
     ):
@@ -70,8 +70,8 @@ def test_empty_grid(name, grid):
 @pytest.mark.parametrize(
     ("H", "W", "radius", "tile"), [(8, 8, 1, 16), (5, 7, 2, 8), (3, 29, 4, 16), (6, 6, 9, 5), (4, 4, 0, 16)]
 )
-def test_window_tiles(name, H, W, radius, tile):
-    """Compare with the definition, pair by pair."""
+def test_window_tiles_match_the_definition(name, H, W, radius, tile):
+    """Compare with the definition for each pair of cells."""
     order = orders.ORDERS[name](H, W)
     count = -(-H * W // tile)
     needed = np.zeros((count, count), bool)

@@ -1,4 +1,4 @@
-"""The output of `p24 --draw` and `p24 --count`, and the arguments that they refuse."""
+"""The output of `p24 --draw` and `p24 --count`, and rejected arguments."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from harness.puzzles.p24 import counting, orders
 
 @pytest.fixture
 def p24(capsys):
-    """Return a function that runs `p24` in this process: exit code and output."""
+    """Return a function that runs `p24` in this process and returns exit code and output."""
 
     def call(*arguments):
         code = cli.main(["p24", *map(str, arguments)])
@@ -20,25 +20,25 @@ def p24(capsys):
 
 
 def trace_curve(lines):
-    """Return the cells of a drawing, following its lines from the first ring, as (row, column)."""
+    """Follow a drawing's lines from the first ring; return the cells as (row, column)."""
     directions = {"─": "lr", "│": "ud", "┌": "rd", "┐": "ld", "└": "ru", "┘": "lu"}
     moves = {"r": (0, 1), "l": (0, -1), "d": (1, 0), "u": (-1, 0)}
-    at, previous, cells = (0, 0), None, [(0, 0)]
+    cell, previous, cells = (0, 0), None, [(0, 0)]
     while True:
-        symbol = lines[at[0]][2 * at[1]]
+        symbol = lines[cell[0]][2 * cell[1]]
         if symbol == "o":
             options = [
                 direction
                 for direction, (down, right) in moves.items()
                 if (
                     direction in "rl"
-                    and lines[at[0]][max(0, 2 * at[1] + right) : 2 * at[1] + right + 1] == "─"
+                    and lines[cell[0]][max(0, 2 * cell[1] + right) : 2 * cell[1] + right + 1] == "─"
                 )
                 or (
                     direction in "ud"
-                    and 0 <= at[0] + down < len(lines)
+                    and 0 <= cell[0] + down < len(lines)
                     and {"u": "d", "d": "u"}[direction]
-                    in directions.get(lines[at[0] + down][2 * at[1] : 2 * at[1] + 1], "")
+                    in directions.get(lines[cell[0] + down][2 * cell[1] : 2 * cell[1] + 1], "")
                 )
             ]
         else:
@@ -48,8 +48,8 @@ def trace_curve(lines):
             return cells
         down, right = moves[options[0]]
         previous = {"r": "l", "l": "r", "u": "d", "d": "u"}[options[0]]
-        at = at[0] + down, at[1] + right
-        cells.append(at)
+        cell = cell[0] + down, cell[1] + right
+        cells.append(cell)
 
 
 @pytest.mark.parametrize("side", [4, 8, 16])
@@ -83,7 +83,7 @@ def test_count_prints_the_ratio_to_row_major(p24, side, radius, ratio):
 
 @pytest.mark.parametrize("name", orders.ORDERS)
 def test_counts_match_sets_of_cells(name):
-    """Compare with the sets of needed cells of each tile."""
+    """Compare with the set of required cells of each tile."""
     H, W, radius, tile = 7, 9, 2, 8
     order = orders.ORDERS[name](H, W)
     groups = [order[first : first + tile].tolist() for first in range(0, H * W, tile)]
@@ -106,7 +106,7 @@ def test_counts_match_sets_of_cells(name):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 4, 24, 64])
-def test_sectors_of_a_warp_load(dim):
+def test_sectors_of_a_warp_load_are_counted(dim):
     order = orders.hilbert(8, 8)
     sector_counts = []
     for first in range(0, 64 * dim, 32):
@@ -116,7 +116,7 @@ def test_sectors_of_a_warp_load(dim):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--draw", "--size", 0, 4), "--size 0 4: sides must be 1 to 1024"),
         (("--draw", "--order", "peano"), "invalid choice: 'peano'"),
@@ -125,6 +125,6 @@ def test_sectors_of_a_warp_load(dim):
         (("--count", "--radii", -1), "--radii -1: must be at least 0"),
     ],
 )
-def test_bad_use(p24, arguments, words):
+def test_invalid_arguments_are_reported(p24, arguments, message):
     code, output = p24(*arguments)
-    assert code == 2 and output.startswith("error: ") and words in output and output.count("\n") == 1
+    assert code == 2 and output.startswith("error: ") and message in output and output.count("\n") == 1

@@ -1,9 +1,9 @@
-"""Puzzle 24's formulas and cases: the NumPy derivation against autograd, and the cases against every known mistake."""
+"""Puzzle 24's NumPy derivation against autograd, and its cases against every known mistake."""
 
 import numpy as np
 import pytest
 import torch
-from typed import three
+from typed import as_triple
 
 from harness.check.python_files import load_module
 from harness.puzzles.p24 import orders
@@ -17,7 +17,7 @@ SOLUTION = roots.solutions() / "p24"
 def test_window_over_the_whole_grid_is_dense_attention():
     case = next(case for case in CASES if case.name == "the whole grid")
     arrays = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
-    leaves = three(arrays[name].requires_grad_() for name in ("query", "key", "value"))
+    leaves = as_triple(arrays[name].requires_grad_() for name in ("query", "key", "value"))
     output = torch.nn.functional.scaled_dot_product_attention(*leaves)
     grads = torch.autograd.grad(output, leaves, arrays["grad_output"])
     expected = dict(zip(("output", *GRADIENTS), (output, *grads), strict=True))
@@ -27,7 +27,7 @@ def test_window_over_the_whole_grid_is_dense_attention():
 
 
 def test_solution_saves_the_expected_tensors():
-    """Saved are query, key, value, the output, one number per row and the order, but no reordered copy."""
+    """Query, key, value, the output, one number per row and the order are saved, but no reordered copy."""
     case = next(case for case in CASES if case.name == "hard values")
     tensors = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
     saved = []

@@ -1,4 +1,4 @@
-"""Puzzle 24's kernels on the virtual GPU: correct in two dtypes and at awkward sizes, and their loads match `p24 --count`."""
+"""Puzzle 24's kernels on the virtual GPU: correct values, and loads that match `p24 --count`."""
 
 import pytest
 
@@ -13,14 +13,14 @@ from harness.toolchain import roots
 
 pytestmark = pytest.mark.compiles
 
-AWKWARD = [
+EDGE_CASES = [
     Case("one element a head", "", (1, 2, 5, 6, 1, 1, 16), "tiled hard"),
     Case("a tile of three blocks", "", (3, 1, 7, 8, 17, 2, 48), "hilbert hard"),
     Case("one column", "", (1, 1, 33, 1, 4, 2, 16), "z-order hard"),
 ]
-CASES = [*PUZZLE.cases(None), *AWKWARD]
+CASES = [*PUZZLE.cases(None), *EDGE_CASES]
 GRID = (1, 2, 16, 16, 4, 2, 16)
-"""The counted case: two heads, 16 x 16 cells, a radius of 2."""
+"""Sizes of the counted case: two heads, 16 x 16 cells, radius 2."""
 BY_ORDER = [Case(name, "", GRID, f"{name} hard") for name in orders.ORDERS]
 
 
@@ -31,25 +31,25 @@ def solution():
 
 
 @pytest.fixture(scope="module")
-def recorded(solution):
-    """Return a function of a dtype that records the solution at every size of this file."""
+def recordings(solution):
+    """Return a function dtype -> recording of the solution at all sizes in this file."""
     dims = tuple(dict.fromkeys(case.dims for case in [*CASES, *BY_ORDER]))
     return lambda dtype: record(solution, "p24", dtype, dims, PUZZLE.variants, small_grid=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_solution_is_correct_in_all_cases(dtype, solution, recorded):
-    """Check the gates' quantities, and the attention and gradients that the provided code computes from them."""
-    recorded(dtype)
+def test_solution_is_correct_in_all_cases(dtype, solution, recordings):
+    """Check the gates' quantities, and the attention and gradients computed from them."""
+    recordings(dtype)
     results = Checker(PUZZLE, dtype=dtype).check(solution, None, CASES)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
     assert not any(result.findings for result in results)
 
 
 @pytest.fixture(scope="module")
-def replayed(recorded):
-    """Order -> launch -> its counters, in that order's case."""
-    recording = recorded("float32")
+def replayed_counters(recordings):
+    """Traversal order -> launch -> counters in that order's case."""
+    recording = recordings("float32")
 
     def run(case: Case):
         replay = Replay(recording, PUZZLE, "float32")
@@ -62,12 +62,12 @@ def replayed(recorded):
 
 
 @pytest.mark.parametrize("name", orders.ORDERS)
-def test_loaded_keys_match_the_count(name, replayed):
-    """Each pass loads only the rows of the tiles that the order requires."""
+def test_loaded_keys_match_the_count(name, replayed_counters):
+    """Each pass loads only the rows of required tiles."""
     B, N, H, W, d, radius, tile = GRID
     costs = counting.count_costs(orders.ORDERS[name](H, W), W, radius, tile)
     rows = costs.pairs * tile * B * N * d * 4
-    launches = replayed[name]
+    launches = replayed_counters[name]
     assert launches["window_forward"].tensors["key"].read == rows
     assert launches["window_forward"].tensors["value"].read == rows
     assert (
@@ -76,20 +76,22 @@ def test_loaded_keys_match_the_count(name, replayed):
     assert launches["window_key_value"].tensors["query"].read == 2 * rows
 
 
-def test_order_changes_the_loads(replayed):
-    read = {name: launches["window_forward"].tensors["key"].read for name, launches in replayed.items()}
+def test_traversal_order_changes_the_loads(replayed_counters):
+    read = {
+        name: launches["window_forward"].tensors["key"].read for name, launches in replayed_counters.items()
+    }
     assert read["hilbert"] != read["row-major"]
 
 
 @pytest.mark.parametrize("name", orders.ORDERS)
-def test_scatter_sectors_match_the_count(name, replayed):
+def test_scatter_sectors_match_the_count(name, replayed_counters):
     _, _, H, W, d, *_ = GRID
-    stores = replayed[name]["hilbert_scatter"].global_store
+    stores = replayed_counters[name]["hilbert_scatter"].global_store
     assert stores.sectors_per_request == counting.count_sectors(orders.ORDERS[name](H, W), d, 4)
 
 
-def test_two_runs_are_bit_equal(recorded):
-    recording = recorded("float32")
+def test_two_runs_are_bit_equal(recordings):
+    recording = recordings("float32")
     case = next(case for case in CASES if case.name == "odd sizes")
     inputs = Reference(PUZZLE, "float32", 0).get_inputs(case)
     first, second = (Replay(recording, PUZZLE, "float32").run("window", case, inputs) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Fixtures for the ring's tests: a group of one rank, and a check for processes that remain."""
+"""Fixtures for the ring's tests: a group of one rank, and a check for leftover processes."""
 
 import multiprocessing
 
@@ -17,6 +17,6 @@ def group_of_one(tmp_path):
 
 @pytest.fixture
 def no_processes_left():
-    """Assert that no process of a ring outlives its test."""
+    """Assert that all processes of a ring exit before the test ends."""
     yield
     assert not multiprocessing.active_children()

@@ -1,10 +1,10 @@
-"""Helpers for tests with several processes."""
+"""Helpers for tests with process groups."""
 
 import os
 import time
 
 
-def alive(group: int) -> bool:
+def has_processes(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -13,8 +13,8 @@ def alive(group: int) -> bool:
 
 
 def assert_exited(group: int) -> None:
-    """Assert that no process of a group is alive, within twenty seconds."""
+    """Assert that all processes of a group exit within twenty seconds."""
     deadline = time.monotonic() + 20
-    while alive(group) and time.monotonic() < deadline:
+    while has_processes(group) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not alive(group)
+    assert not has_processes(group)

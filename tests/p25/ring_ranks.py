@@ -1,8 +1,8 @@
-"""Functions that the ranks of test_ring_attention.py run, in a file that does not import pytest."""
+"""Functions that the ranks in test_ring_attention.py run; this file does not import pytest."""
 
 import torch
 import torch.distributed as dist
-from typed import three
+from typed import as_triple
 
 from harness.nn import ring_attention
 
@@ -10,22 +10,22 @@ from harness.nn import ring_attention
 def make_tensors(*shape, dtype=torch.float64, requires_grad=False):
     generator = torch.Generator().manual_seed(0)
     shape = shape or (1, 2, 5, 4)
-    return three(
+    return as_triple(
         torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(requires_grad) for _ in range(3)
     )
 
 
 def run_model(*arrays):
-    """Return the output and gradients of a rank's ring attention."""
+    """Run a rank's ring attention; return output and gradients."""
     *inputs, grad = (torch.from_numpy(array) for array in arrays)
-    leaves = three(leaf.requires_grad_() for leaf in inputs)
+    leaves = as_triple(leaf.requires_grad_() for leaf in inputs)
     out = ring_attention(*leaves, is_causal=True, scale=0.3)
     gradients = torch.autograd.grad(out, leaves, grad)
     return [tensor.detach().numpy() for tensor in (out, *gradients)]
 
 
-def gradient_penalty(loss):
-    """Return the gradients of an outer loss that contains the inner gradients and the output."""
+def compute_gradient_penalty(loss):
+    """Return the gradients of a loss that depends on inner gradients and the output."""
     leaves = make_tensors(requires_grad=True)
     out = ring_attention(*leaves)
     inner = torch.autograd.grad(loss(out), leaves, create_graph=True)
@@ -34,16 +34,16 @@ def gradient_penalty(loss):
 
 
 def run_penalty(squared):
-    """Return the error that a rank gets for a second derivative, or "silence"."""
+    """Return a rank's error message for a second derivative, or "silence"."""
     try:
-        gradient_penalty(lambda out: out.square().sum() if squared else out.sum())
+        compute_gradient_penalty(lambda out: out.square().sum() if squared else out.sum())
     except NotImplementedError as error:
         return str(error)
     return "silence"
 
 
 def run_bad_arguments(kinds):
-    """Return a rank's error for each kind of bad argument; rank 1 passes it."""
+    """Return a rank's error message for each invalid argument, which rank 1 passes."""
     messages = []
     for kind in kinds:
         query, key, value = make_tensors()

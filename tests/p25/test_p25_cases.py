@@ -1,4 +1,4 @@
-"""Puzzle 25: the reference matches PyTorch, the layout splits a sequence, and known mistakes change the results."""
+"""Puzzle 25's spec: the reference matches PyTorch, layouts split sequences, and mistakes change results."""
 
 from dataclasses import replace
 
@@ -49,17 +49,17 @@ def test_zigzag_balances_the_work():
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
 def test_each_mistake_changes_a_result(mistake):
-    """Each mistake changes a case of four ranks, plain or balanced."""
+    """Use four ranks, with and without balancing."""
     changes = []
     for case in CASES:
         if case.name in ("causal", "balanced", "four ranks"):
             arrays = PUZZLE.inputs(case, "float64", 0)
-            right, wrong = derive(arrays), derive(arrays, mistake.changes)
-            changes += [not np.allclose(getattr(right, name), getattr(wrong, name)) for name in RESULTS]
+            expected, wrong = derive(arrays), derive(arrays, mistake.changes)
+            changes += [not np.allclose(getattr(expected, name), getattr(wrong, name)) for name in RESULTS]
     assert any(changes)
 
 
-def test_heads_that_cannot_be_shared_are_refused():
+def test_indivisible_head_counts_are_rejected():
     case = replace(CASES[0], dims=(1, 3, 2, 8, 4))
     with pytest.raises(ValueError, match="3 heads of the query cannot share 2 heads of the key"):
         PUZZLE.inputs(case, "float32", 0)
@@ -87,7 +87,7 @@ EARLY, OVERFLOWS, HIDDEN = "wait for its transfer", "overflows", "no visible key
         ("fewer than ranks", slice(2, 3), np.nan, "output", False, "nothing-visible", [HIDDEN]),
     ],
 )
-def test_all_causes_of_nan_are_named(name, rows, value, quantity, waits, mistake, causes):
+def test_causes_of_nan_are_reported(name, rows, value, quantity, waits, mistake, causes):
     case = next(case for case in CASES if case.name == name)
     arrays = PUZZLE.inputs(case, "float32", 0)
     truth = np.zeros_like(arrays["value" if quantity == "grad_value" else "query"])
@@ -95,8 +95,8 @@ def test_all_causes_of_nan_are_named(name, rows, value, quantity, waits, mistake
     got[:, :, rows] = value
     explanation = explain_not_finite(waits, quantity, arrays, got, truth)
     assert (explanation and explanation.mistake) == mistake
-    words = explanation.words if explanation else ""
-    assert [cause for cause in (EARLY, OVERFLOWS, HIDDEN) if cause in words] == causes
+    message = explanation.words if explanation else ""
+    assert [cause for cause in (EARLY, OVERFLOWS, HIDDEN) if cause in message] == causes
 
 
 def test_finite_results_have_no_nan_symptom():

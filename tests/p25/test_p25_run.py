@@ -1,4 +1,4 @@
-"""`p25 --backward`: the ring over gloo, its report, and failures of a rank."""
+"""`p25 --backward`: the ring over gloo, its report, and failing ranks."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from process_groups import alive, assert_exited
+from process_groups import assert_exited, has_processes
 
 from harness import cli
 from harness.check import zoo
@@ -24,7 +24,7 @@ SMALL = ("--dims", "1", "2", "2", "32", "4")
 
 @pytest.fixture
 def ring(capfd):
-    """Return a function that runs `p25 --backward` in this process: exit code and output."""
+    """Return a function that runs `p25 --backward` in this process and returns exit code and output."""
 
     def call(*arguments):
         code = cli.main(["p25", "--backward", *map(str, arguments)])
@@ -48,7 +48,7 @@ def test_four_ranks_agree_with_one_device(ring):
     assert "Overall Result: ✅ output and all gradients agree with one device" in output
 
 
-def test_saved_memory_falls_with_the_number_of_ranks(ring):
+def test_saved_memory_decreases_with_the_number_of_ranks(ring):
     saved_bytes = {}
     for ranks in (1, 2, 4):
         code, output = ring("--solution", "--dims", 1, 4, 2, 64, 8, "--ranks", ranks)
@@ -58,7 +58,7 @@ def test_saved_memory_falls_with_the_number_of_ranks(ring):
     assert saved_bytes[1] == 2 * saved_bytes[2] == 4 * saved_bytes[4]
 
 
-def test_rank_can_hold_one_or_uneven_ranges(ring):
+def test_ranks_can_have_uneven_ranges(ring):
     code, output = ring("--solution", "--dims", 1, 2, 1, 19, 4, "--ranks", 3, "--plain", "--full")
     assert (
         code == 0
@@ -81,7 +81,7 @@ def test_unsolved_ring_is_reported(ring):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("--ranks", 0), "--ranks 0: must be 1 to 16"),
         (("--ranks", 17), "--ranks 17: must be 1 to 16"),
@@ -93,12 +93,12 @@ def test_unsolved_ring_is_reported(ring):
         (("--device", "cpu"), "unrecognized arguments: --device cpu"),
     ],
 )
-def test_bad_use(ring, arguments, words):
+def test_invalid_arguments_are_reported(ring, arguments, message):
     code, output = ring("--solution", *arguments)
-    assert code == 2 and output.startswith("error: ") and words in output and output.count("\n") == 1
+    assert code == 2 and output.startswith("error: ") and message in output and output.count("\n") == 1
 
 
-def test_too_many_ranks_for_memory_are_refused(ring, monkeypatch):
+def test_too_many_ranks_for_memory_are_rejected(ring, monkeypatch):
     monkeypatch.setattr(run, "get_free_memory", lambda: 2**30)
     code, output = ring("--solution", "--ranks", 8)
     assert code == 5 and "--ranks 8: that many processes take 2.3 GiB, and 1.0 are free" in output
@@ -109,7 +109,7 @@ def test_available_memory_is_read():
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "patterns"),
     [
         ("2:1:dies", [r"rank 2 of 4: ended without an answer \(exit code 7\)", r"rank 3 of 4(, step \d)?: rank 0 or 2 is gone, or gave up on another\n"]),
         ("2:4:dies", [r"rank 2 of 4: ended without an answer \(exit code 7\)", r"rank 3 of 4(, step \d)?: rank 0 or 2 is gone, or gave up on another\n"]),
@@ -119,15 +119,15 @@ def test_available_memory_is_read():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_failed_rank_is_named_and_stops_all(ring, fault, words):
+def test_failed_rank_is_reported_and_stops_all(ring, fault, patterns):
     code, output = ring("--solution", *SMALL, "--seconds", 3, "--break", fault)
     assert code == 5, output
     assert "error: the ring is broken: " in output and "in_torch.py fails" not in output
-    assert all(re.search(each, output) for each in words), output
+    assert all(re.search(pattern, output) for pattern in patterns), output
 
 
 def write_solution(monkeypatch, tmp_path, text):
-    """Write a learner's file with this text."""
+    """Write a learner's file and select it."""
     path = tmp_path / "problems" / "p25" / "in_torch.py"
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -135,7 +135,7 @@ def write_solution(monkeypatch, tmp_path, text):
     return path
 
 
-def test_wrong_ring_fails(ring, monkeypatch, tmp_path):
+def test_wrong_ring_is_rejected(ring, monkeypatch, tmp_path):
     wrong = next(bug for bug in zoo.load_wrong_kernels("p25") if bug.name == "local_index")
     write_solution(monkeypatch, tmp_path, wrong.build_target().read_text())
     code, output = ring(*SMALL)
@@ -144,7 +144,7 @@ def test_wrong_ring_fails(ring, monkeypatch, tmp_path):
     assert all(f"❌ grad_{name:<5} {words}" in output for name in ("query", "key", "value")), output
 
 
-def test_raising_ring_fails_as_wrong(ring, monkeypatch, tmp_path):
+def test_raising_ring_counts_as_wrong(ring, monkeypatch, tmp_path):
     text = (roots.solutions() / "p25" / "in_torch.py").read_text()
     path = write_solution(
         monkeypatch, tmp_path, text.replace("torch.logaddexp(lse", "torch.logaddexp(nothing")
@@ -156,7 +156,7 @@ def test_raising_ring_fails_as_wrong(ring, monkeypatch, tmp_path):
 
 @pytest.fixture
 def late_ring():
-    """A ring that waits for a rank, in a process group of its own."""
+    """A ring that waits for a late rank, in a separate process group."""
     command = ["-m", "harness", "p25", "--backward", "--solution", "--break", "1:0:late", *SMALL]
     started = subprocess.Popen(
         [sys.executable, *command], cwd=roots.CHECKOUT, text=True, start_new_session=True,
@@ -166,13 +166,13 @@ def late_ring():
     while "processes on gloo" not in started.stdout.readline():
         assert started.poll() is None
     yield started
-    if alive(started.pid):
+    if has_processes(started.pid):
         os.killpg(started.pid, signal.SIGKILL)
     started.communicate()
 
 
 def test_ctrl_c_stops_all_ranks(late_ring):
-    """The signal goes to every process, as from a terminal."""
+    """Send the signal to every process, as a terminal does."""
     time.sleep(1)
     os.killpg(late_ring.pid, signal.SIGINT)
     _, err = late_ring.communicate(timeout=60)
@@ -185,7 +185,7 @@ def test_ctrl_c_stops_all_ranks(late_ring):
     [(signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGKILL, False)],
 )
 def test_ranks_exit_with_their_parent(late_ring, kind, ranks_started):
-    """The signal goes only to the parent; the ranks would wait a hundred seconds for rank 1."""
+    """Send the signal only to the parent; the ranks would wait a hundred seconds for rank 1."""
     if ranks_started:
         time.sleep(3)
     late_ring.send_signal(kind)

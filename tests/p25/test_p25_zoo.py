@@ -1,4 +1,4 @@
-"""Puzzle 25's checkers: correct rings pass, wrong ones are diagnosed."""
+"""Puzzle 25's checkers: correct rings pass, incorrect ones are diagnosed."""
 
 import pytest
 from changed_solutions import write_changed
@@ -16,7 +16,7 @@ WRONG = zoo.load_wrong_kernels("p25")
 
 @pytest.fixture(scope="module")
 def checkers():
-    """A checker per rung, so that truth and baseline are computed once."""
+    """One checker per rung, to compute truth and baseline once."""
     return {rung.id: load_checker(Work(PUZZLE, rung)) for rung in PUZZLE.rungs}
 
 
@@ -42,7 +42,7 @@ def test_correct_ring_passes(rung, gates, checkers):
 
 
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
-def test_rungs_start_unsolved(rung, checkers):
+def test_problem_files_start_unsolved(rung, checkers):
     path = roots.CHECKOUT / "problems" / "p25" / PUZZLE.find_rung(rung).file
     if not path.is_file():
         pytest.skip("problems/ is not there")
@@ -52,7 +52,7 @@ def test_rungs_start_unsolved(rung, checkers):
 
 
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
-def test_blank_is_checked_with_the_solution_in_the_others(rung, checkers, tmp_path):
+def test_blank_is_checked_with_other_blanks_solved(rung, checkers, tmp_path):
     solution = (roots.solutions() / "p25" / PUZZLE.find_rung(rung).file).read_text()
     path = tmp_path / PUZZLE.find_rung(rung).file
     body = blanks.find_blanks(solution)["merge"].body
@@ -62,7 +62,7 @@ def test_blank_is_checked_with_the_solution_in_the_others(rung, checkers, tmp_pa
 
 
 def test_eight_ranks_agree_with_one_device(checkers):
-    """Runs as with --ranks 8."""
+    """This is the check of --ranks 8."""
     from dataclasses import replace
 
     chosen = [case for case in PUZZLE.cases(None) if case.name in ("chapter", "uneven", "balanced")]
@@ -73,28 +73,28 @@ def test_eight_ranks_agree_with_one_device(checkers):
     assert result.summary.startswith("8 processes")
 
 
-SHARE, END = "    share = torch.sigmoid(", "lse, block_lse)\n    # BLANK-END"
+MERGE_LINE, END = "    share = torch.sigmoid(", "lse, block_lse)\n    # BLANK-END"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
-        (SHARE, "    share = torch.nothing(", "rank 0 of 2: {at}: AttributeError: module 'torch' has no attribute 'nothing'"),
+        (MERGE_LINE, "    share = torch.nothing(", "rank 0 of 2: {at}: AttributeError: module 'torch' has no attribute 'nothing'"),
         (END, END.replace(")", ") + 1e-9"), "merge of out 1, lse 0.5 with 2, 1.5: lse is 1.813261688518, expected 1.813261687518"),
-        (SHARE, f"    __import__('os')._exit(7)\n{SHARE}", "ended without an answer (exit code 7)"),
+        (MERGE_LINE, f"    __import__('os')._exit(7)\n{MERGE_LINE}", "ended without an answer (exit code 7)"),
     ],
     ids=["an exception", "a small error", "a rank dies"],
 )  # fmt: skip
-def test_wrong_merges_are_rejected(old, new, words, checkers, tmp_path):
+def test_wrong_merges_are_rejected(old, new, message, checkers, tmp_path):
     path = write_changed(PUZZLE, "torch", tmp_path, (old, new))
     (result,) = checkers["torch"].check(path, ["merge"])
     assert result.state == "wrong" and result.hint == "merge-2"
     line = path.read_text().partition(new)[0].count("\n") + 1
-    assert words.format(at=f"{path}:{line}") in "\n".join(result.diagnosis), result.diagnosis
+    assert message.format(at=f"{path}:{line}") in "\n".join(result.diagnosis), result.diagnosis
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         ("P * dP - delta[..., None]", "with the row sum subtracted from P * dP, outside the bracket"),
         ("dP - delta[..., None]", "without the factor P"),
@@ -103,14 +103,14 @@ def test_wrong_merges_are_rejected(old, new, words, checkers, tmp_path):
     ],
 )
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
-def test_softmax_mistakes_are_named(rung, wrong, words, checkers, tmp_path):
-    """Blocks that a query cannot see are masked in NumPy and skipped in PyTorch."""
+def test_softmax_mistakes_are_reported(rung, wrong, message, checkers, tmp_path):
+    """Invisible blocks are masked in the NumPy rung and skipped in the PyTorch rung."""
     path = write_changed(PUZZLE, rung, tmp_path, ("P * (dP - delta[..., None])", wrong))
     (result,) = checkers[rung].check(path, ["recompute"])
-    assert words in "\n".join(result.diagnosis), result.diagnosis
+    assert message in "\n".join(result.diagnosis), result.diagnosis
 
 
-RIGHT = {
+CORRECT_EDITS = {
     "numpy": {
         "merge": """
     total = np.logaddexp(lse, block_lse)
@@ -143,25 +143,25 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("rung", RIGHT)
+@pytest.mark.parametrize("rung", CORRECT_EDITS)
 def test_other_correct_rings_pass(rung, checkers, tmp_path):
     path = write_changed(
-        PUZZLE, rung, tmp_path, **{gate: body.strip("\n") for gate, body in RIGHT[rung].items()}
+        PUZZLE, rung, tmp_path, **{gate: body.strip("\n") for gate, body in CORRECT_EDITS[rung].items()}
     )
-    results = checkers[rung].check(path, list(RIGHT[rung]))
+    results = checkers[rung].check(path, list(CORRECT_EDITS[rung]))
     assert {result.state for result in results} == {"correct"}, [result.diagnosis for result in results]
 
 
 @pytest.mark.parametrize(
-    ("new", "words"),
+    ("new", "message"),
     [
         ("return pieces", "chunks(0, 2, 8, True) is [(0, 2), (2, 4), (4, 6), (6, 8)], expected [(0, 2), (6, 8)]"),
         ("return pieces[rank]", "chunks(0, 2, 8, True): TypeError: "),
     ],
 )  # fmt: skip
-def test_invalid_chunks_are_refused(new, words, checkers, tmp_path):
+def test_invalid_chunks_are_rejected(new, message, checkers, tmp_path):
     path = write_changed(
         PUZZLE, "numpy", tmp_path, ("return [pieces[rank], pieces[2 * size - 1 - rank]]", new)
     )
     (result,) = checkers["numpy"].check(path, ["balanced"])
-    assert result.state == "wrong" and words in result.diagnosis[0], result.diagnosis
+    assert result.state == "wrong" and message in result.diagnosis[0], result.diagnosis

@@ -1,4 +1,4 @@
-"""harness.nn.ring_attention: values and gradients, and the rejected derivatives and arguments."""
+"""harness.nn.ring_attention: values, gradients, and rejected derivatives and arguments."""
 
 import re
 from itertools import pairwise
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from ring_ranks import make_tensors, run_bad_arguments, run_model, run_penalty
 from torch.autograd import forward_ad
-from typed import three
+from typed import as_triple
 
 from harness.devices.processes import run_ranks
 from harness.nn import ring_attention
@@ -17,38 +17,38 @@ from harness.puzzles.p25 import layout
 
 
 def count_positions(rank, size, length, balanced):
-    """Return the number of positions of a rank."""
+    """Return a rank's number of positions."""
     return len(layout.get_positions(rank, size, length, balanced))
 
 
-def test_ring_attention_for_a_model():
-    """Compare four processes with scaled_dot_product_attention."""
+def test_ring_attention_matches_single_device_attention():
+    """Compare four ranks with scaled_dot_product_attention."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad = (torch.randn(2, 4, 22, 8, generator=generator, dtype=torch.float64) for _ in range(4))
-    leaves = three(tensor.clone().requires_grad_() for tensor in (q, k, v))
+    leaves = as_triple(tensor.clone().requires_grad_() for tensor in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, scale=0.3)
-    right = (out.detach(), *torch.autograd.grad(out, leaves, grad))
+    reference = (out.detach(), *torch.autograd.grad(out, leaves, grad))
     cuts = [22 * i // 4 for i in range(5)]
     parts = [tuple(t[:, :, a:b].contiguous().numpy() for t in (q, k, v, grad)) for a, b in pairwise(cuts)]
     by_rank = run_ranks(run_model, parts)
-    for number, expected in enumerate(right):
+    for number, expected in enumerate(reference):
         whole = torch.cat([torch.from_numpy(each[number]) for each in by_rank], 2)
         torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("score", [1e4, 1e6, 1e8])
 def test_blocks_with_large_scores_have_correct_weights(score, group_of_one):
-    """Blocks of 2 and 3 keys with equal scores, or with scores that are 8 lower, match float64 (mlx#4188, pytorch#11752)."""
+    """Keys in two blocks have equal scores, or scores that are lower by 8 (mlx#4188, pytorch#11752)."""
     generator = torch.Generator().manual_seed(0)
     query = torch.tensor([score, 8.0]).expand(1, 1, 5, 2)
     key = torch.tensor([[1.0, 0], [1, 0], [1, -1], [1, 0], [1, -1]])[None, None]
     value, grad_out = torch.randn(2, 1, 1, 5, 2, generator=generator)
-    leaves = three(tensor.clone().requires_grad_() for tensor in (query, key, value))
+    leaves = as_triple(tensor.clone().requires_grad_() for tensor in (query, key, value))
     out = ring_attention(*leaves, scale=1.0, balanced=True)
-    exact = three(tensor.double().requires_grad_() for tensor in (query, key, value))
-    right = torch.nn.functional.scaled_dot_product_attention(*exact, scale=1.0)
+    exact = as_triple(tensor.double().requires_grad_() for tensor in (query, key, value))
+    reference = torch.nn.functional.scaled_dot_product_attention(*exact, scale=1.0)
     got = (out, *torch.autograd.grad(out, leaves, grad_out))
-    expected = (right, *torch.autograd.grad(right, exact, grad_out.double()))
+    expected = (reference, *torch.autograd.grad(reference, exact, grad_out.double()))
     for ours, truth in zip(got, expected, strict=True):
         torch.testing.assert_close(
             ours.double(), truth, rtol=0, atol=1e-6 + 1e-5 * float(truth.detach().abs().max())
@@ -56,8 +56,8 @@ def test_blocks_with_large_scores_have_correct_weights(score, group_of_one):
 
 
 @pytest.mark.parametrize("score", [1e2, 1e3, 1e4])
-def test_rounded_lse_changes_a_block_within_its_rounding(score):
-    """The weight of a block and the merged output change by at most |lse| 2^-24, as in a kernel."""
+def test_rounded_lse_has_bounded_error(score):
+    """Rounding lse changes a block's weight and the merged output by at most |lse| 2^-24."""
     generator = torch.Generator().manual_seed(0)
     lse = score * (1 + 1e-3 * torch.randn(2, 1, 1, 1000, generator=generator, dtype=torch.float64))
     outs = torch.tensor([0.0, 1]).double().view(2, 1, 1, 1, 1).expand(2, 1, 1, 1000, 1)
@@ -71,16 +71,16 @@ def test_rounded_lse_changes_a_block_within_its_rounding(score):
 
 # ---- Derivatives --------------------------------------------------------------------------------------------
 
-TWICE = "ring_attention has no double backward: its gradients cannot be differentiated again; use torch.nn.functional.sc"
+DOUBLE_BACKWARD_ERROR = "ring_attention has no double backward: its gradients cannot be differentiated again; use torch.nn.functional.sc"
 
 
 @pytest.mark.parametrize("squared", [True, False], ids=["dO follows the output", "dO is constant"])
-def test_second_derivative_is_refused(group_of_one, squared):
-    assert run_penalty(squared).startswith(TWICE)
+def test_second_derivative_is_rejected(group_of_one, squared):
+    assert run_penalty(squared).startswith(DOUBLE_BACKWARD_ERROR)
 
 
-def test_second_derivative_is_refused_on_all_ranks():
-    assert all(message.startswith(TWICE) for message in run_ranks(run_penalty, [(True,)] * 2))
+def test_second_derivative_is_rejected_on_all_ranks():
+    assert all(message.startswith(DOUBLE_BACKWARD_ERROR) for message in run_ranks(run_penalty, [(True,)] * 2))
 
 
 def test_create_graph_does_not_change_gradients(group_of_one):
@@ -89,8 +89,8 @@ def test_create_graph_does_not_change_gradients(group_of_one):
         torch.autograd.grad(ring_attention(*leaves).square().sum(), leaves, create_graph=create)
         for create in (False, True)
     )
-    for one, other in zip(plain, graph, strict=True):
-        torch.testing.assert_close(one, other.detach(), rtol=0, atol=0)
+    for a, b in zip(plain, graph, strict=True):
+        torch.testing.assert_close(a, b.detach(), rtol=0, atol=0)
 
 
 def make_dual(f, x):
@@ -110,7 +110,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_other_derivatives_are_refused_by_pytorch(group_of_one, transform):
+def test_other_derivatives_are_rejected_by_pytorch(group_of_one, transform):
     query, key, value = make_tensors()
     with pytest.raises((NotImplementedError, RuntimeError), match=r"implement the jvp|functorch transforms"):
         transform(lambda query: ring_attention(query, key, value), query)
@@ -118,24 +118,24 @@ def test_other_derivatives_are_refused_by_pytorch(group_of_one, transform):
 
 # ---- Arguments ----------------------------------------------------------------------------------------------
 
-ONE = dict(zip(("query", "key", "value"), make_tensors(), strict=True))
-BAD = {
-    "integers": ({name: tensor.long() for name, tensor in ONE.items()}, TypeError,
+VALID_ARGUMENTS = dict(zip(("query", "key", "value"), make_tensors(), strict=True))
+INVALID_ARGUMENTS = {
+    "integers": ({name: tensor.long() for name, tensor in VALID_ARGUMENTS.items()}, TypeError,
         "query: expected float32, float64, bfloat16, float16, got int64"),
-    "three axes": ({name: tensor[0] for name, tensor in ONE.items()}, ValueError,
+    "three axes": ({name: tensor[0] for name, tensor in VALID_ARGUMENTS.items()}, ValueError,
         "query: expected four axes, [B, heads, length, d], got [2, 5, 4]"),
     "None": ({"value": None}, TypeError, "value: expected a torch tensor, got NoneType"),
-    "mixed dtypes": ({"key": ONE["key"].float()}, TypeError, "key: expected float64, as query, got float32"),
+    "mixed dtypes": ({"key": VALID_ARGUMENTS["key"].float()}, TypeError, "key: expected float64, as query, got float32"),
     "three heads over two": ({"query": torch.ones(1, 3, 5, 4).double()}, ValueError,
         "key: expected a number of heads that divides the 3 of query, got 2"),
     "other elements": ({"value": torch.ones(1, 2, 5, 3).double()}, ValueError,
         "value: expected [1, 2, 5, 4], got [1, 2, 5, 3]"),
-    "meta": ({name: tensor.to("meta") for name, tensor in ONE.items()}, NotImplementedError,
+    "meta": ({name: tensor.to("meta") for name, tensor in VALID_ARGUMENTS.items()}, NotImplementedError,
         "query: a tensor on meta has nothing that could be sent"),
-    "two devices": ({"key": ONE["key"].to("meta")}, ValueError,
+    "two devices": ({"key": VALID_ARGUMENTS["key"].to("meta")}, ValueError,
         "key: expected it on cpu, as query, got meta"),
     "sparse": (
-        {"query": ONE["query"].to_sparse()},
+        {"query": VALID_ARGUMENTS["query"].to_sparse()},
         TypeError,
         "query: expected a dense tensor, got a sparse_coo one; `attention_varlen` takes sequences of unequal lengths",
     ),
@@ -152,22 +152,22 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("changed", "kind", "words"), BAD.values(), ids=BAD)
-def test_bad_argument_is_named(group_of_one, changed, kind, words):
+@pytest.mark.parametrize(("invalid", "kind", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS)
+def test_invalid_argument_is_reported(group_of_one, invalid, kind, message):
     with pytest.raises(kind) as raised:
-        ring_attention(**{**ONE, **changed})
-    assert str(raised.value) == words
+        ring_attention(**{**VALID_ARGUMENTS, **invalid})
+    assert str(raised.value) == message
 
 
-def test_missing_process_group_is_refused():
+def test_missing_process_group_is_rejected():
     with pytest.raises(
         ValueError,
         match=r"^group: there is no default one; call torch\.distributed\.init_process_group first$",
     ):
-        ring_attention(**ONE)
+        ring_attention(**VALID_ARGUMENTS)
 
 
-def test_all_ranks_report_another_ranks_argument():
+def test_all_ranks_report_an_invalid_argument_of_one():
     kinds = ["dtype", "requires_grad", "is_causal", "scale", "balanced"]
     expected = [
         "TypeError: rank 1 of 3: key: expected float64, as query, got float32",
@@ -179,7 +179,7 @@ def test_all_ranks_report_another_ranks_argument():
     assert run_ranks(run_bad_arguments, [(kinds,)] * 3) == [expected] * 3
 
 
-def test_single_argument_with_a_gradient(group_of_one):
+def test_single_differentiable_argument(group_of_one):
     query, key, value = make_tensors()
     out = ring_attention(query, key.requires_grad_(), value)
     (got,) = torch.autograd.grad(out.sum(), key)
@@ -192,7 +192,7 @@ def make_shapes(*lengths):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "words"),
+    ("lengths", "message"),
     [
         (
             (5, 6, 5),
@@ -206,13 +206,13 @@ def make_shapes(*lengths):
         ),
     ],
 )
-def test_inconsistent_lengths_are_refused(lengths, words):
+def test_inconsistent_lengths_are_rejected(lengths, message):
     with pytest.raises(ValueError) as raised:
         infer_length(make_shapes(*lengths), False, count_positions)
-    assert str(raised.value) == words
+    assert str(raised.value) == message
 
 
-def test_shapes_that_differ_in_more_than_the_length():
+def test_shapes_may_differ_only_in_length():
     shapes = make_shapes(5, 5)
     shapes[1][1] = [1, 1, 4, 4]
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""SiLU as an operator: values and gradients in every dtype against float64, registration, and what it refuses."""
+"""The SiLU operator: values and gradients in every dtype, registration, and unsupported calls."""
 
 import os
 import re
@@ -17,17 +17,20 @@ silu = torch.ops.mojo_workbook.silu.default
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_values_and_gradients(dtype):
+def test_values_and_gradients_match_float64(dtype):
     x = torch.linspace(-12, 12, 60).reshape(6, 10).to(dtype).mT
     dy = torch.linspace(-1, 2, 60).reshape(10, 6).to(dtype)
 
-    def both(function, wide):
+    def run_forward_and_backward(function, wide):
         leaf = x.to(wide).requires_grad_()
         y = function(leaf)
         return y.detach(), *torch.autograd.grad(y, leaf, dy.to(wide))
 
     for ours, baseline, truth in zip(
-        both(silu, dtype), both(F.silu, dtype), both(F.silu, torch.float64), strict=True
+        run_forward_and_backward(silu, dtype),
+        run_forward_and_backward(F.silu, dtype),
+        run_forward_and_backward(F.silu, torch.float64),
+        strict=True,
     ):
         assert ours.dtype == dtype
         far, near = ((t.double() - truth).abs().max() for t in (ours, baseline))
@@ -41,7 +44,7 @@ def test_operator_passes_opcheck():
     torch.autograd.gradcheck(silu, (x,))
 
 
-def test_integers_and_second_derivatives_are_refused():
+def test_integers_and_second_derivatives_are_rejected():
     with pytest.raises(
         TypeError, match=r"x: expected one of float32, float64, bfloat16, float16, got torch\.int64"
     ):
@@ -68,15 +71,15 @@ def test_extreme_values_and_empty_tensors():
 def test_gpu_kernels_on_the_virtual_gpu():
     program = Path(__file__).with_name("silu_on_gpu.mojo")
     mojo = ["mojo", "run", "-I", str(roots.solutions() / "p26"), str(program)]
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "harness", "vgpu", "exec", "--", *mojo],
         cwd=roots.CHECKOUT,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines() if re.fullmatch(r"\S+ \S+", line)]
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    rows = [line.split() for line in completed.stdout.splitlines() if re.fullmatch(r"\S+ \S+", line)]
     y, dx = torch.tensor([[float(number) for number in row] for row in rows]).T
     count = torch.arange(300)
     x = ((count - 150).float() / 10).double().requires_grad_()

@@ -1,4 +1,4 @@
-"""Puzzle 26 as a learner meets it: the diagnoses of right and wrong backends."""
+"""Puzzle 26's rungs: diagnoses of correct and incorrect backends."""
 
 import pytest
 import torch
@@ -22,30 +22,30 @@ QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match"
 
 @pytest.fixture(scope="module")
 def checkers():
-    """The checker of each rung, of the solutions."""
+    """One checker per rung."""
     return {rung.id: load_checker(Work(PUZZLE, rung, roots.solutions())) for rung in PUZZLE.rungs}
 
 
 def test_symptoms_have_one_line_each(monkeypatch, command_line):
     chosen = [wrong for wrong in WRONG if wrong.name in ("rows_of_inputs", "factor_behind_only")]
     monkeypatch.setattr(zoo, "load_wrong_kernels", lambda name: chosen)
-    finished = command_line("p26", "--symptoms")
-    assert finished.code == 0
-    assert [line.split()[0] for line in finished.lines] == [wrong.name for wrong in chosen]
-    words = {line.split()[0]: line.split(maxsplit=1)[1] for line in finished.lines}
+    result = command_line("p26", "--symptoms")
+    assert result.code == 0
+    assert [line.split()[0] for line in result.lines] == [wrong.name for wrong in chosen]
+    words = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.lines}
     assert words["factor_behind_only"] == "not-rewritten: 2.0 * x: factor(node) is None, expected x and 2.0"
     assert words["rows_of_inputs"].startswith("rows: rows(gm) is [('L_x_', (4, 6), 'float32'), ")
     monkeypatch.setattr(shows, "find_fault", lambda *arguments: None)
-    finished = command_line("p26", "--symptoms")
-    assert finished.code == 1 and [line.split()[1] for line in finished.lines] == ["passes", "passes"]
+    result = command_line("p26", "--symptoms")
+    assert result.code == 1 and [line.split()[1] for line in result.lines] == ["passes", "passes"]
 
 
 def test_zoo_has_a_wrong_backend_for_each_gate():
     assert {wrong.gate for wrong in WRONG} == {gate.id for gate in PUZZLE.gates} == set(CHECKS)
-    shown = "aliased across-mutation cast-dropped cudagraph-unsafe dead-nodes erased-in-use exact-gelu input-written"
-    shown += " integer-through-float minus-zero"
-    shown += " no-gradient not-a-tuple output-order rest-dropped shape-baked shared-norm stale-code"
-    assert {wrong.mistake for wrong in WRONG} >= {*shown.split()}
+    expected_kinds = "aliased across-mutation cast-dropped cudagraph-unsafe dead-nodes erased-in-use exact-gelu input-written"
+    expected_kinds += " integer-through-float minus-zero"
+    expected_kinds += " no-gradient not-a-tuple output-order rest-dropped shape-baked shared-norm stale-code"
+    assert {wrong.mistake for wrong in WRONG} >= {*expected_kinds.split()}
     assert all(wrong.story and len(wrong.story.splitlines()) == 1 for wrong in WRONG)
 
 
@@ -54,18 +54,18 @@ def test_zoo_has_a_wrong_backend_for_each_gate():
 X = numbers()
 
 
-def find_fault_kind(one: CompileCase, backend) -> str:
+def find_failure_kind(case: CompileCase, backend) -> str:
     with pytest.raises(Fault) as raised:
-        check_case(one, backend)
+        check_case(case, backend)
     return raised.value.kind
 
 
-def returning(change):
-    """Return a backend whose outputs are changed on their way."""
+def make_backend(change):
+    """Create a backend that transforms the graph's outputs."""
     return lambda gm, inputs: lambda *args: change(gm.forward(*args))
 
 
-SINE = CompileCase("two", lambda x: (x.sin(), x.cos()), (X,))
+SIN_COS = CompileCase("two", lambda x: (x.sin(), x.cos()), (X,))
 
 
 @pytest.mark.parametrize(
@@ -81,56 +81,56 @@ SINE = CompileCase("two", lambda x: (x.sin(), x.cos()), (X,))
         ("gradient", lambda out: (out[0].detach(), out[1])),
     ],
 )
-def test_output_faults_are_distinguished(kind, change):
-    assert find_fault_kind(SINE, returning(change)) == kind
+def test_output_errors_are_distinguished(kind, change):
+    assert find_failure_kind(SIN_COS, make_backend(change)) == kind
 
 
-def test_faults_other_than_outputs():
-    def writes(gm, inputs):
+def test_errors_other_than_outputs_are_reported():
+    def mutate_input(gm, inputs):
         return lambda x: (gm.forward(x), x.add_(1))[0]
 
-    inference = CompileCase("sin and cos", SINE.function, (X,), gradients=False)
-    assert find_fault_kind(inference, writes) == "input-written"
+    inference = CompileCase("sin and cos", SIN_COS.function, (X,), gradients=False)
+    assert find_failure_kind(inference, mutate_input) == "input-written"
     same = CompileCase("x + 0", lambda x: x * 1.0, (X,), gradients=False)
-    assert find_fault_kind(same, lambda gm, inputs: lambda x: (x,)) == "aliased"
-    assert find_fault_kind(SINE, lambda gm, inputs: None) == "not-callable"
+    assert find_failure_kind(same, lambda gm, inputs: lambda x: (x,)) == "aliased"
+    assert find_failure_kind(SIN_COS, lambda gm, inputs: None) == "not-callable"
     zero = CompileCase("x + 0.0", lambda x: x + 0.0, (torch.tensor([-0.0]),), same_bits=True, gradients=False)
-    assert find_fault_kind(zero, returning(lambda out: (-out[0],))) == "value"
+    assert find_failure_kind(zero, make_backend(lambda out: (-out[0],))) == "value"
 
 
-def test_dead_nodes_are_named():
+def test_dead_nodes_are_reported():
     one = CompileCase("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("sin", "add"))
     check_case(one, run_pass(lambda gm: None))
     expected = CompileCase("x.sin() + 1", lambda x: x.sin() + 1, (X,), ("add",))
-    assert find_fault_kind(expected, run_pass(lambda gm: None)) == "not-rewritten"
+    assert find_failure_kind(expected, run_pass(lambda gm: None)) == "not-rewritten"
 
-    def leaves_dead(gm):
+    def leave_dead_nodes(gm):
         (x,) = (n for n in gm.graph.nodes if n.op == "placeholder")
         with gm.graph.inserting_after(x):
             gm.graph.call_function(torch.cos, (x,)).meta = dict(x.meta)
 
-    assert find_fault_kind(one, run_pass(leaves_dead)) == "dead-nodes"
+    assert find_failure_kind(one, run_pass(leave_dead_nodes)) == "dead-nodes"
 
-    def swaps_order(gm):
+    def reorder_nodes(gm):
         first, second = [n for n in gm.graph.nodes if n.op in compile_cases.CALLS]
         first.prepend(second)
 
-    assert find_fault_kind(one, run_pass(swaps_order)) == "out-of-order"
+    assert find_failure_kind(one, run_pass(reorder_nodes)) == "out-of-order"
 
 
 def test_recompilation_per_shape_is_reported():
     one = CompileCase("sin", lambda x: x.sin(), (X,), more=((X[:2],),), dynamic=True)
 
-    def bakes(gm, inputs):
+    def bake_shape(gm, inputs):
         [int(size) for size in inputs if isinstance(size, torch.SymInt)]
         return gm.forward
 
-    assert find_fault_kind(one, bakes) == "shape-baked"
+    assert find_failure_kind(one, bake_shape) == "shape-baked"
     check_case(one, lambda gm, inputs: gm.forward)
 
 
 def test_exact_holds_for_all_bfloat16_values():
-    """The rule of the solution against all 65,536 values, in both directions for some constants."""
+    """Compare the solution's rule with all 65,536 values, in both directions for some constants."""
     from harness.check.python_files import load_module
     from harness.puzzles.p26.folding import list_values
 
@@ -153,7 +153,7 @@ def test_graph_breaks_match_dynamos_count():
 
 
 def test_default_run_checks_all_rungs(monkeypatch, capsys):
-    """Each part has its heading; the verdicts of the quick ones are enough here."""
+    """Each part has a heading; only the fast parts run here."""
     monkeypatch.setattr(
         "harness.screens.checking.GateCheck.run",
         lambda check, console: (3 if check.work.rung.id == "swap" else 0, {}),
@@ -163,7 +163,7 @@ def test_default_run_checks_all_rungs(monkeypatch, capsys):
     assert [rung.label + ":" in output for rung in PUZZLE.rungs] == [True] * 5
 
 
-def test_one_gate_and_one_rung(capsys):
+def test_single_gate_and_single_rung_can_be_run(capsys):
     assert cli.main(["p26", "--gate", "history", "--solution"]) == 0
     assert "✅ history" in capsys.readouterr().out
     assert cli.main(["p26", "--gate", "nothing"]) == 2
@@ -177,8 +177,8 @@ def test_learner_exception_is_reported_with_its_line(tmp_path, checkers):
     assert "ZeroDivisionError" in result.diagnosis[0]
 
 
-def test_graph_error_names_the_line_that_wrote_the_node(tmp_path, checkers):
-    """Dynamo wraps what a pass raises, and the kind of the function in question names the mistake."""
+def test_graph_error_reports_the_line_that_created_the_node(tmp_path, checkers):
+    """Dynamo wraps an exception of a pass; the kind of the wrong function determines the mistake."""
     path = write_changed(PUZZLE, "match", tmp_path, ("gate.all_input_nodes == [x]", "gate.args[0] is x"))
     line = next(k for k, each in enumerate(path.read_text().splitlines(), 1) if "gate.args[0] is x" in each)
     (result,) = checkers["match"].check(path, ["silu"])
@@ -187,8 +187,8 @@ def test_graph_error_names_the_line_that_wrote_the_node(tmp_path, checkers):
     )
 
 
-def test_error_of_a_rewritten_graph_names_the_blank(tmp_path, checkers):
-    """No line of the file is running when the graph's own code fails."""
+def test_rewritten_graph_error_reports_the_blank(tmp_path, checkers):
+    """The traceback of a failing graph contains no line of the learner's file."""
     body = "    for node in gm.graph.nodes:\n        if node.op == 'call_function':\n            node.target = math.comb\n    return 0"
     path = write_changed(PUZZLE, "fold", tmp_path, sweep=body)
     line = blanks.find_blanks(path.read_text())["sweep"].line
@@ -210,14 +210,14 @@ def test_gate_names_the_wrong_part_to_fix_first(tmp_path, checkers, rung, part, 
     assert result.diagnosis == [f"computed from {part}, which is wrong: fix that first"]
 
 
-def test_wrong_gate_with_a_wrong_part_is_named(tmp_path, checkers):
+def test_wrong_gate_with_a_wrong_part_is_reported(tmp_path, checkers):
     path = write_changed(PUZZLE, "fold", tmp_path, factor="    return None", chain="    return 0")
     (result,) = checkers["fold"].check(path, ["chain"])
     assert result.mistake == "not-rewritten" and result.hint == "chain-1"
 
 
 @pytest.mark.parametrize(
-    ("rung", "gate", "body", "words", "advice"),
+    ("rung", "gate", "body", "message", "advice"),
     [
         ("fold", "exact", "    return False", "exact(2.0, 3.0, torch.float32) is False, expected True", "too-careful"),
         ("compose", "rewrite", "    for each in passes:\n        each(gm)\n    gm.recompile()", "what rewrite returns is None, expected 1", "count"),
@@ -226,13 +226,13 @@ def test_wrong_gate_with_a_wrong_part_is_named(tmp_path, checkers):
         ("printer", "groups", "    len(gm.graph.nodes)", "groups(gm) is None, expected a list", "groups"),
     ],
 )  # fmt: skip
-def test_wrong_return_type_is_named(tmp_path, checkers, rung, gate, body, words, advice):
+def test_wrong_return_type_is_reported(tmp_path, checkers, rung, gate, body, message, advice):
     (result,) = checkers[rung].check(write_changed(PUZZLE, rung, tmp_path, **{gate: body}), [gate])
-    assert result.mistake == advice and words in result.diagnosis[0], result.diagnosis
+    assert result.mistake == advice and message in result.diagnosis[0], result.diagnosis
 
 
 def test_output_of_a_failing_graph_is_hidden(tmp_path, checkers, capfd):
-    """FX writes a traceback to standard error where generated code raises."""
+    """FX prints a traceback to standard error if generated code raises."""
     dtype = "or not value(x).dtype == value(end).dtype in DTYPES:"
     path = write_changed(PUZZLE, "match", tmp_path, (dtype, "or not is_tensor(end):"))
     (result,) = checkers["match"].check(path, ["gelu"])
@@ -245,15 +245,15 @@ def test_shown_rewrites_match_the_book(capsys):
     assert capsys.readouterr().out.strip() == recorded.read_text().strip()
 
 
-def test_captured_graph_equals_the_backends():
+def test_captured_graph_matches_the_backends():
     gm = capture_graph(lambda x: x.sin() + 1, X)
     assert [n.op for n in gm.graph.nodes] == ["placeholder", "call_function", "call_function", "output"] or [
         n.op for n in gm.graph.nodes
     ] == ["placeholder", "call_method", "call_function", "output"]
 
 
-def half_recorded(x):
-    """Return chains, a neutral factor and a SiLU that are partly under no_grad: none may be joined."""
+def compute_partly_without_grad(x):
+    """Compute chains, a neutral factor and a SiLU partly under no_grad: none may be fused."""
     with torch.no_grad():
         a, b, gate = x * 2.0, x * 1.0, torch.sigmoid(x)
     return (a * 3.0 + b.sin() + x * gate + x).sum()
@@ -271,7 +271,10 @@ def test_solution_does_not_rewrite_across_no_grad():
         return gm
 
     gradients = []
-    for function in (half_recorded, torch.compile(half_recorded, backend=backend)):
+    for function in (
+        compute_partly_without_grad,
+        torch.compile(compute_partly_without_grad, backend=backend),
+    ):
         x = torch.linspace(-2, 2, 5).requires_grad_()
         function(x).backward()
         gradients.append(x.grad)

@@ -1,4 +1,4 @@
-"""Puzzle 27's kernels: correct formulas pass, rounding mistakes fail, and learners' mistakes are named."""
+"""Puzzle 27's kernels: correct formulas pass, rounding errors fail, and learners' mistakes are named."""
 
 import itertools
 import shutil
@@ -23,7 +23,7 @@ SEEDS = [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)]
 
 
 def test_mean_of_rounded_losses_passes():
-    """The mean of rounded losses passes with these losses, and fails with exact ones. A real GPU's logarithm rounds
+    """The mean of rounded losses matches rounded losses, but not exact ones. A GPU's logarithm rounds
     differently, and losses much smaller than their logits have few correct digits."""
     (case,) = (case for case in cases() if case.name == "sums that cancel")
     reference = Reference(PUZZLE, "float32", 0)
@@ -38,13 +38,13 @@ def test_mean_of_rounded_losses_passes():
 
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_loss_from_a_rounded_lse_fails_for_all_seeds(seeds):
-    """Compare lse - z[target] with log(total) - (z[target] - largest), both in float32."""
+    """Compare lse - z[target] with log(total) - (z[target] - max) in float32."""
     for seed in seeds:
         check_rounded_lse(Reference(PUZZLE, "float32", seed))
 
 
 def check_rounded_lse(reference):
-    """Check the loss from either formula: only the one that subtracts the maximum first is accurate."""
+    """Check the loss of both formulas: only the one that subtracts the maximum first is accurate."""
     (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
     v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu())
     counted, target = v.counted[..., 0], v.row_target.astype(np.float32)
@@ -63,7 +63,7 @@ def check_rounded_lse(reference):
 
 
 def test_running_maximum_starting_at_zero_fails():
-    """It is correct in rows with a positive logit; where all logits are far below 0, every exponential is 0."""
+    """It is correct for rows with a positive logit, but underflows if all logits are far below 0."""
     (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
     reference = Reference(PUZZLE, "float32", 0)
     v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu())
@@ -76,7 +76,7 @@ def test_running_maximum_starting_at_zero_fails():
 
 
 def test_both_forms_of_gelu_pass_for_all_seeds():
-    """With these seeds PyTorch's tanh form has almost no error where the gradient crosses 0, so the sigmoid form sets the limit."""
+    """For these seeds the sigmoid form determines the limit, since the tanh form is nearly exact near 0."""
     one = np.float32
     for seed, case in itertools.product((1, 10, 18), cases()):
         reference = Reference(PUZZLE, "float32", seed)
@@ -98,7 +98,7 @@ def test_both_forms_of_gelu_pass_for_all_seeds():
 
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_rounded_lse_changes_gradients_within_the_limit(seeds):
-    """p = exp(z - lse) has the error p |lse| 2^-24 from rounding lse; PyTorch saves log p, which is small where p is not."""
+    """Rounding lse gives p = exp(z - lse) the error p |lse| 2^-24; PyTorch saves log p instead."""
     far = [case for case in PUZZLE.gate_cases if case.name == "far from 0"]
     for seed in seeds:
         reference = Reference(PUZZLE, "float32", seed)
@@ -112,19 +112,19 @@ def test_rounded_lse_changes_gradients_within_the_limit(seeds):
 
 @pytest.mark.slow
 @pytest.mark.compiles
-def test_full_run_rejects_what_the_gate_rejects(command_line):
-    """A clipping that drops NaN is correct in every case that a graph runs; only the gate has a case that exposes it."""
+def test_full_run_includes_the_gates_cases(command_line):
+    """Only a case of the gate, not of the graph, detects clipping that drops NaN."""
     (wrong,) = (each for each in zoo.load_wrong_kernels("p27") if each.name == "mojo_clip_gradients_nan")
     flags = ("--backward", "--clip", "--device", "virtual")
-    finished = command_line("p27", *flags, "--ops", str(wrong.build_package().path))
-    assert finished.code == 1 and "❌ INCORRECT: clip_gradients" in finished.out
-    assert "❌ clip_gradients wrong in" in finished.out and "ALL CORRECT" not in finished.out
+    result = command_line("p27", *flags, "--ops", str(wrong.build_package().path))
+    assert result.code == 1 and "❌ INCORRECT: clip_gradients" in result.out
+    assert "❌ clip_gradients wrong in" in result.out and "ALL CORRECT" not in result.out
 
 
 @pytest.mark.compiles
 @pytest.mark.slow
 def test_learner_mistakes_are_rejected_and_named(tmp_path):
-    """Check the mistakes of `learner_mistakes.toml` in each gate's small cases, recorded by one program."""
+    """Check `learner_mistakes.toml` in each gate's small cases, recorded by a single program."""
     mistakes = tomllib.loads((Path(__file__).parent / "learner_mistakes.toml").read_text("utf-8"))["mojo"]
     entries = [(gate, name, each) for gate, named in mistakes.items() for name, each in named.items()]
     solution, orders = roots.make_op_package(roots.solutions(), "p27").path, []
@@ -136,18 +136,18 @@ def test_learner_mistakes_are_rejected_and_named(tmp_path):
             text = text.replace(old, new)
         (package / PUZZLE.source).write_text(text)
         (variant,) = {known.variant for known in kernels.GATES if known.id == gate}
-        dims = tuple(dict.fromkeys(case.dims for case in small(variant)))
+        dims = tuple(dict.fromkeys(case.dims for case in list_small_cases(variant)))
         orders.append(Order(OpPackage(package), "p27", dims, (variant,), small_grid=True))
     record_many(orders)
     checker, others = Checker(PUZZLE), []
     for order, (gate, name, each) in zip(orders, entries, strict=True):
-        (result,) = checker.check(order.package.path, [gate], small(*order.variants))
+        (result,) = checker.check(order.package.path, [gate], list_small_cases(*order.variants))
         if (result.state, result.mistake) != ("wrong", each["mistake"]):
             others.append((gate, name, result.state, result.mistake, result.diagnosis))
     assert not others
 
 
-def small(variant: str) -> list:
+def list_small_cases(variant: str) -> list:
     """Return the small cases of a variant."""
     every = (*cases(), *PUZZLE.gate_cases)
     return [case for case in every if case.variant in ("", variant) and np.prod(case.dims) <= 2000]

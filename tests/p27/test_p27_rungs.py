@@ -1,4 +1,4 @@
-"""Puzzle 27's rungs in Python: correct files pass, and the diagnosis of wrong ones names the mistake."""
+"""Puzzle 27's Python rungs: correct files pass, and mistakes in wrong ones are named."""
 
 import tomllib
 from pathlib import Path
@@ -18,13 +18,13 @@ from harness.puzzles.p27.spec import PUZZLE, cases, inputs
 from harness.toolchain import roots
 
 RUNGS = [rung for rung in PUZZLE.rungs if rung is not PUZZLE.mojo_rung]
-"""The rungs in Python; test_p27_kernels.py checks the kernels."""
+"""Python rungs; test_p27_kernels.py covers the kernels."""
 SOLUTIONS = roots.solutions() / "p27"
 
 
 @pytest.fixture(scope="module")
 def checkers():
-    """One checker for each rung."""
+    """One checker per rung."""
     return {rung.id: load_checker(Work(PUZZLE, rung, roots.solutions())) for rung in RUNGS}
 
 
@@ -32,7 +32,7 @@ def checkers():
 
 
 def compute_with_autograd(v) -> dict[str, torch.Tensor]:
-    """Return PyTorch's results for the NumPy rung's inputs."""
+    """Compute PyTorch's results for the NumPy rung's inputs."""
     import torch.nn.functional as F
 
     t = {name: torch.from_numpy(np.asarray(v[name])) for name in v}
@@ -83,25 +83,25 @@ def test_tape_gradients_match_finite_differences():
     generator, step = torch.Generator().manual_seed(2), 1e-5
     for name, tensor in p.items():
         along = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
-        up, down = (
+        loss_up, loss_down = (
             tape["forward"](tokens, targets, tape["Tape"](), p | {name: tensor + sign * step * along})
             for sign in (1, -1)
         )
-        slope = (up - down) / (2 * step)
+        slope = (loss_up - loss_down) / (2 * step)
         torch.testing.assert_close((grads[name] * along).sum(), slope, rtol=1e-6, atol=1e-8)
 
 
 RETURN = "        return dy * (0.5 * (1 + tanh)"
 SIZE = "storages[storage.data_ptr()] = storage.nbytes()"
 FACTOR = "grad *= ({} / (norm + 1e-6)).clamp(max=1)"
-BY_NAME = "        with torch.enable_grad():\n            u = x.clone().requires_grad_()\n            u.sin().sum().backward()\n"
-CALLED = "RuntimeError: autograd is called: this gradient is yours to write"
-RETURNED = "backward() must return a tensor, the gradient of its input"
+ENABLE_GRAD = "        with torch.enable_grad():\n            u = x.clone().requires_grad_()\n            u.sin().sum().backward()\n"
+AUTOGRAD_ERROR = "RuntimeError: autograd is called: this gradient is yours to write"
+RETURN_ERROR = "backward() must return a tensor, the gradient of its input"
 FORWARD = "        return 0.5 * x * (1 + torch.tanh(Gelu"
 
 
 @pytest.mark.parametrize(
-    ("gate", "old", "new", "mistake", "words"),
+    ("gate", "old", "new", "mistake", "message"),
     [
         ("clip", FACTOR.format("limit"), FACTOR.format("1.0"), "times-a-constant", "exactly 0.333333 times what"),
         ("clip", "    return norm\n", "    return norm.clamp(max=limit)\n", "norm-afterwards", "return the norm before clipping"),
@@ -113,20 +113,20 @@ FORWARD = "        return 0.5 * x * (1 + torch.tanh(Gelu"
         ("tape", SIZE, "storages[id(tensor), len(storages)] = tensor.numel()", "elements-counted",
          "for a tensor of 24 floats the tape reports 24 bytes, but holds 96"),
         ("gelu", FORWARD, FORWARD.replace("return ", ""), "nothing-returned", "forward() must return a tensor"),
-        ("gelu", RETURN, f"        torch.func.vjp(torch.sin, x)[1](dy)\n{RETURN}", "autograd-called", CALLED),
-        ("gelu", RETURN, f"        torch.autograd.grad(x, x)\n{RETURN}", "autograd-called", CALLED),
-        ("gelu", RETURN, BY_NAME + RETURN, "autograd-called", CALLED),
+        ("gelu", RETURN, f"        torch.func.vjp(torch.sin, x)[1](dy)\n{RETURN}", "autograd-called", AUTOGRAD_ERROR),
+        ("gelu", RETURN, f"        torch.autograd.grad(x, x)\n{RETURN}", "autograd-called", AUTOGRAD_ERROR),
+        ("gelu", RETURN, ENABLE_GRAD + RETURN, "autograd-called", AUTOGRAD_ERROR),
         ("gelu", "slope = Gelu.SCALE", "slope = Gelu.NONE", "raises", "AttributeError"),
-        ("gelu", RETURN, RETURN.replace("return ", ""), "nothing-returned", RETURNED),
+        ("gelu", RETURN, RETURN.replace("return ", ""), "nothing-returned", RETURN_ERROR),
         ("gelu", "        tanh = torch.tanh(Gelu", "        x += 0 * x + 1\n        tanh = torch.tanh(Gelu", "input-written",
          "the pass has changed its input"),
         ("gelu", RETURN, "        return dy[0] * (0.5 * (1 + tanh)[0]", "wrong-values", ""),
     ],
 )  # fmt: skip
-def test_other_faults_are_reported(gate, old, new, mistake, words, checkers, tmp_path):
+def test_other_errors_are_reported(gate, old, new, mistake, message, checkers, tmp_path):
     (result,) = checkers["tape"].check(write_changed(PUZZLE, "tape", tmp_path, (old, new)), [gate])
     assert (result.state, result.mistake) == ("wrong", mistake), result.diagnosis
-    assert words in result.diagnosis[0], result.diagnosis
+    assert message in result.diagnosis[0], result.diagnosis
 
 
 LEARNER_MISTAKES = tomllib.loads((Path(__file__).parent / "learner_mistakes.toml").read_text("utf-8"))
@@ -155,7 +155,7 @@ def test_autograd_is_restored():
     assert torch.equal(torch.autograd.grad(x.square().sum(), x)[0], torch.full((3,), 2.0))
 
 
-def test_first_wrong_tensor_from_the_loss_is_named(checkers):
+def test_wrong_tensor_closest_to_the_loss_is_reported(checkers):
     wrong = next(each for each in zoo.load_wrong_kernels("p27") if each.name == "block_first_residual")
     (result,) = checkers["tape"].check(wrong.build_target(), ["model"])
     assert "from the loss backwards: the gradient of what block1 is given is wrong" in result.diagnosis[0]
@@ -177,7 +177,7 @@ def test_different_but_correct_parts_pass(checkers, tmp_path):
     assert result.state == "correct", result.diagnosis
 
 
-def test_live_bytes_come_from_the_learners_run(checkers, tmp_path):
+def test_live_bytes_are_measured_in_the_learners_run(checkers, tmp_path):
     (correct,) = checkers["tape"].check(SOLUTIONS / "tape.py", ["model"])
     held = {line[:15].strip(): float(line[15:24]) for line in correct.picture[1:]}
     peak = [line for line in correct.picture if line.endswith("peak")]

@@ -1,10 +1,10 @@
-"""`p27 --train` and `--compare`: the loss falls, two runs are bit-equal, and gradients match autograd's at each step."""
+"""`p27 --train` and `--compare`: training is reproducible, and gradients match autograd at each step."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from typed import present
+from typed import unwrap
 
 from harness.check import zoo
 from harness.check.python_files import load_module
@@ -19,8 +19,8 @@ TAPE = roots.solutions() / "p27" / "tape.py"
 SMALL = replace(train.TINY, layers=2, width=32, context=32, batch=8)
 
 
-def run(text, steps: int) -> train.Training:
-    """Run some steps of the small model on a text."""
+def train_small_model(text, steps: int) -> train.Training:
+    """Train the small model on a text."""
     module, training = load_module(TAPE), train.Training.begin(SMALL)
     with no_autograd():
         for _, excerpt in zip(range(steps), train.excerpts(SMALL, text), strict=False):
@@ -28,11 +28,11 @@ def run(text, steps: int) -> train.Training:
     return training
 
 
-def test_loss_falls_and_runs_are_reproducible(text):
-    one, other = run(text, 25), run(text, 25)
-    assert one.losses[0] > 5.4 and one.losses[-1] < 3.5  # log 256 is 5.55, and the text has 20 letters
-    assert one.losses == other.losses
-    assert all(torch.equal(t, other.p[name]) for name, t in one.p.items())
+def test_loss_decreases_and_runs_are_reproducible(text):
+    first, second = train_small_model(text, 25), train_small_model(text, 25)
+    assert first.losses[0] > 5.4 and first.losses[-1] < 3.5  # log 256 is 5.55, and the text has 20 letters
+    assert first.losses == second.losses
+    assert all(torch.equal(t, second.p[name]) for name, t in first.p.items())
 
 
 def test_gradients_match_autograd_at_each_step(text, monkeypatch):
@@ -46,26 +46,26 @@ def test_gradients_match_autograd_at_each_step(text, monkeypatch):
         loss.backward()
         training.step(module, excerpt)
         assert training.losses[-1] == pytest.approx(loss.item(), rel=1e-5)
-        largest = max(present(t.grad).abs().max().item() for t in held.values())
+        largest = max(unwrap(t.grad).abs().max().item() for t in held.values())
         for name, leaf in held.items():
             torch.testing.assert_close(training.grads[name].double(), leaf.grad, rtol=0, atol=2e-5 * largest)
 
 
 def test_command_trains_plots_and_samples(command_line):
-    finished = command_line("p27", "--train", "--solution", "--steps", "3")
-    assert finished.code == 0, finished.err
+    result = command_line("p27", "--train", "--solution", "--steps", "3")
+    assert result.code == 0, result.err
     assert (
-        finished.lines[0]
+        result.lines[0]
         == "3 blocks of 96 channels, 366,432 parameters; 16 x 64 bytes of the book at every step"
     )
-    assert "o by hand" in finished.lines[1]
-    (summary,) = [line for line in finished.lines if line.startswith("loss ")]
+    assert "o by hand" in result.lines[1]
+    (summary,) = [line for line in result.lines if line.startswith("loss ")]
     assert summary.endswith("in the last ten of 3")
-    assert finished.lines[finished.lines.index("it writes:") + 1].startswith("   The gradient ")
+    assert result.lines[result.lines.index("it writes:") + 1].startswith("   The gradient ")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (("--train", "--steps", "0"), 2, "--steps 0: must be at least 1"),
         (("--train", "--seconds", "-5"), 2, "--seconds -5: must be above 0"),
@@ -77,15 +77,15 @@ def test_command_trains_plots_and_samples(command_line):
         (("--compare",), 3, "still to be written; --solution runs the solution's"),
     ],
 )  # fmt: skip
-def test_invalid_arguments_are_refused(arguments, code, words, command_line):
-    finished = command_line("p27", *arguments)
-    assert finished.code == code and words in finished.err
+def test_invalid_arguments_are_rejected(arguments, code, message, command_line):
+    result = command_line("p27", *arguments)
+    assert result.code == code and message in result.err
 
 
 def test_compare_prints_all_values_and_the_first_wrong_one(command_line, monkeypatch):
-    finished = command_line("p27", "--compare", "--solution")
-    assert finished.code == 0 and finished.lines[-1] == "✅ every value is autograd's"
-    labels = {line.split("  ")[0] for line in finished.lines}
+    result = command_line("p27", "--compare", "--solution")
+    assert result.code == 0 and result.lines[-1] == "✅ every value is autograd's"
+    labels = {line.split("  ")[0] for line in result.lines}
     assert labels >= {
         "block0.attention, its output",
         "the gradient of block1.narrow.weight",
@@ -95,13 +95,13 @@ def test_compare_prints_all_values_and_the_first_wrong_one(command_line, monkeyp
     monkeypatch.setattr(
         compare, "load_tape", lambda flags: (wrong.build_target(), load_module(wrong.build_target()))
     )
-    finished = command_line("p27", "--compare")
-    assert finished.code == 1
-    assert finished.lines[-1].endswith("the first is the gradient of what block1.gelu is given")
+    result = command_line("p27", "--compare")
+    assert result.code == 1
+    assert result.lines[-1].endswith("the first is the gradient of what block1.gelu is given")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "message"),
     [
         ("        return dy * (0.5 * (1 + tanh)", "        raise NotImplementedError  # ",
          "NotImplementedError"),
@@ -111,14 +111,14 @@ def test_compare_prints_all_values_and_the_first_wrong_one(command_line, monkeyp
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["--train", "--compare"])
 def test_exception_is_reported_with_file_and_line(
-    command, old, new, words, command_line, monkeypatch, tmp_path
+    command, old, new, message, command_line, monkeypatch, tmp_path
 ):
     path = tmp_path / "tape.py"
     path.write_text(TAPE.read_text().replace(old, new))
     for module in (train, compare):
         monkeypatch.setattr(module, "load_tape", lambda flags: (path, load_module(path)))
-    finished = command_line("p27", command)
-    assert finished.code == 2 and "tape.py:" in finished.err and words in finished.err, finished.err
+    result = command_line("p27", command)
+    assert result.code == 2 and "tape.py:" in result.err and message in result.err, result.err
 
 
 def test_nonfinite_loss_stops_training(text):
@@ -129,7 +129,7 @@ def test_nonfinite_loss_stops_training(text):
         training.step(load_module(TAPE), excerpt)
 
 
-def test_missing_or_short_text_is_bad_use(tmp_path):
+def test_missing_or_short_text_is_a_usage_error(tmp_path):
     with pytest.raises(BadUse, match="no Markdown file"):
         read_text(tmp_path / "nowhere", 8)
     (tmp_path / "short.md").write_text("short")
@@ -137,7 +137,7 @@ def test_missing_or_short_text_is_bad_use(tmp_path):
         read_text(tmp_path, 8)
 
 
-def test_plotted_curve_falls():
+def test_plotted_curve_decreases():
     rows = plot("by hand", [4.0 - step / 50 for step in range(100)], width=40, height=5)
     assert "3.9" in rows[1] and "o" in rows[1] and "2.0" in rows[5] and rows[5].endswith("o")
     assert "step 100" in rows[6] and max(map(len, rows)) < 80

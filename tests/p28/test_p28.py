@@ -1,4 +1,4 @@
-"""Puzzle 28: the solution is correct within every limit, and the initial code costs what the spec says."""
+"""Puzzle 28: the solution is within every limit, and the initial code has the specified cost."""
 
 import shutil
 
@@ -17,8 +17,8 @@ from harness.toolchain.packages import OpPackage
 
 COUNTED = [case for case in PUZZLE.cases(None) if case.counted]
 DTYPES = (pytest.param("float32", marks=pytest.mark.slow), "bfloat16")
-AROUND = ("layouts", "epilogue")
-"""Steps whose initial code has launches of its own besides the product."""
+STEPS_WITH_EXTRA_LAUNCHES = ("layouts", "epilogue")
+"""Steps whose initial code has launches in addition to the GEMM."""
 LAUNCHES = {
     "rows": ("rows",),
     "dx": ("dx",),
@@ -26,13 +26,13 @@ LAUNCHES = {
     "layouts": ("transpose",),
     "epilogue": ("bias", "column_sums"),
 }
-"""Launches of the initial full pass, by the step that makes them; its products are those of `tiled`."""
+"""Step -> its launches in the initial full pass; the GEMMs are those of `tiled`."""
 SOLUTION = roots.solutions() / "p28" / "op"
 
 
 @pytest.fixture(scope="module")
 def initial_package(tmp_path_factory) -> OpPackage:
-    """The solution's package with the initial code of the blanks, as if a learner had written it."""
+    """The solution's package with the blanks' initial code as the learner's code."""
     folder = tmp_path_factory.mktemp("first") / "op"
     shutil.copytree(SOLUTION, folder, symlinks=False)
     text = (folder / "fast.mojo").read_text()
@@ -43,7 +43,7 @@ def initial_package(tmp_path_factory) -> OpPackage:
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_solution_is_within_all_limits(dtype):
+def test_solution_is_correct_within_all_limits(dtype):
     for result in Checker(PUZZLE, dtype=dtype).check(SOLUTION, cases=COUNTED):
         assert result.state == "correct", (result.gate.id, result.diagnosis)
         assert [cost.limit for cost in result.costs] == list(result.gate.limits)
@@ -60,26 +60,28 @@ def test_initial_code_is_correct_with_the_specified_cost(initial_package, dtype)
                 result.gate.id,
                 cost.limit.id,
             )
-        own = result.costs[0]
-        assert (result.state, result.mistake) == ("wrong", own.limit.id)
+        cost = result.costs[0]
+        assert (result.state, result.mistake) == ("wrong", cost.limit.id)
         blank = blanks.find_blanks((initial_package.path / "fast.mojo").read_text())[result.gate.id]
-        file, _, number = own.line.rpartition(":")
-        if result.gate.id in AROUND:
-            assert file.endswith("parts.mojo"), "what costs most is a launch that the blank makes needless"
+        file, _, number = cost.line.rpartition(":")
+        if result.gate.id in STEPS_WITH_EXTRA_LAUNCHES:
+            assert file.endswith("parts.mojo"), (
+                "the costliest launch is unnecessary after the blank is solved"
+            )
         else:
             last = blank.line + len(blank.body)
-            assert blank.line <= int(number) < last, "the line that costs most is the blank's"
+            assert blank.line <= int(number) < last, "the costliest line is in the blank"
 
 
 @pytest.mark.compiles
 def test_report_has_a_cost_table(command_line):
-    finished = command_line("p28", "--backward", "--solution", "--device", "virtual")
-    assert finished.code == 0, finished.out + finished.err
-    rows = [line.split() for line in finished.out.splitlines()]
+    result = command_line("p28", "--backward", "--solution", "--device", "virtual")
+    assert result.code == 0, result.out + result.err
+    rows = [line.split() for line in result.out.splitlines()]
     for gate in GATES:
         of_gate = [row for row in rows if row and row[0] == gate.id and row[-1] == "✅"]
         assert len(of_gate) == len(gate.limits)
-    assert "Overall Result: ✅ ALL CORRECT" in finished.out
+    assert "Overall Result: ✅ ALL CORRECT" in result.out
     whole = {row[0]: [int(cell.replace(",", "")) for cell in row[1:]] for row in rows
              if len(row) == 4 and row[0] in ("given", "yours")}  # fmt: skip
     rows, hidden, outputs = LARGE
@@ -91,7 +93,7 @@ def test_report_has_a_cost_table(command_line):
 
 
 def count_bytes() -> int:
-    """Return the bytes that the solution's full pass moves, from the shapes."""
+    """Compute the bytes moved by the solution's full pass from the shapes."""
     rows, hidden, outputs = LARGE
     x, dy, weight = rows * hidden, rows * outputs, outputs * hidden
     layernorm = 4 * x  # x, y and for each row gamma and beta
@@ -111,7 +113,7 @@ def count_bytes() -> int:
 @pytest.mark.compiles
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_initial_pass_cost_matches_the_counters(initial_package, dtype):
-    """The spec's formulas equal each launch's counters, here with two slabs of rows."""
+    """The spec's formulas match each launch's counters with two slabs of rows."""
     dims = rows, hidden, outputs = 128, 96, 32
     products = {"output": dims, "dln": (rows, outputs, hidden), "dweight": (outputs, rows, hidden)}
     cases = [Case(name, "", sizes, "hard", counted=True) for name, sizes in products.items()]

@@ -1,4 +1,4 @@
-"""Puzzle 28's reference against autograd, its known mistakes, and the spec's constants against the kernels."""
+"""Puzzle 28's spec: the reference against autograd, known mistakes, and constants that match the kernels."""
 
 import math
 import re
@@ -15,7 +15,7 @@ SOURCE = (roots.solutions() / "p28" / "op" / "parts.mojo").read_text()
 
 
 def test_gradients_match_autograd():
-    """dx and the parameters' gradients are those of LayerNorm with the incoming gradient dln."""
+    """Compare with LayerNorm's gradients for the output gradient dln."""
     arrays = PUZZLE.inputs(PUZZLE.cases(None)[1], "float64", 0)
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     x, gamma, beta = (tensors[n].requires_grad_(True) for n in ("input", "ln_weight", "ln_bias"))
@@ -65,7 +65,7 @@ def test_spec_constants_match_the_kernels():
 
 
 def test_limits_apply_to_the_counted_case():
-    """The counted case fills whole blocks and tiles, and is small enough for a laptop."""
+    """The counted case has only full blocks and tiles, and is small enough for a laptop."""
     rows, hidden, outputs = COUNTED
     assert hidden == 768 and rows <= 64 and rows * hidden * outputs <= 2**22
     assert rows % limits.BLOCK == 0 and outputs % limits.BLOCK == 0 and rows % limits.SLAB == 0
@@ -81,18 +81,18 @@ def test_limits_apply_to_the_counted_case():
     assert LARGE[0] * LARGE[1] * LARGE[2] <= 2**27
 
 
-def test_each_step_limits_its_own_counter():
-    """A blank's initial code exceeds its gate's first limit and keeps those of the steps before."""
+def test_each_step_limits_a_separate_counter():
+    """A blank's initial code exceeds only its gate's first limit, not those of earlier steps."""
     for gate in GATES:
-        own = gate.limits[0]
-        assert all(own.first[dtype] > own.maximum for dtype in (limits.F32, limits.BF16)), gate.id
+        limit = gate.limits[0]
+        assert all(limit.first[dtype] > limit.maximum for dtype in (limits.F32, limits.BF16)), gate.id
         assert len({limit.id for limit in gate.limits}) == len(gate.limits)
 
 
 def test_reports_show_the_recorded_times():
-    known = record.read("fast_steps")
-    assert (known.machine, known.date) == (recorded.MACHINE, recorded.DATE)
-    rows = {(row["form"], row["step"]): row for row in known.rows if row["dtype"] == "bfloat16"}
+    measured = record.read("fast_steps")
+    assert (measured.machine, measured.date) == (recorded.MACHINE, recorded.DATE)
+    rows = {(row["form"], row["step"]): row for row in measured.rows if row["dtype"] == "bfloat16"}
     assert float(rows["bare", "all"]["median_us"]) == recorded.BARE
     assert [*recorded.TIMES] == [gate.id for gate in GATES]
     for number, (step, (size, initial, solution, share, passes)) in enumerate(recorded.TIMES.items(), 1):

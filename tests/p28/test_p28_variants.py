@@ -1,4 +1,4 @@
-"""The limits of puzzle 28 are fair: other correct and fast variants of each step pass too."""
+"""Puzzle 28's limits accept other correct and efficient variants of each step."""
 
 import shutil
 import textwrap
@@ -19,7 +19,7 @@ CASES = [case for case in PUZZLE.cases(None) if case.counted or case.name in ("h
 
 
 def build_variant(variant: dict, folder: Path) -> OpPackage:
-    """Return the solution's package with a variant in place of a blank's code."""
+    """Create the solution's package with a blank replaced by a variant."""
     package = folder / "op"
     shutil.copytree(SOLUTION, package, symlinks=False)
     file = package / "fast.mojo"
@@ -45,7 +45,7 @@ def test_variants_cover_most_steps():
 @pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"{variant['gate']}: {variant['about']}")
-def test_another_fast_variant_passes(variant, tmp_path):
+def test_efficient_variant_passes(variant, tmp_path):
     for dtype in ("float32", "bfloat16"):
         [result] = Checker(PUZZLE, dtype=dtype).check(
             build_variant(variant, tmp_path / dtype), [variant["gate"]], CASES

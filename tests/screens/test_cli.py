@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typed import present
+from typed import unwrap
 
 from harness import cli
 from harness.check.options import Options, parse
@@ -82,8 +82,8 @@ def run_in_new_process(*arguments: str, **options) -> subprocess.CompletedProces
 def full_run(tmp_path_factory):
     """The finished process and the JSON of `p22 --backward --solution` on every available device."""
     file = tmp_path_factory.mktemp("run") / "run.json"
-    finished = run_in_new_process(*SOLUTION, "--json", file)
-    return finished, json.loads(file.read_text())
+    result = run_in_new_process(*SOLUTION, "--json", file)
+    return result, json.loads(file.read_text())
 
 
 def find_missing_lines(expected: list[str], printed: list[str]) -> list[str]:
@@ -113,16 +113,16 @@ def test_published_lines_are_in_order(full_run):
 @pytest.mark.compiles
 def test_second_run_on_the_cpu_is_cached(full_run, command_line):
     """Without a GPU the published lines of the CPU remain."""
-    finished = command_line(*ON_CPU)
+    result = command_line(*ON_CPU)
     expected = [line for line in PUBLISHED.splitlines() if not any(part in line for part in CPU_ONLY)]
     expected = [line.replace("ALL CORRECT", "CPU CORRECT, GPU NOT RUN") for line in expected]
     cpu_section = expected[: expected.index("   Overall:      ✅ CORRECT") + 1]
     assert not find_missing_lines(
-        cpu_section + expected[expected.index("Backward Pass Test Summary:") :], finished.lines
+        cpu_section + expected[expected.index("Backward Pass Test Summary:") :], result.lines
     )
-    assert finished.code == 6
-    assert any(re.fullmatch(r"   on CPU: .*, graph cached", line) for line in finished.lines)
-    assert "Compiling" not in finished.out
+    assert result.code == 6
+    assert any(re.fullmatch(r"   on CPU: .*, graph cached", line) for line in result.lines)
+    assert "Compiling" not in result.out
 
 
 @pytest.mark.compiles
@@ -172,12 +172,12 @@ def test_json_to_a_file(full_run):
 @pytest.mark.compiles
 def test_json_on_stdout_is_only_json(command_line):
     """Run one gate, of which only its own quantities are compared."""
-    finished = command_line(*ON_CPU, "--gate", "dW", "--json", "-")
-    data = json.loads(finished.out)
+    result = command_line(*ON_CPU, "--gate", "dW", "--json", "-")
+    data = json.loads(result.out)
     (device,) = data["devices"]
-    assert list(device["variants"]) == ["fused"] and data["exit_code"] == finished.code == 6
+    assert list(device["variants"]) == ["fused"] and data["exit_code"] == result.code == 6
     assert set(device["variants"]["fused"]["cases"]["chapter"]) == {"grad_linear_weight"}
-    assert "Overall Result" in finished.err
+    assert "Overall Result" in result.err
 
 
 def test_json_of_a_python_rung(command_line):
@@ -197,16 +197,15 @@ def test_json_of_a_python_rung(command_line):
 @pytest.mark.compiles
 def test_json_and_repeats_of_a_gate(command_line):
     flags = "--fused --gate dx --json - --repeat 2 --blocks reversed"
-    finished = command_line(*SOLUTION, *flags.split(), *SMALL)
-    data = json.loads(finished.out)
-    assert (finished.code, data["exit_code"], data["rung"]) == (0, 0, "mojo")
+    result = command_line(*SOLUTION, *flags.split(), *SMALL)
+    data = json.loads(result.out)
+    assert (result.code, data["exit_code"], data["rung"]) == (0, 0, "mojo")
     assert data["gates"]["dx"]["state"] == "correct"
     assert data["gates"]["dx"]["repeat"]["grad_input"]["bit_equal"]
     assert (
-        "      grad_input: bit-equal in 2 runs (as it must be: the order of its sums is fixed)"
-        in finished.err
+        "      grad_input: bit-equal in 2 runs (as it must be: the order of its sums is fixed)" in result.err
     )
-    assert "float32, then bfloat16, seed 0, on the virtual GPU" in finished.err
+    assert "float32, then bfloat16, seed 0, on the virtual GPU" in result.err
 
 
 @pytest.mark.compiles
@@ -217,8 +216,8 @@ def test_gate_imports_neither_max_nor_torch():
         for heavy in ({"max"}, {"max", "torch"}):
             code = f"import sys; from harness.cli import main; main({arguments}); found = {heavy} & {{*sys.modules}}"
             code += "; sys.exit(bool(found))"
-            done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
+            completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+            assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -231,7 +230,7 @@ def test_gate_imports_neither_max_nor_torch():
     ],
 )
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("place", "message"),
     [
         ("missing/file", "No such file or directory"),
         (".", "Is a directory"),
@@ -242,7 +241,7 @@ def test_gate_imports_neither_max_nor_torch():
     ids=["no folder", "a folder", "below a file", "a link to nowhere", "too long"],
 )
 def test_2_unwritable_target_is_reported_before_running(
-    command_line, tmp_path, monkeypatch, flags, flag, place, words
+    command_line, tmp_path, monkeypatch, flags, flag, place, message
 ):
     def fail(*arguments, **options):
         pytest.fail("something ran")
@@ -253,8 +252,8 @@ def test_2_unwritable_target_is_reported_before_running(
     monkeypatch.setattr("harness.bench.runner.Bench.run", fail)
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere/run.json")
-    finished = command_line(*flags, flag, tmp_path / place)
-    assert (finished.code, finished.err) == (2, f"error: {flag} {tmp_path / place}: {words}\n")
+    result = command_line(*flags, flag, tmp_path / place)
+    assert (result.code, result.err) == (2, f"error: {flag} {tmp_path / place}: {message}\n")
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
@@ -264,29 +263,29 @@ def test_2_unwritable_target_is_reported_before_running(
 @pytest.mark.compiles
 def test_dims_seed_and_dtype_are_passed_on(command_line, cpu_graphs):
     cpu_graphs()  # the graph of this run among them
-    finished = command_line(*ON_CPU, *SMALL, "--seed", "4", "--dtype", "bfloat16")
-    assert "Testing with dimensions: [2, 3, 5] -> [2, 3, 7]" in finished.lines
-    assert any(line.endswith("bfloat16, seed 4") for line in finished.lines)
-    assert finished.code == 6
+    result = command_line(*ON_CPU, *SMALL, "--seed", "4", "--dtype", "bfloat16")
+    assert "Testing with dimensions: [2, 3, 5] -> [2, 3, 7]" in result.lines
+    assert any(line.endswith("bfloat16, seed 4") for line in result.lines)
+    assert result.code == 6
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", ["fused", "unfused"])
 def test_variant_flag_selects(command_line, name):
-    finished = command_line(*ON_CPU, f"--{name}")
-    assert ("(unfused)" in finished.out) == (name == "unfused")
-    assert sum("Testing CPU Backward Implementation" in line for line in finished.lines) == 1
+    result = command_line(*ON_CPU, f"--{name}")
+    assert ("(unfused)" in result.out) == (name == "unfused")
+    assert sum("Testing CPU Backward Implementation" in line for line in result.lines) == 1
 
 
 @pytest.mark.compiles
 def test_forward_check_prints_no_ratio_without_a_gpu(command_line, cpu_graphs):
     cpu_graphs()  # the graph that it times among them
-    finished = command_line("p22", "--fused", "--solution", "--device", "cpu")
-    assert "FORWARD PASS Test Completed!" in finished.lines
-    assert "grad_input" not in finished.out
-    assert re.search(r"^   CPU time \(fused\): [\d,.]+ us", finished.out, re.MULTILINE)
-    assert "   CPU / GPU (fused): no GPU: ratio not measured" in finished.lines
-    assert finished.code == 6
+    result = command_line("p22", "--fused", "--solution", "--device", "cpu")
+    assert "FORWARD PASS Test Completed!" in result.lines
+    assert "grad_input" not in result.out
+    assert re.search(r"^   CPU time \(fused\): [\d,.]+ us", result.out, re.MULTILINE)
+    assert "   CPU / GPU (fused): no GPU: ratio not measured" in result.lines
+    assert result.code == 6
 
 
 # ---- Exit codes ---------------------------------------------------------------------------------------------
@@ -306,23 +305,23 @@ def run_with(command_line, monkeypatch):
             return outputs
 
         monkeypatch.setattr(graphs, "execute", execute_and_change)
-        finished = command_line(*ON_CPU, *flags)
-        assert finished.code == 1
-        return finished
+        result = command_line(*ON_CPU, *flags)
+        assert result.code == 1
+        return result
 
     return run
 
 
 @pytest.mark.compiles
 def test_1_wrong_gradient_is_shown_with_its_case(run_with):
-    finished = run_with(["fused.grad_weight"], lambda array: np.multiply(array, 1.001, out=array))
-    assert "   Overall Result: ❌ INCORRECT" in finished.lines
-    (line,) = [line for line in finished.lines if "is wrong in" in line]
+    result = run_with(["fused.grad_weight"], lambda array: np.multiply(array, 1.001, out=array))
+    assert "   Overall Result: ❌ INCORRECT" in result.lines
+    (line,) = [line for line in result.lines if "is wrong in" in line]
     cases = p22.cases()
     truths = [p22.PUZZLE.compute_exact(p22.inputs(case, "float32", 0))["grad_weight"] for case in cases]
     count = sum(bool(np.isfinite(truth).any()) for truth in truths)  # NaN times 1.001 is NaN
     assert line.startswith(f"   ❌ grad_linear_weight is wrong in {count} of {len(cases)} cases, most in '")
-    assert "   Run this again: workbook p22 --backward --fused --device cpu --solution" in finished.lines
+    assert "   Run this again: workbook p22 --backward --fused --device cpu --solution" in result.lines
 
 
 @pytest.mark.compiles
@@ -333,10 +332,10 @@ def test_1_nan_and_unwritten_elements_are_reported(run_with):
         else:
             array.flat[0] = np.inf
 
-    finished = run_with(["fused.grad_input", "fused.grad_bias"], write_nan_or_poison, "--fused", *SMALL)
-    assert "1 elements are NaN or infinite where the reference is not" in finished.out
-    assert "one at [0, 0, 0]: not a wrong gradient but a value that is none" in finished.out
-    assert "7 elements were never written" in finished.out
+    result = run_with(["fused.grad_input", "fused.grad_bias"], write_nan_or_poison, "--fused", *SMALL)
+    assert "1 elements are NaN or infinite where the reference is not" in result.out
+    assert "one at [0, 0, 0]: not a wrong gradient but a value that is none" in result.out
+    assert "7 elements were never written" in result.out
 
 
 def test_only_kernels_have_a_dtype():
@@ -351,14 +350,14 @@ def test_only_kernels_have_a_dtype():
 
 def get_error_line(command_line, *arguments: str) -> str:
     """Return the only line that a command line with exit code 2 prints."""
-    finished = command_line(*arguments)
-    assert finished.code == 2 and finished.out == ""
-    assert finished.err.startswith("error: ") and finished.err.count("\n") == 1
-    return finished.err
+    result = command_line(*arguments)
+    assert result.code == 2 and result.out == ""
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1
+    return result.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "messages"),
     [
         (["p99"], ["unknown puzzle 'p99'", "there is ", "p22"]),
         (["wtch"], ["unknown command 'wtch': did you mean watch?"]),
@@ -415,18 +414,18 @@ def get_error_line(command_line, *arguments: str) -> str:
     ],
     ids=lambda value: " ".join(value) if value and value[0] in ("p22", "p99") else "",
 )
-def test_2_bad_use_is_one_line(command_line, arguments, words):
+def test_2_bad_use_is_one_line(command_line, arguments, messages):
     line = get_error_line(command_line, *arguments)
-    assert all(word in line for word in words), line
+    assert all(message in line for message in messages), line
 
 
 def test_help_lists_the_exit_codes(command_line):
     of_all, of_one = ("list, hint, watch", "p22"), ("--dims B S H O", "--gate ID", "--fused")
     for arguments, own in ((["--help"], of_all), ([], of_all), (["p22", "--help"], of_one)):
-        finished = command_line(*arguments)
-        assert finished.code == 0
+        result = command_line(*arguments)
+        assert result.code == 0
         for words in ("exit codes: 0 all correct", "130 interrupted", *own):
-            assert words in " ".join(finished.out.split())
+            assert words in " ".join(result.out.split())
     assert "workbook vgpu exec -- mojo run" in command_line("vgpu", "--help").out
 
 
@@ -451,10 +450,10 @@ def test_4_compile_error_has_file_and_line(command_line, copied_package):
 def test_5_unwritable_cache_folder(command_line, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "file"))
-    finished = command_line(*ON_CPU)
-    assert finished.code == 5
-    assert f"cannot make the cache folder {tmp_path}/file/" in finished.err
-    assert "set WORKBOOK_CACHE to a folder you can write" in finished.err and finished.err.count("\n") == 1
+    result = command_line(*ON_CPU)
+    assert result.code == 5
+    assert f"cannot make the cache folder {tmp_path}/file/" in result.err
+    assert "set WORKBOOK_CACHE to a folder you can write" in result.err and result.err.count("\n") == 1
 
 
 @pytest.mark.compiles
@@ -465,7 +464,7 @@ def test_130_interrupt_during_a_compile(tmp_path):
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert any(
-            line.startswith("Compiling the Mojo kernels for the CPU") for line in present(process.stdout)
+            line.startswith("Compiling the Mojo kernels for the CPU") for line in unwrap(process.stdout)
         )
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
@@ -491,9 +490,9 @@ def skeleton_package(solution, tmp_path_factory):
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
 def test_3_untouched_problems_list_unsolved_blanks(skeleton_package):
     """Run on the virtual GPU only, since the CPU path has no blanks."""
-    finished = run_in_new_process("p22", "--backward", "--ops", skeleton_package, "--device", "virtual")
-    assert finished.returncode == 3, finished.stdout + finished.stderr
-    lines = finished.stdout.splitlines()
+    result = run_in_new_process("p22", "--backward", "--ops", skeleton_package, "--device", "virtual")
+    assert result.returncode == 3, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
     at = lines.index("Unsolved blanks (7 of 8):")
     by_id = blanks.find_blanks((skeleton_package / "layernorm_linear.mojo").read_text())
     source = skeleton_package / "layernorm_linear.mojo"

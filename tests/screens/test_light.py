@@ -26,5 +26,5 @@ HEAVY = ("torch", "max", "mojo", "triton", "sympy")
 )
 def test_light_commands_import_nothing_heavy(code, heavy):
     program = f"import sys; {code}; loaded = {{*{heavy}}} & {{*sys.modules}}; assert not loaded, loaded"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typed import stand_in
+from typed import make_stub
 
 from harness import console
 from harness.check.compare import Repeats, TensorResult
@@ -130,7 +130,7 @@ def test_wrong_gradient_names_case_error_and_index(make_run):
 
 
 @pytest.mark.parametrize(
-    ("result", "words"),
+    ("result", "message"),
     [
         (replace(WRONG, nonfinite=3), "3 elements are NaN or infinite where the reference is not"),
         (
@@ -140,8 +140,8 @@ def test_wrong_gradient_names_case_error_and_index(make_run):
         (replace(WRONG, baseline=0.0), "inf times PyTorch's own 0.00e+00"),
     ],
 )
-def test_failed_result_has_a_reason(result, words):
-    assert words in report.explain_failure(result)
+def test_failed_result_has_a_reason(result, message):
+    assert message in report.explain_failure(result)
 
 
 def test_unsolved_blanks_are_listed_with_file_line_and_task(make_run):
@@ -312,7 +312,7 @@ def test_variant_without_forward_pass_has_no_forward_line(make_run):
 
 
 @pytest.mark.parametrize(
-    ("right", "words"),
+    ("expected", "message"),
     [
         (["d"], "wrong in 5 of 6 cases (all but d)"),
         (["d", "f"], "wrong in 4 of 6 cases (a, b, c, e)"),
@@ -320,20 +320,20 @@ def test_variant_without_forward_pass_has_no_forward_line(make_run):
         ([], "wrong in all 6 cases"),
     ],
 )
-def test_few_correct_cases_are_named(right, words):
+def test_few_correct_cases_are_named(expected, message):
     comparisons = [
-        Comparison(replace(CASES[0], name=name), {"grad_input": RIGHT if name in right else WRONG})
+        Comparison(replace(CASES[0], name=name), {"grad_input": RIGHT if name in expected else WRONG})
         for name in "abcdef"
     ]
     result = GateResult(next(gate for gate in p22.PUZZLE.gates if gate.id == "dx"), "wrong", comparisons)
     (line, *_) = report.format_gate(result, p22.PUZZLE, Path("layernorm_linear.mojo"), {})
-    assert words in line.plain
+    assert message in line.plain
 
 
 def test_correct_but_costly_provided_code_is_called_slow():
     gate = next(gate for gate in p22.PUZZLE.gates if gate.id == "dx")
-    blanks = {"dx": stand_in(Blank, line=3, task="be fast")}
-    for costs, words in (([stand_in(MeasuredCost)], "is slow:"), ([], "is wrong in every case:")):
+    blanks = {"dx": make_stub(Blank, line=3, task="be fast")}
+    for costs, words in (([make_stub(MeasuredCost)], "is slow:"), ([], "is wrong in every case:")):
         comparisons = [Comparison(CASES[0], {"grad_input": RIGHT if costs else WRONG})]
         result = GateResult(gate, "unsolved", comparisons, diagnosis=["why"], costs=costs)
         lines = report.format_gate(result, p22.PUZZLE, Path("layernorm_linear.mojo"), blanks)
@@ -343,6 +343,6 @@ def test_correct_but_costly_provided_code_is_called_slow():
 def test_unsolved_blank_and_location_are_separated(make_run):
     run = make_run("virtual")
     run.unsolved.append("longest_id")
-    run.blanks = {"longest_id": stand_in(Blank, line=3, task="be fast")}
+    run.blanks = {"longest_id": make_stub(Blank, line=3, task="be fast")}
     *_, line = report.format_unsolved(run)
     assert str(line).split()[0] == "longest_id"

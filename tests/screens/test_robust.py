@@ -88,11 +88,11 @@ def test_deleted_working_directory(tmp_path):
     folder.mkdir()
     start = f"import os; os.rmdir({str(folder)!r}); os.execv({sys.executable!r}, [{sys.executable!r}, '-m', 'harness', 'list'])"
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", start], cwd=folder, env=environment, capture_output=True, text=True
     )
     words = "error: the working directory does not exist any more: change into another one\n"
-    assert (done.returncode, done.stdout, done.stderr) == (5, "", words)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (5, "", words)
 
 
 def test_ctrl_c_during_import_is_one_line(tmp_path):
@@ -101,8 +101,8 @@ def test_ctrl_c_during_import_is_one_line(tmp_path):
     (tmp_path / "rich" / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "harness", "list"]
-    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    completed = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (130, "", "interrupted\n")
 
 
 def test_missing_gate_result_is_a_failure(command_line, monkeypatch):
@@ -122,8 +122,8 @@ def test_unsolved_optional_rung_is_not_passed(command_line, monkeypatch, tmp_pat
 
     monkeypatch.setattr(roots, "problems", lambda: tmp_path)
     blanks.generate_problems(CHECKOUT / "solutions" / "p22", tmp_path / "p22")
-    finished = command_line("verify", "p22", "--rung", "derive")
-    assert finished.code == 3 and "gates are left; nothing attempted is wrong" in finished.out
+    result = command_line("verify", "p22", "--rung", "derive")
+    assert result.code == 3 and "gates are left; nothing attempted is wrong" in result.out
 
 
 def test_cases_are_distinguished_by_size():

@@ -73,8 +73,8 @@ def test_show_names_element_thread_line_and_expected_reads(recorded, folder, tmp
     code, output = call("p90", "--show", "square", "--html", page)
     assert code == 1
     got = 0.5 * arrays["input"][row, 0] ** 2
-    right = 0.5 * arrays["input"][arrays["order"][row], 0] ** 2
-    assert f"output[{row}, 0] is {got:.6g}, expected {right:.6g}" in output
+    expected = 0.5 * arrays["input"][arrays["order"][row], 0] ** 2
+    assert f"output[{row}, 0] is {got:.6g}, expected {expected:.6g}" in output
     assert f"square, block {row}, thread 0 writes {got:.6g} into output[{row}, 0]" in output
     assert f"it reads input[{row}, 0], which the solution's thread does not" in output
     assert f"it never reads input[{arrays['order'][row]}, 0]" in output
@@ -102,13 +102,13 @@ def test_page_data_is_json(recorded):
     data = json.loads(out)
     assert "p90 · square" in err
     assert code == 1 and data["title"] == "p90 · square" and not data["right"]
-    mine, right = data["runs"]
+    mine, expected = data["runs"]
     launch = mine[data["followed"][0]]
     names = [tensor["name"] for tensor in data["tensors"]]
     step = next(s for s in launch["steps"] if s and s[0] == "W" and names[s[1]] == "output")
     assert len(launch["b"]) == len(launch["t"]) == len(launch["e"]) == len(launch["v"])
     assert launch["e"][step[3] : step[3] + step[4]] == [*range(32)], "8 columns of 4 rows, in one step"
-    assert len(right) == len(mine) and all(s is None or s[2] == -1 for s in right[0]["steps"]), (
+    assert len(expected) == len(mine) and all(s is None or s[2] == -1 for s in expected[0]["steps"]), (
         "without source lines"
     )
 
@@ -143,7 +143,7 @@ def test_omitted_accesses_are_reported(picture):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (("p90", "--show", "cube"), 2, "--show cube: unknown gate 'cube'; there is square, dsquare"),
         (("p91", "--show"), 2, "unrecognized arguments: --show"),
@@ -154,10 +154,10 @@ def test_omitted_accesses_are_reported(picture):
         (("p90", "--show", "--gate", "none"), 2, "unknown gate"),
     ],
 )
-def test_refusals_are_one_line(folder, arguments, code, words):
+def test_refusals_are_one_line(folder, arguments, code, message):
     got, output = call(*arguments)
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert got == code and len(errors) == 1 and words in errors[0]
+    assert got == code and len(errors) == 1 and message in errors[0]
 
 
 def test_untouched_blank(folder):

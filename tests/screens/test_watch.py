@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.text import Text
-from typed import text_of
+from typed import read_output
 
 from harness.check.results import GateResult
 from harness.console import receive_progress, report_progress
@@ -218,7 +218,7 @@ def test_interrupt_ends_the_key_line_of_a_terminal(is_terminal, is_interrupted, 
         terminal.show([Text("result")], "q quit")
         if is_interrupted:
             raise KeyboardInterrupt
-    assert text_of(console).endswith(end) and (is_terminal or text_of(console) == end)
+    assert read_output(console).endswith(end) and (is_terminal or read_output(console) == end)
 
 
 def test_long_screen_is_paged_by_m():
@@ -424,8 +424,10 @@ def test_keys_work_while_a_kernel_compiles(tmp_path):
             db="        for o in range(O):\n            atomic_add(grad_bias, o, dyy[row, o])",
         )
         assert "Nothing called `dyy`" in session.wait("use of unknown declaration 'dyy'", 240)
-        right = "        for o in range(O):\n            atomic_add(grad_bias, o, dy[row, o].cast[accum]())"
-        session.save(session.kernels, db=right)
+        expected = (
+            "        for o in range(O):\n            atomic_add(grad_bias, o, dy[row, o].cast[accum]())"
+        )
+        session.save(session.kernels, db=expected)
         session.wait("checking db ...")
         session.press("h")
         assert "checking db ..." in session.wait("Hint db-1 (1 of 3)", 5)

@@ -70,9 +70,9 @@ def test_one_element_of_one_tensor_is_nonfinite(puzzle, case):
 
 @every_puzzle
 def test_seeds_are_different_and_reproducible(puzzle):
-    one, again, other = (puzzle.inputs(puzzle.cases(None)[1], "float32", seed) for seed in (0, 0, 1))
-    assert all(np.array_equal(array, again[name], equal_nan=True) for name, array in one.items())
-    assert not all(np.array_equal(array, other[name], equal_nan=True) for name, array in one.items())
+    a, again, b = (puzzle.inputs(puzzle.cases(None)[1], "float32", seed) for seed in (0, 0, 1))
+    assert all(np.array_equal(array, again[name], equal_nan=True) for name, array in a.items())
+    assert not all(np.array_equal(array, b[name], equal_nan=True) for name, array in a.items())
 
 
 @every_puzzle

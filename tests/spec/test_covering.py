@@ -98,8 +98,8 @@ def test_cancelling_sums_expose_16_bit_accumulation(dtype, step):
     dy, group = draw_cancelling(66, 20, random, cancel=True)
     assert np.array_equal(round_to_dtype(dy, dtype), dy)
     terms = dy * random.standard_normal(66)[group][:, None]
-    right, narrow = terms.sum(0), np.zeros(20)
+    expected, narrow = terms.sum(0), np.zeros(20)
     for term in terms:
         narrow = round_to_dtype(narrow + term, dtype)
-    np.testing.assert_allclose(right, terms[-1], rtol=1e-12)
-    assert np.abs(narrow - right).max() > 4 * step * np.abs(right).max()
+    np.testing.assert_allclose(expected, terms[-1], rtol=1e-12)
+    assert np.abs(narrow - expected).max() > 4 * step * np.abs(expected).max()

@@ -27,11 +27,11 @@ def test_python_solution_passes_and_untouched_file_is_unsolved(name, rung, tmp_p
     rung = puzzle.find_rung(rung)
     checker = load_checker(Work(puzzle, rung, roots.solutions()))
     solution = roots.solutions() / name / rung.file
-    right = checker.check(solution)
-    assert {r.gate.id: r.state for r in right} == dict.fromkeys(rung.gates, "correct"), [
-        r.diagnosis for r in right
+    expected = checker.check(solution)
+    assert {r.gate.id: r.state for r in expected} == dict.fromkeys(rung.gates, "correct"), [
+        r.diagnosis for r in expected
     ]
-    assert name == "p26" or all(result.summary or result.comparisons for result in right)
+    assert name == "p26" or all(result.summary or result.comparisons for result in expected)
     untouched = tmp_path / rung.file
     untouched.write_text(blanks.make_skeleton(solution.read_text()))
     assert {result.state for result in checker.check(untouched)} == {"unsolved"}
@@ -63,8 +63,8 @@ def test_provided_kernels_compile_and_are_unsolved(name, tmp_path):
 
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_untouched_files_are_unsolved(name, command_line):
-    finished = command_line("verify", name)
-    assert finished.code == 3, finished.out
+    result = command_line("verify", name)
+    assert result.code == 3, result.out
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def test_solutions_of_puzzle_21_pass_at_all_sizes(case):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_group_left")
-@pytest.mark.parametrize("right", [list_layers, list_functions, list_public])
-def test_correct_function_passes_the_slow_tries(right):
-    for case in right():
+@pytest.mark.parametrize("expected", [list_layers, list_functions, list_public])
+def test_correct_function_passes_the_slow_tries(expected):
+    for case in expected():
         report = run_case(case, only=SLOW)
         assert report.ok, (case.name, report)
 
@@ -145,10 +145,10 @@ def make_mistaken(op: str, number: int, formula, wrong: str):
                 out = OPS[op][0](*leaves)
             asking = [t for t in leaves if t.requires_grad]
             grads = iter(torch.autograd.grad(out, asking, dy))
-            right = [next(grads) if t.requires_grad else None for t in leaves]
+            expected = [next(grads) if t.requires_grad else None for t in leaves]
             with torch.enable_grad():
-                right[number] = formula([t.detach() for t in leaves], dy, wrong)
-            return tuple(right)
+                expected[number] = formula([t.detach() for t in leaves], dy, wrong)
+            return tuple(expected)
 
     return Mistaken.apply
 
@@ -364,7 +364,7 @@ def test_module_parameters_are_inputs():
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "message"),
     [
         ({"only": ["nonsense"]}, "there is no try nonsense; there are plain, "),
         ({"allow_refusal": ["float46"]}, "there is no try float46; there are plain, "),
@@ -401,22 +401,22 @@ def test_module_parameters_are_inputs():
         ({"reference": lambda x, w: (x * w).detach()}, "no output of the reference has a gradient"),
     ],
 )  # fmt: skip
-def test_invalid_arguments(more, words):
-    with pytest.raises(ValueError, match=words) as raised:
+def test_invalid_arguments(more, message):
+    with pytest.raises(ValueError, match=message) as raised:
         check_backward(**{"function": Scale.apply, "reference": torch.mul, "inputs": SHAPES, **more})
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("returned", "words"),
+    ("returned", "message"),
     [
         (3, "0 tensors, expected 1"),
         ({"y": torch.ones(3)}, "0 tensors, expected 1"),
         ((1, torch.ones(3), torch.ones(3)), "2 tensors, expected 1"),
     ],
 )
-def test_results_that_are_not_tensors(returned, words):
-    assert report_on(lambda x, w: returned).wrong[0].said == f"odd sizes: the function returns {words}"
+def test_results_that_are_not_tensors(returned, message):
+    assert report_on(lambda x, w: returned).wrong[0].said == f"odd sizes: the function returns {message}"
     pair = report_on(torch.mul, reference=lambda x, w: (x * w, x + w), only=["plain"])
     assert pair.wrong[0].said == "odd sizes: the function returns 1 tensor, expected 2"
 

@@ -54,8 +54,8 @@ def test_full_disk_exits_with_code_5(command_line, monkeypatch, tmp_path):
 
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
     monkeypatch.setattr(Path, "write_text", write)
-    done = command_line("p22", "--solution", "--gate", "ln")
-    assert (done.code, done.err.count("\n")) == (5, 1) and os.strerror(errno.ENOSPC) in done.err
+    result = command_line("p22", "--solution", "--gate", "ln")
+    assert (result.code, result.err.count("\n")) == (5, 1) and os.strerror(errno.ENOSPC) in result.err
     left = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all({"answers", "locks"} & {*path.parts} for path in left)
 
@@ -79,9 +79,9 @@ def test_error_without_home_folder_names_the_variable(monkeypatch):
 
 @settings(deadline=None)  # a busy machine
 @given(st.lists(st.text()), st.lists(st.text()))
-def test_different_parts_have_different_digests(one, other):
+def test_different_parts_have_different_digests(a, b):
     """Parts with the same concatenation differ, too: ["ab", "c"] and ["a", "bc"]."""
-    assert (compute_digest(one) == compute_digest(other)) == (one == other)
+    assert (compute_digest(a) == compute_digest(b)) == (a == b)
 
 
 def test_digest_is_short_and_deterministic():

@@ -1,4 +1,4 @@
-"""Call the CUDA driver API directly, like a program without MAX; run by the driver's tests.
+"""Program that calls the CUDA driver API directly, without MAX; run by the driver's tests.
 
 Expects the virtual GPU's libraries on LD_LIBRARY_PATH (`vgpu exec`). Prints the results as JSON.
 """
@@ -58,7 +58,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 class DriverError(Exception):
-    """A call of the CUDA driver failed; `code` is its result."""
+    """A driver call failed with the CUresult `code`."""
 
     def __init__(self, name: str, code: int):
         super().__init__(f"{name}: {code}")
@@ -66,7 +66,7 @@ class DriverError(Exception):
 
 
 class Cuda:
-    """The driver API with Python results; calling an instance raises DriverError if the function fails."""
+    """Wrapper of the driver API; calling an instance raises DriverError if the function fails."""
 
     def __init__(self):
         self.library = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""The virtual GPU's share of a command's work: `python tests/vgpu/execution_share.py p22 --backward ...`.
+"""Measure the virtual GPU's share of a command: `python tests/vgpu/execution_share.py p22 --backward ...`.
 
 Runs `python -m harness ARGUMENTS` in this process and prints CPU seconds: the total with child processes,
 mainly the Mojo compiler, and those of launches. CPU time excludes other work on the machine.
@@ -21,9 +21,9 @@ def run(arguments: list[str]) -> int:
         nonlocal launch_seconds, launches, longest, instructions
         start = time.process_time()
         try:
-            done = launch(self, *args, **kwargs)
-            instructions += done.counters.instructions
-            return done
+            result = launch(self, *args, **kwargs)
+            instructions += result.counters.instructions
+            return result
         finally:
             seconds = time.process_time() - start
             launch_seconds, launches, longest = launch_seconds + seconds, launches + 1, max(longest, seconds)

@@ -46,10 +46,10 @@ def compile_kernels() -> dict[str, str]:
         main = staged.with_suffix(".mojo")
         main.write_text(program)
         command = [mojo, "run", "-g1", "-I", str(KERNELS), str(main)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
         main.unlink()
-        assert done.returncode == 0, done.stderr
-        staged.write_text(done.stdout)
+        assert completed.returncode == 0, completed.stderr
+        staged.write_text(completed.stdout)
 
     name = f"kernels-{compute_digest([get_mojo_version(), str(KERNELS), program, *texts.values()])}.txt"
     text = keep_file(cache_folder("tests") / name, make, "PTX of the tests' kernels").read_text()
@@ -73,7 +73,7 @@ class Bench:
         self.keep: list = []
 
     def empty(self, name: str, shape, dtype: DTypeLike = np.float32) -> np.ndarray:
-        """Return an uninitialised array on the device."""
+        """Allocate an uninitialized array on the device."""
         return self.place(name, np.empty(shape, dtype), write=False)
 
     def place(self, name: str, array: np.ndarray, write: bool = True) -> np.ndarray:

@@ -68,7 +68,7 @@ def find_errors(
     body: str, grid: int = 1, block: int = 32, *, cells: int = 64, value: int = 0, declare: str = "",
     module: str = "", bench: Bench | None = None, **options,
 ) -> list:  # fmt: skip
-    """Return the errors of a kernel on `cells` 32-bit words of one value; %d0 is their address, %a0 that of the thread's."""
+    """Return the errors of a kernel on `cells` 32-bit words of one value at %d0; %a0 is the thread's word."""
     bench = bench or Bench()
     text = make_kernel("ld.param.u64 %d0, [q0];" + body, declare=declare, module=module, store=False)
     bench.run(text, grid, block, bench.place("cells", np.full(cells, value, np.uint32)), **options)

@@ -14,7 +14,7 @@ from harness.vgpu.errors import StepBudgetExceeded
 U4 = np.uint32
 BAR = ".shared .align 8 .b8 bar[16]; .shared .align 4 .b8 s[1024];"
 INIT = "setp.eq.u32 %p7, %t2, 0;  @%p7 mbarrier.init.shared::cta.b64 [bar], {count};  bar.sync 0;  mov.u32 %y0, 0;"
-# Like Mojo's waits: every wait has the same labels, in braces.
+# As in Mojo's code, all waits use the same labels, in braces.
 WAIT = """{{ .reg .pred P1;
 LAB_WAIT: mbarrier.try_wait.parity.shared.b64 P1, [bar], {parity}, 100;
 @P1 bra.uni DONE;
@@ -23,7 +23,7 @@ DONE: }}"""
 
 
 def find_errors(body: str, block: int = 64, declare: str = BAR, **options) -> dict[str, str]:
-    """Return kind -> message of a kernel's errors; the kernel need not end."""
+    """Return kind -> message of a kernel's errors; the kernel may hang."""
     bench = Bench(**options)
     text = make_kernel(body, declare=declare)
     with contextlib.suppress(StepBudgetExceeded):
@@ -35,12 +35,12 @@ def find_errors(body: str, block: int = 64, declare: str = BAR, **options) -> di
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_phase_waits_for_expected_bytes(order):
     """Bytes can arrive before they are expected; two waits use the same labels."""
-    more = "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 48;"
-    first, then = (more, "") if order == "before" else ("", more)
+    completion = "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [bar], 48;"
+    early, late = (completion, "") if order == "before" else ("", completion)
     body = (
         INIT.format(count=1)
         + "setp.lt.u32 %p1, %t2, 32;  @%p1 bra consume;  setp.ne.u32 %p2, %t2, 32;  @%p2 bra done;"
-        + f"st.shared.u32 [s], 7;  {first}  mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 48;  {then}"
+        + f"st.shared.u32 [s], 7;  {early}  mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 48;  {late}"
         + WAIT.format(parity=0)
         + "bra done;  consume:"
         + WAIT.format(parity=0)
@@ -55,7 +55,7 @@ def test_phase_waits_for_expected_bytes(order):
 
 
 def test_arrive_drop_and_pending_count():
-    """The second phase has fewer arrivals; a state contains the pending count."""
+    """After a drop the next phase expects fewer arrivals; the state contains the pending count."""
     body = (
         INIT.format(count=3)
         + "@!%p7 bra done;  mbarrier.arrive_drop.shared.b64 %d1, [bar];  mbarrier.arrive.shared.b64 %d2, [bar], 2;"
@@ -86,7 +86,7 @@ def test_arrival_at_another_block_of_the_cluster():
     assert not bench.errors()
 
 
-def test_too_many_arrivals():
+def test_too_many_arrivals_are_reported():
     """test_hopper_zoo.py has kernels with wrong byte counts and parities."""
     body = (
         "mbarrier.arrive.expect_tx.shared.b64 %d1, [bar], 8;  mbarrier.arrive.shared.b64 %d1, [bar];"
@@ -121,7 +121,7 @@ def test_completed_barrier_releases_only_its_threads():
     np.testing.assert_array_equal(got, [0] * 64 + [5] * 64)
 
 
-def test_missing_arrival():
+def test_missing_arrival_is_reported():
     by_kind = find_errors(
         "mov.u32 %y0, 0;  setp.lt.u32 %p1, %t2, 32;  @%p1 bra done;  bar.sync 1, 64;  done: bar.sync 0;"
     )
@@ -148,20 +148,20 @@ DECREASE = "few: setmaxnreg.dec.sync.aligned.u32 {few};  done:"
         (50, 224, "a multiple of 8 from 24 to 256"),
     ],
 )
-def test_register_budget(few, more, text):
+def test_register_budget_is_checked(few, more, text):
     by_kind = find_errors(INCREASE.format(more=more) + DECREASE.format(few=few), 384, "")
     assert set(by_kind) == ({"register budget"} if text else set())
     assert text in by_kind.get("register budget", "")
 
 
-def test_setmaxnreg_needs_a_whole_warpgroup():
+def test_setmaxnreg_requires_a_full_warpgroup():
     by_kind = find_errors(
         "setp.lt.u32 %p1, %t2, 96;  mov.u32 %y0, 0;  @%p1 setmaxnreg.dec.sync.aligned.u32 56;", 128, ""
     )
     assert "needs all 128 threads of a warpgroup" in by_kind["warp divergence"]
 
 
-def test_ended_blocks_pass_no_barriers():
+def test_exited_blocks_do_not_pass_barriers():
     """Three of four blocks end; the fourth passes five barriers."""
     body = (
         "mov.u32 %y0, 4;  setp.eq.u32 %p1, %t0, 3;  @%p1 bra LOOP;  st.global.u32 [%a0], %t0;  ret;"

@@ -1,4 +1,4 @@
-"""Library collectives: missing threads are an error at the line of the call.
+"""Library collectives: missing threads are an error at the call's line.
 
 Findings inside the library (a prefix sum reads shared words that it does not use) are only notes.
 """
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernel_tools import Bench, compile_kernels, find_line
 from ptx_tools import HEADER
-from typed import present
+from typed import unwrap
 
 from harness.vgpu import VirtualGPU
 from harness.vgpu.checks.divergence import compute_post_dominators, find_controlling_branches
@@ -57,14 +57,14 @@ def test_missing_threads_are_an_error(kernel, h, kinds, call):
 
 
 @pytest.mark.compiles
-def test_shuffle_with_full_mask_in_half_a_warp():
+def test_full_mask_shuffle_in_half_a_warp_is_an_error():
     bench, _ = run_kernel("shuffle_in_half_a_warp")
     assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
 
 
 @pytest.mark.compiles
-def test_helper_between_branch_and_library():
-    """The location is the helper's line; the message also names the line of the helper's call."""
+def test_error_in_helper_shows_its_caller():
+    """The location is the helper's line; the message also contains the caller's line."""
     bench, _ = run_kernel("helper_in_branch", 20)
     assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
     for f in bench.errors():
@@ -77,8 +77,8 @@ def test_helper_between_branch_and_library():
 
 
 @pytest.mark.compiles
-def test_block_smaller_than_a_warp():
-    """The missing lanes are an error of the launch."""
+def test_block_smaller_than_a_warp_is_an_error():
+    """Lanes that the block does not have are an error."""
     bench, _ = run_kernel("warp_sum_after_return", 128, threads=20)
     assert {f.kind for f in bench.errors()} == {ABSENT}
 
@@ -121,13 +121,13 @@ def test_findings_inside_the_library_are_notes():
         ([[1], [1, 2], []], [{0, 1, 2}, {1, 2}, {2}]),  # a loop
     ],
 )
-def test_post_dominators(graph, expected):
+def test_post_dominators_of_small_graphs(graph, expected):
     dominators = compute_post_dominators(graph)
     assert [{k for k in range(len(graph)) if bits >> k & 1} for bits in dominators] == expected
 
 
 def test_controlling_branches():
-    """These are enclosing branches, earlier returns and branches around the call, but no earlier branch or loop."""
+    """Enclosing branches, earlier returns and branches around the call count; earlier branches and loops do not."""
     text = f"""{HEADER}
     .func inner() {{ .reg .b32 %r<4>; vote: mov.u32 %r1, 77; ret; }}
     .visible .entry k() {{
@@ -142,7 +142,7 @@ def test_controlling_branches():
 
     def find_predicates(value: int) -> set[str]:
         instr = next(i for i in instructions if i.args[1].value == value)
-        terms = (present(program.blocks[k].term) for k in find_controlling_branches(program, instr))
+        terms = (unwrap(program.blocks[k].term) for k in find_controlling_branches(program, instr))
         return {term.pred.name for term in terms if term.pred is not None}
 
     assert find_predicates(1) == {"p0"}

@@ -1,4 +1,4 @@
-"""Counters by instruction, tensor, array and line, compared with hand counts."""
+"""Counters per instruction, tensor, array and line, compared with manual counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sum_sites(launch: Launch, **attributes) -> Traffic:
 
 
 def test_global_traffic_by_tensor_and_line():
-    """64 threads access contiguous words of one tensor, and words 32 bytes apart of the other, twice on one line."""
+    """64 threads access contiguous words of one tensor and, twice on one line, strided words of another."""
     body = """ld.param.u64 %d2, [q1]; mad.wide.u32 %d2, %t2, 32, %d2;
     .loc 1 7 1
     ld.global.b32 %r1, [%d0];
@@ -56,7 +56,7 @@ def test_global_traffic_by_tensor_and_line():
 
 
 def test_shared_traffic_by_array_and_line():
-    """A column of one array has 32-way bank conflicts, a row of the other has none."""
+    """A column access has 32-way bank conflicts, a row access none."""
     body = """mov.u32 %r0, straight; mov.u32 %r1, folded;
     mad.lo.u32 %r2, %t2, 4, %r0; mad.lo.u32 %r3, %t2, 128, %r1;
     .loc 1 3 1
@@ -73,7 +73,7 @@ def test_shared_traffic_by_array_and_line():
 
 
 def test_local_traffic_by_line():
-    """Two warps store a word each and one of them loads two: arrays that do not fit in registers."""
+    """Two warps store a word each to local memory, and one of them loads two."""
     body = """.local .align 8 .b8 kept[16]; mov.u64 %d2, kept;
     .loc 1 3 1
     st.local.b32 [%d2], %t2; st.local.b32 [%d2+4], %t2;
@@ -115,7 +115,7 @@ START = "mov.u32 %r8, straight; mad.lo.u32 %r8, %t2, 4, %r8; mov.b32 %r9, 0;"
 @pytest.mark.parametrize(
     ("body", "overlap", "groups"),
     [
-        (COPY + 4 * FMA + "cp.async.wait_group 0;", None, 1),  # the prologue: no work before the copy
+        (COPY + 4 * FMA + "cp.async.wait_group 0;", None, 1),  # prologue: no instruction before the copy
         (FMA + COPY + "cp.async.wait_group 0;" + FMA, 0, 1),
         (FMA + COPY + 3 * FMA + "cp.async.wait_group 0;", 3, 1),
         (FMA + COPY + 3 * FMA + "cp.async.wait_all;", 3, 1),
@@ -125,14 +125,14 @@ START = "mov.u32 %r8, straight; mad.lo.u32 %r8, %t2, 4, %r8; mov.b32 %r9, 0;"
         (FMA + COPY + 2 * FMA + "cp.async.commit_group; cp.async.wait_group 0;", 2, 1),
     ],
 )  # fmt: skip
-def test_copy_overlap(body, overlap, groups):
+def test_copy_overlap_counts_instructions_until_the_wait(body, overlap, groups):
     counters = launch_body(START + body, 32).counters
     assert counters.copy_overlap == overlap
     assert counters.count_issues("cp") == groups
 
 
-def test_copy_overlap_with_a_loop():
-    """Work in all basic blocks between commit and wait counts: five iterations of two."""
+def test_copy_overlap_includes_loops():
+    """Instructions in all basic blocks between commit and wait count: five iterations of two."""
     loop = f"mov.u32 %r5, 0; again: {2 * FMA} add.u32 %r5, %r5, 1; setp.lt.u32 %p1, %r5, 5; @%p1 bra again;"
     launch = launch_body(START + FMA + COPY + loop + "cp.async.wait_group 0;", 32)
     assert launch.counters.copy_overlap == 10

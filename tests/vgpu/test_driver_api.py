@@ -10,10 +10,10 @@ from exec_tools import HERE, run_vgpu
 
 @pytest.fixture(scope="session")
 def api() -> dict:
-    """The results of cuda_api.py."""
-    done = run_vgpu("--", sys.executable, str(HERE / "cuda_api.py"))
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    """Results of cuda_api.py."""
+    completed = run_vgpu("--", sys.executable, str(HERE / "cuda_api.py"))
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 @pytest.mark.compiles

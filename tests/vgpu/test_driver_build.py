@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typed import present
+from typed import unwrap
 
 from harness.errors import EnvironmentProblem
 from harness.toolchain import linker
@@ -18,7 +18,7 @@ from harness.vgpu.driver import build
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = "from harness.vgpu.driver import build; print(build.build().folder)"
-# Loads the library, looks up all names of the command line, and initialises the driver without an executor.
+# Load the library, look up the names given as arguments, and initialize the driver without an executor.
 USE = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -38,15 +38,15 @@ def make_path(folder: Path, *names: str) -> str:
     """Return a PATH with only the named programs."""
     folder.mkdir()
     for name in names:
-        (folder / name).symlink_to(present(shutil.which(name)))
+        (folder / name).symlink_to(unwrap(shutil.which(name)))
     return str(folder)
 
 
 def list_driver_names_in_max() -> list[str]:
     """Return the CUDA driver's entry points whose names occur in MAX's library."""
-    package = Path(present(present(importlib.util.find_spec("modular")).submodule_search_locations)[0])
+    package = Path(unwrap(unwrap(importlib.util.find_spec("modular")).submodule_search_locations)[0])
     text = (package / "lib" / "libAsyncRTMojoBindings.so").read_bytes()
-    # Only complete strings; fragments between machine instructions are skipped.
+    # Skip fragments between machine instructions.
     names = re.findall(
         rb"(?<=\0)cu(?:Mem|Stream|Graph|Event|Func|Module|Launch)[A-Za-z0-9]+(?:_v\d)?(?=\0)", text
     )
@@ -61,7 +61,7 @@ def is_only_entry(folder: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def builds(tmp_path_factory) -> list[Path]:
-    """The folders of two concurrent builds into an empty cache, without a C compiler."""
+    """Folders of two concurrent builds into an empty cache, without a C compiler."""
     root = tmp_path_factory.mktemp("driver")
     env = {**os.environ, "PATH": make_path(root / "bin", "sh", "cp"), "WORKBOOK_CACHE": str(root / "cache")}
     processes = [
@@ -99,7 +99,7 @@ def test_second_build_uses_the_cache(builds, monkeypatch):
 
 
 @pytest.mark.compiles
-def test_library_that_does_not_compile(tmp_path, monkeypatch):
+def test_compile_error_is_reported(tmp_path, monkeypatch):
     (tmp_path / "broken.mojo").write_text("def f() -> Int:\n    return nothing\n")
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "HERE", tmp_path)
@@ -109,7 +109,7 @@ def test_library_that_does_not_compile(tmp_path, monkeypatch):
     assert list((tmp_path / "cache" / "vgpu-driver").iterdir()) == []
 
 
-def test_full_disk(tmp_path, monkeypatch):
+def test_full_disk_is_reported(tmp_path, monkeypatch):
     def raise_disk_full(folder, mojo):
         raise OSError(28, "No space left on device")
 
@@ -120,7 +120,7 @@ def test_full_disk(tmp_path, monkeypatch):
     assert list((tmp_path / "vgpu-driver").iterdir()) == []
 
 
-def test_missing_mojo(tmp_path, monkeypatch):
+def test_missing_mojo_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(build.DriverBuildError, match="mojo not found"):
@@ -129,7 +129,7 @@ def test_missing_mojo(tmp_path, monkeypatch):
         linker.find_lld()
 
 
-def test_mojo_that_fails(tmp_path):
+def test_failing_mojo_is_reported(tmp_path):
     broken = tmp_path / "mojo"
     broken.write_text("#!/bin/sh\necho no licence >&2\nexit 3\n")
     broken.chmod(0o755)
@@ -160,7 +160,7 @@ def test_linker_rejects_executables(capsys):
     assert "only shared libraries can be linked" in capsys.readouterr().err
 
 
-def test_linker_needs_glibc():
+def test_linker_requires_glibc():
     maps = "7f00-7f01 r-xp 00000000 08:01 42    /lib/ld-musl-x86_64.so.1\n"
     with pytest.raises(FileNotFoundError, match="glibc only"):
         linker.find_libc(maps)

@@ -1,4 +1,4 @@
-"""The command line of `vgpu`: bad use, exit codes, device information."""
+"""The command line of `vgpu`: usage errors, exit codes, device information."""
 
 import os
 import re
@@ -34,7 +34,7 @@ from harness.vgpu.errors import LaunchError, StepBudgetExceeded
         (["exec", "--", "/"], "cannot run /: Permission denied"),
     ],
 )
-def test_bad_use_exits_with_code_2(arguments, message, capsys):
+def test_usage_errors_exit_with_code_2(arguments, message, capsys):
     assert cli.main(arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -47,8 +47,8 @@ def test_unwritable_cache_exits_with_code_5(tmp_path, monkeypatch, capsys):
 
 
 @dataclass
-class Outcome:
-    """The part of a `Device` that the summary uses."""
+class DeviceStub:
+    """Stub of a `Device` with the attributes that the summary reads."""
 
     findings: list = field(default_factory=list)
     errors: list = field(default_factory=list)
@@ -66,12 +66,12 @@ NOTE = Finding("uninitialised read", "in the library", is_error=False)
 @pytest.mark.parametrize(
     ("program", "outcome", "code"),
     [
-        (0, Outcome(), 0),
-        (0, Outcome([NOTE]), 0),
-        (0, Outcome([NOTE, FAULT]), 1),
-        (3, Outcome([FAULT]), 3),
-        (0, Outcome(errors=[StepBudgetExceeded("it loops")]), 1),
-        (0, Outcome(errors=[LaunchError("too many threads")]), 0),  # the program can handle it
+        (0, DeviceStub(), 0),
+        (0, DeviceStub([NOTE]), 0),
+        (0, DeviceStub([NOTE, FAULT]), 1),
+        (3, DeviceStub([FAULT]), 3),
+        (0, DeviceStub(errors=[StepBudgetExceeded("it loops")]), 1),
+        (0, DeviceStub(errors=[LaunchError("too many threads")]), 0),  # the program can handle it
     ],
 )
 def test_exit_code_reports_errors(program, outcome, code, capsys):
@@ -82,7 +82,12 @@ def test_exit_code_reports_errors(program, outcome, code, capsys):
 
 @pytest.mark.parametrize(
     ("program", "outcome", "code"),
-    [(0, Outcome(), 0), (3, Outcome([NOTE]), 3), (0, Outcome([FAULT]), 99), (3, Outcome([FAULT]), 99)],
+    [
+        (0, DeviceStub(), 0),
+        (3, DeviceStub([NOTE]), 3),
+        (0, DeviceStub([FAULT]), 99),
+        (3, DeviceStub([FAULT]), 99),
+    ],
 )
 def test_error_exitcode_overrides_the_programs(program, outcome, code):
     assert cli.summarise([outcome], "sm_90a", program, 99) == code
@@ -101,9 +106,9 @@ def test_unsupported_instruction_exits_with_code_5(tmp_path):
         "n = cuda_api.ctypes.c_uint32(1)\n"
         "print(cuda.launch(scale, (1, 1, 1), (1, 1, 1), [x, x, cuda_api.ctypes.c_float(1), n]))\n"
     )
-    done = run_vgpu("--", sys.executable, str(script))
-    assert (done.returncode, done.stdout) == (5, "CUDA_ERROR_NOT_SUPPORTED\n")
-    assert "multimem.red" in done.stderr
+    completed = run_vgpu("--", sys.executable, str(script))
+    assert (completed.returncode, completed.stdout) == (5, "CUDA_ERROR_NOT_SUPPORTED\n")
+    assert "multimem.red" in completed.stderr
 
 
 @pytest.mark.compiles
@@ -118,7 +123,7 @@ def test_info_names_the_device(capsys):
 
 @pytest.mark.compiles
 def test_processes_of_other_users_are_rejected(monkeypatch):
-    """A process of another user can connect to the socket, but is not served."""
+    """A process of another user can connect, but its requests are not handled."""
     executor = server.Executor(lambda: pytest.fail("a device was created"), build.build())
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         name = f"\0workbook-vgpu-test-{os.getpid()}"

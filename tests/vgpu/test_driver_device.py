@@ -1,4 +1,4 @@
-"""The driver's Python side: answers to requests, invalid ones among them."""
+"""The driver's Python side: responses to valid and invalid requests."""
 
 import cuda_api
 import pytest
@@ -28,7 +28,7 @@ def send(device: Device, operation: Op, *arguments: int, data=b"", size=0) -> tu
     return {number: name for name, number in RESULT_CODES.items()}[code], results, bytes(output)
 
 
-def test_unknown_handles(device, messages):
+def test_unknown_handles_are_rejected(device, messages):
     assert send(device, Op.LAUNCH, 999)[0] == "CUDA_ERROR_INVALID_HANDLE"
     assert send(device, Op.FIND_FUNCTION, 998, data=b"f")[0] == "CUDA_ERROR_INVALID_HANDLE"
     assert messages == [
@@ -37,13 +37,13 @@ def test_unknown_handles(device, messages):
     ]
 
 
-def test_more_parameters_than_the_caller_provides(device, messages):
+def test_missing_kernel_arguments_are_rejected(device, messages):
     _, (module,), _ = send(device, Op.LOAD_MODULE, data=cuda_api.PTX)
     assert send(device, Op.FIND_FUNCTION, module, data=b"scale", size=48)[0] == "CUDA_ERROR_NOT_SUPPORTED"
     assert "kernel scale has 4 parameters" in messages[-1]
 
 
-def test_internal_error_names_the_exception(device, messages, monkeypatch):
+def test_internal_error_reports_the_exception(device, messages, monkeypatch):
     monkeypatch.setattr(device.gpu, "allocate", lambda size: [][size])
     name, _, output = send(device, Op.ALLOCATE, 8, size=12)
     assert (name, output) == ("CUDA_ERROR_UNKNOWN", b"IndexError:\0"[:12])
@@ -57,7 +57,7 @@ def test_missing_entry_point_is_logged_once(device, messages):
     assert messages == ["the program called cuGraphCreate, which the virtual GPU does not implement"]
 
 
-def test_module_variables_by_name(device):
+def test_module_variables_have_an_address_and_a_size(device):
     text = cuda_api.PTX.replace(
         b".visible .entry", b".visible .global .align 4 .b8 table[12];\n.visible .entry"
     )
@@ -75,8 +75,8 @@ def test_unwritten_memory_without_a_kernel_can_be_read(device):
     assert device.gpu.findings == []
 
 
-def test_read_of_output_that_a_kernel_did_not_write(device):
-    """A kernel writes two of four elements; a read of all four is an error."""
+def test_read_of_unwritten_output_is_an_error(device):
+    """A kernel writes two of four elements, and the host reads all four."""
     _, (module,), _ = send(device, Op.LOAD_MODULE, data=cuda_api.PTX)
     _, (kernel,), _ = send(device, Op.FIND_FUNCTION, module, data=b"scale", size=4096)
     _, (x,), _ = send(device, Op.ALLOCATE, 16)
@@ -90,7 +90,7 @@ def test_read_of_output_that_a_kernel_did_not_write(device):
     assert len(device.gpu.findings) == 1
 
 
-def test_occupancy(device):
+def test_occupancy_matches_the_hardware_limits(device):
     """An SM of sm_90 has 2048 threads, 32 blocks and 228 KiB of shared memory."""
     _, (module,), _ = send(device, Op.LOAD_MODULE, data=cuda_api.PTX)
     _, (kernel,), _ = send(device, Op.FIND_FUNCTION, module, data=b"scale", size=4096)
@@ -101,13 +101,13 @@ def test_occupancy(device):
 
 
 @pytest.mark.parametrize(("arch", "capability"), [("sm_75", (7, 5)), ("sm_89", (8, 9)), ("sm_90a", (9, 0))])
-def test_capability_of_a_target(arch, capability):
+def test_target_has_its_compute_capability(arch, capability):
     attributes = get_device_attributes(arch)
     assert (attributes[75], attributes[76]) == capability
 
 
 def test_parameter_layout_follows_the_abi():
-    """Like a C struct { char; short; char; double; struct { double v[3]; }; float; }."""
+    """The layout is that of struct { char; short; char; double; struct { double v[3]; }; float; }."""
     assert compute_parameter_layout([1, 2, 1, 8, 24, 4]) == [
         (0, 1),
         (2, 2),
@@ -133,7 +133,7 @@ def test_unknown_target_is_rejected(arch):
         ("scale", "scale"),
     ],
 )
-def test_readable_names(symbol, name):
+def test_kernel_names_are_readable(symbol, name):
     assert shorten_symbol(symbol) == name
 
 

@@ -1,6 +1,6 @@
-"""`vgpu exec`: Mojo GPU programs on the virtual GPU agree with NumPy and always end cleanly.
+"""`vgpu exec`: Mojo GPU programs match NumPy and always exit cleanly.
 
-All programs are in one binary (programs/suite.mojo), compiled once for this file.
+All programs are in one executable (programs/suite.mojo), compiled once per session.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exec_tools import HERE, ROOT, VGPU, run_vgpu
-from typed import present
+from typed import unwrap
 
 from harness.vgpu import cli
 from harness.vgpu.driver import build, server
@@ -23,24 +23,24 @@ from harness.vgpu.driver import build, server
 
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory) -> str:
-    """The test programs as one executable whose kernels are PTX text with line tables."""
+    """Path of the test programs' executable; its kernels are PTX text with line tables."""
     binary = tmp_path_factory.mktemp("suite") / "suite"
     source = str(HERE / "programs" / "suite.mojo")
     command = [build.find_mojo(), "build", "-g1", "--target-accelerator", "sm_90a", source, "-o", str(binary)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         env={**os.environ, **build.build().environment()},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     return str(binary)
 
 
 @pytest.fixture(scope="session")
 def suite_on_gpu(request) -> str:
-    """The same executable; the test is skipped without Mojo, since GPU machines may have only MAX."""
+    """Return `suite`; skip the test without Mojo, since GPU machines may have only MAX."""
     try:
         build.find_mojo()
     except build.DriverBuildError as error:
@@ -53,14 +53,14 @@ def run_suite(suite: str, name: str, *options: str) -> subprocess.CompletedProce
 
 
 def parse_output(done: subprocess.CompletedProcess) -> np.ndarray:
-    """Return the numbers that a program printed, one per line; assert that the run had no errors."""
+    """Return the printed numbers, one per line; assert that the run had no errors."""
     assert done.returncode == 0, done.stderr
     assert ", 0 errors" in done.stderr
     return np.array([float(line) for line in done.stdout.split()])
 
 
 def make_inputs(n: int) -> np.ndarray:
-    """Return the programs' float input, exact in every dtype used: ((37 i) mod 101 - 50) / 8."""
+    """Return the programs' float input, exact in each dtype: ((37 i) mod 101 - 50) / 8."""
     return (np.arange(n) * 37 % 101 - 50).astype(np.float32) / 8
 
 
@@ -68,7 +68,7 @@ def make_inputs(n: int) -> np.ndarray:
 
 
 def compute_products(*depths: int) -> np.ndarray:
-    """Return the flattened products [16, k] @ [k, 8] of the tensor-core program for each k."""
+    """Return the tensor-core program's flattened products [16, k] @ [k, 8] for each k."""
     results = []
     for k in depths:
         a = make_inputs(16 * k).reshape(16, k).astype(np.float64)
@@ -76,7 +76,7 @@ def compute_products(*depths: int) -> np.ndarray:
     return np.concatenate(results)
 
 
-# Exact in the program's dtype and in any order: sums of multiples of 1/8, products of multiples of 1/128 below 2^12.
+# Exact in the program's dtype and any summation order: multiples of 1/128 below 2^12.
 PROGRAMS = {
     "histogram": np.bincount(np.arange(3000) ** 2 % 1009 % 20, minlength=20),
     "async_copy": ((np.arange(512) * 37 % 101) / 8).reshape(4, 128)[:, ::-1].ravel(),
@@ -90,7 +90,7 @@ PROGRAMS = {
     ("name", "order"),
     [*((name, "natural") for name in PROGRAMS), ("histogram", "reversed"), ("histogram", "shuffled:3")],
 )
-def test_program_agrees_with_numpy(suite, name, order):
+def test_program_matches_numpy(suite, name, order):
     got, expected = parse_output(run_suite(suite, name, "--blocks", order)), PROGRAMS[name]
     single = expected.astype(np.float32)
     np.testing.assert_array_equal(single, expected)
@@ -98,14 +98,14 @@ def test_program_agrees_with_numpy(suite, name, order):
 
 
 @pytest.mark.compiles
-def test_python_program_with_max():
+def test_python_program_can_use_max():
     code = (
         "import numpy as np; from max.driver import CPU, Accelerator, Buffer\n"
         "device = Accelerator(); x = Buffer.from_numpy(np.arange(5.0)).to(device)\n"
         "print(device.architecture_name, x.to(CPU()).to_numpy())"
     )
-    done = run_vgpu("--", sys.executable, "-c", code)
-    assert done.stdout == "sm_90a [0. 1. 2. 3. 4.]\n", done.stderr
+    completed = run_vgpu("--", sys.executable, "-c", code)
+    assert completed.stdout == "sm_90a [0. 1. 2. 3. 4.]\n", completed.stderr
 
 
 COURSE = re.findall(
@@ -118,33 +118,33 @@ COURSE = re.findall(
 
 @pytest.mark.slow
 @pytest.mark.compiles
-def test_course_programs(tmp_path):
-    """Compile and run 21 programs of a GPU course with one command; each checks its own results.
+def test_gpu_course_programs(tmp_path):
+    """Compile and run 21 programs of a GPU course with one command; each checks its results.
 
     The kernels have no line tables, and no temporary files are left.
     """
     course = HERE / "programs" / "course" / "course.mojo"
     command = ("--verbose", "--", build.find_mojo(), "run", str(course))
-    done = run_vgpu(*command, timeout=600, env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    completed = run_vgpu(*command, timeout=600, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    lines = completed.stdout.splitlines()
     assert [line for line in lines if line in COURSE] == COURSE
     printed = sorted(line for line in lines if line not in COURSE)
     assert printed == [f"block {b} of 2 half: 0.5 yes: True byte: -3" for b in range(2)]
-    assert re.search(r" launches, 0 errors, \d+ notes?$", done.stderr.strip())
+    assert re.search(r" launches, 0 errors, \d+ notes?$", completed.stderr.strip())
     assert re.search(
-        r"ran launches_place_3d grid=\(2, 2, 2\) block=\(2, 2, 2\): \d+ thread instructions", done.stderr
+        r"ran launches_place_3d grid=\(2, 2, 2\) block=\(2, 2, 2\): \d+ thread instructions", completed.stderr
     )
     assert not list(tmp_path.iterdir())
 
 
-# ---- a real GPU, if there is one ------------------------------------------------------------------------------------
+# ---- a real GPU, if available ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_real_gpu_prints_the_same_elements(suite_on_gpu, name):
-    """The same binary prints the same digits on this machine's GPU and on the virtual GPU."""
+def test_real_gpu_prints_the_same_output(suite_on_gpu, name):
+    """The executable is the same on the real and the virtual GPU."""
     real = subprocess.run(
         [suite_on_gpu, name], capture_output=True, text=True, timeout=100, check=True
     ).stdout.split("\n")
@@ -156,17 +156,17 @@ def test_real_gpu_prints_the_same_elements(suite_on_gpu, name):
 
 
 @pytest.mark.compiles
-def test_access_past_the_end_fails_a_successful_program(suite):
-    done = run_suite(suite, "out_of_bounds")
-    assert done.returncode == 1
-    assert "out-of-bounds" in done.stderr
-    assert re.search(r"faults\.mojo:\d+", done.stderr)
-    assert "1 launch, 2 errors" in done.stderr  # the load and the store
+def test_out_of_bounds_access_fails_a_successful_program(suite):
+    completed = run_suite(suite, "out_of_bounds")
+    assert completed.returncode == 1
+    assert "out-of-bounds" in completed.stderr
+    assert re.search(r"faults\.mojo:\d+", completed.stderr)
+    assert "1 launch, 2 errors" in completed.stderr  # the load and the store
 
 
 @pytest.mark.compiles
 def test_race_is_reported_by_exit_code_and_json(suite, tmp_path):
-    """With the default exit code, with --error-exitcode, and as JSON on standard output and in a file."""
+    """Cover the default exit code, --error-exitcode, and JSON to standard output and to a file."""
     done, file = run_suite(suite, "race", "--json", "-"), tmp_path / "findings.json"
     assert done.returncode == 1
     assert "race" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
@@ -190,10 +190,12 @@ def test_unwritable_json_exits_with_code_2(tmp_path, capsys):
 
 
 @pytest.mark.compiles
-def test_program_whose_kernel_waits_forever_ends(suite):
-    done = run_suite(suite, "wait_forever")
-    assert done.returncode != 0
-    assert "1 thread waits here forever" in done.stderr and re.search(r"faults\.mojo:\d+", done.stderr)
+def test_deadlocked_kernel_ends_the_program(suite):
+    completed = run_suite(suite, "wait_forever")
+    assert completed.returncode != 0
+    assert "1 thread waits here forever" in completed.stderr and re.search(
+        r"faults\.mojo:\d+", completed.stderr
+    )
 
 
 @pytest.mark.compiles
@@ -206,55 +208,55 @@ def test_program_whose_kernel_waits_forever_ends(suite):
         ("out_of_memory", "CUDA_ERROR_OUT_OF_MEMORY"),
     ],
 )
-def test_limits_return_the_drivers_errors(suite, name, error):
-    done = run_suite(suite, name)
-    assert done.returncode == 1
-    assert re.search(rf"virtual GPU: {error}: .+", done.stderr)  # the explanation
-    assert f"CUDA call failed: {error}" in done.stderr + done.stdout  # the program's error
+def test_exceeded_limits_return_driver_errors(suite, name, error):
+    completed = run_suite(suite, name)
+    assert completed.returncode == 1
+    assert re.search(rf"virtual GPU: {error}: .+", completed.stderr)  # the explanation
+    assert f"CUDA call failed: {error}" in completed.stderr + completed.stdout  # the program's error
 
 
 @pytest.mark.compiles
-def test_program_can_handle_an_error(suite):
-    done = run_suite(suite, "out_of_memory_handled")
-    assert (done.returncode, done.stdout) == (0, "too much\n")
+def test_program_can_catch_an_error(suite):
+    completed = run_suite(suite, "out_of_memory_handled")
+    assert (completed.returncode, completed.stdout) == (0, "too much\n")
 
 
 @pytest.mark.compiles
 def test_unsupported_call_is_reported_once(suite):
-    done = run_suite(suite, "graph")
-    assert done.returncode == 1
+    completed = run_suite(suite, "graph")
+    assert completed.returncode == 1
     (line,) = [
-        line for line in done.stderr.splitlines() if line.startswith("virtual GPU: the program called")
+        line for line in completed.stderr.splitlines() if line.startswith("virtual GPU: the program called")
     ]
     assert line == "virtual GPU: the program called cuGraphCreate, which the virtual GPU does not implement"
 
 
 @pytest.mark.compiles
-def test_failed_assertion_of_a_kernel(suite):
-    """Its message is printed as on a GPU, and the trap after it is a finding."""
-    done = run_suite(suite, "failed_assert")
-    assert done.returncode == 1
+def test_failed_kernel_assertion_is_reported(suite):
+    """The message is printed as on a real GPU; the trap that follows is a finding."""
+    completed = run_suite(suite, "failed_assert")
+    assert completed.returncode == 1
     assert re.search(
-        r"faults\.mojo:\d+.*block: \[0,0,0\] thread: \[16,0,0\].*thread 16 is too many", done.stdout
+        r"faults\.mojo:\d+.*block: \[0,0,0\] thread: \[16,0,0\].*thread 16 is too many", completed.stdout
     )
     assert (
-        "error: trap at" in done.stderr
-        and "first seen in kernel faults_assert_sixteen_threads" in done.stderr
+        "error: trap at" in completed.stderr
+        and "first seen in kernel faults_assert_sixteen_threads" in completed.stderr
     )
 
 
 @pytest.mark.compiles
-def test_program_without_gpu_use(suite):
-    done = run_suite(suite, "no_gpu")
-    assert (done.returncode, done.stdout) == (0, "no kernel here\n")
-    assert "the program ran no kernel, 0 errors, 0 notes" in done.stderr
+def test_program_without_kernels(suite):
+    completed = run_suite(suite, "no_gpu")
+    assert (completed.returncode, completed.stdout) == (0, "no kernel here\n")
+    assert "the program ran no kernel, 0 errors, 0 notes" in completed.stderr
 
 
-# ---- crash, time limit, Ctrl-C, forks ------------------------------------------------------------------------------
+# ---- crashes, timeouts, Ctrl-C, forks -----------------------------------------------------------------------------
 
 
 def list_leftovers() -> set[str]:
-    """Return what a run could leave behind: files in /tmp and /dev/shm, abstract sockets whose server has ended."""
+    """Return leftover files in /tmp and /dev/shm, and abstract sockets whose server has exited."""
     files = {str(path) for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*")}
     sockets = re.findall(r"workbook-vgpu-(\d+)-\w+", Path("/proc/net/unix").read_text())
     ended = {f"socket of {server}" for server in sockets if not Path(f"/proc/{server}").exists()}
@@ -262,42 +264,42 @@ def list_leftovers() -> set[str]:
 
 
 @pytest.mark.compiles
-def test_exit_code_and_output_of_the_program_are_passed_on():
-    done = run_vgpu("--", "sh", "-c", "echo out; echo err >&2; exit 7")
-    assert (done.returncode, done.stdout) == (7, "out\n")
-    assert done.stderr.startswith("err\n")
+def test_exit_code_and_output_are_passed_through():
+    completed = run_vgpu("--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (completed.returncode, completed.stdout) == (7, "out\n")
+    assert completed.stderr.startswith("err\n")
 
 
 @pytest.mark.compiles
-def test_program_that_crashes():
+def test_crashed_program_is_cleaned_up():
     before = list_leftovers()
     assert run_vgpu("--", "sh", "-c", "kill -SEGV $$").returncode == 128 + signal.SIGSEGV
     assert list_leftovers() <= before
 
 
 @pytest.mark.compiles
-def test_program_killed_during_an_endless_kernel(suite):
+def test_program_killed_during_a_kernel_is_cleaned_up(suite):
     before = list_leftovers()
-    # The program is a shell that kills the Mojo process during an endless kernel.
-    done = run_vgpu("--", "sh", "-c", f"'{suite}' endless & sleep 1; kill -9 $!; echo ended; exit 3")
-    assert (done.returncode, done.stdout) == (3, "ended\n")
+    # A shell kills the Mojo process during an endless kernel.
+    completed = run_vgpu("--", "sh", "-c", f"'{suite}' endless & sleep 1; kill -9 $!; echo ended; exit 3")
+    assert (completed.returncode, completed.stdout) == (3, "ended\n")
     assert list_leftovers() <= before
 
 
 @pytest.mark.compiles
-def test_time_limit_ends_the_program_and_its_children():
+def test_timeout_ends_the_program_and_its_children():
     before = list_leftovers()
-    done = run_vgpu("--timeout", "1", "--", "sh", "-c", "sleep 987 & echo $!; exec sleep 987")
-    assert done.returncode == server.TIMED_OUT
-    assert "stopped after 1 s" in done.stderr
-    assert not Path(f"/proc/{done.stdout.strip()}").exists()
+    completed = run_vgpu("--timeout", "1", "--", "sh", "-c", "sleep 987 & echo $!; exec sleep 987")
+    assert completed.returncode == server.TIMED_OUT
+    assert "stopped after 1 s" in completed.stderr
+    assert not Path(f"/proc/{completed.stdout.strip()}").exists()
     assert list_leftovers() <= before
 
 
 @pytest.mark.compiles
-def test_time_limit_during_a_launch(suite):
-    done = run_suite(suite, "endless", "--timeout", "2")
-    assert done.returncode == server.TIMED_OUT
+def test_timeout_during_a_launch(suite):
+    completed = run_suite(suite, "endless", "--timeout", "2")
+    assert completed.returncode == server.TIMED_OUT
 
 
 @pytest.mark.compiles
@@ -318,23 +320,23 @@ def test_signal_ends_all_processes(suite, send, number, code):
         text=True,
         start_new_session=True,
     )
-    for line in present(process.stderr):
+    for line in unwrap(process.stderr):
         if "loaded" in line:  # the launch follows immediately
             break
     time.sleep(0.3)
     send(process.pid, number)
     process.communicate(timeout=60)
     assert process.returncode == code
-    with pytest.raises(ProcessLookupError):  # no process of the session is left
+    with pytest.raises(ProcessLookupError):  # no process of the group is left
         os.killpg(process.pid, 0)
     assert list_leftovers() <= before
 
 
 @pytest.mark.compiles
 def test_forked_child_does_not_share_the_device():
-    """A library whose state page is already mapped does not use it."""
+    """The driver library ignores a state page that is already mapped."""
     source = (build.HERE / "transport.mojo").read_text()
-    page = present(re.search(r"comptime STATE = (\w+)", source))[1]
+    page = unwrap(re.search(r"comptime STATE = (\w+)", source))[1]
     code = (
         "import ctypes, os\n"
         "pid = os.fork()\n"
@@ -350,14 +352,14 @@ def test_forked_child_does_not_share_the_device():
         "if pid == 0: os._exit(cuda.cuMemAlloc_v2(ctypes.byref(a), ctypes.c_size_t(8)))\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), cuda.cuMemAlloc_v2(ctypes.byref(a), ctypes.c_size_t(8)))"
     )
-    operating_system, not_initialized = 304, 3
-    expected = f"{operating_system % 256}\n{not_initialized} 0\n"
+    not_supported, not_initialized = 304, 3
+    expected = f"{not_supported % 256}\n{not_initialized} 0\n"
     assert run_vgpu("--", sys.executable, "-c", code).stdout == expected
 
 
 @pytest.mark.compiles
-def test_killed_executor(tmp_path):
-    """A program whose executor was killed receives an error with an explanation and does not hang."""
+def test_killed_executor_is_reported(tmp_path):
+    """The program receives an error with an explanation and does not hang."""
     code = (
         "import ctypes, os, signal, time\n"
         "cuda = ctypes.CDLL('libcuda.so.1')\n"
@@ -367,27 +369,29 @@ def test_killed_executor(tmp_path):
         "a = ctypes.c_uint64()\n"
         f"print(cuda.cuMemAlloc_v2(ctypes.byref(a), 8), file=open({str(tmp_path / 'out')!r}, 'w'), flush=True)\n"
     )
-    done = run_vgpu("--", sys.executable, "-c", code)
-    assert done.returncode == -signal.SIGKILL
+    completed = run_vgpu("--", sys.executable, "-c", code)
+    assert completed.returncode == -signal.SIGKILL
     for _ in range(100):
         if (tmp_path / "out").exists() and (tmp_path / "out").read_text():
             break
         time.sleep(0.05)
     assert (tmp_path / "out").read_text() == "999\n"
-    assert "lost the connection to the executor process" in done.stderr
+    assert "lost the connection to the executor process" in completed.stderr
 
 
 @pytest.mark.compiles
-def test_program_started_after_the_executor_ended():
+def test_program_started_after_the_executor_exits():
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     env = {
         **os.environ,
         "LD_LIBRARY_PATH": str(build.build().folder),
         "WORKBOOK_VGPU_SOCKET": "workbook-vgpu-missing",
     }
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout == "100\n"  # no device
-    assert "the executor process does not answer" in done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    assert completed.stdout == "100\n"  # no device
+    assert "the executor process does not answer" in completed.stderr
 
 
 @pytest.mark.compiles

@@ -29,7 +29,7 @@ ULP = {"f16": 2.0**-10, "bf16": 2.0**-7, "f32": 2.0**-22, "f64": 2.0**-51}
 
 @functools.cache
 def load_table() -> dict:
-    """Return the results of a GPU."""
+    """Load the results measured on a GPU."""
     recorded = json.loads(gzip.decompress(TABLE.read_bytes()))
     assert recorded["digest"] == edge_values.compute_digest(), (
         "edge_values.py has changed since the table was measured"
@@ -87,14 +87,14 @@ def to_float64(bits: np.ndarray, kind: str) -> np.ndarray:
         return bits.view({"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]).astype(np.float64)
 
 
-def test_table_is_complete():
+def test_measured_table_is_complete():
     assert set(load_table()["results"]) == {case.name for case in CASES} and not load_table()["errors"]
     assert "NVIDIA" in load_table()["device"]
 
 
 @covers("copysign", "div", "fma", "rcp", "sqrt")
 @pytest.mark.parametrize("group", sorted({case.name.split(".")[0] for case in CASES if not case.approximate}))
-def test_exact_instructions(group):
+def test_exact_instructions_match_the_gpu(group):
     wrong = {}
     for case in CASES:
         if case.name.split(".")[0] == group and not case.approximate:
@@ -106,7 +106,7 @@ def test_exact_instructions(group):
 
 @covers("cos", "ex2", "lg2", "rsqrt", "sin", "tanh")
 @pytest.mark.parametrize("case", [case for case in CASES if case.approximate], ids=lambda case: case.name)
-def test_approximate_instructions(case):
+def test_approximate_instructions_are_within_the_manuals_limits(case):
     """Errors are within the manual's limits and NaNs equal; sin and cos in [-pi, pi]; subnormal results may be 0."""
     got, expected = run_case(case), get_measured(case)
     kind = case.result_type.removesuffix("x2")
@@ -128,8 +128,8 @@ def test_approximate_instructions(case):
 
 
 def test_poison_does_not_survive_arithmetic():
-    """Arithmetic on poison gives no poison, on a GPU and on the virtual GPU, so an element with poison was not computed.
-    The exception is float64 after an atomic add."""
+    """Arithmetic quiets poison, a signaling NaN, on both GPUs, so an element with poison was never written.
+    The exception is a float64 atomic add."""
     layouts = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
     for dtype, kind in layouts.items():
         assert is_nan(POISON[dtype], kind)

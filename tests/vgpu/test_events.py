@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_tools import Bench
 from ptx_tools import make_kernel
-from typed import present
+from typed import unwrap
 
 from harness.vgpu.checks.events import Tensor, decode_bits
 
@@ -17,26 +17,26 @@ SHARED = ".shared .align 4 .b8 tile[256];"
 def record_events(
     body: str, *inputs: np.ndarray, out=None, block=8, threads=0, limit=1000, declare="", store=True
 ):
-    """Launch `body`, by default with a thread for each element of the inputs; return the events and the bench."""
+    """Launch `body`, by default with a thread per input element; return the events and the bench."""
     bench = Bench()
     bench.gpu.keep_events = limit
     n = threads or len(inputs[0])
     text = make_kernel(body, [x.itemsize for x in inputs], declare=declare, store=store)
-    placed = bench.empty("out", n) if out is None else bench.place("out", out)
+    out_array = bench.empty("out", n) if out is None else bench.place("out", out)
     arguments = [bench.place(f"in{k}", x) for k, x in enumerate(inputs)]
-    events = bench.run(text, n // block, block, placed, *arguments).events
+    events = bench.run(text, n // block, block, out_array, *arguments).events
     return events, bench
 
 
 def get_column(events, number: int, name: str) -> list:
-    """Return a column of a step."""
+    """Return one column of a step's events."""
     step = events.steps[number]
     return getattr(events, name)[step.first : step.last].tolist()
 
 
 def test_access_has_thread_element_and_value():
     x = np.arange(16, dtype=F4) * 1.5
-    events = present(record_events("add.f32 %y0, %x0, %x0;", x)[0])
+    events = unwrap(record_events("add.f32 %y0, %x0, %x0;", x)[0])
     assert [(step.kind, step.tensor) for step in events.steps] == [("R", "in0"), ("W", "out")]
     for number, values in ((0, x), (1, 2 * x)):
         assert get_column(events, number, "block") == [0] * 8 + [1] * 8
@@ -57,7 +57,7 @@ def test_shared_memory_has_elements_and_barriers_are_steps():
         st.shared.b32 [%r1], %x0; bar.sync 0;
         xor.b32 %r0, %r0, 1; shl.b32 %r0, %r0, 2; add.u32 %r0, %r0, %r2; ld.shared.b32 %y0, [%r0];"""
     x = np.arange(16, dtype=F4) + 0.5
-    events = present(record_events(body, x, declare=SHARED)[0])
+    events = unwrap(record_events(body, x, declare=SHARED)[0])
     assert [step.kind for step in events.steps] == ["R", "W", "barrier", "R", "W"]
     write, read = 1, 3
     assert events.tensors[events.steps[read].tensor].space == "shared"
@@ -69,7 +69,7 @@ def test_shared_memory_has_elements_and_barriers_are_steps():
 def test_atomic_is_recorded_with_its_operand():
     body = "ld.param.u64 %d0, [q0]; red.global.add.f32 [%d0], %x0;"
     events, bench = record_events(body, np.arange(8, dtype=F4), out=np.zeros(8, F4), store=False)
-    step = present(events).steps[1]
+    step = unwrap(events).steps[1]
     assert (step.kind, step.tensor) == ("A", "out") and get_column(events, 1, "element") == [0] * 8
     np.testing.assert_array_equal(get_column(events, 1, "value"), np.arange(8))
     assert bench.get(bench.keep[0])[0] == 28
@@ -78,21 +78,21 @@ def test_atomic_is_recorded_with_its_operand():
 def test_vector_load_is_one_access_per_element():
     body = "mad.wide.u32 %d0, %i, 12, %a1; ld.global.v4.b32 {%r1, %r2, %r3, %y0}, [%d0];"
     events, _ = record_events(body, np.arange(16, dtype=F4), block=4, threads=4)
-    assert present(events).steps[1].count == 4 and get_column(events, 1, "element") == [*range(16)]
+    assert unwrap(events).steps[1].count == 4 and get_column(events, 1, "element") == [*range(16)]
     assert get_column(events, 1, "thread") == [t for t in range(4) for _ in range(4)]
     np.testing.assert_array_equal(get_column(events, 1, "value"), np.arange(16))
 
 
 def test_out_of_bounds_access_is_recorded_with_its_index():
     events, bench = record_events("add.f32 %y0, %x0, %x0;", np.ones(8, F4), out=np.ones(6, F4))
-    events = present(events)
+    events = unwrap(events)
     stores = events.step > 0
     assert sorted(events.element[stores & (events.element >= 6)].tolist()) == [6, 7]
     assert [f.kind for f in bench.errors()] == ["out-of-bounds store"]
 
 
 def test_accesses_beyond_the_limit_are_counted():
-    events = present(record_events("mov.b32 %y0, %x0;", np.ones(64, F4), limit=100)[0])
+    events = unwrap(record_events("mov.b32 %y0, %x0;", np.ones(64, F4), limit=100)[0])
     assert len(events.block) == 64 and events.dropped == 64 and [s.kind for s in events.steps] == ["R"]
 
 

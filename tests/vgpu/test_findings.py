@@ -1,4 +1,4 @@
-"""Kernels with bugs: each is reported once, as an error, at its Mojo line; valid code has no finding."""
+"""Kernels with bugs: each is reported once, as an error at its Mojo line; correct code has no findings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kernel_tools import Bench, compile_kernels, find_line
 from ptx_tools import covers, find_errors, make_kernel
-from typed import stand_in
+from typed import make_stub
 
 from harness.vgpu import cli
 from harness.vgpu.driver.device import Device
@@ -23,7 +23,7 @@ def ptx():
 
 
 def is_at(finding, text: str) -> bool:
-    """Return whether the finding is at the first line of the kernels' file that contains `text`."""
+    """Return whether the finding is at the first line of the source that contains `text`."""
     return finding.where.split(":")[-2] == str(find_line(FILE, text)) and FILE in finding.where
 
 
@@ -39,7 +39,7 @@ def place_ones(bench, name, n=1000):
 
 
 @pytest.mark.compiles
-def test_out_of_bounds(ptx):
+def test_out_of_bounds_accesses_are_reported(ptx):
     bench = Bench()
     a, b, o = place_ones(bench, "a"), place_ones(bench, "b"), bench.empty("o", 1000)
     bench.run(ptx["vector_add_past_end"], 4, 256, o, a, b, I4(1000))
@@ -53,7 +53,7 @@ def test_out_of_bounds(ptx):
 
 
 @pytest.mark.compiles
-def test_exact_tensors_inside_one_allocation(ptx):
+def test_overrun_between_packed_tensors_is_reported(ptx):
     """MAX packs several tensors in one allocation; labels make an overrun into the gap after a tensor visible."""
     bench = Bench()
     gpu = bench.gpu
@@ -69,7 +69,7 @@ def test_exact_tensors_inside_one_allocation(ptx):
 
 
 @pytest.mark.compiles
-def test_unwritten_shared_memory(ptx):
+def test_read_of_unwritten_shared_memory_is_reported(ptx):
     bench = Bench()
     a, o = place_ones(bench, "a", 64), bench.empty("o", 64)
     bench.run(ptx["shared_unwritten"], 1, 64, o, a)
@@ -80,14 +80,14 @@ def test_unwritten_shared_memory(ptx):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("order", ["natural", "reversed", "shuffled:5"])
-def test_zero_in_first_block(ptx, order):
-    """The race is reported in every order of blocks, whether or not the result is correct."""
+def test_clearing_in_the_first_block_is_a_race(ptx, order):
+    """The race is reported in every block order, even if the result is correct."""
     bench = Bench(blocks=order)
     a, o = place_ones(bench, "a", 4000), bench.place("o", np.zeros(1, F4))
     bench.run(ptx["zero_in_first_block"], 16, 256, o, a, I4(4000))
     (f,) = get_errors(bench, "global race")
-    places = {int(w.split(":")[-2]) for w in (f.where, f.other)}
-    assert places == {
+    lines = {int(w.split(":")[-2]) for w in (f.where, f.other)}
+    assert lines == {
         find_line(FILE, "o[unsafe_offset=0] = 0"),
         find_line(FILE, "fetch_add[ordering=Ordering.RELAXED](o, total)"),
     }
@@ -96,7 +96,7 @@ def test_zero_in_first_block(ptx, order):
 
 @pytest.mark.compiles
 def test_whole_warps_exit_before_a_barrier(ptx):
-    """The hardware counts exited warps as arrived: a note, not an error."""
+    """Hardware counts exited warps as arrived, so this is only a note."""
     bench = Bench()
     a, o = place_ones(bench, "a", 64), bench.empty("o", 64)
     bench.run(ptx["barrier_in_branch"], 1, 64, o, a)
@@ -117,7 +117,7 @@ def test_step_budget_error_has_location(ptx):
 
 
 # -- hand-written PTX ---------------------------------------------------------------------------------------
-def test_memory_without_contents():
+def test_reads_of_freed_or_unwritten_memory_are_reported():
     """Freed memory cannot be read, and reads of memory that was never written are reported."""
     bench = Bench()
     a, b, o = place_ones(bench, "a", 64), bench.empty("b", 64), bench.empty("o", 64)
@@ -160,10 +160,10 @@ def test_memory_without_contents():
         ),
         ("bar.warp.sync 0xFFFF;", "warp divergence", "by a thread that its mask leaves out"),
         ("setp.lt.u32 %p1, %t2, 10; @%p1 bar.sync 0;", "barrier divergence", "22 of 32"),
-        ("bar.sync 0, 64;", None, ""),  # more threads than the block has: all its threads are enough
+        ("bar.sync 0, 64;", None, ""),  # the count exceeds the block: all its threads complete the barrier
     ],
 )  # fmt: skip
-def test_finding_on_hand_written_ptx(body, kind, text):
+def test_hand_written_ptx_has_expected_findings(body, kind, text):
     errors = find_errors(
         body,
         value=1,
@@ -175,14 +175,14 @@ def test_finding_on_hand_written_ptx(body, kind, text):
         assert text in errors[0].text() and "PTX line" in errors[0].where
 
 
-def test_matrix_instruction_without_a_whole_warp():
+def test_matrix_instruction_requires_a_full_warp():
     body = "mov.u32 %r1, s; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1];"
     errors = find_errors(body, 1, 20, declare=".shared .align 16 .b8 s[128];")
     assert "needs all 32 threads of the warp" in errors[0].text()
 
 
-def test_barriers_that_some_threads_never_reach():
-    """Two named barriers, each waiting for the other half, are a deadlock on a GPU; here they are reported and released."""
+def test_unreached_barriers_are_reported_and_released():
+    """Two halves wait at different named barriers: a deadlock on a GPU, here reported and released."""
     body = """setp.lt.u32 %p1, %t2, 32;  @%p1 bra a;  bar.sync 1, 64;  bra done;
     a: bar.sync 2, 64;
     done:"""
@@ -194,8 +194,8 @@ def test_barriers_that_some_threads_never_reach():
     assert f.kind == "barrier divergence"
 
 
-def test_location_chains():
-    """A finding's location is the innermost line outside of the library; algorithms differ from accessors."""
+def test_findings_are_located_outside_the_library():
+    """A finding is located at the innermost line outside the library."""
     user = Location("/home/me/k.mojo", 7, 3)
     accessor = Location("max/kernels/src/layout/tile_tensor.mojo", 900, 1, user)
     primitive = Location("max/mojo/max/gpu/primitives/block.mojo", 100, 1, user)
@@ -210,7 +210,7 @@ def test_location_chains():
 
 
 def test_unrolled_race_without_line_table_is_one_finding():
-    """Sixteen stores of the same kind are a single cause."""
+    """Sixteen stores of the same kind have one cause."""
     stores = "".join(f"st.global.u32 [%d0+{4 * k}], %t0;" for k in range(16))
     (race,) = find_errors(stores, 4, 1)
     assert race.kind == "global race" and race.count >= 16 and "PTX line" in race.where
@@ -219,7 +219,7 @@ def test_unrolled_race_without_line_table_is_one_finding():
 def test_findings_without_line_table_suggest_g1(capsys):
     bench = Bench()
     find_errors("st.global.u32 [%d0], %t0;", 4, 1, bench=bench)
-    cli.summarise([stand_in(Device, gpu=bench.gpu, errors=[])], "sm_90a", 0)
+    cli.summarise([make_stub(Device, gpu=bench.gpu, errors=[])], "sm_90a", 0)
     assert "compile with -g1" in capsys.readouterr().err
 
 
@@ -233,17 +233,17 @@ BLOCK_INDEX = "mov.u32 %r1, %ctaid.x; "  # a register that is not a pointer
         ("add.s64 %d1, %d0, {far};", "out-of-bounds store"),
         ("mov.u64 %d2, {far}; mul.wide.u32 %d3, %r1, 4; add.s64 %d2, %d2, %d3; add.s64 %d1, %d0, %d2;",
          "out-of-bounds store"),
-        # the second tensor's own pointer
+        # the second tensor's pointer
         ("ld.param.u64 %d1, [q1];", None),
-        # one of the two, selected at run time: both are valid
+        # either pointer, selected at run time: valid
         ("ld.param.u64 %d2, [q1]; setp.eq.u32 %p1, %t2, 99; selp.b64 %d1, %d0, %d2, %p1;", None),
-        # computed from both by their distance
+        # computed from the difference of both pointers
         ("ld.param.u64 %d2, [q1]; sub.s64 %d3, %d2, %d0; add.s64 %d1, %d0, %d3;", None),
         # a pointer loaded from memory
         ("ld.param.u64 %d3, [q2]; ld.global.u64 %d1, [%d3];", None),
     ],
 )  # fmt: skip
-def test_access_that_reaches_another_tensor(address, kind):
+def test_access_beyond_its_tensor_is_reported(address, kind):
     bench = Bench()
     first, second = bench.place("first", np.zeros(64, I4)), bench.place("second", np.zeros(1 << 20, I4))
     table = bench.place("table", np.array([bench.address(second)], np.uint64))
@@ -257,7 +257,7 @@ def test_access_that_reaches_another_tensor(address, kind):
         assert "so far past the end of first that it lands in second[0]" in errors[0].message
 
 
-def test_access_before_its_tensor():
+def test_access_before_its_tensor_is_reported():
     bench = Bench()
     first, second = bench.place("first", np.zeros(1 << 20, I4)), bench.place("second", np.zeros(64, I4))
     distance = bench.address(second) - bench.address(first)
@@ -268,7 +268,7 @@ def test_access_before_its_tensor():
 
 
 def test_kernel_definition_is_not_a_call(tmp_path):
-    """The compiler inlines a kernel's body into the kernel at its definition, which is not a call."""
+    """The compiler inlines a kernel's body at its definition, which is not a call."""
     file = tmp_path / "kernel.mojo"
     file.write_text("def helper(x: Int):\n    pass\n\ndef kernel(n: Int32):\n    helper(Int(n))\n")
     definition = Location(str(file), 4, 5)
@@ -286,7 +286,7 @@ def test_kernel_definition_is_not_a_call(tmp_path):
     assert get_callers(at) == [f"{missing}:4:5"], "without the source no caller is omitted"
 
 
-# -- common bugs, and correct kernels like them ---------------------------------------------------------------
+# -- common bugs and similar correct kernels ---------------------------------------------------------------
 DECLARE = ".shared .align 16 .b8 s[512]; .shared .align 16 .b8 other[512];"
 # %r10 and %r11 are the addresses of the thread's words of s and of other.
 TILES = "mov.u32 %r8, s; mov.u32 %r9, other; mad.lo.u32 %r10, %t2, 4, %r8; mad.lo.u32 %r11, %t2, 4, %r9;"
@@ -327,14 +327,14 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize(("body", "kinds"), PATTERNS.values(), ids=PATTERNS)
-def test_common_patterns(body, kinds):
+def test_common_patterns_have_expected_findings(body, kinds):
     errors = find_errors(TILES + body, 2, 128, cells=1024, value=1, declare=DECLARE)
     assert {f.kind for f in errors} == kinds
 
 
 @pytest.mark.parametrize("window", ["0x0100000000000000", "0x0200000000000000", "0x1000000000000000"])
 def test_access_to_missing_local_or_shared_memory(window):
-    """Generic addresses in the windows of local and shared memory, which this kernel does not have, and in none."""
+    """Generic addresses in the windows of absent local and shared memory, and outside all windows."""
     (load,) = find_errors(f"mov.u64 %d2, {window}; ld.u32 %r1, [%d2+4];")
     (store,) = find_errors(f"mov.u64 %d2, {window}; st.u32 [%d2], 5;")
     assert (load.kind, store.kind) == ("out-of-bounds load", "out-of-bounds store")

@@ -26,7 +26,7 @@ UNEXPLAINED = "bulk copies into shared memory"
 
 @functools.cache
 def load_table() -> dict:
-    """Return the results of a GPU."""
+    """Load the results measured on a GPU."""
     recorded = json.loads(TABLE.read_text())
     assert recorded["digest"] == hopper_values.compute_digest(), (
         "hopper_values.py has changed since the table was measured"
@@ -56,7 +56,7 @@ def run_case(case: Case) -> tuple[str, set[str]]:
 
 @covers("wgmma", "cp", "mbarrier", "ldmatrix", "stmatrix")
 @pytest.mark.parametrize("group", sorted({case.name.split()[0] for case in CASES}))
-def test_output_equals_the_gpus(group):
+def test_output_matches_the_gpu(group):
     measured = {
         case.name: load_table()["results"].get(case.name) for case in CASES if case.name.split()[0] == group
     }
@@ -70,14 +70,14 @@ def test_output_equals_the_gpus(group):
     assert not different
 
 
-def test_failures_of_a_gpu_are_findings():
-    """An innermost coordinate that is not a multiple of 16 bytes is an illegal instruction for the GPU (715)."""
+def test_gpu_failures_are_findings():
+    """On the GPU, an innermost coordinate that is not 16-byte aligned is an illegal instruction (715)."""
     failed = {case.name: case for case in CASES if case.name in load_table()["errors"]}
     assert len(failed) == 14 and all(text.endswith(": 715") for text in load_table()["errors"].values())
     for name in failed.keys() - {UNEXPLAINED}:
         assert run_case(failed[name])[1] == {"misaligned bulk copy"}, name
 
 
-def test_table_is_complete():
+def test_measured_table_is_complete():
     assert {*load_table()["results"], *load_table()["errors"]} == {case.name for case in CASES}
     assert "NVIDIA H" in load_table()["device"]

@@ -1,4 +1,4 @@
-"""A pipelined matrix product for Hopper in PTX, and variants with bugs that are typical of such kernels.
+"""A pipelined Hopper GEMM in PTX, and variants with typical bugs.
 
 One thread loads tiles of both factors with TMA, two stages ahead; a warpgroup multiplies them and releases the stages; a
 TMA store writes the sums from shared memory. The correct kernel is compared with float64 and has no finding in any order
@@ -109,7 +109,7 @@ def short_spin_interval(monkeypatch):
 
 
 def make_text(edits: list[tuple[str, str]]) -> str:
-    """Return the kernel after these edits, each applied once."""
+    """Return the kernel's PTX after applying each edit once."""
     ptx = KERNEL.replace("ZEROS", ZEROS).replace("PRODUCTS", PRODUCTS).replace("STORES", STORES)
     ptx = re.sub(
         r", (%p5|1), 1, 1, 0, 0;", lambda m: f", {'%p5' if m[1] == '%p5' else '%p0x'}, 1, 1, 0, 0;", ptx
@@ -124,7 +124,7 @@ def make_text(edits: list[tuple[str, str]]) -> str:
 
 
 def run_edited(edits=(), **options):
-    """Run the edited kernel on random numbers; return its errors and the largest relative error of its output."""
+    """Run the edited kernel on random inputs; return its findings and the relative error of its output."""
     bench = Bench(**options)
     bench.gpu.steps = 40_000
     random = np.random.default_rng(3)
@@ -291,7 +291,7 @@ def test_bugs_are_reported(name):
     assert kind != "hang" or "mbarrier dynamic shared memory" in finding.message
 
 
-def test_size_not_a_multiple_of_16_bytes():
+def test_bulk_copy_size_must_be_a_multiple_of_16_bytes():
     bench = Bench()
     x, y = bench.place("x", np.arange(256, dtype=np.uint32)), bench.empty("y", 512, np.uint32)
     with contextlib.suppress(StepBudgetExceeded):
@@ -300,7 +300,7 @@ def test_size_not_a_multiple_of_16_bytes():
     assert "the size, 248 bytes, is not a multiple of 16" in finding.message
 
 
-def test_order_is_checked_only_with_race_checks():
+def test_missing_fences_are_reported_only_with_race_checks():
     for edits in ([("wgmma.fence.sync.aligned;", "")], [(WAIT_0, WAIT_1)], [(FENCE, "")], [(WAIT_READ, "")]):
         assert not run_edited(edits, checks=Checks(races=False))[0]
 
@@ -356,8 +356,8 @@ WAIT_FULL: mbarrier.try_wait.parity.shared.b64 %p2, [full], %phase; @!%p2 bra WA
     ],
     ids=["correct", "missing barrier", "missing wait", "arrival at the wrong block"],
 )  # fmt: skip
-def test_multicast_copy_to_a_cluster(old, new, kind):
-    """One block copies tiles to both blocks, each after both have released the previous one."""
+def test_multicast_pipeline_in_a_cluster(old, new, kind):
+    """One block multicasts tiles to both blocks after both have released the previous tile."""
     bench = Bench()
     bench.gpu.steps = 20_000
     x = bench.place("x", np.arange(256, dtype=np.uint32))

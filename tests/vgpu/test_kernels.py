@@ -1,4 +1,4 @@
-"""A tiled matrix product in Mojo, of any size and in any order of the blocks, agrees with NumPy."""
+"""A tiled matmul in Mojo matches NumPy for all sizes and block orders."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from kernel_tools import Bench, compile_kernels
 @pytest.mark.compiles
 @settings(max_examples=15, deadline=None)
 @given(*[st.integers(1, 40)] * 3, st.sampled_from(["natural", "reversed", "shuffled:7"]), st.integers(0, 99))
-def test_matmul_of_any_size_and_order(m, n, k, order, seed):
-    """Small integers, so that the float32 sums are exact in every order."""
+def test_matmul_matches_numpy(m, n, k, order, seed):
+    """Inputs are small integers, so float32 sums are exact in every order."""
     bench, rng = Bench(blocks=order), np.random.default_rng(seed)
     a = bench.place("a", rng.integers(-9, 10, (m, k)).astype(np.float32))
     b = bench.place("b", rng.integers(-9, 10, (k, n)).astype(np.float32))

@@ -37,7 +37,7 @@ def test_memory_round_trip(gpu):
     assert not gpu.findings
 
 
-def test_memory_is_freed(gpu):
+def test_freed_memory_is_reused(gpu):
     for _ in range(50):
         a, b = gpu.allocate(100_000), gpu.allocate(200_000)
         gpu.free(a)
@@ -45,8 +45,8 @@ def test_memory_is_freed(gpu):
     assert gpu.arena.size == 1 << 20
 
 
-def test_padding_between_labelled_tensors(gpu):
-    """The host can copy a whole allocation; gaps between its tensors are not output."""
+def test_padding_between_labelled_tensors_is_not_output(gpu):
+    """The host can copy an entire allocation, including the gaps between its tensors."""
     pack = gpu.allocate(1000)
     gpu.name(pack, 400, "a", (100,), "float32")
     gpu.name(pack + 512, 400, "b", (100,), "float32")

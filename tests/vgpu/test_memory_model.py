@@ -33,7 +33,7 @@ WARPS = "and.b32 %r7, %t2, 31; setp.ne.u32 %p1, %r7, 0; @%p1 bra done; setp.ge.u
 
 
 class Idiom(NamedTuple):
-    """The parts of the blocks, and edits (old -> new), each of which causes a race."""
+    """PTX of each block, and edits (old -> new) that cause a race."""
 
     parts: tuple[str, ...]
     misses: tuple[tuple[str, str], ...]
@@ -210,7 +210,7 @@ IDIOMS = {
 
 
 def find_races(idiom: Idiom, edit: tuple[str, str] = ("", ""), blocks: str = "natural") -> set[str]:
-    """Return the kinds of findings of an idiom after an edit."""
+    """Return the kinds of findings after editing an idiom."""
     parts = idiom.parts
     for old, new in zip(*(side.split("|") for side in edit), strict=True):
         assert any(old in part for part in parts), f"{old!r} is not in the idiom"

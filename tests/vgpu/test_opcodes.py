@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ptx_tools import run_ptx
-from typed import present
+from typed import unwrap
 
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 INTS = {
@@ -47,7 +47,7 @@ FLOATS = [
 
 
 def make_samples(kind: str, seed: int, n: int = 128) -> np.ndarray:
-    """Return n values, special and random ones in an order that depends on the seed."""
+    """Return n special and random values, shuffled by the seed."""
     rng = np.random.default_rng(seed)
     if kind[0] == "f":
         with np.errstate(over="ignore"):
@@ -277,11 +277,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.reference], ids=lambda c: c.text[:40])
-def test_value(case: Case):
+def test_instruction_matches_reference(case: Case):
     inputs = [make_samples(kind, 7 * k + 1) for k, kind in enumerate(case.kinds)]
     (got,) = run_ptx(case.text, inputs, [case.out])
     with np.errstate(all="ignore"):
-        expected = [present(case.reference)(*(x.item() for x in row)) for row in zip(*inputs, strict=True)]
+        expected = [unwrap(case.reference)(*(x.item() for x in row)) for row in zip(*inputs, strict=True)]
         if case.out[0] == "f":
             expected = np.array([float(w) for w in expected]).astype(case.out)
             np.testing.assert_array_equal(got, expected)
@@ -318,7 +318,7 @@ def test_fma_rounds_once(rows):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, M32)] * 3), min_size=1, max_size=40), st.integers(0, 255))
-def test_lop3_every_table(rows, table):
+def test_lop3_of_every_table(rows, table):
     x = [np.array(c, np.uint32) for c in zip(*rows, strict=True)]
     (got,) = run_ptx(f"lop3.b32 %y0, %x0, %x1, %x2, {table};", x, ["u4"])
     expected = [

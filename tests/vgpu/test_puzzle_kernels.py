@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from typed import present
+from typed import unwrap
 
 from harness.check.reference import Reference
 from harness.devices.recorder import Order, RecordedLaunch, record_many
@@ -25,7 +25,7 @@ VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 
 @pytest.fixture(scope="module")
 def recordings():
-    """The solution's launches by dtype."""
+    """Recordings of the solution by dtype."""
     package = roots.make_op_package(roots.solutions(), "p22")
     sizes = {"float32": (DEFAULT, WIDE, TALL), "bfloat16": (DEFAULT,)}
     orders = [Order(package, "p22", sizes[dtype], PUZZLE.default_variants, True, dtype) for dtype in sizes]
@@ -56,7 +56,7 @@ def test_values_are_correct_in_every_block_order(recordings, dtype, dims, order,
 
 
 def count_default_case(recording, variant: str) -> dict[str, Counters]:
-    """Return the counters of the default case by launch name; of equal names the first."""
+    """Return launch name -> counters of the default case, for the first launch of each name."""
     case = PUZZLE.cases(None)[0]
     player = Replay(recording, PUZZLE, "float32")
     player.run(variant, case, Reference(PUZZLE, "float32", 0).get_inputs(case))
@@ -66,7 +66,7 @@ def count_default_case(recording, variant: str) -> dict[str, Counters]:
     return counters
 
 
-def test_bytes_match_the_shapes(recordings):
+def test_byte_counts_match_the_shapes(recordings):
     """The fused kernel reads W once per row; the unfused matmul reads it once per tile of rows."""
     B, S, H, O = DEFAULT
     rows, weight = B * S, O * H * 4
@@ -85,15 +85,15 @@ def test_bytes_match_the_shapes(recordings):
 
 
 def test_workspace_matches_the_ledger(recordings):
-    """The launch code's workspaces in the default case add up to the ledger's."""
+    """The workspaces allocated in the default case add up to the ledger's total."""
     for variant in PUZZLE.default_variants:
         events = recordings["float32"].cases[variant, DEFAULT]
         workspace = sum(event.nbytes for event in events if getattr(event, "scratch", False))
-        assert workspace == sum(present(PUZZLE.ledger)(DEFAULT, "float32").between[variant].values())
+        assert workspace == sum(unwrap(PUZZLE.ledger)(DEFAULT, "float32").between[variant].values())
 
 
-def test_missing_clear_is_reported(recordings):
-    """Without the clearing launch the atomics add to unwritten memory."""
+def test_missing_zeroing_launch_is_reported(recordings):
+    """Without the zeroing launch, atomics add to uninitialized memory."""
     recording = recordings["float32"]
     events = [
         event

@@ -1,4 +1,4 @@
-"""The race check on hand-written PTX: conflicting and ordered accesses, byte by byte, in every order of the blocks."""
+"""The race check on hand-written PTX: conflicting and ordered accesses per byte, in all block orders."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ U4 = np.uint32
 
 
 def find_races(body: str, grid: int, block: int, *, blocks: str = "natural", **options) -> list:
-    """Return the errors of a kernel on 64 zeroed words, with the blocks in this order; %d0 is their address."""
+    """Return the errors of a kernel on 64 zeroed words at %d0, with a block order."""
     return find_errors(body, grid, block, bench=Bench(blocks=blocks), **options)
 
 
 PAIR = ("{{ .reg .pred %p8, %p9; setp.ne.u32 %p8, %t2, {0}; setp.ne.u32 %p9, %t2, {1}; and.pred %p8, %p8, %p9;"
         " @%p8 bra past; bar.warp.sync {2}; past: }}")  # fmt: skip
 FOURS = "and.b32 %r8, %t2, 28; mov.u32 %r9, 15; shl.b32 %r9, %r9, %r8; bar.warp.sync %r9;"
-OWN_CELL = "mad.wide.u32 %d1, %i, 4, %d0;"
+THREAD_CELL = "mad.wide.u32 %d1, %i, 4, %d0;"
 ORDERS = pytest.mark.parametrize("blocks", ["natural", "reversed", "shuffled:2"])
 
 
@@ -36,12 +36,12 @@ ORDERS = pytest.mark.parametrize("blocks", ["natural", "reversed", "shuffled:2"]
         ("setp.eq.u32 %p1, %t0, 0; @%p1 ld.global.u32 %r1, [%d0]; @!%p1 red.global.add.u32 [%d0], 1;", "global race"),
         ("red.global.add.u32 [%d0], 1;", None),
         ("ld.global.u32 %r1, [%d0];", None),
-        (OWN_CELL + "st.global.u32 [%d1], 1; ld.global.u32 %r1, [%d1];", None),
-        (OWN_CELL + "st.global.u32 [%d1], 1; xor.b32 %r1, %i, 1; mad.wide.u32 %d2, %r1, 4, %d0; ld.global.u32 %r2, [%d2];",
+        (THREAD_CELL + "st.global.u32 [%d1], 1; ld.global.u32 %r1, [%d1];", None),
+        (THREAD_CELL + "st.global.u32 [%d1], 1; xor.b32 %r1, %i, 1; mad.wide.u32 %d2, %r1, 4, %d0; ld.global.u32 %r2, [%d2];",
          "global race"),
     ],
 )  # fmt: skip
-def test_between_blocks(body, kind, blocks):
+def test_races_between_blocks(body, kind, blocks):
     findings = find_races(body, 4, 1, blocks=blocks)
     assert {f.kind for f in findings} == ({kind} if kind else set())
 
@@ -95,29 +95,29 @@ def test_between_blocks(body, kind, blocks):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("limit", [race_check.LIMIT, 0], ids=["", "short log"])
-def test_inside_a_block(body, kind, limit, monkeypatch):
+def test_races_inside_a_block(body, kind, limit, monkeypatch):
     monkeypatch.setattr(race_check, "LIMIT", limit)
     findings = find_races(body, 1, 64, declare=".shared .align 4 .b8 s[64];")
     assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
 
 
 @pytest.mark.parametrize("space", ["shared", "global"])
-def test_bytes_are_distinguished(space):
+def test_bytes_of_a_word_are_distinguished(space):
     """Different bytes or halves of one word do not conflict; the same byte does."""
     base = "mov.u64 %d1, s;" if space == "shared" else "mov.b64 %d1, %d0;"
     declare = ".shared .align 4 .b8 s[512];"
-    own = base + f"cvt.u64.u32 %d2, %t2; add.u64 %d1, %d1, %d2; st.{space}.u8 [%d1], %r1;"
+    byte_per_thread = base + f"cvt.u64.u32 %d2, %t2; add.u64 %d1, %d1, %d2; st.{space}.u8 [%d1], %r1;"
     halves = base + f"mad.wide.u32 %d1, %t2, 2, %d1; cvt.u16.u32 %h1, %t2; st.{space}.u16 [%d1], %h1;"
     pairs = (
         base + f"shr.u32 %r2, %t2, 1; cvt.u64.u32 %d2, %r2; add.u64 %d1, %d1, %d2; st.{space}.u8 [%d1], %r1;"
     )
     zero = "mov.u32 %r1, 0;"
-    assert not find_races(zero + own, 1, 64, declare=declare)
+    assert not find_races(zero + byte_per_thread, 1, 64, declare=declare)
     assert not find_races(zero + halves, 1, 64, declare=declare)
     (f,) = find_races(zero + pairs, 1, 64, declare=declare)
     assert f.count == 32
     # a wide load of bytes that other threads store
-    wide = own + f"mov.b64 %d1, {'%d0' if space == 'global' else 's'}; ld.{space}.u32 %r3, [%d1];"
+    wide = byte_per_thread + f"mov.b64 %d1, {'%d0' if space == 'global' else 's'}; ld.{space}.u32 %r3, [%d1];"
     assert {f.kind for f in find_races(zero + wide, 1, 64, declare=declare)} == {
         "shared race" if space == "shared" else "race inside a block"
     }
@@ -135,7 +135,7 @@ ADD = "red.relaxed.{}.global.add.u32 [%d0], 1;"
         (ADD.format("gpu"), None),
         (ADD.format("sys"), None),
         ("setp.eq.u32 %p1, %t0, 1; @%p1 " + ADD.format("cta") + " @!%p1 " + ADD.format("gpu"), SCOPE),
-        # a different cell for each block: block scope is enough
+        # one cell per block: block scope suffices
         (ADD.format("cta").replace("%d0", "%d1"), None),
         ("atom.relaxed.cta.global.add.u32 %r5, [%d0], 1; mad.wide.u32 %d2, %i, 4, %d0; st.global.u32 [%d2+64], %r5;", SCOPE),
         ("atom.relaxed.cta.global.cas.b32 %r5, [%d0], 0, 1; mad.wide.u32 %d2, %i, 4, %d0; st.global.u32 [%d2+64], %r5;", SCOPE),
@@ -147,8 +147,8 @@ ADD = "red.relaxed.{}.global.add.u32 [%d0], 1;"
         ("red.relaxed.cta.shared.add.u32 [s], 1;", None),
     ],
 )  # fmt: skip
-def test_scope_of_atomics_between_blocks(body, kind, blocks):
-    """Block scope is enough in one block and for memory that only one block uses."""
+def test_block_scope_atomics_between_blocks_are_reported(body, kind, blocks):
+    """Block scope suffices for memory that only one block uses."""
     begin = "mad.wide.u32 %d1, %t0, 4, %d0; setp.ne.u32 %p2, %t2, 0; @%p2 bra w; st.shared.u32 [s], 0; w: bar.sync 0;"
     findings = find_races(begin + body, 4, 2, blocks=blocks, declare=".shared .align 4 .b8 s[4];")
     assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
@@ -157,7 +157,7 @@ def test_scope_of_atomics_between_blocks(body, kind, blocks):
 
 @ORDERS
 def test_unused_atomic_result_orders_nothing(blocks):
-    """Mojo's default atomics are acquire operations, but only a used result can order accesses."""
+    """Mojo's atomics are acquire operations by default, but only a used result orders accesses."""
     body = """setp.eq.u32 %p1, %t0, 0;  @%p1 st.global.u32 [%d0+64], 0;
     fence.sc.sys;  atom.acquire.sys.global.add.u32 %r9, [%d0], 1;  setp.ne.u32 %p2, %t0, 0;
     @%p2 st.global.u32 [%d0+64], 5;"""
@@ -165,7 +165,7 @@ def test_unused_atomic_result_orders_nothing(blocks):
 
 
 @pytest.mark.parametrize("barrier", ["", "bar.sync 0;"])
-def test_async_copy_to_a_buffer_in_use(barrier):
+def test_async_copy_into_a_buffer_in_use_is_a_race(barrier):
     body = f"""mov.u32 %r1, s; mad.lo.u32 %r2, %t2, 4, %r1; st.shared.u32 [%r2], 1; bar.sync 0;
     xor.b32 %r3, %t2, 33; mad.lo.u32 %r3, %r3, 4, %r1; ld.shared.u32 %r4, [%r3]; {barrier}
     mad.wide.u32 %d1, %t2, 4, %d0; cp.async.ca.shared.global [%r2], [%d1], 4; bar.sync 0; cp.async.wait_all; bar.sync 0;"""
@@ -174,7 +174,7 @@ def test_async_copy_to_a_buffer_in_use(barrier):
 
 
 def test_race_of_many_elements_is_one_finding():
-    """The finding counts all elements, also over several batches."""
+    """The finding counts the elements of all batches."""
     bench = Bench()
     bench.gpu.batch_threads = 64
     body = "and.b32 %r1, %i, 31; mad.wide.u32 %d1, %r1, 4, %d0; st.global.u32 [%d1], 3;"
@@ -186,7 +186,7 @@ def test_blocks_have_separate_shared_memory():
     assert not find_races("st.shared.u32 [s], 1;", 64, 1, declare=".shared .align 4 .b8 s[64];")
 
 
-def test_counters_of_access_patterns():
+def test_sectors_and_bank_conflicts_are_counted():
     """Strided loads access one sector each; a column of a 32-wide tile has 32-way conflicts, 8-byte words take 2 cycles."""
     bench = Bench()
     body = """ld.param.u64 %d0, [q0]; mad.wide.u32 %d1, %i, 32, %d0; ld.global.u32 %r1, [%d1];
@@ -201,7 +201,7 @@ def test_counters_of_access_patterns():
 
 
 CLUSTER = "barrier.cluster.arrive{};  {}  barrier.cluster.wait;"
-WRITE_OWN = OWN_CELL + "st.global.u32 [%d1], 1;"
+WRITE_THREAD_CELL = THREAD_CELL + "st.global.u32 [%d1], 1;"
 FIRST_READS_ALL = """mov.u32 %r1, %cluster_ctarank;  setp.ne.u32 %p1, %r1, 0;  @%p1 bra done;
     ld.global.u32 %r2, [%d1];  ld.global.u32 %r3, [%d1+4];  done:"""
 
@@ -210,17 +210,17 @@ FIRST_READS_ALL = """mov.u32 %r1, %cluster_ctarank;  setp.ne.u32 %p1, %r1, 0;  @
 @pytest.mark.parametrize(
     "body,kind",
     [
-        (WRITE_OWN + CLUSTER.format("", "") + FIRST_READS_ALL, None),
-        (WRITE_OWN + CLUSTER.format(".release", "") + FIRST_READS_ALL, None),
-        (WRITE_OWN + FIRST_READS_ALL, "global race"),
+        (WRITE_THREAD_CELL + CLUSTER.format("", "") + FIRST_READS_ALL, None),
+        (WRITE_THREAD_CELL + CLUSTER.format(".release", "") + FIRST_READS_ALL, None),
+        (WRITE_THREAD_CELL + FIRST_READS_ALL, "global race"),
         # a store between arrive and wait is not covered by the arrival
-        (OWN_CELL + CLUSTER.format("", "st.global.u32 [%d1], 1;") + FIRST_READS_ALL, "global race"),
-        (WRITE_OWN + CLUSTER.format("", FIRST_READS_ALL), "global race"),
+        (THREAD_CELL + CLUSTER.format("", "st.global.u32 [%d1], 1;") + FIRST_READS_ALL, "global race"),
+        (WRITE_THREAD_CELL + CLUSTER.format("", FIRST_READS_ALL), "global race"),
         # a relaxed arrival publishes only stores before an earlier fence
-        (WRITE_OWN + CLUSTER.format(".relaxed", "") + FIRST_READS_ALL, "global race"),
-        (WRITE_OWN + "fence.acq_rel.cluster;" + CLUSTER.format(".relaxed", "") + FIRST_READS_ALL, None),
+        (WRITE_THREAD_CELL + CLUSTER.format(".relaxed", "") + FIRST_READS_ALL, "global race"),
+        (WRITE_THREAD_CELL + "fence.acq_rel.cluster;" + CLUSTER.format(".relaxed", "") + FIRST_READS_ALL, None),
         # rank 1's neighbour is rank 0 of another cluster
-        (WRITE_OWN + CLUSTER.format("", "") + "ld.global.u32 %r2, [%d1+4];", "global race"),
+        (WRITE_THREAD_CELL + CLUSTER.format("", "") + "ld.global.u32 %r2, [%d1+4];", "global race"),
         # rank 0 overwrites after the barrier an element that rank 1 read before it (the other cluster has exited)
         ("setp.ge.u32 %p1, %t0, 2;  @%p1 bra done;  ld.global.u32 %r2, [%d0];" + CLUSTER.format("", "")
          + "setp.eq.u32 %p1, %t0, 1;  @%p1 bra done;  st.global.u32 [%d0], 1;  done:", None),
@@ -242,7 +242,7 @@ FLAG = """setp.ne.u32 %p1, %t2, 5;  @%p1 bra go;  st.shared.u32 [flag], 0;  go: 
 
 
 def test_flag_orders_only_threads_that_read_it():
-    """Thread 40 reads the data without the flag, thread 32 with it."""
+    """Thread 32 waits for the flag before it reads the data; thread 64 does not."""
     body = FLAG.replace("setp.ne.u32 %p1, %t2, 32;", "setp.eq.u32 %p2, %t2, 64;  @%p2 ld.shared.u32 %r3, [s];  setp.ne.u32 %p1, %t2, 32;")  # fmt: skip
     (race,) = find_races(body, 1, 96, declare=".shared .align 4 .b8 s[4]; .shared .align 4 .b8 flag[4];")
     assert race.kind == "shared race" and (race.tensor, race.index) == ("shared array s", 0)
@@ -275,7 +275,7 @@ SYNC = "barrier.cluster.arrive;  barrier.cluster.wait;"
         ("st.shared.u32 [s], %t0;" + SYNC + "ld.shared::cluster.u32 %r6, [%r5];", "early return", "may have returned"),
     ],
 )  # fmt: skip
-def test_distributed_shared_memory(body, kind, message, blocks):
+def test_races_in_distributed_shared_memory(body, kind, message, blocks):
     findings = find_races(
         NEIGHBOUR + body, 4, 1, declare=".shared .align 4 .b8 s[4];", blocks=blocks, cluster=(2, 1, 1)
     )

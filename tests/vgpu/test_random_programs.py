@@ -1,4 +1,4 @@
-"""Random PTX programs compared with a simple interpreter that runs each thread on Python integers.
+"""Random PTX programs compared with an interpreter that runs each thread on Python integers.
 
 Programs have nested branches and loops with early exits. Between these are shuffles and exchanges through shared memory,
 for which all threads must have reconverged.
@@ -64,7 +64,7 @@ program = st.lists(st.one_of(statement, statement, collective), min_size=1, max_
 
 
 class Emitter:
-    """Emits the PTX of a program."""
+    """Generates the PTX of a program."""
 
     def __init__(self):
         self.lines: list[str] = []
@@ -100,14 +100,14 @@ class Emitter:
                 self.emit_test(*s[1:])
                 self.lines.append(f"@%p1 bra {exit_label};")
         elif kind == "if":
-            _, cmp, a, b, then, other = s
+            _, cmp, a, b, then, otherwise = s
             end, no = self.make_label(), self.make_label()
             self.emit_test(cmp, a, b)
             self.lines.append(f"@!%p1 bra {no};")
             for x in then:
                 self.emit(x, exit_label)
             self.lines.append(f"bra {end};\n{no}:")
-            for x in other:
+            for x in otherwise:
                 self.emit(x, exit_label)
             self.lines.append(f"{end}:")
         elif kind == "loop":
@@ -166,13 +166,13 @@ def compute_expected(statements, x: np.ndarray) -> list[list[int]]:
     threads = [[int(x[t]), t, t * 7 % 5, 3] for t in range(THREADS)]
     for s in statements:
         if s[0] == "shuffle":
-            old = [v[s[2]] for v in threads]
+            before = [v[s[2]] for v in threads]
             for t, v in enumerate(threads):
-                v[s[1]] = old[t - t % 32 + (t % 32 ^ s[3])]
+                v[s[1]] = before[t - t % 32 + (t % 32 ^ s[3])]
         elif s[0] == "exchange":
-            old = [v[s[2]] for v in threads]
+            before = [v[s[2]] for v in threads]
             for t, v in enumerate(threads):
-                v[s[1]] = old[(t + s[3]) % THREADS]
+                v[s[1]] = before[(t + s[3]) % THREADS]
         else:
             for v in threads:
                 interpret(s, v)
@@ -180,7 +180,7 @@ def compute_expected(statements, x: np.ndarray) -> list[list[int]]:
 
 
 def emit_program(statements) -> str:
-    """Return the PTX of the statements, with initial values of the registers and stores of the results."""
+    """Return the statements' PTX between initializations and stores of the registers."""
     e = Emitter()
     e.lines.append(
         "mov.u32 %r0, %x0; mov.u32 %r1, %i; mul.lo.u32 %r2, %i, 7; rem.u32 %r2, %r2, 5; mov.u32 %r3, 3;"
@@ -193,7 +193,7 @@ def emit_program(statements) -> str:
 
 @settings(max_examples=120, deadline=None)
 @given(program, st.integers(0, 1000))
-def test_random_program(statements, seed):
+def test_random_programs_match_the_interpreter(statements, seed):
     x = np.random.default_rng(seed).integers(0, 1 << 32, THREADS, np.uint64).astype(np.uint32)
     x[::3] %= 9
     declare = f".shared .align 4 .b8 s[{4 * THREADS}];"

@@ -17,14 +17,14 @@ VALID: dict[str, Any] = {"kind": 9, "address": 0x1000, "dims": (40, 20, 6), "str
         "interleave": 0, "swizzle": 2, "promotion": 3, "fill": 0}  # fmt: skip
 
 
-def test_encode_and_decode():
+def test_encoded_map_can_be_decoded():
     original = encode_tiled(**VALID)
     assert len(original.encode()) == BYTES and TensorMap.decode(original.encode()) == original
     assert (original.width, original.nbytes, original.strides) == (2, 2 * 32 * 8 * 2, (2, 80, 1600))
     assert TensorMap.decode(bytes(BYTES)) is None
 
 
-def test_elements_of_a_tile():
+def test_tile_elements_have_expected_addresses():
     address, inside = encode_tiled(**{**VALID, "box": (8, 2, 2)}).compute_elements((36, 19, -1))
     assert address.shape == inside.shape == (4, 8)
     assert inside.tolist() == [[False] * 8] * 2 + [[True] * 4 + [False] * 4, [False] * 8]
@@ -33,11 +33,11 @@ def test_elements_of_a_tile():
 
 @pytest.mark.parametrize(("span", "rows"), [(128, 8), (64, 4), (32, 2)])
 def test_swizzle_is_its_own_inverse(span, rows):
-    at = np.arange(0, 2048, 16)
-    assert (swizzle_address(swizzle_address(at, span), span) == at).all() and sorted(
-        swizzle_address(at, span)
-    ) == at.tolist()
-    units = swizzle_address(at, span) // 16 % (span // 16)
+    addresses = np.arange(0, 2048, 16)
+    assert (swizzle_address(swizzle_address(addresses, span), span) == addresses).all() and sorted(
+        swizzle_address(addresses, span)
+    ) == addresses.tolist()
+    units = swizzle_address(addresses, span) // 16 % (span // 16)
     assert units[::8].tolist() == [k % rows for k in range(16)]
 
 
@@ -60,7 +60,7 @@ def test_swizzle_is_its_own_inverse(span, rows):
         ({"swizzle": 7}, "an enumeration has a value"),
     ],
 )
-def test_invalid_maps(change, text):
+def test_invalid_maps_are_rejected(change, text):
     with pytest.raises(BadTensorMap, match=text):
         encode_tiled(**VALID | change)
 
@@ -73,7 +73,7 @@ NOT_SIMULATED = {
 
 
 @pytest.mark.parametrize("text", NOT_SIMULATED)
-def test_unsupported_maps_are_named(text):
+def test_unsupported_maps_are_reported(text):
     with pytest.raises(NotImplementedError, match=text):
         encode_tiled(**VALID | NOT_SIMULATED[text])
 
@@ -90,7 +90,7 @@ def test_unsupported_maps_are_named(text):
         ),
     ],
 )
-def test_driver_call(change, code, text):
+def test_driver_call_returns_cuda_errors(change, code, text):
     messages: list[str] = []
     device, values = Device(VirtualGPU(), log=messages.append), VALID | change
     words = [word for name in ("dims", "strides", "box", "steps") for word in (*values[name], 0, 0)]

@@ -48,7 +48,7 @@ def test_vectors_in_shared_memory():
 
 
 @covers("cvta", "isspacep", "ld", "st")
-def test_generic_addresses_of_three_spaces():
+def test_generic_addresses_of_all_state_spaces():
     """Each third of the threads uses a generic pointer into global, shared or local memory."""
     x = make_words(96)
     declare = ".shared .align 4 .b8 s[1024]; .local .align 4 .b8 l[16];"
@@ -80,8 +80,8 @@ def test_module_variables_and_computed_parameters():
 
 
 @pytest.mark.parametrize("base", [arena.DEFAULT_BASE, arena.DEFAULT_BASE + 0xFFFF0000])
-def test_addresses_of_constants_in_32_bits(base):
-    """Compilers keep addresses of constant memory, which is small, in 32-bit registers."""
+def test_32_bit_constant_addresses(base):
+    """Compilers keep constant-memory addresses in 32-bit registers."""
     body = """mov.b32 %r1, table;  and.b32 %r2, %i, 3;  shl.b32 %r2, %r2, 2;  add.s32 %r3, %r1, %r2;
     ld.const.u32 %y0, [%r3];  ld.const.u32 %r4, [%r1+4];  add.u32 %y0, %y0, %r4;"""
     module = ".const .align 4 .u32 table[4] = {10, 20, 30, 40};\n"
@@ -110,14 +110,14 @@ def test_atomics_with_results(op, space):
     y = make_words(64, 4)
     declare = ".shared .align 4 .b8 s[64];"
     swap = ", %x1" if op.startswith("cas") else ""
-    place = {"global": "%d2", "shared": "%d1", "generic": "%d3"}[space]
+    address = {"global": "%d2", "shared": "%d1", "generic": "%d3"}[space]
     dot = "" if space == "generic" else f".{space}"
     body = f"""
     and.b32 %r1, %t2, 3;  mov.u64 %d1, s;  mad.wide.u32 %d1, %r1, 4, %d1;  ld.param.u64 %d2, [q1];
     mad.wide.u32 %d2, %r1, 4, %d2;  cvta.shared.u64 %d3, %d1;
     setp.lt.u32 %p1, %t2, 4;  @%p1 st.shared.u32 [%d1], 2;  @%p1 st.global.u32 [%d2], 2;  bar.sync 0;
-    atom.relaxed.gpu{dot}.{op} %y0, [{place}], %x0{swap};  bar.sync 0;  mov.u32 %y1, 0;
-    ld{dot}.u32 %r2, [{place}];  @%p1 mov.u32 %y1, %r2;  bar.sync 0;"""
+    atom.relaxed.gpu{dot}.{op} %y0, [{address}], %x0{swap};  bar.sync 0;  mov.u32 %y1, 0;
+    ld{dot}.u32 %r2, [{address}];  @%p1 mov.u32 %y1, %r2;  bar.sync 0;"""
     # y1 is array 1: its first four words are the global cells, rewritten at the end
     got, cells = run_ptx(body, [x, y], ["u4", "u4"], declare=declare)
     memory, expected = [2] * 4, []
@@ -190,7 +190,7 @@ def test_shuffle(mode, width):
 
 
 def test_lanes_reconverge_in_a_loop_with_a_dead_block():
-    """Compilers may place a loop's latch above its body and leave an unreachable jump to it."""
+    """Compilers may place a loop's latch before its body and leave an unreachable jump to it."""
     x = make_words(32) % 1000
     body = """
         mov.b32 %y0, 0; mov.b32 %r0, 0; setp.ge.u32 %p0, %t2, 2; bra.uni BODY;
@@ -207,7 +207,7 @@ def test_lanes_reconverge_in_a_loop_with_a_dead_block():
 
 
 @covers("vote", "activemask", "elect")
-def test_votes_of_some_lanes():
+def test_votes_of_active_lanes():
     """Only even lanes take part, so results describe only even lanes."""
     x = make_words(64, 4)
     body = """
@@ -289,7 +289,7 @@ def test_barrier_reductions_and_named_barriers():
 
 @covers("mbarrier", "nanosleep")
 def test_mbarrier_orders_producer_and_consumer():
-    """The second warp spins until the first has written; there is no race."""
+    """The second warp spins until the first has written."""
     x = make_words(64)
     declare = ".shared .align 8 .b8 bar[8]; .shared .align 4 .b8 s[128];"
     body = """setp.eq.u32 %p1, %t2, 0;  @%p1 mbarrier.init.shared::cta.b64 [bar], 32;  bar.sync 0;

@@ -1,4 +1,4 @@
-"""Reads of unwritten shared memory, without a line table: an error if a result depends on them."""
+"""Reads of unwritten shared memory without a line table: an error only if a result depends on them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from kernel_tools import Bench, compile_kernels
 from ptx_tools import make_kernel
-from typed import present
+from typed import unwrap
 
 from harness.vgpu.checks import trial
 
 SHARED = ".shared .align 4 .b8 s[256];"
-OWN_WORD = "mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  "
+THREAD_WORD = "mov.u32 %r1, s;  mad.lo.u32 %r1, %t2, 4, %r1;  "
 READ_HALF = (
-    OWN_WORD
+    THREAD_WORD
     + "setp.lt.u32 %p1, %t2, 16;  @%p1 st.shared.u32 [%r1], %t2;  bar.sync 0;  ld.shared.u32 %r2, [%r1];"
 )
 
 
 def run_half(body: str, *, line: bool = False, keep_events: int = 0):
-    """Run 32 threads on `out` = 0, 1, 2 ...; return the only finding, `out` after the launch, and the launch."""
+    """Run 32 threads on out = [0, 1, 2, ...]; return the only finding, the final `out`, and the launch."""
     text = make_kernel("ld.param.u64 %d0, [q0];" + body, declare=SHARED, store=False)
     if line:
         text = text.replace("ld.param", ".loc 1 7 1\nld.param", 1) + '.file 1 "/home/me/k.mojo"\n'
@@ -57,13 +57,13 @@ def test_dependent_result_is_an_error(use, error):
 
 
 def test_second_run_has_no_side_effects():
-    """Memory, counters and events are those of a single launch."""
+    """Memory, counters and events match a single launch."""
     body = READ_HALF + "setp.ge.u32 %p2, %t2, 16;  selp.u32 %r3, 5, %r2, %p2;  red.global.add.u32 [%a0], %r3;"
     finding, out, launch = run_half(body, keep_events=1000)
     np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32) + 5])
     assert not finding.is_error
     assert (launch.counters.atomics, launch.counters.threads) == (32, 32)
-    assert sum(step.last - step.first for step in present(launch.events).steps if step.kind == "A") == 32
+    assert sum(step.last - step.first for step in unwrap(launch.events).steps if step.kind == "A") == 32
     _, out, _ = run_half(READ_HALF + "red.global.add.u32 [%a0], %r2;")
     np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32)])  # unwritten words are 0
 
@@ -79,7 +79,7 @@ def test_no_second_run_with_a_line_table():
 
 @pytest.mark.compiles
 def test_prefix_sum_of_the_library_is_not_an_error():
-    """It reads words that it does not use; with and without a line table this is only a note."""
+    """The prefix sum reads words that it does not use: a note, with or without a line table."""
     ptx = compile_kernels()["block_prefix_sum"]
     without_lines = "\n".join(
         line for line in ptx.split("\n") if not line.strip().startswith((".loc", ".file"))

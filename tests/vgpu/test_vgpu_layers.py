@@ -1,4 +1,4 @@
-"""The virtual GPU's layers: files import only from their own and lower layers, and light imports stay light."""
+"""The virtual GPU's layers: files import only from their layer and lower ones, and imports stay lazy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYERS = (
     "ptx", "errors", "memory", "checks", "engine/opcodes", "engine/interpreter", "engine", "machine",
     "driver", "cli",
 )  # fmt: skip
-"""From lowest to highest; a file in no folder is a separate layer."""
+"""Layers from lowest to highest; a top-level file is a separate layer."""
 OUTSIDE = ("harness.errors", "harness.toolchain.")
 """Modules of the harness that the virtual GPU may import."""
 
@@ -30,7 +30,7 @@ def find_layer(module: str) -> int:
 
 
 def list_imports(tree: ast.AST, package: str) -> list[str]:
-    """Return the harness's modules that a file imports, also in functions and for types."""
+    """Return all harness modules that a file imports, including in functions and under TYPE_CHECKING."""
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -70,7 +70,7 @@ def test_package_docstring_lists_its_layers():
     assert {*folders, *(path.stem for path in PACKAGE.glob("*.py"))} == {*listed, "__init__"}
 
 
-def test_public_names():
+def test_public_names_are_exported():
     assert len(harness.vgpu.__all__) == 8
     assert all(getattr(harness.vgpu, name).__name__ == name for name in harness.vgpu.__all__)
     with pytest.raises(AttributeError, match=r"module 'harness\.vgpu' has no attribute 'Arena'"):
@@ -87,7 +87,7 @@ def test_public_names():
 )
 def test_import_of_a_name_loads_only_its_dependencies(code, absent):
     code += f"; import sys; print(*(name for name in {absent} if name in sys.modules))"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=PACKAGE.parents[1], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "\n"
+    assert completed.stdout == "\n"

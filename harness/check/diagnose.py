@@ -119,11 +119,10 @@ def describe_unexplained(
 ) -> Symptom | None:
     """Describe a result that no known mistake explains."""
     with np.errstate(all="ignore"):
+        least_precise = max(evidence, key=lambda e: e.error / e.scale) if worst.dtype == "float64" else worst
         symptom = (
             find_nonfinite_mismatch(evidence, worst)
-            or find_low_precision(
-                max(evidence, key=lambda e: e.error / e.scale) if worst.dtype == "float64" else worst
-            )
+            or find_low_precision(least_precise)
             or find_rounded_terms(puzzle, quantity, evidence)
             or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
         )
@@ -156,14 +155,9 @@ def choose_example(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
         shown = bool(max_abs(e.truth)) and e.got.size > few and compute_severity(e) >= plain and not narrow
         broken = bool(e.result.nonfinite or e.result.unwritten)
         size = sum(array.size for array in e.arrays.values())
-        return (
-            bool(np.isfinite(e.truth).all()),
-            (shown or broken) and not has_nonfinite_values(e),
-            broken,
-            shown,
-            shown and e.case.dims == dims,
-            -size if shown else compute_severity(e),
-        )
+        finite, all_finite = bool(np.isfinite(e.truth).all()), not has_nonfinite_values(e)
+        usual, last = shown and e.case.dims == dims, -size if shown else compute_severity(e)
+        return finite, (shown or broken) and all_finite, broken, shown, usual, last
 
     return max(evidence, key=rank)
 
@@ -282,30 +276,23 @@ def find_explanation(
     steps = puzzle.derive(evidence[0].arrays, {})
     with np.errstate(all="ignore"):
         getattr(steps, quantity)
+    nonfinite = all(is_nonfinite(e.case.values) for e in evidence)
     candidates = [
         mistake
         for mistake in puzzle.mistakes
         if not mistake.changes.keys().isdisjoint(vars(steps))  # the quantity depends on the change
         and not (mistake.together and not mistake.changes.keys().isdisjoint(correct))
+        and not (nonfinite and changes_finite_values(puzzle, quantity, evidence[0], mistake))
     ]
-    if all(is_nonfinite(e.case.values) for e in evidence):
-        candidates = [
-            mistake
-            for mistake in candidates
-            if not changes_finite_values(puzzle, quantity, evidence[0], mistake)
-        ]
     small_first = sorted(evidence, key=lambda e: e.got.size)
-    fit = find_fitting(puzzle, quantity, small_first, candidates, finite_elements_only=False)
+    fit = find_fitting(puzzle, quantity, small_first, candidates)
     finite_wrong = sum(int((e.wrong & np.isfinite(e.got)).sum()) for e in evidence)
-    if (
-        not fit
-        and finite_wrong >= MIN_FINITE_WRONG
-        and any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence)
-    ):
+    lost = any((np.isfinite(e.truth) & ~np.isfinite(e.got)).any() for e in evidence)
+    if not fit and lost and finite_wrong >= MIN_FINITE_WRONG:
         fit = find_fitting(puzzle, quantity, small_first, candidates, finite_elements_only=True)
     finite = [e for e in small_first if not is_nonfinite(e.case.values) and np.isfinite(e.truth).all()]
     if not fit and 0 < len(finite) < len(evidence):
-        fit = find_fitting(puzzle, quantity, finite, candidates, finite_elements_only=False)
+        fit = find_fitting(puzzle, quantity, finite, candidates)
         return fit and replace(fit, finite_cases_only=True)
     return fit
 
@@ -325,7 +312,7 @@ def find_fitting(
     quantity: str,
     evidence: Sequence[Evidence],
     candidates: Sequence[Mistake],
-    finite_elements_only: bool,
+    finite_elements_only: bool = False,
 ) -> Explanation | None:
     """Return the mistakes that give a quantity's values, or just the finite ones, in every case."""
     fits: list[tuple[Mistake, float]] = []
@@ -390,26 +377,21 @@ CAUSES = {
     "uninitialised read": ("uninitialised-read", "the kernel reads memory that nothing has written"),
 }  # fmt: skip
 DIVERGENCE = list(CAUSES)[:4]
-PRIMARY_KINDS = [
-    *DIVERGENCE,
-    "hang",
-    "trap",
-    "store to an input",
-    *(kind for kind in CAUSES if kind.startswith(("misaligned", "null pointer"))),
-]
+PRIMARY_KINDS = [*DIVERGENCE, "hang", "trap", "store to an input"]
+PRIMARY_KINDS += [kind for kind in CAUSES if kind.startswith(("misaligned", "null pointer"))]
 """Kinds of findings that count as the cause, regardless of other findings."""
 PRIMARY_MISTAKES = {CAUSES[kind][0] for kind in PRIMARY_KINDS}
 """The mistakes behind PRIMARY_KINDS, which take precedence over explanations by values."""
 
 
 OUT_OF_BOUNDS = tuple(kind for kind in CAUSES if kind.startswith("out-of-bounds"))
-SECONDARY_KINDS = (
+SECONDARY_KINDS = {
     "uninitialised read",
     "output never written",
     "global race",
     "race inside a block",
     "shared race",
-)
+}
 """Findings that may follow from divergence or a wrong index: unwritten memory, and races."""
 
 
@@ -447,18 +429,11 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
             "blocks store to the same element and the last one wins: nothing is added up, or an index is the same in every block, as "
             "thread_idx is"
         )
-    met = [finding for finding in findings if finding.kind in ("shared race", "race inside a block")]
-    if (
-        met
-        and kinds <= {*SECONDARY_KINDS}
-        and all(
-            finding.message.count(": a store by ") + finding.message.count(" and a store by ") == 2
-            for finding in met
-        )
-    ):
-        return (
-            "several-writers",
-            "several threads of a block store to the same element: one of them should, or each to an element of its own",
+    met = [finding.message for finding in findings if finding.kind in ("shared race", "race inside a block")]
+    both_store = all(words.count(": a store by ") + words.count(" and a store by ") == 2 for words in met)
+    if met and both_store and kinds <= SECONDARY_KINDS:
+        return "several-writers", (
+            "several threads of a block store to the same element: one of them should, or each to an element of its own"
         )
     # Most frequent first, but unwritten memory may follow from the others.
     ordered = sorted(findings, key=lambda finding: finding.kind == "uninitialised read")

@@ -107,20 +107,15 @@ class VirtualDevice:
         self._replays: dict[str, Replay] = {}
 
     def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:
-        outcome, saved = (
-            self._replay(variant, cases, reference),
-            reference.puzzle.list_saved_quantities(variant),
-        )
-        if outcome.failure is None and not all(
-            result.ok
-            for case in cases
-            for result in reference.compare_all(
-                case, self.target, variant, outcome.outputs[case.name], saved
-            ).values()
-        ):
-            again = self._replay(variant, cases, reference, wrong=outcome)
-            again.findings = outcome.findings
-            return again
+        outcome = self._replay(variant, cases, reference)
+        saved = reference.puzzle.list_saved_quantities(variant)
+        for case in cases if outcome.failure is None else ():
+            outputs = outcome.outputs[case.name]
+            results = reference.compare_all(case, self.target, variant, outputs, saved)
+            if not all(result.ok for result in results.values()):
+                again = self._replay(variant, cases, reference, wrong=outcome)
+                again.findings = outcome.findings
+                return again
         return outcome
 
     def run_case(self, variant: str, case: Case, reference: "Reference") -> Arrays:

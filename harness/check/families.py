@@ -4,7 +4,7 @@ A family must reproduce every value of every failing case up to rounding; enough
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, product
 
 import numpy as np
@@ -24,8 +24,6 @@ CONSTANTS = {math.log(2): "ln 2", 1 / math.log(2): "1 / ln 2", math.e: "e"}
 Fit = Callable[[Evidence], np.ndarray]
 """A function from a case's evidence to the values that a family predicts, in the tensor's shape."""
 Axes = int | tuple[int, ...]
-Size = Callable[[Evidence], float]
-"""A function from a case's evidence to a size, or a number computed from sizes."""
 
 
 def find_family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
@@ -74,20 +72,18 @@ def find_constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom
         return None
     conclusive = [(e, r) for e, r in zip(evidence, ratios, strict=True) if max_abs(e.truth)]
     first = max(conclusive, key=lambda pair: is_conclusive(pair[0].truth, pair[0]))[1]
+    sizes = [(compute_sizes(puzzle, e), r) for e, r in conclusive]
+    fitting = [words for words in sizes[0][0] if all(is_close(values[words], r) for values, r in sizes)]
     if all(is_close(first, r) for _, r in conclusive):
         if is_close(first, -1):
             return Symptom("negated", "has the opposite sign in every element, and is right otherwise")
         few = next((words for number, words in CONSTANTS.items() if is_close(number, first)), f"{first:.6g}")
-        sizes = [
-            words for words, value in list_sizes(puzzle) if all(is_close(value(e), r) for e, r in conclusive)
-        ]
-        as_many = f", which is {' or '.join(sizes[:2])} here" if sizes else ""
+        as_many = f", which is {' or '.join(fitting[:2])} here" if fitting else ""
         return Symptom("times-a-constant", f"is exactly {few} times what it should be{as_many}")
     (one, few), (other, many) = (pick(conclusive, key=lambda pair: pair[1]) for pick in (min, max))
     example = f"{few:.6g} times in '{one.case.name}', {many:.6g} in '{other.case.name}'"
-    for words, value in list_sizes(puzzle):
-        if all(is_close(value(e), r) for e, r in conclusive):
-            return Symptom("times-a-constant", f"is exactly {words} times what it should be: {example}")
+    if fitting:
+        return Symptom("times-a-constant", f"is exactly {fitting[0]} times what it should be: {example}")
     words = f"is a constant times what it should be, another one in each case: {example}"
     return None if numbers else Symptom("times-a-constant", words)
 
@@ -102,40 +98,21 @@ def is_close(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=2e-3 if abs(b) < 1e-3 else 2e-4)
 
 
-def list_sizes(puzzle: Puzzle) -> Iterator[tuple[str, Size]]:
-    """Yield the puzzle's sizes, and their products, quotients and roots, each with its formula in words."""
-
-    def make_size(name: str) -> Size:
-        index = puzzle.dim_names.index(name)
-        return lambda e: float(e.case.dims[index])
-
-    def make_constant(value: float) -> Size:
-        return lambda e: value
-
-    one = [(name, make_size(name)) for name in puzzle.dim_names]
-
-    def take_root(of: Size) -> Size:
-        return lambda e: math.sqrt(of(e))
-
-    def divide(above: Size, below: Size) -> Size:
-        return lambda e: above(e) / below(e)
-
-    def multiply(left: Size, right: Size) -> Size:
-        return lambda e: left(e) * right(e)
-
-    two = [(f"{a} * {b}", multiply(f, g)) for (a, f), (b, g) in combinations(one, 2)]
-    for words, value in (*one, *two):
-        yield words, value
-        yield f"1 / {words}" if words.isidentifier() else f"1 / ({words})", divide(make_constant(1), value)
-    for words, value in one:
-        yield f"sqrt({words})", take_root(value)
-        yield f"1 / sqrt({words})", divide(make_constant(1), take_root(value))
+def compute_sizes(puzzle: Puzzle, e: Evidence) -> dict[str, float]:
+    """Return a case's sizes, and their products, quotients and roots, each by its formula in words."""
+    one = dict(zip(puzzle.dim_names, e.case.dims, strict=False))
+    pairs = [*combinations(one.items(), 2)]
+    sizes: dict[str, float] = {}
+    for words, value in (*one.items(), *((f"{a} * {b}", m * n) for (a, m), (b, n) in pairs)):
+        sizes[words] = value
+        sizes[f"1 / {words}" if words.isidentifier() else f"1 / ({words})"] = 1 / value
+    for words, value in one.items():
+        sizes |= {f"sqrt({words})": math.sqrt(value), f"1 / sqrt({words})": 1 / math.sqrt(value)}
         for block in BLOCKS:
-            yield f"{words} / {block}", divide(value, make_constant(block))
-            yield f"{block} / {words}", divide(make_constant(block), value)
-    for (a, f), (b, g) in combinations(one, 2):
-        yield f"{a} / {b}", divide(f, g)
-        yield f"{b} / {a}", divide(g, f)
+            sizes |= {f"{words} / {block}": value / block, f"{block} / {words}": block / value}
+    for (a, m), (b, n) in pairs:
+        sizes |= {f"{a} / {b}": m / n, f"{b} / {a}": n / m}
+    return sizes
 
 
 def find_constant_offset(evidence: Sequence[Evidence]) -> Symptom | None:

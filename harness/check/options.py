@@ -229,23 +229,18 @@ def make_parser(puzzle: Puzzle) -> Parser:
     roots.add_argument("--solution", action="store_true", help=about)
     if puzzle.variants:
         add_kernel_flags(root, modes, roots, puzzle)
-    names = puzzle.dim_names
-    if names:
-        root.add_argument(
-            "--dims",
-            type=int,
-            nargs=len(names),
-            metavar=names[0] if len(names) == 1 else names,
-            help="sizes (default: the chapter's and harder ones)",
+    if names := puzzle.dim_names:
+        about, metavar = (
+            "sizes (default: the chapter's and harder ones)",
+            names[0] if len(names) == 1 else names,
         )
+        root.add_argument("--dims", type=int, nargs=len(names), metavar=metavar, help=about)
     if any(case.world_size > 1 for case in puzzle.cases(None)):
-        root.add_argument(
-            "--ranks", type=int, metavar="N", help="processes of each case that is run by several"
-        )
+        about = "processes of each case that is run by several"
+        root.add_argument("--ranks", type=int, metavar="N", help=about)
     root.add_argument("--seed", type=int, default=0, help="of the random inputs")
-    root.add_argument(
-        "--gate", metavar="ID", help=f"check one gate only: {join_names([gate.id for gate in puzzle.gates])}"
-    )
+    about = f"check one gate only: {join_names([gate.id for gate in puzzle.gates])}"
+    root.add_argument("--gate", metavar="ID", help=about)
     root.add_argument("--json", metavar="FILE", help="write the result as JSON; - for standard output")
     return root
 
@@ -267,13 +262,10 @@ def add_kernel_flags(root: Parser, modes: Exclusive, roots: Exclusive, puzzle: P
     )
     modes.add_argument("--show", nargs="?", const="", metavar="GATE", help=about)
     roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
-    root.add_argument(
-        "--device",
-        choices=[kind for kind in KINDS if puzzle.on_cpu or kind != "cpu"],
-        default="auto",
-        help=f"auto: {'the CPU path, and ' if puzzle.on_cpu else ''}a GPU where MAX sees one, else the virtual GPU; for a gate by "
-        "itself the virtual GPU",
-    )
+    kinds = [kind for kind in KINDS if puzzle.on_cpu or kind != "cpu"]
+    about = f"auto: {'the CPU path, and ' if puzzle.on_cpu else ''}a GPU where MAX sees one, else the virtual GPU; "
+    about += "for a gate by itself the virtual GPU"
+    root.add_argument("--device", choices=kinds, default="auto", help=about)
     dtypes = [dtype for dtype in DTYPES if puzzle.on_cpu or dtype != "float64"]
     root.add_argument("--dtype", choices=dtypes, default="float32")
     about = f"run the {'backward' if puzzle.backward else 'forward'} N times: bit-equal, or the spread"

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from harness.errors import BadUse, EnvironmentProblem
 
@@ -38,50 +39,33 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    layout: Any = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
     root = argparse.ArgumentParser(
         prog="workbook vgpu",
         description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and"
         " races.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **layout,
     )
     commands = root.add_subparsers(dest="command", required=True, metavar="exec|info")
-    run = commands.add_parser(
-        "exec",
-        help="run a program on the virtual GPU",
-        usage="%(prog)s [options] -- PROGRAM [ARGUMENT ...]",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    usage = "%(prog)s [options] -- PROGRAM [ARGUMENT ...]"
+    run = commands.add_parser("exec", help="run a program on the virtual GPU", usage=usage, **layout)
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, after --")
-    run.add_argument(
-        "--blocks",
-        default="natural",
-        metavar="ORDER",
-        help="block order: natural, reversed or shuffled[:seed] (default natural)",
-    )
-    run.add_argument(
-        "--checks",
-        default="all",
-        metavar="LIST",
-        help=f"all, none, or some of {','.join(CHECKS)} (default all)",
-    )
+    about = "block order: natural, reversed or shuffled[:seed] (default natural)"
+    run.add_argument("--blocks", default="natural", metavar="ORDER", help=about)
+    about = f"all, none, or some of {','.join(CHECKS)} (default all)"
+    run.add_argument("--checks", default="all", metavar="LIST", help=about)
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the program after this time")
-    run.add_argument(
-        "--error-exitcode",
-        type=int,
-        default=1,
-        metavar="N",
-        help="exit code, 1 to 255, if an error was found, also if the program's own is not 0 (default: 1,"
-        " only if the program's own is 0)",
+    about = (
+        "exit code, 1 to 255, if an error was found, also if the program's own is not 0 (default: 1, only if"
     )
+    about += " the program's own is 0)"
+    run.add_argument("--error-exitcode", type=int, default=1, metavar="N", help=about)
     run.add_argument("--json", metavar="FILE", help="write the findings to FILE (- for standard output)")
     run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
     print_info = commands.add_parser("info", help="print the device's limits and the path of its driver")
     for command in (run, print_info):
-        command.add_argument(
-            "--arch", default="sm_90a", choices=[*ARCHITECTURES, "sm_90a"], help="target (sm_90a)"
-        )
+        archs = [*ARCHITECTURES, "sm_90a"]
+        command.add_argument("--arch", default="sm_90a", choices=archs, help="target (sm_90a)")
     return root
 
 
@@ -95,45 +79,37 @@ def main(argv: list[str]) -> int:
 
 
 def parse_checks(text: str) -> Checks:
-    """Parse the value of --checks. Raise ValueError for an unknown name."""
+    """Parse the value of --checks. Raise BadUse for an unknown name."""
     names = {"all": CHECKS, "none": []}.get(text, text.split(","))
-    unknown = sorted(set(names) - set(CHECKS))
-    if unknown:
-        raise ValueError(
-            f"unknown check {', '.join(unknown)}: choose all, none or some of {','.join(CHECKS)}"
-        )
+    if unknown := sorted(set(names) - set(CHECKS)):
+        raise BadUse(f"unknown check {', '.join(unknown)}: choose all, none or some of {','.join(CHECKS)}")
     return Checks(**{name: name in names for name in CHECKS})
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run `vgpu exec`: run the program, print the findings, return the exit code."""
+    """Run `vgpu exec`: run the program, print the findings, return the exit code. Raise BadUse."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
-        server.log("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
-        return 2
+        raise BadUse("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
     if options.timeout is not None and not 0 < options.timeout <= MAX_TIMEOUT:
-        server.log(f"--timeout {options.timeout:g}: must be more than 0 and at most {MAX_TIMEOUT:,} seconds")
-        return 2
-
+        raise BadUse(
+            f"--timeout {options.timeout:g}: must be more than 0 and at most {MAX_TIMEOUT:,} seconds"
+        )
     if not 1 <= options.error_exitcode <= 255:
-        server.log(f"--error-exitcode {options.error_exitcode}: must be from 1 to 255")
-        return 2
+        raise BadUse(f"--error-exitcode {options.error_exitcode}: must be from 1 to 255")
+    # `exec` does not print counters.
+    checks = dataclasses.replace(parse_checks(options.checks), counters=False)
 
     def make_device() -> Device:
-        # `exec` does not print counters.
-        gpu = VirtualGPU(
-            options.arch, checks=dataclasses.replace(checks, counters=False), blocks=options.blocks
-        )
+        gpu = VirtualGPU(options.arch, checks=checks, blocks=options.blocks)
         return Device(gpu, options.arch, log=server.log, verbose=options.verbose)
 
     try:
-        checks = parse_checks(options.checks)
         make_device()  # check the block order before starting anything
         executor = server.Executor(make_device, build.build())
         code = executor.run(program, options.timeout)
     except (ValueError, server.ProgramNotFound) as error:
-        server.log(str(error))
-        return 2
+        raise BadUse(str(error)) from None
     if code == server.TIMED_OUT:
         server.log(f"stopped after {options.timeout:g} s (--timeout)")
     result = summarise(executor.devices, options.arch, code, options.error_exitcode)
@@ -141,8 +117,7 @@ def execute(options: argparse.Namespace) -> int:
         try:
             write_json(options.json, executor.devices, options.arch, code, result)
         except OSError as error:
-            server.log(f"--json {options.json}: {error.strerror}")
-            return 2
+            raise BadUse(f"--json {options.json}: {error.strerror}") from None
     return result
 
 
@@ -201,10 +176,8 @@ def print_info(options: argparse.Namespace) -> int:
     driver = build.build()
     print(f"device               virtual GPU ({options.arch})")
     print(f"compute capability   {major}.{minor}")
-    print(
-        f"memory               {VirtualGPU(options.arch).arena.size / 2**30:.1f} GiB, taken from this"
-        " machine as needed"
-    )
+    size = VirtualGPU(options.arch).arena.size / 2**30
+    print(f"memory               {size:.1f} GiB, taken from this machine as needed")
     print(f"threads per block    {attributes[1]}")
     print(f"shared memory        {attributes[8]} bytes a block, up to {attributes[97]} on request")
     print(f"multiprocessors      {attributes[16]} (reported to programs; blocks run in any order)")

@@ -23,11 +23,7 @@ from harness.vgpu.checks.counters import Counters
 from harness.vgpu.checks.events import Events
 from harness.vgpu.checks.findings import Checks, Finding, Findings, format_count, format_index, mark_name
 from harness.vgpu.engine.launch import Run
-from harness.vgpu.engine.opcodes import (  # noqa: F401  (they register their emitters)
-    arithmetic_ops,
-    hopper_ops,
-    memory_ops,
-)
+from harness.vgpu.engine.opcodes import arithmetic_ops, hopper_ops, memory_ops  # noqa: F401  (the emitters)
 from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.arena import DEFAULT_BASE, Arena, OutOfSpace
 from harness.vgpu.ptx import parser
@@ -166,20 +162,13 @@ class VirtualGPU:
 
     def write(self, address: int, data) -> None:
         """Copy host to device."""
-        raw = (
-            np.frombuffer(data, np.uint8)
-            if isinstance(data, (bytes, bytearray, memoryview))
-            else np.asarray(data)
-        )
+        is_buffer = isinstance(data, (bytes, bytearray, memoryview))
+        raw = np.frombuffer(data, np.uint8) if is_buffer else np.asarray(data)
         raw = np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
         offset = self.get_offset(address, len(raw), "write")
         self.arena.data[offset : offset + len(raw)] = raw
-        self._mark_written(address, len(raw))
-
-    def _mark_written(self, address: int, nbytes: int):
-        offset = address - self.arena.base
-        self.arena.written[offset : offset + nbytes] = 1
-        self.arena.update_ready(address, nbytes)
+        self.arena.written[offset : offset + len(raw)] = 1
+        self.arena.update_ready(address, len(raw))
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
         """Copy device to host, as uint8; unwritten elements are a finding."""
@@ -204,14 +193,12 @@ class VirtualGPU:
             size = max(extent.end - extent.start, 1)
             index = extent.index(int(mine[0]), 1)
             unit = "" if extent.dtype else "byte "
+            name, missing = mark_name(extent.name), f"({len(mine)} of {format_count(size, 'byte')} missing)"
+            words = (
+                f"the host reads {name}, but {unit}{name}{format_index(index)} was never written {missing}"
+            )
             finding = Finding(
-                "output never written",
-                f"the host reads {mark_name(extent.name)}, but {unit}{mark_name(extent.name)}{format_index(index)} was never"
-                " written"
-                f" ({len(mine)} of {format_count(size, 'byte')} missing)",
-                tensor=extent.name,
-                index=index,
-                kernel=extent.writer,
+                "output never written", words, tensor=extent.name, index=index, kernel=extent.writer
             )
             self.findings.record(finding, ("unwritten", extent.name, extent.start))
 
@@ -268,13 +255,8 @@ class VirtualGPU:
         layout: dict[str, tuple[int, int]] = {}
         at = SHARED_START
         static = 0
-        used = [
-            v
-            for g in module.parsed.functions.values()
-            for v in g.variables.values()
-            if g is f or not g.is_entry
-        ]
-        for v in [*module.parsed.variables.values(), *used]:
+        used = [g for g in module.parsed.functions.values() if g is f or not g.is_entry]
+        for v in (v for owner in (module.parsed, *used) for v in owner.variables.values()):
             if v.space == "shared" and v.nbytes:
                 at = -(-at // v.align) * v.align
                 layout[v.name] = (at, v.nbytes)
@@ -288,8 +270,7 @@ class VirtualGPU:
         if static > STATIC_SHARED_LIMIT:
             raise InvalidPTX(
                 f"kernel {f.name} declares {static} bytes of static shared memory, the limit is"
-                f" {STATIC_SHARED_LIMIT}"
-                " (use dynamic shared memory)"
+                f" {STATIC_SHARED_LIMIT} (use dynamic shared memory)"
             )
         return Kernel(f.name, [p.nbytes for p in f.params], static, f.max_threads or 1024, f, module, layout)
 
@@ -310,10 +291,8 @@ class VirtualGPU:
 
     def _check_launch(self, kernel, grid, block, args, shared_bytes, cluster):
         threads = block[0] * block[1] * block[2]
-        for subject, sizes, limits in (
-            ("grid", grid, (2**31 - 1, 65535, 65535)),
-            ("block", block, (1024, 1024, 64)),
-        ):
+        grid_limits, block_limits = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
+        for subject, sizes, limits in (("grid", grid, grid_limits), ("block", block, block_limits)):
             for axis, size, limit in zip("xyz", sizes, limits, strict=True):
                 if not 1 <= size <= limit:
                     raise LaunchError(f"{subject} dimension {axis} is {size}, must be from 1 to {limit}")

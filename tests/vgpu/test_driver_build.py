@@ -134,7 +134,7 @@ def test_failing_mojo_is_reported(tmp_path):
     broken.write_text("#!/bin/sh\necho no licence >&2\nexit 3\n")
     broken.chmod(0o755)
     with pytest.raises(build.DriverBuildError, match="failed: no licence"):
-        build.get_mojo_version(str(broken))
+        build.compute_cache_key(str(broken))
 
 
 def test_other_systems_are_rejected(monkeypatch):

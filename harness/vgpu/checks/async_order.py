@@ -300,7 +300,8 @@ class AsyncOrder:
                 bad = np.flatnonzero(mine)
                 self.report_if_any("stage reused early", instr, reader.instr, thread, units, bad, message)
         for copy, mine in self.find_writers(units):
-            if not self.happens_before(copy, thread).all() and not self.is_in_same_phase(copy, barrier):
+            same_phase = barrier is not None and copy in barrier.copies.get(barrier.phase, ())
+            if not same_phase and not self.happens_before(copy, thread).all():
                 message = "is copied to while another copy into it may be under way"
                 bad = np.flatnonzero(mine)
                 self.report_if_any("stage reused early", instr, copy.instr, thread, units, bad, message)
@@ -311,9 +312,6 @@ class AsyncOrder:
         copy = self.get_copy(instr, int(thread[0]), barrier)
         self.writer[units] = copy.slot
         copy.recorded_units += len(units)
-
-    def is_in_same_phase(self, copy: Operation, barrier: MBarrier | None) -> bool:
-        return barrier is not None and copy in barrier.copies.get(barrier.phase, ())
 
     def get_copy(self, instr: Instr, thread: int, barrier: MBarrier | None) -> Operation:
         """Return the operation that stands for all copies of an instruction in one phase."""
@@ -494,23 +492,19 @@ class AsyncOrder:
         first = threads - threads % self.batch.threads + threads % self.batch.threads // 128 * 128
         out = np.zeros(len(threads), bool)
         for k in get_distinct(first):
-            operations = [
-                *self.uncommitted.get(-1 - k, []),
-                *(x for group in self.committed.get(-1 - k, []) for x in group),
-            ]
-            if any(id(instr) in product.instrs for product in operations):
+            if any(id(instr) in product.instrs for product in self.list_unfinished(-1 - k)):
                 out |= first == k
         return out
+
+    def list_unfinished(self, key: int) -> list[Operation]:
+        """Return the operations that have not been waited for, of a thread or of a warpgroup."""
+        return [x for group in (*self.committed.get(key, ()), self.uncommitted.get(key, ())) for x in group]
 
     # -- the end ---------------------------------------------------------------------------------------------
     def finish(self):
         """Check at exit that no bulk store still reads shared memory, which is freed with the block."""
-        left = [
-            *self.uncommitted.items(),
-            *((k, [x for group in groups for x in group]) for k, groups in self.committed.items()),
-        ]
-        for key, operations in left:
-            for store in operations if key >= 0 else ():
+        for key in {*self.uncommitted, *self.committed}:
+            for store in self.list_unfinished(key) if key >= 0 else ():
                 self.report("bulk store left behind", store.instr, None, store.thread, -1, 1,
                             "the thread returns without cp.async.bulk.wait_group: this store still reads"
                             " shared memory, which is freed when its block ends")  # fmt: skip

@@ -171,7 +171,9 @@ class Recorder:
             tensors[extent.name] = Tensor(
                 extent.name, entry.space, tuple(extent.shape), extent.dtype, itemsize, size
             )
-        steps, columns, first = [], [], 0
+        # An empty column of each kind, for a launch without accesses.
+        columns = [tuple(np.zeros(0, kind) for kind in (int, int, int, np.uint64, bool))]
+        steps, first = [], 0
         for entry in self.entries:
             if entry is None:
                 steps.append(Step("barrier", "", None, first, first))
@@ -181,17 +183,7 @@ class Recorder:
             A = entry.access
             steps.append(Step(entry.kind, entry.extent.name, A.instr, first, last, A.count))
             first = last
-        empty = (
-            np.zeros(0, int),
-            np.zeros(0, int),
-            np.zeros(0, int),
-            np.zeros(0, np.uint64),
-            np.zeros(0, bool),
-        )
-        block, thread, element, bits, known = (
-            np.concatenate(parts)
-            for parts in (zip(*columns, strict=True) if columns else ([e] for e in empty))
-        )
+        block, thread, element, bits, known = map(np.concatenate, zip(*columns, strict=True))
         value = np.full(len(bits), np.nan)
         owner = np.repeat(
             np.array([step.tensor for step in steps], object), [step.last - step.first for step in steps]
@@ -211,13 +203,8 @@ def _build_columns(entry: _PendingAccess, itemsize: int) -> tuple[np.ndarray, ..
     byte = entry.byte[:, None] + np.arange(count) * entry.access.width
     bits = np.zeros(len(entry.byte) * count, np.uint64) if entry.bits is None else entry.bits.reshape(-1)
     known = np.full(len(bits), entry.bits is not None and entry.access.width == itemsize)
-    return (
-        np.repeat(entry.block, count),
-        np.repeat(entry.thread, count),
-        (byte // itemsize).reshape(-1),
-        bits,
-        known,
-    )
+    block, thread = np.repeat(entry.block, count), np.repeat(entry.thread, count)
+    return block, thread, (byte // itemsize).reshape(-1), bits, known
 
 
 def decode_bits(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> np.ndarray:

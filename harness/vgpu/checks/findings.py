@@ -15,42 +15,18 @@ from harness.vgpu.ptx.parser import Instr
 _MARKED_NAME = re.compile("\x0e([^\x0f]*)\x0f")
 
 KINDS = (
-    "barrier divergence",
-    "early return",
-    "warp divergence",
-    "shuffle from an absent thread",
-    "threads exited before a barrier",
-    "hang",
-    "trap",
-    *(
-        f"{what} {access}"
-        for what in ("out-of-bounds", "null pointer", "misaligned")
-        for access in ("load", "store", "atomic")
-    ),
-    "store to an input",
-    "store to constant memory",
-    "undeclared atomic",
-    "shared race",
-    "race inside a block",
-    "global race",
-    "atomic scope",
-    "uninitialised read",
-    "output never written",
-    "mbarrier not initialised",
-    "too many arrivals",
-    "unfinished copy",
-    "stage reused early",
-    "unordered store",
-    "missing proxy fence",
-    "operand overwritten",
-    "bulk store left behind",
-    "misaligned bulk copy",
-    "not a tensor map",
-    "uneven matrix descriptor",
-    "missing wgmma fence",
-    "accumulator in use",
+    "barrier divergence", "early return", "warp divergence", "shuffle from an absent thread",
+    "threads exited before a barrier", "hang", "trap",
+    *(f"{fault} {access}" for fault in ("out-of-bounds", "null pointer", "misaligned")
+      for access in ("load", "store", "atomic")),
+    "store to an input", "store to constant memory", "undeclared atomic",
+    "shared race", "race inside a block", "global race", "atomic scope",
+    "uninitialised read", "output never written",
+    "mbarrier not initialised", "too many arrivals", "unfinished copy", "stage reused early", "unordered store",
+    "missing proxy fence", "operand overwritten", "bulk store left behind", "misaligned bulk copy",
+    "not a tensor map", "uneven matrix descriptor", "missing wgmma fence", "accumulator in use",
     "register budget",
-)
+)  # fmt: skip
 """Every kind of finding."""
 
 

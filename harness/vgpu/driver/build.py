@@ -50,22 +50,10 @@ class Driver:
 
     folder: Path
 
-    @property
-    def libcuda(self) -> Path:
-        return self.folder / "libcuda.so.1"
-
-    @property
-    def libnvml(self) -> Path:
-        return self.folder / "libnvidia-ml.so.1"
-
-    @property
-    def ptxas(self) -> Path:
-        return self.folder / "ptxas"
-
     def environment(self) -> dict[str, str]:
         """Return variables that make Mojo and MAX emit PTX and allocate each buffer separately."""
         return {
-            "MODULAR_NVPTX_COMPILER_PATH": str(self.ptxas),
+            "MODULAR_NVPTX_COMPILER_PATH": str(self.folder / "ptxas"),
             "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE": "0",
         }
 
@@ -81,12 +69,13 @@ def find_mojo() -> str:
     return mojo
 
 
-def get_mojo_version(mojo: str) -> str:
+def run_mojo(command: list[str], failure: str, env: dict[str, str] | None = None) -> str:
+    """Run a command and return its output. Raise DriverBuildError with `failure` and the last line of errors."""
     done = subprocess.run(
-        [mojo, "--version"], capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
+        command, env=env, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode != 0:
-        raise DriverBuildError(f"`mojo --version` failed: {get_last_line(done.stderr)}")
+        raise DriverBuildError(f"{failure}: {get_last_line(done.stderr)}")
     return done.stdout.strip()
 
 
@@ -97,7 +86,8 @@ def get_last_line(text: str) -> str:
 
 def compute_cache_key(mojo: str) -> str:
     sources = [*sorted(HERE.glob("*.mojo")), Path(__file__).with_name("interface.py"), Path(__file__)]
-    return compute_digest([get_mojo_version(mojo), *(source.read_bytes() for source in sources)])
+    version = run_mojo([mojo, "--version"], "`mojo --version` failed")
+    return compute_digest([version, *(source.read_bytes() for source in sources)])
 
 
 def build() -> Driver:
@@ -119,11 +109,7 @@ def build_into(folder: Path, mojo: str) -> None:
         env = make_environment(Path(tools))
         env["TMPDIR"] = tools  # mojo leaves intermediate archives there
         with ThreadPoolExecutor() as pool:
-            list(
-                pool.map(
-                    lambda pair: compile_library(folder / pair[0], pair[1], mojo, env), LIBRARIES.items()
-                )
-            )
+            list(pool.map(lambda name: compile_library(folder / name, LIBRARIES[name], mojo, env), LIBRARIES))
     ptxas = folder / "ptxas"
     ptxas.write_text(PTXAS)
     ptxas.chmod(0o755)
@@ -146,8 +132,4 @@ def compile_library(target: Path, source: str, mojo: str, env: dict[str, str]) -
     for function, others in ALIASES[target.name].items():
         for name in others.split():
             command += ["-Xlinker", f"--defsym={name}={function}"]
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, encoding="utf-8", errors="replace", check=False
-    )
-    if done.returncode != 0:
-        raise DriverBuildError(f"mojo could not build {target.name}: {get_last_line(done.stderr)}")
+    run_mojo(command, f"mojo could not build {target.name}", env)

@@ -150,7 +150,7 @@ class Device:
         """
         try:
             results, output = self._handlers[Op(operation)](arguments, data, output_size)
-            return 0, results, bytes(output)[:output_size] if len(output) > output_size else output
+            return 0, results, output[:output_size]
         except Exception as error:
             self.errors.append(error)
             return self._fail(error, output_size)
@@ -162,11 +162,8 @@ class Device:
         if not isinstance(error, VirtualGPUError):  # a bug of the virtual GPU: log the traceback
             text = f"{type(error).__name__}: {text}"
         self.log(f"{name}: {text}")
-        return (
-            RESULT_CODES.get(name, 999),
-            (),
-            text.encode()[: output_size - 1] + b"\0" if output_size else b"",
-        )
+        output = text.encode()[: output_size - 1] + b"\0" if output_size else b""
+        return RESULT_CODES.get(name, 999), (), output
 
     # -- device ---------------------------------------------------------------------------------------------
     def _hello(self, arguments, data, output_size):
@@ -277,9 +274,8 @@ class Device:
         if image[:4] == b"\x7fELF" or not image.lstrip().startswith((b"//", b".version")):
             raise DriverError(
                 "CUDA_ERROR_INVALID_IMAGE",
-                "this kernel was compiled to machine code, and the virtual GPU executes PTX: compile it"
-                " again with "
-                "MODULAR_NVPTX_COMPILER_PATH as `vgpu exec` sets it",
+                "this kernel was compiled to machine code, and the virtual GPU executes PTX: compile it again"
+                " with MODULAR_NVPTX_COMPILER_PATH as `vgpu exec` sets it",
             )
         module = self.gpu.load(image.decode())
         handle = next(self._ids)
@@ -289,10 +285,9 @@ class Device:
         return (handle,), b""
 
     def _get_module(self, handle: int) -> Module:
-        try:
-            return self._modules[handle]
-        except KeyError:
-            raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"module handle {handle} is not loaded") from None
+        if handle not in self._modules:
+            raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"module handle {handle} is not loaded")
+        return self._modules[handle]
 
     def _unload_module(self, arguments, data, output_size):
         self._get_module(arguments[0])
@@ -313,10 +308,9 @@ class Device:
         return (handle,), words
 
     def _get_function(self, handle: int) -> Function:
-        try:
-            return self._functions[handle]
-        except KeyError:
-            raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"kernel handle {handle} is unknown") from None
+        if handle not in self._functions:
+            raise DriverError("CUDA_ERROR_INVALID_HANDLE", f"kernel handle {handle} is unknown")
+        return self._functions[handle]
 
     def _find_global(self, arguments, data, output_size):
         module, name = self._get_module(arguments[0]), bytes(data).decode()
@@ -344,11 +338,8 @@ class Device:
         if attribute == MAX_DYNAMIC_SHARED:
             limit = self.attributes[97] - function.kernel.shared_bytes
             if not 0 <= value <= limit:
-                raise DriverError(
-                    "CUDA_ERROR_INVALID_VALUE",
-                    f"{function.label}: {value} bytes of dynamic shared memory requested, the limit is"
-                    f" {limit}",
-                )
+                words = f"{value} bytes of dynamic shared memory requested, the limit is {limit}"
+                raise DriverError("CUDA_ERROR_INVALID_VALUE", f"{function.label}: {words}")
             function.dynamic_shared_limit = value
         return (), b""
 

@@ -150,9 +150,7 @@ class Run(Reports):
             self._raise_hang(stop)
         except Trap as trap:
             why = "the kernel stopped itself (trap): an assertion or an unreachable state"
-            self.record_at(
-                trap.batch, trap.positions[0], "trap", trap.block.term, why, count=len(trap.positions)
-            )
+            self.record_at(trap.batch, trap.positions[0], "trap", trap.instr, why, count=len(trap.positions))
         finally:
             with np.errstate(all="ignore"):
                 self.log.finish()
@@ -213,25 +211,21 @@ class Run(Reports):
 
     def _raise_hang(self, stop: StepBudget):
         instr = next(iter(stop.block.instrs), stop.block.term)
-        place_ = format_location(instr)
+        budget = format_count(self.step_budget, "step")
         if isinstance(stop, Livelock):
             instr = next((i for i in stop.block.instrs if is_poll(i)), instr)
             waiting = format_count(stop.threads, "thread waits", "threads wait")
             why = f"{waiting} here forever: no thread is left that could change what they read"
             why += stop.batch.describe_failed_tests()
-            finding = self.record("hang", instr, why, is_note=False)
-            finding.count = 1
-            raise StepBudgetExceeded(
-                f"kernel {self.launch.name} can never end: {finding.message} ({format_location(instr)})"
-            )
-        finding = self.record(
-            "hang", instr, f"the launch was stopped after {format_count(self.step_budget, 'step')};"
-                           f" {format_count(stop.threads, 'thread was', 'threads were')} looping here",
-            is_note=False,
-        )  # fmt: skip
+        else:
+            looping = format_count(stop.threads, "thread was", "threads were")
+            why = f"the launch was stopped after {budget}; {looping} looping here"
+        finding = self.record("hang", instr, why, is_note=False)
         finding.count = 1
+        place = format_location(instr)
+        if isinstance(stop, Livelock):
+            raise StepBudgetExceeded(f"kernel {self.launch.name} can never end: {finding.message} ({place})")
+        looping = format_count(stop.threads, "thread is", "threads are")
         raise StepBudgetExceeded(
-            f"kernel {self.launch.name} did not end within {format_count(self.step_budget, 'step')}:"
-            f" {format_count(stop.threads, 'thread is', 'threads are')} looping"
-            f" at {place_}"
+            f"kernel {self.launch.name} did not end within {budget}: {looping} looping at {place}"
         )

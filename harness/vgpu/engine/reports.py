@@ -57,20 +57,9 @@ class Reports:
         return self.block_index(block), self.thread_index(int(batch.thread_of[position]))
 
     def record(
-        self,
-        kind,
-        instr,
-        message,
-        *,
-        tensor="",
-        index=None,
-        block=None,
-        thread=None,
-        count=1,
-        other=None,
-        is_note=None,
-        verbs=frozenset(),
-    ):
+        self, kind, instr, message, *, tensor="", index=None, block=None, thread=None, count=1, other=None,
+        is_note=None, verbs=frozenset(),
+    ):  # fmt: skip
         """Record a finding about an instruction; `other` is the other instruction of a race, and `verbs` are
         the kinds of both accesses.
 
@@ -85,8 +74,7 @@ class Reports:
         causes = (get_cause(instr),) if other is None else tuple(sorted((get_cause(instr), get_cause(other))))
         finding = Finding(
             kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library,
-            other_location,
-            verbs, instr, other,
+            other_location, verbs, instr, other,
         )  # fmt: skip
         if self.shared_extents:
             names = {shorten_shared_name(k): name for k, name in self.kernel.shared_names.items()}
@@ -117,10 +105,12 @@ class Reports:
             outside = fault == "out-of-bounds" and A.space in ("global", "shared")
             if self.log.events and outside and extent is not None:
                 self.log.events.add_out_of_bounds(batch, A, extent, addresses[which], positions[which])
-            tensor, index, message = self._describe_bad_address(A, extent, fault, verb, address)
+            is_note = False if A.space == "global" else None
+            message = self._describe_bad_address(A, extent, fault, verb, address)
+            named = extent if fault != "null pointer" else None
             self.record_at(
-                batch, positions[first], f"{fault} {verb}", A.instr, message,
-                tensor=tensor, index=index, count=len(which), is_note=False if A.space == "global" else None,
+                batch, positions[first], f"{fault} {verb}", A.instr, message, tensor=named.name if named else "",
+                index=named.index(address, A.width) if named else None, count=len(which), is_note=is_note,
             )  # fmt: skip
 
     def get_pointer_targets(self, A: Access) -> list[Extent]:
@@ -159,39 +149,21 @@ class Reports:
         below = [x for x in extents if x.start <= address] or extents
         return max(below, key=lambda x: x.start, default=None)
 
-    def _describe_bad_address(self, A: Access, e: Extent | None, fault: str, verb: str, address: int):
+    def _describe_bad_address(self, A: Access, e: Extent | None, fault: str, verb: str, address: int) -> str:
         if fault == "null pointer":
-            return "", None, f"the kernel uses a null pointer: address {address:#x}"
+            return f"the kernel uses a null pointer: address {address:#x}"
+        access = f"{verb} of {format_count(A.nbytes, 'byte')} at"
         if e is None:
-            return (
-                "",
-                None,
-                f"{verb} of {format_count(A.nbytes, 'byte')} at {address:#x}, where there is no tensor",
-            )
-        index = e.index(address, A.width)
+            return f"{access} {address:#x}, where there is no tensor"
+        name, element = mark_name(e.name), format_index(e.index(address, A.width))
         if fault == "misaligned":
-            return (
-                e.name,
-                index,
-                f"{verb} of {A.nbytes} bytes at {mark_name(e.name)}{format_index(index)} is not {A.nbytes}-byte"
-                " aligned",
-            )
-        size = (e.end - e.start) // (A.width if not e.dtype else max(1, get_itemsize(e, A)))
-        outside = address - e.end if address >= e.end else e.start - address
+            return f"{access} {name}{element} is not {A.nbytes}-byte aligned"
+        if (address - e.end if address >= e.end else e.start - address) > 1 << 24:
+            return f"{access} {address:#x}, far from any tensor (nearest: {name})"
+        size = (e.end - e.start) // ITEMSIZE.get(e.dtype, A.width)
         side = "past the end" if address >= e.start else "before the start"
         shape = f"shape {list(e.shape)}" if len(e.shape) > 1 else format_count(size, "element")
-        if outside > 1 << 24:
-            return (
-                e.name,
-                index,
-                f"{verb} of {format_count(A.nbytes, 'byte')} at {address:#x}, far from any tensor (nearest:"
-                f" {mark_name(e.name)})",
-            )
-        return (
-            e.name,
-            index,
-            f"{add_article(verb)} {side} of {mark_name(e.name)} ({shape}): element {format_index(index)}",
-        )
+        return f"{add_article(verb)} {side} of {name} ({shape}): element {element}"
 
     def report_unwritten(self, batch, A: Access, bad, index, L):
         """Report a read of unwritten memory.
@@ -357,13 +329,13 @@ class Reports:
         self.record_at(
             batch, positions[0], "warp divergence", instr, message, is_note=False if by_user else None
         )
-        raise Trap(_InstructionBlock(instr), batch, positions)
+        raise Trap(instr, batch, positions)
 
     def report_incomplete_warpgroup(self, batch, instr, positions):
         """Report an instruction that is not executed by all four warps of a warpgroup."""
         message = f"{instr.name} needs all 128 threads of a warpgroup"
         self.record_at(batch, positions[0], "warp divergence", instr, message)
-        raise Trap(_InstructionBlock(instr), batch, positions)
+        raise Trap(instr, batch, positions)
 
     def report_misaligned_copy(self, batch, instr, position, value: int, subject: str):
         unit = 128 if "tensor" in instr.mods and "address" in subject else 16
@@ -376,8 +348,7 @@ class Reports:
         block = self.block_index(int(batch.blocks[thread // batch.threads]))
         self.record(
             kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads), count=count,
-            other=other,
-            is_note=False,
+            other=other, is_note=False,
         )  # fmt: skip
 
     def report_register_hazard(self, batch, instr, product, register: str, role: str, position, count: int):
@@ -407,21 +378,10 @@ def get_cause(instr) -> str:
     return instr.name if instr is not None and instr.loc is None else format_location(instr)
 
 
-class _InstructionBlock:
-    """A stand-in for a basic block, with the instruction only."""
-
-    def __init__(self, instr):
-        self.term = instr
-
-
 def get_verb(A: Access) -> str:
     if A.kind == "R" or A.instr.op == "ld":
         return "load"
     return "store" if A.kind == "W" or A.instr.op == "st" else "atomic"
-
-
-def get_itemsize(e: Extent, A: Access) -> int:
-    return ITEMSIZE.get(e.dtype, A.width)
 
 
 def shorten_shared_name(name: str) -> str:

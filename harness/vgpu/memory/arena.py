@@ -18,17 +18,8 @@ GUARD_MIN, GUARD_MAX = 512, 1 << 16
 NULL_PAGE = 4096  # addresses below are never valid
 DEFAULT_BASE = 0x7000_0000_0000
 DEFAULT_SIZE = 8 << 30
-ITEMSIZE = {
-    "float64": 8,
-    "int64": 8,
-    "uint64": 8,
-    "float32": 4,
-    "int32": 4,
-    "uint32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-}
-ITEMSIZE |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
+ITEMSIZE = {"float64": 8, "int64": 8, "uint64": 8, "float32": 4, "int32": 4, "uint32": 4, "float16": 2}
+ITEMSIZE |= {"bfloat16": 2, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass
 
@@ -87,18 +88,18 @@ class TensorMap:
         """Encode the map in 128 bytes."""
         rank = len(self.dims)
         packed = struct.pack(
-            _FORMAT, MAGIC, self.address, *_pad(self.dims), *_pad(self.strides[1:], 4),
-            *_pad(self.box),
+            _FORMAT, MAGIC, self.address, *_pad(self.dims), *_pad(self.strides[1:], 4), *_pad(self.box),
             rank, self.kind, self.swizzle, self.fill_nan,
         )  # fmt: skip
         return packed.ljust(BYTES, b"\0")
 
     @classmethod
+    @functools.lru_cache(maxsize=64)
     def decode(cls, data: bytes) -> TensorMap | None:
         """Decode a map from 128 bytes; return None if they are not an encoded map."""
-        magic, address, *rest = struct.unpack_from(_FORMAT, data)
-        if magic != MAGIC:
+        if len(data) != BYTES or not data.startswith(MAGIC):
             return None
+        _, address, *rest = struct.unpack_from(_FORMAT, data)
         rank, kind, swizzle, fill_nan = rest[14:]
         strides = (ELEMENTS[kind][0], *rest[5 : 4 + rank])
         return cls(

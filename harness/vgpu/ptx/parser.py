@@ -7,7 +7,9 @@ first, then the call sites it was inlined into.
 
 from __future__ import annotations
 
+import math
 import re
+import struct
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -278,9 +280,8 @@ class _Parser:
         elif kind == "header" and self.function is None:
             self.parse_header(text[:-1], text[-1] == "{", line)
         elif kind in ("header", "statement"):
-            (self.parse_module_variable if self.function is None else self.parse_statement)(
-                text[:-1].strip(), line
-            )
+            parse = self.parse_module_variable if self.function is None else self.parse_statement
+            parse(text[:-1].strip(), line)
         elif self.function is None:
             self.raise_error(line, f"'{text[:60]}' is not a module declaration")
         elif kind == "label":
@@ -347,17 +348,12 @@ class _Parser:
             self.raise_error(line, "this function header is not understood")
         kind, returns, name, params, tail = m.groups()
         f = Function(name, kind == "entry", has_body=has_body, line=line)
-        f.params = [
-            self.parse_variable(p, line, "param") for p in split_commas((params or "()").strip()[1:-1])
-        ]
-        f.returns = [
-            self.parse_variable(p, line, "param") for p in split_commas((returns or "()").strip()[1:-1])
-        ]
-        limit = re.search(r"\.maxntid\s+([\d\s,]+)", tail) or re.search(r"\.reqntid\s+([\d\s,]+)", tail)
-        if limit:
-            f.max_threads = 1
-            for n in limit[1].replace(",", " ").split():
-                f.max_threads *= int(n)
+        f.params, f.returns = (
+            [self.parse_variable(p, line, "param") for p in split_commas((declared or "()").strip()[1:-1])]
+            for declared in (params, returns)
+        )
+        if limit := re.search(r"\.(?:maxntid|reqntid)\s+([\d\s,]+)", tail):
+            f.max_threads = math.prod(map(int, re.findall(r"\d+", limit[1])))
         for word, name_ in (("maxnreg", "max_registers"), ("minnctapersm", "min_blocks")):
             if limit := re.search(rf"\.{word}\s+(\d+)", tail):
                 setattr(f, name_, int(limit[1]))
@@ -374,9 +370,7 @@ class _Parser:
         array = _ARRAY.match(head.strip())
         assert array is not None  # the pattern takes any text
         head, dims = array.groups()
-        words = head.split()
-        align = 0
-        kind = None
+        words, align, kind = head.split(), 0, None
         for i, word in enumerate(words):
             if word == ".align":
                 align = int(words[i + 1])
@@ -386,17 +380,13 @@ class _Parser:
         if kind is None:
             self.raise_error(line, f"no type in the declaration '{text.strip()[:60]}'")
         width = WIDTH[kind] * vector
-        count = 1
-        for dim in re.findall(r"\[(\d*)\]", dims):
-            count *= int(dim) if dim else 0
+        count = math.prod(int(dim or 0) for dim in re.findall(r"\[(\d*)\]", dims))
         out = Variable(words[-1], space, width * count, max(align, width, 1), line=line)
         if init.strip():
             self.parse_initialiser(out, init.strip().strip("{}").strip(), kind, WIDTH[kind])
         return out
 
     def parse_initialiser(self, var: Variable, text: str, kind: str, width: int):
-        import struct
-
         data = bytearray()
         for item in split_commas(text.replace("{", "").replace("}", "")):
             if not _NUMBER.match(item):
@@ -462,12 +452,11 @@ class _Parser:
                 m = re.match(r"([\w$%]+)<(\d+)>$", name)
                 names = [f"{m[1]}{i}" for i in range(int(m[2]))] if m else [name]
                 for n in names:
-                    unique_name = n
                     if len(self.scopes) > 1:
-                        unique_name = f"{n}_s{line}"
-                        self.scopes[-1][n] = unique_name
+                        self.scopes[-1][n] = f"{n}_s{line}"
+                        n = self.scopes[-1][n]
                         self.operands.clear()
-                    f.regs[unique_name] = kind
+                    f.regs[n] = kind
         elif word in (".shared", ".local", ".param"):
             var = self.parse_variable(text, line, word[1:])
             f.variables[var.name] = var

@@ -81,6 +81,7 @@ class Program:
             self.params[p.name] = (self.param_bytes, p.nbytes)
             self.param_bytes += p.nbytes
         self._depth: dict[int, int] = {}
+        self._callees: dict[int, set[int]] = {}
         self._link(entry, ())
         self._link_returns()
         self._compute_liveness()
@@ -108,14 +109,13 @@ class Program:
         number = self._index[f.name] = len(self.functions)
         self.functions.append(f)
         self._depth[number] = len(stack)
-        self._callees = getattr(self, "_callees", {})
         self._callees[number] = set()
         for name, kind in f.regs.items():
             self.regs[self.qualify(number, name)] = kind
         if not f.is_entry:
             self.regs[f"return_{number}"] = "b32"
             for p in [*f.params, *f.returns]:
-                self._frames[f.name, p.name] = self._allocate_local(number, p.name, p.nbytes)[0]
+                self._frames[f.name, p.name] = self._allocate_local(number, p.name, p.nbytes)
         for v in f.variables.values():
             if v.space == "local":
                 self._allocate_local(number, v.name, v.nbytes)
@@ -128,11 +128,11 @@ class Program:
             for callee in self._callees[number]:
                 self._raise_depth(callee, depth + 1)
 
-    def _allocate_local(self, number: int, name: str, nbytes: int) -> tuple[int, int]:
+    def _allocate_local(self, number: int, name: str, nbytes: int) -> int:
         start = self.local_bytes + 16
         self.locals[number, name] = (start, nbytes)
         self.local_bytes = -(-(start + nbytes + 16) // LOCAL_ALIGN) * LOCAL_ALIGN
-        return start, nbytes
+        return start
 
     def qualify(self, number: int, name: str) -> str:
         """Return a Python identifier, unique in the program, for register `name` of function `number`."""
@@ -166,21 +166,15 @@ class Program:
             instr = self._rename_registers(instr, number, f, pending, last_call)
             if instr.pred is not None and instr.op != "bra" and instr.op not in PURE:
                 body, after = self._add_block(number), self._add_block(number)
-                block.kind, block.term = "branch", instr
-                block.term = Instr("bra", (), (), instr.pred, instr.line, instr.loc)
+                block.kind, block.term = "branch", Instr("bra", (), (), instr.pred, instr.line, instr.loc)
                 block.succs = [body.index, after.index]
-                instr.pred = None
-                if self._append(body, instr, number, f, stack, after, fixups, pending, last_call):
-                    block = after
-                else:
+                instr.pred, block = None, body
+                if self._get_terminator_kind(instr) is None:
                     body.succs = [after.index]
-                    block = after
-                continue
-            kind = self._get_terminator_kind(instr)
-            if kind is None:
-                block.instrs.append(instr)
-                continue
-            after = self._add_block(number)
+            elif self._get_terminator_kind(instr) is not None:
+                after = self._add_block(number)
+            else:
+                after = block
             self._append(block, instr, number, f, stack, after, fixups, pending, last_call)
             block = after
         if not block.term and not block.succs:
@@ -210,12 +204,12 @@ class Program:
             return "barrier"
         return None
 
-    def _append(self, block, instr, number, f, stack, after, fixups, pending, last_call) -> bool:
-        """Append `instr` to `block`; return True if it terminates the block."""
+    def _append(self, block, instr, number, f, stack, after, fixups, pending, last_call) -> None:
+        """Append `instr` to `block`, or let it terminate the block, which block `after` then follows."""
         kind = self._get_terminator_kind(instr)
         if kind is None:
             block.instrs.append(instr)
-            return False
+            return
         block.kind, block.term = kind, instr
         if kind == "jump":
             fixups.append((block, [instr.args[0].name]))
@@ -233,7 +227,6 @@ class Program:
             self._link_call(block, instr, number, stack, after, pending, last_call)
         elif kind == "ret" and f.is_entry:
             block.kind = "exit"
-        return True
 
     def _link_call(self, block, instr, number, stack, after, pending, last_call):
         args = list(instr.args)
@@ -248,14 +241,10 @@ class Program:
         if name in BUILTINS:
             for p in [*callee.params, *callee.returns]:
                 if (name, p.name) not in self._frames:
-                    self._frames[name, p.name] = self._allocate_local(number, p.name, p.nbytes)[0]
-            block.kind, block.succs = "jump", [after.index]
-            builtin = Instr("builtin", (name,), (), None, instr.line, instr.loc)
-            builtin.args = tuple(
-                Sym(p.name, self._frames[name, p.name]) for p in [*callee.params, *callee.returns]
-            )
-            block.instrs.append(builtin)
-            block.term = None
+                    self._frames[name, p.name] = self._allocate_local(number, p.name, p.nbytes)
+            block.kind, block.succs, block.term = "jump", [after.index], None
+            places = [Sym(p.name, self._frames[name, p.name]) for p in [*callee.params, *callee.returns]]
+            block.instrs.append(Instr("builtin", (name,), tuple(places), None, instr.line, instr.loc))
         else:
             first = self._link(callee, (*stack, self.functions[number].name))
             self._callees[number].add(self._index[name])
@@ -270,9 +259,8 @@ class Program:
         pending.clear()
 
     def _qualify(self, number: int, register: Reg) -> Reg:
-        return (
-            register if register.name == "_" else Reg(self.qualify(number, register.name), register.negated)
-        )
+        name = register.name if register.name == "_" else self.qualify(number, register.name)
+        return Reg(name, register.negated)
 
     def _rename_registers(self, i: Instr, number: int, f: Function, pending, last_call) -> Instr:
         """Copy `i` with qualified register names; call parameters become local memory ("frame" space)."""
@@ -333,15 +321,8 @@ class Program:
     def _compute_order(self):
         position = 0
         for number in sorted(range(len(self.functions)), key=lambda k: -self._depth[k]):
-            members = [b.index for b in self.blocks if b.function == number]
-            inside = {
-                i: [
-                    s
-                    for s in (self._after_call(i) or self.blocks[i].succs)
-                    if self.blocks[s].function == number
-                ]
-                for i in members
-            }
+            members = dict.fromkeys(b.index for b in self.blocks if b.function == number)
+            inside = {i: [s for s in self._get_own_successors(i) if s in members] for i in members}
             # An unreachable block must not count as a loop's entry, or the wrong header would be chosen.
             live = find_reachable(inside, self._entry_block[number])
             inside = {i: inside[i] for i in members if i in live}
@@ -349,9 +330,10 @@ class Program:
                 self.blocks[i].order = position
                 position += 1
 
-    def _after_call(self, i: int) -> list[int] | None:
+    def _get_own_successors(self, i: int) -> list[int]:
+        """Return a block's successors; for a call, only the block after it."""
         b = self.blocks[i]
-        return [b.succs[1]] if b.kind == "call" else [] if b.kind == "ret" else None
+        return [b.succs[1]] if b.kind == "call" else b.succs
 
     def _mark_loop(self, loop: list[int]):
         if any(is_poll(i) for k in loop for i in self.blocks[k].instrs):

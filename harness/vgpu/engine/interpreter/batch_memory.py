@@ -209,19 +209,11 @@ class BatchMemory:
     def offset_index(self, A: Access, address, base, extents: list[Extent], L):
         """Return the checked index into shared or local memory; `base` is the start of each thread's part."""
         t = A.tensor
-        low, high = (
-            (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
-        )
+        low, high = get_range(address)
         if low < t.start or high + A.mask >= t.end or (address & address.dtype.type(A.mask)).any():
-            bad = False
-            for t in extents:
-                if low >= t.start and high + A.mask < t.end:
-                    A.tensor = t
-                    bad = (address & address.dtype.type(A.mask)).any()
-                    break
-            else:
-                bad = True
-            if bad:
+            t = next((t for t in extents if low >= t.start and high + A.mask < t.end), None)
+            A.tensor = t or A.tensor
+            if t is None or (address & address.dtype.type(A.mask)).any():
                 address = self.redirect_bad_offsets(A, address, extents, L)
         place = base if L is None else base[L]
         return (place + address.astype(np.int64)) >> A.shift
@@ -263,19 +255,14 @@ class BatchMemory:
     def cluster_index(self, A: Access, address, L):
         """Return the checked index of a shared access in a cluster; log the access."""
         index, own = self.remote_index(A, address, L)
-        if own:
-            self.log.add_shared(self, A, index, L)
-        else:
-            self.log.add_remote(self, A, index, L)
+        (self.log.add_shared if own else self.log.add_remote)(self, A, index, L)
         if self.order:
             self.order.access(A, index, L)
         return index
 
     def format_shared_location(self, offset: int, width: int = 4) -> str:
-        where = find_extent(self.run.shared_extents, offset)
-        return (
-            f"{mark_name(where.name)}{format_index(where.index(offset, width))}" if where else "shared memory"
-        )
+        e = find_extent(self.run.shared_extents, offset)
+        return f"{mark_name(e.name)}{format_index(e.index(offset, width))}" if e else "shared memory"
 
     def load_param(self, A: Access, address):
         A.tensor = self.run.param_extent
@@ -285,9 +272,7 @@ class BatchMemory:
 
     def get_window(self, A: Access, address):
         """Return the state space of generic addresses (None if mixed) and the start of its window."""
-        low, high = (
-            (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
-        )
+        low, high = get_range(address)
         if low >= 2 * PARAM_WINDOW:  # beyond all windows: out of bounds
             return "global", 0
         for name, start in (("param", PARAM_WINDOW), ("local", LOCAL_WINDOW), ("shared", SHARED_WINDOW)):
@@ -327,6 +312,10 @@ class BatchMemory:
         for part, P, B, place in self.split_by_window(A, address, L):
             parts = [x[part] if x.ndim else x for x in (value if A.count > 1 else (value,))]
             self.store(B, place, tuple(parts) if A.count > 1 else parts[0], P)
+
+
+def get_range(address: np.ndarray | np.generic) -> tuple[int, int]:
+    return (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
 
 
 def split_elements(A: Access, value):

@@ -45,11 +45,11 @@ class Livelock(StepBudget):
 
 
 class Trap(Exception):
-    """Raised when a thread executes `trap`."""
+    """Raised when threads execute `trap`, or an instruction that cannot continue."""
 
-    def __init__(self, block, batch, positions):
+    def __init__(self, instr, batch, positions):
         super().__init__()
-        self.block, self.batch, self.positions = block, batch, positions
+        self.instr, self.batch, self.positions = instr, batch, positions
 
 
 def create_polling_last_key(blocks, last: dict[int, int]):
@@ -98,7 +98,6 @@ class Batch(WarpgroupOps):
         self.failed_polls: dict[int, tuple[int, int]] = {}
         self.set_special_registers(run)
         self.start_warps()
-        self.start_bulk()
         self.start_warpgroups()
         checked = run.checks.races and self.program.is_asynchronous
         self.order = AsyncOrder(self) if checked and self.threads * run.cluster_size <= MAX_THREADS else None
@@ -223,7 +222,7 @@ class Batch(WarpgroupOps):
             elif kind == "cluster":
                 self.waiting.append((index, L, ("cluster", None, None)))
             else:
-                raise Trap(block, self, self.positions(L))
+                raise Trap(block.term, self, self.positions(L))
 
     def has_failed_poll(self, index: int, groups) -> bool:
         """Return whether these threads already polled an mbarrier here since a phase last ended."""
@@ -280,7 +279,7 @@ class Batch(WarpgroupOps):
 
     def squeeze(self, L):
         """Remove all threads but `L` and renumber these, so that `None` means all of them again."""
-        if self.has_pending_copies():
+        if self.commits is not None:  # asynchronous copies keep positions
             return L
         keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base", "local_base")
         for name in keep:

@@ -42,16 +42,12 @@ class BarrierOps(BatchMemory):
         self.poll_failed = False  # whether the last test of an mbarrier failed for all threads
         self.failed_tests: dict[int, FailedTest] = {}  # by location, since a phase last ended
 
-    def get_barrier_locations(self, A: Access, address, L) -> np.ndarray:
-        """Return the location of each thread's mbarrier, which may be in another block of the cluster."""
-        return self.remote_index(A, address, L)[0]
-
     def iterate_barriers(self, A: Access, address, L):
         """Yield (location, mbarrier, indices in L of the threads that use it) for each mbarrier.
 
         Report and skip threads whose mbarrier is not initialised.
         """
-        places = self.get_barrier_locations(A, address, L)
+        places, _ = self.remote_index(A, address, L)  # maybe in other blocks of the cluster
         distinct = np.unique(places)
         for place in distinct.tolist():
             which = np.flatnonzero(places == place) if len(distinct) > 1 else np.arange(len(places))
@@ -62,7 +58,7 @@ class BarrierOps(BatchMemory):
                 yield place, barrier, which
 
     def mbarrier_init(self, A: Access, address, count, L):
-        places = self.get_barrier_locations(A, address, L)
+        places, _ = self.remote_index(A, address, L)
         _, written, full = A.get_views(self.shared_space)
         written[places] = full
         for place, n in zip(places.tolist(), np.broadcast_to(count, len(places)).tolist(), strict=True):
@@ -157,16 +153,12 @@ class BarrierOps(BatchMemory):
         mine = [wait for wait, block in zip(blocks_wait, blocks, strict=True) if block == min(blocks)]
         texts = []
         for place, t in mine[:MAX_LISTED]:
-            barrier = self.mbarriers[place]
-            subject = (
-                "they test"
-                if len(mine) == 1
-                else f"{t.threads} of block {self.run.block_index(t.block)} test"
-            )
-            where = "" if len(mine) == 1 else f", at {format_location(t.access.instr)}"
+            barrier, subject, where = self.mbarriers[place], "they test", ""
+            if len(mine) > 1:
+                subject = f"{t.threads} of block {self.run.block_index(t.block)} test"
+                where = f", at {format_location(t.access.instr)}"
             texts.append(
                 f"{subject} the mbarrier {self.format_barrier(t.access, place)} for the end of a phase of parity"
-                f" {t.parity},"
-                f" it is in phase {barrier.phase} and {barrier.describe_missing()}{where}"
+                f" {t.parity}, it is in phase {barrier.phase} and {barrier.describe_missing()}{where}"
             )
         return "; " + "; ".join(texts)

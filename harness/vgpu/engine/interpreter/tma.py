@@ -36,9 +36,6 @@ class Target(NamedTuple):
 class BulkOps(WarpOps):
     """The bulk copies of a batch; each active thread issues one per instruction."""
 
-    def start_bulk(self):
-        self.maps: dict[bytes, TensorMap | None] = {}
-
     # -- tensor maps ----------------------------------------------------------------------------------------
     def read_tensor_map(self, instr, address: int, count: int, position: int) -> TensorMap | None:
         """Return the tensor map at a generic address; report a missing map or a wrong rank."""
@@ -48,18 +45,13 @@ class BulkOps(WarpOps):
         else:
             at = address - self.arena.base
             data = self.arena.data[at : at + BYTES].tobytes() if 0 <= at <= self.arena.size - BYTES else b""
-        if data not in self.maps:
-            self.maps[data] = TensorMap.decode(data) if len(data) == BYTES else None
-        tensor_map = self.maps[data]
+        tensor_map = TensorMap.decode(data)
         if tensor_map is None or len(tensor_map.dims) != count:
-            subject = (
-                "there is no tensor map"
-                if tensor_map is None
-                else f"the tensor map has {len(tensor_map.dims)} dimensions"
-            )
-            message = (
-                f"{subject} at {address:#x}; {format_count(count, 'coordinate is', 'coordinates are')} given"
-            )
+            subject = "there is no tensor map"
+            if tensor_map:
+                subject = f"the tensor map has {len(tensor_map.dims)} dimensions"
+            given = f"{format_count(count, 'coordinate is', 'coordinates are')} given"
+            message = f"{subject} at {address:#x}; {given}"
             self.run.record_at(self, position, "not a tensor map", instr, message)
             return None
         return tensor_map
@@ -72,13 +64,10 @@ class BulkOps(WarpOps):
         for k, position in enumerate(P.tolist()):
             tensor_map = self.read_tensor_map(instr, maps[k], len(at), position)
             if tensor_map is not None:
-                if at[0][k] * tensor_map.width % CHUNK:
-                    subject = (
-                        f"innermost coordinate, {at[0][k]}, times the {tensor_map.width} bytes of an element"
-                    )
-                    self.run.report_misaligned_copy(
-                        self, instr, position, at[0][k] * tensor_map.width, subject
-                    )
+                inner, width = at[0][k], tensor_map.width
+                if inner * width % CHUNK:
+                    subject = f"innermost coordinate, {inner}, times the {width} bytes of an element"
+                    self.run.report_misaligned_copy(self, instr, position, inner * width, subject)
                 yield k, position, tensor_map, tuple(c[k] for c in at)
 
     def load_tile(self, R: dict[int, Access], tile: TensorMap, at, position: int) -> np.ndarray:
@@ -140,12 +129,10 @@ class BulkOps(WarpOps):
         self, A: Access, position: int, place: int, barrier: int, mask: int | None
     ) -> list[Target]:
         """Return the destinations of a thread's copy: one thread block, or with a multicast mask several."""
-        own, size = int(self.block_of[position]), self.run.cluster_size
+        own, size, rank = int(self.block_of[position]), self.run.cluster_size, place >> 24
         first = own - own % size
-        rank = place >> 24
-        if mask is None:
-            ranks = [own - first if rank == 0 else rank - 1]
-        else:
+        ranks = [own - first if rank == 0 else rank - 1]
+        if mask is not None:
             ranks = [r for r in range(size) if mask >> r & 1]
         out = []
         per_block = self.shared_size >> A.shift  # mbarrier locations per thread block
@@ -160,7 +147,7 @@ class BulkOps(WarpOps):
 
     def get_destinations(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
         """Return each thread's (address in shared memory, location of the mbarrier, multicast mask)."""
-        barriers = self.get_barrier_locations(A, barrier, L)
+        barriers, _ = self.remote_index(A, barrier, L)
         masks = [None] * len(barriers) if mask is None else np.broadcast_to(mask, len(barriers)).tolist()
         places = np.broadcast_to(place, len(barriers)).tolist()
         return list(zip(places, barriers.tolist(), masks, strict=True))

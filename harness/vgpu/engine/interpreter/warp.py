@@ -30,9 +30,8 @@ class WarpOps(BarrierOps):
         self.warps = self.count * self.warps_per_block
         self.exited_bits = np.zeros(self.warps, u4)
         self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
-        self.copies: list[
-            list
-        ] = []  # [positions, their groups, access, target, data, multiply-adds at commit]
+        # [positions, their groups, access, target, data, multiply-adds at commit]
+        self.copies: list[list] = []
         self.commits: np.ndarray | None = None  # groups of asynchronous copies committed, per thread
         self.counting = self.run.checks.counters
         # multiply-adds per thread, if their overlap with copies is counted
@@ -59,9 +58,6 @@ class WarpOps(BarrierOps):
     def alive_bits(self) -> np.ndarray:
         return self.all_bits & ~self.exited_bits
 
-    def is_full(self, L) -> bool:
-        return L is None and self.all_warps_full
-
     def check_active_lanes(self, instr, mask, L) -> np.ndarray | None:
         """Return each warp's mask of active lanes (None: all lanes of all warps); report lanes of `mask` that
         are not active, and active lanes outside `mask`.
@@ -72,7 +68,7 @@ class WarpOps(BarrierOps):
             outside = self.positions(L)[mask >> self.get_lanes(L) & u4(1) == 0]
             if len(outside):
                 self.run.report_outside_mask(self, instr, outside[0], len(outside))
-        if self.is_full(L):
+        if L is None and self.all_warps_full:
             return None
         P = self.positions(L)
         active = self.gather_bits(P)
@@ -109,10 +105,8 @@ class WarpOps(BarrierOps):
         key = (mode, int(b), int(c)) if L is None and b.ndim == 0 and c.ndim == 0 else None
         source = self.shuffle_sources.get(key) if key else None
         if source is None:
-            j, inside = numeric.compute_shuffle_sources(
-                mode, self.lane_of if L is None else self.lane_of[L], b, c
-            )
-            warp = self.get_warps(L)
+            lanes, warp = self.lane_of if L is None else self.lane_of[L], self.get_warps(L)
+            j, inside = numeric.compute_shuffle_sources(mode, lanes, b, c)
             source = (warp * 32 + j, inside, j, warp)
             if key:
                 self.shuffle_sources[key] = source
@@ -136,18 +130,18 @@ class WarpOps(BarrierOps):
     def get_warps(self, L):
         return self.warp_of if L is None else self.warp_of[L]
 
+    def active_mask(self, L) -> np.ndarray:
+        return self.gather_bits(self.positions(L))[self.get_warps(L)]
+
     def active_masks(self, mask, L) -> np.ndarray:
         """Return each active thread's mask, restricted to active lanes of its warp."""
-        return self.gather_bits(self.positions(L))[self.get_warps(L)] & mask
+        return self.active_mask(L) & mask
 
     def vote(self, instr, mode: str, p, mask, L):
         self.check_active_lanes(instr, mask, L)
-        P = self.positions(L)
-        yes = self.gather_bits(P, np.broadcast_to(p, len(P)))[self.get_warps(L)] & mask
+        P, warp = self.positions(L), self.get_warps(L)
+        yes = self.gather_bits(P, np.broadcast_to(p, len(P)))[warp] & mask
         return numeric.compute_vote(mode, yes, self.active_masks(mask, L))
-
-    def active_mask(self, L):
-        return self.gather_bits(self.positions(L))[self.get_warps(L)]
 
     def elect(self, instr, mask, L):
         self.check_active_lanes(instr, mask, L)
@@ -157,11 +151,9 @@ class WarpOps(BarrierOps):
 
     def match(self, instr, mode: str, value, mask, L):
         self.check_active_lanes(instr, mask, L)
-        P = self.positions(L)
-        value = np.broadcast_to(value, len(P))
-        mask = np.broadcast_to(mask, len(P))
-        warp, out = self.get_warps(L), np.zeros(len(P), u4)
-        table, lanes = self.scatter_to_lanes(value, L), self.active_masks(mask, L)
+        warp, lanes = self.get_warps(L), self.active_masks(mask, L)
+        value, out = np.broadcast_to(value, len(warp)), np.zeros(len(warp), u4)
+        table = self.scatter_to_lanes(value, L)
         for k in range(32):
             same = (table[warp * 32 + k] == value) & (lanes >> u4(k) & u4(1) != 0)
             out |= np.where(same, u4(1 << k), u4(0))
@@ -171,11 +163,10 @@ class WarpOps(BarrierOps):
         self.check_active_lanes(instr, mask, L)
         if self.counting:
             self.run.counters.count_issue(instr, self.count_warps(L))
-        P = self.positions(L)
-        value = np.broadcast_to(value, len(P))
         warp, lanes = self.get_warps(L), self.active_masks(mask, L)
+        value = np.broadcast_to(value, len(warp))
         table = self.scatter_to_lanes(value, L)
-        out, started = np.zeros_like(value), np.zeros(len(P), bool)
+        out, started = np.zeros_like(value), np.zeros(len(warp), bool)
         for k in range(32):
             here = lanes >> u4(k) & u4(1) != 0
             v = table[warp * 32 + k]
@@ -188,9 +179,8 @@ class WarpOps(BarrierOps):
         if A.space == "generic":
             name, window = self.get_window(A, address)
             if name not in ("global", "shared"):
-                raise UnsupportedInstruction(
-                    A.instr, "an atomic on local memory, or on several state spaces at once"
-                )
+                words = "an atomic on local memory, or on several state spaces at once"
+                raise UnsupportedInstruction(A.instr, words)
             A, address = A.with_space(name), address - u8(window)
         count = self.n if L is None else len(L)
         address = broadcast_to_threads(address, count)
@@ -290,19 +280,13 @@ class WarpOps(BarrierOps):
         self.store(A, address, parts, None if len(P) == self.n else P)
 
     # -- asynchronous copies --------------------------------------------------------------------------------
-    def has_pending_copies(self) -> bool:
-        return self.commits is not None
-
     def is_being_copied(self, block: int, offset: int) -> bool:
         """Check whether a byte of a block's shared memory is the target of a copy that nobody has waited for."""
-        return any(
-            (
-                (self.block_of[P] == block)
-                & (target <= offset)
-                & (offset < target.astype(np.int64) + W.nbytes)
-            ).any()
-            for P, _, W, target, *_ in self.copies
-        )
+        for P, _, W, target, *_ in self.copies:
+            covers = (target <= offset) & (offset < target.astype(np.int64) + W.nbytes)
+            if (covers & (self.block_of[P] == block)).any():
+                return True
+        return False
 
     def get_commits(self) -> np.ndarray:
         commits = self.commits
@@ -372,12 +356,8 @@ class WarpOps(BarrierOps):
                     counts = done & (since > 0)  # groups committed before any multiply-add do not count
                     now = self.multiply_adds_done[P[counts]] + multiply_adds
                     self.run.counters.record_overlap(instr, now - since[counts])
-                self.store(
-                    W,
-                    target[done],
-                    parts[0][done] if W.count == 1 else tuple(p[done] for p in parts),
-                    P[done],
-                )
+                data = parts[0][done] if W.count == 1 else tuple(p[done] for p in parts)
+                self.store(W, target[done], data, P[done])
             if not done.all():
                 go = ~done
                 left.append([P[go], group[go], W, target[go], [p[go] for p in parts], since[go]])
@@ -399,13 +379,7 @@ class WarpOps(BarrierOps):
             local = self.local_space.data
             fmt = int(local[base + fmt_at : base + fmt_at + 8].view(u8)[0])
             args = int(local[base + args_at : base + args_at + 8].view(u8)[0])
-            text = format_c(
-                self.read_string(fmt, p),
-                lambda at, n, args=args, p=p: self.read_bytes(args + at, n, p),
-                self,
-                p,
-            )
-            self.run.print(text)
+            self.run.print(format_c(self.read_string(fmt, p), args, self, p))
         if len(rest) > 1:  # the result, a character count, is not modelled: store 0
             for p in self.positions(L).tolist():
                 base = int(self.local_base[p]) + rest[0]
@@ -424,26 +398,22 @@ class WarpOps(BarrierOps):
 
     def read_string(self, address: int, p: int) -> str:
         out = b""
-        while len(out) < 1 << 16:
-            piece = self.read_bytes(address + len(out), 64, p)
-            end = piece.find(b"\0")
-            if end >= 0:
-                return (out + piece[:end]).decode("utf-8", "replace")
-            out += piece
-        return out.decode("utf-8", "replace")
+        while len(out) < 1 << 16 and b"\0" not in out:
+            out += self.read_bytes(address + len(out), 64, p)
+        return out.split(b"\0")[0].decode("utf-8", "replace")
 
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d+))?(hh|h|ll|l|z|j|t)?([diouxXcsfFeEgGp%])")
 
 
-def format_c(fmt: str, read, batch, p: int) -> str:
-    """Format text like C's printf; `read(offset, nbytes)` returns bytes of the packed arguments."""
+def format_c(fmt: str, arguments: int, batch, p: int) -> str:
+    """Format text like C's printf for thread `p`; `arguments` is the address of the packed arguments."""
     at = 0
 
     def read_argument(nbytes: int, code: str):
         nonlocal at
         at = -(-at // nbytes) * nbytes
-        value = struct.unpack(code, read(at, nbytes))[0]
+        value = struct.unpack(code, batch.read_bytes(arguments + at, nbytes, p))[0]
         at += nbytes
         return value
 
@@ -454,13 +424,10 @@ def format_c(fmt: str, read, batch, p: int) -> str:
         if width == "*":
             width = str(read_argument(4, "<i"))
         spec = f"%{flags}{width or ''}{'.' + precision if precision else ''}"
-        wide = size in ("l", "ll", "z", "j", "t")
-        if kind in "di":
-            return (spec + "d") % read_argument(8 if wide else 4, "<q" if wide else "<i")
-        if kind in "ouxX":
-            return (spec + ("d" if kind == "u" else kind)) % read_argument(
-                8 if wide else 4, "<Q" if wide else "<I"
-            )
+        if kind in "diouxX":
+            nbytes, code = (8, "<q") if size in ("l", "ll", "z", "j", "t") else (4, "<i")
+            value = read_argument(nbytes, code if kind in "di" else code.upper())
+            return (spec + (kind if kind in "oxX" else "d")) % value
         if kind == "c":
             return (spec + "c") % chr(read_argument(4, "<i") & 255)
         if kind == "p":
@@ -473,10 +440,7 @@ def format_c(fmt: str, read, batch, p: int) -> str:
 
 
 # -- atomic arithmetic --------------------------------------------------------------------------------------
-def _view_as(data, kind: str):
-    if kind in ("f16x2", "bf16x2", "bf16"):
-        return data
-    return data.view(np.dtype(kind))
+NOT_NUMPY = ("f16x2", "bf16x2", "bf16")  # kinds of values that are kept as bits, since NumPy has no such type
 
 
 def _combine(op: str, kind: str, old, values):
@@ -485,16 +449,11 @@ def _combine(op: str, kind: str, old, values):
         x, y = numeric.bf_to_f4(old), numeric.bf_to_f4(v)
         return numeric.f4_to_bf({"add": np.add, "min": np.fmin, "max": np.fmax}[op](x, y))
     if kind in ("f16x2", "bf16x2"):
-        sub = "f2" if kind == "f16x2" else "bf16"
+        half, dtype = ("f2", np.float16) if kind == "f16x2" else ("bf16", u2)
         halves = []
         for s in (u4(0), u4(16)):
-            a, b = ((x >> s).astype(u2) for x in (old, v))
-            if sub == "f2":
-                halves.append(
-                    _combine(op, "f2", a.view(np.float16), [b.view(np.float16)]).view(u2).astype(u4)
-                )
-            else:
-                halves.append(_combine(op, "bf16", a, [b]).astype(u4))
+            a, b = ((x >> s).astype(u2).view(dtype) for x in (old, v))
+            halves.append(_combine(op, half, a, [b]).view(u2).astype(u4))
         return halves[0] | (halves[1] << u4(16))
     if op in numeric.COMBINE:
         return numeric.combine(op, old, v)
@@ -510,9 +469,9 @@ def _combine(op: str, kind: str, old, values):
 
 def update_atomically(data, index, op: str, kind: str, values, used: bool):
     """Apply one atomic per thread, in thread order; return the old values (unsigned) if `used`."""
-    view = _view_as(data, kind)
+    view = data if kind in NOT_NUMPY else data.view(np.dtype(kind))
     typed = [v.view(view.dtype) for v in values]
-    if not used and op in numeric.COMBINE and kind not in ("f16x2", "bf16x2", "bf16"):
+    if not used and op in numeric.COMBINE and kind not in NOT_NUMPY:
         if len(index) and (index == index[0]).all():
             # All on one address: `accumulate` also adds in thread order and rounds each addition, but is much
             # faster.
@@ -531,7 +490,7 @@ def update_atomically(data, index, op: str, kind: str, values, used: bool):
     rank = np.arange(len(place)) - start[group]
     old = np.zeros(len(place), view.dtype)
     sorted_values = [v[order] for v in typed]
-    if op == "add" and view.dtype.kind in "ui" and kind not in ("f16x2", "bf16x2", "bf16"):
+    if op == "add" and view.dtype.kind in "ui" and kind not in NOT_NUMPY:
         total = np.cumsum(sorted_values[0], dtype=view.dtype)
         before = total - sorted_values[0]
         old = view[place] + (before - before[start][group])

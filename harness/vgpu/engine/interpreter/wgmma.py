@@ -31,12 +31,7 @@ REGISTERS_PER_SM = 65536
 MAX_REGISTERS = 255  # per thread
 
 
-SWIZZLE_SPANS = {
-    0: 0,
-    1: 128,
-    2: 64,
-    3: 32,
-}  # bits 62 and 63 of a matrix descriptor -> bytes that the swizzle spans
+SWIZZLE_SPANS = (0, 128, 64, 32)  # bytes that the swizzle spans, by bits 62 and 63 of a matrix descriptor
 
 
 @functools.lru_cache(maxsize=4096)
@@ -226,11 +221,8 @@ class WarpgroupOps(BulkOps):
         P = self.positions(L)
         bad = np.broadcast_to(added, len(P))
         if bad.any() and self.checks.races:
-            why = (
-                f"{register} has been written since the last wgmma.fence"
-                if register
-                else "no wgmma.fence comes before it"
-            )
+            written = f"{register} has been written since the last wgmma.fence"
+            why = written if register else "no wgmma.fence comes before it"
             self.run.record_at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, why)
 
     def wgmma_commit(self, instr: Instr, L):
@@ -263,14 +255,9 @@ class WarpgroupOps(BulkOps):
 
 def pack_accumulators(product: np.ndarray, kind: str) -> list[np.ndarray]:
     """Round accumulators [warpgroup, element, thread] once and pack them into registers."""
-    if kind == "f32":
-        words = (
-            np.asarray(numeric.canonicalize_nan(product.astype(np.float32).reshape(-1)))
-            .view(u4)
-            .reshape(product.shape)
-        )
-    else:
-        halves = np.asarray(numeric.canonicalize_nan(product.astype(np.float16).reshape(-1))).view(np.uint16)
-        halves = halves.reshape(product.shape).astype(u4)
-        words = halves[:, 0::2] | halves[:, 1::2] << u4(16)
+    dtype, bits = (np.float32, u4) if kind == "f32" else (np.float16, np.uint16)
+    rounded = np.asarray(numeric.canonicalize_nan(product.astype(dtype).reshape(-1)))
+    words = rounded.view(bits).reshape(product.shape).astype(u4)
+    if kind != "f32":
+        words = words[:, 0::2] | words[:, 1::2] << u4(16)
     return [np.ascontiguousarray(words[:, k]).reshape(-1) for k in range(len(words[0]))]

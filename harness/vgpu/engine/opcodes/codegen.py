@@ -133,6 +133,10 @@ class Writer:
             raise UnsupportedInstruction(self.instr, f"register {name} is not declared")
         return WIDTH[kind]
 
+    def get_kind(self, name: str) -> str:
+        """Return the kind of a register's variable: p, or the unsigned kind of its size."""
+        return f"u{width}" if (width := self.get_width(name)) else "p"
+
     def use(self, a, kind: str) -> str:
         """Return an expression for operand `a` as `kind` (u4, i8, f4, p ...)."""
         if isinstance(a, Reg):
@@ -239,9 +243,8 @@ class Writer:
             base = self.use_reg(mem.base, f"u{width}")
             if not mem.offset:
                 return base
-            return self.temp(
-                f"{base} + {self.code.bind_constant(f'u{width}', mem.offset & ((1 << 8 * width) - 1))}"
-            )
+            offset = self.code.bind_constant(f"u{width}", mem.offset & ((1 << 8 * width) - 1))
+            return self.temp(f"{base} + {offset}")
         offset = mem.offset if mem.base is None else self.get_variable_address(mem.base) + mem.offset
         return self.code.bind_constant("u8", offset)
 
@@ -251,9 +254,7 @@ class Writer:
         for instr in b.instrs:
             self.instr = instr
             self.instructions += 1
-            self.pred = None
-            if instr.pred is not None:
-                self.pred = self.use_reg(instr.pred, "p")
+            self.pred = self.use_reg(instr.pred, "p") if instr.pred is not None else None
             self.emit_hazard_checks(instr)
             emit(self, instr)
         self.pred = None
@@ -261,9 +262,7 @@ class Writer:
         stores = self.list_stores()
         slots = self.code.slots
         head = [f"def b{b.index}(m, S, L):"]
-        gathers = [
-            (f"{r}_{'p' if self.get_width(r) == 0 else f'u{self.get_width(r)}'}", slots[r]) for r in b.uses
-        ]
+        gathers = [(f"{r}_{self.get_kind(r)}", slots[r]) for r in b.uses]
         if gathers:
             head += [f"    {name} = S[{slot}]" for name, slot in gathers]
             head.append("    if L is not None:")
@@ -293,19 +292,16 @@ class Writer:
     def list_stores(self) -> list[tuple[str, str, str]]:
         """Return (register, expression if all threads are active, expression otherwise) for every register
         that later blocks read."""
-        kept: set[str] = {
-            f"{r}_{'p' if self.get_width(r) == 0 else f'u{self.get_width(r)}'}" for r in self.block.uses
-        }
+        kept = {f"{r}_{self.get_kind(r)}" for r in self.block.uses}
         out = []
         for r in self.block.stores:
             if self.block.kind == "barrier" and r in get_registers(self.block.end.args[0]):
                 continue  # the result of bar.red, which the executor stores after the barrier
             if r.startswith("return_"):
-                out.append((r, f"c_u4_{self.block.succs[1]}", f"c_u4_{self.block.succs[1]}"))
-                self.code.bind_constant("u4", self.block.succs[1])
+                target = self.code.bind_constant("u4", self.block.succs[1])
+                out.append((r, target, target))
                 continue
-            canonical = "p" if self.get_width(r) == 0 else f"u{self.get_width(r)}"
-            views = self.views[r]
+            canonical, views = self.get_kind(r), self.views[r]
             source = views.get(canonical) or next(iter(views.values()))
             root = self.shared_root.get(source, source)
             expr = source if canonical in views else f"{self.canonical_bits(source)}.view({canonical})"
@@ -333,12 +329,10 @@ class Writer:
     def emit_barrier(self) -> str:
         """Return (barrier number, thread count or None, predicate or None) of a bar.sync or bar.red."""
         i = self.block.end
-        args = list(i.args)
+        args, value = list(i.args), "None"
         if "red" in i.mods:
-            args = args[1:]
-            value = self.use(args.pop(), "p")
-        else:
-            value = "None"
+            _, *args, predicate = args
+            value = self.use(predicate, "p")
         if not args:
             return f"(0, None, {value})"
         number = self.use(args[0], "u4")

@@ -54,9 +54,9 @@ def mbarrier(w: Writer, i: Instr):
         return
     a = w.code.new_access(i, "A", "shared", 8)
     dest = None if isinstance(args[0], Mem) else args.pop(0)
-    address = emit_shared_address(w, i, args.pop(0))
-    count = w.use(args[0], "u4") if args and not ("test_wait" in i.mods or "try_wait" in i.mods) else "1"
-    call = f"A{a.number}, {address}"
+    call = f"A{a.number}, {emit_shared_address(w, i, args.pop(0))}"
+    waits = "test_wait" in i.mods or "try_wait" in i.mods
+    count = w.use(args[0], "u4") if args and not waits else "1"
     if "arrive" in i.mods or "arrive_drop" in i.mods:
         drop = "arrive_drop" in i.mods
         arrivals, expected = ("1", count) if "expect_tx" in i.mods else (count, "0")
@@ -65,7 +65,7 @@ def mbarrier(w: Writer, i: Instr):
             w.emit(value)
         else:
             w.define(dest, "u8", value)
-    elif "test_wait" in i.mods or "try_wait" in i.mods:
+    elif waits:
         parity = "parity" in i.mods
         token = w.use(args[0], "u4" if parity else "u8")
         w.define(dest, "p", f"m.mbarrier_test({call}, {token}, {parity}, L)")
@@ -73,10 +73,9 @@ def mbarrier(w: Writer, i: Instr):
         w.emit(f"m.mbarrier_init({call}, {count}, L)")
     elif "inval" in i.mods:
         w.emit(f"m.mbarrier_inval({call}, L)")
-    elif "expect_tx" in i.mods:
-        w.emit(f"m.mbarrier_add_bytes({call}, {count}.astype(i8), L)")
-    elif "complete_tx" in i.mods:
-        w.emit(f"m.mbarrier_add_bytes({call}, -{count}.astype(i8), L)")
+    elif "expect_tx" in i.mods or "complete_tx" in i.mods:
+        sign = "" if "expect_tx" in i.mods else "-"
+        w.emit(f"m.mbarrier_add_bytes({call}, {sign}{count}.astype(i8), L)")
     else:
         raise UnsupportedInstruction(i)
 
@@ -130,10 +129,8 @@ def emit_bulk_load(w: Writer, i: Instr, from_shared: bool):
     if isinstance(source, TensorMem):
         reads = create_element_accesses(w, i, "R")
         box = f"{w.emit_address(source.map)}, {emit_coordinates(w, source)}"
-        w.emit(
-            f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {address}, {box}, {counted}, {mask},"
-            " L)"
-        )
+        places = f"{address}, {box}, {counted}, {mask}"
+        w.emit(f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {places}, L)")
         return
     read = w.code.new_access(i, "R", "shared" if from_shared else "global", *_WIDE)
     run = f"{address}, {w.emit_address(source)}, {w.use(size, 'u4')}, {counted}, {mask}, {from_shared}"
@@ -152,10 +149,8 @@ def emit_bulk_store(w: Writer, i: Instr, op: str | None):
     t = get_type(i) if op else "u64"
     write = w.code.new_access(i, kind, "global", WIDTH[t])
     run = f"{w.emit_address(target)}, {w.emit_address(source)}, {w.use(rest[0], 'u4')}"
-    w.emit(
-        f"m.bulk_store(A{read.number}, A{write.number}, {run}, {op!r}, {(t if t == 'bf16' else KIND[t])!r},"
-        " L)"
-    )
+    element = t if t == "bf16" else KIND[t]
+    w.emit(f"m.bulk_store(A{read.number}, A{write.number}, {run}, {op!r}, {element!r}, L)")
 
 
 def create_element_accesses(w: Writer, i: Instr, kind: str) -> str:
@@ -214,8 +209,7 @@ def wgmma(w: Writer, i: Instr):
     w.multiply_adds += 64 * n * depth // 128
     value = w.temp(
         f"m.wgmma({first}, A{accesses[1].number}, [{old}], {sums_kind!r}, {arguments}, {names[0]},"
-        f" {w.use(right, 'u8')},"
-        f" {names[1]}, {w.use(keep, 'p')}, L)"
+        f" {w.use(right, 'u8')}, {names[1]}, {w.use(keep, 'p')}, L)"
     )
     for k, target in enumerate(sums.items):
         w.define(target, "u4", f"{value}[{k}]")

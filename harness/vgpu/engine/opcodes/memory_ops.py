@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE, KIND
-from harness.vgpu.ptx.parser import WIDTH, Instr, Mem, Pair, Reg, Vec
+from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, Pair, Reg, Vec
 
 from .codegen import Writer
 from .emitters import STATE_SPACES, check_modifiers, get_type, opcode
@@ -176,15 +176,17 @@ def control_flow(w: Writer, i: Instr):
 
 
 # -- warps --------------------------------------------------------------------------------------------------
+_ALL_LANES = Imm(0xFFFFFFFF)
+
+
 @opcode("shfl")
 def shuffle(w: Writer, i: Instr):
     """.sync up, down, bfly, idx on b32, with the in-range predicate"""
     check_modifiers(i, "sync", "up", "down", "bfly", "idx")
     mode = next(m for m in i.mods if m in ("up", "down", "bfly", "idx"))
     d, a, b, c, *mask = i.args
-    mask = w.use(mask[0], "u4") if mask else w.code.bind_constant("u4", 0xFFFFFFFF)
-    args = ", ".join(w.use(x, "u4") for x in (a, b, c))
-    _define_with_predicate(w, d, f"m.shuffle({w.bind_instruction(i)}, {mode!r}, {args}, {mask}, L)")
+    args = ", ".join(w.use(x, "u4") for x in (a, b, c, *(mask or [_ALL_LANES])))
+    _define_with_predicate(w, d, f"m.shuffle({w.bind_instruction(i)}, {mode!r}, {args}, L)")
 
 
 def _define_with_predicate(w: Writer, d: Reg | Pair, call: str):
@@ -203,9 +205,8 @@ def vote(w: Writer, i: Instr):
     check_modifiers(i, "sync", "all", "any", "uni", "ballot")
     mode = next(m for m in i.mods if m in ("all", "any", "uni", "ballot"))
     d, a, *mask = i.args
-    mask = w.use(mask[0], "u4") if mask else w.code.bind_constant("u4", 0xFFFFFFFF)
-    call_ = f"m.vote({w.bind_instruction(i)}, {mode!r}, {w.use(a, 'p')}, {mask}, L)"
-    w.define(d, "u4" if mode == "ballot" else "p", call_)
+    args = f"{w.use(a, 'p')}, {w.use(mask[0] if mask else _ALL_LANES, 'u4')}"
+    w.define(d, "u4" if mode == "ballot" else "p", f"m.vote({w.bind_instruction(i)}, {mode!r}, {args}, L)")
 
 
 @opcode("activemask")
@@ -230,21 +231,16 @@ def redux(w: Writer, i: Instr):
     check_modifiers(i, "sync", "add", "min", "max", "and", "or", "xor")
     op = next(m for m in i.mods if m in ("add", "min", "max", "and", "or", "xor"))
     k = KIND[get_type(i)]
-    w.define(
-        i.args[0],
-        k,
-        f"m.redux({w.bind_instruction(i)}, {op!r}, {w.use(i.args[1], k)}, {w.use(i.args[2], 'u4')}, L)",
-    )
+    args = f"{w.use(i.args[1], k)}, {w.use(i.args[2], 'u4')}"
+    w.define(i.args[0], k, f"m.redux({w.bind_instruction(i)}, {op!r}, {args}, L)")
 
 
 @opcode("elect")
 def elect(w: Writer, i: Instr):
     """.sync: the lowest active thread of the mask"""
     check_modifiers(i, "sync")
-    value = w.temp(f"m.elect({w.bind_instruction(i)}, {w.use(i.args[1], 'u4')}, L)")
-    d = i.args[0]
-    w.define(d.first, "u4", f"{value}[0]")
-    w.define(d.second, "p", f"{value}[1]")
+    call = f"m.elect({w.bind_instruction(i)}, {w.use(i.args[1], 'u4')}, L)"
+    _define_with_predicate(w, i.args[0], call)
 
 
 # -- asynchronous copies and barriers in memory -------------------------------------------------------------
@@ -258,14 +254,11 @@ def async_copy(w: Writer, i: Instr):
         emit_bulk_copy(w, i)
     elif "commit_group" in i.mods:
         w.emit(f"m.copy_commit({w.bind_instruction(i)}, {w.multiply_adds}, L)")
-    elif "wait_group" in i.mods:
-        w.emit(f"m.copy_wait({w.bind_instruction(i)}, {int(i.args[0].value)}, {w.multiply_adds}, L)")
-    elif "wait_all" in i.mods:
-        w.emit(f"m.copy_wait({w.bind_instruction(i)}, -1, {w.multiply_adds}, L)")
-    elif "mbarrier" in i.mods:
-        a = w.code.new_access(i, "A", "shared", 8)
-        w.emit(f"m.copy_wait({w.bind_instruction(i)}, -1, {w.multiply_adds}, L)")
+    elif "wait_group" in i.mods or "wait_all" in i.mods or "mbarrier" in i.mods:
+        groups = int(i.args[0].value) if "wait_group" in i.mods else -1
+        w.emit(f"m.copy_wait({w.bind_instruction(i)}, {groups}, {w.multiply_adds}, L)")
         if "noinc" in i.mods:
+            a = w.code.new_access(i, "A", "shared", 8)
             w.emit(f"m.mbarrier_arrive(A{a.number}, {emit_shared_address(w, i, i.args[0])}, 1, 0, False, L)")
     else:
         check_modifiers(i, "async", *_HINTS, *_SPACE_WORDS, "L2::cache_hint")

@@ -117,11 +117,8 @@ class Accesses:
             if launch.events is None:
                 continue
             shuffles = any(i.op in ("shfl", "redux") for i in launch.kernel.function.body)
-            self.launches.append(
-                LaunchTrace(
-                    launch.name, launch.grid, launch.block, launch.events, first, launch.findings, shuffles
-                )
-            )
+            place = launch.name, launch.grid, launch.block
+            self.launches.append(LaunchTrace(*place, launch.events, first, launch.findings, shuffles))
             first += len(launch.events.steps)
         self.steps: list[Step] = [step for launch in self.launches for step in launch.events.steps]
         self.dropped = sum(launch.events.dropped for launch in self.launches)

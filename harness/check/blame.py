@@ -125,11 +125,8 @@ class Search:
 
     def is_harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
         """Check whether a store that the solution lacks writes a value that the solution's other threads write."""
-        return access.kind == "W" and any(
-            a.kind == "W" and not self.are_different(a.value, access.value, access.element)
-            for some in theirs.values()
-            for a in some
-        )
+        stores = (a for some in theirs.values() for a in some if a.kind == access.kind == "W")
+        return any(not self.are_different(a.value, access.value, access.element) for a in stores)
 
     def explain_write(
         self, element: Element, thread: Thread, ours: Access, reference: Access
@@ -180,17 +177,12 @@ class Search:
         """Return the step of the first extra read, else of a read of the first missing read's tensor."""
         if extra:
             return extra[0].step
-        same = self.learner.tensor == self.get_tensor_code(self.learner, missing[0])
-        blank = self.learner.get_blank(ours.step)
-        here = (
-            same
-            & (self.learner.launch == thread.launch)
-            & (self.learner.kind == "R")
-            & self.select_blank(self.learner, blank)
-        )
-        own = np.flatnonzero(here & (self.learner.block == thread.block))
+        run = self.learner
+        here = (run.tensor == self.get_tensor_code(run, missing[0])) & (run.kind == "R")
+        here &= (run.launch == thread.launch) & self.select_blank(run, run.get_blank(ours.step))
+        own = np.flatnonzero(here & (run.block == thread.block))
         rows = own if len(own) else np.flatnonzero(here)
-        return int(self.learner.step[rows[0]]) if len(rows) else ours.step
+        return int(run.step[rows[0]]) if len(rows) else ours.step
 
     def compare_last_reads(
         self, thread: Thread, ours: Access, reference: Access, blank: str
@@ -253,12 +245,8 @@ class Search:
     def find_last_reads(
         self, run: Accesses, thread: Thread, before: int, blank: str
     ) -> dict[tuple[int, str], Access]:
-        mask = (
-            run.select_thread(thread)
-            & (run.kind == "R")
-            & (run.step < before)
-            & self.select_blank(run, blank)
-        )
+        mask = run.select_thread(thread) & (run.kind == "R") & self.select_blank(run, blank)
+        mask &= run.step < before
         accesses = (run.get_access(row) for row in np.flatnonzero(mask).tolist())
         return {(access.element.launch, access.element.tensor): access for access in accesses}
 

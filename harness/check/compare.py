@@ -25,20 +25,10 @@ import numpy as np
 from harness.spec.puzzle import Arrays, Case
 
 # The spacing of numbers just above 1; for integers, a value below any difference.
-EPSILON = {
-    "float64": 2.0**-52,
-    "float32": 2.0**-23,
-    "float16": 2.0**-10,
-    "bfloat16": 2.0**-7,
-    **dict.fromkeys(("bool", "uint8", "int32", "int64"), 2.0**-64),
-}
-FLOOR = {
-    "float64": 64 * EPSILON["float64"],
-    "float32": 4 * EPSILON["float32"],
-    "float16": EPSILON["float16"] / 2,
-    "bfloat16": EPSILON["bfloat16"] / 2,
-    **dict.fromkeys(("bool", "uint8", "int32", "int64"), 2.0**-64),
-}
+EPSILON = dict.fromkeys(("bool", "uint8", "int32", "int64"), 2.0**-64)
+EPSILON |= {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+FLOOR_FACTORS = {"float64": 64, "float32": 4, "float16": 0.5, "bfloat16": 0.5}
+FLOOR = {dtype: FLOOR_FACTORS.get(dtype, 1) * epsilon for dtype, epsilon in EPSILON.items()}
 
 
 @dataclass(frozen=True)

@@ -65,13 +65,11 @@ class Explanation:
         near = f"to {self.distance:.0e}" if self.distance else "exactly"
         words = f"{first}, {near}"
         words += "".join(f"; or {other}, which gives the same here" for other in others[: MAX_NAMED - 1])
-        return words + (
-            ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
-            if self.finite_elements_only
-            else ", but not where an input is NaN or infinite"
-            if self.finite_cases_only
-            else ""
-        )
+        if self.finite_elements_only:
+            words += ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
+        elif self.finite_cases_only:
+            words += ", but not where an input is NaN or infinite"
+        return words
 
 
 def diagnose(
@@ -385,13 +383,8 @@ PRIMARY_MISTAKES = {CAUSES[kind][0] for kind in PRIMARY_KINDS}
 
 
 OUT_OF_BOUNDS = tuple(kind for kind in CAUSES if kind.startswith("out-of-bounds"))
-SECONDARY_KINDS = {
-    "uninitialised read",
-    "output never written",
-    "global race",
-    "race inside a block",
-    "shared race",
-}
+SECONDARY_KINDS = {"uninitialised read", "output never written"}
+SECONDARY_KINDS |= {"global race", "race inside a block", "shared race"}
 """Findings that may follow from divergence or a wrong index: unwritten memory, and races."""
 
 

@@ -37,9 +37,9 @@ def find_family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> 
         symptom = find_constant_ratio(puzzle, evidence)
         if not all(e.got.ndim for e in evidence):
             return symptom
-        symptom = symptom or find_other_step(puzzle, quantity, evidence)
         return (
             symptom
+            or find_other_step(puzzle, quantity, evidence)
             or find_constant_offset(evidence)
             or find_axis_pattern(puzzle, quantity, evidence)
             or find_moved(puzzle, quantity, evidence)
@@ -230,12 +230,10 @@ def divide_by_step(e: Evidence, step: np.ndarray) -> np.ndarray:
 
 def find_axis_pattern(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
     """Recognise a separate factor or summand for each row, or for each column."""
-    matrices = [
-        e
-        for e in evidence
-        if e.got.ndim > 1 and min(e.got.shape[-1], e.got.size // e.got.shape[-1]) >= MIN_VALUES
-    ]
-    if not matrices or any(e.got.ndim < 2 for e in evidence):
+    if any(e.got.ndim < 2 for e in evidence):
+        return None
+    matrices = [e for e in evidence if min(e.got.shape[-1], e.got.size // e.got.shape[-1]) >= MIN_VALUES]
+    if not matrices:
         return None
     for axis, one in ((-1, "row"), (0, "column")):
         axes = -1 if axis else tuple(range(matrices[0].got.ndim - 1))

@@ -133,13 +133,8 @@ class Options:
     def gates(self) -> list[Gate]:
         """The kernel gates that a run checks."""
         requested = {*self.quantities}
-        return [
-            gate
-            for gate in self.puzzle.kernel_gates
-            if gate.variant in self.variants
-            and requested & {*gate.quantities}
-            and self.gate in (None, gate.id)
-        ]
+        gates = [gate for gate in self.puzzle.kernel_gates if gate.variant in self.variants]
+        return [g for g in gates if requested & {*g.quantities} and self.gate in (None, g.id)]
 
 
 # ---- The flags -----------------------------------------------------------------------------------------------

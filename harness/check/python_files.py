@@ -230,14 +230,8 @@ def add_diagnoses(
 ) -> None:
     """Mark a result as wrong if a quantity is, and add its diagnosis; `ladder` is the gate's hint ladder."""
     for quantity, by_case in evidence.items():
-        diagnosis = diagnose(
-            puzzle,
-            quantity,
-            by_case,
-            name=puzzle.get_printed_name(quantity),
-            gate=ladder,
-            correct=find_correct_quantities(result.comparisons),
-        )
+        name, right = puzzle.get_printed_name(quantity), find_correct_quantities(result.comparisons)
+        diagnosis = diagnose(puzzle, quantity, by_case, name=name, gate=ladder, correct=right)
         result.is_own_mistake = diagnosis.is_own_step(quantity) and result.state != "wrong"
         result.state = "wrong"
         result.diagnosis += diagnosis.lines

@@ -115,10 +115,8 @@ class Scope:
     def find_axis_mismatch(self, code: str, bounds: dict[str, str]) -> Iterator[tuple[str, str]]:
         """Yield indices whose loop bound differs from the size of their axis."""
         for match in ACCESS.finditer(code):
-            axes, indices = (
-                self.tensors.get(match[1], []),
-                split_arguments(find_bracketed(code, match.end() - 1)),
-            )
+            axes = self.tensors.get(match[1], [])
+            indices = split_arguments(find_bracketed(code, match.end() - 1))
             runs = [bounds.get(index, "") for index in indices]
             if len(axes) != len(indices):
                 continue
@@ -161,11 +159,8 @@ def list_arguments(function: Item) -> list[str]:
     """Return the names of a function's arguments, in order."""
     text = NOT_CODE.sub(" ", function.text)
     head = re.search(r"def \w+\s*(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\])?\s*\(", text)
-    return (
-        [part.partition(":")[0].strip() for part in split_arguments(find_bracketed(text, head.end() - 1))]
-        if head
-        else []
-    )
+    arguments = split_arguments(find_bracketed(text, head.end() - 1)) if head else []
+    return [part.partition(":")[0].strip() for part in arguments]
 
 
 def keep_newlines(match: re.Match[str]) -> str:

@@ -42,14 +42,8 @@ if TYPE_CHECKING:  # the layers import this module, which must not import puzzle
 
 T = TypeVar("T")
 DTYPES = {
-    "float32": DType.float32,
-    "float64": DType.float64,
-    "bfloat16": DType.bfloat16,
-    "float16": DType.float16,
-    "bool": DType.bool,
-    "uint8": DType.uint8,
-    "int32": DType.int32,
-    "int64": DType.int64,
+    name: DType[name]
+    for name in ("float32", "float64", "bfloat16", "float16", "bool", "uint8", "int32", "int64")
 }
 
 
@@ -206,15 +200,11 @@ def load_graphs(
         if len(graphs) > 1:
             for name, entry in entries.items():
                 record_unit(path.parent / f"{entry}.unit", f"{path.name} {name}")
+    seconds = time.monotonic() - started
+    arguments = {name: get_argument_types(graphs[name], dtypes[name], DeviceRef.CPU()) for name in graphs}
     return {
-        name: Program(
-            list(get_argument_types(calls, dtypes[name], DeviceRef.CPU())),
-            models[named[name]],
-            dtypes[name],
-            cached,
-            time.monotonic() - started,
-        )
-        for name, calls in graphs.items()
+        name: Program(list(arguments[name]), models[named[name]], dtypes[name], cached, seconds)
+        for name in graphs
     }
 
 
@@ -349,11 +339,8 @@ _capture_saved: list[tuple[int, IO[bytes]]] = []
 
 def get_host_identity() -> str:
     try:
-        flags = next(
-            line
-            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            if line.startswith(("flags", "Features"))
-        )
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        flags = next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         flags = platform.processor()
     return f"{platform.system()} {platform.machine()} {compute_digest([flags])}"

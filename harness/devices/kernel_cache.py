@@ -75,10 +75,9 @@ class Kernels:
     items: Items = field(init=False)
 
     def __post_init__(self):
-        files = ((str(path.relative_to(self.package.path)), path) for path in self.package.files)
-        self.items = parse_items(
-            tuple((name, path.read_text("utf-8", errors="replace")) for name, path in files)
-        )
+        names = {str(path.relative_to(self.package.path)): path for path in self.package.files}
+        texts = ((name, path.read_text("utf-8", errors="replace")) for name, path in names.items())
+        self.items = parse_items(tuple(texts))
 
     # ---- Plans ---------------------------------------------------------------------------------------------
 
@@ -95,12 +94,10 @@ class Kernels:
 
     def cache_plan(self, file: Path, lines: Iterable[str], kernels: dict[str, Instance]) -> None:
         """Cache the recorded lines of a variant's case, and the kernel of each symbol in them."""
-        used = {line.split(" ")[3] for line in lines if line.startswith(f"{MARK}launch ")}
-        if not used <= kernels.keys():
+        used = sorted({line.split(" ")[3] for line in lines if line.startswith(f"{MARK}launch ")})
+        if not kernels.keys() >= {*used}:
             return
-        heads = [
-            " ".join([f"{MARK}kernel", s, kernels[s].function, *kernels[s].parameters]) for s in sorted(used)
-        ]
+        heads = [" ".join([f"{MARK}kernel", s, kernels[s].function, *kernels[s].parameters]) for s in used]
         text = "\n".join([*heads, *lines, ""])
         keep_text(file, lambda: text, CONTENTS)
 
@@ -119,12 +116,8 @@ class Kernels:
         """Return the cache file of a kernel's PTX; None if its function is missing or ambiguous."""
         if len(self.items.by_name.get(kernel.function, ())) != 1:
             return None
-        parts = [
-            get_mojo_version(),
-            *self.flags,
-            kernel.source_text,
-            *self.describe(self.items.find_needed([kernel.function])),
-        ]
+        needed = self.describe(self.items.find_needed([kernel.function]))
+        parts = [get_mojo_version(), *self.flags, kernel.source_text, *needed]
         return cache_folder("kernels") / f"{compute_digest(parts)}.txt"
 
     def cache_ptx(self, kernel: Instance, symbol: str, ptx: str, folder: Path) -> None:
@@ -132,9 +125,8 @@ class Kernels:
         file = self.get_cache_file(kernel)
         if file is None:
             return
-        places = [
-            (item.file, item.line, len(item.lines)) for item in self.items.find_needed([kernel.function])
-        ]
+        needed = self.items.find_needed([kernel.function])
+        places = [(item.file, item.line, len(item.lines)) for item in needed]
         head = json.dumps({"symbol": symbol, "items": places})
         text = ptx.replace(f'"{folder}/', f'"{PACKAGE}/')
         keep_text(file, lambda: f"{head}\n{text}", CONTENTS)

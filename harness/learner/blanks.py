@@ -121,18 +121,9 @@ def split_blanks(text: str, name: str = "the file") -> list[str | Blank]:
             ids.add(start["id"])
             pieces.append(line)
         elif end and opened:
-            pieces.append(
-                Blank(
-                    opened["id"],
-                    opened["task"],
-                    opened["indent"],
-                    tuple(body),
-                    opened_at + 1,
-                    tuple(provided or ()),
-                    end["mark"] or opened["mark"] or "",
-                )
-            )
-            pieces.append(line)
+            given = tuple(provided or ()), end["mark"] or opened["mark"] or ""
+            names = opened["id"], opened["task"], opened["indent"]
+            pieces += [Blank(*names, tuple(body), opened_at + 1, *given), line]
             opened, provided = None, None
         elif middle:
             provided, others[middle["id"]] = [], middle["other"]
@@ -263,11 +254,8 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
         present = target.read_text(encoding="utf-8") if target.is_file() and not target.is_symlink() else None
         if present == expected:
             continue
-        if (
-            present is not None
-            and not force
-            and any(b.size for b in find_blanks(present, str(target)).values())
-        ):
+        found = {} if present is None or force else find_blanks(present, str(target))
+        if any(blank.size for blank in found.values()):
             raise DamagedFile(f"{target}: a blank holds work; --force overwrites it")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)

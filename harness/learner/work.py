@@ -49,10 +49,8 @@ class Work:
             package = OpPackage(self.ops)
             requested, there = [call.op.name for call in self.puzzle.calls], package.find_registered_ops()
             if there and not there & {*requested}:
-                words = (
-                    f"{self.ops} is not a package of {self.puzzle.name}: it registers no op {requested[0]!r}"
-                )
-                raise CompileFailed(words)
+                words = f"is not a package of {self.puzzle.name}: it registers no op {requested[0]!r}"
+                raise CompileFailed(f"{self.ops} {words}")
             return package
         layout.list_notes(self.puzzle.name, self.root)
         return OpPackage(self.path.parent)
@@ -125,9 +123,8 @@ def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
 
 def read_rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:
     """Return the blanks of a rung's file. Raises DamagedFile if it cannot be read or a blank is missing."""
-    return blanks.require_blanks(
-        blanks.find_blanks(blanks.read_source(path), str(path)), rung.gates, str(path)
-    )
+    found = blanks.find_blanks(blanks.read_source(path), str(path))
+    return blanks.require_blanks(found, rung.gates, str(path))
 
 
 def read_package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:
@@ -139,8 +136,5 @@ def read_package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:
     if not source.exists():
         return {}
     by_id = blanks.find_blanks(blanks.read_source(source), str(source))
-    return (
-        blanks.require_blanks(by_id, [gate.id for gate in puzzle.kernel_gates], str(source))
-        if by_id
-        else by_id
-    )
+    expected = [gate.id for gate in puzzle.kernel_gates] if by_id else []
+    return blanks.require_blanks(by_id, expected, str(source))

@@ -27,16 +27,8 @@ def parse_diagnostics(output: str) -> list[Diagnostic]:
             entry = json.loads(line)
             source = entry["diagnostic"]
             location = source["location"]
-            messages.append(
-                Diagnostic(
-                    source["file"],
-                    location["line"],
-                    location["column"],
-                    entry["kind"],
-                    entry["message"],
-                    source.get("text", ""),
-                )
-            )
+            place, text = (source["file"], location["line"], location["column"]), source.get("text", "")
+            messages.append(Diagnostic(*place, entry["kind"], entry["message"], text))
         except (ValueError, KeyError, TypeError):
             continue
     return messages

@@ -363,15 +363,10 @@ def find_compiler() -> str | None:
 
 def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: Sequence[str]) -> None:
     includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
-    command = [
-        compiler,
-        *CPP,
-        *(f"-D{define}" for define in defines),
-        *(f"-I{folder}" for folder in includes),
-    ]
+    options = [*CPP, *(f"-D{define}" for define in defines), *(f"-I{folder}" for folder in includes)]
     # Libraries must come after the objects that use them.
-    command += [str(source), "-o", str(target), f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
-    done = run(command)
+    libraries = [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
+    done = run([compiler, *options, str(source), "-o", str(target), *libraries])
     if done.returncode != 0:
         lines = (done.stderr or done.stdout).splitlines()
         first = next((line for line in lines if "error" in line), "it printed nothing")

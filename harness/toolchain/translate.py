@@ -199,11 +199,8 @@ def fill_in_commands(sentence: str, file: str) -> str:
     `reset` gets the puzzle of the error's file; for other files it stays `reset pNN`.
     """
     puzzle = next((inside for folder, inside in pairwise(Path(file).parts) if folder == "problems"), "pNN")
-    return re.sub(
-        r"\bworkbook ((?:doctor|reset pNN)\b)",
-        lambda match: format_command(match[1].replace("pNN", puzzle)),
-        sentence,
-    )
+    command = re.compile(r"\bworkbook ((?:doctor|reset pNN)\b)")
+    return command.sub(lambda match: format_command(match[1].replace("pNN", puzzle)), sentence)
 
 
 def explain_conversion(text: str) -> str | None:

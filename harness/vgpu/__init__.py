@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Checks", "Counters", "Events", "Finding", "Kernel", "Launch", "VirtualGPU", "VirtualGPUError"]
 
-_HOMES = {
-    "Counters": "checks.counters",
-    "Events": "checks.events",
-    "Checks": "checks.findings",
-    "Finding": "checks.findings",
-}
-_HOMES |= {"VirtualGPUError": "errors", "Kernel": "machine", "Launch": "machine", "VirtualGPU": "machine"}
+_HOMES = {"VirtualGPUError": "errors", "Kernel": "machine", "Launch": "machine", "VirtualGPU": "machine"}
+_HOMES |= dict.fromkeys(("Checks", "Finding"), "checks.findings")
+_HOMES |= {"Counters": "checks.counters", "Events": "checks.events"}
 
 
 def __getattr__(name: str):

@@ -63,13 +63,8 @@ class Hazards:
         self.hazards: dict[int, list[Hazard]] = {}
         self.unfenced: dict[int, Unfenced] = {}
         blocks = program.blocks
-        watched = {
-            r
-            for b in blocks
-            for i in b.instrs
-            if is_wgmma_product(i)
-            for r in (*get_registers(i.args[0]), *get_operand_registers(i))
-        }
+        products = [i for b in blocks for i in b.instrs if is_wgmma_product(i)]
+        watched = {r for i in products for r in (*get_registers(i.args[0]), *get_operand_registers(i))}
         if not watched:
             return
         successors = [[b.succs[1]] if b.kind == "call" else b.succs for b in blocks]
@@ -132,12 +127,10 @@ class Hazards:
                 self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, ACCUMULATOR))
         for r in accumulators:
             use = uses.get(r)
-            same_shape = (
-                use is not None
-                and use.role == ACCUMULATOR
-                and len(get_registers(use.products[0].args[0])) == len(accumulators)
-            )
-            if use is not None and not same_shape:
+            if use is None:
+                continue
+            same_shape = len(get_registers(use.products[0].args[0])) == len(accumulators)
+            if use.role != ACCUMULATOR or not same_shape:
                 self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
         lacking = [r for r in (NO_FENCE, *operands, *accumulators) if r in dirty]
         if lacking:

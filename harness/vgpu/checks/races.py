@@ -56,10 +56,8 @@ def get_granule(program, spaces: tuple[str, ...]) -> int:
         for i in block.instrs:
             if i.op in ("ld", "st", "atom", "red", "ldmatrix", "stmatrix", "cp", "mma"):
                 words = {m.split("::")[0] for m in i.mods}
-                space = next(
-                    (s for s in ("shared", "global", "local", "param", "const", "frame") if s in words),
-                    "generic",
-                )
+                known = ("shared", "global", "local", "param", "const", "frame")
+                space = next((s for s in known if s in words), "generic")
                 if space in spaces or i.op == "cp":
                     widths = [WIDTH[m] for m in i.mods if WIDTH.get(m)]
                     copied = 2 if "tensor" in i.mods else 4  # the element size of an untyped copy
@@ -85,15 +83,10 @@ def find_shared_ordering(program, cluster_size: int) -> tuple[bool, bool]:
     """Return whether warps of a block may synchronize through shared memory, and whether blocks of a cluster
     access each other's shared memory and synchronize only by means that clocks.py models (cluster barriers,
     fences, atomics)."""
-    instrs = program.instrs
+    instrs, others = program.instrs, (("mbarrier", "cluster"), ("cp", "bulk"))
     flags = any(_may_acquire(program, i) for i in instrs if "global" not in i.mods)
-    other = any(
-        (i.op == "mbarrier" and "cluster" in i.mods) or (i.op == "cp" and "bulk" in i.mods) for i in instrs
-    )
-    remote = (
-        cluster_size > 1 and not other and any(i.op == "mapa" or "shared::cluster" in i.mods for i in instrs)
-    )
-    return flags, remote
+    remote = cluster_size > 1 and any(i.op == "mapa" or "shared::cluster" in i.mods for i in instrs)
+    return flags, remote and not any(i.op == op and m in i.mods for i in instrs for op, m in others)
 
 
 class Marks:
@@ -325,13 +318,9 @@ class AccessLog:
             if np.ndim(index) == 0:
                 index = np.full(len(mark), index)
             first = (((index << A.shift) - base) // granule) if cells == 1 or base else index * cells
-            if cells == 1:
-                where.append(first)
+            for k in range(cells):
+                where.append(first + k if k else first)
                 marks.append(mark)
-            else:
-                for k in range(cells):
-                    where.append(first + k)
-                    marks.append(mark)
         if len(where) == 1:
             return where[0], marks[0]
         return np.concatenate(where), np.concatenate(marks)
@@ -556,19 +545,17 @@ class OrderedLog:
         for k in np.flatnonzero(slot != own).tolist():
             warp, epoch = int(batch.thread_of[positions[k]]) >> 5, int(batch.epoch[own[k]]) & _EPOCH_MASK
             key = A.number, int(segments[0][k]), epoch, warp, int(batch.blocks[slot[k]])
-            self.remote.setdefault(
-                key,
-                (A, int(positions[k]), int(place[k]), batch.blocks[own[k]], batch.thread_of[positions[k]]),
-            )
+            by = int(batch.blocks[own[k]]), int(batch.thread_of[positions[k]])
+            self.remote.setdefault(key, (A, int(place[k]), *by))
 
     def finish(self) -> None:
         """Check the whole log after the launch."""
         for tensor, entries in self.entries.items():
             if any(e[0].kind != "R" for e in entries):
                 self.check(tensor, entries)
-        for (_, segment, epoch, warp, owner), (A, _, place, block, thread) in self.remote.items():
+        for (_, segment, epoch, warp, owner), access in self.remote.items():
             if not self.clocks.happens_before_exit((segment, epoch, warp), owner):
-                self.report_late(A, place, int(block), int(thread))
+                self.report_late(*access)
 
     def report_late(self, A, place: int, block: int, thread: int) -> None:
         """Report an access to the shared memory of a block that may have returned."""
@@ -647,13 +634,11 @@ class OrderedLog:
             ((x, mx >> 22, mx >> 17 & 31), (y, my >> 22, my >> 17 & 31)) for x, mx, y, my in pairs.tolist()
         ]
         ordered = [self.clocks.is_ordered(*pair) for pair in steps]
-        pair_of = pair_of.reshape(-1)
-        keep = bad[
-            [
-                not ordered[pair] and not self.was_observed(tensor, int(w[later[k]]), b[k], steps[pair])
-                for k, pair in zip(bad.tolist(), pair_of.tolist(), strict=True)
-            ]
+        racing = [
+            not ordered[pair] and not self.was_observed(tensor, int(w[later[k]]), b[k], steps[pair])
+            for k, pair in zip(bad.tolist(), pair_of.reshape(-1).tolist(), strict=True)
         ]
+        keep = bad[racing]
         if len(keep):
             self.log.report_global(tensor, w[later[keep]], a[keep], b[keep], np.ones(len(keep), bool), name)
 
@@ -663,11 +648,11 @@ class OrderedLog:
         if not A.writes or A.kind != "A":
             return False
         if tensor is self.shared:
-            return self.clocks.was_observed(
-                -1 - granule * self.log.shared_granule // A.nbytes * A.nbytes, *pair
-            )
-        byte = granule * self.log.granule + tensor.start - self.log.run.arena.base
-        return self.clocks.was_observed(byte // A.nbytes * A.nbytes, *pair)
+            key = -1 - granule * self.log.shared_granule // A.nbytes * A.nbytes
+        else:
+            byte = granule * self.log.granule + tensor.start - self.log.run.arena.base
+            key = byte // A.nbytes * A.nbytes
+        return self.clocks.was_observed(key, *pair)
 
 
 def describe_access(A) -> str:

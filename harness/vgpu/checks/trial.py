@@ -48,15 +48,12 @@ def depends_on_unwritten_memory(run) -> bool:
     rerun = run.rerun()
     if rerun is not None:
         unchanged = rerun.printed == run.printed and get_finding_keys(rerun) == get_finding_keys(run)
-        unchanged = (
-            unchanged
-            and rerun.saved_tensors.snapshots is not None
-            and set(rerun.saved_tensors.snapshots) == set(saved)
-        )
+        snapshots = rerun.saved_tensors.snapshots
+        unchanged = unchanged and snapshots is not None and set(snapshots) == set(saved)
         for tensor in saved:
             data, written, _ = arena.snapshot(tensor)
             unchanged = unchanged and all(map(np.array_equal, (data, written), after[tensor][:2]))
-        for tensor, snapshot in (rerun.saved_tensors.snapshots or {}).items():
+        for tensor, snapshot in (snapshots or {}).items():
             if tensor not in saved:
                 arena.restore(tensor, snapshot)
     for tensor, snapshot in after.items():

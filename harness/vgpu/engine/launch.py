@@ -45,11 +45,8 @@ class Run(Reports):
         self.atomic_hits: dict[int, int] = {}
         self._lay_out_memory(args)
         tables = any(i.loc for i in self.code.program.instrs)
-        self.saved_tensors = (
-            SavedTensors(self.arena)
-            if self.shared_size and self.checks.uninitialised and not tables
-            else None
-        )
+        needs_trial = self.shared_size and self.checks.uninitialised and not tables
+        self.saved_tensors = SavedTensors(self.arena) if needs_trial else None
         self.uncertain: list[Finding] = []  # reads of unwritten shared memory, possibly by the library
         for a in self.code.accesses:
             a.clear_cache()

@@ -155,24 +155,21 @@ def fma(w: Writer, i: Instr):
     t = get_type(i)
     _refuse_16_bit_modifiers(i, t)
     d, a, b, c = i.args
-    w.flops += 2
-    w.multiply_adds += 2 if t in ("f16x2", "bf16x2") else 1
-    if t in ("f16x2", "bf16x2"):
-        w.flops += 2
-        w.define(
-            d,
-            "u4",
-            _emit_halves(
-                w, (a, b, c), lambda *parts: _apply_relu(i, t, _emit_16_bit_fma(t, parts) + ".view(u2)")
-            ),
-        )
-    elif t in ("f16", "bf16"):
-        parts = [w.use(x, "u2") for x in (a, b, c)]
-        w.define(d, "u2", _apply_relu(i, t, _emit_16_bit_fma(t, parts) + ".view(u2)"))
+    count = 2 if t in ("f16x2", "bf16x2") else 1
+    w.multiply_adds += count
+    if t in ("f32", "f64"):
+        operands = ", ".join(_use_operand(w, i, x, t) for x in (a, b, c))
+        _define_float(w, i, t, f"nm.fma_{KIND[t]}({operands})", 2)
+        return
+    w.flops += 2 * count
+
+    def on_bits(*parts: str) -> str:
+        return _apply_relu(i, t, _emit_16_bit_fma(t, parts) + ".view(u2)")
+
+    if count == 2:
+        w.define(d, "u4", _emit_halves(w, (a, b, c), on_bits))
     else:
-        name = "fma_f4" if t == "f32" else "fma_f8"
-        w.flops -= 2
-        _define_float(w, i, t, f"nm.{name}({', '.join(_use_operand(w, i, x, t) for x in (a, b, c))})", 2)
+        w.define(d, "u2", on_bits(*(w.use(x, "u2") for x in (a, b, c))))
 
 
 def _emit_16_bit_fma(t: str, parts: Sequence[str]) -> str:
@@ -232,9 +229,8 @@ def abs_or_neg(w: Writer, i: Instr):
     if t == "f64":
         w.define(d, "f8", f"nm.abs_or_neg_f8({w.use(a, 'f8')}, {i.op!r})")
     elif t in ("f16x2", "bf16x2"):
-        w.define(
-            d, "u4", _emit_halves(w, (a,), lambda b: f"nm.abs_or_neg_bits({b}, {i.op!r}, {INFINITY[t[:-2]]})")
-        )
+        form = f"nm.abs_or_neg_bits({{}}, {i.op!r}, {INFINITY[t[:-2]]})"
+        w.define(d, "u4", _emit_halves(w, (a,), form.format))
     else:
         k = f"u{WIDTH[t]}"
         bits = f"nm.abs_or_neg_bits({w.use(a, k)}, {i.op!r}, {INFINITY[t]})"
@@ -251,16 +247,8 @@ def unary_float(w: Writer, i: Instr):
     check_modifiers(i, "rn", "rz", "rm", "rp", "approx", "ftz", "full")
     _require_round_to_nearest(i)
     t = get_type(i)
-    f = {
-        "rcp": "(1.0 / {})",
-        "sqrt": "np.sqrt({})",
-        "rsqrt": "nm.rsqrt({})",
-        "sin": "np.sin({})",
-        "cos": "np.cos({})",
-        "ex2": "np.exp2({})",
-        "lg2": "np.log2({})",
-        "tanh": "np.tanh({})",
-    }[i.op]
+    names = {"rsqrt": "nm.rsqrt", "ex2": "np.exp2", "lg2": "np.log2"}
+    f = "(1.0 / {})" if i.op == "rcp" else f"{names.get(i.op, f'np.{i.op}')}({{}})"
     d, a = i.args
     if t in ("f16x2", "bf16x2"):
         to = "f2" if t == "f16x2" else "f4"
@@ -392,14 +380,13 @@ def _emit_comparison(w: Writer, i: Instr, t: str, cmp: str, a, b) -> str:
             return f"({x} != {x}) | ({y} != {y})"
         if cmp == "ne":
             return f"({x} < {y}) | ({x} > {y})"
+        if cmp == "equ":
+            return f"~(({x} < {y}) | ({x} > {y}))"
+        if cmp == "neu":
+            return f"{x} != {y}"
         if cmp.endswith("u"):
-            base = cmp[:-1]
-            if base == "ne":
-                return f"{x} != {y}"
-            opposite = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}
-            if base == "eq":
-                return f"~(({x} < {y}) | ({x} > {y}))"
-            return f"~({x} {opposite[base]} {y})"
+            opposite = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}[cmp]
+            return f"~({x} {opposite} {y})"
     if cmp not in _COMPARE:
         raise UnsupportedInstruction(i, f"comparison .{cmp}")
     return f"{x} {_COMPARE[cmp]} {y}"
@@ -422,12 +409,9 @@ def setp(w: Writer, i: Instr):
         kind = next(m for m in i.mods if m in WIDTH)
         if kind not in ("u32", "s32", "b32", "f32"):
             raise UnsupportedInstruction(i, f"a result of type .{kind}")
-        if kind == "f32":
-            w.define(d, "f4", f"({result}).astype(f4)")
-        else:
-            w.define(d, "i4", f"-(({result}).astype(i4))")
-        return
-    if isinstance(d, Pair):
+        k = "f4" if kind == "f32" else "i4"
+        w.define(d, k, f"{'' if kind == 'f32' else '-'}(({result}).astype({k}))")
+    elif isinstance(d, Pair):
         w.define(d.first, "p", result, fresh=bool(combine))
         w.define(d.second, "p", f"~{test} {sign} {extra}" if combine else f"~{test}")
     else:
@@ -474,11 +458,9 @@ def mov(w: Writer, i: Instr):
     if isinstance(a, Vec):
         k = f"u{WIDTH[t]}"
         step = WIDTH[t] // len(a.items)
-        parts = [f"{w.use(x, f'u{step}')}.astype({k})" for x in a.items]
-        expr = " | ".join(
-            f"({p} << {w.code.bind_constant(k, 8 * step * n)})" if n else p for n, p in enumerate(parts)
-        )
-        w.define(d, k, expr)
+        first, *others = (f"{w.use(x, f'u{step}')}.astype({k})" for x in a.items)
+        shifted = (f"({p} << {w.code.bind_constant(k, 8 * step * n)})" for n, p in enumerate(others, 1))
+        w.define(d, k, " | ".join([first, *shifted]))
     elif isinstance(d, Vec):
         k = f"u{WIDTH[t]}"
         source = w.temp(w.use(a, k))
@@ -488,9 +470,7 @@ def mov(w: Writer, i: Instr):
                 continue
             moved = f"({source} >> {w.code.bind_constant(k, 8 * step * n)})" if n else source
             w.define(x, f"u{step}", f"{moved}.astype(u{step})")
-    elif (isinstance(a, Reg) and a.name.startswith("sp_clock")) or (
-        isinstance(a, Reg) and "globaltimer" in a.name
-    ):
+    elif isinstance(a, Reg) and (a.name.startswith("sp_clock") or "globaltimer" in a.name):
         k = f"u{w.get_width(d.name)}"
         w.define(d, k, f"{k}(m.clock())")
     else:
@@ -512,9 +492,8 @@ def cvta(w: Writer, i: Instr):
     check_modifiers(i, "to", *STATE_SPACES)
     e = w.use(i.args[1], "u8")
     if window:
-        w.define(
-            i.args[0], "u8", f"{e} {'-' if 'to' in i.mods else '+'} {w.code.bind_constant('u8', window)}"
-        )
+        sign = "-" if "to" in i.mods else "+"
+        w.define(i.args[0], "u8", f"{e} {sign} {w.code.bind_constant('u8', window)}")
     else:
         w.define(i.args[0], "u8", e, fresh=False)
 

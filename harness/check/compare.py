@@ -25,8 +25,10 @@ import numpy as np
 from harness.spec.puzzle import Arrays, Case
 
 # The spacing of numbers just above 1; for integers, a value below any difference.
-EPSILON = dict.fromkeys(("bool", "uint8", "int32", "int64"), 2.0**-64)
-EPSILON |= {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+EPSILON = {
+    **{"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7},
+    **dict.fromkeys(("bool", "uint8", "int32", "int64"), 2.0**-64),
+}
 FLOOR_FACTORS = {"float64": 64, "float32": 4, "float16": 0.5, "bfloat16": 0.5}
 FLOOR = {dtype: FLOOR_FACTORS.get(dtype, 1) * epsilon for dtype, epsilon in EPSILON.items()}
 

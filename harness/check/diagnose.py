@@ -375,16 +375,18 @@ CAUSES = {
     "uninitialised read": ("uninitialised-read", "the kernel reads memory that nothing has written"),
 }  # fmt: skip
 DIVERGENCE = list(CAUSES)[:4]
-PRIMARY_KINDS = [*DIVERGENCE, "hang", "trap", "store to an input"]
-PRIMARY_KINDS += [kind for kind in CAUSES if kind.startswith(("misaligned", "null pointer"))]
+PRIMARY_KINDS = [
+    *(*DIVERGENCE, "hang", "trap", "store to an input"),
+    *(kind for kind in CAUSES if kind.startswith(("misaligned", "null pointer"))),
+]
 """Kinds of findings that count as the cause, regardless of other findings."""
 PRIMARY_MISTAKES = {CAUSES[kind][0] for kind in PRIMARY_KINDS}
 """The mistakes behind PRIMARY_KINDS, which take precedence over explanations by values."""
 
 
 OUT_OF_BOUNDS = tuple(kind for kind in CAUSES if kind.startswith("out-of-bounds"))
-SECONDARY_KINDS = {"uninitialised read", "output never written"}
-SECONDARY_KINDS |= {"global race", "race inside a block", "shared race"}
+BLOCK_RACES = ("shared race", "race inside a block")
+SECONDARY_KINDS = {"uninitialised read", "output never written", "global race", *BLOCK_RACES}
 """Findings that may follow from divergence or a wrong index: unwritten memory, and races."""
 
 
@@ -422,7 +424,7 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
             "blocks store to the same element and the last one wins: nothing is added up, or an index is the same in every block, as "
             "thread_idx is"
         )
-    met = [finding.message for finding in findings if finding.kind in ("shared race", "race inside a block")]
+    met = [finding.message for finding in findings if finding.kind in BLOCK_RACES]
     both_store = all(words.count(": a store by ") + words.count(" and a store by ") == 2 for words in met)
     if met and both_store and kinds <= SECONDARY_KINDS:
         return "several-writers", (

@@ -39,6 +39,9 @@ Module = dict[str, Any]
 """The names defined in a learner's file."""
 
 
+def ignore_step(kind: str, value: object) -> None: ...
+
+
 class PythonChecker:
     """A checker of the gates of one Python file, one at a time; subclasses implement `_check_gate`.
 
@@ -47,7 +50,7 @@ class PythonChecker:
             seconds)), ("checked", the result).
     """
 
-    on_step: Callable[[str, object], None] = staticmethod(lambda kind, value: None)
+    on_step: Callable[[str, object], None] = staticmethod(ignore_step)
 
     def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0):
         self.puzzle = puzzle

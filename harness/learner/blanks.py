@@ -121,9 +121,9 @@ def split_blanks(text: str, name: str = "the file") -> list[str | Blank]:
             ids.add(start["id"])
             pieces.append(line)
         elif end and opened:
-            given = tuple(provided or ()), end["mark"] or opened["mark"] or ""
-            names = opened["id"], opened["task"], opened["indent"]
-            pieces += [Blank(*names, tuple(body), opened_at + 1, *given), line]
+            id, task, indent = opened["id"], opened["task"], opened["indent"]
+            given, mark = tuple(provided or ()), end["mark"] or opened["mark"] or ""
+            pieces += [Blank(id, task, indent, tuple(body), opened_at + 1, given, mark), line]
             opened, provided = None, None
         elif middle:
             provided, others[middle["id"]] = [], middle["other"]

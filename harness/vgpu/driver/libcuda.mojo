@@ -176,7 +176,8 @@ def cuMemHostGetDevicePointer_v2(address: Int, host: Int, flags: UInt32) abi("C"
     return SUCCESS
 
 
-def write_to_device(address: Int, host: Int, count: Int) -> Int32:
+@export("cuMemcpyHtoD_v2")
+def write_to_device(address: Int, host: Int, count: Int) abi("C") -> Int32:
     """Copy host memory to device memory or pinned host memory."""
     if is_pinned(address, count):
         copy_host(address, host, count)
@@ -186,7 +187,8 @@ def write_to_device(address: Int, host: Int, count: Int) -> Int32:
     return request.call()
 
 
-def read_from_device(host: Int, address: Int, count: Int) -> Int32:
+@export("cuMemcpyDtoH_v2")
+def read_from_device(host: Int, address: Int, count: Int) abi("C") -> Int32:
     """Copy device memory or pinned host memory to host memory."""
     if is_pinned(address, count):
         copy_host(host, address, count)
@@ -196,7 +198,8 @@ def read_from_device(host: Int, address: Int, count: Int) -> Int32:
     return request.call()
 
 
-def copy(target: Int, source: Int, count: Int) -> Int32:
+@export("cuMemcpy")
+def copy(target: Int, source: Int, count: Int) abi("C") -> Int32:
     """Copy between any combination of device and pinned host memory."""
     if is_pinned(target, count):
         return read_from_device(target, source, count)
@@ -220,21 +223,6 @@ def fill_rows(address: Int, pitch: Int, value: Int, width: Int, columns: Int, ro
         if code != SUCCESS:
             return code
     return SUCCESS
-
-
-@export("cuMemcpyHtoD_v2")
-def cuMemcpyHtoD_v2(address: Int, host: Int, count: Int) abi("C") -> Int32:
-    return write_to_device(address, host, count)
-
-
-@export("cuMemcpyDtoH_v2")
-def cuMemcpyDtoH_v2(host: Int, address: Int, count: Int) abi("C") -> Int32:
-    return read_from_device(host, address, count)
-
-
-@export("cuMemcpy")
-def cuMemcpy(target: Int, source: Int, count: Int) abi("C") -> Int32:
-    return copy(target, source, count)
 
 
 @export("cuMemcpyPeer")

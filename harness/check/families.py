@@ -247,18 +247,11 @@ def find_axis_pattern(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence
         def compute_summands(e: Evidence, axes: Axes = axes) -> np.ndarray:
             return (e.got - e.truth).mean(axes, keepdims=True)
 
-        def apply_factors(e: Evidence, of: Fit = compute_factors) -> np.ndarray:
-            return of(e) * e.truth
-
-        def add_summands(e: Evidence, by: Fit = compute_summands) -> np.ndarray:
-            return e.truth + by(e)
-
-        forms: tuple[tuple[Fit, Fit, str, str], ...] = (
-            (compute_factors, apply_factors, "times what it should be", "factor"),
-            (compute_summands, add_summands, "away from what it should be", "summand"),
-        )
-        for values, fit, words, what in forms:
-            if fits_every_case(fit, evidence):
+        for values, apply, words, what in (
+            (compute_factors, np.multiply, "times what it should be", "factor"),
+            (compute_summands, np.add, "away from what it should be", "summand"),
+        ):
+            if fits_every_case(lambda e, of=values, apply=apply: apply(e.truth, of(e)), evidence):
                 if what == "factor" and all(is_zero_or_one(values(e)) for e in matrices):
                     return None  # the zeros are already reported
                 each_one = values(matrices[0])
@@ -282,10 +275,8 @@ def find_moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
     count = evidence[0].got.ndim
     if any(e.got.ndim != count for e in evidence) or not any(is_conclusive(e.truth, e) for e in evidence):
         return None
-    axes = [
-        str(name) if isinstance(name, str) else f"axis {name}"
-        for name in puzzle.get_axis_names(quantity, count)
-    ]
+    names = puzzle.get_axis_names(quantity, count)
+    axes = [name if isinstance(name, str) else f"axis {name}" for name in names]
     for number, axis in enumerate(axes):
         fits: tuple[tuple[str, Fit], ...] = (
             ("in reverse order", lambda e, n=number: np.flip(e.truth, n)),
@@ -296,19 +287,14 @@ def find_moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
             if fits_every_case(fit, evidence):
                 return Symptom("moved", f"is right, but {words} along {axis}")
         for step in (1, *BLOCKS):
-            if fits_every_case(
-                lambda e, n=number, step=step: compute_running_sums(e.truth, step, n), evidence
-            ):
+            if fits_every_case(lambda e, n=number, by=step: compute_running_sums(e.truth, by, n), evidence):
                 before = "the one" if step == 1 else f"the one {step} places"
-                words = (
-                    f"has in each element {before} before along {axis} added: its sum is not set back to 0"
-                )
-                return Symptom("sum-goes-on", words)
+                words = f"has in each element {before} before along {axis} added"
+                return Symptom("sum-goes-on", f"{words}: its sum is not set back to 0")
     for first, second in combinations(range(count), 2):
         words = f"holds the right values at the wrong places: {axes[first]} and {axes[second]} are exchanged"
-        if fits_every_case(
-            lambda e, a=first, b=second: e.truth.swapaxes(a, b).reshape(e.truth.shape), evidence
-        ):
+        pair = first, second
+        if fits_every_case(lambda e, pair=pair: e.truth.swapaxes(*pair).reshape(e.truth.shape), evidence):
             return Symptom("axes-exchanged", words)
     return None
 

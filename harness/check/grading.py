@@ -93,9 +93,8 @@ class Grader:
 
     def grade_gates(self, device: Device) -> list[GateResult]:
         """Return the result of each gate on one device; a gate that is not attempted is unsolved."""
-        results = {
-            gate.gate.id: gate for result in self.grade_device(device).values() for gate in result.gates
-        }
+        graded = self.grade_device(device).values()
+        results = {gate.gate.id: gate for result in graded for gate in result.gates}
         return [results.get(gate.id) or GateResult(gate, "unsolved") for gate in self.gates]
 
     def grade_variant(self, device: Device, name: str) -> VariantResult:
@@ -139,9 +138,8 @@ class Grader:
         source = Source(self.source, self.blanks)
         for case in self.puzzle.list_counted_cases(result.gate.variant):
             if case in cases and (launches := outcome.launches.get(case.name)):
-                result.costs += measure_costs(
-                    self.puzzle, result.gate, case, launches, self.reference.dtype, source
-                )
+                dtype = self.reference.dtype
+                result.costs += measure_costs(self.puzzle, result.gate, case, launches, dtype, source)
         if result.costs:
             own = result.costs[0]
             most = format_amount(own.limit.maximum)
@@ -160,11 +158,10 @@ class Grader:
         A gate whose sums have a fixed order is wrong unless all runs are bit-equal.
         """
         name, written = result.variant, self.puzzle.list_outputs(result.variant)
-        requested = [q for q in self.repeated if q in written and q not in result.unsolved]
+        expected = [q for q in self.repeated if q in written and q not in result.unsolved]
         again = partial(device.run_case, name, hard, self.reference)
-        result.repeats = self.reference.compare_repeats(
-            again, hard, device.target, name, requested, self.runs
-        )
+        compare_repeats = self.reference.compare_repeats
+        result.repeats = compare_repeats(again, hard, device.target, name, expected, self.runs)
         for gate in result.gates:
             gate.repeats = {q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own}
             if gate.state == "correct" and not all(repeats.ok for repeats in gate.repeats.values()):

@@ -33,7 +33,7 @@ from harness.errors import DamagedFile, WorkbookError
 from harness.learner.work import Work
 from harness.spec.catalogue import PUZZLES, find_puzzle
 from harness.spec.puzzle import Case
-from harness.spec.rungs import NumpyRung, Rung
+from harness.spec.rungs import NumpyRung
 
 TIME_LIMIT_VARIABLE = "WORKBOOK_GATE_SECONDS"
 """Environment variable that replaces the checker's time limit for a file or a gate, in seconds."""
@@ -72,11 +72,8 @@ class SubprocessChecker:
                 self.close()
                 if worker.gate is None:
                     raise DamagedFile(str(error)) from error
-                hint = f"{self.work.get_ladder_name(worker.gate)}-1"
-                wrong = GateResult(
-                    self.work.find_gate(worker.gate), "wrong", diagnosis=[str(error)], hint=hint
-                )
-                outcomes[worker.gate] = wrong
+                gate, hint = self.work.find_gate(worker.gate), f"{self.work.get_ladder_name(worker.gate)}-1"
+                outcomes[worker.gate] = GateResult(gate, "wrong", diagnosis=[str(error)], hint=hint)
             except WorkbookError:
                 raise
             except BaseException:
@@ -106,7 +103,8 @@ class Worker:
             context = multiprocessing.get_context("fork")
         else:
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(list_server_imports(work.rung))
+            needs_torch = not isinstance(work.rung, NumpyRung) or "torch" in sys.modules
+            context.set_forkserver_preload(PRELOADED if needs_torch else [])
             start_server()
         self.connection, theirs = context.Pipe()
         folders = [*importlib.import_module(PUZZLES).__path__]
@@ -156,10 +154,6 @@ class Worker:
             where = find_stack_line(self.stack, path) or path
             how = describe_exit(wait_for_exit(self.process, GRACE))
             raise WorkerDied(f"{where}: {how}, so it was not checked") from None
-
-
-def list_server_imports(rung: Rung) -> list[str]:
-    return [] if isinstance(rung, NumpyRung) and "torch" not in sys.modules else PRELOADED
 
 
 def find_terminal() -> str:
@@ -243,9 +237,8 @@ def serve(
         os.chdir(folder)
         if not checkers:
             owner = find_puzzle(puzzle)
-            checkers.append(
-                owner.resolve(owner.find_rung(rung).checker)(owner, owner.find_rung(rung), **options)
-            )
+            file_rung = owner.find_rung(rung)
+            checkers.append(owner.resolve(file_rung.checker)(owner, file_rung, **options))
             checkers[0].on_step = send_message
         return checkers[0].check(path, gates, cases)
 

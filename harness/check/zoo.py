@@ -61,9 +61,8 @@ class WrongKernel:
     @property
     def is_in_blank(self) -> bool:
         """True if a learner can make the mistake: it is in a blank, not in the code outside."""
-        return blanks.remove_blanks(self.solution.read_text()) == blanks.remove_blanks(
-            self.edit_text(self.solution)
-        )
+        before, after = self.solution.read_text(), self.edit_text(self.solution)
+        return blanks.remove_blanks(before) == blanks.remove_blanks(after)
 
     def build_target(self) -> Path:
         """Return the checker's input: the op package or the file, cached."""
@@ -78,18 +77,16 @@ class WrongKernel:
         solution = roots.make_op_package(roots.solutions(), self.puzzle)
         key = compute_digest([solution.digest, self.file, self.gate, self.old, self.new])
         target = cache_folder("zoo", key) / self.name
-        return OpPackage(
-            keep_file(target, lambda staged: self.copy_package(staged, solution), "a wrong kernel")
-        )
+        return OpPackage(keep_file(target, self.copy_package, "a wrong kernel"))
 
-    def copy_package(self, folder: Path, package: OpPackage | None = None) -> OpPackage:
+    def copy_package(self, folder: Path) -> OpPackage:
         """Copy the package, with the edit, to `folder`, which must not exist.
 
         Raises DamagedFile unless the file contains the old text exactly once.
         """
-        source = package or roots.make_op_package(roots.solutions(), self.puzzle)
-        text = self.edit_text(source.path / self.file)
-        shutil.copytree(source.path, folder)
+        source = roots.make_op_package(roots.solutions(), self.puzzle).path
+        text = self.edit_text(source / self.file)
+        shutil.copytree(source, folder)
         (folder / self.file).write_text(text)
         return OpPackage(folder)
 
@@ -113,9 +110,8 @@ class WrongKernel:
 
 def load_wrong_kernels(puzzle: str) -> list[WrongKernel]:
     """Return every wrong solution of a puzzle, by name. Raises DamagedFile."""
-    return [
-        read_entry(path, puzzle) for path in sorted((roots.solutions() / puzzle / "wrong").glob("*.toml"))
-    ]
+    entries = sorted((roots.solutions() / puzzle / "wrong").glob("*.toml"))
+    return [read_entry(path, puzzle) for path in entries]
 
 
 def read_entry(path: Path, puzzle: str) -> WrongKernel:

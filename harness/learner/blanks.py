@@ -227,9 +227,8 @@ def make_skeleton(solution: str, name: str = "the file") -> str:
 
 def fill_blanks(problem: str, solution: str, name: str = "the file") -> str:
     """Return the problem file with its blanks filled from the solution."""
-    return join_pieces(
-        split_blanks(problem, name), {id: blank.body for id, blank in find_blanks(solution).items()}
-    )
+    bodies = {id: blank.body for id, blank in find_blanks(solution).items()}
+    return join_pieces(split_blanks(problem, name), bodies)
 
 
 def remove_blanks(text: str, name: str = "the file") -> str:
@@ -246,10 +245,8 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
     written: list[Path] = []
     parts = find_layout(solutions)
     for relative in parts.edited:
-        expected = make_skeleton(
-            (solutions / relative).read_text(encoding="utf-8"), str(solutions / relative)
-        )
-        target = problems / relative
+        solution, target = solutions / relative, problems / relative
+        expected = make_skeleton(solution.read_text(encoding="utf-8"), str(solution))
         # Writing through a link would overwrite the solution.
         present = target.read_text(encoding="utf-8") if target.is_file() and not target.is_symlink() else None
         if present == expected:
@@ -267,17 +264,13 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
             continue
         if target.is_dir() and not target.is_symlink():
             raise DamagedFile(f"{target}: there is a folder in place of the link; move it away")
-        if target.is_file() and not target.is_symlink() and not force and is_different(target, solution):
-            raise DamagedFile(
-                f"{target}: there is a file of your own in place of the link; --force overwrites it"
-            )
+        is_own = target.is_file() and not target.is_symlink() and not force
+        if is_own and not (solution.is_file() and target.read_bytes() == solution.read_bytes()):
+            words = "there is a file of your own in place of the link; --force overwrites it"
+            raise DamagedFile(f"{target}: {words}")
         put_link(solution, target)
         written.append(target)
     return written
-
-
-def is_different(file: Path, other: Path) -> bool:
-    return not other.is_file() or file.read_bytes() != other.read_bytes()
 
 
 def check_problems(solutions: Path, problems: Path) -> int:
@@ -287,9 +280,8 @@ def check_problems(solutions: Path, problems: Path) -> int:
         expected = make_skeleton((solutions / relative).read_text(encoding="utf-8"))
         target = problems / relative
         present = target.read_text(encoding="utf-8") if target.is_file() else ""
-        diff = list(
-            difflib.unified_diff(present.splitlines(), expected.splitlines(), str(target), "generated", n=1)
-        )
+        texts = present.splitlines(), expected.splitlines()
+        diff = list(difflib.unified_diff(*texts, str(target), "generated", n=1))
         different |= bool(diff)
         print(*diff, sep="\n", end="\n" if diff else "")
     for fault in find_faults(solutions, problems):

@@ -95,20 +95,17 @@ def find_faults(solutions: Path, problems: Path) -> Iterator[LayoutFault]:
     for parent, folders, names in os.walk(problems):
         relative = Path(parent).relative_to(problems)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
+
+        def is_unknown(name: str, relative: Path = relative) -> bool:
+            return relative / name not in known and not (
+                name.startswith(".") or name.endswith(IGNORED_SUFFIXES)
+            )
+
         folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith((".", "__pycache__"))
-            and not name.endswith(IGNORED_SUFFIXES)
-            and relative / name not in known
+            name for name in folders if is_unknown(name) and not name.startswith("__pycache__")
         )
-        for name in sorted([*names, *links]):
-            if (
-                relative / name not in known
-                and not name.startswith(".")
-                and not name.endswith(IGNORED_SUFFIXES)
-            ):
-                yield LayoutFault(problems / relative / name, "is not part of the puzzle")
+        for name in filter(is_unknown, sorted([*names, *links])):
+            yield LayoutFault(problems / relative / name, "is not part of the puzzle")
 
 
 def check_link(path: Path, solution: Path) -> LayoutFault | None:
@@ -121,11 +118,8 @@ def check_link(path: Path, solution: Path) -> LayoutFault | None:
         return LayoutFault(path, f"links to {os.readlink(path)}, not to the solution's")
     if not path.exists():
         return LayoutFault(path, "is missing", broken=True)
-    if (
-        path.is_file()
-        and path.stat().st_size < 1000
-        and path.read_bytes() == os.fsencode(compute_link(solution, path))
-    ):
+    is_small = path.is_file() and path.stat().st_size < 1000
+    if is_small and path.read_bytes() == os.fsencode(compute_link(solution, path)):
         what = "is a text file instead of a link: check out again with `git config core.symlinks true`"
         return LayoutFault(path, what, broken=True)
     return LayoutFault(path, "is your own, not the link to the solution's")

@@ -153,9 +153,8 @@ def compute_with_lse(
 ) -> tuple[Tensor, Tensor]:
     """Return output and lse for checked arguments; where the formula computes lse, its dtype is `sums`."""
     if host.load(LAYER, query.device.type):
-        return torch.ops.mojo_workbook.attention_with_lse(
-            query, key, value, mask, diagonal, scale, enable_gqa, mask_block
-        )
+        options = diagonal, scale, enable_gqa, mask_block
+        return torch.ops.mojo_workbook.attention_with_lse(query, key, value, mask, *options)
     tensors = cast_for_autocast((query, key, value, mask))
     return attention_formula.forward(*tensors, resolve_scale(scale, query), diagonal, mask_block, sums)
 
@@ -194,9 +193,8 @@ def attention_backward(
 
     mask = None if mask is None else expand_mask(mask, query, key)
     dO, Q, K, V, O = map(reshape_to_four_axes, (grad_out, query, key, value, out))
-    gradients = compute_gradients(
-        dO, Q, K, V, O, reshape_to_four_axes(lse, 3), None, mask, diagonal, scale, 1
-    )
+    lse = reshape_to_four_axes(lse, 3)
+    gradients = compute_gradients(dO, Q, K, V, O, lse, None, mask, diagonal, scale, 1)
     dQ, dK, dV = (g.reshape(t.shape) for g, t in zip(gradients, (query, key, value), strict=True))
     return dQ, dK, dV
 
@@ -207,10 +205,8 @@ def compute_gradients(
     """Return the gradients of tensors [B, heads, length, d], from `out` or from delta of whole rows."""
     compute = attention_formula.compute_gradients
     if host.load(LAYER, query.device.type):
-        compute, lse = (
-            torch.ops.mojo_workbook.attention_gradients,
-            lse.to(get_accumulation_dtype(query.dtype)),
-        )
+        compute = torch.ops.mojo_workbook.attention_gradients
+        lse = lse.to(get_accumulation_dtype(query.dtype))
     options = mask, diagonal, resolve_scale(scale, query), mask_block
     return compute(grad_out, query, key, value, out, lse, delta, *options)
 
@@ -326,9 +322,8 @@ def explain(
     mask, _ = resolve_causal_mask(attn_mask, False, query, key)
     with torch.enable_grad():
         query = query if query.requires_grad else query.detach().requires_grad_()
-        return torch.ops.mojo_workbook.attention_explain(
-            query, key, value, mask, dropout_p, scale, enable_gqa, blocks or 1
-        )
+        options = dropout_p, scale, enable_gqa, blocks or 1
+        return torch.ops.mojo_workbook.attention_explain(query, key, value, mask, *options)
 
 
 attention.explain = explain  # pyright: ignore[reportFunctionMemberAccess]

@@ -81,15 +81,8 @@ def linear_cross_entropy(
     check_options(ignore_index, label_smoothing, reduction, z_loss, softcap, chunk_rows)
     loaded = host.load("cross_entropy", input.device.type)
     compute = torch.ops.mojo_workbook.linear_cross_entropy if loaded else compute_with_torch
-    options = (
-        ignore_index,
-        label_smoothing,
-        REDUCTIONS.index(reduction),
-        z_loss,
-        softcap or 0.0,
-        chunk_rows or 0,
-    )
-    return compute(input, weight, bias, target, *options)
+    options = ignore_index, label_smoothing, REDUCTIONS.index(reduction), z_loss
+    return compute(input, weight, bias, target, *options, softcap or 0.0, chunk_rows or 0)
 
 
 class LinearCrossEntropy(nn.Linear):
@@ -163,9 +156,8 @@ def compute_with_torch(
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
     rows, how = target.reshape(-1), REDUCTIONS[reduction]
-    loss = F.cross_entropy(
-        logits, rows, ignore_index=ignore_index, reduction=how, label_smoothing=label_smoothing
-    )
+    options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    loss = F.cross_entropy(logits, rows, reduction=how, **options)
     if z_loss:
         counted = rows != ignore_index
         squares = z_loss * logits.logsumexp(1).square().where(counted, 0)

@@ -9,17 +9,13 @@ import sys
 from pathlib import Path
 
 
-def has_c_compiler(path: str | None = None) -> bool:
-    return any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))
-
-
 def make_environment(folder: Path) -> dict[str, str]:
     """Return an environment in which `mojo build --emit shared-lib` can link.
 
     Without a C compiler on the PATH, the stand-in is written to `folder`, which is put first on the PATH.
     """
     env = dict(os.environ)
-    if has_c_compiler(env.get("PATH", "")):
+    if any(shutil.which(name, path=env.get("PATH", "")) for name in ("cc", "gcc", "clang")):
         return env
     stand_in = folder / "cc"
     stand_in.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "$@"\n')

@@ -150,11 +150,7 @@ def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
     # Imported here: a model without a head does not need the kernels' module.
     from harness.nn.cross_entropy import linear_cross_entropy
 
-    args, dtype, requested = (
-        match.args,
-        value(match.linear).dtype,
-        value(match.loss).dtype,
-    )
+    args, dtype, requested = match.args, value(match.linear).dtype, value(match.loss).dtype
     rows, features = shape(args["input"])[:-1], shape(args["x"])[-1]
     with NodeInserter(gm, match.loss) as insert:
         x = args["x"]

@@ -26,19 +26,22 @@ class Splits:
     def add(self, branch: int, parts: list[np.ndarray]) -> int:
         """Record that positions `parts` diverge at block `branch`; return the number of warps it splits."""
         batch = self.batch
-        split = _find_split_groups(parts, batch.warp_of, batch.warps)
-        _merge(self.warps, branch, split)
-        _merge(self.blocks, branch, _find_split_groups(parts, batch.block_of, batch.count))
-        return int(np.count_nonzero(split))
+        split_warps = _find_split_groups(parts, batch.warp_of, batch.warps)
+        split_blocks = _find_split_groups(parts, batch.block_of, batch.count)
+        for table, split in ((self.warps, split_warps), (self.blocks, split_blocks)):
+            table[branch] = table.get(branch, False) | split
+        return int(np.count_nonzero(split_warps))
 
     def is_split_by_user(self, instr: Instr, *, warp: int | None = None, block: int | None = None) -> bool:
         """Return whether a branch in user code determines which threads of a warp or block reach `instr`."""
         table, number = (self.warps, warp) if warp is not None else (self.blocks, block)
         program = self.batch.program
-        return any(
-            k in table and table[k][number] and not is_library_algorithm(_get_branch_location(program, k))
+        splitting = (
+            program.blocks[k].end
             for k in find_controlling_branches(program, instr)
+            if k in table and table[k][number]
         )
+        return any(not is_library_algorithm(branch.loc) for branch in splitting)
 
 
 def _find_split_groups(parts: list[np.ndarray], group_of: np.ndarray, count: int) -> np.ndarray:
@@ -49,15 +52,6 @@ def _find_split_groups(parts: list[np.ndarray], group_of: np.ndarray, count: int
         here[group_of[part]] = True
         parts_of_group += here
     return parts_of_group > 1
-
-
-def _merge(table: dict[int, np.ndarray], key: int, more: np.ndarray):
-    table[key] = table[key] | more if key in table else more
-
-
-def _get_branch_location(program: Program, branch: int):
-    term = program.blocks[branch].term
-    return term.loc if term is not None else None
 
 
 def find_controlling_branches(program: Program, instr: Instr) -> set[int]:

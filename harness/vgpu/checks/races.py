@@ -262,10 +262,6 @@ class AccessLog:
             batch.warp_synced = True
             self.segment += 1
 
-    def end_batch(self, batch):
-        """Check the rest of the log: all threads of the batch have exited."""
-        self.digest()
-
     def finish(self):
         if self.batch is not None:
             self.digest()

@@ -362,7 +362,10 @@ class Device:
                 " more",
             )
         packed = bytes(data)
-        self._remember_arguments(packed)
+        # Any word of the arguments may be an address.
+        for word in np.frombuffer(packed[: len(packed) // 8 * 8], "<u8").tolist():
+            if extent := self.gpu.arena.find(word):
+                self._kernel_arguments.add(extent.allocation)
         args = [packed[offset : offset + size] for offset, size in function.layout]
         launch = self.gpu.launch(
             function.kernel, grid, block, args, shared_bytes=shared, cluster=cluster, name=function.label
@@ -373,10 +376,3 @@ class Device:
                 f" instructions in {1e3 * launch.seconds:.1f} ms"
             )
         return (), b""
-
-    def _remember_arguments(self, packed: bytes) -> None:
-        """Record the allocations passed to a kernel; any word of its arguments may be an address."""
-        for word in np.frombuffer(packed[: len(packed) // 8 * 8], "<u8").tolist():
-            extent = self.gpu.arena.find(word)
-            if extent is not None:
-                self._kernel_arguments.add(extent.allocation)

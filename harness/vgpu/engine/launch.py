@@ -142,7 +142,7 @@ class Run(Reports):
                     batch = Batch(self, blocks)
                     self.log.start_batch(batch)
                     batch.execute()
-                    self.log.end_batch(batch)
+                    self.log.digest()  # all threads of the batch have exited
         except StepBudget as stop:
             self._raise_hang(stop)
         except Trap as trap:

@@ -104,7 +104,7 @@ class WarpgroupOps(BulkOps):
             if mine.sum() <= self.register_pool:
                 self.over_budget.pop(block, None)
             elif more:
-                self.over_budget[block] = instr, int(self.get_thread_number(P[self.block_of[P] == block][0]))
+                self.over_budget[block] = instr, int(self.thread_of[P[self.block_of[P] == block][0]])
 
     # -- products -------------------------------------------------------------------------------------------
     def read_shared_operand(
@@ -237,9 +237,6 @@ class WarpgroupOps(BulkOps):
             self.order.wgmma_wait(self.positions(L), allowed)
 
     # -- registers ------------------------------------------------------------------------------------------
-    def get_thread_number(self, position: int) -> int:
-        """Return a thread's number in the batch, which does not change when exited threads are removed."""
-        return int(self.block_of[position]) * self.threads + int(self.thread_of[position])
 
     def report_over_budget(self):
         """Report blocks whose warps request more registers than the block owns, which would deadlock."""
@@ -249,7 +246,7 @@ class WarpgroupOps(BulkOps):
                 self, instr, None,
                 f"the warps of the block request {32 * int(mine.sum())} registers, but it owns"
                 f" {32 * self.register_pool}: these warps wait forever",
-                block=block, thread=thread % self.threads,
+                block=block, thread=thread,
             )  # fmt: skip
 
 

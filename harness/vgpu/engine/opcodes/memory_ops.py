@@ -8,6 +8,7 @@ from __future__ import annotations
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE, KIND
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, Pair, Reg, Vec
+from harness.vgpu.ptx.program import get_registers
 
 from .codegen import Writer
 from .emitters import STATE_SPACES, check_modifiers, get_type, opcode
@@ -107,7 +108,7 @@ def atomic(w: Writer, i: Instr):
         raise UnsupportedInstruction(i)
     args = list(i.args)
     dest = args.pop(0) if i.op == "atom" else None
-    used = dest is not None and any(r in w.program.read_registers for r in _get_register_names(dest))
+    used = dest is not None and any(r in w.program.read_registers for r in get_registers(dest))
     mem, *values = args
     if count > 1 and used:
         raise UnsupportedInstruction(i, "the result of a vector atomic")
@@ -127,10 +128,6 @@ def atomic(w: Writer, i: Instr):
             w.define(dest, f"u{size}", call)
         else:
             w.emit(call)
-
-
-def _get_register_names(a) -> list[str]:
-    return [x.name for x in (a.items if isinstance(a, Vec) else (a,)) if isinstance(x, Reg) and x.name != "_"]
 
 
 @opcode("fence", "membar")

@@ -36,11 +36,11 @@ def one_moves_all(which: int = 2) -> str:
     """One element of a row moves, and every element of x_hat with it."""
     x = np.array(player_start()["x"])
     rows = {
-        "a row x; one element is moved": x,
-        "how fast each element of x̂ moves with it": slopes(x_hat, x)[:, which],
+        "a row x; one element grows": x,
+        "how fast each element of x̂ changes": slopes(x_hat, x)[:, which],
     }
     return rows_of_bars(
-        f"Element {which} of a row grows, and every element of x_hat moves. {said(rows)}", rows, [which]
+        f"Element {which} of a row grows, and every element of x_hat changes. {said(rows)}", rows, [which]
     )
 
 
@@ -50,8 +50,8 @@ def rms_moves(which: int = 2) -> str:
     unshifted = lambda rows: rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5)  # noqa: E731
     rows = {
         "x / 4": x / 4,
-        "how fast x̂ moves: LayerNorm": slopes(x_hat, x)[:, which],
-        "how fast x̂ moves: RMSNorm": slopes(unshifted, x)[:, which],
+        "how fast x̂ changes: LayerNorm": slopes(x_hat, x)[:, which],
+        "how fast x̂ changes: RMSNorm": slopes(unshifted, x)[:, which],
     }
     return rows_of_bars(f"Element {which} of a row grows. {said(rows)}", rows, [which], height=92)
 

@@ -404,8 +404,8 @@ def two_passes() -> str:
             drawing.text(left + cell * 2.45, top + cell * 5 + 38, owns)
     drawing.text(32, 132, "queries", anchor="middle")
     drawing.text(32, 148, "↓", anchor="middle")
-    drawing.text(141, 228, "every tile is made")
-    drawing.text(141, 246, "in both kernels")
+    drawing.text(141, 228, "both kernels")
+    drawing.text(141, 246, "compute every tile")
     return drawing.svg()
 
 
@@ -485,7 +485,7 @@ def fast_block(rows: int = 128, tile: int = 64, warps: int = 4, tiles: int = 5, 
     """What a block of the fast kernels does at one moment: its rows, by warp, and the tiles of the other side."""
     drawing = Drawing(
         216,
-        f"A block owns {rows} queries, {rows // warps} for each of {warps} warps, and walks over the keys in tiles of {tile}. While tile "
+        f"A block owns {rows} queries, {rows // warps} for each of {warps} warps, and loops over the keys in tiles of {tile}. While tile "
         f"{at} is multiplied, tile {at + 1} is copied into shared memory. Earlier tiles are done, later ones are still in memory.",
     )
     drawing.text(70, 18, f"{rows} queries")
@@ -549,11 +549,11 @@ def backend_path() -> str:
         "forward and a backward graph for Inductor.",
     )
     steps = (
-        ("the model", "Python, nobody changes it", 0.06),
+        ("the model", "Python, unchanged", 0.06),
         ("Dynamo's graph", "layer_norm, linear", 0.06),
         ("your backend", "finds, checks, rewrites", 0.45),
         ("AOTAutograd", "forward and backward graph", 0.06),
-        ("Inductor", "kernels, calls of a library", 0.06),
+        ("Inductor", "kernels, library calls", 0.06),
     )
     for number, (name, what, shade) in enumerate(steps):
         y = 6 + 49 * number

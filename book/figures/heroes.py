@@ -93,8 +93,8 @@ def one_barrier() -> str:
             drawing.words.append(f"On both sides warp {warp} stores its numbers.{question}")
             continue
         taken = (
-            f"Without a barrier warp {warp} reads the place of warp {others[warp]}"
-            + (" and finds its numbers." if sides[0][tick][warp] == "right" else ", where no number has been stored yet.")
+            f"Without a barrier warp {warp} reads the elements of warp {others[warp]}"
+            + (", which are stored." if sides[0][tick][warp] == "right" else ", which are not stored yet.")
         )  # fmt: skip
         with_it = (
             "With a barrier it waits."
@@ -196,10 +196,10 @@ def printed() -> str:
     turned = [i for i in range(len(x)) if diagonal[i] * full[i] < 0]
     rows = (
         ("x", "", x, f"A row of {len(x)} numbers goes through LayerNorm and back. The shade of a number shows its size."),
-        ("x̂", "", x_hat(x), "x̂ is x minus its mean, divided by its deviation. If you add 1 to every x, x̂ does not change."),
+        ("x̂", "", x_hat(x), "x̂ is x minus its mean, divided by its standard deviation. If you add 1 to every x, x̂ does not change."),
         ("g", "", g, "Backward: g is the gradient at x̂."),
         ("diagonal", "", diagonal, f"The diagonal formula multiplies each g by the slope of its own x̂. The result sums to {diagonal.sum():.2f}, as if adding 1 to every x changed x̂."),
-        ("dx", "", full, f"In the correct gradient each x moves all eight x̂. It sums to {abs(round(full.sum(), 3)):g}. Elements {' and '.join(map(str, turned))} of the diagonal formula had the wrong sign."),
+        ("dx", "", full, f"In the correct gradient each x changes all eight x̂. It sums to {abs(round(full.sum(), 3)):g}. Elements {' and '.join(map(str, turned))} of the diagonal formula had the wrong sign."),
     )  # fmt: skip
     drawing = Steps(
         44 * len(rows) + 36,
@@ -463,9 +463,9 @@ def tiles() -> str:
         for y, line in ((190, what.split()[0]), (210, owner), (230, verdict)):
             with drawing.during(number):
                 drawing.text(close + 57, y, line, size=14)
-        first = "Delta, the row sum of dO times O, is there too. " if number == 1 else ""
+        first = "Delta, the row sum of dO times O, is kept too. " if number == 1 else ""
         drawing.words.append(
-            f"{first}Queries {s} and {s + 1} meet keys {t} and {t + 1}: four weights, computed from lse, used and dropped. "
+            f"{first}For queries {s} and {s + 1} and keys {t} and {t + 1}, four weights are computed from lse, used and dropped. "
             f"{what.split()[0]} of {owner} {verdict}."
         )
     return drawing.hero(

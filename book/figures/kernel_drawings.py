@@ -100,7 +100,7 @@ def two_owners(rows: int = 5, columns: int = 7) -> str:
     drawing = Drawing(
         214,
         "The same matrix twice. Left: a block owns a row, its threads share the columns, and two sums over the row lead to a row of "
-        "dx. Right: a thread owns a column and walks down all rows; its two sums are an element of dweight and of dbias.",
+        "dx. Right: a thread owns a column and loops over all rows; its two sums are an element of dweight and of dbias.",
     )
     cell, top, mine = 24, 48, 2
     for number, (left, title) in enumerate(((12, "a block owns a row"), (280, "a thread owns a column"))):

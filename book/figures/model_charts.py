@@ -36,12 +36,12 @@ def loss_by_hand() -> str:
     first, last = (sum(part) / 10 for part in (curve[:10], curve[-10:]))
     return plot(
         f"The loss falls from {first:.3f} in the first ten steps to {last:.3f} in the last ten of {len(curve)}; "
-        f"a model that knows nothing has log 256, {nothing:.3f}.",
+        f"an untrained model has log 256, {nothing:.3f}.",
         [Series("", enumerate(curve, 1))],
         Axis("step", log=False),
         Axis("loss", False, (0, 1.15 * max(*curve, nothing))),
         level=nothing,
-        notes=[((len(curve) / 2, nothing), f"knows nothing: log 256 = {nothing:.3f}")],
+        notes=[((len(curve) / 2, nothing), f"untrained: log 256 = {nothing:.3f}")],
     )
 
 

@@ -247,7 +247,7 @@ def dgamma() -> str:
     slabs, lines, high, wide, left, top = 4, 16, 3, 7, 24, 22
     drawing = Lanes(290, "Atomics of all rows at one sum, then partial sums of slabs.", 3)
     count = slabs * SLAB
-    drawing.text(left, 14, f"{count} rows, 32 columns: a warp walks down", anchor="start", size=14)
+    drawing.text(left, 14, f"{count} rows, 32 columns: a warp goes down", anchor="start", size=14)
     for slab in range(slabs):
         drawing.grid(left, top + (high * lines + 8) * slab, LANES, lines, wide, high)
     bottom = top + (high * lines + 8) * slabs
@@ -373,7 +373,7 @@ def registers() -> str:
         ),
     )
     return drawing.hero(
-        f"A block makes {BLOCK} x {BLOCK} results. The squares, {apart} apart, belong to one thread, and the stripes to its warp."
+        f"A block computes {BLOCK} x {BLOCK} results. The squares, {apart} apart, belong to one thread, and the stripes to its warp."
     )
 
 
@@ -469,7 +469,7 @@ def layouts() -> str:
             for i, name in enumerate(names):
                 drawing.labelled(24 + 88 * i, 34, 84, 34, name, shade=0.3 if "=" in name else 0.06, size=12)
     drawing.text(24, 24, "launches", anchor="start", size=14)
-    for place, (words, lane_of) in enumerate(zip(("as they lie", "transposed"), of_lane, strict=True)):
+    for place, (words, lane_of) in enumerate(zip(("as stored", "transposed"), of_lane, strict=True)):
         x = left + place * (8 * wide + 16)
         with drawing.during(place, 1):
             drawing.text(x, top - 8, f"ld_matrix, {words}", anchor="start", size=14)

@@ -243,7 +243,7 @@
                 button('Natural', function () { order.sort(function (a, b) { return a - b; }); show(); }),
                 button('Reversed', function () { order.sort(function (a, b) { return b - a; }); show(); }),
                 button('Shuffle', function () { order = shuffled(); show(); }),
-                element('label', {}, apart, ' clear in a launch of its own')),
+                element('label', {}, apart, ' clear in a separate launch')),
             row, facts);
         show();
     }

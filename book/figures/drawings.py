@@ -293,7 +293,7 @@ def map_picture() -> str:
 
 def index_picture() -> str:
     """Square blocks over a matrix, and one thread with its two indices."""
-    side, (_, rows, columns) = constant("SIDE"), DIMS
+    side, (_, rows, columns) = constant("BLOCK_SIDE"), DIMS
     across, down = -(-columns // side), -(-rows // side)
     row, column = 2, side + 3
     drawing = Drawing(

@@ -1,4 +1,4 @@
-"""The layers that models import, made of the workbook's kernels.
+"""The layers that models import, with the workbook's kernels.
 
 `LayerNormLinear(x)` runs these steps for a 16-bit x on a Hopper GPU, where the plan selects this project's GEMM.
 Where the plan selects cuBLAS (float32 unless algorithm="pairs"; a transposed weight; some sizes),
@@ -29,7 +29,7 @@ first use, so that `import harness.nn` does not import PyTorch.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# ruff: noqa: F401 (the type checkers' view of HOMES)
+# ruff: noqa: F401 (MODULES, for type checkers)
 if TYPE_CHECKING:
     from harness.nn.attention_layer import (
         Part,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from harness.nn.replacing import replace
     from harness.nn.ring import ring_attention
 
-HOMES = {
+MODULES = {
     name: module
     for module, names in {
         "attention_layer": "Part attention attention_backward attention_block attention_block_backward attention_delta "
@@ -60,12 +60,12 @@ HOMES = {
     }.items()
     for name in names.split()
 }
-__all__ = [*HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):
-    if name in HOMES:
-        return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+    if name in MODULES:
+        return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""Check arguments, with messages that begin with the argument's name, and name dtypes. Imports only torch."""
+"""Check arguments, with messages that begin with the argument's name, and name dtypes."""
 
 from typing import Any, TypeVar, cast
 
@@ -7,7 +7,7 @@ import torch
 Tensor = torch.Tensor
 NAMES = ("float32", "float64", "bfloat16", "float16")
 DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in NAMES}
-"""The dtypes that have kernels, with their names."""
+"""The dtypes with kernels -> their names."""
 
 
 def get_dtype_name(dtype: torch.dtype) -> str:
@@ -22,7 +22,7 @@ Tensors = TypeVar("Tensors", bound=tuple[Any, ...])
 
 
 def cast_for_autocast(tensors: Tensors) -> Tensors:
-    """Cast tensors as `torch.autocast` does on the first tensor's device; float64 stays."""
+    """Cast tensors as `torch.autocast` does on the first tensor's device; float64 tensors are not cast."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
     # Autocast is not defined for every device ("meta" raises).
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
@@ -30,8 +30,8 @@ def cast_for_autocast(tensors: Tensors) -> Tensors:
     dtype = torch.get_autocast_dtype(device)
 
     def cast_tensor(tensor: Any) -> Any:
-        narrow = isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if narrow else tensor
+        is_cast = isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if is_cast else tensor
 
     return cast(Tensors, tuple(map(cast_tensor, tensors)))
 
@@ -56,8 +56,8 @@ def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
         raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-        instead = "`attention_varlen` takes sequences of unequal lengths"
-        raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; {instead}")
+        alternative = "`attention_varlen` takes sequences of unequal lengths"
+        raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; {alternative}")
     if not anywhere and tensor.device != query.device:
         raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
 

@@ -29,11 +29,11 @@ def check_arguments(query, key, value, attn_mask, enable_gqa: bool) -> None:
 
 def check_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     if key.shape[-1] != query.shape[-1]:
-        raise ValueError(f"key: expected {query.shape[-1]} elements a head, as query, got {key.shape[-1]}")
+        raise ValueError(f"key: expected {query.shape[-1]} elements per head, as query, got {key.shape[-1]}")
     if value.shape[-2] != key.shape[-2]:
         raise ValueError(f"value: expected the length of key, {key.shape[-2]}, got {value.shape[-2]}")
     if min(query.shape[-1], value.shape[-1]) < 1:
-        raise ValueError("query, value: expected at least one element a head, got 0")
+        raise ValueError("query, value: expected at least one element per head, got 0")
     if enable_gqa:
         N, G = query.shape[-3], key.shape[-3]
         if value.shape[-3] != G or not G or N % G:
@@ -66,8 +66,8 @@ def resolve_causal_mask(
     check_flag("is_causal", is_causal)
     if not is_causal_bias(attn_mask):
         if is_causal and attn_mask is not None:
-            words = "is_causal: expected False where there is an attn_mask; put the triangle into the mask"
-            raise ValueError(words)
+            message = "is_causal: expected False with an attn_mask; include the causal mask in it"
+            raise ValueError(message)
         return attn_mask, 0 if is_causal else None
     S, T = query.shape[-2], key.shape[-2]
     if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (S, T):
@@ -78,9 +78,9 @@ def resolve_causal_mask(
 
 
 def is_causal_bias(mask: object) -> "TypeGuard[CausalBias]":
-    """Return whether a mask is one of PyTorch's causal biases.
+    """Return whether a mask is a causal bias of PyTorch.
 
-    Their module imports all of Dynamo, which takes nearly 2 s. A mask of that class exists only if it is loaded.
+    Importing their module imports Dynamo, which takes nearly 2 s; a mask of that class exists only if it is loaded.
     """
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
@@ -95,11 +95,11 @@ def broadcast_batch_axes(query: Tensor, key: Tensor, value: Tensor, last: int) -
         raise ValueError(f"query, key, value: leading axes do not broadcast: {shapes}") from error
 
 
-def check_mask(mask: Tensor, lead: tuple[int, ...], query: Tensor, key: Tensor) -> None:
+def check_mask(mask: Tensor, leading_axes: tuple[int, ...], query: Tensor, key: Tensor) -> None:
     if mask.dtype not in (torch.bool, query.dtype):
-        words = f"attn_mask: expected bool or {get_dtype_name(query.dtype)}, got {get_dtype_name(mask.dtype)}"
-        raise TypeError(words)
-    scores = (*lead, query.shape[-2], key.shape[-2])
+        expected = f"bool or {get_dtype_name(query.dtype)}"
+        raise TypeError(f"attn_mask: expected {expected}, got {get_dtype_name(mask.dtype)}")
+    scores = (*leading_axes, query.shape[-2], key.shape[-2])
     pairs = zip(reversed(mask.shape), reversed(scores), strict=False)
     if mask.dim() > len(scores) or not all(size in (1, expected) for size, expected in pairs):
         raise ValueError(f"attn_mask: shape {list(mask.shape)} does not broadcast to {list(scores)}")

@@ -1,7 +1,7 @@
-"""Compute attention with PyTorch's own operations, where no kernel supports a device or an argument.
+"""Compute attention with PyTorch's own operations, for devices and arguments that no kernel supports.
 
-`forward` and `backward` are the plain formula, with all scores in memory and every derivative. Sums are
-float32 (float64 for float64). Leading axes broadcast; the G heads of a key or value [..., G, T, d] are shared.
+`forward` and `backward` are the textbook formulas: they store all scores and support every derivative. Sums
+are float32 (float64 for float64). Leading axes broadcast; the G heads of a key or value [..., G, T, d] are shared.
 """
 
 from contextlib import nullcontext
@@ -21,14 +21,14 @@ Tensor = torch.Tensor
 
 def upcast(query: Tensor, *tensors: Tensor) -> list[Tensor]:
     """Return tensors in the accumulation dtype, with shared heads repeated for each query head."""
-    sums = get_accumulation_dtype(query.dtype)
+    accum_dtype = get_accumulation_dtype(query.dtype)
 
-    def upcast_one(tensor: Tensor) -> Tensor:
+    def upcast_tensor(tensor: Tensor) -> Tensor:
         shared = query.dim() > 2 and tensor.dim() > 2 and tensor.shape[-3] not in (1, query.shape[-3])
-        tensor = tensor.to(sums)
+        tensor = tensor.to(accum_dtype)
         return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) if shared else tensor
 
-    return [upcast_one(tensor) for tensor in (query, *tensors)]
+    return [upcast_tensor(tensor) for tensor in (query, *tensors)]
 
 
 def compute_scores(
@@ -40,41 +40,41 @@ def compute_scores(
     if mask is not None and mask_block > 1:
         mask = mask.repeat_interleave(mask_block, -1).repeat_interleave(mask_block, -2)[..., :S, :T]
     if mask is not None:
-        hides = mask.dtype == torch.bool
-        scores = scores.masked_fill(~mask, -torch.inf) if hides else scores + mask.to(scores)
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask.to(scores)
     if diagonal is not None:
         s, t = (torch.arange(length, device=query.device) for length in (S, T))
         scores = scores.masked_fill(t > s[:, None] + diagonal, -torch.inf)
     return scores
 
 
-def softmax(scores: Tensor, sums: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the probabilities and their lse in the dtype `sums`; 0 and -inf for a row that sees no key.
+def softmax(scores: Tensor, lse_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the probabilities and their lse in the dtype `lse_dtype`; 0 and -inf for a row that sees no key.
 
-    Only lse adds the maximum to the logarithm, which a low-precision dtype loses next to a large maximum.
+    lse adds the maximum to the logarithm, which rounds away in a low-precision dtype if the maximum is large.
     """
     if not scores.shape[-1]:
-        return scores, scores.sum(-1, dtype=sums).log()
+        return scores, scores.sum(-1, dtype=lse_dtype).log()
     largest = scores.detach().amax(-1, keepdim=True)
     largest = largest.masked_fill(largest == -torch.inf, 0)
     P = torch.exp(scores - largest)
     total = P.sum(-1, keepdim=True)
-    none = total == 0
-    total = total.masked_fill(none, 1)
-    lse = (largest.to(sums) + total.to(sums).log()).masked_fill(none, -torch.inf)[..., 0]
+    is_empty = total == 0
+    total = total.masked_fill(is_empty, 1)
+    lse = (largest.to(lse_dtype) + total.to(lse_dtype).log()).masked_fill(is_empty, -torch.inf)[..., 0]
     return P / total, lse
 
 
 def forward(
-    query, key, value, mask, scale, diagonal, mask_block=1, sums=None, factors: Tensor | int = 1
+    query, key, value, mask, scale, diagonal, mask_block=1, lse_dtype=None, factors: Tensor | int = 1
 ) -> tuple[Tensor, Tensor]:
     """Return output and lse, 0 and -inf for a row that sees no key.
 
-    lse has the dtype `sums`, by default the scores'. `factors` multiply the probabilities, for dropout.
+    lse is `lse_dtype`, by default the scores' dtype. `factors` multiply the probabilities, for dropout.
     """
     Q, K, V = upcast(query, key, value)
     scores = compute_scores(Q, K, mask, scale, diagonal, mask_block)
-    P, lse = softmax(scores, sums or scores.dtype)
+    P, lse = softmax(scores, lse_dtype or scores.dtype)
     return (P * factors @ V).to(query.dtype), lse
 
 
@@ -83,8 +83,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value, from lse and delta of whole rows. Leading axes must match.
 
-    Pass lse=None if `key` holds all keys of a row: probabilities from a rounded lse are off by |lse| times
-    its rounding.
+    Pass lse=None if `key` has all keys of a row: the rounding of lse changes the probabilities by a factor of
+    |lse| times the unit roundoff.
     """
     Q, K, V, dO = upcast(query, key, value, grad_out)
     scores = compute_scores(Q, K, mask, scale, diagonal, mask_block)
@@ -94,29 +94,29 @@ def backward(
         shift = lse.masked_fill(lse == -torch.inf, 0).masked_fill(lse == torch.inf, torch.nan)
         P = torch.exp(scores - shift[..., None]).to(scores.dtype)
     dS = P * (dO @ V.mT - delta[..., None])
-    shares = scale * dS @ K, scale * dS.mT @ Q, P.mT @ dO
-    dQ, dK, dV = map(sum_shared_heads, shares, (query, key, value))
+    gradients = scale * dS @ K, scale * dS.mT @ Q, P.mT @ dO
+    dQ, dK, dV = map(sum_shared_heads, gradients, (query, key, value))
     return dQ, dK, dV
 
 
-def sum_shared_heads(gradient: Tensor, own: Tensor) -> Tensor:
-    """Sum a gradient over the query heads that share a head of `own`, and cast it to the dtype of `own`."""
-    if gradient.shape != own.shape:
-        gradient = gradient.unflatten(-3, (own.shape[-3], -1)).sum(-3)
-    return gradient.to(own.dtype)
+def sum_shared_heads(gradient: Tensor, tensor: Tensor) -> Tensor:
+    """Sum a gradient over the query heads that share a head of `tensor`, and cast it to the dtype of `tensor`."""
+    if gradient.shape != tensor.shape:
+        gradient = gradient.unflatten(-3, (tensor.shape[-3], -1)).sum(-3)
+    return gradient.to(tensor.dtype)
 
 
 def compute_delta(grad_out: Tensor, out: Tensor) -> Tensor:
     """Return rowsum(grad_out * out) in the accumulation dtype."""
-    sums = get_accumulation_dtype(out.dtype)
-    return (grad_out.to(sums) * out.to(sums)).sum(-1)
+    accum_dtype = get_accumulation_dtype(out.dtype)
+    return (grad_out.to(accum_dtype) * out.to(accum_dtype)).sum(-1)
 
 
 def compute_gradients(
     grad_out, query, key, value, out, lse, delta, mask, diagonal, scale, mask_block
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients from the output, or from delta of whole rows."""
-    if delta is None:  # all keys are here, so softmax recomputes the probabilities without the rounded lse
+    if delta is None:  # all keys are present, so softmax recomputes the probabilities without the rounded lse
         lse, delta = None, compute_delta(grad_out, out)
     return backward(grad_out, query, key, value, lse, delta, mask, scale, diagonal, mask_block)
 
@@ -128,19 +128,22 @@ def compute_with_sdpa(query, key, value, mask, dropout_p, diagonal, scale, enabl
     if not (query.numel() and key.numel()):
         return forward(query, key, value, mask, scale, diagonal)[0]
     if scale <= 0:
-        # PyTorch's fused kernels multiply the causal mask's -inf by the scale: inf or NaN. Flipping a sign is exact.
+        # PyTorch's fused kernels multiply the causal mask's -inf by the scale, which gives inf or NaN. Changing signs
+        # is exact.
         query, scale = (-query, -scale) if scale < 0 else (query * 0, 1.0)
     S, T = query.shape[-2], key.shape[-2]
     if diagonal:
         mask = torch.ones(S, T, dtype=torch.bool, device=query.device).tril(diagonal)
     if query.is_cuda:
         query, key, value = (align(tensor, tensor.stride()[:-1]) for tensor in (query, key, value))
-        # The fused kernels need one contiguous mask element per key.
+        # The fused kernels need a contiguous row with a mask element per key.
         if mask is not None and mask.shape[-1] != T:
             mask = mask.expand(*mask.shape[:-1], T).contiguous()
         mask = None if mask is None else align(mask)
-    dual = any(t is not None and unpack_dual(t).tangent is not None for t in (query, key, value, mask))
-    with sdpa_kernel(SDPBackend.MATH) if dual else nullcontext():  # the only backend with every derivative
+    has_tangent = any(t is not None and unpack_dual(t).tangent is not None for t in (query, key, value, mask))
+    with (
+        sdpa_kernel(SDPBackend.MATH) if has_tangent else nullcontext()
+    ):  # the only backend with every derivative
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout_p, diagonal == 0, scale=scale, enable_gqa=enable_gqa
         )
@@ -148,16 +151,18 @@ def compute_with_sdpa(query, key, value, mask, dropout_p, diagonal, scale, enabl
 
 def align(tensor: Tensor, strides: tuple[int, ...] = ()) -> Tensor:
     """Return a tensor whose start and rows are aligned to 16 bytes, as PyTorch's fused kernels need."""
-    starts = (tensor.storage_offset(), *strides)
-    fits = all(isinstance(start, int) and start * tensor.element_size() % 16 == 0 for start in starts)
+    offsets = (tensor.storage_offset(), *strides)
+    is_aligned = all(
+        isinstance(offset, int) and offset * tensor.element_size() % 16 == 0 for offset in offsets
+    )
     contiguous = not strides or tensor.stride(-1) == 1
-    return tensor if fits and contiguous else tensor.clone(memory_format=torch.contiguous_format)
+    return tensor if is_aligned and contiguous else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def compute_each_sequence(query, key, value, offsets, scale: float, diagonal: int | None) -> Tensor:
     """Compute packed sequences [1, N, total, d] one by one, with zeros for rows outside every sequence.
 
-    Raises ValueError for wrong offsets; reads them on the host.
+    Read the offsets on the host; raise ValueError if they are wrong.
     """
     parts, end = [], 0
     ranges = map(split_offsets, ("offsets_q", "offsets_k"), offsets, (query, key))
@@ -172,45 +177,50 @@ def compute_each_sequence(query, key, value, offsets, scale: float, diagonal: in
 def split_offsets(name: str, offsets: Tensor, rows: Tensor) -> list[slice]:
     """Return each sequence's rows as a slice; raise ValueError for wrong offsets."""
     total = rows.shape[2]
-    edges = offsets.new_tensor([0]), offsets, offsets.new_tensor([total])
-    if (torch.cat(edges).diff() < 0).any():
-        words = f"{name}: expected numbers from 0 to {total} that never fall, got {offsets.tolist()}"
-        raise ValueError(words)
+    bounds = offsets.new_tensor([0]), offsets, offsets.new_tensor([total])
+    if (torch.cat(bounds).diff() < 0).any():
+        message = f"{name}: expected non-decreasing numbers from 0 to {total}, got {offsets.tolist()}"
+        raise ValueError(message)
     return [slice(*pair) for pair in pairwise(offsets.tolist())]
 
 
 # ---- Called by the operator (host/attention.cpp) ------------------------------------------------------------
 
 
-FREQUENCY_ONE = 65536
-"""Dropout keeps a probability with frequency `kept` / FREQUENCY_ONE."""
+KEEP_ONE = 65536
+"""Dropout keeps an element with probability `keep_threshold` / KEEP_ONE."""
 
 
-def compute_with_formula(query, key, value, mask, offsets, state, scale, diagonal, mask_block, kept):
+def compute_with_formula(
+    query, key, value, mask, offsets, state, scale, diagonal, mask_block, keep_threshold
+):
     """Return output and lse of tensors [B, heads, length, d]; lse is empty for packed sequences."""
     if offsets is not None:
         return compute_each_sequence(query, key, value, offsets, scale, diagonal), query.new_empty(0)
-    factors = 1 if state is None or not key.numel() else recover_dropout_factors(query, key, state, kept)
+    factors: Tensor | int = 1
+    if state is not None and key.numel():
+        factors = recover_dropout_factors(query, key, state, keep_threshold)
     return forward(query, key, value, mask, scale, diagonal, mask_block, factors=factors)
 
 
-def recover_dropout_factors(query: Tensor, key: Tensor, state: Tensor, kept: int) -> Tensor:
+def recover_dropout_factors(query: Tensor, key: Tensor, state: Tensor, keep_threshold: int) -> Tensor:
     """Return the dropout factors [B, N, S, T] that the kernels draw from a random state.
 
-    Runs the forward kernel with zero scores and columns of the identity as value: an output element is
-    nonzero exactly where the probability is kept.
+    Run the forward kernel with zero scores and columns of the identity matrix as value: an output element is
+    nonzero exactly where dropout keeps the probability.
     """
     (B, N, S, _), T = query.shape, key.shape[-2]
-    like: Any = {"dtype": query.dtype, "device": query.device}
-    zeros, identity = torch.zeros(B, N, max(S, T), 128, **like), F.pad(torch.eye(T, **like), (0, -T % 128))
-    options = None, None, state, 1.0, None, 1, kept
+    factory_options: Any = {"dtype": query.dtype, "device": query.device}
+    zeros = torch.zeros(B, N, max(S, T), 128, **factory_options)
+    identity = F.pad(torch.eye(T, **factory_options), (0, -T % 128))
+    options = None, None, state, 1.0, None, 1, keep_threshold
     columns = [
         torch.ops.mojo_workbook.attention_forward(
             zeros[:, :, :S], zeros[:, :, :T], value.expand(B, N, T, 128), *options
         )[0]
         for value in identity.split(128, -1)
     ]
-    return (torch.cat(columns, -1)[..., :T] != 0) * (FREQUENCY_ONE / kept if kept else 0.0)
+    return (torch.cat(columns, -1)[..., :T] != 0) * (KEEP_ONE / keep_threshold if keep_threshold else 0.0)
 
 
 OPERATORS = {"attention_by_formula": compute_with_formula, "attention_by_torch": compute_with_sdpa}

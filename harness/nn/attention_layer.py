@@ -60,8 +60,8 @@ def attention(
 ) -> Tensor:
     """Compute softmax(query key^T * scale + mask) value, like `scaled_dot_product_attention`.
 
-    The output and the gradients of a fully masked row are 0. `is_causal` aligns the triangle to the top left,
-    as PyTorch does: query s sees keys 0 to s, even if there are more keys than queries. To align it to the
+    The output and the gradients of a fully masked row are 0. `is_causal` aligns the mask to the top left, as
+    PyTorch does: query s sees keys 0 to s, even if there are more keys than queries. To align it to the
     bottom right, pass `torch.nn.attention.bias.causal_lower_right(S, T)` as the mask.
 
     The kernels support 16-bit types and head dimensions up to 256 on an NVIDIA GPU. PyTorch's own operations
@@ -75,8 +75,8 @@ def attention(
         attn_mask: Broadcastable to [..., N, S, T]. A bool mask is True where a query sees a key. A mask of
             query's dtype is added to the scores; its gradient recomputes the scores and dO value^T.
         dropout_p: The fraction of probabilities set to 0, in steps of 1 / 65,536. Pass 0 outside training:
-            the function does not know a module's mode. Random numbers come from the device's PyTorch
-            generator. The kernels support head dimensions up to 128 and masks without a gradient.
+            the function cannot know a module's mode. Random numbers come from PyTorch's
+            generator of the device. The kernels support head dimensions up to 128 and masks without a gradient.
         is_causal: Must be False with a mask.
         scale: None means 1 / sqrt(d).
         enable_gqa: Whether N query heads may share G heads of key and value, where G divides N.
@@ -109,10 +109,10 @@ def attention(
 def check_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> None:
     check_probability(dropout_p)
     check_flag("enable_gqa", enable_gqa)
-    # PyTorch's causal bias holds no numbers.
-    numbers = None if is_causal_bias(attn_mask) else attn_mask
-    query, key, value, numbers = cast_for_autocast((query, key, value, numbers))
-    check_arguments(query, key, value, attn_mask if numbers is None else numbers, enable_gqa)
+    # PyTorch's causal biases have no data.
+    mask = None if is_causal_bias(attn_mask) else attn_mask
+    query, key, value, mask = cast_for_autocast((query, key, value, mask))
+    check_arguments(query, key, value, attn_mask if mask is None else mask, enable_gqa)
     resolve_causal_mask(attn_mask, is_causal, query, key)
     resolve_scale(scale, query)
 
@@ -141,22 +141,22 @@ def attention_with_lse(
     about as much as rounding the scores: less than one unit of bfloat16 below 2^14, of float16 below 2^11.
     """
     if dropout_p:
-        words = f"dropout_p: attention_with_lse has no dropout, expected 0, got {dropout_p}; attention has"
-        raise NotImplementedError(words)
+        message = f"dropout_p: attention_with_lse has no dropout, expected 0, got {dropout_p}; attention has"
+        raise NotImplementedError(message)
     check_call(query, key, value, attn_mask, 0, is_causal, scale, enable_gqa)
     mask, diagonal = resolve_causal_mask(attn_mask, is_causal, query, key)
     return compute_with_lse(query, key, value, mask, diagonal, scale, enable_gqa, 1)
 
 
 def compute_with_lse(
-    query, key, value, mask, diagonal, scale, enable_gqa, mask_block, sums=None
+    query, key, value, mask, diagonal, scale, enable_gqa, mask_block, lse_dtype=None
 ) -> tuple[Tensor, Tensor]:
-    """Return output and lse for checked arguments; where the formula computes lse, its dtype is `sums`."""
+    """Return output and lse for checked arguments; where the formula computes lse, its dtype is `lse_dtype`."""
     if host.load(LAYER, query.device.type):
         options = diagonal, scale, enable_gqa, mask_block
         return torch.ops.mojo_workbook.attention_with_lse(query, key, value, mask, *options)
     tensors = cast_for_autocast((query, key, value, mask))
-    return attention_formula.forward(*tensors, resolve_scale(scale, query), diagonal, mask_block, sums)
+    return attention_formula.forward(*tensors, resolve_scale(scale, query), diagonal, mask_block, lse_dtype)
 
 
 def attention_backward(
@@ -177,8 +177,8 @@ def attention_backward(
     Raises the errors of `attention`.
     """
     check_call(query, key, value, attn_mask, 0, is_causal, scale, enable_gqa)
-    same = key.shape[:-3] == query.shape[:-3] and value.shape == key.shape
-    if not (same and (enable_gqa or key.shape[:-2] == query.shape[:-2])):
+    shapes_match = key.shape[:-3] == query.shape[:-3] and value.shape == key.shape
+    if not (shapes_match and (enable_gqa or key.shape[:-2] == query.shape[:-2])):
         raise ValueError("key, value: expected query's leading axes and one head dimension")
     for name, tensor in (("grad_out", grad_out), ("out", out)):
         check_tensor(name, tensor, query, query.shape, query.dtype)
@@ -228,11 +228,11 @@ def attention_varlen(
     """Compute `attention` for several packed sequences; the queries of each see only its own keys.
 
     On an NVIDIA GPU, in 16-bit types and head dimensions up to 128, the kernels read the offsets on the GPU,
-    so a CUDA graph can be replayed with other offsets. Otherwise the offsets are copied to the host and
-    sequences run one by one.
+    so a CUDA graph can be replayed with other offsets. Otherwise the offsets are copied to the host, and the
+    sequences are computed one by one.
 
     Sequence i has queries offsets_q[i] to offsets_q[i + 1] - 1 and keys offsets_k[i] to offsets_k[i + 1] - 1.
-    For documents packed in the rows of a batch [B, S, N, d], flatten(0, 1) and begin a document at each row.
+    For documents packed in the rows of a batch [B, S, N, d], flatten(0, 1) and start a sequence at each row.
     Rows outside every sequence, and queries of a sequence without keys, get output 0 and gradients 0.
 
     Args:
@@ -288,10 +288,10 @@ def check_packed(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
             raise ValueError(f"{name}: expected [total, heads, dim], got shape {list(tensor.shape)}")
     query, key, value = (move_heads_first(tensor) for tensor in tensors.values())
     check_arguments(query, key, value, None, enable_gqa)
-    N, G, of_value = (tensor.shape[1] for tensor in (query, key, value))
-    if not enable_gqa and not N == G == of_value:
+    N, G, value_heads = (tensor.shape[1] for tensor in (query, key, value))
+    if not enable_gqa and not N == G == value_heads:
         raise ValueError(
-            f"key, value: expected the {N} heads of query, got {G} and {of_value}; enable_gqa lets heads be shared"
+            f"key, value: expected the {N} heads of query, got {G} and {value_heads}; enable_gqa allows fewer"
         )
 
 
@@ -317,8 +317,9 @@ def explain(
     """
     key, value = query if key is None else key, query if value is None else value
     if not host.load(LAYER, query.device.type):
-        where = "the kernels are for NVIDIA's GPUs" if query.device.type != "cuda" else "there is no operator"
-        return f"PyTorch's own operations: query is on {query.device}; {where}"
+        on_gpu = query.device.type == "cuda"
+        reason = "there is no operator" if on_gpu else "the kernels are for NVIDIA's GPUs"
+        return f"PyTorch's own operations: query is on {query.device}; {reason}"
     mask, _ = resolve_causal_mask(attn_mask, False, query, key)
     with torch.enable_grad():
         query = query if query.requires_grad else query.detach().requires_grad_()
@@ -359,9 +360,9 @@ def explain_if_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, drop
         return "with dropout_p it would draw other numbers than PyTorch's"
     if not any(d in heads for heads in (FASTER_HEADS if attn_mask is None else FASTER_MASKED)):
         return f"PyTorch's takes {'' if attn_mask is None else 'attn_mask and '}heads of {d} elements in less time"
-    row = 8 if attn_mask is None else attn_mask.shape[-1]
-    if row == 1 or (attn_mask is not None and attn_mask.dtype != torch.bool and row % 8):
-        return f"PyTorch's takes an attn_mask of rows of {row} elements in less time"
+    mask_columns = 8 if attn_mask is None else attn_mask.shape[-1]
+    if mask_columns == 1 or (attn_mask is not None and attn_mask.dtype != torch.bool and mask_columns % 8):
+        return f"PyTorch's takes an attn_mask of rows of {mask_columns} elements in less time"
     lengths = query.shape[-2], key.shape[-2]
     if not all(isinstance(length, int) for length in lengths):
         return "its lengths are known only when it is called"

@@ -58,11 +58,11 @@ def linear_cross_entropy(
             for other values.
         bias: Shape [V], or None.
         ignore_index: The target of rows without loss or gradient; "mean" does not count them.
-        label_smoothing: From 0 to 1: the fraction of the target spread evenly over all classes.
+        label_smoothing: From 0 to 1: the fraction of the target distribution that is uniform over all classes.
         reduction: "mean" over the counted rows (NaN if there are none), "sum", or "none".
-        z_loss: The weight of lse^2, which keeps logits from drifting; at least 0.
+        z_loss: The weight of lse^2, which limits the drift of logits; at least 0.
         softcap: The upper bound of capped logits, above 0; None means no cap.
-        chunk_rows: Rows in a chunk, at least 1; None means at most 2,048. Larger chunks need more memory and
+        chunk_rows: Rows in a chunk, at least 1; None means at most 2,048. Larger chunks take more memory and
             less time.
 
     Returns:
@@ -88,7 +88,7 @@ def linear_cross_entropy(
 class LinearCrossEntropy(nn.Linear):
     """A linear layer that takes a target and returns the loss, by `linear_cross_entropy`.
 
-    It is an `nn.Linear(H, V)`, by default without a bias, so state dicts and tied weights work.
+    It is an `nn.Linear(H, V)`, by default without a bias, so state dicts and tied weights are compatible.
     `logits(input)` returns all logits, for generation.
     """
 
@@ -128,18 +128,18 @@ class LinearCrossEntropy(nn.Linear):
         "rows": the backend for losses and gradients of a chunk's rows; "chunks": their number and size;
         "products": the backend of the matmuls; "gradients": the pass that computes them.
         """
-        (narrow,) = cast_for_autocast((input.new_empty(0),))
-        part = get_dtype_name(narrow.dtype)
-        if why := host.explain_missing_kernels("cross_entropy", part, input.device):
-            return {"rows": f"PyTorch's operations: {why}", "chunks": "none", "products": "library"}
+        (sample,) = cast_for_autocast((input.new_empty(0),))
+        part = get_dtype_name(sample.dtype)
+        if reason := host.explain_missing_kernels("cross_entropy", part, input.device):
+            return {"rows": f"PyTorch's operations: {reason}", "chunks": "none", "products": "library"}
         rows = input.shape[:-1].numel()
         chunk = self.chunk_rows or torch.ops.mojo_workbook.linear_cross_entropy_chunk_rows(rows)
-        again = self.reduction == "none"
+        recomputes = self.reduction == "none"
         return {
             "rows": f"kernels ({part})",
             "chunks": f"{math.ceil(rows / chunk)} of {chunk:,} rows",
             "products": "library",
-            "gradients": "backward pass, from logits computed again" if again else "forward pass",
+            "gradients": "backward pass, from recomputed logits" if recomputes else "forward pass",
         }
 
     def extra_repr(self) -> str:
@@ -155,15 +155,15 @@ def compute_with_torch(
     logits = logits.to(get_accumulation_dtype(logits.dtype)).reshape(target.numel(), logits.shape[-1])
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    rows, how = target.reshape(-1), REDUCTIONS[reduction]
+    rows, reduction_name = target.reshape(-1), REDUCTIONS[reduction]
     options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    loss = F.cross_entropy(logits, rows, reduction=how, **options)
+    loss = F.cross_entropy(logits, rows, reduction=reduction_name, **options)
     if z_loss:
         counted = rows != ignore_index
         squares = z_loss * logits.logsumexp(1).square().where(counted, 0)
-        total = squares if how == "none" else squares.sum()
-        loss = loss + (total / counted.sum() if how == "mean" else total)
-    return loss.view(target.shape) if how == "none" else loss
+        total = squares if reduction_name == "none" else squares.sum()
+        loss = loss + (total / counted.sum() if reduction_name == "mean" else total)
+    return loss.view(target.shape) if reduction_name == "none" else loss
 
 
 OPERATORS = {"linear_cross_entropy_by_torch": compute_with_torch}

@@ -22,7 +22,7 @@ ALGORITHMS, MEMORY = ("fast", "pairs"), (AUTO, LEAST)
 MATMULS = ("own", "library", "library on padded rows")
 """Implementations of a matmul, numbered as in `harness/nn/kernels/layernorm_linear/plan.mojo`."""
 TWO_STREAMS = 1 << 6
-"""The bit of a plan whose backward pass uses two streams."""
+"""The bit of a plan that is set if the backward pass uses two streams."""
 
 
 def fused_layernorm_linear(
@@ -99,9 +99,9 @@ SCHEMA = "(Tensor x, Tensor? ln_weight, Tensor? ln_bias, Tensor weight, Tensor? 
 
 
 def encode_options(algorithm: str, memory: str) -> int:
-    for name, value, known in (("algorithm", algorithm, ALGORITHMS), ("memory", memory, MEMORY)):
-        if value not in known:
-            raise ValueError(f"{name}: expected {' or '.join(map(repr, known))}, got {value!r}")
+    for name, value, choices in (("algorithm", algorithm, ALGORITHMS), ("memory", memory, MEMORY)):
+        if value not in choices:
+            raise ValueError(f"{name}: expected {' or '.join(map(repr, choices))}, got {value!r}")
     return OPTIONS[algorithm] | OPTIONS[memory]
 
 
@@ -116,7 +116,7 @@ class LayerNormLinear(nn.Module):
     """A drop-in replacement for `nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))`.
 
     The two layers are the children "0" and "1", as in the Sequential, so state dicts and seeds are
-    compatible, and code that looks for `nn.LayerNorm` and `nn.Linear` finds them. The children only hold the
+    compatible, and code that searches for `nn.LayerNorm` and `nn.Linear` finds them. The children only hold the
     parameters: `forward` runs `fused_layernorm_linear`, and hooks on the children do not fire.
 
     `eps`, `elementwise_affine` and `ln_bias` are passed to LayerNorm (the last as its `bias`), `bias` to
@@ -148,7 +148,7 @@ class LayerNormLinear(nn.Module):
     def from_modules(
         cls, ln: nn.LayerNorm, linear: nn.Linear, *, algorithm: str = "fast", memory: str = AUTO
     ) -> "LayerNormLinear":
-        """Return a layer that shares two existing layers, so that an optimizer of their parameters stays valid.
+        """Return a layer that shares two existing layers, so that an optimizer of their parameters remains valid.
 
         Raises TypeError unless they are LayerNorm and Linear, ValueError if their sizes do not match.
         """
@@ -196,14 +196,15 @@ class LayerNormLinear(nn.Module):
         bits = [self._plan(x, captured) for captured in (False, True)]
         if -1 in bits:
             return {"backend": "PyTorch's own operations", **decode_plan(0b010101)}
-        split = self.algorithm == "pairs" and decode_plan(bits[0])["dW"] == "own"
-        backend = "kernels" + ", pairs of float16" * split + ", dW first" * (self.memory == LEAST)
-        words = {"backend": backend, **decode_plan(bits[0])}
+        uses_pairs = self.algorithm == "pairs" and decode_plan(bits[0])["dW"] == "own"
+        backend = "kernels" + ", pairs of float16" * uses_pairs + ", dW first" * (self.memory == LEAST)
+        description = {"backend": backend, **decode_plan(bits[0])}
         if decode_plan(bits[1]) != decode_plan(bits[0]):
-            words |= {f"{name} in a CUDA graph": by for name, by in decode_plan(bits[1]).items()}
+            captured = decode_plan(bits[1]).items()
+            description |= {f"{name} in a CUDA graph": matmul for name, matmul in captured}
         if bits[1] & TWO_STREAMS and self.memory != LEAST:
-            words["backward in a CUDA graph"] = "two branches"
-        return words
+            description["backward in a CUDA graph"] = "two branches"
+        return description
 
     def _plan(self, x: Tensor, captured: bool) -> int:
         """Return the selected matmuls as bits, -1 for PyTorch's own operations."""
@@ -220,8 +221,8 @@ class LayerNormLinear(nn.Module):
 
 def get_parameter(module: nn.Module, name: str) -> Any:
     """Return a module's parameter without nn.Module's attribute lookup, which takes a microsecond."""
-    own = module._parameters
-    return own[name] if name in own else getattr(module, name)
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)
 
 
 def decode_plan(bits: int) -> dict[str, str]:

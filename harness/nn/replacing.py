@@ -1,4 +1,4 @@
-"""Replace named LayerNorm -> Linear pairs of a model by the workbook's kernels, without a compiler."""
+"""Replace named LayerNorm -> Linear pairs of a model by the workbook's kernels, without torch.compile."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -47,11 +47,11 @@ def replace(
     A name is a path as in `named_modules`, from the model or from every block that has both: ("ln_1",
     "attn.c_attn") is one pair in each block of GPT-2. The Linear then computes both layers, as
     `fused_layernorm_linear` does, and the LayerNorm returns its input. So name every Linear that reads the
-    LayerNorm: for query, key and value pass three pairs; each Linear computes the LayerNorm again. Between
-    the two, the model may only reshape or select rows (no dropout). This is checked only in nn.Sequential.
+    LayerNorm: for query, key and value pass three pairs; each Linear recomputes the LayerNorm. Between the
+    two, the model may only reshape or select rows (no dropout). This is checked only in nn.Sequential.
 
-    Parameters keep their identity and their names, so optimizers and state dicts stay valid. The model is
-    unchanged after an error.
+    Parameters and their names are unchanged, so optimizers and state dicts remain valid. After an error the
+    model is unchanged.
 
     Raises:
         TypeError: A module is not an nn.LayerNorm, or neither nn.Linear nor transformers' Conv1D.
@@ -88,29 +88,28 @@ def replace(
 
 def check_pair(norm: str, linear: str, modules: dict[str, Any], use_counts: Counter[int]) -> None:
     """Raise, naming the module, if a pair cannot be replaced."""
-    for name, kinds in ((norm, NORMS), (linear, LINEARS)):
+    for name, classes in ((norm, NORMS), (linear, LINEARS)):
         module = modules[name]
-        if get_class_name(module) not in kinds:
-            raise TypeError(f"{name}: expected {' or '.join(kinds)}, got {get_class_name(module)}")
+        if get_class_name(module) not in classes:
+            raise TypeError(f"{name}: expected {' or '.join(classes)}, got {get_class_name(module)}")
         if any(value for key, value in vars(module).items() if key == "forward" or key.endswith("_hooks")):
-            raise ValueError(f"{name}: it has hooks or a forward of its own")
+            raise ValueError(f"{name}: it has hooks or an overridden forward")
         if use_counts[id(module)] != 1:
             raise ValueError(f"{name}: it has {use_counts[id(module)]} places in the model")
     weight, transposed = modules[linear].weight, LINEARS[get_class_name(modules[linear])]
     shape = (weight.shape[0 if transposed else 1],)
     if modules[norm].normalized_shape != shape:
         raise ValueError(f"{norm}: expected {shape}, as {linear} reads, got {modules[norm].normalized_shape}")
-    for own in modules[norm].parameters():
-        if (own.dtype, own.device) != (weight.dtype, weight.device):
-            raise ValueError(
-                f"{norm}: expected {weight.dtype} on {weight.device}, as {linear}, got {own.dtype} on {own.device}"
-            )
+    for parameter in modules[norm].parameters():
+        if (parameter.dtype, parameter.device) != (weight.dtype, weight.device):
+            expected, actual = (f"{tensor.dtype} on {tensor.device}" for tensor in (weight, parameter))
+            raise ValueError(f"{norm}: expected {expected}, as {linear}, got {actual}")
     block, _, child = norm.rpartition(".")
     if isinstance(modules[block], nn.Sequential):
         children = [*modules[block]._modules]
-        follows = ".".join(filter(None, [block, *children[children.index(child) + 1 :][:1]]))
-        if child != children[-1] and not f"{linear}.".startswith(f"{follows}."):
-            raise ValueError(f"{norm}: {follows} reads it, not {linear}")
+        next_name = ".".join(filter(None, [block, *children[children.index(child) + 1 :][:1]]))
+        if child != children[-1] and not f"{linear}.".startswith(f"{next_name}."):
+            raise ValueError(f"{norm}: {next_name} reads it, not {linear}")
 
 
 def get_class_name(module: nn.Module) -> str:

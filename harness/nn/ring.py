@@ -30,7 +30,7 @@ from harness.nn.attention_layer import Part, attention_block, attention_block_ba
 
 Tensor = torch.Tensor
 Positions = Callable[[int, int, int, bool], int]
-"""(rank, size, length, balanced) -> the number of positions that the rank holds."""
+"""(rank, size, length, balanced) -> the number of positions of the rank."""
 
 
 def ring_attention(
@@ -69,10 +69,10 @@ def ring_attention(
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if isinstance(length, bool) or not isinstance(length, int):
         raise TypeError(f"length: expected a whole number, got {length!r}")
-    part = count_positions(rank, size, length, balanced)
-    if query.shape[2] != part:
-        words = f"length: of {length} positions rank {rank} of {size} holds {part}, got {query.shape[2]}"
-        raise ValueError(words)
+    expected = count_positions(rank, size, length, balanced)
+    if query.shape[2] != expected:
+        message = f"length: of {length} positions rank {rank} of {size} has {expected}, got {query.shape[2]}"
+        raise ValueError(message)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
         kernels = has_kernels(query)
@@ -84,8 +84,9 @@ def resolve_process_group(group) -> Any:
         raise ValueError("group: there is no default one; call torch.distributed.init_process_group first")
     group = group or dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup):
-        words = "one that this rank is not in" if group is dist.GroupMember.NON_GROUP_MEMBER else repr(group)
-        raise TypeError(f"group: expected a process group, got {words}")
+        outside = group is dist.GroupMember.NON_GROUP_MEMBER
+        actual = "one that does not include this rank" if outside else repr(group)
+        raise TypeError(f"group: expected a process group, got {actual}")
     return group
 
 
@@ -96,7 +97,7 @@ def check_parts(query, key, value, scale, is_causal) -> tuple[Tensor, Tensor, Te
     check_scale(scale)
     check_flag("is_causal", is_causal)
     if query.is_meta:
-        raise NotImplementedError("query: a tensor on meta has nothing that could be sent")
+        raise NotImplementedError("query: a tensor on meta has no data to send")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise ValueError(f"{name}: expected four axes, [B, heads, length, d], got {list(tensor.shape)}")
@@ -118,17 +119,17 @@ def agree_on_length(
     count_positions: Positions,
     options: dict[str, Any] | None = None,
 ) -> int:
-    """Return the length of the whole sequence; raise the same error on every rank if their arguments disagree.
+    """Return the length of the whole sequence; raise the same error on every rank if the ranks' arguments disagree.
 
     `options`, `balanced` and whether gradients are needed must be the same on all ranks.
     """
     size = dist.get_world_size(group)
     gathered: list[Any] = [None] * size
-    mine = describe_local_tensors(query, key, value, {"balanced": balanced, **(options or {})})
-    dist.all_gather_object(gathered, mine, group=group)
-    for rank, own in enumerate(gathered):
-        if isinstance(own, Exception):
-            raise type(own)(f"rank {rank} of {size}: {own}" if size > 1 else str(own))
+    local_description = describe_local_tensors(query, key, value, {"balanced": balanced, **(options or {})})
+    dist.all_gather_object(gathered, local_description, group=group)
+    for rank, description in enumerate(gathered):
+        if isinstance(description, Exception):
+            raise type(description)(f"rank {rank} of {size}: {description}" if size > 1 else str(description))
     check_ranks_agree(gathered, size)
     return infer_length([shapes for _, shapes in gathered], balanced, count_positions)
 
@@ -140,43 +141,45 @@ def describe_local_tensors(
         tensors = check_parts(query, key, value, options.get("scale"), options.get("is_causal", False))
     except (TypeError, ValueError, NotImplementedError) as error:
         return type(error)(*error.args)
-    backward = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    alike = {"dtype": get_dtype_name(tensors[0].dtype), **options, "requires_grad": backward}
-    return alike, [list(tensor.shape) for tensor in tensors]
+    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    properties = {"dtype": get_dtype_name(tensors[0].dtype), **options, "requires_grad": needs_gradients}
+    return properties, [list(tensor.shape) for tensor in tensors]
 
 
 def check_ranks_agree(gathered: list, size: int) -> None:
     """Raise a ValueError that names the rank if its dtype or an option differs from the majority's."""
     for name in gathered[0][0]:
-        usual = get_most_common([alike[name] for alike, _ in gathered])
-        for rank, (alike, _) in enumerate(gathered):
-            if alike[name] == usual:
+        majority = get_most_common([properties[name] for properties, _ in gathered])
+        for rank, (properties, _) in enumerate(gathered):
+            if properties[name] == majority:
                 continue
             if name == "dtype":
-                raise ValueError(f"rank {rank} of {size} has tensors of {alike[name]}, the others of {usual}")
-            raise ValueError(f"rank {rank} of {size} has {name}={alike[name]}, the others {usual}")
+                difference = f"tensors of {properties[name]}, the others of {majority}"
+            else:
+                difference = f"{name}={properties[name]}, the others {majority}"
+            raise ValueError(f"rank {rank} of {size} has {difference}")
 
 
 def infer_length(shapes: list, balanced: bool, count_positions: Positions) -> int:
-    """Return the length of the sequence from its parts' shapes; raise ValueError if they do not add up."""
-    size, here = len(shapes), [query[2] for query, _, _ in shapes]
-    length, total = guess_length(here, balanced, count_positions), sum(here)
+    """Return the length of the sequence from its parts' shapes; raise ValueError if they are inconsistent."""
+    size, local_lengths = len(shapes), [query[2] for query, _, _ in shapes]
+    length, total = guess_length(local_lengths, balanced, count_positions), sum(local_lengths)
     B, N, M, d = get_most_common([(*query[:2], key[1], query[3]) for query, key, _ in shapes])
-    for rank, own in enumerate(shapes):
-        part = count_positions(rank, size, length, balanced)
-        if own == [[B, heads, part, d] for heads in (N, M, M)]:
+    for rank, rank_shapes in enumerate(shapes):
+        local_length = count_positions(rank, size, length, balanced)
+        if rank_shapes == [[B, heads, local_length, d] for heads in (N, M, M)]:
             continue
-        have = f"rank {rank} of {size} has query, key and value of {', '.join(map(str, own))}"
+        actual = f"rank {rank} of {size} has query, key and value of {', '.join(map(str, rank_shapes))}"
         if length == total:
-            expected = f"{[B, N, part, d]} and {[B, M, part, d]}"
-            raise ValueError(f"{have}, and not {expected}, its part of {length} positions")
-        parts = [
-            ", ".join(str(count_positions(each, size, whole, balanced)) for each in range(size))
-            for whole in (length, total)
+            expected = f"{[B, N, local_length, d]} and {[B, M, local_length, d]}"
+            raise ValueError(f"{actual}, and not {expected}, its part of {length} positions")
+        expected_lengths = [
+            ", ".join(str(count_positions(i, size, candidate, balanced)) for i in range(size))
+            for candidate in (length, total)
         ]
         raise ValueError(
-            f"{have}: the ranks hold {', '.join(map(str, here))} positions, and should hold {parts[0]}, of {length}, "
-            f"or {parts[1]}, of {total}"
+            f"{actual}: the ranks have {', '.join(map(str, local_lengths))} positions, expected {expected_lengths[0]}, of {length}, "
+            f"or {expected_lengths[1]}, of {total}"
         )
     return length
 
@@ -185,31 +188,33 @@ def get_most_common(items: list) -> Any:
     return max(items, key=items.count)
 
 
-def guess_length(parts: list[int], balanced: bool, count_positions: Positions) -> int:
-    """Return the length for which the fewest ranks have a wrong part; the sum of the parts if all match."""
-    size, total = len(parts), sum(parts)
+def guess_length(local_lengths: list[int], balanced: bool, count_positions: Positions) -> int:
+    """Return the length for which the fewest ranks have a wrong part: the sum of the parts if all are right."""
+    size, total = len(local_lengths), sum(local_lengths)
 
     def count_wrong(length: int) -> int:
-        return sum(count_positions(rank, size, length, balanced) != part for rank, part in enumerate(parts))
+        expected = [count_positions(rank, size, length, balanced) for rank in range(size)]
+        return sum(actual != part for actual, part in zip(local_lengths, expected, strict=True))
 
-    near = {part * size + k for part in parts for k in range(-2 * size, 2 * size + 1)}
-    return (
-        total if count_wrong(total) == 0 else min(sorted(each for each in near if each >= 0), key=count_wrong)
-    )
+    if count_wrong(total) == 0:
+        return total
+    offsets = range(-2 * size, 2 * size + 1)
+    candidates = sorted({part * size + offset for part in local_lengths for offset in offsets})
+    return min((length for length in candidates if length >= 0), key=count_wrong)
 
 
 def split_evenly(length, parts):
     """Split `length` positions into `parts` ranges (start, stop) whose sizes differ by at most one."""
-    edges = [length * i // parts for i in range(parts + 1)]
-    return list(pairwise(edges))
+    bounds = [length * i // parts for i in range(parts + 1)]
+    return list(pairwise(bounds))
 
 
 def get_chunks(rank, size, length, balanced):
     """Return the ranges (start, stop) that a rank holds, in the order of its tensors: one, or two if balanced."""
     if not balanced:
         return [split_evenly(length, size)[rank]]
-    pieces = split_evenly(length, 2 * size)
-    return [pieces[rank], pieces[2 * size - 1 - rank]]
+    ranges = split_evenly(length, 2 * size)
+    return [ranges[rank], ranges[2 * size - 1 - rank]]
 
 
 def count_positions(rank, size, length, balanced):
@@ -238,7 +243,7 @@ def run_block_forward(q, k, v, queries, keys, scale, causal, kernels):
         return attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
     diagonal = queries[0] - keys[0] if causal else None
     q, k, v = map(upcast, (q, k, v))
-    return attention_formula.forward(q, k, v, None, scale, diagonal, sums=torch.float64)
+    return attention_formula.forward(q, k, v, None, scale, diagonal, lse_dtype=torch.float64)
 
 
 def run_block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, kernels):
@@ -253,15 +258,15 @@ def run_block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, ke
 
 def merge(out, lse, block_out, block_lse):
     """Combine the attention to two sets of keys: out [B, N, s, d] and lse [B, N, s]."""
-    share = torch.sigmoid(block_lse[..., None] - clear_infinities(lse))
-    share = share.masked_fill(lse[..., None] == -torch.inf, 1)
-    return out + share.to(out.dtype) * (block_out - out), torch.logaddexp(lse, block_lse)
+    block_weight = torch.sigmoid(block_lse[..., None] - clear_infinities(lse))
+    block_weight = block_weight.masked_fill(lse[..., None] == -torch.inf, 1)
+    return out + block_weight.to(out.dtype) * (block_out - out), torch.logaddexp(lse, block_lse)
 
 
-def iterate_visible_pairs(mine, theirs, causal):
+def iterate_visible_pairs(query_ranges, key_ranges, causal):
     """Yield each visible pair of a query range and a key range, with their slices of the tensors."""
-    for queries, rows in zip(mine, iterate_slices(mine), strict=True):
-        for keys, columns in zip(theirs, iterate_slices(theirs), strict=True):
+    for queries, rows in zip(query_ranges, iterate_slices(query_ranges), strict=True):
+        for keys, columns in zip(key_ranges, iterate_slices(key_ranges), strict=True):
             if queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1]):
                 yield queries, rows, keys, columns
 
@@ -282,11 +287,11 @@ def exchange(tensors, shapes, group):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return list(tensors), []
-    following = dist.get_global_rank(group, (rank + 1) % size)
-    before = dist.get_global_rank(group, (rank - 1) % size)
+    next_rank = dist.get_global_rank(group, (rank + 1) % size)
+    previous_rank = dist.get_global_rank(group, (rank - 1) % size)
     received = [tensors[i].new_empty(shape) for i, shape in enumerate(shapes)]
-    operations = [dist.P2POp(dist.isend, tensor.contiguous(), following, group) for tensor in tensors]
-    operations += [dist.P2POp(dist.irecv, tensor, before, group) for tensor in received]
+    operations = [dist.P2POp(dist.isend, tensor.contiguous(), next_rank, group) for tensor in tensors]
+    operations += [dist.P2POp(dist.irecv, tensor, previous_rank, group) for tensor in received]
     return received, dist.batch_isend_irecv(operations)
 
 
@@ -298,8 +303,8 @@ def finish(works, step, group):
     except RuntimeError as error:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         neighbours = f"rank {(rank - 1) % size} or {(rank + 1) % size}"
-        words = " ".join(str(error).split())[:160]
-        raise RuntimeError(f"rank {rank}, step {step}: {neighbours} is gone or late: {words}") from error
+        reason = " ".join(str(error).split())[:160]
+        raise RuntimeError(f"rank {rank}, step {step}: {neighbours} died or timed out: {reason}") from error
 
 
 def get_block_shape(tensor, rank, size, length, balanced):
@@ -310,24 +315,24 @@ def get_block_shape(tensor, rank, size, length, balanced):
 def run_ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
     """Return out [B, N, s, d] in the accumulation dtype, and lse [B, N, s], for this rank's queries."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    mine = get_chunks(rank, size, length, balanced)
+    query_ranges = get_chunks(rank, size, length, balanced)
     out = make_accumulator(q)
     lse = out.new_full(out.shape[:-1], -torch.inf, dtype=torch.float64)
 
     def add_block(block, origin):
         k, v = block
-        theirs = get_chunks(origin, size, length, balanced)
-        for queries, rows, keys, columns in iterate_visible_pairs(mine, theirs, causal):
-            of_block = q[:, :, rows], k[:, :, columns], v[:, :, columns]
-            part = run_block_forward(*of_block, queries, keys, scale, causal, kernels)
-            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *part)
+        key_ranges = get_chunks(origin, size, length, balanced)
+        for queries, rows, keys, columns in iterate_visible_pairs(query_ranges, key_ranges, causal):
+            block_tensors = q[:, :, rows], k[:, :, columns], v[:, :, columns]
+            block_result = run_block_forward(*block_tensors, queries, keys, scale, causal, kernels)
+            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *block_result)
 
     block = [k, v]
     for step in range(size):
-        origin, coming = (rank - step) % size, (rank - step - 1) % size
+        origin, next_origin = (rank - step) % size, (rank - step - 1) % size
         received, works = block, []
         if step < size - 1:
-            shape = get_block_shape(k, coming, size, length, balanced)
+            shape = get_block_shape(k, next_origin, size, length, balanced)
             received, works = exchange(block, [shape, shape], group)
         add_block(block, origin)
         finish(works, step, group)
@@ -335,46 +340,48 @@ def run_ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
     return out, lse
 
 
-def compute_contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal, kernels):
-    """Return the contributions of the query ranges `mine` and the key ranges `theirs` to dQ, dK and dV."""
+def compute_contributions(dO, q, k, v, lse, delta, query_ranges, key_ranges, scale, causal, kernels):
+    """Return the contributions of query ranges and key ranges to dQ, dK and dV."""
     dQ, dK, dV = map(make_accumulator, (q, k, v))
-    for queries, rows, keys, columns in iterate_visible_pairs(mine, theirs, causal):
+    for queries, rows, keys, columns in iterate_visible_pairs(query_ranges, key_ranges, causal):
         block = dO[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns]
         saved = lse[:, :, rows], delta[:, :, rows]
-        part = run_block_backward(*block, *saved, queries, keys, scale, causal, kernels)
-        dQ[:, :, rows] += part[0]
-        dK[:, :, columns] += part[1]
-        dV[:, :, columns] += part[2]
+        block_gradients = run_block_backward(*block, *saved, queries, keys, scale, causal, kernels)
+        dQ[:, :, rows] += block_gradients[0]
+        dK[:, :, columns] += block_gradients[1]
+        dV[:, :, columns] += block_gradients[2]
     return dQ, dK, dV
 
 
 def run_ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group, kernels):
-    """Return this rank's dQ [B, N, s, d], dK and dV [B, M, s, d]; dK and dV travel with their keys."""
+    """Return this rank's dQ [B, N, s, d], dK and dV [B, M, s, d]; dK and dV are sent along with their keys."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    mine = get_chunks(rank, size, length, balanced)
+    query_ranges = get_chunks(rank, size, length, balanced)
     delta = (upcast(dO) * upcast(out)).sum(-1)
     dQ: Any = None
     dK: Any = None
     dV: Any = None
     block, works, origin = [k, v], [], rank
     for step in range(size):
-        coming = (origin - 1) % size
-        shape = get_block_shape(k, coming, size, length, balanced)
+        next_origin = (origin - 1) % size
+        shape = get_block_shape(k, next_origin, size, length, balanced)
         received, block_works = block, []
         if step + 1 < size:
             received, block_works = exchange(block, [shape, shape], group)
-        theirs = get_chunks(origin, size, length, balanced)
-        share, *added = compute_contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal, kernels)
-        dQ = share if step == 0 else dQ + share
+        key_ranges = get_chunks(origin, size, length, balanced)
+        block_dQ, *block_dKV = compute_contributions(
+            dO, q, *block, lse, delta, query_ranges, key_ranges, scale, causal, kernels
+        )
+        dQ = block_dQ if step == 0 else dQ + block_dQ
         finish(works, step, group)
-        dK, dV = added if step == 0 else (dK + added[0], dV + added[1])
+        dK, dV = block_dKV if step == 0 else (dK + block_dKV[0], dV + block_dKV[1])
         if step == size - 1:  # the sums are complete: round before sending, to send fewer bytes
             dK, dV = dK.to(k.dtype), dV.to(v.dtype)
         (dK, dV), works = exchange([dK, dV], [shape, shape], group)
         if step == size - 1:
             finish(works, step, group)
         finish(block_works, step, group)
-        block, origin = received, coming
+        block, origin = received, next_origin
     return dQ, dK, dV
 
 

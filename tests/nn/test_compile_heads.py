@@ -150,7 +150,7 @@ def reuse_logits(m, x, t):
         (lambda m, x, t: flatten_and_compute_loss(m.head(x), t, m.c.detach().abs()), "its loss has class weights"),
         (lambda m, x, t: flatten_and_compute_loss(m.head(x), t, reduction="none"), "its loss has the reduction 'none'"),
         (lambda m, x, t: flatten_and_compute_loss(m.head(x), t, size_average=False),
-         "its loss has an argument of old: size_average or reduce"),
+         "its loss has a deprecated argument, size_average or reduce"),
         (lambda m, x, t: F.cross_entropy(m.head(x).view(-1, V), torch.softmax(x @ m.w, -1).view(-1, V)),
          "its targets are float32, not classes"),
         (lambda m, x, t: F.cross_entropy(m.head(x)[:, :, None].view(-1, V, 1), t.view(-1, 1)),

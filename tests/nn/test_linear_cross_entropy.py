@@ -505,7 +505,7 @@ def test_explain_reports_backend_and_chunks(device):
         "rows": "kernels (bfloat16)",
         "products": "library",
         "chunks": "0 of 128 rows",
-        "gradients": "backward pass, from logits computed again",
+        "gradients": "backward pass, from recomputed logits",
     }
     assert layer.explain(torch.ones(1, H, device=device).int())["rows"].endswith("no kernels for int32")
 

@@ -149,9 +149,9 @@ ERRORS = {
     "no offsets": (TypeError, "offsets_q: expected a torch tensor, got list", {"offsets_q": [0, 3]}),
     "offsets on another device": (ValueError, "offsets_q: expected it on cpu, as query, got meta", {"offsets_q": OFFSETS[0].to("meta")}),
     "numbers of offsets": (ValueError, "offsets_k: expected 5 of them, as offsets_q, got 4", {"offsets_k": OFFSETS[1][:4]}),
-    "decreasing offsets": (ValueError, r"offsets_k: expected numbers from 0 to 15 that never fall, got \[0, 4, 3, 13, 13\]", {"offsets_k": torch.tensor([0, 4, 3, 13, 13]).int()}),
-    "below 0": (ValueError, "offsets_q: expected numbers from 0 to 11", {"offsets_q": OFFSETS[0] - 1}),
-    "past the end": (ValueError, "offsets_q: expected numbers from 0 to 11", {"offsets_q": OFFSETS[0] + PADDING + 1}),
+    "decreasing offsets": (ValueError, r"offsets_k: expected non-decreasing numbers from 0 to 15, got \[0, 4, 3, 13, 13\]", {"offsets_k": torch.tensor([0, 4, 3, 13, 13]).int()}),
+    "below 0": (ValueError, "offsets_q: expected non-decreasing numbers from 0 to 11", {"offsets_q": OFFSETS[0] - 1}),
+    "past the end": (ValueError, "offsets_q: expected non-decreasing numbers from 0 to 11", {"offsets_q": OFFSETS[0] + PADDING + 1}),
 }  # fmt: skip
 
 

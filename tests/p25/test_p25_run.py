@@ -114,7 +114,7 @@ def test_available_memory_is_read():
         ("2:1:dies", [r"rank 2 of 4: ended without an answer \(exit code 7\)", r"rank 3 of 4(, step \d)?: rank 0 or 2 is gone, or gave up on another\n"]),
         ("2:4:dies", [r"rank 2 of 4: ended without an answer \(exit code 7\)", r"rank 3 of 4(, step \d)?: rank 0 or 2 is gone, or gave up on another\n"]),
         ("1:0:late", ["rank 2 of 4, step 0: rank 1 or 3 is late"]),
-        ("1:0:shape", [r"every rank: rank 1 of 4 has query, key and value of \[1, 2, 7, 4\], ", "the ranks hold 8, 7, 8, 8 positions, and should hold 8, 8, 8, 8, of 32, or "]),
+        ("1:0:shape", [r"every rank: rank 1 of 4 has query, key and value of \[1, 2, 7, 4\], ", "the ranks have 8, 7, 8, 8 positions, expected 8, 8, 8, 8, of 32, or "]),
         ("3:0:dtype", ["every rank: rank 3 of 4 has tensors of float64, the others of float32"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -131,7 +131,7 @@ INVALID_ARGUMENTS = {
     "other elements": ({"value": torch.ones(1, 2, 5, 3).double()}, ValueError,
         "value: expected [1, 2, 5, 4], got [1, 2, 5, 3]"),
     "meta": ({name: tensor.to("meta") for name, tensor in VALID_ARGUMENTS.items()}, NotImplementedError,
-        "query: a tensor on meta has nothing that could be sent"),
+        "query: a tensor on meta has no data to send"),
     "two devices": ({"key": VALID_ARGUMENTS["key"].to("meta")}, ValueError,
         "key: expected it on cpu, as query, got meta"),
     "sparse": (
@@ -141,14 +141,14 @@ INVALID_ARGUMENTS = {
     ),
     "a group by name": ({"group": "x"}, TypeError, "group: expected a process group, got 'x'"),
     "a group of others": ({"group": dist.GroupMember.NON_GROUP_MEMBER}, TypeError,
-        "group: expected a process group, got one that this rank is not in"),
+        "group: expected a process group, got one that does not include this rank"),
     "scale": ({"scale": "x"}, TypeError, "scale: expected a number or None, got str"),
     "is_causal": ({"is_causal": "no"}, TypeError, "is_causal: expected True or False, got 'no'"),
     "is_causal of a known length": ({"is_causal": "no", "length": 5}, TypeError,
         "is_causal: expected True or False, got 'no'"),
     "balanced": ({"balanced": 1}, TypeError, "balanced: expected True or False, got 1"),
     "length": ({"length": 5.0}, TypeError, "length: expected a whole number, got 5.0"),
-    "another length": ({"length": 6}, ValueError, "length: of 6 positions rank 0 of 1 holds 6, got 5"),
+    "another length": ({"length": 6}, ValueError, "length: of 6 positions rank 0 of 1 has 6, got 5"),
 }  # fmt: skip
 
 
@@ -196,13 +196,13 @@ def make_shapes(*lengths):
     [
         (
             (5, 6, 5),
-            "rank 1 of 3 has query, key and value of [1, 2, 6, 4], [1, 1, 6, 4], [1, 1, 6, 4]: the ranks hold 5, 6, 5 "
-            "positions, and should hold 5, 5, 5, of 15, or 5, 5, 6, of 16",
+            "rank 1 of 3 has query, key and value of [1, 2, 6, 4], [1, 1, 6, 4], [1, 1, 6, 4]: the ranks have 5, 6, 5 "
+            "positions, expected 5, 5, 5, of 15, or 5, 5, 6, of 16",
         ),
         (
             (8, 7, 8, 8),
-            "rank 1 of 4 has query, key and value of [1, 2, 7, 4], [1, 1, 7, 4], [1, 1, 7, 4]: the ranks hold 8, 7, 8, 8 "
-            "positions, and should hold 8, 8, 8, 8, of 32, or 7, 8, 8, 8, of 31",
+            "rank 1 of 4 has query, key and value of [1, 2, 7, 4], [1, 1, 7, 4], [1, 1, 7, 4]: the ranks have 8, 7, 8, 8 "
+            "positions, expected 8, 8, 8, 8, of 32, or 7, 8, 8, 8, of 31",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""The torch.compile backend: `match` and `head` find what `backend` replaces in a graph of Dynamo's."""
+"""The torch.compile backend: `match` and `head` find what `backend` replaces in a Dynamo graph."""

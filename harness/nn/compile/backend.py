@@ -112,7 +112,7 @@ def mojo_workbook(
     if tail == "aot_eager":
         return compile_rest(gm, example_inputs)
     patches = (torch._inductor.list_mode_options(mode) if mode else {}) | patches
-    # Passed as patches, because the backward pass is compiled later, when a context manager would have exited.
+    # As patches, because the backward pass is compiled later, after a context manager would have exited.
     return compile_rest(gm, example_inputs, config_patches=patches)
 
 
@@ -121,8 +121,8 @@ def has_compiler() -> bool:
     """Return whether the C++ compiler that Inductor calls exists; print a note once if it does not."""
     exists = shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
     if not exists:
-        text = "no C++ compiler for Inductor; the rest of the model runs uncompiled (tail=aot_eager)"
-        print(f"mojo_workbook: {text}", file=sys.stderr)
+        note = "no C++ compiler for Inductor; the rest of the model runs uncompiled (tail=aot_eager)"
+        print(f"mojo_workbook: {note}", file=sys.stderr)
     return exists
 
 
@@ -155,18 +155,18 @@ def rewrite(gm: GraphModule, *, attention: bool | None = None, head: bool | None
 
 
 def swap_all(gm: GraphModule, matches: Matches, swap: Callable[[GraphModule, Any], Any]) -> list[Any]:
-    """Call `swap` for each match and return the results; skip a match that it refuses."""
+    """Call `swap` for each match and return the results; skip a match for which it raises."""
     swapped = []
     for match in matches.matches:
         try:
             swapped.append(swap(gm, match))
-        except (TypeError, ValueError, NotImplementedError) as error:  # the operator itself refuses
+        except (TypeError, ValueError, NotImplementedError) as error:  # raised by the operator's checks
             matches.left.append(Skipped(match.linear, str(error)))
     return swapped
 
 
 def explain_slower(match: Match) -> str:
-    """Return why a Linear is faster on a Hopper without the operator, or "".
+    """Return why a Linear is faster on a Hopper GPU without the operator, or "".
 
     The kernels copy outputs and gradients whose row size is not a multiple of 16 bytes, such as a head of
     50,257 classes; Inductor pads such rows when it writes them.
@@ -174,7 +174,7 @@ def explain_slower(match: Match) -> str:
     out, H, O = value(match.linear), shape(match.x)[-1], shape(match.linear)[-1]
     unaligned = out.dtype.itemsize == 2 and isinstance(O, int) and O % (VECTOR_BYTES // 2) != 0
     if unaligned and O >= MANY_UNALIGNED * H and is_hopper(out.device):
-        return f"rows of {O} outputs fill no whole vectors, which Inductor pads at less cost"
+        return f"rows of {O} outputs are unaligned; Inductor pads them in less time"
     return ""
 
 
@@ -184,19 +184,19 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def find_attentions(gm: GraphModule, requested: bool | None) -> list[Node]:
-    """Return the replaceable attention calls: all if requested, none if False, else those on a Hopper."""
+    """Return the replaceable attention calls: all if `requested`, none if False, by default those on a Hopper GPU."""
     nodes = [] if requested is False else [node for node in gm.graph.nodes if node.target is ATTENTION]
     return [node for node in nodes if requested or is_hopper(value(node).device)]
 
 
 def explain_if_slower(node: Node) -> str | None:
-    """Return why PyTorch's attention is kept by default, or None if the kernels are faster."""
+    """Return why attention is not replaced by default, or None if the kernels are faster."""
     # Imported here: a model without attention does not need the kernels' module.
     from harness.nn import attention_layer
 
     query, key, values, mask, dropout_p = get_attention_arguments(node)
-    if not (torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, values))):
-        return "without gradients PyTorch's is the faster one"
+    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, values))):
+        return "without gradients PyTorch's is faster"
     return attention_layer.explain_if_slower(query, key, mask, dropout_p)
 
 
@@ -212,12 +212,12 @@ def swap_attention(gm: GraphModule, node: Node) -> str:
     from harness.nn.attention_layer import attention, explain
 
     args = get_attention_arguments(node)
-    text = explain(*args, enable_gqa=True)
-    if text.startswith("PyTorch"):
-        raise NotImplementedError(f"attention leaves it to {text}")
+    description = explain(*args, enable_gqa=True)
+    if description.startswith("PyTorch"):
+        raise NotImplementedError(f"attention would run {description}")
     with NodeInserter(gm, node) as insert:
         output = insert.function(attention, *node.args, **node.kwargs)
-    shapes = (f"[{', '.join(map(str, each.shape))}]" for each in args[:2])
+    shapes = (f"[{', '.join(map(str, tensor.shape))}]" for tensor in args[:2])
     dtype = get_dtype_name(value(node).dtype)
     swapped = f"swapped  {layer_name(node)}: attention of {' to '.join(shapes)}, {dtype}"
     node.replace_all_uses_with(output)

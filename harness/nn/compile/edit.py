@@ -31,17 +31,17 @@ class NodeInserter:
     def set_fake_tensor(self, node: Node, call: Callable[..., Any]) -> Node:
         self.added.append(node)
         if not isinstance(value(self.before), FakeTensor):
-            words = "its tensors are wrapped, by a transform of torch.func or in a subclass"
-            raise NotImplementedError(words)
+            message = "its tensors are wrapped, by a transform of torch.func or in a subclass"
+            raise NotImplementedError(message)
         meta = {k: v for k, v in self.before.meta.items() if k != "example_value"}
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
-        # Without this, a caller's hooks, such as a checkpoint's, would count the tensors saved here as the model's.
+        # A caller's hooks, such as a checkpoint's, must not see the tensors saved here.
         with value(self.before).fake_mode, saved_tensors_hooks(lambda t: t, lambda t: t):
             node.meta = meta | {"example_value": call(*args, **kwargs)}
         return node
 
     def cast(self, dtype: torch.dtype, *tensors: Node | None) -> list[Node | None]:
-        """Cast tensors to `dtype`: under autocast the operands of a Linear are not cast yet."""
+        """Cast tensors to `dtype`: under autocast the operands of a Linear are cast later."""
         return [t if t is None or value(t).dtype == dtype else self.method("to", t, dtype) for t in tensors]
 
     def __enter__(self) -> "NodeInserter":

@@ -47,7 +47,7 @@ class HeadMatch:
 
     `path` is all nodes from the loss to the Linear, both included. `args` holds the arguments of both by
     name: `x`, `matrix` and `bias` of the Linear, and the arguments of the loss. `slices` is the row indices,
-        in order.
+    in order.
     """
 
     linear: Node
@@ -58,7 +58,7 @@ class HeadMatch:
 
 
 def find_heads(gm: GraphModule, requested: bool | None) -> Matches:
-    """Return a graph's heads: all if requested, none if forbidden, else those with large logits."""
+    """Return a graph's heads: all if `requested`, none if False, by default those with large logits."""
     losses = () if requested is False else (F.cross_entropy,)
     return match_calls(gm, losses, functools.partial(match_head, requested=bool(requested)))
 
@@ -103,8 +103,8 @@ def walk_back(loss: Node, node: Any) -> tuple[tuple[Node, ...], str]:
 
 
 def reshapes_rows(node: Node) -> bool:
-    flat = (node.op == "call_method" and node.target == "flatten") or node.target is torch.flatten
-    return keeps_rows(node) or (flat and shape(node)[-1:] == shape(node.all_input_nodes[0])[-1:])
+    flattens = (node.op == "call_method" and node.target == "flatten") or node.target is torch.flatten
+    return keeps_rows(node) or (flattens and shape(node)[-1:] == shape(node.all_input_nodes[0])[-1:])
 
 
 def is_cast(node: Node) -> bool:
@@ -132,7 +132,7 @@ def explain_unsupported(match: HeadMatch) -> str:
     if args.get("weight") is not None:
         return "its loss has class weights"
     if args.get("size_average") is not None or args.get("reduce") is not None:
-        return "its loss has an argument of old: size_average or reduce"
+        return "its loss has a deprecated argument, size_average or reduce"
     if args.get("reduction", "mean") not in ("mean", "sum"):
         return f"its loss has the reduction {args['reduction']!r}"
     if value(args["target"]).dtype != torch.int64:
@@ -150,7 +150,7 @@ def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
     # Imported here: a model without a head does not need the kernels' module.
     from harness.nn.cross_entropy import linear_cross_entropy
 
-    args, dtype, requested = match.args, value(match.linear).dtype, value(match.loss).dtype
+    args, dtype, loss_dtype = match.args, value(match.linear).dtype, value(match.loss).dtype
     rows, features = shape(args["input"])[:-1], shape(args["x"])[-1]
     with NodeInserter(gm, match.loss) as insert:
         x = args["x"]
@@ -165,8 +165,8 @@ def swap_head(gm: GraphModule, match: HeadMatch) -> Swap:
         names = ("ignore_index", "label_smoothing", "reduction")
         options = {name: args[name] for name in names if name in args}
         loss = insert.function(linear_cross_entropy, x, weight, args["target"], bias, **options)
-        if value(loss).dtype != requested:
-            loss = insert.method("to", loss, requested)
+        if value(loss).dtype != loss_dtype:
+            loss = insert.method("to", loss, loss_dtype)
     sizes = rows, features, shape(match.linear)[-1]
     swapped = Swap(layer_name(match.linear), *sizes, get_dtype_name(dtype), with_loss=True)
     match.loss.replace_all_uses_with(loss)

@@ -129,8 +129,8 @@ def find_write(between: list[Node]) -> str:
     node = next((n for n in between if mutates(n)), None)
     if node is None:
         return ""
-    does = "switches a mode of PyTorch" if switches_mode(node) else "may change a tensor in place"
-    return f"{call_name(node)} between the two {does}"
+    effect = "switches a mode of PyTorch" if switches_mode(node) else "may change a tensor in place"
+    return f"{call_name(node)} between the two {effect}"
 
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:

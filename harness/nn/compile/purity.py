@@ -1,6 +1,6 @@
 """Decide which nodes of a graph may write to a tensor; unknown calls count as writers.
 
-No call may be moved across a writer.
+No call is moved across a writer.
 """
 
 import functools
@@ -17,7 +17,7 @@ MODES = (
     "_set_grad_enabled",
     *(f"_{act}_{mode}" for act in ("enter", "exit") for mode in ("autocast", "inference_mode")),
 )
-"""The calls that Dynamo records for `torch.no_grad()` and the like."""
+"""The calls that Dynamo records for `torch.no_grad()` and similar modes."""
 IN_PLACE = {operator.setitem, operator.delitem} | {
     getattr(operator, name)
     for name in dir(operator)

@@ -108,7 +108,7 @@ def load(layer: str, device_type: str = "cuda") -> bool:
     return _loaded[layer]
 
 
-# Set by hand what torch.compiler.assume_constant_result sets, because calling it imports all of torch._dynamo.
+# As torch.compiler.assume_constant_result does; calling it would import torch._dynamo.
 load.__dict__["_dynamo_marked_constant"] = True
 
 
@@ -127,7 +127,7 @@ def _load(layer: str) -> bool:
     library.workbook_set_open(open_part)
     operators = import_module(f"harness.nn.{OPERATORS[layer]}").OPERATORS if layer in OPERATORS else {}
     for name, function in operators.items():
-        # The second key lets vmap run the function without a loop.
+        # With the second key, vmap runs the function without a loop.
         for key in ("CompositeImplicitAutograd", "FuncTorchBatchedDecomposition"):
             torch.library.impl(f"mojo_workbook::{name}", key, function)
     return True

@@ -5,6 +5,7 @@ scale with the sizes.
 """
 
 import re
+from collections.abc import Callable, Mapping
 
 from harness.spec.limits import Cost, Counts, Limit, divide_amounts
 
@@ -29,210 +30,179 @@ SIDES = (128, 96)
 F32, BF16 = "float32", "bfloat16"
 FACTORS = ("ln_out", "linear_weight")
 NARROW_FACTORS = ("ln_out_16", "weight_16")
+First = float | Mapping[str, float]
+"""The cost of the blank's initial code, in both dtypes or by dtype."""
 
 
-def select_traffic(counts: Counts, *tensors: str):
-    return counts.select_sites("global", tensors)
+def charge_bytes(sites, over: float) -> Cost:
+    """Return the cost of the bytes that memory instructions move, divided by `over`."""
+    return divide_amounts([(site.instr, site.traffic.bytes) for site in sites], over)
 
 
 def sum_bytes(sites) -> int:
     return sum(site.traffic.bytes for site in sites)
 
 
-def limit_sectors(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Limit the sectors moved, relative to the fewest that contain the requested bytes."""
-
-    def cost(counts: Counts) -> Cost:
-        sites = select_traffic(counts.select_launches(step), *tensors)
-        requested = max(sum_bytes(sites), 1)
-        amounts = [(site.instr, SECTOR * site.traffic.sectors - site.traffic.bytes) for site in sites]
-        whole = divide_amounts([(site.instr, SECTOR * site.traffic.sectors) for site in sites], requested)
-        return Cost(whole.value, divide_amounts(amounts, requested).shares)
-
-    words = f"32-byte sectors of {' and '.join(tensors)}, over the minimum for the requested bytes"
-    return Limit("not-coalesced", "sectors / fewest", words, cost, 1.1, first)
-
-
-def limit_reads(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Limit the bytes read of each matrix to a single read of it."""
-
-    def cost(counts: Counts) -> Cost:
-        size = counts.sizes["rows"] * counts.sizes["hidden"] * counts.element
-        each = [
-            divide_amounts(
-                [
-                    (s.instr, s.traffic.bytes)
-                    for s in counts.select_launches(step).select_sites("global", [name], "load")
-                ],
-                size,
-            )
-            for name in tensors
-        ]
-        return max(each, key=lambda cost: cost.value)
-
-    return Limit(
-        "read-again",
-        "bytes read / size",
-        f"bytes read of {' or '.join(tensors)}, over its size",
-        cost,
-        1.05,
-        first,
-    )
-
-
-def limit_parameter_reads(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Limit the bytes read of parameter vectors to one read per row."""
-
-    def cost(counts: Counts) -> Cost:
-        size = counts.sizes["rows"] * counts.sizes["hidden"] * counts.element * len(tensors)
-        sites = counts.select_launches(step).select_sites("global", tensors, "load")
-        return divide_amounts([(s.instr, s.traffic.bytes) for s in sites], size)
-
-    return Limit(
-        "parameters-again",
-        "gamma, beta read / row width",
-        f"bytes read of {' and '.join(tensors)}, over one read per row",
-        cost,
-        1.05,
-        first,
-    )
-
-
-def limit_load_requests(step: str, tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
-    """Limit the memory requests to those needed with 16 bytes per thread."""
-
-    def cost(counts: Counts) -> Cost:
-        sites = select_traffic(counts.select_launches(step), *tensors)
-        return divide_amounts(
-            [(s.instr, VECTOR * WARP * s.traffic.requests) for s in sites], max(sum_bytes(sites), 1)
-        )
-
-    words = f"requests for {' and '.join(tensors)}, over the minimum with 16 bytes per thread"
-    return Limit("narrow-loads", "requests / fewest", words, cost, 1.1, first)
-
-
-def limit_local_memory(step: str) -> Limit:
-    """Limit the bytes of local memory, which holds arrays with indices unknown at compile time, to none."""
-
-    def cost(counts: Counts) -> Cost:
-        sites = counts.select_launches(step).select_sites("local")
-        return divide_amounts([(s.instr, s.traffic.bytes) for s in sites], counts.sizes["rows"])
-
-    words = "bytes per row moved to and from local memory, which is off-chip: an array is not in registers"
-    return Limit("not-in-registers", "local bytes / row", words, cost, 0, for_both_dtypes(0), 2)
-
-
-def limit_shared_stores(step: str, first: dict[str, float]) -> Limit:
-    """Limit the shared memory stored per row to a word per warp and one per block, for each of two sums."""
-
-    def cost(counts: Counts) -> Cost:
-        sites = counts.select_launches(step).select_sites("shared", verb="store")
-        return divide_amounts([(s.instr, s.traffic.bytes) for s in sites], counts.sizes["rows"])
-
-    return Limit(
-        "shared-sums",
-        "shared bytes / row",
-        "bytes stored in shared memory per row",
-        cost,
-        2 * 4 * (WARPS + 1),
-        first,
-    )
-
-
-def limit_barriers(step: str, first: dict[str, float]) -> Limit:
-    """Limit the barriers per row: none if one warp reduces it, else two for each of two sums."""
-
-    def cost(counts: Counts) -> Cost:
-        mine = counts.select_launches(step)
-        got = divide_amounts(
-            [(each.instr, each.count) for each in mine.select_issued("bar")], counts.sizes["rows"]
-        )
-        allowed = 4 if mine.select_sites("shared") else 0
-        return Cost(max(got.value - allowed, 0), got.shares)
-
-    words = "barriers per row beyond the needed ones (two per sum if warps share the row, else none)"
-    return Limit("needless-barriers", "barriers / row, too many", words, cost, 0, first)
-
-
-def limit_atomics(step: str, first: dict[str, float]) -> Limit:
-    def cost(counts: Counts) -> Cost:
-        sites = counts.select_launches(step).select_sites("global", verb="atomic")
-        return divide_amounts([(s.instr, s.traffic.bytes / s.nbytes) for s in sites], 1)
-
-    return Limit("atomics", "atomics", "atomics, whose order differs from run to run", cost, 0, first)
-
-
-def limit_partial_sums(step: str, first: dict[str, float]) -> Limit:
-    """Limit the partial sums written to two per column and slab."""
-
-    def cost(counts: Counts) -> Cost:
-        least = 2 * 4 * counts.sizes["hidden"] * -(-counts.sizes["rows"] // SLAB)
-        sites = counts.select_launches(step).select_sites("global", ("sums",), "store")
-        return divide_amounts([(s.instr, s.traffic.bytes) for s in sites], least)
-
-    return Limit(
-        "sums-again",
-        "sums stored / needed",
-        "bytes written of partial sums, over two sums per column and slab",
-        cost,
-        1.05,
-        first,
-    )
+def count_matrix_bytes(counts: Counts) -> int:
+    return counts.sizes["rows"] * counts.sizes["hidden"] * counts.element
 
 
 def count_product_multiply_adds(counts: Counts) -> int:
     return counts.sizes["rows"] * counts.sizes["hidden"] * counts.sizes["outputs"]
 
 
+def make_limit(
+    id: str,
+    short: str,
+    counter: str,
+    cost: Callable[[Counts], Cost],
+    most: float,
+    first: First,
+    hint: int = 1,
+) -> Limit:
+    by_dtype = {F32: first, BF16: first} if isinstance(first, int | float) else first
+    return Limit(id, short, counter, cost, most, by_dtype, hint)
+
+
+def limit_sectors(step: str, tensors: tuple[str, ...], first: First) -> Limit:
+    """Limit the sectors moved, relative to the fewest that contain the requested bytes."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.select_launches(step).select_sites("global", tensors)
+        requested = max(sum_bytes(sites), 1)
+        amounts = [(site.instr, SECTOR * site.traffic.sectors - site.traffic.bytes) for site in sites]
+        whole = divide_amounts([(site.instr, SECTOR * site.traffic.sectors) for site in sites], requested)
+        return Cost(whole.value, divide_amounts(amounts, requested).shares)
+
+    words = f"32-byte sectors of {' and '.join(tensors)}, over the minimum for the requested bytes"
+    return make_limit("not-coalesced", "sectors / fewest", words, cost, 1.1, first)
+
+
+def limit_reads(step: str, tensors: tuple[str, ...], first: First) -> Limit:
+    """Limit the bytes read of each matrix to a single read of it."""
+
+    def cost(counts: Counts) -> Cost:
+        mine, size = counts.select_launches(step), count_matrix_bytes(counts)
+        each = [charge_bytes(mine.select_sites("global", [name], "load"), size) for name in tensors]
+        return max(each, key=lambda cost: cost.value)
+
+    words = f"bytes read of {' or '.join(tensors)}, over its size"
+    return make_limit("read-again", "bytes read / size", words, cost, 1.05, first)
+
+
+def limit_parameter_reads(step: str, tensors: tuple[str, ...], first: First) -> Limit:
+    """Limit the bytes read of parameter vectors to one read per row."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.select_launches(step).select_sites("global", tensors, "load")
+        return charge_bytes(sites, count_matrix_bytes(counts) * len(tensors))
+
+    words = f"bytes read of {' and '.join(tensors)}, over one read per row"
+    return make_limit("parameters-again", "gamma, beta read / row width", words, cost, 1.05, first)
+
+
+def limit_load_requests(step: str, tensors: tuple[str, ...], first: First) -> Limit:
+    """Limit the memory requests to those needed with 16 bytes per thread."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.select_launches(step).select_sites("global", tensors)
+        amounts = [(site.instr, VECTOR * WARP * site.traffic.requests) for site in sites]
+        return divide_amounts(amounts, max(sum_bytes(sites), 1))
+
+    words = f"requests for {' and '.join(tensors)}, over the minimum with 16 bytes per thread"
+    return make_limit("narrow-loads", "requests / fewest", words, cost, 1.1, first)
+
+
+def limit_local_memory(step: str) -> Limit:
+    """Limit the bytes of local memory, which holds arrays with indices unknown at compile time, to none."""
+
+    def cost(counts: Counts) -> Cost:
+        return charge_bytes(counts.select_launches(step).select_sites("local"), counts.sizes["rows"])
+
+    words = "bytes per row moved to and from local memory, which is off-chip: an array is not in registers"
+    return make_limit("not-in-registers", "local bytes / row", words, cost, 0, 0, 2)
+
+
+def limit_shared_stores(step: str, first: First) -> Limit:
+    """Limit the shared memory stored per row to a word per warp and one per block, for each of two sums."""
+
+    def cost(counts: Counts) -> Cost:
+        sites = counts.select_launches(step).select_sites("shared", verb="store")
+        return charge_bytes(sites, counts.sizes["rows"])
+
+    words, most = "bytes stored in shared memory per row", 2 * 4 * (WARPS + 1)
+    return make_limit("shared-sums", "shared bytes / row", words, cost, most, first)
+
+
+def limit_barriers(step: str, first: First) -> Limit:
+    """Limit the barriers per row: none if one warp reduces it, else two for each of two sums."""
+
+    def cost(counts: Counts) -> Cost:
+        mine = counts.select_launches(step)
+        bars = [(each.instr, each.count) for each in mine.select_issued("bar")]
+        got = divide_amounts(bars, counts.sizes["rows"])
+        allowed = 4 if mine.select_sites("shared") else 0
+        return Cost(max(got.value - allowed, 0), got.shares)
+
+    words = "barriers per row beyond the needed ones (two per sum if warps share the row, else none)"
+    return make_limit("needless-barriers", "barriers / row, too many", words, cost, 0, first)
+
+
+def limit_atomics(step: str, first: First) -> Limit:
+    def cost(counts: Counts) -> Cost:
+        sites = counts.select_launches(step).select_sites("global", verb="atomic")
+        return divide_amounts([(s.instr, s.traffic.bytes / s.nbytes) for s in sites], 1)
+
+    return make_limit("atomics", "atomics", "atomics, whose order differs from run to run", cost, 0, first)
+
+
+def limit_partial_sums(step: str, first: First) -> Limit:
+    """Limit the partial sums written to two per column and slab."""
+
+    def cost(counts: Counts) -> Cost:
+        least = 2 * 4 * counts.sizes["hidden"] * -(-counts.sizes["rows"] // SLAB)
+        return charge_bytes(counts.select_launches(step).select_sites("global", ("sums",), "store"), least)
+
+    words = "bytes written of partial sums, over two sums per column and slab"
+    return make_limit("sums-again", "sums stored / needed", words, cost, 1.05, first)
+
+
 def limit_global_loads(
-    step: str, high: int, wide: int, first: dict[str, float], tensors: tuple[str, ...] = FACTORS
+    step: str, high: int, wide: int, first: First, tensors: tuple[str, ...] = FACTORS
 ) -> Limit:
     """Limit the elements read per multiply-add to those of a high x wide tile, 1 / high + 1 / wide."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("global", tensors, "load")
         element = 2 if tensors == NARROW_FACTORS else counts.element
-        return divide_amounts(
-            [(s.instr, s.traffic.bytes) for s in sites], count_product_multiply_adds(counts) * element
-        )
+        return charge_bytes(sites, count_product_multiply_adds(counts) * element)
 
     words = f"elements of {' and '.join(tensors)} read per multiply-add"
-    return Limit(
-        "tile-not-shared", "elements / multiply-add", words, cost, 1.1 * (1 / high + 1 / wide), first
-    )
+    most = 1.1 * (1 / high + 1 / wide)
+    return make_limit("tile-not-shared", "elements / multiply-add", words, cost, most, first)
 
 
-def limit_bank_conflicts(step: str, first: dict[str, float]) -> Limit:
+def limit_bank_conflicts(step: str, first: First) -> Limit:
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("shared")
         return divide_amounts([(s.instr, s.traffic.bank_conflicts) for s in sites], 1)
 
-    return Limit(
-        "bank-conflicts",
-        "bank conflicts",
-        "extra cycles of shared memory from bank conflicts",
-        cost,
-        0,
-        first,
-    )
+    words = "extra cycles of shared memory from bank conflicts"
+    return make_limit("bank-conflicts", "bank conflicts", words, cost, 0, first)
 
 
-def limit_shared_loads(step: str, each: int, first: dict[str, float], element: int = 4) -> Limit:
+def limit_shared_loads(step: str, each: int, first: First, element: int = 4) -> Limit:
     """Limit shared bytes loaded per multiply-add: `each` elements of both tiles give each * each results."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("shared", verb="load")
-        return divide_amounts(
-            [(s.instr, s.traffic.bytes) for s in sites], count_product_multiply_adds(counts)
-        )
+        return charge_bytes(sites, count_product_multiply_adds(counts))
 
-    words = "bytes loaded from shared memory per multiply-add"
-    return Limit(
-        "registers-not-used", "shared bytes / multiply-add", words, cost, 1.1 * 2 * element / each, first
-    )
+    words, most = "bytes loaded from shared memory per multiply-add", 1.1 * 2 * element / each
+    return make_limit("registers-not-used", "shared bytes / multiply-add", words, cost, most, first)
 
 
-def limit_exposed_copies(step: str, first: dict[str, float]) -> Limit:
+def limit_exposed_copies(step: str, first: First) -> Limit:
     """Limit the share of a tile's multiply-adds issued outside the time between its copies' commit and wait.
 
     The worst tile counts: 1 if the wait follows immediately, or if nothing is copied asynchronously.
@@ -253,7 +223,7 @@ def limit_exposed_copies(step: str, first: dict[str, float]) -> Limit:
         return Cost(max(share for _, share in shares), shares)
 
     words = "share of a tile's multiply-adds outside the time between a copy's commit and its wait"
-    return Limit("copy-waited-for", "copy not hidden", words, cost, 0.01, first)
+    return make_limit("copy-waited-for", "copy not hidden", words, cost, 0.01, first)
 
 
 def count_mma_multiply_adds(instr) -> int:
@@ -261,26 +231,23 @@ def count_mma_multiply_adds(instr) -> int:
     return int(sizes[1]) * int(sizes[2]) * int(sizes[3]) if sizes else 0
 
 
-def limit_scalar_share(step: str, first: dict[str, float]) -> Limit:
+def limit_scalar_share(step: str, first: First) -> Limit:
     """Limit the share of multiply-adds that run outside tensor cores."""
 
     def cost(counts: Counts) -> Cost:
         mine = counts.select_launches(step)
         everything = sum(launch.counters.multiply_adds * 1.0 for launch in mine.launches)
-        cores = sum(
-            each.count * count_mma_multiply_adds(each.instr)
-            for op in ("mma", "wgmma")
-            for each in mine.select_issued(op)
-        )
+        issued = [each for op in ("mma", "wgmma") for each in mine.select_issued(op)]
+        cores = sum(each.count * count_mma_multiply_adds(each.instr) for each in issued)
         loads = mine.select_sites("shared", verb="load")
         value = 1 - cores / max(everything, 1.0)
         return Cost(value, [(site.instr, site.traffic.requests) for site in loads])
 
     words = "share of the multiply-adds outside mma and wgmma"
-    return Limit("no-tensor-cores", "part not on tensor cores", words, cost, 0.05, first)
+    return make_limit("no-tensor-cores", "part not on tensor cores", words, cost, 0.05, first)
 
 
-def limit_repeated_products(step: str, first: dict[str, float]) -> Limit:
+def limit_repeated_products(step: str, first: First) -> Limit:
     """Limit the multiply-adds to those that the product needs."""
 
     def cost(counts: Counts) -> Cost:
@@ -290,10 +257,10 @@ def limit_repeated_products(step: str, first: dict[str, float]) -> Limit:
         return Cost(done / count_product_multiply_adds(counts), issued)
 
     words = "multiply-adds, over those that the product needs"
-    return Limit("multiplied-again", "multiply-adds / needed", words, cost, 1.1, first)
+    return make_limit("multiplied-again", "multiply-adds / needed", words, cost, 1.1, first)
 
 
-def limit_extra_copies(tensors: tuple[str, ...], first: dict[str, float]) -> Limit:
+def limit_extra_copies(tensors: tuple[str, ...], first: First) -> Limit:
     """Limit the matrix bytes read by launches without multiply-adds, relative to the matrices' sizes.
 
     A step limited only in dy is not charged for the previous step's transpose.
@@ -301,45 +268,36 @@ def limit_extra_copies(tensors: tuple[str, ...], first: dict[str, float]) -> Lim
 
     def cost(counts: Counts) -> Cost:
         sizes = counts.sizes
-        bytes = {
-            "ln_out_16": 2 * sizes["rows"] * sizes["hidden"],
-            "dy_16": 2 * sizes["rows"] * sizes["outputs"],
-            "weight_16": 2 * sizes["hidden"] * sizes["outputs"],
-        }
+        rows, hidden, outputs = (sizes[name] for name in ("rows", "hidden", "outputs"))
+        elements = {"ln_out_16": rows * hidden, "dy_16": rows * outputs, "weight_16": hidden * outputs}
         before = "transpose" if tensors == ("dy_16",) else ""
         idle = [each for each in counts.launches if not each.counters.multiply_adds and each.name != before]
         sites = Counts(idle, sizes, 2).select_sites("global", tensors, "load")
-        return divide_amounts(
-            [(s.instr, s.traffic.bytes) for s in sites], sum(bytes[name] for name in tensors)
-        )
+        return charge_bytes(sites, 2 * sum(elements[name] for name in tensors))
 
     words = f"bytes of {', '.join(tensors)} that launches read without multiplying, over their size"
-    return Limit("copied-first", "copied first / size", words, cost, 0.1, first)
+    return make_limit("copied-first", "copied first / size", words, cost, 0.1, first)
 
 
 def limit_launches(most: int, first: float) -> Limit:
     def cost(counts: Counts) -> Cost:
         return Cost(len(counts.launches))
 
-    return Limit("more-launches", "launches", "launches", cost, most, for_both_dtypes(first))
+    return make_limit("more-launches", "launches", "launches", cost, most, first)
 
 
-def limit_output_traffic(first: dict[str, float]) -> Limit:
+def limit_output_traffic(first: First) -> Limit:
     """Limit the output bytes moved, relative to its size; blame launches without multiply-adds."""
 
     def cost(counts: Counts) -> Cost:
         size = 2 * counts.sizes["rows"] * counts.sizes["outputs"]
         idle = [each for each in counts.launches if not each.counters.multiply_adds]
-        later = select_traffic(Counts(idle, counts.sizes, 2), "output")
-        value = sum_bytes(select_traffic(counts, "output")) / size
-        return Cost(value, divide_amounts([(s.instr, s.traffic.bytes) for s in later], size).shares)
+        later = Counts(idle, counts.sizes, 2).select_sites("global", ["output"])
+        value = sum_bytes(counts.select_sites("global", ["output"])) / size
+        return Cost(value, charge_bytes(later, size).shares)
 
     words = "bytes of the output written and read, over its size"
-    return Limit("output-again", "output moved / size", words, cost, 1.05, first)
-
-
-def for_both_dtypes(number: float) -> dict[str, float]:
-    return {F32: number, BF16: number}
+    return make_limit("output-again", "output moved / size", words, cost, 1.05, first)
 
 
 X = ("input",)
@@ -347,82 +305,66 @@ PARAMETERS = ("ln_weight", "ln_bias")
 BACKWARD = ("dln", "input")
 
 
-def list_row_limits(step: str, **first: dict[str, float]) -> tuple[Limit, ...]:
+def list_row_limits(step: str, **first: First) -> tuple[Limit, ...]:
     """Return the limits of a LayerNorm forward step: its own first, then those of earlier steps."""
     output = f"{step}_out"
     limits: list[Limit] = []
     if "shared" in first:
-        limits += [limit_shared_stores(step, first["shared"]), limit_barriers(step, for_both_dtypes(0))]
+        limits += [limit_shared_stores(step, first["shared"]), limit_barriers(step, 0)]
     if "wide" in first:
         limits.append(limit_load_requests(step, (*X, output), first["wide"]))
     if "read" in first:
         limits.append(limit_reads(step, X, first["read"]))
-        limits += [limit_parameter_reads(step, PARAMETERS, for_both_dtypes(1)), limit_local_memory(step)]
+        limits += [limit_parameter_reads(step, PARAMETERS, 1), limit_local_memory(step)]
     return (*limits, limit_sectors(step, (*X, output), first["coalesced"]))
 
 
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "rows": list_row_limits("rows", coalesced={F32: 8, BF16: 16}),
-    "once": list_row_limits("once", coalesced=for_both_dtypes(1), read=for_both_dtypes(3)),
-    "vectors": list_row_limits(
-        "vectors", coalesced=for_both_dtypes(1), read=for_both_dtypes(1), wide={F32: 4, BF16: 8}
-    ),
-    "shuffles": list_row_limits(
-        "shuffles",
-        coalesced=for_both_dtypes(1),
-        read=for_both_dtypes(1),
-        wide=for_both_dtypes(1),
-        shared=for_both_dtypes(256),
-    ),
+    "once": list_row_limits("once", coalesced=1, read=3),
+    "vectors": list_row_limits("vectors", coalesced=1, read=1, wide={F32: 4, BF16: 8}),
+    "shuffles": list_row_limits("shuffles", coalesced=1, read=1, wide=1, shared=256),
     "dx": (
-        limit_reads("dx", BACKWARD, for_both_dtypes(2)),
+        limit_reads("dx", BACKWARD, 2),
         limit_load_requests("dx", (*BACKWARD, "grad_input"), {F32: 4, BF16: 8}),
-        limit_parameter_reads("dx", ("ln_weight",), for_both_dtypes(2)),
+        limit_parameter_reads("dx", ("ln_weight",), 2),
         limit_local_memory("dx"),
-        limit_shared_stores("dx", for_both_dtypes(0)),
-        limit_barriers("dx", for_both_dtypes(0)),
-        limit_sectors("dx", (*BACKWARD, "grad_input"), for_both_dtypes(1)),
+        limit_shared_stores("dx", 0),
+        limit_barriers("dx", 0),
+        limit_sectors("dx", (*BACKWARD, "grad_input"), 1),
     ),
     "dgamma": (
-        limit_atomics("dgamma", for_both_dtypes(2 * 64 * 768)),
-        limit_sectors("dgamma", BACKWARD, for_both_dtypes(1)),
-        limit_reads("dgamma", BACKWARD, for_both_dtypes(1)),
-        limit_partial_sums("dgamma", for_both_dtypes(0)),
+        limit_atomics("dgamma", 2 * 64 * 768),
+        limit_sectors("dgamma", BACKWARD, 1),
+        limit_reads("dgamma", BACKWARD, 1),
+        limit_partial_sums("dgamma", 0),
         limit_local_memory("dgamma"),
     ),
     "tiled": (
-        limit_global_loads("tiled", TILE, TILE, for_both_dtypes(2)),
-        limit_bank_conflicts("tiled", for_both_dtypes(0)),
+        limit_global_loads("tiled", TILE, TILE, 2),
+        limit_bank_conflicts("tiled", 0),
         limit_sectors("tiled", FACTORS, {F32: 4.125, BF16: 8.25}),
     ),
     "registers": (
-        limit_shared_loads("registers", EACH, for_both_dtypes(8)),
-        limit_global_loads("registers", BLOCK, BLOCK, for_both_dtypes(2 / BLOCK)),
+        limit_shared_loads("registers", EACH, 8),
+        limit_global_loads("registers", BLOCK, BLOCK, 2 / BLOCK),
         limit_local_memory("registers"),
-        limit_bank_conflicts("registers", for_both_dtypes(0)),
-        limit_sectors("registers", FACTORS, for_both_dtypes(1)),
+        limit_bank_conflicts("registers", 0),
+        limit_sectors("registers", FACTORS, 1),
     ),
     "copies": (
-        limit_exposed_copies("copies", for_both_dtypes(1)),
-        limit_shared_loads("copies", EACH, for_both_dtypes(1), 2),
-        limit_global_loads("copies", BLOCK, BLOCK, for_both_dtypes(2 / BLOCK), NARROW_FACTORS),
-        limit_bank_conflicts("copies", for_both_dtypes(0)),
-        limit_sectors("copies", NARROW_FACTORS, for_both_dtypes(1)),
+        limit_exposed_copies("copies", 1),
+        limit_shared_loads("copies", EACH, 1, 2),
+        limit_global_loads("copies", BLOCK, BLOCK, 2 / BLOCK, NARROW_FACTORS),
+        limit_bank_conflicts("copies", 0),
+        limit_sectors("copies", NARROW_FACTORS, 1),
     ),
     "tensor": (
-        limit_scalar_share("tensor", for_both_dtypes(1)),
-        limit_repeated_products("tensor", for_both_dtypes(1)),
-        limit_global_loads(
-            "tensor", *SIDES, for_both_dtypes(sum(1 / side for side in SIDES)), NARROW_FACTORS
-        ),
+        limit_scalar_share("tensor", 1),
+        limit_repeated_products("tensor", 1),
+        limit_global_loads("tensor", *SIDES, sum(1 / side for side in SIDES), NARROW_FACTORS),
     ),
-    "layouts": (
-        limit_extra_copies(("ln_out_16", "dy_16", "weight_16"), for_both_dtypes(1)),
-        limit_launches(4, 5),
-    ),
-    "epilogue": (
-        limit_output_traffic(for_both_dtypes(3)),
-        limit_extra_copies(("dy_16",), for_both_dtypes(1)),
-    ),
+    "layouts": (limit_extra_copies(("ln_out_16", "dy_16", "weight_16"), 1), limit_launches(4, 5)),
+    "epilogue": (limit_output_traffic(3), limit_extra_copies(("dy_16",), 1)),
 }
 """Gate -> its limits, with the cost of the blank's initial code in the counted case."""

@@ -19,7 +19,8 @@ from harness.bench.timing import CudaClock, Protocol, summarize, take_turns
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
 from harness.puzzles.p27.gpt_step import ByHand, make_trainer
-from harness.puzzles.p27.train_gpt import excerpts, run_step
+from harness.puzzles.p27.train_gpt import run_step
+from harness.puzzles.p27.training import excerpts
 
 CHAPTERS = Path(__file__).absolute().parents[1] / "src"
 ROUNDS, EXCERPTS = 12, 4
@@ -87,7 +88,7 @@ def kernels_of(step: Callable[[], object]) -> dict[str, float]:
 
 def rows(sizes: Sizes, device: torch.device) -> Iterator[dict]:
     """A row for each way to make a step, then one for each kind of kernel of the step by hand."""
-    texts = list(islice(excerpts(sizes, 0, device, CHAPTERS), EXCERPTS))
+    texts = list(islice(excerpts(sizes, 0, CHAPTERS, device), EXCERPTS))
     steps: dict[str, Callable[[], float]] = {}
     seen = {}
     for name, make in CANDIDATES.items():

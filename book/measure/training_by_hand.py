@@ -8,11 +8,11 @@ from book.measure.shared import write as write_rows
 from harness.check.python_files import load_module
 from harness.puzzles.p27.running import no_autograd
 from harness.puzzles.p27.spec import PUZZLE
-from harness.puzzles.p27.train import TINY, Training, excerpts
-from harness.puzzles.p27.writing import write
+from harness.puzzles.p27.train import SEED, TINY, Training
+from harness.puzzles.p27.training import STEPS, excerpts, write
 from harness.toolchain import roots
 
-SAMPLES = (1, 30, 100, 300, TINY.steps)
+SAMPLES = (1, 30, 100, 300, STEPS["tiny"])
 """The steps after which it writes."""
 BYTES = 150
 
@@ -21,14 +21,15 @@ def rows() -> Iterator[dict]:
     """A row for each step."""
     module = load_module(roots.solutions() / PUZZLE.name / PUZZLE.find_rung("tape").file)
     training = Training.begin(TINY)
-    steps = zip(range(1, TINY.steps + 1), excerpts(TINY, roots.book() / "src"), strict=False)
+    texts = excerpts(TINY, SEED, roots.book() / "src")
+    steps = zip(range(1, STEPS["tiny"] + 1), texts, strict=False)
 
     def logits(tokens):
         return module["logits_of"](tokens, module["Tape"](), training.p)[0, -1]
 
     for step, excerpt in steps:
         training.step(module, excerpt)
-        wrote = write(logits, TINY.context, BYTES, TINY.seed) if step in SAMPLES else ""
+        wrote = write(logits, TINY.context, BYTES, SEED) if step in SAMPLES else ""
         yield {"step": step, "loss": f"{training.losses[-1]:.4f}", "wrote": " ".join(wrote.split())}
 
 

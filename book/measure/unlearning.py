@@ -21,7 +21,7 @@ from torch import Tensor
 from book.measure import record
 from book.measure.shared import write
 from harness.puzzles.p27.autograd import Model, Tensors, parameters
-from harness.puzzles.p27.excerpts import read_text
+from harness.puzzles.p27.training import read_text
 from harness.toolchain import roots
 
 TORCH_TEXT = Path(torch.__file__).with_name("_torch_docs.py")

@@ -14,6 +14,7 @@ from harness.puzzles.p27 import compare_gpt, step_parts, train, train_gpt
 from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
 from harness.puzzles.p27.gpt_step import ByHand, Graphed, Pass
+from harness.puzzles.p27.training import excerpts
 
 CPU = torch.device("cpu")
 SMALL = replace(SIZES["tiny"], layers=2, width=32, vocabulary=256, context=24, batch=3)
@@ -22,24 +23,22 @@ UNALIGNED = replace(SIZES["tiny"], layers=1, width=20, heads=5, vocabulary=37, c
 
 def read_excerpts(text, count: int) -> list[torch.Tensor]:
     """Return the first training batches of SMALL."""
-    return [
-        excerpt for _, excerpt in zip(range(count), train_gpt.excerpts(SMALL, 5, CPU, text), strict=False)
-    ]
+    return [excerpt for _, excerpt in zip(range(count), excerpts(SMALL, 5, text), strict=False)]
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("sizes", [SMALL, UNALIGNED])
 def test_step_values_match_autograd(sizes):
-    values = compare_gpt.compare(sizes, 3, CPU)
-    assert compare_gpt.list_wrong(values) == []
-    names = {value.name for value in values if isinstance(value, compare_gpt.Compared)}
+    rows = compare_gpt.compare(sizes, 3, CPU)
+    assert all(ok for *_, ok in rows)
+    missing = {name for name, text, _ in rows if text == compare_gpt.NOT_COMPUTED}
+    names = {name for name, *_ in rows} - missing
     assert names >= {
         "block0.join, its output",
         "the output",
         "the gradient of token",
         "the gradient of position",
     }
-    missing = {value for value in values if isinstance(value, str)}
     assert missing <= {name for i in range(2) for name in list_fused_values(i)}
 
 
@@ -71,9 +70,7 @@ def list_fused_values(i: int) -> set[str]:
 )
 def test_wrong_operation_is_the_first_failure(part, replacement, failure, monkeypatch):
     monkeypatch.setattr(step_parts, part, replacement)
-    values = compare_gpt.compare(SMALL, 3, CPU)
-    assert compare_gpt.list_wrong(values)[0] == failure
-    assert compare_gpt.format_lines(values)[-1].endswith(f"the first is {failure}")
+    assert next(name for name, _, ok in compare_gpt.compare(SMALL, 3, CPU) if not ok) == failure
 
 
 @pytest.mark.parametrize("size", [1e-4, 10.0])

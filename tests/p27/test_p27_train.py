@@ -11,8 +11,8 @@ from harness.check.python_files import load_module
 from harness.errors import BadUse
 from harness.puzzles.p27 import compare, train
 from harness.puzzles.p27.autograd import Model
-from harness.puzzles.p27.excerpts import plot, read_text
 from harness.puzzles.p27.running import leaves, no_autograd
+from harness.puzzles.p27.training import excerpts, plot, read_text
 from harness.toolchain import roots
 
 TAPE = roots.solutions() / "p27" / "tape.py"
@@ -23,7 +23,7 @@ def train_small_model(text, steps: int) -> train.Training:
     """Train the small model on a text."""
     module, training = load_module(TAPE), train.Training.begin(SMALL)
     with no_autograd():
-        for _, excerpt in zip(range(steps), train.excerpts(SMALL, text), strict=False):
+        for _, excerpt in zip(range(steps), excerpts(SMALL, train.SEED, text), strict=False):
             training.step(module, excerpt)
     return training
 
@@ -40,7 +40,7 @@ def test_gradients_match_autograd_at_each_step(text, monkeypatch):
     monkeypatch.setitem(
         module, "clip", lambda grads, limit: None
     )  # so that the gradients are compared unclipped
-    for _, excerpt in zip(range(5), train.excerpts(SMALL, text), strict=False):
+    for _, excerpt in zip(range(5), excerpts(SMALL, train.SEED, text), strict=False):
         held = leaves({name: t.double() for name, t in training.p.items()})
         loss = Model().loss(excerpt[:, :-1], excerpt[:, 1:], held)
         loss.backward()
@@ -124,7 +124,7 @@ def test_exception_is_reported_with_file_and_line(
 def test_nonfinite_loss_stops_training(text):
     training = train.Training.begin(SMALL)
     training.p["token"].fill_(torch.nan)
-    excerpt = next(iter(train.excerpts(SMALL, text)))
+    excerpt = next(iter(excerpts(SMALL, train.SEED, text)))
     with pytest.raises(BadUse, match="the loss of step 1 is nan: see p27 --gate step"):
         training.step(load_module(TAPE), excerpt)
 

@@ -71,18 +71,8 @@ def head(x: Tensor, token: Tensor) -> Tensor:
     return x @ token.T
 
 
-PARTS: Mapping[str, Part] = MappingProxyType(
-    {
-        "embedding": embedding,
-        "layernorm": layernorm,
-        "attention": attention,
-        "gelu": gelu,
-        "cross_entropy": cross_entropy,
-        "fork": fork,
-        "residual": residual,
-        "head": head,
-    }
-)
+FUNCTIONS = (embedding, layernorm, attention, gelu, cross_entropy, fork, residual, head)
+PARTS: Mapping[str, Part] = MappingProxyType({function.__name__: function for function in FUNCTIONS})
 
 
 def parts_with_heads(count: int) -> Mapping[str, Part]:
@@ -107,9 +97,8 @@ class Model:
     def run(self, name: str, kind: str, x: Tensor, *rest: Tensor) -> Tensor:
         if x.is_floating_point():
             x = self.record_input(name, x)
-        return self.record_output(
-            name, F.linear(x, *rest) if kind == "linear" else self.parts[kind](x, *rest)
-        )
+        function = F.linear if kind == "linear" else self.parts[kind]
+        return self.record_output(name, function(x, *rest))
 
     def record_input(self, name: str, x: Tensor) -> Tensor:
         if not self.recording:
@@ -132,11 +121,11 @@ class Model:
             return self.run(f"{name}.{id}", kind, given, *weights)
 
         branch = part("linear", "qkv", part("layernorm", "ln_1", self.parts["fork"](x)))
-        x = self.parts["residual"](
-            x, part("linear", "join", part("attention", "attention", branch)), "attention"
-        )
+        branch = part("linear", "join", part("attention", "attention", branch))
+        x = self.parts["residual"](x, branch, "attention")
         branch = part("linear", "widen", part("layernorm", "ln_2", self.parts["fork"](x)))
-        x = self.parts["residual"](x, part("linear", "narrow", part("gelu", "gelu", branch)), "mlp")
+        branch = part("linear", "narrow", part("gelu", "gelu", branch))
+        x = self.parts["residual"](x, branch, "mlp")
         return self.record_output(name, x)
 
     def loss(self, tokens: Tensor, targets: Tensor, p: Mapping[str, Tensor]) -> Tensor:

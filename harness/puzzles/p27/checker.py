@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from harness.check.results import Diagnosis, GateResult
 from harness.puzzles.p27 import optimizing
 from harness.puzzles.p27.autograd import CHANGES, Tensors, change_model, parameters
 from harness.puzzles.p27.bytes_live import draw_live_bytes
-from harness.puzzles.p27.part_formulas import SPARE, Formula, find_formula
+from harness.puzzles.p27.part_formulas import FORMULAS, SPARE
 from harness.puzzles.p27.running import (
     Fault,
     Module,
@@ -89,21 +88,19 @@ class TapeChecker(PythonChecker):
     """Checks the gates of one file."""
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        result = GateResult(gate, "correct")
+        result, hint = GateResult(gate, "correct"), 2
         try:
             with torch.random.fork_rng(devices=[]):
                 result.summary = CHECKS.get(gate.id, check_part)(gate.id, module, SEED + self.seed)
         except Fault as fault:
             result.state, result.diagnosis, result.mistake = "wrong", str(fault).split("\n"), fault.mistake
-            result.hint = (
-                f"{self.puzzle.get_ladder_name(self.rung, gate.id)}-{fault.hint}" if fault.hint else None
-            )
+            hint = fault.hint or hint
         except Exception as error:  # an exception in the learner's code is a result
             called_autograd = "autograd is called" in str(error)
             result.state, result.diagnosis = "wrong", [describe_exception(error, path)]
             result.mistake = "autograd-called" if called_autograd else "raises"
         if result.state == "wrong":
-            result.hint = result.hint or f"{self.puzzle.get_ladder_name(self.rung, gate.id)}-2"
+            result.hint = f"{self.puzzle.get_ladder_name(self.rung, gate.id)}-{hint}"
         elif gate.id == "model":
             result.picture = draw_live_bytes(module)
         return result
@@ -119,19 +116,19 @@ def compare(gate: str, results: list[TrialResult]) -> None:
         return
     (first, names), *_ = failing
     order = ", from the loss backwards" if len(first.right) > 6 else ""
-    if diagnosis := diagnose_with_formula(gate, failing, find_correct_values(results)):
+    wrong = {name for _, names in failing for name in names}
+    correct = {name for each in results for name in each.right} - wrong
+    if diagnosis := diagnose_with_formula(gate, failing, correct):
         others = f"wrong: {' and '.join(names)}, of {', '.join(first.right)}" if len(first.right) > 2 else ""
         raise Fault.of(diagnosis, others)
     lines = [f"with {first.trial.words}{order}: {describe_wrong(first.got, first.right, names[0])}"]
     if len(names) > 1:
         lines.append(f"{len(names)} of {len(first.right)} tensors are wrong; this is the first")
     ids = [id for id, change in CHANGES.items() if change.part in CONCERN.get(gate, ())]
-    known = next((id for id in ids if all(reproduces_values(each, id) for each, _ in failing)), None)
-    if known:
-        raise Fault("\n".join([*lines, f"these are the values {CHANGES[known].words}"]), known)
-    nonfinite = not torch.isfinite(first.got[names[0]]).all() or any(
-        not torch.isfinite(each.got[wrong[0]]).all() for each, wrong in failing
-    )
+    for id in ids:
+        if not any(any(find_wrong_values(each.got, each.compute_mistaken(id))) for each, _ in failing):
+            raise Fault("\n".join([*lines, f"these are the values {CHANGES[id].words}"]), id)
+    nonfinite = any(not torch.isfinite(each.got[wrong[0]]).all() for each, wrong in failing)
     if nonfinite:
         lines.append(
             "some values are NaN or infinite: an exponential overflows, a division or logarithm is of 0, or a whole row is -inf"
@@ -143,16 +140,21 @@ def diagnose_with_formula(
     gate: str, failing: Sequence[tuple[TrialResult, Sequence[str]]], right: Collection[str]
 ) -> Diagnosis | None:
     """Diagnose the first wrong value that a known mistake in the part's formula explains, or return None."""
-    if not (formula := find_formula(gate)):
+    if gate not in FORMULAS:
         return None
+    formula = FORMULAS[gate]()
     diagnoses: list[Diagnosis] = []
     correct = [quantity for quantity, (name, _, _) in formula.quantities.items() if name in right]
     for quantity, (name, words, view) in formula.quantities.items():
         wrong = [each for each, names in failing if name in names]
         if any(each.got[name].shape != each.right[name].shape for each in wrong):
             return None
-        pairs = [(each, *(view(values[name]) for values in (each.got, each.right))) for each in wrong]
-        evidence = [e for each, *pair in pairs for e in collect_evidence(formula, each, *pair)]
+        evidence: list[Evidence] = []
+        for each in wrong:
+            dims = each.trial.B, each.trial.T, each.trial.C, each.trial.V
+            case = Case(each.trial.words, "", formula.dims(dims), "plain")
+            pair = (view(values[name]) for values in (each.got, each.right))
+            evidence += make_evidence(case, formula.arrays(each.given, dims), *pair)
         if evidence:
             diagnoses.append(
                 diagnose(formula.puzzle, quantity, evidence, name=words, gate=gate, correct=correct)
@@ -160,31 +162,12 @@ def diagnose_with_formula(
     return next((each for each in diagnoses if each.mistake), diagnoses[0] if diagnoses else None)
 
 
-def collect_evidence(
-    formula: Formula, result: TrialResult, got: np.ndarray, right: np.ndarray
-) -> list[Evidence]:
-    dims = result.trial.B, result.trial.T, result.trial.C, result.trial.V
-    case = Case(result.trial.words, "", formula.dims(dims), "plain")
-    return make_evidence(case, formula.arrays(result.given, dims), got, right)
-
-
-def find_correct_values(results: Sequence[TrialResult]) -> set[str]:
-    wrong = {name for each in results for name in find_wrong_values(each.got, each.right)}
-    return {name for each in results for name in each.right} - wrong
-
-
-def reproduces_values(result: TrialResult, id: str) -> bool:
-    compute_mistaken = result.compute_mistaken(id)
-    return not [*find_wrong_values(result.got, compute_mistaken)]
-
-
 # ---- Parts --------------------------------------------------------------------------------------------------
 
 
 def check_part(gate: str, module: Module, seed: int) -> str:
-    results = [
-        run_part(gate, module, trial, seed) for trial in TRIALS if trial.scale == 1 or gate == "cross_entropy"
-    ]
+    trials = [trial for trial in TRIALS if trial.scale == 1 or gate == "cross_entropy"]
+    results = [run_part(gate, module, trial, seed) for trial in trials]
     compare(gate, results)
     kept = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
     return f"values and gradients of {len(results)} sizes; {kept.get(gate, 'keeps what it needs')}"
@@ -225,13 +208,11 @@ def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
             output = model.block(start, "part", q)
         else:
             output = model.run("part", gate, start, *([targets] if gate == "cross_entropy" else q.values()))
-        return compute_with_autograd(
-            model, output, None if output.dim() == 0 else incoming_gradient(output.detach()), q
-        )
+        dy = None if output.dim() == 0 else incoming_gradient(output.detach())
+        return compute_with_autograd(model, output, dy, q)
 
-    before = {
-        name: tensor.clone() for name, tensor in [*p.items(), ("its input", x), ("the targets", targets)]
-    }
+    given = {**p, "its input": x, "the targets": targets}
+    before = {name: tensor.clone() for name, tensor in given.items()}
     grads = {name: torch.full_like(tensor, 0.5) for name, tensor in p.items()}
     start = {name: grad.clone() for name, grad in grads.items()}
     tape, dy = module["Tape"](), torch.ones(())
@@ -252,18 +233,12 @@ def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
             if gate != "embedding":
                 check_returned(returned)
             if not torch.equal(dy, incoming_gradient(output)):
-                raise Fault(
-                    "backward has changed the incoming gradient, which other parts may still need",
-                    "input-written",
-                )
+                words = "backward has changed the incoming gradient, which other parts may still need"
+                raise Fault(words, "input-written")
     if gate in CONCERN:
         check_order(watched)
     right = truth()
-    changed_inputs = [
-        n
-        for n, t in [*p.items(), ("its input", x), ("the targets", targets)]
-        if not torch.equal(t, before[n])
-    ]
+    changed_inputs = [name for name, tensor in given.items() if not torch.equal(tensor, before[name])]
     if changed_inputs:
         raise Fault(f"the pass has changed {changed_inputs[0]}", "input-written")
     if tape.kept:
@@ -272,9 +247,8 @@ def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
     for name, grad in grads.items():
         expected = right[f"the gradient of {name}"]
         kept = (grad == start[name]) & (expected == 0)  # for a table, the rows without a gradient
-        if is_close(torch.where(kept, expected, grad), expected) and not is_close(
-            grad - start[name], expected
-        ):
+        replaced = is_close(torch.where(kept, expected, grad), expected)
+        if replaced and not is_close(grad - start[name], expected):
             raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
     given_part = {"x": x, "dy": dy, "targets": targets, **p}
     return TrialResult(trial, given_part, collect_values(output, watched, grads, start), right, truth)
@@ -288,18 +262,13 @@ def check_order(watched: PartResults) -> None:
     """Raise Fault if a part's backward is not called, or runs before the backward of a later part."""
     forward_order, order_back = [*watched.outputs], watched.backward_order
     if missing := [name for name in forward_order if name not in order_back]:
-        raise Fault(
-            f"the backward() of {' and '.join(missing[-2:])} is never called",
-            "not-walked-back",
-        )
-    levels = itertools.groupby(
-        sorted(forward_order, key=level), key=level
-    )  # the blocks, then each block's parts
+        raise Fault(f"the backward() of {' and '.join(missing[-2:])} is never called", "not-walked-back")
+    # The blocks, then each block's parts.
+    levels = itertools.groupby(sorted(forward_order, key=level), key=level)
     for earlier, later in [pair for _, names in levels for pair in itertools.pairwise(names)]:
         if order_back.index(earlier) < order_back.index(later):
-            raise Fault(
-                f"{earlier}'s backward runs before {later}'s, which the gradient reaches first", "forwards"
-            )
+            words = f"{earlier}'s backward runs before {later}'s, which the gradient reaches first"
+            raise Fault(words, "forwards")
 
 
 def tensor(output: object) -> Tensor:
@@ -323,17 +292,19 @@ def check_saved(gate: str, tape, x: Tensor) -> None:
     """Raise Fault if a part saves more bytes than it needs."""
     rows, element = x.numel() // x.shape[-1], x.element_size()
     T = x.shape[1]
-    enough = {
-        "embedding": x.numel() * element,
-        "layernorm": (x.numel() + 2 * rows) * element,
-        "attention": (x.numel() + 4 * rows * T) * element,
-        "gelu": x.numel() * element,
-        "cross_entropy": (x.numel() + rows) * element,
-    }.get(gate)
-    if enough is not None and (kept := count_saved_bytes(tape.kept)) > enough:
-        raise Fault(
-            f"{kept} bytes are saved for an input of {list(x.shape)}; {enough} are enough", "keeps-too-much"
-        )
+    beyond_input = {
+        "embedding": 0,
+        "layernorm": 2 * rows,
+        "attention": 4 * rows * T,
+        "gelu": 0,
+        "cross_entropy": rows,
+    }
+    if gate not in beyond_input:
+        return
+    enough, kept = (x.numel() + beyond_input[gate]) * element, count_saved_bytes(tape.kept)
+    if kept > enough:
+        words = f"{kept} bytes are saved for an input of {list(x.shape)}; {enough} are enough"
+        raise Fault(words, "keeps-too-much")
 
 
 # ---- The tape -----------------------------------------------------------------------------------------------

@@ -43,22 +43,22 @@ def compute_both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
     return ({f"{name}, its output": t for name, t in watched.outputs.items()} | mine, activations | right)
 
 
-def rows(got: Tensors, right: Tensors) -> Iterator[tuple[str, str, bool]]:
-    """Yield (name, largest difference, whether it is correct) for each value."""
+def compare_values(got: Tensors, right: Tensors) -> Iterator[compare_gpt.Row]:
+    """Yield a row for each value: its largest difference, and whether it is correct."""
     for name, expected in right.items():
         if name not in got:
-            yield name, "not computed by itself", True
+            text, ok = compare_gpt.NOT_COMPUTED, True
         elif got[name].shape != expected.shape:
-            yield name, f"shape {list(got[name].shape)}, expected {list(expected.shape)}", False
+            text, ok = f"shape {list(got[name].shape)}, expected {list(expected.shape)}", False
         else:
             apart = (got[name] - expected).abs().max().item() if expected.numel() else 0.0
-            yield name, f"{apart:.1e}", is_close(got[name], expected)
+            text, ok = f"{apart:.1e}", is_close(got[name], expected)
+        yield name, f"{text:<24}{'ok' if ok else 'NOT OK'}", ok
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    parser = Parser(
-        prog="p27 --compare", description="Compare one step by hand with the same step by autograd."
-    )
+    about = "Compare one step by hand with the same step by autograd."
+    parser = Parser(prog="p27 --compare", description=about)
     parser.add_argument("--solution", action="store_true", help="use the solution's file in place of yours")
     parser.add_argument(
         "--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)"
@@ -69,15 +69,13 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     if flags.size:
         sizes, device = SIZES[flags.size], select_device(flags.device)
         state = State.load(flags.load, sizes, device) if flags.load else None
-        values = compare_gpt.compare(sizes, flags.seed, device, state)
-        print_lines(console, compare_gpt.format_lines(values))
-        return int(bool(compare_gpt.list_wrong(values)))
-    path, module = load_tape(flags)
-    with report_learner_errors(path):
-        listed = [*rows(*compute_both(module, flags.seed))]
-    width = max(len(name) for name, *_ in listed)
-    wrong = [name for name, _, ok in listed if not ok]
+        rows = compare_gpt.compare(sizes, flags.seed, device, state)
+    else:
+        path, module = load_tape(flags)
+        with report_learner_errors(path):
+            rows = [*compare_values(*compute_both(module, flags.seed))]
+    width = max(len(name) for name, *_ in rows)
+    wrong = [name for name, _, ok in rows if not ok]
     result = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"
-    lines = [f"{name:<{width}}  {apart:<24}{'ok' if ok else 'NOT OK'}" for name, apart, ok in listed]
-    print_lines(console, [*lines, result])
+    print_lines(console, [*(f"{name:<{width}}  {text}" for name, text, _ in rows), result])
     return int(bool(wrong))

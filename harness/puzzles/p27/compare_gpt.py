@@ -4,7 +4,6 @@ A value is ok if its error is at most twice autograd's in the step's dtype, plus
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,14 +21,9 @@ MOVED = 0.1
 """Magnitude of random offsets that move biases and LayerNorm weights from 0 and 1, which would hide mistakes."""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One value's error, and PyTorch's in the same dtype, relative to the truth's largest element."""
-
-    name: str
-    error: float
-    baseline: float
-    ok: bool
+Row = tuple[str, str, bool]
+"""A value's name, the text of its row, and whether it is correct."""
+NOT_COMPUTED = "not computed by itself"
 
 
 def problem(sizes: Sizes, seed: int, device: torch.device, state: State | None) -> tuple[ByHand, Tensor]:
@@ -67,44 +61,24 @@ def compute_with_torch(trained: ByHand, excerpt: Tensor, dtype: torch.dtype) -> 
     return outputs | compute_with_autograd(model, output, None, p)
 
 
-def compare_values(
-    got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch.dtype
-) -> Iterator[Compared | str]:
-    """Yield each value of the truth compared, or only its name if the step does not compute it."""
+def compare_values(got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch.dtype) -> Iterator[Row]:
+    """Yield a row for each value: its error and PyTorch's, relative to the truth's largest element."""
+    yield "", "error    PyTorch's", True
     floor = FLOOR[get_dtype_name(dtype)]
     for name, right in truth.items():
         if name not in got:
-            yield name
+            yield name, NOT_COMPUTED, True
             continue
         scale = right.abs().max().item() or 1.0
         error, own = (
             ((each.double().view(right.shape) - right).abs().max() / scale).item()
             for each in (got[name], baseline[name])
         )
-        yield Compared(name, error, own, error <= 2 * own + floor)
+        ok = error <= 2 * own + floor
+        yield name, f"{error:.1e}  {own:.1e}  {'ok' if ok else 'NOT OK'}", ok
 
 
-def format_lines(values: list[Compared | str]) -> list[str]:
-    width = max(len(each if isinstance(each, str) else each.name) for each in values)
-    lines = [f"{'':<{width}}  error    PyTorch's"]
-    for each in values:
-        if isinstance(each, str):
-            lines.append(f"{each:<{width}}  not computed by itself")
-        else:
-            text = "ok" if each.ok else "NOT OK"
-            lines.append(f"{each.name:<{width}}  {each.error:.1e}  {each.baseline:.1e}  {text}")
-    wrong = list_wrong(values)
-    first = f"❌ {len(wrong)} wrong, the first is {wrong[0]}" if wrong else "✅ every value is autograd's"
-    return [*lines, first]
-
-
-def list_wrong(values: list[Compared | str]) -> list[str]:
-    return [each.name for each in values if isinstance(each, Compared) and not each.ok]
-
-
-def compare(
-    sizes: Sizes, seed: int, device: torch.device, state: State | None = None
-) -> list[Compared | str]:
+def compare(sizes: Sizes, seed: int, device: torch.device, state: State | None = None) -> list[Row]:
     trained, excerpt = problem(sizes, seed, device, state)
     got = compute_by_hand(trained, excerpt)
     truth = compute_with_torch(trained, excerpt, torch.float64)

@@ -32,6 +32,11 @@ class Sizes:
     def tokens(self) -> int:
         return self.batch * self.context
 
+    def draw_parameters(self, seed: int) -> Tensors:
+        """Return GPT-2's initial parameters in float32."""
+        sizes = {name: getattr(self, name) for name in ("layers", "width", "vocabulary", "context")}
+        return parameters(**sizes, seed=seed, dtype=torch.float32)
+
 
 SIZES = {
     "tiny": Sizes(layers=3, width=96, heads=4, vocabulary=256, context=64, batch=16),
@@ -93,14 +98,7 @@ class State:
     @classmethod
     def begin(cls, sizes: Sizes, seed: int, device: torch.device) -> "State":
         """Return a state with GPT-2's initial parameters, the same on every device."""
-        first = parameters(
-            layers=sizes.layers,
-            width=sizes.width,
-            vocabulary=sizes.vocabulary,
-            context=sizes.context,
-            seed=seed,
-            dtype=torch.float32,
-        )
+        first = sizes.draw_parameters(seed)
         pieces = Pieces(first)
         master, mean, square = zeros(pieces.count, device)
         for name, view in pieces.views(master).items():

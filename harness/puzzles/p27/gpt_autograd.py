@@ -5,7 +5,7 @@ from torch import Tensor
 
 from harness.puzzles.p27.autograd import Model, parts_with_heads
 from harness.puzzles.p27.gpt import State
-from harness.puzzles.p27.gpt_step import ADAM_EPS, BETAS, DECAY, LIMIT
+from harness.puzzles.p27.step_parts import ADAM_EPS, BETAS, DECAY, LIMIT
 
 
 class ByAutograd:

@@ -19,8 +19,6 @@ from harness.puzzles.p27.derivation import IGNORED
 from harness.puzzles.p27.gpt import RUN, Pieces, Sizes, State, working_dtype
 from harness.puzzles.p27.step_kernels import has_kernels
 
-BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
-"""AdamW's constants, and the norm to which gradients are clipped, as in the tape's file."""
 MEAN, INPUT, WEIGHT, STAYS_WIDE = 1, 1, 2, 8
 """Arguments of the loss operator: mean reduction, both gradients, and the weight's gradient in float32."""
 
@@ -278,7 +276,6 @@ class ByHand:
             self.numbers,
             self.norm,
             decayed=state.pieces.decayed,
-            options=parts.AdamW(*BETAS, ADAM_EPS, DECAY, LIMIT),
         )
 
     def run(self, excerpt: Tensor) -> Tensor:
@@ -293,7 +290,7 @@ class ByHand:
         return self.run(excerpt)
 
     def set_inputs(self, step: int, rate: float) -> None:
-        self.numbers.copy_(torch.tensor([rate, *(1 - beta**step for beta in BETAS)]))
+        self.numbers.copy_(torch.tensor([rate, *(1 - beta**step for beta in parts.BETAS)]))
 
 
 class Graphed(ByHand):

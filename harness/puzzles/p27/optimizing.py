@@ -1,8 +1,9 @@
 """Checks of puzzle 27's last gates, clipping, AdamW and the step, against PyTorch, with known mistakes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,20 +29,6 @@ from harness.spec.puzzle import Case
 RATE, BETAS, EPS, DECAY, LIMIT = 0.01, (0.9, 0.95), 1e-8, 0.1, 0.7
 """Constants for the check of a step; all but rate and limit are those of the learner's file. AdamW and clipping
 alone are checked with the kernels' constants, which that file lacks, so that an unused argument shows."""
-Known = Mapping[str, tuple[str, Callable[[], Tensors]]]
-"""Known mistake -> the end of "these are the values ...", and a function that returns the values."""
-
-
-def compare(got: Tensors, right: Tensors, known: Known) -> None:
-    """Raise Fault for the first wrong value, with the known mistake that reproduces all values, if any."""
-    wrong = [*find_wrong_values(got, right)]
-    if not wrong:
-        return
-    lines = [describe_wrong(got, right, wrong[0])]
-    for id, (words, values) in known.items():
-        if not [*find_wrong_values(got, values())]:
-            raise Fault("\n".join([*lines, f"these are the values {words}"]), id)
-    raise Fault("\n".join(lines), "wrong-values")
 
 
 def raise_diagnosis(
@@ -79,9 +66,8 @@ def list_clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mista
 
     def each(v: Derivation) -> np.ndarray:
         parts = zip(np.split(v.dx.reshape(-1), ends), norms(v), strict=True)
-        return np.concatenate([g * min(1, kernels.LIMIT / (n + kernels.NORM_EPS)) for g, n in parts]).reshape(
-            v.dx.shape
-        )
+        clipped = [g * min(1, kernels.LIMIT / (n + kernels.NORM_EPS)) for g, n in parts]
+        return np.concatenate(clipped).reshape(v.dx.shape)
 
     def after(v: Derivation) -> np.ndarray:
         return np.sqrt((v.clipped**2).sum()).reshape(1)
@@ -119,9 +105,8 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
         if not [*find_wrong_values({"the norm": returned} | got, {"the norm": norm} | right)]:
             continue
         if size > 1 and all(torch.equal(mine[name], first[name]) for name in first):
-            raise Fault(
-                f"the gradients have not changed: {IN_PLACE.format('grad', '*= factor')}", "not-in-place"
-            )
+            advice = IN_PLACE.format("grad", "*= factor")
+            raise Fault(f"the gradients have not changed: {advice}", "not-in-place")
         case, arrays = Case(words, "", (1, 1, 1, 1), "plain"), {"dx": concatenate(first)}
         pairs = {
             "norm": (returned.reshape(1).numpy(), norm.reshape(1).numpy()),
@@ -140,18 +125,12 @@ def concatenate(tensors: Mapping[str, Tensor]) -> np.ndarray:
 # ---- AdamW --------------------------------------------------------------------------------------------------
 
 
-def make_adamw(
-    p: Tensors,
-    decay: float = DECAY,
-    rate: float = RATE,
-    eps: float = EPS,
-    betas: tuple[float, float] = BETAS,
-) -> torch.optim.Optimizer:
+def make_adamw(p: Tensors, decay: float, **options) -> torch.optim.Optimizer:
     groups = [
         {"params": [t for t in p.values() if (t.dim() > 1) is matrices], "weight_decay": decay * matrices}
         for matrices in (True, False)
     ]
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=eps)
+    return torch.optim.AdamW(groups, **options)
 
 
 @dataclass
@@ -169,15 +148,15 @@ class State:
         """Update the state in place with the learner's AdamW."""
         betas = kernels.BETA1, kernels.BETA2
         own = {name: g.clone() for name, g in grads.items()}
+        constants = kernels.RATE, betas, kernels.EPS, kernels.DECAY
         with no_autograd():
-            module["adamw"](
-                self.p, own, self.moments, number, kernels.RATE, betas, kernels.EPS, kernels.DECAY
-            )
+            module["adamw"](self.p, own, self.moments, number, *constants)
 
 
 def compute_reference_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
     held = leaves(p)
-    optimizer = make_adamw(held, kernels.DECAY, kernels.RATE, kernels.EPS, (kernels.BETA1, kernels.BETA2))
+    betas = kernels.BETA1, kernels.BETA2
+    optimizer = make_adamw(held, kernels.DECAY, lr=kernels.RATE, betas=betas, eps=kernels.EPS)
     states = [State(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copy()]
     for each in gradients:
         for name, leaf in held.items():
@@ -219,20 +198,16 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
         got.update(module, each, number)
         check_in_place(got, before)
         for name, x in before.p.items():
-            tensors = {
-                "x": x,
-                "dx": each[name],
-                **dict(zip(("mean", "square"), before.moments[name], strict=True)),
-            }
-            arrays = {n: t.numpy() for n, t in tensors.items()}
+            tensors = zip(("x", "dx", "mean", "square"), (x, each[name], *before.moments[name]), strict=True)
+            arrays = {n: t.numpy() for n, t in tensors}
             arrays |= {"step": np.asarray(number), "decay": np.asarray(kernels.DECAY * (x.dim() > 1))}
             case = Case(f"{name}, update {number}", "", (1, 1, 1, 1), "plain")
             pairs = zip((*got.moments[name], got.p[name]), (*right.moments[name], right.p[name]), strict=True)
             for quantity, (ours, theirs) in zip(evidence, pairs, strict=True):
                 evidence[quantity] += make_evidence(case, arrays, ours.numpy(), theirs.numpy())
     raise_diagnosis(gate, evidence, LOOP_MISTAKES)
-    compare(mine.p, states[-1].p, {})
-    return ""
+    wrong = next(find_wrong_values(mine.p, states[-1].p))
+    raise Fault(describe_wrong(mine.p, states[-1].p, wrong), "wrong-values")
 
 
 def check_in_place(got: State, before: State) -> None:
@@ -263,7 +238,7 @@ def train_reference(
     first.
     """
     held, values = leaves(p), {}
-    optimizer = make_adamw(held)
+    optimizer = make_adamw(held, DECAY, lr=RATE, betas=BETAS, eps=EPS)
     for name, leaf in held.items():
         leaf.grad = junk[name].clone()
     for number, excerpt in enumerate(excerpts, 1):
@@ -290,6 +265,35 @@ def train_reference(
     return values
 
 
+STEP_MISTAKES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "not-zeroed": ("where the previous step's gradients are still there", {"zeroed": "never"}),
+    "zeroed-at-the-end": (
+        "of gradients that are cleared at the end: what was there before the first step is added",
+        {"zeroed": "after"},
+    ),
+    "cleared-before-update": (
+        "of gradients that are cleared between the backward pass and the update",
+        {"zeroed": "too late"},
+    ),
+    "not-updated": ("of parameters without an update", {"updated": False}),
+    "number-not-used": (
+        "where the bias of both means is corrected as if each step were the first",
+        {"first": True},
+    ),
+    "two-on": (
+        "where every place predicts the token after the next",
+        {"ends": (slice(None, -2), slice(2, None))},
+    ),
+    "past": ("where every place predicts the token before it", {"ends": (slice(1, None), slice(None, -1))}),
+    "not-shifted": (
+        "where every place predicts itself, which is trivial: the loss falls to 0",
+        {"ends": (slice(None, -1), slice(None, -1))},
+    ),
+    "not-clipped": ("without clipping before the update: afterwards it is too late", {"clipped": False}),
+}
+"""Known mistake -> the end of "these are the values ...", and the arguments that `train_reference` makes it by."""
+
+
 def check_step(gate: str, module: Module, seed: int) -> str:
     """Check three steps against autograd with PyTorch's AdamW. Raises Fault if any is wrong."""
     generator = torch.Generator().manual_seed(seed)
@@ -306,43 +310,12 @@ def check_step(gate: str, module: Module, seed: int) -> str:
                 raise Fault("step() must return a tensor, the loss", "wrong-values")
             got[f"the loss of step {number}"] = loss.clone()
             got |= {f"{name} after step {number}": t.clone() for name, t in mine.items()}
-    known: Known = {
-        "not-zeroed": (
-            "where the previous step's gradients are still there",
-            lambda: train_reference(p, excerpts, junk, zeroed="never"),
-        ),
-        "zeroed-at-the-end": (
-            "of gradients that are cleared at the end: what was there before the first step is added",
-            lambda: train_reference(p, excerpts, junk, zeroed="after"),
-        ),
-        "cleared-before-update": (
-            "of gradients that are cleared between the backward pass and the update",
-            lambda: train_reference(p, excerpts, junk, zeroed="too late"),
-        ),
-        "not-updated": (
-            "of parameters without an update",
-            lambda: train_reference(p, excerpts, junk, updated=False),
-        ),
-        "number-not-used": (
-            "where the bias of both means is corrected as if each step were the first",
-            lambda: train_reference(p, excerpts, junk, first=True),
-        ),
-        "two-on": (
-            "where every place predicts the token after the next",
-            lambda: train_reference(p, excerpts, junk, ends=(slice(None, -2), slice(2, None))),
-        ),
-        "past": (
-            "where every place predicts the token before it",
-            lambda: train_reference(p, excerpts, junk, ends=(slice(1, None), slice(None, -1))),
-        ),
-        "not-shifted": (
-            "where every place predicts itself, which is trivial: the loss falls to 0",
-            lambda: train_reference(p, excerpts, junk, ends=(slice(None, -1), slice(None, -1))),
-        ),
-        "not-clipped": (
-            "without clipping before the update: afterwards it is too late",
-            lambda: train_reference(p, excerpts, junk, clipped=False),
-        ),
-    }
-    compare(got, train_reference(p, excerpts, junk), known)
-    return "three steps, loss and every parameter"
+    right = train_reference(p, excerpts, junk)
+    wrong = next(find_wrong_values(got, right), None)
+    if wrong is None:
+        return "three steps, loss and every parameter"
+    words = describe_wrong(got, right, wrong)
+    for id, (known, change) in STEP_MISTAKES.items():
+        if not [*find_wrong_values(got, train_reference(p, excerpts, junk, **change))]:
+            raise Fault(f"{words}\nthese are the values {known}", id)
+    raise Fault(words, "wrong-values")

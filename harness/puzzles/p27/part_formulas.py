@@ -63,9 +63,8 @@ def make_causal_mask(T: int) -> np.ndarray:
 def make_exchange_mistake(one: str, other: str) -> Mistake:
     letters = [f"d{name.removeprefix('grad_')[0]}" for name in (one, other)]
     words = f"with {' and '.join(letters)} exchanged"
-    return Mistake(
-        f"{'-'.join(letters)}-exchanged", words, {one: STEPS[other], other: STEPS[one]}, 3, together=True
-    )
+    changes = {one: STEPS[other], other: STEPS[one]}
+    return Mistake(f"{'-'.join(letters)}-exchanged", words, changes, 3, together=True)
 
 
 ATTENTION_MISTAKES = (
@@ -84,10 +83,6 @@ ATTENTION_MISTAKES = (
     make_exchange_mistake("grad_query", "grad_key"), make_exchange_mistake("grad_key", "grad_value"), make_exchange_mistake("grad_query", "grad_value"),
 )  # fmt: skip
 """Mistakes that puzzle 23 cannot show: its query and key differ in length, and its masks are not causal."""
-
-
-def find_formula(gate: str) -> Formula | None:
-    return FORMULAS[gate]() if gate in FORMULAS else None
 
 
 def make_layernorm_formula() -> Formula:
@@ -112,10 +107,8 @@ def make_attention_formula() -> Formula:
     """Return puzzle 23's formula, with a causal mask."""
     names = ("query", "key", "value")
     quantities = {"output": (OUTPUT, "output", split_output_heads)}
-    quantities |= {
-        f"grad_{name}": (OF_INPUT, f"gradient of {name[0]}", make_head_view(n))
-        for n, name in enumerate(names)
-    }
+    for n, name in enumerate(names):
+        quantities[f"grad_{name}"] = (OF_INPUT, f"gradient of {name[0]}", make_head_view(n))
     return Formula(
         replace(P23, mistakes=(*ATTENTION_MISTAKES, *select_python_mistakes(P23.mistakes))),
         lambda dims: (dims[0], autograd.HEADS, dims[1], dims[1], dims[2] // autograd.HEADS),
@@ -136,12 +129,8 @@ def make_own_formula(
     arrays: Callable[[Mapping[str, Tensor], Dims], Arrays], quantities: Mapping[str, tuple[str, str, View]]
 ) -> Formula:
     puzzle = find_puzzle("p27")
-    return Formula(
-        replace(puzzle, mistakes=select_python_mistakes(puzzle.mistakes)),
-        lambda dims: dims,
-        arrays,
-        quantities,
-    )
+    puzzle = replace(puzzle, mistakes=select_python_mistakes(puzzle.mistakes))
+    return Formula(puzzle, lambda dims: dims, arrays, quantities)
 
 
 def make_gelu_formula() -> Formula:

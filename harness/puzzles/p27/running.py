@@ -31,9 +31,8 @@ class Fault(Exception):
     @staticmethod
     def of(diagnosis: Diagnosis, *more: str) -> "Fault":
         hint = int(diagnosis.hint.rpartition("-")[2]) if diagnosis.hint else 0
-        return Fault(
-            "\n".join([*diagnosis.lines, *filter(None, more)]), diagnosis.mistake or "wrong-values", hint
-        )
+        words = "\n".join([*diagnosis.lines, *filter(None, more)])
+        return Fault(words, diagnosis.mistake or "wrong-values", hint)
 
 
 @contextlib.contextmanager
@@ -152,8 +151,9 @@ def find_wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) ->
 def is_close(got: Tensor, expected: Tensor) -> bool:
     if got.shape != expected.shape or not torch.isfinite(got).all():
         return False
-    scale = expected.abs().max().item() if expected.numel() else 0.0
-    return bool((got - expected).abs().max() <= TOLERANCE * (scale or 1.0)) if expected.numel() else True
+    if not expected.numel():
+        return True
+    return bool((got - expected).abs().max() <= TOLERANCE * (expected.abs().max().item() or 1.0))
 
 
 def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
@@ -164,9 +164,8 @@ def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name:
     at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
     place = f" at {list(at)}" if at else ""
     limit = TOLERANCE * (expected.abs().max().item() or 1.0)
-    return (
-        f"{name} is wrong{place}: {format_got_and_expected(mine[at].item(), expected[at].item(), limit, 6)}"
-    )
+    numbers = format_got_and_expected(mine[at].item(), expected[at].item(), limit, 6)
+    return f"{name} is wrong{place}: {numbers}"
 
 
 def make_evidence(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:

@@ -79,13 +79,8 @@ AXES = (
 )
 """Axes that the kernels tile: logits by a block's threads, gradients by chunks."""
 places_of = {1: (1, 1), 6: (2, 3)}
-LONG = Case(
-    "long",
-    "more chunks than a block has threads",
-    (1, kernels.THREADS + 1, kernels.CHUNK, 1),
-    "plain",
-    variant="clip",
-)
+LONG = Case("long", "more chunks than a block has threads", (1, kernels.THREADS + 1, kernels.CHUNK, 1), "plain",
+            variant="clip")  # fmt: skip
 """A case only for the kernels, whose second stage of the norm has a loop."""
 NOT_FINITE = {
     "loss": {"logits": ("z", "NaN", "-inf")},
@@ -95,13 +90,9 @@ NOT_FINITE = {
     "clip": {"dx": ("dx", "inf", "NaN")},
 }
 """Variant -> tensor -> its symbol in the book, and the non-finite values of cases; only for the kernels."""
-FAR = Case(
-    "far from 0",
-    "of logits near 4096 or -4096 a rounded lse has no digits left for a loss, and exp(z) is inf or 0",
-    (4, 9, 2, 8),
-    "far",
-    variant="loss",
-)
+FAR = Case("far from 0",
+           "of logits near 4096 or -4096 a rounded lse has no digits left for a loss, and exp(z) is inf or 0",
+           (4, 9, 2, 8), "far", variant="loss")  # fmt: skip
 """A case only for the kernels, whose lse is rounded to float32."""
 GATE_CASES = (
     LONG,

@@ -33,10 +33,8 @@ class StepKernels:
     def call(self, name: str, argument: "int | ctypes.Array[ctypes.c_int64]") -> int:
         """Call a function of the library. Raises RuntimeError with its message if it fails."""
         function = self.library[f"workbook_{name}"]
-        function.argtypes, function.restype = (
-            (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64),
-            ctypes.c_int64,
-        )
+        function.argtypes = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+        function.restype = ctypes.c_int64
         self.message.value = b""
         arguments = argument if isinstance(argument, int) else ctypes.addressof(argument)
         result = function(arguments, ctypes.addressof(self.message), len(self.message))
@@ -71,11 +69,8 @@ def open_kernels(index: int) -> StepKernels | None:
     try:
         return StepKernels(index)
     except (WorkbookError, RuntimeError) as error:
-        warnings.warn(
-            f"the training step runs PyTorch's own operations on this GPU: {error}",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        words = f"the training step runs PyTorch's own operations on this GPU: {error}"
+        warnings.warn(words, RuntimeWarning, stacklevel=4)
         return None
 
 

@@ -5,7 +5,6 @@ elsewhere, and for a LayerNorm without a product, PyTorch's own operations run.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -165,15 +164,8 @@ def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -
 # ---- AdamW ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AdamW:
-    """AdamW's constants, and the norm to which gradients are clipped."""
-
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-    limit: float
+BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
+"""AdamW's constants, and the norm to which gradients are clipped, as in the tape's file."""
 
 
 def norm_of(norm: Tensor, gradients: Tensor) -> None:
@@ -193,7 +185,6 @@ def adamw(
     norm: Tensor,
     *,
     decayed: int,
-    options: AdamW,
 ) -> None:
     """Update in place both means, the parameters, and their working copy, which may be the same memory.
 
@@ -203,19 +194,17 @@ def adamw(
         numbers: Rate, and the corrections 1 - beta^step of both means, float32 [3].
         norm: The norm of all gradients, float32 [1], for clipping.
         decayed: The number of leading elements that decay.
-        options: AdamW's constants.
     """
     if open_kernels := kernels(gradients):
-        constants = (options.beta1, options.beta2, options.eps, options.decay, options.limit)
         tensors = (master, working, mean, square, gradients, numbers, norm)
-        open_kernels.launch("adamw", *constants, decayed, master.numel(), *tensors)
+        open_kernels.launch("adamw", *BETAS, ADAM_EPS, DECAY, LIMIT, decayed, master.numel(), *tensors)
         return
     rate, correction1, correction2 = numbers
-    factor = (options.limit / (norm + 1e-6)).clamp(max=1)
+    factor = (LIMIT / (norm + 1e-6)).clamp(max=1)
     g = gradients.float() * factor
-    mean.lerp_(g, 1 - options.beta1)
-    square.lerp_(g.square(), 1 - options.beta2)
-    master[:decayed] *= 1 - rate * options.decay
-    master -= rate * (mean / correction1) / ((square / correction2).sqrt() + options.eps)
+    mean.lerp_(g, 1 - BETAS[0])
+    square.lerp_(g.square(), 1 - BETAS[1])
+    master[:decayed] *= 1 - rate * DECAY
+    master -= rate * (mean / correction1) / ((square / correction2).sqrt() + ADAM_EPS)
     if working is not master:
         working.copy_(master)

@@ -5,9 +5,9 @@ On one machine, the same seed gives the same losses, bit for bit.
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,20 +19,25 @@ from harness.console import Parser, print_lines
 from harness.errors import BadUse, DamagedFile, Unsolved, WorkbookError
 from harness.learner.work import Work
 from harness.puzzles.p27 import train_gpt
-from harness.puzzles.p27.autograd import Tensors, parameters
-from harness.puzzles.p27.excerpts import Options, excerpts, plot, training_progress
-from harness.puzzles.p27.gpt import SIZES
+from harness.puzzles.p27.autograd import Tensors
+from harness.puzzles.p27.gpt import SIZES, Sizes
 from harness.puzzles.p27.running import Module, no_autograd
 from harness.puzzles.p27.spec import PUZZLE
-from harness.puzzles.p27.writing import write
+from harness.puzzles.p27.training import (
+    STEPS,
+    compute_rate,
+    describe_model,
+    excerpts,
+    print_report,
+    run_steps,
+    write,
+)
 from harness.toolchain import roots
 
-RATE, WARM_UP = 3e-3, 20
-"""The learning rate, and the number of warm-up steps."""
 SAMPLE = 300
 """Number of bytes that the model writes at the end."""
-TINY = Options(steps=600, layers=3, width=96, heads=4, context=64, batch=16, seed=27)
-"""The model, and its default training options."""
+TINY, SEED = SIZES["tiny"], 27
+"""The model that the tape trains, and the default seed."""
 
 
 @dataclass
@@ -45,25 +50,19 @@ class Training:
     losses: list[float]
 
     @classmethod
-    def begin(cls, options: Options) -> "Training":
-        p = parameters(
-            layers=options.layers,
-            width=options.width,
-            vocabulary=256,
-            context=options.context,
-            seed=options.seed,
-            dtype=torch.float32,
-        )
+    def begin(cls, sizes: Sizes, seed: int = SEED) -> "Training":
+        p = sizes.draw_parameters(seed)
         zeros = [{name: torch.zeros_like(t) for name, t in p.items()} for _ in range(3)]
         return cls(p, zeros[0], {name: (zeros[1][name], zeros[2][name]) for name in p}, [])
 
-    def step(self, module: Module, excerpt: Tensor) -> None:
+    def step(self, module: Module, excerpt: Tensor) -> float:
+        """Run one training step; return its loss. Raises BadUse if the loss is not finite."""
         number = len(self.losses) + 1
-        rate = RATE * min(1.0, number / WARM_UP)
-        loss = module["step"](excerpt, self.p, self.grads, self.moments, number, rate)
-        self.losses.append(float(loss))
+        rate = compute_rate("tiny", number)
+        self.losses.append(float(module["step"](excerpt, self.p, self.grads, self.moments, number, rate)))
         if not math.isfinite(self.losses[-1]):
             raise BadUse(f"the loss of step {number} is {self.losses[-1]}: see p27 --gate step")
+        return self.losses[-1]
 
 
 def load_tape(flags) -> tuple[Path, Module]:
@@ -95,14 +94,12 @@ def seed(text: str) -> int:
 def parser() -> Parser:
     parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.")
     parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
-    parser.add_argument(
-        "--steps", type=int, help=f"default: {TINY.steps}, of GPT-2 {train_gpt.PLANS['gpt2'].steps}"
-    )
+    parser.add_argument("--steps", type=int, help=f"default: {STEPS['tiny']}, of GPT-2 {STEPS['gpt2']}")
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="maximum training time (default: %(default)g)"
     )
     parser.add_argument(
-        "--seed", type=seed, default=TINY.seed, help="of parameters and excerpts (default: %(default)s)"
+        "--seed", type=seed, default=SEED, help="of parameters and excerpts (default: %(default)s)"
     )
     add_size_flags(parser)
     parser.add_argument(
@@ -159,33 +156,18 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
         train_gpt.train(console, flags, chapters, SAMPLE)
         return 0
     path, module = load_tape(flags)
-    steps = TINY.steps if flags.steps is None else flags.steps
-    options = replace(TINY, steps=steps, seed=flags.seed)
-    training = Training.begin(options)
-    count = sum(t.numel() for t in training.p.values())
-    sizes = f"{options.layers} blocks of {options.width} channels, {count:,} parameters"
-    print_lines(console, [f"{sizes}; {options.batch} x {options.context} bytes of the book at every step"])
-    begun = time.monotonic()
-    with report_learner_errors(path), no_autograd(), training_progress(console) as progress:
-        task = progress.add_task("training by hand", total=options.steps, losses="")
-        for _, excerpt in zip(range(options.steps), excerpts(options, chapters), strict=False):
-            training.step(module, excerpt)
-            progress.update(task, advance=1, losses=f"loss {training.losses[-1]:.3f}")
-            if time.monotonic() - begun > flags.seconds:
-                break
-        written = write(
+    training = Training.begin(TINY, flags.seed)
+    print_lines(console, [describe_model(TINY, training.p)])
+    with report_learner_errors(path), no_autograd():
+        steps = STEPS["tiny"] if flags.steps is None else flags.steps
+        texts = excerpts(TINY, flags.seed, chapters)
+        step = partial(training.step, module)
+        losses = run_steps(console, train_gpt.HAND, step, texts, steps, flags.seconds)
+        sample = write(
             lambda tokens: module["logits_of"](tokens, module["Tape"](), training.p)[0, -1],
-            options.context,
+            TINY.context,
             SAMPLE,
-            options.seed,
+            flags.seed,
         )
-    losses = training.losses
-    first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
-    lines = [
-        *plot("by hand", losses),
-        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}",
-        "it writes:",
-        *(f"   {line}" for line in written.splitlines()),
-    ]
-    print_lines(console, lines)
+    print_report(console, train_gpt.HAND, losses, sample)
     return 0

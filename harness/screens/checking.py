@@ -100,15 +100,16 @@ class GateCheck:
 
     def check_gates(self, console: Console, gates: list[str] | None) -> list[GateResult]:
         packed = self.work.in_package
-        first = (
-            (lambda first: print_lines(console, report.format_first_results(first)))
-            if gates and packed
-            else None
-        )
+
+        def print_first(results: list[GateResult]) -> None:
+            print_lines(console, report.format_first_results(results))
+
         checker = create_checker(self.work, at_terminal=True, **self.settings)
         # Python code may print or stop in a debugger, so nothing else is written to the terminal.
         with show_progress(console, ticking=packed) if packed or not gates else nullcontext():
-            return checker.check(self.work.target, gates, self.cases, on_first=first)
+            return checker.check(
+                self.work.target, gates, self.cases, on_first=print_first if gates and packed else None
+            )
 
     def describe_run(self, dtype: object, seed: object) -> str:
         package = self.work.package

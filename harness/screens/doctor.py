@@ -40,6 +40,11 @@ class Finding:
     remedy: str = ""
 
 
+def grade(part: str, good: bool, words: str, remedy: str = "", otherwise: str = "broken") -> Finding:
+    """Return a finding that is good or, with the remedy, `otherwise`."""
+    return Finding(part, "good", words) if good else Finding(part, otherwise, words, remedy)
+
+
 def examine(console: Console) -> int:
     """Print a line for each part; return 5 if one is broken, else 0."""
     broken = False
@@ -77,11 +82,8 @@ def read_required_versions() -> dict[str, str]:
     if project.is_file():
         lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:
-        lines = [
-            r.split(";")[0].strip()
-            for r in metadata.requires(workspace.DISTRIBUTION) or []
-            if "extra" not in r
-        ]
+        requirements = metadata.requires(workspace.DISTRIBUTION) or []
+        lines = [line.split(";")[0].strip() for line in requirements if "extra" not in line]
     matches = (REQUIREMENT.fullmatch(line) for line in lines)
     return {one["name"]: one["versions"] for one in matches if one}
 
@@ -104,14 +106,8 @@ def is_satisfied(version: str, versions: str) -> bool:
 
 
 def check_python() -> Iterator[Finding]:
-    version = platform.python_version()
-    good = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    yield Finding(
-        "Python",
-        "good" if good else "broken",
-        f"{version}, {sys.executable}",
-        "" if good else "Python 3.11 to 3.13 is required; " + INSTALL,
-    )
+    good, words = (3, 11) <= sys.version_info[:2] <= (3, 13), f"{platform.python_version()}, {sys.executable}"
+    yield grade("Python", good, words, f"Python 3.11 to 3.13 is required; {INSTALL}")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -120,14 +116,9 @@ def check_packages() -> Iterator[Finding]:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             yield Finding(name, "broken", f"not installed, {versions} is required", INSTALL)
-            continue
-        good = is_satisfied(installed, versions)
-        yield Finding(
-            name,
-            "good" if good else "broken",
-            installed,
-            "" if good else f"{versions} is required: {INSTALL}",
-        )
+        else:
+            good = is_satisfied(installed, versions)
+            yield grade(name, good, installed, f"{versions} is required: {INSTALL}")
 
 
 def check_mojo() -> Iterator[Finding]:
@@ -135,34 +126,25 @@ def check_mojo() -> Iterator[Finding]:
 
     result = run_mojo("--version")
     words = " ".join(result.stdout.split()) or " ".join(result.stderr.split())
-    good = result.returncode == 0
-    yield Finding("Mojo compiler", "good" if good else "broken", words, "" if good else INSTALL)
+    yield grade("Mojo compiler", result.returncode == 0, words, INSTALL)
 
 
 def check_gpu() -> Iterator[Finding]:
     from harness.devices import targets
 
     if not targets.may_have_gpu():
-        yield Finding(
-            "GPU", "note", "none: no NVIDIA or AMD driver on this machine; kernels run on the virtual GPU"
-        )
+        words = "none: no NVIDIA or AMD driver on this machine; kernels run on the virtual GPU"
+        yield Finding("GPU", "note", words)
         return
     device = targets.find_gpu()
-    if device:
-        yield Finding("GPU", "good", device.detail)
-    else:
-        yield Finding(
-            "GPU",
-            "note",
-            "a driver is there, but MAX sees no GPU it can use; kernels run on the virtual GPU",
-            "`nvidia-smi` or `rocm-smi` should list it; Apple GPUs need Xcode",
-        )
+    unusable = "a driver is there, but MAX sees no GPU it can use; kernels run on the virtual GPU"
+    remedy = "`nvidia-smi` or `rocm-smi` should list it; Apple GPUs need Xcode"
+    yield grade("GPU", device is not None, device.detail if device else unusable, remedy, "note")
     import torch
 
     cuda = torch.cuda.is_available()
-    yield Finding(
-        "PyTorch's GPU", "good" if cuda else "note", "seen" if cuda else "none: the baseline runs on the CPU"
-    )
+    words = "seen" if cuda else "none: the baseline runs on the CPU"
+    yield grade("PyTorch's GPU", cuda, words, otherwise="note")
 
 
 def check_layers() -> Iterator[Finding]:
@@ -198,34 +180,26 @@ def check_virtual_gpu() -> Iterator[Finding]:
 
     VirtualGPU()
     linux = platform.system() == "Linux"
-    yield Finding(
-        "virtual GPU",
-        "good" if linux else "note",
-        f"sm_90a, {'for gates and for whole runs' if linux else 'for gates; whole runs need Linux'};"
-        " 2 to 3 billion thread instructions a minute",
-    )
+    uses = "for gates and for whole runs" if linux else "for gates; whole runs need Linux"
+    words = f"sm_90a, {uses}; 2 to 3 billion thread instructions a minute"
+    yield grade("virtual GPU", linux, words, otherwise="note")
 
 
 def check_caches() -> Iterator[Finding]:
-    yield measure_folder(
-        "workbook cache", cache_folder(), f"{VARIABLE} puts it elsewhere; all of it can be deleted"
+    words = describe_size(cache_folder())
+    yield Finding(
+        "workbook cache", "good", f"{words}; {VARIABLE} puts it elsewhere; all of it can be deleted"
     )
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
-        writable = os.access(compiler, os.W_OK)
-        finding = measure_folder("compiler cache", compiler, "all of it can be deleted")
-        yield (
-            finding
-            if writable
-            else Finding(finding.part, "broken", finding.words, f"make {compiler} writable")
-        )
+        words = f"{describe_size(compiler)}; all of it can be deleted"
+        yield grade("compiler cache", os.access(compiler, os.W_OK), words, f"make {compiler} writable")
 
 
-def measure_folder(part: str, folder: Path, note: str) -> Finding:
-    sizes = [
-        entry.stat().st_size for entry in folder.rglob("*") if entry.is_file() and not entry.is_symlink()
-    ]
-    return Finding(part, "good", f"{folder}: {sum(sizes) / 2**20:,.0f} MiB in {len(sizes)} files; {note}")
+def describe_size(folder: Path) -> str:
+    files = [entry for entry in folder.rglob("*") if entry.is_file() and not entry.is_symlink()]
+    size = sum(entry.stat().st_size for entry in files)
+    return f"{folder}: {size / 2**20:,.0f} MiB in {len(files)} files"
 
 
 def check_c_compiler() -> Iterator[Finding]:
@@ -235,22 +209,17 @@ def check_c_compiler() -> Iterator[Finding]:
     if compiler:
         yield Finding("C compiler", "good", f"{compiler}" + (f", C++: {plus}" if plus else ", no C++"))
     else:
-        yield Finding(
-            "C compiler",
-            "note",
-            "none; puzzles, gates and the virtual GPU do without, torch.compile on the CPU and `mojo build` do not",
-            "install gcc or clang",
-        )
+        words = "none; puzzles, gates and the virtual GPU do without, torch.compile on the CPU and `mojo build` do not"
+        yield Finding("C compiler", "note", words, "install gcc or clang")
 
 
 def check_workbook() -> Iterator[Finding]:
     """Yield the learner's folder, a note if another version wrote it, and the book."""
     folder = roots.CHECKOUT
     if not ((folder / "problems").is_dir() and (folder / "solutions").is_dir()):
+        words = "not in this folder: the solutions inside the package are used"
         remedy = f"`{invocation.format_command('init')}` makes a folder to solve puzzles in"
-        yield Finding(
-            "workbook", "note", "not in this folder: the solutions inside the package are used", remedy
-        )
+        yield Finding("workbook", "note", words, remedy)
         return
     old = workspace.describe_outdated(folder)
     yield Finding("workbook", "note" if old else "good", f"{folder}: {old}" if old else str(folder))

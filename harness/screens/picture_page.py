@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.check.accesses import Accesses, LaunchTrace, Line, Thread
-from harness.check.picture import Picture, TracedRun
+from harness.check.picture import Picture
 from harness.screens import story
 from harness.screens.picture_html import fill_template
 
@@ -31,15 +31,6 @@ def find_source_line(sentence: story.Sentence) -> list[str] | None:
     return [f"{Path(sentence.line.file).name}:{sentence.line.number}", code]
 
 
-def format_title(picture: Picture) -> str:
-    return f"{picture.puzzle.name} · {picture.gate.id}"
-
-
-def describe_case(picture: Picture) -> str:
-    case = picture.case
-    return f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.format_dims(case.dims)}"
-
-
 # ---- One thread ---------------------------------------------------------------------------------------------
 
 
@@ -57,8 +48,8 @@ def classify_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[st
         list_access_kinds(side.accesses, thread, blank) for side in (picture.learner, picture.solution)
     )
     cells: dict[str, dict[int, str]] = {}
-    order = sorted({*mine, *theirs}, key=lambda key: (is_written(mine, theirs, key), key[0]))
-    for key in order:
+    written = {name for run in (mine, theirs) for name, _, wrote in run if wrote}
+    for key in sorted({*mine, *theirs}, key=lambda key: (key[0] in written, key[0])):
         name, element, _ = key
         table = cells.setdefault(name, {})
         if key not in mine:
@@ -85,10 +76,6 @@ def list_access_kinds(run: Accesses, thread: Thread, blank: str) -> dict[tuple[s
     return out
 
 
-def is_written(mine: dict, theirs: dict, key: tuple) -> bool:
-    return any(name == key[0] and wrote for run in (mine, theirs) for name, _, wrote in run)
-
-
 def compute_grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
     """Return the rows and columns that a tensor is drawn in: columns are its last axis; long vectors wrap."""
     shape = tuple(shape)
@@ -109,16 +96,19 @@ def make_data(picture: Picture) -> dict:
     followed `blank`], and columns of accesses: block `b`, thread `t`, element `e`, value `v`. A kind is R, W,
     A (atomic) or B (barrier). Steps refer to `tensors` and `lines` by index.
     """
-    followed = picture.thread
+    followed, case = picture.thread, picture.case
     names = list(dict.fromkeys([*picture.learner.accesses.tensors, *picture.solution.accesses.tensors]))
     lines: dict[Line, int] = {}
     runs = [
-        make_run_data(side, picture, names, lines if side is picture.learner else None)
-        for side in (picture.learner, picture.solution)
+        [
+            make_launch_data(run.accesses, number, picture, names, of)
+            for number in range(len(run.accesses.launches))
+        ]
+        for run, of in ((picture.learner, lines), (picture.solution, None))
     ]
     return {
-        "title": format_title(picture),
-        "about": describe_case(picture),
+        "title": f"{picture.puzzle.name} · {picture.gate.id}",
+        "about": f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.format_dims(case.dims)}",
         "device": "virtual GPU (sm_90a)",
         "right": picture.is_correct,
         "story": [
@@ -179,13 +169,6 @@ def make_cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict
         for name, marked in cells.items()
         if {"extra", "missing"} & {*marked.values()}
     }
-
-
-def make_run_data(
-    side: TracedRun, picture: Picture, names: list[str], lines: dict[Line, int] | None
-) -> list[dict]:
-    launches = range(len(side.accesses.launches))
-    return [make_launch_data(side.accesses, number, picture, names, lines) for number in launches]
 
 
 def make_launch_data(

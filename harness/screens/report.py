@@ -218,9 +218,8 @@ def format_sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
         if skipped and get_main_variant(run) not in names and not separate:
             continue
         yield ""
-        yield Text(
-            f"Testing {LABELS[place.kind]} {name_pass(run)} Pass{format_suffix(run, names)}:", style="bold"
-        )
+        words = f"Testing {LABELS[place.kind]} {name_pass(run)} Pass{format_suffix(run, names)}:"
+        yield Text(words, style="bold")
         if skipped:
             yield f"   ⏭ SKIPPED ({place.reason})"
         else:
@@ -370,11 +369,9 @@ def format_findings(run: Run, verbose: bool) -> Iterator[Line]:
         reports = [f for variant in variants for result in variant.gates for f in result.findings]
         notes = sum(not finding.is_error for finding in device.findings)
         yield ""
-        yield Text(
-            f"Virtual GPU, memory and race check: {format_count(len(errors), 'finding') if errors else 'no findings'}"
-            + (f", {format_count(notes, 'note')} on library code" if notes else ""),
-            style="bold",
-        )
+        words = format_count(len(errors), "finding") if errors else "no findings"
+        words += f", {format_count(notes, 'note')} on library code" if notes else ""
+        yield Text(f"Virtual GPU, memory and race check: {words}", style="bold")
         for finding in device.findings if verbose else [f for f in errors if f not in reports]:
             for text in finding.text().splitlines():
                 yield Text(f"   {make_relative(text)}", style="red" if finding.is_error else "dim")
@@ -477,9 +474,8 @@ def format_suffix(run: Run, names: Sequence[str]) -> str:
     """Return a variant's name as a suffix of its lines; "" if the lines are about the whole puzzle."""
     puzzle, name = run.options.puzzle, names[0]
     everything = {*puzzle.forward, *puzzle.backward} <= puzzle.list_outputs(name)
-    return (
-        "" if puzzle.has_separate_variants or (name == get_main_variant(run) and everything) else f" ({name})"
-    )
+    whole = puzzle.has_separate_variants or (name == get_main_variant(run) and everything)
+    return "" if whole else f" ({name})"
 
 
 def explain_failure(result: TensorResult) -> str:
@@ -543,11 +539,10 @@ def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: obje
     for result in results:
         quantities = {*result.repeats, *(name for c in result.comparisons for name in c.results)}
         names = {quantity: puzzle.get_printed_name(quantity) for quantity in quantities}
-        repeat, cases = make_repeats_json(result.repeats, names), make_cases_json(result.comparisons, names)
         gates[result.gate.id] = {
             **select_attributes(result, GATE_RESULT),
-            "repeat": repeat,
-            "cases": cases,
+            "repeat": make_repeats_json(result.repeats, names),
+            "cases": make_cases_json(result.comparisons, names),
             **make_costs_json(result),
         }
     return {"puzzle": puzzle.name, **about, "gates": gates}
@@ -556,10 +551,7 @@ def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: obje
 def make_costs_json(result: GateResult) -> dict[str, object]:
     """Return a gate's costs under its limits as plain data; empty without limits."""
     costs = [
-        {
-            **select_attributes(c, "value ok line dtype"),
-            **select_attributes(c.limit, "id counter most=maximum"),
-        }
+        select_attributes(c, "value ok line dtype") | select_attributes(c.limit, "id counter most=maximum")
         for c in result.costs
     ]
     return {"costs": costs} if costs else {}
@@ -567,11 +559,9 @@ def make_costs_json(result: GateResult) -> dict[str, object]:
 
 def make_repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> dict[str, object]:
     """Return the results of repeated runs by printed name, as plain data."""
+    attributes = "runs bit_equal spread_ulps wrong_runs"
     return {
-        names[name]: {
-            **select_attributes(each, "runs bit_equal spread_ulps wrong_runs"),
-            "must_be_equal": not each.atomic,
-        }
+        names[name]: {**select_attributes(each, attributes), "must_be_equal": not each.atomic}
         for name, each in repeats.items()
     }
 

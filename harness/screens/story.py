@@ -74,23 +74,14 @@ def find_step(picture: Picture, finding: Finding) -> int | None:
     launch = picture.find_launch(finding)
     if launch is None:
         return None
-    first = run.launches[launch].first_step
-    steps = [
-        first + n for n, step in enumerate(run.launches[launch].events.steps) if step.instr is finding.instr
-    ]
+    first, events = run.launches[launch].first_step, run.launches[launch].events
+    index = finding.index if isinstance(finding.index, tuple) else (finding.index,)
+    steps = [first + n for n, step in enumerate(events.steps) if step.instr is finding.instr]
     for step in steps:
-        rows = range(run.steps[step].first, run.steps[step].last)
-        events = run.launches[launch].events
-        if any(
-            picture.unflatten(finding.tensor, int(events.element[r])) == make_tuple(finding.index)
-            for r in rows
-        ):
+        elements = events.element[run.steps[step].first : run.steps[step].last]
+        if any(picture.unflatten(finding.tensor, int(element)) == index for element in elements):
             return step
     return steps[0] if steps else None
-
-
-def make_tuple(index) -> tuple:
-    return index if isinstance(index, tuple) else (index,)
 
 
 def describe_path(picture: Picture, fault: Fault) -> Iterator[Sentence]:
@@ -112,7 +103,8 @@ def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     run = picture.learner.accesses
     write_line = run.get_line(fault.step) if fault.step is not None else None
     if fault.kind in ("element", "order", "place", "value"):
-        verb = "adds" if is_sum(run, fault) else "writes"
+        is_sum = (run.select_element(fault.element) & (run.kind == "A")).any()
+        verb = "adds" if is_sum else "writes"
         into = "to" if verb == "adds" else "into"
         got, expected = format_distinct(fault.got, fault.expected, 6)
         text = f"{name} {verb} {got} {into} {place}; the solution's same thread {verb} {expected}"
@@ -132,39 +124,24 @@ def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     yield Sentence("fault", words[fault.kind], fault.step, fault.line or write_line)
 
 
-def is_sum(run: Accesses, fault: Fault) -> bool:
-    return bool((run.select_element(fault.element) & (run.kind == "A")).any())
-
-
 def describe_difference(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     """Yield how the reads, or the target of the write, differ from those of the solution's thread."""
     if fault.kind == "place":
-        yield Sentence(
-            "instead", f"the solution's thread puts this value into {name_element(picture, fault.missing[0])}"
-        )
+        place = name_element(picture, fault.missing[0])
+        yield Sentence("instead", f"the solution's thread puts this value into {place}")
         return
     if fault.kind == "order":
-        mine, reference = fault.extra[0], fault.missing[0]
-        yield Sentence(
-            "instead",
-            f"last before that, it reads {name_element(picture, mine.element)}; the solution's thread reads {name_element(picture, reference)}",
-            mine.step,
-            picture.learner.accesses.get_line(mine.step),
-        )
+        step, mine = fault.extra[0].step, name_element(picture, fault.extra[0].element)
+        text = f"last before that, it reads {mine}; the solution's thread reads {name_element(picture, fault.missing[0])}"
+        yield Sentence("instead", text, step, picture.learner.accesses.get_line(step))
         return
     if fault.extra:
-        first = fault.extra[0]
-        yield Sentence(
-            "instead",
-            f"it reads {name_elements(picture, [a.element for a in fault.extra])}, which the solution's thread does not",
-            first.step,
-            picture.learner.accesses.get_line(first.step),
-        )
+        step, places = fault.extra[0].step, name_elements(picture, [a.element for a in fault.extra])
+        text = f"it reads {places}, which the solution's thread does not"
+        yield Sentence("instead", text, step, picture.learner.accesses.get_line(step))
     if fault.missing:
-        yield Sentence(
-            "instead",
-            f"it never reads {name_elements(picture, fault.missing)}, which the solution's thread does",
-        )
+        places = name_elements(picture, fault.missing)
+        yield Sentence("instead", f"it never reads {places}, which the solution's thread does")
 
 
 # ---- Names --------------------------------------------------------------------------------------------------

@@ -134,12 +134,11 @@ class Terminal:
 
     def render_rows(self, lines: Iterable[RenderableType]) -> list[list[Segment]]:
         """Return the screen rows that lines take up."""
-        parts = [
-            part
-            for line in lines
-            for part in (wrap_hanging(self.console, line) if isinstance(line, Text) else [line])
-        ]
-        return [row for part in parts for row in self.console.render_lines(part, pad=False)]
+        rows: list[list[Segment]] = []
+        for line in lines:
+            for part in wrap_hanging(self.console, line) if isinstance(line, Text) else [line]:
+                rows += self.console.render_lines(part, pad=False)
+        return rows
 
     def overwrite_row(self, words: str, row: int) -> None:
         """Overwrite one row of the screen, counted from 1, and leave the cursor where it is."""
@@ -182,11 +181,8 @@ class Check:
     def status(self) -> str:
         """The elapsed time, then the current step, since a narrow screen cuts off the end."""
         seconds = int(time.monotonic() - self.started)
-        return (
-            f"checking {self.gate}, {seconds} s: {self.step or 'starting'}"
-            if seconds
-            else f"checking {self.gate} ..."
-        )
+        elapsed = f", {seconds} s: {self.step or 'starting'}" if seconds else " ..."
+        return f"checking {self.gate}{elapsed}"
 
     def find_unread_hint(self, progress: Progress, key: str) -> int | None:
         """Return the number of the hint that the diagnosis names, unless it has been read."""
@@ -257,11 +253,8 @@ class Watch:
             bodies = {id: hash_blank(blank) for id, blank in self.work.read_blanks().items()}
         except DamagedFile:
             return
-        edited = [
-            gate.id
-            for gate in self.work.gates
-            if self.bodies.get(gate.id, bodies[gate.id]) != bodies[gate.id]
-        ]
+        ids = [gate.id for gate in self.work.gates]
+        edited = [id for id in ids if self.bodies.get(id, bodies[id]) != bodies[id]]
         self.bodies = bodies
         self.edited = edited or self.edited
         if edited and self.gate not in edited:
@@ -309,10 +302,8 @@ class Watch:
             self.start_check()
             return
         for result in check.results:
-            id = result.gate.id
-            self.progress.record_result(
-                self.work.get_progress_key(id), check.blanks[id], result.state == "correct"
-            )
+            key, blank = self.work.get_progress_key(result.gate.id), check.blanks[result.gate.id]
+            self.progress.record_result(key, blank, result.state == "correct")
         upcoming = None if self.staying or not check.is_correct else self.find_upcoming()
         if upcoming:
             passed, self.last, self.gate = [*self.format_result()], self.gate, upcoming.id
@@ -325,11 +316,9 @@ class Watch:
         try:
             states = self.work.get_states(self.progress)
             begun = [gate for gate in self.edited if gate != self.gate and states[gate] in BEGUN]
-            return (
-                self.work.find_gate(begun[0])
-                if begun
-                else self.work.find_next_gate(self.progress, after=self.gate)
-            )
+            if begun:
+                return self.work.find_gate(begun[0])
+            return self.work.find_next_gate(self.progress, after=self.gate)
         except DamagedFile:
             return None
 
@@ -342,9 +331,8 @@ class Watch:
         self.staying = False
         if not self.current.is_correct and not self.skipping:
             self.skipping = True
-            self.show_notes(
-                [Text(f"{self.gate} has not passed; press n again to go on anyway", style="yellow")]
-            )
+            words = f"{self.gate} has not passed; press n again to go on anyway"
+            self.show_notes([Text(words, style="yellow")])
             return
         try:
             upcoming = self.work.find_next_gate(self.progress, after=self.gate)
@@ -373,10 +361,8 @@ class Watch:
     def toggle_staying(self) -> None:
         """Toggle between staying at a gate that passes, until n is pressed, and going on automatically."""
         self.staying = not self.staying
-        words = (
-            "stays at a gate that passes, until n" if self.staying else "continues automatically after a pass"
-        )
-        self.show_notes([Text(words, style="dim")])
+        stays, continues = "stays at a gate that passes, until n", "continues automatically after a pass"
+        self.show_notes([Text(stays if self.staying else continues, style="dim")])
 
     def show_more(self) -> None:
         self.page += 1
@@ -384,15 +370,10 @@ class Watch:
 
     def show_hint(self) -> None:
         """Show the hint that the diagnosis names or, if that has been read, the next one of the ladder."""
-        named = (
-            None
-            if self.is_running()
-            else self.current.find_unread_hint(self.progress, self.work.get_progress_key(self.gate))
-        )
+        key = self.work.get_progress_key(self.gate)
+        named = None if self.is_running() else self.current.find_unread_hint(self.progress, key)
         width = self.console.width if self.console.is_terminal else 0
-        self.show_notes(
-            self.run_safely(lambda: read_next_hint(self.work, self.gate, self.progress, named, width))
-        )
+        self.show_safely(lambda: read_next_hint(self.work, self.gate, self.progress, named, width))
 
     def show_diff(self) -> None:
         """Show the gate's blank next to the solution's or, right after a pass, the passed gate's."""
@@ -403,7 +384,7 @@ class Watch:
                 show_difference(self.console, self.work, self.progress, [gate])
             return [Text.from_ansi(captured.get())]
 
-        self.show_notes(self.run_safely(draw_lines))
+        self.show_safely(draw_lines)
 
     def show_picture(self) -> None:
         """Draw a picture of the current gate's run, and write the page that steps through it."""
@@ -412,22 +393,21 @@ class Watch:
         from harness.screens.show import show_in_watch
 
         self.show_notes([Text("drawing the picture ...", style="dim")])
-        result = next(iter(self.current.results), None)
-        self.show_notes(
-            self.run_safely(lambda: show_in_watch(self.work, self.gate, result, self.checker))
-            if result
-            else [Text("nothing to show: there is no result yet", style="dim")]
-        )
+        if self.current.results:
+            result = self.current.results[0]
+            self.show_safely(lambda: show_in_watch(self.work, self.gate, result, self.checker))
+        else:
+            self.show_notes([Text("nothing to show: there is no result yet", style="dim")])
 
     def show_list(self) -> None:
         self.progress.refresh()
         self.show_notes(list(format_gates(self.work, self.progress)))
 
-    def run_safely(self, lines: Callable[[], Sequence[RenderableType]]) -> list[RenderableType]:
+    def show_safely(self, make_lines: Callable[[], Sequence[RenderableType]]) -> None:
         try:
-            return list(lines())
+            self.show_notes(make_lines())
         except WorkbookError as error:
-            return [Text(make_relative(str(error)), style="red")]
+            self.show_notes([Text(make_relative(str(error)), style="red")])
 
     def show_notes(self, lines: Sequence[RenderableType]) -> None:
         """Show lines below the first line of the result until the next check or key."""

@@ -51,12 +51,8 @@ def format_gates(work: Work, progress: Progress, *, folded: bool = False) -> Ite
 
 def format_puzzle(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
     """Yield a line about a puzzle, with how many gates of required files have passed, then damaged files."""
-    states = [
-        state
-        for work in list_works(puzzle)
-        if not work.rung.optional
-        for state in list_gate_states(work, progress)
-    ]
+    required = [work for work in list_works(puzzle) if not work.rung.optional]
+    states = [state for work in required for state in list_gate_states(work, progress)]
     bar = format_progress_bar(states.count("passed"), len(states), 10)
     yield Text(f"{puzzle.name}  {bar:<18} {puzzle.title}", no_wrap=True, overflow="ellipsis")
     for work in list_works(puzzle):

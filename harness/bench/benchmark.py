@@ -5,13 +5,13 @@ calls: inference, forward pass, backward pass, or both.
 """
 
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
 import torch
 
+from harness.bench.machine import get_version
 from harness.errors import BadUse
 from harness.spec.puzzle import Puzzle
 
@@ -22,12 +22,7 @@ PASSES = ("inference", "forward", "backward", "both")
 COLUMNS = ("graph", "loop", "cold", "host", "memory", "waited")
 ON_REQUEST = ("cold", "waited")
 """Columns that are measured only on request."""
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "tf32": torch.float32,
-}
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")} | {"tf32": torch.float32}
 
 
 class Unavailable(Exception):
@@ -139,10 +134,8 @@ class Candidate:
 
     def get_version(self) -> str:
         """Return the package and its version, as in "liger_kernel 0.6.4", or "" if it is not installed."""
-        try:
-            return f"{self.distribution} {importlib.metadata.version(self.distribution)}"
-        except (importlib.metadata.PackageNotFoundError, ValueError):
-            return ""
+        version = self.distribution and get_version(self.distribution)
+        return f"{self.distribution} {version}" if version else ""
 
 
 # ---- The benchmark of a puzzle -----------------------------------------------------------------------------

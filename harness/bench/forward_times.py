@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from max.driver import Buffer
-
 from harness.bench.timing import summarize, time_waited_calls
 from harness.check.reference import Reference
 from harness.check.runs import Run
@@ -25,9 +23,8 @@ def describe(run: Run) -> list[str]:
             if device.target.kind != "virtual"
         }
         for kind, (microseconds, _) in times.items():
-            lines.append(
-                f"   {kind.upper()} time ({variant}): {microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
-            )
+            words = f"{microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
+            lines.append(f"   {kind.upper()} time ({variant}): {words}")
         if variant in run.options.puzzle.on_cpu:
             lines.append(f"   CPU / GPU ({variant}): {format_cpu_gpu_ratio(times)}")
     return lines
@@ -45,16 +42,11 @@ def time_forward(run: Run, target: Target, variant: str) -> tuple[float, float]:
 
 
 def time_program(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
-    buffers = make_buffers(run, program, case, target)
-    return summarize(
-        time_waited_calls(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)
-    ).median
-
-
-def make_buffers(run: Run, program: graphs.Program, case: Case, target: Target) -> dict[str, Buffer]:
     inputs = Reference(run.options.puzzle, run.options.dtype, run.options.seed).get_inputs(case)
     tensors = {name: as_tensor(array) for name, array in inputs.items()}
-    return graphs.make_buffers(run.options.puzzle, program, target, tensors)[1]
+    _, buffers = graphs.make_buffers(run.options.puzzle, program, target, tensors)
+    times = time_waited_calls(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)
+    return summarize(times).median
 
 
 def format_cpu_gpu_ratio(times: dict[str, tuple[float, float]]) -> str:

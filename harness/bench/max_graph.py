@@ -10,7 +10,6 @@ import torch
 from harness.bench.benchmark import Call as Timed
 from harness.bench.benchmark import Calls, Unavailable
 from harness.devices import graphs, targets
-from harness.devices.targets import Target
 from harness.spec.ops import Call
 from harness.spec.puzzle import Puzzle
 from harness.toolchain import roots
@@ -38,7 +37,8 @@ class MaxCalls(Calls):
             raise Unavailable("MAX sees no GPU")
         arguments = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
         dtype = str(next(iter(inputs.values())).dtype).removeprefix("torch.")
-        programs = compile_graphs(puzzle, variants, dtype, target)
+        package = roots.make_op_package(roots.solutions(), puzzle.name)
+        programs = graphs.load_graphs(package, list_calls(puzzle, variants), dtype, target.device)
         self.device = target.device
         self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
         written, forward = graphs.make_buffers(puzzle, self.programs["forward"], target, arguments)
@@ -50,9 +50,7 @@ class MaxCalls(Calls):
         results = {f"{variant}.{name}": shape for name, shape in shapes.items()}
         self.results = {
             direction: tuple(
-                torch.from_dlpack(buffers[name]).view(shape)
-                for name, shape in results.items()
-                if name in buffers
+                torch.from_dlpack(buffers[name]).view(results[name]) for name in results if name in buffers
             )
             for direction, buffers in self.buffers.items()
         }
@@ -83,10 +81,3 @@ def list_calls(puzzle: Puzzle, variants: tuple[str, ...]) -> dict[str, tuple[Cal
         for variant in variants
         for number, direction in enumerate(DIRECTIONS)
     }
-
-
-def compile_graphs(
-    puzzle: Puzzle, variants: tuple[str, ...], dtype: str, target: Target
-) -> dict[str, graphs.Program]:
-    package = roots.make_op_package(roots.solutions(), puzzle.name)
-    return graphs.load_graphs(package, list_calls(puzzle, variants), dtype, target.device)

@@ -39,7 +39,6 @@ from harness.bench.timing import (
     Graph,
     IssueClock,
     Protocol,
-    Summary,
     WallClock,
     compute_ratio,
     summarize,
@@ -196,18 +195,17 @@ class Bench:
                 if column == "graph":
                     calls[one.candidate.name] = graph = Graph(prepare)
                     self.check_graph(graph, one, problem, direction)
+                elif column == "waited":
+                    calls[one.candidate.name] = make_waiting_call(prepare(), one.calls)
                 else:
-                    calls[one.candidate.name] = (
-                        make_waiting_call(prepare(), one.calls) if column == "waited" else prepare()
-                    )
+                    calls[one.candidate.name] = prepare()
             except Exception as error:  # as in `prepare`
                 calls.pop(one.candidate.name, None)
                 refused = column == "graph" and not isinstance(error, WrongGraph)
                 why = "cannot be captured" if refused else "FAILED"
                 self.faults += one.candidate.role == "ours" and not refused
-                self.record_omission(
-                    problem.sizes, one.candidate, column, f"{why}: {format_error(error)}", direction
-                )
+                reason = f"{why}: {format_error(error)}"
+                self.record_omission(problem.sizes, one.candidate, column, reason, direction)
         return calls
 
     def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
@@ -247,12 +245,10 @@ class Bench:
         for one in (one for one in ready if one.candidate.name in times):
             taken = times[one.candidate.name]
             row = self.start_row(sizes, one.candidate, direction, column)
-            row |= {"protocol": str(protocol), "samples": len(taken)}
-            row |= format_times(summarize(taken))
+            row |= {"protocol": str(protocol), "samples": len(taken), **format_times(taken)}
             row["note"] = one.calls.note or one.candidate.get_version()
-            row["error"] = (
-                f"{one.get_error(self.benchmark.list_returned_names(direction)):.2e}" if one.errors else ""
-            )
+            error = one.get_error(self.benchmark.list_returned_names(direction))
+            row["error"] = f"{error:.2e}" if one.errors else ""
             if column != "host":
                 microseconds = medians[one.candidate.name]
                 row["tflops"] = f"{sizes.operations(direction) / microseconds / 1e6:.4g}"
@@ -293,9 +289,7 @@ class Bench:
         )
         for key, name, unit, rate in ceilings:
             row = self.start_row(None, Candidate(name, "ceiling", make_eager), "", "ceiling")
-            row |= {"protocol": str(protocol), "samples": len(times[key])} | format_times(
-                summarize(times[key])
-            )
+            row |= {"protocol": str(protocol), "samples": len(times[key]), **format_times(times[key])}
             self.add_row(row | {unit: f"{rate:.4g}", "note": words if key == best else ""})
             self.print_text(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
@@ -375,8 +369,8 @@ def make_waiting_call(call: Call, calls: Calls) -> Call:
     return wait
 
 
-def format_times(summary: Summary) -> Row:
-    return {f"{name}_us": f"{getattr(summary, name):.2f}" for name in ("median", "p20", "p80")}
+def format_times(times: list[float]) -> Row:
+    return {f"{name}_us": f"{value:.2f}" for name, value in asdict(summarize(times)).items()}
 
 
 def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -45,14 +47,10 @@ class CudaClock:
     """A clock for work on PyTorch's current stream, using CUDA events."""
 
     def synchronize(self) -> None:
-        import torch
-
         torch.cuda.synchronize()
 
     def measure(self, call: Call, repeats: int) -> float:
         """Return the mean microseconds of `repeats` calls in a row."""
-        import torch
-
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(repeats):
@@ -66,14 +64,10 @@ class ColdClock(CudaClock):
     """A CudaClock that flushes the L2 cache before every call."""
 
     def __init__(self, device):
-        import torch
-
         self.scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
 
     def measure(self, call: Call, repeats: int) -> float:
         """Return the mean microseconds of `repeats` calls, without the flushes between them."""
-        import torch
-
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         for start, end in marks:
             self.scratch.zero_()
@@ -109,8 +103,6 @@ class Graph:
     WARM_UPS = 3
 
     def __init__(self, prepare: Callable[[], Callable[[], Any]]):
-        import torch
-
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

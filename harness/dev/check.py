@@ -85,9 +85,8 @@ def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         except (BadUse, OSError) as error:
             yield f"{where}: {error}".replace(f"{where}: {file}", str(where)).replace(f"{checkout}/", "")
             continue
-        yield from (
-            f"{where}: {id} is not a gate" for id in (wrong.gate, *wrong.also) if id not in rung.gates
-        )
+        unknown = [id for id in (wrong.gate, *wrong.also) if id not in rung.gates]
+        yield from (f"{where}: {id} is not a gate" for id in unknown)
 
 
 def check_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:

@@ -60,11 +60,7 @@ def print_faults(checkout: Path, flags: argparse.Namespace) -> int:
     if flags.puzzle == "all":
         faults += check.find_unknown_folders(checkout, names)
     print(*faults, sep="\n", end="\n" if faults else "")
-    print(
-        f"{', '.join(names)}: {format_count(len(faults), 'fault')}"
-        if faults
-        else f"{', '.join(names)}: every file is there"
-    )
+    print(f"{', '.join(names)}: {format_count(len(faults), 'fault') if faults else 'every file is there'}")
     return int(bool(faults))
 
 

@@ -16,12 +16,7 @@ LINE_LENGTH = 110
 
 def list_mojo_files(root: Path) -> list[Path]:
     """Return the Mojo files to format, without problems/, which is generated from solutions/."""
-    return sorted(
-        path
-        for folder in MOJO_FOLDERS
-        if (root / folder).is_dir()
-        for path in (root / folder).rglob("*.mojo")
-    )
+    return sorted(path for folder in MOJO_FOLDERS for path in (root / folder).rglob("*.mojo"))
 
 
 def format_mojo(files: list[Path]) -> None:
@@ -41,10 +36,7 @@ def diff_mojo(root: Path) -> list[str]:
         format_mojo(copies)
         for file, copy in zip(files, copies, strict=True):
             name = str(file.relative_to(root))
-            before, after = (
-                file.read_text(encoding="utf-8").splitlines(),
-                copy.read_text(encoding="utf-8").splitlines(),
-            )
+            before, after = (path.read_text(encoding="utf-8").splitlines() for path in (file, copy))
             lines += difflib.unified_diff(before, after, name, f"{name} (formatted)", lineterm="")
     return lines
 
@@ -64,6 +56,5 @@ def check(root: Path) -> int:
     """Print the differences without changing a file; return 1 if there are any."""
     differences = diff_mojo(root)
     print(*differences, sep="\n", end="\n" if differences else "", flush=True)
-    return max(
-        int(bool(differences)), run_ruff(root, "format", "--check", "-q"), run_ruff(root, "check", "-q")
-    )
+    codes = run_ruff(root, "format", "--check", "-q"), run_ruff(root, "check", "-q")
+    return max(int(bool(differences)), *codes)

@@ -161,9 +161,8 @@ def list_node_edits(
             yield from replace_between(target, value, f"{old}=", "=")
         case ast.Call():
             yield from list_call_edits(node, text, get_span)
-    if isinstance(
-        node, (ast.Expr, ast.AugAssign, ast.Raise, ast.Continue, ast.Break)
-    ) and not is_constant_statement(node):
+    removable = isinstance(node, ast.Expr | ast.AugAssign | ast.Raise | ast.Continue | ast.Break)
+    if removable and not is_constant_statement(node):
         yield start, end, "pass"
     for clause in getattr(node, "generators", ()):
         for test in clause.ifs:
@@ -212,33 +211,25 @@ def does_order_matter(one: ast.stmt, other: ast.stmt) -> bool:
 
     A counter's increment only matters to a call that names the counter.
     """
-    counter = any(
-        isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant) for node in (one, other)
-    )
-    if is_constant_statement(one) or (
-        not counter and (isinstance(one, ast.Expr) or isinstance(other, ast.Expr))
-    ):
-        return not is_constant_statement(one)
-    written, named = zip(*(find_names(node) for node in (one, other)), strict=True)
+    if is_constant_statement(one):
+        return False
+    both = (one, other)
+    counter = any(isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant) for node in both)
+    if not counter and any(isinstance(node, ast.Expr) for node in both):
+        return True
+    written, named = zip(*(find_names(node) for node in both), strict=True)
     return bool(written[0] & named[1] or written[1] & named[0])
 
 
 def find_names(node: ast.stmt) -> tuple[set[str], set[str]]:
     """Return the names that an assignment writes, wholly or in part, and all names in it."""
-    targets = (
-        node.targets
-        if isinstance(node, ast.Assign)
-        else [node.target]
-        if isinstance(node, ast.AugAssign)
-        else []
-    )
-    flat = [
-        part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])
-    ]
-    written = {ast.unparse(part).partition("[")[0] for part in flat}
-    return written, {
-        ast.unparse(each) for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute)
-    }
+    targets = [node.target] if isinstance(node, ast.AugAssign) else getattr(node, "targets", [])
+    written = set()
+    for target in targets:
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        written |= {ast.unparse(part).partition("[")[0] for part in parts}
+    names = (each for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute))
+    return written, set(map(ast.unparse, names))
 
 
 def is_constant_statement(node: ast.stmt) -> bool:
@@ -281,10 +272,8 @@ def does_line_order_matter(one: str, other: str) -> bool:
     halves = [re.split(r"(?<![=<>!])[-+*/]?=(?!=)", line, maxsplit=1) for line in (one, other)]
     if any(len(half) == 1 for half in halves):
         return True
-    written, named = zip(
-        *((re.findall(r"\w+", half[0])[0], set(re.findall(r"\w+", " ".join(half)))) for half in halves),
-        strict=True,
-    )
+    written = [re.findall(r"\w+", half[0])[0] for half in halves]
+    named = [re.findall(r"\w+", " ".join(half)) for half in halves]
     return written[0] in named[1] or written[1] in named[0]
 
 
@@ -296,25 +285,21 @@ def list_line_edits(code: str) -> Iterator[Edit]:
     for match in TOKEN.finditer(code):
         old = match[1]
         if old in ("+=", "-="):
-            yield match.start(), match.end(), {"+=": "-=", "-=": "+="}[old]
-            yield match.start(), match.end(), "="
+            yield *match.span(), {"+=": "-=", "-=": "+="}[old]
+            yield *match.span(), "="
         else:
-            yield match.start(), match.end(), (OPERATORS | COMPARISONS)[old]
+            yield *match.span(), (OPERATORS | COMPARISONS)[old]
     for match in NUMBER.finditer(code):
         value = match[0]
-        yield (
-            match.start(),
-            match.end(),
-            repr(2 * float(value) or 1.0) if "." in value else str(int(value) + 1),
-        )
+        yield *match.span(), repr(2 * float(value) or 1.0) if "." in value else str(int(value) + 1)
     for match in NAME.finditer(code):
         if match[1] not in "xy" or code[: match.start()].endswith(("_idx.", "_dim.")):
-            yield match.start(), match.end(), MOJO_NAMES[match[1]]
+            yield *match.span(), MOJO_NAMES[match[1]]
     for match in PAIR.finditer(code):
         yield match.start(1), match.end(2), f"{match[2]}, {match[1]}"
     for old, new in ((" and ", " or "), (" or ", " and "), ("True", "False"), ("False", "True")):
         for match in re.finditer(rf"(?<!\w){old}(?!\w)" if old.strip() == old else old, code):
-            yield match.start(), match.end(), new
+            yield *match.span(), new
     if guard := GUARD.match(code):
         yield *guard.span("test"), f"not ({guard['test']})"
         yield *guard.span("test"), "True" if " while " not in f" {code.strip()}" else "False"

@@ -51,9 +51,8 @@ class Tally:
         return self.rejected + self.explained + len(self.survived)
 
     def __str__(self) -> str:
-        share = (
-            f"; {100 * self.rejected / self.checked:.1f} % of those checked rejected" if self.checked else ""
-        )
+        percent = 100 * self.rejected / max(self.checked, 1)
+        share = f"; {percent:.1f} % of those checked rejected" if self.checked else ""
         numbers = f"{self.rejected} rejected, {self.explained} explained, {len(self.survived)} survived"
         total = format_count(self.checked + self.unchecked, "mutant")
         return f"{total}: {numbers}, {self.unchecked} could not be checked{share}"
@@ -75,10 +74,8 @@ def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
     requested = [each for each in chosen if make_key(work, each) not in known]
     tally.explained = len(chosen) - len(requested)
     for count, (mutant, passes) in enumerate(check_mutants(work, requested), 1):
-        print_progress(
-            f"{work.puzzle.name} {work.rung.id}: {count} of {len(requested)} mutants checked",
-            count == len(requested),
-        )
+        words = f"{work.puzzle.name} {work.rung.id}: {count} of {len(requested)} mutants checked"
+        print_progress(words, count == len(requested))
         if passes:
             tally.survived.append(mutant)
         elif passes is None:
@@ -131,11 +128,8 @@ def load_explanations(puzzle: str) -> dict[Key, str]:
 def find_outdated(puzzle: Puzzle) -> list[str]:
     """Return a line for each explanation of a mutant that no longer exists. Raises as `load_explanations` does."""
     known = load_explanations(puzzle.name)
-    there = (
-        {make_key(work, mutant) for work in list_works(puzzle) for mutant in list_mutants(work)}
-        if known
-        else set()
-    )
+    works = list_works(puzzle) if known else []
+    there = {make_key(work, mutant) for work in works for mutant in list_mutants(work)}
     return [
         f"solutions/{puzzle.name}/survivors.toml: {rung}.{gate} has no mutant `{was}` -> `{now}`"
         for rung, gate, was, now in known
@@ -206,9 +200,8 @@ def find_compiling(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
     try:
         record_many(orders)
     except CompileFailed as error:
-        named = [
-            each for each in some if str(each.make_wrong_kernel(work).build_package().path) in error.details
-        ]
+        packages = {mutant: mutant.make_wrong_kernel(work).build_package() for mutant in some}
+        named = [mutant for mutant in some if str(packages[mutant].path) in error.details]
         if 0 < len(named) < len(some):
             return find_compiling(work, [each for each in some if each not in named])
         half = len(some) // 2

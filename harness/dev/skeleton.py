@@ -23,9 +23,8 @@ def write(checkout: Path, name: str) -> Iterator[Path]:
     there = [room for room in (fill_names(room, name) for room in FOLDERS) if (checkout / room).exists()]
     if there:
         raise BadUse(f"dev new {name}: {', '.join(there)} already exists")
-    for source in sorted(
-        path for path in TEMPLATE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    ):
+    files = (path for path in TEMPLATE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    for source in sorted(files):
         target = checkout / fill_names(str(source.relative_to(TEMPLATE)), name)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(fill_names(source.read_text(encoding="utf-8"), name), encoding="utf-8")

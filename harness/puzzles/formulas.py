@@ -89,16 +89,10 @@ def list_softmax_mistakes(
     shifted: Terms = lambda v: getattr(v, scores) - finite_max(getattr(v, scores).max(-1, keepdims=True))  # noqa: E731
     return (
         Mistake("not-normalised", "not divided by the sum of the row", {result: get_weights}),
-        Mistake(
-            "divided-by-length",
-            "divided by the number of columns, not by the sum of the row",
-            {result: lambda v: get_weights(v) / get_weights(v).shape[-1]},
-        ),
-        Mistake(
-            "largest-not-subtracted",
-            "without the maximum subtracted: the exponentials overflow, or are all 0",
-            {weights: unshifted},
-        ),
+        Mistake("divided-by-length", "divided by the number of columns, not by the sum of the row",
+                {result: lambda v: get_weights(v) / get_weights(v).shape[-1]}),
+        Mistake("largest-not-subtracted", "without the maximum subtracted: the exponentials overflow, or are all 0",
+                {weights: unshifted}),
         Mistake("largest-in-the-sum-alone", "with the maximum subtracted only in the sum, not where each column is written",
                 {result: lambda v: unshifted(v) / getattr(v, whole)}),
         Mistake("largest-in-the-columns-alone", "with the maximum subtracted only where each column is written, not in the sum",
@@ -172,31 +166,16 @@ def list_online_softmax_mistakes(
 
     return (
         make_mistake("not-rescaled", f"not scaled down when a larger {score} arrives", lambda o: np.exp(o.scores - o.after)),
-        make_mistake(
-            "old-largest",
-            f"of exponentials that subtract the previous maximum {score}: subtract the new maximum, and rescale the sum so far to it",
-            lambda o: np.exp(o.scores - finite_max(o.before)),
-        ),
-        make_mistake(
-            "old-largest-rescaled",
-            f"rescaled to the new maximum {score}, although each step's exponentials subtract the previous maximum",
-            lambda o: np.exp(o.scores - finite_max(o.before)) * np.exp(o.after - o.last),
-        ),
-        make_mistake(
-            "step-rescaled-too",
-            "rescaled together with this step's exponentials, which already subtract the new maximum",
-            lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.last),
-        ),
-        make_mistake(
-            "step-rescaled-instead",
-            "so far not rescaled, and this step's exponentials rescaled instead: it is the other way round",
-            lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.after),
-        ),
-        make_mistake(
-            "rescaled-by-old-alone",
-            f"so far multiplied by exp(old maximum): subtract the new maximum {score} in the exponent",
-            lambda o: np.exp(o.scores - o.after) * multiply_later_factors(np.exp(o.before)),
-        ),
+        make_mistake("old-largest", f"of exponentials that subtract the previous maximum {score}: subtract the new maximum, and rescale the sum so far to it",
+                     lambda o: np.exp(o.scores - finite_max(o.before))),
+        make_mistake("old-largest-rescaled", f"rescaled to the new maximum {score}, although each step's exponentials subtract the previous maximum",
+                     lambda o: np.exp(o.scores - finite_max(o.before)) * np.exp(o.after - o.last)),
+        make_mistake("step-rescaled-too", "rescaled together with this step's exponentials, which already subtract the new maximum",
+                     lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.last)),
+        make_mistake("step-rescaled-instead", "so far not rescaled, and this step's exponentials rescaled instead: it is the other way round",
+                     lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.after)),
+        make_mistake("rescaled-by-old-alone", f"so far multiplied by exp(old maximum): subtract the new maximum {score} in the exponent",
+                     lambda o: np.exp(o.scores - o.after) * multiply_later_factors(np.exp(o.before))),
         *(
             make_mistake(f"of-{kind}", f"of exponentials rounded to {kind}: add up in float32",
                   lambda o, kind=kind: round_to_dtype(np.exp(o.scores - o.after), kind) * np.exp(o.after - o.last))
@@ -351,11 +330,8 @@ def list_mean_mistakes(threads: int) -> tuple[Mistake, ...]:
     return (
         Mistake("c2-not-divided", "with c2 a sum, not a mean: divide c2 by the number of columns too", {"grad_input": lambda v: scale_means(v, 1, width(v))}),
         Mistake("c1-not-divided", "with c1 a sum, not a mean: divide c1 by the number of columns too", {"grad_input": lambda v: scale_means(v, width(v), 1)}),
-        Mistake(
-            "divided-by-threads",
-            f"with c1 and c2 divided by the {threads} threads of a row, not by its columns",
-            {"grad_input": lambda v: scale_means(v, width(v) / threads, width(v) / threads)},
-        ),
+        Mistake("divided-by-threads", f"with c1 and c2 divided by the {threads} threads of a row, not by its columns",
+                {"grad_input": lambda v: scale_means(v, width(v) / threads, width(v) / threads)}),
         Mistake("c1-by-one-less", "with c1 divided by the number of columns minus one", {"grad_input": lambda v: scale_means(v, wrong_divisor(v), 1)}),
         Mistake("means-by-one-less", "with c1 and c2 divided by the number of columns minus one", {"grad_input": lambda v: scale_means(v, wrong_divisor(v), wrong_divisor(v))}),
         Mistake("means-of-own-share", "with every thread's own share in c1 and c2: block.sum is missing", {"grad_input": lambda v: replace_sums(v, lambda t: sum_per_thread(t, threads))}, 3),
@@ -378,14 +354,9 @@ def list_x_hat_mistakes() -> tuple[Mistake, ...]:
         *make_mistakes("x-hat-is-input", "with the raw input, without mean and rstd,", lambda v: v.input),
         *make_mistakes("rstd-left-out", "with rstd left out", lambda v: v.input - v.row_mean),
         Mistake("mean-over-everything", "with the mean of the whole tensor, not of each row", {"row_mean": lambda v: v.input.mean() + 0 * v.input[..., :1]}),
-        Mistake(
-            "statistics-over-everything",
-            "with mean and variance of the whole tensor, not of each row",
-            {
-                "row_mean": lambda v: v.input.mean() + 0 * v.input[..., :1],
-                "row_rstd": lambda v: 1 / np.sqrt(v.input.var() + EPS) + 0 * v.input[..., :1],
-            },
-        ),
+        Mistake("statistics-over-everything", "with mean and variance of the whole tensor, not of each row",
+                {"row_mean": lambda v: v.input.mean() + 0 * v.input[..., :1],
+                 "row_rstd": lambda v: 1 / np.sqrt(v.input.var() + EPS) + 0 * v.input[..., :1]}),
     )  # fmt: skip
 
 

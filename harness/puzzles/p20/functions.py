@@ -104,9 +104,8 @@ class FunctionsChecker(PythonChecker):
             wrong[-1:] = describe_wrong_gradients(self.puzzle, subject, function, path) or wrong[-1:]
         if wrong:
             return self.make_wrong_result(gate, wrong, next(iter(lines)), hint=2)
-        return GateResult(
-            gate, "correct", summary=f"{len(checks_to_run)} checks; keeps {describe_saved(subject)}"
-        )
+        summary = f"{len(checks_to_run)} checks; keeps {describe_saved(subject)}"
+        return GateResult(gate, "correct", summary=summary)
 
 
 # ---- Diagnosis of a wrong gradient -------------------------------------------------------------------------
@@ -123,13 +122,10 @@ def describe_wrong_gradients(
         try:
             got = compute_gradients(subject.function, inputs, random_like)
         except Exception as error:  # an exception in the learner's code is a result
-            summed_all = "got [] but expected shape" in str(error) and sizes == "row"
-            note = (
-                "; `.sum(())` sums over all axes: without leading axes there is nothing to sum" * summed_all
-            )
-            return [
-                f"{describe_exception(error, path)}{note} ({sizes} sizes, {format_shapes(names, inputs)})"
-            ]
+            words = describe_exception(error, path)
+            if "got [] but expected shape" in str(error) and sizes == "row":
+                words += "; `.sum(())` sums over all axes: without leading axes there is nothing to sum"
+            return [f"{words} ({sizes} sizes, {format_shapes(names, inputs)})"]
         ones = compute_gradients(
             subject.reference, subject.inputs(sizes), lambda out: [torch.ones_like(t) for t in out]
         )

@@ -100,14 +100,10 @@ class GraphChecker(PythonChecker):
         return GateResult(gate, "correct", summary=f"correct at x = {', '.join(f'{x:g}' for x in POINTS)}")
 
     def _describe_error_at(self, gate: str, module: dict, x: float | None) -> str | None:
-        if x is None:
-            return describe_difference(
-                module["backward"](dict(OTHER_EDGES)), compute_expected_gradients(OTHER_EDGES), "backward"
-            )
-        values = module["forward"](x)
         if gate == "edges":
+            values = module["forward"](x)
             return describe_difference(module["edges"](dict(values)), compute_expected_edges(values), "edges")
-        d = compute_expected_edges(values)
+        d = OTHER_EDGES if x is None else compute_expected_edges(module["forward"](x))
         return describe_difference(module["backward"](dict(d)), compute_expected_gradients(d), "backward")
 
 
@@ -122,11 +118,8 @@ def find_known_mistake(gate: str, module: dict) -> str | None:
         derivatives = compute_expected_edges(module["forward"](POINTS[0]))
         at_x = module["backward"](dict(derivatives))["x"]
         for id, node in (("one-path-only", "b"), ("other-path-only", "a")):
-            if math.isclose(
-                at_x,
-                derivatives["c->y"] * derivatives[f"{node}->c"] * derivatives[f"x->{node}"],
-                rel_tol=1e-6,
-            ):
+            path = derivatives["c->y"] * derivatives[f"{node}->c"] * derivatives[f"x->{node}"]
+            if math.isclose(at_x, path, rel_tol=1e-6):
                 return id
     except Exception:  # reported by the check
         pass

@@ -86,12 +86,8 @@ def differs(got: Tensor, expected: Tensor) -> bool:
 
 
 def forward(registered: RegisteredOp) -> str | None:
-    x = make_input()
-    return (
-        "the operator does not return softmax(x)"
-        if differs(registered.op(x.detach()), x.softmax(-1))
-        else None
-    )
+    x = make_input().detach()
+    return "the operator does not return softmax(x)" if differs(registered.op(x), x.softmax(-1)) else None
 
 
 def strided_input(registered: RegisteredOp) -> str | None:
@@ -141,10 +137,8 @@ def compiled_gradient(registered: RegisteredOp) -> str | None:
 
 def expanded_gradient(registered: RegisteredOp) -> str | None:
     """Check a gradient with stride 0, and a transposed one."""
-    for weight in (
-        torch.tensor(1.5, dtype=torch.float64).expand(3, 5, 7),
-        make_input().detach().mT.contiguous().mT,
-    ):
+    stride_0 = torch.tensor(1.5, dtype=torch.float64).expand(3, 5, 7)
+    for weight in (stride_0, make_input().detach().mT.contiguous().mT):
         x = make_input()
         (got,) = torch.autograd.grad(registered.op(x), x, weight)
         (expected,) = torch.autograd.grad(x.softmax(-1), x, weight)
@@ -285,13 +279,9 @@ class RegistrationChecker(PythonChecker):
         later = REGISTERED_BY_GATE.get(gate.id)
         if later is None or read_rung_blanks(path, self.rung)[later].size:
             return module
-        solution = blanks.find_blanks(
-            blanks.read_source(roots.solutions() / self.puzzle.name / self.rung.file)
-        )
-        return run_source(
-            blanks.join_pieces(blanks.split_blanks(blanks.read_source(path)), {later: solution[later].body}),
-            path,
-        )
+        solution = blanks.read_source(roots.solutions() / self.puzzle.name / self.rung.file)
+        bodies = {later: blanks.find_blanks(solution)[later].body}
+        return run_source(blanks.join_pieces(blanks.split_blanks(blanks.read_source(path)), bodies), path)
 
     def _list_empty_earlier_blanks(self, gate: Gate, path: Path) -> list[str]:
         by_id = read_rung_blanks(path, self.rung)

@@ -52,10 +52,8 @@ LAUNCH_SIZES = {
 
 
 def make_call(op: OpSpec, variant: str) -> Call:
-    launch = (
-        f"launch_{op.name.removesuffix('_train')}[dtype](..., {LAUNCH_SIZES.get(op.name, 'rows, columns')})"
-    )
-    return Call(op, (), variant, launch)
+    sizes = LAUNCH_SIZES.get(op.name, "rows, columns")
+    return Call(op, (), variant, f"launch_{op.name.removesuffix('_train')}[dtype](..., {sizes})")
 
 
 VARIANTS = {
@@ -188,9 +186,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         arrays["input"] = steps / 2 + random.integers(8, 17, (R, 1)) / 4
         arrays["grad_output"] = dy
     elif case.values.endswith("in grad_output"):
-        arrays["input"].flat[
-            choose_index(arrays["input"])
-        ] = -1.0  # inf * 0 is NaN where ReLU blocks the gradient
+        # inf * 0 is NaN where ReLU blocks the gradient.
+        arrays["input"].flat[choose_index(arrays["input"])] = -1.0
     elif case.values == "expanded":
         arrays["grad_output"] = np.broadcast_to(np.float64(1.25), (R, C))
     elif case.values == "transposed":

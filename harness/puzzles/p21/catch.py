@@ -71,11 +71,7 @@ def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float)
     try:
         answer = check(op)
     except CheckTimeout as timed_out:
-        where = (
-            describe_exception(timed_out, path)
-            .removesuffix(": CheckTimeout: ")
-            .removesuffix("CheckTimeout: ")
-        )
+        where = describe_exception(timed_out, path).removesuffix("CheckTimeout: ").removesuffix(": ")
         return f"{where}: timed out after {seconds:g} s", True
     except Exception as error:
         return describe_exception(error, path, longest=MAX_CHARACTERS), False
@@ -95,15 +91,12 @@ def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float)
 
 def load_wrong_ops(puzzle: str) -> list[tuple[Op, str, bool]]:
     """Return every wrong backward pass of the first rung, its gate, and whether it is hidden."""
-    return [
-        (
-            make_op(bug.gate, find_function(bug.gate, load_module(bug.build_target())).apply, bug.name),
-            bug.gate,
-            bool(bug.old),
-        )
-        for bug in zoo.load_wrong_kernels(puzzle)
-        if bug.rung == "torch"
-    ]
+    ops = []
+    for bug in zoo.load_wrong_kernels(puzzle):
+        if bug.rung == "torch":
+            function = find_function(bug.gate, load_module(bug.build_target()))
+            ops.append((make_op(bug.gate, function.apply, bug.name), bug.gate, bool(bug.old)))
+    return ops
 
 
 def find_failing_call_kind(op: Op, gate: str) -> str:
@@ -140,13 +133,11 @@ class CatchChecker(PythonChecker):
         return START + 2 * TOTAL_SECONDS
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        arguments, describing = (
-            (path, self.puzzle.name, self.seconds),
-            functools.partial(describe_exception, path=path),
-        )
+        arguments = [(path, self.puzzle.name, self.seconds)]
+        describe = functools.partial(describe_exception, path=path)
         try:
             (reports,) = run_ranks(
-                run_on_all_ops, [arguments], describe=describing, source=path, seconds=TOTAL_SECONDS
+                run_on_all_ops, arguments, describe=describe, source=path, seconds=TOTAL_SECONDS
             )
         except RankFailed as error:
             words = str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")
@@ -166,9 +157,8 @@ class CatchChecker(PythonChecker):
         caught = f"caught {len(wrong) - len(missed)} of {len(wrong)} wrong ops"
         parts = f"{count_caught(shown)} in your folder, {count_caught(hidden)} held back"
         if not false_alarms and not missed:
-            summary = (
-                f"{caught} ({len(hidden)} of them held back), no false alarm in {len(correct)} correct ops"
-            )
+            held_back = f"{caught} ({len(hidden)} of them held back)"
+            summary = f"{held_back}, no false alarm in {len(correct)} correct ops"
             return GateResult(gate, "correct", summary=summary)
         lines = [f"false alarm on {each.name}: {each.report}" for each in false_alarms[:MAX_FALSE_ALARMS]]
         if len(false_alarms) > MAX_FALSE_ALARMS:
@@ -186,9 +176,8 @@ def list_missed_by_kind(missed: Sequence[OpReport]) -> list[str]:
     for kind in kinds[:MAX_KINDS]:
         names = [each.name for each in missed if each.kind == kind and not each.hidden]
         hidden = sum(each.hidden for each in missed if each.kind == kind)
-        lines.append(
-            f"not caught, wrong {kind}: {', '.join([*names, *([f'{hidden} held back'] if hidden else [])])}"
-        )
+        names += [f"{hidden} held back"] if hidden else []
+        lines.append(f"not caught, wrong {kind}: {', '.join(names)}")
     if more := sum(each.kind in kinds[MAX_KINDS:] for each in missed):
         lines.append(f"... and {more} that are wrong in other kinds of call")
     return lines

@@ -31,16 +31,9 @@ class Op(Subject):
     dtypes: tuple[torch.dtype, ...] = FULL_PRECISION
 
 
-def make_op(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] | None = None) -> Op:
-    reference = REFERENCES[gate]
-    return Op(
-        function,
-        reference.reference,
-        reference.make,
-        sizes=reference.sizes,
-        name=name,
-        dtypes=dtypes or ALL_DTYPES,
-    )
+def make_op(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] = ALL_DTYPES) -> Op:
+    of = REFERENCES[gate]
+    return Op(function, of.reference, of.make, sizes=of.sizes, name=name, dtypes=dtypes)
 
 
 # ---- Unusual implementations --------------------------------------------------------------------------------
@@ -153,6 +146,15 @@ def silu_with_unused_input(x: Tensor, _: Tensor) -> Tensor:
     return F.silu(x)
 
 
+OTHER_OPS = (
+    ("relu, with inputs at its kink", ReluFromMask.apply, F.relu, make_inputs_near_kink),
+    ("gelu, with inputs where it is flat", lambda x: F.gelu(x), F.gelu, make_gelu_inputs),
+    ("tanh, scaled to be steep, in parts", steep_tanh_in_parts, steep_tanh, make_rows),
+    ("silu, with an unused second input", silu_with_unused_input, silu_with_unused_input, make_rows_and_weight),
+)  # fmt: skip
+"""Name, function, reference and inputs of ops that are no gate's."""
+
+
 def list_correct_ops(solution: dict) -> list[Op]:
     """Return every correct op: the classes in `solution`, a module's namespace, and the ops of this file."""
     return [
@@ -163,32 +165,8 @@ def list_correct_ops(solution: dict) -> list[Op]:
         make_op("standardise", StandardiseInFloat32.apply, "standardise, in float32 only", (torch.float32,)),
         make_op("addbias", AddBiasInRandomOrder.apply, "addbias, summed in a random order", FULL_PRECISION),
         make_op("scale", ScaleByMatrix.apply, "scale, in bfloat16 only", (torch.bfloat16,)),
-        Op(
-            ReluFromMask.apply,
-            F.relu,
-            make_inputs_near_kink,
-            sizes=ALL_SIZES,
-            name="relu, with inputs at its kink",
-        ),
-        Op(
-            lambda x: F.gelu(x),
-            F.gelu,
-            make_gelu_inputs,
-            sizes=ALL_SIZES,
-            name="gelu, with inputs where it is flat",
-        ),
-        Op(
-            steep_tanh_in_parts,
-            steep_tanh,
-            make_rows,
-            sizes=ALL_SIZES,
-            name="tanh, scaled to be steep, in parts",
-        ),
-        Op(
-            silu_with_unused_input,
-            silu_with_unused_input,
-            make_rows_and_weight,
-            sizes=ALL_SIZES,
-            name="silu, with an unused second input",
+        *(
+            Op(function, reference, make, sizes=ALL_SIZES, name=name)
+            for name, function, reference, make in OTHER_OPS
         ),
     ]

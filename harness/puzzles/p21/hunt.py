@@ -125,19 +125,16 @@ def load_wrong_subjects(puzzle: str, rung: str) -> dict[str, Subject]:
     subjects = {}
     for bug in zoo.load_wrong_kernels(puzzle):
         if bug.rung == rung:
-            path = bug.build_target()
-            subjects[bug.name] = REFERENCES[bug.gate].subject(
-                find_function(bug.gate, load_module(path)).apply
-            )
+            function = find_function(bug.gate, load_module(bug.build_target()))
+            subjects[bug.name] = REFERENCES[bug.gate].subject(function.apply)
     return subjects
 
 
 def build_matrix() -> dict[str, dict[str, bool]]:
     """Return which usual checks detect each wrong backward pass; raise DamagedFile if a class is missing."""
     try:
-        return {
-            name: run_usual_checks(subject) for name, subject in load_wrong_subjects("p21", "torch").items()
-        }
+        subjects = load_wrong_subjects("p21", "torch")
+        return {name: run_usual_checks(subject) for name, subject in subjects.items()}
     except ValueError as error:
         raise DamagedFile(str(error)) from error
 

@@ -191,10 +191,7 @@ CANDIDATES = (
     Candidate("bare GEMMs", "floor", BareProducts),
     Candidate("fast", "ours", make_layer_builder("auto")),
     Candidate("least memory", "ours", make_layer_builder("least")),
-    *(
-        Candidate(f"{name} through MAX", "ours", build_max_graphs(name), columns=("waited",))
-        for name in MAX_VARIANTS
-    ),
+    *(Candidate(f"{n} through MAX", "ours", build_max_graphs(n), columns=("waited",)) for n in MAX_VARIANTS),
     Candidate("eager", "peer", make_eager),
     Candidate("compile", "peer", build_compiled),
     Candidate("liger", "peer", build_liger, "liger_kernel"),
@@ -224,11 +221,8 @@ BENCHMARK = Benchmark(
         "S2": [Sizes(8192, 4096, 4096)],
         "S3": [Sizes(16384, 4096, 12288)],
         "climb": [
-            Sizes(16, 8, 16),
-            Sizes(256, 64, 64),
-            Sizes(1024, 256, 256),
-            Sizes(4096, 768, 768),
-            Sizes(8192, 768, 3072),
+            *(Sizes(16, 8, 16), Sizes(256, 64, 64), Sizes(1024, 256, 256)),
+            *(Sizes(4096, 768, 768), Sizes(8192, 768, 3072)),
         ],
         "drawn": draw_sizes(12),
     },

@@ -57,16 +57,12 @@ class DeriveChecker(NumpyChecker):
     def check(
         self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
     ) -> list[GateResult]:
+        def is_finite(case: Case) -> bool:
+            inputs = self.puzzle.inputs(case, "float64", self.seed)
+            return all(np.isfinite(array).all() for array in inputs.values())
 
         cases = self.puzzle.cases(None) if cases is None else cases
-        finite = [
-            case
-            for case in cases
-            if all(
-                np.isfinite(array).all() for array in self.puzzle.inputs(case, "float64", self.seed).values()
-            )
-        ]
-        return super().check(path, gates, finite)
+        return super().check(path, gates, [case for case in cases if is_finite(case)])
 
     def _load_case(self, case: Case) -> tuple[Arrays, Arrays]:
         if case not in self._cases:

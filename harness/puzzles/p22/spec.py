@@ -53,6 +53,7 @@ def make_variant(algorithm: str) -> tuple[Call, ...]:
     )
 
 
+RMSNORM_LAUNCH = "launch_rmsnorm_linear_backward[dtype](..., sizes, Scalar[accum](EPS))"
 VARIANTS = {
     "fused": make_variant("fused"),
     # The row sums are internal to the unfused backward pass; this call exposes them.
@@ -60,11 +61,7 @@ VARIANTS = {
         *make_variant("unfused"),
         Call(ROW_SUMS, (), "unfused", "launch_row_sums[dtype](..., sizes)"),
     ),
-    "rmsnorm": (
-        Call(
-            TRANSFER, (), "rmsnorm", "launch_rmsnorm_linear_backward[dtype](..., sizes, Scalar[accum](EPS))"
-        ),
-    ),
+    "rmsnorm": (Call(TRANSFER, (), "rmsnorm", RMSNORM_LAUNCH),),
 }
 
 
@@ -88,10 +85,8 @@ ATOMIC = frozenset(
 ) | {("rmsnorm", "grad_rms_weight"), ("rmsnorm", "rms_grad_weight")}
 
 
-NOT_FINITE = {
-    tensor: (symbol, "NaN", "inf")
-    for tensor, symbol in (("input", "x"), ("ln_weight", "gamma"), ("grad_output", "dy"))
-}
+SYMBOLS = {"input": "x", "ln_weight": "gamma", "grad_output": "dy"}
+NOT_FINITE = {tensor: (symbol, "NaN", "inf") for tensor, symbol in SYMBOLS.items()}
 """Tensor -> its symbol in the book, and the non-finite values that cases write into it."""
 DIMS = (BATCH_SIZE, SEQ_LEN, HIDDEN_DIM, OUTPUT_DIM)
 
@@ -297,14 +292,11 @@ def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     In a row with a small standard deviation, one ulp of the mean is many ulps of x - mean, and so of x_hat. An
     accurate sum and Welford's algorithm differ by that ulp, and both are correct.
     """
-    if not saved.keys() >= set(STATISTICS) or not all(
-        np.isfinite(array).all() for array in (*arrays.values(), *saved.values())
-    ):
+    finite = all(np.isfinite(array).all() for array in (*arrays.values(), *saved.values()))
+    if not finite or not saved.keys() >= set(STATISTICS):
         return {}
-    statistics_by_step = {f"row_{name}": saved[name][..., None] for name in STATISTICS}
-    changed = derive(
-        arrays, {name: lambda v, value=value: value for name, value in statistics_by_step.items()}
-    )
+    changes = {f"row_{name}": lambda v, value=saved[name][..., None]: value for name in STATISTICS}
+    changed = derive(arrays, changes)
     return {"row_sums": float(np.abs(changed.row_sums - derive(arrays).row_sums).max(initial=0.0))}
 
 
@@ -397,9 +389,7 @@ PUZZLE = Puzzle(
     ),
     intermediate=("row_sums", *TRANSFER.writes),
     variants=VARIANTS,
-    about_variants={
-        "rmsnorm": "only RMSNorm + Linear, the kernel of the last gate, transfer",
-    },
+    about_variants={"rmsnorm": "only RMSNorm + Linear, the kernel of the last gate, transfer"},
     on_request=("rmsnorm",),
     on_cpu=("fused", "unfused"),
     atomic=ATOMIC,

@@ -35,13 +35,9 @@ def reference(tensors: dict) -> dict:
     plain = tuple(torch.arange(size, device=key.device)[None] for size in key.shape[-2:])
     truth = {name: tensor[0] for name, tensor in compute_in_orders(wide, *plain).items()}
     results = compute_in_orders(inputs, *draw_orders(tensors))
-    product = inputs["query"].to(get_accum_dtype(inputs)).mT @ inputs["grad_output"].to(
-        get_accum_dtype(inputs)
-    )
-    return {
-        **{name: select_worst(results[name], truth[name]) for name in truth},
-        "transposed_product": product,
-    }
+    query, grad_output = (inputs[name].to(get_accum_dtype(inputs)) for name in ("query", "grad_output"))
+    worst = {name: select_worst(results[name], truth[name]) for name in truth}
+    return {**worst, "transposed_product": query.mT @ grad_output}
 
 
 def draw_orders(tensors: dict) -> "tuple[Tensor, Tensor]":
@@ -174,10 +170,9 @@ def recompute_from_saved(tensors: dict) -> "dict[str, Tensor]":
     """
     import torch
 
+    names = ("query", "key", "value", "mask", "grad_output")
     dtype, accum = tensors["query"].dtype, get_accum_dtype(tensors)
-    query, key, value, mask, grad_output = (
-        tensors[name].to(accum) for name in ("query", "key", "value", "mask", "grad_output")
-    )
+    query, key, value, mask, grad_output = (tensors[name].to(accum) for name in names)
     key_heads, group = key.shape[2], query.shape[2] // key.shape[2]
     key, value = (repeat_for_query_heads(tensor, query) for tensor in (key, value))
     scale = query.shape[-1] ** -0.5

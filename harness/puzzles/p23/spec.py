@@ -221,12 +221,10 @@ def draw_cancelling_values(
     probability is 1 / T. If T is a power of two, the output is exact in 16 bits, and only delta is rounded.
     """
     pairs = [[draw_cancelling(rows, d, random, cancel) for _ in range(heads)] for rows in (S, T)]
-    (grad, value), (query, key) = (
-        [np.stack([dy / 16 for dy, _ in each])[None] for each in pairs],
-        [
-            np.stack([random.integers(1, 16, (rows, d))[group] / 8 for _, group in each])[None]
-            for rows, each in zip((S, T), pairs, strict=True)
-        ],
+    grad, value = (np.stack([dy / 16 for dy, _ in each])[None] for each in pairs)
+    query, key = (
+        np.stack([random.integers(1, 16, (rows, d))[group] / 8 for _, group in each])[None]
+        for rows, each in zip((S, T), pairs, strict=True)
     )
     even = np.arange(d) % 2 == 0
     return {"query": query * even, "key": key * ~even, "value": value, "grad_output": grad}
@@ -270,14 +268,13 @@ def terms(arrays: Arrays) -> dict[str, float]:
         return {}
     v = derive(arrays)
     sizes = v.probabilities * (np.abs(v.grad_probabilities) + np.abs(v.dot))
-    return {
-        "grad_scores": float(sizes.max(initial=0.0)),
-        "grad_mask": float(sizes.sum((0, 1)).max(initial=0.0)),
-        "grad_query": float((v.scale * (sizes @ np.abs(v.key))).max(initial=0.0)),
-        "grad_key": float(
-            sum_heads(v.scale * (transpose(sizes) @ np.abs(v.query)), arrays["key"]).max(initial=0.0)
-        ),
+    by_quantity = {
+        "grad_scores": sizes,
+        "grad_mask": sizes.sum((0, 1)),
+        "grad_query": v.scale * (sizes @ np.abs(v.key)),
+        "grad_key": sum_heads(v.scale * (transpose(sizes) @ np.abs(v.query)), arrays["key"]),
     }
+    return {name: float(each.max(initial=0.0)) for name, each in by_quantity.items()}
 
 
 # ---- Reports ------------------------------------------------------------------------------------------------
@@ -287,10 +284,8 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
     if name != "lse":
         return None
     if np.isneginf(got).all() and np.isfinite(truth).any():
-        return Symptom(
-            "largest-not-kept",
-            "is -inf in every row: `largest` still has its initial value, it must become `new_largest`",
-        )
+        words = "is -inf in every row: `largest` still has its initial value, it must become `new_largest`"
+        return Symptom("largest-not-kept", words)
     return formulas.explain_infinite_lse(derive(arrays).masked, got, truth)
 
 
@@ -314,23 +309,15 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     B, N, S, T, d = dims
     element, accum = get_itemsize(dtype), get_itemsize(get_accum_dtype(dtype))
     scores = B * N * S * T
-    operands = {
-        "query": B * N * S * d * element,
-        "key": B * N * T * d * element,
-        "value": B * N * T * d * element,
-    }
+    rows = {"query": S, "key": T, "value": T}
+    operands = {name: B * N * count * d * element for name, count in rows.items()}
+    steps = ("forward scores", "backward grad_probabilities", "backward grad_scores")
     return Ledger(
         saved_eager={**operands, "probabilities": scores * element},
         saved_ours={**operands, "probabilities": scores * accum},
-        saved_by={
-            "fused": {**operands, "output": operands["query"], "lse": B * N * S * accum},
-        },
+        saved_by={"fused": {**operands, "output": operands["query"], "lse": B * N * S * accum}},
         between={
-            "unfused": {
-                "forward scores": scores * accum,
-                "backward grad_probabilities": scores * accum,
-                "backward grad_scores": scores * accum,
-            },
+            "unfused": dict.fromkeys(steps, scores * accum),
             "fused": {"backward delta": B * N * S * accum},
         },
     )

@@ -91,9 +91,9 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     for side in flags.sides:
         if not 1 <= side <= MAX_SIDE:
             raise BadUse(f"--sides {side}: must be 1 to {MAX_SIDE}")
-    for name, smallest in (("tile", 1), ("dim", 1), ("bytes", 1)):
-        if getattr(flags, name) < smallest:
-            raise BadUse(f"--{name} {getattr(flags, name)}: must be at least {smallest}")
+    for name in ("tile", "dim", "bytes"):
+        if getattr(flags, name) < 1:
+            raise BadUse(f"--{name} {getattr(flags, name)}: must be at least 1")
     if min(flags.radii) < 0:
         raise BadUse(f"--radii {min(flags.radii)}: must be at least 0")
     print_lines(console, list_report_lines(flags))
@@ -110,10 +110,8 @@ def list_report_lines(flags) -> Iterator[str]:
             yield format_row(
                 "order", "tile pairs", "of all", "/ hilbert", "keys", "runs", "K bytes", "loaded", "sectors"
             )
-            costs = {
-                name: count_costs(make(side, side), side, radius, flags.tile)
-                for name, make in orders.ORDERS.items()
-            }
+            made = {name: make(side, side) for name, make in orders.ORDERS.items()}
+            costs = {name: count_costs(order, side, radius, flags.tile) for name, order in made.items()}
             for name, cost in costs.items():
                 yield format_row(
                     name,
@@ -124,7 +122,7 @@ def list_report_lines(flags) -> Iterator[str]:
                     f"{cost.runs:.1f}",
                     f"{cost.needed * row:,.0f}",
                     f"{cost.loaded * row:,.0f}",
-                    f"{count_sectors(orders.ORDERS[name](side, side), flags.dim, flags.bytes):.1f}",
+                    f"{count_sectors(made[name], flags.dim, flags.bytes):.1f}",
                 )
 
 

@@ -31,21 +31,16 @@ OPPOSITE = {"r": "l", "l": "r", "d": "u", "u": "d"}
 def draw(order: np.ndarray, width: int) -> Iterator[str]:
     """Yield the lines of a drawing; steps between neighbours are drawn, jumps are gaps."""
     directions: list[set[str]] = [set() for _ in order]
-    for cell, next_cell in list_steps(order, width):
+    points = np.stack(np.divmod(order, width), 1).tolist()
+    for cell, next_cell in pairwise(points):
         direction = DIRECTIONS.get((next_cell[0] - cell[0], next_cell[1] - cell[1]))
         if direction:
             directions[cell[0] * width + cell[1]].add(direction)
             directions[next_cell[0] * width + next_cell[1]].add(OPPOSITE[direction])
     for first in range(0, len(order), width):
         row = directions[first : first + width]
-        yield "".join(
-            CHARACTERS[frozenset(direction)] + ("─" if "r" in direction else " ") for direction in row
-        ).rstrip()
-
-
-def list_steps(order: np.ndarray, width: int) -> Iterator[tuple[list[int], list[int]]]:
-    points = np.stack(np.divmod(order, width), 1).tolist()
-    yield from pairwise(points)
+        cells = (CHARACTERS[frozenset(each)] + ("─" if "r" in each else " ") for each in row)
+        yield "".join(cells).rstrip()
 
 
 def format_numbers(order: np.ndarray, width: int) -> Iterator[str]:

@@ -50,10 +50,8 @@ def compute_wrong_index(v: Derivation, turns: QuarterTurns) -> np.ndarray:
     while size < side:
         quarter = rest & 3
         row, column = turns.turn(quarter, row, column, turns.get_last(size, side))
-        row, column = (
-            row + size * np.isin(quarter, (1, 2)),
-            column + size * np.isin(quarter, turns.right_quarters),
-        )
+        row = row + size * np.isin(quarter, (1, 2))
+        column = column + size * np.isin(quarter, turns.right_quarters)
         rest, size = rest >> 2, 2 * size
     return row * side + column
 

@@ -180,11 +180,8 @@ def compute_integers(tensors: dict) -> dict:
     side, width, radius, tile = (int(tensors[name]) for name in ("side", "width", "radius", "tile"))
     index = orders.hilbert(side, side)
     order = tensors["order"].cpu().numpy()
-    indices = {
-        "index": index,
-        "inverse": orders.inverse(index),
-        "tiles": orders.window_tiles(order, width, radius, tile),
-    }
+    tiles = orders.window_tiles(order, width, radius, tile)
+    indices = {"index": index, "inverse": orders.inverse(index), "tiles": tiles}
     return {name: torch.tensor(array.astype(np.int32)) for name, array in indices.items()}
 
 
@@ -203,11 +200,9 @@ def make_hidden_mask(tensors: dict):
     import torch
 
     cells = tensors.get("cells", torch.arange(tensors["query"].shape[2], device=tensors["query"].device))
-    far = [
-        (each[:, None] - each).abs() > tensors["radius"]
-        for each in (cells // tensors["width"], cells % tensors["width"])
-    ]
-    return far[0] | far[1]
+    places = (cells // tensors["width"], cells % tensors["width"])
+    rows, columns = ((each[:, None] - each).abs() > tensors["radius"] for each in places)
+    return rows | columns
 
 
 def compute_with_autograd(tensors: dict) -> dict:
@@ -247,17 +242,9 @@ def compute_from_saved(tensors: dict, by_probabilities: bool = False) -> dict:
     delta = (grad_output * output.to(accum)).sum(-1, keepdim=True)
     P, dP = torch.exp(scores - lse), grad_output @ value.mT
     dS = scale * P * (dP - ((dP * P).sum(-1, keepdim=True) if by_probabilities else delta))
-    rounded = {
-        "output": output,
-        "grad_query": dS @ key,
-        "grad_key": dS.mT @ query,
-        "grad_value": P.mT @ grad_output,
-    }
-    return {
-        **{name: tensor.to(dtype) for name, tensor in rounded.items()},
-        "lse": lse[..., 0],
-        "delta": delta[..., 0],
-    }
+    gradients = dict(zip(GRADIENTS, (dS @ key, dS.mT @ query, P.mT @ grad_output), strict=True))
+    narrow = {name: tensor.to(dtype) for name, tensor in gradients.items()}
+    return {"output": output, **narrow, "lse": lse[..., 0], "delta": delta[..., 0]}
 
 
 def compute_from_probabilities(tensors: dict) -> dict:

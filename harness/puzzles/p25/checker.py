@@ -57,6 +57,8 @@ class RingChecker(CaseChecker):
         self.references = {dtype: Reference(puzzle, dtype, seed) for dtype in ("float32", "bfloat16")}
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
+        import torch
+
         result = GateResult(gate, "correct")
         ladder = self.puzzle.get_ladder_name(self.rung, gate.id)
         solution = roots.solutions() / self.puzzle.name / self.rung.file
@@ -67,7 +69,8 @@ class RingChecker(CaseChecker):
                 check_chunks(module["chunks"], path)
             for case, outputs in self._run(gate, path, solution, cases):
                 # Errors in other quantities would only be consequences of errors in these.
-                own = {name: to_case_dtype(case, outputs[name]) for name in gate.quantities}
+                dtype = getattr(torch, get_dtype(case))
+                own = {name: torch.from_numpy(outputs[name]).to(dtype) for name in gate.quantities}
                 self._compare(result, case, own, wrong)
             alone = check_merge_rows(module["merge"], path, self.tensor) if gate.id == "merge" else None
             if alone and (alone.mistake or not wrong):
@@ -76,9 +79,8 @@ class RingChecker(CaseChecker):
         except CaseFailed as error:
             failure = error
         if wrong:
-            puzzle = replace(
-                self.puzzle, symptom=functools.partial(explain_not_finite, gate.id in self.waits)
-            )
+            symptom = functools.partial(explain_not_finite, gate.id in self.waits)
+            puzzle = replace(self.puzzle, symptom=symptom)
             first = {"output": wrong["output"]} if "output" in wrong else wrong
             add_diagnoses(result, puzzle, first, ladder)
             result.diagnosis += [
@@ -110,12 +112,6 @@ class RingChecker(CaseChecker):
         raise NotImplementedError
 
 
-def to_case_dtype(case: Case, array: np.ndarray):
-    import torch
-
-    return torch.from_numpy(array).to(getattr(torch, get_dtype(case)))
-
-
 LAYOUTS = (
     (2, 8), (4, 16), (4, 64), (3, 19), (4, 3), (1, 5), (5, 20), (5, 23), (6, 31), (7, 6), (8, 67), (9, 100),
 )  # fmt: skip
@@ -135,17 +131,15 @@ def check_chunks(chunks, path: Path) -> None:
             if got == expected:
                 continue
             held = [int(p) for each in got for p in range(*each)]
-            work = [
-                sum(p + 1 for each in chunks(r, size, length, True) for p in range(*each))
-                for r in range(size)
+            by_rank = [
+                [p for each in chunks(r, size, length, True) for p in range(*each)] for r in range(size)
             ]
+            work = [sum(p + 1 for p in positions) for positions in by_rank]
             words = f"{call} is {got}, expected {expected}"
             if len(held) == sum(stop - start for start, stop in expected) and max(work) > 1.1 * min(work):
                 most, least = work.index(max(work)), work.index(min(work))
-                raise CaseFailed(
-                    f"{words}: rank {most} has {max(work)} scores to compute, rank {least} has {min(work)}",
-                    "not-mirrored",
-                )
+                words += f": rank {most} has {max(work)} scores to compute, rank {least} has {min(work)}"
+                raise CaseFailed(words, "not-mirrored")
             raise CaseFailed(words, "wrong-chunks")
 
 
@@ -208,9 +202,8 @@ def check_merge_rows(merge: Callable, path: Path, tensor: Callable) -> CaseFaile
     except Exception as error:  # an exception in the learner's code is a result
         return CaseFailed(f"merge: {describe_exception(error, path)}")
     if [len(values) for values in merged] != [len(MERGE_CASES)] * 2:
-        return CaseFailed(
-            f"merge of {len(MERGE_CASES)} rows: expected an out and an lse for each, got {list(map(len, merged))}"
-        )
+        words = f"expected an out and an lse for each, got {list(map(len, merged))}"
+        return CaseFailed(f"merge of {len(MERGE_CASES)} rows: {words}")
     for row, *got in zip(MERGE_CASES, *merged, strict=True):
         # If out or lse is unexpectedly not finite, an error in the other has the same cause.
         not_finite = any(
@@ -260,16 +253,14 @@ class ListChecker(RingChecker):
                 check_shapes(by_rank, parts)
                 for name, own in parts.items():
                     if not all(map(np.array_equal, own, arguments[name])):
-                        raise CaseFailed(
-                            f"in case '{case.name}': {describe_changed_input(name)}", "changed-input"
-                        )
+                        words = f"in case '{case.name}': {describe_changed_input(name)}"
+                        raise CaseFailed(words, "changed-input")
                 whole = {name: layout.join_parts(each, balanced) for name, each in by_rank.items()}
             except CaseFailed:
                 raise
             except Exception as error:  # an exception in the learner's code is a result
-                raise CaseFailed(
-                    f"in case '{case.name}': {describe_exception(error, path, longest=300)}"
-                ) from error
+                words = describe_exception(error, path, longest=300)
+                raise CaseFailed(f"in case '{case.name}': {words}") from error
             with np.errstate(over="ignore"):  # overflow to infinity in float32
                 yield case, {name: array.astype(np.float32) for name, array in whole.items()}
 
@@ -281,9 +272,8 @@ def check_shapes(by_rank: dict[str, list[np.ndarray]], parts: dict[str, list[np.
             raise ValueError(f"{name}: expected a list with one array per rank")
         for rank, (got, like) in enumerate(zip(by_rank[name], parts[own], strict=True)):
             if np.shape(got) != like.shape:
-                raise ValueError(
-                    f"{name} of rank {rank} has shape {list(np.shape(got))}, expected {list(like.shape)}"
-                )
+                shapes = f"has shape {list(np.shape(got))}, expected {list(like.shape)}"
+                raise ValueError(f"{name} of rank {rank} {shapes}")
 
 
 class RanksChecker(RingChecker):
@@ -321,33 +311,20 @@ class RanksChecker(RingChecker):
                 words, mistake = find_cause(of_case)
                 raise CaseFailed(f"in case '{case.name}': {words}", mistake)
             balanced = bool(self.arrays(case)["balanced"])
-            yield (
-                case,
-                {
-                    name: layout.join_parts([answer.values[name] for answer in of_case], balanced)
-                    for name in RESULTS
-                },
-            )
+            parts_of = {name: [answer.values[name] for answer in of_case] for name in RESULTS}
+            yield case, {name: layout.join_parts(each, balanced) for name, each in parts_of.items()}
 
     def _parts(self, case: Case, world: int) -> list[Part]:
         """Return each process's part of a case: the last `case.world_size` are ranks, the others idle."""
         arrays, size = self.arrays(case), case.world_size
         arguments = ring_arguments(case, arrays)
         split = {name: layout.split_array(arrays[name], size, arguments[-1]) for name in TENSORS}
-        transposed = is_transposed(case)
-        idle = [
-            Part(case.name, size, get_dtype(case), {}, arguments, transposed) for _ in range(world - size)
+        own = [
+            {name: parts[rank].astype(np.float32) for name, parts in split.items()} for rank in range(size)
         ]
-        return idle + [
-            Part(
-                case.name,
-                size,
-                get_dtype(case),
-                {name: parts[rank].astype(np.float32) for name, parts in split.items()},
-                arguments,
-                transposed,
-            )
-            for rank in range(size)
+        return [
+            Part(case.name, size, get_dtype(case), each, arguments, is_transposed(case))
+            for each in [{}] * (world - size) + own
         ]
 
 
@@ -363,17 +340,13 @@ def find_cause(answers: list[Answer]) -> tuple[str, str]:
     words = "; ".join(f"rank {rank} of {size} {answer.words}" for rank, answer in failed)
     stuck = {rank: answer.stuck for rank, answer in failed if answer.stuck}
     if len(stuck) == size and all(kind == "send" and not begun for kind, _, begun in stuck.values()):
-        return (
-            f"deadlock: every rank sends before it receives, and a send ends only when it is received: {words}",
-            "sends-first",
-        )
+        why = "every rank sends before it receives, and a send ends only when it is received"
+        return f"deadlock: {why}: {words}", "sends-first"
     if len(stuck) == size and all(kind == "receive" for kind, _, _ in stuck.values()):
         return f"deadlock: every rank receives before it sends: {words}", "receives-first"
     for rank, (kind, other, _) in stuck.items():
         begun = stuck[other][2] if other in stuck else ()
         if kind == "send" and begun and rank not in begun:
-            return (
-                f"rank {rank} of {size} sends to rank {other}, which receives from rank {begun[0]}",
-                "wrong-neighbour",
-            )
+            words = f"rank {rank} of {size} sends to rank {other}, which receives from rank {begun[0]}"
+            return words, "wrong-neighbour"
     return words, ""

@@ -105,20 +105,16 @@ def require_step(finish: Callable[..., None]) -> Callable[..., None]:
 
     def finish_checked(works: list[Any], step: object, group: object) -> None:
         if not isinstance(step, int):
-            raise Broken(
-                "step-not-named",
-                f"finish(works, step, group) gets a {type(step).__name__} as the step, expected an int: if a neighbour is "
-                "lost, the report names the step",
-            )
+            words = f"finish(works, step, group) gets a {type(step).__name__} as the step, expected an int"
+            raise Broken("step-not-named", f"{words}: if a neighbour is lost, the report names the step")
         finish(works, step, group)
 
     return finish_checked
 
 
 def run_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, patience: float) -> Answer:
-    tensors = {
-        name: torch.from_numpy(array).to(getattr(torch, part.dtype)) for name, array in part.arrays.items()
-    }
+    dtype = getattr(torch, part.dtype)
+    tensors = {name: torch.from_numpy(array).to(dtype) for name, array in part.arrays.items()}
     if part.transposed:
         tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
     arguments = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -139,9 +135,8 @@ def run_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     except Broken as broken:
         return Answer(words=str(broken), mistake=broken.mistake, stuck=broken.stuck)
     except Exception as error:  # an exception in the learner's code is a result
-        return Answer(
-            words=describe_exception(error, path, longest=300), mistake=find_known_mistake(str(error))
-        )
+        mistake = "group-rank" if "is not part of group" in str(error) else ""
+        return Answer(words=describe_exception(error, path, longest=300), mistake=mistake)
     names = ("output", "grad_query", "grad_key", "grad_value")
     pairs = zip(names, (output, *gradients), strict=True)
     values = {name: tensor.detach().float().numpy() for name, tensor in pairs}
@@ -170,10 +165,8 @@ def check_saved(count: int, leaves: list[torch.Tensor], output: torch.Tensor) ->
     rows = output.shape[0] * output.shape[1] * output.shape[2]
     own = sum(tensor.nbytes for tensor in (*leaves, output)) + 4 * rows
     if count > own + SLACK:
-        raise Broken(
-            "keeps-all-blocks",
-            f"saves {count:,} bytes for the backward pass; its own query, key, value, output and lse have {own:,}",
-        )
+        words = f"saves {count:,} bytes for the backward pass"
+        raise Broken("keeps-all-blocks", f"{words}; its own query, key, value, output and lse have {own:,}")
 
 
 def check_sent_precision(sends_in_16_bits: int, size: int, dtype: torch.dtype) -> None:
@@ -182,16 +175,9 @@ def check_sent_precision(sends_in_16_bits: int, size: int, dtype: torch.dtype) -
     With 16-bit dtypes, it sends key and value size - 1 times, and the final dK and dV once.
     """
     if dtype.itemsize == 2 and sends_in_16_bits > 2 * size:
-        raise Broken(
-            "travels-in-bfloat16",
-            f"dK and dV are sent with the precision of {str(dtype).removeprefix('torch.')}, so the sum is rounded at every rank",
-        )
+        words = f"dK and dV are sent with the precision of {dtype}, so the sum is rounded at every rank"
+        raise Broken("travels-in-bfloat16", words.replace("torch.", ""))
 
 
 def describe_changed_input(name: str) -> str:
     return f"the code changes its argument {name}, from which later steps then compute wrong results"
-
-
-def find_known_mistake(words: str) -> str:
-    """Return the known mistake that explains an exception of PyTorch's, or ""."""
-    return "group-rank" if "is not part of group" in words else ""

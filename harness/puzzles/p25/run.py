@@ -5,7 +5,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ from harness.learner.work import Work
 from harness.nn.ring import agree_on_length
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.checker import CAUSED_BY_OUTPUT, TENSORS, ring_arguments
-from harness.puzzles.p25.ranks import measure_saved_bytes
+from harness.puzzles.p25.ranks import Answer, measure_saved_bytes
 from harness.puzzles.p25.spec import PUZZLE, RESULTS
-from harness.spec.puzzle import Case
+from harness.spec.puzzle import Arrays, Case
 from harness.toolchain import roots
 
 DIMS = (1, 4, 2, 512, 32)
@@ -40,25 +39,6 @@ FAULTS = ("dies", "late", "shape", "dtype")
 TILE = 16
 
 
-@dataclass(frozen=True)
-class Job:
-    """The work of one rank: `arrays` are its query, key, value and grad_output; `fault` is (transfer, kind)."""
-
-    path: Path
-    arrays: dict[str, np.ndarray]
-    arguments: tuple
-    seconds: float
-    fault: tuple[int, str] | None = None
-
-
-@dataclass
-class RankResult:
-    """A rank's values by quantity, and its bytes saved for the backward pass."""
-
-    values: dict[str, np.ndarray]
-    saved_bytes: int
-
-
 class Broken(Exception):
     """A rank is lost or tensors do not match, which is not a mistake in the code."""
 
@@ -66,22 +46,24 @@ class Broken(Exception):
 # ---- In a rank's process ------------------------------------------------------------------------------------
 
 
-def run_rank(job: Job) -> RankResult:
-    module = load_module(job.path)
-    inject_fault(module, job.fault, job.seconds)
-    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=job.seconds))
-    tensors = {name: torch.from_numpy(array) for name, array in job.arrays.items()}
-    if job.fault and job.fault[1] == "shape":
+def run_rank(
+    path: Path, arrays: Arrays, arguments: tuple, seconds: float, fault: tuple[int, str] | None
+) -> Answer:
+    """Run a rank's query, key, value and grad_output through the ring; `fault` is (transfer, kind)."""
+    module = load_module(path)
+    inject_fault(module, fault, seconds)
+    group = dist.new_group(list(range(dist.get_world_size())), timeout=timedelta(seconds=seconds))
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if fault and fault[1] == "shape":
         tensors = {name: tensor[:, :, :-1].contiguous() for name, tensor in tensors.items()}
-    if job.fault and job.fault[1] == "dtype":
+    if fault and fault[1] == "dtype":
         tensors = {name: tensor.double() for name, tensor in tensors.items()}
     leaves = [tensors[name].requires_grad_() for name in TENSORS[:3]]
-    balanced = job.arguments[-1]
     try:
         query, key, value = leaves
-        agree_on_length(query, key, value, balanced, group, count_positions)
+        agree_on_length(query, key, value, arguments[-1], group, count_positions)
         output, saved_bytes = measure_saved_bytes(
-            lambda: module["RingAttention"].apply(*leaves, *job.arguments, group)
+            lambda: module["RingAttention"].apply(*leaves, *arguments, group)
         )
         gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
     except (RuntimeError, ValueError) as error:
@@ -93,7 +75,7 @@ def run_rank(job: Job) -> RankResult:
         dist.destroy_process_group(group)  # so that ranks waiting for this rank fail before their timeout
         raise Broken(words) from error
     pairs = zip(RESULTS, (output, *gradients), strict=True)
-    return RankResult({name: tensor.detach().numpy() for name, tensor in pairs}, saved_bytes)
+    return Answer({name: tensor.detach().numpy() for name, tensor in pairs}, saved_bytes=saved_bytes)
 
 
 def describe_lost_rank(words: str) -> str:
@@ -195,16 +177,14 @@ def check_flags(flags) -> tuple[int, int, str] | None:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
     requested, free = flags.ranks * BYTES_PER_PROCESS, get_free_memory()
     if requested > free:
-        raise EnvironmentProblem(
-            f"--ranks {flags.ranks}: that many processes take {requested / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
-        )
+        words = f"that many processes take {requested / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+        raise EnvironmentProblem(f"--ranks {flags.ranks}: {words}")
     if flags.fault is None:
         return None
     match = re.fullmatch(rf"(\d+):(\d+):({'|'.join(FAULTS)})", flags.fault)
     if not match or int(match[1]) >= flags.ranks:
-        raise BadUse(
-            f"--break {flags.fault}: expected RANK:TRANSFER:HOW, a rank below {flags.ranks} and {', '.join(FAULTS)}"
-        )
+        words = f"expected RANK:TRANSFER:HOW, a rank below {flags.ranks} and {', '.join(FAULTS)}"
+        raise BadUse(f"--break {flags.fault}: {words}")
     return int(match[1]), int(match[2]), match[3]
 
 
@@ -234,7 +214,7 @@ def format_heading(case: Case, path: Path, flags) -> list[str]:
 
 def run_ring(
     console: Console, path: Path, case: Case, reference: Reference, flags, fault: tuple[int, int, str] | None
-) -> list[RankResult]:
+) -> list[Answer]:
     """Return every rank's results.
 
     On failure, prints a line per rank and raises WorkbookError if the code fails, else EnvironmentProblem.
@@ -242,38 +222,27 @@ def run_ring(
     arrays = reference.get_arrays(case)
     arguments = ring_arguments(case, arrays)
     parts = {name: layout.split_array(arrays[name], case.world_size, arguments[-1]) for name in TENSORS}
-    jobs = [
-        Job(
-            path,
-            {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in TENSORS},
-            arguments,
-            flags.seconds,
-            fault[1:] if fault and fault[0] == rank else None,
-        )
-        for rank in range(case.world_size)
-    ]
+    jobs = []
+    for rank in range(case.world_size):
+        own = {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in TENSORS}
+        of_rank = fault[1:] if fault and fault[0] == rank else None
+        jobs.append((path, own, arguments, flags.seconds, of_rank))
     describing: Callable[[Exception], str] = functools.partial(describe_error, path=path)
     try:
-        return run_ranks(
-            run_rank, [(job,) for job in jobs], describe=describing, source=path, seconds=flags.seconds + 60
-        )
+        return run_ranks(run_rank, jobs, describe=describing, source=path, seconds=flags.seconds + 60)
     except RankFailed as error:
         lines = [re.sub(r"^(rank \d+ of \d+): (?=\1,)", "", line) for line in str(error).split("; ")]
         text = {line.partition(": ")[2] for line in lines}
         same_text = len(text) == 1 and len(lines) > 1
-        print_lines(
-            console, [f"   every rank: {text.pop()}"] if same_text else [f"   {line}" for line in lines]
-        )
+        shown = [f"every rank: {text.pop()}"] if same_text else lines
+        print_lines(console, [f"   {line}" for line in shown])
+        count = f"{len(lines)} of {case.world_size} ranks"
         if any(f"{path}:" in line and "hangs at" not in line for line in lines):
-            raise WorkbookError(
-                f"{format_path(path)} fails in {len(lines)} of {case.world_size} ranks"
-            ) from error
-        raise EnvironmentProblem(
-            f"the ring is broken: {len(lines)} of {case.world_size} ranks ended without a result"
-        ) from error
+            raise WorkbookError(f"{format_path(path)} fails in {count}") from error
+        raise EnvironmentProblem(f"the ring is broken: {count} ended without a result") from error
 
 
-def format_ledger(case: Case, done: list[RankResult]) -> list[str]:
+def format_ledger(case: Case, done: list[Answer]) -> list[str]:
     """Return lines that describe the ranks' saved bytes and computed tiles."""
     S = case.dims[3]
     balanced, causal = "balanced" in case.values, "causal" in case.values

@@ -89,11 +89,8 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     if "large" in case.values:
         query, key = 5 * query, 5 * key
     arrays = {"query": query, "key": key, "value": value, "grad_output": grad}
-    flags = {
-        "causal": "causal" in case.values,
-        "balanced": "balanced" in case.values,
-        "ranks": case.world_size,
-    }
+    flags: dict[str, int] = {name: name in case.values for name in ("causal", "balanced")}
+    flags["ranks"] = case.world_size
     return {name: round_to_dtype(array, dtype) for name, array in arrays.items()} | {
         name: np.asarray(value, np.int64) for name, value in flags.items()
     }

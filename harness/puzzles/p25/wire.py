@@ -89,24 +89,17 @@ class Wire:
         if other == dist.get_rank(group):
             raise Broken("wrong-neighbour", f"group rank {other} sends to itself, or receives from itself")
         if not tensor.is_contiguous():
-            raise Broken(
-                "not-contiguous",
-                "a non-contiguous tensor is sent or received into: a transfer reads or writes contiguous memory",
-            )
+            words = "a non-contiguous tensor is sent or received into"
+            raise Broken("not-contiguous", f"{words}: a transfer reads or writes contiguous memory")
         for before in self.pending:
             if (isinstance(before, Receive) or kind is Receive) and overlap(before.tensor, tensor):
-                raise Broken(
-                    "overwritten-while-sent",
-                    "a block is received into memory that is still being sent or received into",
-                )
+                words = "a block is received into memory that is still being sent or received into"
+                raise Broken("overwritten-while-sent", words)
         key = (kind, group, other, tag)
         number, self.numbers[key] = self.numbers[key], self.numbers[key] + 1
         begun = kind(self, tensor, group, other, FIRST_TAG + 3 * number)
         self.pending.append(begun)
         return begun
-
-    def waiting_for(self) -> tuple[int, ...]:
-        return tuple(each.other for each in self.pending if isinstance(each, Receive))
 
 
 class Message:
@@ -140,7 +133,7 @@ class Message:
 
     def wait_for(self, work: Any, doing: str) -> None:
         """Wait for a message from the other rank. Raises Broken if none arrives."""
-        waiting = self.wire.waiting_for()
+        waiting = tuple(each.other for each in self.wire.pending if isinstance(each, Receive))
         try:
             work.wait(self.wire.patience)
         except RuntimeError as error:
@@ -168,10 +161,8 @@ class Send(Message):
         self.wait_for(self.answer, "send to")
         self.wire.pending.remove(self)
         if self.receipt.tolist() != self.header().tolist():
-            raise Broken(
-                "block-sizes-differ",
-                f"sends {describe_header(self.header())} to group rank {self.other}, which expects {describe_header(self.receipt)}",
-            )
+            words = f"sends {describe_header(self.header())} to group rank {self.other}"
+            raise Broken("block-sizes-differ", f"{words}, which expects {describe_header(self.receipt)}")
         if not torch.equal(torch.nan_to_num(self.copy), torch.nan_to_num(self.tensor.detach())):
             raise Broken("overwritten-while-sent", "a block changes while it is being sent")
         return True
@@ -195,10 +186,8 @@ class Receive(Message):
         self.wait_for(self.coming, "receive from")
         if self.announced.tolist() != self.header().tolist():
             self.wire.pending.remove(self)
-            raise Broken(
-                "block-sizes-differ",
-                f"expects {describe_header(self.header())} from group rank {self.other}, which sends {describe_header(self.announced)}",
-            )
+            words = f"expects {describe_header(self.header())} from group rank {self.other}"
+            raise Broken("block-sizes-differ", f"{words}, which sends {describe_header(self.announced)}")
         data = torch.empty(self.tensor.shape, dtype=self.tensor.dtype)
         self.wait_for(self.fetch(data, 1), "receive from")
         self.wire.pending.remove(self)
@@ -210,9 +199,8 @@ def fits_in_16_bits(tensor: torch.Tensor) -> bool:
     """Return whether all elements fit into bfloat16 or into float16, and at least 8 are not 0."""
     if not tensor.is_floating_point() or int((tensor != 0).sum()) < 8:
         return False
-    return any(
-        torch.equal(tensor, tensor.to(dtype).to(tensor.dtype)) for dtype in (torch.bfloat16, torch.float16)
-    )
+    narrow = (tensor.to(dtype).to(tensor.dtype) for dtype in (torch.bfloat16, torch.float16))
+    return any(torch.equal(tensor, each) for each in narrow)
 
 
 def describe_header(header: torch.Tensor) -> str:

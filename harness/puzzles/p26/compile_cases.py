@@ -120,10 +120,8 @@ def call_with_gradients(
         out = call(*leaves)
     outputs = [t for t in (out if isinstance(out, tuple | list) else (out,)) if isinstance(t, Tensor)]
     memory = [t.untyped_storage().data_ptr() for t in leaves]
-    shares = [
-        memory.index(t.untyped_storage().data_ptr()) if t.untyped_storage().data_ptr() in memory else None
-        for t in outputs
-    ]
+    starts = [t.untyped_storage().data_ptr() for t in outputs]
+    shares = [memory.index(start) if start in memory else None for start in starts]
     gradients: list[Tensor | None] = []
     if case.gradients:
         requested = [t for t in (*leaves, *parameters) if t.requires_grad]
@@ -189,68 +187,53 @@ def compare(case: CompileCase, compiled: Callable[..., Any], inputs: Sequence[Te
             raise Fault("input-written", f"the call changes input {index}")
     for index, (ours, theirs) in enumerate(zip(got.shares, eager.shares, strict=True)):
         if ours != theirs:
-            words = (
-                f"output {index} shares the memory of input {ours}"
-                if ours is not None
-                else "an output is a copy"
-            )
-            raise Fault("aliased", f"{words}, but not in eager mode" if ours is not None else words)
-    for index, (ours, theirs, exact) in enumerate(
-        zip(got.gradients, eager.gradients, truth.gradients, strict=True)
-    ):
+            words = f"output {index} shares the memory of input {ours}, but not in eager mode"
+            raise Fault("aliased", "an output is a copy" if ours is None else words)
+    gradients = zip(got.gradients, eager.gradients, truth.gradients, strict=True)
+    for index, (ours, theirs, exact) in enumerate(gradients):
+        name = get_tensor_name(index, inputs, case)
         if (ours is None) != (theirs is None):
             which = "no gradient" if ours is None else "a gradient, but none in eager mode"
-            raise Fault("no-gradient", f"{get_tensor_name(index, inputs, case)} gets {which}")
-        if (
-            ours is not None
-            and theirs is not None
-            and exact is not None
-            and (error_text := describe_error(ours, theirs, exact, False, case.autocast))
-        ):
-            raise Fault("gradient", f"the gradient of {get_tensor_name(index, inputs, case)} {error_text}")
+            raise Fault("no-gradient", f"{name} gets {which}")
+        if ours is None or theirs is None or exact is None:
+            continue
+        if error_text := describe_error(ours, theirs, exact, False, case.autocast):
+            raise Fault("gradient", f"the gradient of {name} {error_text}")
 
 
 def compare_outputs(case: CompileCase, got: Outcome, eager: Outcome, truth: Outcome) -> None:
     faults = []
-    for index, (ours, theirs, exact) in enumerate(
-        zip(got.outputs, eager.outputs, truth.outputs, strict=True)
-    ):
+    outputs = zip(got.outputs, eager.outputs, truth.outputs, strict=True)
+    for index, (ours, theirs, exact) in enumerate(outputs):
         if ours.shape != theirs.shape:
             words = f"output {index} has shape {list(ours.shape)}, expected {list(theirs.shape)}"
             faults.append(Fault("shape", words))
         elif ours.dtype != theirs.dtype:
-            faults.append(
-                Fault(
-                    "dtype",
-                    f"output {index} is {get_dtype_name(ours.dtype)}, expected {get_dtype_name(theirs.dtype)}",
-                )
-            )
+            dtypes = f"{get_dtype_name(ours.dtype)}, expected {get_dtype_name(theirs.dtype)}"
+            faults.append(Fault("dtype", f"output {index} is {dtypes}"))
         elif error_text := describe_error(ours, theirs, exact, case.same_bits, case.autocast):
             faults.append(Fault("value", f"output {index} {error_text}"))
     if not faults:
         return
     remaining = list(got.outputs)
     for theirs in eager.outputs:
-        candidates = [
-            k for k, t in enumerate(remaining) if t.shape == theirs.shape and t.dtype == theirs.dtype
-        ]
-        equal = [k for k in candidates if torch.allclose(remaining[k].double(), theirs.double())]
-        if not equal:
+        like = [t for t in remaining if t.shape == theirs.shape and t.dtype == theirs.dtype]
+        equal = next((t for t in like if torch.allclose(t.double(), theirs.double())), None)
+        if equal is None:
             raise faults[0]
-        remaining.pop(equal[0])
+        remaining = [t for t in remaining if t is not equal]
     if len(eager.outputs) > 1:
         raise Fault("output-order", "the outputs are correct, but in the wrong order")
     raise faults[0]
 
 
 def run_in_float64(case: CompileCase, inputs: Sequence[Tensor]) -> Outcome:
-    function = case.function
+    function, parameters = case.function, []
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function).double()
-    parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
-    return call_with_gradients(
-        function, [t.double() if t.is_floating_point() else t for t in inputs], parameters, case
-    )
+        parameters = list(function.parameters())
+    wide = [t.double() if t.is_floating_point() else t for t in inputs]
+    return call_with_gradients(function, wide, parameters, case)
 
 
 def describe_error(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocast: bool) -> str:
@@ -262,7 +245,8 @@ def describe_error(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, a
         if same.all():
             return ""
         at = tuple((~same).nonzero()[0].tolist())
-        return f"has {int((~same).sum())} of {same.numel()} elements with other bits: {format_number(got[at])} for {format_number(eager[at])}"
+        count = f"{int((~same).sum())} of {same.numel()} elements"
+        return f"has {count} with other bits: {format_number(got[at])} for {format_number(eager[at])}"
     scale = exact.double().abs().max().clamp(min=1e-30)
     error = ((got.double() - exact.double()).abs().max() / scale).item()
     baseline = ((eager.double() - exact.double()).abs().max() / scale).item()
@@ -322,9 +306,8 @@ def run_pass(graph_pass: Pass) -> Backend:
         try:
             gm.graph.lint()
         except RuntimeError as error:
-            raise Fault(
-                "out-of-order", f"lint rejects the graph: {' '.join(str(error).split())[:150]}"
-            ) from error
+            words = " ".join(str(error).split())[:150]
+            raise Fault("out-of-order", f"lint rejects the graph: {words}") from error
         gm.recompile()
         return gm.forward
 

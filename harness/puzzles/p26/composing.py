@@ -57,10 +57,6 @@ def sine(x: Tensor) -> Tensor:
     return (x + 1.0).sin() * 2.0
 
 
-def sine_of_checkpointed(x: Tensor) -> Tensor:
-    return checkpoint_cosine(x).sin()
-
-
 def cosine(x: Tensor) -> Tensor:
     return (x + 1.0).cos() * 2.0
 
@@ -81,25 +77,17 @@ def check_rewriting(m: Module) -> None:
         raise Fault("value", "after the pass the graph computes something else")
     expect(count, 1, "what rewrite returns", "count")
     gm = generate_code(capture_graph(checkpoint_cosine, X.clone().requires_grad_()))
-    expect(
-        m["rewrite"](gm, [replace_sin_by_cos]),
-        1,
-        "the count of changes in a checkpointed region",
-        "child-graphs",
-    )
+    count = m["rewrite"](gm, [replace_sin_by_cos])
+    expect(count, 1, "the count of changes in a checkpointed region", "child-graphs")
     remaining = [call_name(n) for one in graph_modules(gm) for n in one.graph.nodes]
     if "sin" in remaining:
         raise Fault("child-graphs", "the checkpointed region is unchanged")
     if stale_part := find_stale_code(gm):
         raise Fault("stale-code", f"{stale_part} has changed, but the code that runs has not")
+    both = "the count of a change in the graph and one in its region"
     for words, function, passes, expected in (
         ("the count of a third pass", sine, [do_nothing, do_nothing, replace_sin_by_cos], 1),
-        (
-            "the count of a change in the graph and one in its region",
-            sine_of_checkpointed,
-            [replace_sin_by_cos],
-            2,
-        ),
+        (both, lambda x: checkpoint_cosine(x).sin(), [replace_sin_by_cos], 2),
     ):
         count = m["rewrite"](capture_graph(function, X.clone().requires_grad_()), passes)
         expect(count, expected, words, "value")
@@ -164,10 +152,8 @@ def check_handoff(m: Module) -> None:
                 got = compiled(x)
         words = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options"
         if len(calls) != 1:
-            raise Fault(
-                "shape-baked",
-                f"{words}: compile_fx is called {len(calls)} times for two shapes, expected once",
-            )
+            words += f": compile_fx is called {len(calls)} times for two shapes, expected once"
+            raise Fault("shape-baked", words)
         if not torch.allclose(got, cosine(x)):
             raise Fault("not-rewritten", f"{words}: compile_fx is given {', '.join(calls[0]['operations'])}")
         patches = calls[0].get("config_patches") or {}
@@ -216,12 +202,8 @@ def check_both_graphs(m: Module) -> None:
         raise
     if not torch.allclose(got, model(x), atol=1e-5):
         raise Fault("value", "the forward graph computes something else")
-    expect(
-        [direction for direction, _ in graphs],
-        ["forward", "backward"],
-        "the directions of the graphs",
-        "value",
-    )
+    directions = [direction for direction, _ in graphs]
+    expect(directions, ["forward", "backward"], "the directions of the graphs", "value")
     for ours, theirs in zip(gradients, torch.autograd.grad(model(x).sum(), leaves), strict=True):
         if not torch.allclose(ours, theirs, atol=1e-4):
             raise Fault("gradient", "a gradient is wrong")
@@ -230,6 +212,5 @@ def check_both_graphs(m: Module) -> None:
     if "layer_norm" in forward:
         raise Fault("value", "the forward graph is Dynamo's, not the graph of ATen operations")
     if "sin" not in forward or "cos" not in backward:
-        raise Fault(
-            "rows", f"the reported operations of the forward graph are {', '.join(sorted(forward))}"[:300]
-        )
+        words = f"the reported operations of the forward graph are {', '.join(sorted(forward))}"
+        raise Fault("rows", words[:300])

@@ -185,12 +185,8 @@ def check_factors(m: Module) -> None:
         if got is None:
             raise Fault("not-rewritten", f"{words}: factor(node) is None, expected x and {expected}")
         x, c = got
-        expect(
-            (getattr(x, "op", x), c),
-            ("placeholder", expected),
-            f"{words}: the tensor's op and the number",
-            "factor",
-        )
+        found, what = (getattr(x, "op", x), c), f"{words}: the tensor's op and the number"
+        expect(found, ("placeholder", expected), what, "factor")
 
 
 MUST_FOLD = (
@@ -216,9 +212,8 @@ def list_values(dtype: torch.dtype) -> Tensor:
         return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     generator = torch.Generator().manual_seed(3)
     if not dtype.is_floating_point:
-        return torch.randint(
-            torch.iinfo(dtype).min, torch.iinfo(dtype).max, (4000,), generator=generator, dtype=dtype
-        )
+        info = torch.iinfo(dtype)
+        return torch.randint(info.min, info.max, (4000,), generator=generator, dtype=dtype)
     info = torch.finfo(dtype)
     spread = torch.linspace(-1, 1, 4000, dtype=torch.float64)
     reach = torch.log2(torch.tensor(info.max)).item()

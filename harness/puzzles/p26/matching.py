@@ -52,13 +52,7 @@ SILUS = (
     CompileCase("x.mul(x.sigmoid())", lambda x: x.mul(x.sigmoid()), (numbers(),), (SILU,)),
     CompileCase("torch.mul(F.sigmoid(x), x)", lambda x: torch.mul(F.sigmoid(x), x), (numbers(),), (SILU,)),
     CompileCase("sin(x * sigmoid(x)) + x", lambda x: (x * torch.sigmoid(x)).sin() + x, (numbers(),), (SILU, "sin", "add"), "rest-dropped"),
-    CompileCase(
-        "two SiLUs, with more after them",
-        two_silus,
-        (numbers(),),
-        (SILU, SILU, "add"),
-        count=2,
-    ),
+    CompileCase("two SiLUs, with more after them", two_silus, (numbers(),), (SILU, SILU, "add"), count=2),
     CompileCase("the sigmoid has another user", gate_used, (numbers(),), ("sigmoid", SILU), "erased-in-use"),
     CompileCase("sigmoid(x) * y, two tensors", lambda x, y: torch.sigmoid(x) * y, (numbers(), numbers().sin()), ("sigmoid", "mul")),
     CompileCase("bfloat16", lambda x: torch.sigmoid(x) * x, (numbers(torch.bfloat16),), (SILU,)),
@@ -70,13 +64,7 @@ SILUS = (
     CompileCase("sigmoid(x) + x, a sum", lambda x: torch.sigmoid(x) + x, (numbers(),), ("sigmoid", "add")),
     CompileCase("x * 2.0, a number", lambda x: x * 2.0, (numbers(),), ("mul",), count=0),
     CompileCase("no SiLU at all", lambda x: torch.tanh(x) * x, (numbers(),), ("tanh", "mul")),
-    CompileCase(
-        "two shapes, one compilation",
-        lambda x: torch.sigmoid(x) * x,
-        (numbers(rows=4),),
-        more=((numbers(rows=7),),),
-        dynamic=True,
-    ),
+    CompileCase("two shapes, one compilation", lambda x: torch.sigmoid(x) * x, (numbers(rows=4),), more=((numbers(rows=7),),), dynamic=True),
 )  # fmt: skip
 
 
@@ -174,9 +162,8 @@ def check_replacement(m: Module) -> None:
         if new is None or (not new.users):
             raise Fault("not-rewritten", f"{words}: the new node is missing or has no user")
         if new.meta.get("example_value") is not known:
-            raise Fault(
-                "meta-lost", f"{words}: the new node has no example_value, so shape and dtype are lost"
-            )
+            lost = "the new node has no example_value, so shape and dtype are lost"
+            raise Fault("meta-lost", f"{words}: {lost}")
         names = [call_name(n) for n in remaining]
         if names != list(after):
             listed = f"the graph holds {', '.join(names)}; expected {', '.join(after)}"
@@ -214,9 +201,7 @@ def check_tanh_form(m: Module) -> None:
     """Check that the tanh form of GELU is inserted, not the exact one."""
     (x,) = GELUS[0].inputs
     got = compile_and_run(run_pass(m["gelu"]), GELUS[0].function, x).double()
-    near, far = (
-        (got - torch.nn.functional.gelu(x.double(), approximate=form)).abs().max()
-        for form in ("tanh", "none")
-    )
+    forms = (F.gelu(x.double(), approximate=form) for form in ("tanh", "none"))
+    near, far = ((got - form).abs().max() for form in forms)
     if far < near:
         raise Fault("exact-gelu", f"the exact form is inserted: it differs from the tanh form by {near:.0e}")

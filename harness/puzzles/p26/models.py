@@ -160,14 +160,8 @@ def make_frozen_model() -> PatternModel:
 
 def list_swap_cases() -> Sequence[CompileCase]:
     def make_case(words, body, after, kind="", **options) -> CompileCase:
-        return CompileCase(
-            words,
-            body if isinstance(body, nn.Module) else PatternModel(body),
-            (rows(B, S),),
-            after,
-            kind,
-            **options,
-        )
+        model = body if isinstance(body, nn.Module) else PatternModel(body)
+        return CompileCase(words, model, (rows(B, S),), after, kind, **options)
 
     return (
         make_case("LayerNorm -> Linear", lambda m, x: m.a(m.ln(x)), PAIR),
@@ -186,14 +180,7 @@ def list_swap_cases() -> Sequence[CompileCase]:
         ),
         make_case("inference", lambda m, x: m.a(m.ln(x)), PAIR, gradients=False),
         make_case("under bfloat16 autocast", lambda m, x: m.a(m.ln(x)), None, "cast-dropped", autocast=True),
-        make_case(
-            "batch and length change",
-            conv1d,
-            None,
-            "shape-baked",
-            more=((rows(5, 4),), (rows(3, 7),)),
-            dynamic=True,
-        ),
+        make_case("batch and length change", conv1d, None, "shape-baked", more=((rows(5, 4),), (rows(3, 7),)), dynamic=True),
     )  # fmt: skip
 
 
@@ -202,11 +189,9 @@ def list_swap_cases() -> Sequence[CompileCase]:
 
 def standin(x, ln_weight, ln_bias, weight, bias, eps, algorithm) -> tuple[Tensor, Tensor]:
     """Compute `p26::layernorm_linear` in PyTorch. Raises TypeError if the tensors' dtypes differ."""
-    tensors = [t for t in (x, ln_weight, ln_bias, weight, bias) if t is not None]
-    if len({t.dtype for t in tensors}) > 1:
-        raise TypeError(
-            f"the operator's tensors have several dtypes: {', '.join(str(t.dtype) for t in tensors)}"
-        )
+    dtypes = [t.dtype for t in (x, ln_weight, ln_bias, weight, bias) if t is not None]
+    if len({*dtypes}) > 1:
+        raise TypeError(f"the operator's tensors have several dtypes: {', '.join(map(str, dtypes))}")
     with torch.autocast("cpu", enabled=False):
         h = F.layer_norm(x, x.shape[-1:], ln_weight, ln_bias, eps)
         return F.linear(h, weight, bias), x.new_empty(0)

@@ -7,16 +7,7 @@ from harness.nn.compile.match import bound, layer_norm, shape, value
 from harness.nn.compile.purity import call_name, mutates
 
 __all__ = [
-    "CALLS",
-    "POINTWISE",
-    "bound",
-    "call_name",
-    "is_tensor",
-    "layer_norm",
-    "mutates",
-    "pointwise",
-    "shape",
-    "value",
+    "CALLS", "POINTWISE", "bound", "call_name", "is_tensor", "layer_norm", "mutates", "pointwise", "shape", "value",
     "written_between",
 ]  # fmt: skip
 

@@ -46,9 +46,8 @@ def describe_nodes(gm: GraphModule) -> dict[str, str]:
     lines = {}
     for node in gm.graph.nodes:
         words = {"placeholder": "input", "output": "output"}.get(node.op) or call_name(node)
-        if node.op != "placeholder" and (
-            numbers := [repr(a) for a in node.args if isinstance(a, int | float | str)]
-        ):
+        numbers = [repr(a) for a in node.args if isinstance(a, int | float | str)]
+        if node.op != "placeholder" and numbers:
             words += f"({', '.join(numbers)})"
         size = f" {list(shape(node))}" if shape(node) else ""
         reads = ", ".join(map(shorten_name, node.all_input_nodes))
@@ -67,25 +66,19 @@ def shorten_name(node: Node) -> str:
 def list_rewrites() -> Iterator[str]:
     """Yield lines that show the rewrites of the solution's three rungs."""
     fold, match, swap = (solution(rung) for rung in ("fold", "match", "swap"))
-    yield from compare_graphs(
-        "fold: x * 2.0 * 3.0 * 4.0", capture_graph(lambda x: x * 2.0 * 3.0 * 4.0, X), fold["fold"]
-    )
-    yield from compare_graphs(
-        "silu: sigmoid(x) * x + x", capture_graph(lambda x: x.sigmoid() * x + x, X), match["silu"]
-    )
-    spelled = matching.GELUS[0]
-    yield from compare_graphs(
-        f"gelu: {spelled.words}", capture_graph(spelled.function, *spelled.inputs), match["gelu"]
-    )
-    model = models.PatternModel(models.conv1d)
+    spelled, conv1d = matching.GELUS[0], models.PatternModel(models.conv1d)
 
     def swap_pairs(gm: GraphModule) -> None:
         for pair in swap["find"](gm):
             swap["swap"](gm, pair)
 
-    yield from compare_graphs(
-        "swap: GPT-2's Conv1D after a LayerNorm", capture_graph(model, models.rows(2, 3)), swap_pairs
-    )
+    for title, function, inputs, change in (
+        ("fold: x * 2.0 * 3.0 * 4.0", lambda x: x * 2.0 * 3.0 * 4.0, (X,), fold["fold"]),
+        ("silu: sigmoid(x) * x + x", lambda x: x.sigmoid() * x + x, (X,), match["silu"]),
+        (f"gelu: {spelled.words}", spelled.function, spelled.inputs, match["gelu"]),
+        ("swap: GPT-2's Conv1D after a LayerNorm", conv1d, (models.rows(2, 3),), swap_pairs),
+    ):
+        yield from compare_graphs(title, capture_graph(function, *inputs), change)
 
 
 def show_rewrites(console: Console) -> int:
@@ -100,10 +93,8 @@ def show_symptoms(console: Console) -> int:
         path = wrong.build_target()
         fault = find_fault(wrong.gate, load_module(path), path)
         passed += fault is None
-        print_lines(
-            console,
-            [format_symptom(wrong.name, "passes" if fault is None else f"{fault.kind}: {fault}", path)],
-        )
+        words = "passes" if fault is None else f"{fault.kind}: {fault}"
+        print_lines(console, [format_symptom(wrong.name, words, path)])
     return int(passed > 0)
 
 

@@ -35,18 +35,15 @@ def check_find(m: Module) -> None:
             raise Fault(kind, f"{pattern.words}: {len(pairs)} pairs found, expected {pattern.pairs}")
         for match in pairs:
             for field in ("x", "ln", "linear", "weight"):
-                if not isinstance(getattr(match, field), torch.fx.Node):
-                    raise Fault(
-                        "value", f"{pattern.words}: {field} is {getattr(match, field)!r}, expected a node"
-                    )
+                node = getattr(match, field)
+                if not isinstance(node, torch.fx.Node):
+                    raise Fault("value", f"{pattern.words}: {field} is {node!r}, expected a node")
         if pairs:
             got = pairs[0].transposed, len(pairs[0].between)
             expected = pattern.transposed, pattern.between
             expect(got, expected, f"{pattern.words}: (transposed, reshapes in between)", "value")
-            check_case(
-                CompileCase(f"{pattern.words}, swapped as found", model, (x,)),
-                make_swapping_backend(m["find"]),
-            )
+            case = CompileCase(f"{pattern.words}, swapped as found", model, (x,))
+            check_case(case, make_swapping_backend(m["find"]))
 
 
 def make_swapping_backend(find: Callable[[GraphModule], list]) -> Backend:
@@ -63,19 +60,18 @@ def make_swapping_backend(find: Callable[[GraphModule], list]) -> Backend:
 
 def check_refusals(m: Module) -> None:
     """Check that pairs which must not be swapped are refused with a reason, and other pairs are not refused."""
+    x = models.rows(models.B, models.S)
     for words, body, kind in models.UNSWAPPABLE:
-        (match,) = find_with_solution(
-            capture_graph(models.PatternModel(body), models.rows(models.B, models.S))
-        )
+        (match,) = find_with_solution(capture_graph(models.PatternModel(body), x))
         if not m["refuse"](match):
             raise Fault(kind, f"{words}: refuse(match) returns no reason")
-    for dtype, fits in ((torch.float64, True), (torch.bfloat16, True), (torch.float32, True)):
+    for dtype in (torch.float64, torch.bfloat16, torch.float32):
         model = models.PatternModel(lambda m, x: m.a(m.ln(x))).to(dtype)
-        (match,) = find_with_solution(capture_graph(model, models.rows(models.B, models.S).to(dtype)))
-        if (why := m["refuse"](match)) and fits:
+        (match,) = find_with_solution(capture_graph(model, x.to(dtype)))
+        if why := m["refuse"](match):
             raise Fault("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {why}")
     model = models.PatternModel(lambda m, x: m.a(m.ln(x)))
-    (match,) = find_with_solution(capture_graph(model, models.rows(models.B, models.S)))
+    (match,) = find_with_solution(capture_graph(model, x))
     fake = match.linear.meta["example_value"]
     match.linear.meta["example_value"] = fake.to(torch.complex64)
     if not m["refuse"](match):
@@ -133,33 +129,29 @@ def check_backend(m: Module) -> None:
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         return m["backend"](generate_code(gm), example_inputs, tail, lambda *line: reports.append(line))
 
-    case = CompileCase(
-        "under activation checkpointing", models.PatternModel(models.recompute_norm), (models.rows(2, 3),)
-    )
+    x = models.rows(2, 3)
+    case = CompileCase("under activation checkpointing", models.PatternModel(models.recompute_norm), (x,))
     if not check_case(case, backend).left.count("standin"):
         raise Fault("child-graphs", "under activation checkpointing: the operator is not in the graph")
     for words, body, kind in models.UNSWAPPABLE[:2]:
-        check_case(
-            CompileCase(words, models.PatternModel(body), (models.rows(2, 3),), kind=kind, gradients=False),
-            backend,
-        )
+        case = CompileCase(words, models.PatternModel(body), (x,), kind=kind, gradients=False)
+        check_case(case, backend)
     reports.clear()
     layers = torch.nn.Sequential(
         torch.nn.LayerNorm(8), torch.nn.Linear(8, 6), torch.nn.Flatten(0, 0), torch.nn.LayerNorm([3, 6])
     )
-    check_case(CompileCase("LayerNorm, Linear, LayerNorm", layers, (models.rows(2, 3),)), backend)
+    check_case(CompileCase("LayerNorm, Linear, LayerNorm", layers, (x,)), backend)
     expect(reports, [("1", "")], "what is reported", "value")
     reports.clear()
     dropout = torch.nn.Sequential(torch.nn.LayerNorm([3, 8]), torch.nn.Linear(8, 6))
-    check_case(CompileCase("a LayerNorm over two axes", dropout, (models.rows(2, 3),)), backend)
+    check_case(CompileCase("a LayerNorm over two axes", dropout, (x,)), backend)
     if len(reports) != 1 or reports[0][0] != "1" or not reports[0][1]:
         raise Fault("value", f"a refused pair is reported as {reports}, expected its name '1' and a reason")
 
 
 def check_kernels(m: Module) -> None:
-    check_case(
-        CompileCase(
-            "with the kernels of puzzle 22", models.PatternModel(models.share_norm), (models.rows(2, 3),)
-        ),
-        lambda gm, inputs: m["backend"](gm, inputs, lambda gm, inputs: gm.forward, lambda name, why: None),
-    )
+    def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return m["backend"](gm, example_inputs, lambda gm, inputs: gm.forward, lambda name, why: None)
+
+    model = models.PatternModel(models.share_norm)
+    check_case(CompileCase("with the kernels of puzzle 22", model, (models.rows(2, 3),)), backend)

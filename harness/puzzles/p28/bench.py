@@ -98,10 +98,8 @@ def measure_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, 
             for number in (8, 9):
                 for name in GRADIENTS:
                     key = f"{form} {name}", STEPS[number - 1]
-                    times[key], calls[key] = (
-                        1,
-                        capture_calls(partial(problem.enqueue_gradient, steps, number, name)),
-                    )
+                    times[key] = 1
+                    calls[key] = capture_calls(partial(problem.enqueue_gradient, steps, number, name))
         for compiled, name in enumerate(("eager", "compile")):
             times["pytorch", name] = 1
             calls["pytorch", name] = pytorch(problem, bool(compiled))
@@ -137,9 +135,8 @@ def main(console: Console, arguments: list[str]) -> int:
     flags.add_argument("--solution", action="store_true", help="time the solution's kernels instead of yours")
     chosen = flags.parse_args(arguments)
     if not torch.cuda.is_available():
-        raise EnvironmentProblem(
-            "p28 --bench needs an NVIDIA GPU, and PyTorch sees none: `p28 --backward` prints recorded times"
-        )
+        words = "p28 --bench needs an NVIDIA GPU, and PyTorch sees none"
+        raise EnvironmentProblem(f"{words}: `p28 --backward` prints recorded times")
     root = roots.solutions() if chosen.solution else roots.problems()
     steps = Steps(library(root / "p28" / "op", "solution" if chosen.solution else "yours", chosen.dtype))
     console.print(f"{torch.cuda.get_device_name()}, {chosen.dtype}, {METHOD}")

@@ -196,15 +196,13 @@ def compute_with_pytorch(tensors: dict) -> dict:
         **{f"{step}_out": layernorm.to(x.dtype) for step in FORWARD_STEPS},
         **{name: grad.to(x.dtype) for name, grad in zip(names, gradients, strict=True)},
         **{f"{step}_out": product for step in PRODUCT_STEPS},
-        **compute_narrow_products(
-            {name: wide[name] for name in (*A16, *DY16, "bias_16")}, tensors["dy_16"].dtype
-        ),
+        **compute_narrow_products(wide, tensors["dy_16"].dtype),
     }
 
 
 def compute_narrow_products(wide: dict, dtype) -> dict:
     """Return the results of the bfloat16 steps, in `dtype`; their sums are float32."""
-    ln_out, weight, dy, bias = wide.values()
+    ln_out, weight, dy, bias = (wide[name] for name in (*A16, *DY16, "bias_16"))
     product = ln_out @ weight.T
     results = {
         **{f"{step}_out": product for step in NARROW_STEPS},
@@ -256,12 +254,8 @@ PUZZLE = Puzzle(
     terms=terms,
     forward=map_printed_names(*(f"{step}_out" for step in STEPPED), "output"),
     backward=map_printed_names(
-        "grad_input",
-        "grad_ln_weight",
-        "grad_ln_bias",
-        "grad_ln_out",
-        "grad_linear_weight",
-        "grad_linear_bias",
+        *("grad_input", "grad_ln_weight", "grad_ln_bias"),
+        *("grad_ln_out", "grad_linear_weight", "grad_linear_bias"),
     ),
     variants={
         id: (Call(op, (("step", NUMBERS[id]),) if id in STEPPED else (), id, LAUNCHES[id]),)

@@ -5,16 +5,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from harness.errors import EnvironmentProblem
 from harness.toolchain import libraries
 from harness.toolchain.packages import list_mojo_files
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SOURCE = Path(__file__).with_suffix(".mojo")
 READY = "WORKBOOK_FAST_STEPS"
@@ -53,9 +50,7 @@ class Steps:
             raise EnvironmentProblem(f"{path.name} finds no GPU")
         self.scratch = torch.empty(SCRATCH, dtype=torch.uint8, device="cuda")
 
-    def enqueue(
-        self, step: int, tensors: "Sequence[Tensor]", rows: int, hidden: int, outputs: int = 0
-    ) -> None:
+    def enqueue(self, step: int, tensors: Sequence[Tensor], rows: int, hidden: int, outputs: int = 0) -> None:
         """Enqueue a step's launches on PyTorch's current stream; the tensors are in its op's order."""
         pointers = (ctypes.c_int64 * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
         stream = torch.cuda.current_stream().cuda_stream
@@ -83,15 +78,11 @@ class Problem:
     def __post_init__(self):
         R, H, O = self.rows, self.hidden, self.outputs
 
-        def normal(*shape: int) -> "Tensor":
+        def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, device="cuda").to(self.dtype)
 
-        self.x, self.dln, self.ln_out, self.dy = (
-            2 * normal(R, H) + 1,
-            normal(R, H),
-            normal(R, H),
-            normal(R, O),
-        )
+        self.x = 2 * normal(R, H) + 1
+        self.dln, self.ln_out, self.dy = normal(R, H), normal(R, H), normal(R, O)
         self.gamma, self.beta, self.bias = 1 + normal(H) / 2, normal(H), normal(O)
         self.weight = normal(O, H) / H**0.5
         wide = self.x.float()
@@ -122,12 +113,10 @@ class Problem:
         else:
             steps.enqueue(number, (self.dw, dy, ln_out), O, R, H)
 
-    def result_pairs(self, number: int) -> "list[tuple[Tensor, Tensor]]":
+    def result_pairs(self, number: int) -> list[tuple[Tensor, Tensor]]:
         """Return a step's outputs, each with its expected values in float32."""
-        wide = [
-            t.float() for t in (self.x, self.gamma, self.beta, self.dln, self.ln_out, self.weight, self.dy)
-        ]
-        x, gamma, beta, dln, ln_out, weight, dy = wide
+        tensors = (self.x, self.gamma, self.beta, self.dln, self.ln_out, self.weight, self.dy)
+        x, gamma, beta, dln, ln_out, weight, dy = (tensor.float() for tensor in tensors)
         shape = [self.hidden]
         if number <= 4:
             return [(self.y, torch.nn.functional.layer_norm(x, shape, gamma, beta, 1e-5))]

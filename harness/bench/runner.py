@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from harness.bench import judging, timing
 from harness.bench.benchmark import (
     DTYPES,
     PASSES,
@@ -25,25 +26,7 @@ from harness.bench.benchmark import (
     Unavailable,
     make_eager,
 )
-from harness.bench.judging import (
-    Errors,
-    compute_errors,
-    describe_excess,
-    measure_peak_bytes,
-    measure_saved_bytes,
-)
 from harness.bench.machine import describe_machine
-from harness.bench.timing import (
-    ColdClock,
-    CudaClock,
-    Graph,
-    IssueClock,
-    Protocol,
-    WallClock,
-    compute_ratio,
-    summarize,
-    take_turns,
-)
 
 ROUNDS = 7
 """Turns per candidate."""
@@ -73,7 +56,7 @@ class Ready:
 
     candidate: Candidate
     calls: Calls
-    errors: Errors
+    errors: judging.Errors
 
     def get_error(self, names: Iterable[str]) -> float:
         """Return the largest relative Frobenius error of these quantities; NaN for the floor."""
@@ -122,7 +105,7 @@ class Bench:
         try:
             problem = self.benchmark.make_problem(sizes, DTYPES[self.dtype], self.device)
             truth = self.benchmark.compute_truth(problem)
-            own = compute_errors(self.benchmark.compute_results(make_eager(problem)), truth)
+            own = judging.compute_errors(self.benchmark.compute_results(make_eager(problem)), truth)
         except (RuntimeError, MemoryError) as error:  # torch reports out of memory as RuntimeError
             everybody = Candidate("all candidates", "", make_eager)
             self.record_omission(sizes, everybody, "all", f"skipped: {format_error(error)}")
@@ -145,7 +128,7 @@ class Bench:
 
     # ---- Candidates, checked
 
-    def prepare(self, candidate: Candidate, problem: Problem, truth, own: Errors) -> Ready | None:
+    def prepare(self, candidate: Candidate, problem: Problem, truth, own: judging.Errors) -> Ready | None:
         """Build and check one candidate; return None and report why if it is missing, fails, or is wrong.
 
         `own` holds the errors of eager PyTorch.
@@ -154,7 +137,7 @@ class Bench:
             calls = candidate.build(problem)
             if candidate.role == "floor":
                 return Ready(candidate, calls, {})
-            measured = compute_errors(self.benchmark.compute_results(calls), truth)
+            measured = judging.compute_errors(self.benchmark.compute_results(calls), truth)
         except (Unavailable, ImportError) as reason:
             words = f"not installed ({reason})" if isinstance(reason, ImportError) else reason
             self.record_omission(problem.sizes, candidate, "all", f"skipped: {words}")
@@ -165,7 +148,7 @@ class Bench:
             words = f"{'FAILED' if mine else 'skipped'}: {format_error(error)}"
             self.record_omission(problem.sizes, candidate, "all", words)
             return None
-        if faults := describe_excess(measured, own, problem.dtype):
+        if faults := judging.describe_excess(measured, own, problem.dtype):
             self.faults += 1
             worst = max(pair[0] for pair in measured.values())
             self.record_omission(problem.sizes, candidate, "all", f"WRONG: {'; '.join(faults)}", error=worst)
@@ -179,7 +162,7 @@ class Bench:
         with torch.set_grad_enabled(direction != "inference"):
             calls = self.make_calls(problem, ready, direction, column)
             protocol = self.choose_protocol(column)
-            times = take_turns(calls, self.choose_clock(column), protocol)
+            times = timing.take_turns(calls, self.choose_clock(column), protocol)
         rows = self.make_rows(problem.sizes, ready, direction, column, times, protocol)
         for row in rows:
             self.add_row(row)
@@ -193,7 +176,7 @@ class Bench:
             prepare = functools.partial(one.calls.prepare, direction)
             try:
                 if column == "graph":
-                    calls[one.candidate.name] = graph = Graph(prepare)
+                    calls[one.candidate.name] = graph = timing.Graph(prepare)
                     self.check_graph(graph, one, problem, direction)
                 elif column == "waited":
                     calls[one.candidate.name] = make_waiting_call(prepare(), one.calls)
@@ -208,7 +191,7 @@ class Bench:
                 self.record_omission(problem.sizes, one.candidate, column, reason, direction)
         return calls
 
-    def check_graph(self, graph: Graph, one: Ready, problem: Problem, direction: str) -> None:
+    def check_graph(self, graph: timing.Graph, one: Ready, problem: Problem, direction: str) -> None:
         """Raise WrongGraph if a replay's results differ from an eager call's: a launch was not captured."""
         expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
         for tensor in graph.outputs:
@@ -223,22 +206,22 @@ class Bench:
 
     def choose_clock(self, column: str):
         if not self.cuda or column == "waited":
-            return WallClock()
+            return timing.WallClock()
         if column == "host":
-            return IssueClock(CudaClock())
-        return ColdClock(self.device) if column == "cold" else CudaClock()
+            return timing.IssueClock(timing.CudaClock())
+        return timing.ColdClock(self.device) if column == "cold" else timing.CudaClock()
 
-    def choose_protocol(self, column: str) -> Protocol:
+    def choose_protocol(self, column: str) -> timing.Protocol:
         if column == "graph":
-            return Protocol(ROUNDS, burst=4_000, idle=(0.06, 0.08))
+            return timing.Protocol(ROUNDS, burst=4_000, idle=(0.06, 0.08))
         if column == "host":
-            return Protocol(ROUNDS, burst=2_000)
-        return Protocol(ROUNDS, burst=20_000 if self.cuda else 200_000)
+            return timing.Protocol(ROUNDS, burst=2_000)
+        return timing.Protocol(ROUNDS, burst=20_000 if self.cuda else 200_000)
 
     def make_rows(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
         """Return the CSV rows of one pass in one column."""
         roles = {one.candidate.name: one.candidate.role for one in ready}
-        medians = {name: summarize(taken).median for name, taken in times.items()}
+        medians = {name: timing.summarize(taken).median for name, taken in times.items()}
         peers = {name: medians[name] for name in times if roles[name] == "peer"}
         fastest = min(peers, key=lambda name: peers[name], default="")
         rows = []
@@ -279,8 +262,8 @@ class Bench:
         target = torch.empty_like(source)
         calls["copy"] = lambda: (target.copy_(source),)
         protocol = self.choose_protocol("graph")
-        times = take_turns(calls, CudaClock(), protocol)
-        medians = {name: summarize(taken).median for name, taken in times.items()}
+        times = timing.take_turns(calls, timing.CudaClock(), protocol)
+        medians = {name: timing.summarize(taken).median for name, taken in times.items()}
         best = max(CEILING_PRODUCTS, key=lambda sizes: math.prod(sizes) / medians[sizes])
         words = "{:,} rows, {:,} -> {:,}".format(*best)
         ceilings = (
@@ -303,9 +286,9 @@ class Bench:
             row = self.start_row(problem.sizes, one.candidate, "both", "memory")
             try:
                 both()
-                row["saved_bytes"] = measure_saved_bytes(forward, one.calls.leaves[1:])
+                row["saved_bytes"] = judging.measure_saved_bytes(forward, one.calls.leaves[1:])
                 if self.cuda:
-                    row["peak_bytes"] = measure_peak_bytes(both)
+                    row["peak_bytes"] = judging.measure_peak_bytes(both)
             except Exception as error:  # as in `prepare`
                 self.record_omission(problem.sizes, one.candidate, "memory", f"fails: {format_error(error)}")
                 continue
@@ -370,7 +353,7 @@ def make_waiting_call(call: Call, calls: Calls) -> Call:
 
 
 def format_times(times: list[float]) -> Row:
-    return {f"{name}_us": f"{value:.2f}" for name, value in asdict(summarize(times)).items()}
+    return {f"{name}_us": f"{value:.2f}" for name, value in asdict(timing.summarize(times)).items()}
 
 
 def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:
@@ -383,9 +366,9 @@ def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest
     if not is_conclusive(name):
         return row | {"note": f"launch-bound: below {LAUNCH_BOUND:g} us nothing is concluded"}
     if is_conclusive(floor):
-        row["ratio_to_floor"] = f"{compute_ratio(times[name], times[floor]):.4f}"
+        row["ratio_to_floor"] = f"{timing.compute_ratio(times[name], times[floor]):.4f}"
     if is_conclusive(fastest):
-        row["ratio_to_fastest_peer"] = f"{compute_ratio(times[name], times[fastest]):.4f}"
+        row["ratio_to_fastest_peer"] = f"{timing.compute_ratio(times[name], times[fastest]):.4f}"
     return row
 
 

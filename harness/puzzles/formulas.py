@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.puzzles.rows import finite_max
+from harness.puzzles.rows import finite_max, mean
 from harness.spec.derivation import Derivation, Mistake, Step
 from harness.spec.puzzle import Arrays, Symptom
 from harness.spec.rounding import round_to_dtype
@@ -286,9 +286,6 @@ def list_dx_mistakes(dy: str, gamma: str) -> tuple[Mistake, ...]:
 
     def get_dy(v: Derivation) -> np.ndarray:
         return getattr(v, dy)
-
-    def mean(terms: np.ndarray) -> np.ndarray:
-        return terms.mean(-1, keepdims=True)
 
     return (
         Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: np.zeros(())}),

@@ -10,18 +10,28 @@ def transpose(array: np.ndarray) -> np.ndarray:
     return array.swapaxes(-1, -2)
 
 
+def read_with_swapped_strides(array: np.ndarray) -> np.ndarray:
+    """Return matrices [..., m, n] read as if they were stored [n, m]: element (i, j) reads j * m + i."""
+    *lead, m, n = array.shape
+    return transpose(array.reshape(*lead, n, m))
+
+
 def finite_max(largest: np.ndarray) -> np.ndarray:
     """Replace -inf, the maximum of a fully masked row, by 0."""
     return np.where(np.isneginf(largest), 0.0, largest)
+
+
+def mean(array: np.ndarray) -> np.ndarray:
+    return array.mean(-1, keepdims=True)
 
 
 def safe_total(total: np.ndarray) -> np.ndarray:
     return np.where(total == 0, 1.0, total)
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.exp(scores - finite_max(scores.max(-1, keepdims=True)))
-    return weights / safe_total(weights.sum(-1, keepdims=True))
+def softmax(scores: np.ndarray, axis: int | None = -1) -> np.ndarray:
+    weights = np.exp(scores - finite_max(scores.max(axis, keepdims=True)))
+    return weights / safe_total(weights.sum(axis, keepdims=True))
 
 
 def log_sum_exp(scores: np.ndarray) -> np.ndarray:

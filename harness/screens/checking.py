@@ -82,9 +82,8 @@ class GateCheck:
         was_solved = counts and is_solved(work, noted)
         for result in results:
             if counts and self.cases is None and dtype == "float32":
-                noted.record_result(
-                    work.get_progress_key(result.gate.id), blanks[result.gate.id], result.state == "correct"
-                )
+                key, blank = work.get_progress_key(result.gate.id), blanks[result.gate.id]
+                noted.record_result(key, blank, result.state == "correct")
             print_lines(console, report.format_gate(result, puzzle, work.path, blanks))
             if self.verbose:
                 print_lines(console, report.format_cases(result))

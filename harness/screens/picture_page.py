@@ -230,8 +230,6 @@ def read_source_lines(lines: dict[Line, int]) -> dict[str, dict[int, str]]:
         except (OSError, UnicodeDecodeError):
             continue
         shown = out.setdefault(Path(line.file).name, {})
-        for number in range(
-            max(line.number - CONTEXT_LINES, 1), min(line.number + CONTEXT_LINES, len(text)) + 1
-        ):
-            shown[number] = text[number - 1]
+        first, last = max(line.number - CONTEXT_LINES, 1), min(line.number + CONTEXT_LINES, len(text))
+        shown.update((number, text[number - 1]) for number in range(first, last + 1))
     return {name: dict(sorted(shown.items())) for name, shown in out.items()}

@@ -109,10 +109,8 @@ def find_kernel_gate(puzzle: Puzzle, id: str) -> Gate:
     if id in gates:
         return gates[id]
     if id in {gate.id for gate in puzzle.gates}:
-        rung = get_rung_name(puzzle.find_gate_rung(id).id)
-        raise BadUse(
-            f"--show {id}: a gate of the {rung} rung, which has no kernel; there is {', '.join(gates)}"
-        )
+        words = f"a gate of the {get_rung_name(puzzle.find_gate_rung(id).id)} rung, which has no kernel"
+        raise BadUse(f"--show {id}: {words}; there is {', '.join(gates)}")
     raise BadUse(f"--show {id}: {make_unknown_gate_error(id, gates)}")
 
 
@@ -124,9 +122,8 @@ def choose_gate(work: Work, package: OpPackage) -> Gate:
     puzzle, blanks = work.puzzle, read_package_blanks(package, work.puzzle)
     gates = [gate for gate in puzzle.kernel_gates if gate.id not in blanks or blanks[gate.id].size]
     if not gates:
-        raise Unsolved(
-            f"--show: nothing to show yet: no blank of {format_path(package.path / puzzle.source)} has been attempted"
-        )
+        source = format_path(package.path / puzzle.source)
+        raise Unsolved(f"--show: nothing to show yet: no blank of {source} has been attempted")
     if not work.is_learners:
         return gates[0]
     try:

@@ -53,9 +53,8 @@ def describe_wrong(picture: Picture, wrong: WrongElements) -> str:
     name = f"{wrong.quantity}{format_index(wrong.index)}{f' ({printed})' * (printed != wrong.quantity)}"
     is_now, expected = format_distinct(wrong.got, wrong.expected, 6)
     got = "was never written" if wrong.unwritten else f"is {is_now}"
-    count = (
-        f"the first of {len(wrong.elements)} wrong elements" if len(wrong.elements) > 1 else "the only one"
-    )
+    several = f"the first of {len(wrong.elements)} wrong elements"
+    count = several if len(wrong.elements) > 1 else "the only one"
     return f"{name} {got}, expected {expected}; {count} of {wrong.size}"
 
 

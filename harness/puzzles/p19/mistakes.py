@@ -6,10 +6,10 @@ Shapes: vector [n], matrix and half_matrix [rows, columns], offset, half_vector 
 import numpy as np
 
 from harness.puzzles import formulas
+from harness.puzzles.formulas import EPS
 from harness.spec.derivation import Derivation, Mistake, Step, make_derive
 from harness.spec.rounding import round_to_dtype
 
-EPS = 1e-5
 TILE = 32
 """Elements per tile; `THREADS` in the kernels."""
 ROW_THREADS = 64
@@ -73,13 +73,6 @@ def sum_in_slabs(v: Derivation, count) -> np.ndarray:
     return stage(partial_sums, len(partial_sums))[0]
 
 
-def sum_squares_per_thread(v: Derivation) -> np.ndarray:
-    """Return, for each column, the sum of squares over its thread's columns, [rows, columns]."""
-    thread = np.arange(v.matrix.shape[-1]) % ROW_THREADS
-    # Not a matrix product, in which infinity times 0 would spread NaN to every thread.
-    return np.where(thread[:, None] == thread, (v.matrix**2)[:, :, None], 0.0).sum(1)
-
-
 # Mistakes are matched by values, so each changes one quantity; the likeliest come first.
 MISTAKES = (
     Mistake("one-forgotten", "without the + 1", {"mapped": lambda v: 2 * v.vector}, hint=1),
@@ -135,7 +128,7 @@ MISTAKES = (
     Mistake("square-forgotten", "with the sum of the elements instead of the sum of their squares",
             {"rstd": lambda v: 1 / np.sqrt(v.matrix.mean(-1, keepdims=True) + EPS)}),
     Mistake("own-share-only", "with every thread's own share of the squares instead of the row's sum",
-            {"rstd": lambda v: 1 / np.sqrt(sum_squares_per_thread(v) / v.matrix.shape[-1] + EPS)}),
+            {"rstd": lambda v: 1 / np.sqrt(formulas.sum_per_thread(v.matrix**2, ROW_THREADS) / v.matrix.shape[-1] + EPS)}),
     Mistake("gamma-forgotten", "without gamma", {"normalised": lambda v: v.matrix * v.rstd}, hint=1),
     Mistake("mean-subtracted", "with the mean subtracted first: that is LayerNorm",
             {"rstd": lambda v: 1 / np.sqrt(v.matrix.var(-1, keepdims=True) + EPS),

@@ -196,12 +196,10 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     return {name: round_to_dtype(array, dtype) for name, array in arrays.items()}
 
 
-FORWARD = map_printed_names("relu", mask="relu_mask") | map_printed_names(
-    "softmax", "layernorm", "mean", "rstd"
-)
-BACKWARD = map_printed_names("grad_relu", "grad_softmax", grad_input="grad_layernorm") | map_printed_names(
-    "grad_weight", "grad_bias"
-)
+FORWARD = map_printed_names("relu", mask="relu_mask")
+FORWARD |= map_printed_names("softmax", "layernorm", "mean", "rstd")
+BACKWARD = map_printed_names("grad_relu", "grad_softmax", grad_input="grad_layernorm")
+BACKWARD |= map_printed_names("grad_weight", "grad_bias")
 # Above this many elements, PyTorch runs only once.
 LARGEST_REPEATED = 2**18
 
@@ -214,9 +212,8 @@ def reference(tensors: dict) -> dict:
     columns = ("input", "logits", "weight", "bias", "grad_output")
     back = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
     large = tensors["input"].numel() > LARGEST_REPEATED
-    answers = compute_worst_baseline(
-        compute_with_autograd, tensors, columns, back, large, others=(compute_softmax_sequentially,)
-    )
+    others = (compute_softmax_sequentially,)
+    answers = compute_worst_baseline(compute_with_autograd, tensors, columns, back, large, others=others)
     # Derive the mask from ReLU's gradient for an incoming gradient of ones.
     mask = pack_mask(answers.pop("passes") != 0)
     return {**answers, "mask": mask}
@@ -237,9 +234,8 @@ def compute_with_autograd(tensors: dict) -> dict:
     # For 16-bit dtypes, LayerNorm runs in float32 and rounds once, as on a GPU: PyTorch's CPU kernel sums the
     # parameter gradients in 16 bits, with errors large enough to hide a wrong kernel.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
-    layernorm, mean, rstd = torch.native_layer_norm(
-        x.to(accum), x.shape[-1:], weight.to(accum), bias.to(accum), EPS
-    )
+    wide = (each.to(accum) for each in (weight, bias))
+    layernorm, mean, rstd = torch.native_layer_norm(x.to(accum), x.shape[-1:], *wide, EPS)
     layernorm = layernorm.to(x.dtype)
     gradients = torch.autograd.grad(layernorm, (x, weight, bias), dy)
     return {

@@ -112,13 +112,8 @@ def reference(tensors: dict) -> dict:
     Below float64, each is the least accurate of several column orders and of a second correct formula.
     """
     written = [name for op in OPS for name in op.writes]
-    return compute_worst_baseline(
-        compute_with_autograd,
-        tensors,
-        ("input", "grad_output"),
-        written,
-        others=(compute_with_other_formulas,),
-    )
+    columns, others = ("input", "grad_output"), (compute_with_other_formulas,)
+    return compute_worst_baseline(compute_with_autograd, tensors, columns, written, others=others)
 
 
 def compute_with_autograd(tensors: dict) -> dict:

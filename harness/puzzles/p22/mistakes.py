@@ -15,6 +15,7 @@ from harness.puzzles.p22.derivation import (
     zero_tail,
 )
 from harness.puzzles.p22.index_mistakes import list_tail_mistakes, list_wrong_row_mistakes
+from harness.puzzles.rows import mean, read_with_swapped_strides
 from harness.spec.derivation import Derivation, Mistake
 from harness.spec.rounding import round_to_dtype
 
@@ -37,12 +38,6 @@ def swap_batch(array: np.ndarray) -> np.ndarray:
     """Return the rows read with batch and sequence swapped: row (b, s) reads s * B + b."""
     B, S, n = array.shape
     return array.reshape(S, B, n).swapaxes(0, 1)
-
-
-def read_with_swapped_strides(matrix: np.ndarray) -> np.ndarray:
-    """Return an [O, H] matrix read as if it were stored [H, O]: element (o, h) reads h * O + o."""
-    O, H = matrix.shape
-    return matrix.reshape(H, O).T
 
 
 def sum_one_axis(axis: int) -> dict:
@@ -80,10 +75,6 @@ def sum_selected_rows(keep) -> dict:
 
 def average_first_thread(terms: np.ndarray) -> np.ndarray:
     return terms[..., ::128].sum(-1, keepdims=True) / terms.shape[-1]
-
-
-def mean(terms: np.ndarray) -> np.ndarray:
-    return terms.mean(-1, keepdims=True)
 
 
 def divide_by_one_less(name: str) -> Mean:

@@ -323,8 +323,7 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
             "unfused": {
                 "forward ln_out": rows * H * element,
                 "forward linear_weight_t": O * H * element,
-                "backward ln_out": rows * H * element,
-                "backward dln": rows * H * element,
+                **dict.fromkeys(("backward ln_out", "backward dln"), rows * H * element),
                 "backward grad_output_t": rows * O * element,
                 "backward row_sums": 2 * rows * accum,
             },

@@ -7,7 +7,7 @@ import numpy as np
 
 from harness.puzzles import formulas
 from harness.puzzles.p23.derivation import compute_lse, normalise
-from harness.puzzles.rows import finite_max, safe_total, softmax, transpose
+from harness.puzzles.rows import finite_max, read_with_swapped_strides, safe_total, softmax, transpose
 from harness.spec.derivation import Derivation, Mistake, Step
 
 TILE = 16
@@ -33,10 +33,9 @@ class Product:
 
         def product(v: Derivation) -> np.ndarray:
             a, b = left(getattr(v, self.left)), right(getattr(v, self.right))
-            rows = (transpose(a) if self.transposed == "left" else a) @ (
-                transpose(b) if self.transposed == "right" else b
-            )
-            return v.scale ** (self.scaled + power) * rows if self.scaled + power else rows
+            a = transpose(a) if self.transposed == "left" else a
+            b = transpose(b) if self.transposed == "right" else b
+            return v.scale ** (self.scaled + power) * (a @ b) if self.scaled + power else a @ b
 
         return product
 
@@ -71,12 +70,6 @@ def substitute(tensor: str, other: str, power: int = 0, steps: Iterable[str] = P
         step: (replace(p, left=other) if p.left == tensor else replace(p, right=other)).step(power=power)
         for step, p in products if tensor in (p.left, p.right)
     }  # fmt: skip
-
-
-def read_with_swapped_strides(array: np.ndarray) -> np.ndarray:
-    """Return matrices [..., m, n] read as if they were stored [n, m]."""
-    *heads, m, n = array.shape
-    return transpose(array.reshape(*heads, n, m))
 
 
 def zero_partial_tile(array: np.ndarray, axis: int) -> np.ndarray:
@@ -133,10 +126,6 @@ def keep_last_of_group(array: np.ndarray, v: Derivation) -> np.ndarray:
     """Zero all but the last of the query heads that share a key head."""
     last = np.arange(1, array.shape[1] + 1) % v.group == 0
     return array * last[:, None, None]
-
-
-def apply_in_float32(function: Callable, array: np.ndarray) -> np.ndarray:
-    return np.asarray(function(array.astype(np.float32)), np.float64)
 
 
 def finite_lse(v: Derivation) -> np.ndarray:
@@ -335,7 +324,7 @@ FLASH = (
              "grad_query": lambda v: v.scale * multiply_at_key_position(transpose(v.grad_scores), v.key)}, 3),
     Mistake("weights-transposed", "with each tile of weights read as its transpose: weights[i, y] instead of weights[y, i]",
             {"output": lambda v: transpose_weight_tiles(v) @ v.value / safe_total(v.total)}, 3),
-    make_weights_mistake("lse-forgotten", "with exp(score) instead of P, without lse", lambda v: apply_in_float32(np.exp, v.masked)),
+    make_weights_mistake("lse-forgotten", "with exp(score) instead of P, without lse", lambda v: np.exp(v.masked.astype(np.float32)).astype(np.float64)),
     Mistake("slopes-for-weights", "with scale * dS instead of P", substitute("probabilities", "grad_scores", 1, ("grad_value",))),
     Mistake("weights-for-slopes", "with P instead of scale * dS", substitute("grad_scores", "probabilities", -1)),
     Mistake("one-query-head", "with only the last of the query heads that share a key head",

@@ -94,13 +94,9 @@ def make_step_call(op: OpSpec) -> Call:
     return Call(op, (), "unfused", STEP_LAUNCHES.get(op.name, launch))
 
 
-def make_flash_calls(variant: str, *ops: OpSpec) -> tuple[Call, ...]:
-    return tuple(Call(op, (), variant, FLASH_LAUNCHES[op.name]) for op in ops)
-
-
 VARIANTS = {
     "unfused": tuple(map(make_step_call, (*STEPS, PRODUCT))),
-    "fused": make_flash_calls("fused", FORWARD, DELTA, BACKWARD),
+    "fused": tuple(Call(op, (), "fused", FLASH_LAUNCHES[op.name]) for op in (FORWARD, DELTA, BACKWARD)),
 }
 GATES = (
     Gate("matmul", "unfused", ("scores",),

@@ -131,10 +131,8 @@ def check_chunks(chunks, path: Path) -> None:
             if got == expected:
                 continue
             held = [int(p) for each in got for p in range(*each)]
-            by_rank = [
-                [p for each in chunks(r, size, length, True) for p in range(*each)] for r in range(size)
-            ]
-            work = [sum(p + 1 for p in positions) for positions in by_rank]
+            ranges = (chunks(r, size, length, True) for r in range(size))
+            work = [sum(p + 1 for each in own for p in range(*each)) for own in ranges]
             words = f"{call} is {got}, expected {expected}"
             if len(held) == sum(stop - start for start, stop in expected) and max(work) > 1.1 * min(work):
                 most, least = work.index(max(work)), work.index(min(work))

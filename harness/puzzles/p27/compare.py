@@ -6,19 +6,9 @@ import torch
 from rich.console import Console
 
 from harness.console import Parser, print_lines
-from harness.puzzles.p27 import compare_gpt
+from harness.puzzles.p27 import compare_gpt, running
 from harness.puzzles.p27.autograd import Model, Tensors, parameters
 from harness.puzzles.p27.gpt import SIZES, State
-from harness.puzzles.p27.running import (
-    Module,
-    collect_values,
-    compute_with_autograd,
-    excerpt,
-    is_close,
-    leaves,
-    no_autograd,
-    record_parts,
-)
 from harness.puzzles.p27.train import add_size_flags, check_size, load_tape, report_learner_errors, seed
 from harness.puzzles.p27.train_gpt import select_device
 
@@ -26,19 +16,19 @@ VOCABULARY, CONTEXT = 32, 12
 """Sizes of the model, which is in float64, so that every difference is a mistake."""
 
 
-def compute_both(module: Module, seed: int) -> tuple[Tensors, Tensors]:
+def compute_both(module: running.Module, seed: int) -> tuple[Tensors, Tensors]:
     """Return all values by name, by hand and with autograd: activations in order, then gradients in reverse."""
     p = parameters(layers=2, width=16, vocabulary=VOCABULARY, context=CONTEXT, seed=seed)
-    tokens, targets = excerpt(3, CONTEXT, VOCABULARY, seed)
+    tokens, targets = running.excerpt(3, CONTEXT, VOCABULARY, seed)
     grads = {name: torch.zeros_like(t) for name, t in p.items()}
-    with no_autograd(), record_parts(module) as watched:
+    with running.no_autograd(), running.record_parts(module) as watched:
         tape = module["Tape"]()
         loss = module["forward"](tokens, targets, tape, p).clone()
         module["backward"](tape, p, grads)
     zeros = {name: torch.zeros_like(t) for name, t in p.items()}
-    model, held = Model(), leaves(p)
-    right = compute_with_autograd(model, model.loss(tokens, targets, held), None, held)
-    mine = collect_values(loss, watched, grads, zeros)
+    model, held = Model(), running.leaves(p)
+    right = running.compute_with_autograd(model, model.loss(tokens, targets, held), None, held)
+    mine = running.collect_values(loss, watched, grads, zeros)
     activations = {f"{name}, its output": t.detach() for name, t in model.outputs.items()}
     return ({f"{name}, its output": t for name, t in watched.outputs.items()} | mine, activations | right)
 
@@ -52,7 +42,7 @@ def compare_values(got: Tensors, right: Tensors) -> Iterator[compare_gpt.Row]:
             text, ok = f"shape {list(got[name].shape)}, expected {list(expected.shape)}", False
         else:
             apart = (got[name] - expected).abs().max().item() if expected.numel() else 0.0
-            text, ok = f"{apart:.1e}", is_close(got[name], expected)
+            text, ok = f"{apart:.1e}", running.is_close(got[name], expected)
         yield name, f"{text:<24}{'ok' if ok else 'NOT OK'}", ok
 
 

@@ -7,6 +7,7 @@ puzzles.
 
 import numpy as np
 
+from harness.puzzles.rows import softmax
 from harness.spec.derivation import Derivation, Mistake
 
 IGNORED = -100
@@ -44,11 +45,6 @@ STEPS = {
     "grad_of_head": lambda v: np.tensordot(v.grad_logits, v.x, ((0, 1), (0, 1))),
     "grad_tied": lambda v: v.grad_token + v.grad_of_head,
 }
-
-
-def softmax(logits: np.ndarray, axis: int | None = -1) -> np.ndarray:
-    weights = np.exp(logits - logits.max(axis, keepdims=True))
-    return weights / weights.sum(axis, keepdims=True)
 
 
 def assign_gradients(v: Derivation) -> np.ndarray:

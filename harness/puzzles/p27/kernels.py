@@ -36,47 +36,31 @@ ONE = Argument((1,), ACCUM)
 
 OPS = {
     "loss": (
-        OpSpec(
-            "cross_entropy_train", {"row_loss": ROW, "row_lse": ROW}, {"logits": LOGITS, "targets": TARGETS}
-        ),
+        OpSpec("cross_entropy_train", {"row_loss": ROW, "row_lse": ROW}, {"logits": LOGITS, "targets": TARGETS}),
         OpSpec("mean_loss_train", {"mean_loss": ONE, "places": ONE}, {"row_loss": ROW, "targets": TARGETS}),
-        OpSpec(
-            "cross_entropy_backward_train",
-            {"grad_rows": LOGITS},
-            {"logits": LOGITS, "targets": TARGETS, "row_lse": ROW, "places": ONE},
-        ),
+        OpSpec("cross_entropy_backward_train", {"grad_rows": LOGITS},
+               {"logits": LOGITS, "targets": TARGETS, "row_lse": ROW, "places": ONE}),
     ),
     "gelu": (
         OpSpec("gelu_train", {"gelu": STREAM}, {"x": STREAM}),
         OpSpec("gelu_backward_train", {"grad_gelu": STREAM}, {"dx": STREAM, "x": STREAM}),
     ),
     "embedding": (
-        OpSpec(
-            "embedding_backward_train",
-            {"grad_token": Argument(("V", "C"))},
-            {"dx": STREAM, "order": Argument(("rows",), "int32"), "starts": Argument(("ends",), "int32")},
-        ),
+        OpSpec("embedding_backward_train", {"grad_token": Argument(("V", "C"))},
+               {"dx": STREAM, "order": Argument(("rows",), "int32"), "starts": Argument(("ends",), "int32")}),
     ),
     "adamw": (
-        OpSpec(
-            "adamw_train",
-            {"new_x": STREAM, "corrections": Argument((2,), ACCUM), "new_mean": MOMENT, "new_square": MOMENT},
-            {"x": STREAM, "dx": STREAM, "mean": MOMENT, "square": MOMENT},
-            {
-                **{"rate": Scalar(RATE), "beta1": Scalar(BETA1), "beta2": Scalar(BETA2)},
-                **{"eps": Scalar(EPS), "decay": Scalar(DECAY), "step": Scalar(STEP, "int32")},
-            },
-        ),
+        OpSpec("adamw_train",
+               {"new_x": STREAM, "corrections": Argument((2,), ACCUM), "new_mean": MOMENT, "new_square": MOMENT},
+               {"x": STREAM, "dx": STREAM, "mean": MOMENT, "square": MOMENT},
+               {"rate": Scalar(RATE), "beta1": Scalar(BETA1), "beta2": Scalar(BETA2),
+                "eps": Scalar(EPS), "decay": Scalar(DECAY), "step": Scalar(STEP, "int32")}),
     ),
     "clip": (
-        OpSpec(
-            "clip_train",
-            {"clipped": STREAM, "square_sums": Argument(("chunks",), ACCUM), "norm": ONE},
-            {"dx": STREAM},
-            {"limit": Scalar(LIMIT)},
-        ),
+        OpSpec("clip_train", {"clipped": STREAM, "square_sums": Argument(("chunks",), ACCUM), "norm": ONE},
+               {"dx": STREAM}, {"limit": Scalar(LIMIT)}),
     ),
-}
+}  # fmt: skip
 """Variant -> its ops; one variant per part, so that work on one part compiles no other."""
 SIZES = {"rows": "B * T", "ends": "V + 1", "chunks": "ceildiv(B * T * C, CHUNK)"}
 """Sizes derived from B, T, C and V, as Mojo expressions."""
@@ -481,9 +465,8 @@ def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     for name, quantity in (("row_lse", "grad_rows"), ("row_loss", "mean_loss")):
         if name in saved and np.isfinite(saved[name]).all():
             other = derive(arrays, {name: lambda v, kept=saved[name]: kept})
-            moved[quantity] = float(
-                np.abs(getattr(other, quantity) - getattr(whole, quantity)).max(initial=0.0)
-            )
+            change = np.abs(getattr(other, quantity) - getattr(whole, quantity))
+            moved[quantity] = float(change.max(initial=0.0))
     return moved
 
 
@@ -506,12 +489,11 @@ def compute_worst_gelu(x, dx) -> tuple:
         output = form(leaf)
         return output.detach(), torch.autograd.grad(output, leaf, dx.to(x.dtype))[0]
 
+    def worst(one, other, truth):
+        return max((one, other), key=lambda each: (each.double() - truth).abs().max().item())
+
     truths = answers(forms[0], x.double())
-    pairs = zip(*(answers(form, x) for form in forms), truths, strict=True)
-    return tuple(
-        max(both, key=lambda one, truth=truth: (one.double() - truth).abs().max().item())
-        for *both, truth in pairs
-    )
+    return tuple(map(worst, *(answers(form, x) for form in forms), truths))
 
 
 def reference(tensors: dict) -> dict:
@@ -550,10 +532,9 @@ def reference(tensors: dict) -> dict:
         "new_x": moved.detach(),
         "clipped": held.grad,
     }
+    row_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORED, reduction="none")
     return {name: tensor.to(dtype) for name, tensor in narrow.items()} | {
-        "row_loss": F.cross_entropy(flat, flat_targets, ignore_index=IGNORED, reduction="none")
-        .detach()
-        .view_as(targets),
+        "row_loss": row_loss.detach().view_as(targets),
         "row_lse": logits.detach().logsumexp(-1),
         "mean_loss": mean_loss.detach().reshape(1),
         "places": (targets != IGNORED).sum().to(accum).reshape(1),

@@ -16,20 +16,11 @@ from torch import Tensor
 
 from harness.console import print_lines
 from harness.errors import BadUse
-from harness.puzzles.p27 import step_parts
+from harness.puzzles.p27 import step_parts, training
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
 from harness.puzzles.p27.gpt_step import ByHand, Pass, make_trainer
 from harness.puzzles.p27.running import no_autograd
-from harness.puzzles.p27.training import (
-    STEPS,
-    compute_rate,
-    describe_model,
-    excerpts,
-    print_report,
-    run_steps,
-    write,
-)
 
 HAND, AUTOGRAD = "hand", "autograd"
 BYTES = 256
@@ -52,7 +43,7 @@ def sample_text(state: State, count: int, seed: int) -> str:
         return (y @ p["token"][:BYTES].T)[0].float().cpu()
 
     with no_autograd():
-        return write(logits_of, state.sizes.context, count, seed)
+        return training.write(logits_of, state.sizes.context, count, seed)
 
 
 def train(
@@ -61,28 +52,28 @@ def train(
     """Train, draw the losses, and print a sample. Raises BadUse if the loss is not finite."""
     device, sizes = select_device(flags.device), sizes or SIZES[flags.size]
     state = State.load(flags.load, sizes, device) if flags.load else State.begin(sizes, flags.seed, device)
-    steps = STEPS[flags.size] if flags.steps is None else flags.steps
-    print_lines(console, [f"{describe_model(sizes, state.parameters)}, on {device.type}"])
+    steps = training.STEPS[flags.size] if flags.steps is None else flags.steps
+    print_lines(console, [f"{training.describe_model(sizes, state.parameters)}, on {device.type}"])
     if flags.save:
         state.save(flags.save)  # now, so that an unwritable path is reported before the training
     save_losses(flags.csv, [], state.steps)  # likewise
     # A resumed run gets the same excerpts as an uninterrupted one.
-    texts = islice(excerpts(sizes, flags.seed, chapters, device), state.steps, None)
+    texts = islice(training.excerpts(sizes, flags.seed, chapters, device), state.steps, None)
     trained = make_trainer(state) if flags.by == HAND else ByAutograd(state)
 
     def step(excerpt: Tensor) -> float:
-        loss = run_step(trained, excerpt, compute_rate(flags.size, state.steps + 1))
+        loss = run_step(trained, excerpt, training.compute_rate(flags.size, state.steps + 1))
         if not math.isfinite(loss):
             raise BadUse(f"the loss of step {state.steps} is {loss}")
         return loss
 
-    losses = run_steps(console, flags.by, step, texts, steps, flags.seconds)
+    losses = training.run_steps(console, flags.by, step, texts, steps, flags.seconds)
     if flags.save:
         state.save(flags.save)
     save_losses(flags.csv, losses, state.steps)
     digest = hashlib.sha256(state.master.detach().cpu().numpy().data).hexdigest()[:8]
     text = sample_text(state, sample, flags.seed)
-    print_report(console, flags.by, losses, text, f"; the parameters' bits are {digest}")
+    training.print_report(console, flags.by, losses, text, f"; the parameters' bits are {digest}")
     return losses
 
 

@@ -106,7 +106,7 @@ def make_layernorm_formula() -> Formula:
 def make_attention_formula() -> Formula:
     """Return puzzle 23's formula, with a causal mask."""
     names = ("query", "key", "value")
-    quantities = {"output": (OUTPUT, "output", split_output_heads)}
+    quantities: dict[str, tuple[str, str, View]] = {"output": (OUTPUT, "output", split_output_heads)}
     for n, name in enumerate(names):
         quantities[f"grad_{name}"] = (OF_INPUT, f"gradient of {name[0]}", make_head_view(n))
     return Formula(

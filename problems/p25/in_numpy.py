@@ -1,8 +1,8 @@
 """Puzzle 25 in NumPy: ring attention in one process, with a list instead of ranks.
 
-`queries[rank]` is the query of a rank, [B, N, s, d]; keys and values likewise, [B, G, s, d], where N is a multiple of
-G. The number of positions s may differ by rank. A rank has one or two ranges of positions, concatenated (`chunks`). lse
-[B, N, s] is the logarithm of each row's sum of exponentials.
+`queries[rank]` is the query of a rank, [B, N, s, d]; keys and values likewise, [B, G, s, d], where N is a multiple of G.
+The number of positions s may differ by rank. A rank has one or two ranges of positions, concatenated (`chunks`).
+lse [B, N, s] is the logarithm of each row's sum of exponentials.
 
 Nothing is sent: after each step of all ranks, the list is rotated by one (`turn`). in_torch.py has the same functions
 with processes.

@@ -1,9 +1,9 @@
 """Puzzle 25 in PyTorch: ring attention as one `autograd.Function` over `torch.distributed`.
 
-Each of the `size` ranks of a group has one part of a sequence: query, out and dO [B, N, s, d], key and value [B, G, s,
-d]; N is a multiple of G, and the number of positions `s` may differ by rank. A part is one or two ranges of positions,
-concatenated (`chunks`). The forward pass saves the rank's query, key, value, out, and lse [B, N, s], the logarithm of
-each row's sum of exponentials.
+Each of the `size` ranks of a group has one part of a sequence: query, out and dO [B, N, s, d], key and value
+[B, G, s, d]; N is a multiple of G, and the number of positions `s` may differ by rank. A part is one or two ranges of
+positions, concatenated (`chunks`). The forward pass saves the rank's query, key, value, out, and lse [B, N, s], the
+logarithm of each row's sum of exponentials.
 
 `block_forward` and `block_backward` are the only functions that compute attention, of one range of queries and one of
 keys; faster ones can replace them. Sums are float32 for 16-bit tensors.
@@ -105,10 +105,10 @@ def merge(out, lse, block_out, block_lse):
     # BLANK-END merge
 
 
-def pairs(mine, theirs, causal):
+def pairs(query_ranges, key_ranges, causal):
     """Yield the pairs of query and key ranges with visible keys, each with its slice of the tensors."""
-    for queries, rows in zip(mine, slices(mine), strict=True):
-        for keys, columns in zip(theirs, slices(theirs), strict=True):
+    for queries, rows in zip(query_ranges, slices(query_ranges), strict=True):
+        for keys, columns in zip(key_ranges, slices(key_ranges), strict=True):
             if queries[0] < queries[1] and keys[0] < keys[1] and not (causal and keys[0] >= queries[1]):
                 yield queries, rows, keys, columns
 
@@ -138,15 +138,15 @@ def exchange(tensors, shapes, group):
 
 
 def finish(works, step, group):
-    """Wait for the works of an exchange. Raise RuntimeError with rank and step if a neighbour is gone or late."""
+    """Wait for the works of an exchange. Raise RuntimeError with rank and step if a neighbour died or timed out."""
     try:
         for work in works:
             work.wait()
     except RuntimeError as error:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         neighbours = f"rank {(rank - 1) % size} or {(rank + 1) % size}"
-        words = " ".join(str(error).split())[:160]
-        raise RuntimeError(f"rank {rank}, step {step}: {neighbours} is gone or late: {words}") from error
+        reason = " ".join(str(error).split())[:160]
+        raise RuntimeError(f"rank {rank}, step {step}: {neighbours} died or timed out: {reason}") from error
 
 
 def shape_of(tensor, rank, size, length, balanced):
@@ -156,17 +156,17 @@ def shape_of(tensor, rank, size, length, balanced):
 
 
 def ring_forward(q, k, v, length, scale, causal, balanced, group):
-    """Return out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the accumulation dtype, in one turn of the
-    ring.
-    """
+    """Return out [B, N, s, d] and lse [B, N, s] of this rank's queries, in the accumulation dtype."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    mine = chunks(rank, size, length, balanced)
+    query_ranges = chunks(rank, size, length, balanced)
     out = zeros(q)
     lse = out.new_full(out.shape[:-1], -torch.inf)
 
     def attend(k, v, origin):
         """Merge the attention of this rank's queries to the keys of rank `origin`."""
-        for queries, rows, keys, columns in pairs(mine, chunks(origin, size, length, balanced), causal):
+        for queries, rows, keys, columns in pairs(
+            query_ranges, chunks(origin, size, length, balanced), causal
+        ):
             part = block_forward(
                 q[:, :, rows], k[:, :, columns], v[:, :, columns], queries, keys, scale, causal
             )
@@ -183,14 +183,14 @@ def row_sums(dO, out):
     return (wide(dO) * wide(out)).sum(-1)
 
 
-def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
-    """Return the contributions of this rank's queries (ranges `mine`) to dQ, and to dK and dV of keys `theirs`."""
+def contributions(dO, q, k, v, lse, delta, query_ranges, key_ranges, scale, causal):
+    """Return the contributions of query ranges and key ranges to dQ, dK and dV."""
     dQ, dK, dV = map(zeros, (q, k, v))
-    for queries, rows, keys, columns in pairs(mine, theirs, causal):
-        of_rows = (tensor[:, :, rows] for tensor in (dO, q))
-        of_columns = (tensor[:, :, columns] for tensor in (k, v))
+    for queries, rows, keys, columns in pairs(query_ranges, key_ranges, causal):
+        row_tensors = (tensor[:, :, rows] for tensor in (dO, q))
+        column_tensors = (tensor[:, :, columns] for tensor in (k, v))
         saved = lse[:, :, rows], delta[:, :, rows]
-        part = block_backward(*of_rows, *of_columns, *saved, queries, keys, scale, causal)
+        part = block_backward(*row_tensors, *column_tensors, *saved, queries, keys, scale, causal)
         dQ[:, :, rows] += part[0]
         dK[:, :, columns] += part[1]
         dV[:, :, columns] += part[2]
@@ -198,26 +198,26 @@ def contributions(dO, q, k, v, lse, delta, mine, theirs, scale, causal):
 
 
 def ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group):
-    """Return dQ [B, N, s, d], dK and dV [B, G, s, d] of this rank, in a second turn of the ring."""
+    """Return dQ [B, N, s, d], dK and dV [B, G, s, d] of this rank, computed in a second pass around the ring."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    mine = chunks(rank, size, length, balanced)
+    query_ranges = chunks(rank, size, length, balanced)
     delta = row_sums(dO, out)
     dQ = dK = dV = None
     block, works, origin = [k, v], [], rank
     for step in range(size):
-        coming = (origin - 1) % size
-        shape = shape_of(k, coming, size, length, balanced)
+        next_origin = (origin - 1) % size
+        shape = shape_of(k, next_origin, size, length, balanced)
         received, block_works = block, []
         if step + 1 < size:
             received, block_works = exchange(block, [shape, shape], group)
-        theirs = chunks(origin, size, length, balanced)
-        share, *added = contributions(dO, q, *block, lse, delta, mine, theirs, scale, causal)
+        key_ranges = chunks(origin, size, length, balanced)
+        share, *added = contributions(dO, q, *block, lse, delta, query_ranges, key_ranges, scale, causal)
         dQ = share if step == 0 else dQ + share
         # BLANK-START home: receive this block's dK and dV from the previous rank, add this rank's, and send them on
         # FILL IN (about 7 lines)
         # BLANK-END home
         finish(block_works, step, group)
-        block, origin = received, coming
+        block, origin = received, next_origin
     return dQ, dK, dV
 
 

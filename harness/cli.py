@@ -92,13 +92,9 @@ def run_puzzle(options: Options) -> int:
         check_target("--json", options.json)
     if options.work.in_package:
         if options.show is not None:
-            from harness.screens.show import Show
+            from harness.screens.show import show
 
-            gate = options.show or options.gate or ""
-            shown = Show(
-                options.work, gate, options.cases, options.checker_options, options.html, options.json
-            )
-            return shown.run(console)
+            return show(console, options)
         if options.html:
             raise BadUse("--html: only --show writes a page")
         if options.profile:

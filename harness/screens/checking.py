@@ -38,9 +38,9 @@ def check(console: Console, options: Options) -> int:
             console.print(Text(f"{rung.label}:", style="bold"), soft_wrap=True)
         if each.checks_gates:
             checking = GateCheck(each.work, each.gate, each.cases, each.checker_options, each.verbose)
+            code, data[rung.id] = checking.run(console)
         else:
-            checking = KernelCheck(each)
-        code, data[rung.id] = checking.run(console)
+            code, data[rung.id] = check_kernels(console, each)
         codes.append(code)
         if headed:
             console.print()
@@ -117,32 +117,25 @@ class GateCheck:
         return f"ran {format_path(package.path)} (hash {package.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
 
 
-@dataclass(frozen=True)
-class KernelCheck:
-    """A whole run of the kernels on every requested device."""
+def check_kernels(console: Console, options: Options) -> tuple[int, dict[str, object]]:
+    """Run the kernels on every requested device and print the report; return the exit code and the JSON data."""
+    from harness.check import runs
 
-    options: Options
+    with show_progress(console) as bars:
+        on_compile, on_ready = compile_callbacks(console, bars)
+        with runs.start_run(options, on_compile=on_compile, on_ready=on_ready) as run:
+            report.write_report(console, run, verbose=options.verbose)
+    if options.work.is_learners and not options.dims and options.dtype == "float32":
+        noted = Progress.load()
+        for gate, right in runs.collect_gate_states(run).items():
+            noted.record_result(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
+        print_lines(console, describe_unsaved(noted))
+    through_max = any(device.kind != "virtual" for device in run.devices)
+    if through_max and not options.backward and not options.puzzle.has_separate_variants:
+        from harness.bench import forward_times
 
-    def run(self, console: Console) -> tuple[int, dict[str, object]]:
-        """Print the report; return the exit code and the JSON data."""
-        from harness.check import runs
-
-        options = self.options
-        with show_progress(console) as bars:
-            on_compile, on_ready = compile_callbacks(console, bars)
-            with runs.start_run(options, on_compile=on_compile, on_ready=on_ready) as run:
-                report.write_report(console, run, verbose=options.verbose)
-        if options.work.is_learners and not options.dims and options.dtype == "float32":
-            noted = Progress.load()
-            for gate, right in runs.collect_gate_states(run).items():
-                noted.record_result(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
-            print_lines(console, describe_unsaved(noted))
-        through_max = any(device.kind != "virtual" for device in run.devices)
-        if through_max and not options.backward and not options.puzzle.has_separate_variants:
-            from harness.bench import forward_times
-
-            print_lines(console, forward_times.describe(run))
-        return run.compute_exit_code(), report.make_json(run)
+        print_lines(console, forward_times.describe(run))
+    return run.compute_exit_code(), report.make_json(run)
 
 
 def print_counters(console: Console, counting: "CountRequest", by_line: bool = False) -> int:

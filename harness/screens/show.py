@@ -1,15 +1,14 @@
 """Implement `pNN --show`: trace a gate's run, print its story, and write the page that steps through it."""
 
-import json as json_format
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from harness.check.checker import Checker, RungChecker
+from harness.check.options import Options
 from harness.check.picture import Picture, take_picture
 from harness.check.results import GateResult
 from harness.console import format_path, get_page_width
@@ -17,7 +16,7 @@ from harness.errors import BadUse, DamagedFile, Unsolved, make_unknown_gate_erro
 from harness.learner.progress import Progress
 from harness.learner.work import Work, read_package_blanks
 from harness.screens import picture_page, story
-from harness.spec.puzzle import Case, Gate, Puzzle
+from harness.spec.puzzle import Gate, Puzzle
 from harness.spec.rungs import get_rung_name
 from harness.toolchain.cache import cache_folder
 from harness.toolchain.disk import check_target, write_target
@@ -35,37 +34,25 @@ STYLES = {
 RECORDING_MESSAGE = "Recording every access of your kernels and of the solution's (a few seconds where they are not cached) ..."
 
 
-@dataclass(frozen=True)
-class Show:
-    """A request to show a gate's run, "" for the current gate, and the files for its page and data; `cases`
-    and `settings` are as in `harness.screens.checking.GateCheck`."""
-
-    work: Work
-    gate: str
-    cases: list[Case] | None
-    settings: Mapping[str, Any]
-    html: Path | None = None
-    json: str | None = None
-
-    def run(self, console: Console) -> int:
-        """Trace the run, print its story and write its page; return 0 if the gate is correct, else 1."""
-        puzzle, json = self.work.puzzle, self.json
-        if self.html:
-            check_target("--html", self.html)
-        package = self.work.load_package()
-        chosen = find_kernel_gate(puzzle, self.gate) if self.gate else choose_gate(self.work, package)
-        width = get_page_width(console)
-        console.width = width or console.width
-        console.print(RECORDING_MESSAGE, soft_wrap=not width)
-        checker = Checker(puzzle, **{**self.settings, "repeat": 1})
-        picture = take_picture(puzzle, package, chosen, cases=self.cases, checker=checker)
-        for line in format_picture(picture, write_page(picture, self.html)):
-            console.print(line, soft_wrap=bool(line.no_wrap) or not width)
-        if json == "-":
-            print(json_format.dumps(picture_page.make_data(picture)))
-        elif json:
-            write_target("--json", json, json_format.dumps(picture_page.make_data(picture)) + "\n")
-        return 0 if picture.is_correct else 1
+def show(console: Console, options: Options) -> int:
+    """Trace a gate's run, print its story and write its page; return 0 if the gate is correct, else 1."""
+    work, gate = options.work, options.show or options.gate
+    if options.html:
+        check_target("--html", options.html)
+    package = work.load_package()
+    chosen = find_kernel_gate(work.puzzle, gate) if gate else choose_gate(work, package)
+    width = get_page_width(console)
+    console.width = width or console.width
+    console.print(RECORDING_MESSAGE, soft_wrap=not width)
+    checker = Checker(work.puzzle, **{**options.checker_options, "repeat": 1})
+    picture = take_picture(work.puzzle, package, chosen, cases=options.cases, checker=checker)
+    for line in format_picture(picture, write_page(picture, options.html)):
+        console.print(line, soft_wrap=bool(line.no_wrap) or not width)
+    if options.json == "-":
+        print(json.dumps(picture_page.make_data(picture)))
+    elif options.json:
+        write_target("--json", options.json, json.dumps(picture_page.make_data(picture)) + "\n")
+    return 0 if picture.is_correct else 1
 
 
 def show_in_watch(work: Work, gate: str, result: GateResult, checker: RungChecker | None) -> list[Text]:

@@ -7,6 +7,7 @@ so that a gate compiles only its own kernel.
 import numpy as np
 
 from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive
+from harness.spec.baseline import sum_in_order
 from harness.spec.cases import (
     make_cases_function,
     make_covering_cases,
@@ -112,26 +113,18 @@ def reference(tensors: dict) -> dict:
     x, vector = tensors["matrix"], tensors["vector"]
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     wide, terms = x.to(accum), tensors["half_matrix"].to(accum) * tensors["half_vector"].to(accum)
-    columns = sum_sequentially(wide)
-    squares = sum_sequentially((wide * wide).T) / x.shape[-1]
-    rstd = torch.rsqrt(squares + EPS)[:, None]
+    columns = sum_in_order(wide.T)[:, 0]
+    rstd = torch.rsqrt(sum_in_order(wide * wide) / x.shape[-1] + EPS)
     return {
         "mapped": 2 * vector + 1,
         "shifted": x + tensors["offset"],
-        "products": sum_sequentially(terms.T),
-        "row_sums": sum_sequentially(wide.T),
+        "products": sum_in_order(terms)[:, 0],
+        "row_sums": sum_in_order(wide)[:, 0],
         "mirrored": torch.cat([tile.flip(0) for tile in vector.split(TILE)]),
         "column_sums": columns,
         "staged_sums": columns,
         "normalised": (wide * rstd * tensors["weight"].to(accum)).to(x.dtype),
     }
-
-
-def sum_sequentially(terms):
-    total = terms[0].clone()
-    for term in terms[1:]:
-        total += term
-    return total
 
 
 PUZZLE = Puzzle(

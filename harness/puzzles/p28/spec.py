@@ -10,7 +10,7 @@ import numpy as np
 from harness.puzzles.formulas import EPS, explain_cancellation
 from harness.puzzles.p28.limits import LIMITS
 from harness.puzzles.p28.mistakes import MISTAKES, derive
-from harness.spec.baseline import compute_worst_baseline
+from harness.spec.baseline import compute_worst_baseline, sum_in_order
 from harness.spec.cases import (
     make_cases_function,
     make_covering_cases,
@@ -212,14 +212,6 @@ def compute_narrow_products(wide: dict, dtype) -> dict:
         "grad_linear_bias": dy.sum(0),
     }
     return {name: result.to(dtype) for name, result in results.items()}
-
-
-def sum_in_order(terms):
-    """Sum over the last axis term by term, as one thread does; keep the axis."""
-    total = terms[..., :1].clone()
-    for k in range(1, terms.shape[-1]):
-        total += terms[..., k : k + 1]
-    return total
 
 
 def terms(arrays: Arrays) -> dict[str, float]:

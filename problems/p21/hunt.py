@@ -97,10 +97,10 @@ class CrossEntropy(Function):
         logits, target = ctx.saved_tensors
         # BLANK-START crossentropy: fix the gradient of the logits
         counted = target != IGNORED
-        wanted = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
-        dlogits = (torch.softmax(logits, -1) - wanted) / counted.sum()
+        onehot = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
+        dlogits = (torch.softmax(logits, -1) - onehot) / counted.sum()
         return torch.where(counted[..., None], dlogits, 0.0), None
-        # BLANK-END crossentropy (unsolved while it reads as given: 0bcd08d8)
+        # BLANK-END crossentropy (unsolved while it reads as given: 2c3b6c47)
 
 
 class Attention(Function):
@@ -148,11 +148,11 @@ class SiLU(Function):
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
         # BLANK-START silu: fix what is passed to the loop over memory
-        given, coming = memory(x.contiguous()), memory(dy)
-        s = torch.sigmoid(given)
-        memory(dx).copy_(coming * s * (1 + given * (1 - s)))
+        x_memory, dy_memory = memory(x.contiguous()), memory(dy)
+        s = torch.sigmoid(x_memory)
+        memory(dx).copy_(dy_memory * s * (1 + x_memory * (1 - s)))
         return dx
-        # BLANK-END silu (unsolved while it reads as given: d9a72ae6)
+        # BLANK-END silu (unsolved while it reads as given: b2c880fc)
 
 
 class Sigmoid(Function):
@@ -188,16 +188,16 @@ class Dropout(Function):
     # BLANK-START dropout: fix what is saved, and the gradient of x
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps y, from which the mask can be had again."""
+        """Save y, from which the mask can be recomputed."""
         ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradient of x, [...]."""
+        """Return the gradient of x, [...]."""
         (y,) = ctx.saved_tensors
         return torch.where(y != 0, dy / (1 - DROPPED), 0.0), None
 
-    # BLANK-END dropout (unsolved while it reads as given: a1250585)
+    # BLANK-END dropout (unsolved while it reads as given: efb5635f)
 
 
 class RMSNorm(Function):
@@ -220,17 +220,16 @@ class RMSNorm(Function):
     # BLANK-START rmsnorm: fix what autograd is told about the outputs
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps the inputs."""
+        """Save the inputs."""
         ctx.save_for_backward(*inputs)
 
-    # BLANK-END rmsnorm (unsolved while it reads as given: 7b783726)
+    # BLANK-END rmsnorm (unsolved while it reads as given: 226f535f)
     @staticmethod
     def backward(ctx, dy, _):
         """Return the gradients of x [..., H] and weight [H]."""
         x, weight = ctx.saved_tensors
-        rms = RMSNorm.rms_of(
-            x
-        )  # recomputed, since a saved intermediate would be a constant in a second derivative
+        # Recomputed, since a saved intermediate would be a constant in a second derivative.
+        rms = RMSNorm.rms_of(x)
         x_hat, g = x / rms, dy * weight
         dx = (g - x_hat * (g * x_hat).mean(-1, keepdim=True)) / rms
         return dx, rows(dy * x_hat).sum(0)
@@ -252,17 +251,17 @@ class Standardise(Function):
     # BLANK-START standardise: fix what is saved, and where
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps y and rstd."""
+        """Save y and rstd."""
         ctx.save_for_backward(output)
         Standardise.rstd = Standardise.rstd_of(*inputs)
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradient of x, [..., H]."""
+        """Return the gradient of x, [..., H]."""
         (y,), rstd = ctx.saved_tensors, Standardise.rstd
         return rstd * (dy - dy.mean(-1, keepdim=True) - y * (dy * y).mean(-1, keepdim=True))
 
-    # BLANK-END standardise (unsolved while it reads as given: bf54da49)
+    # BLANK-END standardise (unsolved while it reads as given: 50947079)
 
 
 class AddBias(Function):
@@ -321,13 +320,13 @@ class Linear(Function):
     # BLANK-START linear: fix what is saved of the shapes
     @staticmethod
     def setup_context(ctx, inputs, output):
-        """Keeps both inputs, and x's leading shape."""
+        """Save both inputs, and x's leading shape."""
         x, weight = inputs
         ctx.save_for_backward(x, weight)
         if x.dim() > 2:
             ctx.leading = x.shape[:-1]
 
-    # BLANK-END linear (unsolved while it reads as given: 9f7beea8)
+    # BLANK-END linear (unsolved while it reads as given: f9796138)
     @staticmethod
     def backward(ctx, dy):
         """Return the gradients of x [..., H] and weight [O, H]."""

@@ -18,10 +18,8 @@ def softmax(logits):
     return weights / weights.sum(-1, keepdims=True)
 
 
-def wanted(targets, smoothing, V):
-    """Return the target distribution of each position, [B, T, V]: 1 - smoothing on its target, else uniform.
-    (Provided.)
-    """
+def target_distribution(targets, smoothing, V):
+    """Return (1 - smoothing) * onehot(target) + smoothing / V of each position, [B, T, V]. (Provided.)"""
     onehot = np.where(targets[..., None] == np.arange(V), 1.0, 0.0)
     return (1 - smoothing) * onehot + smoothing / V
 

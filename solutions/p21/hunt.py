@@ -101,13 +101,13 @@ class CrossEntropy(Function):
         logits, target = ctx.saved_tensors
         # BLANK-START crossentropy: fix the gradient of the logits
         counted = target != IGNORED
-        wanted = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
-        dlogits = dloss * (torch.softmax(logits, -1) - wanted) / counted.sum()
+        onehot = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
+        dlogits = dloss * (torch.softmax(logits, -1) - onehot) / counted.sum()
         return torch.where(counted[..., None], dlogits, 0.0), None
         # BLANK-GIVEN crossentropy
         # counted = target != IGNORED
-        # wanted = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
-        # dlogits = (torch.softmax(logits, -1) - wanted) / counted.sum()
+        # onehot = F.one_hot(torch.where(counted, target, 0), logits.shape[-1])
+        # dlogits = (torch.softmax(logits, -1) - onehot) / counted.sum()
         # return torch.where(counted[..., None], dlogits, 0.0), None
         # BLANK-END crossentropy
 
@@ -161,14 +161,14 @@ class SiLU(Function):
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x, memory_format=torch.contiguous_format)
         # BLANK-START silu: fix what is passed to the loop over memory
-        given, coming = memory(x.contiguous()), memory(dy.contiguous())
-        s = torch.sigmoid(given)
-        memory(dx).copy_(coming * s * (1 + given * (1 - s)))
+        x_memory, dy_memory = memory(x.contiguous()), memory(dy.contiguous())
+        s = torch.sigmoid(x_memory)
+        memory(dx).copy_(dy_memory * s * (1 + x_memory * (1 - s)))
         return dx
         # BLANK-GIVEN silu
-        # given, coming = memory(x.contiguous()), memory(dy)
-        # s = torch.sigmoid(given)
-        # memory(dx).copy_(coming * s * (1 + given * (1 - s)))
+        # x_memory, dy_memory = memory(x.contiguous()), memory(dy)
+        # s = torch.sigmoid(x_memory)
+        # memory(dx).copy_(dy_memory * s * (1 + x_memory * (1 - s)))
         # return dx
         # BLANK-END silu
 
@@ -221,12 +221,12 @@ class Dropout(Function):
     # BLANK-GIVEN dropout
     # @staticmethod
     # def setup_context(ctx, inputs, output):
-    #     """Keeps y, from which the mask can be had again."""
+    #     """Save y, from which the mask can be recomputed."""
     #     ctx.save_for_backward(output)
     #
     # @staticmethod
     # def backward(ctx, dy):
-    #     """The gradient of x, [...]."""
+    #     """Return the gradient of x, [...]."""
     #     (y,) = ctx.saved_tensors
     #     return torch.where(y != 0, dy / (1 - DROPPED), 0.0), None
     #
@@ -260,7 +260,7 @@ class RMSNorm(Function):
     # BLANK-GIVEN rmsnorm
     # @staticmethod
     # def setup_context(ctx, inputs, output):
-    #     """Keeps the inputs."""
+    #     """Save the inputs."""
     #     ctx.save_for_backward(*inputs)
     #
     # BLANK-END rmsnorm
@@ -268,9 +268,8 @@ class RMSNorm(Function):
     def backward(ctx, dy, _):
         """Return the gradients of x [..., H] and weight [H]."""
         x, weight = ctx.saved_tensors
-        rms = RMSNorm.rms_of(
-            x
-        )  # recomputed, since a saved intermediate would be a constant in a second derivative
+        # Recomputed, since a saved intermediate would be a constant in a second derivative.
+        rms = RMSNorm.rms_of(x)
         x_hat, g = x / rms, dy * weight
         dx = (g - x_hat * (g * x_hat).mean(-1, keepdim=True)) / rms
         return dx, rows(dy * x_hat).sum(0)
@@ -305,13 +304,13 @@ class Standardise(Function):
     # BLANK-GIVEN standardise
     # @staticmethod
     # def setup_context(ctx, inputs, output):
-    #     """Keeps y and rstd."""
+    #     """Save y and rstd."""
     #     ctx.save_for_backward(output)
     #     Standardise.rstd = Standardise.rstd_of(*inputs)
     #
     # @staticmethod
     # def backward(ctx, dy):
-    #     """The gradient of x, [..., H]."""
+    #     """Return the gradient of x, [..., H]."""
     #     (y,), rstd = ctx.saved_tensors, Standardise.rstd
     #     return rstd * (dy - dy.mean(-1, keepdim=True) - y * (dy * y).mean(-1, keepdim=True))
     #
@@ -390,7 +389,7 @@ class Linear(Function):
     # BLANK-GIVEN linear
     # @staticmethod
     # def setup_context(ctx, inputs, output):
-    #     """Keeps both inputs, and x's leading shape."""
+    #     """Save both inputs, and x's leading shape."""
     #     x, weight = inputs
     #     ctx.save_for_backward(x, weight)
     #     if x.dim() > 2:

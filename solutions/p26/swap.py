@@ -41,11 +41,11 @@ def find(gm):
         if node.op != "call_function" or node.target not in PRODUCTS:
             continue
         product = bound(node, PRODUCTS[node.target])
-        here, between = product["input"], []
-        while keeps_rows(here):
-            between = between if is_no_op(here) else [here, *between]
-            here = here.all_input_nodes[0]
-        ln = layer_norm(here)
+        source, between = product["input"], []
+        while keeps_rows(source):
+            between = between if is_no_op(source) else [source, *between]
+            source = source.all_input_nodes[0]
+        ln = layer_norm(source)
         if ln is None:
             continue
         norm = bound(ln, LAYER_NORM[ln.target])
@@ -69,11 +69,11 @@ def find(gm):
 def refuse(match):
     """Return the reason why a pair must not be swapped, or ""."""
     # BLANK-START refuse: a write in between, a LayerNorm over two axes, a dtype without kernel, a weight or bias of other rank, factors
-    over = bound(match.ln, LAYER_NORM[match.ln.target])["normalized_shape"]
+    normalized_shape = bound(match.ln, LAYER_NORM[match.ln.target])["normalized_shape"]
     if written_between(match.ln, match.linear):
         return "something between the two may write to a tensor"
-    if len(over) != 1:
-        return f"LayerNorm is over {len(over)} axes"
+    if len(normalized_shape) != 1:
+        return f"LayerNorm is over {len(normalized_shape)} axes"
     if not {value(match.x).dtype, value(match.linear).dtype} <= set(DTYPES):
         return f"there is no kernel for {value(match.linear).dtype}"
     if len(shape(match.weight)) != 2 or (
@@ -101,8 +101,8 @@ def swap(gm, match):
     for tensor in (x, match.ln_weight, match.ln_bias, weight, match.linear_bias):
         cast = tensor is not None and value(tensor).dtype != dtype
         tensors.append(add.method("to", tensor, dtype) if cast else tensor)
-    both = add.function(torch.ops.p26.layernorm_linear.default, *tensors, match.eps, "fast")
-    match.linear.replace_all_uses_with(add.function(operator.getitem, both, 0))
+    outputs = add.function(torch.ops.p26.layernorm_linear.default, *tensors, match.eps, "fast")
+    match.linear.replace_all_uses_with(add.function(operator.getitem, outputs, 0))
     erase_chain(gm, match.linear)
     # BLANK-END swap
 

@@ -18,10 +18,8 @@ def softmax(logits):
     return weights / weights.sum(-1, keepdims=True)
 
 
-def wanted(targets, smoothing, V):
-    """Return the target distribution of each position, [B, T, V]: 1 - smoothing on its target, else uniform.
-    (Provided.)
-    """
+def target_distribution(targets, smoothing, V):
+    """Return (1 - smoothing) * onehot(target) + smoothing / V of each position, [B, T, V]. (Provided.)"""
     onehot = np.where(targets[..., None] == np.arange(V), 1.0, 0.0)
     return (1 - smoothing) * onehot + smoothing / V
 
@@ -32,7 +30,7 @@ def loss(logits, targets, smoothing):
     shifted = logits - logits.max(-1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     counted = targets != IGNORED
-    losses = -(wanted(targets, smoothing, logits.shape[-1]) * log_p).sum(-1)
+    losses = -(target_distribution(targets, smoothing, logits.shape[-1]) * log_p).sum(-1)
     return (losses * counted).sum() / counted.sum()
     # BLANK-END loss
 
@@ -41,7 +39,7 @@ def dlogits(logits, targets, smoothing):
     """Return the gradient of the logits, [B, T, V]."""
     # BLANK-START dlogits: p - y at positions that are not ignored, divided by their number
     counted = targets != IGNORED
-    y = wanted(targets, smoothing, logits.shape[-1])
+    y = target_distribution(targets, smoothing, logits.shape[-1])
     return counted[..., None] * (softmax(logits) - y) / counted.sum()
     # BLANK-END dlogits
 

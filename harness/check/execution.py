@@ -142,9 +142,8 @@ class VirtualDevice:
             before = wrong.outputs[case.name] if wrong else {}
             unwritten_names = [name for name in saved if find_unwritten(before[name]).all()]
             try:
-                outcome.outputs[case.name] = replay.run(
-                    variant, case, reference.get_inputs(case), saved, unwritten_names
-                )
+                inputs = reference.get_inputs(case)
+                outcome.outputs[case.name] = replay.run(variant, case, inputs, saved, unwritten_names)
                 if replay.gpu.checks.counters:
                     outcome.launches[case.name] = replay.gpu.launches[before_case:]
             except UnsupportedInstruction as error:

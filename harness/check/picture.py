@@ -17,7 +17,7 @@ from harness.check.execution import MAX_STEPS
 from harness.check.reference import Reference
 from harness.check.results import GateResult
 from harness.console import format_path
-from harness.devices.recorder import record
+from harness.devices.recorder import Order, record
 from harness.devices.replay import Replay
 from harness.devices.targets import VIRTUAL
 from harness.errors import BadUse, Unsolved
@@ -101,10 +101,8 @@ class Picture:
             launch = self.find_launch(self.finding)
             if launch is not None:
                 trace = self.learner.accesses.launches[launch]
-                block = self.finding.block or (0, 0, 0)
-                return Thread(
-                    launch, flatten_index(block, trace.grid), flatten_index(self.finding.thread, trace.block)
-                )
+                block = flatten_index(self.finding.block or (0, 0, 0), trace.grid)
+                return Thread(launch, block, flatten_index(self.finding.thread, trace.block))
         if self.fault:
             return self.fault.thread
         run = self.learner.accesses
@@ -213,7 +211,7 @@ def make_runner(
     """Return a function that replays a package's launches in a case; wrong saved quantities are corrected."""
     puzzle, reference = checker.puzzle, checker.reference
     source = Source((package.path / puzzle.source).resolve(), read_package_blanks(package, puzzle))
-    recording = record(package, puzzle.name, checker.dtype, dims, [gate.variant], small_grid=True)
+    recording = record(Order(package, puzzle.name, tuple(dims), (gate.variant,), True, checker.dtype))
     own = (*gate.quantities, *gate.provided)
     saved = [quantity for quantity in puzzle.list_saved_quantities(gate.variant) if quantity not in own]
 
@@ -232,9 +230,8 @@ def make_runner(
 
     def run(case: Case) -> TracedRun:
         side = replay(case, {})
-        checked = (
-            {} if side.failure else reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, saved)
-        )
+        compared = () if side.failure else saved
+        checked = reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, compared)
         if all(result.ok for result in checked.values()):
             return side
         right = reference.get_saved_arrays(case, VIRTUAL, gate.variant)
@@ -249,9 +246,8 @@ def find_wrong_elements(gate: Gate, case: Case, checker: Checker, side: TracedRu
     requested = (*gate.provided, *gate.quantities) if side.outputs else ()
     checked = checker.reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, requested)
     for quantity in (quantity for quantity, result in checked.items() if not result.ok):
-        compared = checker.reference.make_evidence(
-            case, VIRTUAL, quantity, side.outputs[quantity], checked[quantity]
-        )
+        got, result = side.outputs[quantity], checked[quantity]
+        compared = checker.reference.make_evidence(case, VIRTUAL, quantity, got, result)
         flat = np.flatnonzero(compared.wrong)
         if not len(flat):
             flat = np.array([np.abs(compared.got - compared.truth).argmax()])

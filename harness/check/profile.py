@@ -1,11 +1,12 @@
 """Count the costs of kernels on the virtual GPU: bytes, sectors, bank conflicts, atomics, flops; no times."""
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
+from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record
 from harness.learner.work import Work
 from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch
@@ -81,8 +82,9 @@ class CountRequest:
             for variant in self.variants
         }
         requested = puzzle.list_compiled_variants(self.variants)
-        dims = dict.fromkeys(case.dims for case in cases.values())
-        recording = record(self.work.load_package(), puzzle.name, self.dtype, dims, requested)
+        dims = tuple(dict.fromkeys(case.dims for case in cases.values()))
+        order = Order(self.work.load_package(), puzzle.name, dims, requested, dtype=self.dtype)
+        recording = record(order)
         player = replay.Replay(recording, puzzle, self.dtype, blocks=self.blocks)
         reference = Reference(puzzle, self.dtype, self.seed)
         runs: dict[str, ReplayedVariant] = {}
@@ -98,23 +100,20 @@ class CountRequest:
         return runs
 
     def profile_variants(self) -> dict[str, list[LaunchProfile]]:
-        return {
-            variant: [
-                profile_launch(launch, recorded, run.events)
-                for launch, recorded in zip(run.launches, run.recorded, strict=True)
-            ]
-            for variant, run in self.replay().items()
-        }
+        profiles: dict[str, list[LaunchProfile]] = {}
+        for variant, run in self.replay().items():
+            pairs = zip(run.launches, run.recorded, strict=True)
+            profiles[variant] = [profile_launch(*pair, run.events) for pair in pairs]
+        return profiles
 
 
 def count_needed(launches: list[Launch], outputs: set[str]) -> int:
     """Return the number of launches up to the last one that writes an output."""
-    writers = [
-        number
-        for number, launch in enumerate(launches, start=1)
-        if any((t.written or t.atomics) and name in outputs for name, t in launch.counters.tensors.items())
-    ]
-    return max(writers, default=len(launches))
+    for count in range(len(launches), 0, -1):
+        traffic = launches[count - 1].counters.tensors
+        if any((t.written or t.atomics) and name in outputs for name, t in traffic.items()):
+            return count
+    return len(launches)
 
 
 def profile_launch(
@@ -197,11 +196,8 @@ def list_line_rows(launch: LaunchProfile) -> Iterator[list[str]]:
     for each in launch.counters.issued.values():
         done.setdefault(find_source_line(each.instr), ([], []))[1].append(each)
     for (file, number), (sites, others) in sorted(done.items()):
-        yield [
-            f"{Path(file).name}:{number}",
-            *format_traffic(sites),
-            f"{sum(each.count for each in others):,}",
-        ]
+        issued = sum(each.count for each in others)
+        yield [f"{Path(file).name}:{number}", *format_traffic(sites), f"{issued:,}"]
 
 
 def find_source_line(instr: Instr) -> tuple[str, int]:
@@ -217,13 +213,9 @@ def format_traffic(sites: Sequence[Site]) -> list[str]:
 
 def describe_issued(launch: LaunchProfile) -> list[str]:
     """Summarise the launch's collective instructions and the overlap of its copies; return [] without any."""
-    c, blocks = launch.counters, launch.grid[0] * launch.grid[1] * launch.grid[2]
-    parts = {
-        "shuffles": c.count_issues("shfl", "redux"),
-        "mma": c.count_issues("mma"),
-        "wgmma": c.count_issues("wgmma"),
-        "groups of copies": c.count_issues("cp"),
-    }
+    c, blocks = launch.counters, math.prod(launch.grid)
+    parts = {"shuffles": c.count_issues("shfl", "redux"), "mma": c.count_issues("mma")}
+    parts |= {"wgmma": c.count_issues("wgmma"), "groups of copies": c.count_issues("cp")}
     words = [f"{what} {count:,}" for what, count in parts.items() if count]
     if c.barriers:
         words.append(f"barriers a block {c.barriers / blocks:g}")
@@ -242,19 +234,11 @@ def format_cells(launch: LaunchProfile) -> list[str]:
     """Return the cells of one launch's line."""
     c = launch.counters
     again = f"{launch.bytes_moved / launch.min_bytes:.1f}" if launch.min_bytes else "-"
-    return [
-        launch.name,
-        f"{launch.grid[0] * launch.grid[1] * launch.grid[2]:,}",
-        f"{launch.block[0] * launch.block[1] * launch.block[2]:,}",
-        f"{launch.bytes_read:,}",
-        f"{launch.bytes_written:,}",
-        f"{launch.min_bytes:,}",
-        again,
-        f"{c.global_load.sectors_per_request:.1f}",
-        f"{c.shared_load.bank_conflicts + c.shared_store.bank_conflicts:,}",
-        f"{c.atomics:,}",
-        f"{c.flops:,}",
-    ]
+    moved = math.prod(launch.grid), math.prod(launch.block), launch.bytes_read, launch.bytes_written
+    conflicts = c.shared_load.bank_conflicts + c.shared_store.bank_conflicts
+    numbers = [f"{number:,}" for number in (*moved, launch.min_bytes)]
+    sectors = f"{c.global_load.sectors_per_request:.1f}"
+    return [launch.name, *numbers, again, sectors, f"{conflicts:,}", f"{c.atomics:,}", f"{c.flops:,}"]
 
 
 TOTALS: dict[str, Callable[[list[LaunchProfile]], int]] = {

@@ -19,7 +19,7 @@ from harness.check.execution import Device, GraphDevice, VirtualDevice
 from harness.check.options import Options
 from harness.check.results import NARROW, GateResult, VariantResult
 from harness.console import report_progress
-from harness.devices.recorder import Order, is_recorded, record_one
+from harness.devices.recorder import Order, is_recorded, record
 from harness.devices.targets import Skipped, Target, choose
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Ledger
@@ -218,11 +218,10 @@ def create_device(
         return GraphDevice(graph, target)
     started = time.monotonic()
     dims = tuple(dict.fromkeys(case.dims for case in cases))
-    order = Order(
-        package, puzzle.name, dims, tuple(sorted(options.variants)), True, options.dtype
-    )  # the same order as for gates, so that recordings are shared
+    # The same order as for gates, so that recordings are shared.
+    order = Order(package, puzzle.name, dims, tuple(sorted(options.variants)), True, options.dtype)
     cached = is_recorded(order)
     if not cached:
         on_compile(target)
-    recording, source = record_one(order), (package.path / puzzle.source).resolve()
+    recording, source = record(order), (package.path / puzzle.source).resolve()
     return VirtualDevice(recording, source, options.blocks, cached, time.monotonic() - started)

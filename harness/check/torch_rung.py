@@ -42,14 +42,15 @@ class TorchChecker(CaseChecker):
         interface = self.rung.functions[gate.id]
         if not interface.gradients:
             return
-        case = min(
-            cases, key=lambda each: sum(array.size for array in self.reference64.get_arrays(each).values())
-        )
+
+        def count_elements(case: Case) -> int:
+            return sum(array.size for array in self.reference64.get_arrays(case).values())
+
+        case = min(cases, key=count_elements)
         self.where = f"by torch.autograd.gradcheck in case '{case.name}'"
         function = load_function(path, interface)
-        tensors = {
-            name: tensor.contiguous() for name, tensor in self.reference64.make_strided_inputs(case).items()
-        }
+        strided = self.reference64.make_strided_inputs(case)
+        tensors = {name: tensor.contiguous() for name, tensor in strided.items()}
         leaves = [tensors[name].requires_grad_() for name in interface.gradients]
 
         def compute_outputs(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -112,12 +112,11 @@ class Worker:
         self.process.communicate()
         report = json.loads(self.json.read_text()) if self.json.exists() else {"failures": [], "findings": []}
         self.folder.cleanup()
-        lines = [
-            f"in {self.ops.get(each['kernel'], each['kernel'])}: {each['kind']} at {each['where']}: {each['message']}"
-            for each in report["findings"]
-            if each["error"]
-        ]
-        return [*report["failures"], *lines]
+        lines = list(report["failures"])
+        for each in filter(lambda finding: finding["error"], report["findings"]):
+            op = self.ops.get(each["kernel"], each["kernel"])
+            lines.append(f"in {op}: {each['kind']} at {each['where']}: {each['message']}")
+        return lines
 
 
 def finish_all() -> list[str] | None:

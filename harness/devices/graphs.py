@@ -404,11 +404,7 @@ def make_buffers(
 
 
 def execute(
-    puzzle: Puzzle,
-    program: Program,
-    target: Target,
-    inputs: Arrays,
-    dims: Dims | None = None,
+    puzzle: Puzzle, program: Program, target: Target, inputs: Arrays, dims: Dims | None = None
 ) -> Arrays:
     """Run every variant on one case; return the written arrays by "variant.quantity".
 

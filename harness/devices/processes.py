@@ -63,9 +63,8 @@ def run_ranks(
             for rank, rank_arguments in enumerate(arguments):
                 ours, theirs = context.Pipe()
                 start = (theirs, Path(folder), rank, len(arguments), seconds)
-                process = context.Process(
-                    target=run_rank, args=(*start, function, rank_arguments, describe), daemon=True
-                )
+                call = (*start, function, rank_arguments, describe)
+                process = context.Process(target=run_rank, args=call, daemon=True)
                 process.start()
                 theirs.close()
                 ranks.append((process, ours))
@@ -161,11 +160,8 @@ def collect_answers(
     if failed:
         raise RankFailed("; ".join(f"rank {rank} of {size}: {failed[rank]}" for rank in sorted(failed)))
     if waiting:
-        hanging = sorted(waiting.values())
-        messages = [
-            f"rank {rank} of {size} hangs{format_hang_location(ranks[rank][0], rank, folder, source)}"
-            for rank in hanging
-        ]
+        places = {r: format_hang_location(ranks[r][0], r, folder, source) for r in sorted(waiting.values())}
+        messages = [f"rank {rank} of {size} hangs{place}" for rank, place in places.items()]
         raise RankFailed(f"{'; '.join(messages)} (timed out after {seconds:g} s)")
     return [results[rank] for rank in range(size)]
 

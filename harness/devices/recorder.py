@@ -75,6 +75,9 @@ class RecordedLaunch:
     shared: int = 0
 
 
+Events = list[RecordedTensor | RecordedLaunch]
+
+
 @dataclass
 class Recording:
     """Launches of a puzzle in one dtype.
@@ -82,15 +85,12 @@ class Recording:
     `cases` maps (variant, dims) to its tensors and launches in order; `ptx` maps kernel symbols to PTX.
     """
 
-    cases: dict[tuple[str, tuple[int, ...]], list[RecordedTensor | RecordedLaunch]] = field(
-        default_factory=dict
-    )
+    cases: dict[tuple[str, tuple[int, ...]], "Events"] = field(default_factory=dict)
     ptx: dict[str, str] = field(default_factory=dict)
 
     def list_launches(self) -> list[RecordedLaunch]:
-        return [
-            event for events in self.cases.values() for event in events if isinstance(event, RecordedLaunch)
-        ]
+        events = (event for events in self.cases.values() for event in events)
+        return [event for event in events if isinstance(event, RecordedLaunch)]
 
     def list_argument_names(self, launch: str) -> list[str]:
         """Return the name of the tensor that each argument of a launch points to, or "" for a scalar."""
@@ -135,23 +135,8 @@ class Order:
         return VARIANT_OF_RUN.sub(lambda match: str(match[1] in self.variants), program)
 
 
-def record(
-    package: OpPackage,
-    puzzle: str,
-    dtype: str,
-    dims: Iterable[tuple[int, ...]],
-    variants: Iterable[str] = (),
-    *,
-    small_grid: bool = False,
-) -> Recording:
-    """Record a package's launches in "float32", "bfloat16" or "float16", or load them from the cache.
-
-    Raises CompileFailed with the compiler's diagnostics.
-    """
-    return record_one(Order(package, puzzle, tuple(dims), tuple(variants), small_grid, dtype))
-
-
-def record_one(order: Order) -> Recording:
+def record(order: Order) -> Recording:
+    """Record a package's launches, or load them from the cache. Raises CompileFailed."""
     if read_text(_cache_file(order)) is None and (parts := _assemble_from_cache(order)):
         return parts
     return record_many([order])[0]
@@ -180,7 +165,7 @@ def record_dtypes(orders: Sequence[Order]) -> list[Recording]:
             kernels.compile(list(dict.fromkeys(missing)))
     elif len(left) > 1:
         record_many(left)
-    return [record_one(order) for order in orders]
+    return [record(order) for order in orders]
 
 
 def record_many(orders: Sequence[Order]) -> list[Recording]:
@@ -274,9 +259,8 @@ def _get_kernels(order: Order) -> Kernels:
 
 def _compute_host_digest(order: Order) -> str:
     """Return a digest of the host code; packages with equal digests have equal launches."""
-    return compute_digest(
-        [order.dtype, _get_kernels(order).compute_host_digest([*_generate_programs(order.puzzle).values()])]
-    )
+    programs = [*_generate_programs(order.puzzle).values()]
+    return compute_digest([order.dtype, _get_kernels(order).compute_host_digest(programs)])
 
 
 def _get_plan_files(order: Order) -> dict[tuple[str, tuple[int, ...]], Path]:
@@ -374,9 +358,7 @@ def _run_launcher(orders: list[Order], *, marks: bool = True, plan: bool = False
             str(_write_program(folder, orders, marks, plan)),
         )  # fmt: skip
         output = result.stdout + result.stderr
-        refused = marks and any(
-            f"{MARK}instance" in diagnostic.text for diagnostic in parse_diagnostics(output)
-        )
+        refused = marks and any(f"{MARK}instance" in each.text for each in parse_diagnostics(output))
         if result.returncode != 0 and (plan or (len(orders) == 1 and not refused)):
             path = orders[0].package.path
             raise compile_failed(path, _name_paths(output, folder, path))
@@ -392,10 +374,8 @@ def _run_launcher(orders: list[Order], *, marks: bool = True, plan: bool = False
 
 def _name_paths(text: str, folder: Path, package: Path) -> str:
     """Replace the copy's path by the package's path, and remove the copy's prefix from symbols."""
-    text = re.sub(
-        rf"{re.escape(str(folder))}/copy_\d+/op(?=/)", lambda match: str(package), decode_file_names(text)
-    )
-    return strip_copy_prefixes(text)
+    copy = re.compile(rf"{re.escape(str(folder))}/copy_\d+/op(?=/)")
+    return strip_copy_prefixes(copy.sub(lambda match: str(package), decode_file_names(text)))
 
 
 def _write_program(folder: Path, orders: list[Order], marks: bool, cut: bool) -> Path:
@@ -437,7 +417,7 @@ def _read_texts(order: Order, cut: bool) -> dict[str, str]:
 
 def parse(text: str) -> Recording:
     recording = Recording()
-    events: list[RecordedTensor | RecordedLaunch] = []
+    events: Events = []
     bodies: dict[str, list[str]] = {}
     body: list[str] = []
     for line in text.splitlines():

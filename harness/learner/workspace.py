@@ -141,9 +141,8 @@ def copy_solutions(folder: Path) -> None:
     fresh, target = folder / f".solutions.{os.getpid()}.tmp", folder / "solutions"
     ignored = shutil.ignore_patterns("__pycache__")
     try:
-        shutil.copytree(
-            roots.find_origin(), fresh, ignore=ignored
-        )  # follow links: some lead out of the folder
+        # Follow links: some lead out of the folder.
+        shutil.copytree(roots.find_origin(), fresh, ignore=ignored)
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
     finally:
@@ -155,11 +154,8 @@ def find_built_book() -> Path:
     checkout = roots.HERE.parent / "book"
     place = (checkout if checkout.is_dir() else roots.CARRIED_BOOK) / "html"
     if not (place / "index.html").is_file():
-        remedy = (
-            "the task `book` builds it"
-            if checkout.is_dir()
-            else "this package was made without one; leave out --book"
-        )
+        carried = "this package was made without one; leave out --book"
+        remedy = "the task `book` builds it" if checkout.is_dir() else carried
         raise BadUse(f"--book: there is no built book; {remedy}")
     return place
 

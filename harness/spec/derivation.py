@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 
 Step = Callable[["Derivation"], np.ndarray]
+Steps = Mapping[str, Step]
+Arrays = Mapping[str, np.ndarray]
 
 
 class Derivation:
@@ -24,12 +26,7 @@ class Derivation:
         changes: Replacements of steps or inputs, by name.
     """
 
-    def __init__(
-        self,
-        steps: Mapping[str, Step],
-        arrays: Mapping[str, np.ndarray],
-        changes: Mapping[str, Step] | None = None,
-    ):
+    def __init__(self, steps: Steps, arrays: Arrays, changes: Steps | None = None):
         changed = changes or {}
         self._steps = {**steps, **changed}
         self._arrays = arrays
@@ -51,19 +48,16 @@ class Derive(Protocol):
     """A function that returns a puzzle's Derivation of input arrays, in `dtype`, with some steps changed."""
 
     def __call__(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        changes: Mapping[str, Step] | None = None,
-        dtype: type = np.float64,
+        self, arrays: Arrays, changes: Steps | None = None, dtype: type = np.float64
     ) -> Derivation: ...
 
 
-def convert_floats(arrays: Mapping[str, np.ndarray], dtype: type) -> dict[str, np.ndarray]:
+def convert_floats(arrays: Arrays, dtype: type) -> dict[str, np.ndarray]:
     """Return the arrays with floats converted to `dtype`; integers and bools are unchanged."""
     return {name: a.astype(dtype) if a.dtype.kind == "f" else a for name, a in arrays.items()}
 
 
-def make_derive(steps: Mapping[str, Step]) -> Derive:
+def make_derive(steps: Steps) -> Derive:
     return lambda arrays, changes=None, dtype=np.float64: Derivation(
         steps, convert_floats(arrays, dtype), changes
     )
@@ -84,6 +78,6 @@ class Mistake:
 
     id: str
     words: str
-    changes: Mapping[str, Step]
+    changes: Steps
     hint: int = 2
     together: bool = False

@@ -38,23 +38,13 @@ class Counts:
     def select_sites(self, space: str, tensors: Iterable[str] = (), verb: str = "") -> "list[Site]":
         """Return the memory instructions in a state space, by default on any tensor and of any verb."""
         requested = set(tensors)
-        return [
-            site
-            for launch in self.launches
-            for site in launch.counters.sites.values()
-            if site.space == space
-            and (not requested or site.tensor in requested)
-            and (not verb or site.verb == verb)
-        ]
+        sites = [s for launch in self.launches for s in launch.counters.sites.values() if s.space == space]
+        return [s for s in sites if (s.tensor in requested or not requested) and verb in ("", s.verb)]
 
     def select_issued(self, op: str) -> "list[Issued]":
         """Return the counts of each collective instruction with opcode `op`, such as barriers ("bar")."""
-        return [
-            each
-            for launch in self.launches
-            for each in launch.counters.issued.values()
-            if each.instr.op == op
-        ]
+        issued = (each for launch in self.launches for each in launch.counters.issued.values())
+        return [each for each in issued if each.instr.op == op]
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,7 @@ def test_value_written_to_wrong_element():
         return make_launch(reads, *(("W", "y", 11, [(0, 0, e, v)]) for e, v in order))
 
     fault = require_fault(
-        make_run(write([(0, 2.5), (1, 1.5)])),
-        make_run(write([(0, 1.5), (1, 2.5)])),
-        Element("y", 0),
+        make_run(write([(0, 2.5), (1, 1.5)])), make_run(write([(0, 1.5), (1, 2.5)])), Element("y", 0)
     )
     assert (fault.kind, fault.missing) == ("place", (Element("y", 1),))
 

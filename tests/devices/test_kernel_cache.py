@@ -103,7 +103,7 @@ def get_line_table(ptx: str) -> list[str]:
 
 def record_toy(package: OpPackage):
     """Record the toy like the checker of gates."""
-    return record(package, "p90", "float32", DIMS, ["plain"])
+    return record(recorder.Order(package, "p90", DIMS, ("plain",)))
 
 
 CHANGED = ("2 * x[from_row", "7 * x[from_row")
@@ -200,7 +200,7 @@ def test_broken_package_without_a_plan_is_named(make_edited):
 
 
 def record_order(order: recorder.Order):
-    return record(order.package, "p90", "float32", order.dims, order.variants)
+    return record(recorder.Order(order.package, "p90", order.dims, order.variants))
 
 
 def assert_same(parts, whole, name: str, variant: str) -> None:

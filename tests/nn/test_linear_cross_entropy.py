@@ -386,9 +386,7 @@ def test_compiled_call_accepts_dynamic_rows(device):
     for rows in (5, 9, 12):
         inputs = make_tensors(rows=(rows,), device=device)
         for got, expected in zip(
-            differentiate(compiled, inputs),
-            differentiate(compute_loss, inputs),
-            strict=True,
+            differentiate(compiled, inputs), differentiate(compute_loss, inputs), strict=True
         ):
             torch.testing.assert_close(got, expected)
 

@@ -7,7 +7,7 @@ import pytest
 
 from harness.check.checker import Checker
 from harness.check.reference import Reference
-from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
+from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record
 from harness.devices.replay import Replay
 from harness.learner import blanks
 from harness.learner.work import Work
@@ -34,7 +34,7 @@ def recordings(puzzle, solution):
     cases = [*CASES, *p23.GATE_CASES, *EDGE_CASES]
     dims = tuple(dict.fromkeys([*(case.dims for case in cases), *EMPTY.values()]))
     variants = ("fused", "unfused")
-    return functools.cache(lambda dtype: record(solution, "p23", dtype, dims, variants, small_grid=True))
+    return functools.cache(lambda dtype: record(Order(solution, "p23", dims, variants, True, dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])

@@ -4,7 +4,7 @@ import pytest
 
 from harness.check.checker import Checker
 from harness.check.reference import Reference
-from harness.devices.recorder import record
+from harness.devices.recorder import Order, record
 from harness.devices.replay import Replay
 from harness.puzzles.p24 import counting, orders
 from harness.puzzles.p24.spec import PUZZLE
@@ -34,7 +34,7 @@ def solution():
 def recordings(solution):
     """Return a function dtype -> recording of the solution at all sizes in this file."""
     dims = tuple(dict.fromkeys(case.dims for case in [*CASES, *BY_ORDER]))
-    return lambda dtype: record(solution, "p24", dtype, dims, PUZZLE.variants, small_grid=True)
+    return lambda dtype: record(Order(solution, "p24", dims, tuple(PUZZLE.variants), True, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

@@ -7,7 +7,7 @@ import pytest
 from harness.check.checker import Checker
 from harness.check.execution import VirtualDevice
 from harness.check.reference import Reference
-from harness.devices.recorder import Order, record_one
+from harness.devices.recorder import Order, record
 from harness.learner import blanks
 from harness.puzzles.p28.spec import GATES, LARGE, PUZZLE
 from harness.puzzles.p28.whole_pass import Total, add_up, compute_initial_costs, count_costs
@@ -118,7 +118,7 @@ def test_initial_pass_cost_matches_the_counters(initial_package, dtype):
     products = {"output": dims, "dln": (rows, outputs, hidden), "dweight": (outputs, rows, hidden)}
     cases = [Case(name, "", sizes, "hard", counted=True) for name, sizes in products.items()]
     order = Order(initial_package, "p28", tuple(products.values()), (*LAUNCHES, "tiled"), True, dtype)
-    device = VirtualDevice(record_one(order), initial_package.path / "fast.mojo")
+    device = VirtualDevice(record(order), initial_package.path / "fast.mojo")
     reference = Reference(PUZZLE, dtype, 0)
     got: dict[str, Total] = {}
     for step, names in LAUNCHES.items():

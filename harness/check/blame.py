@@ -225,7 +225,6 @@ class Search:
 
     # -- both runs ------------------------------------------------------------------------------------------
     def group_writes(self, run: Accesses, element: Element, before: int) -> dict[Thread, list[Access]]:
-        """Return the writes to an element before a step, by thread."""
         rows = np.flatnonzero(run.select_element(element) & (run.kind != "R") & (run.step < before))
         out: dict[Thread, list[Access]] = {}
         for row in rows.tolist():

@@ -217,7 +217,6 @@ class Message(str):
 
 
 def describe_error(error: Exception, length: int = 200) -> str:
-    """Return an exception as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:length]}"
 
 

@@ -170,7 +170,6 @@ class Grader:
     def _diagnose_quantities(
         self, device: Device, outcome: Outcome, comparisons: Sequence[Comparison], gates: Sequence[Gate]
     ) -> dict[str, Diagnosis]:
-        """Return the diagnosis of each wrong quantity of a variant."""
         right, puzzle = find_correct_quantities(comparisons), self.puzzle
         hints = {quantity: gate.id for gate in gates for quantity in gate.own}
         wrong: dict[str, list[Evidence]] = {}
@@ -283,7 +282,6 @@ class Grader:
 
 
 def grade_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> GateResult:
-    """Return the result of a gate by values alone."""
     mine = (*gate.own, *gate.provided)
     result = GateResult(gate, "correct")
     result.comparisons = [

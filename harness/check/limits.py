@@ -40,7 +40,6 @@ class MeasuredCost:
 def measure_costs(
     puzzle: Puzzle, gate: Gate, case: Case, launches: "Sequence[Launch]", dtype: str, source: Source
 ) -> list[MeasuredCost]:
-    """Return the cost of a gate's launches in a case, for each of the gate's limits."""
     sizes = {**dict(zip(puzzle.dim_names, case.dims, strict=False)), **puzzle.derived_sizes(case.dims)}
     counts = Counts(launches, sizes, get_itemsize(dtype))
     results: list[MeasuredCost] = []

@@ -200,7 +200,6 @@ def make_general_parser() -> Parser:
 
 
 def make_parser(puzzle: Puzzle) -> Parser:
-    """Return the parser of one puzzle's flags."""
     root = Parser(
         prog=puzzle.name,
         description=f"{puzzle.title}. Checks every output and gradient against PyTorch autograd.",
@@ -241,7 +240,6 @@ def make_parser(puzzle: Puzzle) -> Parser:
 
 
 def add_kernel_flags(root: Parser, modes: Exclusive, roots: Exclusive, puzzle: Puzzle) -> None:
-    """Add the flags of a puzzle that has Mojo kernels."""
     if puzzle.backward:
         count = len(puzzle.backward)
         which = "the gradient" if count == 1 else f"all {count} gradients"

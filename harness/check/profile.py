@@ -231,7 +231,6 @@ HEADINGS = [
 
 
 def format_cells(launch: LaunchProfile) -> list[str]:
-    """Return the cells of one launch's line."""
     c = launch.counters
     again = f"{launch.bytes_moved / launch.min_bytes:.1f}" if launch.min_bytes else "-"
     moved = math.prod(launch.grid), math.prod(launch.block), launch.bytes_read, launch.bytes_written

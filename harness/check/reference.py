@@ -137,7 +137,6 @@ class Reference:
         }
 
     def make_strided_inputs(self, case: Case) -> "Tensors":
-        """Return the inputs as torch tensors with the strides of the arrays."""
         return self._make_tensors(self.get_arrays(case), self.dtype)
 
     def get_arrays(self, case: Case) -> Arrays:

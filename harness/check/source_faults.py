@@ -156,7 +156,6 @@ def find_exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[
 
 
 def list_arguments(function: Item) -> list[str]:
-    """Return the names of a function's arguments, in order."""
     text = NOT_CODE.sub(" ", function.text)
     head = re.search(r"def \w+\s*(?:\[(?:[^\[\]]|\[[^\[\]]*\])*\])?\s*\(", text)
     arguments = split_arguments(find_bracketed(text, head.end() - 1)) if head else []

@@ -123,7 +123,6 @@ def build_graph(
 
 
 def load_kernel_library(package: OpPackage) -> KernelLibrary:
-    """Load the ops of a package for graphs."""
     for _ in range(2):
         path = package.compile()
         library = KernelLibrary()
@@ -356,7 +355,6 @@ def copy_to_device(tensor: DLPackArray | Buffer, device: Device) -> Buffer:
 
 
 def infer_sizes(puzzle: Puzzle, inputs: dict[str, torch.Tensor]) -> Dims:
-    """Infer the sizes of a case from the shapes of its inputs."""
     sizes = {
         name: size
         for call in puzzle.calls

@@ -113,7 +113,6 @@ def declare_sizes(puzzle: Puzzle, rung: MojoRung, text: str) -> Iterator[str]:
 
 
 def expand_launch(call: Call, written: Mapping[str, Argument]) -> str:
-    """Return the launch of a call with its abbreviations expanded."""
     named = find_identifiers(call.launch)
     read = {name: f"{name}.as_imm()" if name in written else name for name in call.op.reads}
     tensors = {n: text for n, text in ({n: n for n in call.op.writes} | read).items() if n not in named}

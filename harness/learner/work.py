@@ -24,7 +24,6 @@ class Work:
 
     @property
     def path(self) -> Path:
-        """The learner's file."""
         if self.ops:
             return self.ops / self.puzzle.source
         return (self.root or roots.problems()) / self.puzzle.name / self.rung.file

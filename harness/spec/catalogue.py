@@ -10,7 +10,6 @@ PUZZLES = "harness.puzzles"
 
 
 def list_puzzle_names() -> list[str]:
-    """Return the names of all puzzles, in order."""
     modules = pkgutil.iter_modules(importlib.import_module(PUZZLES).__path__)
     return sorted(module.name for module in modules if module.name.startswith("p"))
 

@@ -31,7 +31,6 @@ class Counts:
     element: int
 
     def select_launches(self, name: str) -> "Counts":
-        """Return the counters of the launches named `name`."""
         launches = [launch for launch in self.launches if launch.name == name]
         return Counts(launches, self.sizes, self.element)
 

@@ -198,8 +198,6 @@ def check_some_outputs(problem: Problem) -> str | None:
 
 
 def run_inside(context: Callable[[str], AbstractContextManager[object]], function: Function) -> Function:
-    """Return a function that runs inside a context manager for its device."""
-
     def call(*tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         with context(tensors[0].device.type):
             return function(*tensors)

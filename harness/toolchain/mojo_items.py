@@ -118,7 +118,6 @@ def find_statements(lines: list[str]) -> Iterator[int]:
 
 
 def parse_import(file: str, match: re.Match[str], line: int, length: int) -> Import:
-    """Create the Import of a match of IMPORT."""
     if match["whole"]:
         return Import(file, "", ((match["whole"], match["whole"]),), line, length)
     names: list[tuple[str, str]] = []

@@ -52,7 +52,6 @@ def get_operator_library(layer: str, home: Path | None = None) -> libraries.Libr
 
 
 def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Library:
-    """Return the library of one part of a layer's kernels, for one architecture."""
     main_file = KERNELS / layer / "library.mojo"
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
     files = [

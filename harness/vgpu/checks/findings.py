@@ -71,7 +71,6 @@ class Finding:
         return _MARKED_NAME.sub(r"\1", self.words)
 
     def rename_tensors(self, name_of: Callable[[str], str]) -> Finding:
-        """Return a copy with its tensors renamed."""
         words = _MARKED_NAME.sub(lambda mark: mark_name(name_of(mark[1])), self.words)
         return replace(self, words=words, tensor=name_of(self.tensor) if self.tensor else "")
 

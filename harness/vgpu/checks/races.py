@@ -256,7 +256,6 @@ class AccessLog:
             self.digest_global()
 
     def warp_sync(self, batch, mask, L):
-        """Record a bar.warp.sync of the warps of `L`."""
         self.warp_syncs.add(batch, mask, L)
         if batch.shared_size and self.checking:
             batch.warp_synced = True

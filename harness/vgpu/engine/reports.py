@@ -332,7 +332,6 @@ class Reports:
         raise Trap(instr, batch, positions)
 
     def report_incomplete_warpgroup(self, batch, instr, positions):
-        """Report an instruction that is not executed by all four warps of a warpgroup."""
         message = f"{instr.name} needs all 128 threads of a warpgroup"
         self.record_at(batch, positions[0], "warp divergence", instr, message)
         raise Trap(instr, batch, positions)

@@ -48,7 +48,6 @@ class Access:
 
     @property
     def is_block_scope(self) -> bool:
-        """True if the scope is the thread block."""
         return self.scope == BLOCK_SCOPE
 
     @property
@@ -61,7 +60,6 @@ class Access:
         return ("T" if load else "B") if self.is_block_scope else "S" if load else "A"
 
     def clear_cache(self):
-        """Clear the cache of the last launch."""
         self.tensor: Extent = NO_EXTENT
         self._space: Space | None = None
         self._views: Views | None = None

@@ -85,7 +85,6 @@ class TensorMap:
         return address.reshape(-1, self.box[0]), inside.reshape(-1, self.box[0])
 
     def encode(self) -> bytes:
-        """Encode the map in 128 bytes."""
         rank = len(self.dims)
         packed = struct.pack(
             _FORMAT, MAGIC, self.address, *_pad(self.dims), *_pad(self.strides[1:], 4), *_pad(self.box),

@@ -272,7 +272,6 @@ class _Parser:
         return self.module
 
     def parse_token(self, kind: str, text: str, line: int):
-        """Parse one token of the text."""
         if kind == "line":
             self.parse_line_directive(text, line)
         elif kind == "section":

@@ -383,7 +383,6 @@ def has_destination(i: Instr) -> bool:
 
 
 def get_reads_and_writes(i: Instr) -> tuple[list[str], list[str]]:
-    """Return the registers that `i` reads and writes."""
     reads = [i.pred.name] if i.pred is not None else []
     start = 0
     writes: list[str] = []

@@ -225,7 +225,6 @@ class Writer:
         self.views[a.name] = {kind: name}
 
     def get_variable_address(self, s: Sym) -> int:
-        """Return the address of a variable in its state space."""
         if s.name.startswith("local:"):
             return int(s.name[6:]) + s.offset
         if s.name in self.code.shared:

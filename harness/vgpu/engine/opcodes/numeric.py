@@ -190,7 +190,6 @@ def canonicalize_nan(x):
 
 
 def quiet_nan(x):
-    """Make float64 NaNs quiet."""
     return x * f8(1)
 
 
@@ -467,7 +466,6 @@ def to_tf32(bits, mode: str, relu: bool, finite: bool):
 
 # -- elements of matrices -----------------------------------------------------------------------------------
 def decode_elements(bits, kind: str):
-    """Decode element bits to float64."""
     if kind == "f64":
         return bits.view(f8)
     if kind == "f32":

@@ -132,11 +132,8 @@ def test_reads_in_wrong_order():
         )
 
     fault = require_fault(make_run(make([0, 1], 7.0)), make_run(make([1, 0], 9.0)), Element("y", 0))
-    assert (fault.kind, fault.extra[0].element, fault.missing[0]) == (
-        "order",
-        Element("x", 1),
-        Element("x", 0),
-    )
+    assert fault.kind == "order"
+    assert (fault.extra[0].element, fault.missing[0]) == (Element("x", 1), Element("x", 0))
     assert fault.line == Line(FILE, 10, "b")
 
 

@@ -16,11 +16,8 @@ from harness.spec.rounding import round_to_dtype
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import KINDS
 
-CASES = [
-    case
-    for case in p22.cases()
-    if case.name in ("hard values", "odd sizes", "wide", "wide output", "many rows")
-]
+NAMES = ("hard values", "odd sizes", "wide", "wide output", "many rows")
+CASES = [case for case in p22.cases() if case.name in NAMES]
 ARRAYS = {case.name: p22.inputs(case, "float32", 0) for case in p22.cases()}
 GRADIENTS = ("grad_input", "grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias")
 QUANTITIES = ("output", "mean", "rstd", *GRADIENTS, "row_sums")
@@ -376,11 +373,7 @@ def test_explained_kinds_are_kinds_of_findings():
 
 def test_consequences_of_an_out_of_bounds_access_are_omitted():
     out_of_bounds = make_finding("out-of-bounds load")
-    consequences = [
-        make_finding("uninitialised read"),
-        make_finding("global race"),
-        make_finding("output never written"),
-    ]
+    consequences = [*map(make_finding, ("uninitialised read", "global race", "output never written"))]
     other_kernel = make_finding("global race", kernel="another")
     assert d.drop_effects([*consequences, out_of_bounds, other_kernel]) == [out_of_bounds, other_kernel]
     assert d.drop_effects(consequences) == consequences, "without an out-of-bounds access they are causes"

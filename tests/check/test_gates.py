@@ -67,16 +67,10 @@ def packages(puzzle, solution, tmp_path_factory) -> dict[str, OpPackage]:
     by_name["unmarked"] = write_unmarked_package(solution, folder / "unmarked")
     variants = {gate.id: gate.variant for gate in puzzle.kernel_gates}
     cases = {"endless": choose_cases(puzzle)[:1]}
-    orders = [
-        Order(
-            package,
-            puzzle.name,
-            tuple(dict.fromkeys(case.dims for case in cases.get(name, choose_cases(puzzle)))),
-            (variants.get(name, "fused"),),
-            small_grid=True,
-        )
-        for name, package in by_name.items()
-    ]
+    orders = []
+    for name, package in by_name.items():
+        dims = tuple(dict.fromkeys(case.dims for case in cases.get(name, choose_cases(puzzle))))
+        orders.append(Order(package, puzzle.name, dims, (variants.get(name, "fused"),), small_grid=True))
     record_many(orders)
     return by_name
 

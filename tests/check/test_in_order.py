@@ -75,14 +75,10 @@ def test_mojo_gates_pass_in_order(exercise, tmp_path):
         (folder / exercise.solution.name).write_text(solve_up_to(exercise, gate.id))
         packages[gate.id] = OpPackage(folder), gate.variant
     record_many(
-        [
-            Order(package, puzzle.name, dims, (variant,), small_grid=True)
-            for package, variant in packages.values()
-        ]
+        [Order(package, puzzle.name, dims, (variant,), True) for package, variant in packages.values()]
     )
     checker = load_checker(exercise)
-    assert not [
-        fault
-        for id, (package, _) in packages.items()
-        for fault in describe_failures(checker.check(package, [id], cases))
+    results = [
+        result for id, (package, _) in packages.items() for result in checker.check(package, [id], cases)
     ]
+    assert not describe_failures(results)

@@ -42,12 +42,10 @@ def make_variant(result=CORRECT, unsolved=(), repeats=None, errors=()) -> Varian
 def make_run(*kinds, result=CORRECT, unsolved=(), repeats=None, findings=(), size=3) -> Run:
     """Create a run on devices of these kinds with equal results."""
     blanks = {"dx": make_stub(Blank, body=("a line",) * size)}
-    devices = [
-        DeviceResult(
-            Target(kind, None, ""), True, 0.1, {"fused": make_variant(result, unsolved, repeats, findings)}
-        )
-        for kind in kinds
-    ]
+    devices = []
+    for kind in kinds:
+        variants = {"fused": make_variant(result, unsolved, repeats, findings)}
+        devices.append(DeviceResult(Target(kind, None, ""), True, 0.1, variants))
     waiting = ["dx"] if unsolved else []
     quantities = ["output", "grad_input"]
     return Run(make_stub(Options), make_stub(OpPackage), [], quantities, devices, [], blanks, None, waiting)

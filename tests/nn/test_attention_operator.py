@@ -31,12 +31,8 @@ OTHER_PARTS = {
     "every head, unaligned rows",
 }  # fmt: skip
 """Cases that need further builds of the library: float16 and the portable kernels."""
-WGMMA = [
-    "attention_forward_wgmma",
-    "attention_row_numbers",
-    "attention_key_value_wgmma",
-    "attention_query_wgmma",
-]
+WGMMA = ["attention_forward_wgmma", "attention_row_numbers"]
+WGMMA += ["attention_key_value_wgmma", "attention_query_wgmma"]
 MMA = ["attention_forward_mma", DELTA, "attention_key_value_mma", "attention_query_mma"]
 
 

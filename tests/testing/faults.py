@@ -185,11 +185,8 @@ def safe_softmax(x: Tensor) -> Tensor:
 
 def bag_without_weights(ctx, dy):
     index, w, each = ctx.saved_tensors
-    return (
-        None,
-        torch.zeros_like(w).index_add_(0, index.flatten(), (dy[:, None] * each[..., None]).flatten(0, -2)),
-        None,
-    )
+    parts = (dy[:, None] * each[..., None]).flatten(0, -2)
+    return None, torch.zeros_like(w).index_add_(0, index.flatten(), parts), None
 
 
 def bag(index: Tensor, w: Tensor, each: Tensor) -> Tensor:

@@ -271,17 +271,11 @@ def make_boxes() -> list[Case]:
     for swizzle, width in ((0, 64), (1, 16), (2, 32), (3, 64)):
         map_ = Map("bf16", (100, 40), (224,), (width, 16), swizzle, on_output=True)
         out.append(make_box_store(f"store swizzle {swizzle}", map_, (72, 33)))
-    out.append(
-        make_box_store(
-            "store before the start", Map("u32", (30, 20), (144,), (16, 8), on_output=True), (-5, -2)
-        )
-    )
+    box = Map("u32", (30, 20), (144,), (16, 8), on_output=True)
+    out.append(make_box_store("store before the start", box, (-5, -2)))
     for kind in ("u32", "s32", "u64"):
-        ops = (
-            ("add", "min", "max", "inc", "dec", "and", "or", "xor")
-            if kind == "u32"
-            else ("add", "min", "max")
-        )
+        only_integers = ("inc", "dec", "and", "or", "xor") if kind == "u32" else ()
+        ops = ("add", "min", "max", *only_integers)
         for op in ops[:1] if kind == "u64" and "min" not in ops else ops:
             map_ = Map(kind, (24, 20), (32 * TYPES[kind][1],), (16, 8), on_output=True)
             out.append(make_box_store(f"reduce {op} {kind}", map_, (12, 15), op))

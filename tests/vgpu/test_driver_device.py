@@ -108,14 +108,8 @@ def test_target_has_its_compute_capability(arch, capability):
 
 def test_parameter_layout_follows_the_abi():
     """The layout is that of struct { char; short; char; double; struct { double v[3]; }; float; }."""
-    assert compute_parameter_layout([1, 2, 1, 8, 24, 4]) == [
-        (0, 1),
-        (2, 2),
-        (4, 1),
-        (8, 8),
-        (16, 24),
-        (40, 4),
-    ]
+    layout = [(0, 1), (2, 2), (4, 1), (8, 8), (16, 24), (40, 4)]
+    assert compute_parameter_layout([1, 2, 1, 8, 24, 4]) == layout
 
 
 @pytest.mark.parametrize("arch", ["sm_30", "gfx942"])
@@ -140,8 +134,5 @@ def test_kernel_names_are_readable(symbol, name):
 def test_kernels_without_a_name_are_numbered():
     names = KernelNames()
     first, second = "mojo_pkg_0123456789abcdef_aa", "ops_0123456789abcdef_layernorm_6A6A_249de5df4a21c6e5"
-    assert [names.get_label(symbol) for symbol in (first, second, first)] == [
-        "kernel 1",
-        "kernel 2",
-        "kernel 1",
-    ]
+    labels = [names.get_label(symbol) for symbol in (first, second, first)]
+    assert labels == ["kernel 1", "kernel 2", "kernel 1"]

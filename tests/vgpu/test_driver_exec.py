@@ -27,13 +27,8 @@ def suite(tmp_path_factory) -> str:
     binary = tmp_path_factory.mktemp("suite") / "suite"
     source = str(HERE / "programs" / "suite.mojo")
     command = [build.find_mojo(), "build", "-g1", "--target-accelerator", "sm_90a", source, "-o", str(binary)]
-    completed = subprocess.run(
-        command,
-        env={**os.environ, **build.build().environment()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {**os.environ, **build.build().environment()}
+    completed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     return str(binary)
 
@@ -239,10 +234,8 @@ def test_failed_kernel_assertion_is_reported(suite):
     assert re.search(
         r"faults\.mojo:\d+.*block: \[0,0,0\] thread: \[16,0,0\].*thread 16 is too many", completed.stdout
     )
-    assert (
-        "error: trap at" in completed.stderr
-        and "first seen in kernel faults_assert_sixteen_threads" in completed.stderr
-    )
+    assert "error: trap at" in completed.stderr
+    assert "first seen in kernel faults_assert_sixteen_threads" in completed.stderr
 
 
 @pytest.mark.compiles
@@ -382,11 +375,8 @@ def test_killed_executor_is_reported(tmp_path):
 @pytest.mark.compiles
 def test_program_started_after_the_executor_exits():
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    env = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(build.build().folder),
-        "WORKBOOK_VGPU_SOCKET": "workbook-vgpu-missing",
-    }
+    env = os.environ | {"LD_LIBRARY_PATH": str(build.build().folder)}
+    env |= {"WORKBOOK_VGPU_SOCKET": "workbook-vgpu-missing"}
     completed = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
     )
@@ -396,12 +386,8 @@ def test_program_started_after_the_executor_exits():
 
 @pytest.mark.compiles
 def test_concurrent_programs(suite):
-    processes = [
-        subprocess.Popen(
-            [*VGPU, "exec", "--", suite, "histogram"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
+    command = [*VGPU, "exec", "--", suite, "histogram"]
+    processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0] == outputs[1] != ""

@@ -25,25 +25,8 @@ INTS = {
     "u4": [0, 1, 2, 3, 5, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF, 0x00FF00FF],
     "u8": [0, 1, 2, 63, 64, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, M64, 0x0123456789ABCDEF],
 }
-FLOATS = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    1.5,
-    2.5,
-    -2.5,
-    3.7,
-    1e-3,
-    1e10,
-    -1e10,
-    3e38,
-    1e-40,
-    math.inf,
-    -math.inf,
-    math.nan,
-]
+FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3.7, 1e-3, 1e10, -1e10, 3e38, 1e-40]
+FLOATS += [math.inf, -math.inf, math.nan]
 
 
 def make_samples(kind: str, seed: int, n: int = 128) -> np.ndarray:

@@ -131,14 +131,7 @@ def test_atomics_with_results(op, space):
 @covers("red")
 @pytest.mark.parametrize(
     "kind,dtype",
-    [
-        ("f32", F4),
-        ("f64", np.float64),
-        ("u64", np.uint64),
-        ("f16", np.float16),
-        ("f16x2", U4),
-        ("bf16x2", U4),
-    ],
+    [*{"f32": F4, "f64": np.float64, "u64": np.uint64, "f16": np.float16, "f16x2": U4, "bf16x2": U4}.items()],
 )
 def test_reductions_without_result(kind, dtype):
     n = 64
@@ -171,12 +164,8 @@ def test_reductions_without_result(kind, dtype):
 def test_shuffle(mode, width):
     x = make_words(96)
     b, c = 3, (32 - width) << 8 | (0 if mode == "up" else 31)
-    (got, inside) = run_ptx(
-        f"shfl.sync.{mode}.b32 %y0|%p1, %x0, {b}, {c}, -1; selp.u32 %y1, 1, 0, %p1;",
-        [x],
-        ["u4", "u4"],
-        block=96,
-    )
+    body = f"shfl.sync.{mode}.b32 %y0|%p1, %x0, {b}, {c}, -1; selp.u32 %y1, 1, 0, %p1;"
+    got, inside = run_ptx(body, [x], ["u4", "u4"], block=96)
     expected, ok = [], []
     for t in range(96):
         lane, base = t % 32, t - t % 32

@@ -1,4 +1,4 @@
-"""Writes a puzzle's Python files as the solution with some lines changed."""
+"""Write edited copies of a puzzle's Python solutions."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from harness.toolchain import roots
 
 
 def write_changed(puzzle: Puzzle, rung: str, folder: Path, *edits: tuple[str, str], **bodies: str) -> Path:
-    """Write a rung's solution with some blanks replaced, then with edits of texts that occur once."""
+    """Write a rung's solution with replaced blanks and edits of strings that must occur exactly once."""
     path = folder / puzzle.find_rung(rung).file
     text = (roots.solutions() / puzzle.name / path.name).read_text("utf-8")
     text = blanks.join_pieces(

@@ -1,4 +1,4 @@
-"""Runs command lines in this process."""
+"""Run the command line in this process."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import pytest
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The outcome of a command line."""
+class CommandResult:
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -15,12 +15,12 @@ class Finished:
 
     @property
     def lines(self) -> list[str]:
-        """The lines of standard output."""
+        """Lines of standard output."""
         return self.out.splitlines()
 
 
-def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> Finished:
-    """Call the command line in the current directory."""
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> CommandResult:
+    """Run a command in the current directory."""
     from harness.cli import main
 
     capsys.readouterr()
@@ -29,4 +29,4 @@ def run_command(capsys: pytest.CaptureFixture[str], *arguments: object) -> Finis
     except SystemExit as stop:  # --help
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     out, err = capsys.readouterr()
-    return Finished(code, out, err)
+    return CommandResult(code, out, err)

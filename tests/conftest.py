@@ -1,6 +1,6 @@
-"""Fixtures for the harness's tests: the puzzle, its op package, a compiled graph per dtype, a command line.
+"""Shared fixtures: puzzle 22, its op package, a compiled graph per dtype, the command line, a browser.
 
-Graphs are kept in the workbook's cache, so that a test run compiles each of them once.
+Graphs are stored in the workbook's cache, so a test run compiles each once.
 """
 
 import contextlib
@@ -14,30 +14,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from command_lines import Finished, run_command
+from command_lines import CommandResult, run_command
 
-# The tests start hundreds of processes, each of which would compile PyTorch's sources again without bytecode.
+# Without bytecode each of the hundreds of processes would compile PyTorch's Python sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# The tests run in one process per core, on small tensors, where PyTorch's threads would wait for each other.
+# The tests run one process per core on small tensors, so more PyTorch threads would only contend.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Mojo's compiler, which the tests start hundreds of times, takes about 6% less CPU time with huge pages.
+# Huge pages save about 6% of the CPU time of Mojo's compiler, which runs hundreds of times.
 os.environ.setdefault("MALLOC_CONF", "thp:always")
-# A shell starts background jobs with SIGINT ignored, which processes started by tests would inherit.
+# Shells start background jobs with SIGINT ignored, which the tests' processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Messages name commands in the form that started the process: make that the plain form, however the tests are
-# run. Output is as wide as in a pipe, although some test runners set a line width.
+# Messages show commands as the user started them: use the default form, however the tests are
+# run. Use a pipe's output width, although some test runners set COLUMNS.
 for mark in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH", "COLUMNS"):
     os.environ.pop(mark, None)
 
 pytest_plugins = ["cpu_graphs", "gpu_runs", "marks", "public_ops", "virtual_runs"]
 
 ROOT = Path(__file__).resolve().parents[1]
-gc.disable()  # until collection ends: imported modules and the thousands of tests live to the end
+gc.disable()  # until collection ends, since imported modules and tests are never freed
 
 
 def pytest_collection_finish():
-    """Exempt what exists now from garbage collection: each full pass over it took half a second."""
+    """Exclude all existing objects from garbage collection: a full pass over them took half a second."""
     gc.freeze()
     gc.enable()
 
@@ -60,13 +60,13 @@ def solution():
 
 @pytest.fixture(scope="session")
 def program(cpu_graphs) -> Callable:
-    """dtype -> the CPU graph of the solution's default variants, shared by all tests that use it."""
+    """Return a function dtype -> CPU graph of the solution's default variants, shared by all tests."""
     return lambda dtype: cpu_graphs()[dtype]
 
 
 @pytest.fixture(scope="session")
-def started():
-    """One browser for all tests that read pages; without a browser they are skipped."""
+def browser_process():
+    """Browser shared by all tests that open pages; without one they are skipped."""
     sys.path.insert(0, str(ROOT / "tests" / "book"))
     from browser import Browser, find_browser
 
@@ -79,17 +79,17 @@ def started():
 
 
 @pytest.fixture(autouse=True)
-def started_plainly(monkeypatch):
-    """Make messages name commands in their plain form, `workbook`."""
+def default_invocation(monkeypatch):
+    """Make messages show commands in the default form, `workbook`."""
     for name in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def command_line(capsys) -> Callable[..., Finished]:
-    """Return a function that calls the command line in this process and checkout: arguments -> `Finished`."""
+def command_line(capsys) -> Callable[..., CommandResult]:
+    """Return a function that runs the command line in this process and checkout."""
 
-    def call(*arguments: object) -> Finished:
+    def call(*arguments: object) -> CommandResult:
         with contextlib.chdir(ROOT):
             return run_command(capsys, *arguments)
 
@@ -98,7 +98,7 @@ def command_line(capsys) -> Callable[..., Finished]:
 
 @pytest.fixture
 def copied_package(tmp_path, solution) -> "PackageCopy":
-    """A copy of the solution's op package that a test may damage."""
+    """A modifiable copy of the solution's op package."""
     copy = PackageCopy(tmp_path / "op")
     shutil.copytree(solution.path, copy.path)
     return copy
@@ -106,15 +106,15 @@ def copied_package(tmp_path, solution) -> "PackageCopy":
 
 @dataclass
 class PackageCopy:
-    """A copied folder of Mojo files, which tests change."""
+    """A modifiable copy of a folder of Mojo files."""
 
     path: Path
     source: str = field(default="layernorm_linear.mojo")
 
     def replace(self, old: str, new: str, file: str = "") -> int:
-        """Replace a text that occurs in the file exactly once; return the number of its first line."""
+        """Replace a string that occurs exactly once in the file; return its line number."""
         path = self.path / (file or self.source)
         text = path.read_text()
-        assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {path.name}"
+        assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {path.name}"
         path.write_text(text.replace(old, new))
         return text[: text.index(old)].count("\n") + 1

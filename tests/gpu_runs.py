@@ -1,4 +1,4 @@
-"""Tests on a real GPU: the mark `gpu`, which skips tests without one, and a record of the last run with one.
+"""Plugin and script for tests on a real GPU: the mark `gpu`, and a record of the last GPU run.
 
 Continuous integration has no GPU. On a machine with one, `python3 tests/gpu_runs.py` runs the marked tests
 and writes `tests/gpu_record.json`, to be committed: the date, device and commit, how many tests passed, were
@@ -28,13 +28,13 @@ COVERED = (
     "solutions/*/*.mojo",
     "harness/nn/**/*.*",
 )
-"""Files whose code these tests run on a GPU; the test files are covered too."""
-AT_ONCE = 6
-"""Test files that run at a time: they spend most of their time on the CPU."""
+"""Files that these tests run on a GPU; the record covers the test files, too."""
+MAX_PARALLEL_FILES = 6
+"""Test files that run in parallel, since they are mostly CPU-bound."""
 MARK = re.compile(r"pytest\.mark\.(gpu|on_virtual_gpu)\b")
 
 
-def marked_files() -> list[str]:
+def list_marked_files() -> list[str]:
     """List the files with tests for a GPU."""
     return sorted(
         path.relative_to(ROOT).as_posix()
@@ -44,30 +44,30 @@ def marked_files() -> list[str]:
 
 
 def hash_covered_files() -> dict[str, str]:
-    """Map every file that a record covers to its hash."""
+    """Return file -> hash for all files that a record covers."""
     files = {path for pattern in COVERED for path in ROOT.glob(pattern) if "__pycache__" not in path.parts}
-    files |= {ROOT / path for path in marked_files()}
+    files |= {ROOT / path for path in list_marked_files()}
     return {
         path.relative_to(ROOT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for path in sorted(files)
     }
 
 
-def changed_since(record: dict) -> list[str]:
-    """List the files changed, added or removed since a record."""
-    now, then = hash_covered_files(), record["files"]
-    return sorted(path for path in now.keys() | then.keys() if now.get(path) != then.get(path))
+def list_changes_since(record: dict) -> list[str]:
+    """List files that were changed, added or removed since a record."""
+    now, before = hash_covered_files(), record["files"]
+    return sorted(path for path in now.keys() | before.keys() if now.get(path) != before.get(path))
 
 
-def gpus() -> list[str]:
-    """List the names of the GPUs that torch sees."""
+def list_gpus() -> list[str]:
+    """List the names of available GPUs."""
     import torch
 
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
-def commit() -> str:
-    """Return the checked-out commit, with "and changes" if files differ from it."""
+def get_commit() -> str:
+    """Return the current commit, with "and changes" if the work tree is dirty."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -80,7 +80,7 @@ def commit() -> str:
         return "unknown"
 
 
-# ---- pytest's side --------------------------------------------------------------------------------------------------
+# ---- pytest hooks --------------------------------------------------------------------------------------------------
 
 
 def pytest_configure(config):
@@ -91,11 +91,11 @@ def pytest_collection_modifyitems(items):
     marked = [(item, mark) for item in items if (mark := item.get_closest_marker("gpu"))]
     if not marked:
         return
-    present = len(gpus())
+    num_gpus = len(list_gpus())
     for item, mark in marked:
-        needed = mark.kwargs.get("count", 1)
-        if present < needed:
-            reason = "no GPU that torch sees" if not present else f"torch sees {present} of {needed} GPUs"
+        required = mark.kwargs.get("count", 1)
+        if num_gpus < required:
+            reason = "no GPU that torch sees" if not num_gpus else f"torch sees {num_gpus} of {required} GPUs"
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -107,7 +107,7 @@ def run_file(path: str, folder: Path, arguments: list[str]) -> dict[str, str]:
     # Tests for the virtual GPU run on this GPU too (virtual_runs.py).
     environment = {**os.environ, "WORKBOOK_TEST_GPU": "1"}
     completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    outcomes = outcomes_of(path, report) if report.exists() else {}
+    outcomes = parse_outcomes(path, report) if report.exists() else {}
     if completed.returncode not in (0, 1, 5) or (completed.returncode == 1) != (
         "failed" in outcomes.values()
     ):
@@ -117,8 +117,8 @@ def run_file(path: str, folder: Path, arguments: list[str]) -> dict[str, str]:
     return outcomes
 
 
-def outcomes_of(path: str, report: Path) -> dict[str, str]:
-    """Return test -> passed, skipped or failed, from a JUnit report."""
+def parse_outcomes(path: str, report: Path) -> dict[str, str]:
+    """Parse a JUnit report into a mapping test -> passed, skipped or failed."""
     kinds = {"failure": "failed", "error": "failed", "skipped": "skipped"}
     return {
         f"{path}::{case.get('name')}": min(
@@ -129,22 +129,22 @@ def outcomes_of(path: str, report: Path) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the marked tests, some files at a time, and write the record; return 1 if any fails."""
-    names = gpus()
+    """Run the marked tests, several files in parallel, and write the record; return 1 if any test fails."""
+    names = list_gpus()
     if not names:
         print("error: torch sees no GPU: no test was run, the record is unchanged", file=sys.stderr)
         return 2
     import torch
 
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = pool.map(lambda path: run_file(path, Path(folder), arguments), marked_files())
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
+        runs = pool.map(lambda path: run_file(path, Path(folder), arguments), list_marked_files())
         outcomes = {name: outcome for run in runs for name, outcome in run.items()}
     counts = Counter(outcomes.values())
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": ", ".join(names),
         "torch": torch.__version__,
-        "commit": commit(),
+        "commit": get_commit(),
         **{outcome: counts[outcome] for outcome in ("passed", "skipped", "failed")},
         "which_failed": sorted(name for name, outcome in outcomes.items() if outcome == "failed"),
         "files": hash_covered_files(),

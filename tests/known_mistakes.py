@@ -1,4 +1,4 @@
-"""Checks that a puzzle's cases reveal known mistakes, with formulas only: no kernel, no compiler."""
+"""Check with NumPy formulas only that a puzzle's cases reveal known mistakes."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from harness.spec.rounding import round_to_dtype
 
 
 def is_rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, case: Case) -> bool:
-    """Return whether a mistake's values, rounded once, are wrong in any of a case's quantities."""
+    """Return whether the rounded values of a mistake fail in any quantity of a case."""
     puzzle = reference.puzzle
     truth, baseline = reference.get_truth(case, make_cpu()), reference.get_baseline(case, make_cpu())
     with np.errstate(all="ignore"):

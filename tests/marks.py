@@ -15,7 +15,7 @@ SHARED = (
     "public_ops",
     "site",
 )
-"""Fixtures whose users all run in one process."""
+"""Fixtures whose tests all run in one process."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         twin = re.sub(r"(?<![a-z])float16", "bfloat16", item.nodeid)
         wrong = next(
-            (each for each in get_parameters(item).values() if type(each).__name__ == "WrongKernel"), None
+            (value for value in get_parameters(item).values() if type(value).__name__ == "WrongKernel"), None
         )
         gate = wrong and (item.nodeid.partition("[")[0], wrong.puzzle, wrong.rung, wrong.gate)
         again = get_parameters(item).get("seed") or (twin != item.nodeid and twin in ids)
@@ -43,12 +43,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def get_parameters(item: pytest.Item) -> dict[str, Any]:
-    """Return the arguments of a test's case by name; {} for a test without cases."""
+    """Return a test's parametrize arguments by name."""
     return getattr(getattr(item, "callspec", None), "params", {})
 
 
 def list_selected(request: Any, argument: str) -> list:
-    """Return an argument's values in this run's tests of the file: all that a fixture must compile."""
+    """Return an argument's values in the file's selected tests, for example to compile them together."""
     cases = [get_parameters(item) for item in request.session.items if item.path == request.path]
     values = [params[argument] for params in cases if argument in params]
     return [value for i, value in enumerate(values) if value not in values[:i]]

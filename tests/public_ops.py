@@ -1,4 +1,4 @@
-"""Puzzle 22's public ops as MAX's own PyTorch binding calls them, with their graphs compiled as one unit.
+"""Puzzle 22's public ops through MAX's PyTorch binding, with all graphs compiled as one unit.
 
 The binding makes a graph per op, parameters and shapes, and compiles each separately, although compile time
 is nearly all per unit. Here it makes its graphs as usual, but compiles them together once all exist.
@@ -10,7 +10,7 @@ import pytest
 
 
 def call_public_ops(ops: Any) -> None:
-    """Call each op once with the shapes of its tests and of `in_torch.py`, without executing it."""
+    """Trace each op with the shapes used by its tests and by `in_torch.py`, without executing it."""
     import torch
 
     row, column, weight = torch.empty(8), torch.empty(16), torch.empty(16, 8)
@@ -49,14 +49,14 @@ def public_ops(solution) -> Any:
 
 
 class Unit:
-    """Stands in for a library's session, and collects the graphs to load."""
+    """Stub of a library's session that collects the graphs to compile."""
 
     def __init__(self):
         self.models: dict[str, Model] = {}
         self.last: Any = None
 
     def graph(self, name: str, **options):
-        """Make a graph with a unique name, in the module of the graphs before it."""
+        """Create a uniquely named graph in the shared module."""
         from max.graph import Graph
 
         module = self.last.module if self.last else None
@@ -64,13 +64,13 @@ class Unit:
         return self.last
 
     def load(self, graph) -> "Model":
-        """Return a stand-in for a graph's model."""
+        """Return a placeholder for a graph's model."""
         self.models[graph.name] = model = Model()
         return model
 
 
 class Model:
-    """A model that does nothing until it has been compiled."""
+    """Placeholder that does nothing until the graphs are compiled."""
 
     def execute(self, *buffers) -> Any:
         """Do nothing."""

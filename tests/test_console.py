@@ -30,7 +30,7 @@ LIST = (sys.executable, "-m", "harness", "list", "--all")
 
 
 def encode_text(text: str, encoding: str) -> str:
-    """Return a text as a stream with some encoding writes it."""
+    """Return text after a stream with this encoding has written it."""
     data = io.BytesIO()
     with io.TextIOWrapper(data, encoding=encoding, errors="workbook-plain-signs", newline="\n") as stream:
         stream.write(text)
@@ -59,7 +59,7 @@ def test_undecodable_file_name_bytes_are_preserved():
 
 
 def test_all_printed_symbols_have_an_ascii_form():
-    """Collect the symbols from the source code; accented letters need no entry in the table."""
+    """Collect the symbols from the source; accented letters need no table entry."""
     used = {
         sign
         for file in (ROOT / "harness").rglob("*.py")
@@ -92,7 +92,7 @@ def test_terminal_without_utf8(environment):
 
 
 def run_in_shell(command: str) -> subprocess.CompletedProcess:
-    """Run a shell command, in which LIST stands for `workbook list`."""
+    """Run a shell command after replacing LIST by `workbook list`."""
     line = command.replace("LIST", f"'{sys.executable}' -m harness list")
     return subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
@@ -108,7 +108,7 @@ def test_dumb_terminal_uses_columns_variable(monkeypatch):
 
 
 def test_dumb_terminal_uses_its_width(monkeypatch):
-    """A terminal that reports no width, such as a serial line, has 80 columns."""
+    """A terminal without a reported width, such as a serial console, has 80 columns."""
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.delenv("COLUMNS", raising=False)
     parent_end, child_end = os.openpty()
@@ -140,13 +140,13 @@ def test_full_disk_is_one_line_and_exits_with_5():
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-def test_closed_stream_changes_nothing(closed):
+def test_closed_stream_is_ignored(closed):
     result = run_in_shell(f"LIST {closed}")
     assert (result.returncode, result.stderr) == (0, "")
     assert ("Mojo kernels" in result.stdout) == (">&- " not in f" {closed} " or closed == "2>&-")
 
 
-def test_file_error_is_one_line(command_line, monkeypatch):
+def test_file_error_is_a_single_line(command_line, monkeypatch):
     def fail(arguments):
         raise OSError(5, "Input/output error", "/some/file")
 
@@ -172,7 +172,7 @@ def test_streams_keep_their_error_handler(monkeypatch):
 
 
 def print_rows(*lines: Text, terminal: bool = True) -> list[str]:
-    """Return the rows that a terminal of 40 columns, or a pipe, shows for some lines."""
+    """Return the rows that a 40-column terminal, or a pipe, shows for some lines."""
     stream = io.StringIO()
     print_lines(Console(file=stream, force_terminal=terminal, width=40, highlight=False), lines)
     return [re.sub(r"\x1b\[[0-9;]*m", "", row).rstrip() for row in stream.getvalue().splitlines()]

@@ -1,4 +1,4 @@
-"""Imports between the layers of the project, and words of one puzzle outside its folder."""
+"""Imports between the project's layers, and words of puzzle 22 outside its folder."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ LIBRARIES = {"std", "max", "layout", "extensibility"}
 
 
 def list_imports(path: Path) -> set[str]:
-    """Return the modules that a Python file imports, anywhere in its code."""
+    """Return all modules that a Python file imports."""
     nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return names | {
@@ -24,7 +24,7 @@ def list_imports(path: Path) -> set[str]:
 
 
 def list_packages(folder: Path) -> set[str]:
-    """Return the packages from which the Mojo files below a folder import, by absolute names."""
+    """Return the packages that the Mojo files in a folder import by absolute name."""
     texts = [path.read_text("utf-8") for path in folder.rglob("*.mojo")]
     return {
         name
@@ -33,25 +33,25 @@ def list_packages(folder: Path) -> set[str]:
     }
 
 
-OWN_WORDS = re.compile(r"p22|layer_?norm|ln_weight|gamma|rstd|hidden_dim", re.IGNORECASE)
-"""Words of puzzle 22."""
-NAMING_PUZZLES = ("puzzles/p", "puzzles/formulas.py", "nn/", "__init__.py", "check/__init__.py")
+PUZZLE_22_WORDS = re.compile(r"p22|layer_?norm|ln_weight|gamma|rstd|hidden_dim", re.IGNORECASE)
+"""Words specific to puzzle 22."""
+FILES_THAT_NAME_PUZZLES = ("puzzles/p", "puzzles/formulas.py", "nn/", "__init__.py", "check/__init__.py")
 """Files of the harness that may name a puzzle; the table in check/__init__.py follows one gate as an example."""
 
 
-def test_other_modules_do_not_name_a_puzzle():
+def test_other_modules_do_not_mention_puzzles():
     files = {path.relative_to(HARNESS).as_posix(): path for path in HARNESS.rglob("*.py")}
     assert not [
         f"{name}:{number}: {line.strip()}"
         for name, path in sorted(files.items())
-        if not name.startswith(NAMING_PUZZLES)
+        if not name.startswith(FILES_THAT_NAME_PUZZLES)
         for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1)
-        if OWN_WORDS.search(line)
+        if PUZZLE_22_WORDS.search(line)
     ]
 
 
 @pytest.mark.parametrize("product", MAY)
-def test_products_import_only_lower_layers(product):
+def test_layers_import_only_lower_layers(product):
     files = [*(HARNESS / product).rglob("*.py")]
     names = {name for path in files for name in list_imports(path) if name.startswith("harness")}
     assert names and {name for name in names if not name.startswith(MAY[product])} == set()
@@ -62,7 +62,10 @@ def test_layer_kernels_import_no_puzzle():
     assert link.resolve() == CHECKOUT / "solutions" / "shared"
     own = {path.name for path in KERNELS.iterdir()}
     assert {
-        each for folder in KERNELS.iterdir() for each in list_packages(folder) if not each.startswith(".")
+        package
+        for folder in KERNELS.iterdir()
+        for package in list_packages(folder)
+        if not package.startswith(".")
     } <= (own | LIBRARIES)
 
 

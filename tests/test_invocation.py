@@ -1,4 +1,4 @@
-"""Commands in messages have the form in which this process was started."""
+"""Messages show commands in the form that started this process."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_command_has_the_prefix_of_its_runner(environment, runner):
 
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_help_describes_the_demonstration(name, command_line):
-    """The help shows the docstring without its sections Returns and Raises."""
+    """The help shows the docstring without the sections Returns and Raises."""
     for demo in find_puzzle(name).demos:
         if demo.options:
             text = command_line(name, f"--{demo.flag}", "--help").out
@@ -30,7 +30,7 @@ def test_help_describes_the_demonstration(name, command_line):
 
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_printed_commands_can_be_pasted(name, command_line, monkeypatch):
-    """Commands that need no compiler, in every rung, as a pixi user sees them."""
+    """Run every rung's commands that need no compiler, as printed for a pixi user."""
     monkeypatch.setattr(Progress, "change", lambda *change: None)
     monkeypatch.setenv("PIXI_PROJECT_ROOT", "/somewhere")
     rungs = [rung.id for rung in find_puzzle(name).rungs if not isinstance(rung, MojoRung)]

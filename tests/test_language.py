@@ -15,10 +15,10 @@ PRIVATE_WORDS = {
     "ways", "who", "whose",
 }  # fmt: skip
 PRINTED = {"_unsupported", "batched", "compiled", "seen", "shifted"}
-"""Names that a command or a page of the book prints, or that belong to a protocol."""
+"""Names that a command prints, that a page of the book quotes, or that a protocol requires."""
 NOUN_CLAUSES = set(["How", "That", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"])
 CONTINUATIONS = {"Against", "Also", "As", "Besides", "By", "Its", "Of", "So", "Their", "Those"}
-"""First words of a docstring that continues the name above it."""
+"""First words of docstrings that continue the name above."""
 NOT_A_VERB = NOUN_CLAUSES | {
     "A", "All", "An", "As", "Both", "Each", "Every", "One", "Some", "The", "These", "This", "Those",
     "Three", "Two",
@@ -27,7 +27,7 @@ THIRD_PERSON = re.compile(r"[A-Z][a-z]*[a-rt-z]s")
 DECORATED_AS_VALUES = {"property", "opcode", "cached_property", "cached", "fixture"}
 
 
-def names_and_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]]:
+def iterate_names_and_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]]:
     """Yield line, kind, name and docstring of every module, class, function, property and attribute."""
     yield 1, "module", "", ast.get_docstring(tree) or ""
     for node in ast.walk(tree):
@@ -38,14 +38,16 @@ def names_and_docstrings(tree: ast.Module) -> Iterator[tuple[int, str, str, str]
         if isinstance(node, ast.ClassDef):
             yield node.lineno, "class", node.name, ast.get_docstring(node) or ""
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            decorators = {ast.unparse(each).split("(")[0].split(".")[-1] for each in node.decorator_list}
+            decorators = {
+                ast.unparse(decorator).split("(")[0].split(".")[-1] for decorator in node.decorator_list
+            }
             kind = "property" if decorators & DECORATED_AS_VALUES else "function"
-            kind = "test" if node.name.startswith("test_") else kind  # its docstring may be a statement
+            kind = "test" if node.name.startswith("test_") else kind  # a test's docstring may be a statement
             yield node.lineno, kind, node.name, ast.get_docstring(node) or ""
 
 
 def get_string(statement: ast.stmt) -> str:
-    """Return the text of a statement that is a string alone, or ""."""
+    """Return the value of a string-expression statement, or ""."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
 
@@ -56,7 +58,7 @@ def find_private_words(name: str) -> set[str]:
     } & PRIVATE_WORDS
 
 
-def list_faults(kind: str, name: str, docstring: str) -> Iterator[str]:
+def find_faults(kind: str, name: str, docstring: str) -> Iterator[str]:
     """Yield the faults of one name and its docstring."""
     if name not in PRINTED and (private := find_private_words(name)):
         yield f"rename {name}: {', '.join(sorted(private))} is a private word"
@@ -76,26 +78,26 @@ def list_faults(kind: str, name: str, docstring: str) -> Iterator[str]:
 def test_names_and_docstrings_follow_the_word_list():
     paths = [*(CHECKOUT / "harness").rglob("*.py")]
     assert paths
-    assert [text for path in paths for text in list_faults_of_file(path)] == []
+    assert [text for path in paths for text in find_faults_in_file(path)] == []
 
 
 def test_tests_follow_the_word_list():
     """Check variables too."""
     paths = [*(CHECKOUT / "tests").rglob("*.py")]
     assert paths
-    faults = [text for path in paths for text in (*list_faults_of_file(path), *list_variable_faults(path))]
+    faults = [text for path in paths for text in (*find_faults_in_file(path), *find_variable_faults(path))]
     assert faults == []
 
 
-def list_faults_of_file(path: Path) -> list[str]:
+def find_faults_in_file(path: Path) -> list[str]:
     file = path.relative_to(CHECKOUT)
     faults = [f"{file}: rename the module" for _ in find_private_words(path.stem)]
-    for line, kind, name, docstring in names_and_docstrings(ast.parse(path.read_text("utf-8"))):
-        faults += [f"{file}:{line}: {fault}" for fault in list_faults(kind, name, docstring)]
+    for line, kind, name, docstring in iterate_names_and_docstrings(ast.parse(path.read_text("utf-8"))):
+        faults += [f"{file}:{line}: {fault}" for fault in find_faults(kind, name, docstring)]
     return faults
 
 
-def list_variable_faults(path: Path) -> list[str]:
+def find_variable_faults(path: Path) -> list[str]:
     names = {}
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -20,9 +20,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIXI = tomllib.loads((ROOT / "pixi.toml").read_text())
 EXTRA = PROJECT["project"]["optional-dependencies"]["dev"]
 LIBRARIES = PROJECT["project"]["dependencies"]
-"""Requirements of the layers' users, who install them next to a model; only these may be ranges."""
-RANGES = {"torch": ("2.11.0", "2.15.0", "2.16.0"), "numpy": ("2.0.0", "2.4.6", "3.0.0")}
-"""Packages that a model brings itself: the oldest tested version, the pinned one, and the first refused one."""
+"""Runtime requirements, installed next to a user's model; only these may be ranges."""
+SUPPORTED_RANGES = {"torch": ("2.11.0", "2.15.0", "2.16.0"), "numpy": ("2.0.0", "2.4.6", "3.0.0")}
+"""Package -> oldest tested version, pinned version, and first unsupported version."""
 
 
 def test_pixi_tasks_cover_puzzles_and_tests():
@@ -37,7 +37,7 @@ def test_pixi_installs_the_dev_extra():
 
 
 def test_pixi_toml_has_only_valid_tables():
-    """If PIXI_SCHEMA names pixi's schema, the file must match it."""
+    """Validate against pixi's schema if PIXI_SCHEMA is set to its path."""
     assert set(PIXI) == {"workspace", "dependencies", "tasks", "pypi-dependencies"}
     assert set(PIXI["workspace"]) == {"name", "channels", "requires-pixi", "platforms"}
     if schema := os.environ.get("PIXI_SCHEMA"):
@@ -47,19 +47,19 @@ def test_pixi_toml_has_only_valid_tables():
 
 
 def list_requirements() -> list[str]:
-    """List every requirement of the project, of its extras and of its build."""
+    """List the requirements of the project, its extras and its build system."""
     extras = PROJECT["project"]["optional-dependencies"].values()
     return [*LIBRARIES, *(line for extra in extras for line in extra), *PROJECT["build-system"]["requires"]]
 
 
 def get_package(requirement: str) -> str:
-    """Return the package of a requirement."""
+    """Return a requirement's package name."""
     return re.split(r"[=<>;\[ ]", requirement)[0].lower()
 
 
 @pytest.mark.parametrize("requirement", list_requirements())
 def test_requirements_are_pinned_or_ranges(requirement):
-    """Users of the layers may have several versions of torch; a developer has the measured ones."""
+    """Users may have a range of torch versions; developers have the measured ones."""
     if re.fullmatch(r"[\w.-]+==\d+(\.\w+)*", requirement.split(";")[0].strip()):
         return
     name = get_package(requirement)
@@ -67,7 +67,7 @@ def test_requirements_are_pinned_or_ranges(requirement):
     (pinned,) = [line for line in EXTRA if get_package(line) == name]
     allowed = SpecifierSet(requirement.removeprefix(name))
     assert pinned.removeprefix(f"{name}==") in allowed
-    for oldest, newest, refused in [RANGES[name]] if name in RANGES else []:
+    for oldest, newest, refused in [SUPPORTED_RANGES[name]] if name in SUPPORTED_RANGES else []:
         assert oldest in allowed and newest in allowed and refused not in allowed
 
 
@@ -114,7 +114,7 @@ def test_book_needs_neither_torch_nor_max():
 
 
 def test_workflow_passes_actionlint():
-    """The program is in the wheel, so nothing is downloaded."""
+    """actionlint is installed from a wheel, so nothing is downloaded."""
     program = shutil.which("actionlint", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("actionlint is not installed (its wheel is for Linux)")
@@ -156,8 +156,8 @@ def test_ci_uses_the_readme_commands():
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def tracked_files() -> list[Path]:
-    """Return the files that git tracks; skip outside a git repository."""
+def list_tracked_files() -> list[Path]:
+    """List the files that git tracks; skip the test outside a repository."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("this folder is not in a git repository")
@@ -165,7 +165,7 @@ def tracked_files() -> list[Path]:
 
 
 def test_tracked_files_name_no_machine_or_registry():
-    """Search for paths of a developer's machine and hosts of package registries or their mirrors."""
+    """Search for paths of a developer's machine, and hosts of package registries and mirrors."""
     place = re.compile(
         r"(?<![\w.~])/(root|work|Users/\w+|home/(?!(user|me)\b)\w+)/"
         r"|https?://[\w.-]*(py"
@@ -179,7 +179,7 @@ def test_tracked_files_name_no_machine_or_registry():
     own = Path(__file__).resolve()
     lines = [
         f"{file.relative_to(ROOT)}: {match.group()}"
-        for file in tracked_files()
+        for file in list_tracked_files()
         if file.is_file() and file != own
         for match in place.finditer(file.read_bytes().decode(errors="ignore"))
     ]
@@ -187,14 +187,14 @@ def test_tracked_files_name_no_machine_or_registry():
 
 
 def test_built_and_private_files_are_not_tracked():
-    names = {str(file.relative_to(ROOT)) for file in tracked_files()}
+    names = {str(file.relative_to(ROOT)) for file in list_tracked_files()}
     built = re.compile(r"(^|/)(__pycache__|\.venv|\.pixi|html)/|\.(pyc|mojoc|mef)$")
     assert not [*filter(built.search, names)]
     assert "uv.lock" not in names and "LICENSE" in names
 
 
 def test_source_files_begin_with_a_docstring():
-    for file in tracked_files():
+    for file in list_tracked_files():
         if file.suffix in (".py", ".mojo") and file.is_file() and file.read_text().strip():
             head = file.read_text().lstrip()
             assert re.match(r'(#!.*\n)?(r?"""\S)', head), file.relative_to(ROOT)

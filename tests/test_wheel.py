@@ -1,4 +1,4 @@
-"""The built wheel works outside the checkout: it includes the solutions, and a training step runs with it."""
+"""The built wheel works outside the checkout: it includes the solutions and can run a training step."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ print("trained from", harness.__file__)
 
 
 def run(*command, **options):
-    """Run a command without environment variables that let Python import from the checkout."""
+    """Run a command without the environment variables that add the checkout to Python's path."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))
     }
@@ -57,7 +57,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built by the build backend."""
+    """Path of a wheel created by the build backend."""
     folder = tmp_path_factory.mktemp("wheel")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=CHECKOUT)
     (path,) = folder.glob("*.whl")
@@ -65,7 +65,7 @@ def wheel(tmp_path_factory):
 
 
 def test_wheel_can_include_built_libraries(tmp_path, monkeypatch):
-    """A wheel with libraries is for this platform only."""
+    """A wheel with libraries is platform-specific."""
     libraries = tmp_path / "libraries"
     libraries.mkdir()
     (libraries / "attention_bfloat16_sm_90a_0123.so").write_text("kernels")
@@ -115,7 +115,7 @@ print(*(library.file_name for library in host.select_libraries([], ["sm_90a"], [
 
 
 def test_layer_libraries_outside_the_checkout(installed, tmp_path):
-    """An installed package builds its libraries from the same sources and under the same names."""
+    """An installed package builds the same libraries as the checkout."""
     script = tmp_path / "names.py"
     script.write_text(LIBRARIES)
     names = [library.file_name for library in host.select_libraries([], ["sm_90a"], [None])]
@@ -133,7 +133,7 @@ def test_command_line_is_installed(installed, tmp_path):
     assert "--backward" in run(installed.parent / "workbook", "p22", "--help", cwd=tmp_path)
 
 
-def test_start_without_a_clone(installed, tmp_path):
+def test_init_from_an_installed_package(installed, tmp_path):
     """Run `workbook init` from the installed package, solve a rung in the new folder, and list its progress."""
     workbook, folder = installed.parent / "workbook", tmp_path / "mine"
     assert "next: cd mine && workbook list" in run(workbook, "init", "mine", cwd=tmp_path)

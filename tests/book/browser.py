@@ -1,6 +1,6 @@
-"""A headless Chromium for the book's tests: opens pages, runs JavaScript, collects errors and network requests.
+"""Headless Chromium for the book's tests: open pages, run JavaScript, collect errors and network requests.
 
-It uses the DevTools protocol over two pipes, so only the browser must be installed.
+Uses the DevTools protocol over pipes, so only the browser must be installed.
 """
 
 import json
@@ -19,7 +19,7 @@ FLAGS = [
 DESKTOP, PHONE = (1280, 900), (390, 844)
 TIMEOUT = 60  # seconds per response
 CODES = {"End": 35, "ArrowRight": 39}
-"""Windows key codes of the keys with which the browser moves a slider."""
+"""Windows key codes of the keys that move a slider."""
 
 
 def find_browser() -> str | None:
@@ -29,14 +29,14 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """A browser with one page, which collects `errors` and `requests`."""
+    """A browser with a single page that collects `errors` and `requests`."""
 
     def __init__(self, executable: str):
         self.profile = tempfile.mkdtemp(prefix="book-browser-")
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
 
-        def connect() -> None:  # the protocol needs its pipes as descriptors 3 and 4
+        def connect() -> None:  # the protocol requires the descriptors 3 and 4
             spare = os.dup(from_browser)
             os.dup2(to_browser, 3)
             os.dup2(spare, 4)
@@ -63,7 +63,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def close(self) -> None:
-        """End the browser and remove its profile."""
+        """Terminate the browser and remove its profile."""
         self._process.terminate()
         self._process.wait(timeout=TIMEOUT)
         os.close(self._out)
@@ -88,7 +88,7 @@ class Browser:
                 return response["result"]
 
     def _receive(self) -> dict:
-        """Return the next message; events are sorted into `errors`, `requests` and the event list."""
+        """Return the next response; store events in `errors`, `requests` and the event list."""
         deadline = time.monotonic() + TIMEOUT
         while b"\0" not in self._buffer:
             try:
@@ -129,21 +129,21 @@ class Browser:
         )
 
     def open(self, page: Path) -> None:
-        """Open a file and wait until it has loaded."""
+        """Open a file and wait until it is loaded."""
         self._events.clear()
         self.call("Page.navigate", url=page.as_uri())
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._receive()
 
     def run(self, script: str):
-        """Return a JavaScript expression's value, awaiting promises. Raise RuntimeError for an exception."""
+        """Evaluate a JavaScript expression, awaiting promises; raise RuntimeError for an exception."""
         response = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in response:
             raise RuntimeError(response["exceptionDetails"]["exception"].get("description", script))
         return response["result"].get("value")
 
     def press(self, key: str) -> None:
-        """Press a key, a letter or a name such as "ArrowRight", on the focused element."""
+        """Press a key ("a", "ArrowRight") on the focused element."""
         for kind in ("keyDown", "keyUp"):
             self.call(
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, text=key if len(key) == 1 else "",
@@ -151,7 +151,7 @@ class Browser:
             )  # fmt: skip
 
     def wait_for(self, script: str, seconds: float = 20) -> None:
-        """Wait until an expression is true, or raise TimeoutError."""
+        """Wait until an expression is true; otherwise raise TimeoutError."""
         deadline = time.monotonic() + seconds
         while not self.run(script):
             if time.monotonic() > deadline:

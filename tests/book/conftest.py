@@ -1,4 +1,4 @@
-"""Fixtures for the book's tests: the built book, a browser, and a small book in which to plant faults."""
+"""Fixtures for the book's tests: the built book, a browser, and small books with errors."""
 
 import shutil
 from pathlib import Path
@@ -21,18 +21,18 @@ def site(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def browser(started, site) -> Browser:
-    """The browser with empty storage, and without recorded errors and requests."""
-    started.resize(DESKTOP)
-    started.open(site / "index.html")
-    started.run("localStorage.clear()")
-    started.errors.clear()
-    started.requests.clear()
-    return started
+def browser(browser_process, site) -> Browser:
+    """The browser with empty storage, and no recorded errors or requests."""
+    browser_process.resize(DESKTOP)
+    browser_process.open(site / "index.html")
+    browser_process.run("localStorage.clear()")
+    browser_process.errors.clear()
+    browser_process.requests.clear()
+    return browser_process
 
 
 def write_small_book(folder: Path) -> Path:
-    """Write a book without pages, in its own project with a Mojo file that has anchors; return its folder."""
+    """Write a project with a book without pages and a Mojo file with anchors; return its folder."""
     book = folder / "book"
     shutil.copytree(BOOK / "theme", book / "theme")
     shutil.copy(BOOK / "book.toml", book)
@@ -46,7 +46,7 @@ def write_small_book(folder: Path) -> Path:
 
 @pytest.fixture
 def small_book(tmp_path):
-    """Return a function that builds a book of one page in strict mode: the page's text -> the faults."""
+    """Return a function that builds a one-page book in strict mode: text -> reported errors."""
     from book.build import site as build
 
     book = write_small_book(tmp_path)
@@ -63,7 +63,7 @@ def small_book(tmp_path):
 
 @pytest.fixture(scope="session")
 def faults_of_pages(tmp_path_factory):
-    """Return a function that builds a book of several pages in strict mode: texts by name -> the faults.
+    """Return a function that builds a book in strict mode: page name -> text -> reported errors.
 
     Faults detected before mdBook runs hide those of built pages, so the pages without such faults are built a
     second time.

@@ -1,4 +1,4 @@
-"""The recorded run of a wrong kernel is up to date, and its page is written next to the book."""
+"""The recorded run of a wrong kernel is current, and its page is written next to the book."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def test_recorded_bug_matches_the_zoo():
         [(s["kind"], s["text"], s["source"] and s["source"][1]) for s in data["story"]]
         for data in (recorded, fresh)
     ]
-    assert words[0] == words[1], "line numbers may differ, words may not"
+    assert words[0] == words[1], "only line numbers may differ"
     assert recorded["tensors"] == fresh["tensors"]
     assert [launch["e"] for launch in recorded["runs"][0]] == [launch["e"] for launch in fresh["runs"][0]]
 

@@ -1,4 +1,4 @@
-"""The built book in a real browser: no error, no network, both themes, phone width, folding, search, stepper."""
+"""The built book in a real browser: errors, network, themes, phone width, folding, search, stepper."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ P22 = "puzzle_22/backward_pass.html"
 
 
 def test_every_page_opens_without_errors_and_fits(browser, site):
-    """Wide content scrolls within its box, never the page, and nothing is loaded from the network."""
+    """Wide content scrolls in its container, and nothing is loaded from the network."""
     for page in PAGES:
         browser.open(site / page)
         for theme in ("light", "navy"):
@@ -39,14 +39,14 @@ def test_every_page_opens_without_errors_and_fits(browser, site):
     assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
 
 
-def search(browser, site, words: str) -> list[str]:
-    """Return the links that the book's search finds for some words."""
+def search(browser, site, query: str) -> list[str]:
+    """Return the links of the book's search results."""
     browser.open(site / "index.html")
     browser.run("document.getElementById('mdbook-search-toggle').click()")
     browser.run(
         f"""(() => {{
             const bar = document.getElementById('mdbook-searchbar');
-            bar.value = {words!r};
+            bar.value = {query!r};
             bar.dispatchEvent(new Event('input', {{bubbles: true}}));
             bar.dispatchEvent(new KeyboardEvent('keyup', {{bubbles: true}}));
         }})()"""
@@ -58,7 +58,7 @@ def search(browser, site, words: str) -> list[str]:
 
 
 def list_solution_only_names() -> set[str]:
-    """Return names that are only in the solution's blanks, nowhere else in the book or in the problem file."""
+    """Return names that occur only in the solution's blanks, not in the book or problem file."""
     from harness.learner import blanks
 
     op = ROOT / "solutions" / "p22" / "op" / "layernorm_linear.mojo"
@@ -66,14 +66,14 @@ def list_solution_only_names() -> set[str]:
     visible = "".join(page.read_text() for page in (BOOK / "src").rglob("*.md")) + blanks.make_skeleton(
         op.read_text()
     )
-    name = r"\b[a-z]+_[a-z_]+\b"  # with an underscore: the search reduces plain words to their stems
+    name = r"\b[a-z]+_[a-z_]+\b"  # with an underscore, since the search stems other words
     return set(re.findall(name, bodies)) - set(re.findall(name, visible))
 
 
-def test_search_finds_text_but_no_solutions(browser, site):
+def test_search_finds_text_but_not_solutions(browser, site):
     assert any("derivation" in link for link in search(browser, site, "diagonal"))
     hidden = list_solution_only_names()
-    assert hidden, "no word to look for"
+    assert hidden, "no search term"
     for word in sorted(hidden)[:3]:
         assert word in (site / P22).read_text()
         assert search(browser, site, word) == [], word
@@ -93,21 +93,21 @@ def test_search_index_is_small_and_equals_mdbooks_results(browser, site):
     (index,) = site.glob("searchindex*.js")
     assert index.stat().st_size < 1_000_000
     assert any("races" in link for link in search(browser, site, "atomics"))
-    assert "softmaxs-jacobian" in search(browser, site, "Jacobians")[0], "a title counts double"
+    assert "softmaxs-jacobian" in search(browser, site, "Jacobians")[0], "titles have twice the weight"
     assert browser.run("window.search.index.documentStore.length") > 300
-    assert browser.run("window.search.index.index.body.root.df") == 0, "the empty word is not indexed"
+    assert browser.run("window.search.index.index.body.root.df") == 0, "the empty string is not indexed"
     for letter, name in (("γ", "gamma"), ("dγ", "dgamma")):
         results = [search(browser, site, word) for word in (letter, name)]
         by_letter, by_name = ([re.sub(r"\?[^#]*", "", link) for link in links] for links in results)
         assert by_letter == by_name != []
     links = browser.run("document.querySelector('#mdbook-searchresults a').innerText")
-    assert "»" in links, "a result names the page that it is on"
+    assert "»" in links, "a result shows its page"
     assert browser.errors == []
 
 
-def find_button(words: str) -> str:
-    """Return a JavaScript expression for the button of the first stepper that is labelled `words`."""
-    return f"[...document.querySelectorAll('.stepper-controls button')].find(b => b.innerText === '{words}')"
+def find_button(label: str) -> str:
+    """Return a JavaScript expression for the first stepper's button with this label."""
+    return f"[...document.querySelectorAll('.stepper-controls button')].find(b => b.innerText === '{label}')"
 
 
 def test_stepper_shows_the_five_phases(browser, site):
@@ -138,7 +138,7 @@ def test_stepper_with_a_question_opens_on_it(browser, site, page, status):
     )
 
 
-def test_keys_step_a_drawing_without_leaving_the_page(browser, site):
+def test_keys_step_a_drawing_without_turning_the_page(browser, site):
     browser.open(site / "puzzle_25/puzzle_25.html")
     address, hero = browser.run("location.href"), "document.querySelector('.hero')"
     browser.run(f"{hero}.focus()")

@@ -1,4 +1,4 @@
-"""The strict build: faults are reported with file and line, and documented markup builds."""
+"""The strict build: errors are reported with file and line, and documented markup builds."""
 
 import html
 import re
@@ -60,22 +60,22 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def faults_of_book(faults_of_pages) -> list[str]:
-    """The faults reported for a book with one page for each of FAULTS."""
+    """Errors reported for a book with a page for each of FAULTS."""
     return faults_of_pages({name_page(fault): text for fault, (text, _) in FAULTS.items()})
 
 
 def name_page(fault: str) -> str:
-    """Return the name of the page with a fault."""
+    """Return the file name of a page with an error."""
     return fault.replace(" ", "_")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_reported_with_file_and_line(faults_of_book, fault):
+def test_error_is_reported_with_file_and_line(faults_of_book, fault):
     message = FAULTS[fault][1].replace("page", name_page(fault), 1)
     assert any(re.search(message, line) for line in faults_of_book), faults_of_book
 
 
-def test_page_without_faults_is_not_reported(faults_of_book):
+def test_valid_page_is_not_reported(faults_of_book):
     named = {line.split(":")[0] for line in faults_of_book if line.startswith("src/")}
     assert named == {f"src/{name_page(fault)}.md" for fault in FAULTS}
 
@@ -87,7 +87,7 @@ def write_source(book, name: str, text: str) -> None:
     file.write_text(text)
 
 
-def test_colour_in_a_figure_is_reported_for_its_page(small_book):
+def test_color_in_a_figure_is_reported_for_its_page(small_book):
     red = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><path fill="{}" d="M0 0h1v1z"/></svg>'
     write_source(small_book.book, "red.svg", red.format("#f00"))
     write_source(small_book.book, "current.svg", red.format("currentColor"))
@@ -108,13 +108,13 @@ def test_colour_in_a_figure_is_reported_for_its_page(small_book):
         ("{{#include part.md}}\n", "src/_includes/part.md:1: part.md includes itself"),
     ],
 )
-def test_snippet_faults_have_the_snippets_line_numbers(small_book, snippet, fault):
+def test_snippet_errors_have_the_snippets_line_numbers(small_book, snippet, fault):
     write_source(small_book.book, "_includes/part.md", snippet)
     faults = small_book("# P\n\n{{#include _includes/part.md}}\n")
     assert any(line.startswith(fault) for line in faults), faults
 
 
-def test_all_faults_of_a_page_are_reported(small_book):
+def test_all_errors_of_a_page_are_reported(small_book):
     faults = small_book("# P\n\n$\\oops$\n\n```run\np77\n```\n")
     assert sum("src/page.md:" in line for line in faults) == 2, faults
 
@@ -137,7 +137,7 @@ def test_missing_chapter_fails(small_book):
         ("[output.html.fold]\n", "[output.html.search]\nno-such-key = 1\n\n[output.html.fold]\n"),
     ],
 )
-def test_faulty_book_toml_fails_the_build(small_book, old, new):
+def test_invalid_book_toml_fails_the_build(small_book, old, new):
     (small_book.book / "broken.py").write_text("raise SystemExit('broken')\n")
     settings = (small_book.book / "book.toml").read_text()
     assert settings.count(old) == 1
@@ -236,7 +236,7 @@ Back to the [notes](#-notes--more).
 
 
 def test_standard_markup_builds_unchanged(small_book):
-    """The page has the public puzzles' include paths, and a file with the repository's address."""
+    """The page uses the public puzzles' include paths and a file with the repository's URL."""
     root, src = small_book.book.parent, small_book.book / "src"
     for name, suffix in (("problems", ""), ("solutions", "_solution")):
         folder = root / name / "p22" / "op"
@@ -297,7 +297,7 @@ def test_step_diff_leads_from_provided_code_to_solution(small_book):
     assert "This code appears" not in index.read_text()
 
 
-def test_code_is_not_searched_for_formulas(small_book):
+def test_code_is_not_parsed_for_formulas(small_book):
     page = "# P\n\n`$x$` costs $5 or $6.\n\n```text\n$$y$$\n```\n\n```mojo\n{{#include ../../code.mojo:body}}\n```\n"
     assert small_book(page) == []
     html = (small_book.html / "page.html").read_text()
@@ -331,12 +331,12 @@ def test_run_fence_is_expanded(small_book):
 
 
 def test_book_builds(site):
-    """The fixture asserts that the build has no faults."""
+    """The fixture asserts that the build reports no errors."""
     assert (site / "index.html").is_file()
 
 
 def test_book_shows_code_only_from_files():
-    """Mojo and Python in the book are included from files that are compiled or run."""
+    """Mojo and Python code in the book is included from files that are compiled or run."""
     for page in sorted((BOOK / "src").rglob("*.md")):
         for body in re.findall(r"^```(?:mojo|python)\n(.*?)^```", page.read_text(), re.M | re.S):
             where = f"{page.relative_to(ROOT)}: {body[:60]!r}"
@@ -362,7 +362,7 @@ def test_readme_commands_exist():
 
 
 def test_printed_commands_have_existing_flags(capsys):
-    """Each command has its puzzle's flags, or after a demonstration's flag or --bench the flags in its --help."""
+    """Flags must exist for the puzzle, or in the --help of the demonstration or of --bench."""
     from harness import cli
     from harness.check import options
     from harness.spec.catalogue import find_puzzle

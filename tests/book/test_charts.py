@@ -1,4 +1,4 @@
-"""Charts and drawings are one line of SVG in the text colour and show the correct numbers."""
+"""Charts and drawings are single-line SVG in the text color and show correct numbers."""
 
 import itertools
 import re
@@ -61,14 +61,14 @@ def test_stepped_drawing_shows_one_step_without_scripts(name):
     assert all(0 <= int(first) <= int(last) < steps for first, last, _ in groups)
 
 
-def test_ballot_word_has_the_drawn_bits():
+def test_drawn_ballot_has_the_printed_bits():
     svg = kernel_drawings.ballot()
     bits = re.findall(r">([01])</text>", svg)
     assert len(bits) == 32 and bits[-5:] == ["0"] * 5
     assert f"mask = 0x{int(''.join(reversed(bits)), 2):08x}" in svg
 
 
-def test_online_softmax_threads_find_the_lse():
+def test_online_softmax_threads_compute_the_lse():
     svg = kernel_drawings.row_in_one_pass()
     cells = [float(text.replace("−", "-")) for text in re.findall(r">(−?\d+\.\d)</text>", svg)]
     columns = [cells[4 * t : 4 * t + 3] for t in range(4)]  # its logits, then its m
@@ -76,7 +76,7 @@ def test_online_softmax_threads_find_the_lse():
     assert cells[3::4] == [max(column) for column in columns] and f" = {lse:.3f}</text>" in svg
 
 
-def test_sums_of_the_online_softmax_shrink_by_the_factor():
+def test_online_softmax_sums_are_rescaled():
     tiles = online_steps.tiles()
     for number, tile in enumerate(tiles):
         svg = online_steps.picture(tiles, number)
@@ -123,7 +123,7 @@ def test_tile_weights_match_softmax_and_sums_are_exact():
         assert (error < 1e-5) >= (t == 6 if what == "dQ" else s == 6), (what, s, t, error)
 
 
-def test_read_tiles_match_the_puzzles_count():
+def test_loaded_tiles_match_the_puzzles_count():
     totals = [count_costs(orders.ORDERS[name](32, 32), 32, 4, 16).pairs for name in ("row-major", "hilbert")]
     assert f"So far {totals[0]} and {totals[1]} tiles" in heroes.reads()
 

@@ -1,4 +1,4 @@
-"""The page about torch.compile agrees with its recorded runs."""
+"""The page about torch.compile matches its recorded runs."""
 
 import shutil
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def test_half_the_memory_budget_saves_the_layers_bytes():
-    """Saved are x and two numbers for each row, and without a budget also the LayerNorm output."""
+    """x and two numbers per row are saved, and without a budget also the LayerNorm output."""
     from book.measure import outputs
     from book.measure.ledger import GPT2_SMALL
     from harness.puzzles.p22 import spec as p22

@@ -1,4 +1,4 @@
-"""The formulas of the book's derivation, by their names on the page, match autograd and finite differences.
+"""The named formulas of the book's derivation match autograd and finite differences.
 
 Formulas are written as in the book, with indices and explicit sums (einsum subscripts are the book's indices), in
 float64. Autograd differentiates the forward definition; central differences of a NumPy forward pass are an
@@ -21,7 +21,7 @@ NAMED = re.findall(r"\{#([\w-]+)\}", DERIVATION)
 
 
 class Sample:
-    """Random inputs and every intermediate result of the forward pass."""
+    """Random inputs and all intermediate results of the forward pass."""
 
     def __init__(self, seed: int, eps: float = EPS):
         random = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ class Sample:
         self.g = self.dln * self.gamma
 
     def compute_gradients(self, *names: str) -> list[np.ndarray]:
-        """Return PyTorch's gradients of L = sum(dy * output) with respect to the named tensors."""
+        """Return autograd's gradients of L = sum(dy * output) with respect to the named tensors."""
         t = {n: torch.tensor(getattr(self, n), requires_grad=True) for n in ("x", "gamma", "beta", "W", "b")}
         t["ln_out"] = F.layer_norm(t["x"], [H], t["gamma"], t["beta"], self.eps)
         output = F.linear(t["ln_out"], t["W"], t["b"])
@@ -47,7 +47,7 @@ class Sample:
         return [gradient.numpy() for gradient in gradients]
 
     def compute_loss(self, name: str, value: np.ndarray) -> float:
-        """Return L from its definition, with the tensor `name` replaced by `value`."""
+        """Compute L from its definition, with tensor `name` replaced by `value`."""
         t = {n: getattr(self, n) for n in ("x", "gamma", "beta", "W", "b")} | {name: value}
         centred = t["x"] - t["x"].mean(-1, keepdims=True)
         x_hat = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.eps)
@@ -56,12 +56,14 @@ class Sample:
     def check_gradient(self, name: str, claimed: np.ndarray) -> None:
         """Check a gradient formula against autograd and finite differences of the loss."""
         np.testing.assert_allclose(claimed, self.compute_gradients(name)[0], rtol=1e-10, atol=1e-10)
-        differences = central_difference(lambda value: self.compute_loss(name, value), getattr(self, name))
+        differences = compute_central_differences(
+            lambda value: self.compute_loss(name, value), getattr(self, name)
+        )
         np.testing.assert_allclose(claimed, differences, rtol=1e-5, atol=1e-6)
 
 
-def central_difference(function, at: np.ndarray, step: float = 1e-5) -> np.ndarray:
-    """Return the derivative of a function with respect to each element of `at`: the value's shape + `at`'s shape."""
+def compute_central_differences(function, at: np.ndarray, step: float = 1e-5) -> np.ndarray:
+    """Return a function's numerical Jacobian at `at`, in the shape value.shape + at.shape."""
     columns = []
     for index in np.ndindex(at.shape):
         up, down = at.copy(), at.copy()
@@ -71,8 +73,8 @@ def central_difference(function, at: np.ndarray, step: float = 1e-5) -> np.ndarr
     return np.stack(columns, -1).reshape(columns[0].shape + at.shape)
 
 
-def normalise(x: np.ndarray, eps: float = EPS, mean=None, rstd=None) -> np.ndarray:
-    """Return x_hat of one row; statistics that are passed are constants, which isolates the other gradient paths."""
+def normalize(x: np.ndarray, eps: float = EPS, mean=None, rstd=None) -> np.ndarray:
+    """Return x_hat of one row; passing statistics makes them constant, to isolate other gradient paths."""
     mean = x.mean() if mean is None else mean
     rstd = 1 / np.sqrt(((x - x.mean()) ** 2).mean() + eps) if rstd is None else rstd
     return (x - mean) * rstd
@@ -98,7 +100,7 @@ def check_forward(name: str, s: Sample) -> None:
 def check_dln(s: Sample) -> None:
     np.testing.assert_allclose(s.dln, s.compute_gradients("ln_out")[0], rtol=1e-12)
     loss = lambda ln_out: (s.dy * (ln_out @ s.W.T + s.b)).sum()  # noqa: E731
-    np.testing.assert_allclose(s.dln, central_difference(loss, s.ln_out), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(s.dln, compute_central_differences(loss, s.ln_out), rtol=1e-6, atol=1e-7)
 
 
 def check_g(s: Sample) -> None:
@@ -106,7 +108,7 @@ def check_g(s: Sample) -> None:
     output = F.linear(x_hat * torch.tensor(s.gamma) + torch.tensor(s.beta), torch.tensor(s.W))
     np.testing.assert_allclose(s.g, torch.autograd.grad(output, x_hat, torch.tensor(s.dy))[0], rtol=1e-12)
     loss = lambda x_hat: (s.dy * ((x_hat * s.gamma + s.beta) @ s.W.T)).sum()  # noqa: E731
-    np.testing.assert_allclose(s.g, central_difference(loss, s.x_hat), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(s.g, compute_central_differences(loss, s.x_hat), rtol=1e-6, atol=1e-7)
 
 
 def check_db(s: Sample) -> None:
@@ -139,20 +141,20 @@ def check_chain(s: Sample) -> None:
 
 def check_direct(s: Sample) -> None:
     x, mean, rstd = s.x[0, 0], s.mean[0, 0], s.rstd[0, 0]
-    differences = central_difference(lambda x: normalise(x, mean=mean, rstd=rstd), x)
+    differences = compute_central_differences(lambda x: normalize(x, mean=mean, rstd=rstd), x)
     np.testing.assert_allclose(np.eye(H) * rstd, differences.T, atol=1e-8)
 
 
 def check_dmean(s: Sample) -> None:
     np.testing.assert_allclose(
-        np.full(H, 1 / H), central_difference(lambda x: x.mean(), s.x[0, 0]), rtol=1e-7
+        np.full(H, 1 / H), compute_central_differences(lambda x: x.mean(), s.x[0, 0]), rtol=1e-7
     )
 
 
 def check_through_mean(s: Sample) -> None:
     x, rstd = s.x[0, 0], s.rstd[0, 0]
-    both = central_difference(lambda x: normalise(x, rstd=rstd), x)
-    direct = central_difference(lambda x: normalise(x, mean=s.mean[0, 0], rstd=rstd), x)
+    both = compute_central_differences(lambda x: normalize(x, rstd=rstd), x)
+    direct = compute_central_differences(lambda x: normalize(x, mean=s.mean[0, 0], rstd=rstd), x)
     np.testing.assert_allclose(np.full((H, H), -rstd / H), (both - direct).T, atol=1e-7)
 
 
@@ -160,7 +162,7 @@ def check_dvariance(s: Sample) -> None:
     x, mean = s.x[0, 0], s.mean[0, 0]
     middle = 2 / H * (x - mean) - 2 / H**2 * (x - mean).sum()
     end = 2 / H * (x - mean)
-    differences = central_difference(lambda x: x.var(), x)
+    differences = compute_central_differences(lambda x: x.var(), x)
     row = torch.tensor(x, requires_grad=True)
     (autograd,) = torch.autograd.grad(row.var(correction=0), row)
     for claimed in (middle, end):
@@ -172,7 +174,7 @@ def check_drstd(s: Sample) -> None:
     variance, rstd = s.variance[0, 0], s.rstd[0, 0]
     t = torch.tensor(variance, requires_grad=True)
     (autograd,) = torch.autograd.grad(torch.rsqrt(t + EPS), t)
-    difference = central_difference(lambda v: 1 / np.sqrt(v + EPS), np.asarray(variance))
+    difference = compute_central_differences(lambda v: 1 / np.sqrt(v + EPS), np.asarray(variance))
     for claimed in (-0.5 * (variance + EPS) ** -1.5, -0.5 * rstd**3):
         np.testing.assert_allclose(claimed, autograd.item(), rtol=1e-12)
         np.testing.assert_allclose(claimed, difference, rtol=1e-6)
@@ -182,9 +184,9 @@ def check_through_variance(s: Sample) -> None:
     x, mean, rstd, x_hat = s.x[0, 0], s.mean[0, 0], s.rstd[0, 0], s.x_hat[0, 0]
     middle = np.einsum("j,i->ij", x - mean, -0.5 * rstd**3 * 2 / H * (x - mean))
     end = -rstd / H * np.einsum("i,j->ij", x_hat, x_hat)
-    # The path through rstd is the difference of all paths and the two others.
-    everything = central_difference(normalise, x)
-    others = central_difference(lambda x: normalise(x, rstd=rstd), x)
+    # The path through rstd is the total minus the two other paths.
+    everything = compute_central_differences(normalize, x)
+    others = compute_central_differences(lambda x: normalize(x, rstd=rstd), x)
     for claimed in (middle, end):
         np.testing.assert_allclose(claimed, (everything - others).T, atol=1e-7)
 
@@ -193,7 +195,7 @@ def check_jacobian_entry(s: Sample) -> None:
     rstd, x_hat = s.rstd[0, 0], s.x_hat[0, 0]
     entry = [[rstd * ((i == j) - 1 / H - x_hat[i] * x_hat[j] / H) for j in range(H)] for i in range(H)]
     np.testing.assert_allclose(entry, compute_row_jacobian(s), rtol=1e-9, atol=1e-11)
-    np.testing.assert_allclose(entry, central_difference(normalise, s.x[0, 0]).T, atol=1e-7)
+    np.testing.assert_allclose(entry, compute_central_differences(normalize, s.x[0, 0]).T, atol=1e-7)
 
 
 def check_jacobian(s: Sample) -> None:
@@ -215,7 +217,7 @@ def check_sum_zero(s: Sample) -> None:
 
 
 def check_scale(s: Sample) -> None:
-    for eps in (0.5, 1e-2, EPS):  # both sides shrink with eps, so large values are tested too
+    for eps in (0.5, 1e-2, EPS):  # both sides shrink with eps, so test large values, too
         other = Sample(7, eps)
         left = (other.compute_gradients("x")[0] * other.x_hat).sum(-1)
         right = eps * other.rstd**3 * (other.g * other.x_hat).sum(-1)
@@ -269,7 +271,7 @@ def test_each_display_formula_is_named_and_checked():
     assert set(NAMED) == set(CHECKS)
 
 
-def test_diagonal_formula_is_wrong():
+def test_diagonal_approximation_is_wrong():
     s = Sample(0)
     diagonal = s.g * s.rstd[..., None] * (1 - 1 / H - s.x_hat**2 / H)
     truth = s.compute_gradients("x")[0]
@@ -277,7 +279,7 @@ def test_diagonal_formula_is_wrong():
 
 
 def test_documented_kernel_mistakes_change_the_result():
-    """A dW from x_hat instead of the LayerNorm output, and a dx without gamma, differ from the correct ones."""
+    """Check dW computed from x_hat instead of the LayerNorm output, and dx without gamma."""
     s = Sample(0)
     wrong_dW = np.einsum("bso,bsh->oh", s.dy, s.x_hat)
     assert not np.allclose(wrong_dW, s.compute_gradients("W")[0], rtol=1e-2)
@@ -308,47 +310,47 @@ def test_layernorm_of_two_columns(first, second):
     assert f"{2 * np.sqrt(EPS):.4f}" == unwrap(re.search(r"2\\sqrt\\varepsilon = ([\d.]+)", page))[1]
 
 
-def test_last_gate_formula():
+def test_last_gates_formula_matches_autograd():
     """The gradient of RMSNorm + Linear matches autograd and finite differences."""
     page = (BOOK / "src" / "puzzle_22" / "transfer.md").read_text(encoding="utf-8")
     assert re.findall(r"\{#([\w-]+)\}", page) == ["rms-dx"]
     s = Sample(0)
 
-    def normalise_by_rms(x: np.ndarray) -> np.ndarray:
+    def normalize_by_rms(x: np.ndarray) -> np.ndarray:
         return x / np.sqrt(np.einsum("bsk,bsk->bs", x, x) / H + EPS)[..., None]
 
     rstd = 1 / np.sqrt(np.einsum("bsk,bsk->bs", s.x, s.x) / H + EPS)[..., None]
-    x_hat = normalise_by_rms(s.x)
+    x_hat = normalize_by_rms(s.x)
     claimed = rstd * (s.g - x_hat * (np.einsum("bsj,bsj->bs", s.g, x_hat) / H)[..., None])
     x = torch.tensor(s.x, requires_grad=True)
     output = F.linear(F.rms_norm(x, [H], torch.tensor(s.gamma), EPS), torch.tensor(s.W))
     by_autograd = torch.autograd.grad(output, x, torch.tensor(s.dy))[0].numpy()
     np.testing.assert_allclose(claimed, by_autograd, rtol=1e-10, atol=1e-10)
-    differences = central_difference(
-        lambda value: float((s.dy * ((normalise_by_rms(value) * s.gamma) @ s.W.T)).sum()), s.x
+    differences = compute_central_differences(
+        lambda value: float((s.dy * ((normalize_by_rms(value) * s.gamma) @ s.W.T)).sum()), s.x
     )
     np.testing.assert_allclose(claimed, differences, rtol=1e-5, atol=1e-6)
 
 
 def read_page(name: str, *formulas: str) -> str:
-    """Return a page's text, and assert that `formulas` are all its named formulas."""
+    """Return a page's text after asserting that `formulas` are all its named formulas."""
     text = (BOOK / "src" / name).read_text(encoding="utf-8")
     assert re.findall(r"\$\$ \{#([\w-]+)\}", text) == list(formulas)
     return text
 
 
-def test_four_parameter_factors():
+def test_local_derivatives_match_finite_differences():
     """The derivatives {#local} of one row match finite differences."""
     read_page("puzzle_22/derive.md", "local", "two")
     s = Sample(3)
     ln = s.ln_out[0, 0]
-    by_W = central_difference(lambda W: W @ ln + s.b, s.W)  # [o, o', h]
+    by_W = compute_central_differences(lambda W: W @ ln + s.b, s.W)  # [o, o', h]
     np.testing.assert_allclose(by_W, np.einsum("oi,h->oih", np.eye(O), ln), atol=1e-8)
-    np.testing.assert_allclose(central_difference(lambda b: s.W @ ln + b, s.b), np.eye(O), atol=1e-8)
+    np.testing.assert_allclose(compute_central_differences(lambda b: s.W @ ln + b, s.b), np.eye(O), atol=1e-8)
     x_hat = s.x_hat[0, 0]
-    by_gamma = central_difference(lambda gamma: gamma * x_hat + s.beta, s.gamma)
+    by_gamma = compute_central_differences(lambda gamma: gamma * x_hat + s.beta, s.gamma)
     np.testing.assert_allclose(by_gamma, np.diag(x_hat), atol=1e-8)
-    by_beta = central_difference(lambda beta: s.gamma * x_hat + beta, s.beta)
+    by_beta = compute_central_differences(lambda beta: s.gamma * x_hat + beta, s.beta)
     np.testing.assert_allclose(by_beta, np.eye(H), atol=1e-8)
 
 
@@ -370,7 +372,7 @@ def test_layernorm_after_the_product():
         f"{outputs // widest} blocks" in text
         and f"{recomputed / 10**6:.0f} million elements instead of" in text
     )
-    # A conversion, two multiply-adds, and half of a conversion of two values.
+    # A conversion, two multiply-adds, and half a conversion of two values.
     assert f"{3.5 * recomputed / (132 * 128 * 1.98e9) * 1e6:.1f} µs" in text
 
 

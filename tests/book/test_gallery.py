@@ -1,4 +1,4 @@
-"""The museum shows every wrong solution, and its recorded losses equal those of a fresh run."""
+"""The gallery shows every wrong solution, and its recorded losses are reproducible."""
 
 import json
 import re
@@ -42,11 +42,9 @@ def test_gallery_shows_ten_entries_with_details(pages):
         assert page.count('<div class="exhibit">') == 10
         assert sorted(read_entries(page)) == [wrong.name for wrong in zoo.load_wrong_kernels(puzzle)]
         script = page.split('id="exhibits">')[1].split("</script>")[0]
-        assert not re.search(r"[<$`]|\\\\|\{\{", script), (
-            "the preprocessor or the browser would take it for its own"
-        )
+        assert not re.search(r"[<$`]|\\\\|\{\{", script), "the preprocessor or browser would interpret it"
         assert '<code class="language-diff">' not in page.replace(script, ""), (
-            "a line of the solution in the open"
+            "a line of the solution is visible"
         )
 
 
@@ -166,7 +164,7 @@ def test_recorded_losses_are_reproducible():
             recorded.setdefault(row["bug"], []).append((float(row["right"]), float(row["wrong"])))
     kernels = {wrong.name: pair for wrong in zoo.load_wrong_kernels("p22") if (pair := w.chosen(wrong))}
     differing = {name for name, pair in kernels.items() if w.losses(*pair, steps=3) != w.losses(steps=3)}
-    assert differing == set(recorded), "`python -m book.measure museum_curves` measures them anew"
+    assert differing == set(recorded), "run `python -m book.measure museum_curves`"
     expected = w.windows(w.losses())
     for name in ("dx_variance_term_dropped", "dgamma_gamma_twice"):
         fresh = w.windows(w.losses(*kernels[name]))
@@ -188,5 +186,7 @@ def test_wrong_run_differs_only_in_the_checked_gradient():
     )
     assert spoiled == {"grad_input"}
     assert w.losses(known, set(), steps=5) == w.losses(steps=5)
-    assert w.losses(known, spoiled, steps=5)[:1] == w.losses(steps=1), "the first loss is before any gradient"
+    assert w.losses(known, spoiled, steps=5)[:1] == w.losses(steps=1), (
+        "the first loss precedes the first gradient"
+    )
     assert w.losses(known, spoiled, steps=5)[2:] != w.losses(steps=5)[2:]

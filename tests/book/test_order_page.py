@@ -1,4 +1,4 @@
-"""The sequence that puzzle 24's page warns of is not a Hilbert curve."""
+"""The sequence in puzzle 24's warning is not a Hilbert curve."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ from harness.puzzles.p24 import orders
 
 
 def test_lookalike_sequence_is_not_a_curve():
-    """Steps 1 and 2 of the printed sequence are not neighbours; all consecutive steps of the curve are."""
+    """Steps 1 and 2 of the printed sequence are not neighbors; consecutive steps of the curve are."""
     from harness.puzzles.p24.mistakes import PRINTED
 
     def compute_distances(order):

@@ -1,4 +1,4 @@
-"""The book's recorded outputs equal what the commands print."""
+"""The book's recorded outputs match the commands' output."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from book.measure.forks import Forks
 
 
 def list_shown_outputs() -> set[str]:
-    """Return the outputs that a page, a figure or a table uses."""
+    """Return the names of outputs used by pages, figures and tables."""
     pages = "\n".join(page.read_text() for page in (BOOK / "src").rglob("*.md"))
     figures = "\n".join(file.read_text() for file in (BOOK / "figures").glob("*.py"))
     printed = re.findall(r"^```output (\S+)(?: \d+-\d+(?: .+)?)?$", pages, re.M)
@@ -49,9 +49,9 @@ def test_page_can_show_columns_of_a_table():
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    """A process with PyTorch imported, which forks the commands of this file's tests."""
-    with Forks() as started:
-        yield started
+    """Process with PyTorch imported that forks the commands of this file's tests."""
+    with Forks() as process:
+        yield process
 
 
 CHECKED_ELSEWHERE = {
@@ -68,7 +68,7 @@ SLOW = {
     "brightest_mended", "brightest_race", "fast_steps", "first_backward", "first_registration", "hunt_matrix", "own_ops",
     "mirrored_mended", "mirrored_race", "picture_of_a_bug", "race_natural", "race_reversed", "ring_backward", "row_largest", "wrong_kernels",
 }  # fmt: skip
-"""Programs whose output changes only with PyTorch's version, and commands that other tests run too."""
+"""Programs whose output depends only on PyTorch's version, and commands that other tests run, too."""
 NAMES = sorted(list_shown_outputs() - CHECKED_ELSEWHERE.keys())
 
 
@@ -89,7 +89,7 @@ def test_recorded_output_matches_the_command(name, forks, request):
 
 
 def test_decision_table_has_its_rows(capsys, monkeypatch):
-    """Compare only the names of the rows: the times depend on the machine, and torch.compile is replaced."""
+    """Compare only row names, since times depend on the machine and torch.compile is replaced."""
     from book.examples import worth_it
     from book.measure import outputs
 
@@ -98,7 +98,7 @@ def test_decision_table_has_its_rows(capsys, monkeypatch):
     assert outputs.rows(capsys.readouterr().out) == outputs.rows(outputs.load("worth_it").text)
 
 
-def test_wrong_method_is_named_and_not_timed(capsys, monkeypatch):
+def test_wrong_method_is_reported_and_not_timed(capsys, monkeypatch):
     from book.examples import worth_it
 
     x = torch.randn(8, 16, requires_grad=True)
@@ -134,7 +134,7 @@ def test_only_numbers_times_and_hashes_may_differ():
     assert outputs.machine_free("dx: 2.98e-08 ok") != outputs.machine_free("dx: 2.98e-08 wrong")
 
 
-def test_unknown_output_is_refused(capsys):
+def test_unknown_output_is_rejected(capsys):
     from book.measure import outputs
 
     with pytest.raises(SystemExit) as exit:
@@ -191,7 +191,7 @@ def test_killed_forks_are_reported(tmp_path):
 
 
 def test_forked_program_keeps_the_environment_of_imports(tmp_path):
-    """MAX sets variables on import, in which it looks for its compiler; a value set for the program takes precedence."""
+    """MAX sets variables on import to locate its compiler; explicit values take precedence."""
     (tmp_path / "sets.py").write_text("import os\nos.environ.update(FROM_IMPORT='import', BOTH='import')\n")
     (tmp_path / "program.py").write_text("import os\nprint(os.environ['FROM_IMPORT'], os.environ['BOTH'])\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -1,4 +1,4 @@
-"""The README's pictures show a run's output and load nothing from the network."""
+"""The README's pictures show a run's output and do not load anything from the network."""
 
 import importlib
 import re
@@ -34,6 +34,6 @@ def test_picture_has_source_lines_and_no_addresses(name):
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_tools_import(name):
-    """Includes tools that are only run by hand."""
+def test_all_tools_can_be_imported(name):
+    """Include tools that are only run manually."""
     importlib.import_module(name)

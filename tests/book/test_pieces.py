@@ -1,4 +1,4 @@
-"""Interactive figures: their data equals a fresh check, and they work with mouse, keys and on a phone."""
+"""Interactive figures: their data is reproducible, and they work with mouse, keyboard and touch."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ GRADCHECK = "essays/gradcheck_misses.html"
 
 
 def open_and_focus_player(browser, page, state: str) -> None:
-    """Open a page, wait until its animation has reached another `state`, and focus the slider."""
+    """Open a page, wait until its animation reaches another `state`, and focus the slider."""
     browser.open(page)
     first = browser.run(state)
     browser.wait_for(f"{state} !== '{first}'")
@@ -42,7 +42,7 @@ def test_record_has_every_version():
 
 
 def check_version(key: tuple[str, str], folder) -> None:
-    """Check that a version's checks give the recorded results."""
+    """Check that a version has the recorded results."""
     measured = row(VERSIONS[key], folder)
     expected = {name: RECORDED[key][name] for name in measured}
     assert {name: str(value) for name, value in measured.items()} == expected, key
@@ -122,7 +122,7 @@ def test_matrix_plays_and_works_by_keyboard(browser, site):
         browser.press(key)
     name = gradcheck_matrix.bugs()[1]["name"]
     assert browser.run("document.activeElement.getAttribute('aria-label')").startswith(name)
-    assert browser.run("location.pathname").endswith(GRADCHECK), "the arrow keys turn no page"
+    assert browser.run("location.pathname").endswith(GRADCHECK), "arrow keys do not turn the page"
     browser.run("document.activeElement.click()")
     assert browser.run("document.querySelector('.catches-dialog').open")
     assert browser.errors == []
@@ -159,7 +159,7 @@ UNLEARNING = "essays/step_that_unlearns.html"
 
 
 def test_followed_run_is_reproducible():
-    """Compare only the first updates; the later ones follow from them."""
+    """Compare only the first updates, which determine the others."""
     run = unlearning.Run(*unlearning.FOLLOWED)
     batches = run.batches()
     for _ in range(4):
@@ -171,7 +171,7 @@ def test_followed_run_is_reproducible():
         assert loss == pytest.approx(float(leaf), abs=1e-5)
         again.update(grads)
     assert all(torch.equal(tensor, again.p[name]) for name, tensor in run.p.items()), (
-        "the same seed, the same run"
+        "runs with the same seed are equal"
     )
 
 

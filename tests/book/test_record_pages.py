@@ -1,4 +1,4 @@
-"""Tables made from records: ratios and predictions match values computed by hand."""
+"""Tables made from records: ratios and predictions match manually computed values."""
 
 from types import SimpleNamespace
 
@@ -16,12 +16,12 @@ from harness.puzzles.p22.candidates import BENCHMARK
 
 
 def convert_to_strings(rows, names=()):
-    """Return rows as strings, as read from a record, with all of `names`."""
+    """Convert rows to strings, as read from a record, with all columns `names`."""
     return [dict.fromkeys(names, "") | {name: str(value) for name, value in row.items()} for row in rows]
 
 
 def parse_cells(markdown):
-    """Return the cells of a Markdown table, line by line, without the line of rules."""
+    """Parse a Markdown table into rows of cells, without the delimiter row."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()]
     return [line for line in lines if not set("".join(line)) <= set("-: ")]
 
@@ -30,7 +30,7 @@ def parse_cells(markdown):
 
 
 def make_bench_rows(times, column="graph", direction="both"):
-    """Return rows of one pass, as the benchmark writes them."""
+    """Create rows of one pass, as written by the benchmark."""
     rows = []
     for dims, by_name in times.items():
         for name, time in by_name.items():
@@ -72,7 +72,7 @@ def test_random_sizes_are_compared_with_the_fastest_peer():
         list(every_size.beside([row for row in rows if row["candidate"] != "compile"], "graph"))
 
 
-def test_fastest_plan_of_one_or_two_streams():
+def test_fastest_plan_with_one_or_two_streams():
     names = ("M", "H", "O", "branches", "us", "chosen")
     rows = [(50, 6, 7, 1, 20, ""), (50, 6, 7, 1, 10, ""), (50, 6, 7, 2, 9, "yes"), (50, 6, 7, 2, 8, "")]
     grouped = every_size.by_branches(convert_to_strings(dict(zip(names, row, strict=True)) for row in rows))
@@ -85,7 +85,7 @@ def test_fastest_plan_of_one_or_two_streams():
 
 
 def make_attention_row(candidate: str, microseconds: float, **other) -> dict[str, str]:
-    """Return a row as `p23 --bench` writes it."""
+    """Create a row as written by `p23 --bench`."""
     size = {
         "B": 8,
         "N": 12,
@@ -100,8 +100,8 @@ def make_attention_row(candidate: str, microseconds: float, **other) -> dict[str
     return {name: str(value) for name, value in row.items()}
 
 
-def test_attention_flops_match_a_count_by_hand():
-    """96 heads at S = 1024: 2 * 96 * 1024**2 * 64 operations a product, at 100 TFLOP/s 128.8 us; nine of them."""
+def test_attention_flops_match_manual_count():
+    """With 96 heads and S = 1024, nine matmuls of 2 * 96 * 1024**2 * 64 operations take 128.8 us each."""
     ceiling = make_attention_row("matmul ceiling", 1, column="ceiling", B="", S="", tflops=100)
     prediction = attention_times.predicted(Times([ceiling]), (1024, 64, False, "bfloat16"))
     assert prediction["done"] == pytest.approx(9 * 128.85, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Records: reading and writing, refusal of invalid ones by line, and detection of changed kernels."""
+"""Records: reading, writing, errors with line numbers, and detection of changed kernels."""
 
 import dataclasses
 import html
@@ -36,7 +36,7 @@ def test_record_round_trip(tmp_path):
     assert record.names(tmp_path) == ["r"]
 
 
-def test_number_without_a_unit_is_refused(tmp_path):
+def test_number_without_a_unit_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="r: the column apart has no unit"):
         record.write(dataclasses.replace(MEASURED, units={}), tmp_path)
 
@@ -51,7 +51,7 @@ def test_number_without_a_unit_is_refused(tmp_path):
         ("# question: q\n# machine: m\n# date: d\n# command: c\na,b\n", "no rows"),
     ],
 )
-def test_malformed_record_is_refused(tmp_path, text, message):
+def test_malformed_record_is_rejected(tmp_path, text, message):
     (tmp_path / "r.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         record.read("r", tmp_path)
@@ -157,8 +157,8 @@ def test_stopped_script_keeps_its_rows(tmp_path, monkeypatch):
     assert (tmp_path / "rows.csv").read_text() == "way,us,note\none,1.5,\n"
 
 
-def test_graphs_are_replayed_in_turns(monkeypatch):
-    """The fake clock adds 4 µs to each replay of "slow": two warm-up replays, then 10, 14 and 18."""
+def test_graphs_are_replayed_alternately(monkeypatch):
+    """The fake clock adds 4 µs to each replay of "slow": two warmup replays, then 10, 14 and 18."""
     taken = {"slow": iter(range(2, 1000, 4)), "fast": iter([1] * 1000)}
     replays = {name: lambda times=times: next(times) for name, times in taken.items()}
     clock = SimpleNamespace(synchronize=lambda: None, measure=lambda call, repeats: float(call()))
@@ -171,7 +171,7 @@ def test_slow_or_failing_command_is_reported(capfd):
     assert runner.rows_of("-c while(1):pass", 1) == [] and "exit code 124" in capfd.readouterr().err
 
 
-def test_unknown_record_is_bad_use():
+def test_unknown_record_is_a_usage_error():
     with pytest.raises(SystemExit, match="2"):
         runner.main(["nothing"])
 

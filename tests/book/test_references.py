@@ -1,4 +1,4 @@
-"""References from pages to records (numbers, statements, shares in words), their errors, and typed numbers."""
+"""References from pages to records: numbers, conditions, verbal shares, errors, and unreferenced numbers."""
 
 import html
 
@@ -20,13 +20,13 @@ SOURCES = {"table.md": ["taken"], "chart.svg": ["taken"], "other.md": []}
 
 @pytest.fixture
 def known(monkeypatch):
-    """A record `taken` of three rows, one without a number."""
+    """A record `taken` with three rows, one of them without a number."""
     monkeypatch.setattr(record, "rows", lambda name: list(ROWS))
     return {"taken": said.Rows("taken")}
 
 
 def resolve(text, known):
-    """Return the text with its references resolved, and the faults."""
+    """Resolve a text's references; return the new text and the errors."""
     faults = []
     return references.resolve(text, known, lambda source, message: faults.append((source, message))), faults
 
@@ -46,7 +46,7 @@ def read_all_taken(known):
 
 
 @pytest.mark.parametrize(("device", "word"), [("NVIDIA H200", "H200"), ("NVIDIA H100 80GB HBM3", "H100")])
-def test_page_names_the_gpu_of_a_record(known, monkeypatch, device, word):
+def test_page_mentions_the_gpu_of_a_record(known, monkeypatch, device, word):
     monkeypatch.setattr(record, "rows", lambda name: [{"device": device}])
     assert resolve("On one {{= taken.gpu }}.", known) == (f"On one {word}.", [])
 
@@ -149,13 +149,13 @@ def test_each_page_with_a_record_reports_unchecked_comparisons(site):
     assert silent == {"notebook.md"} and len(shown) > 20
 
 
-def test_page_names_the_record_of_a_derived_number(site):
-    """The essay has no table or picture of attention's times, only a ratio of two of them."""
+def test_page_mentions_the_record_of_a_derived_number(site):
+    """The essay has no table or picture of attention's times, only a ratio of two times."""
     page = (site / "essays" / "flash_attention_backward.html").read_text(encoding="utf-8")
     assert record.read("attention").command in html.unescape(page.split('<details class="records">')[1])
 
 
-def test_page_ends_with_its_records_and_marks_old_ones(monkeypatch):
+def test_page_ends_with_its_records_and_marks_outdated_ones(monkeypatch):
     used = references.records_of("{{#include ../.cache/generated/chart.svg}}", SOURCES)
     assert used == {"taken"}
     records = {

@@ -1,4 +1,4 @@
-"""Pages with tasks follow the template, or the build fails."""
+"""Puzzle pages must follow the template, or the build fails."""
 
 import re
 
@@ -61,14 +61,14 @@ def test_puzzle_pages_have_tasks_and_all_sections():
         ('<details class="reveal">', '"A question" holds nothing'),
     ],
 )
-def test_missing_section_is_named(section, message):
+def test_missing_section_is_reported(section, message):
     assert list(rungs.missing("puzzle_20/graph.md", COMPLETE_PAGE)) == []
     (fault,) = rungs.missing("puzzle_20/graph.md", COMPLETE_PAGE.replace(section, ""))
     assert message in fault
 
 
 def expand_wrong_list(text: str) -> str:
-    """Return the expansion of a page's `{{#wrong p20}}`."""
+    """Expand `{{#wrong p20}}` on a page."""
     chapter = preprocess.Chapter("puzzle_20/page.md", text, [])
     shown = preprocess.wrong_solutions(chapter, unwrap(preprocess.TOKEN.search(text, text.index("{{#wrong"))))
     assert chapter.faults == []

@@ -1,4 +1,4 @@
-"""The task above a hint ladder repeats the learner's file, and no page has hints without a task."""
+"""The task above a hint ladder quotes the learner's file, and no page has hints without a task."""
 
 import re
 from html import unescape
@@ -49,8 +49,8 @@ def test_long_definition_shows_head_and_blank():
 
 
 def test_each_hint_ladder_has_its_task(site):
-    """The task is on the page above the first hint, also if the page includes the blank itself; in a step, the
-    fold of the hints names the blank."""
+    """The task precedes the first hint, even if the page includes the blank itself; in a step, the
+    hints' fold contains the blank's name."""
     for page in sorted({page for page, _, _ in LADDERS}):
         html = (site / page.relative_to(BOOK / "src").with_suffix(".html")).read_text()
         for other, puzzle, ladder in LADDERS:

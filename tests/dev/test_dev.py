@@ -1,4 +1,4 @@
-"""`workbook dev check` names missing files; `dev new` writes a puzzle that passes it and is unsolved."""
+"""`workbook dev check` reports missing files; `dev new` writes an unsolved puzzle that passes the check."""
 
 import os
 import shutil
@@ -7,17 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.dev import check, skeleton
-from harness.errors import BadUse
-from harness.spec.catalogue import list_puzzle_names
-from harness.toolchain import roots
+from run_command.dev import check, skeleton
+from run_command.errors import BadUse
+from run_command.spec.catalogue import list_puzzle_names
+from run_command.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def copy_checkout(folder: Path) -> Path:
-    """Copy the parts of the checkout that `dev` reads; return the folder."""
+    """Copy the parts of the checkout that `dev` uses; return the folder."""
     ignored = shutil.ignore_patterns("__pycache__", ".cache", "html", "template")
     for name in ("harness", "solutions", "problems", "tests", "book/src"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored, symlinks=True)
@@ -32,17 +31,17 @@ def copy_checkout(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def extended(tmp_path_factory) -> Path:
-    """A copy of the checkout with a new puzzle in it."""
+def checkout_with_new_puzzle(tmp_path_factory) -> Path:
+    """A copy of the checkout with a new puzzle."""
     folder = copy_checkout(tmp_path_factory.mktemp("extended"))
-    written = harness(folder, "dev", "new", "p77")
+    written = run_command(folder, "dev", "new", "p77")
     assert written.returncode == 0, written.stderr
     return folder
 
 
 @pytest.fixture
-def spoiled(tmp_path) -> Path:
-    """A copy of puzzle 22's files for a test to damage."""
+def damaged_copy(tmp_path) -> Path:
+    """A copy of puzzle 22's files that tests may damage."""
     ignored = shutil.ignore_patterns("__pycache__")
     parts = ("harness/puzzles", "solutions", "problems", "tests")
     for name in (*(f"{part}/p22" for part in parts), "solutions/shared", "book/src/puzzle_22"):
@@ -52,8 +51,8 @@ def spoiled(tmp_path) -> Path:
     return tmp_path
 
 
-def harness(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Call the command line of a copy."""
+def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """Run the command line of a copy."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(
         [sys.executable, "-m", "harness", *arguments],
@@ -71,35 +70,35 @@ def test_all_puzzles_have_all_files(command_line):
 
 
 def remove(*names):
-    """Return a function that removes some paths."""
+    """Return a function that deletes paths."""
 
-    def spoil(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         for name in names:
             path = folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    return spoil
+    return damage
 
 
 def replace(name, old, new):
-    """Return a function that replaces a text in a file."""
+    """Return a function that replaces a string in a file."""
 
-    def spoil(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         path = folder / name
         assert old in path.read_text()
         path.write_text(path.read_text().replace(old, new))
 
-    return spoil
+    return damage
 
 
 def add(name):
     """Return a function that writes an unexpected file."""
 
-    def spoil(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
 
-    return spoil
+    return damage
 
 
 SOURCE = "op/layernorm_linear.mojo"
@@ -108,7 +107,7 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("damage", "message"),
     [
         (remove(HINTS), f"{HINTS} is missing"),
         (add("solutions/p22/notes.txt"), "solutions/p22/notes.txt is not part of a puzzle"),
@@ -135,58 +134,61 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
          "solutions/p98 belongs to no puzzle: harness/puzzles/p98 is missing"),
     ],
 )  # fmt: skip
-def test_missing_and_unexpected_files_are_named(spoiled, puzzle, spoil, message):
-    spoil(spoiled)
-    faults = [*check.find_faults(spoiled, puzzle), *check.find_unknown_folders(spoiled, ["p22"])]
+def test_missing_and_unexpected_files_are_reported(damaged_copy, puzzle, damage, message):
+    damage(damaged_copy)
+    faults = [*check.find_faults(damaged_copy, puzzle), *check.find_unknown_folders(damaged_copy, ["p22"])]
     assert any(
         fault.startswith(message) or (message in fault and message.startswith("BLANK")) for fault in faults
     ), faults
-    assert not any(str(spoiled) in fault for fault in faults)
+    assert not any(str(damaged_copy) in fault for fault in faults)
 
 
-def test_blank_and_gate_names_must_match(spoiled, puzzle):
-    path = spoiled / "solutions" / "p22" / SOURCE
+def test_blank_and_gate_names_must_match(damaged_copy, puzzle):
+    path = damaged_copy / "solutions" / "p22" / SOURCE
     path.write_text(
         path.read_text().replace("BLANK-START dx:", "BLANK-START xd:").replace("BLANK-END dx", "BLANK-END xd")
     )
-    faults = list(check.find_faults(spoiled, puzzle))
+    faults = list(check.find_faults(damaged_copy, puzzle))
     assert f"solutions/p22/{SOURCE} has no blank dx" in faults
     assert f"solutions/p22/{SOURCE}: blank xd is not a gate of the rung" in faults
 
 
-def test_check_exits_with_1_on_a_fault(spoiled, command_line, monkeypatch):
-    (spoiled / HINTS).unlink()
-    monkeypatch.setattr(roots, "CHECKOUT", spoiled)
+def test_check_exits_with_1_on_a_fault(damaged_copy, command_line, monkeypatch):
+    (damaged_copy / HINTS).unlink()
+    monkeypatch.setattr(roots, "CHECKOUT", damaged_copy)
     result = command_line("dev", "check", "p22")
     assert result.code == 1
     assert result.out == f"{HINTS} is missing\np22: 1 fault\n"
 
 
-def test_new_puzzle_has_all_files(extended):
-    assert 'p28 = "workbook p28"\np77 = "workbook p77"\n' in (extended / "pixi.toml").read_text()
-    result = harness(extended, "dev", "check", "all")
+def test_new_puzzle_has_all_files(checkout_with_new_puzzle):
+    assert (
+        'p28 = "workbook p28"\np77 = "workbook p77"\n' in (checkout_with_new_puzzle / "pixi.toml").read_text()
+    )
+    result = run_command(checkout_with_new_puzzle, "dev", "check", "all")
     assert result.returncode == 0, result.stdout
     assert (
-        "- [Puzzle 77: a stand-in](puzzle_77/puzzle_77.md)" in (extended / "book/src/SUMMARY.md").read_text()
+        "- [Puzzle 77: a stand-in](puzzle_77/puzzle_77.md)"
+        in (checkout_with_new_puzzle / "book/src/SUMMARY.md").read_text()
     )
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
-def test_new_puzzle_is_listed_with_hints_and_unsolved(extended):
-    listed = harness(extended, "list", "p77").stdout
+def test_new_puzzle_is_listed_with_hints_and_unsolved(checkout_with_new_puzzle):
+    listed = run_command(checkout_with_new_puzzle, "list", "p77").stdout
     assert "p77  A stand-in: square, forward and backward" in listed and "· dsquare" in listed
-    assert "dx = 2 * x * dy" in harness(extended, "hint", "p77", "dsquare-2").stdout
-    verified = harness(extended, "verify", "p77")
+    assert "dx = 2 * x * dy" in run_command(checkout_with_new_puzzle, "hint", "p77", "dsquare-2").stdout
+    verified = run_command(checkout_with_new_puzzle, "verify", "p77")
     assert verified.returncode == 3, verified.stdout + verified.stderr
-    right = harness(extended, "p77", "--backward", "--solution", "--device", "virtual")
+    right = run_command(checkout_with_new_puzzle, "p77", "--backward", "--solution", "--device", "virtual")
     assert right.returncode == 0 and "ALL CORRECT" in right.stdout, right.stdout + right.stderr
 
 
-def test_new_puzzle_tests_pass(extended):
+def test_new_puzzle_tests_pass(checkout_with_new_puzzle):
     completed = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/p77"],
-        cwd=extended, env={**os.environ, "PYTHONPATH": str(extended)}, capture_output=True, text=True,
+        cwd=checkout_with_new_puzzle, env={**os.environ, "PYTHONPATH": str(checkout_with_new_puzzle)}, capture_output=True, text=True,
     )  # fmt: skip
     assert completed.returncode == 0, completed.stdout
 
@@ -201,6 +203,6 @@ def test_new_puzzle_tests_pass(extended):
         ),
     ],
 )
-def test_invalid_puzzle_name_is_refused(name, message):
+def test_invalid_puzzle_name_is_rejected(name, message):
     with pytest.raises(BadUse, match=f"dev new {name}: {message}"):
         list(skeleton.write(ROOT, name))

@@ -1,4 +1,4 @@
-"""`dev format` and `dev format --check`, which writes nothing and fails on a difference."""
+"""`dev format` rewrites files; `dev format --check` only reports differences and fails."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_format_then_check_is_clean(tree, capfd):
     assert formatting.check(tree) == 1
 
 
-def test_unparsable_file_is_named(tree):
+def test_unparsable_file_is_reported(tree):
     (tree / "solutions/p1/op/a.mojo").write_text("def f(:\n")
     with pytest.raises(SystemExit) as stop:
         formatting.check(tree)

@@ -1,4 +1,4 @@
-"""`workbook dev check --mutants`: mutations of a line, the listed survivors, and their explanations."""
+"""`workbook dev check --mutants`: mutations of a line, survivors, and their explanations."""
 
 import sys
 from pathlib import Path
@@ -16,14 +16,14 @@ import checkout as toys  # noqa: E402
 
 
 @pytest.fixture
-def here(tmp_path):
-    """Work in a checkout with the toy puzzles."""
-    toys.make(tmp_path)
+def in_checkout(tmp_path):
+    """Enter a checkout with the toy puzzles."""
+    toys.create(tmp_path)
     with toys.enter(tmp_path):
         yield tmp_path
 
 
-def call(*arguments: str) -> tuple[int, str, str]:
+def run_mutants(*arguments: str) -> tuple[int, str, str]:
     """Run `dev check --mutants`; return exit code, standard output and standard error."""
     return toys.run(["dev", "check", "--mutants", *arguments])
 
@@ -32,7 +32,7 @@ def call(*arguments: str) -> tuple[int, str, str]:
 
 
 def list_mutated_lines(body: str, edits) -> set[str]:
-    """Return the changed line of each mutant of a body, or all lines if two have changed."""
+    """Return each mutant's changed line, or all lines if several changed."""
     start, end = "# BLANK-START a: a task", "# BLANK-END a"
     lines = [f"    {line}" for line in (start, *body.split("\n"), end)]
     text = "\n".join(["def f(a, b, n):", *lines, "    return a", ""])
@@ -94,7 +94,7 @@ def test_mutations_of_a_mojo_line(body, expected):
     } == expected
 
 
-def test_mutant_is_a_parsable_file_with_a_location(here):
+def test_mutant_is_a_parsable_file_with_a_location(in_checkout):
     (work, *_) = mutation.list_works(find_puzzle("p91"))
     text = work.solution.read_text()
     all_mutants = mutants.list_mutants(work)
@@ -113,15 +113,15 @@ SURVIVOR = f'[["numpy.dcube"]]\nwas = "{LINE}"\nnow = "NOW"\nwhy = "a reason"\n'
 
 
 def format_counts(total: int, *, rejected: int, explained=0, survived=0, unjudged=0, share: float) -> str:
-    """Return the last line that the command prints."""
+    """Return the command's expected last line."""
     return (
         f"p91 numpy: {total} mutants: {rejected} rejected, {explained} explained, {survived} survived, "
         f"{unjudged} could not be checked; {share} % of those checked rejected\n"
     )
 
 
-def test_all_mutants_are_rejected(here):
-    code, out, err = call("p91", "--rung", "numpy")
+def test_all_mutants_are_rejected(in_checkout):
+    code, out, err = run_mutants("p91", "--rung", "numpy")
     assert (code, out) == (0, format_counts(5, rejected=5, share=100.0))
     assert err == "p91 numpy: 5 of 5 mutants checked\n"
 
@@ -136,76 +136,76 @@ FACTOR = {1: 3}[1]
 """
 
 
-def solve(here: Path, body: str) -> None:
+def solve(in_checkout: Path, body: str) -> None:
     """Replace the body of the toy's NumPy solution."""
-    path = here / "solutions/p91/in_numpy.py"
+    path = in_checkout / "solutions/p91/in_numpy.py"
     path.write_text(path.read_text().replace(LINE, body.replace("\n", "\n    ")))
 
 
-def test_survivor_is_listed_until_explained(here):
-    solve(here, "factor = max(3, 0)\nreturn factor * input**2 * grad_output")
+def test_survivor_is_listed_until_explained(in_checkout):
+    solve(in_checkout, "factor = max(3, 0)\nreturn factor * input**2 * grad_output")
     listed = "solutions/p91/in_numpy.py:7: dcube passes with `factor = max(3, 1)` for `factor = max(3, 0)`\n"
-    code, out, _ = call("p91", "--rung", "numpy")
+    code, out, _ = run_mutants("p91", "--rung", "numpy")
     assert (code, out) == (1, listed + format_counts(7, rejected=6, survived=1, share=85.7))
     known = SURVIVOR.replace(LINE, "factor = max(3, 0)").replace("NOW", "factor = max(3, 1)")
-    (here / "solutions/p91/survivors.toml").write_text(known)
-    code, out, _ = call("p91", "--rung", "numpy")
+    (in_checkout / "solutions/p91/survivors.toml").write_text(known)
+    code, out, _ = run_mutants("p91", "--rung", "numpy")
     assert (code, out) == (0, format_counts(7, rejected=6, explained=1, share=85.7))
 
 
-def test_unchecked_mutant_is_not_counted_as_rejected(here):
-    path = here / "solutions/p91/in_numpy.py"
+def test_unchecked_mutant_is_not_counted_as_rejected(in_checkout):
+    path = in_checkout / "solutions/p91/in_numpy.py"
     path.write_text(IMPORT_TIME_BLANK)
-    code, out, _ = call("p91", "--rung", "numpy")
+    code, out, _ = run_mutants("p91", "--rung", "numpy")
     assert (code, out) == (0, format_counts(3, rejected=1, unjudged=2, share=100.0))
 
 
-def test_exiting_and_hanging_mutants_are_rejected(here, monkeypatch):
+def test_exiting_and_hanging_mutants_are_rejected(in_checkout, monkeypatch):
     monkeypatch.setenv("WORKBOOK_GATE_SECONDS", "5")
     solve(
-        here,
+        in_checkout,
         "n = 0\nif n != 0:\n    raise SystemExit\nwhile n < 3:\n    n += 3\nreturn n * input**2 * grad_output",
     )
-    code, out, _ = call("p91", "--rung", "numpy")
+    code, out, _ = run_mutants("p91", "--rung", "numpy")
     assert code == 1 and [line.partition(" passes with ")[2] for line in out.splitlines()[:-1]] == [
         "`pass` for `raise SystemExit`", "`n = 3` for `n += 3`",
     ]  # fmt: skip
 
 
-def test_wrong_solution_is_reported(here):
-    solve(here, "return 4 * input")
-    code, out, err = call("p91", "--rung", "numpy")
+def test_wrong_solution_is_reported(in_checkout):
+    solve(in_checkout, "return 4 * input")
+    code, out, err = run_mutants("p91", "--rung", "numpy")
     assert (code, out) == (2, "") and "in_numpy.py is not correct, so its mutants cannot be checked" in err
 
 
 @pytest.mark.parametrize("flag", [("--rung", "numpy"), ("--most", "3"), ("--seed", "1")])
-def test_mutants_flag_alone_is_bad_use(command_line, flag):
+def test_flags_without_mutants_are_a_usage_error(command_line, flag):
     result = command_line("dev", "check", "p22", *flag)
     assert result.code == 2 and "--rung, --most and --seed belong to --mutants" in result.err
 
 
-def test_unknown_rung_is_refused(command_line):
+def test_unknown_rung_is_rejected(command_line):
     result = command_line("dev", "check", "p19", "--mutants", "--rung", "numpy")
     assert result.code == 2 and "p19 has no NumPy rung" in result.err
 
 
-def test_unused_explanation_is_listed(here):
-    (here / "solutions/p91/survivors.toml").write_text(SURVIVOR.replace("NOW", "return 7"))
-    code, out, _ = call("p91", "--rung", "numpy")
+def test_unused_explanation_is_reported(in_checkout):
+    (in_checkout / "solutions/p91/survivors.toml").write_text(SURVIVOR.replace("NOW", "return 7"))
+    code, out, _ = run_mutants("p91", "--rung", "numpy")
     assert code == 1
     assert out.startswith(
         f"solutions/p91/survivors.toml: numpy.dcube has no mutant `{LINE}` -> `return 7`\np91 numpy: 5 mutants"
     )
 
 
-def test_sample_is_seeded(here):
+def test_sample_is_seeded(in_checkout):
     drawn = {}
     for seed in range(3):
         (work,) = mutation.list_works(find_puzzle("p91"), ["numpy"])
         drawn[seed] = [each.now for each in mutation.draw_mutants(work, seed=seed, most=2)]
     assert all(len(each) == 2 for each in drawn.values()) and len({*map(tuple, drawn.values())}) > 1
     assert mutation.draw_mutants(work, seed=0, most=9) == mutants.list_mutants(work)
-    code, out, _ = call("p91", "--rung", "numpy", "--most", "2", "--seed", "1")
+    code, out, _ = run_mutants("p91", "--rung", "numpy", "--most", "2", "--seed", "1")
     assert (code, out) == (0, format_counts(2, rejected=2, share=100.0))
 
 
@@ -218,15 +218,15 @@ def test_sample_is_seeded(here):
         (SURVIVOR.replace(".dcube", ""), "an entry of numpy needs was, now and why"),
     ],
 )
-def test_damaged_survivor_list_is_reported(here, text, message):
-    (here / "solutions/p91/survivors.toml").write_text(text)
+def test_damaged_survivor_list_is_reported(in_checkout, text, message):
+    (in_checkout / "solutions/p91/survivors.toml").write_text(text)
     with pytest.raises(DamagedFile, match=message):
         mutation.load_explanations("p91")
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
-def test_broken_kernel_in_a_batch_has_no_result(here):
+def test_broken_kernel_in_a_batch_has_no_result(in_checkout):
     (work,) = mutation.list_works(find_puzzle("p90"))
     text = work.solution.read_text()
     old = "var value = x[from_row, c].cast[accum]()"
@@ -244,10 +244,10 @@ RUNGS = {
     "p20": ("derive", "torch", "register"), "p21": ("catch",), "p22": ("derive", "numpy"), "p23": ("numpy", "torch"),
     "p24": ("numpy", "torch"), "p25": ("numpy",), "p26": ("printer", "fold", "match", "swap"), "p27": ("numpy", "tape"),
 }  # fmt: skip
-"""Rungs whose mutants are checked in seconds."""
+"""Rungs with mutants that are checked within seconds."""
 FEW = ("p22-derive", "p22-numpy", "p23-numpy", "p24-numpy", "p24-torch")
-MANY = ("p21-catch", "p26-fold", "p26-match", "p26-swap", "p27-numpy", "p27-tape")
-"""Rungs with a hundred or more mutants, of which a sample is checked."""
+SAMPLED = ("p21-catch", "p26-fold", "p26-match", "p26-swap", "p27-numpy", "p27-tape")
+"""Rungs with at least a hundred mutants: only a sample is checked."""
 SAMPLES = [f"{puzzle}-{rung}" for puzzle, rungs in RUNGS.items() for rung in rungs]
 
 
@@ -268,9 +268,9 @@ def test_survivors_are_explained(name):
 @pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.timeout(1200)
-def test_survivors_of_another_draw_are_explained():
+def test_survivors_of_another_seed_are_explained():
     for name in (*SAMPLES, "p19-mojo", "p23-mojo"):
-        assert_survivors_explained(name, 1, 8 if name in (*MANY, "p19-mojo", "p23-mojo") else None)
+        assert_survivors_explained(name, 1, 8 if name in (*SAMPLED, "p19-mojo", "p23-mojo") else None)
 
 
 @pytest.mark.parametrize("name", list_puzzle_names())

@@ -1,7 +1,7 @@
 """Call the public ops of several packages on the GPU: `python ops_on_gpu_run.py FILE.npz PACKAGE...`.
 
 Does not use the harness. FILE has the inputs and is overwritten with the outputs. All ops are in one graph, which
-compiles as fast as a single op. Prints the errors of three calls with wrong shapes.
+compiles as fast as a single op. Print the errors of three calls with invalid shapes.
 """
 
 import json
@@ -23,7 +23,7 @@ library.load_paths(packages)
 
 
 def make_type(name: str, array: np.ndarray) -> TensorType:
-    """Return a type with a different symbol for every size, so that the op checks the sizes."""
+    """Return a tensor type with a distinct symbol per dimension, so that the op checks the sizes."""
     return TensorType(DType.from_numpy(array.dtype), [f"{name}{i}" for i in range(array.ndim)], device=gpu)
 
 
@@ -34,8 +34,8 @@ with Graph("public", input_types=[*types.values(), normalised], kernel_library=l
     v = dict(zip(types, (tensor.tensor for tensor in tensors), strict=True))
 
     def add_op(op: str, outputs: str, *inputs: str) -> None:
-        """Add an op to the graph; each output NAME:LIKE has the type of the tensor LIKE."""
-        pairs = [each.split(":") for each in outputs.split()]
+        """Add an op to the graph; an output NAME:LIKE has the type of tensor LIKE."""
+        pairs = [output.split(":") for output in outputs.split()]
         results = ops.custom(op, gpu, [v[name] for name in inputs], [v[like].type for _, like in pairs])
         v.update(zip((name for name, _ in pairs), (result.tensor for result in results), strict=True))
 
@@ -61,11 +61,11 @@ model = InferenceSession(devices=[CPU(), device]).load(graph)
 
 
 def run(**others: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the ops' results for the arrays, with `others` replaced."""
+    """Run the ops on the arrays after replacing `others`; return the results."""
     buffers = {name: Buffer.from_numpy(array).to(device) for name, array in {**arrays, **others}.items()}
     rows = Buffer.from_numpy(np.full_like(arrays["matrix"], np.nan)).to(device)
     results = dict(zip(names, model.execute(*buffers.values(), rows), strict=True))
-    return {name: each.to(CPU()).to_numpy() for name, each in {**results, "normalised": rows}.items()}
+    return {name: output.to(CPU()).to_numpy() for name, output in {**results, "normalised": rows}.items()}
 
 
 np.savez(file, allow_pickle=False, **run())

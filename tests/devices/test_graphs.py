@@ -1,4 +1,4 @@
-"""Graphs of op calls: their inputs, their cache, and their compile errors."""
+"""Graphs of op calls: inputs, caching and compile errors."""
 
 import os
 import threading
@@ -39,7 +39,7 @@ PICK = OpSpec(
 CPU_REF = DeviceRef.CPU()
 
 
-def test_written_arguments_are_buffers_and_read_ones_tensors():
+def test_written_arguments_are_buffers_and_others_tensors():
     types = get_argument_types((Call(SCALE, (), "a"), Call(SUMS, (), "a")), "bfloat16", CPU_REF)
     assert list(types) == ["a.y", "a.total", "x", "eps", "steps"]
     assert isinstance(types["a.y"], BufferType) and isinstance(types["x"], TensorType)
@@ -59,7 +59,7 @@ def test_arguments_have_separate_dtypes():
     assert wide["total"].dtype == graphs.DTYPES["float64"]
 
 
-def test_shared_inputs_appear_once_and_outputs_have_prefixes(puzzle):
+def test_shared_inputs_are_merged_and_outputs_prefixed(puzzle):
     types = get_argument_types(puzzle.calls, "float32", CPU_REF)
     assert "input" in types and "fused.output" in types and "unfused.output" in types
     assert "mean" not in types, "the backward pass reads the forward pass's output"
@@ -76,7 +76,7 @@ def test_error_names_the_missing_op(solution):
 
 @pytest.mark.compiles
 def test_argument_names_do_not_depend_on_the_cache_key(puzzle, solution, program):
-    """The kind of device is part of the key, but MAX's own cache returns the first graph with its names."""
+    """MAX's cache returns the first graph with its argument names, even for another kind of device."""
     assert graphs.strip_prefixes({"g0123_forward": 1, "gabcd_back_ward": 2}) == {"forward": 1, "back_ward": 2}
     first, calls = (
         program("float32"),
@@ -92,11 +92,11 @@ def test_argument_names_do_not_depend_on_the_cache_key(puzzle, solution, program
 
 
 class CompileStarted(Exception):
-    """Raised instead of a compilation."""
+    """Raised in place of a compilation."""
 
 
 def is_cached(package, calls, dtype="float32", kind="") -> bool:
-    """Return whether a load would find a compiled graph; compile nothing."""
+    """Return whether a compiled graph is cached, without compiling."""
 
     def raise_started():
         raise CompileStarted
@@ -124,7 +124,7 @@ def test_any_change_of_code_or_processor_changes_the_key(
 
 
 @pytest.mark.compiles
-def test_graph_compiled_with_others_is_loaded_on_its_own(puzzle, solution, cpu_graphs, monkeypatch):
+def test_graph_compiled_with_others_can_be_loaded_separately(puzzle, solution, cpu_graphs, monkeypatch):
     calls, cpu_programs = puzzle.list_calls(puzzle.default_variants), cpu_graphs()
     case, inputs = puzzle.cases(None)[0], Reference(puzzle, "float64", 3).get_inputs(puzzle.cases(None)[0])
     compiles = []
@@ -144,7 +144,7 @@ def test_graph_compiled_with_others_is_loaded_on_its_own(puzzle, solution, cpu_g
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_error_of_graph_compilation_is_located(copied_package):
-    """The package compiles, but a kernel's comptime assert fails when the graph instantiates it."""
+    """A kernel's comptime assert fails only when the graph instantiates it."""
     message = "algorithm must be 'unfused' or 'fused'"
     source = copied_package.path / "passes.mojo"
     assert source.read_text().count(f'comptime assert is_algorithm(algorithm), "{message}"') == 2
@@ -158,7 +158,7 @@ def test_error_of_graph_compilation_is_located(copied_package):
 
 
 class PrintingSession(InferenceSession):
-    """A session whose compile prints to the process's standard error and returns a graph."""
+    """Session stub whose compile prints to the process's standard error."""
 
     def __init__(self, text: bytes):
         self.text = text
@@ -180,7 +180,7 @@ def test_printed_error_is_raised_and_printed_warning_is_not(solution):
 
 
 class FailingSession(InferenceSession):
-    """A session whose first `failures` compilations raise MAX's error for a moved cache."""
+    """Session stub whose first `failures` compilations raise MAX's error for a moved cache."""
 
     def __init__(self, failures: int):
         self.failures, self.compiles = failures, 0

@@ -1,4 +1,4 @@
-"""Separately recorded kernels: PTX and lines equal those of the whole package, and only changed kernels are compiled."""
+"""Separately compiled kernels have the package's PTX and lines, and only changed kernels are compiled."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kernel_texts import fingerprint
+from kernel_texts import normalize_ptx
 
 from harness import puzzles
 from harness.devices import kernel_cache, recorder
@@ -53,7 +53,7 @@ def test_lines_are_mapped_to_moved_code():
 
 @pytest.fixture
 def make_edited(tmp_path, monkeypatch):
-    """A function: (old, new)... -> the toy's op package with these edits, in folder `place`; the cache is empty."""
+    """Return a function that writes the toy's op package with edits into a folder; the cache is empty."""
     monkeypatch.setattr(roots, "solutions", lambda: TOY.parent)
     monkeypatch.setattr(puzzles, "__path__", [*puzzles.__path__, str(TOY.parents[1] / "puzzles")])
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
@@ -76,7 +76,7 @@ def make_edited(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compilations(monkeypatch) -> list[str]:
-    """A list of compilations: "whole", "plan" or the names of the kernels."""
+    """Log of compilations: "whole", "plan" or the kernels' names."""
     log = []
 
     def log_calls(owner, name, describe):
@@ -102,7 +102,7 @@ def get_line_table(ptx: str) -> list[str]:
 
 
 def record_toy(package: OpPackage):
-    """Record the toy like the checker of gates."""
+    """Record the toy as the gates' checker does."""
     return record(recorder.Order(package, "p90", DIMS, ("plain",)))
 
 
@@ -135,7 +135,7 @@ def test_only_changed_kernel_is_compiled_and_equals_the_whole(make_edited, compi
         whole.ptx
     )
     for symbol, text in whole.ptx.items():
-        assert fingerprint(parts.ptx[symbol]) == fingerprint(text)
+        assert normalize_ptx(parts.ptx[symbol]) == normalize_ptx(text)
         assert get_line_table(parts.ptx[symbol]) == get_line_table(text) and get_line_table(text)
         assert (get_line_table(text) == get_line_table(first.ptx[symbol])) is False, "all lines moved"
 
@@ -143,7 +143,7 @@ def test_only_changed_kernel_is_compiled_and_equals_the_whole(make_edited, compi
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations):
-    """One program plans each kind of host code, another compiles each kernel; the recordings equal those of the whole."""
+    """One program plans all host code, and another compiles all kernels; recordings match whole packages."""
     forward = ("scale.cast[accum]() * value * value", "scale.cast[accum]() * value")
     edits = {"unchanged": (), "moved": (MOVED,), "slope": (MOVED, CHANGED), "both": (CHANGED, forward)}
     host = {"host": (("grid_dim=Int(rows),\n        block_dim=THREADS,\n    )\n\n\ndef", "grid_dim=Int(rows),\n        block_dim=32,\n    )\n\n\ndef"),)}  # fmt: skip
@@ -174,7 +174,7 @@ def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations
 
 @pytest.mark.slow
 @pytest.mark.compiles
-def test_cached_plans_leave_only_new_kernels_and_name_the_broken_package(make_edited, compilations):
+def test_with_cached_plans_only_new_kernels_compile_and_errors_are_attributed(make_edited, compilations):
     record_toy(make_edited())
     recorder.record_dtypes([recorder.Order(make_edited(), "p90", DIMS[:1], ("plain",))])
     assert compilations == ["whole"]
@@ -191,7 +191,7 @@ def test_cached_plans_leave_only_new_kernels_and_name_the_broken_package(make_ed
 
 @pytest.mark.slow
 @pytest.mark.compiles
-def test_broken_package_without_a_plan_is_named(make_edited):
+def test_broken_package_without_a_plan_is_reported(make_edited):
     broken = make_edited((CHANGED[0], "no_such_name * x[from_row"), place="broken")
     orders = [recorder.Order(own, "p90", DIMS) for own in (make_edited(place="unchanged"), broken)]
     with pytest.raises(CompileFailed, match=f"^{broken.path} does not compile") as caught:
@@ -204,7 +204,7 @@ def record_order(order: recorder.Order):
 
 
 def assert_same(parts, whole, name: str, variant: str) -> None:
-    """Assert that two recordings have the same launches, arguments, code and line tables."""
+    """Compare launches, arguments, code and line tables of two recordings."""
     assert list(parts.cases) == [case for case in whole.cases if case[0] == variant], name
     suffix = re.compile(r"_[0-9a-f]{8,}")
     for case, events in parts.cases.items():
@@ -213,7 +213,7 @@ def assert_same(parts, whole, name: str, variant: str) -> None:
     codes = [{r.map_kernel_names()[s]: text for s, text in r.ptx.items()} for r in (parts, whole)]
     assert codes[0].keys() == codes[1].keys()
     for launch, text in codes[1].items():
-        assert fingerprint(codes[0][launch]) == fingerprint(text), (name, launch)
+        assert normalize_ptx(codes[0][launch]) == normalize_ptx(text), (name, launch)
         assert get_line_table(codes[0][launch]) == get_line_table(text), (name, launch)
 
 
@@ -227,7 +227,7 @@ def test_kernel_with_unknown_parameters_is_not_compiled_separately(make_edited, 
     assert recorder._assemble_from_cache(recorder.Order(package, "p90", DIMS, ("plain",))) is None
 
 
-def test_launch_code_that_fails_with_marks_is_recorded_without(make_edited, monkeypatch):
+def test_launch_code_that_fails_with_marks_is_recorded_without_them(make_edited, monkeypatch):
     diagnostic = {
         "file": "x.mojo",
         "location": {"line": 1, "column": 1},

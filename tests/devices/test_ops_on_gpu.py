@@ -1,4 +1,4 @@
-"""The contract of the public ops of puzzles 19, 20, 23 and 24: names, order of arguments, values on the virtual GPU.
+"""Public contract of the ops of puzzles 19, 20, 23 and 24: names, argument order, values on the virtual GPU.
 
 Nothing is taken from the puzzles' specs, because other harnesses rely on these ops. `tests/p22/test_public_ops.py` tests
 puzzle 22's.
@@ -29,10 +29,10 @@ OPS = {
         "attention_backward": "grad_query grad_key grad_value grad_output query key value"},
     "p24": {"hilbert_gather": "gathered input order", "hilbert_scatter": "grad_input grad_gathered order"},
 }  # fmt: skip
-"""Puzzle -> op -> its arguments in order."""
+"""Puzzle -> op -> arguments in order."""
 
 
-def test_names_and_arguments_in_max_bindings():
+def test_ops_have_names_and_arguments_in_max_bindings():
     from max.experimental.torch import CustomOpLibrary
     from max.graph import KernelLibrary
 
@@ -44,7 +44,7 @@ def test_names_and_arguments_in_max_bindings():
 
 
 def make_inputs() -> dict[str, torch.Tensor]:
-    """Return the inputs of `ops_on_gpu_run.py`; the last row of x has one -inf."""
+    """Return inputs for `ops_on_gpu_run.py`; the last row of x contains one -inf."""
     generator = torch.Generator().manual_seed(0)
     shapes = {
         **dict.fromkeys(("x", "dy"), (5, 9)),
@@ -61,8 +61,8 @@ def make_inputs() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def ops_run(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The ops' outputs, and the errors of calls with wrong shapes."""
+def op_results(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Outputs of the ops, and errors of calls with invalid shapes."""
     folder = tmp_path_factory.mktemp("ops")
     (folder / "puzzles").symlink_to(solutions())
     arrays = {name: tensor.numpy() for name, tensor in make_inputs().items()}
@@ -77,51 +77,53 @@ def ops_run(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
     return outputs, json.loads(completed.stdout.splitlines()[-1])
 
 
-def assert_near(got, exact):
+def assert_close(got, exact):
     assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
-def test_relu_mask_and_backward(ops_run):
-    outputs, x = ops_run[0], make_inputs()["x"]
+def test_relu_forward_and_backward(op_results):
+    outputs, x = op_results[0], make_inputs()["x"]
     assert torch.equal(outputs["relu"], x.relu())
     assert torch.equal(outputs["grad_relu"], make_inputs()["dy"] * (x > 0))
     bits = [(int(word) >> i) & 1 for word in outputs["mask"] for i in range(32)]
     assert bits[:45] == (x > 0).int().flatten().tolist() and not any(bits[45:])
 
 
-def test_softmax_and_backward(ops_run):
+def test_softmax_forward_and_backward(op_results):
     leaf = make_inputs()["x"].double().requires_grad_()
     exact = leaf.softmax(-1)
-    assert_near(ops_run[0]["softmax"], exact.detach())
-    assert_near(ops_run[0]["grad_softmax"], torch.autograd.grad(exact, leaf, make_inputs()["dy"].double())[0])
-
-
-def test_attention_and_backward(ops_run):
-    query, key, value = (make_inputs()[name].double().requires_grad_() for name in ("query", "key", "value"))
-    exact = F.scaled_dot_product_attention(query, key, value)
-    assert_near(ops_run[0]["attention"], exact.detach())
-    gradients = torch.autograd.grad(exact, (query, key, value), make_inputs()["grad_output"].double())
-    for name, gradient in zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True):
-        assert_near(ops_run[0][name], gradient)
-
-
-def test_hilbert_gather_and_scatter(ops_run):
-    cells, order = make_inputs()["cells"], make_inputs()["order"].long()
-    assert torch.equal(ops_run[0]["gathered"], cells[:, :, order])
-    assert torch.equal(ops_run[0]["scattered"], cells)
-
-
-def test_rmsnorm_is_written_in_place(ops_run):
-    assert_near(
-        ops_run[0]["normalised"], F.rms_norm(make_inputs()["matrix"], (7,), make_inputs()["weight"], 1e-5)
+    assert_close(op_results[0]["softmax"], exact.detach())
+    assert_close(
+        op_results[0]["grad_softmax"], torch.autograd.grad(exact, leaf, make_inputs()["dy"].double())[0]
     )
 
 
-def test_inconsistent_shapes_are_reported(ops_run):
+def test_attention_forward_and_backward(op_results):
+    query, key, value = (make_inputs()[name].double().requires_grad_() for name in ("query", "key", "value"))
+    exact = F.scaled_dot_product_attention(query, key, value)
+    assert_close(op_results[0]["attention"], exact.detach())
+    gradients = torch.autograd.grad(exact, (query, key, value), make_inputs()["grad_output"].double())
+    for name, gradient in zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True):
+        assert_close(op_results[0][name], gradient)
+
+
+def test_hilbert_gather_and_scatter(op_results):
+    cells, order = make_inputs()["cells"], make_inputs()["order"].long()
+    assert torch.equal(op_results[0]["gathered"], cells[:, :, order])
+    assert torch.equal(op_results[0]["scattered"], cells)
+
+
+def test_rmsnorm_is_written_in_place(op_results):
+    assert_close(
+        op_results[0]["normalised"], F.rms_norm(make_inputs()["matrix"], (7,), make_inputs()["weight"], 1e-5)
+    )
+
+
+def test_inconsistent_shapes_are_reported(op_results):
     messages = (
         "key has size 3 along axis 3, expected 4",
         "order has size 11 along axis 0, expected 12",
         "weight has size 6 along axis 0, expected 7",
     )
-    for error, expected in zip(ops_run[1], messages, strict=True):
+    for error, expected in zip(op_results[1], messages, strict=True):
         assert expected in error

@@ -1,4 +1,4 @@
-"""Communicating processes: an error names the failed rank."""
+"""Communicating processes: errors report the failed rank."""
 
 import time
 
@@ -7,6 +7,6 @@ import pytest
 from harness.devices.processes import RankFailed, run_ranks
 
 
-def test_hanging_rank_is_named():
+def test_hanging_rank_is_reported():
     with pytest.raises(RankFailed, match="rank 1 of 2 hangs"):
         run_ranks(time.sleep, [(0,), (60,)], seconds=2.0)

@@ -1,4 +1,4 @@
-"""The recording program: tensors and launches of a spec, and an undefined launch."""
+"""The recording program: a spec's tensors and launches, and undefined launches."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def test_program_has_the_tensors_and_launches_of_the_spec():
     assert "(..." not in text and "(=" not in text
 
 
-def test_undefined_launch_is_named():
+def test_undefined_launch_is_reported():
     (variant, (first, *rest)), *_ = PUZZLE.variants.items()
     wrong = replace(PUZZLE, variants={variant: (replace(first, launch="launch_nothing(...)"), *rest)})
     with pytest.raises(DamagedFile, match="launch_nothing"):

@@ -11,7 +11,7 @@ GPU = Target("gpu", None, "a GPU")
 
 @pytest.fixture
 def set_gpu(monkeypatch):
-    """A function that sets whether MAX has a GPU."""
+    """Return a function that sets whether MAX reports a GPU."""
 
     def set_available(available: bool) -> None:
         monkeypatch.setattr(targets, "may_have_gpu", lambda: True)
@@ -49,13 +49,13 @@ LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
         (True, "auto", 100, "float64", True, "cpu", {"gpu": "float64 is for the CPU path"}),
     ],
 )
-def test_chosen_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype, on_cpu, chosen, skipped):
-    """Without a GPU, the virtual GPU replaces it."""
+def test_requested_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype, on_cpu, chosen, skipped):
+    """The virtual GPU replaces a missing GPU."""
     set_gpu(has_gpu)
     targets_chosen, targets_skipped = choose(requested, work, dtype, on_cpu)
     assert [target.kind for target in targets_chosen] == chosen.split()
-    assert [each.kind for each in targets_skipped] == [*skipped]
-    assert all(skipped[each.kind] in each.reason for each in targets_skipped)
+    assert [target.kind for target in targets_skipped] == [*skipped]
+    assert all(skipped[target.kind] in target.reason for target in targets_skipped)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_chosen_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype, on
         (False, "auto", "float64", False, BadUse, "--dtype float64 is for a CPU path"),
     ],
 )
-def test_impossible_choice_raises(set_gpu, has_gpu, requested, dtype, on_cpu, error, message):
+def test_unavailable_device_is_rejected(set_gpu, has_gpu, requested, dtype, on_cpu, error, message):
     set_gpu(has_gpu)
     with pytest.raises(error, match=message):
         choose(requested, 100, dtype, on_cpu)
 
 
 def test_no_gpu_query_if_no_gpu_can_exist(monkeypatch):
-    """MAX queries the driver once; after that the virtual GPU's driver could not be enabled."""
+    """After MAX has queried the driver, the virtual GPU's driver can no longer be enabled."""
     monkeypatch.setattr(targets, "may_have_gpu", lambda: False)
     monkeypatch.setattr(targets, "find_gpu", lambda: pytest.fail("queried the GPU"))
     assert [target.kind for target in choose("auto", 100, "float32", True)[0]] == ["cpu", "virtual"]

@@ -1,4 +1,4 @@
-"""The custom ops on the virtual GPU through MAX, as PyTorch calls them; other runs replay recorded launches."""
+"""Custom ops on the virtual GPU through MAX and PyTorch; other tests replay recorded launches."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_custom_ops_are_correct_on_the_virtual_gpu_through_max():
     assert completed.returncode == 0, completed.stderr
     architecture, cuda, passed = json.loads(completed.stdout.splitlines()[-1])
     assert (architecture, cuda) == ("sm_90a", False)
-    # Only the summary line: no warning about PyTorch's library, no failed call.
+    # The only output is the summary: no warning about PyTorch's library, no failed call.
     assert re.fullmatch(r"virtual GPU: sm_90a: \d+ launches, 0 errors, 0 notes\n", completed.stderr), (
         completed.stderr
     )

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from command_lines import Finished, run_command
+from command_lines import CommandResult, run_command
 
 from harness.learner import blanks
 from harness.toolchain import roots
@@ -28,7 +28,7 @@ class Checkout:
         monkeypatch.setattr(roots, "CHECKOUT", path)
         monkeypatch.chdir(path)
 
-    def run(self, *arguments: str, say: str = "") -> Finished:
+    def run(self, *arguments: str, say: str = "") -> CommandResult:
         """Call the command line like a learner, who types `say`."""
         self.monkeypatch.setattr("sys.stdin", io.StringIO(say))
         return run_command(self.capsys, *arguments)
@@ -42,7 +42,7 @@ class Checkout:
         file.write_text(blanks.join_pieces(blanks.split_blanks(file.read_text()), bodies))
 
 
-def one_line(finished: Finished) -> str:
+def one_line(finished: CommandResult) -> str:
     """Return the single error line of a bad use, without a traceback."""
     assert finished.code == 2, finished.out + finished.err
     assert finished.err.count("\n") == 1 and finished.err.startswith("error: ")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("toys", "book")]
 import checkout as toys  # noqa: E402
 from browser import DESKTOP, PHONE  # noqa: E402
-from checkout import call  # noqa: E402
+from checkout import run_merged  # noqa: E402
 
 FILE = "p90/op/square.mojo"
 RIGHT, WRONG = "var value = x[from_row, c]", "var value = x[row, c]"
@@ -42,7 +42,7 @@ def solve(folder: Path, old: str = "", new: str = "", **bodies: str) -> None:
 def folder(tmp_path_factory):
     """A checkout with the toys, in which the first blank of p90 reads the wrong row."""
     checkout = tmp_path_factory.mktemp("checkout")
-    toys.make(checkout)
+    toys.create(checkout)
     with toys.enter(checkout):
         solve(checkout, RIGHT, WRONG)
         yield checkout
@@ -70,7 +70,7 @@ def test_show_names_element_thread_line_and_expected_reads(recorded, folder, tmp
     arrays = puzzle.inputs(puzzle.cases(None)[0], "float32", 0)
     row = next(r for r in range(4) if arrays["order"][r] != r and arrays["mask"][r])
     page = tmp_path / "page.html"
-    code, output = call("p90", "--show", "square", "--html", page)
+    code, output = run_merged("p90", "--show", "square", "--html", page)
     assert code == 1
     got = 0.5 * arrays["input"][row, 0] ** 2
     expected = 0.5 * arrays["input"][arrays["order"][row], 0] ** 2
@@ -85,14 +85,14 @@ def test_show_names_element_thread_line_and_expected_reads(recorded, folder, tmp
 
 @pytest.mark.compiles
 def test_first_failing_gate_is_shown_and_page_is_written(recorded):
-    code, output = call("p90", "--show")
+    code, output = run_merged("p90", "--show")
     assert code == 1 and "p90 · square" in output
     assert re.search(r"step by step, in a browser: \S+pictures/p90_square.html", output)
 
 
 @pytest.mark.compiles
 def test_correct_gate_is_reported(recorded):
-    code, output = call("p90", "--show", "dsquare")
+    code, output = run_merged("p90", "--show", "dsquare")
     assert code == 0 and "dsquare is correct" in output
 
 
@@ -155,7 +155,7 @@ def test_omitted_accesses_are_reported(picture):
     ],
 )
 def test_refusals_are_one_line(folder, arguments, code, message):
-    got, output = call(*arguments)
+    got, output = run_merged(*arguments)
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
     assert got == code and len(errors) == 1 and message in errors[0]
 
@@ -163,14 +163,14 @@ def test_refusals_are_one_line(folder, arguments, code, message):
 def test_untouched_blank(folder):
     try:
         solve(folder, dsquare="    pass")
-        code, output = call("p90", "--show", "square")
+        code, output = run_merged("p90", "--show", "square")
         assert (
             code == 3
             and "error: --show square: nothing to show yet: the blank at problems/p90/op/square.mojo:"
             in output
         )
         solve(folder, square="")
-        code, output = call("p90", "--show")
+        code, output = run_merged("p90", "--show")
         assert code == 3 and "no blank of problems/p90/op/square.mojo has been attempted" in output
     finally:
         solve(folder, RIGHT, WRONG)
@@ -188,17 +188,17 @@ def test_gate_without_a_kernel(folder):
 
 
 @pytest.fixture
-def page(started, picture, tmp_path):
+def page(browser_process, picture, tmp_path):
     """The page, open at desktop width."""
     file = tmp_path / "page.html"
     file.write_text(picture_page.render_page(picture))
-    started.resize(DESKTOP)
-    started.errors.clear()
-    started.requests.clear()
-    started.open(file)
-    yield started
-    assert started.errors == []
-    assert [url for url in started.requests if not url.startswith(("file:", "data:"))] == []
+    browser_process.resize(DESKTOP)
+    browser_process.errors.clear()
+    browser_process.requests.clear()
+    browser_process.open(file)
+    yield browser_process
+    assert browser_process.errors == []
+    assert [url for url in browser_process.requests if not url.startswith(("file:", "data:"))] == []
 
 
 def text(browser, id: str) -> str:
@@ -297,16 +297,16 @@ def test_focus_is_visible(page):
 
 
 @pytest.mark.compiles
-def test_story_is_readable_without_javascript(started, picture, tmp_path):
+def test_story_is_readable_without_javascript(browser_process, picture, tmp_path):
     file = tmp_path / "page.html"
     file.write_text(picture_page.render_page(picture))
-    started.call("Emulation.setScriptExecutionDisabled", value=True)
+    browser_process.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
-        started.open(file)
+        browser_process.open(file)
     finally:
-        started.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert started.run("document.getElementById('story').offsetHeight > 0")
-    assert started.run("document.querySelector('.transport').offsetHeight") == 0
+        browser_process.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert browser_process.run("document.getElementById('story').offsetHeight > 0")
+    assert browser_process.run("document.querySelector('.transport').offsetHeight") == 0
 
 
 CONTRAST = """(() => {

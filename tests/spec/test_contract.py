@@ -10,10 +10,10 @@ from harness.spec.catalogue import find_puzzle, list_puzzle_names
 
 PUZZLES = [puzzle for puzzle in map(find_puzzle, list_puzzle_names()) if puzzle.cases(None)]
 CASES = [(puzzle, case) for puzzle in PUZZLES for case in (*puzzle.cases(None), *puzzle.gate_cases)]
-EXCEPTION = "p27"
-"""The puzzle whose truth differs from PyTorch's at infinite inputs, and whose large logits are not exact."""
-DEPENDENT = ("mask", "attn_mask", "dln")
-"""Inputs that contain -inf in every case, or are computed from another input."""
+INEXACT_PUZZLE = "p27"
+"""Puzzle whose truth differs from PyTorch's for infinite inputs, and whose large logits are not exact."""
+EXCLUDED_INPUTS = ("mask", "attn_mask", "dln")
+"""Inputs that contain -inf in every case, or depend on another input."""
 every_puzzle = pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puzzle.name)
 
 
@@ -22,7 +22,7 @@ every_puzzle = pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: puz
     [
         pytest.param(puzzle, case, id=f"{puzzle.name}-{case.name}")
         for puzzle, case in CASES
-        if puzzle.name != EXCEPTION or not is_nonfinite(case.values)
+        if puzzle.name != INEXACT_PUZZLE or not is_nonfinite(case.values)
     ],
 )
 def test_truth_and_derivation_match_autograd(puzzle, case):
@@ -35,7 +35,7 @@ def test_truth_and_derivation_match_autograd(puzzle, case):
         name = label.split(".")[-1]
         truth = np.asarray(exact[name], np.longdouble)
         finite = np.isfinite(truth)
-        # If all of the truth is 0, terms of size 1 have cancelled.
+        # An all-zero truth is the result of cancelling terms of order 1.
         scale = max(np.abs(truth[finite]).max(initial=0), terms.get(name, 0)) or 1
         for got in (tensor.numpy().astype(float), np.asarray(getattr(derived, name), float)):
             assert got.shape == truth.shape, label
@@ -48,7 +48,7 @@ def test_inputs_are_exact_in_the_runs_dtype(puzzle):
     dtypes = ("float32", "bfloat16", "float16", "float64")
     for dtype, case in [(dtype, case) for dtype in dtypes for case in puzzle.cases(None)]:
         for name, array in puzzle.inputs(case, dtype, 5).items():
-            exempt = puzzle.name == EXCEPTION and (case.name, name) == ("large logits", "logits")
+            exempt = puzzle.name == INEXACT_PUZZLE and (case.name, name) == ("large logits", "logits")
             if array.dtype.kind == "f" and array.ndim and not exempt:  # skip scalars
                 tensor = torch.tensor(array)
                 rounded = tensor.to(getattr(torch, dtype)).to(tensor.dtype)
@@ -62,7 +62,7 @@ def test_inputs_are_exact_in_the_runs_dtype(puzzle):
 def test_one_element_of_one_tensor_is_nonfinite(puzzle, case):
     value, tensor = case.values.split(" in ")
     for name, array in puzzle.inputs(case, "float32", 0).items():
-        if name not in DEPENDENT and array.dtype.kind == "f":
+        if name not in EXCLUDED_INPUTS and array.dtype.kind == "f":
             nonfinite = array[~np.isfinite(array)]
             assert len(nonfinite) == (name == tensor), name
             assert name != tensor or np.array_equal(nonfinite, [float(value)], equal_nan=True)

@@ -1,4 +1,4 @@
-"""Covering cases: all pairs of size classes occur, and cases are few, named and deterministic."""
+"""Pairwise covering cases: all pairs of size classes occur, and cases are few, named and deterministic."""
 
 from itertools import combinations, product
 
@@ -31,7 +31,7 @@ AXES = {"p19": p19.AXES, "p20": p20.AXES, "p23": p23.AXES, "p24": p24.AXES, "fou
 
 
 def list_classes(axis, size: int) -> list[str]:
-    """Return the names of an axis's classes that contain a size."""
+    """Return the size classes of an axis that contain a size."""
     return [name for name, sizes in axis.classes.items() if size in sizes]
 
 
@@ -52,7 +52,7 @@ def test_cases_cover_all_pairs_of_sizes(name):
 
 def test_cases_are_few_sorted_and_deterministic():
     cases = make_covering_cases(p23.AXES, ("hard", "unmasked"), lambda *sizes: sizes)
-    assert len(cases) == 9, "as few as three axes of three classes can have"
+    assert len(cases) == 9, "the minimum for three axes of three classes"
     assert cases == make_covering_cases(p23.AXES, ("hard", "unmasked"), lambda *sizes: sizes)
     assert [np.prod(case.dims) for case in cases] == sorted(np.prod(case.dims) for case in cases)
     assert {case.values for case in cases} == {"hard", "unmasked"}
@@ -93,7 +93,7 @@ def test_one_element_becomes_nonfinite():
 
 @pytest.mark.parametrize(("dtype", "step"), [("bfloat16", 2.0**-7), ("float16", 2.0**-10)])
 def test_cancelling_sums_expose_16_bit_accumulation(dtype, step):
-    """The exact sum of all rows is the last row; with rounding after each row it is not."""
+    """The exact sum of all rows equals the last row; rounding after each row changes it."""
     random = np.random.default_rng(0)
     dy, group = draw_cancelling(66, 20, random, cancel=True)
     assert np.array_equal(round_to_dtype(dy, dtype), dy)

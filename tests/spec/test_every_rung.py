@@ -1,4 +1,4 @@
-"""Every rung and its hints: solutions are correct, untouched files unsolved, and no hint has a whole solution."""
+"""Every rung: solutions are correct, untouched files are unsolved, and hints contain no whole solution."""
 
 import re
 
@@ -10,12 +10,12 @@ from harness.learner.work import Work
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.toolchain import roots
 
-OWN = ("p21", "p22", "p25")
-"""Puzzles whose own tests check more."""
+SEPARATELY_TESTED = ("p21", "p22", "p25")
+"""Puzzles with more thorough tests elsewhere."""
 RUNGS = [
     pytest.param(name, rung.id, id=f"{name}-{rung.id}", marks=[pytest.mark.compiles] if name == "p26" else [])
     for name in list_puzzle_names()
-    if name not in OWN
+    if name not in SEPARATELY_TESTED
     for rung in find_puzzle(name).rungs
     if rung.language == "Python"
 ]
@@ -38,15 +38,17 @@ def test_python_solution_passes_and_untouched_file_is_unsolved(name, rung, tmp_p
 
 
 IN_MOJO = [name for name in list_puzzle_names() if find_puzzle(name).mojo_rung]
-AWKWARD = ("p22", "p23", "p24")
-"""Puzzles whose own tests check the kernels in more cases."""
+SEPARATELY_TESTED_KERNELS = ("p22", "p23", "p24")
+"""Puzzles with tests of the kernels in more cases elsewhere."""
 
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
-@pytest.mark.parametrize("name", [name for name in IN_MOJO if name not in (*AWKWARD, "p19", "p28")])
+@pytest.mark.parametrize(
+    "name", [name for name in IN_MOJO if name not in (*SEPARATELY_TESTED_KERNELS, "p19", "p28")]
+)
 def test_solution_kernels_pass_on_the_virtual_gpu(name, dtype):
-    """Other tests run the kernels of puzzles 19 and 28."""
+    """The kernels of puzzles 19 and 28 are covered by other tests."""
     puzzle = find_puzzle(name)
     results = Checker(puzzle, dtype=dtype).check(roots.make_op_package(roots.solutions(), name))
     assert {r.gate.id: r.state for r in results} == {gate.id: "correct" for gate in puzzle.kernel_gates}, [

@@ -1,4 +1,4 @@
-"""Known mistakes of the formulas of every puzzle with kernels are rejected in some case, correct formulas in none."""
+"""In every puzzle with kernels, each known mistake is rejected in some case, and correct formulas in none."""
 
 import pytest
 from known_mistakes import is_rejected
@@ -14,18 +14,20 @@ from harness.spec.puzzle import Puzzle
 
 OF_KERNELS = [puzzle for puzzle in map(find_puzzle, list_puzzle_names()) if puzzle.mojo_rung]
 OF_OTHER_RUNGS = (*derive_rung.MISTAKES, *derivation.MISTAKES)
-FINER = {"p-rounded-to-float16", "added-in-float16"}
-"""Not visible in bfloat16, which has three bits fewer than float16."""
-ROUNDED = {f"{of}of-{kind}" for of in ("", "sums-", "total-") for kind in ("bfloat16", "float16")}
-"""Exponentials rounded to 16 bits, which a 16-bit result may hide by its own rounding."""
+BELOW_BFLOAT16_PRECISION = {"p-rounded-to-float16", "added-in-float16"}
+"""Not detectable in bfloat16, which has three bits less than float16."""
+ROUNDED_EXPONENTIALS = {
+    f"{of}of-{kind}" for of in ("", "sums-", "total-") for kind in ("bfloat16", "float16")
+}
+"""Exponentials rounded to 16 bits, which the rounding of a 16-bit result can hide."""
 
 
-HIDDEN = {"bfloat16": FINER, "float64": {"largest-from-0"}}
-"""dtype -> mistakes that no case reveals. Only the case FAR, which float64 lacks, reveals a maximum that starts at 0."""
+UNDETECTED = {"bfloat16": BELOW_BFLOAT16_PRECISION, "float64": {"largest-from-0"}}
+"""dtype -> mistakes that no case detects. A maximum that starts at 0 needs the case FAR, missing for float64."""
 
 
 def list_cases(puzzle: Puzzle, dtype: str) -> list:
-    """Return all cases; for puzzle 27 only those in which the formulas are exact in this dtype."""
+    """Return the cases; for puzzle 27 only those with formulas that are exact in the dtype."""
     if puzzle.name != "p27":
         return [*puzzle.cases(None), *puzzle.gate_cases]
     own = (LONG,) if dtype == "float64" else (LONG, FAR)
@@ -44,5 +46,5 @@ def test_known_mistakes_are_rejected(puzzle, dtype):
     assert not is_detected(Mistake("none", "without a mistake", {}))
     survivors = {m.id for m in puzzle.mistakes if m not in OF_OTHER_RUNGS and not is_detected(m)}
     if dtype in ("bfloat16", "float16"):
-        survivors -= ROUNDED
-    assert survivors == HIDDEN.get(dtype, set()) & {m.id for m in puzzle.mistakes}
+        survivors -= ROUNDED_EXPONENTIALS
+    assert survivors == UNDETECTED.get(dtype, set()) & {m.id for m in puzzle.mistakes}

@@ -1,4 +1,4 @@
-"""Bugs from public reports, each reproduced by an autograd.Function with one wrong line."""
+"""Bugs from public reports, each reproduced by an autograd.Function with one incorrect line."""
 
 from collections.abc import Callable
 
@@ -13,22 +13,22 @@ EPS = 1e-5
 ROWS = ("N", "T", "H")
 
 
-def function(forward: Callable, backward: Callable) -> Callable:
-    """Return the `apply` of an autograd.Function made of two functions."""
+def make_function(forward: Callable, backward: Callable) -> Callable:
+    """Create an autograd.Function from forward and backward; return its `apply`."""
     name = backward.__name__.title().replace("_", "")
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(name, (Function,), methods).apply
 
 
 def read_as_contiguous(t: Tensor) -> Tensor:
-    """Return what a kernel reads if it assumes that a tensor is contiguous."""
+    """Return the values that a kernel reads if it assumes a contiguous tensor."""
     strides = torch.empty(t.shape, device="meta").stride()
     there = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
     return t.as_strided(t.shape, strides) if there >= t.numel() else torch.zeros_like(t)
 
 
-def keep(result: Callable) -> Callable:
-    """Return a forward pass that saves its inputs."""
+def save_inputs(result: Callable) -> Callable:
+    """Wrap a forward function to save its inputs."""
 
     def forward(ctx, *tensors):
         ctx.save_for_backward(*tensors)
@@ -37,7 +37,7 @@ def keep(result: Callable) -> Callable:
     return forward
 
 
-def scale_of_cat(ctx, dy):
+def scale_concatenated(ctx, dy):
     x, w = ctx.saved_tensors
     dy = read_as_contiguous(dy)
     return dy * w, (dy * x).flatten(0, -2).sum(0)
@@ -52,17 +52,17 @@ def attention_dout(ctx, do):
     return ds @ k, ds.mT @ q, p.mT @ do
 
 
-def mean_of_axis(ctx, dy):
+def average_axis(ctx, dy):
     (x,) = ctx.saved_tensors
     return (read_as_contiguous(dy) / x.shape[-1])[..., None].expand(x.shape)
 
 
-def product_of_expanded(ctx, dy):
+def multiply_expanded(ctx, dy):
     x, w = ctx.saved_tensors
     return dy @ w.mT, read_as_contiguous(x).flatten(0, -2).mT @ dy.flatten(0, -2)
 
 
-def distances(ctx, dd):
+def compute_distances(ctx, dd):
     x, y = ctx.saved_tensors
     apart = x.view(-1).view(-1, 1, x.shape[-1]) - y
     d = 2 * dd[..., None] * apart
@@ -178,7 +178,7 @@ def masked_softmax(ctx, dy):
 
 
 def safe_softmax(x: Tensor) -> Tensor:
-    """Return softmax, with 0 for fully masked rows."""
+    """Compute softmax with zeros for fully masked rows."""
     hidden = (x == -torch.inf).all(-1, keepdim=True)
     return torch.where(hidden, 0.0, torch.where(hidden, 0.0, x).softmax(-1))
 
@@ -189,13 +189,13 @@ def bag_without_weights(ctx, dy):
     return None, torch.zeros_like(w).index_add_(0, index.flatten(), parts), None
 
 
-def bag(index: Tensor, w: Tensor, each: Tensor) -> Tensor:
-    """Return weighted sums of rows."""
+def sum_bag(index: Tensor, w: Tensor, each: Tensor) -> Tensor:
+    """Compute weighted sums of rows."""
     return (w[index] * each[..., None]).sum(1)
 
 
 def flag_of_flattened(ctx, x, w):
-    flat = x.flatten(0, -2)  # does not require a gradient, since no_grad is on
+    flat = x.flatten(0, -2)  # does not require a gradient because of no_grad
     ctx.save_for_backward(x, w)
     ctx.asks = x.requires_grad if x.dim() == 2 else flat.requires_grad
     return x @ w.mT
@@ -231,33 +231,33 @@ UNREDUCED = lambda x, t: F.cross_entropy(x, t, reduction="none")  # noqa: E731
 SUMMED = lambda x, t: F.cross_entropy(x, t, reduction="sum")  # noqa: E731
 PADDED = lambda i, w: F.embedding(i, w, padding_idx=0)  # noqa: E731
 FAULTS: list[tuple[str, Callable, Callable, Callable, dict]] = [
-    ("pytorch/pytorch#194719", keep(torch.mul), scale_of_cat, torch.mul, XW),
-    ("Dao-AILab/flash-attention#355", keep(F.scaled_dot_product_attention), attention_dout, F.scaled_dot_product_attention,
+    ("pytorch/pytorch#194719", save_inputs(torch.mul), scale_concatenated, torch.mul, XW),
+    ("Dao-AILab/flash-attention#355", save_inputs(F.scaled_dot_product_attention), attention_dout, F.scaled_dot_product_attention,
      {"q": ("B", "S", "d"), "k": ("B", "T", "d"), "v": ("B", "T", "d")}),
-    ("torch/nn#345", keep(lambda x: x.mean(-1)), mean_of_axis, lambda x: x.mean(-1), {"x": ROWS}),
-    ("pytorch/pytorch#30303", keep(torch.matmul), product_of_expanded, torch.matmul, {"x": ROWS, "w": ("H", "O")}),
-    ("pytorch/pytorch#69997", keep(lambda x, y: (x[:, None] - y).square().sum(-1)), distances,
+    ("torch/nn#345", save_inputs(lambda x: x.mean(-1)), average_axis, lambda x: x.mean(-1), {"x": ROWS}),
+    ("pytorch/pytorch#30303", save_inputs(torch.matmul), multiply_expanded, torch.matmul, {"x": ROWS, "w": ("H", "O")}),
+    ("pytorch/pytorch#69997", save_inputs(lambda x, y: (x[:, None] - y).square().sum(-1)), compute_distances,
      lambda x, y: (x[:, None] - y).square().sum(-1), {"x": ("N", "H"), "y": ("M", "H")}),
-    ("NVIDIA/apex#1601", keep(F.linear), view_rows, F.linear, LINEAR),
-    ("unslothai/unsloth#5002", keep(F.cross_entropy), entropy_in_logits, F.cross_entropy, ENTROPY),
+    ("NVIDIA/apex#1601", save_inputs(F.linear), view_rows, F.linear, LINEAR),
+    ("unslothai/unsloth#5002", save_inputs(F.cross_entropy), entropy_in_logits, F.cross_entropy, ENTROPY),
     ("linkedin/Liger-Kernel#343", entropy_forward_in_place, lambda ctx, d: (ctx.saved_tensors[0] * d, None), F.cross_entropy, ENTROPY),
-    ("linkedin/Liger-Kernel#1298", keep(UNREDUCED), entropy_first_row, UNREDUCED, ENTROPY),
-    ("paiml/aprender#2182", keep(SUMMED), entropy_divided, SUMMED, ENTROPY),
-    ("linkedin/Liger-Kernel#950", keep(rms), rms_sum_in_16_bits, rms, XW),
-    ("unslothai/unsloth#4533", keep(rms), rms_none_for_weight, rms, XW),
-    ("BobMcDear/attorch#18", keep(rms), rms_last_block, rms, XW),
-    ("BobMcDear/attorch#17", keep(rms), rms_across_columns, rms, XW),
-    ("karpathy/llm.c#763", keep(rms), rms_weight_forgotten, rms, XW),
+    ("linkedin/Liger-Kernel#1298", save_inputs(UNREDUCED), entropy_first_row, UNREDUCED, ENTROPY),
+    ("paiml/aprender#2182", save_inputs(SUMMED), entropy_divided, SUMMED, ENTROPY),
+    ("linkedin/Liger-Kernel#950", save_inputs(rms), rms_sum_in_16_bits, rms, XW),
+    ("unslothai/unsloth#4533", save_inputs(rms), rms_none_for_weight, rms, XW),
+    ("BobMcDear/attorch#18", save_inputs(rms), rms_last_block, rms, XW),
+    ("BobMcDear/attorch#17", save_inputs(rms), rms_across_columns, rms, XW),
+    ("karpathy/llm.c#763", save_inputs(rms), rms_weight_forgotten, rms, XW),
     ("pytorch/pytorch#58509", square_with_attribute, by_attribute, lambda x: (2 * x).square(), {"x": ROWS}),
     ("pytorch/pytorch#104040", square_with_saved, by_saved, torch.square, {"x": ROWS}),
-    ("tenstorrent/tt-metal#6232", keep(F.embedding), embedded_last_wins, F.embedding, INDEXED),
-    ("pytorch/pytorch#28716", keep(PADDED), embedded_padding, PADDED, INDEXED),
-    ("pytorch/pytorch#41508", keep(safe_softmax), masked_softmax, safe_softmax,
+    ("tenstorrent/tt-metal#6232", save_inputs(F.embedding), embedded_last_wins, F.embedding, INDEXED),
+    ("pytorch/pytorch#28716", save_inputs(PADDED), embedded_padding, PADDED, INDEXED),
+    ("pytorch/pytorch#41508", save_inputs(safe_softmax), masked_softmax, safe_softmax,
      {"x": lambda s, g: mask_scores(torch.randn(s["N"], s["H"], generator=g, dtype=torch.float64))}),
-    ("meta-pytorch/torchrec#4602", keep(bag), bag_without_weights, bag, {**INDEXED, "each": ("N", "T")}),
+    ("meta-pytorch/torchrec#4602", save_inputs(sum_bag), bag_without_weights, sum_bag, {**INDEXED, "each": ("N", "T")}),
     ("verl-project/verl#6913", flag_of_flattened, use_flag_of_flattened, F.linear, LINEAR),
-    ("flagos-ai/FlagGems#5392", keep(F.linear), one_leading_axis, F.linear, LINEAR),
-    ("tenstorrent/tt-metal#53204", keep(lambda x: F.layer_norm(x, x.shape[-1:])), layer_norm_subtracted_twice,
+    ("flagos-ai/FlagGems#5392", save_inputs(F.linear), one_leading_axis, F.linear, LINEAR),
+    ("tenstorrent/tt-metal#53204", save_inputs(lambda x: F.layer_norm(x, x.shape[-1:])), layer_norm_subtracted_twice,
      lambda x: F.layer_norm(x, x.shape[-1:]), {"x": ROWS}),
 ]  # fmt: skip
 
@@ -271,6 +271,6 @@ def mask_scores(x: Tensor) -> Tensor:
 
 def list_faults() -> list[Arguments]:
     return [
-        Arguments(report, lambda f=f, b=b: function(f, b), reference, inputs)
+        Arguments(report, lambda f=f, b=b: make_function(f, b), reference, inputs)
         for report, f, b, reference, inputs in FAULTS
     ]

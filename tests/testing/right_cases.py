@@ -1,4 +1,4 @@
-"""Correct functions, which must pass: PyTorch's, layers of `harness.nn`, autograd.Functions as in public code."""
+"""Correct functions that must pass: PyTorch's, layers of `harness.nn`, and typical autograd.Functions."""
 
 import math
 
@@ -16,7 +16,7 @@ ROWS = (..., "H")
 
 
 def make_integers(high: int | str, *names: str):
-    """Return an input of integers below a number or a named size."""
+    """Describe an input of integers below a number or a named size."""
 
     def make(sizes, generator: torch.Generator) -> Tensor:
         top = sizes[high] if isinstance(high, str) else high
@@ -26,14 +26,14 @@ def make_integers(high: int | str, *names: str):
 
 
 def make_positive(*names: str):
-    """Return an input of positive numbers."""
+    """Describe an input of positive numbers."""
     return lambda sizes, generator: (
         0.2 + torch.rand([sizes[n] for n in names], generator=generator, dtype=torch.float64)
     )
 
 
 def compare_with_itself(name: str, function, inputs: dict | None = None, **more) -> Arguments:
-    """Return a case that compares a PyTorch function with itself, which tests the tolerance."""
+    """Create a case that compares a PyTorch function with itself, to test the tolerance."""
     return Arguments(name, lambda: function, function, inputs or {"x": ROWS}, more)
 
 
@@ -90,14 +90,14 @@ class Loss(torch.nn.Linear):
 
 
 def attend_in_a_ring(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Call `ring_attention` in a process group of one, which the test destroys."""
+    """Call `ring_attention` in a process group of size one; the test destroys the group."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     return nn.ring_attention(q, k, v)
 
 
 def list_layers() -> list[Arguments]:
-    """Return every layer of harness.nn, with PyTorch's as the reference."""
+    """List cases for every layer of harness.nn with PyTorch as the reference."""
 
     def norm_linear(x, g, b, w, c):
         return F.linear(F.layer_norm(x, g.shape, g, b), w, c)
@@ -117,7 +117,7 @@ def list_layers() -> list[Arguments]:
             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
             QKV,
         ),
-        # The lse of an infinite score is NaN, as is the output.
+        # Infinite scores make lse and output NaN.
         Arguments(
             "attention_with_lse", lambda: nn.attention_with_lse, attend_with_lse, QKV, {"leave_out": INFINITE}
         ),
@@ -144,14 +144,14 @@ def list_layers() -> list[Arguments]:
 
 
 def attend_with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return attention and the logarithm of each row's sum of exponentials, in float32 at least."""
+    """Compute attention and each row's logsumexp, at least in float32."""
     scores = q @ k.mT / max(q.shape[-1], 1) ** 0.5
     wide = torch.promote_types(q.dtype, torch.float32)
     return F.scaled_dot_product_attention(q, k, v), scores.to(wide).logsumexp(-1)
 
 
 def attend_each_sequence(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-    """Return attention within each sequence."""
+    """Compute attention within each sequence."""
     parts = []
     for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         rows = [t[first:last].transpose(0, 1) for t in (q, k, v)]
@@ -159,7 +159,7 @@ def attend_each_sequence(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Te
     return torch.cat(parts)
 
 
-# ---- Functions as in public code ---------------------------------------------------------------------------
+# ---- Typical autograd.Functions ---------------------------------------------------------------------------
 
 
 class Exp(Function):
@@ -383,7 +383,7 @@ class StraightThrough(Function):
 
 
 class GradientScale(Function):
-    """The identity with a scaled gradient, as for adversarial training."""
+    """Identity with a scaled gradient, as in adversarial training."""
 
     @staticmethod
     def forward(ctx, x, factor):
@@ -415,7 +415,7 @@ class FocalLoss(Function):
 
 
 class Cumsum(Function):
-    """A cumulative sum, whose gradient sums from the other end."""
+    """Cumulative sum; the gradient is a reversed cumulative sum."""
 
     @staticmethod
     def forward(ctx, x):
@@ -426,32 +426,32 @@ class Cumsum(Function):
         return dy.flip(-1).cumsum(-1).flip(-1)
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention that propagates NaN; PyTorch's own returns zeros for some NaN rows."""
+def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute causal attention that propagates NaN; PyTorch's returns zeros for some NaN rows."""
     hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
     scores = (q.double() @ k.double().mT / math.sqrt(max(q.shape[-1], 1))).masked_fill(hidden, -torch.inf)
     return (scores.softmax(-1) @ v.double()).to(q.dtype)
 
 
-def reversed_gradient(x: Tensor) -> Tensor:
-    """Return x with a gradient of -0.5, from PyTorch's operations."""
+def reverse_gradient(x: Tensor) -> Tensor:
+    """Return x with a gradient of -0.5, using PyTorch operations."""
     return 1.5 * x.detach() - 0.5 * x
 
 
-def straight_through(x: Tensor) -> Tensor:
-    """Return the rounded number, with the gradient of hardtanh."""
+def round_straight_through(x: Tensor) -> Tensor:
+    """Round with the gradient of hardtanh."""
     inside = torch.where(x.abs() <= 1, x, x.detach())
     return x.detach().round() + inside - inside.detach()
 
 
-def focal(x: Tensor, y: Tensor) -> Tensor:
-    """Return the focal loss from PyTorch's operations."""
+def compute_focal_loss(x: Tensor, y: Tensor) -> Tensor:
+    """Compute the focal loss with PyTorch operations."""
     p = torch.sigmoid(x)
     return -(y * (1 - p) ** 2 * F.logsigmoid(x) + (1 - y) * p**2 * F.logsigmoid(-x))
 
 
 def list_public() -> list[Arguments]:
-    """Return correct autograd.Functions."""
+    """List cases for typical autograd.Functions."""
     wb = {"x": ("N", "T", "H"), "w": ("H",), "b": ("H",)}
     binary = lambda s, g: torch.randint(2, (s["N"], s["H"]), generator=g)  # noqa: E731
     return [
@@ -465,11 +465,11 @@ def list_public() -> list[Arguments]:
         Arguments("swiglu", lambda: SwiGLU.apply, lambda a, b: F.silu(a) * b, {"a": ROWS, "b": ROWS}),
         Arguments("cross entropy", lambda: CrossEntropy.apply, F.cross_entropy, {"x": ("N", "C"), "t": make_integers("C", "N")}),
         Arguments("attention", lambda: Attention.apply, F.scaled_dot_product_attention, QKV),
-        Arguments("attention, causal, by formula", lambda: causal, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        Arguments("attention, causal, by formula", lambda: attend_causally, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
               SQUARE),
         Arguments("embedding", lambda: Embedding.apply, F.embedding, {"i": make_integers(11, "N", "T"), "w": (11, "H")}),
-        Arguments("straight through", lambda: StraightThrough.apply, straight_through, {"x": ROWS}),
-        Arguments("gradient scale", lambda: lambda x: GradientScale.apply(x, 0.5), reversed_gradient, {"x": ROWS}),
-        Arguments("focal loss", lambda: FocalLoss.apply, focal, {"x": ("N", "H"), "y": binary}),
+        Arguments("straight through", lambda: StraightThrough.apply, round_straight_through, {"x": ROWS}),
+        Arguments("gradient scale", lambda: lambda x: GradientScale.apply(x, 0.5), reverse_gradient, {"x": ROWS}),
+        Arguments("focal loss", lambda: FocalLoss.apply, compute_focal_loss, {"x": ("N", "H"), "y": binary}),
         Arguments("cumsum", lambda: Cumsum.apply, lambda x: x.cumsum(-1), {"x": ROWS}),
     ]  # fmt: skip

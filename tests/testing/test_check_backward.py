@@ -1,4 +1,4 @@
-"""`check_backward` rejects wrong functions in the recorded try, accepts correct ones, and names errors and their location."""
+"""`check_backward` rejects incorrect functions, accepts correct ones, and reports errors with locations."""
 
 import csv
 import doctest
@@ -37,12 +37,12 @@ RECORDED = {row["wrong"]: row for row in csv.DictReader(LINES)}
 WRONG = {case.name: case for case in [*list_wrong_ops(), *list_faults()]}
 RIGHT = [*list_layers(), *list_functions(), *list_public()]
 SLOW = ("compile", "thousands of rows", "larger than a block", "gradcheck")
-"""Tries that take long or load the compiler."""
+"""Slow tries, or those that load the compiler."""
 SHAPES = {"x": ("N", "H"), "w": ("H",)}
 
 
 def run_case(case: Arguments, **more):
-    """Return the report on one of the cases."""
+    """Return the report for a case."""
     return check_backward(case.make(), reference=case.reference, inputs=case.inputs, **(case.more | more))
 
 
@@ -68,8 +68,8 @@ def test_number_of_correct_functions():
 
 
 @pytest.fixture
-def no_group_left():
-    """End the process group that `ring_attention` needs."""
+def destroy_process_group():
+    """Destroy the process group that `ring_attention` requires."""
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -83,20 +83,20 @@ def test_wrong_function_is_rejected_by_the_recorded_try(name):
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=lambda case: case.name)
-@pytest.mark.usefixtures("no_group_left")
+@pytest.mark.usefixtures("destroy_process_group")
 def test_correct_function_passes(case):
     run_case(case, leave_out=[*SLOW, *case.more.get("leave_out", [])]).raise_if_wrong()
 
 
 @pytest.mark.parametrize("case", list_p21_solutions(), ids=lambda case: case.name)
 def test_solutions_of_puzzle_21_pass_at_all_sizes(case):
-    """Except under autocast, which the puzzle does not require, and with infinite scores, for which PyTorch's attention is 0."""
+    """Skip autocast, which is not required, and infinite scores, where PyTorch's attention is 0."""
     infinite = ["infinity", "negative infinity"] * (case.name == "p21 attention")
     run_case(case, leave_out=[*SLOW, "autocast", *infinite]).raise_if_wrong()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_group_left")
+@pytest.mark.usefixtures("destroy_process_group")
 @pytest.mark.parametrize("expected", [list_layers, list_functions, list_public])
 def test_correct_function_passes_the_slow_tries(expected):
     for case in expected():
@@ -130,7 +130,7 @@ OPS = {
 
 
 def make_mistaken(op: str, number: int, formula, wrong: str):
-    """Return an op with a mistake in the gradient of one input."""
+    """Create an op with a mistake in the gradient of one input."""
 
     class Mistaken(torch.autograd.Function):
         @staticmethod
@@ -191,20 +191,20 @@ GENERAL = [
 def test_general_mistakes_are_named(backward, name):
     symmetric = torch.tensor([[1.0, 2.0, 3.0], [2.0, -1.0, 4.0], [3.0, 4.0, 0.5]])
     inputs = {"x": (3, 3), "w": symmetric}
-    wrong = scale(lambda ctx, dy: backward(*ctx.saved_tensors, dy))
+    wrong = make_scale(lambda ctx, dy: backward(*ctx.saved_tensors, dy))
     assert report_on(wrong.apply, inputs, only=["plain"]).mistake == name
 
 
-def test_random_results_are_named():
-    """Dropout that the reference does not have."""
+def test_random_results_are_reported():
+    """The function has dropout, and the reference does not."""
     report = report_on(lambda x, w: F.dropout(x * w), only=["plain"])
     assert report.mistake == "the function gives another result in a second run"
     not_a_number = report_on(lambda x, w: x * w + torch.nan, only=["plain"])
     assert not_a_number.wrong and not_a_number.mistake == ""
 
 
-def test_ignored_incoming_gradient_is_named():
-    """The gradients also differ by a constant factor, the incoming gradient."""
+def test_ignored_output_gradient_is_named():
+    """The gradients also differ by a constant factor, the output gradient."""
 
     class Loss(torch.autograd.Function):
         @staticmethod
@@ -220,7 +220,7 @@ def test_ignored_incoming_gradient_is_named():
     assert report.mistake == FOR_ONES
 
 
-def test_error_in_a_second_run_is_named():
+def test_error_in_a_second_run_is_reported():
     runs: dict = {}
 
     def once(x, w):
@@ -234,7 +234,7 @@ def test_error_in_a_second_run_is_named():
 
 
 def test_ambiguous_mistake_has_no_name():
-    """The gradients of x and y are each other's transpose."""
+    """The gradients of x and y are transposes of each other."""
 
     class Exchanged(torch.autograd.Function):
         @staticmethod
@@ -258,7 +258,7 @@ def test_ambiguous_mistake_has_no_name():
 # ---- The report ------------------------------------------------------------------------------------------
 
 
-def test_docstring_example():
+def test_docstring_example_runs():
     result = doctest.testmod(harness.testing)
     assert result.attempted and not result.failed
 
@@ -277,8 +277,8 @@ class Scale(torch.autograd.Function):
         return dy * w, (dy * x).flatten(0, -2).sum(0)
 
 
-def scale(backward) -> type[Scale]:
-    """Return `Scale` with another backward pass."""
+def make_scale(backward) -> type[Scale]:
+    """Create `Scale` with another backward pass."""
     return type("Wrong", (Scale,), {"backward": staticmethod(backward)})
 
 
@@ -287,7 +287,7 @@ def report_on(function, inputs=SHAPES, reference=torch.mul, **more):
 
 
 def test_assertion_contains_the_report():
-    wrong = scale(lambda ctx, dy: (dy * ctx.saved_tensors[1] * 2, (dy * ctx.saved_tensors[0]).sum(0)))
+    wrong = make_scale(lambda ctx, dy: (dy * ctx.saved_tensors[1] * 2, (dy * ctx.saved_tensors[0]).sum(0)))
     report = report_on(wrong.apply)
     with pytest.raises(AssertionError) as raised:
         report.raise_if_wrong()
@@ -301,7 +301,7 @@ def test_assertion_contains_the_report():
 def test_report_lists_the_tries():
     report = report_on(Scale.apply)
     assert report.ok and "the same bits in two runs" in str(report)
-    assert "another stream" not in [each.name for each in report.of("right")], "there is none on a CPU"
+    assert "another stream" not in [each.name for each in report.of("right")], "not available on a CPU"
 
 
 def narrow(x, w):
@@ -311,7 +311,7 @@ def narrow(x, w):
     return Scale.apply(x, w)
 
 
-def test_function_for_a_single_dtype():
+def test_function_may_support_a_single_dtype():
     report = report_on(narrow)
     assert report.ok and report.where.startswith("float32")
     assert {each.name for each in report.of("refused")} == {"float64", "bfloat16", "float16"}
@@ -325,22 +325,22 @@ def test_function_for_a_single_dtype():
     assert report_on(narrow, dtypes=[torch.float32], allow_refusal=False).ok
 
 
-def test_plain_call_must_not_raise():
-    def refuses(x, w):
+def test_basic_call_must_not_raise():
+    def raise_type_error(x, w):
         raise ValueError("never")
 
-    assert report_on(refuses).wrong[0].said == "it raises ValueError: never (odd sizes)"
+    assert report_on(raise_type_error).wrong[0].said == "it raises ValueError: never (odd sizes)"
 
 
-def test_error_in_the_backward_pass_is_wrong():
-    def raises(ctx, dy):
+def test_exception_in_backward_is_an_error():
+    def raise_in_backward(ctx, dy):
         raise KeyError("mask") if not dy.is_contiguous() else ValueError
 
-    report = report_on(scale(raises).apply)
+    report = report_on(make_scale(raise_in_backward).apply)
     assert report.wrong[0].said.startswith("its backward pass raises ValueError")
 
 
-def test_subgradients_at_a_kink():
+def test_any_subgradient_at_a_kink_is_accepted():
     def other(x: Tensor) -> Tensor:
         return torch.where(x < 0, 0.0, x)
 
@@ -401,7 +401,7 @@ def test_module_parameters_are_inputs():
         ({"reference": lambda x, w: (x * w).detach()}, "no output of the reference has a gradient"),
     ],
 )  # fmt: skip
-def test_invalid_arguments(more, message):
+def test_invalid_arguments_are_rejected(more, message):
     with pytest.raises(ValueError, match=message) as raised:
         check_backward(**{"function": Scale.apply, "reference": torch.mul, "inputs": SHAPES, **more})
     assert "\n" not in str(raised.value)
@@ -415,15 +415,15 @@ def test_invalid_arguments(more, message):
         ((1, torch.ones(3), torch.ones(3)), "2 tensors, expected 1"),
     ],
 )
-def test_results_that_are_not_tensors(returned, message):
+def test_nontensor_results_are_rejected(returned, message):
     assert report_on(lambda x, w: returned).wrong[0].said == f"odd sizes: the function returns {message}"
     pair = report_on(torch.mul, reference=lambda x, w: (x * w, x + w), only=["plain"])
     assert pair.wrong[0].said == "odd sizes: the function returns 1 tensor, expected 2"
 
 
-def test_error_names_the_call():
-    """One function raises without leading axes; another does if an output has no gradient."""
-    wrong = scale(lambda ctx, dy: (dy * ctx.saved_tensors[1], (dy * ctx.saved_tensors[0]).sum(0)))
+def test_error_reports_the_failing_call():
+    """One function raises without leading dimensions, another if an output has no gradient."""
+    wrong = make_scale(lambda ctx, dy: (dy * ctx.saved_tensors[1], (dy * ctx.saved_tensors[0]).sum(0)))
     message = report_on(wrong.apply, {"x": (..., "H"), "w": ("H",)}, only=["plain"]).wrong[0].said
     assert message.startswith("its backward pass raises RuntimeError: ") and message.endswith("(row sizes)")
 
@@ -442,13 +442,15 @@ def test_error_names_the_call():
 
 
 def test_buffers_shared_between_calls_are_reported():
-    """The next call overwrites the memory of a gradient or a result."""
+    """The next call overwrites a previous gradient or result."""
     shared: dict = {}
 
     def share(t):
         return shared.setdefault((t.shape, t.dtype), t.clone()).copy_(t)
 
-    gradient = scale(lambda ctx, dy: (dy * ctx.saved_tensors[1], share((dy * ctx.saved_tensors[0]).sum(0))))
+    gradient = make_scale(
+        lambda ctx, dy: (dy * ctx.saved_tensors[1], share((dy * ctx.saved_tensors[0]).sum(0)))
+    )
     (tried,) = report_on(gradient.apply, only=["alternating calls"]).wrong
     assert "before the results are read" in tried.said or "the gradient of w at [" in tried.said
     result = type(
@@ -459,7 +461,7 @@ def test_buffers_shared_between_calls_are_reported():
 
 
 def test_second_derivative_uses_unmodified_inputs():
-    """This backward pass overwrites its input."""
+    """The backward pass overwrites its input."""
     (report,) = run_case(WRONG["unslothai/unsloth#5002"], only=["second derivative"]).wrong
     assert report.said.startswith("the gradient of a gradient")
 
@@ -470,7 +472,7 @@ def test_module_buffers_are_converted():
     assert report.where.startswith("float64") and len(report.of("right")) == 3
 
 
-def test_frozen_parameter():
+def test_parameter_without_gradient_is_reported():
     """The function has no gradient for its weight."""
 
     class Frozen(torch.nn.Linear):
@@ -484,7 +486,7 @@ def test_frozen_parameter():
 
 
 def test_skipped_comparison_is_reported_once_per_tensor():
-    """In 16 bits the terms of the sum cancel."""
+    """In 16 bits the sum's terms cancel."""
     large = lambda x: (x * 1e4 + x - x * 1e4).sum(-1)  # noqa: E731
     (tried,) = report_on(large, {"x": ("N", "H")}, large, only=["bfloat16"]).tries
     assert tried.state == "dropped"
@@ -514,7 +516,7 @@ def test_each_try_can_be_selected(name):
 
 
 def test_baseline_error_covers_other_summation_orders():
-    """One summation order of numbers that cancel can be exact by chance, so it sets no limit."""
+    """A single summation order of cancelling terms can be exact by chance, so it must not set the limit."""
 
     def other_order(x):
         return x.flip(0).cumsum(0)[-1]
@@ -524,20 +526,20 @@ def test_baseline_error_covers_other_summation_orders():
 
 
 def test_inputs_and_gradient_with_equal_strides_are_tried():
-    """This backward pass reads memory linearly if the gradient's strides equal those of x."""
+    """The backward pass reads memory linearly if the gradient has the strides of x."""
 
     def backward(ctx, dy):
         x, w = ctx.saved_tensors
         coming = (dy if dy.stride() == x.stride() else dy.contiguous()).as_strided((dy.numel(),), (1,))
         return coming.view(dy.shape) * w, (dy * x).flatten(0, -2).sum(0)
 
-    report = report_on(scale(backward).apply)
+    report = report_on(make_scale(backward).apply)
     assert [each.name for each in report.wrong] == ["layout of the gradient"]
     assert report.wrong[0].said.startswith("where inputs and gradient are not contiguous (transposed)")
 
 
 def test_index_into_an_empty_tensor_is_rejected_on_a_gpu():
-    """PyTorch's embedding reads out of bounds for a table without rows, its backward pass for one without columns."""
+    """PyTorch's embedding reads out of bounds for an empty table, in forward or backward."""
     inputs = {"w": ("V", "H"), "i": lambda s, g: torch.randint(max(s["V"], 1), (s["N"],), generator=g)}
     problem = make_problem(lambda w, i: w[i], lambda w, i: w[i], inputs, [torch.float32], "cpu")
     assert problem.free == ("V", "H", "N")
@@ -553,7 +555,7 @@ def test_index_into_an_empty_tensor_is_rejected_on_a_gpu():
     refuse_bad_index(replace(mask, device="cuda"), "0 for H")
 
 
-def test_lost_context_ends_the_tries(monkeypatch):
+def test_lost_cuda_context_stops_further_tries(monkeypatch):
     words = iter(["", "device-side assert triggered"])
     monkeypatch.setattr(harness.testing, "find_lost_context", lambda device: next(words))
     report = report_on(Scale.apply)

@@ -1,4 +1,4 @@
-"""`check_backward` on an op package on the virtual GPU: a correct pair passes; wrong values, a race and a wrong address are found."""
+"""`check_backward` on op packages on the virtual GPU detects wrong values, races and invalid addresses."""
 
 import sys
 
@@ -29,14 +29,14 @@ FAULTS = {
     "race": {},
     "bounds": RIGHT | {"if column < Int(columns):": "if column <= Int(columns):"},
 }
-"""Edits of the book's example, which has the race."""
+"""Fault -> source, from edits of the book's example, which has the race."""
 SHAPES = {"x": ("N", "H"), "w": ("H",)}
 LONG = ("compile", "thousands of rows", "gradcheck")
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """A package with an op pair for each of FAULTS."""
+    """A package with a pair of ops for each fault."""
     folder = tmp_path_factory.mktemp("own") / "ops"
     folder.mkdir()
     text = (roots.CHECKOUT / "book" / "examples" / "own_ops" / "scale.mojo").read_text()
@@ -54,8 +54,8 @@ def make_contiguous(*tensors):
     return [t.detach().contiguous() for t in tensors]
 
 
-def scale(package, fault):
-    """Return x * w with the backward op of a fault."""
+def make_scale(package, fault):
+    """Create x * w with the faulty backward op selected by `fault`."""
     ops = MojoOps(package)
 
     class Scale(torch.autograd.Function):
@@ -78,10 +78,12 @@ def scale(package, fault):
 
 
 def report_on(package, fault, dtypes=(torch.float32,), **more):
-    return check_backward(scale(package, fault), reference=torch.mul, inputs=SHAPES, dtypes=dtypes, **more)
+    return check_backward(
+        make_scale(package, fault), reference=torch.mul, inputs=SHAPES, dtypes=dtypes, **more
+    )
 
 
-def test_correct_pair_passes(package):
+def test_correct_ops_pass(package):
     report = report_on(package, "right", leave_out=LONG)
     report.raise_if_wrong()
     assert "races and memory" in [tried.name for tried in report.of("right")]
@@ -111,7 +113,7 @@ def test_out_of_bounds_address_is_rejected(package):
     assert "in bounds_backward: out-of-bounds load at " in wrong["races and memory"]
 
 
-def test_unsupported_dtype_is_refused(package):
+def test_unsupported_dtype_is_rejected(package):
     report = report_on(package, "right", dtypes=[torch.float64, torch.float32], only=["float64", "no_grad"])
     assert (
         report.ok and "CompileFailed" in report.of("refused")[0].said and report.where.startswith("float32")

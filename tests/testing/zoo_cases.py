@@ -1,4 +1,4 @@
-"""The puzzles' wrong backward passes, as arguments of `check_backward`."""
+"""The puzzles' incorrect backward passes as arguments of `check_backward`."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from harness.toolchain import roots
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of one call of `check_backward`."""
+    """Arguments of a `check_backward` call."""
 
     name: str
     make: Callable[[], Callable[..., object]]
@@ -32,19 +32,19 @@ ROWS = (..., "H")
 
 
 def make_targets(sizes, generator: torch.Generator) -> Tensor:
-    """Return a class per row; every third row is ignored."""
+    """Return target classes; every third row is ignored."""
     classes = torch.randint(sizes["C"], (sizes["N"], sizes["T"]), generator=generator)
     classes.view(-1)[::3] = IGNORED
     return classes
 
 
 def make_mask(sizes, generator: torch.Generator) -> Tensor:
-    """Return a mask that keeps about three in four elements."""
+    """Return a mask that is True for about three quarters of the elements."""
     return torch.rand(sizes["N"], sizes["H"], generator=generator) < 0.75
 
 
 def make_order(sizes, generator: torch.Generator) -> Tensor:
-    """Return a permutation of the positions."""
+    """Return a random permutation of the positions."""
     return torch.randperm(sizes["L"], generator=generator).int()
 
 
@@ -66,13 +66,13 @@ P21: dict[str, dict[str, Any]] = {
 
 
 def make_p21(gate: str, name: str, path) -> Arguments:
-    """Return a class of puzzle 21's first rung."""
+    """Create arguments for a class of puzzle 21's first rung."""
     reference = REFERENCES[gate]
     return Arguments(name, lambda: load_module(path)[reference.name].apply, reference.reference, P21[gate])
 
 
 def list_p21_solutions() -> list[Arguments]:
-    """Return the solution's classes."""
+    """List arguments for the solution's classes."""
     path = roots.solutions() / "p21" / "hunt.py"
     return [make_p21(gate, f"p21 {gate}", path) for gate in P21]
 
@@ -83,13 +83,13 @@ def list_p21() -> Iterator[Arguments]:
             yield make_p21(bug.gate, bug.name, bug.build_target())
 
 
-def with_constants(function: Any, *constants: object) -> Callable[..., object]:
-    """Return an autograd.Function's `apply` with its last arguments fixed."""
+def bind_constants(function: Any, *constants: object) -> Callable[..., object]:
+    """Bind the last arguments of an autograd.Function's `apply`."""
     return lambda *tensors: function.apply(*tensors, *constants)
 
 
 def list_p20() -> Iterator[Arguments]:
-    """Yield the wrong classes of functions.py, with the bytes that each may save."""
+    """Yield the incorrect classes of functions.py with their limits on saved bytes."""
     for bug in zoo.load_wrong_kernels("p20"):
         if bug.rung != "torch":
             continue
@@ -97,7 +97,7 @@ def list_p20() -> Iterator[Arguments]:
         if bug.gate == "layernorm":
             yield Arguments(
                 bug.name,
-                lambda path=path: with_constants(load_module(path)["LayerNorm"], EPS),
+                lambda path=path: bind_constants(load_module(path)["LayerNorm"], EPS),
                 lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, EPS),
                 {"x": ROWS, "weight": ("H",), "bias": ("H",)},
             )
@@ -110,7 +110,7 @@ def list_p20() -> Iterator[Arguments]:
 
 
 def list_registrations() -> Iterator[Arguments]:
-    """Yield the wrong registrations that make a gradient wrong."""
+    """Yield the incorrect registrations that affect a gradient."""
     for bug in zoo.load_wrong_kernels("p20"):
         if bug.rung == "register" and bug.gate in ("gradient", "save", "second") and bug.name not in REFUSED:
             path = bug.build_target()
@@ -120,11 +120,11 @@ def list_registrations() -> Iterator[Arguments]:
 
 
 REFUSED = ("register_backward_not_refused", "register_second_without_words")
-"""Registrations whose second derivative raises with a message that puzzle 20 rejects; no number is wrong."""
+"""Registrations whose only error is the message for a second derivative."""
 
 
 def list_p23() -> Iterator[Arguments]:
-    """Yield puzzle 23's wrong attention, with a mask."""
+    """Yield puzzle 23's incorrect attention functions, with a mask."""
 
     def reference(query, key, value, mask):
         return F.scaled_dot_product_attention(query, key, value, mask)
@@ -144,7 +144,7 @@ def list_p23() -> Iterator[Arguments]:
 
 
 def list_p24() -> Iterator[Arguments]:
-    """Yield puzzle 24's wrong gather, and attention on gathered rows."""
+    """Yield puzzle 24's incorrect gather, and attention on gathered rows."""
     module = load_module(roots.solutions() / "p24" / "in_torch.py")
 
     def window(query, key, value, order):
@@ -169,7 +169,7 @@ def list_p24() -> Iterator[Arguments]:
         else:
             yield Arguments(
                 bug.name,
-                lambda path=path: with_constants(load_module(path)["WindowAttention"], 2, 1),
+                lambda path=path: bind_constants(load_module(path)["WindowAttention"], 2, 1),
                 window,
                 {"query": rows, "key": rows, "value": rows, "order": make_order},
             )

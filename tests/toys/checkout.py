@@ -1,4 +1,4 @@
-"""A checkout of the toy puzzles, made only of new files.
+"""A checkout with the toy puzzles, created from new files only.
 
 It uses this checkout's harness, with an additional folder of puzzles and other solutions/ and problems/.
 """
@@ -19,8 +19,8 @@ TOYS = Path(__file__).resolve().parent
 SHARED = TOYS.parents[1] / "solutions" / "shared"
 
 
-def make(folder: Path) -> None:
-    """Write the checkout: solutions/ with the toys and shared kernel code, and problems/ made from it."""
+def create(folder: Path) -> None:
+    """Write solutions/ with the toys and shared kernel code, and generate problems/."""
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(TOYS / "puzzles", folder / "puzzles", ignore=ignored)
     shutil.copytree(TOYS / "solutions", folder / "solutions", ignore=ignored)
@@ -31,7 +31,7 @@ def make(folder: Path) -> None:
 
 @contextlib.contextmanager
 def enter(folder: Path) -> Iterator[None]:
-    """Let the harness use the toys, their solutions and problems, with `folder` as the working directory."""
+    """Make the harness use the toys' puzzles, solutions and problems, and enter `folder`."""
     puzzles = importlib.import_module("harness.puzzles")
     before = roots.CHECKOUT, os.getcwd()
     puzzles.__path__.append(str(folder / "puzzles"))
@@ -46,7 +46,7 @@ def enter(folder: Path) -> Iterator[None]:
 
 
 def run(arguments: list[str]) -> tuple[int, str, str]:
-    """Call a command line; return exit code, standard output and standard error."""
+    """Run a command; return exit code, standard output and standard error."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def call(*arguments: object) -> tuple[int, str]:
-    """Call a command line; return exit code and the text of both outputs."""
+def run_merged(*arguments: object) -> tuple[int, str]:
+    """Run a command; return exit code and both outputs as one string."""
     code, out, err = run([str(argument) for argument in arguments])
     return code, out + err

@@ -34,7 +34,7 @@ GATES = (
 
 
 def from_rows(v: Derivation, array: np.ndarray) -> np.ndarray:
-    """Return the rows in the input's order: row r belongs to row order[r] of the input."""
+    """Return rows in the input's order: row r belongs to row order[r] of the input."""
     return array[np.argsort(v.order)]
 
 

@@ -1,4 +1,4 @@
-"""Helpers for the tests of `--bench`: a run at a tiny size on the CPU."""
+"""Helpers for tests of `--bench`: a benchmark at a tiny size on the CPU."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ EAGER, FLOOR = BY_NAME["eager"], BY_NAME["bare GEMMs"]
 
 
 def make_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=None):
-    """Return a run of some candidates at a tiny size that prints into a string."""
+    """Create a benchmark of some candidates at a tiny size that prints into a string."""
     return runner.Bench(
         benchmark=dataclasses.replace(benchmark, candidates=chosen),
         sizes=[TINY],
@@ -27,5 +27,5 @@ def make_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=
 
 
 def get_output(run):
-    """Return a run's output."""
+    """Return a benchmark's printed output."""
     return typed.read_output(run.console)

@@ -9,7 +9,7 @@ from harness.bench import timing
 
 @pytest.fixture
 def short_bursts(monkeypatch):
-    """Time few calls per turn and collect only new garbage, since no test depends on times."""
+    """Shorten measurements and garbage collections, since no test depends on times."""
     monkeypatch.setattr(timing, "MAX_REPEATS", 3)
     gc.freeze()
     yield

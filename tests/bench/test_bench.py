@@ -1,4 +1,4 @@
-"""`pNN --bench`: compared quantities, refusals, errors and the columns of the CSV; no times are asserted."""
+"""`pNN --bench`: compared quantities, rejected options, errors and CSV columns; times are not asserted."""
 
 import csv
 import dataclasses
@@ -24,7 +24,7 @@ FIELDS = [
     "candidate", "role", "column", "median_us", "p20_us", "p80_us", "samples", "ratio_to_floor",
     "ratio_to_fastest_peer", "fastest_peer", "tflops", "gbs", "error", "saved_bytes", "peak_bytes", "note",
 ]  # fmt: skip
-"""The columns of the CSV, which the book's tools and every stored measurement rely on."""
+"""Columns of the CSV, a format shared with the book's tools and stored measurements."""
 
 
 def read_rows(path):
@@ -34,7 +34,7 @@ def read_rows(path):
 
 
 def make_scaled_candidate(factor, quantity):
-    """Return eager with one gradient, or only the output, multiplied by a factor."""
+    """Create a candidate like eager with one gradient or the output multiplied by a factor."""
 
     class Scale(torch.autograd.Function):
         @staticmethod
@@ -58,7 +58,7 @@ def make_scaled_candidate(factor, quantity):
     return Candidate("scaled", "peer", build)
 
 
-# ---- What is compared ---------------------------------------------------------------------------------------
+# ---- Compared quantities ---------------------------------------------------------------------------------------
 
 
 def test_each_pass_returns_its_quantities():
@@ -77,7 +77,7 @@ def test_each_pass_returns_its_quantities():
         assert direction in ("backward", "both") or first[0].requires_grad == (direction == "forward")
 
 
-def test_saved_bytes_leave_out_parameters_and_output():
+def test_saved_bytes_exclude_parameters_and_output():
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
     calls = EAGER.build(problem)
     M, H = TINY.M, TINY.H
@@ -85,13 +85,13 @@ def test_saved_bytes_leave_out_parameters_and_output():
     assert saved == 4 * (2 * M * H + 2 * M), "x, the LayerNorm output, mean and rstd"
 
 
-def test_counting_saved_bytes_keeps_no_graph():
-    """A gradient accumulator that remains belongs to its stream, so that no later pass could be captured."""
+def test_counting_saved_bytes_frees_the_graph():
+    """A leftover AccumulateGrad node stays bound to its stream and would break later graph capture."""
     leaf = torch.randn(1, 1, 4, 8, requires_grad=True)
 
     def get_metadata() -> dict:
         accumulator = unwrap(unwrap(leaf.view(4, 8).grad_fn).next_functions[0][0])
-        metadata: Any = accumulator.metadata  # a dict, which torch's types say a method returns
+        metadata: Any = accumulator.metadata  # torch's stubs wrongly declare this attribute as a method
         return metadata
 
     graph = leaf.view(4, 8)
@@ -104,7 +104,7 @@ def test_counting_saved_bytes_keeps_no_graph():
     assert "kept" not in get_metadata()
 
 
-# ---- Right or wrong -----------------------------------------------------------------------------------------
+# ---- Correctness -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantity", candidates.QUANTITIES)
@@ -129,14 +129,14 @@ def test_correct_candidate_is_timed():
 def test_one_wrong_element_or_nan_fails():
     problem = candidates.make_problem(Sizes(400, 64, 96), torch.float32, torch.device("cpu"))
     truth = BENCHMARK.compute_truth(problem)
-    own = judging.compute_errors(BENCHMARK.compute_results(EAGER.build(problem)), truth)
+    eager_errors = judging.compute_errors(BENCHMARK.compute_results(EAGER.build(problem)), truth)
     result = {name: tensor.clone() for name, tensor in truth.items()}
-    assert judging.describe_excess(judging.compute_errors(result, truth), own, torch.float32) == []
+    assert judging.describe_excess(judging.compute_errors(result, truth), eager_errors, torch.float32) == []
     result["output"][7, 3] += 1e-4 * truth["output"].abs().max()
-    faults = judging.describe_excess(judging.compute_errors(result, truth), own, torch.float32)
+    faults = judging.describe_excess(judging.compute_errors(result, truth), eager_errors, torch.float32)
     assert any("output is off by 1.0e-04 of its largest value" in fault for fault in faults)
     result["grad_bias"][0] = float("nan")
-    faults = judging.describe_excess(judging.compute_errors(result, truth), own, torch.float32)
+    faults = judging.describe_excess(judging.compute_errors(result, truth), eager_errors, torch.float32)
     assert any("grad_bias is off by nan" in fault for fault in faults)
 
 
@@ -146,7 +146,7 @@ def test_errors_are_absolute_where_truth_is_zero():
     assert judging.compute_errors({"dx": zero + 2}, {"dx": zero.double()})["dx"][1] == 2.0
 
 
-# ---- Refusals -----------------------------------------------------------------------------------------------
+# ---- Rejected runs -----------------------------------------------------------------------------------------------
 
 
 def test_launch_bound_times_have_no_ratio():
@@ -156,9 +156,9 @@ def test_launch_bound_times_have_no_ratio():
         "ratio_to_floor": "1.1000",
         "ratio_to_fastest_peer": "0.5500",
     }
-    refused = runner.compute_ratios("tiny", times, "bare GEMMs", "peer")
-    assert "launch-bound" in str(refused["note"])
-    assert not {"ratio_to_floor", "ratio_to_fastest_peer"} & set(refused)
+    reason = runner.compute_ratios("tiny", times, "bare GEMMs", "peer")
+    assert "launch-bound" in str(reason["note"])
+    assert not {"ratio_to_floor", "ratio_to_fastest_peer"} & set(reason)
     assert "ratio_to_fastest_peer" not in runner.compute_ratios("ours", times, "bare GEMMs", "tiny")
     times["bare GEMMs"] = [5.0, 5.0]
     assert "ratio_to_floor" not in runner.compute_ratios("ours", times, "bare GEMMs", "peer")
@@ -166,21 +166,21 @@ def test_launch_bound_times_have_no_ratio():
 
 
 def test_candidates_that_cannot_run_are_listed_with_a_reason():
-    def absent(problem):
+    def raise_import_error(problem):
         raise ImportError("No module named 'peer'")
 
-    def elsewhere(problem):
+    def raise_unavailable(problem):
         raise Unavailable("needs a GPU")
 
-    def broken(problem):
+    def raise_os_error(problem):
         raise OSError("libpeer.so: cannot open shared object file\nsecond line")
 
-    def crash(problem):
+    def raise_runtime_error(problem):
         raise RuntimeError("launch failed")
 
-    peers = {"absent": absent, "elsewhere": elsewhere, "broken": broken}
+    peers = {"absent": raise_import_error, "elsewhere": raise_unavailable, "broken": raise_os_error}
     others = [Candidate(name, "peer", build) for name, build in peers.items()]
-    run = make_bench(EAGER, *others, Candidate("crash", "ours", crash))
+    run = make_bench(EAGER, *others, Candidate("crash", "ours", raise_runtime_error))
     run.run()
     notes = {row["candidate"]: row["note"] for row in run.rows if row["column"] == "all"}
     assert notes == {
@@ -194,25 +194,27 @@ def test_candidates_that_cannot_run_are_listed_with_a_reason():
 
 
 def test_failure_in_one_column_does_not_stop_the_others():
-    class Half(Differentiable):
+    class ForwardOnly(Differentiable):
         def prepare(self, direction):
             if direction == "backward":
                 raise RuntimeError("no double run")
             return super().prepare(direction)
 
     def build(problem):
-        return Half(candidates.eager, problem.leaves, problem.grad_output)
+        return ForwardOnly(candidates.eager, problem.leaves, problem.grad_output)
 
-    half = Candidate("half", "ours", build)
-    run = make_bench(EAGER, half, columns=("loop",))
+    candidate = Candidate("half", "ours", build)
+    run = make_bench(EAGER, candidate, columns=("loop",))
     run.run()
     assert run.faults == 1
-    half = {(row["pass"], row["column"]): row for row in run.rows if row["candidate"] == "half"}
-    assert half["backward", "loop"]["note"] == "FAILED: RuntimeError: no double run"
-    assert half["backward", "loop"]["median_us"] == "" and float(half["both", "loop"]["median_us"]) > 0
+    candidate = {(row["pass"], row["column"]): row for row in run.rows if row["candidate"] == "half"}
+    assert candidate["backward", "loop"]["note"] == "FAILED: RuntimeError: no double run"
+    assert (
+        candidate["backward", "loop"]["median_us"] == "" and float(candidate["both", "loop"]["median_us"]) > 0
+    )
 
 
-def test_out_of_memory_names_the_size():
+def test_out_of_memory_reports_the_size():
     def raise_out_of_memory(*arguments):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
@@ -233,7 +235,7 @@ def test_out_of_memory_names_the_size():
         (["p22", "--fastest"], "unrecognized arguments: --fastest"),
     ],
 )
-def test_bad_use_prints_one_line_and_exits_with_2(command_line, arguments, message):
+def test_usage_error_prints_one_line_and_exits_with_2(command_line, arguments, message):
     result = command_line(*arguments, "--bench")
     assert result.code == 2 and result.out == ""
     assert result.err.startswith("error: ") and message in result.err
@@ -243,19 +245,19 @@ def test_bad_use_prints_one_line_and_exits_with_2(command_line, arguments, messa
 @pytest.mark.parametrize(
     "arguments", [["--dtype", "tf32"], ["--columns", "graph"], ["--columns", "cold,host"]]
 )
-def test_gpu_only_options_are_refused_on_a_cpu(command_line, arguments):
+def test_gpu_only_options_are_rejected_on_a_cpu(command_line, arguments):
     result = command_line("p22", "--bench", *arguments)
     assert result.code == 2 and "needs a GPU, and PyTorch sees none" in result.err
 
 
 def test_random_sizes_are_seeded_and_cover_all_magnitudes():
-    drawn = command.parse_sizes(BENCHMARK, "drawn")
-    assert len(drawn) == 20 and drawn == candidates.draw_sizes(12) != candidates.draw_sizes(13)
-    many = candidates.draw_sizes(1, 400)
+    sizes = command.parse_sizes(BENCHMARK, "drawn")
+    assert len(sizes) == 20 and sizes == candidates.draw_sizes(12) != candidates.draw_sizes(13)
+    many_sizes = candidates.draw_sizes(1, 400)
     for name, low, high in (("M", 16, 32768), ("H", 64, 16384), ("O", 64, 16384)):
-        values = [getattr(size, name) for size in many]
+        values = [getattr(size, name) for size in many_sizes]
         assert low <= min(values) and max(values) <= high
-        # As many below the geometric mean of the bounds as above it.
+        # The median is near the geometric mean of the bounds.
         assert 0.4 < sum(value < (low * high) ** 0.5 for value in values) / len(values) < 0.6
         assert name == "M" or sum(value % 64 == 0 for value in values) > 0.3 * len(values)
         assert any(value % 2 for value in values)
@@ -284,10 +286,10 @@ def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
     assert list(rows[0]) == FIELDS
     timed = [row for row in rows if row["column"] in ("loop", "waited")]
     names = ("bare GEMMs", "fast", "eager", "compile")
-    also = ("fused through MAX", "unfused through MAX")
+    waited_only = ("fused through MAX", "unfused through MAX")
     assert {(row["candidate"], row["pass"], row["column"]) for row in timed} == {
         (name, direction, column)
-        for column, column_candidates in (("loop", names), ("waited", names + also))
+        for column, column_candidates in (("loop", names), ("waited", names + waited_only))
         for name in column_candidates
         for direction in ("forward", "backward", "both")
     }
@@ -304,7 +306,7 @@ def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
             assert float(row["ratio_to_fastest_peer"]) == 1
     memory = {row["candidate"]: int(row["saved_bytes"]) for row in rows if row["column"] == "memory"}
     x, statistics = 4 * 24 * 16, 8 * 24
-    # Without kernels the layer is PyTorch's own operations.
+    # Without kernels the layer falls back to PyTorch.
     assert memory["fast"] == memory["eager"] == 2 * x + statistics
     notes = {row["candidate"]: row["note"] for row in rows if row["column"] == "all"}
     assert notes == {
@@ -315,10 +317,10 @@ def test_end_to_end_on_the_cpu(command_line, cpu_graphs, tmp_path):
 
 
 def test_waited_column_waits_after_each_call(monkeypatch):
-    """The candidate records its calls of `wait`."""
+    """The candidate logs calls of `wait`."""
     order = []
 
-    class Late(Differentiable):
+    class AsynchronousCalls(Differentiable):
         def prepare(self, direction):
             call = super().prepare(direction)
             return lambda: order.append("call") or call()
@@ -326,30 +328,32 @@ def test_waited_column_waits_after_each_call(monkeypatch):
         def wait(self):
             order.append("wait")
 
-    late = Candidate(
-        "late", "ours", lambda problem: Late(candidates.eager, problem.leaves, problem.grad_output)
+    asynchronous = Candidate(
+        "late",
+        "ours",
+        lambda problem: AsynchronousCalls(candidates.eager, problem.leaves, problem.grad_output),
     )
-    run = make_bench(EAGER, late, columns=("waited",))
+    run = make_bench(EAGER, asynchronous, columns=("waited",))
     run.run()
     calls = order[order.index("wait") - 1 :]
     assert calls[:6] == ["call", "wait"] * 3
 
 
-def test_puzzle_without_make_benchmark_is_refused(puzzle):
+def test_puzzle_without_benchmark_is_rejected(puzzle):
     with pytest.raises(BadUse, match="p22 --bench: p22 has no benchmark"):
         find_benchmark(dataclasses.replace(puzzle, bench=""))
 
 
 def test_wrong_candidate_exits_with_1(command_line, monkeypatch):
-    chosen = (EAGER, Candidate("fast", "ours", make_scaled_candidate(1.01, "grad_input").build))
-    monkeypatch.setattr(candidates, "BENCHMARK", dataclasses.replace(BENCHMARK, candidates=chosen))
+    candidates_to_run = (EAGER, Candidate("fast", "ours", make_scaled_candidate(1.01, "grad_input").build))
+    monkeypatch.setattr(candidates, "BENCHMARK", dataclasses.replace(BENCHMARK, candidates=candidates_to_run))
     result = command_line("p22", "--bench", "--sizes", "8,4,4", "--columns", "memory")
     assert result.code == 1
     assert "fast: WRONG: grad_input" in result.out and "1 wrong or failed" in result.out
 
 
-def test_interrupt_keeps_the_rows_and_exits_with_130(tmp_path):
-    """Run in a new process, because the command line exits immediately."""
+def test_interrupt_saves_the_rows_and_exits_with_130(tmp_path):
+    """Use a new process, because the command line exits immediately."""
     target = tmp_path / "rows.csv"
     program = f"""
 import dataclasses, sys

@@ -1,4 +1,4 @@
-"""The ratio of CPU and GPU time after a forward check; no times are asserted."""
+"""The ratio of CPU and GPU time after a forward check; times are not asserted."""
 
 import pytest
 from typed import make_stub

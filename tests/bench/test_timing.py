@@ -1,4 +1,4 @@
-"""The timing protocol, with fake clocks: order and length of turns, ratios and summaries."""
+"""The timing protocol with fake clocks: order and length of turns, ratios and summaries."""
 
 import gc
 import random
@@ -10,7 +10,7 @@ from harness.bench.timing import IssueClock, Protocol, Summary, WallClock
 
 
 class FakeClock:
-    """A clock that returns preset times, multiplied by `drift` at each reading."""
+    """A clock that returns preset times, scaled by `drift` at each reading."""
 
     def __init__(self, microseconds, drift=1.0):
         self.microseconds, self.drift, self.readings = microseconds, drift, []
@@ -28,7 +28,7 @@ class FakeClock:
 
 
 def make_calls(*names):
-    """Return functions that do nothing by name."""
+    """Return name -> no-op function."""
     calls = {}
     for name in names:
 
@@ -42,15 +42,15 @@ def make_calls(*names):
 
 def test_each_round_has_one_turn_per_candidate_in_random_order():
     clock = FakeClock({"a": 10.0, "b": 20.0, "c": 30.0})
-    taken = timing.take_turns(make_calls("a", "b", "c"), clock, Protocol(6, burst=60.0))
-    assert {name: len(times) for name, times in taken.items()} == {"a": 6, "b": 6, "c": 6}
-    turns = [name for name, _ in clock.readings[6:]]  # six readings set the repeats
+    times_by_name = timing.take_turns(make_calls("a", "b", "c"), clock, Protocol(6, burst=60.0))
+    assert {name: len(times) for name, times in times_by_name.items()} == {"a": 6, "b": 6, "c": 6}
+    turns = [name for name, _ in clock.readings[6:]]  # the first six readings determine the repeats
     rounds = [turns[start : start + 3] for start in range(0, 18, 3)]
     assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
     assert len(set(map(tuple, rounds))) > 1, "the order is random"
 
 
-def test_burst_has_as_many_calls_as_fit_and_at_least_one():
+def test_burst_has_at_least_one_call():
     clock = FakeClock({"quick": 2.0, "slow": 9_000.0})
     timing.take_turns(make_calls("quick", "slow"), clock, Protocol(1, burst=4_000.0))
     assert dict(clock.readings[4:]) == {"quick": 2_000, "slow": 1}
@@ -64,7 +64,9 @@ def test_each_turn_is_preceded_by_a_bounded_pause():
     clock = FakeClock({"a": 10.0, "b": 10.0})
 
     def sleep(seconds):
-        assert clock.waits == len(pauses) + 3, "the device is idle"  # two waits set the repeats
+        assert clock.waits == len(pauses) + 3, (
+            "the device is idle"
+        )  # the first two waits determine the repeats
         pauses.append(seconds)
 
     timing.take_turns(make_calls("a", "b"), clock, Protocol(4, 40.0, idle=(0.06, 0.08)), sleep=sleep)
@@ -79,17 +81,17 @@ def test_no_pause_by_default():
     timing.take_turns(make_calls("a"), FakeClock({"a": 10.0}), Protocol(2, 40.0), sleep=sleep)
 
 
-def test_slow_candidate_stops_after_a_few_rounds():
-    taken = timing.take_turns(
+def test_slow_candidate_has_fewer_rounds():
+    times_by_name = timing.take_turns(
         make_calls("a", "slow"), FakeClock({"a": 10.0, "slow": timing.SLOW}), Protocol(7, burst=10.0)
     )
-    assert len(taken["a"]) == 7 and len(taken["slow"]) == timing.SLOW_ROUNDS
+    assert len(times_by_name["a"]) == 7 and len(times_by_name["slow"]) == timing.SLOW_ROUNDS
 
 
 def test_garbage_collector_is_paused_and_restored_after_an_error():
     states = []
 
-    class Watching(FakeClock):
+    class FailingClock(FakeClock):
         def measure(self, call, repeats):
             states.append(gc.isenabled())
             if len(states) == 4:
@@ -97,18 +99,18 @@ def test_garbage_collector_is_paused_and_restored_after_an_error():
             return 1.0
 
     with pytest.raises(KeyboardInterrupt):
-        timing.take_turns(make_calls("a"), Watching({}), Protocol(9, 1.0))
+        timing.take_turns(make_calls("a"), FailingClock({}), Protocol(9, 1.0))
     assert states == [True, True, False, False] and gc.isenabled()
 
 
 def test_ratio_of_rounds_is_robust_to_drift():
-    """Two candidates, one twice as slow; the machine slows down tenfold while they take turns."""
+    """One candidate takes twice as long; the machine becomes ten times slower during the measurement."""
     noise = random.Random(1)
     drift = [10 ** (number / 8) for number in range(9)]
     base = [100 * d * noise.uniform(0.999, 1.001) for d in drift]
     slower = [200 * d * noise.uniform(0.999, 1.001) for d in drift]
     assert timing.compute_ratio(slower, base) == pytest.approx(2.0, rel=0.003)
-    # With the first three rounds only, as for a slow candidate, a ratio of medians would be below 1.
+    # If one candidate had only the first three rounds, the ratio of medians would be below 1.
     assert timing.compute_ratio(slower[:3], base) == pytest.approx(2.0, rel=0.003)
     assert timing.summarize(slower[:3]).median / timing.summarize(base).median < 1
 
@@ -118,7 +120,7 @@ def test_summary_has_median_and_quantiles():
     assert timing.summarize([7.0]) == Summary(7.0, 7.0, 7.0)
 
 
-def test_protocol_describes_itself():
+def test_protocol_description():
     assert str(Protocol(9, 4_000, (0.06, 0.08))) == "60-80 ms idle, then 4 ms of calls, 9 shuffled rounds"
     assert str(Protocol(3, 200_000)) == "200 ms of calls, 3 shuffled rounds"
 
@@ -131,7 +133,7 @@ def test_wall_clock_divides_by_the_number_of_calls(monkeypatch):
     assert len(calls) == 4
 
 
-def test_issue_time_starts_on_an_idle_device_and_does_not_synchronize():
+def test_launch_time_starts_idle_and_does_not_synchronize():
     order = []
 
     class Device(WallClock):
@@ -142,12 +144,14 @@ def test_issue_time_starts_on_an_idle_device_and_does_not_synchronize():
     assert order == ["wait", "call", "call", "call"]
 
 
-def test_waited_calls_synchronize_and_skip_two_warmups(monkeypatch):
+def test_synchronized_timing_skips_two_warmups(monkeypatch):
     order = []
-    taken = timing.time_waited_calls(lambda: order.append("call"), lambda: order.append("wait"), seconds=0.0)
-    assert order == ["call", "wait"] * 5 and len(taken) == 3
-    taken = timing.time_waited_calls(lambda: None, lambda: None, seconds=60.0, max_calls=50)
-    assert len(taken) == 50
-    clock = iter(range(0, 1000, 4))  # the clock advances by four seconds at each call
+    times_by_name = timing.time_waited_calls(
+        lambda: order.append("call"), lambda: order.append("wait"), seconds=0.0
+    )
+    assert order == ["call", "wait"] * 5 and len(times_by_name) == 3
+    times_by_name = timing.time_waited_calls(lambda: None, lambda: None, seconds=60.0, max_calls=50)
+    assert len(times_by_name) == 50
+    clock = iter(range(0, 1000, 4))  # the clock advances four seconds per call
     monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(clock)))
     assert timing.time_waited_calls(lambda: None, lambda: None, seconds=10.0) == [4e6] * 3

@@ -1,4 +1,4 @@
-"""A copy of a learner's checkout, in which tests call the command line like a learner."""
+"""A copy of a learner's checkout in which tests run commands."""
 
 import io
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Checkout:
-    """A copy of a learner's checkout, problems untouched; commands run in this process as if in it."""
+    """A copy of a learner's checkout with unsolved problems; commands run in this process."""
 
     def __init__(self, path: Path, monkeypatch, capsys):
         self.path, self.monkeypatch, self.capsys = path, monkeypatch, capsys
@@ -29,12 +29,12 @@ class Checkout:
         monkeypatch.chdir(path)
 
     def run(self, *arguments: str, say: str = "") -> CommandResult:
-        """Call the command line like a learner, who types `say`."""
+        """Run a command with `say` as typed input."""
         self.monkeypatch.setattr("sys.stdin", io.StringIO(say))
         return run_command(self.capsys, *arguments)
 
     def fill(self, file: Path, *ids: str, change=lambda body: body) -> None:
-        """Write the solution's lines into some blanks, each passed through `change`."""
+        """Fill some blanks with the solution's lines, transformed by `change`."""
         solution = blanks.find_blanks(
             (self.path / "solutions" / file.relative_to(self.path / "problems")).read_text()
         )
@@ -42,15 +42,15 @@ class Checkout:
         file.write_text(blanks.join_pieces(blanks.split_blanks(file.read_text()), bodies))
 
 
-def one_line(finished: CommandResult) -> str:
-    """Return the single error line of a bad use, without a traceback."""
-    assert finished.code == 2, finished.out + finished.err
-    assert finished.err.count("\n") == 1 and finished.err.startswith("error: ")
-    return finished.err
+def get_single_error_line(result: CommandResult) -> str:
+    """Return a usage error's only line after asserting that there is no traceback."""
+    assert result.code == 2, result.out + result.err
+    assert result.err.count("\n") == 1 and result.err.startswith("error: ")
+    return result.err
 
 
 def damage(path: Path, how: str) -> None:
-    """Damage a file in a way that happens in practice."""
+    """Damage a file in a realistic way."""
     text = path.read_text()
     if how == "one marker deleted":
         path.write_text(text.replace("# BLANK-END dx\n", ""))

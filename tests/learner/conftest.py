@@ -6,5 +6,5 @@ from checkouts import Checkout
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch, capsys):
-    """A fresh copy of a learner's checkout."""
+    """A new copy of a learner's checkout."""
     return Checkout(tmp_path, monkeypatch, capsys)

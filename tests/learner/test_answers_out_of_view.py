@@ -1,6 +1,6 @@
-"""No line of a solution's blank is in the learner's file outside the blank, or on a page before its "Solution".
+"""No line of a solution's blank occurs elsewhere in the learner's file, or on a page before its "Solution".
 
-Only lines that compute are compared, as lists of tokens. Long formulas are equal if most tokens are, since a
+Only computing lines are compared, as token lists. Long formulas count as equal if most tokens are, since a
 tensor may have another name.
 """
 
@@ -17,14 +17,14 @@ from harness.toolchain import roots
 
 FILES = [Work(puzzle, rung) for puzzle in map(find_puzzle, list_puzzle_names()) for rung in puzzle.rungs]
 NEAR = 0.8
-STEPS = {("p20", "mojo"): "var x_hat = (x[c].cast[accum]() - row_mean) * row_rstd"}
-"""Provided lines that are in a blank, too, but that the blank is not about."""
-LONG = 3
-"""The number of operators in a long formula."""
+ALLOWED_LINES = {("p20", "mojo"): "var x_hat = (x[c].cast[accum]() - row_mean) * row_rstd"}
+"""Provided lines that also occur in a blank but are not its answer."""
+MIN_LONG_OPERATORS = 3
+"""Minimum number of operators in a long formula."""
 
 
 def split_tokens(line: str) -> list[str]:
-    """Return the tokens of a line without its comment."""
+    """Split a line without its comment into tokens."""
     return re.findall(r"\w+|[^\w\s]", line.split("#")[0])
 
 
@@ -40,8 +40,8 @@ def is_computation(line: str) -> bool:
 
 
 def find_equal_lines(answer: str, lines: Sequence[str]) -> list[str]:
-    """Return the lines that are equal to an answer."""
-    least = NEAR if count_operators(answer) >= LONG else 1.0
+    """Return the lines that equal an answer."""
+    least = NEAR if count_operators(answer) >= MIN_LONG_OPERATORS else 1.0
     tokens = split_tokens(answer)
     return [
         line
@@ -53,7 +53,7 @@ def find_equal_lines(answer: str, lines: Sequence[str]) -> list[str]:
 def list_answers(work: Work) -> list[tuple[str, str]]:
     """Return (blank id, line) for each computing line of a file's blanks."""
     by_id = blanks.find_blanks(work.solution.read_text())
-    # A blank with provided wrong code is to be compared with the lines around it.
+    # Compare provided wrong code with the lines around it.
     bodies = {id: blank.body for id, blank in by_id.items() if not blank.provided}
     return [(id, line.strip()) for id, body in bodies.items() for line in body if is_computation(line)]
 
@@ -61,7 +61,7 @@ def list_answers(work: Work) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("work", FILES, ids=lambda work: f"{work.puzzle.name}-{work.rung.id}")
 def test_provided_lines_contain_no_answer(work):
     lines = blanks.remove_blanks(blanks.make_skeleton(work.solution.read_text())).split("\n")
-    step = STEPS.get((work.puzzle.name, work.rung.id))
+    step = ALLOWED_LINES.get((work.puzzle.name, work.rung.id))
     lines = [line for line in lines if line.strip() != step]
     shown = [
         (id, line, equal_line)

@@ -1,4 +1,4 @@
-"""Blanks: parsing of files, generation of problems from solutions, and errors for broken markers."""
+"""Blanks: parsing, generation of problems from solutions, and errors for damaged markers."""
 
 import functools
 import os
@@ -45,8 +45,8 @@ def kernel():
 """
 
 
-def without_anchors(text: str) -> list[str]:
-    """Return the lines of a file that the book's anchors do not change."""
+def remove_anchors(text: str) -> list[str]:
+    """Return a file's lines without the book's anchors."""
     return [line for line in text.splitlines() if "ANCHOR" not in line]
 
 
@@ -54,7 +54,7 @@ def test_skeleton_empties_only_the_blanks():
     assert blanks.make_skeleton(SOLUTION) == PROBLEM
 
 
-def test_find_returns_id_task_size_and_line():
+def test_find_blanks_returns_id_task_size_and_line():
     by_id = blanks.find_blanks(SOLUTION)
     assert list(by_id) == ["one", "two"]
     assert (by_id["one"].task, by_id["one"].size, by_id["one"].line) == ("do the first thing", 2, 5)
@@ -73,7 +73,7 @@ def test_blank_with_only_comments_has_size_zero():
     assert [blank.size for blank in blanks.find_blanks(worked_on).values()] == [0, 1]
 
 
-def test_outside_does_not_depend_on_blanks():
+def test_text_outside_blanks_does_not_depend_on_them():
     worked_on = PROBLEM.replace("    # FILL IN (about 1 line)", "    anything()\n    else_()")
     assert blanks.remove_blanks(worked_on) == blanks.remove_blanks(PROBLEM)
     assert blanks.remove_blanks(worked_on.replace("between()", "elsewhere()")) != blanks.remove_blanks(
@@ -95,7 +95,7 @@ def test_tabs_count_as_indentation():
 
 
 @pytest.mark.parametrize("trailing", ["  ", "\t"])
-def test_trailing_space_after_a_marker_is_accepted(trailing):
+def test_trailing_spaces_after_a_marker_are_accepted(trailing):
     padded = SOLUTION.replace("# BLANK-END one", "# BLANK-END one" + trailing)
     assert set(blanks.find_blanks(padded)) == {"one", "two"}
 
@@ -138,14 +138,14 @@ def kernel():
 """
 
 
-def test_provided_code_is_not_learner_work():
+def test_provided_code_counts_as_unsolved():
     problem = blanks.make_skeleton(PROVIDED)
     by_id = blanks.find_blanks(problem)
     assert by_id["one"].body == ("    if True:", "        wrong()", "") and by_id["one"].task == "correct it"
     assert "right()" not in problem and "BLANK-GIVEN" not in problem and "FILL IN" in problem
     assert [by_id["one"].size, by_id["two"].size] == [0, 0]
     assert blanks.find_blanks(PROVIDED)["one"].body == ("    right()",), (
-        "the solution's blank holds the right code"
+        "the solution's blank has the correct code"
     )
     assert blanks.find_blanks(problem.replace("wrong()", "corrected()"))["one"].size == 2
     emptied = problem.replace("    if True:\n        wrong()\n", "")
@@ -235,15 +235,15 @@ def test_skeleton_round_trip(regions, last):
         lines += [*outside, f"  # BLANK-START b{number}: task {number}", *inside, f"  # BLANK-END b{number}"]
     text = "\n".join([*lines, *last])
     problem = blanks.make_skeleton(text)
-    assert without_anchors(blanks.fill_blanks(problem, text)) == without_anchors(text)
+    assert remove_anchors(blanks.fill_blanks(problem, text)) == remove_anchors(text)
     assert [blank.size for blank in blanks.find_blanks(problem).values()] == [0] * len(regions)
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """A solutions folder with one puzzle, and the path of its problems.
+    """Return a solutions folder with one puzzle, and the path of its problems.
 
-    It has a file with blanks, a file and a folder without, a link to a shared folder, a picture and a wrong kernel.
+    The puzzle has a file with blanks, a file and a folder without, a link, a picture and a wrong kernel.
     """
     solutions, problems = tmp_path / "solutions", tmp_path / "problems"
     for folder in ("shared", "p1/op/steps", "p1/wrong"):
@@ -259,8 +259,8 @@ def folders(tmp_path):
 
 
 @pytest.fixture
-def generated(folders):
-    """The same folders after `generate`, and the op package of the problem."""
+def generated_folders(folders):
+    """Return `folders` after generate_problems(), and the problem's op package."""
     solutions, problems = folders
     blanks.generate_problems(solutions, problems)
     return solutions, problems, problems / "p1" / "op"
@@ -287,9 +287,9 @@ def test_generate_writes_skeletons_and_links(folders):
     assert blanks.generate_problems(solutions, problems) == []
 
 
-def test_generate_does_not_write_through_links(generated):
-    """A blank is added to a file without blanks: its link becomes a problem file."""
-    solutions, problems, op = generated
+def test_generate_does_not_write_through_links(generated_folders):
+    """Adding a blank to a linked file replaces the link by a problem file."""
+    solutions, problems, op = generated_folders
     source, target = solutions / "p1" / "op" / "launches.mojo", op / "launches.mojo"
     source.write_text(SOLUTION)
     assert blanks.generate_problems(solutions, problems) == [target]
@@ -300,8 +300,8 @@ def test_generate_does_not_write_through_links(generated):
     assert target.is_symlink()
 
 
-def test_generate_replaces_copies_but_not_learner_files(generated):
-    solutions, problems, op = generated
+def test_generate_replaces_copies_but_not_learner_files(generated_folders):
+    solutions, problems, op = generated_folders
     target = op / "launches.mojo"
     target.unlink()
     target.write_text("given\n")
@@ -322,8 +322,8 @@ def test_generate_replaces_copies_but_not_learner_files(generated):
         blanks.generate_problems(solutions, problems, force=True)
 
 
-def spoil_link(op, how: str) -> None:
-    """Damage the links of a package as users or tools do."""
+def damage_link(op, how: str) -> None:
+    """Damage a package's links in a realistic way."""
     link = op / "launches.mojo"
     if how == "added":
         (op / "helper.mojo").write_text("mine\n")
@@ -358,9 +358,9 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("how", FAULTS)
-def test_check_names_all_wrong_paths(generated, capsys, how):
-    solutions, problems, op = generated
-    spoil_link(op, how)
+def test_check_reports_all_wrong_paths(generated_folders, capsys, how):
+    solutions, problems, op = generated_folders
+    damage_link(op, how)
     assert blanks.check_problems(solutions, problems) == 1
     printed = capsys.readouterr().out.splitlines()
     expected = [
@@ -376,7 +376,7 @@ def test_generate_keeps_learner_work_without_force(folders):
     blanks.generate_problems(solutions, problems)
     source.write_text(SOLUTION)
     blanks.generate_problems(solutions, problems)
-    assert target.read_text() == PROBLEM, "a file without work is renewed"
+    assert target.read_text() == PROBLEM, "a file without edits is regenerated"
     work = target.read_text().replace("    # FILL IN (about 1 line)", "    my_work()")
     target.write_text(work)
     with pytest.raises(DamagedFile) as refused:
@@ -387,8 +387,8 @@ def test_generate_keeps_learner_work_without_force(folders):
     assert target.read_text() == PROBLEM
 
 
-def test_generate_keeps_a_damaged_problem_file(generated):
-    solutions, problems, op = generated
+def test_generate_keeps_a_damaged_problem_file(generated_folders):
+    solutions, problems, op = generated_folders
     target = op / "kernel.mojo"
     damaged = target.read_text().replace("    # BLANK-END two\n", "    my_work()\n")
     target.write_text(damaged)
@@ -413,7 +413,7 @@ PAIRS = LAYOUT.edited
 
 @functools.cache
 def list_edited_problems() -> str:
-    """Return git's list of edited problem files."""
+    """List the problem files that differ from git's."""
     command = ["git", "status", "--porcelain", "--", "problems"]
     status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return status.stdout if status.returncode == 0 else pytest.skip("this folder is not in a git repository")

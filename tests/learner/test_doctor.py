@@ -1,4 +1,4 @@
-"""`workbook doctor` on this machine, and with missing or broken parts."""
+"""`workbook doctor` on this machine, and with missing or broken dependencies."""
 
 import re
 import tomllib
@@ -81,7 +81,7 @@ def test_doctor_continues_after_a_failed_check(monkeypatch):
 
 @pytest.mark.parametrize("built", [True, False])
 def test_doctor_points_to_the_built_book(built, monkeypatch, tmp_path):
-    """A wheel without a built book gives no advice to add one to the folder."""
+    """Without a built book in the wheel, the doctor does not suggest adding one."""
 
     def find_built_book():
         if not built:

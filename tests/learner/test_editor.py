@@ -1,4 +1,4 @@
-"""An editor's language server follows the links next to a learner's file, as the compiler does."""
+"""An editor's language server resolves the links next to a learner's file, like the compiler."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class LanguageServer:
-    """Mojo's language server, connected by pipes."""
+    """Client of Mojo's language server over pipes."""
 
     def __init__(self):
         self.process = subprocess.Popen(
@@ -51,7 +51,11 @@ def test_language_server_follows_links(tmp_path):
         document = {"uri": file.as_uri(), "languageId": "mojo", "version": 1, "text": text}
         server.send("textDocument/didOpen", {"textDocument": document})
         reported = server.receive(lambda message: message.get("method") == "textDocument/publishDiagnostics")
-        errors = [each["message"] for each in reported["params"]["diagnostics"] if each["severity"] == 1]
+        errors = [
+            diagnostic["message"]
+            for diagnostic in reported["params"]["diagnostics"]
+            if diagnostic["severity"] == 1
+        ]
         assert not errors
         before = text[: text.index("row_statistics(input")]
         position = {"line": before.count("\n"), "character": len(before.rsplit("\n", 1)[-1])}

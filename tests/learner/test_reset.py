@@ -1,4 +1,4 @@
-"""`workbook diff` and `reset`, damaged files, and broken links."""
+"""`workbook diff`, `workbook reset`, damaged files, and broken links."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkouts import ROOT, Checkout, damage, one_line
+from checkouts import ROOT, Checkout, damage, get_single_error_line
 
 from harness.learner import blanks, progress, restore
 from harness.learner.work import Work
@@ -38,7 +38,7 @@ def test_diff_covers_all_rungs(checkout):
 
 
 def list_backups(checkout: Checkout) -> list[Path]:
-    """Return the backups that resets have written."""
+    """List the backups written by resets."""
     return sorted((checkout.path / "problems").rglob("*.bak"))
 
 
@@ -63,7 +63,7 @@ def test_blank_reset_keeps_other_blanks_and_a_backup(checkout):
 
 
 def test_blank_reset_finds_the_edited_rung(checkout):
-    """The blank may be named before or after a flag."""
+    """The blank's name can precede or follow a flag."""
     untouched = checkout.numpy.read_text()
     for flags in ((), ("--rung", "numpy")):
         checkout.fill(checkout.numpy, "dx")
@@ -95,7 +95,9 @@ def test_puzzle_reset_restores_missing_files(checkout, missing):
         shutil.rmtree(path)
     before = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
     shutil.rmtree(checkout.path / missing)
-    assert "the file is missing; `workbook reset p22` puts" in one_line(checkout.run("p22", "--backward"))
+    assert "the file is missing; `workbook reset p22` puts" in get_single_error_line(
+        checkout.run("p22", "--backward")
+    )
     assert checkout.run("list").code == 0
     assert checkout.run("reset", "p22", "--yes").code == 0
     after = {path: path.read_bytes() for path in (checkout.path / "problems").rglob("*") if path.is_file()}
@@ -103,7 +105,7 @@ def test_puzzle_reset_restores_missing_files(checkout, missing):
     assert "Nothing to reset" in checkout.run("reset", "p22", "--yes").out
 
 
-def test_kernel_reset_keeps_numpy_work(checkout):
+def test_kernel_reset_keeps_numpy_edits(checkout):
     checkout.fill(checkout.numpy, "db")
     checkout.fill(checkout.kernels, "dx")
     work = checkout.numpy.read_text()
@@ -127,7 +129,7 @@ def test_blank_reset_keeps_windows_line_endings(checkout, file):
 
 @pytest.mark.parametrize("where", ["the copy", "the file"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_failed_reset_is_one_line_and_changes_nothing(checkout, monkeypatch, where, number):
+def test_failed_reset_prints_one_line_and_changes_nothing(checkout, monkeypatch, where, number):
     checkout.fill(checkout.kernels, "dx")
     work = checkout.kernels.read_bytes()
 
@@ -148,7 +150,7 @@ def test_failed_reset_is_one_line_and_changes_nothing(checkout, monkeypatch, whe
 
 
 def test_editor_lock_is_not_part_of_the_package(checkout):
-    """Emacs marks a file that is being edited by a hidden dangling link."""
+    """Emacs creates a hidden dangling link next to a file that is being edited."""
     work = Work(PUZZLE, PUZZLE.find_rung("mojo"))
     before, digest = work.package.files, work.package.digest
     (checkout.kernels.parent / ".#layernorm_linear.mojo").symlink_to("someone@somewhere.4711:1")
@@ -189,12 +191,12 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("file", "how"), [*(("kernels", how) for how in DAMAGE), ("numpy", "half-written")])
-def test_damaged_file_is_one_line_and_reset_repairs_it(checkout, how, file):
+def test_damaged_file_is_reported_and_reset_repairs_it(checkout, how, file):
     path = getattr(checkout, file)
     flags = ["--rung", "numpy"] if file == "numpy" else []
     damage(path, how)
     for command in (("diff", "p22", *flags), ("p22", *flags)):
-        line = one_line(checkout.run(*command))
+        line = get_single_error_line(checkout.run(*command))
         assert DAMAGE[how] in line and path.name in line
     listed = checkout.run("list")
     assert listed.code == 0 and DAMAGE[how] in listed.out
@@ -220,7 +222,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_broken_link_is_one_line_and_reset_restores_it(checkout, how):
+def test_broken_link_is_reported_and_reset_restores_it(checkout, how):
     link = checkout.kernels.with_name("launches.mojo")
     target = os.readlink(link)
     link.unlink()
@@ -228,7 +230,7 @@ def test_broken_link_is_one_line_and_reset_restores_it(checkout, how):
         link.symlink_to("../nowhere.mojo")
     elif how == "text":
         link.write_text(target)
-    line = one_line(checkout.run("p22", "--backward"))
+    line = get_single_error_line(checkout.run("p22", "--backward"))
     assert BROKEN[how] in line and line.endswith("; `workbook reset p22` puts it back\n")
     verified = checkout.run("verify", "p22")
     assert verified.code == 2 and BROKEN[how] in verified.out
@@ -262,7 +264,7 @@ def test_learner_file_replacing_a_link_is_compiled_and_preserved(checkout, monke
 def test_blank_of_a_damaged_file_is_not_reset(checkout):
     damage(checkout.kernels, "one marker deleted")
     before = checkout.kernels.read_text()
-    assert "one blank of a damaged file cannot be found" in one_line(
+    assert "one blank of a damaged file cannot be found" in get_single_error_line(
         checkout.run("reset", "p22", "db", "--yes")
     )
     assert checkout.kernels.read_text() == before and not list_backups(checkout)
@@ -277,8 +279,8 @@ def test_windows_line_endings_and_tabs_are_accepted(checkout):
     assert f"0/{len(PUZZLE.kernel_gates)}  Mojo kernels" in checkout.run("list", "p22").out
 
 
-def test_syntax_error_names_the_line(checkout):
+def test_syntax_error_reports_the_line(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line + ")")
-    line = one_line(checkout.run("p22", "--rung", "numpy"))
+    line = get_single_error_line(checkout.run("p22", "--rung", "numpy"))
     number = blanks.find_blanks(checkout.numpy.read_text())["db"].line
     assert f"backward.py:{number}: " in line and "unmatched ')'" in line

@@ -1,4 +1,4 @@
-"""The learner's commands on a copy of the checkout: hints, progress, the NumPy rung, verify and list."""
+"""A learner's commands on a copy of the checkout: hints, progress, the NumPy rung, verify and list."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_hint_advances_each_time(checkout):
     assert json.loads((checkout.path / progress.FILE_NAME).read_text())["hints"] == {"p22 dx": 3}
 
 
-def test_numpy_hints_by_rung_name(checkout):
+def test_numpy_hints_are_selected_by_rung(checkout):
     assert checkout.run("hint", "p22", "dx-2").out.startswith("Hint dx-2 (2 of 3)")
     assert checkout.run("hint", "p22", "dx", "--rung", "mojo").out.startswith("Hint dx-3 (3 of 3)")
     assert checkout.run("hint", "p22", "numpy-db-3").out.startswith("Hint numpy-db-3 (3 of 3)")
@@ -77,7 +77,7 @@ def test_numpy_hints_by_rung_name(checkout):
     assert checkout.run("hint", "p22").out.startswith("Hint dmean-1 (1 of 3)")
 
 
-def test_shared_blank_name_means_the_current_rung(checkout):
+def test_shared_blank_name_refers_to_the_current_rung(checkout):
     assert checkout.run("hint", "p22", "dx").out.startswith("Hint numpy-dx-1"), "the first unsolved one"
     checkout.fill(checkout.kernels, "db")
     os.utime(checkout.kernels, (2e9, 2e9))
@@ -89,7 +89,7 @@ def test_shared_blank_name_means_the_current_rung(checkout):
     assert checkout.run("hint", "p22", "ln").out.startswith("Hint ln-1"), "only one file has it"
 
 
-def test_unnamed_hint_is_for_the_last_edited_blank(checkout):
+def test_hint_without_a_name_is_for_the_last_edited_blank(checkout):
     checkout.fill(checkout.numpy, "dgamma", change=lambda line: line.replace("return", "return 2 *"))
     assert checkout.run("hint", "p22").out.startswith("Hint numpy-dgamma-1")
     assert checkout.run("hint", "p22", "--rung", "mojo").out.startswith("Hint ln-1")
@@ -100,7 +100,7 @@ def test_unnamed_hint_is_for_the_last_edited_blank(checkout):
     assert checkout.run("hint", "p22").out.startswith("Hint db-2")
 
 
-def test_unnamed_error_offers_the_next_hint(checkout):
+def test_unknown_mistake_offers_the_next_hint(checkout):
     checkout.fill(checkout.numpy, "db", change=lambda line: line.replace("(0, 1)", "0"))
     output = checkout.run("p22", "--rung", "numpy", "--gate", "db").out
     assert "has shape [4, 16], expected [16]" in output
@@ -142,7 +142,7 @@ def test_unsaved_progress_does_not_stop_a_run(tmp_path):
 
 
 def test_progress_of_two_terminals_is_merged(tmp_path):
-    """Progress that other commands save during a watch is not lost."""
+    """A watch preserves progress saved by other commands."""
     blank = blanks.Blank("dx", "task", "", ("x = 1",), 3)
     watching, other = progress.Progress.load(tmp_path), progress.Progress.load(tmp_path)
     other.record_result("p20 drelu", blank, True)
@@ -164,7 +164,7 @@ def test_concurrent_progress_is_not_lost(tmp_path):
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     running = [subprocess.Popen([*command, str(n)], cwd=ROOT) for n in range(4)]
-    assert [each.wait() for each in running] == [0] * 4
+    assert [rung.wait() for rung in running] == [0] * 4
     assert len(progress.Progress.load(tmp_path).hints) == 80
 
 
@@ -190,7 +190,7 @@ def test_numpy_rung_is_about_ten_lines():
     assert sum(blank.size for blank in by_id.values()) <= 12
 
 
-def test_numpy_unsolved_then_wrong_then_right(checkout):
+def test_numpy_rung_is_unsolved_then_wrong_then_correct(checkout):
     untouched = checkout.run("p22", "--rung", "numpy")
     assert untouched.code == 3 and untouched.out.count("⏳") == 5
     checkout.fill(checkout.numpy, "dx", change=lambda line: line.replace(" - c2", ""))
@@ -218,7 +218,7 @@ def test_numpy_unsolved_then_wrong_then_right(checkout):
         ("dx", "return dln * np.nan", "are NaN"),
     ],
 )  # fmt: skip
-def test_numpy_function_faults_are_reported(tmp_path, blank, body, message):
+def test_numpy_function_errors_are_reported(tmp_path, blank, body, message):
     text = blanks.make_skeleton((SOLUTION / "backward.py").read_text())
     path = tmp_path / "backward.py"
     path.write_text(blanks.join_pieces(blanks.split_blanks(text), {blank: (f"    {body}",)}))
@@ -256,7 +256,7 @@ def test_numpy_backward_pass_returns_all_gradients():
 # ---- verify -------------------------------------------------------------------------------------------------
 
 
-def test_verify_of_an_untouched_file_is_one_line(checkout):
+def test_verify_of_an_unsolved_file_prints_one_line(checkout):
     result = checkout.run("verify", "p22")
     assert result.code == 3
     files = ["derive.py", "backward.py", "op/layernorm_linear.mojo"]
@@ -305,7 +305,7 @@ def test_verify_continues_after_a_damaged_file(checkout):
 # ---- From one rung to the next ------------------------------------------------------------------------------
 
 
-def test_finished_rung_names_the_next_one(checkout):
+def test_solved_rung_suggests_the_next_one(checkout):
     def upcoming() -> str:
         return checkout.run("list", "p22").out.splitlines()[0]
 

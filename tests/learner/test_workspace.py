@@ -1,4 +1,4 @@
-"""`workbook init` and `update`: a learner's folder without a checkout."""
+"""`workbook init` and `workbook update`: a learner's folder without a checkout."""
 
 import functools
 import json
@@ -15,13 +15,13 @@ DERIVE = "p20/graph.py"
 
 @pytest.fixture
 def command_line(capsys):
-    """A function that runs a command in this process and in the current folder."""
+    """Return a function that runs a command in this process and the current folder."""
     return functools.partial(run_command, capsys)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, command_line):
-    """A folder created by `init`, in which commands run."""
+    """Enter a folder created by `init`."""
     monkeypatch.setattr(roots, "CHECKOUT", roots.CHECKOUT)
     monkeypatch.setenv(roots.FOLDER, "")
     monkeypatch.chdir(tmp_path)
@@ -31,8 +31,8 @@ def folder(tmp_path, monkeypatch, command_line):
     return tmp_path / "workbook"
 
 
-def solve(folder, file=DERIVE):
-    """Write the solution's lines into every blank of a problem file."""
+def solve_all_blanks(folder, file=DERIVE):
+    """Fill every blank of a problem file with the solution."""
     problem, solution = folder / "problems" / file, folder / "solutions" / file
     problem.write_text(blanks.fill_blanks(problem.read_text(), solution.read_text()))
     return problem
@@ -49,7 +49,7 @@ def test_init_writes_the_files_of_a_checkout(folder):
 
 
 def test_commands_use_the_current_folder(folder, command_line, monkeypatch):
-    solve(folder)
+    solve_all_blanks(folder)
     monkeypatch.chdir(folder / "problems")  # any subfolder
     assert command_line("p20", "--rung", "derive").code == 0
     assert folder == roots.CHECKOUT
@@ -62,7 +62,7 @@ def test_commands_use_the_current_folder(folder, command_line, monkeypatch):
 def test_confirmed_reset_restores_the_file(folder, command_line, monkeypatch):
     problem = folder / "problems" / DERIVE
     untouched = problem.read_text()
-    solve(folder)
+    solve_all_blanks(folder)
     worked = problem.read_text()
     monkeypatch.setattr("builtins.input", lambda message: "y" if message == "Go on? [y/N] " else "")
     result = command_line("reset", "p20", "--rung", "derive")
@@ -72,7 +72,7 @@ def test_confirmed_reset_restores_the_file(folder, command_line, monkeypatch):
     assert backup.read_text() == worked
 
 
-def test_command_outside_a_workbook_is_one_line(tmp_path, monkeypatch, command_line):
+def test_command_outside_a_workbook_prints_one_error_line(tmp_path, monkeypatch, command_line):
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
     monkeypatch.chdir(tmp_path)
     for arguments in (["list"], ["hint", "p20"], ["verify"], ["diff", "p20"], ["p20", "--rung", "derive"]):
@@ -85,7 +85,7 @@ def test_command_outside_a_workbook_is_one_line(tmp_path, monkeypatch, command_l
     ("existing", "message"),
     [("mine.txt", "is not empty"), (None, "is a file"), (roots.MARK, "is a workbook already")],
 )
-def test_init_refuses_existing_files(existing, message, tmp_path, command_line):
+def test_init_rejects_existing_files(existing, message, tmp_path, command_line):
     target = tmp_path / "target"
     if existing:
         target.mkdir()
@@ -97,7 +97,7 @@ def test_init_refuses_existing_files(existing, message, tmp_path, command_line):
     assert ((target / existing) if existing else target).read_text() == "mine"
 
 
-def test_init_refuses_nested_and_read_only_folders(folder, command_line):
+def test_init_rejects_nested_and_read_only_folders(folder, command_line):
     inside = command_line("init", "again")
     assert inside.code == 2 and "would lie inside the workbook" in inside.err
     assert not (folder / "again").exists()
@@ -105,7 +105,7 @@ def test_init_refuses_nested_and_read_only_folders(folder, command_line):
     assert nowhere.code == 2 and nowhere.err.startswith("error: /proc/none")
 
 
-def test_unbuilt_book_is_refused_before_writing(tmp_path, command_line, monkeypatch):
+def test_missing_book_is_rejected_before_writing(tmp_path, command_line, monkeypatch):
     monkeypatch.setattr(roots, "HERE", tmp_path / "harness")
     monkeypatch.setattr(roots, "CARRIED_BOOK", tmp_path / "carried")
     refused = command_line("init", str(tmp_path / "mine"), "--book")
@@ -120,14 +120,14 @@ def test_init_copies_the_book(folder, command_line, monkeypatch, tmp_path):
     monkeypatch.setattr(workspace, "find_built_book", lambda: carried)
     assert command_line("update", "--book").code == 0
     assert (folder / workspace.BOOK / "index.html").read_text() == "the book"
-    (carried / "index.html").write_text("a newer book")  # every later update renews it
+    (carried / "index.html").write_text("a newer book")  # updated again by each `update`
     assert command_line("update").code == 0
     assert (folder / workspace.BOOK / "index.html").read_text() == "a newer book"
 
 
 @pytest.fixture
-def newer(folder, tmp_path, monkeypatch):
-    """Solutions of a newer version, with another line at the top of a file, a renamed blank and another file."""
+def newer_solutions(folder, tmp_path, monkeypatch):
+    """Newer solutions with an additional line, a renamed blank and a new file."""
     fresh = tmp_path / "newer"
     shutil.copytree(folder / "solutions", fresh)
     file = fresh / DERIVE
@@ -139,7 +139,7 @@ def newer(folder, tmp_path, monkeypatch):
     return fresh
 
 
-def test_update_renews_hashes_in_start_markers_without_a_backup(folder, command_line):
+def test_update_replaces_hashes_in_start_markers_without_a_backup(folder, command_line):
     hunt = folder / "problems" / "p21" / "hunt.py"
     text = hunt.read_text()
     for id, blank in blanks.find_blanks(text).items():
@@ -152,8 +152,8 @@ def test_update_renews_hashes_in_start_markers_without_a_backup(folder, command_
     assert not list(hunt.parent.glob("*.bak"))
 
 
-def test_update_keeps_solved_blanks(folder, newer, command_line):
-    mine = solve(folder)
+def test_update_keeps_solved_blanks(folder, newer_solutions, command_line):
+    mine = solve_all_blanks(folder)
     before = blanks.find_blanks(mine.read_text())
     assert "written by version 0.0.1" in command_line("list").out
     result = command_line("update")
@@ -173,7 +173,7 @@ def test_update_keeps_solved_blanks(folder, newer, command_line):
     assert again.count("renewed") == 0 and "it was of" not in again
 
 
-def test_update_backs_up_edits_outside_blanks(folder, newer, command_line):
+def test_update_backs_up_edits_outside_blanks(folder, newer_solutions, command_line):
     mine = folder / "problems" / DERIVE
     mine.write_text(mine.read_text() + "\n# a line of my own\n")
     own = folder / "problems" / "p20" / "op" / "ops.mojo"
@@ -185,7 +185,7 @@ def test_update_backs_up_edits_outside_blanks(folder, newer, command_line):
     assert own.read_text() == "mine"
 
 
-def test_damaged_file_stops_an_update_before_writing(folder, newer, command_line):
+def test_damaged_file_stops_an_update_before_writing(folder, newer_solutions, command_line):
     mine = folder / "problems" / DERIVE
     mine.write_text(mine.read_text().replace("# BLANK-END edges", "# BLANK-END nothing"))
     refused = command_line("update")
@@ -194,12 +194,12 @@ def test_damaged_file_stops_an_update_before_writing(folder, newer, command_line
     assert json.loads((folder / roots.MARK).read_text())["version"] == "0.0.1"
 
 
-def test_update_outside_a_workbook_is_refused(command_line):
+def test_update_outside_a_workbook_is_rejected(command_line):
     refused = command_line("update")
     assert refused.code == 2 and "not a workbook folder" in refused.err
 
 
-def test_doctor_names_the_folder_and_missing_files(folder, newer, monkeypatch):
+def test_doctor_reports_the_folder_and_missing_files(folder, newer_solutions, monkeypatch):
     from harness.screens import doctor
 
     monkeypatch.setattr(roots, "CHECKOUT", folder)

@@ -1,4 +1,4 @@
-"""The command line: published lines, JSON, exit codes, and one line for each bad input.
+"""The command line: published lines, JSON, exit codes, and one-line errors.
 
 Runs in this process use only the CPU; the virtual GPU, which cannot be disabled again, runs in new processes.
 """
@@ -28,7 +28,7 @@ SOLUTION = ("p22", "--backward", "--solution")
 ON_CPU = (*SOLUTION, "--device", "cpu")
 SMALL = ("--dims", "2", "3", "5", "7")
 
-# The published output; GPU stands for the device that ran the GPU kernels, N for a number.
+# Published output; GPU is a placeholder for the device of the GPU kernels, N for a number.
 SECTION = """\
 Testing {device} Backward Pass:
 
@@ -80,14 +80,14 @@ def run_in_new_process(*arguments: str, **options) -> subprocess.CompletedProces
 
 @pytest.fixture(scope="session")
 def full_run(tmp_path_factory):
-    """The finished process and the JSON of `p22 --backward --solution` on every available device."""
+    """Completed process and JSON of `p22 --backward --solution` on every available device."""
     file = tmp_path_factory.mktemp("run") / "run.json"
     result = run_in_new_process(*SOLUTION, "--json", file)
     return result, json.loads(file.read_text())
 
 
 def find_missing_lines(expected: list[str], printed: list[str]) -> list[str]:
-    """Return the expected lines that are not printed in order; N stands for any number."""
+    """Return expected lines that are missing or out of order; N matches any number."""
     rest = iter(printed)
     patterns = [
         re.escape(line).replace("N", FIGURE) if ": N" in line else re.escape(line) for line in expected
@@ -112,7 +112,7 @@ def test_published_lines_are_in_order(full_run):
 
 @pytest.mark.compiles
 def test_second_run_on_the_cpu_is_cached(full_run, command_line):
-    """Without a GPU the published lines of the CPU remain."""
+    """Only the CPU's published lines are printed without a GPU."""
     result = command_line(*ON_CPU)
     expected = [line for line in PUBLISHED.splitlines() if not any(part in line for part in CPU_ONLY)]
     expected = [line.replace("ALL CORRECT", "CPU CORRECT, GPU NOT RUN") for line in expected]
@@ -146,7 +146,7 @@ def test_unfused_sections_follow_with_their_name(full_run):
 
 
 @pytest.mark.compiles
-def test_run_names_its_files(full_run, solution):
+def test_run_prints_its_files(full_run, solution):
     assert f"   ran solutions/p22/op (hash {solution.digest[:8]}), float32, seed 0" in full_run[0].stdout
 
 
@@ -171,7 +171,7 @@ def test_json_to_a_file(full_run):
 
 @pytest.mark.compiles
 def test_json_on_stdout_is_only_json(command_line):
-    """Run one gate, of which only its own quantities are compared."""
+    """Run a single gate, which compares only its quantities."""
     result = command_line(*ON_CPU, "--gate", "dW", "--json", "-")
     data = json.loads(result.out)
     (device,) = data["devices"]
@@ -180,7 +180,7 @@ def test_json_on_stdout_is_only_json(command_line):
     assert "Overall Result" in result.err
 
 
-def test_json_of_a_python_rung(command_line):
+def test_json_of_a_python_rung_has_its_gates(command_line):
     finished = command_line("p24", "--rung", "numpy", "--solution", "--gate", "index", "--json", "-")
     data = json.loads(finished.out)
     assert (data["puzzle"], data["rung"], data["exit_code"]) == ("p24", "numpy", 0) and finished.code == 0
@@ -210,7 +210,7 @@ def test_json_and_repeats_of_a_gate(command_line):
 
 @pytest.mark.compiles
 def test_gate_imports_neither_max_nor_torch():
-    """Neither does a whole run on the virtual GPU. The first run imports torch if its results are not cached."""
+    """Cover a gate and a full virtual-GPU run. The first run imports torch if its results are not cached."""
     for more in (["--gate", "dx"], ["--show", "dx", "--json", "-"], ["--device", "virtual"]):
         arguments = ["p22", "--backward", "--solution", "--fused", *more, *SMALL]
         for heavy in ({"max"}, {"max", "torch"}):
@@ -261,7 +261,7 @@ def test_2_unwritable_target_is_reported_before_running(
 
 
 @pytest.mark.compiles
-def test_dims_seed_and_dtype_are_passed_on(command_line, cpu_graphs):
+def test_dims_seed_and_dtype_are_forwarded(command_line, cpu_graphs):
     cpu_graphs()  # the graph of this run among them
     result = command_line(*ON_CPU, *SMALL, "--seed", "4", "--dtype", "bfloat16")
     assert "Testing with dimensions: [2, 3, 5] -> [2, 3, 7]" in result.lines
@@ -292,8 +292,8 @@ def test_forward_check_prints_no_ratio_without_a_gpu(command_line, cpu_graphs):
 
 
 @pytest.fixture
-def run_with(command_line, monkeypatch):
-    """Run p22's solution on the CPU after changing outputs of the graph: names, change, flags -> finished."""
+def run_with_changed_outputs(command_line, monkeypatch):
+    """Return a function that runs p22's solution on the CPU with some outputs changed."""
 
     def run(names, change, *flags):
         execute = graphs.execute
@@ -313,8 +313,10 @@ def run_with(command_line, monkeypatch):
 
 
 @pytest.mark.compiles
-def test_1_wrong_gradient_is_shown_with_its_case(run_with):
-    result = run_with(["fused.grad_weight"], lambda array: np.multiply(array, 1.001, out=array))
+def test_1_wrong_gradient_is_shown_with_its_case(run_with_changed_outputs):
+    result = run_with_changed_outputs(
+        ["fused.grad_weight"], lambda array: np.multiply(array, 1.001, out=array)
+    )
     assert "   Overall Result: ❌ INCORRECT" in result.lines
     (line,) = [line for line in result.lines if "is wrong in" in line]
     cases = p22.cases()
@@ -325,14 +327,16 @@ def test_1_wrong_gradient_is_shown_with_its_case(run_with):
 
 
 @pytest.mark.compiles
-def test_1_nan_and_unwritten_elements_are_reported(run_with):
+def test_1_nan_and_unwritten_elements_are_reported(run_with_changed_outputs):
     def write_nan_or_poison(array):
         if array.ndim == 1:
             np.copyto(array, poison.make_poisoned(array.shape, "float32"))
         else:
             array.flat[0] = np.inf
 
-    result = run_with(["fused.grad_input", "fused.grad_bias"], write_nan_or_poison, "--fused", *SMALL)
+    result = run_with_changed_outputs(
+        ["fused.grad_input", "fused.grad_bias"], write_nan_or_poison, "--fused", *SMALL
+    )
     assert "1 elements are NaN or infinite where the reference is not" in result.out
     assert "one at [0, 0, 0]: not a wrong gradient but a value that is none" in result.out
     assert "7 elements were never written" in result.out
@@ -340,7 +344,7 @@ def test_1_nan_and_unwritten_elements_are_reported(run_with):
 
 def test_only_kernels_have_a_dtype():
     options = Options(P27, "solutions", dtype="bfloat16", repeat=2, blocks="reversed")
-    got = [(each.rung, each.dtype, each.repeat, each.blocks) for each in options.per_file]
+    got = [(option.rung, option.dtype, option.repeat, option.blocks) for option in options.per_file]
     assert got == [
         ("numpy", "float32", 1, "natural"),
         ("tape", "float32", 1, "natural"),
@@ -349,7 +353,7 @@ def test_only_kernels_have_a_dtype():
 
 
 def get_error_line(command_line, *arguments: str) -> str:
-    """Return the only line that a command line with exit code 2 prints."""
+    """Return the only line that a command with exit code 2 prints."""
     result = command_line(*arguments)
     assert result.code == 2 and result.out == ""
     assert result.err.startswith("error: ") and result.err.count("\n") == 1
@@ -414,7 +418,7 @@ def get_error_line(command_line, *arguments: str) -> str:
     ],
     ids=lambda value: " ".join(value) if value and value[0] in ("p22", "p99") else "",
 )
-def test_2_bad_use_is_one_line(command_line, arguments, messages):
+def test_2_usage_error_is_one_line(command_line, arguments, messages):
     line = get_error_line(command_line, *arguments)
     assert all(message in line for message in messages), line
 
@@ -470,7 +474,7 @@ def test_130_interrupt_during_a_compile(tmp_path):
         out, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err.endswith("interrupted\n") and "Traceback" not in out + err
-    assert not list((tmp_path / "cache" / "graphs").glob("*.mef")), "nothing half-written"
+    assert not list((tmp_path / "cache" / "graphs").glob("*.mef")), "no partial files"
 
 
 # ---- Problems -----------------------------------------------------------------------------------------------
@@ -478,7 +482,7 @@ def test_130_interrupt_during_a_compile(tmp_path):
 
 @pytest.fixture(scope="session")
 def skeleton_package(solution, tmp_path_factory):
-    """The package that `generate` would write, whatever problems/ contains now."""
+    """The package that `generate` would write, independent of problems/."""
     folder = tmp_path_factory.mktemp("skeleton") / "op"
     shutil.copytree(solution.path, folder)
     for file in folder.rglob("*.mojo"):
@@ -489,7 +493,7 @@ def skeleton_package(solution, tmp_path_factory):
 @pytest.mark.compiles
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
 def test_3_untouched_problems_list_unsolved_blanks(skeleton_package):
-    """Run on the virtual GPU only, since the CPU path has no blanks."""
+    """Run only on the virtual GPU, since the CPU path has no blanks."""
     result = run_in_new_process("p22", "--backward", "--ops", skeleton_package, "--device", "virtual")
     assert result.returncode == 3, result.stdout + result.stderr
     lines = result.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Quick commands import neither torch nor MAX, attention imports no compiler of torch, and layers import no puzzle."""
+"""Import cost: quick commands import neither torch nor MAX, attention no dynamo, and layers no puzzle."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The table of `--profile` at a requested width."""
+"""The table of `--profile` for several widths."""
 
 from typing import Any, cast
 
@@ -33,8 +33,8 @@ def test_columns_variable_applies_in_a_pipe(monkeypatch, columns, width, tmp_pat
         assert console.get_page_width(console.make_console(file)) == width
 
 
-def test_details_name_tensor_array_and_line():
-    """Loads of one line are added, arrays have their names in the source, and barriers their lines."""
+def test_details_show_tensor_array_and_line():
+    """Loads on a line are summed, arrays have their source names, and barriers have line numbers."""
     load, barrier = (
         Instr(op, (), (), None, 1, Location("/reader/kernel.mojo", line, 1))
         for op, line in (("ld", 7), ("bar", 9))

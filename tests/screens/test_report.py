@@ -1,4 +1,4 @@
-"""The printed report of runs that are correct, wrong, unsolved or without a GPU, and its JSON."""
+"""The printed report and JSON of runs that are correct, wrong, unsolved or without a GPU."""
 
 import io
 import json
@@ -29,7 +29,7 @@ DETAILS = {"cpu": "x86_64", "gpu": "cuda sm_90a", "virtual": "virtual GPU (sm_90
 
 @pytest.fixture
 def make_run(puzzle, solution):
-    """A function: kinds of devices, results -> a run of the solution; other results are correct."""
+    """Return a function that creates a run of the solution; unspecified results are correct."""
 
     def make(
         *kinds, root="solutions", bad=None, unsolved=None, skipped=(), repeats=None, findings=(), **options
@@ -59,7 +59,7 @@ def make_run(puzzle, solution):
 
 
 def print_report(run: Run, **options) -> list[str]:
-    """Return the lines that the report prints in a pipe."""
+    """Return the report's lines as printed in a pipe."""
     stream = io.StringIO()
     report.write_report(Console(file=stream, highlight=False, width=60), run, **options)
     return stream.getvalue().splitlines()
@@ -107,7 +107,7 @@ def test_virtual_gpu_is_never_called_gpu(make_run):
     )
 
 
-def test_gpu_kernels_that_did_not_run(make_run):
+def test_gpu_kernels_that_did_not_run_are_reported(make_run):
     lines = print_report(make_run("cpu", skipped=[Skipped("gpu", "no GPU")]))
     at = lines.index("Testing GPU Backward Pass:")
     assert lines[at + 1] == "   ⏭ SKIPPED (no GPU)"
@@ -115,7 +115,7 @@ def test_gpu_kernels_that_did_not_run(make_run):
     assert "   Overall Result: ✅ CPU CORRECT, GPU NOT RUN" in lines
 
 
-def test_wrong_gradient_names_case_error_and_index(make_run):
+def test_wrong_gradient_reports_case_error_and_index(make_run):
     lines = print_report(make_run("cpu", "gpu", bad={"grad_weight": WRONG}))
     assert "   grad_linear_weight: 2.50e-02 ❌" in lines
     at = next(i for i, line in enumerate(lines) if "is wrong in" in line)
@@ -174,7 +174,7 @@ RACE = Finding("global race", "two blocks\n  and one element", "a.mojo:2:1")
 NOTE = Finding("global race", "within", "max/a.mojo:1:1", is_error=False)
 
 
-def test_virtual_gpu_findings_are_print_report(make_run):
+def test_virtual_gpu_findings_are_printed(make_run):
     run = make_run("virtual", findings=[RACE, NOTE])
     lines = print_report(run)
     assert "Virtual GPU, memory and race check: 1 finding, 1 note on library code" in lines
@@ -185,7 +185,7 @@ def test_virtual_gpu_findings_are_print_report(make_run):
 
 
 def test_wrong_gate_is_explained_once(make_run):
-    """The error of its quantity and the gate's own diagnosis are printed, and its findings are not repeated."""
+    """The quantity's error and the gate's diagnosis are printed once, and findings are not repeated."""
     run = make_run("virtual", bad={"grad_input": WRONG}, findings=[RACE], variants=("fused",))
     run.blanks["dx"] = Blank("dx", "the task", "", ("x",), 40)
     (variant,) = run.devices[0].variants.values()
@@ -242,7 +242,7 @@ def test_forward_check_prints_no_gradients_or_ledger(make_run):
 
 
 def test_output_is_not_wrapped_or_parsed_as_markup(make_run):
-    """In a pipe of 60 columns; case names and compiler output may hold brackets."""
+    """Case names and compiler output may contain brackets."""
     message = "[bold]reads x[3, 4][/bold]" + "y" * 80
     lines = print_report(make_run("cpu", "virtual", findings=[Finding("trap", message)]))
     assert any(message in line for line in lines)
@@ -267,7 +267,7 @@ def test_output_is_not_wrapped_or_parsed_as_markup(make_run):
             {"grad_input": WRONG},
             "workbook p22 --backward --fused --device virtual --ops some/op",
         ),
-        # No value is wrong, but another check has failed, such as the one for races.
+        # All values are correct, but another check failed, for example for races.
         (
             {"variants": ("rmsnorm",), "device": "virtual"},
             {},
@@ -297,7 +297,7 @@ def test_json_has_results_under_printed_names(make_run):
     assert data["ledger"]["saved_ours"] == {"input": 512, "mean": 64, "rstd": 64}
 
 
-def test_dims_and_paths_in_words(puzzle, monkeypatch, tmp_path):
+def test_dims_and_paths_are_described(puzzle, monkeypatch, tmp_path):
     assert puzzle.format_dims((4, 4, 8, 16)) == "[4, 4, 8] -> [4, 4, 16]"
     assert report.describe_bytes({}) == "none"
     monkeypatch.chdir(tmp_path)
@@ -320,7 +320,7 @@ def test_variant_without_forward_pass_has_no_forward_line(make_run):
         ([], "wrong in all 6 cases"),
     ],
 )
-def test_few_correct_cases_are_named(expected, message):
+def test_few_correct_cases_are_listed(expected, message):
     comparisons = [
         Comparison(replace(CASES[0], name=name), {"grad_input": RIGHT if name in expected else WRONG})
         for name in "abcdef"

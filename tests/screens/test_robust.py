@@ -1,4 +1,4 @@
-"""Bad input, damaged files and interrupts: one line and the documented exit code."""
+"""Invalid input, damaged files and interrupts print one line and exit with the documented code."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_control_characters_are_escaped(command_line, arguments):
     assert "\\x1b" in line and not [sign for sign in line[:-1] if ord(sign) < 32 or ord(sign) == 127]
 
 
-def test_printable_keeps_other_characters():
+def test_printable_preserves_other_characters():
     assert escape_controls("a\tb\n✅ é\u00a0x") == "a\tb\n✅ é\u00a0x"
     assert escape_controls("\x00\r\x1b\x7f\x9b") == "\\x00\\r\\x1b\\x7f\\x9b"
 
@@ -54,7 +54,7 @@ def test_learner_output_cannot_control_the_terminal():
 
 
 def test_first_case_has_no_check_mark():
-    """A race may occur only in a later case, with more than one tile."""
+    """A race may occur only in a later case with several tiles."""
     [line] = report.format_first_results([GateResult(P24.gates[0], "correct")])
     assert (
         "nothing wrong in the first case" in line.plain
@@ -75,7 +75,7 @@ def test_unknown_gate_lists_all_gates(command_line, puzzle, gate, command):
 
 
 @pytest.mark.parametrize("more", [(), ("--gate", "dx"), ("--show", "dx"), ("--profile",)])
-def test_package_of_another_puzzle_is_refused_before_compiling(command_line, more):
+def test_package_of_another_puzzle_is_rejected_before_compiling(command_line, more):
     line = get_error_line(command_line("p22", "--ops", "solutions/p20/op", *more), 4)
     assert (
         line
@@ -83,7 +83,7 @@ def test_package_of_another_puzzle_is_refused_before_compiling(command_line, mor
     )
 
 
-def test_deleted_working_directory(tmp_path):
+def test_deleted_working_directory_is_reported(tmp_path):
     folder = tmp_path / "deleted"
     folder.mkdir()
     start = f"import os; os.rmdir({str(folder)!r}); os.execv({sys.executable!r}, [{sys.executable!r}, '-m', 'harness', 'list'])"
@@ -96,7 +96,7 @@ def test_deleted_working_directory(tmp_path):
 
 
 def test_ctrl_c_during_import_is_one_line(tmp_path):
-    """A stand-in for `rich`, which the command line imports first, sends the signal."""
+    """A stub of `rich`, the command line's first import, sends the signal."""
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -127,21 +127,26 @@ def test_unsolved_optional_rung_is_not_passed(command_line, monkeypatch, tmp_pat
 
 
 def test_cases_are_distinguished_by_size():
-    """The same checker is called for two sizes of one case."""
+    """Call the same checker for two sizes of a case."""
     puzzle = find_puzzle("p22")
     case = puzzle.cases(None)[0]
     larger = replace(case, dims=tuple(size + 1 for size in case.dims))
     reference = Reference(puzzle, "float32", 0)
-    for each in (case, larger):
-        shape = reference.get_inputs(each)["input"].shape
-        assert tuple(shape) == each.dims[:3]
-        for values in (reference.get_truth(each, make_cpu()), reference.get_baseline(each, make_cpu())):
+    for sized_case in (case, larger):
+        shape = reference.get_inputs(sized_case)["input"].shape
+        assert tuple(shape) == sized_case.dims[:3]
+        for values in (
+            reference.get_truth(sized_case, make_cpu()),
+            reference.get_baseline(sized_case, make_cpu()),
+        ):
             assert values["grad_input"].shape == tuple(shape)
     for rung in ("numpy", "derive"):
         work = Work(puzzle, puzzle.find_rung(rung))
         checker = load_checker(work)
-        for each in (case, larger):
-            assert all(result.state == "correct" for result in checker.check(work.solution, None, [each]))
+        for sized_case in (case, larger):
+            assert all(
+                result.state == "correct" for result in checker.check(work.solution, None, [sized_case])
+            )
 
 
 def test_suggested_command_for_a_damaged_file_works(tmp_path):
@@ -157,7 +162,7 @@ def test_suggested_command_for_a_damaged_file_works(tmp_path):
 
 
 def test_solved_file_message(monkeypatch):
-    """Titles of rungs differ in form ("The printer", "Fix it, in Mojo"), so every rung is tested."""
+    """Test every rung, since titles have different forms ("The printer", "Fix it, in Mojo")."""
     monkeypatch.setattr(Work, "get_states", lambda self, progress: dict.fromkeys(self.rung.gates, "passed"))
     monkeypatch.setattr(screen, "is_solved", lambda work, progress: True)
     for work in screen.list_all_works():

@@ -1,4 +1,4 @@
-"""`--show` of a wrong kernel of a toy puzzle: the story in the terminal, the page in a browser, and refusals."""
+"""`--show` of a toy puzzle's wrong kernel: the text in the terminal, the page in a browser, and errors."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ RIGHT, WRONG = "var value = x[from_row, c]", "var value = x[row, c]"
 
 
 def solve(folder: Path, old: str = "", new: str = "", **bodies: str) -> None:
-    """Fill all blanks with the solution, with one text replaced, or some blanks with `bodies`."""
+    """Fill all blanks with the solution after an edit, or some blanks with `bodies`."""
     solution = (folder / "solutions" / FILE).read_text()
     text = blanks.fill_blanks(blanks.make_skeleton(solution), solution.replace(old, new) if old else solution)
     if bodies:
@@ -40,7 +40,7 @@ def solve(folder: Path, old: str = "", new: str = "", **bodies: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A checkout with the toys, in which the first blank of p90 reads the wrong row."""
+    """A checkout with the toys in which p90's first blank reads the wrong row."""
     checkout = tmp_path_factory.mktemp("checkout")
     toys.create(checkout)
     with toys.enter(checkout):
@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def recorded(folder) -> None:
-    """Record the learner's kernels and the solution's together; commands find them in the cache."""
+    """Record the learner's and the solution's kernels together into the cache."""
     puzzle = find_puzzle("p90")
     dims = tuple(dict.fromkeys(case.dims for case in puzzle.cases(None)))
     packages = Work(puzzle, puzzle.find_rung("mojo")).package, roots.make_op_package(roots.solutions(), "p90")
@@ -59,13 +59,13 @@ def recorded(folder) -> None:
 
 @pytest.fixture(scope="module")
 def picture(recorded) -> Picture:
-    """The picture of the wrong gate."""
+    """Picture of the wrong gate."""
     puzzle = find_puzzle("p90")
     return take_picture(puzzle, Work(puzzle, puzzle.find_rung("mojo")).package, puzzle.gates[0])
 
 
 @pytest.mark.compiles
-def test_show_names_element_thread_line_and_expected_reads(recorded, folder, tmp_path):
+def test_show_prints_element_thread_line_and_expected_reads(recorded, folder, tmp_path):
     puzzle = find_puzzle("p90")
     arrays = puzzle.inputs(puzzle.cases(None)[0], "float32", 0)
     row = next(r for r in range(4) if arrays["order"][r] != r and arrays["mask"][r])
@@ -154,13 +154,13 @@ def test_omitted_accesses_are_reported(picture):
         (("p90", "--show", "--gate", "none"), 2, "unknown gate"),
     ],
 )
-def test_refusals_are_one_line(folder, arguments, code, message):
+def test_errors_are_one_line(folder, arguments, code, message):
     got, output = run_merged(*arguments)
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
     assert got == code and len(errors) == 1 and message in errors[0]
 
 
-def test_untouched_blank(folder):
+def test_untouched_blank_is_reported(folder):
     try:
         solve(folder, dsquare="    pass")
         code, output = run_merged("p90", "--show", "square")
@@ -176,7 +176,7 @@ def test_untouched_blank(folder):
         solve(folder, RIGHT, WRONG)
 
 
-def test_gate_without_a_kernel(folder):
+def test_gate_without_a_kernel_is_rejected(folder):
     toy = find_puzzle("p90")
     other = dataclasses.replace(toy.gates[0], id="sums", variant="")
     numpy = NumpyRung(file="in_numpy.py", gates=("sums",), returns={"sums": ("output",)})
@@ -189,7 +189,7 @@ def test_gate_without_a_kernel(folder):
 
 @pytest.fixture
 def page(browser_process, picture, tmp_path):
-    """The page, open at desktop width."""
+    """The page in a browser at desktop width."""
     file = tmp_path / "page.html"
     file.write_text(picture_page.render_page(picture))
     browser_process.resize(DESKTOP)
@@ -202,12 +202,12 @@ def page(browser_process, picture, tmp_path):
 
 
 def text(browser, id: str) -> str:
-    """Return the text of an element."""
+    """Return an element's text."""
     return browser.run(f"document.getElementById('{id}').textContent")
 
 
 @pytest.mark.compiles
-def test_page_opens_at_the_fault(page, picture):
+def test_page_opens_at_the_wrong_access(page, picture):
     line = picture.line
     assert text(page, "head").startswith(f"square.mojo:{line.number} (blank square)")
     assert WRONG in page.run("document.querySelector('#source .here').textContent")
@@ -266,12 +266,12 @@ def test_page_fits_two_widths_and_themes(page, size, theme):
     page.resize(size)
     page.run(f"document.documentElement.dataset.theme = '{theme}'")
     assert page.run("document.documentElement.scrollWidth <= window.innerWidth"), (
-        "wide things scroll in their boxes"
+        "wide content scrolls in its container"
     )
     small = page.run(
         "[...document.querySelectorAll('.transport button')].filter(b => b.offsetWidth < 44 || b.offsetHeight < 44).length"
     )
-    assert small == 0, "fingers need 44 pixels"
+    assert small == 0, "touch targets need 44 pixels"
     ratios = page.run(CONTRAST)
     assert len(ratios) == 13
     assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}

@@ -1,4 +1,4 @@
-"""Watch in a process with a pseudo-terminal: keys, and files saved in the ways of several editors."""
+"""Watch in a pseudo-terminal: keys, and files saved like several editors do."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ START = "import sys, pathlib; from harness.toolchain import roots; roots.CHECKOU
 
 
 class Session:
-    """A watch process in a pseudo-terminal of `size` rows and columns; `screen` is the text of the last screen."""
+    """A watch process in a pseudo-terminal of `size` = (rows, columns)."""
 
     def __init__(self, folder: Path, *arguments: str, size: tuple[int, int] = (50, 120)):
         self.path = folder
@@ -44,11 +44,11 @@ class Session:
         self.numpy = folder / "problems" / "p22" / "backward.py"
         self.kernels = folder / "problems" / "p22" / "op" / "layernorm_linear.mojo"
         self.arguments, self.size = arguments, size
-        self.pid = self.terminal = 0  # until it is started
+        self.pid = self.terminal = 0  # until `start`
         self.received = ""
 
     def start(self) -> None:
-        """Start the process."""
+        """Start the watch process."""
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
             os.chdir(self.path)
@@ -58,17 +58,17 @@ class Session:
         ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *self.size, 0, 0))
 
     def press(self, key: str) -> None:
-        """Forget the received output and press a key."""
-        self.forget()
+        """Discard received output and press a key."""
+        self.clear()
         os.write(self.terminal, key.encode())
 
-    def forget(self) -> None:
-        """Empty what was received."""
+    def clear(self) -> None:
+        """Discard received output."""
         self.read(0.1)
         self.received = ""
 
     def read(self, seconds: float) -> bool:
-        """Read what the process prints; return False once it has ended."""
+        """Read available output; return False if the process has exited."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if select.select([self.terminal], [], [], left)[0]:
@@ -83,13 +83,13 @@ class Session:
 
     @property
     def screen(self) -> str:
-        """Return the last complete screen as text."""
+        """Text of the last complete screen."""
         screens = self.received.split("\x1b[2J\x1b[H")
         screens[-1] = re.sub(r"\x1b7.*?\x1b8", "", screens[-1])  # the status line
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screens[-1])
 
     def wait(self, words: str, seconds: float = 60) -> str:
-        """Return the screen once it contains `words` and ends with the keys."""
+        """Wait until the screen contains `words` and ends with the key line; return it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             alive = self.read(0.05)
@@ -99,14 +99,14 @@ class Session:
         raise AssertionError(f"no {words!r} on the screen:\n{self.screen}")
 
     def save(self, file: Path, **bodies: str) -> None:
-        """Write some blanks of a file."""
+        """Save a file with some blanks replaced."""
         pieces = blanks.split_blanks(file.read_text())
         file.write_text(
             blanks.join_pieces(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
         )
 
     def wait_for_exit(self) -> int:
-        """Wait until the process ends; return its exit code."""
+        """Wait for the process to exit; return its exit code."""
         while self.read(0.2):
             pass
         _, status = os.waitpid(self.pid, 0)
@@ -114,7 +114,7 @@ class Session:
         return os.waitstatus_to_exitcode(status)
 
     def close(self) -> None:
-        """End the process if a test has left it running."""
+        """Kill the process if it is still running."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -124,7 +124,7 @@ class Session:
 
 @pytest.fixture
 def watch(tmp_path):
-    """A watch on the NumPy rung, which is checked within a second."""
+    """A watch on the NumPy rung, which is fast to check."""
     session = Session(tmp_path, "watch", "p22", "--rung", "numpy")
     session.start()
     session.wait("⏳ db")
@@ -212,7 +212,7 @@ def test_screen_fits_80_by_24(tmp_path):
     [(True, True, "q quit\n"), (True, False, "q quit"), (False, True, "result\n")],
 )
 def test_interrupt_ends_the_key_line_of_a_terminal(is_terminal, is_interrupted, end):
-    """The message "interrupted", printed next, has its own line."""
+    """The following message "interrupted" is on a separate line."""
     console = Console(file=io.StringIO(), force_terminal=is_terminal, color_system=None, width=40, height=10)
     with contextlib.suppress(KeyboardInterrupt), Terminal(console) as terminal:
         terminal.show([Text("result")], "q quit")
@@ -253,7 +253,7 @@ def test_progress_line_shows_activity_and_time():
 
 
 def make_watch(stream: io.StringIO) -> Watch:
-    """Return a watch on a terminal of 40 columns and 10 rows that writes to `stream`."""
+    """Create a watch on a 40 x 10 terminal that writes to `stream`."""
     work = Work(find_puzzle("p22"), find_puzzle("p22").find_rung("numpy"))
     watch = Watch(work, "db", Console(file=stream, force_terminal=True, width=40, height=10))
     watch.terminal = Terminal(watch.console)
@@ -285,7 +285,7 @@ def test_progress_line_is_one_row():
 
 @pytest.fixture
 def start_watch(tmp_path, monkeypatch):
-    """A function that returns a watch in this process, whose checker calls `change` and finds each gate correct."""
+    """Return a function that starts an in-process watch whose checker calls `change` and accepts all gates."""
 
     def start(change=lambda: None) -> Watch:
         class Checker:
@@ -302,7 +302,7 @@ def start_watch(tmp_path, monkeypatch):
 
 
 def test_save_during_a_check_is_checked_again(tmp_path, start_watch):
-    """A formatter writes a moment after the editor: the result may be of either, and is saved for neither."""
+    """If a formatter rewrites the file during a check, the result is discarded."""
     session = Session(tmp_path)
     watch = start_watch(lambda: session.save(session.numpy, db=RIGHT_DB))
     watch.start_check()
@@ -332,7 +332,7 @@ def test_pass_advances_to_the_other_edited_blank(tmp_path, start_watch):
     assert saved.hints == {"p20 relu": 1} and len(saved.passed) == 1
 
 
-def test_keys(watch):
+def test_keys_trigger_their_actions(watch):
     watch.press("h")
     watch.wait("Hint numpy-db-1 (1 of 3)")
     watch.press("h")
@@ -360,9 +360,9 @@ def test_keys(watch):
 
 
 def test_each_changed_save_is_checked_once(watch):
-    """Vim writes a new file and moves it over the old one; other editors write in steps."""
+    """Vim replaces the file by a new one; other editors write in several steps."""
     text = watch.numpy.read_text()
-    watch.forget()
+    watch.clear()
     watch.numpy.touch()
     watch.read(1.0)
     assert watch.received == "", "an unchanged save is ignored"
@@ -371,7 +371,7 @@ def test_each_changed_save_is_checked_once(watch):
     os.replace(other, watch.numpy)
     watch.wait("❌ db")
     text = text.replace("    # FILL IN (about 1 line)", RIGHT_DB, 1)
-    watch.forget()
+    watch.clear()
     with watch.numpy.open("w") as file:
         for start in range(0, len(text), len(text) // 10):
             file.write(text[start : start + len(text) // 10])
@@ -407,10 +407,10 @@ def test_broken_file_is_reported_and_watching_continues(watch):
 
 @pytest.mark.parametrize(("key", "code"), [("\x04", 0), ("\x03", 130)], ids=["Ctrl-D", "Ctrl-C"])
 def test_exit_restores_the_terminal(watch, key, code):
-    assert not termios.tcgetattr(watch.terminal)[3] & termios.ICANON, "one key at a time"
+    assert not termios.tcgetattr(watch.terminal)[3] & termios.ICANON, "unbuffered input"
     watch.press(key)
     os.waitid(os.P_PID, watch.pid, os.WEXITED | os.WNOWAIT)
-    assert termios.tcgetattr(watch.terminal)[3] & termios.ICANON, "whole lines again"
+    assert termios.tcgetattr(watch.terminal)[3] & termios.ICANON, "line-buffered input"
     assert watch.wait_for_exit() == code
 
 

@@ -97,9 +97,9 @@ def test_solutions_of_puzzle_21_pass_at_all_sizes(case):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("destroy_process_group")
-@pytest.mark.parametrize("expected", [list_layers, list_functions, list_public])
-def test_correct_function_passes_the_slow_tries(expected):
-    for case in expected():
+@pytest.mark.parametrize("list_cases", [list_layers, list_functions, list_public])
+def test_correct_function_passes_the_slow_tries(list_cases):
+    for case in list_cases():
         report = run_case(case, only=SLOW)
         assert report.ok, (case.name, report)
 

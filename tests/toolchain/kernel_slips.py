@@ -1,6 +1,6 @@
-"""Mistakes typical of NumPy or CUDA users that the compiler rejects, and their explanations.
+"""Typical mistakes of NumPy or CUDA users that the compiler rejects, and their explanations.
 
-Each has code for a blank like puzzle 22's and part of the sentence that explains the compiler's message.
+Each has code for a blank like puzzle 22's, and part of the expected explanation.
 Mistakes that compile are in tests/p22/mojo_mistakes.toml.
 """
 

@@ -1,4 +1,4 @@
-"""Selection of the architecture for which a GPU's kernels are built."""
+"""Selection of a GPU's target architecture."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_nvidia_architectures_are_supported_by_mojo(capability, name):
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
-def test_nvidia_gpu_that_is_too_old(capability):
+def test_old_nvidia_gpu_is_rejected(capability):
     name = f"sm_{capability[0]}{capability[1]}"
     with pytest.raises(architectures.Unsupported, match=f"need sm_80 or newer, not {name}"):
         architectures.get_nvidia_architecture(capability)
@@ -39,12 +39,12 @@ def test_nvidia_gpu_that_is_too_old(capability):
         ("mi300x", "--arch mi300x: the kernels are for GPUs of NVIDIA"),
     ],
 )
-def test_unsupported_name(name, message):
+def test_unsupported_name_is_rejected(name, message):
     with pytest.raises(BadUse, match=message):
         architectures.normalize_name(name)
 
 
-def test_architecture_of_torch_device(monkeypatch):
+def test_torch_device_has_an_architecture(monkeypatch):
     device = torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {1: (9, 0)}[device.index])
     assert architectures.get_architecture(device) == "sm_90a"

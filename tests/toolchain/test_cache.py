@@ -1,4 +1,4 @@
-"""The cache: its folder, error messages, entries that are built once, and broken entries that are rebuilt."""
+"""The cache: folder, error messages, entries built once, and broken entries rebuilt."""
 
 import errno
 import multiprocessing
@@ -38,7 +38,7 @@ CONTENT = bytes(range(256)) * 40
     [("here", "here/x"), ("~/there", "home/there/x"), (None, "home/.cache/mojo-gpu-workbook/x")],
 )
 def test_environment_variable_sets_the_folder(monkeypatch, tmp_path, value, expected):
-    """A relative path becomes absolute, since other programs look for the virtual GPU's libraries there."""
+    """A relative path becomes absolute, since other programs load the virtual GPU's libraries from it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("WORKBOOK_CACHE", value or "")
@@ -46,7 +46,7 @@ def test_environment_variable_sets_the_folder(monkeypatch, tmp_path, value, expe
 
 
 def test_full_disk_exits_with_code_5(command_line, monkeypatch, tmp_path):
-    """No partial output is left, only PyTorch's reference results and locks."""
+    """Only PyTorch's reference results and locks remain, no partial output."""
 
     def write(path, *arguments, **options):
         path.touch()
@@ -67,7 +67,7 @@ def test_full_disk_in_the_compiler_is_an_environment_problem(tmp_path, output):
     assert isinstance(compile_failed(tmp_path, located + output), CompileFailed)
 
 
-def test_error_without_home_folder_names_the_variable(monkeypatch):
+def test_error_without_home_folder_mentions_the_variable(monkeypatch):
     def fail():
         raise RuntimeError("Could not determine home directory.")
 
@@ -80,7 +80,7 @@ def test_error_without_home_folder_names_the_variable(monkeypatch):
 @settings(deadline=None)  # a busy machine
 @given(st.lists(st.text()), st.lists(st.text()))
 def test_different_parts_have_different_digests(a, b):
-    """Parts with the same concatenation differ, too: ["ab", "c"] and ["a", "bc"]."""
+    """Include parts with equal concatenations: ["ab", "c"] and ["a", "bc"]."""
     assert (compute_digest(a) == compute_digest(b)) == (a == b)
 
 
@@ -112,7 +112,7 @@ def test_entry_is_built_once_and_again_after_discard(tmp_path, make):
     assert {path.name for path in tmp_path.iterdir()} == {"entry"}
 
 
-def test_failed_build_leaves_nothing(tmp_path):
+def test_failed_build_leaves_no_files(tmp_path):
     def fail(staged: Path) -> None:
         staged.write_bytes(CONTENT)
         raise ZeroDivisionError
@@ -133,8 +133,8 @@ def test_stale_staging_folders_are_removed(tmp_path):
     assert {path.name for path in tmp_path.glob(f"{STAGING}*")} == {f"{STAGING}young"}
 
 
-def keep_slowly(folder: Path) -> bytes:
-    """Build an entry with random content slowly; return its bytes."""
+def build_slowly(folder: Path) -> bytes:
+    """Slowly build an entry with random content; return its bytes."""
 
     def make(staged: Path) -> None:
         time.sleep(0.2)
@@ -145,8 +145,8 @@ def keep_slowly(folder: Path) -> bytes:
 
 def test_concurrent_processes_and_threads_build_once(tmp_path):
     with multiprocessing.get_context("fork").Pool(3) as processes, ThreadPoolExecutor(3) as threads:
-        results = processes.map_async(keep_slowly, [tmp_path] * 3)
-        assert len({*threads.map(keep_slowly, [tmp_path] * 3), *results.get(60)}) == 1
+        results = processes.map_async(build_slowly, [tmp_path] * 3)
+        assert len({*threads.map(build_slowly, [tmp_path] * 3), *results.get(60)}) == 1
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.97, 0.999])
@@ -164,8 +164,8 @@ def test_truncated_text_is_rebuilt(tmp_path, share):
     assert read_text(tmp_path / "x.txt") is None
 
 
-def fake_mojo(builds: list, output: str = "", data: bytes = b"") -> Callable:
-    """Return a stand-in for `run_mojo` that prints and writes the file after -o."""
+def make_fake_mojo(builds: list, output: str = "", data: bytes = b"") -> Callable:
+    """Create a stub of `run_mojo` that prints and writes the file after -o."""
 
     def run(*arguments, **options):
         builds.append(arguments)
@@ -177,10 +177,10 @@ def fake_mojo(builds: list, output: str = "", data: bytes = b"") -> Callable:
 
 
 def test_broken_recording_is_rebuilt(monkeypatch, tmp_path, solution):
-    """The text ends in an argument of the last launch; three bytes less can still be parsed."""
+    """Three bytes less still parse, since the text ends in an argument of the last launch."""
     text = "//@ package\n//@ case fused 2 3 5 7\n//@ ptx kernel\n.version 8.0\n//@ launch forward kernel 1 1 1 64 1 1 0 05000000 07000000\n"
     builds = []
-    monkeypatch.setattr(recorder, "run_mojo", fake_mojo(builds, text))
+    monkeypatch.setattr(recorder, "run_mojo", make_fake_mojo(builds, text))
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
     for times in (1, 2):
         recording = recorder.record(recorder.Order(solution, "p22", ((2, 3, 5, 7),)))
@@ -194,7 +194,7 @@ def test_broken_package_is_recompiled(monkeypatch, tmp_path, solution):
     data = solution.compile().read_bytes()
     builds = []
     package = OpPackage(solution.path)
-    monkeypatch.setattr(packages, "run_mojo", fake_mojo(builds, data=data))
+    monkeypatch.setattr(packages, "run_mojo", make_fake_mojo(builds, data=data))
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
     for times, cut in ((1, -3), (2, len(data) // 2), (3, 0)):
         assert "layernorm_linear" in graphs.load_kernel_library(package)

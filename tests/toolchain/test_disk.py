@@ -1,4 +1,4 @@
-"""Writing to disk: writes are atomic, and targets are checked before use."""
+"""Writing files: writes are atomic, and targets are checked before use."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ def test_write_leaves_no_temporary_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_write_keeps_permissions_and_links(tmp_path):
+def test_write_preserves_permissions_and_links(tmp_path):
     (tmp_path / "file").write_text("before")
     (tmp_path / "file").chmod(0o640)
     (tmp_path / "link").symlink_to("file")
@@ -32,7 +32,7 @@ def test_write_keeps_permissions_and_links(tmp_path):
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-def test_failed_write_keeps_the_old_content(tmp_path, monkeypatch):
+def test_failed_write_preserves_the_old_content(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("before")
     monkeypatch.setattr(disk.os, "fsync", raise_disk_full)
     with pytest.raises(OSError, match="No space left"):
@@ -58,7 +58,7 @@ def test_target_on_a_full_disk_is_an_environment_problem(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_folder_of_a_target_is_bad_use(tmp_path):
+def test_missing_folder_of_a_target_is_a_usage_error(tmp_path):
     with pytest.raises(BadUse, match=r"--html .*/no/file: No such file or directory"):
         write_target("--html", tmp_path / "no" / "file", "")
 
@@ -71,7 +71,7 @@ def test_writable_target_is_not_changed(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}
 
 
-def test_target_without_write_access(tmp_path):
+def test_target_without_write_access_is_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "file").chmod(0o400)
     if os.access(tmp_path / "file", os.W_OK):

@@ -1,4 +1,4 @@
-"""Shared libraries: built once on demand, found again, written atomically; errors without a compiler."""
+"""Shared libraries: built on demand, cached, written atomically; errors without a compiler."""
 
 import importlib.util
 import io
@@ -23,7 +23,7 @@ SOURCE = DECLARATION + " { return ANSWER; }\n"
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """The folder of built libraries, also in the tests' child processes."""
+    """Folder of built libraries, also for child processes."""
     monkeypatch.setenv(libraries.VARIABLE, str(tmp_path / "libraries"))
     monkeypatch.setattr(libraries, "CARRIED", tmp_path / "carried")
     return tmp_path / "libraries"
@@ -31,19 +31,19 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def source(tmp_path):
-    """A C++ file without PyTorch headers."""
+    """C++ file without PyTorch headers."""
     (tmp_path / "answer.cpp").write_text(SOURCE)
     return tmp_path / "answer.cpp"
 
 
 def make_library(source: Path, answer: int = 42, home: Path | None = None) -> Library:
-    """Return a library whose function returns `answer`."""
+    """Create a library with a function that returns `answer`."""
     return make_torch_library("answer", [source], f"ANSWER={answer}", home=home)
 
 
 @pytest.fixture
 def slow_compiler(tmp_path, monkeypatch):
-    """Install a compiler that logs each call and sleeps before it compiles; return the log."""
+    """Install a compiler that logs each call and sleeps before compiling; return the log."""
     log, script = tmp_path / "notes", tmp_path / "slow"
     compiler = libraries.find_compiler()
     script.write_text(
@@ -88,7 +88,7 @@ def test_name_depends_on_source_flags_torch_and_compiler(folder, source, monkeyp
     assert len(names) == 5
 
 
-def test_build_after_a_killed_process(folder, source, slow_compiler):
+def test_build_succeeds_after_a_killed_process(folder, source, slow_compiler):
     process = start_build(source)
     while not slow_compiler.exists():
         assert process.poll() is None, "the process ended before it called the compiler"
@@ -99,7 +99,7 @@ def test_build_after_a_killed_process(folder, source, slow_compiler):
     assert make_library(source).load()[1].answer() == 42 and len(slow_compiler.read_text().split()) == 2
 
 
-def test_unwritable_folder(folder, source, monkeypatch):
+def test_unwritable_folder_is_reported(folder, source, monkeypatch):
     monkeypatch.setenv(libraries.VARIABLE, "/proc/kernels")
     with pytest.raises(
         EnvironmentProblem, match=rf"cannot make the folder /proc/kernels.*; set {libraries.VARIABLE}"
@@ -123,7 +123,7 @@ def test_existing_library_is_used_without_a_compiler(folder, source, monkeypatch
     assert len(list(folder.iterdir())) == 1
 
 
-def test_library_in_a_wheel_fits_a_minor_torch_version(folder, source, tmp_path, monkeypatch):
+def test_library_in_a_wheel_matches_a_minor_torch_version(folder, source, tmp_path, monkeypatch):
     home = tmp_path / "torch"
     home.mkdir()
     (home / "lib").symlink_to(libraries.find_torch_home() / "lib")
@@ -144,14 +144,14 @@ def test_prebuilt_library_is_loaded_from_its_folder(folder, source):
     assert prebuilt.name == make_library(source).carried_name and make_library(source).find() == prebuilt
 
 
-def test_source_that_does_not_compile(folder, source):
+def test_compile_error_is_reported(folder, source):
     source.write_text("int answer( { return 1; }\n")
     with pytest.raises(EnvironmentProblem, match=r"cannot build answer.cpp: .*answer.cpp:1:\d+: error: "):
         make_library(source).build()
     assert not list(folder.glob("answer*"))
 
 
-def test_library_that_cannot_be_loaded(folder, source, monkeypatch):
+def test_load_error_is_reported(folder, source, monkeypatch):
     source.write_text('extern "C" int missing(); ' + DECLARATION + " { return missing() + ANSWER; }\n")
     library = make_library(source)
     monkeypatch.setenv("LD_BIND_NOW", "1")
@@ -168,7 +168,7 @@ class Terminal(io.StringIO):
 
 
 def test_build_shows_its_estimated_time(folder, source, slow_compiler, monkeypatch, tmp_path):
-    """The first estimate is a constant, later ones the last build's time; a terminal gets a progress line."""
+    """The first estimate is a constant, later ones are the last build's time; terminals show progress."""
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
     pipe, terminal = io.StringIO(), Terminal()
     assert make_library(source).build(progress=libraries.Progress(pipe)).seconds >= 1
@@ -202,36 +202,36 @@ def test_missing_runtime_is_an_environment_problem(monkeypatch, module, name, va
 
 
 @pytest.fixture
-def small_file(tmp_path):
+def small_mojo_file(tmp_path):
     (tmp_path / "small.mojo").write_text('@export("answer")\ndef answer() abi("C") -> Int64:\n    return 1\n')
     return tmp_path / "small.mojo"
 
 
 @pytest.mark.compiles
-def test_linker_error_is_an_environment_problem(folder, small_file, monkeypatch, tmp_path):
+def test_linker_error_is_an_environment_problem(folder, small_mojo_file, monkeypatch, tmp_path):
     """The message includes the linker's error."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "cc").write_text("#!/bin/sh\necho 'cc: no room on the device' >&2\nexit 1\n")
     (tmp_path / "bin" / "cc").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(EnvironmentProblem, match=r"small\.mojo cannot be built: ") as caught:
-        make_mojo_library("small", [small_file], tmp_path, "sm_80").build()
+        make_mojo_library("small", [small_mojo_file], tmp_path, "sm_80").build()
     assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.compiles
-def test_mojo_library_links_without_a_c_compiler(folder, small_file, monkeypatch, tmp_path):
+def test_mojo_library_links_without_a_c_compiler(folder, small_mojo_file, monkeypatch, tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("sh", "cp", "env"):
         (tools / name).symlink_to(f"/bin/{name}")
     monkeypatch.setenv("PATH", str(tools))
     libraries.load_runtime()
-    assert make_mojo_library("small", [small_file], tmp_path, "sm_80").load()[1].answer() == 1
+    assert make_mojo_library("small", [small_mojo_file], tmp_path, "sm_80").load()[1].answer() == 1
 
 
 @pytest.mark.compiles
-def test_part_of_a_mojo_file(folder, tmp_path):
+def test_part_selects_the_compiled_code(folder, tmp_path):
     """PART selects the compiled part; a compile error is reported as CompileFailed."""
     file = tmp_path / "part.mojo"
     file.write_text(

@@ -1,4 +1,4 @@
-"""Items of a Mojo file: their lines, their dependencies, and the package of an item's dependencies."""
+"""Items of a Mojo file: lines, dependencies, and packages of an item with its dependencies."""
 
 from harness.toolchain.mojo_items import Items, parse_source, split_arguments
 
@@ -52,7 +52,7 @@ def test_file_is_split_into_items():
     assert get_names(source.items) == ["SIZE", "inner", "kernel", "apart"]
     for item in source.items:
         assert KERNELS.split("\n")[item.line - 1 : item.line - 1 + len(item.lines)] == list(item.lines)
-    inner = source.items[get_names(source.items).index("inner") + 2]  # two strings have no name
+    inner = source.items[get_names(source.items).index("inner") + 2]  # two docstrings have no name
     assert inner.lines[0] == "@always_inline", "a decorator belongs to its function"
     assert [i.names for i in source.imports] == [
         (("exp", "exp"), ("sqrt", "root")),
@@ -95,7 +95,7 @@ def test_unclosed_bracket_does_not_include_the_next_item():
     assert get_names(parse_source("kernels.mojo", broken).items) == ["SIZE", "inner", "kernel", "apart"]
 
 
-def test_item_of_a_line():
+def test_item_is_selected_by_line():
     items = Items(FILES)
     item = items.find_enclosing("deep.mojo", 2)
     assert item is not None and item.name == "depth"

@@ -1,4 +1,4 @@
-"""Op packages: valid folders, digests of their content, and messages of compile errors."""
+"""Op packages: valid folders, digests, and messages of compile errors."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ def format_diagnostic(file="a.mojo", line=3, column=7, kind="error", message="no
     )
 
 
-def test_folder_without_init_is_bad_use(tmp_path):
+def test_folder_without_init_is_a_usage_error(tmp_path):
     with pytest.raises(BadUse, match=r"no op package at .*: it has no __init__\.mojo"):
         OpPackage(tmp_path)
 
@@ -37,7 +37,7 @@ def test_digest_depends_on_content_only(copied_package, solution):
 
 @pytest.fixture
 def linked_package(tmp_path):
-    """A package with links to a file and to a folder, which has a link back to the package."""
+    """A package with links to a file and to a folder that links back to the package."""
     package, shared = tmp_path / "solutions" / "op", tmp_path / "shared"
     package.mkdir(parents=True)
     shared.mkdir()
@@ -111,7 +111,7 @@ FILE_MISSING = "/bin/mojo: error: cannot open input file 'x.mojo': No such file 
         pytest.param([""], 1, 0, id="compiles"),
     ],
 )
-def test_compiler_runs_again_only_if_its_cache_moved(monkeypatch, outputs, runs, code):
+def test_compiler_is_rerun_only_if_its_cache_moved(monkeypatch, outputs, runs, code):
     calls = []
 
     def fake_run(arguments, **options):

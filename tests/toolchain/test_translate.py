@@ -1,4 +1,4 @@
-"""Explanations of compile errors, tested with the installed compiler on small files with one mistake each."""
+"""Explanations of compile errors, tested with the installed compiler on files with one mistake each."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def make_main(*lines: str) -> str:
     return "def main():\n" + "".join(f"    {line}\n" for line in lines)
 
 
-# Mistakes that need a whole program: the program, the compiler's message, part of the explanation.
+# Mistakes that need a whole program: (program, compiler's message, part of the explanation).
 MISTAKES = {
     "alias at file scope": ("alias N = 8\n" + make_main("pass"), "expressions must not", "`comptime N = 8`"),
     "@value": ("@value\nstruct S:\n    var x: Int\n" + make_main("pass"), "'value'", "@fieldwise_init"),
@@ -72,7 +72,7 @@ def test_compiler_message_is_followed_by_its_explanation(name, tmp_path):
     assert lines[arrow].endswith((".", "type."))
 
 
-def test_error_in_a_generated_program_names_the_learners_line(tmp_path):
+def test_error_in_a_generated_program_reports_the_learners_line(tmp_path):
     def make_message(kind: str, file: str, line: int, text: str, message: str) -> str:
         place = {"file": file, "location": {"line": line, "column": 5}, "text": text}
         return json.dumps({"kind": kind, "message": message, "diagnostic": place})

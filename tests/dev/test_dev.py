@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from run_command.dev import check, skeleton
-from run_command.errors import BadUse
-from run_command.spec.catalogue import list_puzzle_names
-from run_command.toolchain import roots
+
+from harness.dev import check, skeleton
+from harness.errors import BadUse
+from harness.spec.catalogue import list_puzzle_names
+from harness.toolchain import roots
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -108,9 +108,8 @@ def main(arguments: list[str]) -> int:
         console=make_console(sys.stdout),
     )
     # PyTorch's backward thread emits this warning when it starts.
-    warnings.filterwarnings(
-        "ignore", message="Attempting to run cuBLAS, but there was no current CUDA context"
-    )
+    harmless = "Attempting to run cuBLAS, but there was no current CUDA context"
+    warnings.filterwarnings("ignore", message=harmless)
     torch.set_float32_matmul_precision("high" if bench.dtype == "tf32" else "highest")
     where = f", in {flags.csv}" if flags.csv else ""
     started = time.monotonic()

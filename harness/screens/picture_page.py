@@ -44,9 +44,8 @@ def classify_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[st
     """Return tensor -> element -> how one thread uses it: "read", "written", "added", "extra" (the solution's
     thread does not use it), "missing" (only the solution's does) or "target" (the wrong element); written
     tensors come last."""
-    mine, theirs = (
-        list_access_kinds(side.accesses, thread, blank) for side in (picture.learner, picture.solution)
-    )
+    runs = (picture.learner.accesses, picture.solution.accesses)
+    mine, theirs = (list_access_kinds(run, thread, blank) for run in runs)
     cells: dict[str, dict[int, str]] = {}
     written = {name for run in (mine, theirs) for name, _, wrote in run if wrote}
     for key in sorted({*mine, *theirs}, key=lambda key: (key[0] in written, key[0])):

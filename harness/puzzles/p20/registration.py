@@ -57,16 +57,14 @@ class RegisteredOp:
 
     op: Any
     kernels: RawKernels
-    library: str
 
 
 def register_op(module: dict) -> RegisteredOp:
     kernels = RawKernels()
-    library = f"workbook_p20_{next(_numbers)}"
-    op = module["register"](library, kernels)
+    op = module["register"](f"workbook_p20_{next(_numbers)}", kernels)
     if not callable(op):
         raise TypeError(f"register() returns {type(op).__name__}, expected the operator")
-    return RegisteredOp(op, kernels, library)
+    return RegisteredOp(op, kernels)
 
 
 def make_input(dtype: torch.dtype = torch.float64) -> Tensor:

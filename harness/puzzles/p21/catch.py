@@ -84,9 +84,8 @@ def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float)
         return "check returned False", False
     if isinstance(answer, str):
         return answer[:MAX_CHARACTERS], False
-    raise InvalidCheck(
-        f"check returned {type(answer).__name__}; it should raise an exception or return a message if an op is wrong"
-    )
+    words = "it should raise an exception or return a message if an op is wrong"
+    raise InvalidCheck(f"check returned {type(answer).__name__}; {words}")
 
 
 def load_wrong_ops(puzzle: str) -> list[tuple[Op, str, bool]]:

@@ -68,10 +68,9 @@ def list_wrong_reads(
 def list_tail_mistakes() -> Iterator[Mistake]:
     """Yield mistakes that skip the tail after the last full vector of 2, 4, ... elements."""
     for width in (2, 4, 8, 16, 32, 128):
+        where = f"past the last full {width} elements"
         for name, words, changes in list_tail_changes(width):
-            yield Mistake(
-                f"{name}-tail-{width}", words.format(f"past the last full {width} elements"), changes, 3
-            )
+            yield Mistake(f"{name}-tail-{width}", words.format(where), changes, 3)
 
 
 def list_tail_changes(width: int) -> tuple[tuple[str, str, dict[str, Step]], ...]:

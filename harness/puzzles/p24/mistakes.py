@@ -315,9 +315,8 @@ def explain_wrong_curve(quantity: str, arrays: Arrays, got: np.ndarray, truth: n
             "comes-twice",
             f"is not a permutation: it contains {what} {repeated} {times}, at {position}s {places}, but not {what} {missing}",
         )
-    return explain_wrong_quarter(
-        *(each if quantity == "index" else orders.inverse(each) for each in (numbers, truth.astype(np.int64)))
-    )
+    both = (numbers, truth.astype(np.int64))
+    return explain_wrong_quarter(*(both if quantity == "index" else map(orders.inverse, both)))
 
 
 def explain_wrong_quarter(order: np.ndarray, truth: np.ndarray) -> Symptom | None:

@@ -83,9 +83,8 @@ class RingChecker(CaseChecker):
             puzzle = replace(self.puzzle, symptom=symptom)
             first = {"output": wrong["output"]} if "output" in wrong else wrong
             add_diagnoses(result, puzzle, first, ladder)
-            result.diagnosis += [
-                f"{puzzle.get_printed_name(name)} {CAUSED_BY_OUTPUT}" for name in wrong if name not in first
-            ]
+            others = (puzzle.get_printed_name(name) for name in wrong if name not in first)
+            result.diagnosis += [f"{name} {CAUSED_BY_OUTPUT}" for name in others]
         if failure:
             result.state = "wrong"
             result.diagnosis.append(str(failure))
@@ -244,9 +243,8 @@ class ListChecker(RingChecker):
             try:
                 with np.errstate(all="ignore"):
                     output, lse = module["ring_forward"](*qkv, ranges, scale, causal)
-                    gradients = module["ring_backward"](
-                        parts["grad_output"], *qkv, output, lse, ranges, scale, causal
-                    )
+                    saved = (parts["grad_output"], *qkv, output, lse)
+                    gradients = module["ring_backward"](*saved, ranges, scale, causal)
                 by_rank: dict[str, list[np.ndarray]] = dict(zip(RESULTS, (output, *gradients), strict=True))
                 check_shapes(by_rank, parts)
                 for name, own in parts.items():

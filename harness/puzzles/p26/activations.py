@@ -15,9 +15,7 @@ from harness.spec.ops import Argument, OpSpec
 VECTOR = Argument(("size",))
 FORWARD = OpSpec("silu_train", writes={"output": VECTOR}, reads={"input": VECTOR})
 BACKWARD = OpSpec(
-    "silu_train_backward",
-    writes={"grad_input": VECTOR},
-    reads={"grad_output": VECTOR, "input": VECTOR},
+    "silu_train_backward", writes={"grad_input": VECTOR}, reads={"grad_output": VECTOR, "input": VECTOR}
 )
 NAME = "mojo_workbook::silu"
 GRAPHS = Graphs("p26", NAME, (FORWARD, BACKWARD))

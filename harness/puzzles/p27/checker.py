@@ -130,9 +130,8 @@ def compare(gate: str, results: list[TrialResult]) -> None:
             raise Fault("\n".join([*lines, f"these are the values {CHANGES[id].words}"]), id)
     nonfinite = any(not torch.isfinite(each.got[wrong[0]]).all() for each, wrong in failing)
     if nonfinite:
-        lines.append(
-            "some values are NaN or infinite: an exponential overflows, a division or logarithm is of 0, or a whole row is -inf"
-        )
+        causes = "an exponential overflows, a division or logarithm is of 0, or a whole row is -inf"
+        lines.append(f"some values are NaN or infinite: {causes}")
     raise Fault("\n".join(lines), "overflows" if nonfinite else "wrong-values")
 
 
@@ -187,10 +186,9 @@ def make_inputs(gate: str, trial: Trial, seed: int) -> tuple[Tensor, Tensors, Te
         return tokens, {name: p[name] for name in ("token", "position")}, targets
     if gate == "model":
         return tokens, p, targets
-    prefix = {"layernorm": "ln_f.", "block": "block0."}.get(gate)
-    of_part = {
-        f"part.{name.removeprefix(prefix)}": t for name, t in p.items() if prefix and name.startswith(prefix)
-    }
+    prefix = {"layernorm": "ln_f.", "block": "block0."}.get(gate, "")
+    names = [name for name in p if prefix and name.startswith(prefix)]
+    of_part = {f"part.{name.removeprefix(prefix)}": p[name] for name in names}
     widths = {"attention": 3 * trial.C, "cross_entropy": trial.V}
     return normal(widths.get(gate, trial.C)), of_part, targets
 

@@ -29,9 +29,8 @@ NOT_COMPUTED = "not computed by itself"
 def problem(sizes: Sizes, seed: int, device: torch.device, state: State | None) -> tuple[ByHand, Tensor]:
     """Return random tokens and a model from `state`, or from GPT-2's initial parameters with offset vectors."""
     generator = torch.Generator().manual_seed(seed)
-    excerpt = torch.randint(
-        sizes.vocabulary, (min(BATCH, sizes.batch), sizes.context + 1), generator=generator
-    )
+    shape = min(BATCH, sizes.batch), sizes.context + 1
+    excerpt = torch.randint(sizes.vocabulary, shape, generator=generator)
     if state is None:
         state = State.begin(sizes, seed, device)
         vectors = state.master[state.pieces.decayed :]

@@ -18,20 +18,11 @@ from harness.check.python_files import describe_exception, load_module
 from harness.console import Parser, print_lines
 from harness.errors import BadUse, DamagedFile, Unsolved, WorkbookError
 from harness.learner.work import Work
-from harness.puzzles.p27 import train_gpt
+from harness.puzzles.p27 import train_gpt, training
 from harness.puzzles.p27.autograd import Tensors
 from harness.puzzles.p27.gpt import SIZES, Sizes
 from harness.puzzles.p27.running import Module, no_autograd
 from harness.puzzles.p27.spec import PUZZLE
-from harness.puzzles.p27.training import (
-    STEPS,
-    compute_rate,
-    describe_model,
-    excerpts,
-    print_report,
-    run_steps,
-    write,
-)
 from harness.toolchain import roots
 
 SAMPLE = 300
@@ -58,7 +49,7 @@ class Training:
     def step(self, module: Module, excerpt: Tensor) -> float:
         """Run one training step; return its loss. Raises BadUse if the loss is not finite."""
         number = len(self.losses) + 1
-        rate = compute_rate("tiny", number)
+        rate = training.compute_rate("tiny", number)
         self.losses.append(float(module["step"](excerpt, self.p, self.grads, self.moments, number, rate)))
         if not math.isfinite(self.losses[-1]):
             raise BadUse(f"the loss of step {number} is {self.losses[-1]}: see p27 --gate step")
@@ -94,7 +85,9 @@ def seed(text: str) -> int:
 def parser() -> Parser:
     parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.")
     parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
-    parser.add_argument("--steps", type=int, help=f"default: {STEPS['tiny']}, of GPT-2 {STEPS['gpt2']}")
+    parser.add_argument(
+        "--steps", type=int, help=f"default: {training.STEPS['tiny']}, of GPT-2 {training.STEPS['gpt2']}"
+    )
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="maximum training time (default: %(default)g)"
     )
@@ -108,10 +101,7 @@ def parser() -> Parser:
         help="with --size: the step by hand (the default), or PyTorch's",
     )
     parser.add_argument(
-        "--save",
-        type=Path,
-        metavar="FILE",
-        help="with --size: write parameters and AdamW's means at the end",
+        "--save", type=Path, metavar="FILE", help="with --size: write parameters and AdamW's means at the end"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="with --size: write the loss of every step")
     return parser
@@ -129,10 +119,7 @@ def add_size_flags(parser: Parser) -> None:
         help="with --size: the device (default: a GPU if PyTorch sees one)",
     )
     parser.add_argument(
-        "--load",
-        type=Path,
-        metavar="FILE",
-        help="with --size: start from a file that --save wrote",
+        "--load", type=Path, metavar="FILE", help="with --size: start from a file that --save wrote"
     )
 
 
@@ -156,18 +143,18 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
         train_gpt.train(console, flags, chapters, SAMPLE)
         return 0
     path, module = load_tape(flags)
-    training = Training.begin(TINY, flags.seed)
-    print_lines(console, [describe_model(TINY, training.p)])
+    run = Training.begin(TINY, flags.seed)
+    print_lines(console, [training.describe_model(TINY, run.p)])
     with report_learner_errors(path), no_autograd():
-        steps = STEPS["tiny"] if flags.steps is None else flags.steps
-        texts = excerpts(TINY, flags.seed, chapters)
-        step = partial(training.step, module)
-        losses = run_steps(console, train_gpt.HAND, step, texts, steps, flags.seconds)
-        sample = write(
-            lambda tokens: module["logits_of"](tokens, module["Tape"](), training.p)[0, -1],
+        steps = training.STEPS["tiny"] if flags.steps is None else flags.steps
+        texts = training.excerpts(TINY, flags.seed, chapters)
+        step = partial(run.step, module)
+        losses = training.run_steps(console, train_gpt.HAND, step, texts, steps, flags.seconds)
+        sample = training.write(
+            lambda tokens: module["logits_of"](tokens, module["Tape"](), run.p)[0, -1],
             TINY.context,
             SAMPLE,
             flags.seed,
         )
-    print_report(console, train_gpt.HAND, losses, sample)
+    training.print_report(console, train_gpt.HAND, losses, sample)
     return 0

@@ -210,9 +210,8 @@ def limit_exposed_copies(step: str, first: First) -> Limit:
 
     def cost(counts: Counts) -> Cost:
         mine = counts.select_launches(step)
-        hidden = [
-            o for launch in mine.launches for o in launch.counters.overlaps.values() if o.least is not None
-        ]
+        overlaps = [each for launch in mine.launches for each in launch.counters.overlaps.values()]
+        hidden = [each for each in overlaps if each.least is not None]
         if not hidden:
             return Cost(1.0, [(each.instr, 1.0) for each in mine.select_issued("bar")])
         groups = sum(each.count for each in mine.select_issued("cp"))

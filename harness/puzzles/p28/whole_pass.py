@@ -69,9 +69,8 @@ def count_learner_costs(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]"
     row_costs = Total(row_costs.launches, TIMES_ROWS * row_costs.bytes, TIMES_ROWS * row_costs.flops)
     layouts = launches["layouts"]["counted in layouts"]
     end = 1 + [launch.name for launch in layouts].index("dln")  # dW follows, which the epilogue computes too
-    return add_up(
-        [row_costs, count_costs(layouts[:end]), count_costs(launches["epilogue"]["counted in epilogue"])]
-    )
+    products = (layouts[:end], launches["epilogue"]["counted in epilogue"])
+    return add_up([row_costs, *map(count_costs, products)])
 
 
 def lines(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]", dtype: str) -> Iterator[str]:

@@ -121,7 +121,7 @@ def test_correct_second_derivative_passes():
     """The gate accepts operators with a second derivative, such as PyTorch's softmax."""
     from harness.puzzles.p20.registration import RawKernels, RegisteredOp, second_derivative
 
-    assert second_derivative(RegisteredOp(lambda x: x.softmax(-1), RawKernels(), "none")) is None
+    assert second_derivative(RegisteredOp(lambda x: x.softmax(-1), RawKernels())) is None
 
 
 def test_in_place_modification_is_reported_once(tmp_path):

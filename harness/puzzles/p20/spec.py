@@ -234,8 +234,8 @@ def compute_with_autograd(tensors: dict) -> dict:
     # For 16-bit dtypes, LayerNorm runs in float32 and rounds once, as on a GPU: PyTorch's CPU kernel sums the
     # parameter gradients in 16 bits, with errors large enough to hide a wrong kernel.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide = (each.to(accum) for each in (weight, bias))
-    layernorm, mean, rstd = torch.native_layer_norm(x.to(accum), x.shape[-1:], *wide, EPS)
+    wide, gamma, beta = (each.to(accum) for each in (x, weight, bias))
+    layernorm, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], gamma, beta, EPS)
     layernorm = layernorm.to(x.dtype)
     gradients = torch.autograd.grad(layernorm, (x, weight, bias), dy)
     return {

@@ -55,7 +55,7 @@ def opcheck(subject: Subject) -> str | None:
     """Run torch.library.opcheck on the class, registered as an operator; return the tests that fail."""
     function = subject.function.__self__
     name = f"hunted::{function.__name__}{next(OP_NUMBERS)}"
-    operator = torch.library.custom_op(name, function.forward, mutates_args=())
+    operator = torch.library.custom_op(name, mutates_args=())(function.forward)
     operator.register_fake(function.forward)
     operator.register_autograd(function.backward, setup_context=function.setup_context)
     results = torch.library.opcheck(operator, tuple(subject.inputs()), raise_exception=False)

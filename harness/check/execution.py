@@ -151,8 +151,6 @@ class VirtualDevice:
             except VirtualGPUError as error:
                 outcome.failure = error
                 break
-        outcome.findings = [
-            use_kernel_names(finding, self.recording, self.source)
-            for finding in group_by_cause(replay.gpu.findings)
-        ]
+        findings = group_by_cause(replay.gpu.findings)
+        outcome.findings = [use_kernel_names(each, self.recording, self.source) for each in findings]
         return outcome

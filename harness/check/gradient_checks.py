@@ -61,10 +61,8 @@ def catch_errors(check: Check) -> Check:
 
 
 IN_PLACE_MESSAGES = (
-    "modified by an inplace operation",
-    "has been modified inplace",
-    "used in an in-place operation",
-)
+    "modified by an inplace operation", "has been modified inplace", "used in an in-place operation",
+)  # fmt: skip
 """Parts of autograd's messages about in-place changes, which `inputs_unchanged` reports already."""
 
 
@@ -336,9 +334,8 @@ def second_derivatives(subject: Subject) -> str | None:
     """Check that the gradients can be differentiated again, as PyTorch's, or that this is refused."""
     words = "without an error (saved tensors that are neither inputs nor outputs count as constants)"
     try:
-        return report_excess(
-            compare_second_derivatives(subject), f"the gradient of a gradient is wrong, {words}"
-        )
+        distance = compare_second_derivatives(subject)
+        return report_excess(distance, f"the gradient of a gradient is wrong, {words}")
     except RuntimeError:
         return None  # once_differentiable and the like: an error, not a wrong number
 

@@ -224,10 +224,8 @@ def make_parser(puzzle: Puzzle) -> Parser:
     if puzzle.variants:
         add_kernel_flags(root, modes, roots, puzzle)
     if names := puzzle.dim_names:
-        about, metavar = (
-            "sizes (default: the chapter's and harder ones)",
-            names[0] if len(names) == 1 else names,
-        )
+        about = "sizes (default: the chapter's and harder ones)"
+        metavar = names[0] if len(names) == 1 else names
         root.add_argument("--dims", type=int, nargs=len(names), metavar=metavar, help=about)
     if any(case.world_size > 1 for case in puzzle.cases(None)):
         about = "processes of each case that is run by several"

@@ -210,10 +210,8 @@ class Reference:
     def get_saved_arrays(self, case: Case, target: Target, variant: str) -> Arrays:
         """Return the correct saved quantities of a variant's forward pass, in the dtypes of the run."""
         truth = self.get_truth(case, target)
-        kinds = {
-            name: self.puzzle.get_output_dtype(name, self.dtype)
-            for name in self.puzzle.list_saved_quantities(variant)
-        }
+        names = self.puzzle.list_saved_quantities(variant)
+        kinds = {name: self.puzzle.get_output_dtype(name, self.dtype) for name in names}
         return {name: convert_to_stored(truth[name], kind) for name, kind in kinds.items()}
 
     # ---- Comparison with device outputs ------------------------------------------------------------------------

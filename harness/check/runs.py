@@ -188,10 +188,8 @@ def start_run(
     devices = [DeviceResult(target) for target in targets]
     pool = ThreadPoolExecutor(max_workers=1 + len(targets))
     try:
-        compiling = {
-            target.kind: pool.submit(create_device, target, options, package, cases, on_compile)
-            for target in targets
-        }
+        common = options, package, cases, on_compile
+        compiling = {each.kind: pool.submit(create_device, each, *common) for each in targets}
         yield LazyRun(
             options, package, cases, options.quantities, devices, skipped, blanks, ledger, unsolved,
             compiling=compiling, on_ready=on_ready,

@@ -154,10 +154,10 @@ def compile_op(op: MojoOp, kinds: tuple[tuple[str, int], ...], device: Any) -> A
         names, count = list(signature.tensor_arg_names), signature.num_dps_outputs
         if len(names) != len(kinds):
             raise TypeError(f"{op.name} takes {len(names)} tensors ({', '.join(names)}), got {len(kinds)}")
-        types = [
-            TensorType(DTYPES[dtype], [f"{name}{axis}" for axis in range(rank)], device=location)
-            for name, (dtype, rank) in zip(names, kinds, strict=True)
-        ]
+        types = []
+        for name, (dtype, rank) in zip(names, kinds, strict=True):
+            axes = [f"{name}{axis}" for axis in range(rank)]
+            types.append(TensorType(DTYPES[dtype], axes, device=location))
         written = [BufferType(each.dtype, each.shape, each.device) for each in types[:count]]
         with Graph(op.name, input_types=[*written, *types[count:]], kernel_library=library) as graph:
             inputs = [each.tensor for each in graph.inputs[count:]]

@@ -105,10 +105,8 @@ class Kernels:
         """Return the texts of items and of the imports they use, for a digest."""
         items = list(items)
         imports = self.items.find_imports(items)
-        return [
-            *(item.text for item in items),
-            *(line for file in imports for line in (file, *imports[file])),
-        ]
+        lines = [line for file in imports for line in (file, *imports[file])]
+        return [*(item.text for item in items), *lines]
 
     # ---- PTX -----------------------------------------------------------------------------------------------
 

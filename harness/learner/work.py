@@ -90,11 +90,8 @@ class Work:
 
     def get_states(self, progress: Progress) -> dict[str, str]:
         """Return gate -> "passed", "changed", "begun" or "unsolved"."""
-        blanks = self.read_blanks()
-        return {
-            gate.id: progress.get_state(self.get_progress_key(gate.id), blanks[gate.id])
-            for gate in self.gates
-        }
+        blanks, ids = self.read_blanks(), [gate.id for gate in self.gates]
+        return {id: progress.get_state(self.get_progress_key(id), blanks[id]) for id in ids}
 
     def find_next_gate(self, progress: Progress, after: str | None = None) -> Gate | None:
         """Return the first gate that has not passed, starting after `after` and wrapping around, or None."""

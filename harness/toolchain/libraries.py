@@ -196,11 +196,8 @@ class Progress:
 
     def format_line(self) -> str:
         """Format the libraries being built and the seconds of each."""
-        now = time.monotonic()
-        parts = [
-            f"{name} ({now - start:.0f} of about {expected:.0f} s)"
-            for name, (start, expected) in self.running.items()
-        ]
+        now, running = time.monotonic(), self.running.items()
+        parts = [f"{name} ({now - start:.0f} of about {seconds:.0f} s)" for name, (start, seconds) in running]
         return f"Building {', '.join(parts)}"
 
     def write(self, line: str) -> None:

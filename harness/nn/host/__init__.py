@@ -54,10 +54,8 @@ def get_operator_library(layer: str, home: Path | None = None) -> libraries.Libr
 def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Library:
     main_file = KERNELS / layer / "library.mojo"
     folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
-    files = [
-        main_file,
-        *(file for folder in folders for file in list_mojo_files(folder) if file != main_file),
-    ]
+    others = (file for folder in folders for file in list_mojo_files(folder) if file != main_file)
+    files = [main_file, *others]
     seconds = SECONDS.get(f"{layer}/{part}", SECONDS[layer])
     defines = {"PART": part, "LIBRARY": f"workbook_{layer}_{part}"}
     return libraries.make_mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, **defines)

@@ -353,10 +353,8 @@ class Clocks:
         if A.releases:
             clock = self.release(block, epoch, frozenset((warp,)))
             location.released[block, warp] = dict.fromkeys(range(A.scope + 1), clock)
-        sources = [
-            (location.released.get((block, warp), {}), False),
-            (self.fenced.get((block, warp), {}), False),
-        ]
+        by = block, warp
+        sources = [(location.released.get(by, {}), False), (self.fenced.get(by, {}), False)]
         if block in self.sequential:
             sources.append((self.sequential[block].get_clocks_before(epoch), True))
         for clocks, sequential in sources:

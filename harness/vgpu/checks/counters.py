@@ -302,10 +302,8 @@ class Requests:
         self.address = np.concatenate(address)
         self._entry_of = np.repeat(np.arange(len(spans)), spans)
         each = self.sum_by_entry(self.number[find_run_starts(self.number)])
-        self.sums = [
-            (each[k], entry[0].nbytes * len(lane))
-            for k, (entry, lane) in enumerate(zip(entries, lanes, strict=True))
-        ]
+        counted = zip(each, entries, lanes, strict=True)
+        self.sums = [(count, entry[0].nbytes * len(lane)) for count, entry, lane in counted]
 
     def sum_by_entry(self, requests: np.ndarray, weights: np.ndarray | None = None) -> list[int]:
         """Count these requests, or sum their weights, by log entry."""

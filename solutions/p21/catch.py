@@ -61,23 +61,27 @@ def check(op):
         """Return which outputs require a gradient, and the gradients twice; no input may change."""
         outputs = outputs_of(function, inputs)
         between(inputs, outputs)
-        asking = [t for t in outputs if t.requires_grad]
+        differentiable = [t for t in outputs if t.requires_grad]
         leaves = [t for t in inputs if t.requires_grad]
-        gradients = incoming(asking)
-        touchable = [*inputs, *outputs, *gradients]
-        before = [t.detach().clone() for t in touchable]
-        pull = lambda: torch.autograd.grad(asking, leaves, gradients, allow_unused=True, retain_graph=True)  # noqa: E731
-        found = [t.clone() for t in numbers(pull(), leaves)] + numbers(pull(), leaves)
-        for now, then in zip(touchable, before, strict=True):
+        gradients = incoming(differentiable)
+        tensors = [*inputs, *outputs, *gradients]
+        before = [t.detach().clone() for t in tensors]
+        compute_gradients = lambda: torch.autograd.grad(
+            differentiable, leaves, gradients, allow_unused=True, retain_graph=True
+        )
+        found = [t.clone() for t in numbers(compute_gradients(), leaves)] + numbers(
+            compute_gradients(), leaves
+        )
+        for now, then in zip(tensors, before, strict=True):
             assert torch.equal(now.detach(), then), "the backward pass writes into what is not its own"
         return [t.requires_grad for t in outputs], found
 
     def second(function, inputs, incoming, _):
         """Return the gradients of a random sum of the gradients."""
-        asking = [t for t in outputs_of(function, inputs) if t.requires_grad]
+        differentiable = [t for t in outputs_of(function, inputs) if t.requires_grad]
         leaves = [t for t in inputs if t.requires_grad]
-        gradients = [g.requires_grad_() for g in incoming(asking)]
-        found = torch.autograd.grad(asking, leaves, gradients, allow_unused=True, create_graph=True)
+        gradients = [g.requires_grad_() for g in incoming(differentiable)]
+        found = torch.autograd.grad(differentiable, leaves, gradients, allow_unused=True, create_graph=True)
         found = numbers(found, leaves)
         total = sum((g * w.to(g.dtype)).sum() for g, w in zip(found, randomly(found, 2), strict=True))
         if total.requires_grad:
@@ -101,16 +105,20 @@ def check(op):
             if not finite.any():
                 continue
             scale = max(1.0, right[finite].abs().max().item())
-            error, usual = ((t.double() - right)[finite].abs().max().item() / scale for t in (ours, theirs))
+            error, baseline_error = (
+                (t.double() - right)[finite].abs().max().item() / scale for t in (ours, theirs)
+            )
             slack = {torch.float64: 1e-9, torch.float32: 1e-6}.get(narrow, 2 * torch.finfo(narrow).eps)
-            assert error <= 2 * usual + slack, f"a gradient is off by {error:.1e} of its largest element"
+            assert error <= 2 * baseline_error + slack, (
+                f"a gradient is off by {error:.1e} of its largest element"
+            )
 
-    def unless(noticed, *arguments, **named):
+    def unless(message, *arguments, **named):
         """Compare, unless autograd raises an error with such a message."""
         try:
             compare(*arguments, **named)
         except RuntimeError as error:
-            assert noticed in str(error), str(error)
+            assert message in str(error), str(error)
 
     def another_call(*_):
         op.function(*op.inputs("odd", 1, dtype))
@@ -127,9 +135,12 @@ def check(op):
         compare(op.inputs("odd", 0, dtype), between=another_call)
 
     dtype = op.dtypes[0]
-    for laid in layouts:
-        compare(op.inputs("odd", 0, dtype), lambda outputs, laid=laid: [laid(t) for t in randomly(outputs)])
-        compare([leaf(laid(t.detach()), t) for t in op.inputs("odd", 2, dtype)])
+    for arrange in layouts:
+        compare(
+            op.inputs("odd", 0, dtype),
+            lambda outputs, arrange=arrange: [arrange(t) for t in randomly(outputs)],
+        )
+        compare([leaf(arrange(t.detach()), t) for t in op.inputs("odd", 2, dtype)])
     compare(op.inputs("odd", 0, dtype), infinite)
     unless("modified by an inplace operation", op.inputs("odd", 0, dtype), between=overwrite)
     unless("", op.inputs("odd", 0, dtype), derive=second)

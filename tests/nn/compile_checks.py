@@ -15,7 +15,7 @@ class Reports(list):
     @property
     def reasons(self) -> list[str]:
         """The reasons for which Linear layers after a LayerNorm were not replaced."""
-        return [reason for report in self for _, reason in report.left]
+        return [reason for report in self for _, reason in report.skipped]
 
 
 def compile_model(model, tail="aot_eager", *, fullgraph=True, dynamic=None, **options):

@@ -344,7 +344,7 @@ def support_all_attention(monkeypatch):
 def test_attention_is_replaced_if_requested():
     model, x = AttentionModel(), torch.randn(2, 5, 16)
     (report,) = assert_same_as_eager(model, x, tail="aot_eager", attention=True)
-    assert len(report.swaps) == 1 and len(report.attentions) == 3 and not report.attentions_left
+    assert len(report.swaps) == 1 and len(report.attentions) == 3 and not report.skipped_attentions
     lines = report.lines()
     assert "mojo_workbook: 3 of 3 attentions swapped" in lines
     assert any(line.endswith("attention of [2, 4, 5, 4] to [2, 2, 5, 4], float32") for line in lines)
@@ -393,8 +393,8 @@ def test_attention_is_replaced_by_default_where_faster(monkeypatch):
 
     def list_reasons() -> list[str]:
         (report,) = assert_same_as_eager(model, x, tail="aot_eager")
-        assert len(report.attentions) + len(report.attentions_left) == 3
-        return [reason for _, reason in report.attentions_left]
+        assert len(report.attentions) + len(report.skipped_attentions) == 3
+        return [reason for _, reason in report.skipped_attentions]
 
     assert list_reasons() == ["it is faster only in 16 bits on a Hopper"] * 3
     slower = "explain_if_slower"
@@ -405,7 +405,7 @@ def test_attention_is_replaced_by_default_where_faster(monkeypatch):
     call, reports = compile_model(model)
     with torch.no_grad():
         call(x)
-    assert [reason for _, reason in reports[0].attentions_left] == [
+    assert [reason for _, reason in reports[0].skipped_attentions] == [
         "without gradients PyTorch's is faster"
     ] * 3
 
@@ -476,7 +476,7 @@ def test_unsupported_attention_is_skipped_with_a_reason():
     model, x = AttentionModel(dropout_p=0.5), torch.randn(2, 5, 16)
     (report,) = assert_same_as_eager(model, x, tail="aot_eager", attention=True)
     assert len(report.attentions) == 2
-    ((_, reason),) = report.attentions_left
-    assert "dropout" in reason and f"left     {report.attentions_left[0][0]}: {reason}" in "".join(
+    ((_, reason),) = report.skipped_attentions
+    assert "dropout" in reason and f"left     {report.skipped_attentions[0][0]}: {reason}" in "".join(
         report.lines()
     )

@@ -109,7 +109,7 @@ def compute_next_token_loss(m, x, t):
 def test_head_and_loss_are_replaced(body, heads, tail):
     reports = assert_same_as_eager(Model(body), *make_inputs(), tail=tail, head=True)
     assert [len(report.heads) for report in reports] == [heads]
-    assert not any(report.heads_left for report in reports)
+    assert not any(report.skipped_heads for report in reports)
 
 
 def modify_between(m, x, t):
@@ -161,7 +161,7 @@ def reuse_logits(m, x, t):
 @pytest.mark.filterwarnings("ignore:size_average")
 def test_unsupported_head_is_skipped_with_a_reason(body, reason):
     reports = assert_same_as_eager(Model(body), *make_inputs(), head=True)
-    assert [reason for report in reports for _, reason in report.heads_left] == [reason]
+    assert [reason for report in reports for _, reason in report.skipped_heads] == [reason]
     assert not any(report.heads for report in reports)
 
 
@@ -180,7 +180,7 @@ def test_nothing_is_replaced_inside_torch_func(tail, monkeypatch):
     call, reports = compile_model(compute_gradient, tail, head=True, attention=True)
     torch.testing.assert_close(call(x), compute_gradient(x))
     reason = "its tensors are wrapped, by a transform of torch.func or in a subclass"
-    for skipped in (reports[0].heads_left, reports[0].left, reports[0].attentions_left):
+    for skipped in (reports[0].skipped_heads, reports[0].skipped, reports[0].skipped_attentions):
         assert [reason for _, reason in skipped] == [reason]
 
 
@@ -190,7 +190,7 @@ def test_head_rejected_by_linear_cross_entropy_is_skipped(monkeypatch):
 
     monkeypatch.setattr(cross_entropy, "linear_cross_entropy", raise_error)
     reports = assert_same_as_eager(Model(compute_addmm_loss), *make_inputs(), head=True)
-    assert [reason for _, reason in reports[0].heads_left] == ["not today"]
+    assert [reason for _, reason in reports[0].skipped_heads] == ["not today"]
 
 
 def test_small_logits_are_skipped_by_default(monkeypatch):
@@ -205,13 +205,13 @@ def test_small_logits_are_skipped_by_default(monkeypatch):
         monkeypatch.setattr(head_module, "SMALL_LOGITS", size)
         call, reports = compile_model(Model(compute_head_loss), "eager", head=head)
         call(x, t)
-        assert [(len(report.heads), len(report.heads_left)) for report in reports] == [
+        assert [(len(report.heads), len(report.skipped_heads)) for report in reports] == [
             (num_replaced, num_skipped)
         ]
     monkeypatch.undo()
     call, reports = compile_model(Model(compute_head_loss), "eager", head=None)
     call(x, t)
-    assert reports[0].heads_left == [("head", "its logits take less than 32 MiB")]
+    assert reports[0].skipped_heads == [("head", "its logits take less than 32 MiB")]
 
 
 def test_head_after_layer_norm_is_fused_with_loss_or_norm():

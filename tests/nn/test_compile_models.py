@@ -146,14 +146,14 @@ def test_head_is_replaced_with_the_models_loss(name):
 
     call, reports = compile_model(loss, "eager", fullgraph=False, head=True)
     actual, eager = (compute_gradients(lambda f=f: f(model), model) for f in (call, loss))
-    assert [(len(report.heads), report.heads_left) for report in reports] == [(1, [])]
+    assert [(len(report.heads), report.skipped_heads) for report in reports] == [(1, [])]
     wide = copy.deepcopy(model).double()
     assert_as_accurate_as_eager(actual, eager, compute_gradients(lambda: loss(wide), wide))
     call, reports = compile_model(
         lambda model: model(ids, labels=labels), "eager", fullgraph=False, head=True
     )
     call(model)
-    assert [reason for report in reports for _, reason in report.heads_left] == ["its logits are returned"]
+    assert [reason for report in reports for _, reason in report.skipped_heads] == ["its logits are returned"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vit"])

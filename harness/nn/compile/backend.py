@@ -57,11 +57,11 @@ class Report:
     """The layers replaced in one graph, and (name, reason) for each layer not replaced."""
 
     swaps: list[Swap] = field(default_factory=list)
-    left: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
     attentions: list[str] = field(default_factory=list)
-    attentions_left: list[tuple[str, str]] = field(default_factory=list)
+    skipped_attentions: list[tuple[str, str]] = field(default_factory=list)
     heads: list[Swap] = field(default_factory=list)
-    heads_left: list[tuple[str, str]] = field(default_factory=list)
+    skipped_heads: list[tuple[str, str]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return any(vars(self).values())
@@ -69,16 +69,18 @@ class Report:
     def lines(self) -> list[str]:
         """Return the report: a line for each Linear after a LayerNorm, attention and head."""
         sections: list[tuple[list[Any], list[tuple[str, str]], str]] = [
-            (self.swaps, self.left, "Linear layers after a LayerNorm"),
-            (self.attentions, self.attentions_left, "attentions"),
-            (self.heads, self.heads_left, "heads with cross-entropy"),
+            (self.swaps, self.skipped, "Linear layers after a LayerNorm"),
+            (self.attentions, self.skipped_attentions, "attentions"),
+            (self.heads, self.skipped_heads, "heads with cross-entropy"),
         ]
         lines = []
-        for swapped, left, what in sections:
-            if swapped or left:
-                lines.append(f"mojo_workbook: {len(swapped)} of {len(swapped) + len(left)} {what} swapped")
+        for swapped, skipped, title in sections:
+            if swapped or skipped:
+                lines.append(
+                    f"mojo_workbook: {len(swapped)} of {len(swapped) + len(skipped)} {title} swapped"
+                )
             lines += [f"  {swap}" for swap in swapped]
-            lines += [f"  left     {name}: {reason}" for name, reason in left]
+            lines += [f"  left     {name}: {reason}" for name, reason in skipped]
         return lines
 
 
@@ -135,19 +137,19 @@ def rewrite(gm: GraphModule, *, attention: bool | None = None, head: bool | None
     for graph_module in graph_modules(gm):
         heads = find_heads(graph_module, head)
         report.heads += swap_all(graph_module, heads, swap_head)
-        report.heads_left += [(layer_name(skipped.linear), skipped.reason) for skipped in heads.left]
+        report.skipped_heads += [(layer_name(skipped.linear), skipped.reason) for skipped in heads.skipped]
         matches = find_matches(graph_module)
         report.swaps += swap_all(graph_module, matches, swap)
-        report.left += [(layer_name(skipped.linear), skipped.reason) for skipped in matches.left]
+        report.skipped += [(layer_name(skipped.linear), skipped.reason) for skipped in matches.skipped]
         for node in find_attentions(graph_module, attention):
             slower = None if attention else explain_if_slower(node)
             if slower:
-                report.attentions_left.append((layer_name(node), slower))
+                report.skipped_attentions.append((layer_name(node), slower))
                 continue
             try:
                 report.attentions.append(swap_attention(graph_module, node))
             except (TypeError, ValueError, NotImplementedError) as error:
-                report.attentions_left.append((layer_name(node), str(error)))
+                report.skipped_attentions.append((layer_name(node), str(error)))
         if matches.matches or heads.matches or report.attentions:
             graph_module.graph.lint()
             graph_module.recompile()
@@ -161,7 +163,7 @@ def swap_all(gm: GraphModule, matches: Matches, swap: Callable[[GraphModule, Any
         try:
             swapped.append(swap(gm, match))
         except (TypeError, ValueError, NotImplementedError) as error:  # raised by the operator's checks
-            matches.left.append(Skipped(match.linear, str(error)))
+            matches.skipped.append(Skipped(match.linear, str(error)))
     return swapped
 
 

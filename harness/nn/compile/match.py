@@ -83,7 +83,7 @@ class Matches:
     """The matches of one graph, and the calls that cannot be replaced."""
 
     matches: list[Any] = field(default_factory=list)
-    left: list[Skipped] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
 
 
 def find_matches(gm: GraphModule) -> Matches:
@@ -100,7 +100,7 @@ def match_calls(gm: GraphModule, functions: Collection[Any], match: Callable[...
         if node.op == "call_function" and node.target in functions:
             result = match(node, nodes, order)
             if isinstance(result, Skipped):
-                matches.left.append(result)
+                matches.skipped.append(result)
             elif result:
                 matches.matches.append(result)
     return matches

@@ -1,4 +1,4 @@
-"""What both trainings of a GPT share: excerpts of the workbook's chapters, the loop, the report, a sample of text."""
+"""Provide what both trainings of a GPT share: excerpts of chapters, the loop, the report, a sample of text."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator

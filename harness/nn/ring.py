@@ -304,7 +304,7 @@ def finish(works, step, group):
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         neighbours = f"rank {(rank - 1) % size} or {(rank + 1) % size}"
         reason = " ".join(str(error).split())[:160]
-        raise RuntimeError(f"rank {rank}, step {step}: {neighbours} died or timed out: {reason}") from error
+        raise RuntimeError(f"rank {rank}, step {step}: no answer from {neighbours}: {reason}") from error
 
 
 def get_block_shape(tensor, rank, size, length, balanced):

@@ -66,12 +66,12 @@ def check(op):
         gradients = incoming(differentiable)
         tensors = [*inputs, *outputs, *gradients]
         before = [t.detach().clone() for t in tensors]
-        compute_gradients = lambda: torch.autograd.grad(
-            differentiable, leaves, gradients, allow_unused=True, retain_graph=True
-        )
-        found = [t.clone() for t in numbers(compute_gradients(), leaves)] + numbers(
-            compute_gradients(), leaves
-        )
+
+        def differentiate():
+            options = {"allow_unused": True, "retain_graph": True}
+            return numbers(torch.autograd.grad(differentiable, leaves, gradients, **options), leaves)
+
+        found = [t.clone() for t in differentiate()] + differentiate()
         for now, then in zip(tensors, before, strict=True):
             assert torch.equal(now.detach(), then), "the backward pass writes into what is not its own"
         return [t.requires_grad for t in outputs], found

@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 for mark in ("PIXI_PROJECT_ROOT", "UV_RUN_RECURSION_DEPTH", "COLUMNS"):
     os.environ.pop(mark, None)
 
-pytest_plugins = ["cpu_graphs", "gpu_runs", "marks", "public_ops", "virtual_runs"]
+pytest_plugins = ["cpu_graphs", "gpu_runs", "marks", "public_ops", "recordings", "virtual_runs"]
 
 ROOT = Path(__file__).resolve().parents[1]
 gc.disable()  # until collection ends, since imported modules and tests are never freed

@@ -13,6 +13,7 @@ import pytest
 SHARED = (
     "cpu_graphs",
     "public_ops",
+    "recorded",
     "site",
 )
 """Fixtures whose tests all run in one process."""
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("slow")
         if wrong:
             visited.add(gate)
-            if "recorded_kernels" not in item.fixturenames:
+            if "recorded" not in item.fixturenames:
                 zoo[item] = f"{item.path.name} {wrong.puzzle}"
         shared = next((name for name in SHARED if name in item.fixturenames), None)
         groups[item.path] = groups.get(item.path) or shared
@@ -47,8 +48,7 @@ def get_parameters(item: pytest.Item) -> dict[str, Any]:
     return getattr(getattr(item, "callspec", None), "params", {})
 
 
-def list_selected(request: Any, argument: str) -> list:
-    """Return an argument's values in the file's selected tests, for example to compile them together."""
-    cases = [get_parameters(item) for item in request.session.items if item.path == request.path]
-    values = [params[argument] for params in cases if argument in params]
+def list_values(items: list[pytest.Item], argument: str) -> list:
+    """Return an argument's values in some tests, without duplicates: all that must be compiled for them."""
+    values = [params[argument] for item in items if argument in (params := get_parameters(item))]
     return [value for i, value in enumerate(values) if value not in values[:i]]

@@ -5,16 +5,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+from recordings import make_order
 from typed import make_stub
 
 from harness.check import source_faults
 from harness.check.checker import Checker, add_owning_blank
 from harness.check.results import GateResult
 from harness.console import receive_progress
-from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, Recording, record_many
+from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
 from harness.devices.replay import encode_pointer
 from harness.errors import BadUse, CompileFailed
 from harness.learner import blanks
+from harness.puzzles.p22.spec import PUZZLE
+from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 from harness.vgpu import Finding
 from harness.vgpu.checks.findings import mark_name
@@ -58,21 +61,16 @@ ENDLESS_LOOP = (
 )
 
 
-@pytest.fixture(scope="module")
-def packages(puzzle, solution, tmp_path_factory) -> dict[str, OpPackage]:
-    """Packages of the tests, recorded together into the cache."""
-    folder = tmp_path_factory.mktemp("packages")
+def list_orders(folder, tests):
+    solution = roots.make_op_package(roots.solutions(), PUZZLE.name)
     by_name = {id: write_package(solution, folder / id, id) for id in ("dx", "row_sums", "ln")}
     by_name["endless"] = write_package(solution, folder / "endless", "db", change=ENDLESS_LOOP)
     by_name["unmarked"] = write_unmarked_package(solution, folder / "unmarked")
-    variants = {gate.id: gate.variant for gate in puzzle.kernel_gates}
-    cases = {"endless": choose_cases(puzzle)[:1]}
-    orders = []
-    for name, package in by_name.items():
-        dims = tuple(dict.fromkeys(case.dims for case in cases.get(name, choose_cases(puzzle))))
-        orders.append(Order(package, puzzle.name, dims, (variants.get(name, "fused"),), small_grid=True))
-    record_many(orders)
-    return by_name
+    variants = {gate.id: gate.variant for gate in PUZZLE.kernel_gates}
+    return {
+        name: make_order("p22", choose_cases(PUZZLE), [variants.get(name, "fused")], package)
+        for name, package in by_name.items()
+    }
 
 
 def map_states(results):
@@ -109,17 +107,17 @@ def test_empty_file_is_unsolved_without_execution(checker, puzzle, copied_packag
 
 @pytest.mark.compiles
 @pytest.mark.parametrize(("solved", "gates"), [("dx", FUSED), ("row_sums", None), ("ln", ["ln", "row_sums"])])
-def test_only_solved_blanks_are_correct(checker, puzzle, packages, solved, gates):
+def test_only_solved_blanks_are_correct(checker, puzzle, recorded, solved, gates):
     """Gates that depend on an untouched blank are unsolved, too."""
-    states = map_states(checker.check(packages[solved], gates, choose_cases(puzzle)))
+    states = map_states(checker.check(recorded[solved].package, gates, choose_cases(puzzle)))
     assert states == dict.fromkeys(gates or [gate.id for gate in puzzle.kernel_gates], "unsolved") | {
         solved: "correct"
     }
 
 
 @pytest.mark.compiles
-def test_endless_loop_is_stopped_and_located(checker, puzzle, packages):
-    (db,) = checker.check(packages["endless"], ["db"], choose_cases(puzzle)[:1])
+def test_endless_loop_is_stopped_and_located(checker, puzzle, recorded):
+    (db,) = checker.check(recorded["endless"].package, ["db"], choose_cases(puzzle)[:1])
     assert db.state == "wrong" and db.mistake == "endless-loop" and db.hint == "db-2"
     message, location = db.diagnosis[:2]
     assert message.endswith(": see hint db-2") and "minimal_fused_backward did not end" in location
@@ -127,8 +125,8 @@ def test_endless_loop_is_stopped_and_located(checker, puzzle, packages):
 
 
 @pytest.mark.compiles
-def test_package_without_markers_is_checked_completely(checker, puzzle, packages):
-    results = checker.check(packages["unmarked"], FUSED, choose_cases(puzzle))
+def test_package_without_markers_is_checked_completely(checker, puzzle, recorded):
+    results = checker.check(recorded["unmarked"].package, FUSED, choose_cases(puzzle))
     assert map_states(results) == {id: "correct" for id in FUSED} | {"dgamma": "wrong"}
     (dgamma,) = (result for result in results if result.gate.id == "dgamma")
     assert dgamma.mistake == "doubled" and dgamma.hint == "dgamma-3"

@@ -4,9 +4,10 @@ import re
 import shutil
 
 import pytest
+from marks import list_values
+from recordings import make_order
 
 from harness.check.checker import load_checker
-from harness.devices.recorder import Order, record_many
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
@@ -57,28 +58,34 @@ def test_untouched_blank_leaves_a_valid_function_body(exercise):
     assert {*bare} <= {exercise.rung.gates[0]}
 
 
+def list_smallest_cases(puzzle):
+    """Return the two smallest cases; other tests run the solution at other sizes."""
+    return sorted(puzzle.cases(None), key=lambda case: puzzle.multiply_adds(case.dims))[:2]
+
+
+def list_orders(folder, tests):
+    orders = {}
+    for exercise in list_values(tests, "exercise"):
+        name, cases = exercise.puzzle.name, list_smallest_cases(exercise.puzzle)
+        for gate in exercise.gates[:-1]:
+            package = OpPackage(shutil.copytree(exercise.solution.parent, folder / name / gate.id / "op"))
+            (package.path / exercise.solution.name).write_text(solve_up_to(exercise, gate.id))
+            orders[f"{name} {gate.id}"] = make_order(name, cases, [gate.variant], package)
+    return orders
+
+
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     "exercise",
     [MOJO_EXERCISES[0], *(pytest.param(exercise, marks=pytest.mark.slow) for exercise in MOJO_EXERCISES[1:])],
     ids=lambda exercise: exercise.puzzle.name,
 )
-def test_mojo_gates_pass_in_order(exercise, tmp_path):
-    """Use the two smallest cases; other tests run the solution at other sizes."""
-    puzzle = exercise.puzzle
-    cases = sorted(puzzle.cases(None), key=lambda case: puzzle.multiply_adds(case.dims))[:2]
-    dims = tuple(dict.fromkeys(case.dims for case in cases))
-    packages = {}
-    for gate in exercise.gates[:-1]:
-        folder = tmp_path / gate.id / "op"
-        shutil.copytree(exercise.solution.parent, folder)
-        (folder / exercise.solution.name).write_text(solve_up_to(exercise, gate.id))
-        packages[gate.id] = OpPackage(folder), gate.variant
-    record_many(
-        [Order(package, puzzle.name, dims, (variant,), True) for package, variant in packages.values()]
-    )
-    checker = load_checker(exercise)
+def test_mojo_gates_pass_in_order(exercise, recorded):
+    checker, cases = load_checker(exercise), list_smallest_cases(exercise.puzzle)
     results = [
-        result for id, (package, _) in packages.items() for result in checker.check(package, [id], cases)
+        result
+        for gate in exercise.gates[:-1]
+        for order in [recorded[f"{exercise.puzzle.name} {gate.id}"]]
+        for result in checker.check(order.package, [gate.id], cases)
     ]
     assert not describe_failures(results)

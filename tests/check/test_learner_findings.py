@@ -6,9 +6,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from recordings import make_order
 
 from harness.check.checker import Checker
-from harness.devices.recorder import Order, record_many
 from harness.learner import blanks
 from harness.puzzles.p19.spec import PUZZLE
 from harness.screens.report import format_gate
@@ -28,31 +28,28 @@ def group_by_package() -> list[list[dict]]:
     return [[entry for entry in group if entry] for group in zip_longest(*by_gate.values())]
 
 
-@pytest.fixture(scope="module")
-def printed_lines(tmp_path_factory):
-    """Map each entry's name to the printed lines."""
-    packages = []
+def list_orders(folder, tests):
+    orders = {}
     for number, group in enumerate(group_by_package()):
-        folder = tmp_path_factory.mktemp("learner") / str(number) / "op"
-        shutil.copytree(SOLUTION.path, folder)
-        source = folder / PUZZLE.source
+        package = OpPackage(shutil.copytree(SOLUTION.path, folder / str(number) / "op"))
+        source = package.path / PUZZLE.source
         bodies = {entry["gate"]: tuple(entry["code"].strip("\n").split("\n")) for entry in group}
         source.write_text(
             blanks.join_pieces(blanks.split_blanks(blanks.make_skeleton(source.read_text())), bodies)
         )
-        packages.append(OpPackage(folder))
-    dims = tuple(case.dims for case in CASES)
-    orders = [
-        Order(package, "p19", dims, tuple(sorted(entry["gate"] for entry in group)), small_grid=True)
-        for package, group in zip(packages, group_by_package(), strict=True)
-    ]
-    record_many(orders)
+        orders[str(number)] = make_order("p19", CASES, sorted(bodies), package)
+    return orders
+
+
+@pytest.fixture(scope="module")
+def printed_lines(recorded):
+    """Map each entry's name to the printed lines."""
     checker, out = Checker(PUZZLE), {}
-    for package, group in zip(packages, group_by_package(), strict=True):
-        results = {r.gate.id: r for r in checker.check(package, [e["gate"] for e in group], CASES)}
+    for order, group in zip(recorded.values(), group_by_package(), strict=True):
+        results = {r.gate.id: r for r in checker.check(order.package, order.variants, CASES)}
         for entry in group:
             out[entry["name"]] = get_printed_lines(
-                results[entry["gate"]], PUZZLE, package.path / PUZZLE.source
+                results[entry["gate"]], PUZZLE, order.package.path / PUZZLE.source
             )
     return out
 

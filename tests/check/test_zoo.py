@@ -1,6 +1,6 @@
 """Every wrong solution is rejected at its gate, and its mistake is named.
 
-All wrong kernels are recorded together; one kernel is also checked by the command line.
+One kernel is also checked by the command line.
 """
 
 import functools
@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from marks import list_selected
+from marks import list_values
+from recordings import make_order
 
 from harness.check import zoo
 from harness.check.checker import Checker, load_checker
-from harness.devices.recorder import Order, record_many
 from harness.errors import DamagedFile
 from harness.learner.work import Work
 from harness.puzzles.p26.mistakes import FIXES
@@ -71,22 +71,13 @@ def make_python_checker(puzzle, rung):
     return load_checker(Work(puzzle, puzzle.find_rung(rung), roots.solutions()))
 
 
-@pytest.fixture(scope="module")
-def recorded_kernels(request):
-    """Record the selected wrong kernels of all puzzles together into the cache."""
-    record_many(
-        [
-            Order(
-                kernel.build_package(),
-                kernel.puzzle,
-                tuple(dict.fromkeys(case.dims for case in choose_cases(kernel))),
-                (find_variant(kernel),),
-                small_grid=True,
-                dtype=kernel.dtype,
-            )
-            for kernel in list_selected(request, "kernel")
-        ]
-    )
+def list_orders(folder, tests):
+    return {
+        make_id(kernel): make_order(
+            kernel.puzzle, choose_cases(kernel), [find_variant(kernel)], kernel.build_package(), kernel.dtype
+        )
+        for kernel in list_values(tests, "kernel")
+    }
 
 
 def assert_rejected(wrong, results):
@@ -109,7 +100,7 @@ def make_id(wrong):
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("kernel", KERNELS, ids=make_id)
-@pytest.mark.usefixtures("recorded_kernels")
+@pytest.mark.usefixtures("recorded")
 def test_wrong_kernel_is_rejected(kernel):
     gates = [g.id for g in find_puzzle(kernel.puzzle).kernel_gates if g.variant == find_variant(kernel)]
     checked = make_kernel_checker(kernel.puzzle, kernel.dtype).check(

@@ -5,13 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from recordings import make_order
 
 from harness.check.checker import Checker
-from harness.devices.recorder import Order, record_many
 from harness.learner import blanks
 from harness.puzzles.p19.spec import PUZZLE
 from harness.toolchain import roots
-from harness.toolchain.cache import cache_folder, compute_digest, keep_file
 from harness.toolchain.packages import OpPackage
 
 GATES = [gate.id for gate in PUZZLE.gates]
@@ -19,15 +18,11 @@ SOLUTION = roots.make_op_package(roots.solutions(), "p19")
 RAMP = (SOLUTION.path / "ramp.mojo").read_text()
 
 
-def make_package(source: str) -> OpPackage:
-    """Create a cached copy of the solution with this ramp.mojo; its compiled kernels are cached, too."""
-
-    def make(staged: Path) -> None:
-        shutil.copytree(SOLUTION.path, staged)
-        (staged / "ramp.mojo").write_text(source)
-
-    target = cache_folder("zoo", compute_digest([SOLUTION.digest, source])) / "ramp"
-    return OpPackage(keep_file(target, make, "a wrong kernel"))
+def make_package(source: str, folder: Path) -> OpPackage:
+    """Return a copy of the solution with this ramp.mojo."""
+    package = OpPackage(shutil.copytree(SOLUTION.path, folder / "op"))
+    (package.path / "ramp.mojo").write_text(source)
+    return package
 
 
 def write_alternative() -> str:
@@ -40,12 +35,15 @@ def write_alternative() -> str:
     return blanks.join_pieces(blanks.split_blanks(RAMP), bodies)
 
 
+def list_orders(folder, tests):
+    packages = {"solution": SOLUTION, "alternative": make_package(write_alternative(), folder)}
+    return {name: make_order("p19", PUZZLE.cases(None), GATES, each) for name, each in packages.items()}
+
+
 @pytest.mark.compiles
-def test_correct_variants_pass_in_all_cases():
-    packages = [SOLUTION, make_package(write_alternative())]
-    dims = tuple(dict.fromkeys(case.dims for case in PUZZLE.cases(None)))
-    record_many([Order(package, "p19", dims, tuple(GATES), small_grid=True) for package in packages])
-    for results in map(Checker(PUZZLE).check, packages):
+def test_correct_variants_pass_in_all_cases(recorded):
+    for order in recorded.values():
+        results = Checker(PUZZLE).check(order.package)
         assert [result.gate.id for result in results] == GATES
         for result in results:
             assert result.state == "correct", "\n".join(result.diagnosis)

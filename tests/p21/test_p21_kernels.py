@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from recordings import make_order
 
 from harness.check import zoo
 from harness.check.checker import Checker
@@ -15,7 +16,17 @@ from harness.toolchain import roots
 BFLOAT16_BUG = next(bug for bug in zoo.load_wrong_kernels("p21") if bug.dtype == "bfloat16")
 
 
+def list_orders(folder, tests):
+    cases = [*PUZZLE.cases(None), *PUZZLE.gate_cases]
+    variants = [gate.variant for gate in PUZZLE.kernel_gates if gate.id == BFLOAT16_BUG.gate]
+    return {
+        dtype: make_order("p21", cases, variants, BFLOAT16_BUG.build_package(), dtype)
+        for dtype in ("float32", "bfloat16")
+    }
+
+
 @pytest.mark.compiles
+@pytest.mark.usefixtures("recorded")
 def test_gate_correct_only_in_float32_fails():
     float32_only = Checker(PUZZLE).check(BFLOAT16_BUG.build_package(), [BFLOAT16_BUG.gate])
     (result,) = Checker(PUZZLE, second_dtype="bfloat16").check(

@@ -4,10 +4,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from marks import list_values
+from recordings import make_order
 
 from harness.check.checker import Checker
 from harness.check.zoo import WrongKernel
-from harness.devices.recorder import Order, record_many
+from harness.puzzles.p22.spec import PUZZLE
 
 MISTAKES = tomllib.loads(Path(__file__).with_name("mojo_mistakes.toml").read_text(encoding="utf-8"))
 KERNELS = [
@@ -21,18 +23,27 @@ FIRST_BY_GATE = list({kernel.gate: kernel for kernel in reversed(KERNELS)}.value
 OTHERS = [kernel for kernel in KERNELS if kernel not in FIRST_BY_GATE]
 
 
+def list_cases():
+    return [case for case in PUZZLE.cases(None) if case.name in CASES]
+
+
+def list_orders(folder, tests):
+    variants = {gate.id: gate.variant for gate in PUZZLE.kernel_gates}
+    return {
+        kernel.name: make_order("p22", list_cases(), [variants[kernel.gate]], kernel.build_package())
+        for kernels in list_values(tests, "kernels")
+        for kernel in kernels
+    }
+
+
 @pytest.mark.compiles
 @pytest.mark.parametrize(
     "kernels", [FIRST_BY_GATE, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["one a gate", "others"]
 )
-def test_mistake_is_named_correctly(kernels, puzzle):
-    cases = [case for case in puzzle.cases(None) if case.name in CASES]
-    variants = {gate.id: gate.variant for gate in puzzle.kernel_gates}
-    dims = tuple(dict.fromkeys(case.dims for case in cases))
-    orders = [Order(k.build_package(), "p22", dims, (variants[k.gate],), small_grid=True) for k in kernels]
-    record_many(orders)
-    checker, named = Checker(puzzle), {}
+@pytest.mark.usefixtures("recorded")
+def test_mistake_is_named_correctly(kernels):
+    checker, named = Checker(PUZZLE), {}
     for kernel in kernels:
-        (result,) = checker.check(kernel.build_package(), [kernel.gate], cases)
+        (result,) = checker.check(kernel.build_package(), [kernel.gate], list_cases())
         named[kernel.name] = result.state, result.mistake or ""
     assert named == {kernel.name: ("wrong", kernel.mistake) for kernel in kernels}

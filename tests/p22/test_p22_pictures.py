@@ -1,7 +1,6 @@
 """Pictures of the zoo's wrong kernels show the wrong element, thread and line.
 
-The expectations are derived by hand from each kernel's edit. The kernels are recorded like those of tests/check/test_zoo.py,
-so that a run of both compiles each once.
+The expectations are derived by hand from each kernel's edit.
 """
 
 import functools
@@ -9,10 +8,11 @@ import re
 from dataclasses import dataclass
 
 import pytest
+from recordings import make_order
 
 from harness.check import picture, zoo
 from harness.check.checker import Checker
-from harness.devices.recorder import Order, record_many
+from harness.puzzles.p22.spec import PUZZLE
 from harness.screens import story
 
 ZOO = {kernel.name: kernel for kernel in zoo.load_wrong_kernels("p22")}
@@ -85,17 +85,19 @@ def list_cases(puzzle, kernel):
     return [case for case in puzzle.cases(None) if case.name in (kernel.cases or DEFAULT_CASES)]
 
 
-@pytest.fixture(scope="module")
-def draw(puzzle, solution):
-    """Return a function kernel name -> picture; all kernels are recorded together."""
-    orders = []
+def list_orders(folder, tests):
+    orders = {}
     for name in EXPECTED:
         kernel = ZOO[name]
-        variant = find_gate(puzzle, kernel).variant
-        dims = tuple(dict.fromkeys(case.dims for case in list_cases(puzzle, kernel)))
-        for package in (kernel.build_package(), solution):
-            orders.append(Order(package, puzzle.name, dims, (variant,), small_grid=True))
-    record_many(list(dict.fromkeys(orders)))
+        variants = [find_gate(PUZZLE, kernel).variant]
+        for package in (kernel.build_package(), None):
+            orders[name, package] = make_order("p22", list_cases(PUZZLE, kernel), variants, package)
+    return orders
+
+
+@pytest.fixture(scope="module")
+def draw(puzzle, recorded):
+    """Return a function that takes a wrong kernel's picture."""
     checker = Checker(puzzle)
 
     @functools.cache

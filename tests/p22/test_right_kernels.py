@@ -1,14 +1,15 @@
 """Correct kernels that differ from the solution pass: textbook formulas, other summation orders.
 
-Each is an edit of the solution, as in the bug zoo; all are recorded together.
+Each is an edit of the solution, as in the bug zoo.
 """
 
 import pytest
-from marks import list_selected
+from marks import list_values
+from recordings import make_order
 
 from harness.check.checker import Checker
 from harness.check.zoo import WrongKernel
-from harness.devices.recorder import Order, record_many
+from harness.puzzles.p22.spec import PUZZLE
 
 STATISTICS = """
     var elements = CompensatedSum[accum]()
@@ -129,25 +130,15 @@ def list_cases(puzzle, name):
     return [case for case in puzzle.cases(None) if (name, case.name) != ("two_plain_passes", "wide")]
 
 
-def list_dims(cases):
-    """Return the distinct sizes of the cases."""
-    return tuple(dict.fromkeys(case.dims for case in cases))
-
-
-@pytest.fixture(scope="module")
-def packages(puzzle, tmp_path_factory, request):
-    """Packages of the correct kernels by name, recorded together."""
-    folder = tmp_path_factory.mktemp("right")
+def list_orders(folder, tests):
     by_name = {
         name: WrongKernel("p22", name, "", "none", *CORRECT[name][:3]).copy_package(folder / name)
-        for name in list_selected(request, "name")
+        for name in list_values(tests, "name")
     }
-    orders = [
-        Order(package, "p22", list_dims(list_cases(puzzle, name)), (CORRECT[name][3],), small_grid=True)
+    return {
+        name: make_order("p22", list_cases(PUZZLE, name), [CORRECT[name][3]], package)
         for name, package in by_name.items()
-    ]
-    record_many(orders)
-    return by_name
+    }
 
 
 @pytest.fixture(scope="module")
@@ -160,10 +151,10 @@ def checker(puzzle):
 @pytest.mark.parametrize(
     "name", [*list(CORRECT)[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in list(CORRECT)[2:])]
 )
-def test_correct_kernel_variants_are_accepted(name, puzzle, checker, packages):
+def test_correct_kernel_variants_are_accepted(name, puzzle, checker, recorded):
     variant = CORRECT[name][3]
     gates = [gate.id for gate in puzzle.kernel_gates if gate.variant == variant]
-    results = checker.check(packages[name], gates, list_cases(puzzle, name))
+    results = checker.check(recorded[name].package, gates, list_cases(puzzle, name))
     assert {result.state for result in results} == {"correct"}, [
         line for result in results for line in result.diagnosis
     ]

@@ -4,10 +4,12 @@ import functools
 from dataclasses import replace
 
 import pytest
+from marks import list_values
+from recordings import make_order
 
 from harness.check.checker import Checker
 from harness.check.reference import Reference
-from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record
+from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
 from harness.devices.replay import Replay
 from harness.learner import blanks
 from harness.learner.work import Work
@@ -28,18 +30,28 @@ EMPTY = {"no batch": (0, 2, 3, 4, 5), "no query": (1, 2, 0, 4, 5), "no key": (1,
 # ---- The kernels on the virtual GPU -------------------------------------------------------------------------
 
 
+def list_orders(folder, tests):
+    cases = [*CASES, *p23.GATE_CASES]
+    every = [*cases, *EDGE_CASES, *(Case(name, "", dims, "") for name, dims in EMPTY.items())]
+    orders = {
+        dtype: make_order("p23", every, ["fused", "unfused"], dtype=dtype)
+        for dtype in {"float32", *list_values(tests, "dtype")}
+    }
+    for name in list_values(tests, "edited"):
+        package = solve(p23.PUZZLE, folder / name, *EDITED[name]).package
+        orders[name] = make_order("p23", cases, ["unfused"], package)
+    return orders
+
+
 @pytest.fixture(scope="module")
-def recordings(puzzle, solution):
+def recordings(recorded):
     """Return a cached function dtype -> recording of the solution for all variants and sizes in this file."""
-    cases = [*CASES, *p23.GATE_CASES, *EDGE_CASES]
-    dims = tuple(dict.fromkeys([*(case.dims for case in cases), *EMPTY.values()]))
-    variants = ("fused", "unfused")
-    return functools.cache(lambda dtype: record(Order(solution, "p23", dims, variants, True, dtype)))
+    return functools.cache(lambda dtype: record(recorded[dtype]))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
-def test_solution_is_correct_in_all_cases(puzzle, solution, recordings, dtype):
-    recordings(dtype)
+@pytest.mark.usefixtures("recorded")
+def test_solution_is_correct_in_all_cases(puzzle, solution, dtype):
     results = Checker(puzzle, dtype=dtype).check(solution, None, [*CASES, *p23.GATE_CASES, *EDGE_CASES])
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
     assert not any(result.findings for result in results)
@@ -57,6 +69,20 @@ def test_block_max_starts_from_the_lowest_finite_number(recordings):
 SUM = "block.sum[block_size=ROW_THREADS](partial)"
 
 
+UP_TO_DSOFTMAX, UP_TO_OUTPUT = ("matmul", "softmax", "dsoftmax"), ("matmul", "softmax", "output")
+EDITED = {
+    "before dP": (UP_TO_DSOFTMAX, (SUM, SUM)),
+    "after a dP that writes nothing": (UP_TO_DSOFTMAX, (SUM, SUM), {"dP": ("    pass",)}),
+    "wrong before dP": (UP_TO_DSOFTMAX, (SUM, "partial")),
+    "n and k of a launch": (UP_TO_OUTPUT, ("n=d, k=T", "n=T, k=d")),
+    "the kernel": (
+        UP_TO_OUTPUT,
+        ("element(A, row0 + y, k0 + x, M, K)", "A[unsafe_offset=(row0 + y) * K + k0 + x]"),
+    ),
+}
+"""Exercise -> the arguments of `solve`."""
+
+
 def solve(
     puzzle, folder, ids: tuple[str, ...], edit: tuple[str, str], more_bodies: dict | None = None
 ) -> Work:
@@ -72,38 +98,29 @@ def solve(
 
 
 @pytest.mark.parametrize(
-    ("dP", "dot", "states"),
+    ("edited", "states"),
     [
-        ((), SUM, {"dP": "unsolved", "dsoftmax": "correct"}),
-        (("    pass",), SUM, {"dP": "wrong", "dsoftmax": "correct"}),
-        ((), "partial", {"dP": "unsolved", "dsoftmax": "wrong"}),
+        ("before dP", {"dP": "unsolved", "dsoftmax": "correct"}),
+        ("after a dP that writes nothing", {"dP": "wrong", "dsoftmax": "correct"}),
+        ("wrong before dP", {"dP": "unsolved", "dsoftmax": "wrong"}),
     ],
-    ids=["before dP", "after a dP that writes nothing", "wrong before dP"],
 )
-def test_gate_can_be_checked_before_its_input_is_solved(puzzle, tmp_path, dP, dot, states):
-    edit = (SUM, dot)
-    work = solve(puzzle, tmp_path, ("matmul", "softmax", "dsoftmax"), edit, {"dP": dP} if dP else None)
-    results = Checker(puzzle).check(work.package, ["dP", "dsoftmax"])
+def test_gate_can_be_checked_before_its_input_is_solved(puzzle, recorded, edited, states):
+    results = Checker(puzzle).check(recorded[edited].package, ["dP", "dsoftmax"])
     assert {result.gate.id: result.state for result in results} == states
     if states["dsoftmax"] == "wrong":
         assert "block.sum is missing" in " ".join(results[-1].diagnosis)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "states"),
+    ("edited", "states"),
     [
-        ("n=d, k=T", "n=T, k=d", {"matmul": "correct", "output": "wrong"}),
-        (
-            "element(A, row0 + y, k0 + x, M, K)",
-            "A[unsafe_offset=(row0 + y) * K + k0 + x]",
-            {"matmul": "wrong", "output": "correct"},
-        ),
+        ("n and k of a launch", {"matmul": "correct", "output": "wrong"}),
+        ("the kernel", {"matmul": "wrong", "output": "correct"}),
     ],
-    ids=["n and k of a launch", "the kernel"],
 )
-def test_bug_is_attributed_to_its_launch(puzzle, tmp_path, old, new, states):
-    work = solve(puzzle, tmp_path, ("matmul", "softmax", "output"), (old, new))
-    results = Checker(puzzle).check(work.package, ["matmul", "output"], puzzle.cases(None)[:3])
+def test_bug_is_attributed_to_its_launch(puzzle, recorded, edited, states):
+    results = Checker(puzzle).check(recorded[edited].package, ["matmul", "output"], puzzle.cases(None)[:3])
     assert {result.gate.id: result.state for result in results} == states
     advice = "matmul's code is right where matmul launches it: the sizes or the tensors of this launch do not fit each other"
     assert (advice in results[1].diagnosis) == (states["output"] == "wrong")

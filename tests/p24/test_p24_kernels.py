@@ -1,10 +1,12 @@
 """Puzzle 24's kernels on the virtual GPU: correct values, and loads that match `p24 --count`."""
 
 import pytest
+from marks import list_values
+from recordings import make_order
 
 from harness.check.checker import Checker
 from harness.check.reference import Reference
-from harness.devices.recorder import Order, record
+from harness.devices.recorder import record
 from harness.devices.replay import Replay
 from harness.puzzles.p24 import counting, orders
 from harness.puzzles.p24.spec import PUZZLE
@@ -30,26 +32,26 @@ def solution():
     return roots.make_op_package(roots.solutions(), "p24")
 
 
-@pytest.fixture(scope="module")
-def recordings(solution):
-    """Return a function dtype -> recording of the solution at all sizes in this file."""
-    dims = tuple(dict.fromkeys(case.dims for case in [*CASES, *BY_ORDER]))
-    return lambda dtype: record(Order(solution, "p24", dims, tuple(PUZZLE.variants), True, dtype))
+def list_orders(folder, tests):
+    return {
+        dtype: make_order("p24", [*CASES, *BY_ORDER], PUZZLE.variants, dtype=dtype)
+        for dtype in {"float32", *list_values(tests, "dtype")}
+    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_solution_is_correct_in_all_cases(dtype, solution, recordings):
+@pytest.mark.usefixtures("recorded")
+def test_solution_is_correct_in_all_cases(dtype, solution):
     """Check the gates' quantities, and the attention and gradients computed from them."""
-    recordings(dtype)
     results = Checker(PUZZLE, dtype=dtype).check(solution, None, CASES)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
     assert not any(result.findings for result in results)
 
 
 @pytest.fixture(scope="module")
-def replayed_counters(recordings):
+def replayed_counters(recorded):
     """Traversal order -> launch -> counters in that order's case."""
-    recording = recordings("float32")
+    recording = record(recorded["float32"])
 
     def run(case: Case):
         replay = Replay(recording, PUZZLE, "float32")
@@ -90,8 +92,8 @@ def test_scatter_sectors_match_the_count(name, replayed_counters):
     assert stores.sectors_per_request == counting.count_sectors(orders.ORDERS[name](H, W), d, 4)
 
 
-def test_two_runs_are_bit_equal(recordings):
-    recording = recordings("float32")
+def test_two_runs_are_bit_equal(recorded):
+    recording = record(recorded["float32"])
     case = next(case for case in CASES if case.name == "odd sizes")
     inputs = Reference(PUZZLE, "float32", 0).get_inputs(case)
     first, second = (Replay(recording, PUZZLE, "float32").run("window", case, inputs) for _ in range(2))

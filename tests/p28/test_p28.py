@@ -3,11 +3,13 @@
 import shutil
 
 import pytest
+from marks import list_values
+from recordings import make_order
 
 from harness.check.checker import Checker
 from harness.check.execution import VirtualDevice
 from harness.check.reference import Reference
-from harness.devices.recorder import Order, record
+from harness.devices.recorder import record
 from harness.learner import blanks
 from harness.puzzles.p28.spec import GATES, LARGE, PUZZLE
 from harness.puzzles.p28.whole_pass import Total, add_up, compute_initial_costs, count_costs
@@ -30,10 +32,15 @@ LAUNCHES = {
 SOLUTION = roots.solutions() / "p28" / "op"
 
 
-@pytest.fixture(scope="module")
-def initial_package(tmp_path_factory) -> OpPackage:
-    """The solution's package with the blanks' initial code as the learner's code."""
-    folder = tmp_path_factory.mktemp("first") / "op"
+PRODUCTS = [
+    Case("output", "", (128, 96, 32), "hard", counted=True),
+    Case("dln", "", (128, 32, 96), "hard", counted=True),
+    Case("dweight", "", (32, 128, 96), "hard", counted=True),
+]
+
+
+def write_initial_package(folder) -> OpPackage:
+    """Return the solution's package with the blanks' initial code as the learner's code."""
     shutil.copytree(SOLUTION, folder, symlinks=False)
     text = (folder / "fast.mojo").read_text()
     bodies = {id: blank.provided for id, blank in blanks.find_blanks(text).items()}
@@ -41,7 +48,27 @@ def initial_package(tmp_path_factory) -> OpPackage:
     return OpPackage(folder)
 
 
+def list_orders(folder, tests):
+    """The command's cases, in both types, are more than those of the other tests."""
+    steps, initial = [gate.variant for gate in GATES], write_initial_package(folder / "op")
+    orders = {
+        f"solution {dtype}": make_order("p28", PUZZLE.cases(None), steps, dtype=dtype)
+        for dtype in ("float32", "bfloat16")
+    }
+    for dtype in list_values(tests, "dtype"):
+        orders[f"steps {dtype}"] = make_order("p28", COUNTED, steps, initial, dtype)
+        orders[f"pass {dtype}"] = make_order("p28", PRODUCTS, (*LAUNCHES, "tiled"), initial, dtype)
+    return orders
+
+
+@pytest.fixture(scope="module")
+def initial_package(recorded) -> OpPackage:
+    """The solution's package with the initial code of the blanks."""
+    return next(order.package for name, order in recorded.items() if name.startswith("pass"))
+
+
 @pytest.mark.compiles
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_solution_is_correct_within_all_limits(dtype):
     for result in Checker(PUZZLE, dtype=dtype).check(SOLUTION, cases=COUNTED):
@@ -74,6 +101,7 @@ def test_initial_code_is_correct_with_the_specified_cost(initial_package, dtype)
 
 
 @pytest.mark.compiles
+@pytest.mark.usefixtures("recorded")
 def test_report_has_a_cost_table(command_line):
     result = command_line("p28", "--backward", "--solution", "--device", "virtual")
     assert result.code == 0, result.out + result.err
@@ -112,23 +140,22 @@ def count_bytes() -> int:
 
 @pytest.mark.compiles
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_initial_pass_cost_matches_the_counters(initial_package, dtype):
+def test_initial_pass_cost_matches_the_counters(recorded, dtype):
     """The spec's formulas match each launch's counters with two slabs of rows."""
-    dims = rows, hidden, outputs = 128, 96, 32
-    products = {"output": dims, "dln": (rows, outputs, hidden), "dweight": (outputs, rows, hidden)}
-    cases = [Case(name, "", sizes, "hard", counted=True) for name, sizes in products.items()]
-    order = Order(initial_package, "p28", tuple(products.values()), (*LAUNCHES, "tiled"), True, dtype)
-    device = VirtualDevice(record(order), initial_package.path / "fast.mojo")
+    order = recorded[f"pass {dtype}"]
+    device = VirtualDevice(record(order), order.package.path / "fast.mojo")
     reference = Reference(PUZZLE, dtype, 0)
     got: dict[str, Total] = {}
     for step, names in LAUNCHES.items():
-        launches = device.run_cases(step, cases[:1], reference).launches["output"]
+        launches = device.run_cases(step, PRODUCTS[:1], reference).launches["output"]
         for name in names:
             got[name] = count_costs([launch for launch in launches if launch.name == name])
-    expected = compute_initial_costs(dims, 2 if dtype == "bfloat16" else 4)
+    expected = compute_initial_costs(PRODUCTS[0].dims, 2 if dtype == "bfloat16" else 4)
     if dtype == "bfloat16":  # in which the whole pass has its products
-        naive = device.run_cases("tiled", cases, reference).launches
+        naive = device.run_cases("tiled", PRODUCTS, reference).launches
         got |= {name: count_costs(launches) for name, launches in naive.items()}
     else:
-        expected = {name: total for name, total in expected.items() if name not in products}
+        expected = {
+            name: total for name, total in expected.items() if name not in {case.name for case in PRODUCTS}
+        }
     assert got == expected

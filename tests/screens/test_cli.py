@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recordings import make_order
 from typed import unwrap
 
 from harness import cli
@@ -22,6 +23,7 @@ from harness.devices import graphs, poison
 from harness.learner import blanks
 from harness.puzzles.p22 import spec as p22
 from harness.puzzles.p27.spec import PUZZLE as P27
+from harness.toolchain.packages import OpPackage
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTION = ("p22", "--backward", "--solution")
@@ -78,9 +80,22 @@ def run_in_new_process(*arguments: str, **options) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580, **options)
 
 
-@pytest.fixture(scope="session")
-def full_run(tmp_path_factory):
+def list_orders(folder, tests):
+    """The solution's kernels, in some tests also at small sizes in both types, and the untouched ones."""
+    small = p22.PUZZLE.cases((2, 3, 5, 7))
+    cases = [*p22.cases(), *small]
+    variants = p22.PUZZLE.default_variants
+    return {
+        "solution": make_order("p22", cases, variants),
+        "bfloat16": make_order("p22", small, variants, dtype="bfloat16"),
+        "untouched": make_order("p22", cases, variants, write_skeleton(folder / "op")),
+    }
+
+
+@pytest.fixture(scope="module")
+def full_run(tmp_path_factory, cpu_graphs, recorded):
     """Completed process and JSON of `p22 --backward --solution` on every available device."""
+    cpu_graphs()  # the graph of this run among them
     file = tmp_path_factory.mktemp("run") / "run.json"
     result = run_in_new_process(*SOLUTION, "--json", file)
     return result, json.loads(file.read_text())
@@ -195,6 +210,7 @@ def test_json_of_a_python_rung_has_its_gates(command_line):
 
 
 @pytest.mark.compiles
+@pytest.mark.usefixtures("recorded")
 def test_json_and_repeats_of_a_gate(command_line):
     flags = "--fused --gate dx --json - --repeat 2 --blocks reversed"
     result = command_line(*SOLUTION, *flags.split(), *SMALL)
@@ -209,6 +225,7 @@ def test_json_and_repeats_of_a_gate(command_line):
 
 
 @pytest.mark.compiles
+@pytest.mark.usefixtures("recorded")
 def test_gate_imports_neither_max_nor_torch():
     """Cover a gate and a full virtual-GPU run. The first run imports torch if its results are not cached."""
     for more in (["--gate", "dx"], ["--show", "dx", "--json", "-"], ["--device", "virtual"]):
@@ -480,26 +497,25 @@ def test_130_interrupt_during_a_compile(tmp_path):
 # ---- Problems -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def skeleton_package(solution, tmp_path_factory):
-    """The package that `generate` would write, independent of problems/."""
-    folder = tmp_path_factory.mktemp("skeleton") / "op"
-    shutil.copytree(solution.path, folder)
+def write_skeleton(folder: Path) -> OpPackage:
+    """Write the package that `generate` would write, independent of problems/."""
+    shutil.copytree(ROOT / "solutions" / "p22" / "op", folder)
     for file in folder.rglob("*.mojo"):
         file.write_text(blanks.make_skeleton(file.read_text()))
-    return folder
+    return OpPackage(folder)
 
 
 @pytest.mark.compiles
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
-def test_3_untouched_problems_list_unsolved_blanks(skeleton_package):
+def test_3_untouched_problems_list_unsolved_blanks(recorded):
     """Run only on the virtual GPU, since the CPU path has no blanks."""
-    result = run_in_new_process("p22", "--backward", "--ops", skeleton_package, "--device", "virtual")
+    folder = recorded["untouched"].package.path
+    result = run_in_new_process("p22", "--backward", "--ops", folder, "--device", "virtual")
     assert result.returncode == 3, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     at = lines.index("Unsolved blanks (7 of 8):")
-    by_id = blanks.find_blanks((skeleton_package / "layernorm_linear.mojo").read_text())
-    source = skeleton_package / "layernorm_linear.mojo"
+    by_id = blanks.find_blanks((folder / "layernorm_linear.mojo").read_text())
+    source = folder / "layernorm_linear.mojo"
     expected = {id: f"{source}:{blank.line}  {blank.task}" for id, blank in by_id.items()}
     del expected["transfer"]  # the last gate's variant runs on request
     assert dict(line.split(maxsplit=1) for line in lines[at + 1 : at + 8]) == expected

@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from marks import get_parameters
+from recordings import make_order
 
 from harness.check.checker import Checker, load_checker
 from harness.learner import blanks, hints
@@ -42,7 +44,18 @@ SEPARATELY_TESTED_KERNELS = ("p22", "p23", "p24")
 """Puzzles with tests of the kernels in more cases elsewhere."""
 
 
+def list_orders(folder, tests):
+    orders = {}
+    for name, dtype in (get_parameters(test).values() for test in tests):
+        puzzle = find_puzzle(name)
+        variants = sorted({gate.variant for gate in puzzle.kernel_gates})
+        cases = [*puzzle.cases(None), *puzzle.gate_cases]
+        orders[f"{name} {dtype}"] = make_order(name, cases, variants, dtype=dtype)
+    return orders
+
+
 @pytest.mark.compiles
+@pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
 @pytest.mark.parametrize(
     "name", [name for name in IN_MOJO if name not in (*SEPARATELY_TESTED_KERNELS, "p19", "p28")]

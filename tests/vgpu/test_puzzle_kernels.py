@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from recordings import make_order
 from typed import unwrap
 
 from harness.check.reference import Reference
-from harness.devices.recorder import Order, RecordedLaunch, record_many
+from harness.devices.recorder import RecordedLaunch, record
 from harness.devices.replay import Replay
 from harness.devices.targets import Target
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.puzzle import Case
-from harness.toolchain import roots
 from harness.vgpu.checks.counters import Counters
 
 pytestmark = pytest.mark.compiles
@@ -23,13 +23,18 @@ WIDE, TALL = (3, 7, 131, 5), (2, 33, 12, 20)  # cases with partial tiles, togeth
 VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 
 
+def list_orders(folder, tests):
+    cases = [Case("", "", dims, "hard") for dims in (DEFAULT, WIDE, TALL)]
+    return {
+        dtype: make_order("p22", some, PUZZLE.default_variants, dtype=dtype)
+        for dtype, some in {"float32": cases, "bfloat16": cases[:1]}.items()
+    }
+
+
 @pytest.fixture(scope="module")
-def recordings():
+def recordings(recorded):
     """Recordings of the solution by dtype."""
-    package = roots.make_op_package(roots.solutions(), "p22")
-    sizes = {"float32": (DEFAULT, WIDE, TALL), "bfloat16": (DEFAULT,)}
-    orders = [Order(package, "p22", sizes[dtype], PUZZLE.default_variants, True, dtype) for dtype in sizes]
-    return dict(zip(sizes, record_many(orders), strict=True))
+    return {dtype: record(order) for dtype, order in recorded.items()}
 
 
 @pytest.mark.parametrize("variant", PUZZLE.default_variants)

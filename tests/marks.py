@@ -38,9 +38,12 @@ def pytest_collection_modifyitems(config, items):
         shared = next((name for name in SHARED if name in item.fixturenames), None)
         groups[item.path] = groups.get(item.path) or shared
     if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            group = zoo.get(item) or groups[item.path] or item.path.name
-            item.add_marker(pytest.mark.xdist_group(group))
+        names = {item: zoo.get(item) or groups[item.path] or item.path.name for item in items}
+        for item, name in names.items():
+            item.add_marker(pytest.mark.xdist_group(name))
+        # Groups that take minutes start first: at the end a worker would wait for another's.
+        compiling = {name for item, name in names.items() if item.get_closest_marker("compiles")}
+        items.sort(key=lambda item: (names[item] not in SHARED, names[item] not in compiling))
 
 
 def get_parameters(item: pytest.Item) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Marks tests that are slow by rule, and groups tests that share a process: those of a file, of files that
 share slow compilations, and of a puzzle's wrong solutions in Python.
 
-Slow by rule are tests that run the same code again: in float16 if there is a bfloat16 twin, with another seed
-than the first, and all but one of a gate's wrong solutions.
+Slow by rule are tests that compile the same code again, in float16 if there is a bfloat16 twin or with another
+seed than the first, and all but one of a gate's wrong solutions.
 """
 
 import re
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config, items):
         )
         gate = wrong and (item.nodeid.partition("[")[0], wrong.puzzle, wrong.rung, wrong.gate)
         again = get_parameters(item).get("seed") or (twin != item.nodeid and twin in ids)
-        if gate in visited or (again and not item.get_closest_marker("gpu")):
+        if gate in visited or (again and compiles(item) and not item.get_closest_marker("gpu")):
             item.add_marker("slow")
         if wrong:
             visited.add(gate)
@@ -42,8 +42,13 @@ def pytest_collection_modifyitems(config, items):
         for item, name in names.items():
             item.add_marker(pytest.mark.xdist_group(name))
         # Groups that take minutes start first: at the end a worker would wait for another's.
-        compiling = {name for item, name in names.items() if item.get_closest_marker("compiles")}
+        compiling = {name for item, name in names.items() if compiles(item)}
         items.sort(key=lambda item: (names[item] not in SHARED, names[item] not in compiling))
+
+
+def compiles(item: pytest.Item) -> bool:
+    """Return whether a test compiles, by its marks."""
+    return any(item.get_closest_marker(name) for name in ("compiles", "on_virtual_gpu"))
 
 
 def get_parameters(item: pytest.Item) -> dict[str, Any]:

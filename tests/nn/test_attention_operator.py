@@ -378,6 +378,7 @@ def test_compiled_and_exported_models_are_bit_equal():
     )
 
 
+@pytest.mark.slow
 def test_operators_pass_opcheck():
     query, key, value = make_tensors(S=9, T=16)
     arguments: tuple[Any, ...] = (None, None, None, 0.3, 5, 1, NUM_VALUES)
@@ -452,7 +453,7 @@ def assert_dropout_matches_philox(mask_kind, portable):
     )
 
 
-@pytest.mark.parametrize("p", [0.0, 1.0, 2**-20])
+@pytest.mark.parametrize("p", [0.0, pytest.param(1.0, marks=pytest.mark.slow), 2**-20])
 def test_extreme_dropout_probabilities(p, optional_log):
     leaves = make_leaves(S=20, T=24)
     output = attention(*leaves, dropout_p=p)
@@ -551,7 +552,9 @@ def test_calls_beyond_the_grid_limit_fall_back_to_pytorch():
     assert explain(leaf.as_strided((2**16, 1, 1, 8), (0, 8, 8, 1))).startswith("mma.sync: there is a batch")
 
 
-@pytest.mark.parametrize(("sequences", "supported"), [(2**28 - 1, True), (2**28, False)])
+@pytest.mark.parametrize(
+    ("sequences", "supported"), [pytest.param(2**28 - 1, True, marks=pytest.mark.slow), (2**28, False)]
+)
 def test_sequence_count_at_the_grid_limit(sequences, supported):
     """The grid has a block per sequence and head; the fallback reads offsets, so it fails for fake tensors."""
     with FakeTensorMode():

@@ -513,7 +513,7 @@ def test_explain_reports_backend_and_chunks(device):
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_second_derivative_passes_gradgradcheck(reduction, device):
-    input, weight, target, bias = make_tensors(device=device)
+    input, weight, target, bias = make_tensors(rows=(2, 2), classes=5, features=3, device=device)
     options = {"reduction": reduction, "label_smoothing": 0.1, "z_loss": 0.1, "softcap": 2.0}
     assert torch.autograd.gradgradcheck(
         lambda x, w, b: linear_cross_entropy(x, w, target, b, **options), (input, weight, bias)

@@ -49,7 +49,7 @@ def write_initial_package(folder) -> OpPackage:
 
 
 def list_orders(folder, tests):
-    """The command's cases, in both types, are more than those of the other tests."""
+    """Record the command's cases in both dtypes; the other tests use fewer cases."""
     steps, initial = [gate.variant for gate in GATES], write_initial_package(folder / "op")
     orders = {
         f"solution {dtype}": make_order("p28", PUZZLE.cases(None), steps, dtype=dtype)

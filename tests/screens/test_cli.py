@@ -81,7 +81,7 @@ def run_in_new_process(*arguments: str, **options) -> subprocess.CompletedProces
 
 
 def list_orders(folder, tests):
-    """The solution's kernels, in some tests also at small sizes in both types, and the untouched ones."""
+    """Record the solution, also at small sizes in both dtypes, and the untouched package."""
     small = p22.PUZZLE.cases((2, 3, 5, 7))
     cases = [*p22.cases(), *small]
     variants = p22.PUZZLE.default_variants

@@ -199,7 +199,8 @@ class CallComparison:
         if distance <= distance.limit:
             return distance
         if self.least <= CANCELLED and not self.steady:
-            scales = [max(a, b) for a, b in zip(scales, self.compute_usual_magnitudes(), strict=True)]
+            usual, rounding = self.compute_usual_magnitudes(), self.compute_cancelling_scale()
+            scales = [max(a, b, rounding) for a, b in zip(scales, usual, strict=True)]
         low, high = self.find_kink_range(scales) if self.subject.subgradients else (e.truth, e.truth)
         own_errors = [0.0] * len(scales)
         for results, narrow in self.rerun_reference(dtype):
@@ -253,6 +254,10 @@ class CallComparison:
         pairs = zip(random_like(tuple(e.incoming)), e.incoming, strict=True)
         random = [one * max_abs(g) / 3 for one, g in pairs]
         return [max_abs(t) for t in self.run(widen(e.inputs), random)]
+
+    def compute_cancelling_scale(self) -> float:
+        """Return a scale for gradients that cancel to 0: their terms are as large as the incoming gradients, and round."""
+        return 10 * CANCELLED * max(map(max_abs, self.evidence.incoming), default=0.0)
 
     def run_perturbed(self, by: float, count: int, absolute: float = 0.0) -> Iterator[list[Tensor]]:
         """Run the reference in float64 on inputs perturbed up and down, relative to their elements."""

@@ -24,7 +24,7 @@ Entry = Shape | Tensor | Callable[[Sizes, torch.Generator], Tensor]  # the last 
 
 LEADING = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2)}  # axes for `...`, by kind of sizes
 CYCLES = {"odd": (3, 5, 7, 6, 2), "square": (4,), "even": (2, 4, 8, 16)}  # sizes of the names, in order
-LARGE, TALL = 1031, 5003  # more than a block's threads, and more than a 16-bit sum can count to
+LARGE, WIDE, TALL = 1031, 2304, 5003  # above a block, a model's width, above what 16 bits count
 
 
 @dataclass(frozen=True)

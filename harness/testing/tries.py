@@ -32,7 +32,7 @@ from harness.check.gradients import (
 )
 from harness.check.measured import ReferenceRaised, compare
 from harness.devices.custom_ops import finish_all
-from harness.testing.problem import LARGE, Problem, bind_parameters, mark_refusals
+from harness.testing.problem import LARGE, WIDE, Problem, bind_parameters, mark_refusals
 
 COARSE = 1e-6  # tolerance for inputs so large that any formula loses digits: only NaN and infinity matter
 NARROW = (torch.bfloat16, torch.float16)
@@ -79,6 +79,7 @@ def compare_calls(
         raised: list[Exception] = []
         for sizes, dtype in itertools.product(kinds, tried):
             text = words.format(sizes=sizes, dtype=get_dtype_name(dtype))
+            text += f" in {get_dtype_name(dtype)}" * (dtype != problem.dtypes[0] and "{dtype}" not in words)
             try:
                 refuse_bad_index(problem, sizes)
                 if line := report_excess(compare(problem, sizes, dtype=dtype, edit=edit, **setting), text):
@@ -126,6 +127,12 @@ def check_huge(problem: Problem) -> str | None:
 def among(*dtypes: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
     """Return a function that picks those of `dtypes` that a problem's function accepts."""
     return lambda problem: [dtype for dtype in problem.dtypes if dtype in dtypes]
+
+
+def list_paths(
+    *narrow: torch.dtype,
+) -> Callable[[Problem], list[torch.dtype]]:  # each may have its own kernel
+    return lambda problem: [d for d in problem.dtypes if d in (problem.dtypes[0], torch.float32, *narrow)]
 
 
 EXPANDED = "one row expanded"
@@ -283,12 +290,12 @@ TRIES: dict[str, Check] = {  # in the order of a report
     "outputs with a gradient": checks.differentiable_outputs.__wrapped__,
     **{get_dtype_name(d): compare_calls("in {dtype} ({sizes})", at=ORDINARY, dtypes=lambda _, d=d: [d]) for d in DTYPES},
     "means far from 0": compare_calls("with means far from 0", edit=lambda t: t + 30),  # squares lose half the digits
-    "tiny variance": compare_calls("with rows that hardly vary", edit=lambda t: 3 + t * 1e-3, alone=True),
+    "tiny variance": compare_calls("with rows that hardly vary", edit=lambda t: 3 + t * 1e-3, alone=True, dtypes=list_paths()),
     "ties": compare_calls("with many equal numbers", edit=torch.round),
     "zeros": compare_calls("where an input is exactly 0", edit=checks.put_number(0.0)),
     "negative zero": compare_calls("where an input is -0.0", edit=checks.put_number(-0.0)),
     "far": any_of(*(
-        compare_calls(f"with inputs whose exp is {exp}", edit=lambda t, far=far: t + far, least=1.0, floor=COARSE)
+        compare_calls(f"with inputs whose exp is {exp}", edit=lambda t, far=far: t + far, least=1.0, floor=COARSE, dtypes=list_paths())
         for far, exp in ((checks.FAR, "infinite"), (-checks.FAR, "0"))
     )),
     "huge": check_huge,
@@ -309,7 +316,7 @@ TRIES: dict[str, Check] = {  # in the order of a report
     "layout of inputs": check_layouts,
     "layout of the gradient": any_of(
         *(
-            compare_calls(f"for a gradient that is not contiguous ({name}) ({{sizes}})", at=ORDINARY, incoming=incoming)
+            compare_calls(f"for a gradient that is not contiguous ({name}) ({{sizes}})", at=ORDINARY, dtypes=list_paths(*NARROW), incoming=incoming)
             for name, incoming in INCOMING.items()
         ),
         *(
@@ -318,7 +325,10 @@ TRIES: dict[str, Check] = {  # in the order of a report
         ),
     ),
     "size 1": compare_calls("where a size is 1 ({sizes})", at=list_sizes(1, "all")),
-    "larger than a block": compare_calls("at a size larger than a block ({sizes})", at=list_sizes(LARGE)),
+    "larger than a block": any_of(
+        compare_calls("at a larger size ({sizes})", dtypes=list_paths(*NARROW), at=list_sizes(64)),  # rows of whole vectors
+        compare_calls("at a larger size ({sizes})", dtypes=list_paths(), at=list_sizes(LARGE)),
+        compare_calls("at a larger size ({sizes})", at=lambda problem: list_sizes(WIDE)(problem)[-1:])),
     "thousands of rows": compare_calls(
         "over thousands of rows of {dtype} ({sizes})", at=lambda problem: ["tall"] * bool(problem.free),
         dtypes=lambda problem: [problem.dtypes[0], *among(*NARROW)(problem)[:1]],

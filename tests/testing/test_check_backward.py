@@ -2,12 +2,13 @@
 
 import csv
 import doctest
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import list_faults
+from faults import function, keep, list_faults
 from right_cases import list_functions, list_layers, list_public, make_integers
 from torch import Tensor
 from zoo_cases import (
@@ -561,3 +562,27 @@ def test_lost_cuda_context_stops_further_tries(monkeypatch):
     report = report_on(Scale.apply)
     assert [each.name for each in report.tries] == ["plain", "written to"]
     assert report.wrong[0].said == "the CUDA context is lost: device-side assert triggered"
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "message"),
+    [
+        (lambda x: x.shape[-1] == 64, r"at a larger size \(64 for H\)"),
+        (lambda x: x.shape[-1] > 2048, r"at a larger size \(2304 for H\)"),
+        (lambda x: x.shape[-1] > 1024 and x.dtype == torch.float32, r"\(1031 for H\) in float32"),
+        (lambda x: x.shape[-1] == 64 and x.dtype == torch.bfloat16, r"\(64 for H\) in bfloat16"),
+        (lambda x: x.dtype == torch.float32 and x.max() > 80, "exp is infinite in float32"),
+    ],
+)
+def test_mistake_of_one_path_is_rejected(is_wrong, message):
+    """Kernels have a path of their own for aligned rows, for wide rows and for a dtype."""
+
+    def sine(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return dy * x.cos() * (2 if is_wrong(x) else 1)
+
+    call = function(keep(torch.sin), sine)
+    report = check_backward(
+        call, reference=torch.sin, inputs={"x": ("N", "H")}, only=("far", "larger than a block")
+    )
+    assert re.search(message, " ".join(str(report).split()))

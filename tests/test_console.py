@@ -39,7 +39,7 @@ def encode_text(text: str, encoding: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "text", "plain"),
+    ("encoding", "text", "expected"),
     [
         ("ascii", "dx ✅ dW ❌ db ⏳ GPU ⏭ · a → b", "dx ok dW FAIL db todo GPU skip - a -> b"),
         ("latin-1", "dx ✅ · a → b, né", "dx ok · a -> b, né"),
@@ -48,8 +48,8 @@ def encode_text(text: str, encoding: str) -> str:
         ("utf-8", "dx ✅ → 字", "dx ✅ → 字"),
     ],
 )
-def test_unsupported_characters_are_replaced(encoding, text, plain):
-    assert encode_text(text, encoding) == plain
+def test_unsupported_characters_are_replaced(encoding, text, expected):
+    assert encode_text(text, encoding) == expected
 
 
 def test_undecodable_file_name_bytes_are_preserved():
@@ -165,10 +165,10 @@ def test_rich_does_not_handle_a_broken_pipe():
 
 
 def test_streams_keep_their_error_handler(monkeypatch):
-    chosen = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
-    monkeypatch.setattr(console.sys, "stdout", chosen)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
+    monkeypatch.setattr(console.sys, "stdout", stream)
     prepare_streams()
-    assert chosen.errors == "replace"
+    assert stream.errors == "replace"
 
 
 def print_rows(*lines: Text, terminal: bool = True) -> list[str]:

@@ -60,13 +60,13 @@ def test_layers_import_only_lower_layers(product):
 def test_layer_kernels_import_no_puzzle():
     (link,) = [path for path in KERNELS.rglob("*") if path.is_symlink()]
     assert link.resolve() == CHECKOUT / "solutions" / "shared"
-    own = {path.name for path in KERNELS.iterdir()}
+    kernel_folders = {path.name for path in KERNELS.iterdir()}
     assert {
         package
         for folder in KERNELS.iterdir()
         for package in list_packages(folder)
         if not package.startswith(".")
-    } <= (own | LIBRARIES)
+    } <= (kernel_folders | LIBRARIES)
 
 
 def test_puzzles_do_not_import_layer_kernels():

@@ -38,5 +38,5 @@ def test_printed_commands_can_be_pasted(name, command_line, monkeypatch):
     calls += [(name, "--rung", rung) for rung in rungs] + [("hint", name, "--rung", rung) for rung in rungs]
     calls += [("reset", name), ("watch", name, "--gate", "nope")]
     finished = [command_line(*arguments) for arguments in calls]
-    text = "\n".join(each.out + each.err for each in finished)
+    text = "\n".join(result.out + result.err for result in finished)
     assert "pixi run workbook" in text and "python -m" not in text

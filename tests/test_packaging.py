@@ -176,11 +176,11 @@ def test_tracked_files_name_no_machine_or_registry():
         r"conda|prefix\.dev|artifactory|nexus)[\w./-]*"
         r"|index-url"
     )
-    own = Path(__file__).resolve()
+    this_file = Path(__file__).resolve()
     lines = [
         f"{file.relative_to(ROOT)}: {match.group()}"
         for file in list_tracked_files()
-        if file.is_file() and file != own
+        if file.is_file() and file != this_file
         for match in place.finditer(file.read_bytes().decode(errors="ignore"))
     ]
     assert not lines

@@ -14,10 +14,10 @@ BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 EAGER, FLOOR = BY_NAME["eager"], BY_NAME["bare GEMMs"]
 
 
-def make_bench(*chosen, columns=("loop", "memory"), benchmark=BENCHMARK, device=None):
+def make_bench(*selected, columns=("loop", "memory"), benchmark=BENCHMARK, device=None):
     """Create a benchmark of some candidates at a tiny size that prints into a string."""
     return runner.Bench(
-        benchmark=dataclasses.replace(benchmark, candidates=chosen),
+        benchmark=dataclasses.replace(benchmark, candidates=selected),
         sizes=[TINY],
         dtype="float32",
         columns=columns,

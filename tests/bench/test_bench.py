@@ -68,12 +68,12 @@ def test_each_pass_returns_its_quantities():
     for direction in PASSES:
         prepared = calls.prepare(direction)
         with torch.set_grad_enabled(direction != "inference"):
-            first, again = prepared(), prepared()
+            first, second = prepared(), prepared()
         names = BENCHMARK.list_returned_names(direction)
         assert len(first) == len(names)
-        for name, one, two in zip(names, first, again, strict=True):
-            assert torch.equal(one, two)
-            assert torch.allclose(one.detach().double(), truth[name], rtol=1e-4, atol=1e-4)
+        for name, a, b in zip(names, first, second, strict=True):
+            assert torch.equal(a, b)
+            assert torch.allclose(a.detach().double(), truth[name], rtol=1e-4, atol=1e-4)
         assert direction in ("backward", "both") or first[0].requires_grad == (direction == "forward")
 
 

@@ -24,9 +24,9 @@ def pages() -> dict[str, str]:
 def test_each_wrong_solution_is_on_its_page_and_in_the_chart(pages):
     for puzzle in list_puzzle_names():
         names = [wrong.name for wrong in zoo.load_wrong_kernels(puzzle)]
-        page, shown = f"puzzle_{puzzle.removeprefix('p')}/museum.md", pages[f"museum_{puzzle}.md"]
+        page, gallery = f"puzzle_{puzzle.removeprefix('p')}/museum.md", pages[f"museum_{puzzle}.md"]
         assert f"generated/museum_{puzzle}.md" in (BOOK / "src" / page).read_text()
-        rows = re.findall(r'<tr id="(\w+)"><td><details data-exhibit="(\w+)">', shown)
+        rows = re.findall(r'<tr id="(\w+)"><td><details data-exhibit="(\w+)">', gallery)
         assert sorted(rows) == [(name, name) for name in names], puzzle
         assert f"({page}) | {len(names)} |" in pages["museum.md"]
         assert all(f'href="puzzle_{puzzle[1:]}/museum.html#{name}"' in pages["rooms.html"] for name in names)

@@ -34,10 +34,10 @@ def test_page_can_show_lines_of_an_output():
     from book.measure import outputs
 
     fence = unwrap(re.match("(?P<ticks>```)", "```"))
-    shown = preprocess.printed_output(preprocess.Chapter("page.md", "", []), fence, "backend_levels 2-4")
+    expanded = preprocess.printed_output(preprocess.Chapter("page.md", "", []), fence, "backend_levels 2-4")
     lines = outputs.load("backend_levels").text.splitlines()
-    assert shown.splitlines()[1:4] == lines[1:4] and "Lines 2 to 4, printed by" in shown
-    assert lines[1].startswith("Graph 0/0") and "AOTAutograd" not in shown
+    assert expanded.splitlines()[1:4] == lines[1:4] and "Lines 2 to 4, printed by" in expanded
+    assert lines[1].startswith("Graph 0/0") and "AOTAutograd" not in expanded
 
 
 def test_page_can_show_columns_of_a_table():

@@ -136,9 +136,9 @@ def test_matrix_can_show_only_what_gradcheck_accepts(browser, site):
     browser.open(site / GRADCHECK)
     press = "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText.startsWith('Only')).click()"
     rows = "[...document.querySelectorAll('.catches tbody tr:not(.kind)')]"
-    shown = f"JSON.stringify({rows}.flatMap((row, i) => row.offsetParent ? [i] : []))"
+    visible_rows = f"JSON.stringify({rows}.flatMap((row, i) => row.offsetParent ? [i] : []))"
     browser.run(press)
-    assert json.loads(browser.run(shown)) == accepted
+    assert json.loads(browser.run(visible_rows)) == accepted
     above, below = next((a, b) for a, b in itertools.pairwise(accepted) if b > a + 1)
     browser.run(f"{rows}[{above}].cells[1].firstChild.focus()")
     browser.press("ArrowDown")
@@ -149,7 +149,7 @@ def test_matrix_can_show_only_what_gradcheck_accepts(browser, site):
     assert description == "gradcheck float64 misses this mistake."
     browser.run("document.querySelector('.catches-dialog').close()")
     browser.run(press)
-    assert len(json.loads(browser.run(shown))) == len(gradcheck_matrix.bugs())
+    assert len(json.loads(browser.run(visible_rows))) == len(gradcheck_matrix.bugs())
     assert browser.errors == []
 
 
@@ -215,9 +215,14 @@ def test_vector_plays_and_moves_by_keys_and_dragging(browser, site):
     )
     tip = json.loads(box)
     x, y = tip["x"] + tip["width"] / 2, tip["y"] + tip["height"] / 2
-    for kind, along in (("mousePressed", 0), ("mouseMoved", 60), ("mouseMoved", 120), ("mouseReleased", 120)):
+    for kind, offset in (
+        ("mousePressed", 0),
+        ("mouseMoved", 60),
+        ("mouseMoved", 120),
+        ("mouseReleased", 120),
+    ):
         browser.call(
-            "Input.dispatchMouseEvent", type=kind, x=x + along, y=y, button="left", buttons=1, clickCount=1
+            "Input.dispatchMouseEvent", type=kind, x=x + offset, y=y, button="left", buttons=1, clickCount=1
         )
     assert float(browser.run(loss)) < 8, "dragged away from the worst place"
     ring = browser.run("document.querySelector('.unlearning-plane .ring').getBBox().x")

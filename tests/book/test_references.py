@@ -124,13 +124,15 @@ def test_references_and_counts_are_not_typed_comparisons(text):
 
 
 def test_numbers_pass_on_pages_without_records_or_with_a_reason():
-    shown = "{{= taken('median_us') }}"
+    reference_text = "{{= taken('median_us') }}"
     for included in ("generated/chart.svg}}", "generated/table.md}}"):
         page = f"# A page\n\n{{{{#include ../.cache/{included}\n\nIt is 12.5 µs here.\n"
         assert len(list(references.typed_numbers(page, SOURCES))) == 1
         why = page.replace("\n\n", "\n\n<!-- typed throughout: no record -->\n\n", 1)
         assert list(references.typed_numbers(why, SOURCES)) == []
-    assert len(list(references.typed_numbers(f"It is {shown}.\n\nIt is 12.5 µs here.\n", SOURCES))) == 1
+    assert (
+        len(list(references.typed_numbers(f"It is {reference_text}.\n\nIt is 12.5 µs here.\n", SOURCES))) == 1
+    )
     for include in ("other.md", "gone.md"):
         page = f"{{{{#include ../.cache/generated/{include}}}}}\n\nIt is 12.5 µs here.\n"
         assert list(references.typed_numbers(page, SOURCES)) == []
@@ -139,14 +141,16 @@ def test_numbers_pass_on_pages_without_records_or_with_a_reason():
 def test_each_page_with_a_record_reports_unchecked_comparisons(site):
     sources = references.sources(BOOK / ".cache" / "generated")
     texts = {str(page.relative_to(BOOK / "src")): page.read_text() for page in (BOOK / "src").rglob("*.md")}
-    shown = {
+    pages_with_errors = {
         name: text for name, text in texts.items() if "{{= " in text or references.records_of(text, sources)
     }
     wrong = "\n\nIt takes about a third of the time.\n"
     silent = {
-        name for name, text in shown.items() if not list(references.typed_numbers(text + wrong, sources))
+        name
+        for name, text in pages_with_errors.items()
+        if not list(references.typed_numbers(text + wrong, sources))
     }
-    assert silent == {"notebook.md"} and len(shown) > 20
+    assert silent == {"notebook.md"} and len(pages_with_errors) > 20
 
 
 def test_page_mentions_the_record_of_a_derived_number(site):

@@ -217,7 +217,7 @@ def test_first_wrong_elements_are_listed():
 
 
 @pytest.mark.parametrize(
-    ("names", "shown"),
+    ("names", "expected"),
     [
         (("one row", "chapter", "NaN in x"), "chapter"),
         (("one row", "square", "odd sizes"), "square"),
@@ -225,13 +225,13 @@ def test_first_wrong_elements_are_listed():
         (("one row", "NaN in x"), "one row"),
     ],
 )
-def test_smallest_representative_case_is_shown(names, shown):
+def test_smallest_representative_case_is_shown(names, expected):
     """A case with several rows is preferred over one with mostly singleton dimensions."""
     cases = {case.name: case for case in p22.cases()}
     wrong = [
         make_evidence(cases[name], "grad_input", get_truth(cases[name], "grad_input") * 3) for name in names
     ]
-    assert d.choose_example(wrong, PUZZLE.dims).case.name == shown
+    assert d.choose_example(wrong, PUZZLE.dims).case.name == expected
 
 
 def test_ratio_is_omitted_if_not_informative():

@@ -202,8 +202,8 @@ def test_sample_is_seeded(in_checkout):
     drawn = {}
     for seed in range(3):
         (work,) = mutation.list_works(find_puzzle("p91"), ["numpy"])
-        drawn[seed] = [each.now for each in mutation.draw_mutants(work, seed=seed, most=2)]
-    assert all(len(each) == 2 for each in drawn.values()) and len({*map(tuple, drawn.values())}) > 1
+        drawn[seed] = [sample.now for sample in mutation.draw_mutants(work, seed=seed, most=2)]
+    assert all(len(sample) == 2 for sample in drawn.values()) and len({*map(tuple, drawn.values())}) > 1
     assert mutation.draw_mutants(work, seed=0, most=9) == mutants.list_mutants(work)
     code, out, _ = run_mutants("p91", "--rung", "numpy", "--most", "2", "--seed", "1")
     assert (code, out) == (0, format_counts(2, rejected=2, share=100.0))

@@ -82,11 +82,11 @@ def test_argument_names_do_not_depend_on_the_cache_key(puzzle, solution, program
         program("float32"),
         puzzle.list_calls(puzzle.list_compiled_variants(puzzle.default_variants)),
     )
-    again = graphs.load(solution, calls, "float32", CPU(), kind="another")
-    assert again.arguments == first.arguments
+    reloaded = graphs.load(solution, calls, "float32", CPU(), kind="another")
+    assert reloaded.arguments == first.arguments
     case, inputs = puzzle.cases(None)[0], Reference(puzzle, "float32", 0).get_inputs(puzzle.cases(None)[0])
     actual, expected = (
-        graphs.execute(puzzle, each, make_cpu(), inputs, case.dims) for each in (again, first)
+        graphs.execute(puzzle, graph, make_cpu(), inputs, case.dims) for graph in (reloaded, first)
     )
     assert all(np.array_equal(actual[name], expected[name]) for name in expected)
 

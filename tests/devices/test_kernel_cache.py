@@ -127,14 +127,14 @@ def test_only_changed_kernel_is_compiled_and_equals_the_whole(make_edited, compi
     )
     monkeypatch.setattr(kernel_cache.Items, "cut_out", lambda self, items: {"square.mojo": ""})
     shutil.rmtree(kernel_cache.cache_folder("kernels"))
-    whole = record_toy(make_edited(MOVED, CHANGED))
+    reference = record_toy(make_edited(MOVED, CHANGED))
     assert compilations[4:] == ["square_backward_kernel square_kernel", "whole"], (
         "if the items are wrong, the whole package is compiled"
     )
-    assert parts.cases == {key: whole.cases[key] for key in parts.cases} and list(parts.ptx) == list(
-        whole.ptx
+    assert parts.cases == {key: reference.cases[key] for key in parts.cases} and list(parts.ptx) == list(
+        reference.ptx
     )
-    for symbol, text in whole.ptx.items():
+    for symbol, text in reference.ptx.items():
         assert normalize_ptx(parts.ptx[symbol]) == normalize_ptx(text)
         assert get_line_table(parts.ptx[symbol]) == get_line_table(text) and get_line_table(text)
         assert (get_line_table(text) == get_line_table(first.ptx[symbol])) is False, "all lines moved"
@@ -147,7 +147,9 @@ def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations
     forward = ("scale.cast[accum]() * value * value", "scale.cast[accum]() * value")
     edits = {"unchanged": (), "moved": (MOVED,), "slope": (MOVED, CHANGED), "both": (CHANGED, forward)}
     host = {"host": (("grid_dim=Int(rows),\n        block_dim=THREADS,\n    )\n\n\ndef", "grid_dim=Int(rows),\n        block_dim=32,\n    )\n\n\ndef"),)}  # fmt: skip
-    packages = {name: make_edited(*own, place=name) for name, own in (edits | host).items()}
+    packages = {
+        name: make_edited(*package_edits, place=name) for name, package_edits in (edits | host).items()
+    }
     sizes = {"slope": DIMS[1:]}
     orders = {
         name: recorder.Order(p, "p90", sizes.get(name, DIMS), ("plain",)) for name, p in packages.items()
@@ -167,8 +169,8 @@ def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations
     for name, order in orders.items():
         assert record_order(order) == recordings[name] and len(compilations) == 2, "read from the cache"
     both = tuple(dict.fromkeys(variant for order in orders.values() for variant in order.variants))
-    whole = recorder._run_launcher([replace(order, variants=both) for order in orders.values()])
-    for name, text in zip(orders, whole, strict=True):
+    reference = recorder._run_launcher([replace(order, variants=both) for order in orders.values()])
+    for name, text in zip(orders, reference, strict=True):
         assert_same(recordings[name], recorder.parse(text), name, *orders[name].variants)
 
 
@@ -193,7 +195,7 @@ def test_with_cached_plans_only_new_kernels_compile_and_errors_are_attributed(ma
 @pytest.mark.compiles
 def test_broken_package_without_a_plan_is_reported(make_edited):
     broken = make_edited((CHANGED[0], "no_such_name * x[from_row"), place="broken")
-    orders = [recorder.Order(own, "p90", DIMS) for own in (make_edited(place="unchanged"), broken)]
+    orders = [recorder.Order(package, "p90", DIMS) for package in (make_edited(place="unchanged"), broken)]
     with pytest.raises(CompileFailed, match=f"^{broken.path} does not compile") as caught:
         recorder.record_many(orders)
     assert f"{broken.path}/square.mojo:" in caught.value.details
@@ -203,14 +205,14 @@ def record_order(order: recorder.Order):
     return record(recorder.Order(order.package, "p90", order.dims, order.variants))
 
 
-def assert_same(parts, whole, name: str, variant: str) -> None:
+def assert_same(parts, reference, name: str, variant: str) -> None:
     """Compare launches, arguments, code and line tables of two recordings."""
-    assert list(parts.cases) == [case for case in whole.cases if case[0] == variant], name
+    assert list(parts.cases) == [case for case in reference.cases if case[0] == variant], name
     suffix = re.compile(r"_[0-9a-f]{8,}")
     for case, events in parts.cases.items():
-        texts = [[suffix.sub("", repr(event)) for event in each] for each in (events, whole.cases[case])]
+        texts = [[suffix.sub("", repr(event)) for event in each] for each in (events, reference.cases[case])]
         assert texts[0] == texts[1], name
-    codes = [{r.map_kernel_names()[s]: text for s, text in r.ptx.items()} for r in (parts, whole)]
+    codes = [{r.map_kernel_names()[s]: text for s, text in r.ptx.items()} for r in (parts, reference)]
     assert codes[0].keys() == codes[1].keys()
     for launch, text in codes[1].items():
         assert normalize_ptx(codes[0][launch]) == normalize_ptx(text), (name, launch)

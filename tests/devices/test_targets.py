@@ -24,7 +24,7 @@ LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "requested", "work", "dtype", "on_cpu", "chosen", "skipped"),
+    ("has_gpu", "requested", "work", "dtype", "on_cpu", "selected", "skipped"),
     [
         (False, "auto", 100, "float32", True, "cpu virtual", {}),
         (False, "all", 100, "float32", True, "cpu virtual", {}),
@@ -49,11 +49,11 @@ LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
         (True, "auto", 100, "float64", True, "cpu", {"gpu": "float64 is for the CPU path"}),
     ],
 )
-def test_requested_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype, on_cpu, chosen, skipped):
+def test_requested_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype, on_cpu, selected, skipped):
     """The virtual GPU replaces a missing GPU."""
     set_gpu(has_gpu)
     targets_chosen, targets_skipped = choose(requested, work, dtype, on_cpu)
-    assert [target.kind for target in targets_chosen] == chosen.split()
+    assert [target.kind for target in targets_chosen] == selected.split()
     assert [target.kind for target in targets_skipped] == [*skipped]
     assert all(skipped[target.kind] in target.reason for target in targets_skipped)
 

@@ -63,25 +63,25 @@ def test_provided_lines_contain_no_answer(work):
     lines = blanks.remove_blanks(blanks.make_skeleton(work.solution.read_text())).split("\n")
     step = ALLOWED_LINES.get((work.puzzle.name, work.rung.id))
     lines = [line for line in lines if line.strip() != step]
-    shown = [
+    exposed = [
         (id, line, equal_line)
         for id, line in list_answers(work)
         for equal_line in find_equal_lines(line, lines)
     ]
-    assert not shown, "\n".join(f"{id}: {line} | {equal_line.strip()}" for id, line, equal_line in shown)
+    assert not exposed, "\n".join(f"{id}: {line} | {equal_line.strip()}" for id, line, equal_line in exposed)
 
 
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_page_code_before_the_solution_contains_no_answer(name):
     folder = roots.CHECKOUT / "book" / "src" / f"puzzle_{name[1:]}"
     answers = [(work, *answer) for work in FILES if work.puzzle.name == name for answer in list_answers(work)]
-    shown = []
+    exposed = []
     for page in sorted(folder.glob("*.md")):
         text = re.split(r"(?m)^#+ .*Solution|<summary>.*[Ss]olution", page.read_text())[0]
         code = "\n".join(re.findall(r"(?ms)^```(?:mojo|python).*?^```", text)).split("\n")
-        shown += [
+        exposed += [
             f"{page.name}: {id}: {line} | {s}"
             for _, id, line in answers
             for s in find_equal_lines(line, code)
         ]
-    assert not shown, "\n".join(shown)
+    assert not exposed, "\n".join(exposed)

@@ -69,16 +69,14 @@ def test_filled_skeleton_equals_the_solution():
 
 def test_blank_with_only_comments_has_size_zero():
     assert [blank.size for blank in blanks.find_blanks(PROBLEM).values()] == [0, 0]
-    worked_on = PROBLEM.replace("    # FILL IN (about 1 line)", "    # my idea:\n\n    third()")
-    assert [blank.size for blank in blanks.find_blanks(worked_on).values()] == [0, 1]
+    edited = PROBLEM.replace("    # FILL IN (about 1 line)", "    # my idea:\n\n    third()")
+    assert [blank.size for blank in blanks.find_blanks(edited).values()] == [0, 1]
 
 
 def test_text_outside_blanks_does_not_depend_on_them():
-    worked_on = PROBLEM.replace("    # FILL IN (about 1 line)", "    anything()\n    else_()")
-    assert blanks.remove_blanks(worked_on) == blanks.remove_blanks(PROBLEM)
-    assert blanks.remove_blanks(worked_on.replace("between()", "elsewhere()")) != blanks.remove_blanks(
-        PROBLEM
-    )
+    edited = PROBLEM.replace("    # FILL IN (about 1 line)", "    anything()\n    else_()")
+    assert blanks.remove_blanks(edited) == blanks.remove_blanks(PROBLEM)
+    assert blanks.remove_blanks(edited.replace("between()", "elsewhere()")) != blanks.remove_blanks(PROBLEM)
 
 
 def test_windows_line_endings_are_equivalent():

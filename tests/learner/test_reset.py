@@ -84,8 +84,10 @@ def test_puzzle_reset_restores_changed_files(checkout):
     assert checkout.kernels.read_text() == blanks.make_skeleton((SOLUTION / "op" / PUZZLE.source).read_text())
     assert link.is_symlink() and link.read_text() == (SOLUTION / "op" / "launches.mojo").read_text()
     assert len(list_backups(checkout)) == 1
-    again = checkout.run("reset", "p22", "--yes")
-    assert again.code == 0 and "Nothing to reset" in again.out and len(list_backups(checkout)) == 1
+    second_reset = checkout.run("reset", "p22", "--yes")
+    assert (
+        second_reset.code == 0 and "Nothing to reset" in second_reset.out and len(list_backups(checkout)) == 1
+    )
 
 
 @pytest.mark.parametrize("missing", ["problems", "problems/p22", "problems/p22/op"])

@@ -173,12 +173,12 @@ def test_edited_passed_blank_counts_as_changed(tmp_path):
     tracker = progress.Progress.load(tmp_path)
     assert tracker.get_state("p22 dx", passed) == "begun"
     tracker.record_result("p22 dx", passed, True)
-    again = progress.Progress.load(tmp_path)
-    assert again.get_state("p22 dx", passed) == "passed"
-    assert again.get_state("p22 dx", blanks.Blank("dx", "task", "", ("x = 1  ",), 9)) == "passed"
-    assert again.get_state("p22 dx", blanks.Blank("dx", "task", "", ("x = 2",), 3)) == "changed"
-    assert again.get_state("p22 dx", blanks.Blank("dx", "task", "", ("# x",), 3)) == "unsolved"
-    again.record_result("p22 dx", passed, False)
+    reloaded = progress.Progress.load(tmp_path)
+    assert reloaded.get_state("p22 dx", passed) == "passed"
+    assert reloaded.get_state("p22 dx", blanks.Blank("dx", "task", "", ("x = 1  ",), 9)) == "passed"
+    assert reloaded.get_state("p22 dx", blanks.Blank("dx", "task", "", ("x = 2",), 3)) == "changed"
+    assert reloaded.get_state("p22 dx", blanks.Blank("dx", "task", "", ("# x",), 3)) == "unsolved"
+    reloaded.record_result("p22 dx", passed, False)
     assert progress.Progress.load(tmp_path).get_state("p22 dx", passed) == "begun"
 
 

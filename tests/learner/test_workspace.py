@@ -169,20 +169,20 @@ def test_update_keeps_solved_blanks(folder, newer_solutions, command_line):
     assert (op / "more.mojo").resolve() == folder / "solutions" / "p20" / "op" / "more.mojo"
     assert not (op / "ops.mojo").is_symlink()
     assert "written by version" not in command_line("list").out
-    again = command_line("update").out
-    assert again.count("renewed") == 0 and "it was of" not in again
+    second_output = command_line("update").out
+    assert second_output.count("renewed") == 0 and "it was of" not in second_output
 
 
 def test_update_backs_up_edits_outside_blanks(folder, newer_solutions, command_line):
     mine = folder / "problems" / DERIVE
     mine.write_text(mine.read_text() + "\n# a line of my own\n")
-    own = folder / "problems" / "p20" / "op" / "ops.mojo"
-    own.unlink()
-    own.write_text("mine")
+    edited_file = folder / "problems" / "p20" / "op" / "ops.mojo"
+    edited_file.unlink()
+    edited_file.write_text("mine")
     assert command_line("update").code == 0
     (copy,) = mine.parent.glob("graph.py.*.bak")
     assert "a line of my own" in copy.read_text() and "a line of my own" not in mine.read_text()
-    assert own.read_text() == "mine"
+    assert edited_file.read_text() == "mine"
 
 
 def test_damaged_file_stops_an_update_before_writing(folder, newer_solutions, command_line):
@@ -203,8 +203,8 @@ def test_doctor_reports_the_folder_and_missing_files(folder, newer_solutions, mo
     from harness.screens import doctor
 
     monkeypatch.setattr(roots, "CHECKOUT", folder)
-    here, book = doctor.check_workbook()
-    assert here.state == "note" and "written by version 0.0.1" in here.words
+    workbook_check, book = doctor.check_workbook()
+    assert workbook_check.state == "note" and "written by version 0.0.1" in workbook_check.words
     assert book.state == "note"
     monkeypatch.setattr(roots, "CHECKOUT", folder.parent)
     (outside,) = doctor.check_workbook()

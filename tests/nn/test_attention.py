@@ -233,7 +233,7 @@ def test_higher_derivatives_and_transforms():
         "block": attention_block,
         "backward": lambda q, k, v: attention_backward(out, q, k, v, out, lse),
         "block backward": lambda q, k, v: attention_block_backward(out, q, k, v, lse, delta),
-        "varlen": lambda *t: varlen(*(each[0].transpose(0, 1) for each in t), offsets, offsets),
+        "varlen": lambda *t: varlen(*(tensor[0].transpose(0, 1) for tensor in t), offsets, offsets),
     }
     for name, function in functions.items():
         assert torch.autograd.gradcheck(function, tensors, check_forward_ad=True), name

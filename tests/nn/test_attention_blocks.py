@@ -166,8 +166,8 @@ def test_gradient_error_of_float32_lse_is_bounded(score):
     _, lse = attention_block(query, key, value, Part(scale=1.0))
     grad_out, delta = torch.ones_like(query), torch.linspace(-1, 1, lse.numel()).double().view(lse.shape)
     exact, got = (
-        attention_block_backward(grad_out, query, key, value, each, delta, Part(scale=1.0))
-        for each in (lse, lse.float().double())
+        attention_block_backward(grad_out, query, key, value, row_lse, delta, Part(scale=1.0))
+        for row_lse in (lse, lse.float().double())
     )
     P = torch.exp(query @ key.mT - lse[..., None]) * torch.expm1(lse.abs() * 2.0**-24)[..., None]
     dS = P * (grad_out @ value.mT - delta[..., None]).abs()

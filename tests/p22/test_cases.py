@@ -35,10 +35,10 @@ def test_row_sum_limit_allows_rounded_statistics_only():
     truth = p22.PUZZLE.compute_exact(arrays)
     saved = {name: truth[name] * (1 + error) for name, error in (("mean", 1e-7), ("rstd", -2e-7))}
     c1, c2 = truth["row_sums"].astype(float).reshape(*truth["mean"].shape, 2).transpose(2, 0, 1)
-    moved = np.abs(-truth["rstd"] * c2 * truth["mean"] * 1e-7 - c1 * 2e-7).max()
+    expected_change = np.abs(-truth["rstd"] * c2 * truth["mean"] * 1e-7 - c1 * 2e-7).max()
     assert p22.propagate_rounding(arrays, {n: a.astype(np.float64) for n, a in saved.items()})[
         "row_sums"
-    ] == pytest.approx(float(moved), rel=1e-4)
+    ] == pytest.approx(float(expected_change), rel=1e-4)
     assert p22.propagate_rounding(arrays, {n: truth[n].astype(np.float64) for n in saved})["row_sums"] < 1e-12
     got = truth["row_sums"].astype(float)
     limits = {"baseline": got, "dtype": "float32"}

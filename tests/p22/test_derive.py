@@ -30,8 +30,8 @@ def checker():
 
 def test_finite_differences_have_nine_correct_digits():
     x = np.array([3.0, 3.1, 2.95, 3.02])
-    along = np.array([1.0, -2.0, 0.5, 0.25])
-    np.testing.assert_allclose(directional_derivative(np.sin, x, along), np.cos(x) * along, rtol=1e-9)
+    direction = np.array([1.0, -2.0, 0.5, 0.25])
+    np.testing.assert_allclose(directional_derivative(np.sin, x, direction), np.cos(x) * direction, rtol=1e-9)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -40,7 +40,7 @@ def test_truth_matches_autograd(case):
     v = PUZZLE.derive(arrays, {})
     truth = compute_by_differences(v)
     x = torch.tensor(v.row_x, requires_grad=True)
-    g, along = torch.tensor(v.row_g), torch.tensor(v.row_v)
+    g, direction = torch.tensor(v.row_g), torch.tensor(v.row_v)
 
     def x_hat(row):
         return torch.nn.functional.layer_norm(row, row.shape, eps=EPS)
@@ -51,7 +51,7 @@ def test_truth_matches_autograd(case):
 
     assert_truth_is_close("dmean", torch.autograd.grad(x.mean(), x)[0])
     assert_truth_is_close("dvar", torch.autograd.grad(x.var(correction=0), x)[0])
-    assert_truth_is_close("jvp", torch.autograd.functional.jvp(x_hat, x, along)[1])
+    assert_truth_is_close("jvp", torch.autograd.functional.jvp(x_hat, x, direction)[1])
     gradient = torch.autograd.grad(g @ x_hat(x), x)[0].numpy()
     by_hand = v.row_scale * (v.row_g - truth["row_c2"] - v.row_x_hat * truth["row_c1"])
     np.testing.assert_allclose(by_hand, gradient, rtol=0, atol=3e-9 * np.abs(v.row_g).max() * v.row_scale)

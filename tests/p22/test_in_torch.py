@@ -20,17 +20,17 @@ def in_torch(public_ops):
 
 @pytest.mark.parametrize("algorithm", ["unfused", "fused"])
 def test_small_model_trains_like_pytorch(in_torch, algorithm):
-    plain, losses = in_torch["train"](in_torch["PLAIN"]), in_torch["train"](algorithm)
-    assert losses == pytest.approx(plain, rel=1e-3) and losses[-1] < losses[0] / 2
+    reference, losses = in_torch["train"](in_torch["PLAIN"]), in_torch["train"](algorithm)
+    assert losses == pytest.approx(reference, rel=1e-3) and losses[-1] < losses[0] / 2
 
 
 @pytest.mark.parametrize("algorithm", ["unfused", "fused"])
 def test_gradients_of_strided_tensors_match_autograd(in_torch, algorithm):
     layer = in_torch["Layer"](8, 16, algorithm)
-    plain = nn.Sequential(layer.norm, layer.linear)
+    reference = nn.Sequential(layer.norm, layer.linear)
     x = torch.randn(8, 16, 8).transpose(0, 1).requires_grad_()
     leaves = [x, *layer.parameters()]
-    got, expected = layer(x), plain(x)
+    got, expected = layer(x), reference(x)
     torch.testing.assert_close(got, expected)
     for a, b in zip(
         torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(expected.sum(), leaves), strict=True

@@ -34,7 +34,7 @@ def test_layers_example_matches_pytorch():
     names = runpy.run_path(str(LAYERS))
     assert all(parameter.grad.isfinite().all() for parameter in names["layer"].parameters())
     model = names["model"].eval()  # without its dropout
-    plain = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True, norm_first=True).eval()
-    plain.load_state_dict(model.state_dict())
+    reference = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True, norm_first=True).eval()
+    reference.load_state_dict(model.state_dict())
     x = torch.randn(3, 5, 64)
-    torch.testing.assert_close(model(x), plain(x))
+    torch.testing.assert_close(model(x), reference(x))

@@ -110,9 +110,9 @@ def test_gradients_satisfy_identities(case):
 def test_softmax_is_invariant_to_an_offset_of_all_keys():
     """An offset of all keys shifts a row's scores equally, so dK sums to 0 over the keys."""
     arrays = p23.inputs(Case("common", "", (1, 2, 6, 7, 4), "unmasked"), "float64", 0)
-    moved = {**arrays, "key": arrays["key"] + np.array([0.5, -1.0, 2.0, 0.25])}
+    shifted = {**arrays, "key": arrays["key"] + np.array([0.5, -1.0, 2.0, 0.25])}
     assert np.allclose(
-        p23.PUZZLE.compute_exact(arrays)["output"], p23.PUZZLE.compute_exact(moved)["output"], rtol=1e-12
+        p23.PUZZLE.compute_exact(arrays)["output"], p23.PUZZLE.compute_exact(shifted)["output"], rtol=1e-12
     )
     assert np.abs(p23.PUZZLE.compute_exact(arrays)["grad_key"].sum(-2)).max() < 1e-12
 

@@ -102,7 +102,7 @@ def test_counts_match_sets_of_cells(name):
     assert costs.pairs == sum(map(len, tiles)) and costs.all_pairs == len(groups) ** 2
     assert costs.needed == np.mean([len(need) for need in needs])
     assert costs.runs == np.mean([sum(at - 1 not in need for at in need) for need in needs])
-    assert costs.loaded == np.mean([sum(len(groups[j]) for j in each) for each in tiles])
+    assert costs.loaded == np.mean([sum(len(groups[j]) for j in members) for members in tiles])
 
 
 @pytest.mark.parametrize("dim", [1, 2, 4, 24, 64])

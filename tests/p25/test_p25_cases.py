@@ -39,12 +39,12 @@ def test_each_position_has_one_owner(size, length, balanced):
 
 def test_zigzag_balances_the_work():
     for size in (2, 4, 8):
-        plain, mirrored = (
+        sequential, mirrored = (
             [sum(layout.count_tiles(rank, size, 2048, balanced, 16)) for rank in range(size)]
             for balanced in (False, True)
         )
-        assert len(set(mirrored)) == 1 and sum(mirrored) == sum(plain) == 128 * 129 // 2
-        assert plain == sorted(plain) and plain[-1] > 1.4 * mirrored[0]
+        assert len(set(mirrored)) == 1 and sum(mirrored) == sum(sequential) == 128 * 129 // 2
+        assert sequential == sorted(sequential) and sequential[-1] > 1.4 * mirrored[0]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)

@@ -22,11 +22,11 @@ def checkers():
 
 @pytest.mark.parametrize("name", ["numpy_local_index", "local_index"])
 def test_only_the_first_wrong_tensor_is_explained(name, checkers):
-    wrong = next(each for each in WRONG if each.name == name)
+    wrong = next(item for item in WRONG if item.name == name)
     (result,) = checkers[wrong.rung].check(wrong.build_target(), [wrong.gate])
     follows = [
-        f"grad_{each} is computed from output, which is wrong: fix that first"
-        for each in ("query", "key", "value")
+        f"grad_{item} is computed from output, which is wrong: fix that first"
+        for item in ("query", "key", "value")
     ]
     assert result.diagnosis[-3:] == follows
     assert not any("grad_" in line for line in result.diagnosis[:-3])
@@ -65,8 +65,8 @@ def test_eight_ranks_agree_with_one_device(checkers):
     """This is the check of --ranks 8."""
     from dataclasses import replace
 
-    chosen = [case for case in PUZZLE.cases(None) if case.name in ("chapter", "uneven", "balanced")]
-    cases = [replace(case, world_size=8) for case in chosen]
+    selected = [case for case in PUZZLE.cases(None) if case.name in ("chapter", "uneven", "balanced")]
+    cases = [replace(case, world_size=8) for case in selected]
     path = roots.solutions() / "p25" / "in_torch.py"
     (result,) = load_checker(Work(PUZZLE, PUZZLE.find_rung("torch"))).check(path, ["steps"], cases)
     assert result.state == "correct", result.diagnosis

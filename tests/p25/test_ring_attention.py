@@ -32,8 +32,8 @@ def test_ring_attention_matches_single_device_attention():
     parts = [tuple(t[:, :, a:b].contiguous().numpy() for t in (q, k, v, grad)) for a, b in pairwise(cuts)]
     by_rank = run_ranks(run_model, parts)
     for number, expected in enumerate(reference):
-        whole = torch.cat([torch.from_numpy(each[number]) for each in by_rank], 2)
-        torch.testing.assert_close(whole, expected, rtol=1e-10, atol=1e-10)
+        gathered = torch.cat([torch.from_numpy(values[number]) for values in by_rank], 2)
+        torch.testing.assert_close(gathered, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("score", [1e4, 1e6, 1e8])
@@ -61,11 +61,11 @@ def test_rounded_lse_has_bounded_error(score):
     generator = torch.Generator().manual_seed(0)
     lse = score * (1 + 1e-3 * torch.randn(2, 1, 1, 1000, generator=generator, dtype=torch.float64))
     outs = torch.tensor([0.0, 1]).double().view(2, 1, 1, 1, 1).expand(2, 1, 1, 1000, 1)
-    (exact, whole), (got, merged) = (
-        merge(outs[0], each[0], outs[1], each[1]) for each in (lse, lse.float().double())
+    (exact, gathered), (got, merged) = (
+        merge(outs[0], values[0], outs[1], values[1]) for values in (lse, lse.float().double())
     )
     bound = lse.abs().amax(0) * 2.0**-24
-    assert ((got - exact).abs()[..., 0] <= bound).all() and ((merged - whole).abs() <= bound).all()
+    assert ((got - exact).abs()[..., 0] <= bound).all() and ((merged - gathered).abs() <= bound).all()
     assert (got != exact).any()
 
 
@@ -85,11 +85,11 @@ def test_second_derivative_is_rejected_on_all_ranks():
 
 def test_create_graph_does_not_change_gradients(group_of_one):
     leaves = make_tensors(requires_grad=True)
-    plain, graph = (
+    reference, graph = (
         torch.autograd.grad(ring_attention(*leaves).square().sum(), leaves, create_graph=create)
         for create in (False, True)
     )
-    for a, b in zip(plain, graph, strict=True):
+    for a, b in zip(reference, graph, strict=True):
         torch.testing.assert_close(a, b.detach(), rtol=0, atol=0)
 
 
@@ -183,8 +183,8 @@ def test_single_differentiable_argument(group_of_one):
     query, key, value = make_tensors()
     out = ring_attention(query, key.requires_grad_(), value)
     (got,) = torch.autograd.grad(out.sum(), key)
-    plain = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-    torch.testing.assert_close(got, torch.autograd.grad(plain.sum(), key)[0])
+    reference = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(got, torch.autograd.grad(reference.sum(), key)[0])
 
 
 def make_shapes(*lengths):

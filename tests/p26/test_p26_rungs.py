@@ -27,11 +27,11 @@ def checkers():
 
 
 def test_symptoms_have_one_line_each(monkeypatch, command_line):
-    chosen = [wrong for wrong in WRONG if wrong.name in ("rows_of_inputs", "factor_behind_only")]
-    monkeypatch.setattr(zoo, "load_wrong_kernels", lambda name: chosen)
+    selected = [wrong for wrong in WRONG if wrong.name in ("rows_of_inputs", "factor_behind_only")]
+    monkeypatch.setattr(zoo, "load_wrong_kernels", lambda name: selected)
     result = command_line("p26", "--symptoms")
     assert result.code == 0
-    assert [line.split()[0] for line in result.lines] == [wrong.name for wrong in chosen]
+    assert [line.split()[0] for line in result.lines] == [wrong.name for wrong in selected]
     words = {line.split()[0]: line.split(maxsplit=1)[1] for line in result.lines}
     assert words["factor_behind_only"] == "not-rewritten: 2.0 * x: factor(node) is None, expected x and 2.0"
     assert words["rows_of_inputs"].startswith("rows: rows(gm) is [('L_x_', (4, 6), 'float32'), ")
@@ -180,7 +180,9 @@ def test_learner_exception_is_reported_with_its_line(tmp_path, checkers):
 def test_graph_error_reports_the_line_that_created_the_node(tmp_path, checkers):
     """Dynamo wraps an exception of a pass; the kind of the wrong function determines the mistake."""
     path = write_changed(PUZZLE, "match", tmp_path, ("gate.all_input_nodes == [x]", "gate.args[0] is x"))
-    line = next(k for k, each in enumerate(path.read_text().splitlines(), 1) if "gate.args[0] is x" in each)
+    line = next(
+        k for k, line_text in enumerate(path.read_text().splitlines(), 1) if "gate.args[0] is x" in line_text
+    )
     (result,) = checkers["match"].check(path, ["silu"])
     assert result.diagnosis[0] == (
         f"keywords: {path}:{line}: torch.sigmoid(input=x) * x: IndexError: tuple index out of range"

@@ -29,9 +29,9 @@ def test_mean_of_rounded_losses_passes():
     reference = Reference(PUZZLE, "float32", 0)
     truth = reference.get_truth(case, make_cpu())
     exact = {name: truth[name].astype(np.float32) for name in ("row_loss", "row_lse", "places", "mean_loss")}
-    moved = {name: exact[name] * np.float32(1 + 1.3e-6) for name in ("row_loss", "mean_loss")}
-    for losses, is_correct in ((moved["row_loss"], True), (exact["row_loss"], False)):
-        outputs = exact | {"row_loss": losses, "mean_loss": moved["mean_loss"]}
+    perturbed = {name: exact[name] * np.float32(1 + 1.3e-6) for name in ("row_loss", "mean_loss")}
+    for losses, is_correct in ((perturbed["row_loss"], True), (exact["row_loss"], False)):
+        outputs = exact | {"row_loss": losses, "mean_loss": perturbed["mean_loss"]}
         results = reference.compare_all(case, make_cpu(), "loss", outputs, ["row_loss", "mean_loss"])
         assert results["row_loss"].ok and results["mean_loss"].ok == is_correct
 
@@ -105,16 +105,18 @@ def test_rounded_lse_changes_gradients_within_the_limit(seeds):
         for case in (*cases(), *far):
             arrays = reference.get_arrays(case)
             v = kernels.derive(arrays)
-            moved = kernels.propagate_rounding(arrays, {"row_lse": v.row_lse.astype(np.float32)})
+            perturbed = kernels.propagate_rounding(arrays, {"row_lse": v.row_lse.astype(np.float32)})
             bound = np.abs(v.row_p * v.row_lse[..., None]).max() * 2.0**-24 / max(1, v.count)
-            assert moved["grad_rows"] <= 1.01 * bound, (seed, case.name)
+            assert perturbed["grad_rows"] <= 1.01 * bound, (seed, case.name)
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_full_run_includes_the_gates_cases(command_line):
     """Only a case of the gate, not of the graph, detects clipping that drops NaN."""
-    (wrong,) = (each for each in zoo.load_wrong_kernels("p27") if each.name == "mojo_clip_gradients_nan")
+    (wrong,) = (
+        kernel for kernel in zoo.load_wrong_kernels("p27") if kernel.name == "mojo_clip_gradients_nan"
+    )
     flags = ("--backward", "--clip", "--device", "virtual")
     result = command_line("p27", *flags, "--ops", str(wrong.build_package().path))
     assert result.code == 1 and "❌ INCORRECT: clip_gradients" in result.out
@@ -126,12 +128,12 @@ def test_full_run_includes_the_gates_cases(command_line):
 def test_learner_mistakes_are_rejected_and_named(tmp_path):
     """Check `learner_mistakes.toml` in each gate's small cases, recorded by a single program."""
     mistakes = tomllib.loads((Path(__file__).parent / "learner_mistakes.toml").read_text("utf-8"))["mojo"]
-    entries = [(gate, name, each) for gate, named in mistakes.items() for name, each in named.items()]
+    entries = [(gate, name, edits) for gate, named in mistakes.items() for name, edits in named.items()]
     solution, orders = roots.make_op_package(roots.solutions(), "p27").path, []
-    for number, (gate, _, each) in enumerate(entries):
+    for number, (gate, _, edits) in enumerate(entries):
         package = shutil.copytree(solution, tmp_path / str(number) / "op")
         text = (package / PUZZLE.source).read_text()
-        for old, new in each["edits"]:
+        for old, new in edits["edits"]:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         (package / PUZZLE.source).write_text(text)
@@ -140,9 +142,9 @@ def test_learner_mistakes_are_rejected_and_named(tmp_path):
         orders.append(Order(OpPackage(package), "p27", dims, (variant,), small_grid=True))
     record_many(orders)
     checker, others = Checker(PUZZLE), []
-    for order, (gate, name, each) in zip(orders, entries, strict=True):
+    for order, (gate, name, edits) in zip(orders, entries, strict=True):
         (result,) = checker.check(order.package.path, [gate], list_small_cases(*order.variants))
-        if (result.state, result.mistake) != ("wrong", each["mistake"]):
+        if (result.state, result.mistake) != ("wrong", edits["mistake"]):
             others.append((gate, name, result.state, result.mistake, result.diagnosis))
     assert not others
 

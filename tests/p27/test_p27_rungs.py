@@ -82,13 +82,13 @@ def test_tape_gradients_match_finite_differences():
     tape["backward"](saved, p, grads)
     generator, step = torch.Generator().manual_seed(2), 1e-5
     for name, tensor in p.items():
-        along = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        direction = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
         loss_up, loss_down = (
-            tape["forward"](tokens, targets, tape["Tape"](), p | {name: tensor + sign * step * along})
+            tape["forward"](tokens, targets, tape["Tape"](), p | {name: tensor + sign * step * direction})
             for sign in (1, -1)
         )
         slope = (loss_up - loss_down) / (2 * step)
-        torch.testing.assert_close((grads[name] * along).sum(), slope, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close((grads[name] * direction).sum(), slope, rtol=1e-6, atol=1e-8)
 
 
 RETURN = "        return dy * (0.5 * (1 + tanh)"
@@ -169,10 +169,10 @@ def test_gate_names_the_wrong_part_to_fix_first(checkers):
 
 
 def test_different_but_correct_parts_pass(checkers, tmp_path):
-    taken = "        q, k, v, P = tape.take(name)"
+    old_line = "        q, k, v, P = tape.take(name)"
     split = "        qkv, P = tape.take(name)\n        q, k, v = split_heads(qkv, 3)"
     saved = ("tape.keep(name, q, k, v, P)", "tape.keep(name, qkv, P)")
-    path = write_changed(PUZZLE, "tape", tmp_path, saved, (taken, split))
+    path = write_changed(PUZZLE, "tape", tmp_path, saved, (old_line, split))
     (result,) = checkers["tape"].check(path, ["attention"])
     assert result.state == "correct", result.diagnosis
 

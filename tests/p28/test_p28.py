@@ -110,13 +110,13 @@ def test_report_has_a_cost_table(command_line):
         of_gate = [row for row in rows if row and row[0] == gate.id and row[-1] == "✅"]
         assert len(of_gate) == len(gate.limits)
     assert "Overall Result: ✅ ALL CORRECT" in result.out
-    whole = {row[0]: [int(cell.replace(",", "")) for cell in row[1:]] for row in rows
+    totals = {row[0]: [int(cell.replace(",", "")) for cell in row[1:]] for row in rows
              if len(row) == 4 and row[0] in ("given", "yours")}  # fmt: skip
     rows, hidden, outputs = LARGE
     initial = add_up([*compute_initial_costs(LARGE, 4).values()])
-    assert whole["given"] == [*initial] and initial.launches == 13
-    assert whole["yours"][:2] == [8, count_bytes()]
-    remainder = whole["yours"][2] - 3 * 2 * rows * hidden * outputs - 16 * rows * outputs
+    assert totals["given"] == [*initial] and initial.launches == 13
+    assert totals["yours"][:2] == [8, count_bytes()]
+    remainder = totals["yours"][2] - 3 * 2 * rows * hidden * outputs - 16 * rows * outputs
     assert 20 * rows * hidden < remainder < 40 * rows * hidden, "LayerNorm's, after db by mma"
 
 

@@ -442,11 +442,11 @@ def test_2_usage_error_is_one_line(command_line, arguments, messages):
 
 def test_help_lists_the_exit_codes(command_line):
     of_all, of_one = ("list, hint, watch", "p22"), ("--dims B S H O", "--gate ID", "--fused")
-    for arguments, own in ((["--help"], of_all), ([], of_all), (["p22", "--help"], of_one)):
+    for arguments, expected in ((["--help"], of_all), ([], of_all), (["p22", "--help"], of_one)):
         result = command_line(*arguments)
         assert result.code == 0
-        for words in ("exit codes: 0 all correct", "130 interrupted", *own):
-            assert words in " ".join(result.out.split())
+        for text in ("exit codes: 0 all correct", "130 interrupted", *expected):
+            assert text in " ".join(result.out.split())
     assert "workbook vgpu exec -- mojo run" in command_line("vgpu", "--help").out
 
 

@@ -170,5 +170,5 @@ def test_solved_file_message(monkeypatch):
         count = len(work.gates)
         assert line.startswith(f"{work.puzzle.name}, {work.rung.label}: {count} of {count}, solved. ")
         assert ("Nothing is left" in line) != any(demo.finale for demo in work.puzzle.demos)
-        for slip in ("the The", "  ", " ;", " ,", " .", ".."):
-            assert slip not in line, line
+        for typo in ("the The", "  ", " ;", " ,", " .", ".."):
+            assert typo not in line, line

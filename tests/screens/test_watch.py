@@ -382,10 +382,10 @@ def test_each_changed_save_is_checked_once(watch):
 
 
 def test_broken_file_is_reported_and_watching_continues(watch):
-    whole = watch.numpy.read_text()
-    watch.numpy.write_text(whole[: whole.index("# BLANK-END dW")])
+    saved_text = watch.numpy.read_text()
+    watch.numpy.write_text(saved_text[: saved_text.index("# BLANK-END dW")])
     watch.wait("blank dW has no BLANK-END")
-    watch.numpy.write_text(whole.replace("def dW(", "def dW(("))
+    watch.numpy.write_text(saved_text.replace("def dW(", "def dW(("))
     watch.wait("backward.py:")
     watch.numpy.unlink()
     watch.wait("the file is missing")
@@ -400,7 +400,7 @@ def test_broken_file_is_reported_and_watching_continues(watch):
     watch.press("h")
     watch.wait("Hint numpy-db-1")
     watch.numpy.rename(watch.numpy.with_suffix(".folder"))
-    watch.numpy.write_text(whole.replace("    # FILL IN (about 1 line)", RIGHT_DB, 1))
+    watch.numpy.write_text(saved_text.replace("    # FILL IN (about 1 line)", RIGHT_DB, 1))
     watch.wait("✅ db")
     assert "Traceback" not in watch.received
 

@@ -70,8 +70,8 @@ def test_one_element_of_one_tensor_is_nonfinite(puzzle, case):
 
 @every_puzzle
 def test_seeds_are_different_and_reproducible(puzzle):
-    a, again, b = (puzzle.inputs(puzzle.cases(None)[1], "float32", seed) for seed in (0, 0, 1))
-    assert all(np.array_equal(array, again[name], equal_nan=True) for name, array in a.items())
+    a, repeated, b = (puzzle.inputs(puzzle.cases(None)[1], "float32", seed) for seed in (0, 0, 1))
+    assert all(np.array_equal(array, repeated[name], equal_nan=True) for name, array in a.items())
     assert not all(np.array_equal(array, b[name], equal_nan=True) for name, array in a.items())
 
 

@@ -87,12 +87,12 @@ def test_untouched_files_are_unsolved(name, command_line):
 )  # a bug hunt has no hints
 def test_chapter_has_all_hints(name):
     pages = (roots.CHECKOUT / "book/src").glob(f"puzzle_{name[1:]}/*.md")
-    shown = {
+    gates_with_hints = {
         ladder
         for page in pages
         for ladder in re.findall(r"\{\{#(?:hints|step) p\d\d:([\w-]+)\}\}", page.read_text())
     }
-    assert shown == set(hints.load_ladders(name))
+    assert gates_with_hints == set(hints.load_ladders(name))
 
 
 @pytest.mark.parametrize("name", list_puzzle_names())

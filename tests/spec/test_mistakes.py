@@ -30,8 +30,8 @@ def list_cases(puzzle: Puzzle, dtype: str) -> list:
     """Return the cases; for puzzle 27 only those with formulas that are exact in the dtype."""
     if puzzle.name != "p27":
         return [*puzzle.cases(None), *puzzle.gate_cases]
-    own = (LONG,) if dtype == "float64" else (LONG, FAR)
-    return [case for case in (*puzzle.cases(None), *own) if not is_nonfinite(case.values)]
+    more_cases = (LONG,) if dtype == "float64" else (LONG, FAR)
+    return [case for case in (*puzzle.cases(None), *more_cases) if not is_nonfinite(case.values)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])

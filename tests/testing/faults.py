@@ -64,8 +64,8 @@ def multiply_expanded(ctx, dy):
 
 def compute_distances(ctx, dd):
     x, y = ctx.saved_tensors
-    apart = x.view(-1).view(-1, 1, x.shape[-1]) - y
-    d = 2 * dd[..., None] * apart
+    differences = x.view(-1).view(-1, 1, x.shape[-1]) - y
+    d = 2 * dd[..., None] * differences
     return d.sum(1), -d.sum(0)
 
 

@@ -79,7 +79,7 @@ def destroy_process_group():
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_function_is_rejected_by_the_recorded_try(name):
     report = run_case(WRONG[name], only=[RECORDED[name]["check_backward"]])
-    assert [each.name for each in report.wrong] == [RECORDED[name]["check_backward"]], report
+    assert [attempt.name for attempt in report.wrong] == [RECORDED[name]["check_backward"]], report
     assert report.mistake == RECORDED[name]["named"]
 
 
@@ -302,7 +302,7 @@ def test_assertion_contains_the_report():
 def test_report_lists_the_tries():
     report = report_on(Scale.apply)
     assert report.ok and "the same bits in two runs" in str(report)
-    assert "another stream" not in [each.name for each in report.of("right")], "not available on a CPU"
+    assert "another stream" not in [attempt.name for attempt in report.of("right")], "not available on a CPU"
 
 
 def narrow(x, w):
@@ -315,14 +315,14 @@ def narrow(x, w):
 def test_function_may_support_a_single_dtype():
     report = report_on(narrow)
     assert report.ok and report.where.startswith("float32")
-    assert {each.name for each in report.of("refused")} == {"float64", "bfloat16", "float16"}
+    assert {attempt.name for attempt in report.of("refused")} == {"float64", "bfloat16", "float16"}
     assert "refused: float64: TypeError: float32 only" in str(report)
     alone = report_on(narrow, only=["float64"])
     assert str(alone).startswith("right in no try, float32 on cpu")
     strict = report_on(narrow, allow_refusal=False)
-    assert {each.name for each in strict.wrong} == {"float64", "bfloat16", "float16"}
+    assert {attempt.name for attempt in strict.wrong} == {"float64", "bfloat16", "float16"}
     some = report_on(narrow, allow_refusal=["float64"])
-    assert {each.name for each in some.wrong} == {"bfloat16", "float16"}
+    assert {attempt.name for attempt in some.wrong} == {"bfloat16", "float16"}
     assert report_on(narrow, dtypes=[torch.float32], allow_refusal=False).ok
 
 
@@ -347,7 +347,7 @@ def test_any_subgradient_at_a_kink_is_accepted():
 
     assert report_on(other, {"x": ("N", "H")}, F.relu).ok
     strict = report_on(other, {"x": ("N", "H")}, F.relu, subgradients=False)
-    assert "zeros" in [each.name for each in strict.wrong]
+    assert "zeros" in [attempt.name for attempt in strict.wrong]
 
 
 def test_module_parameters_are_inputs():
@@ -506,14 +506,14 @@ def test_module_with_a_function_as_reference():
         device=torch.device("cpu"),
     )
     assert "the module's parameters are not checked" in str(report)
-    assert [each.name for each in report.of("right")] == ["plain", "bfloat16", "deepcopy"]
+    assert [attempt.name for attempt in report.of("right")] == ["plain", "bfloat16", "deepcopy"]
 
 
 @pytest.mark.parametrize("name", [name for name in TRIES if name not in SLOW])
 def test_each_try_can_be_selected(name):
-    names = {each.name for each in report_on(Scale.apply, leave_out=[*SLOW, name]).tries}
+    names = {attempt.name for attempt in report_on(Scale.apply, leave_out=[*SLOW, name]).tries}
     assert name not in names
-    assert [each.name for each in report_on(Scale.apply, only=[name], leave_out=()).tries] == [name]
+    assert [attempt.name for attempt in report_on(Scale.apply, only=[name], leave_out=()).tries] == [name]
 
 
 def test_baseline_error_covers_other_summation_orders():
@@ -535,7 +535,7 @@ def test_inputs_and_gradient_with_equal_strides_are_tried():
         return coming.view(dy.shape) * w, (dy * x).flatten(0, -2).sum(0)
 
     report = report_on(make_scale(backward).apply)
-    assert [each.name for each in report.wrong] == ["layout of the gradient"]
+    assert [attempt.name for attempt in report.wrong] == ["layout of the gradient"]
     assert report.wrong[0].said.startswith("where inputs and gradient are not contiguous (transposed)")
 
 
@@ -560,7 +560,7 @@ def test_lost_cuda_context_stops_further_tries(monkeypatch):
     words = iter(["", "device-side assert triggered"])
     monkeypatch.setattr(harness.testing, "find_lost_context", lambda device: next(words))
     report = report_on(Scale.apply)
-    assert [each.name for each in report.tries] == ["plain", "written to"]
+    assert [attempt.name for attempt in report.tries] == ["plain", "written to"]
     assert report.wrong[0].said == "the CUDA context is lost: device-side assert triggered"
 
 

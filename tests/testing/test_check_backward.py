@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from faults import function, keep, list_faults
+from faults import list_faults, make_function, save_inputs
 from right_cases import list_functions, list_layers, list_public, make_integers
 from torch import Tensor
 from zoo_cases import (
@@ -581,7 +581,7 @@ def test_mistake_of_one_path_is_rejected(is_wrong, message):
         (x,) = ctx.saved_tensors
         return dy * x.cos() * (2 if is_wrong(x) else 1)
 
-    call = function(keep(torch.sin), sine)
+    call = make_function(save_inputs(torch.sin), sine)
     report = check_backward(
         call, reference=torch.sin, inputs={"x": ("N", "H")}, only=("far", "larger than a block")
     )

@@ -1,11 +1,13 @@
-"""The matrix of the page "What gradcheck misses": which checks find which wrong backward pass, and six edits of each to choose from.
+"""The matrix of the page "What gradcheck misses": which checks find which wrong backward pass, and six edits of most to choose from.
 
 The table can be read without scripts; `book/theme/pieces.js` opens a wrong backward pass on a click, from the JSON beside the table.
 """
 
+import ast
 import difflib
 import html
 import json
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -15,12 +17,14 @@ from book.measure import record
 from book.measure.hunt_versions import Version, versions
 from book.measure.record import Row
 from harness.check import zoo
+from harness.toolchain import roots
 
 USUAL = (
     "gradcheck float64", "gradcheck float32", "allclose on ones", "square shapes", "opcheck", "random directions", "repeat runs",
 )  # fmt: skip
 """Columns of the record: what people run."""
-CHECKS = (*USUAL, "check_backward")
+CALLS = "gradcheck, more calls"
+CHECKS = (*USUAL, CALLS, "check_backward")
 EDITS = 6
 CELLS = {
     "1": '<td class="found" aria-label="finds it"></td>',
@@ -39,13 +43,56 @@ KINDS = {
     "second derivative": ("a second derivative", ("second derivative",)),
 }
 """Kind of mistake -> the calls that show it, and the tries of `check_backward` that make such a call."""
-
+REPORTS = {
+    "pytorch/pytorch#194719": "product: gradient read as contiguous",
+    "Dao-AILab/flash-attention#355": "attention: gradient read as contiguous",
+    "torch/nn#345": "mean: gradient read as contiguous",
+    "pytorch/pytorch#30303": "matmul: expanded input read as contiguous",
+    "pytorch/pytorch#69997": "distances: strided input raises an error",
+    "NVIDIA/apex#1601": "linear: strided gradient raises an error",
+    "unslothai/unsloth#5002": "cross-entropy: gradient written into the logits",
+    "linkedin/Liger-Kernel#343": "cross-entropy: logits overwritten in forward",
+    "linkedin/Liger-Kernel#1298": "cross-entropy: one gradient for all rows",
+    "paiml/aprender#2182": "cross-entropy: mean for sum",
+    "linkedin/Liger-Kernel#950": "RMSNorm: sum of rows in 16 bits",
+    "unslothai/unsloth#4533": "RMSNorm: no gradient of the weight",
+    "BobMcDear/attorch#18": "RMSNorm: last block left out",
+    "BobMcDear/attorch#17": "RMSNorm: statistic along the wrong axis",
+    "karpathy/llm.c#763": "RMSNorm: weight left out",
+    "pytorch/pytorch#58509": "square: intermediate kept on ctx",
+    "pytorch/pytorch#104040": "square: intermediate saved",
+    "tenstorrent/tt-metal#6232": "embedding: equal indices not summed",
+    "pytorch/pytorch#28716": "embedding: padding index not skipped",
+    "pytorch/pytorch#41508": "softmax: fully masked row",
+    "meta-pytorch/torchrec#4602": "embedding bag: no gradient of the weights",
+    "verl-project/verl#6913": "linear: flag of a flattened copy",
+    "flagos-ai/FlagGems#5392": "linear: one leading axis summed",
+    "tenstorrent/tt-metal#53204": "LayerNorm: mean subtracted twice",
+}
+"""Public report -> the operation and its mistake."""
 
 OPERATIONS = {
     "addbias": "add bias", "crossentropy": "cross-entropy", "logsoftmax": "log-softmax", "lowrank": "low-rank",
     "rmsnorm": "RMSNorm", "scale": "scale rows", "silu": "SiLU",
 }  # fmt: skip
 """Operation in the name of a version -> what the page calls it, where that differs."""
+
+
+def found_in_calls(version: str) -> str:
+    """The calls in which gradcheck rejects a wrong backward pass."""
+    (row,) = (row for row in record.rows("gradcheck_calls") if row["version"] == version)
+    return row["calls"]
+
+
+def reports() -> list[Row]:
+    """The reconstructed reports: those that gradcheck accepts first."""
+    tries = {row["wrong"]: row for row in record.rows("check_backward")}
+    rows = [
+        row | {"check_backward": str(int(bool(tries[row["version"]]["check_backward"]))),
+               "try": tries[row["version"]]["check_backward"], "said": tries[row["version"]]["named"]}
+        for row in record.rows("gradcheck_calls") if row["version"] in REPORTS
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (row["gradcheck float64"], -found(row)))
 
 
 def rows(kind: str) -> dict[tuple[str, str], Row]:
@@ -81,9 +128,39 @@ def title(version: str) -> str:
     return f"{OPERATIONS.get(operation, operation)}: {mistake.replace('_', ' ').replace('none', 'None')}"
 
 
+def finds(row: Row, check: str) -> bool:
+    """Whether a check finds it; the other calls come after the friendly one."""
+    if check == CALLS:
+        return finds(row, USUAL[0]) or bool(found_in_calls(row["version"]))
+    return row[check] == "1"
+
+
 def found(row: Row) -> int:
     """How many checks find it."""
-    return sum(int(row[name]) for name in CHECKS)
+    return sum(finds(row, name) for name in CHECKS)
+
+
+def code_of_report(name: str) -> str:
+    """The functions of `tests/testing/faults.py` that reconstruct a report."""
+    text = (roots.CHECKOUT / "tests" / "testing" / "faults.py").read_text(encoding="utf-8")
+    functions, row = {}, ""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            functions[node.name] = ast.get_source_segment(text, node) or ""
+        elif (
+            isinstance(node, ast.Tuple)
+            and isinstance(node.elts[0], ast.Constant)
+            and node.elts[0].value == name
+        ):
+            row = " ".join(ast.get_source_segment(text, each) or "" for each in node.elts[1:3])
+    needed: list[str] = []
+    words = re.findall(r"\w+", row)
+    while words:
+        word = words.pop(0)
+        if word in functions and word not in (*needed, "keep"):
+            needed.append(word)
+            words += re.findall(r"\w+", functions[word])
+    return "\n\n".join(functions[word] for word in needed)
 
 
 def diff(before: str, after: str) -> list[list[str]]:
@@ -118,7 +195,8 @@ def hash_of(text: str) -> int:
 def verdict(row: Row) -> dict:
     """What the page says of an edit."""
     seen = [name for name in USUAL if row[name] == "1"]
-    return {"right": row["check_backward"] == "0", "seen": seen, "try": row["try"], "said": row["said"]}
+    said = row["said"].rstrip(".") + "." * bool(row["said"])
+    return {"right": row["check_backward"] == "0", "seen": seen, "try": row["try"], "said": said}
 
 
 def bugs() -> list[dict]:
@@ -128,7 +206,11 @@ def bugs() -> list[dict]:
         by_gate.setdefault(version.gate, []).append(version)
     known = {(row["gate"], row["version"]): row for row in record.rows("gradient_edits")}
     stories = {wrong.name: wrong for wrong in zoo.load_wrong_kernels("p21")}
-    entries = []
+    entries = [
+        {"name": REPORTS[row["version"]], "code": code_of_report(row["version"]), "story": "", "effect": "", "edits": [],
+         "source": f"https://github.com/{row['version'].replace('#', '/issues/')}", "calls": found_in_calls(row["version"]), **verdict(row)}
+        for row in reports()
+    ]  # fmt: skip
     for row in ordered():
         others = by_gate[row["gate"]]
         bug = next(version for version in others if version.name == row["version"])
@@ -139,46 +221,75 @@ def bugs() -> list[dict]:
         ]
         entries.append({
             "name": title(bug.name), "code": textwrap.dedent(bug.code), "story": story.story,
-            "effect": story.effect, "source": story.source, "edits": edits, **verdict(row),
+            "effect": story.effect, "source": story.source, "edits": edits, "calls": found_in_calls(bug.name), **verdict(row),
         })  # fmt: skip
     return entries
 
 
 def matrix() -> str:
     """The table, and the data behind it."""
-    found_by = {name: sum(int(row[name]) for row in ordered()) for name in CHECKS}
+    every = [*reports(), *ordered()]
     heads = "".join(f'<th scope="col"><span>{html.escape(name)}</span></th>' for name in CHECKS)
     lines = [
         f'<table class="catches"><thead><tr><th scope="col">wrong backward pass</th>{heads}</tr></thead><tbody>'
     ]
     sources = {wrong.name: wrong.source for wrong in zoo.load_wrong_kernels("p21")}
     kind = ""
-    for row in ordered():
-        if kind_of(row) != kind:
-            kind = kind_of(row)
-            title_of_kind = html.escape(f"{kind}: {KINDS[kind][0]}")
+    for row in every:
+        version = row["version"]
+        group = (
+            "public reports, reconstructed"
+            if version in REPORTS
+            else f"{kind_of(row)}: {KINDS[kind_of(row)][0]}"
+        )
+        if group != kind:
+            kind = group
             lines.append(
-                f'<tr class="kind"><th scope="rowgroup" colspan="{len(CHECKS) + 1}">{title_of_kind}</th></tr>'
+                f'<tr class="kind"><th scope="rowgroup" colspan="{len(CHECKS) + 1}">{html.escape(kind)}</th></tr>'
             )
-        cells = "".join(CELLS[row[name]] for name in CHECKS)
-        name = html.escape(title(row["version"])) + (" ⚑" if sources[row["version"]] else "")
+        cells = "".join(CELLS[str(int(finds(row, name)))] for name in CHECKS)
+        name = html.escape(REPORTS.get(version) or title(version)) + (" ⚑" if sources.get(version) else "")
         lines.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
-    totals = "".join(f"<td>{found_by[name]}</td>" for name in CHECKS)
+    totals = "".join(f"<td>{sum(finds(row, name) for row in every)}</td>" for name in CHECKS)
     lines.append(
-        f'</tbody><tfoot><tr><th scope="row">finds, of {len(ordered())}</th>{totals}</tr></tfoot></table>'
+        f'</tbody><tfoot><tr><th scope="row">finds, of {len(every)}</th>{totals}</tr></tfoot></table>'
     )
     data = json.dumps({"checks": CHECKS, "bugs": bugs()}, ensure_ascii=False).replace("</", "<\\/")
     return "\n".join(lines) + f'\n<script type="application/json" class="catches-data">{data}</script>'
 
 
 def kinds_table() -> str:
-    """Return the kinds of mistake, the calls that show them, and how many there are and gradcheck finds, as a table."""
-    count, seen = Counter[str](), Counter[str]()
-    for row in ordered():
-        count[kind_of(row)] += 1
-        seen[kind_of(row)] += int(row["gradcheck float64"])
-    lines = [[kind, KINDS[kind][0], str(count[kind]), str(seen[kind])] for kind in count]
-    return table(["kind", "a call that shows it", "bugs", "found by gradcheck"], lines, "llrr")
+    """Return the kinds of mistake, the calls that show them, how many there are and what gradcheck finds, as a table."""
+    lines = []
+    for kind, rows in record.by([row | {"kind": kind_of(row)} for row in ordered()], "kind").items():
+        seen = [str(sum(finds(row, check) for row in rows)) for check in (USUAL[0], CALLS)]
+        lines.append([kind[0], KINDS[kind[0]][0], str(len(rows)), *seen])
+    return table(
+        ["kind", "a call that shows it", "bugs", "found by gradcheck", "in more calls"], lines, "llrrr"
+    )
 
 
-FILES = {"gradcheck_matrix.html": matrix, "gradcheck_kinds.md": kinds_table}
+def layout() -> str:
+    """A slice of a wider gradient in memory, and the elements that a kernel reads from its address."""
+    cells = []
+    for place in range(18):
+        row, column = divmod(place, 6)
+        x, y = 3 + 46 * column, 26 + 30 * row
+        shade = 'fill="var(--links)" fill-opacity=".35"' if column < 4 else 'fill="none"'
+        cells.append(
+            f'<rect x="{x}" y="{y}" width="42" height="26" {shade} stroke="currentColor" stroke-opacity=".5"/>'
+        )
+        if place < 12:
+            bold = "normal" if column < 4 and place < 4 else "bold"
+            cells.append(
+                f'<text x="{x + 21}" y="{y + 18}" text-anchor="middle" font-weight="{bold}">{place + 1}</text>'
+            )
+    words = "Three rows of six numbers. The gradient is the first four of each row; a kernel reads the first twelve numbers."
+    return (
+        f'<figure><svg class="parts" viewBox="0 0 340 120" role="img" aria-label="{words}" fill="currentColor" font-size="13">'
+        f'<text x="3" y="14">[3, 6] in memory: row after row →</text>{"".join(cells)}</svg><figcaption>Blue is a [3, 4] gradient, a slice of a '
+        "[3, 6] one. The numbers say what a kernel reads that gets its address and 12: from the fifth on, all in the wrong place.</figcaption></figure>"
+    )
+
+
+FILES = {"gradcheck_layout.html": layout, "gradcheck_matrix.html": matrix, "gradcheck_kinds.md": kinds_table}

@@ -153,7 +153,7 @@ def of_compile(setting: str, number: str = "median_ms") -> float:
 
 # ---- What gradcheck misses, and a step that unlearns -----------------------------------------------------------
 
-USUAL = gradcheck_matrix.USUAL
+USUAL, MORE = gradcheck_matrix.USUAL, gradcheck_matrix.CALLS
 FOLLOWED = {"text": "PyTorch", "size": "small", "warm_up": 1}
 """What the followed run shares with the runs of the other seeds."""
 
@@ -161,7 +161,16 @@ FOLLOWED = {"text": "PyTorch", "size": "small", "warm_up": 1}
 def count_caught(*checks: str) -> int:
     """How many of puzzle 21's wrong backward passes at least one of these checks finds; without any, how many there are."""
     rows = gradcheck_matrix.ordered()
-    return sum(any(row[name] == "1" for name in checks) for row in rows) if checks else len(rows)
+    return (
+        sum(any(gradcheck_matrix.finds(row, name) for name in checks) for row in rows)
+        if checks
+        else len(rows)
+    )
+
+
+def count_reports(check: str) -> int:
+    """How many of the reconstructed reports a check finds."""
+    return sum(gradcheck_matrix.finds(row, check) for row in gradcheck_matrix.reports())
 
 
 def count_reported() -> int:
@@ -187,12 +196,6 @@ def vector_move(update: int) -> float:
         for number in (update - 1, update)
     )
     return math.dist(before, after)
-
-
-def count_missed(words: str) -> int:
-    """Return how many of the bugs that gradcheck passes have these words in check_backward's result."""
-    bugs = gradcheck_matrix.rows("bug").values()
-    return sum(row["gradcheck float64"] == "0" and words in row["said"] for row in bugs)
 
 
 def spoiled(column: str) -> float:
@@ -230,13 +233,22 @@ def lengths_kept(restored: bool, turned: bool) -> list[float]:
         restored: Whether the old vector undoes the rise.
         turned: Whether the vector turns by more than a right angle.
     """
-    names = ("text", "size", "warm_up", "seed")
-    cosines = {tuple(row[n] for n in names): float(row["last_cosine"]) for row in record.rows("unlearning")}
     return [
         float(row["after_size"]) / float(row["before_size"])
         for row in record.rows("unlearning_causes")
-        if is_restored(row) is restored and (cosines[tuple(row[n] for n in names)] < 0) is turned
+        if is_restored(row) is restored and unlearning.has_turned(row) is turned
     ]
+
+
+def straight_ratios(when: str) -> list[float]:
+    """Return the shared vector's ratio to the spread before or after the step of each run that turns it by less than a right angle."""
+    rows = record.rows("unlearning_causes")
+    return [unlearning.ratio(row, when) for row in rows if not unlearning.has_turned(row)]
+
+
+def ratio_falls() -> list[float]:
+    """Return what the step divides that ratio by in each of these runs."""
+    return [a / b for a, b in zip(straight_ratios("before"), straight_ratios("after"), strict=True)]
 
 
 def share_restored(row: record.Row) -> float:
@@ -253,6 +265,27 @@ def is_restored(row: record.Row) -> bool:
 def most_unrestored() -> float:
     """Return the largest share that the old shared vector undoes in a run where it does not undo nine tenths."""
     return max(share_restored(row) for row in record.rows("unlearning_causes") if not is_restored(row))
+
+
+def undone(kind: str) -> list[float]:
+    """Return the share of the rise that the old parameters of a kind undo, for each run."""
+    return unlearning.shares_undone()[kind]
+
+
+def most_alone(kind: str) -> float:
+    """Return the largest share of a run's rise that an update of one kind of parameter alone causes."""
+    rows = [row for row in record.rows("unlearning_parts") if row["kind"] == kind]
+    return max(
+        (float(row["alone_loss"]) - float(row["before_loss"]))
+        / (float(row["after_loss"]) - float(row["before_loss"]))
+        for row in rows
+    )
+
+
+def steps_of(kind: str, column: str) -> float:
+    """Return how far an element of a kind moves in the followed run's worst update, or in the one before, in learning rates."""
+    rows = [row for row in record.rows("unlearning_parts") if row["kind"] == kind]
+    return float(max(rows, key=lambda row: float(row["after_loss"]) - float(row["before_loss"]))[column])
 
 
 def after_scaling(scale: float, column: str = "loss") -> float:
@@ -275,12 +308,6 @@ def count_short(text: str) -> int:
     return sum(int(row["warm_up"]) < 100 for row in jumps(unlearning.RISE, text=text))
 
 
-def count_turns(least: float, degrees: float = 90) -> int:
-    """How many of these steps turn the shared vector by more than an angle, by default a right one."""
-    limit = math.cos(math.radians(degrees))
-    return sum(float(row["last_cosine"]) < limit for row in jumps(least))
-
-
 def mean_end_loss(jumped: bool | None = None, **where: object) -> float:
     """Return the mean loss at the last step of the runs with these values.
 
@@ -297,10 +324,28 @@ def mean_end_loss(jumped: bool | None = None, **where: object) -> float:
     return sum(losses) / len(losses)
 
 
-def count_lasting() -> int:
-    """How many of the steps that count are not undone by the next update."""
+def end_differences() -> list[float]:
+    """Return, for each text, size and warm-up with runs of both kinds, how much higher those with a step that counts end."""
+    columns = ("text", "size", "warm_up")
+    cells = [dict(zip(columns, key, strict=True)) for key in record.by(jumps(-math.inf), *columns)]
+    both = [cell for cell in cells if 0 < len(jumps(unlearning.RISE, **cell)) < len(jumps(-math.inf, **cell))]
+    return [mean_end_loss(True, **cell) - mean_end_loss(False, **cell) for cell in both]
+
+
+def worse_ends() -> list[float]:
+    """Return the positive ones."""
+    return [difference for difference in end_differences() if difference > 0]
+
+
+def lasting_steps() -> list[record.Row]:
+    """Return the steps that count and that the next update does not undo."""
     limit = unlearning.RISE
-    return sum(float(row["next_loss"]) > float(row["before_loss"]) + limit for row in jumps(limit))
+    return [row for row in jumps(limit) if float(row["next_loss"]) > float(row["before_loss"]) + limit]
+
+
+def lasting(column: str) -> float:
+    """Return a column of the largest of them."""
+    return float(max(lasting_steps(), key=lambda row: float(row["rise"]))[column])
 
 
 # ---- Training and every size --------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ A model of puzzle 27's form trains on the bytes of this book, or of PyTorch's do
 that update is measured again, so a rise is caused by the update, whatever the next batch holds. A row is a run. With the argument
 `path` (record `unlearning_path`) a row is a point between two updates of one run, and the loss is that of one batch throughout.
 With `causes` (`unlearning_causes`) each run's worst step is repeated with other batches, and its effect undone in parts; with
-`scales` (`unlearning_scales`) the shared vector of one run is scaled.
+`parts` (`unlearning_parts`) it is undone for one kind of parameter at a time; with `scales` (`unlearning_scales`) the shared vector
+of one run is scaled; with `settings` (`unlearning_settings`) runs use other learning rates, means of squares and limits.
 """
 
 import copy
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -39,8 +41,9 @@ RATE, DECAY, CLIP = 3e-3, 0.1, 1.0
 BETAS, EPS = (0.9, 0.95), 1e-8
 RISE = 0.25
 """Nats by which an update must raise the loss of its own batch to count as one that unlearns."""
+WHICH = ("text", "size", "warm_up", "seed")
 FOLLOWED = ("PyTorch", "small", 1, 8)
-"""The run whose way is followed: text, size, warm-up and seed."""
+"""The run whose way is followed: its text, size, warm-up and seed."""
 SPOILED, LAST, PARTS = 15, 17, 8
 """The update that spoils the followed run, the last one of the path, and points between two updates."""
 OTHERS = 40
@@ -48,10 +51,16 @@ OTHERS = 40
 SCALES = [step / 20 for step in range(20, -21, -1)]
 FREQUENT = b" teon"
 """Bytes whose probabilities are told."""
+SETTINGS = [
+    (rate, beta, clip) for beta, clip in ((0.95, 1.0), (0.999, 1.0), (0.95, math.inf)) for rate in (3e-3, 1e-3, 3e-4)
+]  # fmt: skip
+"""Learning rates, Adam's second beta, and limits of the gradients' norm."""
 
 
 class Run:
     """A model in training: its parameters, AdamW's means, and the batch of the last update."""
+
+    rate, beta, clip = RATE, BETAS[1], CLIP
 
     def __init__(self, text: str, size: str, warm_up: int, seed: int):
         self.text = torch.frombuffer(bytearray(TEXTS[text]()), dtype=torch.uint8)
@@ -61,6 +70,7 @@ class Run:
             layers=self.blocks, width=width, vocabulary=256, context=CONTEXT, seed=seed, dtype=torch.float32
         )
         self.means = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in self.p.items()}
+        self.old = self.p
 
     def batches(self) -> Iterator[Tensor]:
         """Random excerpts of the text, int64 [batch, context + 1], one for each step."""
@@ -70,27 +80,27 @@ class Run:
             yield self.text[starts + torch.arange(CONTEXT + 1)].long()
 
     def gradients(self, batch: Tensor) -> tuple[float, Tensors]:
-        """The loss of a batch and the gradients, clipped to a common norm of 1."""
+        """The loss of a batch and the gradients, clipped to a common norm."""
         leaves = {name: t.detach().requires_grad_() for name, t in self.p.items()}
         loss = Model(recording=False).loss(batch[:, :-1], batch[:, 1:], leaves)
         grads = torch.autograd.grad(loss, list(leaves.values()))
         norm = torch.stack([grad.norm() for grad in grads]).norm()
-        factor = (CLIP / (norm + 1e-6)).clamp(max=1)
+        factor = (self.clip / (norm + 1e-6)).clamp(max=1)
         return float(loss.detach()), {name: grad * factor for name, grad in zip(leaves, grads, strict=True)}
 
     def update(self, grads: Tensors) -> None:
         """One AdamW step, as puzzle 27 has it."""
         self.number += 1
-        rate = RATE * min(1.0, self.number / self.warm_up)
+        rate = self.rate * min(1.0, self.number / self.warm_up)
         new = {}
         for name, t in self.p.items():
             mean, square = self.means[name]
             mean.lerp_(grads[name], 1 - BETAS[0])
-            square.lerp_(grads[name].square(), 1 - BETAS[1])
-            root = (square / (1 - BETAS[1] ** self.number)).sqrt()
+            square.lerp_(grads[name].square(), 1 - self.beta)
+            root = (square / (1 - self.beta**self.number)).sqrt()
             kept = t * (1 - rate * DECAY) if t.dim() > 1 else t
             new[name] = kept - rate / (1 - BETAS[0] ** self.number) * mean / (root + EPS)
-        self.p = new
+        self.old, self.p = self.p, new
 
     @torch.no_grad()
     def look(self, batch: Tensor, p: Tensors | None = None) -> tuple[float, list[Tensor]]:
@@ -101,9 +111,9 @@ class Run:
         return float(loss), [stream.mean((0, 1)) for stream in streams]
 
 
-def worst(text: str, size: str, warm_up: int, seed: int) -> dict:
+def worst(run: Run) -> dict:
     """The update of a run that raises the loss of its own batch most, and what the next one makes of it."""
-    run, rises, found, batch_of = Run(text, size, warm_up, seed), [], {}, None
+    rises, found, batch_of = [], {}, None
     for batch in run.batches():
         before, grads = run.gradients(batch)
         _, vectors = run.look(batch)
@@ -122,16 +132,25 @@ def worst(text: str, size: str, warm_up: int, seed: int) -> dict:
             }
             found |= {"first_cosine": turned[0], "last_cosine": turned[-1]}
             batch_of = batch
-    known = {"text": text, "size": size, "warm_up": warm_up, "seed": seed}
     count = sum(rise > RISE for rise in rises)
-    return {**known, "unlearning": count, "rise": max(rises), **found, "end_loss": before}
+    return {"unlearning": count} | {
+        name: f"{value:.4f}" if isinstance(value, float) else value
+        for name, value in {"rise": max(rises), **found, "end_loss": before}.items()
+    }
 
 
 def run_rows() -> Iterator[dict]:
     """A row for each run."""
     for run in product(TEXTS, SIZES, WARM_UPS, SEEDS):
-        row = worst(*run)
-        yield {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in row.items()}
+        yield dict(zip(WHICH, run, strict=True)) | worst(Run(*run))
+
+
+def setting_rows() -> Iterator[dict]:
+    """A row for each run without warm-up on PyTorch's documentation, in each of SETTINGS."""
+    for size, (rate, beta, clip), seed in product(SIZES, SETTINGS, SEEDS):
+        run = Run("PyTorch", size, 1, seed)
+        run.rate, run.beta, run.clip = rate, beta, clip
+        yield {"size": size, "at_rate": rate, "beta": beta, "clip": clip, "seed": seed} | worst(run)
 
 
 def path_rows() -> Iterator[dict]:
@@ -163,17 +182,21 @@ def path_rows() -> Iterator[dict]:
         told = compute_shares(model.outputs["ln_f"] @ p["token"].T, batch)
         vector = {"along_size": float(vectors[-1] @ along), "across_size": float(vectors[-1] @ across)}
         yield {"place_updates": f"{place / PARTS:.3f}"} | {
-            name: f"{value:.4f}" for name, value in {"loss": loss, **vector, **told}.items()
+            name: f"{value:.4g}" if name in told else f"{value:.4f}"
+            for name, value in {"loss": loss, **vector, **told}.items()
         }
 
 
 def compute_shares(logits: Tensor, batch: Tensor) -> dict[str, float]:
-    """Return the mean probability of each of the FREQUENT bytes, and of all bytes that the batch lacks."""
-    shares = logits.detach().softmax(-1).mean((0, 1))
-    absent = torch.ones(256, dtype=torch.bool)
-    absent[batch.flatten()] = False
-    told = {f"of_{byte:02x}": float(shares[byte]) for byte in FREQUENT}
-    return told | {"of_absent": float(shares[absent].sum())}
+    """Return the geometric mean of the next byte's probability, where it is one of the FREQUENT bytes, and elsewhere.
+
+    The loss is minus the mean of the same logarithms over all positions.
+    """
+    targets = batch[:, 1:].flatten()
+    logs = logits.detach().flatten(0, 1).log_softmax(-1)[torch.arange(len(targets)), targets]
+    rest = ~torch.isin(targets, torch.tensor(list(FREQUENT)))
+    where = {f"of_{byte:02x}": targets == byte for byte in FREQUENT} | {"of_others": rest}
+    return {name: float(logs[mask].mean().exp()) for name, mask in where.items()}
 
 
 # ---- The cause ----------------------------------------------------------------------------------------------
@@ -213,18 +236,24 @@ def replay(text: str, size: str, warm_up: int, seed: int, update: int) -> tuple[
     return run, batches[update - 1 :] + batches[: update - 1]
 
 
+def spoiled_runs() -> Iterator[tuple[dict, Run, list[Tensor]]]:
+    """Yield each run on PyTorch's documentation whose worst step counts: its row, the run before that step, and its batches."""
+    for row in record.rows("unlearning"):
+        if row["text"] != "book" and float(row["rise"]) > RISE:
+            run, batches = replay(
+                row["text"], row["size"], int(row["warm_up"]), int(row["seed"]), int(row["update"])
+            )
+            yield {name: row[name] for name in (*WHICH, "update")}, run, batches
+
+
 def cause_rows() -> Iterator[dict]:
-    """Yield a row for each run on PyTorch's documentation whose worst step counts.
+    """Yield a row for each of these runs.
 
     `restored_loss` is that after the update with the shared vector of before, and nothing else, put back. The sizes are that
-    vector's lengths. The rises are of the same batch's loss, after an update made from one of OTHERS batches, or from a
-    gradient of zero.
+    vector's lengths, the spreads the root mean square of what remains without it. The rises are of the same batch's loss, after
+    an update made from one of OTHERS batches, or from a gradient of zero.
     """
-    for row in record.rows("unlearning"):
-        if row["text"] == "book" or float(row["rise"]) <= RISE:
-            continue
-        which = row["text"], row["size"], int(row["warm_up"]), int(row["seed"])
-        run, (batch, *others) = replay(*which, int(row["update"]))
+    for known, run, (batch, *others) in spoiled_runs():
         before, grads = run.gradients(batch)
         after = updated(run, grads)
         old, new = read_stream(run, batch), read_stream(after, batch)
@@ -237,14 +266,66 @@ def cause_rows() -> Iterator[dict]:
             "after_loss": after.look(batch)[0],
             "before_size": float(shared.norm()),
             "after_size": float(moved.norm()),
+            "before_spread": spread(old),
+            "after_spread": spread(new),
             "restored_loss": compute_head(after, restored, batch)[0],
             "others_least_rise": min(rises),
             "others_median_rise": statistics.median(rises),
             "others_most_rise": max(rises),
             "momentum_rise": updated(run, zero).look(batch)[0] - before,
         }
-        known = {name: row[name] for name in ("text", "size", "warm_up", "seed", "update")}
         yield known | {name: f"{number:.4f}" for name, number in numbers.items()}
+
+
+def spread(stream: Tensor) -> float:
+    """Return the root mean square distance of the positions' vectors from their mean."""
+    return float((stream - stream.mean((0, 1))).square().sum(-1).mean().sqrt())
+
+
+def part_rows() -> Iterator[dict]:
+    """Yield a row for each of these runs and each kind of parameter.
+
+    `undone_loss` is that after the update with the old parameters of this kind put back, `alone_loss` that with only these updated;
+    `steps` is the mean change of an element, in learning rates, in the update and in the one before.
+    """
+    for known, run, (batch, *_) in spoiled_runs():
+        before, grads = run.gradients(batch)
+        after = updated(run, grads)
+        for kind, names in group_parameters(run.p).items():
+            changed, left = ({} for _ in range(2))
+            for name, rows in names.items():
+                changed[name], left[name] = run.p[name].clone(), after.p[name].clone()
+                changed[name][rows], left[name][rows] = after.p[name][rows], run.p[name][rows]
+
+            def steps(a: Tensors, b: Tensors, names: dict[str, slice] = names) -> float:
+                moved = torch.cat([(b[name] - a[name])[rows].flatten() for name, rows in names.items()])
+                return float(moved.abs().mean()) / RATE
+
+            numbers = {
+                "before_loss": before,
+                "after_loss": after.look(batch)[0],
+                "undone_loss": after.look(batch, after.p | left)[0],
+                "alone_loss": run.look(batch, run.p | changed)[0],
+                "earlier_steps": steps(run.old, run.p),
+                "mean_steps": steps(run.p, after.p),
+            }
+            yield known | {"kind": kind} | {name: f"{number:.4f}" for name, number in numbers.items()}
+
+
+def group_parameters(p: Tensors) -> dict[str, dict[str, slice]]:
+    """Return the rows of the parameters of each kind, over all blocks; attention's input projection is three kinds."""
+    groups: dict[str, dict[str, slice]] = {}
+    for name, tensor in p.items():
+        part = name.split(".")[1 if "block" in name else 0]
+        rows = {part: slice(None)}
+        if part == "qkv":
+            third = len(tensor) // 3
+            rows |= {
+                kind: slice(i * third, (i + 1) * third) for i, kind in enumerate(("query", "key", "value"))
+            }
+        for kind, where in rows.items():
+            groups.setdefault(kind, {})[name] = where
+    return groups
 
 
 def scale_rows() -> Iterator[dict]:
@@ -254,11 +335,17 @@ def scale_rows() -> Iterator[dict]:
     shared = stream.mean((0, 1))
     for scale in SCALES:
         loss, logits = compute_head(run, stream + (scale - 1) * shared, batch)
-        told = {"loss": loss, **compute_shares(logits, batch)}
-        yield {"scale": scale} | {name: f"{value:.4f}" for name, value in told.items()}
+        told = compute_shares(logits, batch)
+        yield {"scale": scale, "loss": f"{loss:.4f}"} | {name: f"{value:.4g}" for name, value in told.items()}
 
 
-ROWS = {"path": path_rows, "causes": cause_rows, "scales": scale_rows}
+ROWS = {
+    "path": path_rows,
+    "causes": cause_rows,
+    "parts": part_rows,
+    "scales": scale_rows,
+    "settings": setting_rows,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # small matmuls: threads only wait for each other

@@ -50,9 +50,11 @@
     function verdictOf(version) {
         const usual = version.seen.length ? `${listed(version.seen)} find${version.seen.length === 1 ? 's' : ''} a mistake.`
             : 'None of the seven usual checks finds a mistake.';
+        const calls = !version.calls || version.seen.includes('gradcheck float64') ? ''
+            : ` gradcheck finds it in ${version.calls.includes(';') ? 'other calls' : 'another call'}: ${version.calls.replaceAll(';', ',')}.`;
         const own = version.right ? 'check_backward accepts it.'
-            : `check_backward rejects it in the try “${version.try}”: ${version.said}`;
-        return `${usual[0].toUpperCase()}${usual.slice(1)} ${own}`;
+            : `check_backward rejects it in the kind of call “${version.try}”${version.said ? `: ${version.said}` : '.'}`;
+        return `${usual[0].toUpperCase()}${usual.slice(1)}${calls} ${own}`;
     }
 
     function catches(place) {
@@ -86,16 +88,19 @@
         });
         grid[0][0].tabIndex = 0;
 
+        function shownBugs() { return data.bugs.map(function (_, r) { return r; }).filter(function (r) { return bugRows[r].offsetParent; }); }
+
+        function isFound(r, column) { return grid[r][column + 1].parentNode.className.includes('found'); }
+
         function show(column) {
+            const shown = shownBugs(), totals = [...table.tFoot.rows[0].cells];
             table.dataset.shown = String(column + 1);
-            [table.tBodies[0], table.tFoot].forEach(function (part) {
-                [...part.rows].forEach(function (row) {
-                    if (row.classList.contains('kind')) { return; }
-                    [...row.cells].forEach(function (cell, c) { cell.classList.toggle('to-come', c > column + 1); });
-                });
+            [...bugRows, table.tFoot.rows[0]].forEach(function (row) {
+                [...row.cells].forEach(function (cell, c) { cell.classList.toggle('to-come', c > column + 1); });
             });
-            const count = data.bugs.filter(function (bug, r) { return grid[r][column + 1].parentNode.className.includes('found'); }).length;
-            said.textContent = `${data.checks[column]} finds ${count} of ${data.bugs.length}.${mended.size ? ` You have fixed ${mended.size}.` : ''}`;
+            const counts = data.checks.map(function (_, c) { return shown.filter(function (r) { return isFound(r, c); }).length; });
+            totals.forEach(function (cell, c) { cell.textContent = c ? counts[c - 1] : `finds, of ${shown.length}`; });
+            said.textContent = `${data.checks[column]} finds ${counts[column]} of ${shown.length}.${mended.size ? ` You have fixed ${mended.size}.` : ''}`;
         }
 
         function play() {
@@ -106,7 +111,7 @@
                 column += 1;
                 show(column);
                 if (column === data.checks.length - 1) { clearInterval(timer); }
-            }, 900);
+            }, 400);
         }
 
         // `asked` is the column of a clicked square; the dialog says first whether that check finds the mistake.
@@ -117,7 +122,12 @@
             clearInterval(timer);
             show(data.checks.length - 1);
             const verdict = element('div', { role: 'status', class: 'catches-verdict' });
-            const edits = element('div', { class: 'catches-edits' }, element('strong', {}, 'Choose an edit that fixes it; there may be several.'), verdict);
+            const links = bug.source ? [` A public report of ${bug.edits.length ? 'a similar' : 'this'} mistake: `, element('a', { href: bug.source }, bug.source.replace('https://', '')), '.'] : [];
+            // What goes wrong would give the bug away, so it is told after the first choice.
+            const effect = element('p', {}, ...withCode(bug.effect), ...links);
+            effect.hidden = Boolean(bug.edits.length);
+            const edits = element('div', { class: 'catches-edits' }, effect, ...(bug.edits.length ? [element('strong', {},
+                'Choose an edit that fixes it; there may be several. Green: check_backward accepts the edit; orange: it does not.')] : []), verdict);
             bug.edits.forEach(function (edit, i) {
                 const lines = edit.diff.map(function ([sign, text]) {
                     return element('span', { class: sign === '+' ? 'added' : 'taken' }, `${sign === '+' ? '+' : '−'} ${text}\n`);
@@ -128,6 +138,7 @@
                 made.addEventListener('click', function () {
                     edits.querySelectorAll('button').forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
                     made.after(verdict);
+                    effect.hidden = false;
                     made.classList.add(edit.right ? 'right' : 'wrong');
                     verdict.className = `catches-verdict ${edit.right ? 'right' : 'wrong'}`;
                     verdict.replaceChildren(element('p', {}, `${edit.right ? 'Fixed.' : 'Still wrong.'} ${verdictOf(edit)}`));
@@ -142,14 +153,14 @@
                 });
                 edits.append(made);
             });
-            const step = function (by) { return function () { open((number + by + data.bugs.length) % data.bugs.length, asked); }; };
-            const links = bug.source ? [' A public report of a similar mistake: ', element('a', { href: bug.source }, bug.source.replace('https://', '')), '.'] : [];
+            const shown = shownBugs();
+            const step = function (by) { return function () { open(shown[(shown.indexOf(number) + by + shown.length) % shown.length], asked); }; };
             const code = codeBlock(bug.code), held = dialog.open ? document.activeElement.textContent : '';
             code.tabIndex = 0;
             const buttons = [button('Back', step(-1)), button('Next', step(1)), button('Close', function () { dialog.close(); })];
             dialog.replaceChildren(
-                element('div', { class: 'player-buttons' }, element('strong', {}, bug.name), `${number + 1} of ${data.bugs.length}`, ...buttons),
-                ...answer, element('p', {}, ...withCode(bug.effect), ...links),
+                element('div', { class: 'player-buttons' }, element('strong', {}, bug.name), `${shown.indexOf(number) + 1} of ${shown.length}`, ...buttons),
+                ...answer,
                 element('div', { class: 'catches-bug' },
                     element('div', {}, code, element('p', { class: 'catches-note' }, helpersIn(bug.code)), element('p', {}, verdictOf(bug))), edits));
             if (!dialog.open) { dialog.showModal(); }
@@ -161,12 +172,19 @@
 
         dialog.addEventListener('click', function (event) { if (event.target === dialog) { dialog.close(); } });
         const fewer = button('Only what gradcheck accepts', function () {
-            fewer.setAttribute('aria-pressed', String(table.classList.toggle('accepted')));
+            const pressed = table.classList.toggle('accepted');
+            fewer.setAttribute('aria-pressed', String(pressed));
+            fewer.textContent = pressed ? `Show all ${data.bugs.length}` : 'Only what gradcheck accepts';
+            clearInterval(timer);
+            show(data.checks.length - 1);
         });
         fewer.setAttribute('aria-pressed', 'false');
         bugRows.forEach(function (row) { row.classList.toggle('caught', row.cells[1].className.includes('found')); });
         place.prepend(element('div', { class: 'player-buttons' }, button('Play again', play), fewer,
-            button('Open one at random', function () { open(Math.floor(Math.random() * data.bugs.length)); })), said);
+            button('Open one at random', function () {
+                const shown = shownBugs();
+                open(shown[Math.floor(Math.random() * shown.length)]);
+            })), said);
         place.append(dialog);
         play();
     }
@@ -189,19 +207,21 @@
         return [chart, function (index) { dot.setAttribute('cx', at[index].x); dot.setAttribute('cy', at[index].y); }];
     }
 
-    // Bars of what the model predicts, each with a mark at the untrained share, and a function that fills them.
+    // Bars of the next byte's probability, from 0.001% to 100%, each with a mark at the untrained one, and a function that fills them.
     function shareBars(data) {
-        const bars = element('div', { class: 'unlearning-bars' }, element('p', {}, 'what the model predicts (mark: untrained)'));
+        const logarithm = function (share) { return `${(Math.max(0, Math.log10(share) + 5) * 20).toFixed(1)}%`; };
+        const bars = element('div', { class: 'unlearning-bars' }, element('p', {},
+            'probability of the next byte, where it is … (geometric mean; logarithmic from 0.001% to 100%; mark: untrained)'));
         const rows = data.names.map(function (name, i) {
             const bar = element('i', {}), said = element('output', {});
-            const mark = element('b', { style: `left: ${(data.untrained[i] * 100).toFixed(1)}%` });
+            const mark = element('b', { style: `left: ${logarithm(data.untrained[i])}` });
             bars.append(element('div', {}, element('span', {}, name), element('span', {}, bar, mark), said));
             return [bar, said];
         });
         return [bars, function (index) {
             data.shares[index].forEach(function (share, i) {
-                rows[i][0].style.width = `${(share * 100).toFixed(1)}%`;
-                rows[i][1].textContent = `${(share * 100).toFixed(share < 0.00995 ? 1 : 0)}%`;
+                rows[i][0].style.width = logarithm(share);
+                rows[i][1].textContent = share < 1e-5 ? '<0.001%' : `${Number((share * 100).toPrecision(share < 0.0995 ? 1 : 2))}%`;
             });
         }];
     }
@@ -225,7 +245,7 @@
         const raw = shape('line', { x1: zero.x, y1: zero.y, class: 'vector' });
         const normed = shape('line', { x1: zero.x, y1: zero.y, class: 'normed' });
         const tip = shape('circle', { r: 8, class: 'tip' }), normedTip = shape('circle', { r: 5, class: 'normed-tip' });
-        const offsets = { 7: [-3, -9], 13: [8, 8], 14: [-10, 17], 15: [-24, -4], 16: [-6, 18], 17: [-4, -9] };
+        const offsets = { 7: [-3, -9], 13: [12, 6], 14: [-20, -9], 15: [-24, -4], 16: [-6, 22], 17: [-4, -9] };
         const unit = width - 10 * scale - 10;
         plane.append(shape('circle', { cx: zero.x, cy: zero.y, r: full, class: 'ring' }),
             shape('line', { x1: 0, x2: width, y1: zero.y, y2: zero.y, class: 'axis' }),
@@ -251,14 +271,17 @@
             const point = points[index], [x, y] = onPlane(point), length = Math.hypot(point[2], point[3]) || 1;
             raw.setAttribute('x2', x); raw.setAttribute('y2', y);
             tip.setAttribute('cx', x); tip.setAttribute('cy', y);
-            const [nx, ny] = [zero.x + point[2] / length * full, zero.y - point[3] / length * full];
+            const [cos, sin] = [point[2] / length, -point[3] / length], [nx, ny] = [zero.x + cos * full, zero.y + sin * full];
+            // Beside the vector, which would hide it.
+            normed.setAttribute('transform', `translate(${-8 * sin} ${8 * cos})`);
+            normedTip.setAttribute('transform', normed.getAttribute('transform'));
             normed.setAttribute('x2', nx); normed.setAttribute('y2', ny);
             normedTip.setAttribute('cx', nx); normedTip.setAttribute('cy', ny);
             mark(index);
             fill(index);
             slider.value = index;
             const whole = point[0] === Math.round(point[0]);
-            facts.textContent = `${whole ? `After update ${point[0]}` : `Within update ${Math.ceil(point[0])}`}: loss ${point[1].toFixed(2)}, ` +
+            facts.textContent = `${whole ? `After update ${point[0]}` : `On the way to update ${Math.ceil(point[0])}`}: loss ${point[1].toFixed(2)}, ` +
                 `length of the vector ${length.toFixed(1)}.`;
             place.dataset.loss = String(point[1]);
         }
@@ -285,22 +308,35 @@
         plane.addEventListener('pointermove', function (event) { if (plane.hasPointerCapture(event.pointerId)) { show(nearest(event)); } });
         slider.addEventListener('input', function () { stop(); show(Number(slider.value)); });
 
-        // It stops at the worst point, and goes on from there when it is played again.
+        // It stops before the jump, for the question, and at the worst point; it goes on from there when it is played again.
         function play() {
             stop();
-            if (CALM) { show(worst); return; }
             if (now === last) { show(begin); }
-            const end = now < worst ? worst : last;
+            const end = [worst - 8, worst, last].find(function (place) { return place > now; });
+            if (CALM) { show(end); return; }
             timer = setInterval(function () {
                 show(now + 1);
                 if (now === end) { stop(); }
             }, 120);
         }
 
+        const reply = element('p', { role: 'status' });
+        function answer(words) {
+            return button(words, function () {
+                reply.textContent = `${words === 'stays' ? 'Yes: it' : 'No: it'} hardly changes, because LayerNorm hides the length. ` +
+                    'Then it rises, long before the vector has turned, and is highest beyond zero.';
+                stop();
+                show(worst - 8);
+                play();
+            });
+        }
+
         function jump(words, index) { return button(words, function () { stop(); show(index); }); }
         place.replaceChildren(
             element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop), jump('After update 14', worst - 8),
                 jump('After 15', worst), jump('After 16', worst + 8)),
+            element('p', {}, 'Update 15 comes next. While it takes the first quarter of the vector’s length, what does the loss do? It'),
+            element('div', { class: 'player-buttons' }, answer('falls'), answer('stays'), answer('rises')), reply,
             plane, slider, facts, element('div', { class: 'unlearning' }, chart, bars), place.querySelector('figcaption'));
         show(begin);
         play();
@@ -317,7 +353,8 @@
             const [scale, loss] = data.points[index];
             mark(index);
             fill(index);
-            facts.textContent = `${scale.toFixed(2).replace('-', '−')} times the shared vector: loss ${loss.toFixed(2)}.`;
+            facts.textContent = `${scale.toFixed(2).replace('-', '−')} times the shared vector, ${Math.abs(scale * data.ratio).toFixed(1)} times the spread: ` +
+                `loss ${loss.toFixed(2)}.`;
             place.dataset.loss = String(loss);
         }
 

@@ -61,8 +61,10 @@ def test_all_recorded_results_are_reproducible(gate, tmp_path):
 
 
 def test_each_bug_has_six_edits_including_the_solution():
+    reports = len(gradcheck_matrix.reports())
     bugs = gradcheck_matrix.bugs()
-    assert len(bugs) == 46 and not any(bug["right"] for bug in bugs)
+    assert (reports, len(bugs)) == (24, 70) and not any(bug["right"] for bug in bugs)
+    bugs = bugs[reports:]
     for bug in bugs:
         diffs = [json.dumps(edit["diff"]) for edit in bug["edits"]]
         assert len(set(diffs)) == len(diffs) == gradcheck_matrix.EDITS and "[]" not in diffs, bug["name"]
@@ -73,6 +75,19 @@ def test_page_names_the_existing_checks():
     assert tuple(USUAL) == gradcheck_matrix.USUAL
     page = (CHECKOUT / "book/src" / GRADCHECK).with_suffix(".md").read_text(encoding="utf-8")
     assert f"makes up to {len(TRIES)} *tries*" in page
+
+
+def test_correct_functions_pass_every_call_and_reports_have_their_functions():
+    rows = {line["version"]: line for line in record.rows("gradcheck_calls")}
+    right = [line for name, line in rows.items() if name.startswith("p21 ")]
+    assert len(right) == 13 and not any(
+        line["calls"] or "1" in (line[name] for name in USUAL) for line in right
+    )
+    bugs = [line["version"] for line in gradcheck_matrix.ordered()]
+    assert rows.keys() == {*gradcheck_matrix.REPORTS, *bugs, *(line["version"] for line in right)}
+    for line in gradcheck_matrix.ordered():
+        assert rows[line["version"]]["gradcheck float64"] == line["gradcheck float64"], line["version"]
+    assert all("return" in gradcheck_matrix.code_of_report(name) for name in gradcheck_matrix.REPORTS)
 
 
 def test_solution_passes_and_kinds_cover_all_bugs():
@@ -86,21 +101,26 @@ def test_square_opens_its_bug_and_edit_shows_the_result(browser, site):
     bugs = gradcheck_matrix.bugs()
     is_visible = """(({top, bottom}) => top >= 0 && bottom <= innerHeight)(
         document.querySelector('.catches-verdict').getBoundingClientRect())"""
-    for number, size in ((0, DESKTOP), (7, DESKTOP), (45, PHONE)):
+    reported = len(gradcheck_matrix.reports())
+    for number, size in ((reported, DESKTOP), (reported + 7, DESKTOP), (reported + 45, PHONE)):
         browser.resize(size)
         browser.run(
-            f"document.querySelectorAll('.catches tbody tr:not(.kind)')[{number}].cells[8].firstChild.click()"
+            f"document.querySelectorAll('.catches tbody tr:not(.kind)')[{number}].cells[9].firstChild.click()"
         )
         assert bugs[number]["name"] in browser.run("document.querySelector('.catches-dialog').innerText")
         description = browser.run("document.querySelector('.catches-dialog > p').innerText")
         assert description == "check_backward finds this mistake."
-        if number == 0:
+        effect = "document.querySelector('.catches-edits > p').checkVisibility()"
+        assert browser.run(effect) is False, "it would give the bug away"
+        if number == reported:
             assert browser.run("document.activeElement.tagName") == "PRE"
         for index, edit in enumerate(bugs[number]["edits"]):
             browser.run(f"document.querySelectorAll('.catches-edits button')[{index}].click()")
             message = browser.run("document.querySelector('.catches-verdict').innerText")
             assert message.startswith("Fixed." if edit["right"] else "Still wrong.")
-            assert edit["said"] in " ".join(message.split()) and browser.run(is_visible)
+            assert (
+                edit["said"] in " ".join(message.split()) and browser.run(is_visible) and browser.run(effect)
+            )
     assert browser.run("document.querySelector('[data-piece=catches]').dataset.mended") == "3"
     assert browser.run("document.querySelector('.catches-said').innerText").endswith(" You have fixed 3.")
     assert browser.run("document.querySelectorAll('.catches tr.mended').length") == 3
@@ -111,9 +131,9 @@ def test_square_opens_its_bug_and_edit_shows_the_result(browser, site):
 def test_matrix_plays_and_works_by_keyboard(browser, site):
     browser.resize(PHONE)
     browser.open(site / GRADCHECK)
-    browser.wait_for("document.querySelector('.catches').dataset.shown === '8'")
+    browser.wait_for("document.querySelector('.catches').dataset.shown === '9'")
     assert (
-        browser.run("document.querySelector('.catches-said').innerText") == "check_backward finds 46 of 46."
+        browser.run("document.querySelector('.catches-said').innerText") == "check_backward finds 70 of 70."
     )
     fits = "document.querySelector('.catches').scrollWidth <= document.querySelector('.catches').closest('figure').clientWidth"
     assert browser.run(fits)
@@ -130,15 +150,23 @@ def test_matrix_plays_and_works_by_keyboard(browser, site):
 
 @needs_browser
 def test_matrix_can_show_only_what_gradcheck_accepts(browser, site):
-    accepted = [
-        number for number, row in enumerate(gradcheck_matrix.ordered()) if row["gradcheck float64"] == "0"
-    ]
+    every = [*gradcheck_matrix.reports(), *gradcheck_matrix.ordered()]
+    accepted = [number for number, row in enumerate(every) if row["gradcheck float64"] == "0"]
     browser.open(site / GRADCHECK)
     press = "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText.startsWith('Only')).click()"
     rows = "[...document.querySelectorAll('.catches tbody tr:not(.kind)')]"
     visible_rows = f"JSON.stringify({rows}.flatMap((row, i) => row.offsetParent ? [i] : []))"
     browser.run(press)
     assert json.loads(browser.run(visible_rows)) == accepted
+    totals = "document.querySelector('.catches tfoot').innerText.split(/\\s+/).join(' ')"
+    assert browser.run(totals).startswith(f"finds, of {len(accepted)} 0 ")
+    browser.run(
+        "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText.startsWith('Open')).click()"
+    )
+    bugs = gradcheck_matrix.bugs()
+    names = [bugs[number]["name"] for number in accepted]
+    assert browser.run("document.querySelector('[data-piece=catches]').dataset.open") in names
+    browser.run("document.querySelector('.catches-dialog').close()")
     above, below = next((a, b) for a, b in itertools.pairwise(accepted) if b > a + 1)
     browser.run(f"{rows}[{above}].cells[1].firstChild.focus()")
     browser.press("ArrowDown")
@@ -148,7 +176,7 @@ def test_matrix_can_show_only_what_gradcheck_accepts(browser, site):
     description = browser.run("document.querySelector('.catches-dialog > p').innerText")
     assert description == "gradcheck float64 misses this mistake."
     browser.run("document.querySelector('.catches-dialog').close()")
-    browser.run(press)
+    browser.run(press.replace("Only", "Show all 70"))
     assert len(json.loads(browser.run(visible_rows))) == len(gradcheck_matrix.bugs())
     assert browser.errors == []
 
@@ -235,7 +263,16 @@ def test_vector_stops_at_the_jump_and_play_continues(browser, site):
     points = record.rows("unlearning_path")
     most, last = max(float(line["loss"]) for line in points), float(points[-1]["loss"])
     browser.open(site / UNLEARNING)
+    browser.wait_for(
+        f"{loss} === '{float(next(line['loss'] for line in points if line['place_updates'] == '14.000'))}'"
+    )
+    browser.run(
+        "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText === 'rises').click()"
+    )
     browser.wait_for(f"{loss} === '{most}'")
+    assert "No: it hardly changes" in browser.run(
+        "document.querySelector('[data-piece=unlearning]').innerText"
+    )
     browser.run("new Promise(done => setTimeout(done, 400))")
     assert float(browser.run(loss)) == most, "it does not play past the jump"
     browser.run(
@@ -256,8 +293,8 @@ def test_scale_slider_shows_the_recorded_losses_and_shares(browser, site):
     )
     browser.press("End")
     assert float(browser.run(f"{scales}.dataset.loss")) == float(rows[-1]["loss"]) > math.log(256)
-    absent = browser.run(f"{scales}.querySelectorAll('output')[5].innerText")
-    assert absent == f"{float(rows[-1]['of_absent']):.0%}" and browser.errors == []
+    assert browser.run(f"{scales}.querySelectorAll('output')[0].innerText") == "<0.001%"
+    assert float(rows[-1]["of_20"]) < 1e-5 and browser.errors == []
 
 
 # ---- Make it fast, backwards too ----------------------------------------------------------------------------

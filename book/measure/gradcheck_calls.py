@@ -1,0 +1,76 @@
+"""What gradcheck finds in other calls: in the wrong backward passes of puzzle 21 and of public reports, and in the solution.
+
+`python -m book.measure gradcheck_calls`; a CPU is enough. A row says which common checks object to a function, and in which of the
+calls of `book/examples/gradcheck_calls.py` gradcheck does, if it accepts the plain one.
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib import import_module
+
+import torch
+
+from book.examples.gradcheck_calls import list_calls
+from book.measure.check_backward import opcheck
+from book.measure.shared import write
+from harness.check.gradients import DTYPES, Function, compute_outputs
+from harness.puzzles.p21.hunt import USUAL
+from harness.testing.problem import Problem, make_problem
+from harness.toolchain import roots
+
+sys.path.insert(0, str(roots.CHECKOUT / "tests" / "testing"))
+LARGEST = 40_000
+"""Elements of the inputs up to which thousands of rows are tried: if gradcheck fails, it builds the whole Jacobian."""
+
+
+def with_edges(problem: Problem) -> list[torch.Tensor]:
+    """The first input with a gradient ends in 0, 800 and -800; a masked one stays as it is."""
+    inputs = problem.inputs()
+    first = next(t for t in inputs if t.requires_grad)
+    if first.isfinite().all():
+        with torch.no_grad():
+            first.view(-1)[-3:] = torch.tensor([0.0, 800.0, -800.0])
+    return inputs
+
+
+def find_calls(problem: Problem) -> str:
+    """The calls in which gradcheck rejects the function and accepts its reference."""
+
+    def accepts(function: Function, name: str) -> bool:
+        many = problem.inputs("tall")
+        if sum(t.numel() for t in many) > LARGEST:
+            many = problem.inputs()
+        inputs = problem.inputs(), with_edges(problem), problem.inputs("deep"), many
+        try:
+            return list_calls(lambda *t: compute_outputs(function, [*t])[0], *inputs)[name]()
+        except Exception:
+            return False
+
+    names = list_calls(len, *[problem.inputs()] * 4)
+    return "; ".join(
+        name for name in names if not accepts(problem.function, name) and accepts(problem.reference, name)
+    )
+
+
+def rows() -> Iterator[dict]:
+    """A row for each function."""
+    cases = import_module("zoo_cases")
+    for asked in [*cases.list_p21_solutions(), *cases.list_p21(), *import_module("faults").list_faults()]:
+        problem = make_problem(asked.make(), asked.reference, asked.inputs, DTYPES, "cpu")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            usual = {
+                name: int(check(problem) is not None) for name, check in USUAL.items() if name != "opcheck"
+            }
+            yield {
+                "version": asked.name,
+                **usual,
+                "opcheck": int(opcheck(asked.make(), problem.inputs())),
+                "calls": "" if usual["gradcheck float64"] else find_calls(problem),
+            }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    write(rows())

@@ -16,11 +16,9 @@ enum Part : int64_t { BASIC, MASK, PORTABLE_PART, DROPOUT, VARLEN };  // parts o
 
 Library plan("attention", "plan");
 Library bfloat16_libraries[] = {{"attention", "bfloat16"}, {"attention", "bfloat16_mask"},
-                                {"attention", "bfloat16_portable"}, {"attention", "bfloat16_dropout"},
-                                {"attention", "bfloat16_varlen"}};
+    {"attention", "bfloat16_portable"}, {"attention", "bfloat16_dropout"}, {"attention", "bfloat16_varlen"}};
 Library float16_libraries[] = {{"attention", "float16"}, {"attention", "float16_mask"},
-                               {"attention", "float16_portable"}, {"attention", "float16_dropout"},
-                               {"attention", "float16_varlen"}};
+    {"attention", "float16_portable"}, {"attention", "float16_dropout"}, {"attention", "float16_varlen"}};
 
 std::atomic<bool> portable{false};  // use the portable kernels on Hopper too, for comparisons
 
@@ -50,10 +48,7 @@ struct Options {
 };
 
 // The tensors of a call, [B, heads, length, d]; an additive mask, offsets of sequences, and dropout's random state.
-struct Inputs {
-  Tensor q, k, v;
-  Optional mask, offsets, state;
-};
+struct Inputs { Tensor q, k, v; Optional mask, offsets, state; };
 
 // ---- Calls of the Mojo library ------------------------------------------------------------------------------
 
@@ -93,8 +88,7 @@ struct Call {
     for (int axis = 0; in.mask && axis < 4; ++axis)
       words[SIZES + 7 + axis] = size_or_one(in.mask->sym_size(axis)) == 1 ? 0 : size_or_one(in.mask->sym_stride(axis));
     if (in.mask) words[SIZES + 11] = options.mask_block, set_tensor(MASK_OR_OFFSETS, *in.mask);
-    for (auto& [role, tensor] : extra_tensors)
-      if (tensor) set_tensor(role, *tensor);
+    for (auto& [role, tensor] : extra_tensors) if (tensor) set_tensor(role, *tensor);
   }
 
   static int64_t data(const Tensor& t) { return t.has_storage() && t.storage().data() ? address(t) : 0; }
@@ -107,8 +101,7 @@ struct Call {
       words[STRIDES + 3 * (position - strided) + axis] = kernel_stride(t, axis);
   }
 
-  // Selects the kernels; returns the selection and why no faster kernels support the call. `flags` has the bits
-  // BACKWARD and MASK_GRADIENT.
+  // Returns the selected kernels and why no faster ones support the call. Bits of `flags`: BACKWARD, MASK_GRADIENT.
   std::pair<int64_t, std::string> select_kernels(int64_t flags) {
     words[SELECTION] = flags | lengths | (portable ? PORTABLE : 0);
     return plan.query("workbook_attention_plan", device, words);
@@ -125,8 +118,7 @@ struct Call {
   }
 };
 
-// Returns the tensor, or a copy if the kernels cannot read it: rows must be contiguous and begin at multiples of 16
-// bytes, and no axis may be broadcast.
+// Returns the tensor, or a copy unless rows are contiguous and aligned to 16 bytes, and no axis is broadcast.
 Tensor align_rows(const Tensor& t) {
   bool fits = (t.size(3) == 1 || t.stride(3) == 1) && address(t) % 16 == 0;
   for (int axis = 0; axis < 3; ++axis)
@@ -135,8 +127,7 @@ Tensor align_rows(const Tensor& t) {
 }
 Optional contiguous(const Optional& t) { return t ? Optional(t->contiguous()) : t; }
 
-// Returns the strides of a dense result [B, N, S, d]; with `heads_last` those of a contiguous [B, S, N, d], so that
-// merging the heads needs no copy.
+// Returns strides for [B, N, S, d]; with `heads_last` a contiguous [B, S, N, d], so that merging heads needs no copy.
 template <class Int>
 std::array<Int, 4> dense_strides(at::ArrayRef<Int> size, bool heads_last) {
   if (heads_last) return {size[1] * size[2] * size[3], size[3], size[1] * size[3], Int(1)};
@@ -284,8 +275,7 @@ std::optional<std::string> unsupported(const Inputs& in, const Options& o, bool 
 
 // ---- Arguments with four axes ---------------------------------------------------------------------------
 
-// Query [B, N, S, d], key and value [B, G, T, d], the mask [B or 1, N or 1, S or 1, T or 1], the caller's leading axes
-// [..., N], and the columns of value.
+// Query [B, N, S, d], key and value [B, G, T, d], mask (B, N, S, T or 1 each), the caller's axes [..., N], value's d.
 struct Folded : Inputs {
   c10::SymDimVector lead;
   SymInt columns;

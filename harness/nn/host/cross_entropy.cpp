@@ -81,8 +81,7 @@ void accumulate_matmul(Tensor sums, const Tensor& a, const Tensor& b, bool first
   else at::addmm_out(sums, sums, a.to(dtype), b.to(dtype), beta);
 }
 
-// The sum of dW over chunks. The first rows of the float32 sum of a 16-bit gradient use the gradient's memory and are
-// converted in place at the end.
+// The sum of dW over chunks. For a 16-bit dW, its memory holds the first rows in float32, converted at the end.
 class WeightSum {
  public:
   WeightSum(const Tensor& weight, bool chunked, bool narrow_result) {
@@ -225,8 +224,7 @@ Tensors3 backward(const Tensor& grad, const Tensor& input, const Tensor& weight,
   auto rows = target.reshape(-1).contiguous(), scales = grad.reshape(-1).contiguous();
   auto flat = input.reshape({rows.numel(), input.size(-1)});
   auto results = compute(flat, weight, bias, rows, scales, Loss(integers, reals), requested);
-  for (auto* tensor : {&results.dW, &results.db})
-    if (tensor->defined()) *tensor = tensor->to(dtype);
+  for (auto* tensor : {&results.dW, &results.db}) if (tensor->defined()) *tensor = tensor->to(dtype);
   if (results.dx.defined()) results.dx = results.dx.view(input.sizes());
   return {or_empty(results.dx, dtype), or_empty(results.dW, dtype), or_empty(results.db, dtype)};
 }
@@ -329,7 +327,6 @@ Tensor linear_cross_entropy(const Tensor& input, const Tensor& weight, const Opt
 
 #define TENSORS "Tensor input, Tensor weight, Tensor? bias, Tensor target"
 #define OPTIONS "int[] integers, float[] reals, int requested"
-
 TORCH_LIBRARY_FRAGMENT(mojo_workbook, m) {
   at::Tag tag = at::Tag::pt2_compliant_tag;
   m.def("linear_cross_entropy(" TENSORS ", int ignore_index=-100, float label_smoothing=0.0, int reduction=1,"

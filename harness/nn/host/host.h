@@ -284,10 +284,7 @@ struct AutocastWrapper<function> {
 using NodePtr = decltype(torch::autograd::Edge::function);  // a shared_ptr in torch 2.11, an intrusive_ptr in 2.15
 
 // The non-tensor arguments that a backward pass needs.
-struct Numbers {
-  std::vector<int64_t> integers;
-  std::vector<double> reals;
-};
+struct Numbers { std::vector<int64_t> integers; std::vector<double> reals; };
 
 // The autograd node of an operator. `Op` has NAME, the numbers of gradients (INPUTS) and of saved tensors (SAVED),
 // OUTPUTS with a bit for each saved tensor that is an output, and two static functions: `gradients` computes the
@@ -310,12 +307,10 @@ struct OperatorNode : Node {
     variable_list outputs_with_grad, grad_outputs, inputs_with_grad, results(Op::INPUTS);
     for (size_t i = 0; i < outputs.size(); ++i)
       if (grads[i].defined()) outputs_with_grad.push_back(outputs[i]), grad_outputs.push_back(grads[i]);
-    for (size_t i = 0; i < Op::INPUTS; ++i)
-      if (needed() >> i & 1) inputs_with_grad.push_back(inputs[i]);
+    for (size_t i = 0; i < Op::INPUTS; ++i) if (needed() >> i & 1) inputs_with_grad.push_back(inputs[i]);
     if (outputs_with_grad.empty()) return results;
     auto computed_grads = torch::autograd::grad(outputs_with_grad, inputs_with_grad, grad_outputs, true, true, true);
-    for (size_t i = 0, next = 0; i < Op::INPUTS; ++i)
-      if (needed() >> i & 1) results[i] = computed_grads[next++];
+    for (size_t i = 0, next = 0; i < Op::INPUTS; ++i) if (needed() >> i & 1) results[i] = computed_grads[next++];
     return results;
   }
 
@@ -368,16 +363,14 @@ struct OperatorNode : Node {
       return variable_list(Op::INPUTS);
     at::AutoDispatchBelowADInplaceOrView below;
     auto results = Op::gradients(grads, tensors, numbers, needed);
-    for (size_t i = 0; i < Op::INPUTS; ++i)
-      if (!(needed >> i & 1)) results[i].reset();
+    for (size_t i = 0; i < Op::INPUTS; ++i) if (!(needed >> i & 1)) results[i].reset();
     return results;
   }
 };
 
 // Records a call for the backward pass: sets the node of its outputs, with edges to its inputs and the saved tensors.
 template <class Op, class... Input>
-void record(const variable_list& outputs, const std::vector<Optional>& saved, Numbers numbers,
-            const Input&... inputs) {
+void record(const variable_list& outputs, const std::vector<Optional>& saved, Numbers numbers, const Input&... inputs) {
   auto node = [] {
     using T = OperatorNode<Op>;
     if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>)
@@ -395,9 +388,7 @@ void record(const variable_list& outputs, const std::vector<Optional>& saved, Nu
 #define WORKBOOK_LEAF(name, device, meta)                                                                     \
   TORCH_LIBRARY_IMPL(mojo_workbook, WORKBOOK_DEVICE, m) { m.impl(name, device); }                             \
   TORCH_LIBRARY_IMPL(mojo_workbook, Meta, m) { m.impl(name, meta); }                                          \
-  TORCH_LIBRARY_IMPL(mojo_workbook, Autograd, m) {                                                            \
-    m.impl(name, torch::autograd::autogradNotImplementedFallback());                                          \
-  }
+  TORCH_LIBRARY_IMPL(mojo_workbook, Autograd, m) { m.impl(name, torch::autograd::autogradNotImplementedFallback()); }
 
 // harness/nn/host/__init__.py calls this once after loading.
 extern "C" __attribute__((visibility("default"))) void workbook_set_open(workbook::Open function) {

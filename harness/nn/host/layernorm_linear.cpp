@@ -1,5 +1,5 @@
-// LayerNorm + Linear: y = linear(layer_norm(x)), with this project's row kernels and either its own matmuls or PyTorch's,
-// as selected in harness/nn/kernels/layernorm_linear/plan.mojo.
+// LayerNorm + Linear: y = linear(layer_norm(x)), with this project's row kernels and either its own matmuls or
+// PyTorch's, as selected in harness/nn/kernels/layernorm_linear/plan.mojo.
 #include "host.h"
 
 using namespace workbook;
@@ -58,8 +58,7 @@ bool fits(const Inputs& in) {
   };
   return x.sym_sizes().back() == H && H >= 1 && H <= MAX_WIDTH && O >= 1 && O <= MAX_ROWS - ALIGNED_ELEMENTS &&
          x.sym_numel() >= 1 && x.sym_numel() / H <= MAX_ROWS && vector(gamma, H, x.scalar_type()) &&
-         vector(beta, H, x.scalar_type()) &&
-         vector(bias, O, W.scalar_type());
+         vector(beta, H, x.scalar_type()) && vector(bias, O, W.scalar_type());
 }
 
 // ---- One call -----------------------------------------------------------------------------------------------
@@ -144,9 +143,7 @@ Tensors2 forward_meta(const Tensor& x, const Optional&, const Optional&, const T
 
 // ---- Backward -----------------------------------------------------------------------------------------------
 
-struct Gradients {
-  Tensor dx, dgamma, dbeta, dW, db;
-};
+struct Gradients { Tensor dx, dgamma, dbeta, dW, db; };
 
 // A backward pass: its tensors, which are contiguous except for a transposed W, and the ways to compute it.
 struct Pass {
@@ -228,8 +225,7 @@ struct Pass {
     }
     launch(parts, grads, dln, ln_out);
     dln.reset();
-    if (ln_out.defined())
-      grads.dW = call.transposed ? at::mm(ln_out.t(), dy_rows).t() : at::mm(dy_rows.t(), ln_out);
+    if (ln_out.defined()) grads.dW = call.transposed ? at::mm(ln_out.t(), dy_rows).t() : at::mm(dy_rows.t(), ln_out);
     if (grads.dx.defined()) grads.dx.unsafeGetTensorImpl()->set_sizes_contiguous(x.sizes());
     return grads;
   }
@@ -242,9 +238,8 @@ struct Pass {
                at::Float32Precision::TF32;
   }
 
-  // Computes dW, from a separate ln_out, on a second stream; and if dY is large, its column sums on a third one,
-  // unless this project's matmul computes them. Memory that several streams use is allocated on the current stream and
-  // lives until they join.
+  // Computes dW, from a separate ln_out, on a second stream; a large dY's column sums, unless this project's matmul
+  // computes them, on a third. Memory that several streams use is of the current stream and lives until they join.
   Gradients compute_on_two_streams(int64_t requested) {
     SideStreams streams(call.device);
     bool separate_db = requested & BIAS && call.dln != MOJO && call.rows * call.O >= MIN_BIAS_STREAM_ELEMENTS;
@@ -294,8 +289,7 @@ Tensors5 backward_meta(const Tensor&, const Tensor& x, const Tensor&, const Opti
 
 // ---- The operator -------------------------------------------------------------------------------------------
 
-// Computes with PyTorch's own operations, which have all derivatives. Under autocast (`mixed`) the LayerNorm is
-// computed in float32 and rounded once.
+// Computes with PyTorch's own operations, which have all derivatives; `mixed`: in float32, rounded once, for autocast.
 Tensor call_torch(const Inputs& in, double eps, bool mixed) {
   auto ln_out = at::layer_norm_symint(in.x, {in.W.sym_size(1)}, in.gamma, in.beta, eps);
   if (mixed && ln_out.scalar_type() == at::kFloat) ln_out = ln_out.to(in.W.scalar_type());

@@ -154,9 +154,9 @@ def layernorm_kernel[
 # BLANK-START shuffles: the sum by shuffles: five steps, in which the distance between lanes doubles
 @always_inline
 def lanes_sum[dtype: DType](partial: Scalar[dtype]) -> Scalar[dtype]:
-    """Sum over a warp's lanes. `warp.shuffle_xor(v, UInt32(d))` returns the lane's swizzle distance d."""
+    """Sum over a warp's lanes. `warp.shuffle_xor(v, UInt32(d))` returns the lane's at distance d."""
     return shared_sum(partial)
-# BLANK-END shuffles (unsolved while it reads as given: a4611adf)
+# BLANK-END shuffles (unsolved while it reads as given: 3ee065cb)
 # ANCHOR_END: shuffles
 
 
@@ -175,8 +175,7 @@ def dx_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """Compute `dx = rstd * (g - c2 - x_hat * c1)`, `g = dln * gamma`; c1 and c2 are means of `g * x_hat` and g.
-    """
+    """Compute `dx = rstd * (g - c2 - x_hat * c1)`, `g = dln * gamma`; c1, c2: means of `g * x_hat`, g."""
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var R = Int(rows)
@@ -219,9 +218,8 @@ def dgamma_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """Compute the first stage of `dgamma = sum of dln * x_hat` and `dbeta = sum of dln` over all rows. A warp owns a slab of
-    SLAB_ROWS rows and LANES vectors of each; a lane's vector begins at column c. The second stage adds the slabs.
-    """
+    """Compute `dgamma = sum of dln * x_hat` and `dbeta = sum of dln` for slabs of SLAB_ROWS rows; a second stage adds the slabs.
+    A warp has a slab and LANES vectors of each row; a lane's vector begins at column c."""
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var R = Int(rows)
@@ -260,8 +258,7 @@ def sums_by_threads_kernel[
     outputs: Int32,
 ):
     """Compute `ln_out @ linear_weight.T`. In step 7 a block has TILE x TILE threads, one per result: row ty, column tx of its
-    tile. In later steps it computes BLOCK x BLOCK results, a thread THREAD_TILE x THREAD_TILE of them: rows ty,
-    ty + BLOCK_THREADS, ... and columns tx, ..."""
+    tile. Later BLOCK x BLOCK results, a thread those of rows ty, ty + BLOCK_THREADS ... and columns tx ..."""
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var C = Int(hidden)
@@ -315,8 +312,7 @@ def sums_by_threads_kernel[
             # ANCHOR_END: registers
             barrier()
     elif step == 9:
-        # `copy_tile` copies while the threads multiply. A tile has BLOCK rows of TILE_DEPTH elements; there are two buffers
-        # for each operand.
+        # `copy_tile` copies while the threads multiply. Each operand has two tiles of BLOCK rows of TILE_DEPTH elements.
         comptime size = BLOCK * TILE_DEPTH
         var a16 = rebind[ImmPtr[BF16]](ln_out)
         var b16 = rebind[ImmPtr[BF16]](linear_weight)
@@ -380,15 +376,15 @@ comptime TRANSPOSE_FIRST = True
 def copy_operand[
     transposed: Bool, side: Int
 ](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
-    """Start to copy `side` rows of TENSOR_DEPTH elements of a matrix [rows, depth], or [depth, rows] if `transposed`."""
+    """Start to copy `side` rows of TENSOR_DEPTH of a [rows, depth] matrix, [depth, rows] if `transposed`."""
     copy_tile[side, TENSOR_DEPTH, WARPS * LANES](tile, matrix, row, k, rows, depth, thread_idx.x)
 
 
 @always_inline
 def load_matrices[transposed: Bool, side: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, 8]:
-    """Load four parts of a tile, 8 x 8 elements each, for eight lanes each: theirs begins swizzle row and k."""
+    """Load four parts of a tile, 8 x 8 elements each, for eight lanes each: theirs begins at row and k."""
     return ld_matrix[8](tile.unsafe_offset(swizzle[TENSOR_DEPTH](row + thread_idx.x % 8, k)))
-# BLANK-END layouts (unsolved while it reads as given: 5c22505d)
+# BLANK-END layouts (unsolved while it reads as given: ba477e6c)
 # ANCHOR_END: layouts
 
 

@@ -192,7 +192,7 @@ def lanes_sum[dtype: DType](partial: Scalar[dtype]) -> Scalar[dtype]:
 # BLANK-GIVEN shuffles
 # @always_inline
 # def lanes_sum[dtype: DType](partial: Scalar[dtype]) -> Scalar[dtype]:
-#     """Sum over a warp's lanes. `warp.shuffle_xor(v, UInt32(d))` returns the lane's swizzle distance d."""
+#     """Sum over a warp's lanes. `warp.shuffle_xor(v, UInt32(d))` returns the lane's at distance d."""
 #     return shared_sum(partial)
 # BLANK-END shuffles
 # ANCHOR_END: shuffles_solution
@@ -213,8 +213,7 @@ def dx_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """Compute `dx = rstd * (g - c2 - x_hat * c1)`, `g = dln * gamma`; c1 and c2 are means of `g * x_hat` and g.
-    """
+    """Compute `dx = rstd * (g - c2 - x_hat * c1)`, `g = dln * gamma`; c1, c2: means of `g * x_hat`, g."""
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var R = Int(rows)
@@ -283,9 +282,8 @@ def dgamma_kernel[
     rows: Int32,
     hidden: Int32,
 ):
-    """Compute the first stage of `dgamma = sum of dln * x_hat` and `dbeta = sum of dln` over all rows. A warp owns a slab of
-    SLAB_ROWS rows and LANES vectors of each; a lane's vector begins at column c. The second stage adds the slabs.
-    """
+    """Compute `dgamma = sum of dln * x_hat` and `dbeta = sum of dln` for slabs of SLAB_ROWS rows; a second stage adds the slabs.
+    A warp has a slab and LANES vectors of each row; a lane's vector begins at column c."""
     comptime accum = accum_type[dtype]
     comptime width = VECTOR_BYTES // size_of[Scalar[dtype]]()
     var R = Int(rows)
@@ -340,8 +338,7 @@ def sums_by_threads_kernel[
     outputs: Int32,
 ):
     """Compute `ln_out @ linear_weight.T`. In step 7 a block has TILE x TILE threads, one per result: row ty, column tx of its
-    tile. In later steps it computes BLOCK x BLOCK results, a thread THREAD_TILE x THREAD_TILE of them: rows ty,
-    ty + BLOCK_THREADS, ... and columns tx, ..."""
+    tile. Later BLOCK x BLOCK results, a thread those of rows ty, ty + BLOCK_THREADS ... and columns tx ..."""
     comptime accum = accum_type[dtype]
     var R = Int(rows)
     var C = Int(hidden)
@@ -418,8 +415,7 @@ def sums_by_threads_kernel[
             # ANCHOR_END: registers_solution
             barrier()
     elif step == 9:
-        # `copy_tile` copies while the threads multiply. A tile has BLOCK rows of TILE_DEPTH elements; there are two buffers
-        # for each operand.
+        # `copy_tile` copies while the threads multiply. Each operand has two tiles of BLOCK rows of TILE_DEPTH elements.
         comptime size = BLOCK * TILE_DEPTH
         var a16 = rebind[ImmPtr[BF16]](ln_out)
         var b16 = rebind[ImmPtr[BF16]](linear_weight)
@@ -515,8 +511,7 @@ comptime TRANSPOSE_FIRST = False
 def copy_operand[
     transposed: Bool, side: Int
 ](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
-    """Start to copy `side` rows of TENSOR_DEPTH elements of a matrix [rows, depth], or [depth, rows] if `transposed`.
-    """
+    """Start to copy `side` rows of TENSOR_DEPTH of a [rows, depth] matrix, [depth, rows] if `transposed`."""
     comptime if transposed:
         copy_tile[TENSOR_DEPTH, side, WARPS * LANES](tile, matrix, k, row, depth, rows, thread_idx.x)
     else:
@@ -525,8 +520,7 @@ def copy_operand[
 
 @always_inline
 def load_matrices[transposed: Bool, side: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, 8]:
-    """Load four 8 x 8 matrices of a tile; each group of eight lanes addresses the matrix at its `row` and `k`.
-    """
+    """Load four 8 x 8 matrices of a tile; each group of eight lanes addresses the matrix at its row and k."""
     comptime if transposed:
         return ld_matrix[8, transpose=True](tile.unsafe_offset(swizzle[side](k + thread_idx.x % 8, row)))
     else:
@@ -541,13 +535,13 @@ def load_matrices[transposed: Bool, side: Int](tile: SharedTile, row: Int, k: In
 # def copy_operand[
 #     transposed: Bool, side: Int
 # ](tile: SharedTile, matrix: ImmPtr[BF16], row: Int, k: Int, rows: Int, depth: Int):
-#     """Start to copy `side` rows of TENSOR_DEPTH elements of a matrix [rows, depth], or [depth, rows] if `transposed`."""
+#     """Start to copy `side` rows of TENSOR_DEPTH of a [rows, depth] matrix, [depth, rows] if `transposed`."""
 #     copy_tile[side, TENSOR_DEPTH, WARPS * LANES](tile, matrix, row, k, rows, depth, thread_idx.x)
 #
 #
 # @always_inline
 # def load_matrices[transposed: Bool, side: Int](tile: SharedTile, row: Int, k: Int) -> SIMD[BF16, 8]:
-#     """Load four parts of a tile, 8 x 8 elements each, for eight lanes each: theirs begins swizzle row and k."""
+#     """Load four parts of a tile, 8 x 8 elements each, for eight lanes each: theirs begins at row and k."""
 #     return ld_matrix[8](tile.unsafe_offset(swizzle[TENSOR_DEPTH](row + thread_idx.x % 8, k)))
 # BLANK-END layouts
 # ANCHOR_END: layouts_solution

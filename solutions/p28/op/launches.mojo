@@ -146,8 +146,7 @@ def launch_tiles[
     width: Int,
     depth: Int,
 ) raises:
-    """Launch one product on tensor cores. A block has 128 rows, or 96, with which all blocks are resident at GPT-2's width.
-    """
+    """Launch one product on tensor cores. A block has 128 rows, or 96: all are resident at GPT-2's width."""
     launcher.launch[product_kernel[step, row_blocks, a_transposed, b_transposed, has_bias, has_sums]](
         name, output, sums, a, b, bias, Int32(height), Int32(width), Int32(depth),
         grid_dim=Dim(ceildiv(width, BLOCK_COLUMNS), ceildiv(height, 32 * row_blocks)), block_dim=Dim(WARPS * LANES),

@@ -118,8 +118,7 @@ def dynamic_shared_memory() -> SharedTile:
 @always_inline
 def swizzle[columns: Int](row: Int, column: Int) -> Int:
     """Return the offset of an element of a tile. Rows are consecutive; the vectors of a row are permuted, differently in each of
-    eight neighbouring rows or pairs of rows, so that the vectors of a row or of a column are in different banks.
-    """
+    eight neighbouring rows or pairs, so that the vectors of a row or of a column are in different banks."""
     comptime pairs = UInt32(1 if columns % 64 == 0 else 2)
     var r = UInt32(row)  # 32-bit arithmetic is faster than 64-bit
     var c = UInt32(column)
@@ -139,8 +138,7 @@ def copy_tile[
     thread: Int,
 ):
     """Start copying a tile of `source`, [height, width], to shared memory, 16 bytes per thread, with zeros outside the
-    matrix; no-op if the tile is entirely outside. If rows are unaligned, copy element by element, synchronously.
-    """
+    matrix; no-op if the tile is outside. If rows are unaligned, copy element by element, synchronously."""
     var in_bounds = first_row < height and first_column < width
     var aligned = width % VECTOR == 0
     if in_bounds and not aligned:
@@ -174,8 +172,7 @@ def store_results[
     row_blocks: Int, aligned_rows: Bool
 ](output: MutPtr[BF16], totals: Array[Sums, 6 * row_blocks], row: Int, column: Int, height: Int, width: Int):
     """Store a lane's results, the first of which is at `row` and `column`; four neighbours at once if `aligned_rows`. Lanes
-    exchange results to form these fours, so that a warp writes whole 32-byte sectors.
-    """
+    exchange results to form these fours, so that a warp writes whole 32-byte sectors."""
     var odd = thread_idx.x % 2
     var first_column = column + odd * 8 + thread_idx.x % 4 // 2 * 4
     comptime for group in range(6 * row_blocks):  # two rows of two neighbouring blocks of 16 x 8
@@ -261,8 +258,7 @@ def column_sums_kernel[
     half: Int32,
 ):
     """Sum the columns of a matrix in a fixed order, so that every run gives the same bits. Write the sums of the first `half`
-    columns to `first`, the others to `second`. A block owns TILE columns; thread y of a column adds the rows y, y + TILE, ...
-    """
+    columns to `first`, others to `second`. A block owns TILE columns; thread y adds rows y, y + TILE ..."""
     comptime accum = accum_type[source_dtype]
     var partials = stack_allocation[dtype=accum, address_space=AddressSpace.SHARED](row_major[TILE, TILE]())
     var c = block_idx.x * TILE + thread_idx.x

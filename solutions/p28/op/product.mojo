@@ -31,8 +31,7 @@ def load_fragments[
     row: Int,
     column: Int,
 ):
-    """Load the fragments of 16 elements of k: of a warp's rows of a, and of b, where one fragment serves two `mma`.
-    """
+    """Load the fragments of 16 elements of k: of a warp's rows of a, and of b, where one serves two `mma`."""
     var lane = thread_idx.x % LANES
     var first = lane // 8 % 2 * 8
     var second = lane // 16 * 8
@@ -66,8 +65,7 @@ def product_kernel[
     width: Int32,
     depth: Int32,
 ):
-    """Compute `a @ b.T` on tensor cores, with copies as in step 9, but BUFFERS tiles, all but one of them in flight.
-    """
+    """Compute `a @ b.T` on tensor cores, with copies as in step 9, BUFFERS tiles, all but one in flight."""
     comptime side = 32 * row_blocks
     var H = Int(height)
     var W = Int(width)

@@ -14,9 +14,7 @@ def make_inputs(
     """Return query [B, N, S, d], key [B, G, T, d] and value [B, G, T, dv], with nonzero means."""
     generator = torch.Generator("cpu").manual_seed(seed)
     shapes = ((B, N, S, d), (B, G or N, T, d), (B, G or N, T, dv or d))
-    tensors = [
-        torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5 for shape in shapes
-    ]
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64, device="cpu") + 0.5 for s in shapes]
     return [tensor.to(torch.get_default_device(), dtype) for tensor in tensors]
 
 
@@ -64,17 +62,13 @@ def assert_as_accurate_as_pytorch(tensors, grad_out=None, **options) -> None:
     assert len(got) == len(baseline_results) == len(exact)
     dtype = tensors[0].dtype
     floor = (4096 if dtype == torch.float64 else 32) * torch.finfo(dtype).eps
-    for name, actual, baseline, truth in zip(
+    for name, ours, theirs, truth in zip(
         ("output", *NAMES, "mask"), got, baseline_results, exact, strict=False
     ):
-        assert actual.dtype == dtype and actual.shape == truth.shape, name
+        assert ours.dtype == dtype and ours.shape == truth.shape, name
         size = max(float(truth.abs().max()) if truth.numel() else 0.0, 0.1)
-        error, baseline_error = (
-            (t.double() - truth).abs().max() if t.numel() else 0.0 for t in (actual, baseline)
-        )
-        assert error <= 4 * baseline_error + floor * size, (
-            f"{name}: error {error}, PyTorch's {baseline_error}"
-        )
+        error, torch_error = ((t.double() - truth).abs().max() if t.numel() else 0.0 for t in (ours, theirs))
+        assert error <= 4 * torch_error + floor * size, f"{name}: error {error}, PyTorch's {torch_error}"
 
 
 def compute_attention(query, key, value):

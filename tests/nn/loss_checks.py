@@ -62,9 +62,7 @@ def to_float64(tensors):
 def differentiate(function, tensors, grad=None, **options):
     """Return the loss and the gradients of input, weight and bias, by default for output gradients other than 1."""
     input, weight, target, bias = tensors
-    leaves = [
-        tensor.detach().clone().requires_grad_() for tensor in (input, weight, bias) if tensor is not None
-    ]
+    leaves = [t.detach().clone().requires_grad_() for t in (input, weight, bias) if t is not None]
     loss = function(*leaves[:2], target, *leaves[2:], **options)
     grad = torch.linspace(0.5, 2, loss.numel(), device=loss.device).view(loss.shape) if grad is None else grad
     return [loss.detach(), *torch.autograd.grad(loss, leaves, grad.to(loss.dtype))]

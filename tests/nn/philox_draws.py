@@ -19,10 +19,8 @@ def draw_philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tupl
     Words are int64 from 0 to 2**32 - 1, in shapes that broadcast. Products overflow only in unused bits.
     """
     c0, c1, c2, c3 = counter
-    for round_index in range(ROUNDS):
-        key0, key1 = (
-            (word + round_index * step) & WORD_MASK for word, step in zip(key, KEY_INCREMENTS, strict=True)
-        )
+    for i in range(ROUNDS):
+        key0, key1 = ((word + i * step) & WORD_MASK for word, step in zip(key, KEY_INCREMENTS, strict=True))
         product0, product2 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1 = (product2 >> 32 & WORD_MASK) ^ c1 ^ key0, product2 & WORD_MASK
         c2, c3 = (product0 >> 32 & WORD_MASK) ^ c3 ^ key1, product0 & WORD_MASK

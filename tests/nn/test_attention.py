@@ -86,9 +86,7 @@ LEADING_SHAPES = {
 @pytest.mark.parametrize(("query_shape", "key_shape"), LEADING_SHAPES.values(), ids=LEADING_SHAPES)
 def test_leading_dimensions(query_shape, key_shape):
     generator = torch.Generator().manual_seed(3)
-    query, key, value = (
-        torch.randn(shape, generator=generator) for shape in (query_shape, key_shape, key_shape)
-    )
+    query, key, value = (torch.randn(s, generator=generator) for s in (query_shape, key_shape, key_shape))
     got = differentiate(attention, (query, key, value))
     expected = differentiate(compute_attention, [t.double() for t in (query, key, value)])
     for ours, truth in zip(got, expected, strict=True):

@@ -39,18 +39,15 @@ def combine(parts):
 def compute_from_parts(query, key, value, slices, **options):
     """Return output and gradients combined from one part per slice of the keys, and each part's lse."""
     parts = [Part(key_offset=key_slice.start, **options) for key_slice in slices]
-    key_value_slices = [(key[:, :, key_slice], value[:, :, key_slice]) for key_slice in slices]
-    results = [
-        attention_block(query, *key_value, part)
-        for key_value, part in zip(key_value_slices, parts, strict=True)
-    ]
+    pairs = [(key[:, :, key_slice], value[:, :, key_slice]) for key_slice in slices]
+    results = [attention_block(query, *pair, part) for pair, part in zip(pairs, parts, strict=True)]
     output, lse = combine(results)
     grad_out = make_grad(output)
     delta = attention_delta(grad_out, output)
     torch.testing.assert_close(delta, (grad_out * output).sum(-1), rtol=1e-5, atol=1e-5)
     part_grads = [
-        attention_block_backward(grad_out, query, *key_value, lse, delta, part)
-        for key_value, part in zip(key_value_slices, parts, strict=True)
+        attention_block_backward(grad_out, query, *pair, lse, delta, part)
+        for pair, part in zip(pairs, parts, strict=True)
     ]
     gradients = sum(s[0] for s in part_grads), *(torch.cat([s[i] for s in part_grads], 2) for i in (1, 2))
     return (output, *gradients), [part_lse for _, part_lse in results]
@@ -133,13 +130,11 @@ def test_index_permutes_rows():
     part = Part(is_causal=True, blocks=visible, block_size=4, index=index)
     output, lse = attention_block(query, key, value, part)
     grad_out = make_grad(output)
-    gradients = attention_block_backward(
-        grad_out, query, key, value, lse, attention_delta(grad_out, output), part
-    )
+    delta = attention_delta(grad_out, output)
+    gradients = attention_block_backward(grad_out, query, key, value, lse, delta, part)
     position = torch.argsort(index)
-    visible_elements = (position[None] <= position[:, None]) & expand_mask(visible, 4, 8, 8)[position][
-        :, position
-    ]
+    in_blocks = expand_mask(visible, 4, 8, 8)[position][:, position]
+    visible_elements = (position[None] <= position[:, None]) & in_blocks
     assert_close((output, *gradients), compute_reference(tensors, visible_elements))
     expected = torch.logsumexp((query @ key.mT / 8**0.5).masked_fill(~visible_elements, -torch.inf), -1)
     torch.testing.assert_close(lse, expected.double(), rtol=1e-5, atol=1e-5)

@@ -158,9 +158,7 @@ def test_gpu_pytorch_fallback_accepts_unaligned_tensors(dtype, d, options: dict[
             return torch.nn.functional.pad(tensor, (1, 2))[..., 1:-2]
         return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
 
-    leaves = [
-        unalign(tensor.detach()).requires_grad_() for tensor in make_gpu_inputs(S=64, T=64, d=d, dtype=dtype)
-    ]
+    leaves = [unalign(t.detach()).requires_grad_() for t in make_gpu_inputs(S=64, T=64, d=d, dtype=dtype)]
     if "attn_mask" in options:
         mask = torch.randn(options["attn_mask"], device="cuda").to(dtype)
         options = {"attn_mask": unalign(mask).requires_grad_()}

@@ -519,9 +519,8 @@ def test_key_blocks_and_their_gradients_combine(optional_log):
     halves = [(key[:, :, :48], value[:, :, :48]), (key[:, :, 48:], value[:, :, 48:])]
     results = [attention_block(query, *half, part) for half, part in zip(halves, parts, strict=True)]
     lse = torch.logaddexp(results[0][1], results[1][1])
-    output = (
-        torch.stack([torch.exp(part_lse - lse)[..., None] * out for out, part_lse in results]).sum(0).to(BF16)
-    )
+    weighted = [torch.exp(part_lse - lse)[..., None] * out for out, part_lse in results]
+    output = torch.stack(weighted).sum(0).to(BF16)
     wide = [t.double().requires_grad_() for t in (query, key, value)]
     masked_out = torch.arange(96) > torch.arange(64)[:, None] + 32
     scores = (wide[0] @ wide[1].mT / 4).masked_fill(masked_out, -torch.inf)
@@ -529,22 +528,17 @@ def test_key_blocks_and_their_gradients_combine(optional_log):
     assert_within_rounding(output, truth)
     grad = torch.randn(output.shape).to(BF16)
     delta = attention_delta(grad, output)
-    part_grads = [
-        block_backward(grad, query, *half, lse, delta, part) for half, part in zip(halves, parts, strict=True)
-    ]
-    got = (
-        part_grads[0][0].float() + part_grads[1][0],
-        *(torch.cat([s[i] for s in part_grads], 2) for i in (1, 2)),
-    )
+    pairs = zip(halves, parts, strict=True)
+    grads = [block_backward(grad, query, *half, lse, delta, part) for half, part in pairs]
+    got = grads[0][0].float() + grads[1][0], *(torch.cat([g[i] for g in grads], 2) for i in (1, 2))
     for part_lse, reference in zip(got, torch.autograd.grad(truth, wide, grad.double()), strict=True):
         assert_within_rounding(part_lse, reference)
     assert get_launch_names(optional_log) == [*WGMMA[:1] * 2, *WGMMA[1:] * 2]
     visible_blocks = torch.tensor([[True, False, True], [True, True, False]])
     output, _ = attention_block(query, key, value, Part(blocks=visible_blocks, block_size=32))
     mask = visible_blocks.repeat_interleave(32, 0).repeat_interleave(32, 1)
-    assert_within_rounding(
-        output, torch.softmax((wide[0] @ wide[1].mT / 4).masked_fill(~mask, -torch.inf), -1) @ wide[2]
-    )
+    scores = (wide[0] @ wide[1].mT / 4).masked_fill(~mask, -torch.inf)
+    assert_within_rounding(output, torch.softmax(scores, -1) @ wide[2])
 
 
 def test_calls_beyond_the_grid_limit_fall_back_to_pytorch():

@@ -149,9 +149,7 @@ def test_head_is_replaced_with_the_models_loss(name):
     assert [(len(report.heads), report.skipped_heads) for report in reports] == [(1, [])]
     wide = copy.deepcopy(model).double()
     assert_as_accurate_as_eager(actual, eager, compute_gradients(lambda: loss(wide), wide))
-    call, reports = compile_model(
-        lambda model: model(ids, labels=labels), "eager", fullgraph=False, head=True
-    )
+    call, reports = compile_model(lambda m: m(ids, labels=labels), "eager", fullgraph=False, head=True)
     call(model)
     assert [reason for report in reports for _, reason in report.skipped_heads] == ["its logits are returned"]
 

@@ -83,9 +83,7 @@ def test_no_library_is_built_without_a_gpu(monkeypatch):
     monkeypatch.setattr(host, "get_operator_library", None)
     with FakeTensorMode():
         for device in ("cuda", "cpu", "meta"):
-            arguments = [
-                torch.empty(argument.shape, dtype=argument.dtype, device=device) for argument in ARGUMENTS
-            ]
+            arguments = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in ARGUMENTS]
             loss = call_without_warnings(lambda arguments=arguments: linear_cross_entropy(*arguments))
             assert loss.device.type == device
     assert host.explain_missing_kernels("cross_entropy", "float32", torch.device("cuda")) == "there is no GPU"

@@ -353,9 +353,8 @@ def test_unsupported_inputs_fall_back_to_pytorch(device, launch_log):
 def test_grid_and_int32_size_limits(rows, H, O, supported, device):
     """The grid has a block per row, and columns are padded to the vector width; fake tensors need no memory."""
     with FakeTensorMode(), OpRecorder() as recorder:
-        inputs = [
-            torch.empty(size, dtype=BF16, device=device) for size in ((rows, H), (H,), (H,), (O, H), (O,))
-        ]
+        shapes = (rows, H), (H,), (H,), (O, H), (O,)
+        inputs = [torch.empty(shape, dtype=BF16, device=device) for shape in shapes]
         assert fused_layernorm_linear(*inputs).shape == (rows, O)
     assert (f"{OP_PREFIX}forward.default" in recorder.names) is supported
 
@@ -539,10 +538,8 @@ def test_exported_program_is_bit_equal(device):
     inputs, _ = make_inputs((20,), 40, 24, device=device)
     layer = make_layer(inputs)
     program = torch.export.export(layer, (inputs[0].detach(),))
-    assert any(
-        OP_PREFIX in str(node.target) or "layernorm_linear" in str(node.target)
-        for node in program.graph.nodes
-    )
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert any(OP_PREFIX in target or "layernorm_linear" in target for target in targets)
     assert torch.equal(program.module()(inputs[0].detach()), layer(inputs[0]))
 
 

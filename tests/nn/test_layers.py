@@ -72,9 +72,7 @@ def test_state_dicts_are_interchangeable():
     restored = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O))
     restored.load_state_dict(layer.state_dict())
     assert restored.state_dict().keys() == reference.state_dict().keys()
-    assert all(
-        torch.equal(restored.state_dict()[key], value) for key, value in reference.state_dict().items()
-    )
+    assert all(torch.equal(restored.state_dict()[key], t) for key, t in reference.state_dict().items())
 
 
 def test_initialization_matches_sequential():

@@ -136,9 +136,7 @@ def test_loss_is_invariant_to_logit_offset(smoothing, device):
     weight = torch.arange(3000, device=device).remainder(8).float()[:, None]
     ones, options = torch.ones(3, 2, device=device), {"reduction": "none", "label_smoothing": smoothing}
     weights = [torch.cat([weight, torch.full_like(weight, offset)], 1) for offset in (0.0, 2.0**20)]
-    losses = [
-        linear_cross_entropy(ones, weight_with_offset, target, **options) for weight_with_offset in weights
-    ]
+    losses = [linear_cross_entropy(ones, shifted, target, **options) for shifted in weights]
     torch.testing.assert_close(*losses, rtol=1e-6, atol=0)
 
 

@@ -57,11 +57,9 @@ def assert_matches_separate_sequences(tensors, offsets=OFFSETS, grad_out=None, l
     """Compare output and gradients with those of separate sequences in float64."""
     got = differentiate(lambda *t: attend(t, offsets, **options), tensors, grad_out)
     doubles = [tensor.double() for tensor in tensors]
-    reference = differentiate(
-        lambda *t: attend_sequences_separately(t, offsets, **options), doubles, grad_out
-    )
+    expected = differentiate(lambda *t: attend_sequences_separately(t, offsets, **options), doubles, grad_out)
     limit = limit or 32 * torch.finfo(tensors[0].dtype).eps
-    for name, actual, truth in zip(("output", *NAMES), got, reference, strict=True):
+    for name, actual, truth in zip(("output", *NAMES), got, expected, strict=True):
         assert actual.dtype == tensors[0].dtype and actual.shape == truth.shape, name
         assert (actual.double() - truth).abs().max() <= limit * max(1, float(truth.abs().max())), name
     return got

@@ -48,14 +48,10 @@ def find_longest_jump(program: Program) -> int:
         products = [i for i in block.instrs if is_wgmma_product(i) and get_operand_registers(i)]
         loop = {other for other in find_reachable(program, index) if index in find_reachable(program, other)}
         inside = [i for other in loop for i in program.blocks[other].instrs]
-        written = {
-            register for i in inside if not is_wgmma_product(i) for register in get_reads_and_writes(i)[1]
-        }
+        written = {r for i in inside if not is_wgmma_product(i) for r in get_reads_and_writes(i)[1]}
         if any(not written & set(get_operand_registers(i)) for i in products if loop):
-            optional = [
-                other for other in loop - {index} if index in find_reachable(program, index, without=other)
-            ]
-            longest = max([longest, *(len(program.blocks[other].instrs) for other in optional)])
+            optional = [b for b in loop - {index} if index in find_reachable(program, index, without=b)]
+            longest = max([longest, *(len(program.blocks[b].instrs) for b in optional)])
     return longest
 
 
@@ -70,8 +66,6 @@ def test_no_branch_between_products_with_register_operands():
         for name, text in build_ptx("attention", part).items()
         if "wgmma.mma_async" in text
     }
-    jumps = {
-        name: find_longest_jump(Program(module, module.functions[name])) for name, module in modules.items()
-    }
+    jumps = {name: find_longest_jump(Program(m, m.functions[name])) for name, m in modules.items()}
     assert sum("key_value_wgmma" in name for name in jumps) >= 2, jumps
     assert 0 < max(jumps.values()) < 16, jumps

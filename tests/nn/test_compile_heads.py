@@ -205,9 +205,7 @@ def test_small_logits_are_skipped_by_default(monkeypatch):
         monkeypatch.setattr(head_module, "SMALL_LOGITS", size)
         call, reports = compile_model(Model(compute_head_loss), "eager", head=head)
         call(x, t)
-        assert [(len(report.heads), len(report.skipped_heads)) for report in reports] == [
-            (num_replaced, num_skipped)
-        ]
+        assert [(len(r.heads), len(r.skipped_heads)) for r in reports] == [(num_replaced, num_skipped)]
     monkeypatch.undo()
     call, reports = compile_model(Model(compute_head_loss), "eager", head=None)
     call(x, t)

@@ -46,9 +46,8 @@ _load_lock = threading.Lock()
 
 def get_operator_library(layer: str, home: Path | None = None) -> libraries.Library:
     """Return the library of a layer's operator, for the installed PyTorch or the one in `home`."""
-    return libraries.make_torch_library(
-        layer, [FOLDER / f"{layer}.cpp", FOLDER / "host.h"], *DEFINES, home=home
-    )
+    files = [FOLDER / f"{layer}.cpp", FOLDER / "host.h"]
+    return libraries.make_torch_library(layer, files, *DEFINES, home=home)
 
 
 def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Library:
@@ -175,8 +174,6 @@ def get_architecture(index: int) -> str:
     return architectures.get_architecture(torch.device("cuda", index))
 
 
-def warn(subject: str, error: Exception) -> None:
+def warn(name: str, error: Exception) -> None:
     reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"
-    warnings.warn(
-        f"{subject}: PyTorch's own operations run on this GPU: {reason}", RuntimeWarning, stacklevel=4
-    )
+    warnings.warn(f"{name}: PyTorch's own operations run on this GPU: {reason}", RuntimeWarning, stacklevel=4)

@@ -436,8 +436,10 @@ def test_saved_tensor_hooks_and_checkpoints(reduction, device):
     with torch.autograd.graph.save_on_cpu():
         with_cpu_tensors = differentiate(linear_cross_entropy, inputs, reduction=reduction)
     with_checkpoint = differentiate(run_with_checkpoint, inputs, reentrant=False, reduction=reduction)
-    for actual in (with_unaligned_tensors, with_cpu_tensors, with_checkpoint):
+    for actual in (with_cpu_tensors, with_checkpoint):
         assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
+    # On some CPUs PyTorch's matmul rounds unaligned float64 rows in another order.
+    torch.testing.assert_close(with_unaligned_tensors, expected, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

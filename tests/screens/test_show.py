@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def recorded(folder) -> None:
+def kernels_in_cache(folder) -> None:
     """Record the learner's and the solution's kernels together into the cache."""
     puzzle = find_puzzle("p90")
     dims = tuple(dict.fromkeys(case.dims for case in puzzle.cases(None)))
@@ -58,14 +58,14 @@ def recorded(folder) -> None:
 
 
 @pytest.fixture(scope="module")
-def picture(recorded) -> Picture:
+def picture(kernels_in_cache) -> Picture:
     """Picture of the wrong gate."""
     puzzle = find_puzzle("p90")
     return take_picture(puzzle, Work(puzzle, puzzle.find_rung("mojo")).package, puzzle.gates[0])
 
 
 @pytest.mark.compiles
-def test_show_prints_element_thread_line_and_expected_reads(recorded, folder, tmp_path):
+def test_show_prints_element_thread_line_and_expected_reads(kernels_in_cache, folder, tmp_path):
     puzzle = find_puzzle("p90")
     arrays = puzzle.inputs(puzzle.cases(None)[0], "float32", 0)
     row = next(r for r in range(4) if arrays["order"][r] != r and arrays["mask"][r])
@@ -84,20 +84,20 @@ def test_show_prints_element_thread_line_and_expected_reads(recorded, folder, tm
 
 
 @pytest.mark.compiles
-def test_first_failing_gate_is_shown_and_page_is_written(recorded):
+def test_first_failing_gate_is_shown_and_page_is_written(kernels_in_cache):
     code, output = run_merged("p90", "--show")
     assert code == 1 and "p90 · square" in output
     assert re.search(r"step by step, in a browser: \S+pictures/p90_square.html", output)
 
 
 @pytest.mark.compiles
-def test_correct_gate_is_reported(recorded):
+def test_correct_gate_is_reported(kernels_in_cache):
     code, output = run_merged("p90", "--show", "dsquare")
     assert code == 0 and "dsquare is correct" in output
 
 
 @pytest.mark.compiles
-def test_page_data_is_json(recorded):
+def test_page_data_is_json(kernels_in_cache):
     code, out, err = toys.run(["p90", "--show", "square", "--json", "-"])
     data = json.loads(out)
     assert "p90 · square" in err

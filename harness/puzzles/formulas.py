@@ -15,7 +15,7 @@ from harness.spec.puzzle import Arrays, Symptom
 from harness.spec.rounding import round_to_dtype
 
 EPS = 1e-5
-"""Added to LayerNorm's variance."""
+"""The epsilon added to LayerNorm's variance."""
 LARGEST_EXPONENT = 80
 """exp(x) does not overflow in float32 for any x up to this."""
 SIXTEEN_BIT_DTYPES = ("bfloat16", "float16")
@@ -107,7 +107,7 @@ def list_softmax_mistakes(
 class OnlineSteps:
     """Rows of scores in the order in which an online softmax processes them.
 
-    Arrays are [..., threads, steps, width], -inf past a row's end. In each step, the first thread takes the
+    Arrays are [..., threads, steps, width], -inf past a row's end. In each step, the first thread gets the
     next `width` columns, the second thread the following `width`, and so on.
 
     Attributes:
@@ -358,7 +358,7 @@ def list_x_hat_mistakes() -> tuple[Mistake, ...]:
 
 
 def explain_cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """Explain errors by cancellation if only rows with a mean far larger than their deviation are wrong."""
+    """Explain errors as cancellation if all wrong rows have a mean far larger than their deviation."""
     x = arrays["input"]
     if got.shape[:-1] != x.shape[:-1] or not np.isfinite(x).all():
         return None
@@ -378,4 +378,4 @@ def explain_cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: 
 
 
 def set_hints(mistakes: Iterable[Mistake], hints: Mapping[str, int] | None) -> tuple[Mistake, ...]:
-    return tuple(replace(each, hint=(hints or {}).get(each.id, each.hint)) for each in mistakes)
+    return tuple(replace(mistake, hint=(hints or {}).get(mistake.id, mistake.hint)) for mistake in mistakes)

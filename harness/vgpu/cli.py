@@ -62,8 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--error-exitcode", type=int, default=1, metavar="N", help=about)
     run.add_argument("--json", metavar="FILE", help="write the findings to FILE (- for standard output)")
     run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
-    print_info = commands.add_parser("info", help="print the device's limits and the path of its driver")
-    for command in (run, print_info):
+    info = commands.add_parser("info", help="print the device's limits and the path of its driver")
+    for command in (run, info):
         archs = [*ARCHITECTURES, "sm_90a"]
         command.add_argument("--arch", default="sm_90a", choices=archs, help="target (sm_90a)")
     return root
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse_checks(text: str) -> Checks:
-    """Parse the value of --checks. Raise BadUse for an unknown name."""
+    """Parse the value of --checks. Raises BadUse for an unknown name."""
     names = {"all": CHECKS, "none": []}.get(text, text.split(","))
     if unknown := sorted(set(names) - set(CHECKS)):
         raise BadUse(f"unknown check {', '.join(unknown)}: choose all, none or some of {','.join(CHECKS)}")
@@ -87,7 +87,7 @@ def parse_checks(text: str) -> Checks:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run `vgpu exec`: run the program, print the findings, return the exit code. Raise BadUse."""
+    """Run `vgpu exec`: run the program, print the findings, return the exit code. Raises BadUse."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise BadUse("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
@@ -137,8 +137,8 @@ def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) 
         )
         server.log("notes about the Mojo library distinguished from errors in your code")
     notes = len(findings) - errors
-    what = "the program ran no kernel" if not launches else format_count(launches, "launch", "launches")
-    server.log(f"{arch}: {what}, {format_count(errors, 'error')}, {format_count(notes, 'note')}")
+    summary = "the program ran no kernel" if not launches else format_count(launches, "launch", "launches")
+    server.log(f"{arch}: {summary}, {format_count(errors, 'error')}, {format_count(notes, 'note')}")
     failures = {type(error) for device in devices for error in device.errors}
     wrong = errors > 0 or StepBudgetExceeded in failures
     if code != 0 and not (wrong and error_code != 1):

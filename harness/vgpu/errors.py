@@ -50,8 +50,8 @@ class UnsupportedInstruction(VirtualGPUError):
 
     def __init__(self, instr, why: str = ""):
         self.instr, self.why = instr, why
-        at = format_location(instr)
-        line = f" at PTX line {instr.line}" + (f" ({at})" if instr.loc else "")
+        location = format_location(instr)
+        line = f" at PTX line {instr.line}" + (f" ({location})" if instr.loc else "")
         super().__init__(
             f"the virtual GPU does not support the instruction {instr.name}{line}{': ' + why if why else ''}"
         )

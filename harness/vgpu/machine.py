@@ -125,7 +125,7 @@ class VirtualGPU:
 
     # -- memory ---------------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, name: str = "") -> int:
-        """Return a device address that is a multiple of 256. Raise OutOfDeviceMemory."""
+        """Return a device address that is a multiple of 256. Raises OutOfDeviceMemory."""
         try:
             return self.arena.allocate(nbytes, name)
         except OutOfSpace:
@@ -134,7 +134,7 @@ class VirtualGPU:
             ) from None
 
     def free(self, address: int) -> None:
-        """Free an allocation. Raise InvalidAddress."""
+        """Free an allocation. Raises InvalidAddress."""
         if not self.arena.free(address):
             raise InvalidAddress(f"there is no allocation at {address:#x} to free")
 
@@ -144,14 +144,14 @@ class VirtualGPU:
         self.arena.label(address, nbytes, name, shape, str(dtype))
 
     def forbid(self, address: int, kind: str) -> None:
-        """Make writes to the tensor at an address a finding of this kind: "store to an input", "undeclared
+        """Report writes to the tensor at an address as findings of a kind: "store to an input", "undeclared
         atomic", or "" for none. An input is restored after a launch that wrote to it."""
         tensor = self.arena.find(address)
         if tensor is not None:
             tensor.forbids = kind
 
     def get_offset(self, address: int, nbytes: int, action: str) -> int:
-        """Return the offset of a range in device memory. Raise InvalidAddress, which names the action, if the
+        """Return the offset of a range in device memory. Raises InvalidAddress with the action if the
         range is not inside one allocation."""
         offset = self.arena.get_offset(address, nbytes)
         if offset is None:
@@ -183,22 +183,22 @@ class VirtualGPU:
         missing = self.arena.find_unwritten(address, nbytes)
         if not len(missing):
             return
-        at = address + missing
-        number, ends = self.arena.locate(at.astype(np.uint64))
-        inside = at < ends.astype(np.int64)  # leave out padding between labelled tensors
-        at, number = at[inside], number[inside]
+        addresses = address + missing
+        number, ends = self.arena.locate(addresses.astype(np.uint64))
+        inside = addresses < ends.astype(np.int64)  # leave out padding between labelled tensors
+        addresses, number = addresses[inside], number[inside]
         for k in np.unique(number).tolist():
             extent = self.arena.extents[k]
-            mine = at[number == k]
+            hits = addresses[number == k]
             size = max(extent.end - extent.start, 1)
-            index = extent.index(int(mine[0]), 1)
+            index = extent.index(int(hits[0]), 1)
             unit = "" if extent.dtype else "byte "
-            name, missing = mark_name(extent.name), f"({len(mine)} of {format_count(size, 'byte')} missing)"
-            words = (
+            name, missing = mark_name(extent.name), f"({len(hits)} of {format_count(size, 'byte')} missing)"
+            message = (
                 f"the host reads {name}, but {unit}{name}{format_index(index)} was never written {missing}"
             )
             finding = Finding(
-                "output never written", words, tensor=extent.name, index=index, kernel=extent.writer
+                "output never written", message, tensor=extent.name, index=index, kernel=extent.writer
             )
             self.findings.record(finding, ("unwritten", extent.name, extent.start))
 
@@ -218,7 +218,7 @@ class VirtualGPU:
 
     # -- modules --------------------------------------------------------------------------------------------
     def load(self, text: str) -> Module:
-        """Load PTX. Raise InvalidPTX, or UnsupportedPTXVersion for an unknown version."""
+        """Load PTX. Raises InvalidPTX, or UnsupportedPTXVersion for an unknown version."""
         try:
             parsed = parser.parse(text)
         except parser.PtxError as error:
@@ -253,20 +253,20 @@ class VirtualGPU:
 
     def _create_kernel(self, module: Module, f: parser.Function) -> Kernel:
         layout: dict[str, tuple[int, int]] = {}
-        at = SHARED_START
+        offset = SHARED_START
         static = 0
         used = [g for g in module.parsed.functions.values() if g is f or not g.is_entry]
         for v in (v for owner in (module.parsed, *used) for v in owner.variables.values()):
             if v.space == "shared" and v.nbytes:
-                at = -(-at // v.align) * v.align
-                layout[v.name] = (at, v.nbytes)
-                at += v.nbytes + RED_ZONE
+                offset = -(-offset // v.align) * v.align
+                layout[v.name] = (offset, v.nbytes)
+                offset += v.nbytes + RED_ZONE
                 static += v.nbytes
         dynamic = [v for v in module.parsed.variables.values() if v.space == "shared" and not v.nbytes]
         align = max([128, *(v.align for v in dynamic)])
-        at = -(-at // align) * align
+        offset = -(-offset // align) * align
         for v in dynamic:
-            layout[v.name] = (at, 0)
+            layout[v.name] = (offset, 0)
         if static > STATIC_SHARED_LIMIT:
             raise InvalidPTX(
                 f"kernel {f.name} declares {static} bytes of static shared memory, the limit is"
@@ -278,8 +278,8 @@ class VirtualGPU:
     def launch(self, kernel: Kernel, grid, block, args, shared_bytes=0, cluster=(1, 1, 1), name="") -> Launch:
         """Run a kernel to its end and return its Launch, which is also appended to `launches`.
 
-        args: the bytes of each parameter. Raise LaunchError before anything runs, or UnsupportedInstruction
-        or StepBudgetExceeded. Faults of the kernel are findings, not exceptions.
+        args: the bytes of each parameter. Raises LaunchError before anything runs, or UnsupportedInstruction
+        or StepBudgetExceeded. Errors in the kernel are findings, not exceptions.
         """
         grid, block, cluster = (_parse_dimensions(sizes) for sizes in (grid, block, cluster))
         self._check_launch(kernel, grid, block, args, shared_bytes, cluster)

@@ -1,7 +1,7 @@
 """Puzzle 19, the ramp: eight ops with one gate each, their cases and reference.
 
-A vector has n elements, a matrix rows and columns. Every op writes its own quantity and is its own variant,
-so that a gate compiles only its own kernel.
+Vectors are [n], matrices [rows, columns]. Every op is a variant of its own, so that a gate compiles only its
+own kernel.
 """
 
 import numpy as np
@@ -89,20 +89,20 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     if case.values == "hard":
         # In every fourth row, the squares are about as large as eps.
         matrix = (matrix + 3) * np.where(np.arange(rows) % 4 == 3, 1e-3, 1.0)[:, None]
-    run: Arrays = {
+    arrays: Arrays = {
         "vector": random.standard_normal(n),
         "matrix": matrix,
         "offset": random.standard_normal(columns),
         "weight": 1 + 0.5 * random.standard_normal(columns),
     }
-    write_nonfinite(run, case.values)
-    half = {
+    write_nonfinite(arrays, case.values)
+    bfloat16_arrays = {
         "half_matrix": 1 + random.standard_normal((rows, columns)),
         "half_vector": 1 + 0.5 * random.standard_normal(columns),
     }
     return {
-        **{name: round_to_dtype(array, dtype) for name, array in run.items()},
-        **{name: round_to_dtype(array, "bfloat16") for name, array in half.items()},
+        **{name: round_to_dtype(array, dtype) for name, array in arrays.items()},
+        **{name: round_to_dtype(array, "bfloat16") for name, array in bfloat16_arrays.items()},
     }
 
 
@@ -112,18 +112,18 @@ def reference(tensors: dict) -> dict:
 
     x, vector = tensors["matrix"], tensors["vector"]
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide, terms = x.to(accum), tensors["half_matrix"].to(accum) * tensors["half_vector"].to(accum)
-    columns = sum_in_order(wide.T)[:, 0]
-    rstd = torch.rsqrt(sum_in_order(wide * wide) / x.shape[-1] + EPS)
+    x_accum, terms = x.to(accum), tensors["half_matrix"].to(accum) * tensors["half_vector"].to(accum)
+    columns = sum_in_order(x_accum.T)[:, 0]
+    rstd = torch.rsqrt(sum_in_order(x_accum * x_accum) / x.shape[-1] + EPS)
     return {
         "mapped": 2 * vector + 1,
         "shifted": x + tensors["offset"],
         "products": sum_in_order(terms)[:, 0],
-        "row_sums": sum_in_order(wide)[:, 0],
+        "row_sums": sum_in_order(x_accum)[:, 0],
         "mirrored": torch.cat([tile.flip(0) for tile in vector.split(TILE)]),
         "column_sums": columns,
         "staged_sums": columns,
-        "normalised": (wide * rstd * tensors["weight"].to(accum)).to(x.dtype),
+        "normalised": (x_accum * rstd * tensors["weight"].to(accum)).to(x.dtype),
     }
 
 

@@ -1,4 +1,4 @@
-"""Checker of puzzle 20's PyTorch rung: named checks of each autograd.Function, and of the bytes it saves."""
+"""Checker of puzzle 20's PyTorch rung, which checks each autograd.Function and the bytes it saves."""
 
 import inspect
 import math
@@ -85,7 +85,7 @@ class FunctionsChecker(PythonChecker):
     """Checks each class of the PyTorch rung separately."""
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
-        """Check one class; stop if results or gradients are wrong, since later checks would only repeat that."""
+        """Check one class; stop if results or gradients are wrong, as later checks would repeat the failure."""
         function = module.get(CLASSES[gate.id])
         if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
             message = f"the file defines no class {CLASSES[gate.id]}(torch.autograd.Function)"
@@ -114,7 +114,7 @@ class FunctionsChecker(PythonChecker):
 def describe_wrong_gradients(
     puzzle: Puzzle, subject: Subject, function: type[torch.autograd.Function], path: Path
 ) -> list[str]:
-    """Describe the wrong gradients, or the exception raised, at the first sizes where there are any."""
+    """Describe the wrong gradients, or the exception raised, at the first sizes with any."""
     names = [name for name in inspect.signature(function.forward).parameters if name != "ctx"]
     for sizes in subject.sizes:
         inputs = subject.inputs(sizes)
@@ -122,10 +122,10 @@ def describe_wrong_gradients(
         try:
             got = compute_gradients(subject.function, inputs, random_like)
         except Exception as error:  # an exception in the learner's code is a result
-            words = describe_exception(error, path)
+            message = describe_exception(error, path)
             if "got [] but expected shape" in str(error) and sizes == "row":
-                words += "; `.sum(())` sums over all axes: without leading axes there is nothing to sum"
-            return [f"{words} ({sizes} sizes, {format_shapes(names, inputs)})"]
+                message += "; `.sum(())` sums over all axes: without leading axes there is nothing to sum"
+            return [f"{message} ({sizes} sizes, {format_shapes(names, inputs)})"]
         ones = compute_gradients(
             subject.reference, subject.inputs(sizes), lambda out: [torch.ones_like(t) for t in out]
         )
@@ -169,7 +169,7 @@ def describe_known_mistakes(puzzle: Puzzle, subject: Subject, names: list[str]) 
                 case, unwritten = Case(sizes, "", actual.shape, ""), np.zeros(actual.shape, bool)
                 evidence = Evidence(case, arrays, actual, truth, unwritten, result, "float64")
                 by_quantity.setdefault(quantity, []).append(evidence)
-    known = {quantity: find_explanation(puzzle, quantity, each) for quantity, each in by_quantity.items()}
+    known = {quantity: find_explanation(puzzle, quantity, cases) for quantity, cases in by_quantity.items()}
     return [
         f"your {puzzle.get_printed_name(q)} equals the reference {mistake.words}"
         for q, mistake in known.items()
@@ -197,8 +197,8 @@ def describe_wrong_gradient(
         return None
     index = tuple(int(i) for i in torch.unravel_index(errors.argmax(), errors.shape))
     limit = TOLERANCE * expected.abs().max().item()
-    reports = format_got_and_expected(got[index].item(), expected[index].item(), limit, 6)
-    message = f"the gradient of {name} is wrong: {list(index)} {reports}"
+    got_and_expected = format_got_and_expected(got[index].item(), expected[index].item(), limit, 6)
+    message = f"the gradient of {name} is wrong: {list(index)} {got_and_expected}"
     if torch.allclose(got, for_ones):
         return f"{message}; it is the gradient of the output's sum: dy is not used"
     factor = checks.describe_constant_factor(got, expected, inputs)

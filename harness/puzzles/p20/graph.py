@@ -127,7 +127,7 @@ def find_known_mistake(gate: str, module: dict) -> str | None:
 
 
 def draw_learner_graph(module: dict) -> list[str]:
-    """Draw the learner's results at the default x; return [] if a function raises or leaves out a node."""
+    """Draw the learner's results at the default x; return [] if a function raises or omits a node."""
     try:
         values = module["forward"](POINTS[0])
         derivatives = module["edges"](dict(values))

@@ -1,4 +1,4 @@
-"""Checker of puzzle 20's last rung: an operator around raw kernels, tested the way real models use it.
+"""Checker of puzzle 20's last rung: an operator around raw kernels, tested as real models use it.
 
 Like GPU kernels, the stand-in kernels here read [rows, columns] from the first element on and ignore strides.
 """
@@ -26,7 +26,7 @@ _numbers = itertools.count(1)
 
 
 def raw_memory(tensor: Tensor, columns: int) -> Tensor:
-    """Return memory as a kernel reads it, contiguous [rows, columns]; raise IndexError if it is too short."""
+    """View memory as a kernel reads it, contiguous [rows, columns]; raise IndexError if it is too short."""
     available = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
     if available < tensor.numel():
         raise IndexError(f"the kernel reads {tensor.numel()} numbers from memory that holds {available}")
@@ -111,7 +111,7 @@ def compiled(registered: RegisteredOp) -> str | None:
 
 
 def gradient(registered: RegisteredOp) -> str | None:
-    """Run gradcheck in float64; if it fails, report y and dy swapped in the kernel call where values show that."""
+    """Run gradcheck in float64; if it fails, check whether y and dy are swapped in the kernel call."""
     try:
         torch.autograd.gradcheck(registered.op, (make_small_input(),))
     except GradcheckError as error:
@@ -161,16 +161,16 @@ def second_derivative(registered: RegisteredOp) -> str | None:
         try:
             got = differentiate_penalty(registered.op, loss, x)
         except RuntimeError as error:
-            words = " ".join(str(error).split())[:160]
+            message = " ".join(str(error).split())[:160]
             if not raised_by_learner(error):
-                return f"a second derivative raises torch's error, not yours: {words}"
-            if not words:
+                return f"a second derivative raises torch's error, not yours: {message}"
+            if not message:
                 return "a second derivative raises an error without a message"
             continue
         expected = differentiate_penalty(lambda x: x.softmax(-1), loss, x)
         if differs(got, expected):
-            at = torch.unravel_index((got - expected).abs().argmax(), got.shape)
-            numbers = f"{got[at].item():.2g}, expected {expected[at].item():.2g}"
+            index = torch.unravel_index((got - expected).abs().argmax(), got.shape)
+            numbers = f"{got[index].item():.2g}, expected {expected[index].item():.2g}"
             return f"the gradient of a gradient penalty is {numbers}, and there is no error"
     return None
 
@@ -243,11 +243,11 @@ EFFECT_ON_MODEL = {
 
 
 REGISTERED_BY_GATE = {"save": "gradient"}
-"""Gate -> the later gate whose blank registers the code of its blank."""
+"""Gate -> the later gate whose blank registers this gate's code."""
 
 
 class RegistrationChecker(PythonChecker):
-    """Checks the learner's operator, registered afresh for each check."""
+    """Checks the learner's operator, which each check registers again."""
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         wrong, first = [], None
@@ -272,8 +272,7 @@ class RegistrationChecker(PythonChecker):
         return GateResult(gate, "correct", summary=", ".join(check.__name__ for check in CHECKS[gate.id]))
 
     def _load_with_registration(self, gate: Gate, module: dict, path: Path) -> dict:
-        """Load the file, with the solution's code in the later blank that registers the gate's code if that
-        blank is empty."""
+        """Load the file; if the later blank that registers the gate's code is empty, use the solution's."""
         later = REGISTERED_BY_GATE.get(gate.id)
         if later is None or read_rung_blanks(path, self.rung)[later].size:
             return module

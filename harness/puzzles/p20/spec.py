@@ -60,7 +60,7 @@ VARIANTS = {
     name: tuple(make_call(op, name) for op in CALLS if op.name.startswith(name))
     for name in ("relu", "softmax", "layernorm")
 }
-"""One variant per pair of kernels, so that work on one pair compiles no other."""
+"""One variant per pair of kernels, so that a gate compiles only its own pair."""
 
 GRAPH_GATES = (
     Gate("edges", about="the derivative along each edge of the graph"),
@@ -207,16 +207,16 @@ LARGEST_REPEATED = 2**18
 def reference(tensors: dict) -> dict:
     """Return autograd's results by output name, in the tensors' dtype and on their device.
 
-    Below float64, each is the least accurate of several column orders, for softmax also of sequential sums.
+    Below float64, each is the least accurate over several column orders and, for softmax, sequential sums.
     """
     columns = ("input", "logits", "weight", "bias", "grad_output")
     back = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
     large = tensors["input"].numel() > LARGEST_REPEATED
     others = (compute_softmax_sequentially,)
-    answers = compute_worst_baseline(compute_with_autograd, tensors, columns, back, large, others=others)
+    results = compute_worst_baseline(compute_with_autograd, tensors, columns, back, large, others=others)
     # Derive the mask from ReLU's gradient for an incoming gradient of ones.
-    mask = pack_mask(answers.pop("passes") != 0)
-    return {**answers, "mask": mask}
+    mask = pack_mask(results.pop("passes") != 0)
+    return {**results, "mask": mask}
 
 
 def compute_with_autograd(tensors: dict) -> dict:
@@ -234,8 +234,8 @@ def compute_with_autograd(tensors: dict) -> dict:
     # For 16-bit dtypes, LayerNorm runs in float32 and rounds once, as on a GPU: PyTorch's CPU kernel sums the
     # parameter gradients in 16 bits, with errors large enough to hide a wrong kernel.
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide, gamma, beta = (each.to(accum) for each in (x, weight, bias))
-    layernorm, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], gamma, beta, EPS)
+    x_accum, gamma, beta = (tensor.to(accum) for tensor in (x, weight, bias))
+    layernorm, mean, rstd = torch.native_layer_norm(x_accum, x.shape[-1:], gamma, beta, EPS)
     layernorm = layernorm.to(x.dtype)
     gradients = torch.autograd.grad(layernorm, (x, weight, bias), dy)
     return {

@@ -26,7 +26,7 @@ SECONDS = 20.0
 TOTAL_SECONDS = 300.0
 """Time limit of `check` on all ops."""
 MAX_FALSE_ALARMS = 3
-"""Maximum number of false alarms that are quoted."""
+"""Maximum number of false alarms that are reported."""
 MAX_KINDS = 6
 """Maximum number of kinds of call that are listed for missed ops."""
 MAX_CHARACTERS = 80
@@ -84,8 +84,8 @@ def run_check(check: Callable[[Op], object], op: Op, path: Path, seconds: float)
         return "check returned False", False
     if isinstance(answer, str):
         return answer[:MAX_CHARACTERS], False
-    words = "it should raise an exception or return a message if an op is wrong"
-    raise InvalidCheck(f"check returned {type(answer).__name__}; {words}")
+    expectation = "it should raise an exception or return a message if an op is wrong"
+    raise InvalidCheck(f"check returned {type(answer).__name__}; {expectation}")
 
 
 def load_wrong_ops(puzzle: str) -> list[tuple[Op, str, bool]]:
@@ -115,9 +115,9 @@ def run_on_all_ops(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Op
         reports = []
         for op, gate, hidden in ops:
             torch.manual_seed(0)
-            text, timed_out = run_check(check, op, path, seconds)
-            kind = find_failing_call_kind(op, gate) if gate and not text else ""
-            reports.append(OpReport(op.name, not gate, hidden, text, timed_out, kind))
+            report, timed_out = run_check(check, op, path, seconds)
+            kind = find_failing_call_kind(op, gate) if gate and not report else ""
+            reports.append(OpReport(op.name, not gate, hidden, report, timed_out, kind))
             if timed_out:
                 break  # it would probably time out on the next op as well
         return reports
@@ -139,27 +139,27 @@ class CatchChecker(PythonChecker):
                 run_on_all_ops, arguments, describe=describe, source=path, seconds=TOTAL_SECONDS
             )
         except RankFailed as error:
-            words = str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")
-            return self.make_wrong_result(gate, [words], "no-verdict")
+            message = str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")
+            return self.make_wrong_result(gate, [message], "no-verdict")
         return self.make_result(gate, reports)
 
     def make_result(self, gate: Gate, reports: Sequence[OpReport]) -> GateResult:
         """Return the gate's result from the reports on all ops."""
-        correct = [each for each in reports if each.correct]
-        wrong = [each for each in reports if not each.correct]
-        false_alarms = [each for each in correct if each.report]
-        missed = [each for each in wrong if not each.report]
-        if timed_out := next((each for each in reports if each.timed_out), None):
+        correct = [op for op in reports if op.correct]
+        wrong = [op for op in reports if not op.correct]
+        false_alarms = [op for op in correct if op.report]
+        missed = [op for op in wrong if not op.report]
+        if timed_out := next((op for op in reports if op.timed_out), None):
             line = f"on {timed_out.name} {timed_out.report}, the time limit of one op"
             return self.make_wrong_result(gate, [line], "too-slow")
-        shown, hidden = ([each for each in wrong if each.hidden is value] for value in (False, True))
+        shown, hidden = ([op for op in wrong if op.hidden is value] for value in (False, True))
         caught = f"caught {len(wrong) - len(missed)} of {len(wrong)} wrong ops"
         parts = f"{count_caught(shown)} in your folder, {count_caught(hidden)} held back"
         if not false_alarms and not missed:
             held_back = f"{caught} ({len(hidden)} of them held back)"
             summary = f"{held_back}, no false alarm in {len(correct)} correct ops"
             return GateResult(gate, "correct", summary=summary)
-        lines = [f"false alarm on {each.name}: {each.report}" for each in false_alarms[:MAX_FALSE_ALARMS]]
+        lines = [f"false alarm on {op.name}: {op.report}" for op in false_alarms[:MAX_FALSE_ALARMS]]
         if len(false_alarms) > MAX_FALSE_ALARMS:
             more = len(false_alarms) - MAX_FALSE_ALARMS
             lines.append(f"... and {more} more false alarms in {len(correct)} correct ops")
@@ -170,17 +170,17 @@ class CatchChecker(PythonChecker):
 
 def list_missed_by_kind(missed: Sequence[OpReport]) -> list[str]:
     """List missed ops by the kind of call in which they are wrong; hidden ops are only counted."""
-    kinds = [kind for kind in DECISIVE.values() if any(each.kind == kind for each in missed)]
+    kinds = [kind for kind in DECISIVE.values() if any(op.kind == kind for op in missed)]
     lines = []
     for kind in kinds[:MAX_KINDS]:
-        names = [each.name for each in missed if each.kind == kind and not each.hidden]
-        hidden = sum(each.hidden for each in missed if each.kind == kind)
+        names = [op.name for op in missed if op.kind == kind and not op.hidden]
+        hidden = sum(op.hidden for op in missed if op.kind == kind)
         names += [f"{hidden} held back"] if hidden else []
         lines.append(f"not caught, wrong {kind}: {', '.join(names)}")
-    if more := sum(each.kind in kinds[MAX_KINDS:] for each in missed):
+    if more := sum(op.kind in kinds[MAX_KINDS:] for op in missed):
         lines.append(f"... and {more} that are wrong in other kinds of call")
     return lines
 
 
 def count_caught(reports: Sequence[OpReport]) -> str:
-    return f"{sum(bool(each.report) for each in reports)} of {len(reports)}"
+    return f"{sum(bool(op.report) for op in reports)} of {len(reports)}"

@@ -1,4 +1,4 @@
-"""Correct ops that a learner's test must accept; each fails some kind of test that is too strict."""
+"""Correct ops that a learner's test must accept; each trips some kind of overly strict test."""
 
 from dataclasses import dataclass
 
@@ -32,8 +32,8 @@ class Op(Subject):
 
 
 def make_op(gate: str, function, name: str, dtypes: tuple[torch.dtype, ...] = ALL_DTYPES) -> Op:
-    of = REFERENCES[gate]
-    return Op(function, of.reference, of.make, sizes=of.sizes, name=name, dtypes=dtypes)
+    reference = REFERENCES[gate]
+    return Op(function, reference.reference, reference.make, sizes=reference.sizes, name=name, dtypes=dtypes)
 
 
 # ---- Unusual implementations --------------------------------------------------------------------------------
@@ -81,8 +81,8 @@ class AddBiasInRandomOrder(Function):
     def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor]:
         rows = dy.reshape(dy.shape[:-1].numel(), dy.shape[-1])
         total = torch.zeros(dy.shape[-1], dtype=dy.dtype)
-        for part in rows[torch.randperm(len(rows))].split(max(1, len(rows) // 7)):
-            total = total + part.sum(0)
+        for chunk in rows[torch.randperm(len(rows))].split(max(1, len(rows) // 7)):
+            total = total + chunk.sum(0)
         return dy, total
 
 
@@ -102,7 +102,7 @@ class ReluFromMask(Function):
 
 
 def make_inputs_near_kink(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Return numbers, some 0 and some so close to 0 that a finite difference crosses ReLU's kink."""
+    """Return inputs, some 0 and some so close to 0 that a finite difference crosses ReLU's kink."""
     (x,) = make_rows(sizes, seed)
     flat = x.view(-1)
     flat[::3] = 0.0
@@ -126,7 +126,7 @@ class ScaleByMatrix(Function):
 
 
 def make_gelu_inputs(sizes: str, seed: int) -> tuple[Tensor, ...]:
-    """Return numbers, some so large that GELU's gradient is a constant 0 or 1 for finite differences."""
+    """Return inputs, some so large that GELU's gradient is a constant 0 or 1 for finite differences."""
     random = RandomInputs(seed)
     return (random.rows(sizes) * 6,)
 
@@ -137,12 +137,12 @@ def steep_tanh(x: Tensor) -> Tensor:
 
 
 def steep_tanh_in_parts(x: Tensor) -> Tensor:
-    """Return `steep_tanh` in 50 parts, whose gradients are summed with rounding errors."""
+    """Return `steep_tanh` as a sum of 50 terms, so that accumulating its gradient has rounding errors."""
     return torch.stack([-2e4 * torch.tanh(x) for _ in range(50)]).sum(0)
 
 
 def silu_with_unused_input(x: Tensor, _: Tensor) -> Tensor:
-    """Return SiLU of x; the second input gets no gradient, which autograd allows."""
+    """Return SiLU of x; the second input has no gradient, which autograd allows."""
     return F.silu(x)
 
 
@@ -152,7 +152,7 @@ OTHER_OPS = (
     ("tanh, scaled to be steep, in parts", steep_tanh_in_parts, steep_tanh, make_rows),
     ("silu, with an unused second input", silu_with_unused_input, silu_with_unused_input, make_rows_and_weight),
 )  # fmt: skip
-"""Name, function, reference and inputs of ops that are no gate's."""
+"""Name, function, reference and inputs of the ops without a gate."""
 
 
 def list_correct_ops(solution: dict) -> list[Op]:

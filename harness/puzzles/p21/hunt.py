@@ -1,4 +1,4 @@
-"""Checker of puzzle 21's first rung: decisive checks of a backward pass, and which usual ones detect its bug."""
+"""Checker of puzzle 21's first rung: runs decisive checks, and reports which usual checks detect the bug."""
 
 import itertools
 import warnings
@@ -20,7 +20,7 @@ from harness.errors import DamagedFile
 from harness.puzzles.p21.subjects import REFERENCES
 from harness.spec.puzzle import Case, Gate
 
-# `check_backward` makes these checks too, in more kinds of call, and names mistakes by this puzzle's formulas.
+# `check_backward` runs these checks too, on more kinds of call, and diagnoses mistakes by known formulas.
 # The puzzle does not call it: a gate reports the first of its checks that fails, in this order.
 DECISIVE: dict[Check, str] = {
     checks.forward: "in its result",
@@ -59,7 +59,7 @@ def opcheck(subject: Subject) -> str | None:
     operator.register_fake(function.forward)
     operator.register_autograd(function.backward, setup_context=function.setup_context)
     results = torch.library.opcheck(operator, tuple(subject.inputs()), raise_exception=False)
-    failed = [test for test, words in results.items() if words != "SUCCESS"]
+    failed = [test for test, status in results.items() if status != "SUCCESS"]
     return f"{', '.join(failed)} failed" if failed else None
 
 
@@ -110,9 +110,9 @@ class HuntChecker(PythonChecker):
         if others:
             diagnosis.append(f"{', '.join(others)} fail{'s' * (len(others) == 1)} too")
         detections = run_usual_checks(subject)
-        for words, detected in (("detected by", True), ("not detected by", False)):
+        for label, detected in (("detected by", True), ("not detected by", False)):
             names = [name for name, value in detections.items() if value is detected]
-            diagnosis.append(f"{words}: {', '.join(names) or 'none'}")
+            diagnosis.append(f"{label}: {', '.join(names) or 'none'}")
         return self.make_wrong_result(gate, diagnosis, first, hint=2)
 
 

@@ -15,7 +15,7 @@ Formula = Callable[..., Tensor]
 
 
 def layer_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of x; t holds x and optionally gamma and beta."""
+    """Return the gradient of x; t is [x, gamma, beta], or only its beginning."""
     x, H = t[0], t[0].shape[-1]
     rstd = (x.var(-1, correction=0, keepdim=True) + EPS).rsqrt()
     x_hat, g = (x - x.mean(-1, keepdim=True)) * rstd, dy * t[1] if len(t) > 1 else dy
@@ -28,7 +28,7 @@ def layer_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
 
 
 def rms_norm(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
-    """Return the gradient of x; t holds x and optionally gamma."""
+    """Return the gradient of x; t is [x] or [x, gamma]."""
     rstd = (t[0].square().mean(-1, keepdim=True) + EPS).rsqrt()
     g = dy * t[1] if len(t) > 1 and wrong != "gamma" else dy
     x_hat = t[0] * rstd
@@ -40,8 +40,8 @@ def norm_weight(t: list[Tensor], dy: Tensor, wrong: str = "", *, centre: bool) -
     """Return the gradient of gamma: LayerNorm's if `centre`, else RMSNorm's."""
     centred = t[0] - t[0].mean(-1, keepdim=True) if centre else t[0]
     x_hat = centred * (centred.square().mean(-1, keepdim=True) + EPS).rsqrt()
-    times = {"x": t[0], "centred": centred, "gamma": x_hat * t[1]}.get(wrong, x_hat)
-    return (dy * times).flatten(0, -2).sum(0)
+    factor = {"x": t[0], "centred": centred, "gamma": x_hat * t[1]}.get(wrong, x_hat)
+    return (dy * factor).flatten(0, -2).sum(0)
 
 
 def linear(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
@@ -79,11 +79,11 @@ def attention(t: list[Tensor], dy: Tensor, wrong: str = "", of: int = 0) -> Tens
 
 def cross_entropy(t: list[Tensor], dy: Tensor, wrong: str = "") -> Tensor:
     x, target = t
-    counted = target != -100
-    hot = F.one_hot(target.clamp(min=0), x.shape[-1]) * (wrong != "target")
-    each = (x.softmax(-1) - hot) * (1.0 if wrong == "dy" else dy)
-    each = each / (target.numel() if wrong == "all" else counted.sum())
-    return each if wrong == "pushed" else torch.where(counted[..., None], each, 0.0)
+    valid = target != -100
+    one_hot = F.one_hot(target.clamp(min=0), x.shape[-1]) * (wrong != "target")
+    grad = (x.softmax(-1) - one_hot) * (1.0 if wrong == "dy" else dy)
+    grad = grad / (target.numel() if wrong == "all" else valid.sum())
+    return grad if wrong == "pushed" else torch.where(valid[..., None], grad, 0.0)
 
 
 def activation(

@@ -98,7 +98,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     random = np.random.default_rng([seed, *case.dims])
     x, dy = random.standard_normal(case.dims), random.standard_normal(case.dims)
     if case.values != "plain":
-        # Means of 0 and standard deviations of 1 would hide a missing row sum or an extra power.
+        # Means of 0 and standard deviations of 1 would hide a missing row sum or an extra factor rstd.
         dy += 1 + x
         x = 2 * x + 0.5 * random.standard_normal((*case.dims[:-1], 1))
     if case.values == "expanded":
@@ -109,11 +109,11 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 def reference(tensors: dict) -> dict:
     """Return autograd's gradients by output name, in the tensors' dtype and on their device.
 
-    Below float64, each is the least accurate of several column orders and of a second correct formula.
+    Below float64, each gradient is the least accurate over several column orders and a second formula.
     """
-    written = [name for op in OPS for name in op.writes]
+    output_names = [name for op in OPS for name in op.writes]
     columns, others = ("input", "grad_output"), (compute_with_other_formulas,)
-    return compute_worst_baseline(compute_with_autograd, tensors, columns, written, others=others)
+    return compute_worst_baseline(compute_with_autograd, tensors, columns, output_names, others=others)
 
 
 def compute_with_autograd(tensors: dict) -> dict:
@@ -137,7 +137,7 @@ def compute_with_autograd(tensors: dict) -> dict:
 
 
 def compute_with_other_formulas(tensors: dict) -> dict:
-    """Return softmax's gradient as P * dy - P * dot, with dot divided after its sum, and reversed row sums."""
+    """Return softmax's gradient as P * dy - P * dot, with dot divided after the sum, and reversed row sums."""
     import torch
 
     dtype = tensors["input"].dtype

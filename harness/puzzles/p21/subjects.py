@@ -96,7 +96,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Reference:
-    """PyTorch reference of the class `name`; one that `sums` over rows is also tested on thousands of rows."""
+    """PyTorch reference of the class `name`; if `sums`, it sums over rows and is tested on thousands too."""
 
     name: str
     reference: Function

@@ -1,4 +1,4 @@
-"""Candidates of `p22 --bench`: the workbook's variants, PyTorch's alternatives, and the bare matrix products."""
+"""Candidates of `p22 --bench`: the workbook's variants, PyTorch's alternatives, and the bare GEMMs."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ QUANTITIES = ("output", "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_we
 ARGUMENTS = ("input", "ln_weight", "ln_bias", "linear_weight", "linear_bias")
 GEMMS = {"inference": 1, "forward": 1, "backward": 2, "both": 3}
 MULTIPLY_ADD_LIMITS = {("cuda", "fused"): 2**35, ("cpu", "fused"): 2**30, ("cpu", "unfused"): 2**30}
-"""(device, variant) -> number of multiply-adds in a matrix product from which a call takes seconds or more."""
+"""(device, variant) -> number of multiply-adds in a GEMM from which a call takes seconds or more."""
 MAX_VARIANTS = ("fused", "unfused")
 """Variants that are also timed as MAX graphs, without a layer."""
 
@@ -48,9 +48,9 @@ class Sizes:
         return f"{self.M:,} rows, {self.H:,} -> {self.O:,}"
 
     def operations(self, direction: str) -> int:
-        """Return the floating-point operations of a pass's matrix products, two per multiply-add.
+        """Return the floating-point operations of a pass's GEMMs, two per multiply-add.
 
-        LayerNorm's operations, about ten per element of x, are left out: less than 1 % for O >= 768.
+        LayerNorm's operations, about ten per element of x, are not counted: less than 1 % for O >= 768.
         """
         return 2 * self.M * self.H * self.O * GEMMS[direction]
 
@@ -83,7 +83,7 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 
 
 class BareProducts(Calls):
-    """The bare matrix products of a pass, a lower bound of every candidate's time."""
+    """The bare GEMMs of a pass, a lower bound on every candidate's time."""
 
     def __init__(self, problem: Problem):
         self.x, _, _, self.W, _ = (leaf.detach() for leaf in problem.leaves)
@@ -203,8 +203,8 @@ def draw_sizes(seed: int, count: int = 20) -> list[Sizes]:
     generator = random.Random(seed)
 
     def draw(low: int, high: int, step: int) -> int:
-        number = round(math.exp(generator.uniform(math.log(low), math.log(high))))
-        return max(step, round(number / step) * step)
+        size = round(math.exp(generator.uniform(math.log(low), math.log(high))))
+        return max(step, round(size / step) * step)
 
     steps = (generator.choice((1, 64)) for _ in range(count))
     return [Sizes(draw(16, 32_768, 1), draw(64, 16_384, step), draw(64, 16_384, step)) for step in steps]

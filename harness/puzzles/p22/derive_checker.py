@@ -1,6 +1,6 @@
 """Checker of puzzle 22's derive rung, which compares with extrapolated central differences in float64.
 
-The baseline is the formula in float64, so that the limit is the accuracy of the finite differences.
+The baseline is the formula in float64, so that the accuracy of the finite differences sets the tolerance.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Puzzle 22's derive rung: five derivatives on one row, and their known mistakes.
 
-The formulas here serve only the diagnosis; `derive_checker.py` compares with finite differences.
+The formulas here are only for the diagnosis; `derive_checker.py` compares with finite differences.
 """
 
 import numpy as np

@@ -28,7 +28,7 @@ def make_row_reader(index) -> Callable[[np.ndarray], np.ndarray]:
 
 def list_wrong_row_mistakes() -> Iterator[Mistake]:
     """Yield mistakes that read an input, grad_output, or the statistics from another row."""
-    places = (
+    wrong_rows = (
         ("next-row", "of the next row", lambda b, s, B, S: b * S + s + 1),
         ("previous-row", "of the previous row", lambda b, s, B, S: b * S + s - 1),
         ("first-batch", "of the first batch element: b is left out of the index", lambda b, s, B, S: s),
@@ -37,9 +37,9 @@ def list_wrong_row_mistakes() -> Iterator[Mistake]:
         ("sum-of-indices", "at b + s, not b * S + s", lambda b, s, B, S: b + s),
         ("batch-by-position", "at b, not b * S + s", lambda b, s, B, S: b + 0 * s),
     )  # fmt: skip
-    for name, where, index in places:
-        for reader, what, changes in list_wrong_reads(make_row_reader(index)):
-            yield Mistake(f"{reader}-{name}", f"with {what} {where}", changes, 3)
+    for name, where, index in wrong_rows:
+        for reader, description, changes in list_wrong_reads(make_row_reader(index)):
+            yield Mistake(f"{reader}-{name}", f"with {description} {where}", changes, 3)
 
 
 def list_wrong_reads(
@@ -69,12 +69,12 @@ def list_tail_mistakes() -> Iterator[Mistake]:
     """Yield mistakes that skip the tail after the last full vector of 2, 4, ... elements."""
     for width in (2, 4, 8, 16, 32, 128):
         where = f"past the last full {width} elements"
-        for name, words, changes in list_tail_changes(width):
-            yield Mistake(f"{name}-tail-{width}", words.format(where), changes, 3)
+        for name, description, changes in list_tail_changes(width):
+            yield Mistake(f"{name}-tail-{width}", description.format(where), changes, 3)
 
 
 def list_tail_changes(width: int) -> tuple[tuple[str, str, dict[str, Step]], ...]:
-    """Return the loops that may skip the tail past the last full `width` elements: id, words, changed steps."""
+    """Return the loops that may skip the tail past the last full `width` elements: id, description, steps."""
 
     def mask_full_vectors(v: Derivation) -> np.ndarray:
         return (np.arange(row_length(v)) < row_length(v) // width * width).astype(float)

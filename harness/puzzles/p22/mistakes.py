@@ -1,4 +1,4 @@
-"""Known mistakes of puzzle 22, as changes to its derivation; of mistakes with equal values, the first is named."""
+"""Known mistakes of puzzle 22, as changes to its derivation; the first of equal ones is reported."""
 
 import numpy as np
 

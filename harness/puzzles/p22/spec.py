@@ -238,15 +238,15 @@ def compute_with_autograd(tensors: dict) -> dict:
     ln_out = F.layer_norm(x.to(accum), x.shape[-1:], gamma.to(accum), beta.to(accum), EPS).to(x.dtype)
     output = F.linear(ln_out, W, b)
     gradients = torch.autograd.grad(output, (x, gamma, beta, W, b), tensors["grad_output"])
-    wide = x.detach().to(accum)
+    x_accum = x.detach().to(accum)
     # The statistics that PyTorch's LayerNorm saves.
-    _, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], None, None, EPS)
+    _, mean, rstd = torch.native_layer_norm(x_accum, x.shape[-1:], None, None, EPS)
     return {
         "output": output.detach(),
         "mean": mean[..., 0],
         "rstd": rstd[..., 0],
         **dict(zip(BACKWARD.writes, gradients, strict=True)),
-        "row_sums": compute_row_sums(dln.to(accum), wide, gamma.detach().to(accum)),
+        "row_sums": compute_row_sums(dln.to(accum), x_accum, gamma.detach().to(accum)),
     }
 
 
@@ -259,9 +259,9 @@ def compute_rmsnorm_with_autograd(tensors: dict) -> dict:
     for tensor in (x, gamma, W):
         tensor.requires_grad_(True)
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide = x.to(accum)
-    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
-    output = F.linear((wide * rstd * gamma.to(accum)).to(x.dtype), W)
+    x_accum = x.to(accum)
+    rstd = torch.rsqrt(x_accum.square().mean(-1, keepdim=True) + EPS)
+    output = F.linear((x_accum * rstd * gamma.to(accum)).to(x.dtype), W)
     gradients = torch.autograd.grad(output, (x, gamma, W), tensors["grad_output"])
     return dict(zip(TRANSFER.writes, gradients, strict=True))
 
@@ -281,9 +281,9 @@ def terms(arrays: Arrays) -> dict[str, float]:
     if not all(np.isfinite(arrays[name]).all() for name in NOT_FINITE):
         return {}
     v = derive(arrays)
-    sizes = v.row_rstd * (np.abs(v.g) + np.abs(v.c2) + np.abs(v.x_hat * v.c1))
-    rms_sizes = v.rms_rstd * (np.abs(v.g) + np.abs(v.rms_x_hat * v.rms_c))
-    return {"grad_input": float(sizes.max(initial=0.0)), "rms_grad_input": float(rms_sizes.max(initial=0.0))}
+    dx = v.row_rstd * (np.abs(v.g) + np.abs(v.c2) + np.abs(v.x_hat * v.c1))
+    rms_dx = v.rms_rstd * (np.abs(v.g) + np.abs(v.rms_x_hat * v.rms_c))
+    return {"grad_input": float(dx.max(initial=0.0)), "rms_grad_input": float(rms_dx.max(initial=0.0))}
 
 
 def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:

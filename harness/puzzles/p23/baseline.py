@@ -30,10 +30,10 @@ def reference(tensors: dict) -> dict:
 
     key = tensors["key"]
     names = ("query", "key", "value", "mask", "grad_output")
-    wide = {name: tensors[name].double() for name in names}
+    float64_inputs = {name: tensors[name].double() for name in names}
     inputs = {name: tensors[name] for name in names}
-    plain = tuple(torch.arange(size, device=key.device)[None] for size in key.shape[-2:])
-    truth = {name: tensor[0] for name, tensor in compute_in_orders(wide, *plain).items()}
+    identity_orders = tuple(torch.arange(size, device=key.device)[None] for size in key.shape[-2:])
+    truth = {name: tensor[0] for name, tensor in compute_in_orders(float64_inputs, *identity_orders).items()}
     results = compute_in_orders(inputs, *draw_orders(tensors))
     query, grad_output = (inputs[name].to(get_accum_dtype(inputs)) for name in ("query", "grad_output"))
     worst = {name: select_worst(results[name], truth[name]) for name in truth}
@@ -118,7 +118,7 @@ def compute_with_autograd(tensors: dict) -> "dict[str, Tensor]":
     output = probabilities @ values
     requested = (query, key, value, mask, scores, probabilities)
     dQ, dK, dV, dM, dS, dP = torch.autograd.grad(output, requested, grad_output)
-    wide = {
+    accum_results = {
         "scores": scores,
         "probabilities": probabilities,
         "lse": torch.logsumexp(scores + mask, -1),
@@ -128,10 +128,10 @@ def compute_with_autograd(tensors: dict) -> "dict[str, Tensor]":
         "grad_scores": dS,
         "grad_probabilities": dP,
     }
-    narrow = {"output": output, "grad_query": dQ, "grad_key": dK, "grad_value": dV}
+    rounded_results = {"output": output, "grad_query": dQ, "grad_key": dK, "grad_value": dV}
     return {
-        **{name: tensor.detach() for name, tensor in wide.items()},
-        **{name: tensor.detach().to(dtype) for name, tensor in narrow.items()},
+        **{name: tensor.detach() for name, tensor in accum_results.items()},
+        **{name: tensor.detach().to(dtype) for name, tensor in rounded_results.items()},
     }
 
 
@@ -165,7 +165,7 @@ def recompute_from_saved(tensors: dict) -> "dict[str, Tensor]":
     """Return PyTorch's gradients computed from the saved output and lse, "fused.*", and also with 16-bit factors
     and output, like PyTorch's flash kernels on tensor cores, "fast.*".
 
-    Unlike in the float64 truth, saved values are rounded: for scores in the hundreds, lse is off by one ulp,
+    Unlike the float64 reference, saved values are rounded: for scores in the hundreds, lse is off by one ulp,
     which shifts every probability of the row; delta is computed from the rounded output.
     """
     import torch

@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 QUANTITIES = ("output", "grad_query", "grad_key", "grad_value")
 PRODUCTS = {"inference": 2, "forward": 2, "backward": 5, "both": 7}
-"""Minimum number of matrix products in a pass; the backward pass recomputes the scores."""
+"""Minimum number of matmuls in a pass; the backward pass recomputes the scores."""
 MAX_SCORES = 2**28
 """Number of scores above which the reference runs one batch element at a time, with checkpointing."""
 SLOW = 2**34
@@ -44,7 +44,7 @@ class Sizes:
         return self.part == 2
 
     def operations(self, direction: str) -> int:
-        """Return the floating-point operations of the matrix products, halved if causal."""
+        """Return the floating-point operations of the matmuls, halved if causal."""
         return 2 * PRODUCTS[direction] * self.B * self.N * self.S * self.S * self.d // self.part
 
 

@@ -47,13 +47,13 @@ STEPS = {
 def derive(
     arrays: Mapping[str, np.ndarray], changes: Mapping[str, Step] | None = None, dtype: type = np.float64
 ) -> Derivation:
-    wide = convert_floats(arrays, dtype)
-    shared = {name: wide[name] for name in ("key", "value")}
-    wide["group"] = np.asarray(wide["query"].shape[1] // wide["key"].shape[1])
-    wide |= {name: repeat_heads(array, wide["query"]) for name, array in shared.items()}
+    inputs = convert_floats(arrays, dtype)
+    shared = {name: inputs[name] for name in ("key", "value")}
+    inputs["group"] = np.asarray(inputs["query"].shape[1] // inputs["key"].shape[1])
+    inputs |= {name: repeat_heads(array, inputs["query"]) for name, array in shared.items()}
     steps = {**STEPS, **(changes or {})}
     shared_gradients = {
         f"grad_{name}": lambda v, step=steps[f"grad_{name}"], array=array: sum_heads(step(v), array)
         for name, array in shared.items()
     }
-    return Derivation(steps, wide, {**(changes or {}), **shared_gradients})
+    return Derivation(steps, inputs, {**(changes or {}), **shared_gradients})

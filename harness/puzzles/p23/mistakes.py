@@ -1,4 +1,4 @@
-"""Known mistakes of puzzle 23, as changes to its derivation; of mistakes with equal values, the first is named."""
+"""Known mistakes of puzzle 23, as changes to its derivation; the first of equal ones is reported."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from harness.spec.derivation import Derivation, Mistake, Step
 
 TILE = 16
 BLOCK = 128
-"""Size of a tile of a matrix, and number of threads that share a row."""
+"""TILE is the side of a matrix tile, BLOCK the number of threads that share a row."""
 Read = Callable[[np.ndarray], np.ndarray]
 """Returns an operand as a kernel reads it."""
 
@@ -93,11 +93,11 @@ def rescale_by_tiles(v: Derivation, weights: Callable[[formulas.OnlineSteps], np
 
 
 def transpose_tiles(array: np.ndarray) -> np.ndarray:
-    rest = [(0, -size % TILE) for size in array.shape[-2:]]
-    whole = np.pad(array, [(0, 0)] * (array.ndim - 2) + rest)
-    rows, columns = (size // TILE for size in whole.shape[-2:])
-    split = whole.reshape(*array.shape[:-2], rows, TILE, columns, TILE).swapaxes(-1, -3)
-    return split.reshape(whole.shape)[..., : array.shape[-2], : array.shape[-1]]
+    padding = [(0, -size % TILE) for size in array.shape[-2:]]
+    padded = np.pad(array, [(0, 0)] * (array.ndim - 2) + padding)
+    rows, columns = (size // TILE for size in padded.shape[-2:])
+    tiles = padded.reshape(*array.shape[:-2], rows, TILE, columns, TILE).swapaxes(-1, -3)
+    return tiles.reshape(padded.shape)[..., : array.shape[-2], : array.shape[-1]]
 
 
 def softmax_over_queries(v: Derivation) -> np.ndarray:
@@ -109,8 +109,8 @@ def softmax_over_queries(v: Derivation) -> np.ndarray:
 def read_other_heads(array: np.ndarray, index: Callable[[np.ndarray, int, int], np.ndarray]) -> np.ndarray:
     """Return the heads that wrong indices read: head i of B * N reads head `index(i, B, N)`."""
     B, N = array.shape[:2]
-    chosen = index(np.arange(B * N), B, N) % (B * N)
-    return array.reshape(B * N, *array.shape[2:])[chosen].reshape(array.shape)
+    heads = index(np.arange(B * N), B, N) % (B * N)
+    return array.reshape(B * N, *array.shape[2:])[heads].reshape(array.shape)
 
 
 def list_head_mistakes(
@@ -144,8 +144,8 @@ def multiply_at_key_position(weights: np.ndarray, rows: np.ndarray) -> np.ndarra
     """
     S, T = weights.shape[-2:]
     padded = np.concatenate([rows, np.zeros((*rows.shape[:-2], max(T, S) + TILE, rows.shape[-1]))], -2)
-    place = np.arange(S) % TILE
-    tiles = [transpose(weights[..., t0 : t0 + TILE]) @ padded[..., t0 + place, :] for t0 in range(0, T, TILE)]
+    row = np.arange(S) % TILE
+    tiles = [transpose(weights[..., t0 : t0 + TILE]) @ padded[..., t0 + row, :] for t0 in range(0, T, TILE)]
     return np.concatenate(tiles, -2)
 
 
@@ -242,7 +242,7 @@ CHAIN = (
 
 # ---- Flash attention ----------------------------------------------------------------------------------------
 
-# For one number per row, each thread's sum is the first thread's, and no case has heads as wide as a block.
+# Not used for delta: column 0 of a per-thread sum is the first thread's, and no head is as wide as a block.
 WIDE_ROW_MISTAKES = ("first-columns-only", "last-columns-only", "own-share-only", "own-warp-only")
 DELTA = (
     Mistake("delta-without-grad-output", "with the sum of O, without dO", {"delta": lambda v: v.output.sum(-1)}),

@@ -33,7 +33,7 @@ QUERY = Argument(("B", "N", "S", "d"))
 KEY = Argument(("B", "N", "T", "d"))
 SCORES = Argument(("B", "N", "S", "T"), ACCUM)
 
-# Each step is a separate op that gets correct inputs, so that a wrong step fails only its own gate.
+# Each step is a separate op with correct inputs, so that a wrong step fails only its own gate.
 STEPS = (
     OpSpec("attention_scores", writes={"scores": SCORES}, reads={"query": QUERY, "key": KEY}),
     OpSpec("attention_softmax", writes={"probabilities": SCORES},
@@ -121,13 +121,13 @@ GATES = (
 def cases(dims: tuple[int, ...] | None = None) -> list[Case]:
     """Return the default case and the adversarial ones; with `dims`, one of each at those sizes."""
     dims = dims or DIMS
-    first = make_basic_cases(
+    basic_cases = make_basic_cases(
         dims, "no mask, grad_output = 1", "means far from 0, a fully masked row, grad_output follows V"
     )
     if dims != DIMS:
-        return first
+        return basic_cases
     return [
-        *first,
+        *basic_cases,
         Case("odd sizes", "S != T, nothing divides a tile", (1, 3, 7, 13, 5), "hard"),
         Case("square", "S = T = d: every transpose has the shape of the matrix", (1, 2, 12, 12, 12), "hard"),
         Case("one query", "no sum over queries, which could hide an error", (1, 2, 1, 6, 8), "unmasked"),
@@ -217,10 +217,10 @@ def draw_cancelling_values(
     probability is 1 / T. If T is a power of two, the output is exact in 16 bits, and only delta is rounded.
     """
     pairs = [[draw_cancelling(rows, d, random, cancel) for _ in range(heads)] for rows in (S, T)]
-    grad, value = (np.stack([dy / 16 for dy, _ in each])[None] for each in pairs)
+    grad, value = (np.stack([dy / 16 for dy, _ in heads_of_tensor])[None] for heads_of_tensor in pairs)
     query, key = (
-        np.stack([random.integers(1, 16, (rows, d))[group] / 8 for _, group in each])[None]
-        for rows, each in zip((S, T), pairs, strict=True)
+        np.stack([random.integers(1, 16, (rows, d))[group] / 8 for _, group in heads_of_tensor])[None]
+        for rows, heads_of_tensor in zip((S, T), pairs, strict=True)
     )
     even = np.arange(d) % 2 == 0
     return {"query": query * even, "key": key * ~even, "value": value, "grad_output": grad}
@@ -263,14 +263,14 @@ def terms(arrays: Arrays) -> dict[str, float]:
     if not all(np.isfinite(arrays[name]).all() for name in ("query", "key", "value", "grad_output")):
         return {}
     v = derive(arrays)
-    sizes = v.probabilities * (np.abs(v.grad_probabilities) + np.abs(v.dot))
+    magnitudes = v.probabilities * (np.abs(v.grad_probabilities) + np.abs(v.dot))
     by_quantity = {
-        "grad_scores": sizes,
-        "grad_mask": sizes.sum((0, 1)),
-        "grad_query": v.scale * (sizes @ np.abs(v.key)),
-        "grad_key": sum_heads(v.scale * (transpose(sizes) @ np.abs(v.query)), arrays["key"]),
+        "grad_scores": magnitudes,
+        "grad_mask": magnitudes.sum((0, 1)),
+        "grad_query": v.scale * (magnitudes @ np.abs(v.key)),
+        "grad_key": sum_heads(v.scale * (transpose(magnitudes) @ np.abs(v.query)), arrays["key"]),
     }
-    return {name: float(each.max(initial=0.0)) for name, each in by_quantity.items()}
+    return {name: float(magnitude.max(initial=0.0)) for name, magnitude in by_quantity.items()}
 
 
 # ---- Reports ------------------------------------------------------------------------------------------------
@@ -280,8 +280,8 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
     if name != "lse":
         return None
     if np.isneginf(got).all() and np.isfinite(truth).any():
-        words = "is -inf in every row: `largest` still has its initial value, it must become `new_largest`"
-        return Symptom("largest-not-kept", words)
+        message = "is -inf in every row: `largest` still has its initial value, it must become `new_largest`"
+        return Symptom("largest-not-kept", message)
     return formulas.explain_infinite_lse(derive(arrays).masked, got, truth)
 
 

@@ -110,8 +110,8 @@ def list_report_lines(flags) -> Iterator[str]:
             yield format_row(
                 "order", "tile pairs", "of all", "/ hilbert", "keys", "runs", "K bytes", "loaded", "sectors"
             )
-            made = {name: make(side, side) for name, make in orders.ORDERS.items()}
-            costs = {name: count_costs(order, side, radius, flags.tile) for name, order in made.items()}
+            traversals = {name: make(side, side) for name, make in orders.ORDERS.items()}
+            costs = {name: count_costs(order, side, radius, flags.tile) for name, order in traversals.items()}
             for name, cost in costs.items():
                 yield format_row(
                     name,
@@ -122,7 +122,7 @@ def list_report_lines(flags) -> Iterator[str]:
                     f"{cost.runs:.1f}",
                     f"{cost.needed * row:,.0f}",
                     f"{cost.loaded * row:,.0f}",
-                    f"{count_sectors(made[name], flags.dim, flags.bytes):.1f}",
+                    f"{count_sectors(traversals[name], flags.dim, flags.bytes):.1f}",
                 )
 
 

@@ -2,7 +2,7 @@
 
 Shapes: query, key, value and their gradients [B, N, L, d], one row per cell of an H x W grid, L = H * W, in
 row-major order; order [L], the cell at each step; index and inverse [side * side]; tiles [t, t] with t =
-ceil(L / tile). Tensors named by capital letters have rows in step order: Q, K, V, dO, O, dQ, dK, dV
+ceil(L / tile). Tensors with capital names have rows in step order: Q, K, V, dO, O, dQ, dK, dV
 [B, N, L, d], P and dS [B, N, L, L].
 """
 

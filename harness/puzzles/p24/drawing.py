@@ -1,4 +1,4 @@
-"""`p24 --draw`: draw an order of a grid of any size as a line through its cells."""
+"""`p24 --draw`: draw a traversal order of a grid of any size as a path through its cells."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -23,7 +23,7 @@ CHARACTERS = {
     frozenset("ru"): "└",
     frozenset("lu"): "┘",
 }
-"""Directions of a cell's neighbours on the line -> its character; the ends are rings."""
+"""Directions from a cell to its neighbours on the path -> its character; the ends are rings."""
 DIRECTIONS = {(0, 1): "r", (0, -1): "l", (1, 0): "d", (-1, 0): "u"}
 OPPOSITE = {"r": "l", "l": "r", "d": "u", "u": "d"}
 
@@ -39,7 +39,7 @@ def draw(order: np.ndarray, width: int) -> Iterator[str]:
             directions[next_cell[0] * width + next_cell[1]].add(OPPOSITE[direction])
     for first in range(0, len(order), width):
         row = directions[first : first + width]
-        cells = (CHARACTERS[frozenset(each)] + ("─" if "r" in each else " ") for each in row)
+        cells = (CHARACTERS[frozenset(sides)] + ("─" if "r" in sides else " ") for sides in row)
         yield "".join(cells).rstrip()
 
 

@@ -1,4 +1,4 @@
-"""Known mistakes of puzzle 24, as changes to its derivation; of mistakes with equal values, the first is named."""
+"""Known mistakes of puzzle 24, as changes to its derivation; the first of equal ones is reported."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class QuarterTurns:
     def turn(self, quarter: np.ndarray, row: np.ndarray, column: np.ndarray, last: int):
         """Return row and column within a quarter's square, turned like the quarter."""
         flipped = np.isin(quarter, self.flip_quarters)
-        row, column = (np.where(flipped, last - each, each) for each in (row, column))
+        row, column = (np.where(flipped, last - coordinate, coordinate) for coordinate in (row, column))
         transposed = np.isin(quarter, self.transpose_quarters)
         return np.where(transposed, column, row), np.where(transposed, row, column)
 
@@ -45,14 +45,14 @@ class QuarterTurns:
 def compute_wrong_index(v: Derivation, turns: QuarterTurns) -> np.ndarray:
     """Return the index computed from bits, smallest squares first, with wrong turns."""
     side = int(v.side)
-    rest, size = np.arange(side**2), 1
-    row = column = np.zeros_like(rest)
+    bits, size = np.arange(side**2), 1
+    row = column = np.zeros_like(bits)
     while size < side:
-        quarter = rest & 3
+        quarter = bits & 3
         row, column = turns.turn(quarter, row, column, turns.get_last(size, side))
         row = row + size * np.isin(quarter, (1, 2))
         column = column + size * np.isin(quarter, turns.right_quarters)
-        rest, size = rest >> 2, 2 * size
+        bits, size = bits >> 2, 2 * size
     return row * side + column
 
 
@@ -185,15 +185,15 @@ def find_full_tiles(v: Derivation) -> np.ndarray:
 def use_step_as_query_cell(v: Derivation) -> np.ndarray:
     """Return the pairs [L, L] within the window if the query's step is used as its cell."""
     cells, steps = np.divmod(v.order, v.width), np.divmod(np.arange(len(v.order)), v.width)
-    far = (np.abs(step[:, None] - cell) for step, cell in zip(steps, cells, strict=True))
-    return np.maximum(*far) <= v.radius
+    dist = (np.abs(step[:, None] - cell) for step, cell in zip(steps, cells, strict=True))
+    return np.maximum(*dist) <= v.radius
 
 
 def keep_sign(v: Derivation, *parts: int) -> np.ndarray:
     """Return the pairs within the window if the distances along the axes `parts` (0 rows, 1 columns) keep their sign."""
     cells = np.divmod(v.order, v.width)
-    far = (cells[k][:, None] - cells[k] if k in parts else absolute_differences(cells[k]) for k in (0, 1))
-    return np.maximum(*far) <= v.radius
+    dist = (cells[k][:, None] - cells[k] if k in parts else absolute_differences(cells[k]) for k in (0, 1))
+    return np.maximum(*dist) <= v.radius
 
 
 def add_distances(v: Derivation, part: int) -> np.ndarray:
@@ -205,7 +205,7 @@ def add_distances(v: Derivation, part: int) -> np.ndarray:
 
 def swap_division(v: Derivation) -> np.ndarray:
     """Return the pairs within the window if the width is divided by the cell; cell 0 gets row and column 0."""
-    rows, columns = (np.where(v.order, part, 0) for part in np.divmod(v.width, np.where(v.order, v.order, 1)))
+    rows, columns = (np.where(v.order, q, 0) for q in np.divmod(v.width, np.where(v.order, v.order, 1)))
     return np.maximum(absolute_differences(rows), absolute_differences(columns)) <= v.radius
 
 
@@ -250,7 +250,7 @@ WRONG_PAIRS: tuple[tuple[str, str, Step, int], ...] = (
     ("order-forgotten", "in row-major order, without the order",
      lambda v: pairs_in_window(np.arange(len(v.order)), v.width, v.radius), 1),
 )  # fmt: skip
-"""Id, words, the pairs within the wrong window, hint."""
+"""Id, description, the pairs within the wrong window, hint."""
 WINDOWS = (
     *(
         Mistake(id, words, {"tiles": lambda v, pairs=pairs: find_tiles(pairs(v), int(v.tile))}, hint)
@@ -300,32 +300,32 @@ def explain_wrong_curve(quantity: str, arrays: Arrays, got: np.ndarray, truth: n
     """Explain a wrong index or inverse by numbers outside the grid, repeated numbers, or a wrong quarter."""
     if quantity not in ("index", "inverse"):
         return None
-    position, what = ("step", "cell") if quantity == "index" else ("cell", "step")
+    position, item = ("step", "cell") if quantity == "index" else ("cell", "step")
     numbers = got.astype(np.int64)
     outside = numbers[(numbers < 0) | (numbers >= len(numbers))]
     if len(outside):
-        return Symptom("outside", f"contains {what} {outside[0]}, outside the grid's {len(numbers)}")
+        return Symptom("outside", f"contains {item} {outside[0]}, outside the grid's {len(numbers)}")
     distinct, count = np.unique(numbers, return_counts=True)
     if len(distinct) < len(numbers):
         repeated = distinct[count > 1][0]
-        places = " and ".join(str(place) for place in np.flatnonzero(numbers == repeated)[:2])
+        indices = " and ".join(str(index) for index in np.flatnonzero(numbers == repeated)[:2])
         missing = np.setdiff1d(np.arange(len(numbers)), distinct)[0]
         times = "twice" if count[count > 1][0] == 2 else f"{count[count > 1][0]} times"
         return Symptom(
             "comes-twice",
-            f"is not a permutation: it contains {what} {repeated} {times}, at {position}s {places}, but not {what} {missing}",
+            f"is not a permutation: it contains {item} {repeated} {times}, at {position}s {indices}, but not {item} {missing}",
         )
-    both = (numbers, truth.astype(np.int64))
-    return explain_wrong_quarter(*(both if quantity == "index" else map(orders.inverse, both)))
+    pair = (numbers, truth.astype(np.int64))
+    return explain_wrong_quarter(*(pair if quantity == "index" else map(orders.inverse, pair)))
 
 
 def explain_wrong_quarter(order: np.ndarray, truth: np.ndarray) -> Symptom | None:
-    """Explain a wrong order by a quarter in the wrong place or, if all are in place, by a wrongly turned quarter."""
+    """Explain a wrong order by a misplaced quarter or, if there is none, by a wrongly turned one."""
     if len(order) < 4:
         return None
     got, expected = np.split(order, 4), np.split(truth, 4)
-    cells = [set(each) for each in expected]
-    visited = [cells.index(set(each)) if set(each) in cells else None for each in got]
+    cells = [set(part) for part in expected]
+    visited = [cells.index(set(part)) if set(part) in cells else None for part in got]
     for quarter, wrong in enumerate(visited):
         if wrong not in (quarter, None):
             return Symptom("quarter-misplaced", f"visits quarter {wrong} instead of quarter {quarter}")

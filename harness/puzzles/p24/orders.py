@@ -1,4 +1,4 @@
-"""Orders of a grid's cells, and the tiles that a window needs in an order. Imports only NumPy.
+"""Traversal orders of a grid's cells, and the tiles that a window needs in each. Imports only NumPy.
 
 An order of `height` rows and `width` columns is int64 [height * width]: the cell, row * width + column, at
 each step. Its `inverse` is the step of each cell.
@@ -66,11 +66,11 @@ def walk(start: Point, along: Point, length: int, across: Point, depth: int) -> 
         return walk(start, along, half, across, depth) + walk(middle, along, length - half, across, depth)
     low = even_half(depth)
     end = move_point(move_point(start, along, length - 1), across, low - 1)
-    back = (-along[0], -along[1])
+    reverse = (-along[0], -along[1])
     return (
         walk(start, across, low, along, half)
         + walk(move_point(start, across, low), along, length, across, depth - low)
-        + walk(end, (-across[0], -across[1]), low, back, length - half)
+        + walk(end, (-across[0], -across[1]), low, reverse, length - half)
     )
 
 

@@ -65,7 +65,7 @@ LAUNCHES = {
     "window_attention_train_backward": "launch_window_backward(recorder, WindowBackward[dtype](=, sizes=sizes.copy()))",
 }
 VARIANTS = {name: tuple(Call(op, (), name, LAUNCHES[op.name]) for op in ops) for name, ops in OPS.items()}
-"""One variant per part of the puzzle, so that work on one part compiles no other."""
+"""One variant per part of the puzzle, so that a gate compiles only its own part."""
 
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 GATES = (
@@ -129,19 +129,19 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
     name, values = ("hilbert", "hard") if is_nonfinite(case.values) else case.values.split()
     random = np.random.default_rng([seed, *case.dims])
     names = ("input", "grad_gathered", "query", "key", "value", "grad_output")
-    arrays = {each: random.standard_normal((B, N, H * W, d)) for each in names}
+    arrays = {tensor_name: random.standard_normal((B, N, H * W, d)) for tensor_name in names}
     if values == "hard":
         # A common offset moves a row's scores away from 0; a gradient with a mean and a component along V
         # makes delta large.
-        for each in ("query", "key"):
-            arrays[each] += 0.5
+        for tensor_name in ("query", "key"):
+            arrays[tensor_name] += 0.5
         arrays["value"] += 1
         arrays["grad_output"] += 0.5 + arrays["value"].mean(-2, keepdims=True)
     write_nonfinite(arrays, case.values)
     order = orders.ORDERS[name](H, W)
     scalars = {"order": order, "side": get_curve_side(case.dims), "width": W, "radius": radius, "tile": tile}
-    return {each: round_to_dtype(array, dtype) for each, array in arrays.items()} | {
-        each: np.asarray(number, np.int32) for each, number in scalars.items()
+    return {tensor_name: round_to_dtype(array, dtype) for tensor_name, array in arrays.items()} | {
+        tensor_name: np.asarray(number, np.int32) for tensor_name, number in scalars.items()
     }
 
 
@@ -200,8 +200,8 @@ def make_hidden_mask(tensors: dict):
     import torch
 
     cells = tensors.get("cells", torch.arange(tensors["query"].shape[2], device=tensors["query"].device))
-    places = (cells // tensors["width"], cells % tensors["width"])
-    rows, columns = ((each[:, None] - each).abs() > tensors["radius"] for each in places)
+    axes = (cells // tensors["width"], cells % tensors["width"])
+    rows, columns = ((axis[:, None] - axis).abs() > tensors["radius"] for axis in axes)
     return rows | columns
 
 
@@ -243,8 +243,8 @@ def compute_from_saved(tensors: dict, by_probabilities: bool = False) -> dict:
     P, dP = torch.exp(scores - lse), grad_output @ value.mT
     dS = scale * P * (dP - ((dP * P).sum(-1, keepdim=True) if by_probabilities else delta))
     gradients = dict(zip(GRADIENTS, (dS @ key, dS.mT @ query, P.mT @ grad_output), strict=True))
-    narrow = {name: tensor.to(dtype) for name, tensor in gradients.items()}
-    return {"output": output, **narrow, "lse": lse[..., 0], "delta": delta[..., 0]}
+    rounded = {name: tensor.to(dtype) for name, tensor in gradients.items()}
+    return {"output": output, **rounded, "lse": lse[..., 0], "delta": delta[..., 0]}
 
 
 def compute_from_probabilities(tensors: dict) -> dict:
@@ -265,10 +265,10 @@ def compute_in_step_order(tensors: dict) -> dict:
 def terms(arrays: Arrays) -> dict[str, float]:
     """Return the magnitude of the terms of dS = P * (dP - delta) in dQ and dK; with one key, they cancel."""
     v = derive(arrays)
-    sizes = v.P * (np.abs(v.dO @ v.V.swapaxes(-1, -2)) + np.abs(v.dot))
+    magnitudes = v.P * (np.abs(v.dO @ v.V.swapaxes(-1, -2)) + np.abs(v.dot))
     return {
-        "grad_query": float((v.scale * (sizes @ np.abs(v.K))).max(initial=0.0)),
-        "grad_key": float((v.scale * (sizes.swapaxes(-1, -2) @ np.abs(v.Q))).max(initial=0.0)),
+        "grad_query": float((v.scale * (magnitudes @ np.abs(v.K))).max(initial=0.0)),
+        "grad_key": float((v.scale * (magnitudes.swapaxes(-1, -2) @ np.abs(v.Q))).max(initial=0.0)),
     }
 
 

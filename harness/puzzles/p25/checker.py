@@ -1,4 +1,4 @@
-"""Checkers of puzzle 25's rungs: each blank runs in a ring whose other blanks come from the solution.
+"""Checkers of puzzle 25's rungs: each blank is tested with the solution's code in all others.
 
 Output and gradients are compared with attention on one device. The NumPy rung runs all ranks in one process,
 on lists; the PyTorch rung starts one process per rank for each gate.
@@ -35,11 +35,11 @@ TENSORS = ("query", "key", "value", "grad_output")
 CAUSED_BY_OUTPUT = f"is {format_pointer('output')}"
 """The message about gradients that are wrong only because the output is."""
 TIME_LIMIT = 120.0
-"""Time limit of a gate's processes; a rank that waits for another gives up much earlier."""
+"""Time limit of a gate's processes; a rank that waits for another times out much earlier."""
 
 
 class CaseFailed(Exception):
-    """A case without results; `mistake` is the known mistake that explains it, or ""."""
+    """A case failed without results; `mistake` is the known mistake that explains it, or ""."""
 
     def __init__(self, words: str, mistake: str = ""):
         super().__init__(words)
@@ -47,7 +47,7 @@ class CaseFailed(Exception):
 
 
 class RingChecker(CaseChecker):
-    """Base class of both rungs' checkers; each case's truth and baseline are computed only once."""
+    """Base class of both rungs' checkers; each case's reference and baseline are computed only once."""
 
     waits: tuple[str, ...] = ()
     """Gates whose code may read a block before it arrives."""
@@ -70,12 +70,12 @@ class RingChecker(CaseChecker):
             for case, outputs in self._run(gate, path, solution, cases):
                 # Errors in other quantities would only be consequences of errors in these.
                 dtype = getattr(torch, get_dtype(case))
-                own = {name: torch.from_numpy(outputs[name]).to(dtype) for name in gate.quantities}
-                self._compare(result, case, own, wrong)
-            alone = check_merge_rows(module["merge"], path, self.tensor) if gate.id == "merge" else None
-            if alone and (alone.mistake or not wrong):
+                gate_outputs = {name: torch.from_numpy(outputs[name]).to(dtype) for name in gate.quantities}
+                self._compare(result, case, gate_outputs, wrong)
+            row_failure = check_merge_rows(module["merge"], path, self.tensor) if gate.id == "merge" else None
+            if row_failure and (row_failure.mistake or not wrong):
                 wrong.clear()  # single rows explain the error better
-                raise alone
+                raise row_failure
         except CaseFailed as error:
             failure = error
         if wrong:
@@ -107,7 +107,7 @@ class RingChecker(CaseChecker):
         return ""
 
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
-        """Yield each case with the output and gradients of the whole sequence. Raise Failed."""
+        """Yield each case with the output and gradients of the whole sequence. Raises CaseFailed."""
         raise NotImplementedError
 
 
@@ -118,26 +118,26 @@ LAYOUTS = (
 
 
 def check_chunks(chunks, path: Path) -> None:
-    """Compare the ranges that `chunks` returns for the balanced layout. Raise Failed."""
+    """Check the ranges that `chunks` returns for the balanced layout. Raises CaseFailed."""
     for size, length in LAYOUTS:
         for rank in range(size):
             expected = layout.get_ranges(rank, size, length, True)
             call = f"chunks({rank}, {size}, {length}, True)"
             try:
-                got = [tuple(map(int, each)) for each in chunks(rank, size, length, True)]
+                got = [tuple(map(int, span)) for span in chunks(rank, size, length, True)]
             except Exception as error:  # an exception in the learner's code is a result
                 raise CaseFailed(f"{call}: {describe_exception(error, path)}") from error
             if got == expected:
                 continue
-            held = [int(p) for each in got for p in range(*each)]
+            owned = [int(p) for span in got for p in range(*span)]
             ranges = (chunks(r, size, length, True) for r in range(size))
-            work = [sum(p + 1 for each in own for p in range(*each)) for own in ranges]
-            words = f"{call} is {got}, expected {expected}"
-            if len(held) == sum(stop - start for start, stop in expected) and max(work) > 1.1 * min(work):
-                most, least = work.index(max(work)), work.index(min(work))
-                words += f": rank {most} has {max(work)} scores to compute, rank {least} has {min(work)}"
-                raise CaseFailed(words, "not-mirrored")
-            raise CaseFailed(words, "wrong-chunks")
+            load = [sum(p + 1 for span in spans for p in range(*span)) for spans in ranges]
+            text = f"{call} is {got}, expected {expected}"
+            if len(owned) == sum(stop - start for start, stop in expected) and max(load) > 1.1 * min(load):
+                most, least = load.index(max(load)), load.index(min(load))
+                text += f": rank {most} has {max(load)} scores to compute, rank {least} has {min(load)}"
+                raise CaseFailed(text, "not-mirrored")
+            raise CaseFailed(text, "wrong-chunks")
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class MergeCase:
     Attributes:
         out, lse, block_out, block_lse: The arguments of `merge`.
         expected: The expected out and lse.
-        words: The cause if the result is not finite but should be, or ""; `mistake` is its id.
-        other: The cause and mistake of another wrong result.
+        words: The cause to report if the result is unexpectedly not finite, or ""; `mistake` is its id.
+        other: The cause and mistake to report for any other wrong result.
     """
 
     out: float
@@ -189,7 +189,7 @@ MERGE_CASES = (
 
 
 def check_merge_rows(merge: Callable, path: Path, tensor: Callable) -> CaseFailed | None:
-    """Check one `merge` of MERGE_CASES; return the first failure, or None."""
+    """Call `merge` once on all MERGE_CASES; return the first failure, or None."""
     columns = np.array([(row.out, row.lse, row.block_out, row.block_lse) for row in MERGE_CASES]).T
     out, lse, block_out, block_lse = (tensor(column[None, None]) for column in columns)
     try:
@@ -199,8 +199,8 @@ def check_merge_rows(merge: Callable, path: Path, tensor: Callable) -> CaseFaile
     except Exception as error:  # an exception in the learner's code is a result
         return CaseFailed(f"merge: {describe_exception(error, path)}")
     if [len(values) for values in merged] != [len(MERGE_CASES)] * 2:
-        words = f"expected an out and an lse for each, got {list(map(len, merged))}"
-        return CaseFailed(f"merge of {len(MERGE_CASES)} rows: {words}")
+        message = f"expected an out and an lse for each, got {list(map(len, merged))}"
+        return CaseFailed(f"merge of {len(MERGE_CASES)} rows: {message}")
     for row, *got in zip(MERGE_CASES, *merged, strict=True):
         # If out or lse is unexpectedly not finite, an error in the other has the same cause.
         not_finite = any(
@@ -210,10 +210,10 @@ def check_merge_rows(merge: Callable, path: Path, tensor: Callable) -> CaseFaile
         for name, value, expected in zip(("out", "lse"), got, row.expected, strict=True):
             if np.isclose(value, expected, rtol=1e-12, atol=0, equal_nan=True):
                 continue
-            words, mistake = (row.words, row.mistake) if not_finite else row.other
+            message, mistake = (row.words, row.mistake) if not_finite else row.other
             return CaseFailed(
                 f"merge of out {row.out:g}, lse {row.lse:g} with {row.block_out:g}, {row.block_lse:g}: "
-                f"{name} is {value:.13g}, expected {expected:.13g}{': ' if words else ''}{words}",
+                f"{name} is {value:.13g}, expected {expected:.13g}{': ' if message else ''}{message}",
                 mistake,
             )
     return None
@@ -239,7 +239,7 @@ class ListChecker(RingChecker):
             parts = {name: layout.split_array(arrays[name], size, balanced) for name in TENSORS}
             ranges = [layout.get_ranges(rank, size, length, balanced) for rank in range(size)]
             qkv = [parts[name] for name in TENSORS[:3]]
-            arguments = {name: [part.copy() for part in own] for name, own in parts.items()}
+            arguments = {name: [part.copy() for part in rank_arrays] for name, rank_arrays in parts.items()}
             try:
                 with np.errstate(all="ignore"):
                     output, lse = module["ring_forward"](*qkv, ranges, scale, causal)
@@ -247,26 +247,26 @@ class ListChecker(RingChecker):
                     gradients = module["ring_backward"](*saved, ranges, scale, causal)
                 by_rank: dict[str, list[np.ndarray]] = dict(zip(RESULTS, (output, *gradients), strict=True))
                 check_shapes(by_rank, parts)
-                for name, own in parts.items():
-                    if not all(map(np.array_equal, own, arguments[name])):
-                        words = f"in case '{case.name}': {describe_changed_input(name)}"
-                        raise CaseFailed(words, "changed-input")
-                whole = {name: layout.join_parts(each, balanced) for name, each in by_rank.items()}
+                for name, rank_arrays in parts.items():
+                    if not all(map(np.array_equal, rank_arrays, arguments[name])):
+                        message = f"in case '{case.name}': {describe_changed_input(name)}"
+                        raise CaseFailed(message, "changed-input")
+                results = {name: layout.join_parts(shards, balanced) for name, shards in by_rank.items()}
             except CaseFailed:
                 raise
             except Exception as error:  # an exception in the learner's code is a result
-                words = describe_exception(error, path, longest=300)
-                raise CaseFailed(f"in case '{case.name}': {words}") from error
+                message = describe_exception(error, path, longest=300)
+                raise CaseFailed(f"in case '{case.name}': {message}") from error
             with np.errstate(over="ignore"):  # overflow to infinity in float32
-                yield case, {name: array.astype(np.float32) for name, array in whole.items()}
+                yield case, {name: array.astype(np.float32) for name, array in results.items()}
 
 
 def check_shapes(by_rank: dict[str, list[np.ndarray]], parts: dict[str, list[np.ndarray]]) -> None:
     """Raise ValueError if a rank's part of a result does not have its input's shape."""
-    for name, own in zip(RESULTS, ("query", "query", "key", "value"), strict=True):
-        if by_rank[name] is None or len(by_rank[name]) != len(parts[own]):
+    for name, input_name in zip(RESULTS, ("query", "query", "key", "value"), strict=True):
+        if by_rank[name] is None or len(by_rank[name]) != len(parts[input_name]):
             raise ValueError(f"{name}: expected a list with one array per rank")
-        for rank, (got, like) in enumerate(zip(by_rank[name], parts[own], strict=True)):
+        for rank, (got, like) in enumerate(zip(by_rank[name], parts[input_name], strict=True)):
             if np.shape(got) != like.shape:
                 shapes = f"has shape {list(np.shape(got))}, expected {list(like.shape)}"
                 raise ValueError(f"{name} of rank {rank} {shapes}")
@@ -292,35 +292,35 @@ class RanksChecker(RingChecker):
 
     def _run(self, gate: Gate, path: Path, solution: Path, cases: list[Case]):
         world = max(case.world_size for case in cases)
-        work = [self._parts(case, world) for case in cases]
-        parts = [[each[rank] for each in work] for rank in range(world)]
-        arguments = [(path, solution, gate.id, own, self.patience) for own in parts]
-        describing = functools.partial(describe_exception, path=path)
+        parts_by_case = [self._parts(case, world) for case in cases]
+        parts = [[item[rank] for item in parts_by_case] for rank in range(world)]
+        arguments = [(path, solution, gate.id, rank_parts, self.patience) for rank_parts in parts]
+        describe = functools.partial(describe_exception, path=path)
         try:
-            answers = run_ranks(run_cases, arguments, describe=describing, source=path, seconds=TIME_LIMIT)
+            answers = run_ranks(run_cases, arguments, describe=describe, source=path, seconds=TIME_LIMIT)
         except RankFailed as error:
             raise CaseFailed(str(error)) from error
-        for number in range(len(answers[0])):
-            case = cases[number]
-            of_case = [each[number] for each in answers[world - case.world_size :]]
-            if any(answer.words for answer in of_case):
-                words, mistake = find_cause(of_case)
-                raise CaseFailed(f"in case '{case.name}': {words}", mistake)
+        for case_index in range(len(answers[0])):
+            case = cases[case_index]
+            case_answers = [item[case_index] for item in answers[world - case.world_size :]]
+            if any(answer.words for answer in case_answers):
+                message, mistake = find_cause(case_answers)
+                raise CaseFailed(f"in case '{case.name}': {message}", mistake)
             balanced = bool(self.arrays(case)["balanced"])
-            parts_of = {name: [answer.values[name] for answer in of_case] for name in RESULTS}
-            yield case, {name: layout.join_parts(each, balanced) for name, each in parts_of.items()}
+            shards = {name: [answer.values[name] for answer in case_answers] for name in RESULTS}
+            yield case, {name: layout.join_parts(item, balanced) for name, item in shards.items()}
 
     def _parts(self, case: Case, world: int) -> list[Part]:
         """Return each process's part of a case: the last `case.world_size` are ranks, the others idle."""
         arrays, size = self.arrays(case), case.world_size
         arguments = ring_arguments(case, arrays)
         split = {name: layout.split_array(arrays[name], size, arguments[-1]) for name in TENSORS}
-        own = [
+        rank_arrays = [
             {name: parts[rank].astype(np.float32) for name, parts in split.items()} for rank in range(size)
         ]
         return [
-            Part(case.name, size, get_dtype(case), each, arguments, is_transposed(case))
-            for each in [{}] * (world - size) + own
+            Part(case.name, size, get_dtype(case), process_arrays, arguments, is_transposed(case))
+            for process_arrays in [{}] * (world - size) + rank_arrays
         ]
 
 
@@ -329,20 +329,20 @@ def find_cause(answers: list[Answer]) -> tuple[str, str]:
     failed = [(rank, answer) for rank, answer in enumerate(answers) if answer.words]
     size = len(answers)
     # Prefer a rank that reports its own mistake to the ranks that waited for it.
-    own = [(rank, answer) for rank, answer in failed if answer.stuck is None]
-    if own:
-        rank, answer = min(own, key=lambda each: (not each[1].mistake, each[0]))
+    own_failures = [(rank, answer) for rank, answer in failed if answer.stuck is None]
+    if own_failures:
+        rank, answer = min(own_failures, key=lambda each: (not each[1].mistake, each[0]))
         return f"rank {rank} of {size}: {answer.words}", answer.mistake
-    words = "; ".join(f"rank {rank} of {size} {answer.words}" for rank, answer in failed)
+    message = "; ".join(f"rank {rank} of {size} {answer.words}" for rank, answer in failed)
     stuck = {rank: answer.stuck for rank, answer in failed if answer.stuck}
-    if len(stuck) == size and all(kind == "send" and not begun for kind, _, begun in stuck.values()):
-        why = "every rank sends before it receives, and a send ends only when it is received"
-        return f"deadlock: {why}: {words}", "sends-first"
+    if len(stuck) == size and all(kind == "send" and not peers for kind, _, peers in stuck.values()):
+        reason = "every rank sends before it receives, and a send ends only when it is received"
+        return f"deadlock: {reason}: {message}", "sends-first"
     if len(stuck) == size and all(kind == "receive" for kind, _, _ in stuck.values()):
-        return f"deadlock: every rank receives before it sends: {words}", "receives-first"
+        return f"deadlock: every rank receives before it sends: {message}", "receives-first"
     for rank, (kind, other, _) in stuck.items():
-        begun = stuck[other][2] if other in stuck else ()
-        if kind == "send" and begun and rank not in begun:
-            words = f"rank {rank} of {size} sends to rank {other}, which receives from rank {begun[0]}"
-            return words, "wrong-neighbour"
-    return words, ""
+        peers = stuck[other][2] if other in stuck else ()
+        if kind == "send" and peers and rank not in peers:
+            message = f"rank {rank} of {size} sends to rank {other}, which receives from rank {peers[0]}"
+            return message, "wrong-neighbour"
+    return message, ""

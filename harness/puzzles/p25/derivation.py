@@ -34,8 +34,8 @@ def move_gradient(array: np.ndarray, v: Derivation, by: int) -> np.ndarray:
     """Return a gradient [B, G, S, d] in which each rank has the part of rank + `by`, or NaN if it has none."""
     source = np.full((int(v.ranks), len(v.owner)), -1)
     source[v.owner, v.index] = np.arange(len(v.owner))
-    chosen = source[(v.owner + by) % int(v.ranks), v.index]
-    return np.where((chosen >= 0)[:, None], array[:, :, chosen], np.nan)
+    source_positions = source[(v.owner + by) % int(v.ranks), v.index]
+    return np.where((source_positions >= 0)[:, None], array[:, :, source_positions], np.nan)
 
 
 STEPS = {
@@ -162,14 +162,14 @@ def get_range_numbers(v: Derivation) -> np.ndarray:
 
 def mask_within_ranges(v: Derivation) -> np.ndarray:
     """Return the visible keys if the mask compares indices within ranges, and hides later ranges."""
-    number = get_range_numbers(v)
-    index = np.arange(len(number)) - np.searchsorted(number, number)
-    return ((index <= index[:, None]) & (number <= number[:, None])) | (v.causal == 0)
+    range_ids = get_range_numbers(v)
+    index = np.arange(len(range_ids)) - np.searchsorted(range_ids, range_ids)
+    return ((index <= index[:, None]) & (range_ids <= range_ids[:, None])) | (v.causal == 0)
 
 
 def is_same_range(v: Derivation) -> np.ndarray:
-    number = get_range_numbers(v)
-    return number[:, None] == number
+    range_ids = get_range_numbers(v)
+    return range_ids[:, None] == range_ids
 
 
 def transpose_mask(v: Derivation, number: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -185,7 +185,7 @@ def transpose_mask(v: Derivation, number: np.ndarray, index: np.ndarray) -> np.n
 
 
 def add_range_variants(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
-    """Yield each mistake, also as it shows in code that processes a rank's ranges separately."""
+    """Yield each mistake, and its variant in code that processes a rank's ranges separately."""
     for mistake in mistakes:
         yield mistake
         if {"share", "probabilities", "delta"} & mistake.changes.keys():
@@ -193,11 +193,11 @@ def add_range_variants(mistakes: tuple[Mistake, ...]) -> Iterator[Mistake]:
 
 
 def skip_hidden_ranges(mistake: Mistake) -> Mistake:
-    """Return the mistake as it shows in code that skips fully masked key ranges instead of masking them."""
+    """Return the mistake's variant in code that skips fully masked key ranges instead of masking them."""
 
     def grad_scores(v: Derivation) -> np.ndarray:
-        number = get_range_numbers(v)
-        computed = (number <= number[:, None]) | (v.causal == 0)
+        range_ids = get_range_numbers(v)
+        computed = (range_ids <= range_ids[:, None]) | (v.causal == 0)
         return np.where(computed, mistake.changes["grad_scores"](v), 0.0)
 
     return replace(mistake, changes={"grad_scores": grad_scores})

@@ -21,16 +21,16 @@ def get_ranges(rank: int, size: int, length: int, balanced: bool) -> list[tuple[
 
 def get_positions(rank: int, size: int, length: int, balanced: bool) -> np.ndarray:
     """Return a rank's positions in the sequence, in the order of its tensors."""
-    return np.concatenate([np.arange(*each) for each in get_ranges(rank, size, length, balanced)])
+    return np.concatenate([np.arange(*bounds) for bounds in get_ranges(rank, size, length, balanced)])
 
 
 def locate_positions(size: int, length: int, balanced: bool) -> np.ndarray:
     """Return each position's rank and its index in that rank's tensors, [2, length]."""
-    home = np.zeros((2, length), int)
+    owner_and_index = np.zeros((2, length), int)
     for rank in range(size):
-        own = get_positions(rank, size, length, balanced)
-        home[:, own] = np.full(len(own), rank), np.arange(len(own))
-    return home
+        positions = get_positions(rank, size, length, balanced)
+        owner_and_index[:, positions] = np.full(len(positions), rank), np.arange(len(positions))
+    return owner_and_index
 
 
 def split_array(array: np.ndarray, size: int, balanced: bool) -> list[np.ndarray]:
@@ -42,10 +42,10 @@ def join_parts(parts: list[np.ndarray], balanced: bool) -> np.ndarray:
     """Join the ranks' parts, the inverse of `split_array`."""
     length = sum(part.shape[2] for part in parts)
     B, N, _, d = parts[0].shape
-    whole = np.empty((B, N, length, d), parts[0].dtype)
+    array = np.empty((B, N, length, d), parts[0].dtype)
     for rank, part in enumerate(parts):
-        whole[:, :, get_positions(rank, len(parts), length, balanced)] = part
-    return whole
+        array[:, :, get_positions(rank, len(parts), length, balanced)] = part
+    return array
 
 
 def count_tiles(

@@ -1,4 +1,4 @@
-"""Processes of a checked ring, each of which runs its part of every case over a strict wire.
+"""Processes of a checked ring; each runs its part of every case over a strict transport, a `Wire`.
 
 A case with fewer ranks than processes runs on the last processes, so that group ranks and world ranks differ.
 """
@@ -71,7 +71,7 @@ class Answer:
 def load_functions(path: Path, solution: Path, gate: str) -> dict[str, Any]:
     """Load a learner's file, with the solution's code in the functions of all other gates.
 
-    So one blank is tested at a time, with the line numbers of the learner's file.
+    This tests one blank at a time, with the line numbers of the learner's file.
     """
     module, solved = load_module(path), load_module(solution)
     for other, name in FUNCTIONS.items():
@@ -85,7 +85,7 @@ def run_cases(path: Path, solution: Path, gate: str, parts: list[Part], patience
     module = load_functions(path, solution, gate)
     module["finish"] = require_step(module["finish"])
     world = dist.get_world_size()
-    # A process outside a group gets a marker instead of the group, and no part of the group's cases.
+    # new_group returns only a marker to processes outside the group, which get none of its cases.
     groups: dict[int, Any] = {world: dist.group.WORLD}
     for size in sorted({part.size for part in parts} - {world}):
         groups[size] = dist.new_group(list(range(world - size, world)))
@@ -105,8 +105,8 @@ def require_step(finish: Callable[..., None]) -> Callable[..., None]:
 
     def finish_checked(works: list[Any], step: object, group: object) -> None:
         if not isinstance(step, int):
-            words = f"finish(works, step, group) gets a {type(step).__name__} as the step, expected an int"
-            raise Broken("step-not-named", f"{words}: if a neighbour is lost, the report names the step")
+            message = f"finish(works, step, group) gets a {type(step).__name__} as the step, expected an int"
+            raise Broken("step-not-named", f"{message}: if a neighbour is lost, the report names the step")
         finish(works, step, group)
 
     return finish_checked
@@ -116,7 +116,7 @@ def run_case(module: Mapping[str, Any], path: Path, part: Part, group: Any, pati
     dtype = getattr(torch, part.dtype)
     tensors = {name: torch.from_numpy(array).to(dtype) for name, array in part.arrays.items()}
     if part.transposed:
-        tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
+        tensors = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in tensors.items()}
     arguments = {name: tensor.clone() for name, tensor in tensors.items()}
     leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]
     wire = Wire(patience, leaves[0].dtype)
@@ -147,7 +147,7 @@ def measure_saved_bytes(call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor,
     """Return the output of an autograd.Function, and the number of bytes saved by its node and ctx."""
     output, saved = record_saved_tensors(call)
     memory = [tensor.untyped_storage() for tensor in (*saved, *iterate_tensors(vars(output.grad_fn)))]
-    return output, sum({each.data_ptr(): each.nbytes() for each in memory}.values())
+    return output, sum({storage.data_ptr(): storage.nbytes() for storage in memory}.values())
 
 
 def iterate_tensors(value: object) -> Iterator[torch.Tensor]:
@@ -156,17 +156,17 @@ def iterate_tensors(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         yield from iterate_tensors(list(value.values()))
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from iterate_tensors(each)
+        for item in value:
+            yield from iterate_tensors(item)
 
 
 def check_saved(count: int, leaves: list[torch.Tensor], output: torch.Tensor) -> None:
     """Raise Broken if a rank saves more than its own query, key, value, output and lse."""
     rows = output.shape[0] * output.shape[1] * output.shape[2]
-    own = sum(tensor.nbytes for tensor in (*leaves, output)) + 4 * rows
-    if count > own + SLACK:
-        words = f"saves {count:,} bytes for the backward pass"
-        raise Broken("keeps-all-blocks", f"{words}; its own query, key, value, output and lse have {own:,}")
+    limit = sum(tensor.nbytes for tensor in (*leaves, output)) + 4 * rows
+    if count > limit + SLACK:
+        text = f"saves {count:,} bytes for the backward pass"
+        raise Broken("keeps-all-blocks", f"{text}; its own query, key, value, output and lse have {limit:,}")
 
 
 def check_sent_precision(sends_in_16_bits: int, size: int, dtype: torch.dtype) -> None:
@@ -175,8 +175,8 @@ def check_sent_precision(sends_in_16_bits: int, size: int, dtype: torch.dtype) -
     With 16-bit dtypes, it sends key and value size - 1 times, and the final dK and dV once.
     """
     if dtype.itemsize == 2 and sends_in_16_bits > 2 * size:
-        words = f"dK and dV are sent with the precision of {dtype}, so the sum is rounded at every rank"
-        raise Broken("travels-in-bfloat16", words.replace("torch.", ""))
+        message = f"dK and dV are sent with the precision of {dtype}, so the sum is rounded at every rank"
+        raise Broken("travels-in-bfloat16", message.replace("torch.", ""))
 
 
 def describe_changed_input(name: str) -> str:

@@ -67,24 +67,24 @@ def run_rank(
         )
         gradients = torch.autograd.grad(output, leaves, tensors["grad_output"])
     except (RuntimeError, ValueError) as error:
-        words = str(error)
-        if re.search(LOST_RANK_MESSAGES, words):
-            words = describe_lost_rank(words)
-        elif not re.match(r"rank \d+", words):
+        message = str(error)
+        if re.search(LOST_RANK_MESSAGES, message):
+            message = describe_lost_rank(message)
+        elif not re.match(r"rank \d+", message):
             raise
         dist.destroy_process_group(group)  # so that ranks waiting for this rank fail before their timeout
-        raise Broken(words) from error
+        raise Broken(message) from error
     pairs = zip(RESULTS, (output, *gradients), strict=True)
     return Answer({name: tensor.detach().numpy() for name, tensor in pairs}, saved_bytes=saved_bytes)
 
 
 def describe_lost_rank(words: str) -> str:
-    """Translate gloo's message into one that names this rank, its step if known, and its neighbours."""
+    """Rewrite gloo's error message with this rank, its step if known, and its neighbours."""
     rank, size = dist.get_rank(), dist.get_world_size()
     step = re.match(r"rank \d+(, step \d+)", words)
     neighbours = " or ".join(map(str, sorted({(rank - 1) % size, (rank + 1) % size})))
-    how = "late" if "imed out" in words else "gone, or gave up on another"
-    return f"rank {rank} of {size}{step[1] if step else ''}: rank {neighbours} is {how}"
+    state = "late" if "imed out" in words else "gone, or gave up on another"
+    return f"rank {rank} of {size}{step[1] if step else ''}: rank {neighbours} is {state}"
 
 
 def count_positions(rank: int, size: int, length: int, balanced: bool) -> int:
@@ -92,15 +92,15 @@ def count_positions(rank: int, size: int, length: int, balanced: bool) -> int:
 
 
 def inject_fault(module: dict[str, Any], fault: tuple[int, str] | None, seconds: float) -> None:
-    """Make this rank exit or sleep at the transfer that `fault` names."""
+    """Make this rank exit or sleep at the transfer selected by `fault`."""
     exchange, count = module["exchange"], 0
 
     def exchange_or_fail(*arguments):
         nonlocal count
-        number, count = count, count + 1
-        if fault == (number, "dies"):
+        transfer, count = count, count + 1
+        if fault == (transfer, "dies"):
             os._exit(7)
-        if fault == (number, "late"):
+        if fault == (transfer, "late"):
             time.sleep(3 * seconds + 10)
         return exchange(*arguments)
 
@@ -148,21 +148,21 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     case = Case("ring", "", tuple(flags.dims), values, flags.ranks)
     reference = Reference(PUZZLE, "float32", flags.seed)
     print_lines(console, format_heading(case, work.path, flags))
-    done = run_ring(console, work.path, case, reference, flags, fault)
+    answers = run_ring(console, work.path, case, reference, flags, fault)
     balanced = not flags.plain
     wrong: list[str] = []
     for name in RESULTS:
-        got = layout.join_parts([each.values[name] for each in done], balanced)
+        got = layout.join_parts([answer.values[name] for answer in answers], balanced)
         result = reference.compare_quantity(case, CPU, name, got)
         if not result.ok:
             wrong.append(name)
         mark = "✅" if result.ok else "❌"
         follows = not result.ok and wrong[0] == "output" != name
-        words = CAUSED_BY_OUTPUT if follows else f"error {result.error:.1e}, the limit {result.limit:.1e}"
-        print_lines(console, [f"   {mark} {name:<10} {words}"])
-    print_lines(console, format_ledger(case, done))
-    words = "✅ output and all gradients agree with one device" if not wrong else "❌ WRONG"
-    print_lines(console, [f"Overall Result: {words}"])
+        status = CAUSED_BY_OUTPUT if follows else f"error {result.error:.1e}, the limit {result.limit:.1e}"
+        print_lines(console, [f"   {mark} {name:<10} {status}"])
+    print_lines(console, format_ledger(case, answers))
+    status = "✅ output and all gradients agree with one device" if not wrong else "❌ WRONG"
+    print_lines(console, [f"Overall Result: {status}"])
     return int(bool(wrong))
 
 
@@ -177,24 +177,24 @@ def check_flags(flags) -> tuple[int, int, str] | None:
         raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
     requested, free = flags.ranks * BYTES_PER_PROCESS, get_free_memory()
     if requested > free:
-        words = f"that many processes take {requested / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
-        raise EnvironmentProblem(f"--ranks {flags.ranks}: {words}")
+        message = f"that many processes take {requested / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+        raise EnvironmentProblem(f"--ranks {flags.ranks}: {message}")
     if flags.fault is None:
         return None
     match = re.fullmatch(rf"(\d+):(\d+):({'|'.join(FAULTS)})", flags.fault)
     if not match or int(match[1]) >= flags.ranks:
-        words = f"expected RANK:TRANSFER:HOW, a rank below {flags.ranks} and {', '.join(FAULTS)}"
-        raise BadUse(f"--break {flags.fault}: {words}")
+        message = f"expected RANK:TRANSFER:HOW, a rank below {flags.ranks} and {', '.join(FAULTS)}"
+        raise BadUse(f"--break {flags.fault}: {message}")
     return int(match[1]), int(match[2]), match[3]
 
 
 def get_free_memory() -> int:
     """Return the bytes of free memory, or 2**63 if the system does not report them."""
     try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return 2**63
-    match = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo)
     return int(match[1]) * 1024 if match else 2**63
 
 
@@ -224,17 +224,17 @@ def run_ring(
     parts = {name: layout.split_array(arrays[name], case.world_size, arguments[-1]) for name in TENSORS}
     jobs = []
     for rank in range(case.world_size):
-        own = {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in TENSORS}
-        of_rank = fault[1:] if fault and fault[0] == rank else None
-        jobs.append((path, own, arguments, flags.seconds, of_rank))
-    describing: Callable[[Exception], str] = functools.partial(describe_error, path=path)
+        rank_arrays = {name: np.ascontiguousarray(parts[name][rank], np.float32) for name in TENSORS}
+        rank_fault = fault[1:] if fault and fault[0] == rank else None
+        jobs.append((path, rank_arrays, arguments, flags.seconds, rank_fault))
+    describe: Callable[[Exception], str] = functools.partial(describe_error, path=path)
     try:
-        return run_ranks(run_rank, jobs, describe=describing, source=path, seconds=flags.seconds + 60)
+        return run_ranks(run_rank, jobs, describe=describe, source=path, seconds=flags.seconds + 60)
     except RankFailed as error:
         lines = [re.sub(r"^(rank \d+ of \d+): (?=\1,)", "", line) for line in str(error).split("; ")]
-        text = {line.partition(": ")[2] for line in lines}
-        same_text = len(text) == 1 and len(lines) > 1
-        shown = [f"every rank: {text.pop()}"] if same_text else lines
+        messages = {line.partition(": ")[2] for line in lines}
+        same_message = len(messages) == 1 and len(lines) > 1
+        shown = [f"every rank: {messages.pop()}"] if same_message else lines
         print_lines(console, [f"   {line}" for line in shown])
         count = f"{len(lines)} of {case.world_size} ranks"
         if any(f"{path}:" in line and "hangs at" not in line for line in lines):
@@ -246,10 +246,10 @@ def format_ledger(case: Case, done: list[Answer]) -> list[str]:
     """Return lines that describe the ranks' saved bytes and computed tiles."""
     S = case.dims[3]
     balanced, causal = "balanced" in case.values, "causal" in case.values
-    most, least = max(each.saved_bytes for each in done), min(each.saved_bytes for each in done)
+    most, least = max(a.saved_bytes for a in done), min(a.saved_bytes for a in done)
     saved_bytes = f"{most:,} bytes on each rank" if most == least else f"{least:,} to {most:,} bytes a rank"
-    work = [sum(layout.count_tiles(rank, len(done), S, balanced, TILE, causal)) for rank in range(len(done))]
+    tiles = [sum(layout.count_tiles(rank, len(done), S, balanced, TILE, causal)) for rank in range(len(done))]
     return [
-        f"kept for the backward pass (measured): {saved_bytes}, {sum(each.saved_bytes for each in done):,} on all",
-        f"tiles of {TILE} x {TILE} scores by rank: {', '.join(f'{count:,}' for count in work)}",
+        f"kept for the backward pass (measured): {saved_bytes}, {sum(a.saved_bytes for a in done):,} on all",
+        f"tiles of {TILE} x {TILE} scores by rank: {', '.join(f'{count:,}' for count in tiles)}",
     ]

@@ -135,7 +135,7 @@ def merge_blocks(tensors: dict) -> dict:
 
     dtype, names = tensors["query"].dtype, ("query", "key", "value")
     query, key, value = (tensors[name].float() for name in names)
-    keys, values = (each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
+    keys, values = (t.repeat_interleave(query.shape[1] // key.shape[1], 1) for t in (key, value))
     scores, size, S = query @ keys.mT / query.shape[-1] ** 0.5, int(tensors["ranks"]), query.shape[2]
     later = torch.ones(S, S, dtype=torch.bool, device=query.device).triu(1) & bool(tensors["causal"])
     owner = torch.from_numpy(locate_positions(size, S, bool(tensors["balanced"]))[0]).to(query.device)
@@ -144,11 +144,11 @@ def merge_blocks(tensors: dict) -> dict:
         hidden = later | ((owner[:, None] - step) % size != owner)
         block = scores.masked_fill(hidden, -torch.inf)
         block_lse = torch.logsumexp(block, -1, keepdim=True)
-        both = torch.logaddexp(lse, block_lse)
-        largest, block_largest = (each.masked_fill(each == -torch.inf, 0) for each in (both, block_lse))
+        new_lse = torch.logaddexp(lse, block_lse)
+        largest, block_largest = (t.masked_fill(t == -torch.inf, 0) for t in (new_lse, block_lse))
         output = torch.exp(lse - largest) * output
         output += torch.exp(block_lse - largest) * (torch.exp(block - block_largest) @ values)
-        lse = both
+        lse = new_lse
     return {"output": output.to(dtype)}
 
 
@@ -168,9 +168,9 @@ OVERFLOWS = Symptom("overflows", "is not finite: an exponential overflows, or a 
 def explain_not_finite(
     waits: bool, quantity: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray
 ) -> Symptom | None:
-    """Explain non-finite values, if the values and the inputs show the cause.
+    """Explain non-finite values if their cause can be identified.
 
-    `waits` says whether the code receives blocks, which are NaN until they arrive.
+    `waits` is True if the code receives blocks from other ranks, whose buffers are NaN until they arrive.
     """
     bad = ~np.isfinite(got)
     if not bad.any():
@@ -186,8 +186,8 @@ def explain_not_finite(
         causes.append(NOTHING_VISIBLE)
     if len(causes) < 2:
         return causes[0] if causes else None
-    words = (cause.words.split(": ", 1)[1] for cause in causes)
-    return Symptom("not-finite", f"is not finite: {'; or '.join(words)}")
+    descriptions = (cause.words.split(": ", 1)[1] for cause in causes)
+    return Symptom("not-finite", f"is not finite: {'; or '.join(descriptions)}")
 
 
 def get_largest_product(arrays: Arrays) -> float:

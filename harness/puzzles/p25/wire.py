@@ -21,7 +21,7 @@ PATCHED = ("isend", "irecv", "send", "recv")
 
 
 class Broken(Exception):
-    """A broken rule of the wire; `mistake` is the known mistake that explains it.
+    """A violation of the transport's rules; `mistake` is the known mistake that explains it.
 
     If a rank's wait timed out, `stuck` is "send" or "receive", the rank that it waits for, and the group ranks
     from which it has begun to receive.
@@ -61,15 +61,15 @@ class Wire:
                 for name, function in self.real.items():
                     setattr(module, name, function)
         if self.pending:
-            words = f"{len(self.pending)} sends and receives are never waited for"
-            raise Broken("never-waited", f"{words}: a block may be read before it has arrived")
+            message = f"{len(self.pending)} sends and receives are never waited for"
+            raise Broken("never-waited", f"{message}: a block may be read before it has arrived")
         for _, work in self.sent:
             work.wait(self.patience)
 
     def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
         if tensor.dtype.is_floating_point and tensor.dtype.itemsize < self.dtype.itemsize:
-            words = f"a block is sent as {tensor.dtype}, its tensors are {self.dtype}".replace("torch.", "")
-            raise Broken("travels-in-bfloat16", f"{words}: the sum is rounded at every rank")
+            message = f"a block is sent as {tensor.dtype}, its tensors are {self.dtype}".replace("torch.", "")
+            raise Broken("travels-in-bfloat16", f"{message}: the sum is rounded at every rank")
         self.sends_in_16_bits += fits_in_16_bits(tensor)
         return self._begin(Send, tensor, dst, group, group_dst, tag)
 
@@ -89,17 +89,17 @@ class Wire:
         if other == dist.get_rank(group):
             raise Broken("wrong-neighbour", f"group rank {other} sends to itself, or receives from itself")
         if not tensor.is_contiguous():
-            words = "a non-contiguous tensor is sent or received into"
-            raise Broken("not-contiguous", f"{words}: a transfer reads or writes contiguous memory")
-        for before in self.pending:
-            if (isinstance(before, Receive) or kind is Receive) and overlap(before.tensor, tensor):
-                words = "a block is received into memory that is still being sent or received into"
-                raise Broken("overwritten-while-sent", words)
+            error_message = "a non-contiguous tensor is sent or received into"
+            raise Broken("not-contiguous", f"{error_message}: a transfer reads or writes contiguous memory")
+        for earlier in self.pending:
+            if (isinstance(earlier, Receive) or kind is Receive) and overlap(earlier.tensor, tensor):
+                error_message = "a block is received into memory that is still being sent or received into"
+                raise Broken("overwritten-while-sent", error_message)
         key = (kind, group, other, tag)
         number, self.numbers[key] = self.numbers[key], self.numbers[key] + 1
-        begun = kind(self, tensor, group, other, FIRST_TAG + 3 * number)
-        self.pending.append(begun)
-        return begun
+        message = kind(self, tensor, group, other, FIRST_TAG + 3 * number)
+        self.pending.append(message)
+        return message
 
 
 class Message:
@@ -133,14 +133,14 @@ class Message:
 
     def wait_for(self, work: Any, doing: str) -> None:
         """Wait for a message from the other rank. Raises Broken if none arrives."""
-        waiting = tuple(each.other for each in self.wire.pending if isinstance(each, Receive))
+        receiving_from = tuple(pending.other for pending in self.wire.pending if isinstance(pending, Receive))
         try:
             work.wait(self.wire.patience)
         except RuntimeError as error:
-            words = f"timed out waiting to {doing} group rank {self.other} ({self.wire.seconds:g} s)"
+            message = f"timed out waiting to {doing} group rank {self.other} ({self.wire.seconds:g} s)"
             if "imed out" not in str(error):
-                words = f"lost group rank {self.other}, waiting to {doing} it"
-            raise Broken("", words, (doing.split()[0], self.other, waiting)) from error
+                message = f"lost group rank {self.other}, waiting to {doing} it"
+            raise Broken("", message, (doing.split()[0], self.other, receiving_from)) from error
 
 
 class Send(Message):
@@ -161,8 +161,8 @@ class Send(Message):
         self.wait_for(self.answer, "send to")
         self.wire.pending.remove(self)
         if self.receipt.tolist() != self.header().tolist():
-            words = f"sends {describe_header(self.header())} to group rank {self.other}"
-            raise Broken("block-sizes-differ", f"{words}, which expects {describe_header(self.receipt)}")
+            message = f"sends {describe_header(self.header())} to group rank {self.other}"
+            raise Broken("block-sizes-differ", f"{message}, which expects {describe_header(self.receipt)}")
         if not torch.equal(torch.nan_to_num(self.copy), torch.nan_to_num(self.tensor.detach())):
             raise Broken("overwritten-while-sent", "a block changes while it is being sent")
         return True
@@ -186,8 +186,8 @@ class Receive(Message):
         self.wait_for(self.coming, "receive from")
         if self.announced.tolist() != self.header().tolist():
             self.wire.pending.remove(self)
-            words = f"expects {describe_header(self.header())} from group rank {self.other}"
-            raise Broken("block-sizes-differ", f"{words}, which sends {describe_header(self.announced)}")
+            message = f"expects {describe_header(self.header())} from group rank {self.other}"
+            raise Broken("block-sizes-differ", f"{message}, which sends {describe_header(self.announced)}")
         data = torch.empty(self.tensor.shape, dtype=self.tensor.dtype)
         self.wait_for(self.fetch(data, 1), "receive from")
         self.wire.pending.remove(self)
@@ -199,8 +199,8 @@ def fits_in_16_bits(tensor: torch.Tensor) -> bool:
     """Return whether all elements fit into bfloat16 or into float16, and at least 8 are not 0."""
     if not tensor.is_floating_point() or int((tensor != 0).sum()) < 8:
         return False
-    narrow = (tensor.to(dtype).to(tensor.dtype) for dtype in (torch.bfloat16, torch.float16))
-    return any(torch.equal(tensor, each) for each in narrow)
+    rounded_copies = (tensor.to(dtype).to(tensor.dtype) for dtype in (torch.bfloat16, torch.float16))
+    return any(torch.equal(tensor, rounded) for rounded in rounded_copies)
 
 
 def describe_header(header: torch.Tensor) -> str:

@@ -63,7 +63,7 @@ SUMMARIES = {
 
 
 class BackendChecker(PythonChecker):
-    """Runs the checks of each gate of a file until one raises a fault."""
+    """Runs the checks of each gate of a file until one fails."""
 
     def get_time_limit(self, cases: list[Case]) -> float:
         return 5 * super().get_time_limit(cases)  # torch.compile may run a C++ compiler for a dozen models
@@ -98,7 +98,7 @@ KNOWN_EXCEPTIONS = {
 
 
 def find_fault(gate: str, module: Module, path: Path) -> Fault | None:
-    """Return the first fault of a gate's checks, with its line; an exception in the learner's code is a fault."""
+    """Return a gate's first failure, with its line; an exception in the learner's code is a failure."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for check in CHECKS[gate]:
             try:
@@ -109,16 +109,16 @@ def find_fault(gate: str, module: Module, path: Path) -> Fault | None:
                 inner = find_original_exception(error)
                 if isinstance(inner, Fault):
                     return add_line(inner, path, gate)
-                words = f"{locate_line(inner, path, gate)}{type(inner).__name__}: {' '.join(str(inner).split())[:300]}"
-                kind = next((kind for text, kind in KNOWN_EXCEPTIONS.items() if text in words), "raises")
-                return Fault(kind, words)
+                cause = f"{locate_line(inner, path, gate)}{type(inner).__name__}: {' '.join(str(inner).split())[:300]}"
+                kind = next((kind for text, kind in KNOWN_EXCEPTIONS.items() if text in cause), "raises")
+                return Fault(kind, cause)
             finally:
                 torch._dynamo.reset()
     return None
 
 
 def add_line(fault: Fault, path: Path, gate: str) -> Fault:
-    """Prefix a fault caused by an exception with the exception's line in the learner's file."""
+    """Prefix a failure caused by an exception with the exception's line in the learner's file."""
     error = fault.__cause__ and find_original_exception(fault.__cause__)
     if error is None or isinstance(error, Fault):  # a wrong result, not an exception
         return fault

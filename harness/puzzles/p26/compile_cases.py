@@ -25,7 +25,7 @@ SPECIAL = (0.0, -0.0, 1e-40, -1e-40, 1e38, -1e38, 3e-39, math.inf, -math.inf, ma
 
 
 class Fault(Exception):
-    """A fault of a backend: the mistake's id, and what was observed."""
+    """An error in a backend's behaviour: the mistake's id, and what was observed."""
 
     def __init__(self, kind: str, words: str):
         super().__init__(words)
@@ -91,8 +91,8 @@ class Probe:
                 kind = type(outputs).__name__
                 raise Fault("not-a-tuple", f"the compiled function returns a {kind}, expected a tuple")
             if len(outputs) != requested:
-                words = f"the compiled function returns {len(outputs)} outputs, the graph has {requested}"
-                raise Fault("output-missing", words)
+                message = f"the compiled function returns {len(outputs)} outputs, the graph has {requested}"
+                raise Fault("output-missing", message)
             return outputs
 
         return run_checked
@@ -148,8 +148,8 @@ def check_case(case: CompileCase, backend: Backend) -> Probe:
             before = probe.graphs
             compare(case, compiled, inputs)
             if count and probe.graphs > before:
-                words = "another shape causes another compilation: a size became a constant"
-                raise Fault("shape-baked", words)
+                message = "another shape causes another compilation: a size became a constant"
+                raise Fault("shape-baked", message)
         if case.after is not None:
             compare_graph(case.after, probe)
     except Exception as error:
@@ -157,14 +157,14 @@ def check_case(case: CompileCase, backend: Backend) -> Probe:
         if isinstance(inner, Fault):
             raise Fault(case.kind or inner.kind, f"{case.words}: {inner}") from error
         if case.kind:
-            words = " ".join(str(inner).split())
-            raise Fault(case.kind, f"{case.words}: {type(inner).__name__}: {words}"[:300]) from error
+            message = " ".join(str(inner).split())
+            raise Fault(case.kind, f"{case.words}: {type(inner).__name__}: {message}"[:300]) from error
         raise
     return probe
 
 
 def find_original_exception(error: BaseException) -> BaseException:
-    """Return a backend's original exception, which Dynamo wraps or hides behind an exception of its own."""
+    """Return a backend's original exception, which Dynamo may wrap or chain to its own."""
     current: BaseException | None = error
     while current is not None:
         inner = getattr(current, "inner_exception", current)
@@ -187,14 +187,14 @@ def compare(case: CompileCase, compiled: Callable[..., Any], inputs: Sequence[Te
             raise Fault("input-written", f"the call changes input {index}")
     for index, (ours, theirs) in enumerate(zip(got.shares, eager.shares, strict=True)):
         if ours != theirs:
-            words = f"output {index} shares the memory of input {ours}, but not in eager mode"
-            raise Fault("aliased", "an output is a copy" if ours is None else words)
+            message = f"output {index} shares the memory of input {ours}, but not in eager mode"
+            raise Fault("aliased", "an output is a copy" if ours is None else message)
     gradients = zip(got.gradients, eager.gradients, truth.gradients, strict=True)
     for index, (ours, theirs, exact) in enumerate(gradients):
         name = get_tensor_name(index, inputs, case)
         if (ours is None) != (theirs is None):
-            which = "no gradient" if ours is None else "a gradient, but none in eager mode"
-            raise Fault("no-gradient", f"{name} gets {which}")
+            received = "no gradient" if ours is None else "a gradient, but none in eager mode"
+            raise Fault("no-gradient", f"{name} gets {received}")
         if ours is None or theirs is None or exact is None:
             continue
         if error_text := describe_error(ours, theirs, exact, False, case.autocast):
@@ -206,8 +206,8 @@ def compare_outputs(case: CompileCase, got: Outcome, eager: Outcome, truth: Outc
     outputs = zip(got.outputs, eager.outputs, truth.outputs, strict=True)
     for index, (ours, theirs, exact) in enumerate(outputs):
         if ours.shape != theirs.shape:
-            words = f"output {index} has shape {list(ours.shape)}, expected {list(theirs.shape)}"
-            faults.append(Fault("shape", words))
+            message = f"output {index} has shape {list(ours.shape)}, expected {list(theirs.shape)}"
+            faults.append(Fault("shape", message))
         elif ours.dtype != theirs.dtype:
             dtypes = f"{get_dtype_name(ours.dtype)}, expected {get_dtype_name(theirs.dtype)}"
             faults.append(Fault("dtype", f"output {index} is {dtypes}"))
@@ -217,8 +217,8 @@ def compare_outputs(case: CompileCase, got: Outcome, eager: Outcome, truth: Outc
         return
     remaining = list(got.outputs)
     for theirs in eager.outputs:
-        like = [t for t in remaining if t.shape == theirs.shape and t.dtype == theirs.dtype]
-        equal = next((t for t in like if torch.allclose(t.double(), theirs.double())), None)
+        candidates = [t for t in remaining if t.shape == theirs.shape and t.dtype == theirs.dtype]
+        equal = next((t for t in candidates if torch.allclose(t.double(), theirs.double())), None)
         if equal is None:
             raise faults[0]
         remaining = [t for t in remaining if t is not equal]
@@ -232,8 +232,8 @@ def run_in_float64(case: CompileCase, inputs: Sequence[Tensor]) -> Outcome:
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function).double()
         parameters = list(function.parameters())
-    wide = [t.double() if t.is_floating_point() else t for t in inputs]
-    return call_with_gradients(function, wide, parameters, case)
+    float64_inputs = [t.double() if t.is_floating_point() else t for t in inputs]
+    return call_with_gradients(function, float64_inputs, parameters, case)
 
 
 def describe_error(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, autocast: bool) -> str:
@@ -244,9 +244,9 @@ def describe_error(got: Tensor, eager: Tensor, exact: Tensor, same_bits: bool, a
             same &= (got.signbit() == eager.signbit()) | got.isnan()
         if same.all():
             return ""
-        at = tuple((~same).nonzero()[0].tolist())
+        index = tuple((~same).nonzero()[0].tolist())
         count = f"{int((~same).sum())} of {same.numel()} elements"
-        return f"has {count} with other bits: {format_number(got[at])} for {format_number(eager[at])}"
+        return f"has {count} with other bits: {format_number(got[index])} for {format_number(eager[index])}"
     scale = exact.double().abs().max().clamp(min=1e-30)
     error = ((got.double() - exact.double()).abs().max() / scale).item()
     baseline = ((eager.double() - exact.double()).abs().max() / scale).item()
@@ -265,8 +265,8 @@ def compare_graph(requested: Sequence[str], probe: Probe) -> None:
     if list(requested) == probe.left:
         return
     if probe.dead:
-        words = f"{', '.join(probe.dead)} are still in the graph, but nothing uses their results"
-        raise Fault("dead-nodes", words)
+        message = f"{', '.join(probe.dead)} are still in the graph, but nothing uses their results"
+        raise Fault("dead-nodes", message)
     kind = "not-rewritten" if len(probe.left) >= len(requested) else "rewritten-too-much"
     expected = ", ".join(requested) or "nothing"
     raise Fault(kind, f"the graph holds {', '.join(probe.left) or 'nothing'}; expected {expected}")
@@ -306,8 +306,8 @@ def run_pass(graph_pass: Pass) -> Backend:
         try:
             gm.graph.lint()
         except RuntimeError as error:
-            words = " ".join(str(error).split())[:150]
-            raise Fault("out-of-order", f"lint rejects the graph: {words}") from error
+            message = " ".join(str(error).split())[:150]
+            raise Fault("out-of-order", f"lint rejects the graph: {message}") from error
         gm.recompile()
         return gm.forward
 
@@ -328,7 +328,7 @@ def find_stale_code(gm: GraphModule) -> str:
     return ""
 
 
-# ---- Helpers of checks ---------------------------------------------------------------------------------------
+# ---- Check helpers ------------------------------------------------------------------------------------------
 
 
 def numbers(dtype: torch.dtype = torch.float32, rows: int = 4) -> Tensor:

@@ -1,6 +1,6 @@
 """Checks of a backend made of passes: stale code, child graphs, options, and Inductor itself.
 
-Inductor and Dynamo are imported on demand, because they take seconds, which would delay every first result.
+Inductor and Dynamo are imported on demand: importing them takes seconds.
 """
 
 import contextlib
@@ -79,19 +79,19 @@ def check_rewriting(m: Module) -> None:
     gm = generate_code(capture_graph(checkpoint_cosine, X.clone().requires_grad_()))
     count = m["rewrite"](gm, [replace_sin_by_cos])
     expect(count, 1, "the count of changes in a checkpointed region", "child-graphs")
-    remaining = [call_name(n) for one in graph_modules(gm) for n in one.graph.nodes]
+    remaining = [call_name(n) for module in graph_modules(gm) for n in module.graph.nodes]
     if "sin" in remaining:
         raise Fault("child-graphs", "the checkpointed region is unchanged")
     if stale_part := find_stale_code(gm):
         raise Fault("stale-code", f"{stale_part} has changed, but the code that runs has not")
-    both = "the count of a change in the graph and one in its region"
-    for words, function, passes, expected in (
+    both_changes = "the count of a change in the graph and one in its region"
+    for description, function, passes, expected in (
         ("the count of a third pass", sine, [do_nothing, do_nothing, replace_sin_by_cos], 1),
-        (both, lambda x: checkpoint_cosine(x).sin(), [replace_sin_by_cos], 2),
+        (both_changes, lambda x: checkpoint_cosine(x).sin(), [replace_sin_by_cos], 2),
     ):
         count = m["rewrite"](capture_graph(function, X.clone().requires_grad_()), passes)
-        expect(count, expected, words, "value")
-    for words, function, x in (
+        expect(count, expected, description, "value")
+    for description, function, x in (
         ("", sine, X),
         (" in a checkpointed region", checkpoint_cosine, X.clone().requires_grad_()),
     ):
@@ -99,7 +99,7 @@ def check_rewriting(m: Module) -> None:
             m["rewrite"](capture_graph(function, x), [break_order])
         except RuntimeError:
             continue
-        raise Fault("not-linted", f"a pass that puts a node before its input raises no error{words}")
+        raise Fault("not-linted", f"a pass that puts a node before its input raises no error{description}")
 
 
 @contextlib.contextmanager
@@ -150,15 +150,15 @@ def check_handoff(m: Module) -> None:
             compiled = torch.compile(sine, backend=backend, dynamic=True)
             for x in (X, X[:2]):
                 got = compiled(x)
-        words = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options"
+        label = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options"
         if len(calls) != 1:
-            words += f": compile_fx is called {len(calls)} times for two shapes, expected once"
-            raise Fault("shape-baked", words)
+            label += f": compile_fx is called {len(calls)} times for two shapes, expected once"
+            raise Fault("shape-baked", label)
         if not torch.allclose(got, cosine(x)):
-            raise Fault("not-rewritten", f"{words}: compile_fx is given {', '.join(calls[0]['operations'])}")
+            raise Fault("not-rewritten", f"{label}: compile_fx is given {', '.join(calls[0]['operations'])}")
         patches = calls[0].get("config_patches") or {}
         if {name: patches.get(name) for name in expected} != expected:
-            raise Fault("options-lost", f"{words}: config_patches is {patches}, expected {expected}")
+            raise Fault("options-lost", f"{label}: config_patches is {patches}, expected {expected}")
 
 
 def check_inductor(m: Module) -> None:
@@ -197,8 +197,8 @@ def check_both_graphs(m: Module) -> None:
             gradients = torch.autograd.grad(got.sum(), leaves)
     except Exception as error:
         if graphs and any(name.startswith("native_layer_norm") for name in graphs[0][1]):
-            words = "LayerNorm is not decomposed, and Inductor rejects it: pass Inductor's table of decompositions"
-            raise Fault("no-decompositions", words) from error
+            fault = "LayerNorm is not decomposed, and Inductor rejects it: pass Inductor's table of decompositions"
+            raise Fault("no-decompositions", fault) from error
         raise
     if not torch.allclose(got, model(x), atol=1e-5):
         raise Fault("value", "the forward graph computes something else")
@@ -212,5 +212,5 @@ def check_both_graphs(m: Module) -> None:
     if "layer_norm" in forward:
         raise Fault("value", "the forward graph is Dynamo's, not the graph of ATen operations")
     if "sin" not in forward or "cos" not in backward:
-        words = f"the reported operations of the forward graph are {', '.join(sorted(forward))}"
-        raise Fault("rows", words[:300])
+        fault = f"the reported operations of the forward graph are {', '.join(sorted(forward))}"
+        raise Fault("rows", fault[:300])

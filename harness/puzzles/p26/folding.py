@@ -175,18 +175,18 @@ FACTORS = (
 
 def check_factors(m: Module) -> None:
     """Check which nodes `factor` recognizes as a product with a number."""
-    for words, function, expected in FACTORS:
+    for spelling, function, expected in FACTORS:
         gm = capture_graph(function, X.detach(), dynamic=True)
         *_, node = [n for n in gm.graph.nodes if n.op in CALLS]
         got = m["factor"](node)
         if expected is None:
-            expect(got, None, f"{words}: factor(node)", "factor")
+            expect(got, None, f"{spelling}: factor(node)", "factor")
             continue
         if got is None:
-            raise Fault("not-rewritten", f"{words}: factor(node) is None, expected x and {expected}")
+            raise Fault("not-rewritten", f"{spelling}: factor(node) is None, expected x and {expected}")
         x, c = got
-        found, what = (getattr(x, "op", x), c), f"{words}: the tensor's op and the number"
-        expect(found, ("placeholder", expected), what, "factor")
+        actual, description = (getattr(x, "op", x), c), f"{spelling}: the tensor's op and the number"
+        expect(actual, ("placeholder", expected), description, "factor")
 
 
 MUST_FOLD = (
@@ -216,9 +216,9 @@ def list_values(dtype: torch.dtype) -> Tensor:
         return torch.randint(info.min, info.max, (4000,), generator=generator, dtype=dtype)
     info = torch.finfo(dtype)
     spread = torch.linspace(-1, 1, 4000, dtype=torch.float64)
-    reach = torch.log2(torch.tensor(info.max)).item()
-    sized = (torch.rand(4000, generator=generator, dtype=torch.float64) + 1) * 2.0 ** (spread * (reach - 1))
-    return torch.cat([sized.to(dtype), make_special_values(dtype)])
+    top = torch.log2(torch.tensor(info.max)).item()
+    values = (torch.rand(4000, generator=generator, dtype=torch.float64) + 1) * 2.0 ** (spread * (top - 1))
+    return torch.cat([values.to(dtype), make_special_values(dtype)])
 
 
 def check_exact_folds(m: Module) -> None:
@@ -235,9 +235,9 @@ def check_exact_folds(m: Module) -> None:
             twice, once = x * a * b, x * (a * b)
             same = (twice == once) | (twice != twice) & (once != once)
             if twice.dtype != once.dtype or not same.all():
-                at = int((~same).nonzero()[0]) if not same.all() else 0
-                words = f"exact({a}, {b}, {dtype}) is true, and {x[at].item()!r} * {a} * {b} is {twice[at].item()!r}"
-                raise Fault("rounds", f"{words}, times {a * b} {once[at].item()!r}")
+                k = int((~same).nonzero()[0]) if not same.all() else 0
+                claim = f"exact({a}, {b}, {dtype}) is true, and {x[k].item()!r} * {a} * {b} is {twice[k].item()!r}"
+                raise Fault("rounds", f"{claim}, times {a * b} {once[k].item()!r}")
     m["exact"](2, 3, torch.bool)  # both answers are correct: x * 2 is not a bool
     complex_product = "exact(2.0, 3.0, torch.complex64), where an overflow of x * 2 makes NaN"
     expect(bool(m["exact"](2.0, 3.0, torch.complex64)), False, complex_product, "rounds")

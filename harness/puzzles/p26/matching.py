@@ -142,36 +142,36 @@ REPLACEMENTS = (
         ("empty_like", "neg", "cos"),
     ),
 )
-"""Words, function, operation that cos replaces, whether cos reads the input, remaining operations."""
+"""Description, function, operation that cos replaces, whether cos reads the input, remaining operations."""
 
 
 def check_replacement(m: Module) -> None:
     """Check that replacing a node copies its metadata, moves its users and erases dead nodes."""
-    for words, function, name, from_input, after in REPLACEMENTS:
+    for label, function, name, from_input, after in REPLACEMENTS:
         gm = capture_graph(function, X)
         node = next(n for n in gm.graph.nodes if call_name(n) == name)
         x = next(n for n in gm.graph.nodes if n.op == "placeholder") if from_input else node.args[0]
-        known = node.meta["example_value"]
+        example_value = node.meta["example_value"]
         m["replace"](gm, node, torch.cos, x)
         try:
             gm.graph.lint()
         except RuntimeError as error:
-            raise Fault("out-of-order", f"{words}: the new node comes after a node that uses it") from error
+            raise Fault("out-of-order", f"{label}: the new node comes after a node that uses it") from error
         remaining = [n for n in gm.graph.nodes if n.op in CALLS]
         new = next((n for n in remaining if n.target is torch.cos), None)
         if new is None or (not new.users):
-            raise Fault("not-rewritten", f"{words}: the new node is missing or has no user")
-        if new.meta.get("example_value") is not known:
-            lost = "the new node has no example_value, so shape and dtype are lost"
-            raise Fault("meta-lost", f"{words}: {lost}")
+            raise Fault("not-rewritten", f"{label}: the new node is missing or has no user")
+        if new.meta.get("example_value") is not example_value:
+            message = "the new node has no example_value, so shape and dtype are lost"
+            raise Fault("meta-lost", f"{label}: {message}")
         names = [call_name(n) for n in remaining]
         if names != list(after):
-            listed = f"the graph holds {', '.join(names)}; expected {', '.join(after)}"
-            raise Fault("dead-nodes" if len(names) > len(after) else "erased-in-use", f"{words}: {listed}")
+            nodes = f"the graph holds {', '.join(names)}; expected {', '.join(after)}"
+            raise Fault("dead-nodes" if len(names) > len(after) else "erased-in-use", f"{label}: {nodes}")
 
 
 def check_values(m: Module) -> None:
-    """Check the values of a part of a graph as a function of one of its nodes."""
+    """Check `values`, which evaluates part of a graph as a function of one of its nodes."""
     points = torch.linspace(-2, 2, 9, dtype=torch.float64)
     gm = capture_graph(
         lambda x, y: (torch.tanh(x * 2.0 + 1.0).pow(2), x * y, torch.sub(x, x.sin(), alpha=2).neg()),
@@ -181,20 +181,20 @@ def check_values(m: Module) -> None:
     nodes = {call_name(n): n for n in gm.graph.nodes if n.op in CALLS}
     x, y = (n for n in gm.graph.nodes if n.op == "placeholder")
     product = next(n for n in nodes["pow"].graph.nodes if call_name(n) == "mul")
-    for words, end, at, expected in (
+    for description, end, start, expected in (
         ("tanh(x * 2 + 1)^2 of x", nodes["pow"], x, torch.tanh(points * 2 + 1) ** 2),
         ("tanh(x * 2 + 1)^2 of x * 2", nodes["pow"], product, torch.tanh(points + 1) ** 2),
         ("tanh(x * 2 + 1)^2 of y, on which it does not depend", nodes["pow"], y, None),
         ("x * y of x", nodes["mul"], x, None),
         ("-torch.sub(x, sin(x), alpha=2) of x", nodes["neg"], x, 2 * points.sin() - points),
     ):
-        kind = "keywords" if "alpha" in words else "value"
-        got = m["values"](end, at, points)
+        kind = "keywords" if "alpha" in description else "value"
+        got = m["values"](end, start, points)
         if expected is None:
-            expect(got, None, f"{words}: values(...)", "false-match")
+            expect(got, None, f"{description}: values(...)", "false-match")
         elif not isinstance(got, Tensor) or got.shape != points.shape or not torch.allclose(got, expected):
-            text = " ".join(f"{words}: values(...) is {got!r}, expected {expected!r}".split())
-            raise Fault(kind, text[:400])
+            message = " ".join(f"{description}: values(...) is {got!r}, expected {expected!r}".split())
+            raise Fault(kind, message[:400])
 
 
 def check_tanh_form(m: Module) -> None:
@@ -202,6 +202,6 @@ def check_tanh_form(m: Module) -> None:
     (x,) = GELUS[0].inputs
     got = compile_and_run(run_pass(m["gelu"]), GELUS[0].function, x).double()
     forms = (F.gelu(x.double(), approximate=form) for form in ("tanh", "none"))
-    near, far = ((got - form).abs().max() for form in forms)
-    if far < near:
-        raise Fault("exact-gelu", f"the exact form is inserted: it differs from the tanh form by {near:.0e}")
+    gap, exact_gap = ((got - form).abs().max() for form in forms)
+    if exact_gap < gap:
+        raise Fault("exact-gelu", f"the exact form is inserted: it differs from the tanh form by {gap:.0e}")

@@ -149,7 +149,7 @@ UNSWAPPABLE = (
     ("a weight of three axes", lambda m, x: torch.matmul(m.ln(x), m.w.expand(B, H, O)), "rank"),
     ("a bias of three axes", lambda m, x: torch.addmm(x[0, :, :O], m.ln(x[0]), m.w), "rank"),
 )
-"""Pairs that must not be swapped: words, body, the mistake of swapping them."""
+"""Pairs that must not be swapped: description, body, the mistake of swapping them."""
 
 
 def make_frozen_model() -> PatternModel:

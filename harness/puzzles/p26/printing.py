@@ -73,10 +73,10 @@ GROUPS = (
 
 
 def check_groups(m: Module) -> None:
-    for words, function, expected in GROUPS:
-        groups = as_items(m["groups"](capture_graph(function, X, W)), f"{words}: groups(gm)", "groups")
+    for label, function, expected in GROUPS:
+        groups = as_items(m["groups"](capture_graph(function, X, W)), f"{label}: groups(gm)", "groups")
         got = [sorted(call_name(n) for n in group) for group in groups]
-        expect(sorted(got), sorted(sorted(g) for g in expected), f"{words}: groups(gm)", "groups")
+        expect(sorted(got), sorted(sorted(g) for g in expected), f"{label}: groups(gm)", "groups")
 
 
 def pair(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,8 +85,8 @@ def pair(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_unchanged(m: Module) -> None:
     """Check that the printer changes nothing: two outputs in order, one output, gradients."""
-    for words, function in (("two outputs", pair), ("one output", torch.sin)):
-        check_case(CompileCase(words, function, (X,), same_bits=True), m["Printer"](write=lambda line: None))
+    for label, function in (("two outputs", pair), ("one output", torch.sin)):
+        check_case(CompileCase(label, function, (X,), same_bits=True), m["Printer"](write=lambda line: None))
 
 
 def check_lines(m: Module) -> None:
@@ -99,8 +99,8 @@ def check_lines(m: Module) -> None:
         compiled(X, W)
     heads = [line for line in lines if str(line).startswith("Graph")]
     if len(heads) != 1:
-        words = f"{len(heads)} lines begin with Graph for one graph that is called three times"
-        raise Fault("not-shown", words)
+        error = f"{len(heads)} lines begin with Graph for one graph that is called three times"
+        raise Fault("not-shown", error)
     if "Graph 0/0: 6 ops, 2 fusable groups" not in heads[0]:
         raise Fault("not-shown", f"the head is {heads[0]!r}, expected 'Graph 0/0: 6 ops, 2 fusable groups'")
     for name, size, dtype in ROWS[0][2]:
@@ -130,7 +130,7 @@ def check_history(m: Module) -> None:
     """Check the counts of breaks and recompilations, for lists of ids and then for functions."""
     for ids, expected in HISTORIES:
         expect(m["history"](ids), expected, f"history({ids})", "history")
-    for words, function, inputs, expected in (
+    for label, function, inputs, expected in (
         ("three shapes", torch.sin, [X, X[:2], numbers(rows=9)], (0, 1)),
         ("a graph break", broken, [X], (1, 0)),
     ):
@@ -139,4 +139,4 @@ def check_history(m: Module) -> None:
         compiled = torch.compile(function, backend=printer)
         for x in inputs:
             compiled(x)
-        expect(m["history"](printer.ids), expected, f"{words}: history(printer.ids)", "history")
+        expect(m["history"](printer.ids), expected, f"{label}: history(printer.ids)", "history")

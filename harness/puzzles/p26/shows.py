@@ -35,9 +35,9 @@ def compare_graphs(title: str, gm: GraphModule, change: Callable[[GraphModule], 
     yield title
     for head, nodes, others, mark in (("before", before, after, "-"), ("after", after, before, "+")):
         yield f"  {head}"
-        for name, words in nodes.items():
-            changed = others.get(name) != words and not words.startswith("output")
-            yield f"   {mark if changed else ' '} {name} = {words}"
+        for name, text in nodes.items():
+            changed = others.get(name) != text and not text.startswith("output")
+            yield f"   {mark if changed else ' '} {name} = {text}"
     yield ""
 
 
@@ -45,13 +45,13 @@ def describe_nodes(gm: GraphModule) -> dict[str, str]:
     """Return each node's target, shape and arguments by name, in graph order."""
     lines = {}
     for node in gm.graph.nodes:
-        words = {"placeholder": "input", "output": "output"}.get(node.op) or call_name(node)
+        target = {"placeholder": "input", "output": "output"}.get(node.op) or call_name(node)
         numbers = [repr(a) for a in node.args if isinstance(a, int | float | str)]
         if node.op != "placeholder" and numbers:
-            words += f"({', '.join(numbers)})"
+            target += f"({', '.join(numbers)})"
         size = f" {list(shape(node))}" if shape(node) else ""
         reads = ", ".join(map(shorten_name, node.all_input_nodes))
-        lines[shorten_name(node)] = words + size + (f" <- {reads}" if reads else "")
+        lines[shorten_name(node)] = target + size + (f" <- {reads}" if reads else "")
     return lines
 
 
@@ -93,12 +93,12 @@ def show_symptoms(console: Console) -> int:
         path = wrong.build_target()
         fault = find_fault(wrong.gate, load_module(path), path)
         passed += fault is None
-        words = "passes" if fault is None else f"{fault.kind}: {fault}"
-        print_lines(console, [format_symptom(wrong.name, words, path)])
+        error = "passes" if fault is None else f"{fault.kind}: {fault}"
+        print_lines(console, [format_symptom(wrong.name, error, path)])
     return int(passed > 0)
 
 
 def format_symptom(name: str, words: str, path: Path) -> str:
     """Return a wrong backend's name and its message, shortened and without the graph."""
-    text = words.split(" graph(): ")[0].replace(str(path), path.name)
-    return f"{name:<28} {textwrap.shorten(text, MAX_CHARACTERS, placeholder=' ...')}"
+    error = words.split(" graph(): ")[0].replace(str(path), path.name)
+    return f"{name:<28} {textwrap.shorten(error, MAX_CHARACTERS, placeholder=' ...')}"

@@ -61,15 +61,15 @@ def make_swapping_backend(find: Callable[[GraphModule], list]) -> Backend:
 def check_refusals(m: Module) -> None:
     """Check that pairs which must not be swapped are refused with a reason, and other pairs are not refused."""
     x = models.rows(models.B, models.S)
-    for words, body, kind in models.UNSWAPPABLE:
+    for label, body, kind in models.UNSWAPPABLE:
         (match,) = find_with_solution(capture_graph(models.PatternModel(body), x))
         if not m["refuse"](match):
-            raise Fault(kind, f"{words}: refuse(match) returns no reason")
+            raise Fault(kind, f"{label}: refuse(match) returns no reason")
     for dtype in (torch.float64, torch.bfloat16, torch.float32):
         model = models.PatternModel(lambda m, x: m.a(m.ln(x))).to(dtype)
         (match,) = find_with_solution(capture_graph(model, x.to(dtype)))
-        if why := m["refuse"](match):
-            raise Fault("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {why}")
+        if reason := m["refuse"](match):
+            raise Fault("not-rewritten", f"LayerNorm -> Linear in {dtype} is refused: {reason}")
     model = models.PatternModel(lambda m, x: m.a(m.ln(x)))
     (match,) = find_with_solution(capture_graph(model, x))
     fake = match.linear.meta["example_value"]
@@ -102,8 +102,8 @@ def check_swaps(m: Module) -> None:
             module.graph.lint()
             for node in module.graph.nodes:
                 if call_name(node) in UNSAFE - before or unsafe_operator(node.target):
-                    words = f"{call_name(node)} is in the graph: a CUDA graph cannot record it"
-                    raise Fault("cudagraph-unsafe", words)
+                    error = f"{call_name(node)} is in the graph: a CUDA graph cannot record it"
+                    raise Fault("cudagraph-unsafe", error)
             module.recompile()
         return models.insert_stand_in(gm, example_inputs)
 
@@ -122,8 +122,8 @@ def check_backend(m: Module) -> None:
     reports: list[tuple[str, str]] = []
 
     def tail(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        if where := find_stale_code(gm):
-            raise Fault("stale-code", f"{where} reaches the tail with code generated before the swap")
+        if stale := find_stale_code(gm):
+            raise Fault("stale-code", f"{stale} reaches the tail with code generated before the swap")
         return models.insert_stand_in(gm, example_inputs)
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -133,8 +133,8 @@ def check_backend(m: Module) -> None:
     case = CompileCase("under activation checkpointing", models.PatternModel(models.recompute_norm), (x,))
     if not check_case(case, backend).left.count("standin"):
         raise Fault("child-graphs", "under activation checkpointing: the operator is not in the graph")
-    for words, body, kind in models.UNSWAPPABLE[:2]:
-        case = CompileCase(words, models.PatternModel(body), (x,), kind=kind, gradients=False)
+    for label, body, kind in models.UNSWAPPABLE[:2]:
+        case = CompileCase(label, models.PatternModel(body), (x,), kind=kind, gradients=False)
         check_case(case, backend)
     reports.clear()
     layers = torch.nn.Sequential(

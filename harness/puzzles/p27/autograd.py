@@ -21,7 +21,7 @@ Part = Callable[..., Tensor]
 
 
 def replace_value(value: Tensor, gradients_of: Tensor) -> Tensor:
-    """Return `gradients_of` with another value; gradients still flow to `gradients_of`."""
+    """Return `value` with the gradient of `gradients_of`."""
     return value.detach() + gradients_of - gradients_of.detach()
 
 
@@ -55,8 +55,8 @@ def gelu(x: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss over positions whose target is not -100, in float32 or wider."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
+    upcast = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(upcast.flatten(0, 1), targets.flatten())
 
 
 def fork(x: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Model:
         x = self.record_input(name, x)
 
         def part(kind: str, id: str, given: Tensor) -> Tensor:
-            weights = [p[f"{name}.{id}.{each}"] for each in ("weight", "bias") if f"{name}.{id}.{each}" in p]
+            weights = [p[f"{name}.{id}.{key}"] for key in ("weight", "bias") if f"{name}.{id}.{key}" in p]
             return self.run(f"{name}.{id}", kind, given, *weights)
 
         branch = part("linear", "qkv", part("layernorm", "ln_1", self.parts["fork"](x)))
@@ -140,29 +140,29 @@ class Model:
 def parameters(
     *, layers: int, width: int, vocabulary: int, context: int, seed: int, dtype: torch.dtype = torch.float64
 ) -> Tensors:
-    """Return GPT-2's initial parameters by the tape's names, in the order of the forward pass.
+    """Return GPT-2's initial parameters by their names on the tape, in the order of the forward pass.
 
     They are normal with standard deviation 0.02, smaller where a block adds to the residual stream. In float64,
     for checks, they are larger, and biases and LayerNorm weights differ from 0 and 1, which would hide mistakes.
     """
     generator = torch.Generator().manual_seed(seed)
-    checked = dtype == torch.float64
+    perturb = dtype == torch.float64
 
     def normal(*shape: int, deviation: float = 0.02) -> Tensor:
-        return (0.3 if checked else deviation) * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return (0.3 if perturb else deviation) * torch.randn(shape, generator=generator, dtype=torch.float64)
 
     tensors = {"token": normal(vocabulary, width), "position": normal(context, width)}
     for i in range(layers):
-        adds = 0.02 / (2 * layers) ** 0.5
+        residual_std = 0.02 / (2 * layers) ** 0.5
         sizes = {"qkv": (3 * width, width), "join": (width, width)}
         sizes |= {"widen": (4 * width, width), "narrow": (width, 4 * width)}
         for first, norm in (("qkv", "ln_1"), ("widen", "ln_2")):
             second = "join" if first == "qkv" else "narrow"
-            tensors |= vectors(f"block{i}.{norm}", width, normal, checked)
-            for id, deviation in ((first, 0.02), (second, adds)):
+            tensors |= vectors(f"block{i}.{norm}", width, normal, perturb)
+            for id, deviation in ((first, 0.02), (second, residual_std)):
                 tensors[f"block{i}.{id}.weight"] = normal(*sizes[id], deviation=deviation)
-                tensors[f"block{i}.{id}.bias"] = normal(sizes[id][0]) * checked
-    tensors |= vectors("ln_f", width, normal, checked)
+                tensors[f"block{i}.{id}.bias"] = normal(sizes[id][0]) * perturb
+    tensors |= vectors("ln_f", width, normal, perturb)
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
@@ -175,7 +175,7 @@ def vectors(name: str, width: int, normal: Callable[..., Tensor], checked: bool)
 
 @dataclass(frozen=True)
 class Change:
-    """A known mistake: the end of "these are the values ...", the changed part, and its function."""
+    """A known mistake: the end of the message "these are the values ...", the changed part, its function."""
 
     words: str
     part: str

@@ -1,6 +1,6 @@
 """Checker of puzzle 27's tape: each part against autograd in float64, then the model, optimizer and step.
 
-Checks also cover what each part saves, whether it releases that, and whether it writes to its inputs.
+Checks also cover what each part saves, whether it releases it, and whether it writes to its inputs.
 """
 
 import itertools
@@ -110,14 +110,14 @@ class TapeChecker(PythonChecker):
 
 
 def compare(gate: str, results: list[TrialResult]) -> None:
-    """Raise Fault for the first wrong or explained value, with a known mistake that fits all trials."""
-    failing = [(each, names) for each in results if (names := [*find_wrong_values(each.got, each.right)])]
+    """Raise Fault for the first wrong value with a known cause, else for the first wrong value."""
+    failing = [(item, names) for item in results if (names := [*find_wrong_values(item.got, item.right)])]
     if not failing:
         return
     (first, names), *_ = failing
     order = ", from the loss backwards" if len(first.right) > 6 else ""
     wrong = {name for _, names in failing for name in names}
-    correct = {name for each in results for name in each.right} - wrong
+    correct = {name for item in results for name in item.right} - wrong
     if diagnosis := diagnose_with_formula(gate, failing, correct):
         others = f"wrong: {' and '.join(names)}, of {', '.join(first.right)}" if len(first.right) > 2 else ""
         raise Fault.of(diagnosis, others)
@@ -126,9 +126,9 @@ def compare(gate: str, results: list[TrialResult]) -> None:
         lines.append(f"{len(names)} of {len(first.right)} tensors are wrong; this is the first")
     ids = [id for id, change in CHANGES.items() if change.part in CONCERN.get(gate, ())]
     for id in ids:
-        if not any(any(find_wrong_values(each.got, each.compute_mistaken(id))) for each, _ in failing):
+        if not any(any(find_wrong_values(item.got, item.compute_mistaken(id))) for item, _ in failing):
             raise Fault("\n".join([*lines, f"these are the values {CHANGES[id].words}"]), id)
-    nonfinite = any(not torch.isfinite(each.got[wrong[0]]).all() for each, wrong in failing)
+    nonfinite = any(not torch.isfinite(item.got[wrong[0]]).all() for item, wrong in failing)
     if nonfinite:
         causes = "an exponential overflows, a division or logarithm is of 0, or a whole row is -inf"
         lines.append(f"some values are NaN or infinite: {causes}")
@@ -144,21 +144,21 @@ def diagnose_with_formula(
     formula = FORMULAS[gate]()
     diagnoses: list[Diagnosis] = []
     correct = [quantity for quantity, (name, _, _) in formula.quantities.items() if name in right]
-    for quantity, (name, words, view) in formula.quantities.items():
-        wrong = [each for each, names in failing if name in names]
-        if any(each.got[name].shape != each.right[name].shape for each in wrong):
+    for quantity, (name, label, view) in formula.quantities.items():
+        wrong = [item for item, names in failing if name in names]
+        if any(item.got[name].shape != item.right[name].shape for item in wrong):
             return None
         evidence: list[Evidence] = []
-        for each in wrong:
-            dims = each.trial.B, each.trial.T, each.trial.C, each.trial.V
-            case = Case(each.trial.words, "", formula.dims(dims), "plain")
-            pair = (view(values[name]) for values in (each.got, each.right))
-            evidence += make_evidence(case, formula.arrays(each.given, dims), *pair)
+        for item in wrong:
+            dims = item.trial.B, item.trial.T, item.trial.C, item.trial.V
+            case = Case(item.trial.words, "", formula.dims(dims), "plain")
+            pair = (view(values[name]) for values in (item.got, item.right))
+            evidence += make_evidence(case, formula.arrays(item.given, dims), *pair)
         if evidence:
             diagnoses.append(
-                diagnose(formula.puzzle, quantity, evidence, name=words, gate=gate, correct=correct)
+                diagnose(formula.puzzle, quantity, evidence, name=label, gate=gate, correct=correct)
             )
-    return next((each for each in diagnoses if each.mistake), diagnoses[0] if diagnoses else None)
+    return next((item for item in diagnoses if item.mistake), diagnoses[0] if diagnoses else None)
 
 
 # ---- Parts --------------------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ def check_part(gate: str, module: Module, seed: int) -> str:
     trials = [trial for trial in TRIALS if trial.scale == 1 or gate == "cross_entropy"]
     results = [run_part(gate, module, trial, seed) for trial in trials]
     compare(gate, results)
-    kept = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
-    return f"values and gradients of {len(results)} sizes; {kept.get(gate, 'keeps what it needs')}"
+    memory = {"block": "its parts give back what they keep", "model": "the tape is empty at the end"}
+    return f"values and gradients of {len(results)} sizes; {memory.get(gate, 'keeps what it needs')}"
 
 
 def make_inputs(gate: str, trial: Trial, seed: int) -> tuple[Tensor, Tensors, Tensor]:
@@ -188,13 +188,13 @@ def make_inputs(gate: str, trial: Trial, seed: int) -> tuple[Tensor, Tensors, Te
         return tokens, p, targets
     prefix = {"layernorm": "ln_f.", "block": "block0."}.get(gate, "")
     names = [name for name in p if prefix and name.startswith(prefix)]
-    of_part = {f"part.{name.removeprefix(prefix)}": p[name] for name in names}
+    params = {f"part.{name.removeprefix(prefix)}": p[name] for name in names}
     widths = {"attention": 3 * trial.C, "cross_entropy": trial.V}
-    return normal(widths.get(gate, trial.C)), of_part, targets
+    return normal(widths.get(gate, trial.C)), params, targets
 
 
 def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
-    """Run one trial of a part, by hand and with autograd. Raises Fault for faults other than wrong values."""
+    """Run one trial of a part, by hand and with autograd. Raises Fault for any error but wrong values."""
     x, p, targets = make_inputs(gate, trial, seed)
 
     def truth(id: str | None = None) -> Mapping[str, Tensor]:
@@ -209,12 +209,12 @@ def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
         dy = None if output.dim() == 0 else incoming_gradient(output.detach())
         return compute_with_autograd(model, output, dy, q)
 
-    given = {**p, "its input": x, "the targets": targets}
-    before = {name: tensor.clone() for name, tensor in given.items()}
+    tensors = {**p, "its input": x, "the targets": targets}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
     grads = {name: torch.full_like(tensor, 0.5) for name, tensor in p.items()}
     start = {name: grad.clone() for name, grad in grads.items()}
     tape, dy = module["Tape"](), torch.ones(())
-    with no_autograd(), record_parts(module) as watched:
+    with no_autograd(), record_parts(module) as results:
         if gate == "model":
             output = tensor(module["forward"](x, targets, tape, p))
             module["backward"](tape, p, grads)
@@ -231,25 +231,25 @@ def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
             if gate != "embedding":
                 check_returned(returned)
             if not torch.equal(dy, incoming_gradient(output)):
-                words = "backward has changed the incoming gradient, which other parts may still need"
-                raise Fault(words, "input-written")
+                error = "backward has changed the incoming gradient, which other parts may still need"
+                raise Fault(error, "input-written")
     if gate in CONCERN:
-        check_order(watched)
-    right = truth()
-    changed_inputs = [name for name, tensor in given.items() if not torch.equal(tensor, before[name])]
+        check_order(results)
+    reference = truth()
+    changed_inputs = [name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])]
     if changed_inputs:
         raise Fault(f"the pass has changed {changed_inputs[0]}", "input-written")
     if tape.kept:
-        words = f"the tape still holds {', '.join(map(repr, tape.kept))} after the backward pass: take() gives it back"
-        raise Fault(words, "not-given-back")
+        error = f"the tape still holds {', '.join(map(repr, tape.kept))} after the backward pass: take() gives it back"
+        raise Fault(error, "not-given-back")
     for name, grad in grads.items():
-        expected = right[f"the gradient of {name}"]
-        kept = (grad == start[name]) & (expected == 0)  # for a table, the rows without a gradient
-        replaced = is_close(torch.where(kept, expected, grad), expected)
+        expected = reference[f"the gradient of {name}"]
+        untouched = (grad == start[name]) & (expected == 0)  # for a table, the rows without a gradient
+        replaced = is_close(torch.where(untouched, expected, grad), expected)
         if replaced and not is_close(grad - start[name], expected):
             raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
-    given_part = {"x": x, "dy": dy, "targets": targets, **p}
-    return TrialResult(trial, given_part, collect_values(output, watched, grads, start), right, truth)
+    part_inputs = {"x": x, "dy": dy, "targets": targets, **p}
+    return TrialResult(trial, part_inputs, collect_values(output, results, grads, start), reference, truth)
 
 
 def level(name: str) -> tuple[int, str]:
@@ -265,8 +265,8 @@ def check_order(watched: PartResults) -> None:
     levels = itertools.groupby(sorted(forward_order, key=level), key=level)
     for earlier, later in [pair for _, names in levels for pair in itertools.pairwise(names)]:
         if order_back.index(earlier) < order_back.index(later):
-            words = f"{earlier}'s backward runs before {later}'s, which the gradient reaches first"
-            raise Fault(words, "forwards")
+            error = f"{earlier}'s backward runs before {later}'s, which the gradient reaches first"
+            raise Fault(error, "forwards")
 
 
 def tensor(output: object) -> Tensor:
@@ -282,7 +282,7 @@ def check_returned(gradient: object) -> None:
 
 
 def incoming_gradient(output: Tensor) -> Tensor:
-    """Return an incoming gradient with a nonzero mean and different rows."""
+    """Return an incoming gradient with a nonzero mean and distinct rows."""
     return torch.sin(torch.arange(output.numel(), dtype=output.dtype)).view_as(output) + 0.5
 
 
@@ -299,10 +299,10 @@ def check_saved(gate: str, tape, x: Tensor) -> None:
     }
     if gate not in beyond_input:
         return
-    enough, kept = (x.numel() + beyond_input[gate]) * element, count_saved_bytes(tape.kept)
-    if kept > enough:
-        words = f"{kept} bytes are saved for an input of {list(x.shape)}; {enough} are enough"
-        raise Fault(words, "keeps-too-much")
+    allowed, saved = (x.numel() + beyond_input[gate]) * element, count_saved_bytes(tape.kept)
+    if saved > allowed:
+        error = f"{saved} bytes are saved for an input of {list(x.shape)}; {allowed} are enough"
+        raise Fault(error, "keeps-too-much")
 
 
 # ---- The tape -----------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def check_saved(gate: str, tape, x: Tensor) -> None:
 def make_wrong_count(
     size: Callable[[Tensor], int], once: bool
 ) -> Callable[[Sequence[Sequence[Tensor]]], int]:
-    """Return a function that counts bytes wrongly: `size` of every tensor, or, if `once`, per address."""
+    """Return an incorrect byte counter: it adds up `size` per tensor or, if `once`, per address."""
     return lambda kept: sum(
         {t.data_ptr() if once else -i: size(t) for i, t in enumerate(chain(*kept), 1)}.values()
     )
@@ -322,33 +322,33 @@ COUNTS = {
     "elements-counted": make_wrong_count(lambda t: t.numel(), False),
     "view-alone": make_wrong_count(lambda t: t.nbytes, True),
 }
-"""Known mistake of the tape -> the function that counts bytes this way."""
+"""Known mistake of the tape -> its incorrect byte counter."""
 
 
 def check_tape(gate: str, module: Module, seed: int) -> str:
     """Check the bytes that the tape reports for tensors with and without shared memory. Raises Fault if wrong."""
-    whole, other = torch.zeros(4, 6), torch.zeros(3, dtype=torch.float64)
-    story = (
+    matrix, other = torch.zeros(4, 6), torch.zeros(3, dtype=torch.float64)
+    tapes = (
         ("nothing", {}, 0),
-        ("a tensor of 24 floats", {"a": (whole,)}, 96),
-        ("two tensors", {"a": (whole, other)}, 120),
-        ("a tensor under two names", {"a": (whole,), "b": (whole,)}, 96),
-        ("three views of one tensor", {"a": whole.chunk(3, 1)}, 96),
-        ("a row, which keeps the whole tensor alive", {"a": (whole[1],)}, 96),
-        ("two tensors of one size", {"a": (whole, torch.ones(4, 6))}, 192),
+        ("a tensor of 24 floats", {"a": (matrix,)}, 96),
+        ("two tensors", {"a": (matrix, other)}, 120),
+        ("a tensor under two names", {"a": (matrix,), "b": (matrix,)}, 96),
+        ("three views of one tensor", {"a": matrix.chunk(3, 1)}, 96),
+        ("a row, which keeps the whole tensor alive", {"a": (matrix[1],)}, 96),
+        ("two tensors of one size", {"a": (matrix, torch.ones(4, 6))}, 192),
         ("an expanded tensor", {"a": (other[:1].expand(1000),)}, 24),
     )
-    text = []
-    for _, kept, _ in story:
+    got_bytes = []
+    for _, saved, _ in tapes:
         tape = module["Tape"]()
-        tape.kept = kept
-        text.append(tape.bytes())
-    for (words, _, right), got in zip(story, text, strict=True):
-        if got != right:
-            known = {id: [count([*kept.values()]) for _, kept, _ in story] for id, count in COUNTS.items()}
-            mistake = next((id for id, counts in known.items() if counts == text), "wrong-values")
-            raise Fault(f"for {words} the tape reports {got} bytes, but holds {right}", mistake)
-    return f"{len(story)} tapes, to the byte"
+        tape.kept = saved
+        got_bytes.append(tape.bytes())
+    for (label, _, expected), got in zip(tapes, got_bytes, strict=True):
+        if got != expected:
+            known = {id: [count([*saved.values()]) for _, saved, _ in tapes] for id, count in COUNTS.items()}
+            mistake = next((id for id, counts in known.items() if counts == got_bytes), "wrong-values")
+            raise Fault(f"for {label} the tape reports {got} bytes, but holds {expected}", mistake)
+    return f"{len(tapes)} tapes, to the byte"
 
 
 CHECKS = {

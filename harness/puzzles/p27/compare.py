@@ -21,16 +21,16 @@ def compute_both(module: running.Module, seed: int) -> tuple[Tensors, Tensors]:
     p = parameters(layers=2, width=16, vocabulary=VOCABULARY, context=CONTEXT, seed=seed)
     tokens, targets = running.excerpt(3, CONTEXT, VOCABULARY, seed)
     grads = {name: torch.zeros_like(t) for name, t in p.items()}
-    with running.no_autograd(), running.record_parts(module) as watched:
+    with running.no_autograd(), running.record_parts(module) as results:
         tape = module["Tape"]()
         loss = module["forward"](tokens, targets, tape, p).clone()
         module["backward"](tape, p, grads)
     zeros = {name: torch.zeros_like(t) for name, t in p.items()}
-    model, held = Model(), running.leaves(p)
-    right = running.compute_with_autograd(model, model.loss(tokens, targets, held), None, held)
-    mine = running.collect_values(loss, watched, grads, zeros)
+    model, q = Model(), running.leaves(p)
+    expected = running.compute_with_autograd(model, model.loss(tokens, targets, q), None, q)
+    got = running.collect_values(loss, results, grads, zeros)
     activations = {f"{name}, its output": t.detach() for name, t in model.outputs.items()}
-    return ({f"{name}, its output": t for name, t in watched.outputs.items()} | mine, activations | right)
+    return ({f"{name}, its output": t for name, t in results.outputs.items()} | got, activations | expected)
 
 
 def compare_values(got: Tensors, right: Tensors) -> Iterator[compare_gpt.Row]:
@@ -41,8 +41,8 @@ def compare_values(got: Tensors, right: Tensors) -> Iterator[compare_gpt.Row]:
         elif got[name].shape != expected.shape:
             text, ok = f"shape {list(got[name].shape)}, expected {list(expected.shape)}", False
         else:
-            apart = (got[name] - expected).abs().max().item() if expected.numel() else 0.0
-            text, ok = f"{apart:.1e}", running.is_close(got[name], expected)
+            error = (got[name] - expected).abs().max().item() if expected.numel() else 0.0
+            text, ok = f"{error:.1e}", running.is_close(got[name], expected)
         yield name, f"{text:<24}{'ok' if ok else 'NOT OK'}", ok
 
 

@@ -27,7 +27,7 @@ NOT_COMPUTED = "not computed by itself"
 
 
 def problem(sizes: Sizes, seed: int, device: torch.device, state: State | None) -> tuple[ByHand, Tensor]:
-    """Return random tokens and a model from `state`, or from GPT-2's initial parameters with offset vectors."""
+    """Return random tokens and a model from `state`, or from GPT-2's initial parameters with vectors offset."""
     generator = torch.Generator().manual_seed(seed)
     shape = min(BATCH, sizes.batch), sizes.context + 1
     excerpt = torch.randint(sizes.vocabulary, shape, generator=generator)
@@ -39,16 +39,16 @@ def problem(sizes: Sizes, seed: int, device: torch.device, state: State | None) 
 
 
 def compute_by_hand(trained: ByHand, excerpt: Tensor) -> Tensors:
-    noted: Tensors = {}
+    values: Tensors = {}
 
     def note(name: str, value: Tensor) -> None:
-        noted[name] = value.clone()
+        values[name] = value.clone()
 
     with no_autograd():
         model = Pass(trained.state.sizes, trained.p, note)
         loss = model.forward(excerpt[:, :-1], excerpt[:, 1:])
         grads = model.backward()
-    return noted | {"the output": loss} | {f"the gradient of {name}": grad for name, grad in grads.items()}
+    return values | {"the output": loss} | {f"the gradient of {name}": grad for name, grad in grads.items()}
 
 
 def compute_with_torch(trained: ByHand, excerpt: Tensor, dtype: torch.dtype) -> Tensors:
@@ -64,17 +64,17 @@ def compare_values(got: Tensors, truth: Tensors, baseline: Tensors, dtype: torch
     """Yield a row for each value: its error and PyTorch's, relative to the truth's largest element."""
     yield "", "error    PyTorch's", True
     floor = FLOOR[get_dtype_name(dtype)]
-    for name, right in truth.items():
+    for name, expected in truth.items():
         if name not in got:
             yield name, NOT_COMPUTED, True
             continue
-        scale = right.abs().max().item() or 1.0
-        error, own = (
-            ((each.double().view(right.shape) - right).abs().max() / scale).item()
-            for each in (got[name], baseline[name])
+        scale = expected.abs().max().item() or 1.0
+        error, limit = (
+            ((t.double().view(expected.shape) - expected).abs().max() / scale).item()
+            for t in (got[name], baseline[name])
         )
-        ok = error <= 2 * own + floor
-        yield name, f"{error:.1e}  {own:.1e}  {'ok' if ok else 'NOT OK'}", ok
+        ok = error <= 2 * limit + floor
+        yield name, f"{error:.1e}  {limit:.1e}  {'ok' if ok else 'NOT OK'}", ok
 
 
 def compare(sizes: Sizes, seed: int, device: torch.device, state: State | None = None) -> list[Row]:

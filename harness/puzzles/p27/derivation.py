@@ -1,7 +1,7 @@
 """Derivation of puzzle 27's NumPy rung, and its known mistakes; those of the kernels are in `kernels.py`.
 
 Shapes as in `solutions/p27/in_numpy.py`: tokens and targets [B, T]; x and dx [B, T, C]; dy [B, T, O]; W [O,
-C]; A [C, C]; logits [B, T, V]; smoothing and V are numbers. LayerNorm and attention are derived in other
+C]; A [C, C]; logits [B, T, V]; smoothing and V are scalars. LayerNorm and attention are derived in other
 puzzles.
 """
 

@@ -14,7 +14,7 @@ from harness.errors import BadUse
 from harness.puzzles.p27.autograd import Tensors, parameters
 
 RUN = 16
-"""Alignment of tensors in a buffer, in elements: the kernels' wide loads need 16 bytes."""
+"""Alignment of tensors in a buffer, in elements: vectorized loads need 16-byte alignment."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ SIZES = {
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of activations, gradients and products: bfloat16 on a GPU, float32 elsewhere."""
+    """Return the dtype of activations, gradients and matmuls: bfloat16 on a GPU, float32 elsewhere."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
@@ -55,7 +55,7 @@ class Pieces:
 
     Attributes:
         count: The number of elements of a buffer, including the padding between tensors, which is 0.
-        decayed: The number of leading elements that belong to matrices, to which weight decay applies.
+        decayed: The number of leading elements with weight decay, all of them in matrices.
     """
 
     def __init__(self, like: Mapping[str, Tensor]):
@@ -98,11 +98,11 @@ class State:
     @classmethod
     def begin(cls, sizes: Sizes, seed: int, device: torch.device) -> "State":
         """Return a state with GPT-2's initial parameters, the same on every device."""
-        first = sizes.draw_parameters(seed)
-        pieces = Pieces(first)
+        initial = sizes.draw_parameters(seed)
+        pieces = Pieces(initial)
         master, mean, square = zeros(pieces.count, device)
         for name, view in pieces.views(master).items():
-            view.copy_(first[name])
+            view.copy_(initial[name])
         return cls(sizes, pieces, master, mean, square)
 
     @property

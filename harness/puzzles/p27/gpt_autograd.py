@@ -21,8 +21,8 @@ class ByAutograd:
         self.optimizer = torch.optim.AdamW(groups, betas=BETAS, eps=ADAM_EPS, fused=True)
         means, squares = state.pieces.views(state.mean), state.pieces.views(state.square)
         for name, leaf in self.p.items():
-            done = torch.tensor(float(state.steps), device=self.device)
-            self.optimizer.state[leaf] = {"step": done, "exp_avg": means[name], "exp_avg_sq": squares[name]}
+            step = torch.tensor(float(state.steps), device=self.device)
+            self.optimizer.state[leaf] = {"step": step, "exp_avg": means[name], "exp_avg_sq": squares[name]}
         model = Model(parts_with_heads(state.sizes.heads), recording=False)
         self.loss = torch.compile(model.loss, dynamic=False) if compiled else model.loss
 

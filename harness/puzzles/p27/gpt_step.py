@@ -1,7 +1,7 @@
 """One training step of GPT-2 by hand, from the workbook's layers, without autograd and with little memory.
 
 The residual stream, [rows, C] with rows = batch * T, is in the working dtype; parameters are
-float32, and products read a copy in the working dtype that AdamW writes. GELU is recomputed, the head
+float32, and matmuls read a copy in the working dtype that AdamW writes. GELU is recomputed, the head
 computes its gradients in the forward pass, and the largest temporaries use the gradients' memory.
 """
 
@@ -37,15 +37,15 @@ def head(
             x, weight, None, targets, integers, numbers, gradients
         )[:3]
     scores = torch.mm(x, weight.T, out=matrix(len(x), len(weight))).float()
-    counted = (targets != IGNORED)[:, None]
-    place = targets[:, None].where(counted, 0)
-    count = counted.sum()
+    valid = (targets != IGNORED)[:, None]
+    index = targets[:, None].where(valid, 0)
+    count = valid.sum()
     scores -= scores.amax(1, keepdim=True)
-    own = scores.gather(1, place)
+    target_score = scores.gather(1, index)
     total = scores.exp_().sum(1, keepdim=True)
-    loss = (total.log() - own).where(counted, 0).sum() / count
+    loss = (total.log() - target_score).where(valid, 0).sum() / count
     scores /= total
-    scores.scatter_add_(1, place, torch.full_like(own, -1)).mul_(counted / count)
+    scores.scatter_add_(1, index, torch.full_like(target_score, -1)).mul_(valid / count)
     gradient = scores.to(x.dtype)
     return loss, gradient @ weight, gradient.T @ x
 
@@ -70,8 +70,8 @@ class Idle:
         count = rows * columns
         if count > len(self.free):
             return self.piece.new_empty(rows, columns)
-        taken, self.free = self.free[:count], self.free[-(-count // RUN) * RUN :]
-        return taken.view(rows, columns)
+        memory, self.free = self.free[:count], self.free[-(-count // RUN) * RUN :]
+        return memory.view(rows, columns)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Pass:
 
     Args:
         sizes: The model's sizes.
-        p: Its parameters in the working dtype, by the tape's names.
+        p: Its parameters in the working dtype, by their names on the tape.
         note: Called with the name and value of every activation and input gradient: "block0.qkv, its output".
         idle: The parameter gradients' buffer, until then used as workspace; None to allocate both.
 
@@ -129,8 +129,8 @@ class Pass:
         self.grads["position"][: tokens.shape[1]] = dx.view(*tokens.shape, -1).sum(0)
 
     def norm_linear(self, x: Tensor, ln: str, linear: str) -> Tensor:
-        """Run a LayerNorm and the product after it; save x, and mean and rstd of each row."""
-        gamma, beta, W, b = (self.p[f"{part}.{each}"] for part in (ln, linear) for each in ("weight", "bias"))
+        """Run a LayerNorm and the linear layer after it; save x, and mean and rstd of each row."""
+        gamma, beta, W, b = (self.p[f"{part}.{key}"] for part in (ln, linear) for key in ("weight", "bias"))
         y, statistics = parts.layernorm_linear(x, gamma, beta, W, b)
         self.kept[ln] = (x, statistics)
         return self.record_output(linear, y)
@@ -165,9 +165,9 @@ class Pass:
         output, lse = parts.attention(qkv, batch, self.sizes.heads)
         self.kept[f"{name}.attention"] = (qkv, self.record_output(f"{name}.attention", output), lse)
         x = self.add_linear(x, output, f"{name}.join")
-        wide = self.norm_linear(x, f"{name}.ln_2", f"{name}.widen")
-        self.kept[f"{name}.gelu"] = (wide,)
-        x = self.add_linear(x, self.record_output(f"{name}.gelu", parts.gelu(wide)), f"{name}.narrow")
+        hidden = self.norm_linear(x, f"{name}.ln_2", f"{name}.widen")
+        self.kept[f"{name}.gelu"] = (hidden,)
+        x = self.add_linear(x, self.record_output(f"{name}.gelu", parts.gelu(hidden)), f"{name}.narrow")
         return self.record_output(name, x)
 
     def block_backward(self, dx: Tensor, i: int, batch: int) -> Tensor:
@@ -176,12 +176,12 @@ class Pass:
         name, before = f"block{i}", f"block{i - 1}.narrow" if i else ""
         if self.idle:
             self.idle.reset_workspace(f"{name}.qkv.weight")
-        (wide,) = self.kept.pop(f"{name}.gelu")
-        d = torch.mm(dx, self.p[f"{name}.narrow.weight"], out=self.matrix(*wide.shape))
+        (hidden,) = self.kept.pop(f"{name}.gelu")
+        d = torch.mm(dx, self.p[f"{name}.narrow.weight"], out=self.matrix(*hidden.shape))
         self.record_gradient(f"{name}.narrow", d)
-        again, d = parts.gelu_backward(wide, d)
-        self.weight_gradient(dx, again, f"{name}.narrow")
-        del wide, again
+        gelu, d = parts.gelu_backward(hidden, d)
+        self.weight_gradient(dx, gelu, f"{name}.narrow")
+        del hidden, gelu
         self.record_gradient(f"{name}.gelu", d)
         dx = self.norm_linear_backward(dx, d, f"{name}.ln_2", f"{name}.widen", f"{name}.join")
         qkv, output, lse = self.kept.pop(f"{name}.attention")
@@ -257,8 +257,8 @@ class ByHand:
         model = Pass(self.state.sizes, self.p, idle=Idle(self.state.pieces, self.gradients))
         loss = model.forward(excerpt[:, :-1], excerpt[:, 1:])
         gradients = model.backward().items()
-        elsewhere = {name: grad for name, grad in gradients if grad.data_ptr() != self.grads[name].data_ptr()}
-        copy_each([self.grads[name] for name in elsewhere], [*elsewhere.values()])
+        outside = {name: grad for name, grad in gradients if grad.data_ptr() != self.grads[name].data_ptr()}
+        copy_each([self.grads[name] for name in outside], [*outside.values()])
         for gap in self.gaps:
             gap.zero_()
         return loss
@@ -313,15 +313,15 @@ class Graphed(ByHand):
 
     def record(self, excerpt: Tensor) -> torch.cuda.CUDAGraph:
         """Capture the graph after two warm-up steps, which load modules that a capture cannot; restore the state."""
-        written = (self.state.master, self.state.mean, self.state.square, self.working, self.numbers)
-        before = [tensor.cpu() for tensor in written]
+        tensors = (self.state.master, self.state.mean, self.state.square, self.working, self.numbers)
+        before = [tensor.cpu() for tensor in tensors]
         self.excerpt, stream = excerpt.clone(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
                 super().run(self.excerpt)
         torch.cuda.current_stream().wait_stream(stream)
-        for tensor, value in zip(written, before, strict=True):
+        for tensor, value in zip(tensors, before, strict=True):
             tensor.copy_(value)
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()

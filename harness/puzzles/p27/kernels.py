@@ -1,9 +1,9 @@
 """Puzzle 27's Mojo rung: ops, the derivation beyond `derivation.py`, known mistakes, and PyTorch's results.
 
-Shapes: logits and grad_rows [B, T, V]; row_loss and row_lse [B, T]; mean_loss, places (the number not
-ignored) and norm [1]; x, dx, gelu, mean (of the gradient), square (of its square), new_... and clipped [B, T,
-C]; order [B * T], the places sorted by token; starts [V + 1], where each token's places begin in it;
-corrections [2]; square_sums [chunks].
+Shapes: logits and grad_rows [B, T, V]; row_loss and row_lse [B, T]; mean_loss, places (the number of valid
+targets) and norm [1]; x, dx, gelu, clipped, mean and square (running means of the gradient and its square),
+and new_... [B, T, C]; order [B * T], positions sorted by token; starts [V + 1], the offset of each token's
+first position in `order`; corrections [2]; square_sums [chunks].
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from harness.spec.rounding import round_to_dtype
 THREADS, CHUNK = 128, 256
 """Constants of `solutions/p27/op/parts.mojo`: threads per block, elements per block of the norm's first stage."""
 RATE, BETA1, BETA2, EPS, DECAY, STEP = 1 / 8, 7 / 8, 31 / 32, 1 / 64, 1 / 4, 3
-"""AdamW's constants in the checks: binary fractions, and an eps large enough to show where it is added."""
+"""AdamW's constants in the checks: exact in binary, and an eps large enough to reveal where it is added."""
 LIMIT = 3.0
 """The norm to which gradients are clipped; cases are on both sides of it."""
 NORM_EPS = 1e-6
@@ -61,7 +61,7 @@ OPS = {
                {"dx": STREAM}, {"limit": Scalar(LIMIT)}),
     ),
 }  # fmt: skip
-"""Variant -> its ops; one variant per part, so that work on one part compiles no other."""
+"""Variant -> its ops; one variant per part, so that a gate compiles only its own part."""
 SIZES = {"rows": "B * T", "ends": "V + 1", "chunks": "ceildiv(B * T * C, CHUNK)"}
 """Sizes derived from B, T, C and V, as Mojo expressions."""
 LAUNCHES = {
@@ -170,8 +170,8 @@ derive = make_derive(STEPS)
 
 def sum_over_threads(v: Derivation, total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Return the sum over a row's threads of `total` applied to each thread's logits, [B, T, 1]."""
-    own = (v.logits[..., first::THREADS] for first in range(min(THREADS, v.logits.shape[-1])))
-    return np.stack([total(logits) for logits in own], -1).sum(-1, keepdims=True)
+    per_thread = (v.logits[..., first::THREADS] for first in range(min(THREADS, v.logits.shape[-1])))
+    return np.stack([total(logits) for logits in per_thread], -1).sum(-1, keepdims=True)
 
 
 def overflow_lse(v: Derivation) -> np.ndarray:
@@ -202,10 +202,10 @@ def find_first_largest(v: Derivation) -> np.ndarray:
 def sum_by_steps(v: Derivation, weights: Callable[[formulas.OnlineSteps], np.ndarray]) -> np.ndarray:
     """Return the total [B, T, 1] of an online softmax whose threads take one column per step."""
     online = formulas.OnlineSteps.split(v.logits, THREADS, 1)
-    own = weights(online)
+    terms = weights(online)
     # A thread without columns has no largest logit, and adds nothing.
-    joined = np.where(own == 0, 0, own * np.exp(online.last - v.row_largest[..., None, None]))
-    return formulas.sum_rows(online.join(joined))
+    rescaled = np.where(terms == 0, 0, terms * np.exp(online.last - v.row_largest[..., None, None]))
+    return formulas.sum_rows(online.join(rescaled))
 
 
 def with_decay_inside(v: Derivation) -> np.ndarray:
@@ -220,8 +220,8 @@ def sum_by_order(v: Derivation, rows: Callable[[int, int], np.ndarray]) -> np.nd
 
 def add_in_dtype(kind: str, v: Derivation) -> np.ndarray:
     flat, table = v.dx.reshape(-1, v.dx.shape[-1]), np.zeros((int(v.V), v.dx.shape[-1]))
-    for place, token in enumerate(v.tokens.reshape(-1)):
-        table[token] = round_to_dtype(table[token] + flat[place], kind)
+    for row, token in enumerate(v.tokens.reshape(-1)):
+        table[token] = round_to_dtype(table[token] + flat[row], kind)
     return table
 
 
@@ -461,13 +461,13 @@ def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Sy
 
 def propagate_rounding(arrays: Arrays, saved: Arrays) -> dict[str, float]:
     """Return the largest changes of the gradient and the mean loss due to the rounding of lse and losses."""
-    whole, moved = derive(arrays), dict[str, float]()
+    exact, changes = derive(arrays), dict[str, float]()
     for name, quantity in (("row_lse", "grad_rows"), ("row_loss", "mean_loss")):
         if name in saved and np.isfinite(saved[name]).all():
-            other = derive(arrays, {name: lambda v, kept=saved[name]: kept})
-            change = np.abs(getattr(other, quantity) - getattr(whole, quantity))
-            moved[quantity] = float(change.max(initial=0.0))
-    return moved
+            rounded = derive(arrays, {name: lambda v, kept=saved[name]: kept})
+            change = np.abs(getattr(rounded, quantity) - getattr(exact, quantity))
+            changes[quantity] = float(change.max(initial=0.0))
+    return changes
 
 
 # ---- PyTorch's results --------------------------------------------------------------------------------------
@@ -516,24 +516,24 @@ def reference(tensors: dict) -> dict:
     mean_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORED)
     gelu, grad_gelu = compute_worst_gelu(x, dx)
     table = torch.zeros(int(tensors["V"]), x.shape[-1], dtype=accum, device=device, requires_grad=True)
-    moved, held = leaf("x"), leaf("dx")
-    optimizer = torch.optim.AdamW([moved], RATE, (BETA1, BETA2), EPS, DECAY, foreach=False)
+    new_x, clipped = leaf("x"), leaf("dx")
+    optimizer = torch.optim.AdamW([new_x], RATE, (BETA1, BETA2), EPS, DECAY, foreach=False)
     exp_avg, exp_avg_sq = (tensors[name].to(accum).clone() for name in ("mean", "square"))
-    optimizer.state[moved] = {"step": torch.tensor(STEP - 1.0), "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    moved.grad, held.grad = dx.clone(), dx.clone()
+    optimizer.state[new_x] = {"step": torch.tensor(STEP - 1.0), "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    new_x.grad, clipped.grad = dx.clone(), dx.clone()
     optimizer.step()
-    norm = torch.nn.utils.clip_grad_norm_([held], LIMIT)
-    chunks = [part.square().sum() for part in dx.flatten().split(CHUNK)]
-    narrow = {
+    norm = torch.nn.utils.clip_grad_norm_([clipped], LIMIT)
+    chunks = [chunk.square().sum() for chunk in dx.flatten().split(CHUNK)]
+    rounded = {
         "grad_rows": torch.autograd.grad(mean_loss, logits)[0],
         "gelu": gelu,
         "grad_gelu": grad_gelu,
         "grad_token": torch.autograd.grad(F.embedding(tensors["tokens"], table), table, dx)[0],
-        "new_x": moved.detach(),
-        "clipped": held.grad,
+        "new_x": new_x.detach(),
+        "clipped": clipped.grad,
     }
     row_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORED, reduction="none")
-    return {name: tensor.to(dtype) for name, tensor in narrow.items()} | {
+    return {name: tensor.to(dtype) for name, tensor in rounded.items()} | {
         "row_loss": row_loss.detach().view_as(targets),
         "row_lse": logits.detach().logsumexp(-1),
         "mean_loss": mean_loss.detach().reshape(1),

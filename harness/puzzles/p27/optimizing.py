@@ -28,7 +28,7 @@ from harness.spec.puzzle import Case
 
 RATE, BETAS, EPS, DECAY, LIMIT = 0.01, (0.9, 0.95), 1e-8, 0.1, 0.7
 """Constants for the check of a step; all but rate and limit are those of the learner's file. AdamW and clipping
-alone are checked with the kernels' constants, which that file lacks, so that an unused argument shows."""
+alone are checked with the kernels' constants, which that file lacks, so that an unused argument fails."""
 
 
 def raise_diagnosis(
@@ -87,30 +87,30 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"a": (3, 4), "b": (5,), "c": (2, 2)}
     evidence: dict[str, list[Evidence]] = {"norm": [], "clipped": []}
-    for words, size in (("above the limit", 5.0), ("below the limit", 0.01)):
-        first = {
+    for label, size in (("above the limit", 5.0), ("below the limit", 0.01)):
+        grads = {
             n: size * torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()
         }
-        held = leaves(first)
-        for name, leaf in held.items():
-            leaf.grad = first[name].clone()
-        norm = torch.nn.utils.clip_grad_norm_(held.values(), kernels.LIMIT)
-        mine = {name: each.clone() for name, each in first.items()}
+        tensors = leaves(grads)
+        for name, leaf in tensors.items():
+            leaf.grad = grads[name].clone()
+        norm = torch.nn.utils.clip_grad_norm_(tensors.values(), kernels.LIMIT)
+        clipped = {name: t.clone() for name, t in grads.items()}
         with no_autograd():
-            returned = module["clip"](mine, kernels.LIMIT)
+            returned = module["clip"](clipped, kernels.LIMIT)
         if not isinstance(returned, Tensor):
             raise Fault("clip() must return a tensor, the norm before clipping", "wrong-values")
-        right = {f"gradient {name}": leaf.grad for name, leaf in held.items() if leaf.grad is not None}
-        got = {f"gradient {name}": each for name, each in mine.items()}
-        if not [*find_wrong_values({"the norm": returned} | got, {"the norm": norm} | right)]:
+        expected = {f"gradient {name}": leaf.grad for name, leaf in tensors.items() if leaf.grad is not None}
+        got = {f"gradient {name}": t for name, t in clipped.items()}
+        if not [*find_wrong_values({"the norm": returned} | got, {"the norm": norm} | expected)]:
             continue
-        if size > 1 and all(torch.equal(mine[name], first[name]) for name in first):
+        if size > 1 and all(torch.equal(clipped[name], grads[name]) for name in grads):
             advice = IN_PLACE.format("grad", "*= factor")
             raise Fault(f"the gradients have not changed: {advice}", "not-in-place")
-        case, arrays = Case(words, "", (1, 1, 1, 1), "plain"), {"dx": concatenate(first)}
+        case, arrays = Case(label, "", (1, 1, 1, 1), "plain"), {"dx": concatenate(grads)}
         pairs = {
             "norm": (returned.reshape(1).numpy(), norm.reshape(1).numpy()),
-            "clipped": (concatenate(mine), concatenate(right)),
+            "clipped": (concatenate(clipped), concatenate(expected)),
         }
         for quantity, pair in pairs.items():
             evidence[quantity] += make_evidence(case, arrays, *pair)
@@ -119,7 +119,7 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
 
 
 def concatenate(tensors: Mapping[str, Tensor]) -> np.ndarray:
-    return torch.cat([each.flatten() for each in tensors.values()]).reshape(1, 1, -1).numpy()
+    return torch.cat([t.flatten() for t in tensors.values()]).reshape(1, 1, -1).numpy()
 
 
 # ---- AdamW --------------------------------------------------------------------------------------------------
@@ -147,24 +147,24 @@ class State:
     def update(self, module: Module, grads: Tensors, number: int) -> None:
         """Update the state in place with the learner's AdamW."""
         betas = kernels.BETA1, kernels.BETA2
-        own = {name: g.clone() for name, g in grads.items()}
+        copies = {name: g.clone() for name, g in grads.items()}
         constants = kernels.RATE, betas, kernels.EPS, kernels.DECAY
         with no_autograd():
-            module["adamw"](self.p, own, self.moments, number, *constants)
+            module["adamw"](self.p, copies, self.moments, number, *constants)
 
 
 def compute_reference_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
-    held = leaves(p)
+    tensors = leaves(p)
     betas = kernels.BETA1, kernels.BETA2
-    optimizer = make_adamw(held, kernels.DECAY, lr=kernels.RATE, betas=betas, eps=kernels.EPS)
+    optimizer = make_adamw(tensors, kernels.DECAY, lr=kernels.RATE, betas=betas, eps=kernels.EPS)
     states = [State(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copy()]
-    for each in gradients:
-        for name, leaf in held.items():
-            leaf.grad = each[name].clone()
+    for grads in gradients:
+        for name, leaf in tensors.items():
+            leaf.grad = grads[name].clone()
         optimizer.step()
-        kept = {name: optimizer.state[leaf] for name, leaf in held.items()}
-        moments = {name: (of["exp_avg"], of["exp_avg_sq"]) for name, of in kept.items()}
-        states.append(State({name: leaf.detach() for name, leaf in held.items()}, moments).copy())
+        adam = {name: optimizer.state[leaf] for name, leaf in tensors.items()}
+        moments = {name: (s["exp_avg"], s["exp_avg_sq"]) for name, s in adam.items()}
+        states.append(State({name: leaf.detach() for name, leaf in tensors.items()}, moments).copy())
     return states
 
 
@@ -186,36 +186,36 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
     p = {"weight": normal(4, 3), "bias": normal(4), "table": normal(5, 3)}
     gradients = [{name: 0.1 * normal(*t.shape) for name, t in p.items()} for _ in range(3)]
     states = compute_reference_states(p, gradients)
-    mine = states[0].copy()
-    for number, each in enumerate(gradients, 1):
-        mine.update(module, each, number)
-    if not [*find_wrong_values(mine.p, states[-1].p)]:
+    final = states[0].copy()
+    for number, grads in enumerate(gradients, 1):
+        final.update(module, grads, number)
+    if not [*find_wrong_values(final.p, states[-1].p)]:
         return "three updates"
     evidence: dict[str, list[Evidence]] = {"new_mean": [], "new_square": [], "new_x": []}
-    for number, each in enumerate(gradients, 1):
-        before, right = states[number - 1], states[number]
+    for number, grads in enumerate(gradients, 1):
+        before, after = states[number - 1], states[number]
         got = before.copy()
-        got.update(module, each, number)
+        got.update(module, grads, number)
         check_in_place(got, before)
         for name, x in before.p.items():
-            tensors = zip(("x", "dx", "mean", "square"), (x, each[name], *before.moments[name]), strict=True)
+            tensors = zip(("x", "dx", "mean", "square"), (x, grads[name], *before.moments[name]), strict=True)
             arrays = {n: t.numpy() for n, t in tensors}
             arrays |= {"step": np.asarray(number), "decay": np.asarray(kernels.DECAY * (x.dim() > 1))}
             case = Case(f"{name}, update {number}", "", (1, 1, 1, 1), "plain")
-            pairs = zip((*got.moments[name], got.p[name]), (*right.moments[name], right.p[name]), strict=True)
+            pairs = zip((*got.moments[name], got.p[name]), (*after.moments[name], after.p[name]), strict=True)
             for quantity, (ours, theirs) in zip(evidence, pairs, strict=True):
                 evidence[quantity] += make_evidence(case, arrays, ours.numpy(), theirs.numpy())
     raise_diagnosis(gate, evidence, LOOP_MISTAKES)
-    wrong = next(find_wrong_values(mine.p, states[-1].p))
-    raise Fault(describe_wrong(mine.p, states[-1].p, wrong), "wrong-values")
+    wrong = next(find_wrong_values(final.p, states[-1].p))
+    raise Fault(describe_wrong(final.p, states[-1].p, wrong), "wrong-values")
 
 
 def check_in_place(got: State, before: State) -> None:
     """Raise Fault if an update leaves either of the means unchanged."""
-    for which, (name, words) in enumerate((("mean", "g"), ("square", "g * g"))):
-        if all(torch.equal(got.moments[n][which], before.moments[n][which]) for n in got.p):
+    for i, (name, label) in enumerate((("mean", "g"), ("square", "g * g"))):
+        if all(torch.equal(got.moments[n][i], before.moments[n][i]) for n in got.p):
             advice = IN_PLACE.format(name, f"*= beta; {name} += ...")
-            raise Fault(f"an update has not changed the mean of {words}: {advice}", "not-in-place")
+            raise Fault(f"an update has not changed the mean of {label}: {advice}", "not-in-place")
 
 
 # ---- The step -----------------------------------------------------------------------------------------------
@@ -237,23 +237,23 @@ def train_reference(
     "never"; `ends` slice an excerpt into tokens and targets. With `first`, every step corrects like the
     first.
     """
-    held, values = leaves(p), {}
-    optimizer = make_adamw(held, DECAY, lr=RATE, betas=BETAS, eps=EPS)
-    for name, leaf in held.items():
+    tensors, values = leaves(p), {}
+    optimizer = make_adamw(tensors, DECAY, lr=RATE, betas=BETAS, eps=EPS)
+    for name, leaf in tensors.items():
         leaf.grad = junk[name].clone()
     for number, excerpt in enumerate(excerpts, 1):
         for group in optimizer.param_groups:
             group["lr"] = number * RATE
         if zeroed == "before":
             optimizer.zero_grad()
-        tokens, targets = (excerpt[:, each] for each in ends)
-        loss = Model().loss(tokens, targets, held)
+        tokens, targets = (excerpt[:, end] for end in ends)
+        loss = Model().loss(tokens, targets, tensors)
         loss.backward()
         if zeroed == "too late":
-            for leaf in held.values():
+            for leaf in tensors.values():
                 leaf.grad = torch.zeros_like(leaf)
         if clipped:
-            torch.nn.utils.clip_grad_norm_(held.values(), LIMIT)
+            torch.nn.utils.clip_grad_norm_(tensors.values(), LIMIT)
         for state in optimizer.state.values() if first else ():
             state["step"].zero_()
         if updated:
@@ -261,7 +261,7 @@ def train_reference(
         if zeroed == "after":
             optimizer.zero_grad()
         values[f"the loss of step {number}"] = loss.detach()
-        values |= {f"{name} after step {number}": leaf.detach().clone() for name, leaf in held.items()}
+        values |= {f"{name} after step {number}": leaf.detach().clone() for name, leaf in tensors.items()}
     return values
 
 
@@ -291,7 +291,7 @@ STEP_MISTAKES: Mapping[str, tuple[str, dict[str, Any]]] = {
     ),
     "not-clipped": ("without clipping before the update: afterwards it is too late", {"clipped": False}),
 }
-"""Known mistake -> the end of "these are the values ...", and the arguments that `train_reference` makes it by."""
+"""Known mistake -> the end of "these are the values ...", and the arguments of `train_reference` for it."""
 
 
 def check_step(gate: str, module: Module, seed: int) -> str:
@@ -300,22 +300,22 @@ def check_step(gate: str, module: Module, seed: int) -> str:
     p = parameters(layers=1, width=8, vocabulary=9, context=8, seed=seed)
     excerpts = [torch.randint(9, (3, 6), generator=generator) for _ in range(3)]
     junk = {n: torch.randn(t.shape, generator=generator, dtype=torch.float64) for n, t in p.items()}
-    mine, grads = ({n: t.clone() for n, t in each.items()} for each in (p, junk))
+    params, grads = ({n: t.clone() for n, t in source.items()} for source in (p, junk))
     moments = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}
     got: Tensors = {}
     with no_autograd():
         for number, excerpt in enumerate(excerpts, 1):
-            loss = module["step"](excerpt, mine, grads, moments, number, number * RATE, LIMIT)
+            loss = module["step"](excerpt, params, grads, moments, number, number * RATE, LIMIT)
             if not isinstance(loss, Tensor):
                 raise Fault("step() must return a tensor, the loss", "wrong-values")
             got[f"the loss of step {number}"] = loss.clone()
-            got |= {f"{name} after step {number}": t.clone() for name, t in mine.items()}
-    right = train_reference(p, excerpts, junk)
-    wrong = next(find_wrong_values(got, right), None)
+            got |= {f"{name} after step {number}": t.clone() for name, t in params.items()}
+    expected = train_reference(p, excerpts, junk)
+    wrong = next(find_wrong_values(got, expected), None)
     if wrong is None:
         return "three steps, loss and every parameter"
-    words = describe_wrong(got, right, wrong)
-    for id, (known, change) in STEP_MISTAKES.items():
+    error = describe_wrong(got, expected, wrong)
+    for id, (ending, change) in STEP_MISTAKES.items():
         if not [*find_wrong_values(got, train_reference(p, excerpts, junk, **change))]:
-            raise Fault(f"{words}\nthese are the values {known}", id)
-    raise Fault(words, "wrong-values")
+            raise Fault(f"{error}\nthese are the values {ending}", id)
+    raise Fault(error, "wrong-values")

@@ -19,7 +19,7 @@ from harness.spec.puzzle import Arrays, Dims, Puzzle
 OUTPUT, OF_INPUT = "the output", "the gradient of what part is given"
 """The checker's names of two values of a single part, which it calls "part"."""
 SPARE = 2
-"""Positions of the table beyond an input's length."""
+"""Rows of the position table beyond an input's length."""
 View = Callable[[Tensor], np.ndarray]
 
 
@@ -62,9 +62,9 @@ def make_causal_mask(T: int) -> np.ndarray:
 
 def make_exchange_mistake(one: str, other: str) -> Mistake:
     letters = [f"d{name.removeprefix('grad_')[0]}" for name in (one, other)]
-    words = f"with {' and '.join(letters)} exchanged"
+    text = f"with {' and '.join(letters)} exchanged"
     changes = {one: STEPS[other], other: STEPS[one]}
-    return Mistake(f"{'-'.join(letters)}-exchanged", words, changes, 3, together=True)
+    return Mistake(f"{'-'.join(letters)}-exchanged", text, changes, 3, together=True)
 
 
 ATTENTION_MISTAKES = (
@@ -82,7 +82,7 @@ ATTENTION_MISTAKES = (
     Mistake("probabilities-not-transposed", "with P not transposed: dv is P^T dO", {"grad_value": lambda v: v.probabilities @ v.grad_output}),
     make_exchange_mistake("grad_query", "grad_key"), make_exchange_mistake("grad_key", "grad_value"), make_exchange_mistake("grad_query", "grad_value"),
 )  # fmt: skip
-"""Mistakes that puzzle 23 cannot show: its query and key differ in length, and its masks are not causal."""
+"""Mistakes that puzzle 23 cannot detect: its query and key differ in length, and its masks are not causal."""
 
 
 def make_layernorm_formula() -> Formula:
@@ -122,7 +122,7 @@ def make_attention_formula() -> Formula:
 
 def select_python_mistakes(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
     """Return the mistakes that are possible in code without threads."""
-    return tuple(each for each in mistakes if not re.search("thread|warp|tile|block|launch", each.words))
+    return tuple(m for m in mistakes if not re.search("thread|warp|tile|block|launch", m.words))
 
 
 def make_own_formula(

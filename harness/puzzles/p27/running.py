@@ -31,14 +31,14 @@ class Fault(Exception):
     @staticmethod
     def of(diagnosis: Diagnosis, *more: str) -> "Fault":
         hint = int(diagnosis.hint.rpartition("-")[2]) if diagnosis.hint else 0
-        words = "\n".join([*diagnosis.lines, *filter(None, more)])
-        return Fault(words, diagnosis.mistake or "wrong-values", hint)
+        message = "\n".join([*diagnosis.lines, *filter(None, more)])
+        return Fault(message, diagnosis.mistake or "wrong-values", hint)
 
 
 @contextlib.contextmanager
 def no_autograd() -> Iterator[None]:
     """Disable PyTorch's autograd: computing a gradient raises RuntimeError."""
-    inner = graph._engine_run_backward  # every entry point calls it: grad, backward, torch.func
+    original = graph._engine_run_backward  # every entry point calls it: grad, backward, torch.func
 
     def refuse(*arguments, **options):
         raise RuntimeError("autograd is called: this gradient is yours to write")
@@ -51,14 +51,14 @@ def no_autograd() -> Iterator[None]:
             yield
     finally:
         for holder in holders:
-            setattr(holder, "_engine_run_backward", inner)  # noqa: B010
+            setattr(holder, "_engine_run_backward", original)  # noqa: B010
 
 
 @dataclass
 class PartResults:
     """The results of a file's parts by name: outputs in forward order, gradients of inputs in backward order.
 
-    `walked_back` are the parts whose `backward` was called, in order.
+    `backward_order` lists the parts whose `backward` was called.
     """
 
     outputs: Tensors = field(default_factory=dict)
@@ -69,13 +69,13 @@ class PartResults:
 @contextlib.contextmanager
 def record_parts(module: Module) -> Iterator[PartResults]:
     """Record the results of every part of a file inside the context."""
-    watched, before = PartResults(), {}
+    results, original = PartResults(), {}
 
     def record(function, into: Tensors):
         def run(*arguments):
-            name = next(each for each in arguments if isinstance(each, str))
-            if into is watched.gradients:
-                watched.backward_order.append(name)
+            name = next(argument for argument in arguments if isinstance(argument, str))
+            if into is results.gradients:
+                results.backward_order.append(name)
             returned = function(*arguments)
             if isinstance(returned, Tensor):
                 into[name] = returned.clone()
@@ -85,18 +85,18 @@ def record_parts(module: Module) -> Iterator[PartResults]:
 
     for part in PARTS:
         kind = module[part]
-        before[kind] = kind.forward, kind.backward
-        kind.forward = staticmethod(record(kind.forward, watched.outputs))
-        kind.backward = staticmethod(record(kind.backward, watched.gradients))
+        original[kind] = kind.forward, kind.backward
+        kind.forward = staticmethod(record(kind.forward, results.outputs))
+        kind.backward = staticmethod(record(kind.backward, results.gradients))
     try:
-        yield watched
+        yield results
     finally:
-        for kind, (forward, backward) in before.items():
+        for kind, (forward, backward) in original.items():
             kind.forward, kind.backward = staticmethod(forward), staticmethod(backward)
 
 
 def excerpt(B: int, T: int, V: int, seed: int, ignored: bool = True) -> tuple[Tensor, Tensor]:
-    """Return tokens and targets [B, T]; if `ignored`, a third of the targets is ignored, but never all."""
+    """Return tokens and targets [B, T]; if `ignored`, a third of the targets are ignored (never all)."""
     generator = torch.Generator().manual_seed(seed)
     tokens, targets = (torch.randint(V, (B, T), generator=generator) for _ in range(2))
     if ignored:
@@ -106,7 +106,7 @@ def excerpt(B: int, T: int, V: int, seed: int, ignored: bool = True) -> tuple[Te
 
 def count_saved_bytes(kept: Mapping[str, tuple[Tensor, ...]]) -> int:
     """Return the bytes of the saved tensors' storages, each counted once."""
-    tensors = [tensor for each in kept.values() for tensor in each]
+    tensors = [tensor for saved in kept.values() for tensor in saved]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
@@ -117,8 +117,8 @@ def compute_with_autograd(
     leaves = {f"the gradient of {name}": t for name, t in p.items()}
     order: dict[str, Tensor] = {}
     for part, arguments in reversed(model.inputs.items()):
-        of_part = [f"the gradient of {part}.{each}" for each in ("bias", "weight")]
-        order |= {name: leaves[name] for name in of_part if name in leaves}
+        names = [f"the gradient of {part}.{key}" for key in ("bias", "weight")]
+        order |= {name: leaves[name] for name in names if name in leaves}
         order[f"the gradient of what {part} is given"] = arguments
     order |= leaves
     gradients = torch.autograd.grad(output, [*order.values()], grad_output, materialize_grads=True)
@@ -128,7 +128,7 @@ def compute_with_autograd(
 def collect_values(
     output: Tensor, watched: PartResults, grads: Mapping[str, Tensor], start: Mapping[str, Tensor]
 ) -> Tensors:
-    """Return the values of a learner's file by the same names; `grads` were `start` before the pass."""
+    """Return the values of a learner's pass by the same names; `grads` were `start` before it."""
     of_inputs = {f"the gradient of what {part} is given": t for part, t in watched.gradients.items()}
     of_parameters = {f"the gradient of {name}": grads[name] - start[name] for name in grads}
     return {"the output": output, **of_inputs, **of_parameters}
@@ -157,15 +157,15 @@ def is_close(got: Tensor, expected: Tensor) -> bool:
 
 
 def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
-    mine, expected = got[name], right[name]
-    if mine.shape != expected.shape:
-        return f"{name} has shape {list(mine.shape)}, expected {list(expected.shape)}"
-    apart = torch.where(torch.isfinite(mine), (mine - expected).abs(), torch.inf)
-    at = tuple(int(i) for i in torch.unravel_index(apart.argmax(), apart.shape))
-    place = f" at {list(at)}" if at else ""
+    actual, expected = got[name], right[name]
+    if actual.shape != expected.shape:
+        return f"{name} has shape {list(actual.shape)}, expected {list(expected.shape)}"
+    errors = torch.where(torch.isfinite(actual), (actual - expected).abs(), torch.inf)
+    index = tuple(int(i) for i in torch.unravel_index(errors.argmax(), errors.shape))
+    suffix = f" at {list(index)}" if index else ""
     limit = TOLERANCE * (expected.abs().max().item() or 1.0)
-    numbers = format_got_and_expected(mine[at].item(), expected[at].item(), limit, 6)
-    return f"{name} is wrong{place}: {numbers}"
+    numbers = format_got_and_expected(actual[index].item(), expected[index].item(), limit, 6)
+    return f"{name} is wrong{suffix}: {numbers}"
 
 
 def make_evidence(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:

@@ -106,7 +106,7 @@ GATE_CASES = (
 
 
 def inputs(case: Case, dtype: str, seed: int) -> Arrays:
-    """Return the arrays of `derivation.py`; a third of the targets is ignored, but never all."""
+    """Return random inputs for `derivation.py`; a third of the targets are ignored (never all)."""
     B, T, C, V = case.dims
     random = np.random.default_rng([seed, *case.dims])
 
@@ -144,11 +144,11 @@ def cancelling_values(arrays: Arrays, random: np.random.Generator, cancel: bool)
     """
     B, T, C = arrays["dx"].shape
     dx, group = draw_cancelling(B * T, C, random, cancel)
-    sure = (arrays["targets"][..., None] == np.arange(int(arrays["V"]))) * 5.0
+    boost = (arrays["targets"][..., None] == np.arange(int(arrays["V"]))) * 5.0
     return {
         "tokens": group.reshape(B, T) % arrays["V"],
         "dx": dx.reshape(B, T, C) / 16,
-        "logits": np.round(2 * arrays["logits"]) / 8 + sure,
+        "logits": np.round(2 * arrays["logits"]) / 8 + boost,
     }
 
 

@@ -44,12 +44,12 @@ class StepKernels:
 
     def launch(self, name: str, *arguments: Tensor | float) -> None:
         """Launch a function on tensors and numbers, with the workspace that it needs."""
-        device = next(each.device for each in arguments if isinstance(each, Tensor))
+        device = next(t.device for t in arguments if isinstance(t, Tensor))
         values = list(map(to_word, arguments))
-        needed = self.call(name, words(0, 0, 0, 0, *values))
+        size = self.call(name, words(0, 0, 0, 0, *values))
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        lent = torch.empty(needed, dtype=torch.uint8, device=device)
-        self.call(name, words(self.gpu, stream, lent.data_ptr(), needed, *values))
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self.call(name, words(self.gpu, stream, memory.data_ptr(), size, *values))
 
 
 def words(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
@@ -65,12 +65,12 @@ def to_word(argument: Tensor | float) -> int:
 
 @functools.cache
 def open_kernels(index: int) -> StepKernels | None:
-    """Return a GPU's kernels, built if necessary; on failure, warn once with the reason and return None."""
+    """Load a GPU's kernels, building them if needed; on failure, warn once and return None."""
     try:
         return StepKernels(index)
     except (WorkbookError, RuntimeError) as error:
-        words = f"the training step runs PyTorch's own operations on this GPU: {error}"
-        warnings.warn(words, RuntimeWarning, stacklevel=4)
+        message = f"the training step runs PyTorch's own operations on this GPU: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
         return None
 
 

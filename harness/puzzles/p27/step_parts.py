@@ -1,7 +1,7 @@
 """Parts of the step by hand beyond the layers of `harness.nn`: GELU, LayerNorm, AdamW and others.
 
 Activations are matrices [rows, channels]. On a GPU, in bfloat16, kernels run on PyTorch's current stream;
-elsewhere, and for a LayerNorm without a product, PyTorch's own operations run.
+elsewhere, and for a LayerNorm without a matmul, PyTorch's own operations run.
 """
 
 import math
@@ -23,32 +23,32 @@ SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 def gelu(x: Tensor) -> Tensor:
     """Return x / 2 (1 + tanh u), rounded once."""
-    if open_kernels := kernels(x):
+    if library := kernels(x):
         y = torch.empty_like(x)
-        open_kernels.launch("gelu", y, x, x.numel())
+        library.launch("gelu", y, x, x.numel())
         return y
     return F.gelu(x, approximate="tanh")
 
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a recomputed GELU of x and the gradient of x; on a GPU, they overwrite x and dy."""
-    if open_kernels := kernels(x):
-        open_kernels.launch("gelu_backward", x, dy, x.numel())
+    """Recompute GELU(x) and return it with the gradient w.r.t. x; on a GPU, they overwrite x and dy."""
+    if library := kernels(x):
+        library.launch("gelu_backward", x, dy, x.numel())
         return x, dy
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    s = torch.sigmoid(2 * SCALE * (wide + CUBE * wide**3))
-    slope = SCALE * (1 + 3 * CUBE * wide.square())
-    dx = dy.to(wide.dtype) * (s + 2 * wide * s * (1 - s) * slope)
-    return (wide * s).to(x.dtype), dx.to(x.dtype)
+    x32 = x.to(torch.promote_types(x.dtype, torch.float32))
+    s = torch.sigmoid(2 * SCALE * (x32 + CUBE * x32**3))
+    slope = SCALE * (1 + 3 * CUBE * x32.square())
+    dx = dy.to(x32.dtype) * (s + 2 * x32 * s * (1 - s) * slope)
+    return (x32 * s).to(x.dtype), dx.to(x.dtype)
 
 
-# ---- LayerNorm, before a product and alone ----------------------------------------------------------------------
+# ---- LayerNorm, with and without a matmul ----------------------------------------------------------------------
 
 ALL_GRADIENTS = 15
 
 
 def layernorm_linear(x: Tensor, weight: Tensor, bias: Tensor, W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the product [rows, O] of LayerNorm and Linear, and the LayerNorm's mean and rstd."""
+    """Return the output [rows, O] of LayerNorm + Linear, and the LayerNorm's mean and rstd."""
     if host.load(LAYER, x.device.type):
         return torch.ops.mojo_workbook.layernorm_linear_forward(x, weight, bias, W, b, EPS)
     y, statistics = layernorm(x, weight, bias)
@@ -58,7 +58,7 @@ def layernorm_linear(x: Tensor, weight: Tensor, bias: Tensor, W: Tensor, b: Tens
 def layernorm_linear_backward(
     dy: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, W: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of x, weight, bias, W and the product's bias."""
+    """Return the gradients of x, weight, bias, W and the linear bias."""
     if host.load(LAYER, x.device.type):
         arguments = dy, x, statistics, weight, bias, W
         return torch.ops.mojo_workbook.layernorm_linear_backward(*arguments, ALL_GRADIENTS)
@@ -71,10 +71,10 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     if x.is_cuda:
         y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, EPS)
         return y, torch.stack((mean.flatten(), rstd.flatten()))
-    wide = x.float()
-    mean = wide.mean(-1)
-    rstd = ((wide - mean[:, None]).square().mean(-1) + EPS).rsqrt()
-    x_hat = (wide - mean[:, None]) * rstd[:, None]
+    x32 = x.float()
+    mean = x32.mean(-1)
+    rstd = ((x32 - mean[:, None]).square().mean(-1) + EPS).rsqrt()
+    x_hat = (x32 - mean[:, None]) * rstd[:, None]
     return (x_hat * weight + bias).to(x.dtype), torch.stack((mean, rstd))
 
 
@@ -88,11 +88,11 @@ def layernorm_backward(
         return native(dy, x, x.shape[-1:], mean, rstd, weight, torch.zeros_like(weight), [True] * 3)
     mean, rstd = statistics[:, :, None]
     x_hat = (x.float() - mean) * rstd
-    wide = dy.float()
-    g = wide * weight
+    dy32 = dy.float()
+    g = dy32 * weight
     c1, c2 = (g * x_hat).mean(-1, keepdim=True), g.mean(-1, keepdim=True)
     dx = rstd * (g - c2 - x_hat * c1)
-    return dx.to(x.dtype), (wide * x_hat).sum(0).to(weight.dtype), wide.sum(0).to(weight.dtype)
+    return dx.to(x.dtype), (dy32 * x_hat).sum(0).to(weight.dtype), dy32.sum(0).to(weight.dtype)
 
 
 # ---- The stream's gradient --------------------------------------------------------------------------------------
@@ -100,9 +100,9 @@ def layernorm_backward(
 
 def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
     """Add a branch's gradient to the stream's, [rows, C], in place; return the column sums, a bias gradient."""
-    if open_kernels := kernels(stream):
+    if library := kernels(stream):
         sums = stream.new_empty(stream.shape[1])
-        open_kernels.launch("add_with_sums", stream, sums, branch, *stream.shape)
+        library.launch("add_with_sums", stream, sums, branch, *stream.shape)
         return sums
     return stream.add_(branch).sum(0)
 
@@ -139,7 +139,7 @@ def attention_gradient(
 
 
 def sort_positions(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return the int64 positions [rows] sorted by token, and where each token starts among them [vocabulary + 1]."""
+    """Return the int64 positions [rows] sorted by token, and each token's first index there [vocabulary + 1]."""
     order = tokens.argsort(stable=True)
     every = torch.arange(vocabulary + 1, device=tokens.device)
     return order, torch.searchsorted(tokens[order], every)
@@ -147,10 +147,10 @@ def sort_positions(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
     """Write and return the tied table's gradient [V, C]: the head's plus dx [rows, C] summed by token."""
-    if open_kernels := kernels(dx):
+    if library := kernels(dx):
         order, starts = sort_positions(tokens, len(of_head))
         tensors = (table, of_head.float(), dx, tokens, order, starts)
-        open_kernels.launch("token_gradient", *tensors, len(tokens), *table.shape)
+        library.launch("token_gradient", *tensors, len(tokens), *table.shape)
         return table
     total = of_head.float()
     # Sum in a fixed order: on a GPU, index_put_ sorts; on a CPU, only index_add_ is sequential.
@@ -169,8 +169,8 @@ BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
 
 
 def norm_of(norm: Tensor, gradients: Tensor) -> None:
-    if open_kernels := kernels(gradients):
-        open_kernels.launch("norm", norm, gradients, gradients.numel())
+    if library := kernels(gradients):
+        library.launch("norm", norm, gradients, gradients.numel())
         return
     torch.linalg.vector_norm(gradients, dtype=torch.float32, out=norm[0])
 
@@ -195,9 +195,9 @@ def adamw(
         norm: The norm of all gradients, float32 [1], for clipping.
         decayed: The number of leading elements that decay.
     """
-    if open_kernels := kernels(gradients):
+    if library := kernels(gradients):
         tensors = (master, working, mean, square, gradients, numbers, norm)
-        open_kernels.launch("adamw", *BETAS, ADAM_EPS, DECAY, LIMIT, decayed, master.numel(), *tensors)
+        library.launch("adamw", *BETAS, ADAM_EPS, DECAY, LIMIT, decayed, master.numel(), *tensors)
         return
     rate, correction1, correction2 = numbers
     factor = (LIMIT / (norm + 1e-6)).clamp(max=1)

@@ -1,6 +1,6 @@
 """`p27 --train`: train a tiny GPT with the learner's own tape on the bytes of the book, and sample from it.
 
-On one machine, the same seed gives the same losses, bit for bit.
+On one machine, the same seed reproduces the losses bit for bit.
 """
 
 import contextlib
@@ -59,8 +59,8 @@ class Training:
 def load_tape(flags) -> tuple[Path, Module]:
     """Load the solution's or the learner's tape. Raises Unsolved if any of its blanks is untouched."""
     work = Work(PUZZLE, PUZZLE.find_rung("tape"), roots.solutions() if flags.solution else None)
-    if left := [id for id, blank in work.read_blanks().items() if not blank.size]:
-        raise Unsolved(f"{work.path}: {', '.join(left)} still to be written; --solution runs the solution's")
+    if empty := [id for id, blank in work.read_blanks().items() if not blank.size]:
+        raise Unsolved(f"{work.path}: {', '.join(empty)} still to be written; --solution runs the solution's")
     return work.path, load_module(work.path)
 
 

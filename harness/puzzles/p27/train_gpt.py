@@ -1,6 +1,6 @@
 """`p27 --train --size`: train a GPT with the workbook's layers or with autograd, on the book's bytes.
 
-On one machine, the same seed gives the same losses, bit for bit.
+On one machine, the same seed reproduces the losses bit for bit.
 """
 
 import csv
@@ -56,7 +56,7 @@ def train(
     print_lines(console, [f"{training.describe_model(sizes, state.parameters)}, on {device.type}"])
     if flags.save:
         state.save(flags.save)  # now, so that an unwritable path is reported before the training
-    save_losses(flags.csv, [], state.steps)  # likewise
+    save_losses(flags.csv, [], state.steps)  # for the same reason
     # A resumed run gets the same excerpts as an uninterrupted one.
     texts = islice(training.excerpts(sizes, flags.seed, chapters, device), state.steps, None)
     trained = make_trainer(state) if flags.by == HAND else ByAutograd(state)

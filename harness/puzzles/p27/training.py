@@ -1,4 +1,4 @@
-"""Provide what both trainings of a GPT share: excerpts of chapters, the loop, the report, a sample of text."""
+"""Code shared by both trainings of a GPT: excerpts of chapters, the loop, the report, a sample of text."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -64,13 +64,13 @@ def run_steps(
         TimeElapsedColumn(),
         TextColumn("{task.fields[losses]}"),
     )
-    begun, losses = time.monotonic(), list[float]()
+    start, losses = time.monotonic(), list[float]()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"training by {by}", total=steps, losses="")
         for _, excerpt in zip(range(steps), texts, strict=False):
             losses.append(step(excerpt))
             progress.update(task, advance=1, losses=f"loss {losses[-1]:.3f}")
-            if time.monotonic() - begun > seconds:
+            if time.monotonic() - start > seconds:
                 break
     return losses
 
@@ -81,11 +81,11 @@ def write(logits_of: Callable[[Tensor], Tensor], context: int, count: int, seed:
     `logits_of` maps tokens [1, T], T up to `context`, to the logits [256] of the next byte.
     """
     generator = torch.Generator().manual_seed(seed)
-    written = list(START)
+    text = list(START)
     for _ in range(count):
-        shares = torch.softmax(logits_of(torch.tensor([written[-context:]])) / TEMPERATURE, -1)
-        written.append(int(torch.multinomial(shares, 1, generator=generator)))
-    return escape_controls(bytes(written).decode(errors="replace"))
+        p = torch.softmax(logits_of(torch.tensor([text[-context:]])) / TEMPERATURE, -1)
+        text.append(int(torch.multinomial(p, 1, generator=generator)))
+    return escape_controls(bytes(text).decode(errors="replace"))
 
 
 # ---- The report ---------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def describe_model(sizes: Sizes, p: Tensors) -> str:
 
 
 def print_report(console: Console, by: str, losses: list[float], sample: str, more: str = "") -> None:
-    """Draw the losses, and print the first and the last ones and what the model writes."""
+    """Draw the losses, and print the first and last ones and the sample."""
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [
         *plot(f"by {by}", losses),

@@ -25,7 +25,7 @@ SLOW = (7, 8, 10)
 MATRICES = {"rows": 2, "once": 2, "vectors": 2, "shuffles": 2, "dx": 3, "dgamma": 2}
 """Number of [rows, hidden] matrices that a step must move."""
 GRADIENTS = "dln", "dW"
-"""The products of the backward pass, in the order in which the bare ones are numbered."""
+"""The matmuls of the backward pass, in the order in which the bare ones are numbered."""
 PEAK = 4.8e6
 """Memory bandwidth of an H200, in bytes per microsecond, from its data sheet."""
 ERROR = {"float32": 2e-5, "bfloat16": 1.2e-2}
@@ -41,7 +41,7 @@ def capture_calls(call: Callable[[], object], times: int = 1) -> Graph:
 
 
 def check_step(problem: Problem, steps: Steps, form: str, number: int) -> float:
-    """Return a step's largest error, relative to the largest element. Raise ArithmeticError if too large."""
+    """Return a step's largest error, relative to the largest element. Raises ArithmeticError if too large."""
     pairs = problem.result_pairs(number)
     for got, _ in pairs:
         got.fill_(torch.nan)
@@ -63,10 +63,10 @@ def pytorch(problem: Problem, compiled: bool) -> Graph:
         ln_out = torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, 1e-5)
         return torch.nn.functional.linear(ln_out, weight, bias)
 
-    chosen = torch.compile(function, dynamic=False, fullgraph=True) if compiled else function
+    run = torch.compile(function, dynamic=False, fullgraph=True) if compiled else function
 
     def both() -> object:
-        output = chosen(*leaves)
+        output = run(*leaves)
         return output, torch.autograd.grad(output, leaves, problem.dy)
 
     return Graph(lambda: both)
@@ -80,20 +80,20 @@ def measure_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, 
     bare = (lambda: ln_out @ weight.T, lambda: dy @ weight, lambda: dy.T @ ln_out)
     calls = {("bare", str(n)): capture_calls(product, MANY) for n, product in enumerate(bare)}
     times = dict.fromkeys(calls, MANY)
-    # One call per graph, like both passes, which it is compared with.
+    # One call per graph, as in the graphs of both passes, to which it is compared.
     calls["bare", "all"], times["bare", "all"] = capture_calls(lambda: [product() for product in bare]), 1
     errors: dict[tuple[str, str], float] = {}
     for number, step in enumerate(STEPS[:last], 1):
-        of = tall if number <= 6 else problem
+        sized = tall if number <= 6 else problem
         for form, steps in forms.items():
-            errors[form, step] = check_step(of, steps, form, number)
+            errors[form, step] = check_step(sized, steps, form, number)
             times[form, step] = 1 if form == "first" and number in SLOW else MANY
-            calls[form, step] = capture_calls(partial(of.enqueue_step, steps, number), times[form, step])
-    if dtype == "bfloat16" and len(forms) == 2:  # the passes' products are in bfloat16
-        for done in range(last + 1):
-            times["pass", str(done)] = 1
-            both_passes = partial(problem.enqueue_both_passes, *forms.values(), done)
-            calls["pass", str(done)] = capture_calls(both_passes)
+            calls[form, step] = capture_calls(partial(sized.enqueue_step, steps, number), times[form, step])
+    if dtype == "bfloat16" and len(forms) == 2:  # the passes' matmuls are in bfloat16
+        for last_step in range(last + 1):
+            times["pass", str(last_step)] = 1
+            both_passes = partial(problem.enqueue_both_passes, *forms.values(), last_step)
+            calls["pass", str(last_step)] = capture_calls(both_passes)
         for form, steps in forms.items():
             for number in (8, 9):
                 for name in GRADIENTS:
@@ -103,8 +103,8 @@ def measure_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, 
         for compiled, name in enumerate(("eager", "compile")):
             times["pytorch", name] = 1
             calls["pytorch", name] = pytorch(problem, bool(compiled))
-    taken = take_turns(calls, CudaClock(), PROTOCOL)
-    us = {key: statistics.median(each) / times[key] for key, each in taken.items()}
+    samples = take_turns(calls, CudaClock(), PROTOCOL)
+    us = {key: statistics.median(times_us) / times[key] for key, times_us in samples.items()}
     for form, step in calls:
         number = STEPS.index(step) + 1 if step in STEPS else 0
         rows = MANY_ROWS if 1 <= number <= 6 else ROWS
@@ -112,7 +112,7 @@ def measure_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, 
         base = us["bare", "all"] if form in ("pass", "pytorch") else products.get(number, us["bare", "0"])
         if form.endswith(GRADIENTS):
             base = us["bare", str(1 + GRADIENTS.index(form.split()[1]))]
-        moved = MATRICES.get(step, 0) * rows * HIDDEN * problem.x.element_size()
+        num_bytes = MATRICES.get(step, 0) * rows * HIDDEN * problem.x.element_size()
         yield {
             "dtype": dtype,
             "form": form,
@@ -122,7 +122,7 @@ def measure_dtype(dtype: str, forms: Mapping[str, Steps]) -> Iterator[dict[str, 
             "outputs": OUTPUTS,
             "median_us": f"{us[form, step]:.2f}",
             "of_products": "" if form == "bare" or 1 <= number <= 6 else f"{us[form, step] / base:.3f}",
-            "of_memory": f"{moved / PEAK / us[form, step]:.3f}" if moved else "",
+            "of_memory": f"{num_bytes / PEAK / us[form, step]:.3f}" if num_bytes else "",
             "largest_error": f"{errors[form, step]:.1e}" if (form, step) in errors else "",
             "protocol": METHOD,
         }
@@ -133,18 +133,18 @@ def main(console: Console, arguments: list[str]) -> int:
     flags.add_argument("puzzle", help="p28")
     flags.add_argument("--dtype", choices=[*ERROR], default="bfloat16", help="default: bfloat16")
     flags.add_argument("--solution", action="store_true", help="time the solution's kernels instead of yours")
-    chosen = flags.parse_args(arguments)
+    options = flags.parse_args(arguments)
     if not torch.cuda.is_available():
-        words = "p28 --bench needs an NVIDIA GPU, and PyTorch sees none"
-        raise EnvironmentProblem(f"{words}: `p28 --backward` prints recorded times")
-    root = roots.solutions() if chosen.solution else roots.problems()
-    steps = Steps(library(root / "p28" / "op", "solution" if chosen.solution else "yours", chosen.dtype))
-    console.print(f"{torch.cuda.get_device_name()}, {chosen.dtype}, {METHOD}")
+        error_text = "p28 --bench needs an NVIDIA GPU, and PyTorch sees none"
+        raise EnvironmentProblem(f"{error_text}: `p28 --backward` prints recorded times")
+    root = roots.solutions() if options.solution else roots.problems()
+    steps = Steps(library(root / "p28" / "op", "solution" if options.solution else "yours", options.dtype))
+    console.print(f"{torch.cuda.get_device_name()}, {options.dtype}, {METHOD}")
     row = "{:12}{:>8}{:>12}{:>16}{:>16}".format
     console.print(row("step", "rows", "us", "of products", "of memory"))
     try:
-        for each in measure_dtype(chosen.dtype, {"yours": steps}):
-            cells = (each[name] for name in ("step", "rows", "median_us", "of_products", "of_memory"))
+        for result in measure_dtype(options.dtype, {"yours": steps}):
+            cells = (result[name] for name in ("step", "rows", "median_us", "of_products", "of_memory"))
             console.print(row(*map(str, cells)))
     except ArithmeticError as error:
         console.print(f"wrong, and not timed: {error}")

@@ -1,7 +1,7 @@
 """Cost limits of puzzle 28's steps, from the shapes of their tensors.
 
-A limit is the least cost that a step's idea allows, plus up to a tenth, whatever the solution costs. Limits
-scale with the sizes.
+A limit is the minimum cost of a step's technique plus up to 10 %, whatever the solution costs. Limits scale
+with the sizes.
 """
 
 import re
@@ -19,13 +19,13 @@ SLAB = 32
 SECTOR = 32
 """Bytes of a sector, global memory's smallest transfer."""
 TILE = 32
-"""Results along a side of the tile in `tiled`."""
+"""Side of the tile of results in `tiled`."""
 BLOCK = 64
 EACH = 4
-"""Results along a side of a block's tile, and of a thread's, in `registers`."""
+"""Sides of a block's and of a thread's tile of results in `registers`."""
 
 SIDES = (128, 96)
-"""Results along the sides of a block's tile with tensor cores."""
+"""Sides of a block's tile of results with tensor cores."""
 
 F32, BF16 = "float32", "bfloat16"
 FACTORS = ("ln_out", "linear_weight")
@@ -65,87 +65,87 @@ def make_limit(
 
 
 def limit_sectors(step: str, tensors: tuple[str, ...], first: First) -> Limit:
-    """Limit the sectors moved, relative to the fewest that contain the requested bytes."""
+    """Return a limit on the sectors moved, relative to the fewest that contain the requested bytes."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("global", tensors)
         requested = max(sum_bytes(sites), 1)
         amounts = [(site.instr, SECTOR * site.traffic.sectors - site.traffic.bytes) for site in sites]
-        whole = divide_amounts([(site.instr, SECTOR * site.traffic.sectors) for site in sites], requested)
-        return Cost(whole.value, divide_amounts(amounts, requested).shares)
+        ratio = divide_amounts([(site.instr, SECTOR * site.traffic.sectors) for site in sites], requested)
+        return Cost(ratio.value, divide_amounts(amounts, requested).shares)
 
-    words = f"32-byte sectors of {' and '.join(tensors)}, over the minimum for the requested bytes"
-    return make_limit("not-coalesced", "sectors / fewest", words, cost, 1.1, first)
+    counter = f"32-byte sectors of {' and '.join(tensors)}, over the minimum for the requested bytes"
+    return make_limit("not-coalesced", "sectors / fewest", counter, cost, 1.1, first)
 
 
 def limit_reads(step: str, tensors: tuple[str, ...], first: First) -> Limit:
-    """Limit the bytes read of each matrix to a single read of it."""
+    """Return a limit on the bytes read: one read of each matrix."""
 
     def cost(counts: Counts) -> Cost:
-        mine, size = counts.select_launches(step), count_matrix_bytes(counts)
-        each = [charge_bytes(mine.select_sites("global", [name], "load"), size) for name in tensors]
-        return max(each, key=lambda cost: cost.value)
+        selected, size = counts.select_launches(step), count_matrix_bytes(counts)
+        costs = [charge_bytes(selected.select_sites("global", [name], "load"), size) for name in tensors]
+        return max(costs, key=lambda cost: cost.value)
 
-    words = f"bytes read of {' or '.join(tensors)}, over its size"
-    return make_limit("read-again", "bytes read / size", words, cost, 1.05, first)
+    counter = f"bytes read of {' or '.join(tensors)}, over its size"
+    return make_limit("read-again", "bytes read / size", counter, cost, 1.05, first)
 
 
 def limit_parameter_reads(step: str, tensors: tuple[str, ...], first: First) -> Limit:
-    """Limit the bytes read of parameter vectors to one read per row."""
+    """Return a limit on the bytes read of parameter vectors: one read per row."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("global", tensors, "load")
         return charge_bytes(sites, count_matrix_bytes(counts) * len(tensors))
 
-    words = f"bytes read of {' and '.join(tensors)}, over one read per row"
-    return make_limit("parameters-again", "gamma, beta read / row width", words, cost, 1.05, first)
+    counter = f"bytes read of {' and '.join(tensors)}, over one read per row"
+    return make_limit("parameters-again", "gamma, beta read / row width", counter, cost, 1.05, first)
 
 
 def limit_load_requests(step: str, tensors: tuple[str, ...], first: First) -> Limit:
-    """Limit the memory requests to those needed with 16 bytes per thread."""
+    """Return a limit on the memory requests: those needed with 16 bytes per thread."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("global", tensors)
         amounts = [(site.instr, VECTOR * WARP * site.traffic.requests) for site in sites]
         return divide_amounts(amounts, max(sum_bytes(sites), 1))
 
-    words = f"requests for {' and '.join(tensors)}, over the minimum with 16 bytes per thread"
-    return make_limit("narrow-loads", "requests / fewest", words, cost, 1.1, first)
+    counter = f"requests for {' and '.join(tensors)}, over the minimum with 16 bytes per thread"
+    return make_limit("narrow-loads", "requests / fewest", counter, cost, 1.1, first)
 
 
 def limit_local_memory(step: str) -> Limit:
-    """Limit the bytes of local memory, which holds arrays with indices unknown at compile time, to none."""
+    """Return a limit on local memory, which stores arrays with dynamic indices: 0 bytes."""
 
     def cost(counts: Counts) -> Cost:
         return charge_bytes(counts.select_launches(step).select_sites("local"), counts.sizes["rows"])
 
-    words = "bytes per row moved to and from local memory, which is off-chip: an array is not in registers"
-    return make_limit("not-in-registers", "local bytes / row", words, cost, 0, 0, 2)
+    counter = "bytes per row moved to and from local memory, which is off-chip: an array is not in registers"
+    return make_limit("not-in-registers", "local bytes / row", counter, cost, 0, 0, 2)
 
 
 def limit_shared_stores(step: str, first: First) -> Limit:
-    """Limit the shared memory stored per row to a word per warp and one per block, for each of two sums."""
+    """Return a limit on shared memory stored per row: for each of two sums, a word per warp and one more."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("shared", verb="store")
         return charge_bytes(sites, counts.sizes["rows"])
 
-    words, most = "bytes stored in shared memory per row", 2 * 4 * (WARPS + 1)
-    return make_limit("shared-sums", "shared bytes / row", words, cost, most, first)
+    counter, bound = "bytes stored in shared memory per row", 2 * 4 * (WARPS + 1)
+    return make_limit("shared-sums", "shared bytes / row", counter, cost, bound, first)
 
 
 def limit_barriers(step: str, first: First) -> Limit:
-    """Limit the barriers per row: none if one warp reduces it, else two for each of two sums."""
+    """Return a limit on the barriers per row: none if one warp reduces it, else two for each of two sums."""
 
     def cost(counts: Counts) -> Cost:
-        mine = counts.select_launches(step)
-        bars = [(each.instr, each.count) for each in mine.select_issued("bar")]
+        selected = counts.select_launches(step)
+        bars = [(bar.instr, bar.count) for bar in selected.select_issued("bar")]
         got = divide_amounts(bars, counts.sizes["rows"])
-        allowed = 4 if mine.select_sites("shared") else 0
+        allowed = 4 if selected.select_sites("shared") else 0
         return Cost(max(got.value - allowed, 0), got.shares)
 
-    words = "barriers per row beyond the needed ones (two per sum if warps share the row, else none)"
-    return make_limit("needless-barriers", "barriers / row, too many", words, cost, 0, first)
+    counter = "barriers per row beyond the needed ones (two per sum if warps share the row, else none)"
+    return make_limit("needless-barriers", "barriers / row, too many", counter, cost, 0, first)
 
 
 def limit_atomics(step: str, first: First) -> Limit:
@@ -157,29 +157,29 @@ def limit_atomics(step: str, first: First) -> Limit:
 
 
 def limit_partial_sums(step: str, first: First) -> Limit:
-    """Limit the partial sums written to two per column and slab."""
+    """Return a limit on the partial sums written: two per column and slab."""
 
     def cost(counts: Counts) -> Cost:
-        least = 2 * 4 * counts.sizes["hidden"] * -(-counts.sizes["rows"] // SLAB)
-        return charge_bytes(counts.select_launches(step).select_sites("global", ("sums",), "store"), least)
+        size = 2 * 4 * counts.sizes["hidden"] * -(-counts.sizes["rows"] // SLAB)
+        return charge_bytes(counts.select_launches(step).select_sites("global", ("sums",), "store"), size)
 
-    words = "bytes written of partial sums, over two sums per column and slab"
-    return make_limit("sums-again", "sums stored / needed", words, cost, 1.05, first)
+    counter = "bytes written of partial sums, over two sums per column and slab"
+    return make_limit("sums-again", "sums stored / needed", counter, cost, 1.05, first)
 
 
 def limit_global_loads(
     step: str, high: int, wide: int, first: First, tensors: tuple[str, ...] = FACTORS
 ) -> Limit:
-    """Limit the elements read per multiply-add to those of a high x wide tile, 1 / high + 1 / wide."""
+    """Return a limit on the elements read per multiply-add: 1 / high + 1 / wide, those of a high x wide tile."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("global", tensors, "load")
         element = 2 if tensors == NARROW_FACTORS else counts.element
         return charge_bytes(sites, count_product_multiply_adds(counts) * element)
 
-    words = f"elements of {' and '.join(tensors)} read per multiply-add"
-    most = 1.1 * (1 / high + 1 / wide)
-    return make_limit("tile-not-shared", "elements / multiply-add", words, cost, most, first)
+    counter = f"elements of {' and '.join(tensors)} read per multiply-add"
+    bound = 1.1 * (1 / high + 1 / wide)
+    return make_limit("tile-not-shared", "elements / multiply-add", counter, cost, bound, first)
 
 
 def limit_bank_conflicts(step: str, first: First) -> Limit:
@@ -187,42 +187,42 @@ def limit_bank_conflicts(step: str, first: First) -> Limit:
         sites = counts.select_launches(step).select_sites("shared")
         return divide_amounts([(s.instr, s.traffic.bank_conflicts) for s in sites], 1)
 
-    words = "extra cycles of shared memory from bank conflicts"
-    return make_limit("bank-conflicts", "bank conflicts", words, cost, 0, first)
+    counter = "extra cycles of shared memory from bank conflicts"
+    return make_limit("bank-conflicts", "bank conflicts", counter, cost, 0, first)
 
 
 def limit_shared_loads(step: str, each: int, first: First, element: int = 4) -> Limit:
-    """Limit shared bytes loaded per multiply-add: `each` elements of both tiles give each * each results."""
+    """Return a limit on shared bytes loaded per multiply-add; a thread computes each x each results."""
 
     def cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("shared", verb="load")
         return charge_bytes(sites, count_product_multiply_adds(counts))
 
-    words, most = "bytes loaded from shared memory per multiply-add", 1.1 * 2 * element / each
-    return make_limit("registers-not-used", "shared bytes / multiply-add", words, cost, most, first)
+    counter, bound = "bytes loaded from shared memory per multiply-add", 1.1 * 2 * element / each
+    return make_limit("registers-not-used", "shared bytes / multiply-add", counter, cost, bound, first)
 
 
 def limit_exposed_copies(step: str, first: First) -> Limit:
-    """Limit the share of a tile's multiply-adds issued outside the time between its copies' commit and wait.
+    """Return a limit on the share of a tile's multiply-adds that do not overlap its copies.
 
     The worst tile counts: 1 if the wait follows immediately, or if nothing is copied asynchronously.
     """
 
     def cost(counts: Counts) -> Cost:
-        mine = counts.select_launches(step)
-        overlaps = [each for launch in mine.launches for each in launch.counters.overlaps.values()]
-        hidden = [each for each in overlaps if each.least is not None]
+        selected = counts.select_launches(step)
+        overlaps = [item for launch in selected.launches for item in launch.counters.overlaps.values()]
+        hidden = [item for item in overlaps if item.least is not None]
         if not hidden:
-            return Cost(1.0, [(each.instr, 1.0) for each in mine.select_issued("bar")])
-        groups = sum(each.count for each in mine.select_issued("cp"))
-        threads = sum(launch.counters.threads for launch in mine.launches)
-        tile = sum(launch.counters.multiply_adds for launch in mine.launches) / (WARP * groups)
+            return Cost(1.0, [(item.instr, 1.0) for item in selected.select_issued("bar")])
+        groups = sum(item.count for item in selected.select_issued("cp"))
+        threads = sum(launch.counters.threads for launch in selected.launches)
+        tile = sum(launch.counters.multiply_adds for launch in selected.launches) / (WARP * groups)
         assert threads and tile
-        shares = [(each.instr, max(0.0, 1 - (each.least or 0) / tile)) for each in hidden]
+        shares = [(item.instr, max(0.0, 1 - (item.least or 0) / tile)) for item in hidden]
         return Cost(max(share for _, share in shares), shares)
 
-    words = "share of a tile's multiply-adds outside the time between a copy's commit and its wait"
-    return make_limit("copy-waited-for", "copy not hidden", words, cost, 0.01, first)
+    counter = "share of a tile's multiply-adds outside the time between a copy's commit and its wait"
+    return make_limit("copy-waited-for", "copy not hidden", counter, cost, 0.01, first)
 
 
 def count_mma_multiply_adds(instr) -> int:
@@ -231,36 +231,36 @@ def count_mma_multiply_adds(instr) -> int:
 
 
 def limit_scalar_share(step: str, first: First) -> Limit:
-    """Limit the share of multiply-adds that run outside tensor cores."""
+    """Return a limit on the share of multiply-adds that run outside tensor cores."""
 
     def cost(counts: Counts) -> Cost:
-        mine = counts.select_launches(step)
-        everything = sum(launch.counters.multiply_adds * 1.0 for launch in mine.launches)
-        issued = [each for op in ("mma", "wgmma") for each in mine.select_issued(op)]
-        cores = sum(each.count * count_mma_multiply_adds(each.instr) for each in issued)
-        loads = mine.select_sites("shared", verb="load")
+        selected = counts.select_launches(step)
+        everything = sum(launch.counters.multiply_adds * 1.0 for launch in selected.launches)
+        issued = [item for op in ("mma", "wgmma") for item in selected.select_issued(op)]
+        cores = sum(item.count * count_mma_multiply_adds(item.instr) for item in issued)
+        loads = selected.select_sites("shared", verb="load")
         value = 1 - cores / max(everything, 1.0)
         return Cost(value, [(site.instr, site.traffic.requests) for site in loads])
 
-    words = "share of the multiply-adds outside mma and wgmma"
-    return make_limit("no-tensor-cores", "part not on tensor cores", words, cost, 0.05, first)
+    counter = "share of the multiply-adds outside mma and wgmma"
+    return make_limit("no-tensor-cores", "part not on tensor cores", counter, cost, 0.05, first)
 
 
 def limit_repeated_products(step: str, first: First) -> Limit:
-    """Limit the multiply-adds to those that the product needs."""
+    """Return a limit on the multiply-adds: those that the matmul needs."""
 
     def cost(counts: Counts) -> Cost:
-        mine = counts.select_launches(step)
-        done = sum(launch.counters.multiply_adds for launch in mine.launches)
-        issued = [(each.instr, each.count) for op in ("mma", "wgmma") for each in mine.select_issued(op)]
-        return Cost(done / count_product_multiply_adds(counts), issued)
+        selected = counts.select_launches(step)
+        total = sum(launch.counters.multiply_adds for launch in selected.launches)
+        issued = [(item.instr, item.count) for op in ("mma", "wgmma") for item in selected.select_issued(op)]
+        return Cost(total / count_product_multiply_adds(counts), issued)
 
-    words = "multiply-adds, over those that the product needs"
-    return make_limit("multiplied-again", "multiply-adds / needed", words, cost, 1.1, first)
+    counter = "multiply-adds, over those that the product needs"
+    return make_limit("multiplied-again", "multiply-adds / needed", counter, cost, 1.1, first)
 
 
 def limit_extra_copies(tensors: tuple[str, ...], first: First) -> Limit:
-    """Limit the matrix bytes read by launches without multiply-adds, relative to the matrices' sizes.
+    """Return a limit on the bytes read by launches without multiply-adds, relative to the matrices' sizes.
 
     A step limited only in dy is not charged for the previous step's transpose.
     """
@@ -270,12 +270,12 @@ def limit_extra_copies(tensors: tuple[str, ...], first: First) -> Limit:
         rows, hidden, outputs = (sizes[name] for name in ("rows", "hidden", "outputs"))
         elements = {"ln_out_16": rows * hidden, "dy_16": rows * outputs, "weight_16": hidden * outputs}
         before = "transpose" if tensors == ("dy_16",) else ""
-        idle = [each for each in counts.launches if not each.counters.multiply_adds and each.name != before]
+        idle = [item for item in counts.launches if not item.counters.multiply_adds and item.name != before]
         sites = Counts(idle, sizes, 2).select_sites("global", tensors, "load")
         return charge_bytes(sites, 2 * sum(elements[name] for name in tensors))
 
-    words = f"bytes of {', '.join(tensors)} that launches read without multiplying, over their size"
-    return make_limit("copied-first", "copied first / size", words, cost, 0.1, first)
+    counter = f"bytes of {', '.join(tensors)} that launches read without multiplying, over their size"
+    return make_limit("copied-first", "copied first / size", counter, cost, 0.1, first)
 
 
 def limit_launches(most: int, first: float) -> Limit:
@@ -286,17 +286,17 @@ def limit_launches(most: int, first: float) -> Limit:
 
 
 def limit_output_traffic(first: First) -> Limit:
-    """Limit the output bytes moved, relative to its size; blame launches without multiply-adds."""
+    """Return a limit on the output bytes moved over its size; blame launches without multiply-adds."""
 
     def cost(counts: Counts) -> Cost:
         size = 2 * counts.sizes["rows"] * counts.sizes["outputs"]
-        idle = [each for each in counts.launches if not each.counters.multiply_adds]
+        idle = [launch for launch in counts.launches if not launch.counters.multiply_adds]
         later = Counts(idle, counts.sizes, 2).select_sites("global", ["output"])
         value = sum_bytes(counts.select_sites("global", ["output"])) / size
         return Cost(value, charge_bytes(later, size).shares)
 
-    words = "bytes of the output written and read, over its size"
-    return make_limit("output-again", "output moved / size", words, cost, 1.05, first)
+    counter = "bytes of the output written and read, over its size"
+    return make_limit("output-again", "output moved / size", counter, cost, 1.05, first)
 
 
 X = ("input",)

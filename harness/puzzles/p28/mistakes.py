@@ -17,8 +17,8 @@ LANES = 32
 
 
 def layernorm(v: Derivation) -> np.ndarray:
-    away = v.input - v.row_mean
-    return away / np.sqrt(v.row_variance + EPS) * v.ln_weight + v.ln_bias
+    deviation = v.input - v.row_mean
+    return deviation / np.sqrt(v.row_variance + EPS) * v.ln_weight + v.ln_bias
 
 
 def product(v: Derivation) -> np.ndarray:
@@ -52,11 +52,11 @@ derive = make_derive(STEPS)
 
 def make_forward_mistakes(id: str, words: str, change: Step, hint: int = 2) -> tuple[Mistake, ...]:
     return tuple(Mistake(f"{name}-{id}", words, {f"{name}_out": change}, hint) for name in
-                 (each.removesuffix("_out") for each in FORWARD))  # fmt: skip
+                 (output.removesuffix("_out") for output in FORWARD))  # fmt: skip
 
 
 def exchange_quarters(v: Derivation) -> np.ndarray:
-    """Multiply with the upper right and lower left quarters of the weight's 16 x 16 tiles exchanged."""
+    """Multiply with the upper right and lower left quarters of the weight's 16 x 16 tiles swapped."""
     (outputs, hidden), weight = v.weight_16.shape, v.weight_16
     padded = np.pad(weight, ((0, -outputs % 16), (0, -hidden % 16)))
     quarters = padded.reshape(-1, 2, 8, padded.shape[1] // 16, 2, 8).swapaxes(1, 4)
@@ -67,13 +67,13 @@ def exchange_quarters(v: Derivation) -> np.ndarray:
 def padded_variance(v: Derivation) -> np.ndarray:
     """Compute LayerNorm with the zeros that pad a row to a multiple of 1024 included in the variance."""
     width = v.input.shape[-1]
-    behind = -(-width // 1024) * 1024 - width
-    variance = v.row_variance + behind / width * v.row_mean**2
+    padding = -(-width // 1024) * 1024 - width
+    variance = v.row_variance + padding / width * v.row_mean**2
     return (v.input - v.row_mean) / np.sqrt(variance + EPS) * v.ln_weight + v.ln_bias
 
 
 Reduction = Callable[[np.ndarray], np.ndarray]
-"""The sums that a warp's lanes hold after adding their parts, [..., LANES], with a mistake."""
+"""A wrong warp reduction: the lanes' parts [..., LANES] -> the sums that the lanes then hold."""
 
 
 def make_shuffle_down(*distances: int) -> Reduction:
@@ -96,7 +96,7 @@ REDUCTIONS: tuple[tuple[str, str, Reduction], ...] = (
 
 
 def compute_lane_mean(array: np.ndarray, width: int, reduce: Reduction) -> np.ndarray:
-    """Return a row's mean as the lane of each column has it; a lane's vectors have `width` elements."""
+    """Return the row mean held by each column's lane; lanes load vectors of `width` elements."""
     rows, columns = array.shape
     padded = np.pad(array, ((0, 0), (0, -columns % (LANES * width))))
     parts = padded.reshape(rows, -1, LANES, width).sum((1, 3))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 MACHINE, DATE = "NVIDIA H200", "2026-11-30"
 BARE = 90.44
-"""Microseconds that PyTorch takes for the three products of both passes."""
+"""Microseconds that PyTorch takes for the three matmuls of both passes."""
 TIMES = {
     "rows": (65536, 1727.96, 83.51, "0.502", 119599.11),
     "once": (65536, 83.37, 83.94, "0.500", 119605.03),
@@ -19,7 +19,7 @@ TIMES = {
     "layouts": (4096, 151.56, 103.76, "1.863", 277.13),
     "epilogue": (4096, 238.25, 115.7, "1.916", 192.52),
 }
-"""Step -> rows; microseconds of the initial code and the solution; the latter over PyTorch's products, or its
+"""Step -> rows; microseconds of the initial code and the solution; the latter over PyTorch's matmuls, or its
 share of memory bandwidth; microseconds of both passes, 4096 rows, with all steps up to it done."""
 
 
@@ -30,6 +30,6 @@ def format_times() -> Iterator[str]:
     row = "   {:10} {:>6} {:>12} {:>12} {:>12} {:>12} {:>16}".format
     yield row("step", "rows", "given us", "solution us", "of products", "of memory", "both passes us")
     for number, (step, (rows, arguments, solution, share, passes)) in enumerate(TIMES.items(), 1):
-        of = (share, "") if number > 6 else ("", share)
-        yield row(step, rows, f"{arguments:,.0f}", f"{solution:,.0f}", *of, f"{passes:,.0f}").rstrip()
+        shares = (share, "") if number > 6 else ("", share)
+        yield row(step, rows, f"{arguments:,.0f}", f"{solution:,.0f}", *shares, f"{passes:,.0f}").rstrip()
     yield f"   both passes have three products; PyTorch's bare ones take {BARE:.0f} us"

@@ -31,7 +31,7 @@ COUNTED = (64, 768, 64)
 LARGE = (128, 768, 192)
 """COUNTED for steps on tensor cores, with whole tiles of results."""
 MOST_TERMS = COUNTED[0] * COUNTED[1] * COUNTED[2]
-"""Multiply-adds of the largest product that the reference sums term by term."""
+"""Multiply-adds of the largest matmul that the reference sums term by term."""
 LANES, BLOCK_ROWS = 32, 4
 MOST = 1024
 """Maximum elements of a row."""
@@ -141,13 +141,13 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "ln_out": random.standard_normal((rows, hidden)),
         "linear_weight": random.standard_normal((outputs, hidden)),
     }
-    narrow = {
+    bf16 = {
         "ln_out_16": arrays["ln_out"],
         "weight_16": arrays["linear_weight"],
         "dy_16": random.standard_normal((rows, outputs)),
         "bias_16": 8 + random.standard_normal(outputs),  # visible despite the rounding of sums
     }
-    arrays |= {name: round_to_dtype(array, NARROW) for name, array in narrow.items()}
+    arrays |= {name: round_to_dtype(array, NARROW) for name, array in bf16.items()}
     if case.values == "hard":
         arrays["dln"] += 1 + x
         x = 2 * x + 3 * random.standard_normal((rows, 1))
@@ -179,24 +179,24 @@ def compute_with_pytorch(tensors: dict) -> dict:
 
     x = tensors["input"]
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
-    wide = {name: tensor.to(accum) for name, tensor in tensors.items()}
-    gamma, beta, shape = wide["ln_weight"], wide["ln_bias"], x.shape[-1:]
-    away = wide["input"] - sum_in_order(wide["input"]) / x.shape[-1]
-    layernorm = away * torch.rsqrt(sum_in_order(away * away) / x.shape[-1] + EPS) * gamma + beta
+    acc = {name: tensor.to(accum) for name, tensor in tensors.items()}
+    gamma, beta, shape = acc["ln_weight"], acc["ln_bias"], x.shape[-1:]
+    diff = acc["input"] - sum_in_order(acc["input"]) / x.shape[-1]
+    layernorm = diff * torch.rsqrt(sum_in_order(diff * diff) / x.shape[-1] + EPS) * gamma + beta
     gradients = torch.ops.aten.native_layer_norm_backward(
-        wide["dln"], wide["input"], list(shape), wide["mean"][:, None], wide["rstd"][:, None], gamma, beta,
+        acc["dln"], acc["input"], list(shape), acc["mean"][:, None], acc["rstd"][:, None], gamma, beta,
         [True, True, True],
     )  # fmt: skip
-    if x.shape[0] * wide["linear_weight"].numel() <= MOST_TERMS:
-        product = sum_in_order(wide["ln_out"][:, None] * wide["linear_weight"]).squeeze(-1).to(x.dtype)
+    if x.shape[0] * acc["linear_weight"].numel() <= MOST_TERMS:
+        product = sum_in_order(acc["ln_out"][:, None] * acc["linear_weight"]).squeeze(-1).to(x.dtype)
     else:  # only in the cases for tensor cores
-        product = (wide["ln_out"] @ wide["linear_weight"].T).to(x.dtype)
+        product = (acc["ln_out"] @ acc["linear_weight"].T).to(x.dtype)
     names = ("grad_input", "grad_ln_weight", "grad_ln_bias")
     return {
         **{f"{step}_out": layernorm.to(x.dtype) for step in FORWARD_STEPS},
         **{name: grad.to(x.dtype) for name, grad in zip(names, gradients, strict=True)},
         **{f"{step}_out": product for step in PRODUCT_STEPS},
-        **compute_narrow_products(wide, tensors["dy_16"].dtype),
+        **compute_narrow_products(acc, tensors["dy_16"].dtype),
     }
 
 
@@ -219,12 +219,12 @@ def terms(arrays: Arrays) -> dict[str, float]:
     if not all(np.isfinite(arrays[name]).all() for name in ("input", "dln")):
         return {}
     v = derive(arrays)
-    sizes = v.column_rstd * (np.abs(v.g) + np.abs(v.c2) + np.abs(v.x_hat * v.c1))
-    return {"grad_input": float(sizes.max(initial=0.0))}
+    magnitudes = v.column_rstd * (np.abs(v.g) + np.abs(v.c2) + np.abs(v.x_hat * v.c1))
+    return {"grad_input": float(magnitudes.max(initial=0.0))}
 
 
 def multiply_adds(dims: Dims) -> int:
-    """Return an estimate of the multiply-adds of a product and of the row kernels."""
+    """Return an estimate of the multiply-adds of a matmul and of the row kernels."""
     rows, hidden, outputs = dims
     return rows * hidden * (outputs + 8)
 

@@ -24,11 +24,11 @@ TRANSPOSE, AROUND, GRAD_INPUT = 13, 14, 15
 def library(package: Path, form: str, dtype: str) -> Path:
     """Return an op package's library for this GPU, building it unless $WORKBOOK_FAST_STEPS provides it.
 
-    Raise EnvironmentProblem if it cannot be built, CompileFailed if the package does not compile.
+    Raises EnvironmentProblem if it cannot be built, CompileFailed if the package does not compile.
     """
-    named = os.environ.get(READY)
-    if named:
-        return Path(named) / f"{form}_{dtype}.so"
+    folder = os.environ.get(READY)
+    if folder:
+        return Path(folder) / f"{form}_{dtype}.so"
     libraries.load_runtime()
     capability = "sm_{}{}".format(*torch.cuda.get_device_capability())
     architecture = "sm_90a" if capability == "sm_90" else capability
@@ -55,8 +55,8 @@ class Steps:
         pointers = (ctypes.c_int64 * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
         stream = torch.cuda.current_stream().cuda_stream
         numbers = (self.device, stream, step, ctypes.addressof(pointers), rows, hidden, outputs)
-        words = (ctypes.c_int64(number) for number in (*numbers, self.scratch.data_ptr()))
-        if not self.module.workbook_step(*words):
+        values = (ctypes.c_int64(number) for number in (*numbers, self.scratch.data_ptr()))
+        if not self.module.workbook_step(*values):
             raise EnvironmentProblem(f"step {step} could not be launched")
 
 
@@ -85,8 +85,8 @@ class Problem:
         self.dln, self.ln_out, self.dy = normal(R, H), normal(R, H), normal(R, O)
         self.gamma, self.beta, self.bias = 1 + normal(H) / 2, normal(H), normal(O)
         self.weight = normal(O, H) / H**0.5
-        wide = self.x.float()
-        self.mean, self.rstd = wide.mean(-1), (wide.var(-1, unbiased=False) + 1e-5).rsqrt()
+        x32 = self.x.float()
+        self.mean, self.rstd = x32.mean(-1), (x32.var(-1, unbiased=False) + 1e-5).rsqrt()
         self.y, self.dx, self.grad_ln_out = (torch.empty_like(self.x) for _ in range(3))
         self.dgamma, self.dbeta = torch.empty_like(self.gamma), torch.empty_like(self.gamma)
         self.output, self.dw, self.db = (torch.empty_like(t) for t in (self.dy, self.weight, self.bias))
@@ -105,7 +105,7 @@ class Problem:
         steps.enqueue(number, tensors, self.rows, self.hidden, self.outputs)
 
     def enqueue_gradient(self, steps: Steps, number: int, name: str) -> None:
-        """Enqueue the product of "dln" or "dW" by a forward product's step, which reads transposed copies."""
+        """Enqueue the matmul of "dln" or "dW" by a forward matmul's step, which reads transposed copies."""
         R, H, O = self.rows, self.hidden, self.outputs
         weight, dy, ln_out = self.turned
         if name == "dln":

@@ -30,8 +30,8 @@ class Total(NamedTuple):
 
 def count_costs(launches: "Sequence[Launch]") -> Total:
     sites = [site for launch in launches for site in launch.counters.sites.values()]
-    moved = sum(site.traffic.bytes for site in sites if site.space == "global")
-    return Total(len(launches), moved, sum(launch.counters.flops for launch in launches))
+    num_bytes = sum(site.traffic.bytes for site in sites if site.space == "global")
+    return Total(len(launches), num_bytes, sum(launch.counters.flops for launch in launches))
 
 
 def add_up(totals: Sequence[Total]) -> Total:
@@ -79,8 +79,8 @@ def lines(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]", dtype: str) 
     yield ""
     yield f"The whole pass, forward and backward ({PUZZLE.format_dims(LARGE)}):"
     yield row("form", "launches", "global bytes", "flops")
-    given = add_up([*compute_initial_costs(LARGE, get_itemsize(dtype)).values()])
-    for form, total in (("given", given), ("yours", count_learner_costs(launches))):
+    initial = add_up([*compute_initial_costs(LARGE, get_itemsize(dtype)).values()])
+    for form, total in (("given", initial), ("yours", count_learner_costs(launches))):
         yield row(form, *(f"{number:,}" for number in total)) if total else row(form, "-", "-", "-")
     yield f"   LayerNorm in {dtype}, products in bfloat16; bytes are what threads load and store"
     steps = ", ".join(ROW_STEPS)

@@ -35,7 +35,7 @@ COPY, STORE, PRODUCT = "copy into shared memory", "bulk store", "wgmma"
 
 
 def get_distinct(numbers: np.ndarray) -> list[int]:
-    """Return the sorted distinct numbers of an array; np.unique is slow if there is only one, as usual."""
+    """Return the sorted distinct numbers of an array; np.unique is slow for a single one, the usual case."""
     if not len(numbers):
         return []
     if (numbers == numbers[0]).all():
@@ -122,19 +122,19 @@ class AsyncOrder:
 
     def acquire(self, threads: np.ndarray, row: int):
         """Merge row `row` into the rows of these threads."""
-        mine = self.row_of[threads]
-        for old in get_distinct(mine):
+        rows = self.row_of[threads]
+        for old in get_distinct(rows):
             if (self.rows[old] < self.rows[row]).any():
-                joined = self.add_row(np.maximum(self.rows[old], self.rows[row]))
-                self.row_of[threads[mine == old]] = joined
+                merged = self.add_row(np.maximum(self.rows[old], self.rows[row]))
+                self.row_of[threads[rows == old]] = merged
 
     def advance(self, threads: np.ndarray, time: int):
         """Order each of these threads' accesses up to `time` before all later accesses of all of them."""
-        mine = self.row_of[threads]
-        for old in get_distinct(mine):
+        rows = self.row_of[threads]
+        for old in get_distinct(rows):
             row = self.rows[old].copy()
             row[threads % self.width] = np.maximum(row[threads % self.width], time)
-            self.row_of[threads[mine == old]] = self.add_row(row)
+            self.row_of[threads[rows == old]] = self.add_row(row)
 
     def advance_time(self):
         """Advance the time past all releases so far; free rows if needed (all rows in use must be stored)."""
@@ -149,24 +149,24 @@ class AsyncOrder:
         threads = self.get_threads(P)
         size = self.width if isinstance(number, str) else self.batch.threads
         for group in get_distinct(threads // size):
-            mine = threads[threads // size == group]
+            members = threads[threads // size == group]
             before = 0 if isinstance(number, str) else self.arrivals.pop((group, number), 0)
-            self.row_of[mine] = self.release(mine, before)
+            self.row_of[members] = self.release(members, before)
         self.advance_time()
 
     def bar_arrive(self, P, number: int):
         threads = self.get_threads(P)
         for block in get_distinct(threads // self.batch.threads):
-            mine = threads[threads // self.batch.threads == block]
-            self.arrivals[block, number] = self.release(mine, self.arrivals.get((block, number), 0))
+            members = threads[threads // self.batch.threads == block]
+            self.arrivals[block, number] = self.release(members, self.arrivals.get((block, number), 0))
         self.advance_time()
 
     def warp_sync(self, P, mask):
         """Order threads by a bar.warp.sync, separately for each warp and mask."""
         threads, groups = self.get_threads(P), self.batch.warp_of[P] << 32 | mask.astype(np.int64)
         for group in get_distinct(groups):
-            mine = threads[groups == group]
-            self.row_of[mine] = self.release(mine)
+            members = threads[groups == group]
+            self.row_of[members] = self.release(members)
         self.advance_time()
 
     def arrive(self, P, barrier: MBarrier):
@@ -190,17 +190,17 @@ class AsyncOrder:
                     self.observe_completion(copy, threads)
 
     def observe_completion(self, operation: Operation, threads: np.ndarray):
-        place = threads % self.width
-        operation.done[place] = np.minimum(operation.done[place], self.now)
+        columns = threads % self.width
+        operation.done[columns] = np.minimum(operation.done[columns], self.now)
 
     def happens_before(self, operation: Operation, threads: np.ndarray) -> np.ndarray:
         """Return a mask of the threads whose next access an operation happened before."""
-        known = operation.done[threads % self.width] != NEVER
+        ordered = operation.done[threads % self.width] != NEVER
         rows = self.row_of[threads]
-        for row in get_distinct(rows[~known]):
+        for row in get_distinct(rows[~ordered]):
             if (self.rows[row] >= operation.done).any():
-                known |= rows == row
-        return known
+                ordered |= rows == row
+        return ordered
 
     def proxy_fence(self, P):
         """Execute fence.proxy.async: stores ordered before it become visible to the async proxy."""
@@ -208,15 +208,15 @@ class AsyncOrder:
         self.fence_row[threads] = self.row_of[threads]
         selected = np.zeros(len(self.row_of), bool)
         selected[threads] = True
-        left = []
+        remaining = []
         for cells, owners in self.unfenced:
-            mine = selected[owners]
-            fenced = cells[mine]
-            is_last = self.store_thread[fenced] == owners[mine]
+            mask = selected[owners]
+            fenced = cells[mask]
+            is_last = self.store_thread[fenced] == owners[mask]
             self.store_fenced[fenced[is_last]] = self.now
-            if not mine.all():
-                left.append((cells[~mine], owners[~mine]))
-        self.unfenced = left
+            if not mask.all():
+                remaining.append((cells[~mask], owners[~mask]))
+        self.unfenced = remaining
         self.advance_time()
 
     # -- loads and stores of threads -------------------------------------------------------------------------
@@ -239,9 +239,9 @@ class AsyncOrder:
         times = np.full(len(units), self.now, np.int32)
         blocks = units // self.per_block
         for block in get_distinct(blocks):
-            mine = blocks == block
+            mask = blocks == block
             lists = self.loads.setdefault(block, [])
-            lists.append((units[mine], threads[mine], times[mine]))
+            lists.append((units[mask], threads[mask], times[mask]))
             if len(lists) > MAX_LISTS:
                 merged = [np.concatenate(x)[::-1] for x in zip(*lists, strict=True)]
                 _, last = np.unique(merged[0] * len(self.row_of) + merged[1], return_index=True)
@@ -262,15 +262,15 @@ class AsyncOrder:
 
     def check_copies(self, instr: Instr, threads, units, writes: bool):
         verb = "is written here" if writes else "is read here"
-        for copy, mine in self.find_writers(units):
-            bad = np.flatnonzero(mine)[~self.happens_before(copy, threads[mine])]
+        for copy, mask in self.find_writers(units):
+            bad = np.flatnonzero(mask)[~self.happens_before(copy, threads[mask])]
             self.report_if_any("unfinished copy", instr, copy.instr, threads, units, bad,
                        f"{verb}, but the thread has not waited for the copy that writes it")  # fmt: skip
 
     def check_readers(self, instr: Instr, threads, units):
         """Check that the operations reading these locations ended before these threads' stores."""
-        for reader, mine in self.find_readers(units):
-            bad = np.flatnonzero(mine)[~self.happens_before(reader, threads[mine])]
+        for reader, mask in self.find_readers(units):
+            bad = np.flatnonzero(mask)[~self.happens_before(reader, threads[mask])]
             self.report_if_any("operand overwritten", instr, reader.instr, threads, units, bad,
                        f"is stored to while a {reader.kind} may still read it")  # fmt: skip
 
@@ -294,16 +294,16 @@ class AsyncOrder:
         """Begin a copy into shared memory whose completion an mbarrier signals."""
         thread = self.get_threads(np.array([position]))
         block = int(units[0]) // self.per_block
-        for reader, mine in self.find_readers(units):
+        for reader, mask in self.find_readers(units):
             if not self.happens_before(reader, thread).all():
                 message = f"is copied to while a {reader.kind} may still read it"
-                bad = np.flatnonzero(mine)
+                bad = np.flatnonzero(mask)
                 self.report_if_any("stage reused early", instr, reader.instr, thread, units, bad, message)
-        for copy, mine in self.find_writers(units):
+        for copy, mask in self.find_writers(units):
             same_phase = barrier is not None and copy in barrier.copies.get(barrier.phase, ())
             if not same_phase and not self.happens_before(copy, thread).all():
                 message = "is copied to while another copy into it may be under way"
-                bad = np.flatnonzero(mine)
+                bad = np.flatnonzero(mask)
                 self.report_if_any("stage reused early", instr, copy.instr, thread, units, bad, message)
         self.check_loads(instr, thread, block, units)
         self.check_stores(instr, thread, units, "is copied to")
@@ -314,7 +314,7 @@ class AsyncOrder:
         copy.recorded_units += len(units)
 
     def get_copy(self, instr: Instr, thread: int, barrier: MBarrier | None) -> Operation:
-        """Return the operation that stands for all copies of an instruction in one phase."""
+        """Return the operation that represents all copies of an instruction in one phase."""
         copies = [] if barrier is None else barrier.copies.setdefault(barrier.phase, [])
         for copy in copies:
             if copy.instr is instr and copy.thread == thread and copy.kind == COPY:
@@ -334,18 +334,18 @@ class AsyncOrder:
         selected = np.zeros(self.per_block, bool)
         selected[units - block * self.per_block] = True
         row = self.rows[self.row_of[thread[0]]]
-        left = []
+        remaining = []
         for where, owners, times in lists:
-            mine = selected[where - block * self.per_block]
-            late = mine & (row[owners % self.width] < times) & (owners != thread[0])
+            mask = selected[where - block * self.per_block]
+            late = mask & (row[owners % self.width] < times) & (owners != thread[0])
             if late.any():
                 k = int(np.flatnonzero(late)[0])
                 self.report("stage reused early", instr, None, int(thread[0]), int(where[k]), int(late.sum()),
                             f"is overwritten by a copy that is not ordered after the load by"
                             f" {self.format_thread(int(owners[k]))}")  # fmt: skip
-            if not mine.all():
-                left.append((where[~mine], owners[~mine], times[~mine]))
-        self.loads[block] = left
+            if not mask.all():
+                remaining.append((where[~mask], owners[~mask], times[~mask]))
+        self.loads[block] = remaining
 
     def check_stores(self, instr: Instr, threads, units, verb: str):
         """Check that an operation is ordered after earlier stores, with a proxy fence in between."""
@@ -358,11 +358,11 @@ class AsyncOrder:
         for number in get_distinct(rows):
             members = threads[rows == number]
             row = self.rows[number][owners % self.width]
-            own = owners == members[0] if len(members) == 1 else np.zeros(len(owners), bool)
+            is_own = owners == members[0] if len(members) == 1 else np.zeros(len(owners), bool)
             through = self.rows[self.fence_row[members[0]]][owners % self.width] >= time
-            unordered = ~own & (row < time)
-            unfenced = ~unordered & ~through & np.where(own, fenced == NEVER, row < fenced)
-            for bad, kind, why in (
+            unordered = ~is_own & (row < time)
+            unfenced = ~unordered & ~through & np.where(is_own, fenced == NEVER, row < fenced)
+            for bad, kind, message in (
                 (unordered, "unordered store", f"{verb} here, but not ordered after the store by {{}}"),
                 (unfenced, "missing proxy fence", f"{verb} here by the async proxy, with no"
                                                   " fence.proxy.async after the store by {}"),
@@ -370,21 +370,21 @@ class AsyncOrder:
                 if bad.any():
                     k = int(np.flatnonzero(bad)[0])
                     self.report(kind, instr, None, int(members[0]), int(cells[k]) // 4, int(bad.sum()),
-                                why.format(self.format_thread(int(owners[k]))))  # fmt: skip
+                                message.format(self.format_thread(int(owners[k]))))  # fmt: skip
 
     def drop_records(self, units):
         """Drop the recorded accesses to overwritten locations."""
         if not len(units):
             return
-        for copy, mine in self.find_writers(units):
-            copy.recorded_units -= int(np.count_nonzero(mine))
+        for copy, mask in self.find_writers(units):
+            copy.recorded_units -= int(np.count_nonzero(mask))
             if copy.recorded_units <= 0:
                 del self.copies[copy.slot]
         self.writer[units] = 0
-        for reader, mine in self.find_readers(units):
-            reader.recorded_units -= int(np.count_nonzero(mine))
+        for reader, mask in self.find_readers(units):
+            reader.recorded_units -= int(np.count_nonzero(mask))
             if reader.recorded_units <= 0:
-                del self.slots[int(units[mine][0]) // self.per_block][reader.slot]
+                del self.slots[int(units[mask][0]) // self.per_block][reader.slot]
         self.readers[units] = 0
 
     def record_reads(self, operation: Operation, units):
@@ -434,9 +434,9 @@ class AsyncOrder:
     def take_ended(self, key: int, allowed: int) -> list[Operation]:
         """Remove and return the operations of all but the newest `allowed` groups."""
         groups = self.committed.get(key, [])
-        over = max(len(groups) - allowed, 0)
-        self.committed[key] = groups[over:]
-        return [operation for group in groups[:over] for operation in group]
+        excess = max(len(groups) - allowed, 0)
+        self.committed[key] = groups[excess:]
+        return [operation for group in groups[:excess] for operation in group]
 
     # -- products --------------------------------------------------------------------------------------------
     def start_product(self, instr: Instr, P: np.ndarray, units: np.ndarray | None):
@@ -459,15 +459,15 @@ class AsyncOrder:
         self.advance_time()
 
     def get_warpgroup_key(self, threads: np.ndarray) -> int:
-        """Return the key of a warpgroup's groups, which is negative, unlike a thread's number."""
+        """Return the key of a warpgroup's groups: negative, to differ from thread numbers."""
         return -1 - int(threads[0])
 
     def check_wgmma_copies(self, instr: Instr, threads, units):
         """Check that all threads of the warpgroup observed the copies of a product's operands."""
-        for copy, mine in self.find_writers(units):
+        for copy, mask in self.find_writers(units):
             late = threads[~self.happens_before(copy, threads)]
             if len(late):
-                self.report("unfinished copy", instr, copy.instr, int(late[0]), int(units[mine][0]), len(late),
+                self.report("unfinished copy", instr, copy.instr, int(late[0]), int(units[mask][0]), len(late),
                             "is read here, but the thread has not waited for the copy that writes it")  # fmt: skip
 
     def wgmma_commit(self, P):

@@ -201,18 +201,18 @@ class Clocks:
         for other, prefix in new.items():
             old = row.get(other, ())
             whole_block = None
-            mine = prefix
+            merged = prefix
             others = []
             for item in old:
                 if item.epoch != epoch:
                     whole_block = merge_prefixes(whole_block, item.prefix)
                 elif item.warps == warps:
-                    mine = merge_prefixes(mine, item.prefix)
+                    merged = merge_prefixes(merged, item.prefix)
                 else:
                     others.append(item)
             if whole_block is not None:
                 others.append(Acquired(whole_block, -1, frozenset()))
-            row[other] = (*others, Acquired(mine, epoch, warps))
+            row[other] = (*others, Acquired(merged, epoch, warps))
         self.new_segment(block, row)
 
     # -- events ---------------------------------------------------------------------------------------------
@@ -253,9 +253,9 @@ class Clocks:
 
     def group_clusters(self, batch, L):
         """Yield (block, epoch, warps, first block of the cluster); a batch consists of whole clusters."""
-        at = {int(b): k for k, b in enumerate(batch.blocks)}
+        rank = {int(b): k for k, b in enumerate(batch.blocks)}
         for block, epoch, warps in self.group_warps(batch, L):
-            yield block, epoch, warps, int(batch.blocks[at[block] // self.cluster_size * self.cluster_size])
+            yield block, epoch, warps, int(batch.blocks[rank[block] // self.cluster_size * self.cluster_size])
 
     def cluster_arrive(self, batch, L, release: bool) -> None:
         for block, epoch, warps, cluster in self.group_clusters(batch, L):
@@ -264,10 +264,10 @@ class Clocks:
             self.arrived[cluster] = merge_clocks((self.arrived.get(cluster, {}), published))
 
     def cluster_wait(self, batch, L) -> None:
-        passing = list(self.group_clusters(batch, L))
-        for block, epoch, warps, cluster in passing:
+        arrivals = list(self.group_clusters(batch, L))
+        for block, epoch, warps, cluster in arrivals:
             self.acquire(block, epoch, warps, self.arrived.get(cluster, {}))
-        for *_, cluster in passing:
+        for *_, cluster in arrivals:
             self.arrived.pop(cluster, None)
 
     # -- strong accesses ------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class Clocks:
         positions = batch.positions(L)
         numbers = batch.block_of[positions].tolist()
         warps = (batch.thread_of[positions] >> 5).tolist()
-        writes: dict[tuple[int, int, int], bool] = {}  # by (block, warp, place)
+        writes: dict[tuple[int, int, int], bool] = {}  # by (block, warp, location)
         for position, key in zip(
             positions.tolist(), zip(numbers, warps, addresses.tolist(), strict=True), strict=True
         ):
@@ -353,8 +353,8 @@ class Clocks:
         if A.releases:
             clock = self.release(block, epoch, frozenset((warp,)))
             location.released[block, warp] = dict.fromkeys(range(A.scope + 1), clock)
-        by = block, warp
-        sources = [(location.released.get(by, {}), False), (self.fenced.get(by, {}), False)]
+        releaser = block, warp
+        sources = [(location.released.get(releaser, {}), False), (self.fenced.get(releaser, {}), False)]
         if block in self.sequential:
             sources.append((self.sequential[block].get_clocks_before(epoch), True))
         for clocks, sequential in sources:

@@ -199,7 +199,7 @@ class Counters:
 
     @property
     def copy_overlap(self) -> int | None:
-        """The minimum of multiply-adds that overlap an asynchronous copy; None if no group counts."""
+        """The minimum number of multiply-adds that overlap a copy; None if no group qualifies."""
         return min((o.least for o in self.overlaps.values() if o.least is not None), default=None)
 
     # -- called by the executor -----------------------------------------------------------------------------
@@ -207,9 +207,9 @@ class Counters:
         """Count one atomic instruction, one address per thread."""
         self.atomics += len(index) if np.ndim(index) else 1
         if self.run.checks.counters and A.space == "global":
-            where, count = np.unique(index, return_counts=True)
+            indices, count = np.unique(index, return_counts=True)
             hits = self.run.atomic_hits
-            for w, c in zip((where << A.shift).tolist(), count.tolist(), strict=True):
+            for w, c in zip((indices << A.shift).tolist(), count.tolist(), strict=True):
                 hits[w] = hits.get(w, 0) + c
 
     def count_issue(self, instr: Instr, count: int):
@@ -221,8 +221,8 @@ class Counters:
     def record_overlap(self, instr: Instr, hidden: np.ndarray):
         overlap = self.overlaps.setdefault(id(instr), Overlap(instr))
         if len(hidden):
-            most = int(hidden.max())  # threads at an edge may do fewer
-            overlap.least = most if overlap.least is None else min(overlap.least, most)
+            maximum = int(hidden.max())  # threads at an edge may do fewer
+            overlap.least = maximum if overlap.least is None else min(overlap.least, maximum)
 
     def finish(self):
         code = self.run.code
@@ -235,7 +235,7 @@ class Counters:
         self.atomics_per_address = max(self.run.atomic_hits.values(), default=0)
 
     def count_local(self, A, positions: np.ndarray, warp_of: np.ndarray):
-        """Count an access of threads to their local memory, where arrays are that do not fit in registers."""
+        """Count an access of threads to local memory, which stores arrays that are not in registers."""
         requests = len(np.unique(warp_of[positions]))
         self.get_site(A, "local", "local memory").traffic += Traffic(requests, A.nbytes * len(positions))
 
@@ -270,8 +270,8 @@ class Counters:
             request = group[find_run_starts(group)] // parts
             cycles_of_entry, ideal = requests.sum_by_entry(request, cycles), requests.sum_by_entry(request)
             for k, e in enumerate(same_width):
-                where = (int(np.min(e[1])) << e[0].shift) % batch.shared_size
-                site = self.get_site(e[0], "shared", self.run.get_shared_array_name(where))
+                offset = (int(np.min(e[1])) << e[0].shift) % batch.shared_size
+                site = self.get_site(e[0], "shared", self.run.get_shared_array_name(offset))
                 site.traffic += Traffic(*requests.sums[k], 0, cycles_of_entry[k], ideal[k])
 
 
@@ -301,8 +301,8 @@ class Requests:
         self.number, self.lane = np.concatenate(number), np.concatenate(lanes)
         self.address = np.concatenate(address)
         self._entry_of = np.repeat(np.arange(len(spans)), spans)
-        each = self.sum_by_entry(self.number[find_run_starts(self.number)])
-        counted = zip(each, entries, lanes, strict=True)
+        counts = self.sum_by_entry(self.number[find_run_starts(self.number)])
+        counted = zip(counts, entries, lanes, strict=True)
         self.sums = [(count, entry[0].nbytes * len(lane)) for count, entry, lane in counted]
 
     def sum_by_entry(self, requests: np.ndarray, weights: np.ndarray | None = None) -> list[int]:

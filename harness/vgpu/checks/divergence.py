@@ -48,9 +48,9 @@ def _find_split_groups(parts: list[np.ndarray], group_of: np.ndarray, count: int
     """Return a mask of the groups (warps or thread blocks) with threads in more than one of the parts."""
     parts_of_group = np.zeros(count, np.int64)
     for part in parts:
-        here = np.zeros(count, bool)
-        here[group_of[part]] = True
-        parts_of_group += here
+        in_part = np.zeros(count, bool)
+        in_part[group_of[part]] = True
+        parts_of_group += in_part
     return parts_of_group > 1
 
 
@@ -60,9 +60,9 @@ def find_controlling_branches(program: Program, instr: Instr) -> set[int]:
     branches: set[int] = set()
     worklist = [blocks_of[id(instr)]] if id(instr) in blocks_of else []
     while worklist:
-        more = controls[worklist.pop()] - branches
-        branches |= more
-        worklist += more
+        added = controls[worklist.pop()] - branches
+        branches |= added
+        worklist += added
     return branches
 
 

@@ -133,9 +133,9 @@ class Recorder:
             value = np.asarray(value)
             count = entry.access.count
             shape = (batch.n, count) if count > 1 else (batch.n,)
-            whole = np.zeros(shape, np.uint64)
-            whole[batch.positions(L)] = value.view(f"u{value.dtype.itemsize}")
-            entry.bits = whole[entry.positions]
+            all_bits = np.zeros(shape, np.uint64)
+            all_bits[batch.positions(L)] = value.view(f"u{value.dtype.itemsize}")
+            entry.bits = all_bits[entry.positions]
             if dtype:
                 self.float_sizes[entry.extent.name] = ITEMSIZE[dtype]
         self.waiting = []
@@ -189,8 +189,8 @@ class Recorder:
             np.array([step.tensor for step in steps], object), [step.last - step.first for step in steps]
         )
         for name, tensor in tensors.items():
-            mine = (owner == name) & known
-            value[mine] = decode_bits(bits[mine], tensor, float_like=name in self.float_sizes)
+            mask = (owner == name) & known
+            value[mask] = decode_bits(bits[mask], tensor, float_like=name in self.float_sizes)
         return Events(
             steps, tensors, block.astype(np.int32), thread.astype(np.int32), element.astype(np.int64), value,
             self.dropped,
@@ -215,10 +215,10 @@ def decode_bits(bits: np.ndarray, tensor: Tensor, float_like: bool = False) -> n
     if tensor.dtype:
         return raw.view(tensor.dtype if tensor.dtype != "bool" else "uint8").astype(np.float64)
     if tensor.itemsize in (4, 8):
-        float_sizes = raw.view(f"f{tensor.itemsize}").astype(np.float64)
-        size = np.abs(float_sizes[raw != 0])
+        floats = raw.view(f"f{tensor.itemsize}").astype(np.float64)
+        size = np.abs(floats[raw != 0])
         with np.errstate(invalid="ignore"):
             plausible = (size > PLAUSIBLE_MAGNITUDES[0]) & (size < PLAUSIBLE_MAGNITUDES[1])
         if float_like or not len(size) or plausible.mean() > 0.5:
-            return float_sizes
+            return floats
     return raw.view(f"i{tensor.itemsize}").astype(np.float64)

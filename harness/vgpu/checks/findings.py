@@ -1,6 +1,6 @@
-"""Findings: the faults of a launch, one per cause, with Mojo line, tensor, index, block and thread.
+"""Findings: the problems of a launch, one per cause, with Mojo line, tensor, index, block and thread.
 
-A fault inside a library algorithm (block and warp primitives, for example) is a note, not an error.
+A problem inside a library algorithm (block and warp primitives, for example) is a note, not an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Checks:
 
 @dataclass(slots=True)
 class Finding:
-    """One fault: its first occurrence, and the number of occurrences.
+    """One problem: its first occurrence, and the number of occurrences.
 
     `kind` is one of KINDS. Tensor names in `words` are marked by `mark_name`; `message` is the same text
     without marks. `index` is an element's index in the tensor (a tuple if its shape is known). `block` and

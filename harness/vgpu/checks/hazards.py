@@ -18,7 +18,7 @@ from harness.vgpu.ptx.program import Program, get_reads_and_writes, get_register
 
 ACCUMULATOR, OPERAND = "accumulator", "operand"
 MAX_AGE = 9  # larger ages are not distinguished
-NO_FENCE = ""  # stands for a register in the set of unfenced ones before the first fence
+NO_FENCE = ""  # placeholder in the set of unfenced registers until the first fence
 
 
 class Hazard(NamedTuple):
@@ -38,8 +38,8 @@ class Use(NamedTuple):
 
 
 class Unfenced(NamedTuple):
-    """A register written since the last fence before a product. For an accumulator that is a fault only if
-    the product adds to it, because the compiler may clear registers that are not read."""
+    """A register written since the last fence before a product. For an accumulator, this is an error only
+    if the product adds to it, because the compiler may clear registers that are not read."""
 
     register: str
     only_if_added: bool
@@ -64,8 +64,8 @@ class Hazards:
         self.unfenced: dict[int, Unfenced] = {}
         blocks = program.blocks
         products = [i for b in blocks for i in b.instrs if is_wgmma_product(i)]
-        watched = {r for i in products for r in (*get_registers(i.args[0]), *get_operand_registers(i))}
-        if not watched:
+        tracked = {r for i in products for r in (*get_registers(i.args[0]), *get_operand_registers(i))}
+        if not tracked:
             return
         successors = [[b.succs[1]] if b.kind == "call" else b.succs for b in blocks]
         before: list[State | None] = [None] * len(blocks)
@@ -77,21 +77,21 @@ class Hazards:
             assert state is not None  # only blocks with a state are in the list
             uses, dirty = dict(state[0]), set(state[1])
             for i in blocks[index].instrs:
-                self.step(i, uses, dirty, watched, None)
+                self.step(i, uses, dirty, tracked, None)
             for s in successors[index]:
                 old = before[s]
-                joined = merge_states(old, (uses, frozenset(dirty)))
-                if old is None or not are_states_equal(joined, old):
-                    before[s] = joined
+                merged = merge_states(old, (uses, frozenset(dirty)))
+                if old is None or not are_states_equal(merged, old):
+                    before[s] = merged
                     worklist.append(s)
         for block, state in zip(blocks, before, strict=True):
             if state is not None:
                 uses, dirty = dict(state[0]), set(state[1])
                 for i in block.instrs:
-                    self.step(i, uses, dirty, watched, self)
+                    self.step(i, uses, dirty, tracked, self)
 
     def step(self, i: Instr, uses: dict[str, Use], dirty: set[str], watched: set[str], out: Hazards | None):
-        """Update the state for an instruction, and add its faults to `out`."""
+        """Update the state for an instruction, and add its hazards to `out`."""
         if i.op == "wgmma" and not is_wgmma_product(i):
             if "fence" in i.mods:
                 dirty.clear()
@@ -105,12 +105,12 @@ class Hazards:
             return
         reads, writes = get_reads_and_writes(i)
         if is_wgmma_product(i):
-            sums, arguments = get_registers(i.args[0]), get_operand_registers(i)
+            accumulators, arguments = get_registers(i.args[0]), get_operand_registers(i)
             if out is not None:
-                out.add_product(i, sums, arguments, uses, dirty)
+                out.add_product(i, accumulators, arguments, uses, dirty)
             uses.update((r, Use(0, (i,), OPERAND)) for r in arguments)
-            uses.update((r, Use(0, (i,), ACCUMULATOR)) for r in sums)
-            dirty.difference_update(sums)
+            uses.update((r, Use(0, (i,), ACCUMULATOR)) for r in accumulators)
+            dirty.difference_update(accumulators)
             return
         if out is not None:
             for r in dict.fromkeys([*reads, *writes]):
@@ -132,9 +132,9 @@ class Hazards:
             same_shape = len(get_registers(use.products[0].args[0])) == len(accumulators)
             if use.role != ACCUMULATOR or not same_shape:
                 self.hazards.setdefault(id(i), []).append(Hazard(use.products, r, use.role))
-        lacking = [r for r in (NO_FENCE, *operands, *accumulators) if r in dirty]
-        if lacking:
-            self.unfenced[id(i)] = Unfenced(lacking[0], lacking[0] in accumulators)
+        unfenced = [r for r in (NO_FENCE, *operands, *accumulators) if r in dirty]
+        if unfenced:
+            self.unfenced[id(i)] = Unfenced(unfenced[0], unfenced[0] in accumulators)
 
 
 def merge_states(a: State | None, b: State) -> State:
@@ -145,8 +145,8 @@ def merge_states(a: State | None, b: State) -> State:
     for r, use in b[0].items():
         old = uses.get(r)
         if old is not None:
-            more = [p for p in use.products if all(p is not q for q in old.products)]
-            use = Use(min(old.age, use.age), (*old.products, *more), old.role)
+            new = [p for p in use.products if all(p is not q for q in old.products)]
+            use = Use(min(old.age, use.age), (*old.products, *new), old.role)
         uses[r] = use
     return uses, a[1] | b[1]
 

@@ -55,13 +55,13 @@ def get_granule(program, spaces: tuple[str, ...]) -> int:
     for block in program.blocks:
         for i in block.instrs:
             if i.op in ("ld", "st", "atom", "red", "ldmatrix", "stmatrix", "cp", "mma"):
-                words = {m.split("::")[0] for m in i.mods}
-                known = ("shared", "global", "local", "param", "const", "frame")
-                space = next((s for s in known if s in words), "generic")
+                modifiers = {m.split("::")[0] for m in i.mods}
+                state_spaces = ("shared", "global", "local", "param", "const", "frame")
+                space = next((s for s in state_spaces if s in modifiers), "generic")
                 if space in spaces or i.op == "cp":
                     widths = [WIDTH[m] for m in i.mods if WIDTH.get(m)]
-                    copied = 2 if "tensor" in i.mods else 4  # the element size of an untyped copy
-                    smallest = min(smallest, copied if i.op == "cp" else widths[-1] if widths else 4)
+                    copy_size = 2 if "tensor" in i.mods else 4  # the element size of an untyped copy
+                    smallest = min(smallest, copy_size if i.op == "cp" else widths[-1] if widths else 4)
     return smallest
 
 
@@ -217,8 +217,8 @@ class AccessLog:
             self.written.add(tensor)
         self.size += batch.n if L is None else len(L)
         if self.clocks and A.kind == "A":
-            places = np.broadcast_to(index, batch.n if L is None else len(L)) << A.shift
-            self.clocks.process_access(batch, A, places, L)
+            addresses = np.broadcast_to(index, batch.n if L is None else len(L)) << A.shift
+            self.clocks.process_access(batch, A, addresses, L)
         if self.size > LIMIT:
             self.digest_global(all_tensors=True)
 
@@ -359,8 +359,8 @@ class AccessLog:
             # Global marks have no warp epoch: two instructions of one warp count as ordered if some
             # bar.warp.sync connects their lanes; two threads at one instruction never do.
             x = other ^ mine
-            joined = self.warp_syncs.connected[mine >> _THREAD_AT & u8(31), other >> _THREAD_AT & u8(31)]
-            bad = bad & ~(joined & (x >> u8(17) == 0) & (x & u8((1 << _INSTR) - 1) != 0))
+            connected = self.warp_syncs.connected[mine >> _THREAD_AT & u8(31), other >> _THREAD_AT & u8(31)]
+            bad = bad & ~(connected & (x >> u8(17) == 0) & (x & u8((1 << _INSTR) - 1) != 0))
         # _SEVERAL_BLOCKS: other blocks have accessed the granule too. Report the mark's block if it differs.
         across = bad & (((other ^ mine) >> _TOP_AT) != 0)
         granule = self.shared_granule if isinstance(tensor, GridSharedMemory) else self.granule
@@ -376,12 +376,12 @@ class AccessLog:
         a, b = mine & mask, other & mask
         pair = np.where(a < b, a << u8(12) | b, b << u8(12) | a)
         for value in np.unique(pair):
-            which = np.flatnonzero(pair == value)
-            k = int(which[0])
+            indices = np.flatnonzero(pair == value)
+            k = int(indices[0])
             first = self.run.code.accesses[int(a[k]) - 1]
             second = self.run.code.accesses[int(b[k]) - 1]
             own_mark, other_mark = int(mine[k]), int(other[k])
-            cells = len(np.unique(where[which]))
+            cells = len(np.unique(where[indices]))
             byte = int(where[k]) * granule
             thread = run.thread_index(own_mark >> 12 & 1023)
             their_thread = run.thread_index(other_mark >> 12 & 1023)
@@ -411,19 +411,19 @@ class AccessLog:
                     order = "no release and acquire covers these two threads (is a barrier missing?)"
                 if kind == "atomic scope":
                     order = "an atomic of block scope is atomic within its block only"
-                why = f"block {format_triple(block)} and {verb} by {other_block}: {order}"
+                conflict = f"block {format_triple(block)} and {verb} by {other_block}: {order}"
             elif theirs != block:
-                why = (
+                conflict = (
                     f"block {format_triple(block)} and {verb} by block {format_triple(theirs)}"
                     " of its cluster: no barrier of the cluster is between them"
                 )
             else:
-                why = (
+                conflict = (
                     f"thread {format_triple(thread)} and {verb} by thread {format_triple(their_thread)} of"
                     " the same block, with no barrier between them"
                 )
             location = f"{mark_name(name)}{owner_text}{format_index(index)}"
-            message = f"{location}: {describe_access(first)} by {why} ({format_count(cells, 'place')})"
+            message = f"{location}: {describe_access(first)} by {conflict} ({format_count(cells, 'place')})"
             run.record(
                 kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
                 count=cells, other=second.instr, verbs=frozenset((describe_access(first), verb)),
@@ -494,18 +494,18 @@ class AccessLog:
             self.report("shared race", None, where, mine, other, self.shared_granule, self.batch)
 
     def find_clashes_in_warp(self, where, mine, other):
-        """Return a mask of the races between lanes of a warp that no warp sync in between orders."""
+        """Return a mask of the races between lanes of a warp that no warp synchronization orders."""
         batch = self.batch
         assert batch is not None
         x = other ^ mine
-        near = (other != 0) & ((x >> _EPOCH_AT) & u8(_EPOCH_MASK) == 0) & ((x >> u8(17)) & u8(31) == 0)
-        near &= (x >> _THREAD_AT) & u8(31) != 0
-        which = np.flatnonzero(near)
-        block = where[which] * self.shared_granule // batch.shared_size
-        warps = block.astype(u8) * u8(batch.warps_per_block) + (mine[which] >> u8(17) & u8(31))
-        pairs = [(m >> _TOP_AT, m >> _THREAD_AT & u8(31)) for m in (mine[which], other[which])]
-        near[which] = self.warp_syncs.find_unordered(np.stack([warps, *pairs[0], *pairs[1]]).astype(np.int64))
-        return near
+        mask = (other != 0) & ((x >> _EPOCH_AT) & u8(_EPOCH_MASK) == 0) & ((x >> u8(17)) & u8(31) == 0)
+        mask &= (x >> _THREAD_AT) & u8(31) != 0
+        hits = np.flatnonzero(mask)
+        block = where[hits] * self.shared_granule // batch.shared_size
+        warps = block.astype(u8) * u8(batch.warps_per_block) + (mine[hits] >> u8(17) & u8(31))
+        pairs = [(m >> _TOP_AT, m >> _THREAD_AT & u8(31)) for m in (mine[hits], other[hits])]
+        mask[hits] = self.warp_syncs.find_unordered(np.stack([warps, *pairs[0], *pairs[1]]).astype(np.int64))
+        return mask
 
 
 class OrderedLog:
@@ -530,18 +530,18 @@ class OrderedLog:
         """Log a shared access; `index` is in units of the access size, in the batch's shared memory."""
         positions = batch.positions(L)
         slot, byte = np.divmod(np.broadcast_to(index, len(positions)) << A.shift, self.shared.size)
-        place = batch.blocks[slot] * self.shared.size + byte
+        address = batch.blocks[slot] * self.shared.size + byte
         segments = self.clocks.get_segments(batch, L)
-        entry = (A, place >> A.shift, self.log.get_identity(batch), L, batch.epochs(L), segments)
+        entry = (A, address >> A.shift, self.log.get_identity(batch), L, batch.epochs(L), segments)
         self.entries.setdefault(self.shared, []).append(entry)
         if A.kind == "A":
-            self.clocks.process_access(batch, A, -1 - place, L)
-        own = batch.block_of[positions]
-        for k in np.flatnonzero(slot != own).tolist():
-            warp, epoch = int(batch.thread_of[positions[k]]) >> 5, int(batch.epoch[own[k]]) & _EPOCH_MASK
+            self.clocks.process_access(batch, A, -1 - address, L)
+        home = batch.block_of[positions]
+        for k in np.flatnonzero(slot != home).tolist():
+            warp, epoch = int(batch.thread_of[positions[k]]) >> 5, int(batch.epoch[home[k]]) & _EPOCH_MASK
             key = A.number, int(segments[0][k]), epoch, warp, int(batch.blocks[slot[k]])
-            by = int(batch.blocks[own[k]]), int(batch.thread_of[positions[k]])
-            self.remote.setdefault(key, (A, int(place[k]), *by))
+            accessor = int(batch.blocks[home[k]]), int(batch.thread_of[positions[k]])
+            self.remote.setdefault(key, (A, int(address[k]), *accessor))
 
     def finish(self) -> None:
         """Check the whole log after the launch."""

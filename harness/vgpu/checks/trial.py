@@ -34,7 +34,7 @@ class SavedTensors:
 
 
 def depends_on_unwritten_memory(run) -> bool:
-    """Return whether other bytes in unwritten shared memory change a launch's results; True if unknown.
+    """Return whether a launch's results depend on unwritten shared memory; True if unknown.
 
     The rerun leaves global memory unchanged.
     """

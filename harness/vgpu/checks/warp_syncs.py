@@ -19,7 +19,7 @@ class WarpSyncs:
 
     Attributes:
         connected: [32, 32], whether syncs of the launch connect one lane to another.
-        partial: (warp, count) -> the masks of a sync of the current batch that leaves lanes out.
+        partial: (warp, count) -> the masks of a sync of the current batch that excludes lanes.
     """
 
     def __init__(self):
@@ -27,7 +27,7 @@ class WarpSyncs:
         self.partial: dict[tuple[int, int], list[int]] = {}
 
     def add(self, batch, mask: np.ndarray, L) -> None:
-        """Count a sync of the warps of `L`, with one mask or one mask per lane."""
+        """Record a `bar.warp.sync` by the threads `L`, with one mask or one mask per lane."""
         if mask.ndim == 0 and mask == ALL_LANES:
             self.connected[:] = True
             batch.warp_epoch[slice(None) if L is None else np.unique(batch.warp_of[L])] += 1
@@ -35,11 +35,11 @@ class WarpSyncs:
         warps = batch.warp_of[batch.positions(L)]
         pairs = np.unique(np.stack([warps, np.broadcast_to(mask, len(warps)).astype(np.int64)]), axis=1)
         batch.warp_epoch[np.unique(warps)] += 1
-        for warp, named_lanes in pairs.T.tolist():
-            named_lanes |= ALL_LANES & ~int(batch.initial_bits[warp])  # a warp may have fewer lanes than bits
-            if named_lanes != ALL_LANES:
-                self.partial.setdefault((warp, int(batch.warp_epoch[warp])), []).append(named_lanes)
-            lanes = named_lanes >> LANES & 1 > 0
+        for warp, mask_lanes in pairs.T.tolist():
+            mask_lanes |= ALL_LANES & ~int(batch.initial_bits[warp])  # a warp may have fewer lanes than bits
+            if mask_lanes != ALL_LANES:
+                self.partial.setdefault((warp, int(batch.warp_epoch[warp])), []).append(mask_lanes)
+            lanes = mask_lanes >> LANES & 1 > 0
             connected_lanes = lanes | self.connected[lanes].any(0)
             self.connected[np.ix_(connected_lanes, connected_lanes)] = True
 
@@ -58,6 +58,6 @@ class WarpSyncs:
 
     def find_unordered(self, pairs: np.ndarray) -> np.ndarray:
         """Return a mask of the pairs, columns of [warp, count, lane, count, lane], that no sync orders."""
-        known, number = np.unique(pairs, axis=1, return_inverse=True)
-        connected = [self.are_connected(warp, (a, b), (c, d)) for warp, a, b, c, d in known.T.tolist()]
+        distinct, number = np.unique(pairs, axis=1, return_inverse=True)
+        connected = [self.are_connected(warp, (a, b), (c, d)) for warp, a, b, c, d in distinct.T.tolist()]
         return ~np.array(connected, bool)[number.reshape(-1)]

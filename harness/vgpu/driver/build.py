@@ -70,13 +70,13 @@ def find_mojo() -> str:
 
 
 def run_mojo(command: list[str], failure: str, env: dict[str, str] | None = None) -> str:
-    """Run a command and return its output. Raise DriverBuildError with `failure` and the last line of errors."""
-    done = subprocess.run(
+    """Run a command and return its output. Raises DriverBuildError with `failure` and the last error line."""
+    result = subprocess.run(
         command, env=env, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
-    if done.returncode != 0:
-        raise DriverBuildError(f"{failure}: {get_last_line(done.stderr)}")
-    return done.stdout.strip()
+    if result.returncode != 0:
+        raise DriverBuildError(f"{failure}: {get_last_line(result.stderr)}")
+    return result.stdout.strip()
 
 
 def get_last_line(text: str) -> str:
@@ -93,7 +93,7 @@ def compute_cache_key(mojo: str) -> str:
 def build() -> Driver:
     """Return the driver from the cache, or build it (about 5 s); safe to call from several processes at once.
 
-    Raise EnvironmentProblem if the cache folder cannot be written, DriverBuildError if the compiler fails.
+    Raises EnvironmentProblem if the cache folder cannot be written, DriverBuildError if the compiler fails.
     """
     if not sys.platform.startswith("linux"):
         raise DriverBuildError(f"the virtual GPU's driver needs Linux, this is {sys.platform}")
@@ -118,15 +118,15 @@ def build_into(folder: Path, mojo: str) -> None:
 def compile_library(target: Path, source: str, mojo: str, env: dict[str, str]) -> None:
     """Compile one shared library from its source and interface.py; dlopen finds it by its soname.
 
-    Raise DriverBuildError with the compiler's last line.
+    Raises DriverBuildError with the compiler's last line.
     """
     folder = Path(env["TMPDIR"]) / target.name
     folder.mkdir()
     (folder / "interface.mojo").write_text(generate_constants())
-    whole = folder / source
-    whole.write_text((HERE / source).read_text() + generate_entry_points(target.name))
+    combined = folder / source
+    combined.write_text((HERE / source).read_text() + generate_entry_points(target.name))
     command = [mojo, "build", *OPTIONS, "-I", str(HERE), "-I", str(folder), "--emit", "shared-lib"]
-    command += ["-o", str(target), str(whole)]
+    command += ["-o", str(target), str(combined)]
     for option in (f"-soname={target.name}", f"-init={CONSTRUCTOR}"):
         command += ["-Xlinker", option]
     for function, others in ALIASES[target.name].items():

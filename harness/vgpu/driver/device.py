@@ -117,7 +117,7 @@ def compute_parameter_layout(sizes: list[int]) -> list[tuple[int, int]]:
 
 @dataclass
 class Device:
-    """The device end of the driver: executes driver calls on one virtual GPU.
+    """The device side of the driver: executes driver calls on one virtual GPU.
 
     `errors` collects the exceptions of failed calls, in order, because the program gets only a CUDA result
     code. `log` gets one line per failed call and, if `verbose`, one per module and launch.
@@ -158,11 +158,11 @@ class Device:
     def _fail(self, error: Exception, output_size: int) -> tuple[int, tuple, bytes]:
         """Convert an exception to a result code; log its message and return it as output (a JIT log)."""
         name = getattr(error, "cuda", "CUDA_ERROR_UNKNOWN")
-        text = str(error).removesuffix(f" [{name}]")
+        message = str(error).removesuffix(f" [{name}]")
         if not isinstance(error, VirtualGPUError):  # a bug of the virtual GPU: log the traceback
-            text = f"{type(error).__name__}: {text}"
-        self.log(f"{name}: {text}")
-        output = text.encode()[: output_size - 1] + b"\0" if output_size else b""
+            message = f"{type(error).__name__}: {message}"
+        self.log(f"{name}: {message}")
+        output = message.encode()[: output_size - 1] + b"\0" if output_size else b""
         return RESULT_CODES.get(name, 999), (), output
 
     # -- device ---------------------------------------------------------------------------------------------
@@ -304,8 +304,8 @@ class Device:
             raise DriverError("CUDA_ERROR_NOT_SUPPORTED", f"kernel {name} has {len(layout)} parameters")
         handle = next(self._ids)
         self._functions[handle] = Function(kernel, self.names.get_label(name), layout, STATIC_SHARED_LIMIT)
-        words = b"".join(word.to_bytes(8, "little") for pair in layout for word in pair)
-        return (handle,), words
+        encoded = b"".join(word.to_bytes(8, "little") for pair in layout for word in pair)
+        return (handle,), encoded
 
     def _get_function(self, handle: int) -> Function:
         if handle not in self._functions:
@@ -324,22 +324,22 @@ class Device:
     def _function_attribute(self, arguments, data, output_size):
         function, attribute = self._get_function(arguments[0]), arguments[1]
         major, minor = get_compute_capability(self.arch)
-        answers = {
+        values = {
             MAX_THREADS_PER_BLOCK: function.kernel.max_threads,
             SHARED_SIZE_BYTES: function.kernel.shared_bytes,
             PTX_VERSION: 10 * major + minor,
             BINARY_VERSION: 10 * major + minor,
             MAX_DYNAMIC_SHARED: function.dynamic_shared_limit,
         }
-        return (answers.get(attribute, 0),), b""
+        return (values.get(attribute, 0),), b""
 
     def _set_function_attribute(self, arguments, data, output_size):
         function, attribute, value = self._get_function(arguments[0]), arguments[1], arguments[2]
         if attribute == MAX_DYNAMIC_SHARED:
             limit = self.attributes[97] - function.kernel.shared_bytes
             if not 0 <= value <= limit:
-                words = f"{value} bytes of dynamic shared memory requested, the limit is {limit}"
-                raise DriverError("CUDA_ERROR_INVALID_VALUE", f"{function.label}: {words}")
+                message = f"{value} bytes of dynamic shared memory requested, the limit is {limit}"
+                raise DriverError("CUDA_ERROR_INVALID_VALUE", f"{function.label}: {message}")
             function.dynamic_shared_limit = value
         return (), b""
 

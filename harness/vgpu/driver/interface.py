@@ -1,4 +1,4 @@
-"""The driver's interface as data for both ends: device.py implements it, build.py generates Mojo from it."""
+"""The driver's interface as data for both sides: device.py implements it, build.py generates Mojo from it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Executor:
 
     def run(self, program: list[str], timeout: float | None = None) -> int:
         """Run a program to its end. Return its exit code (128 + n after signal n), 124 after `timeout`
-        seconds, or 130 after Ctrl-C. Raise ProgramNotFound."""
+        seconds, or 130 after Ctrl-C. Raises ProgramNotFound."""
         name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -191,14 +191,14 @@ def _handle_signals(executor: Executor, timeout: float | None):
         signal.SIGALRM: lambda number, frame: interrupt(TIMED_OUT),
         signal.SIGTERM: lambda number, frame: interrupt(128 + signal.SIGTERM),
     }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     if timeout:
         signal.setitimer(signal.ITIMER_REAL, timeout)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -216,7 +216,7 @@ def _serve_request(connection: socket.socket, device: Device) -> bool:
 
 
 def _receive(connection: socket.socket, count: int) -> bytearray:
-    """Receive exactly `count` bytes. Raise EOFError if the client has closed the connection."""
+    """Receive exactly `count` bytes. Raises EOFError if the client has closed the connection."""
     data = bytearray(count)
     view = memoryview(data)
     while view:

@@ -95,7 +95,7 @@ class Run(Reports):
 
     # -- running --------------------------------------------------------------------------------------------
     def execute(self):
-        """Run all blocks and record the findings. Raise StepBudgetExceeded or UnsupportedInstruction."""
+        """Run all blocks and record the findings. Raises StepBudgetExceeded or UnsupportedInstruction."""
         start = time.perf_counter()
         try:
             self.run_blocks()
@@ -130,9 +130,9 @@ class Run(Reports):
     def first_write(self, tensor: Extent) -> None:
         """Save a tensor's contents before its first write if they may have to be restored."""
         if not tensor.written:
-            for kept in (self.saved_tensors, self._forbidden_writes if tensor.forbids else None):
-                if kept is not None:
-                    kept.first_write(tensor)
+            for saved in (self.saved_tensors, self._forbidden_writes if tensor.forbids else None):
+                if saved is not None:
+                    saved.first_write(tensor)
         tensor.written = True
 
     def run_blocks(self):
@@ -146,8 +146,8 @@ class Run(Reports):
         except StepBudget as stop:
             self._raise_hang(stop)
         except Trap as trap:
-            why = "the kernel stopped itself (trap): an assertion or an unreachable state"
-            self.record_at(trap.batch, trap.positions[0], "trap", trap.instr, why, count=len(trap.positions))
+            text = "the kernel stopped itself (trap): an assertion or an unreachable state"
+            self.record_at(trap.batch, trap.positions[0], "trap", trap.instr, text, count=len(trap.positions))
         finally:
             with np.errstate(all="ignore"):
                 self.log.finish()
@@ -212,17 +212,17 @@ class Run(Reports):
         if isinstance(stop, Livelock):
             instr = next((i for i in stop.block.instrs if is_poll(i)), instr)
             waiting = format_count(stop.threads, "thread waits", "threads wait")
-            why = f"{waiting} here forever: no thread is left that could change what they read"
-            why += stop.batch.describe_failed_tests()
+            message = f"{waiting} here forever: no thread is left that could change what they read"
+            message += stop.batch.describe_failed_tests()
         else:
             looping = format_count(stop.threads, "thread was", "threads were")
-            why = f"the launch was stopped after {budget}; {looping} looping here"
-        finding = self.record("hang", instr, why, is_note=False)
+            message = f"the launch was stopped after {budget}; {looping} looping here"
+        finding = self.record("hang", instr, message, is_note=False)
         finding.count = 1
-        place = format_location(instr)
+        where = format_location(instr)
         if isinstance(stop, Livelock):
-            raise StepBudgetExceeded(f"kernel {self.launch.name} can never end: {finding.message} ({place})")
+            raise StepBudgetExceeded(f"kernel {self.launch.name} can never end: {finding.message} ({where})")
         looping = format_count(stop.threads, "thread is", "threads are")
         raise StepBudgetExceeded(
-            f"kernel {self.launch.name} did not end within {budget}: {looping} looping at {place}"
+            f"kernel {self.launch.name} did not end within {budget}: {looping} looping at {where}"
         )

@@ -1,4 +1,4 @@
-"""Record findings about the faults that the engine and the checks detect."""
+"""Record findings about the errors that the engine and the checks detect."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Reports:
         """Record a finding about an instruction; `other` is the other instruction of a race, and `verbs` are
         the kinds of both accesses.
 
-        `is_note` None makes it a note if all its code is the library's.
+        If `is_note` is None, the finding is a note if all its code is library code.
         """
         library = is_library_algorithm(instr.loc) if instr is not None else False
         if other is not None:
@@ -96,21 +96,21 @@ class Reports:
         null = ~inside & (addresses < NULL_PAGE) if A.space == "global" else np.zeros(len(addresses), bool)
         cases += [("null pointer", null), ("out-of-bounds", ~inside & ~null)]
         for fault, bad in cases:
-            which = np.flatnonzero(bad)
-            if not len(which):
+            indices = np.flatnonzero(bad)
+            if not len(indices):
                 continue
-            first = int(which[0])
+            first = int(indices[0])
             address = int(addresses[first])
             extent = self._guess_tensor(A, address)
             outside = fault == "out-of-bounds" and A.space in ("global", "shared")
             if self.log.events and outside and extent is not None:
-                self.log.events.add_out_of_bounds(batch, A, extent, addresses[which], positions[which])
+                self.log.events.add_out_of_bounds(batch, A, extent, addresses[indices], positions[indices])
             is_note = False if A.space == "global" else None
             message = self._describe_bad_address(A, extent, fault, verb, address)
-            named = extent if fault != "null pointer" else None
+            owner = extent if fault != "null pointer" else None
             self.record_at(
-                batch, positions[first], f"{fault} {verb}", A.instr, message, tensor=named.name if named else "",
-                index=named.index(address, A.width) if named else None, count=len(which), is_note=is_note,
+                batch, positions[first], f"{fault} {verb}", A.instr, message, tensor=owner.name if owner else "",
+                index=owner.index(address, A.width) if owner else None, count=len(indices), is_note=is_note,
             )  # fmt: skip
 
     def get_pointer_targets(self, A: Access) -> list[Extent]:
@@ -123,24 +123,24 @@ class Reports:
 
     def report_stray_address(self, batch, A: Access, owners: list[Extent], addresses, positions, bad):
         """Report an address that was computed from a pointer to one tensor but is inside another."""
-        which = np.flatnonzero(bad)
-        address = int(addresses[which[0]])
+        indices = np.flatnonzero(bad)
+        address = int(addresses[indices[0]])
         owner, target = owners[0], self.arena.find(address)
         verb = get_verb(A)
         side = "past the end" if address >= owner.end else "before the start"
-        landed_in = (
+        actual = (
             f"{mark_name(target.name)}{format_index(target.index(address, A.width))}"
             if target
             else "another tensor"
         )
         self.record_at(
-            batch, positions[which[0]], f"out-of-bounds {verb}", A.instr,
-            f"{add_article(verb)} so far {side} of {mark_name(owner.name)} that it lands in {landed_in}",
-            tensor=owner.name, index=owner.index(address, A.width), count=len(which),
+            batch, positions[indices[0]], f"out-of-bounds {verb}", A.instr,
+            f"{add_article(verb)} so far {side} of {mark_name(owner.name)} that it lands in {actual}",
+            tensor=owner.name, index=owner.index(address, A.width), count=len(indices),
         )  # fmt: skip
 
     def _guess_tensor(self, A: Access, address: int) -> Extent | None:
-        """Return the tensor that an invalid address was probably meant for."""
+        """Guess the tensor that an invalid address was meant for."""
         if A.space == "global":
             if A.tensor is not NO_EXTENT:
                 return A.tensor
@@ -173,16 +173,16 @@ class Reports:
         """
         positions = batch.positions(L)
         bad = np.broadcast_to(bad.any(axis=-1) if np.ndim(bad) > np.ndim(index) else bad, len(positions))
-        which = np.flatnonzero(bad)
-        where = np.broadcast_to(index, len(positions))[which]
+        indices = np.flatnonzero(bad)
+        cells = np.broadcast_to(index, len(positions))[indices]
         if A.space == "global":
             sink = self.arena.sink >> A.shift
-            keep = (where < sink) | (where >= sink + (4096 >> A.shift))
-            which, where = which[keep], where[keep]
-        if not len(which):
+            keep = (cells < sink) | (cells >= sink + (4096 >> A.shift))
+            indices, cells = indices[keep], cells[keep]
+        if not len(indices):
             return
-        first = int(which[0])
-        byte = int(where[0]) << A.shift
+        first = int(indices[0])
+        byte = int(cells[0]) << A.shift
         if A.space == "global":
             e = self.arena.find(self.arena.base + byte)
             element = e.index(self.arena.base + byte, A.width) if e else None
@@ -195,15 +195,15 @@ class Reports:
             tensor = e.name if e else f"{A.space} memory"
             element = e.index(offset, A.width) if e else None
         verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
-        place = f"{verb} {mark_name(tensor)}{format_index(element)}"
-        message = f"{place}, which was never written"
+        subject = f"{verb} {mark_name(tensor)}{format_index(element)}"
+        message = f"{subject}, which was never written"
         kind, is_note = "uninitialised read", False if A.space == "global" else None
         if A.space == "shared":
             number = int(batch.block_of[positions[first]])
             exited = batch.threads - int(batch.alive[number])
             if batch.is_being_copied(number, offset):
                 kind = "unfinished copy"
-                message = f"{place}, and the asynchronous copy to it has not been waited for"
+                message = f"{subject}, and the asynchronous copy to it has not been waited for"
             elif batch.splits.is_split_by_user(A.instr, block=number):
                 is_note = False
                 if exited:
@@ -211,7 +211,7 @@ class Reports:
                     message += f": {exited} of {format_count(batch.threads, 'thread')} of the block had already returned"
         finding = self.record_at(
             batch, positions[first], kind, A.instr, message,
-            tensor=tensor, index=element, count=len(which), is_note=is_note,
+            tensor=tensor, index=element, count=len(indices), is_note=is_note,
         )  # fmt: skip
         uncertain = (
             self.saved_tensors is not None
@@ -243,16 +243,16 @@ class Reports:
         for block in np.flatnonzero(batch.alive > 0 if only is None else only):
             groups = [(i, L[batch.block_of[L] == block]) for i, L, _ in waiting]
             groups = [(i, L) for i, L in groups if len(L)]
-            places = {i for i, _ in groups}
-            if not groups or (len(places) < 2 and not deadlock):
+            barriers = {i for i, _ in groups}
+            if not groups or (len(barriers) < 2 and not deadlock):
                 continue
             index, L = groups[0]
             term = batch.program.blocks[index].term
-            waiting_ = sum(len(x) for _, x in groups)
-            if len(places) > 1:
+            num_waiting = sum(len(x) for _, x in groups)
+            if len(barriers) > 1:
                 other = batch.program.blocks[next(i for i, _ in groups if i != index)].term
                 message = (
-                    f"{format_count(len(L), 'thread')} of the block wait here and {waiting_ - len(L)} at"
+                    f"{format_count(len(L), 'thread')} of the block wait here and {num_waiting - len(L)} at"
                     " another barrier: every thread of a block must reach the same barrier"
                 )
             else:
@@ -262,7 +262,7 @@ class Reports:
                     " others never reach it: every thread of a block must"
                 )
             by_user = any(
-                batch.splits.is_split_by_user(batch.program.blocks[i].term, block=block) for i in places
+                batch.splits.is_split_by_user(batch.program.blocks[i].term, block=block) for i in barriers
             )
             self.record_at(
                 batch, L[0], "barrier divergence", term, message, count=len(L), other=other,
@@ -352,10 +352,10 @@ class Reports:
 
     def report_register_hazard(self, batch, instr, product, register: str, role: str, position, count: int):
         """Report the use of a product's register ("accumulator" or "operand") before the wait for it."""
-        kind, holds = (
+        kind, contents = (
             ("accumulator in use", "sums") if role == "accumulator" else ("operand overwritten", "a factor")
         )
-        message = f"{register} holds {holds} of a wgmma that wgmma.wait_group has not waited for"
+        message = f"{register} holds {contents} of a wgmma that wgmma.wait_group has not waited for"
         self.record_at(batch, position, kind, instr, message, count=count, other=product)
 
     def report_register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):

@@ -134,7 +134,7 @@ class Arena:
 
     # -- allocation -----------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, name: str = "") -> int:
-        """Allocate and return an address that is a multiple of 256. Raise OutOfSpace."""
+        """Allocate and return an address that is a multiple of 256. Raises OutOfSpace."""
         guard = min(max(nbytes, GUARD_MIN), GUARD_MAX)
         reserved = -(-(max(nbytes, 1) + guard) // ALIGN) * ALIGN
         for k, (offset, free) in enumerate(self._free):
@@ -174,17 +174,17 @@ class Arena:
         """Mark [address, address + nbytes) as one exact tensor. The rest of its allocation stays accessible,
         except gaps of less than 256 bytes, which are padding and become guard zones."""
         start, end = address, address + nbytes
-        kept, owner = [], 0
+        extents, owner = [], 0
         for e in self.extents:
             if e.end <= start or e.start >= end or e.start == e.end:
                 if not (e.start == e.end == start):
-                    kept.append(e)
+                    extents.append(e)
                 continue
             owner = e.allocation
             for low, high in ((e.start, min(start, e.end)), (max(end, e.start), e.end)):
                 if high - low >= ALIGN:
-                    kept.append(Extent(low, high, e.name, allocation=e.allocation))
-        self.extents = kept
+                    extents.append(Extent(low, high, e.name, allocation=e.allocation))
+        self.extents = extents
         self._add_extent(Extent(start, end, name, tuple(shape), str(dtype), allocation=owner))
         self.update_ready(start, nbytes)
 
@@ -208,12 +208,12 @@ class Arena:
 
     def snapshot(self, e: Extent) -> tuple[np.ndarray, np.ndarray, bool]:
         """Return copies of a tensor's bytes and written mask, and whether it was ready."""
-        part = slice(e.start - self.base, e.end - self.base)
-        return self.data[part].copy(), self.written[part].copy(), e.ready
+        region = slice(e.start - self.base, e.end - self.base)
+        return self.data[region].copy(), self.written[region].copy(), e.ready
 
     def restore(self, e: Extent, snapshot: tuple[np.ndarray, np.ndarray, bool]) -> None:
-        part = slice(e.start - self.base, e.end - self.base)
-        self.data[part], self.written[part], e.ready = snapshot
+        region = slice(e.start - self.base, e.end - self.base)
+        self.data[region], self.written[region], e.ready = snapshot
 
     def find_nearest(self, address: int) -> Extent | None:
         """Return the last tensor before an out-of-bounds address, or the first if there is none."""

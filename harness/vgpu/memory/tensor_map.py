@@ -116,14 +116,14 @@ def encode_tiled(
 ) -> TensorMap:  # fmt: skip
     """Create the map that cuTensorMapEncodeTiled encodes; `strides` (bytes) omit the innermost dimension.
 
-    Raise BadTensorMap for arguments that the driver's documentation forbids, NotImplementedError for valid
+    Raises BadTensorMap for arguments that the driver's documentation forbids, NotImplementedError for valid
     ones that are not simulated.
     """
     width, _ = ELEMENTS.get(kind, (0, ""))
-    known = (
+    recognized = (
         width and swizzle in SWIZZLES and interleave in (0, 1, 2) and fill in (0, 1) and 0 <= promotion < 4
     )
-    if not known:
+    if not recognized:
         raise BadTensorMap("an enumeration has a value that CUDA 12 does not know")
     if interleave:
         raise NotImplementedError("tensor maps with interleaved layouts")
@@ -144,9 +144,9 @@ def encode_tiled(
                                     f" spans {span}"),
         (not fill or kind in NAN_FILLS, "elements outside of the tensor are NaN, but the type has none"),
     ]  # fmt: skip
-    for fine, text in checks:
-        if not fine:
-            raise BadTensorMap(text)
+    for valid, message in checks:
+        if not valid:
+            raise BadTensorMap(message)
     return TensorMap(address, kind, tuple(dims), (width, *strides), tuple(box), span, bool(fill))
 
 

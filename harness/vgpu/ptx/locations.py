@@ -30,10 +30,10 @@ def find_user_location(at: Location | None) -> Location | None:
 def find_callers(instr: Instr | None) -> list[str]:
     """Return the call sites outside the library that an instruction was inlined into, innermost first.
 
-    Leave out a kernel's own `def`: the compiler inlines a kernel's body there, but that is not a call.
+    Omit a kernel's own `def`: the compiler inlines a kernel's body there, but that is not a call.
     """
-    at = find_user_location(instr.loc) if instr is not None else None
-    frames = at.chain()[1:] if at else []
+    loc = find_user_location(instr.loc) if instr is not None else None
+    frames = loc.chain()[1:] if loc else []
     read_source_lines.cache_clear()  # the file may have changed since
     return [
         f"{f.file}:{f.line}:{f.column}"
@@ -72,5 +72,5 @@ def format_location(instr: Instr | None) -> str:
     """Format an instruction's location as `file:line:column`, or without a line table as its PTX line."""
     if instr is None:
         return "?"
-    at = find_user_location(instr.loc)
-    return f"{at.file}:{at.line}:{at.column}" if at else f"PTX line {instr.line} ({instr.name})"
+    loc = find_user_location(instr.loc)
+    return f"{loc.file}:{loc.line}:{loc.column}" if loc else f"PTX line {instr.line} ({instr.name})"

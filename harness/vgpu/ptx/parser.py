@@ -1,7 +1,7 @@
 """Parse PTX text, as written by the Mojo compiler, into module variables, functions and instructions.
 
 Unknown opcodes are accepted here, so that a kernel runs if it never executes its unsupported instructions.
-Every instruction keeps its PTX line and, with line tables (`-g1`), its chain of source locations: innermost
+Every instruction stores its PTX line and, with line tables (`-g1`), its chain of source locations: innermost
 first, then the call sites it was inlined into.
 """
 
@@ -33,10 +33,10 @@ class Location:
 
     def chain(self) -> list[Location]:
         """Return this location and its callers, innermost first."""
-        frames, at = [], self
-        while at is not None and len(frames) < 64:
-            frames.append(at)
-            at = at.caller
+        frames, location = [], self
+        while location is not None and len(frames) < 64:
+            frames.append(location)
+            location = location.caller
         return frames
 
 
@@ -196,7 +196,7 @@ def _decode_octal_escapes(escapes: re.Match) -> str:
 
 
 def parse(text: str) -> Module:
-    """Parse one PTX module. Raise PtxError with the line if the text is not PTX."""
+    """Parse one PTX module. Raises PtxError with the line if the text is not PTX."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     text = text.rstrip("\0 \n")
@@ -259,15 +259,15 @@ class _Parser:
         raise PtxError(f"PTX line {line}: {why}")
 
     def run(self) -> Module:
-        at, counted, line = 0, 0, 1
-        while m := _TOKEN.match(self.text, at):
+        position, counted, line = 0, 0, 1
+        while m := _TOKEN.match(self.text, position):
             assert m.lastgroup is not None  # every alternative of the pattern has a name
             line += self.text.count("\n", counted, m.start(m.lastgroup))
-            at, counted = m.end(), m.start(m.lastgroup)
+            position, counted = m.end(), m.start(m.lastgroup)
             self.parse_token(m.lastgroup, m[m.lastgroup], line)
-        if self.function is not None or self.text[at:].strip():
-            left = self.text[at:]
-            line += self.text.count("\n", counted, at + len(left) - len(left.lstrip()))
+        if self.function is not None or self.text[position:].strip():
+            rest = self.text[position:]
+            line += self.text.count("\n", counted, position + len(rest) - len(rest.lstrip()))
             self.raise_error(line, "the text ends inside a statement or function")
         return self.module
 
@@ -319,8 +319,8 @@ class _Parser:
         here = (int(m[1]), int(m[2]), int(m[3]))
         caller = None
         if m[4]:
-            at = (int(m[4]), int(m[5]), int(m[6]))
-            caller = self.locations.get(at) or Location(self.files.get(at[0], "?"), at[1], at[2])
+            site = (int(m[4]), int(m[5]), int(m[6]))
+            caller = self.locations.get(site) or Location(self.files.get(site[0], "?"), site[1], site[2])
         self.loc = Location(self.files.get(here[0], "?"), here[1], here[2], caller)
         self.locations[here] = self.loc
 
@@ -367,20 +367,20 @@ class _Parser:
         """Parse `.param .align 8 .b8 name[32]`, `.shared .align 4 .b8 x[64]`, `.global .u32 n = 3`."""
         head, _, init = text.partition("=")
         array = _ARRAY.match(head.strip())
-        assert array is not None  # the pattern takes any text
+        assert array is not None  # the pattern matches any text
         head, dims = array.groups()
-        words, align, kind = head.split(), 0, None
-        for i, word in enumerate(words):
-            if word == ".align":
-                align = int(words[i + 1])
-            elif word[1:] in WIDTH and word[0] == ".":
-                kind = word[1:]
-        vector = 4 if ".v4" in words else 2 if ".v2" in words else 1
+        tokens, align, kind = head.split(), 0, None
+        for i, token in enumerate(tokens):
+            if token == ".align":
+                align = int(tokens[i + 1])
+            elif token[1:] in WIDTH and token[0] == ".":
+                kind = token[1:]
+        vector = 4 if ".v4" in tokens else 2 if ".v2" in tokens else 1
         if kind is None:
             self.raise_error(line, f"no type in the declaration '{text.strip()[:60]}'")
         width = WIDTH[kind] * vector
         count = math.prod(int(dim or 0) for dim in re.findall(r"\[(\d*)\]", dims))
-        out = Variable(words[-1], space, width * count, max(align, width, 1), line=line)
+        out = Variable(tokens[-1], space, width * count, max(align, width, 1), line=line)
         if init.strip():
             self.parse_initialiser(out, init.strip().strip("{}").strip(), kind, WIDTH[kind])
         return out
@@ -484,11 +484,11 @@ class _Parser:
         c = text[0] if text else ""
         if c == "[":
             inside = text[1 : text.rindex("]")]
-            place, comma, coordinates = inside.partition(",")
+            address, comma, coordinates = inside.partition(",")
             if comma and coordinates.strip().startswith("{"):
                 vector = self.get_operand(coordinates.strip(), line)
                 assert isinstance(vector, Vec)  # it is in braces
-                return TensorMem(self.parse_address(place, line), vector.items)
+                return TensorMem(self.parse_address(address, line), vector.items)
             return self.parse_address(inside, line)
         if c in "{(":
             return Vec(tuple(self.get_operand(t, line) for t in split_commas(text[1:-1])))

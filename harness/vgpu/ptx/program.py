@@ -205,7 +205,7 @@ class Program:
         return None
 
     def _append(self, block, instr, number, f, stack, after, fixups, pending, last_call) -> None:
-        """Append `instr` to `block`, or let it terminate the block, which block `after` then follows."""
+        """Append `instr` to `block`, or end the block with it and continue in block `after`."""
         kind = self._get_terminator_kind(instr)
         if kind is None:
             block.instrs.append(instr)
@@ -243,8 +243,8 @@ class Program:
                 if (name, p.name) not in self._frames:
                     self._frames[name, p.name] = self._allocate_local(number, p.name, p.nbytes)
             block.kind, block.succs, block.term = "jump", [after.index], None
-            places = [Sym(p.name, self._frames[name, p.name]) for p in [*callee.params, *callee.returns]]
-            block.instrs.append(Instr("builtin", (name,), tuple(places), None, instr.line, instr.loc))
+            symbols = [Sym(p.name, self._frames[name, p.name]) for p in [*callee.params, *callee.returns]]
+            block.instrs.append(Instr("builtin", (name,), tuple(symbols), None, instr.line, instr.loc))
         else:
             first = self._link(callee, (*stack, self.functions[number].name))
             self._callees[number].add(self._index[name])
@@ -252,8 +252,8 @@ class Program:
         for arguments, parameter in zip(params, callee.params, strict=True):
             for store, variable, _ in pending:
                 if variable == arguments.name:
-                    place = self._frames[name, parameter.name]
-                    store.args = (Mem(None, place + store.args[0].offset), *store.args[1:])
+                    offset = self._frames[name, parameter.name]
+                    store.args = (Mem(None, offset + store.args[0].offset), *store.args[1:])
         for arguments, parameter in zip(returns, callee.returns, strict=True):
             last_call[arguments.name] = self._frames[name, parameter.name]
         pending.clear()
@@ -290,8 +290,8 @@ class Program:
             base = mem.base.name if isinstance(mem.base, Sym) else None
             in_frame = tuple("frame" if m is space else m for m in i.mods)
             if base and (f.name, base) in self._frames:  # a parameter or return value of this function
-                place = Mem(None, self._frames[f.name, base] + mem.offset)
-                out.mods, out.args = in_frame, (args[0], place) if i.op == "ld" else (place, *args[1:])
+                address = Mem(None, self._frames[f.name, base] + mem.offset)
+                out.mods, out.args = in_frame, (args[0], address) if i.op == "ld" else (address, *args[1:])
             elif i.op == "st":  # an argument; its offset is only known at the call
                 out.mods, out.args = in_frame, (Mem(None, mem.offset), *args[1:])
                 pending.append((out, base, mem.offset))
@@ -463,25 +463,25 @@ def find_components(graph: dict[int, list[int]], roots: list[int]) -> list[list[
     for root in roots:
         if root in index:
             continue
-        work = [(root, iter(graph[root]))]
+        frames = [(root, iter(graph[root]))]
         index[root] = low[root] = len(index)
         stack.append(root)
         on_stack.add(root)
-        while work:
-            node, succs = work[-1]
+        while frames:
+            node, succs = frames[-1]
             for s in succs:
                 if s not in index:
                     index[s] = low[s] = len(index)
                     stack.append(s)
                     on_stack.add(s)
-                    work.append((s, iter(graph[s])))
+                    frames.append((s, iter(graph[s])))
                     break
                 if s in on_stack:
                     low[node] = min(low[node], index[s])
             else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                frames.pop()
+                if frames:
+                    low[frames[-1][0]] = min(low[frames[-1][0]], low[node])
                 if low[node] == index[node]:
                     group = []
                     while True:
@@ -495,11 +495,11 @@ def find_components(graph: dict[int, list[int]], roots: list[int]) -> list[list[
 
 
 def find_reachable(graph: dict[int, list[int]], entry: int) -> set[int]:
-    reached, todo = {entry}, [entry]
-    while todo:
-        more = [s for s in graph[todo.pop()] if s not in reached]
-        reached.update(more)
-        todo += more
+    reached, worklist = {entry}, [entry]
+    while worklist:
+        new = [s for s in graph[worklist.pop()] if s not in reached]
+        reached.update(new)
+        worklist += new
     return reached
 
 

@@ -21,18 +21,18 @@ def compute_origins(program: Program) -> dict[str, Origin]:
 
     Special registers and constants are not computed from parameters: their origin is empty.
     """
-    known: dict[str, Origin] = {}
+    origins: dict[str, Origin] = {}
     changed = True
     while changed:
         changed = False
         for i in program.instrs:
-            for name, origin in iterate_written_origins(i, program, known):
-                old = known.get(name, frozenset())
+            for name, origin in iterate_written_origins(i, program, origins):
+                old = origins.get(name, frozenset())
                 new = join_origins(old, origin)
-                if name not in known or new != old:
-                    known[name] = new
+                if name not in origins or new != old:
+                    origins[name] = new
                     changed = True
-    return known
+    return origins
 
 
 def iterate_written_origins(i: Instr, program: Program, known: dict[str, Origin]):
@@ -79,7 +79,7 @@ def join_origins(a: Origin, b: Origin) -> Origin:
 
 def get_address_origin(i: Instr, known: dict[str, Origin]) -> Origin:
     """Return the origin of a memory instruction's address; UNKNOWN for several addresses (copies)."""
-    places = [a for a in i.args if isinstance(a, Mem)]
-    if len(places) != 1 or not isinstance(places[0].base, Reg):
+    addresses = [a for a in i.args if isinstance(a, Mem)]
+    if len(addresses) != 1 or not isinstance(addresses[0].base, Reg):
         return UNKNOWN
-    return known.get(places[0].base.name, frozenset())
+    return known.get(addresses[0].base.name, frozenset())

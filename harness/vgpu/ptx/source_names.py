@@ -21,7 +21,7 @@ WORD = re.compile(r"\w+")
 
 
 def find_shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
-    """Map PTX variables to their source names; leave out ambiguous ones."""
+    """Map PTX variables to their source names; omit ambiguous ones."""
     find_shared_names_at.cache_clear()  # the file may have changed since
     read_source_lines.cache_clear()
     requested = set(variables)
@@ -41,9 +41,9 @@ def find_shared_names(program: Program, variables: Iterable[str]) -> dict[str, s
                 choices[variable] = choices.get(variable, names) & names
     certain = {variable: min(names) for variable, names in choices.items() if len(names) == 1}
     for variable, names in choices.items():
-        left = names - set(certain.values())
-        if len(left) == 1:
-            certain.setdefault(variable, min(left))
+        remaining = names - set(certain.values())
+        if len(remaining) == 1:
+            certain.setdefault(variable, min(remaining))
     return certain
 
 
@@ -68,7 +68,7 @@ def find_address_registers(instrs: list[Instr], variables: set[str]) -> dict[str
 def find_names_in_source(i: Instr) -> set[str]:
     """Return the shared arrays named in an instruction's source line.
 
-    For inlined code, use the innermost line that names any.
+    For inlined code, use the innermost line that contains any.
     """
     for frame in i.loc.chain() if i.loc else ():
         if frame.line and not is_in_library(frame):

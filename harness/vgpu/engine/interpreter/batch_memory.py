@@ -91,7 +91,7 @@ class BatchMemory:
 
     # -- memory ---------------------------------------------------------------------------------------------
     def constant_address(self, address):
-        """Return the device address for a 32-bit address, which constant memory allows."""
+        """Expand a 32-bit address of constant memory to a device address."""
         low = np.uint32(self.arena.base & 0xFFFFFFFF)
         return (address - low).astype(np.uint64) + self.base
 
@@ -149,29 +149,29 @@ class BatchMemory:
         return index
 
     def global_index_slow(self, A: Access, address, L):
-        """Do the work of `global_index` if threads access several tensors, or an access is invalid."""
+        """Handle the cases of `global_index` with accesses to several tensors or invalid accesses."""
         positions = self.positions(L)
-        wide = np.broadcast_to(address, len(positions))
-        number, ends = self.arena.locate(wide)
+        addr = np.broadcast_to(address, len(positions))
+        number, ends = self.arena.locate(addr)
         starts = self.arena._arrays[0]
-        inside = (wide >= starts[number]) & (wide + np.uint64(A.mask) < ends)
-        aligned = wide & np.uint64(A.mask) == 0
+        inside = (addr >= starts[number]) & (addr + np.uint64(A.mask) < ends)
+        aligned = addr & np.uint64(A.mask) == 0
         good = inside & aligned
         if not good.all():
-            self.run.report_bad_address(self, A, wide, positions, inside, aligned)
-            wide = np.where(good, wide, self.base + np.uint64(self.arena.sink))
+            self.run.report_bad_address(self, A, addr, positions, inside, aligned)
+            addr = np.where(good, addr, self.base + np.uint64(self.arena.sink))
         tensors = np.unique(number[good])
         extents = self.arena.extents
-        index = ((wide - self.base) >> A.shift64).view(np.int64)
+        index = ((addr - self.base) >> A.shift64).view(np.int64)
         owners = self.run.get_pointer_targets(A)
         for k in tensors.tolist():
             part = good & (number == k)
             if owners and extents[k] not in owners:
-                self.run.report_stray_address(self, A, owners, wide, positions, part)
+                self.run.report_stray_address(self, A, owners, addr, positions, part)
             if A.writes:
                 self.run.first_write(extents[k])
                 if extents[k].forbids:
-                    self.run.report_forbidden(self, A, extents[k], wide[part], positions[part])
+                    self.run.report_forbidden(self, A, extents[k], addr[part], positions[part])
             self.log.add(self, A, extents[k], index[part], positions[part])
         if len(tensors) == 1 and good.all():
             A.tensor = extents[int(tensors[0])]
@@ -215,21 +215,21 @@ class BatchMemory:
             A.tensor = t or A.tensor
             if t is None or (address & address.dtype.type(A.mask)).any():
                 address = self.redirect_bad_offsets(A, address, extents, L)
-        place = base if L is None else base[L]
-        return (place + address.astype(np.int64)) >> A.shift
+        starts = base if L is None else base[L]
+        return (starts + address.astype(np.int64)) >> A.shift
 
     def redirect_bad_offsets(self, A: Access, address, extents, L):
         positions = self.positions(L)
-        wide = np.broadcast_to(address, len(positions)).astype(np.int64)
+        offsets = np.broadcast_to(address, len(positions)).astype(np.int64)
         inside = np.zeros(len(positions), bool)
         for t in extents:
-            inside |= (wide >= t.start) & (wide + A.mask < t.end)
-        aligned = wide & A.mask == 0
+            inside |= (offsets >= t.start) & (offsets + A.mask < t.end)
+        aligned = offsets & A.mask == 0
         good = inside & aligned
         if not good.all():
-            self.run.report_bad_address(self, A, wide, positions, inside, aligned)
+            self.run.report_bad_address(self, A, offsets, positions, inside, aligned)
         A.mixed = True
-        return np.where(good, wide, 0)
+        return np.where(good, offsets, 0)
 
     def shared_index(self, A: Access, address, L):
         if self.run.cluster_size > 1:
@@ -245,17 +245,17 @@ class BatchMemory:
         cluster, whose top byte is 0 for the own block, or 1 + the rank of a block."""
         P = self.positions(L)
         address = np.broadcast_to(address, len(P)).astype(np.int64)
-        rank, own, size = address >> 24, self.block_of[P], self.run.cluster_size
-        block = np.where(rank == 0, own, own - own % size + np.clip(rank - 1, 0, size - 1))
+        rank, own_block, size = address >> 24, self.block_of[P], self.run.cluster_size
+        block = np.where(rank == 0, own_block, own_block - own_block % size + np.clip(rank - 1, 0, size - 1))
         base = np.zeros(self.n, np.int64)
         base[P] = block * self.shared_size
         index = self.offset_index(A, address & 0xFFFFFF, base, self.run.shared_extents, L)
-        return index, bool((block == own).all())
+        return index, bool((block == own_block).all())
 
     def cluster_index(self, A: Access, address, L):
         """Return the checked index of a shared access in a cluster; log the access."""
-        index, own = self.remote_index(A, address, L)
-        (self.log.add_shared if own else self.log.add_remote)(self, A, index, L)
+        index, is_own = self.remote_index(A, address, L)
+        (self.log.add_shared if is_own else self.log.add_remote)(self, A, index, L)
         if self.order:
             self.order.access(A, index, L)
         return index
@@ -297,8 +297,8 @@ class BatchMemory:
 
     def load_generic(self, A: Access, address, L):
         out = None
-        for part, P, B, place in self.split_by_window(A, address, L):
-            loaded = self.load(B, place, P)
+        for part, P, B, offset in self.split_by_window(A, address, L):
+            loaded = self.load(B, offset, P)
             if isinstance(part, slice):
                 return loaded
             if out is None:
@@ -309,9 +309,9 @@ class BatchMemory:
         return out[0] if A.count == 1 else out
 
     def store_generic(self, A: Access, address, value, L):
-        for part, P, B, place in self.split_by_window(A, address, L):
+        for part, P, B, offset in self.split_by_window(A, address, L):
             parts = [x[part] if x.ndim else x for x in (value if A.count > 1 else (value,))]
-            self.store(B, place, tuple(parts) if A.count > 1 else parts[0], P)
+            self.store(B, offset, tuple(parts) if A.count > 1 else parts[0], P)
 
 
 def get_range(address: np.ndarray | np.generic) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 `pending` maps a basic block to the threads that are ready to run it. The scheduler runs the first pending
 block in program order (see program.py), so threads that took different paths reconverge where the paths join.
-`bar.sync` holds threads until all threads of their thread block that have not exited have arrived.
+`bar.sync` blocks threads until all threads of their thread block that have not exited have arrived.
 
 Exited threads are removed from the arrays, so that a kernel with a guard `if i < n` still runs on all of
 them.
@@ -78,10 +78,10 @@ def count_threads_by_barrier(number, count: int):
 
 def is_barrier_complete(complete: dict[int | str, np.ndarray], number, blocks: np.ndarray) -> np.ndarray:
     """Return a mask of the threads whose barrier is complete in their thread block."""
-    go = np.zeros(len(blocks), bool)
-    for k, mine in count_threads_by_barrier(number, len(blocks)):
-        go |= mine & complete[k][blocks]
-    return go
+    done = np.zeros(len(blocks), bool)
+    for k, mask in count_threads_by_barrier(number, len(blocks)):
+        done |= mask & complete[k][blocks]
+    return done
 
 
 class Batch(WarpgroupOps):
@@ -108,8 +108,8 @@ class Batch(WarpgroupOps):
         """Initialise the register slots, and those of the special registers that the kernel reads."""
         u4 = np.uint32
         block = self.blocks[self.block_of] if self.count > 1 else self.blocks[0]
-        known = {"u4": u4, "u8": np.uint64, "tid": self.thread_of.astype(u4), "lane": self.lane_of.astype(u4)}
-        known |= {"dynamic_smem_size": u4(run.dynamic_shared), "total_smem_size": u4(run.shared_size)}
+        env = {"u4": u4, "u8": np.uint64, "tid": self.thread_of.astype(u4), "lane": self.lane_of.astype(u4)}
+        env |= {"dynamic_smem_size": u4(run.dynamic_shared), "total_smem_size": u4(run.shared_size)}
         sizes = {
             "ctaid": run.block_index(block),
             "ntid": run.block,
@@ -117,11 +117,11 @@ class Batch(WarpgroupOps):
             "cluster_nctaid": run.cluster,
         }
         for name, values in sizes.items():
-            known |= {f"{name}_{axis}": u4(x) for axis, x in zip("xyz", values, strict=True)}
+            env |= {f"{name}_{axis}": u4(x) for axis, x in zip("xyz", values, strict=True)}
         for name, slot in self.code.slots.items():
             if (expression := SPECIALS.get(name.removeprefix("sp_"))) and name.startswith("sp_"):
                 with np.errstate(over="ignore"):
-                    self.S[slot] = eval(expression, known)
+                    self.S[slot] = eval(expression, env)
         for name, kind in self.program.regs.items():
             # A register that is read before it is written, on some path, is zero.
             width = {"pred": np.bool_, "b16": np.uint16, "b64": np.uint64}.get(kind)
@@ -135,7 +135,7 @@ class Batch(WarpgroupOps):
 
     # -- scheduling -----------------------------------------------------------------------------------------
     def execute(self):
-        """Run all threads of the batch to their end. Raise StepBudget or Trap."""
+        """Run all threads of the batch to their end. Raises StepBudget or Trap."""
         blocks, code, run = self.program.blocks, self.code, self.run
         order = [b.order for b in blocks]
         pending: dict[int, list] = {0: [None]}
@@ -264,9 +264,9 @@ class Batch(WarpgroupOps):
         L = self.positions(L)
         parts = {int(v): L[value == v] for v in np.unique(value)}
         self.splits.add(block.index, list(parts.values()))
-        for v, select in parts.items():
-            where = table[v] if table else v
-            pending.setdefault(where, []).append(None if len(select) == self.n else select)
+        for v, group in parts.items():
+            target = table[v] if table else v
+            pending.setdefault(target, []).append(None if len(group) == self.n else group)
 
     def exit(self, L):
         if L is None:
@@ -279,7 +279,7 @@ class Batch(WarpgroupOps):
 
     def squeeze(self, L):
         """Remove all threads but `L` and renumber these, so that `None` means all of them again."""
-        if self.commits is not None:  # asynchronous copies keep positions
+        if self.commits is not None:  # asynchronous copies store positions
             return L
         keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base", "local_base")
         for name in keep:
@@ -325,7 +325,7 @@ class Batch(WarpgroupOps):
         self.waiting = []
         ready = np.zeros(self.count, bool)
         values = self.reduce_barrier(waiting)
-        together = []
+        clustered = []
         for (_, L, _), go in zip(waiting, going, strict=True):
             ready[self.block_of[L[go]]] = True
         for (index, L, value), result, go in zip(waiting, values, going, strict=True):
@@ -344,11 +344,11 @@ class Batch(WarpgroupOps):
                 instr = self.program.blocks[index].term
                 put(self, self.S, self.code.slots[instr.args[0].name], moving, result[go])
             if isinstance(value[0], str):
-                together.append(moving)
+                clustered.append(moving)
             target = self.program.blocks[index].succs[0]
             pending.setdefault(target, []).append(None if len(moving) == self.n else moving)
-        if together and self.log.clocks:
-            self.log.clocks.cluster_wait(self, np.concatenate(together))
+        if clustered and self.log.clocks:
+            self.log.clocks.cluster_wait(self, np.concatenate(clustered))
         if self.order and not forced:
             self.report_barrier_order(waiting, going)
         for k, done in complete.items():
@@ -362,13 +362,13 @@ class Batch(WarpgroupOps):
             self.run.counters.count_issue(self.program.blocks[index].end, int(np.count_nonzero(blocks)))
 
     def report_barrier_order(self, waiting, going):
-        """Tell the ordering check which threads pass which barrier."""
+        """Report to the ordering check which threads pass which barrier."""
         assert self.order is not None
-        through: dict[int | str, list[np.ndarray]] = {}
+        passing: dict[int | str, list[np.ndarray]] = {}
         for (_, L, (number, _, _)), go in zip(waiting, going, strict=True):
-            for k, mine in count_threads_by_barrier(number, len(L)):
-                through.setdefault(k, []).append(L[go & mine])
-        for k, positions in through.items():
+            for k, mask in count_threads_by_barrier(number, len(L)):
+                passing.setdefault(k, []).append(L[go & mask])
+        for k, positions in passing.items():
             self.order.barrier(np.concatenate(positions), k)
 
     def bar_arrive(self, number, count, L):
@@ -391,11 +391,11 @@ class Batch(WarpgroupOps):
         for (_, L, (number, count, _)), go in zip(waiting, going, strict=True):
             if count is not None and not isinstance(number, str):
                 continue
-            for k, mine in count_threads_by_barrier(number, len(L)):
-                here = np.bincount(self.block_of[L[go & mine]], minlength=self.count) > 0
+            for k, mask in count_threads_by_barrier(number, len(L)):
+                passing = np.bincount(self.block_of[L[go & mask]], minlength=self.count) > 0
                 before = taken.get(k, np.zeros(self.count, bool))
-                separate |= here & before
-                taken[k] = before | here
+                separate |= passing & before
+                taken[k] = before | passing
         return separate
 
     def find_completed_blocks(self, waiting) -> dict[int | str, np.ndarray]:
@@ -404,16 +404,16 @@ class Batch(WarpgroupOps):
         counts: dict[int | str, np.ndarray] = {}
         requested: dict[int | str, np.ndarray] = {}
         for _, L, (number, count, _) in waiting:
-            for k, mine in count_threads_by_barrier(number, len(L)):
-                blocks = np.bincount(self.block_of[L[mine]], minlength=self.count)
+            for k, mask in count_threads_by_barrier(number, len(L)):
+                blocks = np.bincount(self.block_of[L[mask]], minlength=self.count)
                 counts[k] = counts.get(k, 0) + blocks
                 if count is not None:
                     requested[k] = np.where(blocks > 0, int(np.max(count)), requested.get(k, 0))
         for k, waiting_count in counts.items():
             if isinstance(k, str):
                 size = self.run.cluster_size
-                whole = (waiting_count == self.alive).reshape(-1, size).all(axis=1)
-                complete[k] = np.repeat(whole, size) & (waiting_count > 0)
+                full = (waiting_count == self.alive).reshape(-1, size).all(axis=1)
+                complete[k] = np.repeat(full, size) & (waiting_count > 0)
                 continue
             arrived = self.arrivals.get(k, 0)
             need = self.alive
@@ -424,10 +424,10 @@ class Batch(WarpgroupOps):
 
     def reduce_barrier(self, waiting) -> list:
         """Return the results of bar.red (popc, and, or) for each waiting group, or None."""
-        out = []
+        results = []
         for index, L, (number, _, arguments) in waiting:
             if arguments is None:
-                out.append(None)
+                results.append(None)
                 continue
             mods = self.program.blocks[index].term.mods
             total = np.zeros(self.count, np.int64)
@@ -440,8 +440,8 @@ class Batch(WarpgroupOps):
                     ).astype(np.int64)
                     counted += np.bincount(blocks, minlength=self.count)
             t, e = total[self.block_of[L]], counted[self.block_of[L]]
-            out.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
-        return out
+            results.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
+        return results
 
     def report_exited(self, index: int, ready, counted=None):
         """Report threads that exited before a barrier; with `counted` (positions), only in these warps."""
@@ -453,11 +453,11 @@ class Batch(WarpgroupOps):
         if not late.any():
             return
         alive = self.alive_bits()
-        cut = (alive != 0) & (alive != self.initial_bits)
+        partial = (alive != 0) & (alive != self.initial_bits)
         if counted is not None:
-            cut &= np.bincount(self.warp_of[counted], minlength=self.warps) > 0
-        torn = cut.reshape(self.count, -1).any(axis=1) & late
-        if counted is not None and not torn.any():
+            partial &= np.bincount(self.warp_of[counted], minlength=self.warps) > 0
+        split = partial.reshape(self.count, -1).any(axis=1) & late
+        if counted is not None and not split.any():
             return
-        block = int(np.flatnonzero(torn if torn.any() else late)[0])
-        self.run.report_early_exit(self, self.program.blocks[index].term, block, bool(torn.any()))
+        block = int(np.flatnonzero(split if split.any() else late)[0])
+        self.run.report_early_exit(self, self.program.blocks[index].term, block, bool(split.any()))

@@ -18,7 +18,7 @@ from harness.vgpu.ptx.locations import format_location
 from .batch_memory import BatchMemory
 
 PHASE_BIT = 63  # in an mbarrier's state, and in the token of an arrival
-MAX_LISTED = 4  # mbarriers named in the message about a hang
+MAX_LISTED = 4  # mbarriers listed in the message about a hang
 PENDING_MASK = (1 << 20) - 1  # number of pending arrivals, in an arrival's token
 
 
@@ -47,26 +47,26 @@ class BarrierOps(BatchMemory):
 
         Report and skip threads whose mbarrier is not initialised.
         """
-        places, _ = self.remote_index(A, address, L)  # maybe in other blocks of the cluster
-        distinct = np.unique(places)
-        for place in distinct.tolist():
-            which = np.flatnonzero(places == place) if len(distinct) > 1 else np.arange(len(places))
-            barrier = self.mbarriers.get(place)
+        slots, _ = self.remote_index(A, address, L)  # maybe in other blocks of the cluster
+        distinct = np.unique(slots)
+        for slot in distinct.tolist():
+            group = np.flatnonzero(slots == slot) if len(distinct) > 1 else np.arange(len(slots))
+            barrier = self.mbarriers.get(slot)
             if barrier is None:
-                self.run.report_uninitialised_mbarrier(self, A, self.positions(L)[which[0]], len(which))
+                self.run.report_uninitialised_mbarrier(self, A, self.positions(L)[group[0]], len(group))
             else:
-                yield place, barrier, which
+                yield slot, barrier, group
 
     def mbarrier_init(self, A: Access, address, count, L):
-        places, _ = self.remote_index(A, address, L)
+        slots, _ = self.remote_index(A, address, L)
         _, written, full = A.get_views(self.shared_space)
-        written[places] = full
-        for place, n in zip(places.tolist(), np.broadcast_to(count, len(places)).tolist(), strict=True):
-            self.mbarriers[place] = MBarrier(n, n)
+        written[slots] = full
+        for slot, n in zip(slots.tolist(), np.broadcast_to(count, len(slots)).tolist(), strict=True):
+            self.mbarriers[slot] = MBarrier(n, n)
 
     def mbarrier_inval(self, A: Access, address, L):
-        for place, _, _ in list(self.iterate_barriers(A, address, L)):
-            del self.mbarriers[place]
+        for slot, _, _ in list(self.iterate_barriers(A, address, L)):
+            del self.mbarriers[slot]
 
     def mbarrier_arrive(self, A: Access, address, count, expected, drop: bool, L):
         """Execute arrivals, each after an expect_tx of `expected` bytes; `drop` also lowers the count of
@@ -75,13 +75,13 @@ class BarrierOps(BatchMemory):
         P = self.positions(L)
         count, expected = np.broadcast_to(count, len(P)), np.broadcast_to(expected, len(P))
         tokens = np.zeros(len(P), np.uint64)
-        for place, barrier, which in self.iterate_barriers(A, address, L):
+        for slot, barrier, group in self.iterate_barriers(A, address, L):
             if self.order:
-                self.order.arrive(P[which], barrier)
-            for k in which.tolist():
+                self.order.arrive(P[group], barrier)
+            for k in group.tolist():
                 tokens[k] = (barrier.phase & 1) << PHASE_BIT | (barrier.pending & PENDING_MASK)
                 if count[k] > barrier.pending:
-                    name, missing = self.format_barrier(A, place), barrier.describe_missing()
+                    name, missing = self.format_barrier(A, slot), barrier.describe_missing()
                     message = f"phase {barrier.phase} of the mbarrier {name} {missing}"
                     message += ", but more threads arrive here"
                     self.run.record_at(self, P[k], "too many arrivals", A.instr, message, is_note=None)
@@ -89,16 +89,16 @@ class BarrierOps(BatchMemory):
                 barrier.pending = max(barrier.pending - int(count[k]), 0)
                 if drop:
                     barrier.count -= int(count[k])
-                self.end_phase_if_complete(A, place, barrier)
+                self.end_phase_if_complete(A, slot, barrier)
         self.pass_phases()
         return tokens
 
     def mbarrier_add_bytes(self, A: Access, address, nbytes, L):
         """Execute mbarrier.expect_tx, or complete_tx with negative numbers."""
         nbytes = np.broadcast_to(nbytes, len(self.positions(L)))
-        for place, barrier, which in self.iterate_barriers(A, address, L):
-            barrier.bytes += int(nbytes[which].sum())
-            self.end_phase_if_complete(A, place, barrier)
+        for slot, barrier, group in self.iterate_barriers(A, address, L):
+            barrier.bytes += int(nbytes[group].sum())
+            self.end_phase_if_complete(A, slot, barrier)
         self.pass_phases()
 
     def end_phase_if_complete(self, A: Access, place: int, barrier: MBarrier):
@@ -129,14 +129,14 @@ class BarrierOps(BatchMemory):
         token = np.broadcast_to(token, len(P))
         bit = token >> token.dtype.type(0 if parity else PHASE_BIT) & token.dtype.type(1)
         done = np.ones(len(token), bool)
-        for place, barrier, which in self.iterate_barriers(A, address, L):
-            done[which] = bit[which] != barrier.phase & 1
-            if self.order and done[which].any():
-                self.order.observe_phase(P[which[done[which]]], barrier)
-            if not done[which].all():
-                failed = which[~done[which]]
+        for slot, barrier, group in self.iterate_barriers(A, address, L):
+            done[group] = bit[group] != barrier.phase & 1
+            if self.order and done[group].any():
+                self.order.observe_phase(P[group[done[group]]], barrier)
+            if not done[group].all():
+                failed = group[~done[group]]
                 block = int(self.blocks[self.block_of[P[failed[0]]]])
-                self.failed_tests[place] = FailedTest(A, barrier.phase & 1, len(failed), block)
+                self.failed_tests[slot] = FailedTest(A, barrier.phase & 1, len(failed), block)
         self.poll_failed = not done.any()
         return done
 
@@ -146,19 +146,19 @@ class BarrierOps(BatchMemory):
     def describe_failed_tests(self) -> str:
         """Describe the failed tests of the first waiting thread block: mbarriers, locations, missing arrivals
         and bytes; "" without any."""
-        blocks_wait = [(place, t) for place, t in self.failed_tests.items() if place in self.mbarriers]
-        if not blocks_wait:
+        waits = [(slot, t) for slot, t in self.failed_tests.items() if slot in self.mbarriers]
+        if not waits:
             return ""
-        blocks = [(place << t.access.shift) // self.shared_size for place, t in blocks_wait]
-        mine = [wait for wait, block in zip(blocks_wait, blocks, strict=True) if block == min(blocks)]
+        blocks = [(slot << t.access.shift) // self.shared_size for slot, t in waits]
+        tests = [wait for wait, block in zip(waits, blocks, strict=True) if block == min(blocks)]
         texts = []
-        for place, t in mine[:MAX_LISTED]:
-            barrier, subject, where = self.mbarriers[place], "they test", ""
-            if len(mine) > 1:
+        for slot, t in tests[:MAX_LISTED]:
+            barrier, subject, where = self.mbarriers[slot], "they test", ""
+            if len(tests) > 1:
                 subject = f"{t.threads} of block {self.run.block_index(t.block)} test"
                 where = f", at {format_location(t.access.instr)}"
             texts.append(
-                f"{subject} the mbarrier {self.format_barrier(t.access, place)} for the end of a phase of parity"
+                f"{subject} the mbarrier {self.format_barrier(t.access, slot)} for the end of a phase of parity"
                 f" {t.parity}, it is in phase {barrier.phase} and {barrier.describe_missing()}{where}"
             )
         return "; " + "; ".join(texts)

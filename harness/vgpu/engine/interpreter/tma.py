@@ -50,8 +50,8 @@ class BulkOps(WarpOps):
             subject = "there is no tensor map"
             if tensor_map:
                 subject = f"the tensor map has {len(tensor_map.dims)} dimensions"
-            given = f"{format_count(count, 'coordinate is', 'coordinates are')} given"
-            message = f"{subject} at {address:#x}; {given}"
+            supplied = f"{format_count(count, 'coordinate is', 'coordinates are')} given"
+            message = f"{subject} at {address:#x}; {supplied}"
             self.run.record_at(self, position, "not a tensor map", instr, message)
             return None
         return tensor_map
@@ -60,15 +60,15 @@ class BulkOps(WarpOps):
         """Yield (index, position, map, coordinates) of every thread whose tensor map is valid."""
         P = self.positions(L)
         maps = np.broadcast_to(map_address, len(P)).tolist()
-        at = [np.broadcast_to(c, len(P)).view(np.int32).tolist() for c in coordinates]
+        axes = [np.broadcast_to(c, len(P)).view(np.int32).tolist() for c in coordinates]
         for k, position in enumerate(P.tolist()):
-            tensor_map = self.read_tensor_map(instr, maps[k], len(at), position)
+            tensor_map = self.read_tensor_map(instr, maps[k], len(axes), position)
             if tensor_map is not None:
-                inner, width = at[0][k], tensor_map.width
+                inner, width = axes[0][k], tensor_map.width
                 if inner * width % CHUNK:
                     subject = f"innermost coordinate, {inner}, times the {width} bytes of an element"
                     self.run.report_misaligned_copy(self, instr, position, inner * width, subject)
-                yield k, position, tensor_map, tuple(c[k] for c in at)
+                yield k, position, tensor_map, tuple(c[k] for c in axes)
 
     def load_tile(self, R: dict[int, Access], tile: TensorMap, at, position: int) -> np.ndarray:
         """Return the bytes of a tile, unswizzled: uint8 [rows, bytes of a row]."""
@@ -81,8 +81,8 @@ class BulkOps(WarpOps):
                 return np.stack(list(columns), axis=1).view(np.uint8).reshape(len(address), -1)
         data = np.full(address.shape, tile.fill, f"u{width}")
         if inside.any():
-            places = address[inside].view(u8)
-            data[inside] = self.load(R[width], places, np.full(len(places), position))
+            addresses = address[inside].view(u8)
+            data[inside] = self.load(R[width], addresses, np.full(len(addresses), position))
         return data.view(np.uint8)
 
     # -- shared memory --------------------------------------------------------------------------------------
@@ -129,12 +129,12 @@ class BulkOps(WarpOps):
         self, A: Access, position: int, place: int, barrier: int, mask: int | None
     ) -> list[Target]:
         """Return the destinations of a thread's copy: one thread block, or with a multicast mask several."""
-        own, size, rank = int(self.block_of[position]), self.run.cluster_size, place >> 24
-        first = own - own % size
-        ranks = [own - first if rank == 0 else rank - 1]
+        own_block, size, rank = int(self.block_of[position]), self.run.cluster_size, place >> 24
+        first = own_block - own_block % size
+        ranks = [own_block - first if rank == 0 else rank - 1]
         if mask is not None:
             ranks = [r for r in range(size) if mask >> r & 1]
-        out = []
+        targets = []
         per_block = self.shared_size >> A.shift  # mbarrier locations per thread block
         for r in ranks:
             block = first + min(r, size - 1)
@@ -142,15 +142,15 @@ class BulkOps(WarpOps):
             state = self.mbarriers.get(target_barrier)
             if state is None:
                 self.run.report_uninitialised_mbarrier(self, A, position, 1)
-            out.append(Target(block, place & 0xFFFFFF, state, target_barrier))
-        return out
+            targets.append(Target(block, place & 0xFFFFFF, state, target_barrier))
+        return targets
 
     def get_destinations(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
         """Return each thread's (address in shared memory, location of the mbarrier, multicast mask)."""
         barriers, _ = self.remote_index(A, barrier, L)
         masks = [None] * len(barriers) if mask is None else np.broadcast_to(mask, len(barriers)).tolist()
-        places = np.broadcast_to(place, len(barriers)).tolist()
-        return list(zip(places, barriers.tolist(), masks, strict=True))
+        addresses = np.broadcast_to(place, len(barriers)).tolist()
+        return list(zip(addresses, barriers.tolist(), masks, strict=True))
 
     def write_targets(
         self,
@@ -176,8 +176,8 @@ class BulkOps(WarpOps):
     ):
         """Execute cp.async.bulk.tensor from global to shared memory."""
         destinations = self.get_destinations(B, place, barrier, mask, L)
-        for k, position, tile, at in self.iterate_valid_tiles(W.instr, maps, coordinates, L):
-            data = self.load_tile(R, tile, at, position)
+        for k, position, tile, corner in self.iterate_valid_tiles(W.instr, maps, coordinates, L):
+            data = self.load_tile(R, tile, corner, position)
             self.write_targets(W, B, self.find_targets(B, position, *destinations[k]), data, tile, position)
         self.pass_phases()
 
@@ -185,13 +185,13 @@ class BulkOps(WarpOps):
         """Execute cp.async.bulk.tensor from shared to global memory, or cp.reduce.async.bulk.tensor with
         `op`."""
         sources = np.broadcast_to(source, len(self.positions(L))).tolist()
-        for k, position, tile, at in self.iterate_valid_tiles(R.instr, maps, coordinates, L):
+        for k, position, tile, corner in self.iterate_valid_tiles(R.instr, maps, coordinates, L):
             offset = sources[k]
             block = int(self.block_of[position])
             data, index = self.read_shared(R, block, offset, tile.nbytes, tile, position)
             if self.order:
                 self.order.start_bulk_store(R.instr, position, index)
-            address, inside = tile.compute_elements(at, stored=True)
+            address, inside = tile.compute_elements(corner, stored=True)
             values = data.view(f"u{tile.width}").reshape(address.shape)[inside]
             self.write_global(
                 W[tile.width], ELEMENTS[tile.kind][1], address[inside].view(u8), values, op, position
@@ -229,8 +229,8 @@ class BulkOps(WarpOps):
                         R.instr, position, index, self.mbarriers.get(destinations[k][1])
                     )
             else:
-                at = source[k].astype(u8) + u8(CHUNK) * np.arange(size // CHUNK, dtype=u8)
-                columns = self.load(R, at, np.full(len(at), position))
+                addresses = source[k].astype(u8) + u8(CHUNK) * np.arange(size // CHUNK, dtype=u8)
+                columns = self.load(R, addresses, np.full(len(addresses), position))
                 data = np.stack(list(columns), axis=1).view(np.uint8).reshape(-1)
             self.write_targets(W, B, self.find_targets(B, position, *destinations[k]), data, None, position)
         self.pass_phases()
@@ -245,8 +245,8 @@ class BulkOps(WarpOps):
             data, index = self.read_shared(R, block, int(source[k]), size, None, position)
             if self.order:
                 self.order.start_bulk_store(R.instr, position, index)
-            at = target[k].astype(u8) + u8(W.width) * np.arange(size // W.width, dtype=u8)
-            self.write_global(W, kind, at, data.view(f"u{W.width}"), op, position)
+            addresses = target[k].astype(u8) + u8(W.width) * np.arange(size // W.width, dtype=u8)
+            self.write_global(W, kind, addresses, data.view(f"u{W.width}"), op, position)
 
     def check_bulk_size(self, A: Access, position: int, size: int) -> int:
         """Return a copy's size rounded down to a multiple of 16 bytes; report one that is not."""

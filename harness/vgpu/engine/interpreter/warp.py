@@ -110,16 +110,16 @@ class WarpOps(BarrierOps):
             source = (warp * 32 + j, inside, j, warp)
             if key:
                 self.shuffle_sources[key] = source
-        place, inside, j, warp = source
+        index, inside, j, warp = source
         if active is None:
-            return a[place], inside
+            return a[index], inside
         absent = (active[warp] >> j.astype(u4)) & u4(1) == 0
         if absent.any():
             first = int(np.flatnonzero(absent)[0])
             self.run.report_absent_shuffle_lane(
                 self, instr, self.positions(L)[first], int(j[first]), int(absent.sum())
             )
-        return self.scatter_to_lanes(a, L)[place], inside
+        return self.scatter_to_lanes(a, L)[index], inside
 
     def count_warps(self, L) -> int:
         return int(np.count_nonzero(np.bincount(self.get_warps(L))))
@@ -168,10 +168,10 @@ class WarpOps(BarrierOps):
         table = self.scatter_to_lanes(value, L)
         out, started = np.zeros_like(value), np.zeros(len(warp), bool)
         for k in range(32):
-            here = lanes >> u4(k) & u4(1) != 0
+            member = lanes >> u4(k) & u4(1) != 0
             v = table[warp * 32 + k]
-            out = np.where(here, np.where(started, numeric.combine(op, out, v), v), out)
-            started = started | here
+            out = np.where(member, np.where(started, numeric.combine(op, out, v), v), out)
+            started = started | member
         return out
 
     # -- atomics --------------------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ class WarpOps(BarrierOps):
         if A.space == "generic":
             name, window = self.get_window(A, address)
             if name not in ("global", "shared"):
-                words = "an atomic on local memory, or on several state spaces at once"
-                raise UnsupportedInstruction(A.instr, words)
+                message = "an atomic on local memory, or on several state spaces at once"
+                raise UnsupportedInstruction(A.instr, message)
             A, address = A.with_space(name), address - u8(window)
         count = self.n if L is None else len(L)
         address = broadcast_to_threads(address, count)
@@ -252,8 +252,8 @@ class WarpOps(BarrierOps):
         parts = []
         for r in registers:
             r = np.broadcast_to(r, warps * 32)
-            several = ((r & u4(0xFFFF)).astype(u2), (r >> u4(16)).astype(u2)) if "16" in kind else (r,)
-            parts += [numeric.decode_elements(x, kind) for x in several]
+            halves = ((r & u4(0xFFFF)).astype(u2), (r >> u4(16)).astype(u2)) if "16" in kind else (r,)
+            parts += [numeric.decode_elements(x, kind) for x in halves]
         return np.stack([p.reshape(warps, 32) for p in parts], axis=1)
 
     def ldmatrix(self, A: Access, address, number: int, transpose: bool, L):
@@ -281,7 +281,7 @@ class WarpOps(BarrierOps):
 
     # -- asynchronous copies --------------------------------------------------------------------------------
     def is_being_copied(self, block: int, offset: int) -> bool:
-        """Check whether a byte of a block's shared memory is the target of a copy that nobody has waited for."""
+        """Return whether a copy to a byte of a block's shared memory has not been waited for."""
         for P, _, W, target, *_ in self.copies:
             covers = (target <= offset) & (offset < target.astype(np.int64) + W.nbytes)
             if (covers & (self.block_of[P] == block)).any():
@@ -309,33 +309,33 @@ class WarpOps(BarrierOps):
             parts = self.load_partial(R, source, broadcast_to_threads(extra, len(P)), P)
         if self.run.cluster_size == 1:
             # The hardware may write at any time from now on, so the race check also needs a store here.
-            safe = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
-            self.log.add_shared(self, W.with_space("early"), (self.shared_base[P] + safe) >> W.shift, L)
+            clipped = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
+            self.log.add_shared(self, W.with_space("early"), (self.shared_base[P] + clipped) >> W.shift, L)
         since = self.multiply_adds_done[P] + multiply_adds if self.multiply_adds_done is not None else P
         self.copies.append([P, self.get_commits()[P], W, target, parts, since])
 
     def load_partial(self, R: Access, source, extra, P) -> list:
         """Load the bytes that threads `P` copy, padded with zeros; `extra` is as in `copy_async`."""
         nbytes = np.where(extra, 0, R.nbytes) if extra.dtype == bool else np.minimum(extra, R.nbytes)
-        copied = nbytes > 0
+        mask = nbytes > 0
         parts = [np.zeros(len(P), f"u{R.width}") for _ in range(R.count)]
-        if copied.any():
-            loaded = self.load(R, source[copied], P[copied])
+        if mask.any():
+            loaded = self.load(R, source[mask], P[mask])
             for k, part in enumerate([loaded] if isinstance(loaded, np.ndarray) else loaded):
-                keep = np.clip(nbytes[copied] - k * R.width, 0, R.width).astype(u8) * u8(8)
+                keep = np.clip(nbytes[mask] - k * R.width, 0, R.width).astype(u8) * u8(8)
                 bits = np.where(keep >= u8(64), ~u8(0), (u8(1) << np.minimum(keep, u8(63))) - u8(1))
-                parts[k][copied] = part & bits.astype(part.dtype)
+                parts[k][mask] = part & bits.astype(part.dtype)
         return parts
 
     def copy_commit(self, instr, multiply_adds: int, L):
         P, groups = self.positions(L), self.get_commits()
         if self.multiply_adds_done is not None:
-            here, full = np.zeros(self.n, bool), np.zeros(self.n, bool)
-            here[P] = True
-            for at, group, *_, since in self.copies:
-                mine = here[at] & (group == groups[at])
-                since[mine] = self.multiply_adds_done[at[mine]] + multiply_adds
-                full[at[mine]] = True
+            active, full = np.zeros(self.n, bool), np.zeros(self.n, bool)
+            active[P] = True
+            for positions, group, *_, since in self.copies:
+                mask = active[positions] & (group == groups[positions])
+                since[mask] = self.multiply_adds_done[positions[mask]] + multiply_adds
+                full[positions[mask]] = True
             if full.any():
                 self.run.counters.count_issue(instr, self.count_warps(np.flatnonzero(full)))
         groups[P] += 1
@@ -344,11 +344,11 @@ class WarpOps(BarrierOps):
         """Complete the copies of all but the newest `allowed` groups (-1: all copies, committed or not)."""
         if not self.copies:
             return
-        here = np.zeros(self.n, bool)
-        here[self.positions(L)] = True
-        left = []
+        active = np.zeros(self.n, bool)
+        active[self.positions(L)] = True
+        rest = []
         for P, group, W, target, parts, since in self.copies:
-            done = here[P]
+            done = active[P]
             if allowed >= 0:
                 done = done & (group < self.get_commits()[P] - allowed)
             if done.any():
@@ -359,9 +359,9 @@ class WarpOps(BarrierOps):
                 data = parts[0][done] if W.count == 1 else tuple(p[done] for p in parts)
                 self.store(W, target[done], data, P[done])
             if not done.all():
-                go = ~done
-                left.append([P[go], group[go], W, target[go], [p[go] for p in parts], since[go]])
-        self.copies = left
+                keep = ~done
+                rest.append([P[keep], group[keep], W, target[keep], [p[keep] for p in parts], since[keep]])
+        self.copies = rest
 
     # -- clusters --------------------------------------------------------------------------------------------
     def cluster_arrive(self, L, release: bool):
@@ -389,12 +389,12 @@ class WarpOps(BarrierOps):
     def read_bytes(self, address: int, nbytes: int, p: int) -> bytes:
         """Read bytes at a generic address as thread `p`."""
         if address >= LOCAL_WINDOW:
-            at = int(self.local_base[p]) + address - LOCAL_WINDOW
-            return self.local_space.data[at : at + nbytes].tobytes()
-        at = address - self.arena.base
-        if not 0 <= at <= self.arena.size - nbytes:
+            offset = int(self.local_base[p]) + address - LOCAL_WINDOW
+            return self.local_space.data[offset : offset + nbytes].tobytes()
+        offset = address - self.arena.base
+        if not 0 <= offset <= self.arena.size - nbytes:
             return bytes(nbytes)
-        return self.arena.data[at : at + nbytes].tobytes()
+        return self.arena.data[offset : offset + nbytes].tobytes()
 
     def read_string(self, address: int, p: int) -> str:
         out = b""
@@ -440,7 +440,7 @@ def format_c(fmt: str, arguments: int, batch, p: int) -> str:
 
 
 # -- atomic arithmetic --------------------------------------------------------------------------------------
-NOT_NUMPY = ("f16x2", "bf16x2", "bf16")  # kinds of values that are kept as bits, since NumPy has no such type
+NOT_NUMPY = ("f16x2", "bf16x2", "bf16")  # kinds of values stored as bits, since NumPy has no such type
 
 
 def _combine(op: str, kind: str, old, values):
@@ -482,28 +482,28 @@ def update_atomically(data, index, op: str, kind: str, values, used: bool):
             view[index] = numeric.canonicalize_nan(view[index])
         return None
     order = np.argsort(index, kind="stable")
-    place = index[order]
-    new_group = np.ones(len(place), bool)
-    new_group[1:] = place[1:] != place[:-1]
+    cells = index[order]
+    new_group = np.ones(len(cells), bool)
+    new_group[1:] = cells[1:] != cells[:-1]
     start = np.flatnonzero(new_group)
     group = np.cumsum(new_group) - 1
-    rank = np.arange(len(place)) - start[group]
-    old = np.zeros(len(place), view.dtype)
+    rank = np.arange(len(cells)) - start[group]
+    old = np.zeros(len(cells), view.dtype)
     sorted_values = [v[order] for v in typed]
     if op == "add" and view.dtype.kind in "ui" and kind not in NOT_NUMPY:
         total = np.cumsum(sorted_values[0], dtype=view.dtype)
         before = total - sorted_values[0]
-        old = view[place] + (before - before[start][group])
-        last = np.append(start[1:], len(place)) - 1
-        view[place[last]] = old[last] + sorted_values[0][last]
+        old = view[cells] + (before - before[start][group])
+        last = np.append(start[1:], len(cells)) - 1
+        view[cells[last]] = old[last] + sorted_values[0][last]
     else:
         for r in range(int(rank.max(initial=-1)) + 1):
             now = np.flatnonzero(rank == r)
-            here = view[place[now]]
-            old[now] = here
-            view[place[now]] = _combine(op, kind, here, [v[now] for v in sorted_values])
+            current = view[cells[now]]
+            old[now] = current
+            view[cells[now]] = _combine(op, kind, current, [v[now] for v in sorted_values])
     if not used:
         return None
-    out = np.empty(len(place), data.dtype)
+    out = np.empty(len(cells), data.dtype)
     out[order] = old.view(data.dtype)
     return out

@@ -61,8 +61,8 @@ def get_initial_registers(function, threads: int) -> int:
     """
     if function.max_registers:
         return function.max_registers
-    most = REGISTERS_PER_SM // ((function.max_threads or threads) * max(function.min_blocks, 1))
-    return min(most, MAX_REGISTERS) // 8 * 8
+    limit = REGISTERS_PER_SM // ((function.max_threads or threads) * max(function.min_blocks, 1))
+    return min(limit, MAX_REGISTERS) // 8 * 8
 
 
 class WarpgroupOps(BulkOps):
@@ -100,8 +100,8 @@ class WarpgroupOps(BulkOps):
             )  # fmt: skip
         self.registers[warps] = number
         for block in np.unique(self.block_of[P]).tolist():
-            mine = self.registers[block * self.warps_per_block :][: self.warps_per_block]
-            if mine.sum() <= self.register_pool:
+            counts = self.registers[block * self.warps_per_block :][: self.warps_per_block]
+            if counts.sum() <= self.register_pool:
                 self.over_budget.pop(block, None)
             elif more:
                 self.over_budget[block] = instr, int(self.thread_of[P[self.block_of[P] == block][0]])
@@ -121,7 +121,7 @@ class WarpgroupOps(BulkOps):
             first_uneven = P[np.flatnonzero((values != values[:, :1]).any(axis=1))[0] * 128]
             message = "the threads of a warpgroup pass different matrix descriptors"
             self.run.record_at(self, first_uneven, "uneven matrix descriptor", A.instr, message)
-        places = []
+        indices = []
         for descriptor, position in zip(values[:, 0].tolist(), first.tolist(), strict=True):
             if descriptor >> 49 & 7:
                 raise UnsupportedInstruction(A.instr, "a matrix descriptor with a base offset")
@@ -129,8 +129,8 @@ class WarpgroupOps(BulkOps):
             base = np.zeros(self.n, np.int64)
             base[position] = self.block_of[position] * self.shared_size
             positions = np.full(len(address), position)
-            places.append(self.offset_index(A, address, base, self.run.shared_extents, positions))
-        index = np.stack(places)
+            indices.append(self.offset_index(A, address, base, self.run.shared_extents, positions))
+        index = np.stack(indices)
         cells, written, full = A.get_views(self.shared_space)
         if self.checks.uninitialised:
             for k, position in enumerate(first.tolist()):
@@ -163,16 +163,16 @@ class WarpgroupOps(BulkOps):
             self.run.counters.count_issue(B.instr, groups)
         P = self.positions(L)
         first = P[::128]
-        places = []
+        indices = []
         if A is None:
             matrix = self.read_register_operand(left, a, groups)
         else:
             matrix, index = self.read_shared_operand(A, left, a, first, L)
-            places.append(index)
+            indices.append(index)
         right_matrix, index = self.read_shared_operand(B, right, b, first, L)
-        places.append(index)
+        indices.append(index)
         if self.order:
-            self.order.start_product(B.instr, P.reshape(groups, 128), np.concatenate(places, axis=1))
+            self.order.start_product(B.instr, P.reshape(groups, 128), np.concatenate(indices, axis=1))
         needed = len(sums) + (4 if A is None else 0)
         if self.program.uses_setmaxnreg and (self.registers[self.warp_of[first]] < needed).any():
             self.run.report_register_budget(
@@ -222,8 +222,8 @@ class WarpgroupOps(BulkOps):
         bad = np.broadcast_to(added, len(P))
         if bad.any() and self.checks.races:
             written = f"{register} has been written since the last wgmma.fence"
-            why = written if register else "no wgmma.fence comes before it"
-            self.run.record_at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, why)
+            message = written if register else "no wgmma.fence comes before it"
+            self.run.record_at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, message)
 
     def wgmma_commit(self, instr: Instr, L):
         self.count_full_warpgroups(instr, L)
@@ -239,12 +239,12 @@ class WarpgroupOps(BulkOps):
     # -- registers ------------------------------------------------------------------------------------------
 
     def report_over_budget(self):
-        """Report blocks whose warps request more registers than the block owns, which would deadlock."""
+        """Report blocks whose warps request more registers than the block has, which would deadlock."""
         for block, (instr, thread) in self.over_budget.items():
-            mine = self.registers[block * self.warps_per_block :][: self.warps_per_block]
+            counts = self.registers[block * self.warps_per_block :][: self.warps_per_block]
             self.run.report_register_budget(
                 self, instr, None,
-                f"the warps of the block request {32 * int(mine.sum())} registers, but it owns"
+                f"the warps of the block request {32 * int(counts.sum())} registers, but it owns"
                 f" {32 * self.register_pool}: these warps wait forever",
                 block=block, thread=thread,
             )  # fmt: skip

@@ -468,8 +468,8 @@ def mov(w: Writer, i: Instr):
         for n, x in enumerate(d.items):
             if isinstance(x, Reg) and x.name == "_":
                 continue
-            moved = f"({source} >> {w.code.bind_constant(k, 8 * step * n)})" if n else source
-            w.define(x, f"u{step}", f"{moved}.astype(u{step})")
+            part = f"({source} >> {w.code.bind_constant(k, 8 * step * n)})" if n else source
+            w.define(x, f"u{step}", f"{part}.astype(u{step})")
     elif isinstance(a, Reg) and (a.name.startswith("sp_clock") or "globaltimer" in a.name):
         k = f"u{w.get_width(d.name)}"
         w.define(d, k, f"{k}(m.clock())")
@@ -530,8 +530,8 @@ def cvt(w: Writer, i: Instr):
         return
     d, a = i.args
     if to == "tf32":
-        how = f"{mode or 'rn'!r}, {'relu' in i.mods}, {'satfinite' in i.mods}"
-        w.define(d, "u4", f"nm.to_tf32({w.use(a, 'u4')}, {how})")
+        options = f"{mode or 'rn'!r}, {'relu' in i.mods}, {'satfinite' in i.mods}"
+        w.define(d, "u4", f"nm.to_tf32({w.use(a, 'u4')}, {options})")
         return
     source_float = frm[0] == "f" or frm == "bf16"
     target_float = to[0] == "f" or to == "bf16"

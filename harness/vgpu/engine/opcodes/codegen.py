@@ -100,7 +100,7 @@ class Writer:
         self.lines: list[str] = []
         self.views: dict[str, dict[str, str]] = {}
         self.shared_root: dict[str, str] = {}  # variable -> variable whose memory it aliases
-        self.computed: set[str] = set()  # results of float arithmetic, whose NaNs are still NumPy's
+        self.computed: set[str] = set()  # results of float arithmetic, whose NaNs are not yet canonical
         self.pred: str | None = None
         self.counter = 0
         self.instructions = 0
@@ -181,18 +181,18 @@ class Writer:
             views[kind] = name
             return name
         canonical = self.use_reg(a, f"u{width}")
-        changed = self.temp(f"{canonical}.astype(u{size})")
-        return changed if kind[0] == "u" else f"{changed}.view({kind})"
+        converted = self.temp(f"{canonical}.astype(u{size})")
+        return converted if kind[0] == "u" else f"{converted}.view({kind})"
 
     def canonical_bits(self, name: str) -> str:
-        """Return an expression for a variable's bits, with NaNs of arithmetic replaced by a GPU's."""
+        """Return an expression for a variable's bits, with NaNs of arithmetic made canonical."""
         return f"nm.canonicalize_nan({name})" if name in self.computed else name
 
     def define(self, a, kind: str, expr: str, fresh: bool = True, computed: bool = False):
         """Write `expr` of `kind` to register operand `a`.
 
         `fresh` is False if it may alias another register's memory; `computed` means that it is the result of
-        float arithmetic, whose NaNs must be replaced by those of a GPU before the bits are used.
+        float arithmetic, whose NaNs must be made canonical before the bits are used.
         """
         if isinstance(a, Reg) and a.name == "_":
             self.emit(expr)
@@ -291,7 +291,7 @@ class Writer:
     def list_stores(self) -> list[tuple[str, str, str]]:
         """Return (register, expression if all threads are active, expression otherwise) for every register
         that later blocks read."""
-        kept = {f"{r}_{self.get_kind(r)}" for r in self.block.uses}
+        roots = {f"{r}_{self.get_kind(r)}" for r in self.block.uses}
         out = []
         for r in self.block.stores:
             if self.block.kind == "barrier" and r in get_registers(self.block.end.args[0]):
@@ -304,8 +304,8 @@ class Writer:
             source = views.get(canonical) or next(iter(views.values()))
             root = self.shared_root.get(source, source)
             expr = source if canonical in views else f"{self.canonical_bits(source)}.view({canonical})"
-            full = f"{expr}.copy()" if root in kept or not root.startswith(r + "_") else expr
-            kept.add(root)
+            full = f"{expr}.copy()" if root in roots or not root.startswith(r + "_") else expr
+            roots.add(root)
             out.append((r, full, expr))
         return out
 

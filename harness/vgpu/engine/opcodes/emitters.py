@@ -32,7 +32,7 @@ def opcode(*names: str):
 
 
 def emit(w, i: Instr):
-    """Emit the code of one instruction. Raise UnsupportedInstruction for an unknown opcode or variant."""
+    """Emit the code of one instruction. Raises UnsupportedInstruction for an unknown opcode or variant."""
     emitter = OPCODES.get(i.op)
     if emitter is None:
         raise UnsupportedInstruction(i)

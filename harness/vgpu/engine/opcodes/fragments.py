@@ -59,8 +59,8 @@ def compute_fragment_maps(shape: str, kind: str):
     lane = np.arange(32)
 
     def locate_elements(locate: Callable, count: int):
-        each = [np.broadcast_arrays(*locate(kind, n, lane >> 2, lane & 3)) for n in range(count // 32)]
-        return tuple(np.stack(part) for part in zip(*each, strict=True))
+        located = [np.broadcast_arrays(*locate(kind, n, lane >> 2, lane & 3)) for n in range(count // 32)]
+        return tuple(np.stack(axis) for axis in zip(*located, strict=True))
 
     return (
         locate_elements(locate_in_a, rows * depth),

@@ -129,12 +129,12 @@ def emit_bulk_load(w: Writer, i: Instr, from_shared: bool):
     if isinstance(source, TensorMem):
         reads = create_element_accesses(w, i, "R")
         box = f"{w.emit_address(source.map)}, {emit_coordinates(w, source)}"
-        places = f"{address}, {box}, {counted}, {mask}"
-        w.emit(f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {places}, L)")
+        operands = f"{address}, {box}, {counted}, {mask}"
+        w.emit(f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {operands}, L)")
         return
     read = w.code.new_access(i, "R", "shared" if from_shared else "global", *_WIDE)
-    run = f"{address}, {w.emit_address(source)}, {w.use(size, 'u4')}, {counted}, {mask}, {from_shared}"
-    w.emit(f"m.bulk_load(A{read.number}, A{write.number}, A{counter.number}, {run}, L)")
+    args = f"{address}, {w.emit_address(source)}, {w.use(size, 'u4')}, {counted}, {mask}, {from_shared}"
+    w.emit(f"m.bulk_load(A{read.number}, A{write.number}, A{counter.number}, {args}, L)")
 
 
 def emit_bulk_store(w: Writer, i: Instr, op: str | None):
@@ -148,9 +148,9 @@ def emit_bulk_store(w: Writer, i: Instr, op: str | None):
         return
     t = get_type(i) if op else "u64"
     write = w.code.new_access(i, kind, "global", WIDTH[t])
-    run = f"{w.emit_address(target)}, {w.emit_address(source)}, {w.use(rest[0], 'u4')}"
+    operands = f"{w.emit_address(target)}, {w.emit_address(source)}, {w.use(rest[0], 'u4')}"
     element = t if t == "bf16" else KIND[t]
-    w.emit(f"m.bulk_store(A{read.number}, A{write.number}, {run}, {op!r}, {element!r}, L)")
+    w.emit(f"m.bulk_store(A{read.number}, A{write.number}, {operands}, {op!r}, {element!r}, L)")
 
 
 def create_element_accesses(w: Writer, i: Instr, kind: str) -> str:
@@ -187,8 +187,8 @@ def wgmma(w: Writer, i: Instr):
     check_modifiers(i, "mma_async", "sync", "aligned", shape)
     sums_kind, kind, other = [m for m in i.mods if m in WIDTH]
     n, depth = (int(x) for x in re.findall(r"\d+", shape)[1:])
-    known = sums_kind == "f32" or (sums_kind == "f16" and kind == "f16")
-    if kind != other or not known or depth != _DEPTH.get(kind) or not 8 <= n <= 256 or n % 8:
+    supported = sums_kind == "f32" or (sums_kind == "f16" and kind == "f16")
+    if kind != other or not supported or depth != _DEPTH.get(kind) or not 8 <= n <= 256 or n % 8:
         raise UnsupportedInstruction(i)
     sums, left, right, keep, *rest = i.args
     flags = [int(x.value) for x in rest]

@@ -25,7 +25,7 @@ _SPACE_WORDS = {*STATE_SPACES, "param::func", "frame"}
 
 
 def get_space(i: Instr) -> str:
-    """Return the state space that the modifiers name, or "generic"."""
+    """Return the state space in the modifiers, or "generic"."""
     for m in i.mods:
         base = m.split("::")[0]
         if base in _SPACES:
@@ -122,8 +122,8 @@ def atomic(w: Writer, i: Instr):
         parts = [
             w.use(v[k], f"u{size}" if kind not in KIND.values() or kind[0] != "i" else kind) for v in items
         ]
-        place = w.emit_address(Mem(mem.base, mem.offset + k * size))
-        call = f"m.atomic(A{a.number}, {op!r}, {kind!r}, {place}, ({', '.join(parts)},), L, {used})"
+        address = w.emit_address(Mem(mem.base, mem.offset + k * size))
+        call = f"m.atomic(A{a.number}, {op!r}, {kind!r}, {address}, ({', '.join(parts)},), L, {used})"
         if used:
             w.define(dest, f"u{size}", call)
         else:
@@ -268,8 +268,8 @@ def async_copy(w: Writer, i: Instr):
             is_predicate = isinstance(rest[0], Reg) and w.get_width(rest[0].name) == 0
             extra = w.use(rest[0], "p" if is_predicate else "u4")
         source, target = w.emit_address(i.args[1]), w.emit_address(i.args[0])
-        places = f"A{read.number}, A{write.number}, {target}, {source}"
-        w.emit(f"m.copy_async({places}, {extra}, {w.multiply_adds}, L)")
+        operands = f"A{read.number}, A{write.number}, {target}, {source}"
+        w.emit(f"m.copy_async({operands}, {extra}, {w.multiply_adds}, L)")
 
 
 # -- tensor cores -------------------------------------------------------------------------------------------
@@ -323,10 +323,10 @@ def mapa(w: Writer, i: Instr):
     check_modifiers(i, "shared::cluster")
     k = f"u{WIDTH[get_type(i)]}"
     d, a, rank = i.args
-    place = w.use(a, k)
+    address = w.use(a, k)
     rank_byte = f"(({w.use(rank, 'u4')} + u4(1)).astype({k}) << {w.code.bind_constant(k, 24)})"
     mask = 0xFFFFFF if "shared::cluster" in i.mods else ~0xFF000000 & (1 << 64) - 1
-    w.define(d, k, f"({place} & {w.code.bind_constant(k, mask)}) | {rank_byte}")
+    w.define(d, k, f"({address} & {w.code.bind_constant(k, mask)}) | {rank_byte}")
 
 
 @opcode("nanosleep", "prefetch", "prefetchu", "griddepcontrol", "pmevent", "discard", "applypriority")

@@ -37,9 +37,9 @@ def funnel_shift(low, high, s, left: bool, wrap: bool):
     """Compute shf.l or shf.r of the 64-bit value high:low; the amount is taken modulo 32 if `wrap`, else
     clamped."""
     s = (s & u4(31)) if wrap else np.minimum(s, u4(32))
-    both = (high.astype(u8) << u8(32)) | low.astype(u8)
+    value = (high.astype(u8) << u8(32)) | low.astype(u8)
     s = s.astype(u8)
-    return ((both << s) >> u8(32)).astype(u4) if left else (both >> s).astype(u4)
+    return ((value << s) >> u8(32)).astype(u4) if left else (value >> s).astype(u4)
 
 
 def mulhi(a, b):
@@ -120,8 +120,8 @@ def bfe(a, pos, length):
     if a.dtype.kind == "i":
         top = np.minimum(pos + length - 1, bits - 1)
         sign = (unsigned >> np.maximum(top, 0).astype(u8)) & u8(1)
-        have = np.clip(np.minimum(length, bits - pos), 0, 64)
-        fill = np.where(have >= 64, u8(0), ~u8(0) << np.minimum(have, 63).astype(u8))
+        available = np.clip(np.minimum(length, bits - pos), 0, 64)
+        fill = np.where(available >= 64, u8(0), ~u8(0) << np.minimum(available, 63).astype(u8))
         out = np.where((sign != 0) & (length != 0), out | fill, out)
     return out.astype(UNSIGNED[bits // 8])
 
@@ -147,16 +147,16 @@ def lop3(a, b, c, table: int):
 
 def prmt(a, b, selector, mode: str):
     """Permute the bytes of b:a; `mode` is "" or one of f4e, b4e, rc8, ecl, ecr, rc16."""
-    both = a.astype(u8) | (b.astype(u8) << u8(32))
+    source = a.astype(u8) | (b.astype(u8) << u8(32))
     out = (a & u4(0)).astype(u8)
     s = selector & u4(3)
     for k in range(4):
         if mode == "":
             nibble = (selector >> u4(4 * k)) & u4(15)
-            pick, sign = nibble & u4(7), nibble & u4(8)
+            index, sign = nibble & u4(7), nibble & u4(8)
         else:
             sign = u4(0)
-            pick = {
+            index = {
                 "f4e": lambda k: s + u4(k),
                 "b4e": lambda k: (s - u4(k)) & u4(7),
                 "rc8": lambda k: s,
@@ -164,7 +164,7 @@ def prmt(a, b, selector, mode: str):
                 "ecr": lambda k: np.minimum(s, u4(k)),
                 "rc16": lambda k: ((s & u4(1)) << u4(1)) + u4(k & 1),
             }[mode](k)
-        byte = (both >> (pick.astype(u8) * u8(8))) & u8(255)
+        byte = (source >> (index.astype(u8) * u8(8))) & u8(255)
         byte = np.where(sign != 0, np.where(byte & u8(128) != 0, u8(255), u8(0)), byte)
         out = out | (byte << u8(8 * k))
     return out.astype(u4)
@@ -195,11 +195,11 @@ def quiet_nan(x):
 
 def abs_or_neg_bits(bits, op: str, infinity: int):
     """Compute abs or neg of f16, bf16 or f32 bits; NaN becomes the canonical NaN."""
-    sign, rest = (u4(0x80000000), u4(0x7FFFFFFF)) if bits.dtype == u4 else (u2(0x8000), u2(0x7FFF))
-    magnitude = bits & rest
+    sign, mask = (u4(0x80000000), u4(0x7FFFFFFF)) if bits.dtype == u4 else (u2(0x8000), u2(0x7FFF))
+    magnitude = bits & mask
     nan = magnitude > infinity
     out = magnitude if op == "abs" else bits ^ sign
-    return np.where(nan, rest, out) if np.count_nonzero(nan) else out
+    return np.where(nan, mask, out) if np.count_nonzero(nan) else out
 
 
 def abs_or_neg_f8(x, op: str):
@@ -380,8 +380,8 @@ def narrow(x, dtype, mode: str):
     if mode == "rn":
         return out
     back = out.astype(f8)
-    wide = x.astype(f8)
-    return _round_directed(out, wide, back > wide, back < wide, mode)
+    x64 = x.astype(f8)
+    return _round_directed(out, x64, back > x64, back < x64, mode)
 
 
 def _round_directed(out, x, over, under, mode: str):

@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_folder() -> None:
-    """Raise EnvironmentProblem if the working directory is gone: libraries would report other errors."""
+    """Raise EnvironmentProblem if the working directory is missing: libraries would report other errors."""
     try:
         os.getcwd()
     except FileNotFoundError as error:
@@ -75,8 +75,8 @@ def run(arguments: list[str]) -> int:
     puzzle = find_named_puzzle(arguments or ["--help"])
     for demo in puzzle.demos:
         if demo.options and f"--{demo.flag}" in arguments:
-            rest = [argument for argument in arguments if argument not in (puzzle.name, f"--{demo.flag}")]
-            return puzzle.resolve(demo.run)(make_console(sys.stdout), rest)
+            others = [argument for argument in arguments if argument not in (puzzle.name, f"--{demo.flag}")]
+            return puzzle.resolve(demo.run)(make_console(sys.stdout), others)
     return run_puzzle(parse(arguments or ["--help"]))
 
 

@@ -58,12 +58,12 @@ def select_work(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Wo
 
 def select_works(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
     """Return a command's files: one, or all of an `every_rung` puzzle without --rung and blank."""
-    whole = puzzle.every_rung and not rung and blank is None
-    return list_works(puzzle) if whole else [select_work(puzzle, rung, blank)]
+    all_files = puzzle.every_rung and not rung and blank is None
+    return list_works(puzzle) if all_files else [select_work(puzzle, rung, blank)]
 
 
 def find_puzzles(name: str | None) -> list[Puzzle]:
-    return [find_puzzle(each) for each in (list_puzzle_names() if name is None else [name])]
+    return [find_puzzle(puzzle_name) for puzzle_name in (list_puzzle_names() if name is None else [name])]
 
 
 # ---- init and update ----------------------------------------------------------------------------------------
@@ -103,12 +103,12 @@ def update(arguments: list[str]) -> int:
         raise BadUse(
             f"not a workbook folder; run this inside one made by `{format_command('init')}`, or `git pull` in a clone"
         )
-    renewed = workspace.update(roots.CHECKOUT, book=flags.book)
+    updated_files = workspace.update(roots.CHECKOUT, book=flags.book)
     lines = [
         f"{format_path(file.path)}: renewed"
         + (f", your {', '.join(file.kept)} stays" if file.kept else "")
         + (f"; the old file is {format_path(file.copy)}, for lines outside of blanks" if file.copy else "")
-        for file in renewed
+        for file in updated_files
     ]
     was = f"; it was of {before}" if before != now else ""
     print_lines(make_console(sys.stdout), [*lines, f"{roots.CHECKOUT} is as version {now} has it{was}"])
@@ -131,17 +131,17 @@ def list_puzzles(arguments: list[str]) -> int:
     roots.problems()  # raises BadUse outside a workbook
     upcoming = find_current_work([work for puzzle in puzzles for work in list_works(puzzle)], progress)
     print_lines(console, [format_next(upcoming, progress)] if upcoming else [])
-    if old := workspace.describe_outdated(roots.CHECKOUT):
-        print_lines(console, [f"note: {old}"])
+    if outdated := workspace.describe_outdated(roots.CHECKOUT):
+        print_lines(console, [f"note: {outdated}"])
     for puzzle in puzzles:
-        whole = flags.all or flags.puzzle or (upcoming and puzzle is upcoming.puzzle)
-        if not whole:
+        expanded = flags.all or flags.puzzle or (upcoming and puzzle is upcoming.puzzle)
+        if not expanded:
             print_lines(console, format_puzzle(puzzle, progress))
             continue
         print_lines(console, [Text(f"{puzzle.name}  {puzzle.title}", style="bold")])
         for work in list_works(puzzle):
-            away = not (flags.all or flags.puzzle) and upcoming and work.rung.id != upcoming.rung.id
-            print_lines(console, format_gates(work, progress, folded=bool(away)))
+            is_folded = not (flags.all or flags.puzzle) and upcoming and work.rung.id != upcoming.rung.id
+            print_lines(console, format_gates(work, progress, folded=bool(is_folded)))
     if not (flags.all or flags.puzzle):
         one, every = format_command(f"list {puzzles[-1].name}"), format_command("list --all")
         print_lines(console, [Text(f"gates of another puzzle: `{one}`; of all: `{every}`", style="dim")])
@@ -165,27 +165,27 @@ def hint(arguments: list[str]) -> int:
     puzzle = find_puzzle(flags.puzzle)
     progress = Progress.load()
     requested = flags.gate or ""
-    prefix, _, rest = requested.partition("-")
+    prefix, _, suffix = requested.partition("-")
     if prefix in NAMES:
-        flags.rung, requested = prefix, rest
-    named = re.fullmatch(r"(\w+?)-(\d+)", requested)
-    requested = named[1] if named else requested
+        flags.rung, requested = prefix, suffix
+    numbered_hint = re.fullmatch(r"(\w+?)-(\d+)", requested)
+    requested = numbered_hint[1] if numbered_hint else requested
     check_gate(puzzle, flags.rung, None if flags.gate is None else requested)
-    holding = [work for work in list_works(puzzle) if requested in work.rung.gates]
+    candidates = [work for work in list_works(puzzle) if requested in work.rung.gates]
     # A hint's name is unique; a gate's may occur in several files.
-    here = None if flags.rung or named else find_current_work(holding, progress)
-    work = here or select_work(puzzle, flags.rung, None if flags.gate is None else requested)
+    current = None if flags.rung or numbered_hint else find_current_work(candidates, progress)
+    work = current or select_work(puzzle, flags.rung, None if flags.gate is None else requested)
     gate = find_current_blank(work, progress) if flags.gate is None else work.find_gate(requested)
     if gate is None:
         print("Every blank has passed: no hints are left.")
         return 0
-    console, number = make_console(sys.stdout), int(named[2]) if named else None
+    console, number = make_console(sys.stdout), int(numbered_hint[2]) if numbered_hint else None
     print_lines(console, read_next_hint(work, gate.id, progress, number, get_page_width(console)))
     return 0
 
 
 def find_current_blank(work: Work, progress: Progress) -> Gate | None:
-    """Return the first gate that is begun but not passed, else the first that is not passed, or None."""
+    """Return the first gate in progress, else the first that has not passed, or None."""
     states = work.get_states(progress)
     return next((gate for gate in work.gates if states[gate.id] in BEGUN), work.find_next_gate(progress))
 
@@ -223,30 +223,30 @@ def reset(arguments: list[str]) -> int:
     changes = find_changed_files(select_works(puzzle, flags.rung, flags.blank), flags.blank)
     if flags.blank and not flags.rung and not changes:
         # Several rungs may have the gate, and the learner may be working on an earlier one than the last.
-        holding = [work for work in list_works(puzzle) if flags.blank in work.rung.gates]
-        changes = next(filter(None, (find_changed_files([work], flags.blank) for work in holding)), {})
+        candidates = [work for work in list_works(puzzle) if flags.blank in work.rung.gates]
+        changes = next(filter(None, (find_changed_files([work], flags.blank) for work in candidates)), {})
     if not (puzzle.every_rung or flags.rung or flags.blank):
         damaged = find_changed_files([work for work in list_works(puzzle) if is_damaged(work)], None)
         changes = damaged or changes or find_changed_files([Work(puzzle, puzzle.main_rung)], None)
     if not changes:
         print("Nothing to reset: this is what the puzzle began with.")
         return 0
-    what = f"blank {flags.blank} of " if flags.blank else ""
+    item = f"blank {flags.blank} of " if flags.blank else ""
     for path in changes:
         print(
-            f"reset {what}{format_path(path)}; its current text is saved next to it as {path.name}.DATE{restore.BACKUP_SUFFIX}"
+            f"reset {item}{format_path(path)}; its current text is saved next to it as {path.name}.DATE{restore.BACKUP_SUFFIX}"
         )
     if not flags.yes and not confirm():
         print("Nothing was changed.")
         return 0
     for path, content in changes.items():
         try:
-            kept = restore.restore_file(path, content)
+            backup = restore.restore_file(path, content)
         except OSError as error:
             raise write_failed(
                 f"nothing was changed, {error.filename or format_path(path)}", error
             ) from error
-        print(f"wrote {format_path(path)}" + (f", kept {format_path(kept)}" if kept else ""))
+        print(f"wrote {format_path(path)}" + (f", kept {format_path(backup)}" if backup else ""))
     return 0
 
 
@@ -268,7 +268,7 @@ def find_changes(work: Work, blank: str | None) -> dict[Path, str | Path]:
 
 
 def make_missing_files(work: Work) -> dict[Path, str | Path]:
-    """Return the puzzle's missing files with blanks, of every rung; existing ones may hold work."""
+    """Return the puzzle's missing files with blanks, of every rung; existing ones may contain work."""
     solutions = roots.solutions() / work.puzzle.name
     problems = roots.problems() / work.puzzle.name
     return {
@@ -303,17 +303,17 @@ def verify(arguments: list[str]) -> int:
     parser.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
-    there = [work for puzzle in find_puzzles(flags.puzzle) for work in list_works(puzzle)]
-    requested = [work for work in there if flags.rung in (None, work.rung.id)]
+    works = [work for puzzle in find_puzzles(flags.puzzle) for work in list_works(puzzle)]
+    requested = [work for work in works if flags.rung in (None, work.rung.id)]
     if not requested:
-        ids = dict.fromkeys(work.rung.id for work in there)
+        ids = dict.fromkeys(work.rung.id for work in works)
         raise BadUse(
             f"--rung {flags.rung}: no such rung of {flags.puzzle or 'any puzzle'}; there is {', '.join(ids)}"
         )
     codes = [verify_work(console, work, verbose=flags.verbose) for work in requested]
     code = next((code for code in (5, 4, 1, 2, 3, 0) if code in codes), 3)
-    words = OUTCOMES[code].format(diff=format_command(f"diff {flags.puzzle or 'pNN'}"))
-    console.print(Text(f"   {words}", style="bold"))
+    outcome = OUTCOMES[code].format(diff=format_command(f"diff {flags.puzzle or 'pNN'}"))
+    console.print(Text(f"   {outcome}", style="bold"))
     return code
 
 
@@ -334,8 +334,8 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
         blanks = work.read_blanks()
         touched = any(blank.size for blank in blanks.values())
         # An optional rung is not required for a solved puzzle.
-        what = "it is optional" if work.rung.optional else f"{len(blanks)} to solve"
-        line = Text(title, style="bold") if touched else Text(f"{title}: untouched ({what})", style="dim")
+        state = "it is optional" if work.rung.optional else f"{len(blanks)} to solve"
+        line = Text(title, style="bold") if touched else Text(f"{title}: untouched ({state})", style="dim")
         console.print(line)
         if work.in_package:
             print_lines(
@@ -431,8 +431,8 @@ def build_ext(arguments: list[str]) -> int:
     requested = host.select_libraries(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
     for library, built in libraries.build_all(requested, flags.output):
         size = built.path.stat().st_size / 2**20
-        how = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
-        print_lines(console, [f"{library.name}: {how}, {size:.1f} MiB: {format_path(built.path)}"])
+        status = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
+        print_lines(console, [f"{library.name}: {status}, {size:.1f} MiB: {format_path(built.path)}"])
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Provide what all commands share: flag parser, streams, console, JSON, paths and progress line."""
+"""Provide helpers for all commands: flag parser, streams, console, JSON, paths and progress line."""
 
 import argparse
 import codecs
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 RESULT_HEAD = r" *(?:[✅❌⏳] \S+ +)?"
-"""Matches what precedes a line's words: spaces and, in the line of a result, a sign and the gate."""
+"""Pattern of the start of a line: spaces and, in a result's line, a sign and the gate."""
 MIN_COLUMNS = 20
-"""Fewest columns of a readable layout; a smaller value of COLUMNS is ignored."""
+"""Minimum number of columns of a readable layout; a smaller value of COLUMNS is ignored."""
 ASCII_SIGNS = {
     **{"✅": "ok", "❌": "FAIL", "⏳": "todo", "⏭": "skip", "✎": "edit"},
     **{"✓": "ok", "✗": "FAIL", "▶": ">", "←": "<-", "⋮": ":", "├": "+", "█": "#"},
@@ -76,7 +76,7 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for the life of the process)
     for stream in (sys.stdout, sys.stderr):
-        changeable = isinstance(stream, io.TextIOWrapper)  # not so if a program has replaced the stream
+        changeable = isinstance(stream, io.TextIOWrapper)  # False if a program has replaced the stream
         if changeable and stream.errors in ("strict", "surrogateescape", "backslashreplace"):
             stream.reconfigure(errors="workbook-plain-signs")
 
@@ -98,7 +98,7 @@ def report_output_error(error: OSError) -> int:
 
 
 def escape_controls(text: str) -> str:
-    """Escape the control characters of a text, which a terminal would obey, except newlines and tabs."""
+    """Escape the control characters of a text, which a terminal would interpret, except newlines and tabs."""
     return "".join(
         ascii(sign)[1:-1] if unicodedata.category(sign) == "Cc" and sign not in "\n\t" else sign
         for sign in text
@@ -106,7 +106,7 @@ def escape_controls(text: str) -> str:
 
 
 class PipedConsole(Console):
-    """A console that leaves a broken pipe to `harness.cli`; rich would exit with 1, for a wrong result."""
+    """A console that leaves a broken pipe to `harness.cli`; rich would exit with 1 (a wrong result)."""
 
     wraps = False
     """True to wrap lines although the output is not a terminal."""
@@ -141,9 +141,9 @@ def get_terminal_width(stream) -> int | None:
 
 
 def get_requested_width() -> int:
-    """Return the width in COLUMNS, which may be set for a pager; 0 if it is unset or below NARROWEST."""
-    words = os.environ.get("COLUMNS", "")
-    return int(words) if words.isdecimal() and int(words) >= MIN_COLUMNS else 0
+    """Return the width in COLUMNS, which may be set for a pager; 0 if it is unset or below MIN_COLUMNS."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) >= MIN_COLUMNS else 0
 
 
 def get_page_width(console: Console) -> int:

@@ -18,12 +18,12 @@ class BadUse(WorkbookError):
 
 
 def make_unknown_gate_error(id: str, known: Iterable[str], where: str = "") -> BadUse:
-    """Return the error for a gate unknown in `where`, with the closest match and the gates `there`."""
+    """Return the error for a gate unknown in `where`, with the closest match and the `known` gates."""
     ids = [*known]
-    near = difflib.get_close_matches(id, ids, 1)
-    words = f" (did you mean {near[0]}?)" if near else ""
+    matches = difflib.get_close_matches(id, ids, 1)
+    suggestion = f" (did you mean {matches[0]}?)" if matches else ""
     return BadUse(
-        f"{f'{where} has no' if where else 'unknown'} gate {id!r}{words}; there is {', '.join(ids)}"
+        f"{f'{where} has no' if where else 'unknown'} gate {id!r}{suggestion}; there is {', '.join(ids)}"
     )
 
 

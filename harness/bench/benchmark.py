@@ -26,7 +26,7 @@ DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float3
 
 
 class Unavailable(Exception):
-    """A candidate is unavailable on this machine or at this size; the message says why."""
+    """A candidate is unavailable on this machine or at this size; the message gives the reason."""
 
 
 # ---- Problems ----------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ class Sizes(Protocol):
         ...
 
     def operations(self, direction: str) -> int:
-        """Return the least number of floating-point operations that a pass needs."""
+        """Return the minimum number of floating-point operations of a pass."""
         ...
 
 
@@ -75,12 +75,12 @@ def run_both_passes(
 
 
 class Calls:
-    """A candidate built for one problem. `note` goes into its rows."""
+    """A candidate built for one problem. `note` is added to its rows."""
 
     note = ""
 
     def prepare(self, direction: str) -> Call:
-        """Return a callable that runs one pass and returns its quantities, in `list_returned_names`' order.
+        """Return a callable that runs one pass and returns the quantities of `list_returned_names`.
 
         For "inference" the caller disables gradients: a switch inside the call would be timed too.
         """
@@ -113,7 +113,7 @@ class Differentiable(Calls):
 
 
 def make_eager(problem: Problem) -> Differentiable:
-    """Return the problem's function in eager PyTorch; its errors set every candidate's limits."""
+    """Return the problem's function in eager PyTorch; its errors determine every candidate's tolerance."""
     return Differentiable(problem.function, problem.leaves, problem.grad_output)
 
 
@@ -152,7 +152,7 @@ class Benchmark:
         cpu_sizes, gpu_sizes: Default values of --sizes.
         host_sizes: Sizes so small that a call is CPU-bound.
         quantities: Names of the results of both passes: the output, then the gradient of every leaf.
-        candidates: At most one of them is the floor.
+        candidates: The candidates; at most one is the floor.
         make_problem: Sizes, dtype, device -> a problem with values for which no gradient term vanishes.
     """
 

@@ -1,8 +1,8 @@
 """`pNN --bench`: time the workbook's kernels and the alternatives.
 
 Every candidate is checked against float64 before it is timed; a wrong one is not timed. All candidates of a
-size take turns in one process, ratios compare times of one round, and the floor (bare matrix products)
-and the ceilings (a large matrix product, a large copy) are measured in the same run. Columns:
+size take turns in one process, ratios compare times of one round, and the floor (bare GEMMs) and the
+ceilings (a large GEMM, a large copy) are measured in the same run. Columns:
 
 - `graph`: a CUDA graph of one call, replayed in short bursts after a pause: kernel time.
 - `loop`: back-to-back eager calls, timed by CUDA events; on a CPU by the wall clock.
@@ -88,13 +88,13 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
 
 def main(arguments: list[str]) -> int:
     """Run `pNN --bench ...` and return its exit code: 1 if a candidate is wrong or one of ours fails."""
-    rest = [argument for argument in arguments if argument != "--bench"]
-    name = next((argument for argument in rest if argument in list_puzzle_names()), rest[0] if rest else "")
+    args = [argument for argument in arguments if argument != "--bench"]
+    name = next((argument for argument in args if argument in list_puzzle_names()), args[0] if args else "")
     puzzle = find_puzzle(name)
-    if own := next((demo for demo in puzzle.demos if demo.flag == "bench"), None):
-        return puzzle.resolve(own.run)(make_console(sys.stdout), rest)
+    if own_demo := next((demo for demo in puzzle.demos if demo.flag == "bench"), None):
+        return puzzle.resolve(own_demo.run)(make_console(sys.stdout), args)
     benchmark = find_benchmark(puzzle)
-    flags = make_parser(name, benchmark).parse_args(rest)
+    flags = make_parser(name, benchmark).parse_args(args)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     if flags.dtype == "tf32" and not on_gpu:
@@ -111,16 +111,16 @@ def main(arguments: list[str]) -> int:
     harmless = "Attempting to run cuBLAS, but there was no current CUDA context"
     warnings.filterwarnings("ignore", message=harmless)
     torch.set_float32_matmul_precision("high" if bench.dtype == "tf32" else "highest")
-    where = f", in {flags.csv}" if flags.csv else ""
+    csv_note = f", in {flags.csv}" if flags.csv else ""
     started = time.monotonic()
     with open_csv(flags.csv, bench.fields) as bench.on_row:
         print_machine(bench)
         try:
             bench.run()
         except KeyboardInterrupt:
-            bench.print_text(f"interrupted after {len(bench.rows)} rows{where}")
+            bench.print_text(f"interrupted after {len(bench.rows)} rows{csv_note}")
             raise
-    bench.print_text(f"took {time.monotonic() - started:.0f} s: {len(bench.rows)} rows{where}")
+    bench.print_text(f"took {time.monotonic() - started:.0f} s: {len(bench.rows)} rows{csv_note}")
     if bench.faults:
         bench.print_text(f"❌ {bench.faults} wrong or failed; see above")
     return int(bench.faults > 0)
@@ -128,9 +128,9 @@ def main(arguments: list[str]) -> int:
 
 def print_machine(bench: Bench) -> None:
     facts = describe_machine(bench.device)
-    words = [facts["device"], facts["driver"] and f"driver {facts['driver']}", f"torch {facts['torch']}"]
-    words += [f"{name} {facts[name]}" for name in ("triton", "max") if facts[name]]
-    bench.print_text(", ".join(word for word in words if word))
+    parts = [facts["device"], facts["driver"] and f"driver {facts['driver']}", f"torch {facts['torch']}"]
+    parts += [f"{name} {facts[name]}" for name in ("triton", "max") if facts[name]]
+    bench.print_text(", ".join(word for word in parts if word))
     if not bench.cuda:
         bench.print_text(
             "No GPU here: these are times of the CPU paths, and they say nothing about any GPU. "

@@ -23,8 +23,8 @@ def describe(run: Run) -> list[str]:
             if device.target.kind != "virtual"
         }
         for kind, (microseconds, _) in times.items():
-            words = f"{microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
-            lines.append(f"   {kind.upper()} time ({variant}): {words}")
+            measurement = f"{microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
+            lines.append(f"   {kind.upper()} time ({variant}): {measurement}")
         if variant in run.options.puzzle.on_cpu:
             lines.append(f"   CPU / GPU ({variant}): {format_cpu_gpu_ratio(times)}")
     return lines

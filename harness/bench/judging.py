@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 Errors = dict[str, tuple[float, float]]
 
 
-# ---- Right or wrong ----------------------------------------------------------------------------------------
+# ---- Correctness -------------------------------------------------------------------------------------------
 
 
 def compute_errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors:
@@ -30,14 +30,14 @@ def compute_errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -
 def describe_excess(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
     """Return a sentence for each error of a candidate that is too large.
 
-    An error may be up to twice PyTorch's in the same dtype, plus the FLOOR of all the workbook's checks.
+    An error may be up to twice PyTorch's in the same dtype, plus the FLOOR shared by all checks.
     """
     floor = FLOOR[get_dtype_name(dtype)]
     return [
-        f"{name} is off by {error:.1e} of its {kind}, PyTorch by {own:.1e}"
+        f"{name} is off by {error:.1e} of its {kind}, PyTorch by {pytorch_error:.1e}"
         for name, pair in measured.items()
-        for kind, error, own in zip(("norm", "largest value"), pair, baseline[name], strict=True)
-        if not error <= 2 * own + floor
+        for kind, error, pytorch_error in zip(("norm", "largest value"), pair, baseline[name], strict=True)
+        if not error <= 2 * pytorch_error + floor
     ]
 
 
@@ -48,16 +48,16 @@ def measure_saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
     """Return the bytes that autograd saves for backward, except the storages of parameters and output."""
     (output, *_), saved = record_saved_tensors(forward)
     left_out = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
-    memory = (tensor.untyped_storage() for tensor in saved)
-    return sum(each.nbytes() for each in memory if each.data_ptr() not in left_out)
+    storages = (tensor.untyped_storage() for tensor in saved)
+    return sum(storage.nbytes() for storage in storages if storage.data_ptr() not in left_out)
 
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:
     """Return a call's peak CUDA memory above the amount allocated before it."""
     torch.cuda.synchronize()
     gc.collect()  # frees memory of earlier calls now, not during the measurement
-    before = torch.cuda.memory_allocated()
+    allocated = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     call()
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return torch.cuda.max_memory_allocated() - allocated

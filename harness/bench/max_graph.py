@@ -1,6 +1,6 @@
 """Benchmark a variant of a puzzle by calling its MAX graphs directly.
 
-CUDA graphs and PyTorch's events do not see MAX's stream, so only the column `waited` is measured.
+CUDA graphs and PyTorch's events do not cover MAX's stream, so only the column `waited` is measured.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ DIRECTIONS = ("forward", "backward")
 class MaxCalls(Calls):
     """Calls of a variant's forward and backward graph, on preallocated buffers.
 
-    All `variants` are compiled as one unit: nearly all of the time is per unit, not per graph. `shapes` maps
+    All `variants` are compiled as one unit: compile time is mostly per unit, not per graph. `shapes` maps
     each result to its shape. Raises Unavailable if PyTorch has a GPU and MAX sees none.
     """
 
@@ -62,13 +62,13 @@ class MaxCalls(Calls):
     def prepare(self, direction: str) -> Timed:
         """Return a callable that starts one pass, without waiting, and returns the graphs' own buffers."""
         directions = {"backward": ("backward",), "both": DIRECTIONS}.get(direction, ("forward",))
-        results = tuple(result for each in directions for result in self.results[each])
+        results = tuple(result for graph in directions for result in self.results[graph])
         if direction == "backward":
             self.programs["forward"].run(self.buffers["forward"])
 
         def call() -> tuple[torch.Tensor, ...]:
-            for each in directions:
-                self.programs[each].run(self.buffers[each])
+            for graph in directions:
+                self.programs[graph].run(self.buffers[graph])
             return results
 
         return call

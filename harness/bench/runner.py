@@ -1,4 +1,4 @@
-"""Run a benchmark: check the candidates, time them in turns, print the rows and pass them on."""
+"""Run a benchmark: check the candidates, time them in turns, print the rows and pass them to `on_row`."""
 
 import functools
 import gc
@@ -31,7 +31,7 @@ from harness.bench.machine import describe_machine
 ROUNDS = 7
 """Turns per candidate."""
 LAUNCH_BOUND = 20.0
-"""Times below this many microseconds are launch-bound; nothing is concluded from them."""
+"""Times below this many microseconds are launch-bound, and therefore inconclusive."""
 CEILING_PRODUCTS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
 """A run's ceilings: the faster GEMM, [rows, inner] by [inner, columns], and a copy of CEILING_BYTES."""
 MACHINE = ("device", "driver", "torch", "triton", "max", "date", "protocol")
@@ -47,7 +47,7 @@ Row = dict[str, str | int | float]
 
 
 class WrongGraph(Exception):
-    """A CUDA graph whose results differ from the captured call's."""
+    """A CUDA graph whose results differ from those of the captured call."""
 
 
 @dataclass
@@ -105,14 +105,14 @@ class Bench:
         try:
             problem = self.benchmark.make_problem(sizes, DTYPES[self.dtype], self.device)
             truth = self.benchmark.compute_truth(problem)
-            own = judging.compute_errors(self.benchmark.compute_results(make_eager(problem)), truth)
+            eager_errors = judging.compute_errors(self.benchmark.compute_results(make_eager(problem)), truth)
         except (RuntimeError, MemoryError) as error:  # torch reports out of memory as RuntimeError
-            everybody = Candidate("all candidates", "", make_eager)
-            self.record_omission(sizes, everybody, "all", f"skipped: {format_error(error)}")
+            all_candidates = Candidate("all candidates", "", make_eager)
+            self.record_omission(sizes, all_candidates, "all", f"skipped: {format_error(error)}")
             return
         self.print_text(f"{sizes}: checking the candidates ...")
-        taking_part = [one for one in self.benchmark.candidates if set(one.columns) & set(columns)]
-        prepared = (self.prepare(candidate, problem, truth, own) for candidate in taking_part)
+        selected = [one for one in self.benchmark.candidates if set(one.columns) & set(columns)]
+        prepared = (self.prepare(candidate, problem, truth, eager_errors) for candidate in selected)
         ready = [one for one in prepared if one]
         del truth
         if "memory" in columns:
@@ -139,14 +139,14 @@ class Bench:
                 return Ready(candidate, calls, {})
             measured = judging.compute_errors(self.benchmark.compute_results(calls), truth)
         except (Unavailable, ImportError) as reason:
-            words = f"not installed ({reason})" if isinstance(reason, ImportError) else reason
-            self.record_omission(problem.sizes, candidate, "all", f"skipped: {words}")
+            description = f"not installed ({reason})" if isinstance(reason, ImportError) else reason
+            self.record_omission(problem.sizes, candidate, "all", f"skipped: {description}")
             return None
         except Exception as error:  # a peer or an incomplete package may raise anything
-            mine = candidate.role == "ours"
-            self.faults += mine
-            words = f"{'FAILED' if mine else 'skipped'}: {format_error(error)}"
-            self.record_omission(problem.sizes, candidate, "all", words)
+            is_ours = candidate.role == "ours"
+            self.faults += is_ours
+            description = f"{'FAILED' if is_ours else 'skipped'}: {format_error(error)}"
+            self.record_omission(problem.sizes, candidate, "all", description)
             return None
         if faults := judging.describe_excess(measured, own, problem.dtype):
             self.faults += 1
@@ -172,23 +172,23 @@ class Bench:
     def make_calls(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
         """Return the calls to time by candidate; report each that fails or cannot be captured."""
         calls = {}
-        for one in (one for one in ready if column in one.candidate.columns):
-            prepare = functools.partial(one.calls.prepare, direction)
+        for entry in (entry for entry in ready if column in entry.candidate.columns):
+            prepare = functools.partial(entry.calls.prepare, direction)
             try:
                 if column == "graph":
-                    calls[one.candidate.name] = graph = timing.Graph(prepare)
-                    self.check_graph(graph, one, problem, direction)
+                    calls[entry.candidate.name] = graph = timing.Graph(prepare)
+                    self.check_graph(graph, entry, problem, direction)
                 elif column == "waited":
-                    calls[one.candidate.name] = make_waiting_call(prepare(), one.calls)
+                    calls[entry.candidate.name] = make_waiting_call(prepare(), entry.calls)
                 else:
-                    calls[one.candidate.name] = prepare()
+                    calls[entry.candidate.name] = prepare()
             except Exception as error:  # as in `prepare`
-                calls.pop(one.candidate.name, None)
+                calls.pop(entry.candidate.name, None)
                 refused = column == "graph" and not isinstance(error, WrongGraph)
-                why = "cannot be captured" if refused else "FAILED"
-                self.faults += one.candidate.role == "ours" and not refused
-                reason = f"{why}: {format_error(error)}"
-                self.record_omission(problem.sizes, one.candidate, column, reason, direction)
+                failure = "cannot be captured" if refused else "FAILED"
+                self.faults += entry.candidate.role == "ours" and not refused
+                reason = f"{failure}: {format_error(error)}"
+                self.record_omission(problem.sizes, entry.candidate, column, reason, direction)
         return calls
 
     def check_graph(self, graph: timing.Graph, one: Ready, problem: Problem, direction: str) -> None:
@@ -220,22 +220,22 @@ class Bench:
 
     def make_rows(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
         """Return the CSV rows of one pass in one column."""
-        roles = {one.candidate.name: one.candidate.role for one in ready}
-        medians = {name: timing.summarize(taken).median for name, taken in times.items()}
+        roles = {entry.candidate.name: entry.candidate.role for entry in ready}
+        medians = {name: timing.summarize(samples).median for name, samples in times.items()}
         peers = {name: medians[name] for name in times if roles[name] == "peer"}
         fastest = min(peers, key=lambda name: peers[name], default="")
         rows = []
-        for one in (one for one in ready if one.candidate.name in times):
-            taken = times[one.candidate.name]
-            row = self.start_row(sizes, one.candidate, direction, column)
-            row |= {"protocol": str(protocol), "samples": len(taken), **format_times(taken)}
-            row["note"] = one.calls.note or one.candidate.get_version()
-            error = one.get_error(self.benchmark.list_returned_names(direction))
-            row["error"] = f"{error:.2e}" if one.errors else ""
+        for entry in (entry for entry in ready if entry.candidate.name in times):
+            samples = times[entry.candidate.name]
+            row = self.start_row(sizes, entry.candidate, direction, column)
+            row |= {"protocol": str(protocol), "samples": len(samples), **format_times(samples)}
+            row["note"] = entry.calls.note or entry.candidate.get_version()
+            error = entry.get_error(self.benchmark.list_returned_names(direction))
+            row["error"] = f"{error:.2e}" if entry.errors else ""
             if column != "host":
-                microseconds = medians[one.candidate.name]
+                microseconds = medians[entry.candidate.name]
                 row["tflops"] = f"{sizes.operations(direction) / microseconds / 1e6:.4g}"
-                row |= compute_ratios(one.candidate.name, times, self.benchmark.floor, fastest)
+                row |= compute_ratios(entry.candidate.name, times, self.benchmark.floor, fastest)
             rows.append(row)
         return rows
 
@@ -263,9 +263,9 @@ class Bench:
         calls["copy"] = lambda: (target.copy_(source),)
         protocol = self.choose_protocol("graph")
         times = timing.take_turns(calls, timing.CudaClock(), protocol)
-        medians = {name: timing.summarize(taken).median for name, taken in times.items()}
+        medians = {name: timing.summarize(samples).median for name, samples in times.items()}
         best = max(CEILING_PRODUCTS, key=lambda sizes: math.prod(sizes) / medians[sizes])
-        words = "{:,} rows, {:,} -> {:,}".format(*best)
+        best_sizes = "{:,} rows, {:,} -> {:,}".format(*best)
         ceilings = (
             (best, "matmul ceiling", "tflops", 2 * math.prod(best) / medians[best] / 1e6),
             ("copy", "copy ceiling", "gbs", 2 * source.nbytes / medians["copy"] / 1e3),
@@ -273,7 +273,7 @@ class Bench:
         for key, name, unit, rate in ceilings:
             row = self.start_row(None, Candidate(name, "ceiling", make_eager), "", "ceiling")
             row |= {"protocol": str(protocol), "samples": len(times[key]), **format_times(times[key])}
-            self.add_row(row | {unit: f"{rate:.4g}", "note": words if key == best else ""})
+            self.add_row(row | {unit: f"{rate:.4g}", "note": best_sizes if key == best else ""})
             self.print_text(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
     def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
@@ -297,8 +297,8 @@ class Bench:
         self.print_text(f"{problem.sizes}, memory in MiB, without parameters and output", style="bold")
         for row in rows:
             cells = (row.get(name, "") for name in ("saved_bytes", "peak_bytes"))
-            words = (f"{float(cell) / 2**20:,.2f}" if cell != "" else "-" for cell in cells)
-            self.print_text(f"   {row['candidate']:<20}{'{:>12}{:>12}'.format(*words)} (saved, peak)")
+            sizes = (f"{float(cell) / 2**20:,.2f}" if cell != "" else "-" for cell in cells)
+            self.print_text(f"   {row['candidate']:<20}{'{:>12}{:>12}'.format(*sizes)} (saved, peak)")
 
     # ---- Rows
 
@@ -311,13 +311,13 @@ class Bench:
         direction: str = "",
         error: float | None = None,
     ) -> None:
-        """Record in a row and print which candidate is not measured, and why."""
+        """Add a row and print a line about a candidate that is not measured, with the reason."""
         row = self.start_row(sizes, candidate, direction, column) | {"note": reason}
         if error is not None:
             row["error"] = f"{error:.2e}"
         self.add_row(row)
-        what = f" ({direction})" if direction else ""
-        self.print_text(f"   {candidate.name}{what}: {reason}")
+        suffix = f" ({direction})" if direction else ""
+        self.print_text(f"   {candidate.name}{suffix}: {reason}")
 
     def add_row(self, row: Row) -> None:
         row = {name: row.get(name, "") for name in self.fields}
@@ -353,7 +353,7 @@ def format_times(times: list[float]) -> Row:
 
 
 def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:
-    """Return a candidate's ratios, medians over the rounds; leave out those with a launch-bound time."""
+    """Return a candidate's median ratios over the rounds; omit those with launch-bound times."""
 
     def is_conclusive(one: str) -> bool:
         return one in times and statistics.median(times[one]) >= LAUNCH_BOUND

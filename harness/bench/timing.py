@@ -94,10 +94,10 @@ class IssueClock:
 
 
 class Graph:
-    """One call captured as a CUDA graph; calling the object replays it. `outputs` are the captured call's.
+    """One call captured as a CUDA graph; calling the object replays it. `outputs` are those of the call.
 
-    `prepare` runs on the capture's stream: autograd runs a backward pass on its forward pass's stream.
-    Raises whatever a call that cannot be captured raises.
+    `prepare` runs on the capture's stream: autograd runs a backward pass on the stream of the forward pass.
+    Raises the exception of a call that cannot be captured.
     """
 
     WARM_UPS = 3
@@ -164,17 +164,17 @@ def take_turns(
     """
     order = random.Random(seed)
     repeats = {name: estimate_repeats(clock, call, protocol.burst) for name, call in calls.items()}
-    taken: dict[Key, list[float]] = {name: [] for name in calls}
+    samples: dict[Key, list[float]] = {name: [] for name in calls}
     with disable_garbage_collection():
         for number in range(protocol.rounds):
             for name in order.sample(list(calls), len(calls)):
-                if number >= SLOW_ROUNDS and taken[name][0] >= SLOW:
+                if number >= SLOW_ROUNDS and samples[name][0] >= SLOW:
                     continue
                 clock.synchronize()
                 if protocol.idle[1]:
                     sleep(order.uniform(*protocol.idle))
-                taken[name].append(clock.measure(calls[name], repeats[name]))
-    return taken
+                samples[name].append(clock.measure(calls[name], repeats[name]))
+    return samples
 
 
 @contextmanager
@@ -189,15 +189,15 @@ def disable_garbage_collection() -> Iterator[None]:
 
 
 def time_waited_calls(call: Call, wait: Call, seconds: float, max_calls: int = 200) -> list[float]:
-    """Return the microseconds of 3 to `most` synchronized calls within `seconds`, after two warm-ups."""
-    taken: list[float] = []
+    """Return the microseconds of 3 to `max_calls` synchronized calls within `seconds`, after two warm-ups."""
+    samples: list[float] = []
     began = time.perf_counter()
-    while len(taken) < 5 or (time.perf_counter() - began < seconds and len(taken) < max_calls + 2):
+    while len(samples) < 5 or (time.perf_counter() - began < seconds and len(samples) < max_calls + 2):
         start = time.perf_counter()
         call()
         wait()
-        taken.append((time.perf_counter() - start) * 1e6)
-    return taken[2:]
+        samples.append((time.perf_counter() - start) * 1e6)
+    return samples[2:]
 
 
 # ---- Statistics --------------------------------------------------------------------------------------------
@@ -220,5 +220,5 @@ def summarize(times: list[float]) -> Summary:
 
 
 def compute_ratio(times: list[float], base: list[float]) -> float:
-    """Return the median ratio over the rounds that both lists have."""
+    """Return the median ratio over the rounds in both lists."""
     return statistics.median(time / other for time, other in zip(times, base, strict=False))

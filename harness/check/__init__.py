@@ -13,10 +13,10 @@ From `workbook p22 --gate dW` to its result; a file without a folder is in this 
 | replay them on the virtual GPU, case by case | execution.py | `VirtualDevice.run_cases` |
 | load or compute truth and baseline | reference.py | `Reference.compare_all` |
 | compare a tensor with the limit | compare.py | `compare` -> `TensorResult` |
-| turn comparisons and findings into the gate's result; calls the three rows before | grading.py | `Grader.grade_gates` |
+| turn comparisons and findings into the gate's result; calls the three above | grading.py | `Grader.grade_gates` |
 | print the result | harness/screens/report.py | `format_gate` |
 
-A gate is wrong if its values are, if the virtual GPU reports a finding, or if a repeated run differs;
+A gate is wrong if its values are wrong, the virtual GPU reports a finding, or a repeated run differs;
 diagnose.py looks for the cause among the puzzle's known mistakes. A correct gate is checked again in
 bfloat16. If the forward pass saves a wrong quantity, the backward kernels are replayed with the correct one.
 

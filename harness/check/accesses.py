@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.vgpu import Launch  # importing it loads the engine
 
 SECTOR_BYTES = 32
-"""Bytes of the smallest transfer of global memory."""
+"""Size of the smallest transfer from global memory."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Accesses:
             if launch.events is None:
                 continue
             shuffles = any(i.op in ("shfl", "redux") for i in launch.kernel.function.body)
-            place = launch.name, launch.grid, launch.block
-            self.launches.append(LaunchTrace(*place, launch.events, first, launch.findings, shuffles))
+            geometry = launch.name, launch.grid, launch.block
+            self.launches.append(LaunchTrace(*geometry, launch.events, first, launch.findings, shuffles))
             first += len(launch.events.steps)
         self.steps: list[Step] = [step for launch in self.launches for step in launch.events.steps]
         self.dropped = sum(launch.events.dropped for launch in self.launches)
@@ -131,8 +131,8 @@ class Accesses:
         for number, launch in enumerate(self.launches):
             for step in launch.events.steps:
                 tensor = launch.events.tensors.get(step.tensor)
-                own = number if tensor is not None and tensor.space == "shared" else -1
-                codes.append(names.setdefault((own, step.tensor), len(names)))
+                owner = number if tensor is not None and tensor.space == "shared" else -1
+                codes.append(names.setdefault((owner, step.tensor), len(names)))
         self.names = list(names)  # code -> (launch for shared memory, else -1, name)
         lengths = np.array([step.last - step.first for step in self.steps], np.int64)
         regions = {"": 0} | {id: n for n, id in enumerate(self.source.blanks, start=1)}
@@ -199,7 +199,7 @@ class Accesses:
 
 
 def count_bank_conflicts(events: Events, step: Step) -> int:
-    """Return the extra cycles that bank conflicts cost a step on shared memory."""
+    """Return the extra cycles of a shared-memory step due to bank conflicts."""
     warp, lane, byte, nbytes = locate_requests(events, step)
     if not len(warp):
         return 0
@@ -212,7 +212,7 @@ def count_bank_conflicts(events: Events, step: Step) -> int:
 
 
 def count_sectors(events: Events, step: Step) -> tuple[int, int]:
-    """Return how many 32-byte sectors a step on global memory moves, and the fewest that hold its bytes."""
+    """Return the number of 32-byte sectors that a global-memory step transfers, and the possible minimum."""
     warp, _, byte, nbytes = locate_requests(events, step)
     if not len(warp):
         return 0, 0
@@ -225,7 +225,7 @@ def count_sectors(events: Events, step: Step) -> tuple[int, int]:
 
 
 def locate_requests(events: Events, step: Step) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Return the warp, lane and byte offset of each thread of a step, and the bytes that each accesses."""
+    """Return the warp, lane and byte offset of each thread of a step, and the bytes accessed per thread."""
     rows = slice(step.first, step.last, step.count)
     itemsize = events.tensors[step.tensor].itemsize
     warp = events.block[rows].astype(np.int64) * 32 + (events.thread[rows] >> 5)

@@ -4,8 +4,8 @@ The learner's run is compared with the solution's, access by access, backwards f
 thread that writes the element is compared with its counterpart: it may write elsewhere, not at all, or a
 different value. In the last case its reads are compared: it may read different elements, or wrong values from
 the same ones. A wrong value that it reads is traced to the thread that wrote it. The search ends at the first
-thread that reads correct values and still goes wrong. Launch geometries are equal, so each thread of one run
-has a counterpart in the other.
+thread that reads correct values and still writes a wrong one. Launch geometries are equal, so each thread of
+one run has a counterpart in the other.
 """
 
 from collections.abc import Iterator
@@ -81,14 +81,14 @@ class Search:
     # -- the search -----------------------------------------------------------------------------------------
     def run(self, element: Element) -> Fault | None:
         """Return the fault that makes an element wrong; None if neither run writes it, or after MAX_HOPS hops."""
-        before = len(self.learner.steps)
+        learner_step = len(self.learner.steps)
         before_in_solution = len(self.solution.steps)
         while len(self.hops) < MAX_HOPS:  # an element may occur again, but only at an earlier step
-            fault, hop, read_step = self.compare_writes(element, before, before_in_solution)
+            fault, hop, read_step = self.compare_writes(element, learner_step, before_in_solution)
             if hop is None:
                 return fault
             self.hops.append(hop)
-            element, before, before_in_solution = hop.read.element, hop.read.step, read_step
+            element, learner_step, before_in_solution = hop.read.element, hop.read.step, read_step
         return None
 
     def compare_writes(
@@ -124,18 +124,18 @@ class Search:
         return self.make_fault("same", element, thread, last, last.value), None, 0
 
     def is_harmless(self, access: Access, theirs: dict[Thread, list[Access]]) -> bool:
-        """Check whether a store that the solution lacks writes a value that the solution's other threads write."""
-        stores = (a for some in theirs.values() for a in some if a.kind == access.kind == "W")
+        """Check whether an extra store writes the same value as other threads of the solution."""
+        stores = (a for accesses in theirs.values() for a in accesses if a.kind == access.kind == "W")
         return any(not self.are_different(a.value, access.value, access.element) for a in stores)
 
     def explain_write(
         self, element: Element, thread: Thread, ours: Access, reference: Access
     ) -> tuple[Fault | None, Hop | None, int]:
-        """Explain from a thread's reads why it writes another value than the solution's thread."""
+        """Explain a thread's wrong value by comparing its reads with those of the solution's thread."""
         fault, read, until = self.compare_reads(thread, ours, reference)
         if fault or read:
             return fault, Hop(ours, reference.value, read) if read else None, until
-        # The value may have come by a shuffle from another thread of the block, which read something else.
+        # The value may come from a shuffle, and another thread of the block may have read the wrong element.
         if self.learner.launches[thread.launch].shuffles:
             for peer in self.list_peers(thread):
                 fault, read, until = self.compare_reads(peer, ours, reference)
@@ -150,38 +150,38 @@ class Search:
         blank = self.learner.get_blank(ours.step)
         mine = self.find_first_reads(self.learner, thread, blank)
         theirs = self.find_first_reads(self.solution, thread, blank)
-        extra = [access for place, access in mine.items() if place not in theirs]
-        missing = [place for place in theirs if place not in mine]
+        extra = [access for element, access in mine.items() if element not in theirs]
+        missing = [element for element in theirs if element not in mine]
         if extra or missing:
             step = self.find_read_step(extra, missing, ours, thread)
             fault = self.make_fault("element", ours.element, thread, ours, reference.value)
             line = self.learner.get_line(step)
             return replace(fault, step=step, line=line, extra=tuple(extra), missing=tuple(missing)), None, 0
-        for place, access in mine.items():
-            if access.step < ours.step and self.are_different(access.value, theirs[place].value, place):
-                return None, access, theirs[place].step
-        if belongs := self.find_intended_element(thread, ours):
+        for element, access in mine.items():
+            if access.step < ours.step and self.are_different(access.value, theirs[element].value, element):
+                return None, access, theirs[element].step
+        if intended := self.find_intended_element(thread, ours):
             fault = self.make_fault("place", ours.element, thread, ours, reference.value)
-            return replace(fault, missing=(belongs,)), None, 0
-        late = self.compare_last_reads(thread, ours, reference, blank)
-        if late:
-            access, place = late
+            return replace(fault, missing=(intended,)), None, 0
+        last_reads = self.compare_last_reads(thread, ours, reference, blank)
+        if last_reads:
+            access, element = last_reads
             fault = self.make_fault("order", ours.element, thread, ours, reference.value)
             line = self.learner.get_line(access.step)
-            return replace(fault, step=access.step, line=line, extra=(access,), missing=(place,)), None, 0
+            return replace(fault, step=access.step, line=line, extra=(access,), missing=(element,)), None, 0
         return None, None, 0
 
     def find_read_step(
         self, extra: list[Access], missing: list[Element], ours: Access, thread: Thread
     ) -> int:
-        """Return the step of the first extra read, else of a read of the first missing read's tensor."""
+        """Return the step of the first extra read, else of a read from the first missing read's tensor."""
         if extra:
             return extra[0].step
         run = self.learner
         here = (run.tensor == self.get_tensor_code(run, missing[0])) & (run.kind == "R")
         here &= (run.launch == thread.launch) & self.select_blank(run, run.get_blank(ours.step))
-        own = np.flatnonzero(here & (run.block == thread.block))
-        rows = own if len(own) else np.flatnonzero(here)
+        in_block = np.flatnonzero(here & (run.block == thread.block))
+        rows = in_block if len(in_block) else np.flatnonzero(here)
         return int(run.step[rows[0]]) if len(rows) else ours.step
 
     def compare_last_reads(
@@ -200,8 +200,8 @@ class Search:
         run = self.solution
         close = np.abs(run.value - ours.value) <= RELATIVE_TOLERANCE * abs(ours.value)
         rows = np.flatnonzero(run.select_thread(thread) & (run.kind == ours.kind) & close)
-        places = {run.get_element(row) for row in rows.tolist()} - {ours.element}
-        return places.pop() if len(places) == 1 and ours.value else None
+        elements = {run.get_element(row) for row in rows.tolist()} - {ours.element}
+        return elements.pop() if len(elements) == 1 and ours.value else None
 
     def make_one_sided_fault(
         self, element: Element, thread: Thread, ours: list[Access], reference: list[Access]
@@ -209,11 +209,11 @@ class Search:
         """Return the fault of a thread that writes an element in only one of the two runs."""
         if ours:
             return self.make_fault("extra write", element, thread, ours[0], float("nan"))
-        same = self.learner.tensor == self.get_tensor_code(self.learner, element)
-        same &= self.learner.kind != "R"
-        rows = np.flatnonzero(same & (self.learner.launch == thread.launch))
-        near = rows[np.argsort(self.learner.block[rows] != thread.block, kind="stable")]
-        step = int(self.learner.step[near[0]]) if len(near) else None
+        same_tensor = self.learner.tensor == self.get_tensor_code(self.learner, element)
+        same_tensor &= self.learner.kind != "R"
+        rows = np.flatnonzero(same_tensor & (self.learner.launch == thread.launch))
+        nearest_rows = rows[np.argsort(self.learner.block[rows] != thread.block, kind="stable")]
+        step = int(self.learner.step[nearest_rows[0]]) if len(nearest_rows) else None
         return Fault(
             "missing write", element, thread, step, self.learner.get_line(step) if step is not None else None,
             expected=reference[0].value, hops=tuple(self.hops),
@@ -226,20 +226,20 @@ class Search:
     # -- both runs ------------------------------------------------------------------------------------------
     def group_writes(self, run: Accesses, element: Element, before: int) -> dict[Thread, list[Access]]:
         rows = np.flatnonzero(run.select_element(element) & (run.kind != "R") & (run.step < before))
-        out: dict[Thread, list[Access]] = {}
+        by_thread: dict[Thread, list[Access]] = {}
         for row in rows.tolist():
             access = run.get_access(row)
-            out.setdefault(access.thread, []).append(access)
-        return out
+            by_thread.setdefault(access.thread, []).append(access)
+        return by_thread
 
     def find_first_reads(self, run: Accesses, thread: Thread, blank: str) -> dict[Element, Access]:
         """Return a thread's first read of each element, in one blank or, for "", anywhere."""
         rows = np.flatnonzero(run.select_thread(thread) & (run.kind == "R") & self.select_blank(run, blank))
-        out: dict[Element, Access] = {}
+        by_element: dict[Element, Access] = {}
         for row in rows.tolist():
             access = run.get_access(row)
-            out.setdefault(access.element, access)
-        return out
+            by_element.setdefault(access.element, access)
+        return by_element
 
     def find_last_reads(
         self, run: Accesses, thread: Thread, before: int, blank: str
@@ -287,8 +287,8 @@ class Search:
     def get_scale(self, element: Element) -> float:
         key = element.launch, element.tensor
         if key not in self.scales:
-            same = self.solution.tensor == self.get_tensor_code(self.solution, element)
-            values = np.abs(self.solution.value[same])
+            same_tensor = self.solution.tensor == self.get_tensor_code(self.solution, element)
+            values = np.abs(self.solution.value[same_tensor])
             self.scales[key] = float(values[np.isfinite(values)].max(initial=0.0))
         return self.scales[key]
 

@@ -176,16 +176,16 @@ def add_owning_blank(
 
     For a line outside every blank, point to an `x[i][j]` in a blank, which makes the compiler fail elsewhere.
     """
-    at = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
-    line = int(at[1]) if at else 0
+    location = re.search(rf"{re.escape(str(source))}:(\d+):", str(error))
+    line = int(location[1]) if location else 0
     owners = [id for id, blank in blanks.items() if 0 <= line - blank.line < len(blank.body)]
     if owners:
-        words = [
+        explanations = [
             f"the line is in the blank of {id}, and the file compiles as a whole: fix {id} first, or empty it by `reset`"
             for id in owners
             if id not in requested
         ]
     else:
         slips = (fault for blank in blanks.values() for fault in find_source_faults(source, blank))
-        words = [f"line {slip.line}: {slip.words}" for slip in slips if slip.mistake == "double-index"]
-    return CompileFailed(f"{error}\n   -> {words[0]}", error.details) if words else error
+        explanations = [f"line {slip.line}: {slip.words}" for slip in slips if slip.mistake == "double-index"]
+    return CompileFailed(f"{error}\n   -> {explanations[0]}", error.details) if explanations else error

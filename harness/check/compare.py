@@ -46,7 +46,7 @@ class TensorResult:
         difference: max |got - PyTorch| over finite elements, as reports print it for a gradient.
         worst: Index of the largest error.
         nonfinite: Number of elements that are NaN or infinite where the truth is not, or the reverse.
-        unwritten: Number of elements that still hold the poison of the buffer.
+        unwritten: Number of elements that still have the buffer's poison value.
     """
 
     ok: bool
@@ -60,7 +60,7 @@ class TensorResult:
 
     @property
     def ratio(self) -> float:
-        """The error in units of PyTorch's own; infinite if PyTorch's is 0."""
+        """The error relative to PyTorch's; infinite if only PyTorch's is 0."""
         if self.baseline == 0:
             return 0.0 if self.error == 0 else float("inf")
         return self.error / self.baseline
@@ -68,7 +68,7 @@ class TensorResult:
 
 @dataclass
 class Repeats:
-    """Results of repeated runs of one gradient; `atomic` if blocks add to it in no fixed order."""
+    """Results of repeated runs of one gradient; `atomic` if blocks add to it with atomics, in any order."""
 
     runs: int
     bit_equal: bool
@@ -82,16 +82,16 @@ class Repeats:
 
 
 def compute_allowance(atomic: bool, rows: int) -> float:
-    """Return s, the factor allowed for a sum over `rows` by atomics in any order."""
+    """Return s, the tolerance multiplier for sums over `rows` by atomics, whose order varies."""
     return min(8.0, max(1.0, math.sqrt(rows) / 8)) if atomic else 1.0
 
 
 def compute_relative_error(got: np.ndarray, truth: np.ndarray, scale: float = 0.0) -> float:
-    """Return max |got - truth| / scale, by default max |truth|; absolute if that is 0; 0 for empty tensors."""
+    """Return max |got - truth| / scale (default: max |truth|; if that is 0, 1); 0 for empty tensors."""
     if truth.size == 0:
         return 0.0
     scale = scale or np.abs(truth).max()
-    with np.errstate(over="ignore"):  # an infinite error
+    with np.errstate(over="ignore"):  # the error may be infinite
         return float(np.abs(got - truth).max() / (scale if scale > 0 else 1))
 
 
@@ -115,7 +115,7 @@ def compare(
         dtype: The kernel's output dtype, a key of EPSILON.
         allowance: s in the limit.
         poison: True where the buffer still holds its fill value.
-        terms: The magnitude of the terms whose difference the tensor is; 0 if nothing cancels.
+        terms: The magnitude of the cancelling terms of the tensor; 0 if nothing cancels.
         propagated: The effect of rounding in the tensor's inputs, which are within their own limits.
 
     An element is wrong if only one of result and truth is finite, or if they are infinities of opposite sign.
@@ -129,10 +129,10 @@ def compare(
     equal = np.equal(got, truth) | (~finite & ~np.isfinite(got) & ~opposite)
     nonfinite = int(np.sum(np.isfinite(got) != finite) + np.sum(opposite))
     unwritten = int(poison.sum()) if poison is not None else 0
-    both = finite & np.isfinite(got)
-    comparable = both & np.isfinite(baseline)
+    both_finite = finite & np.isfinite(got)
+    comparable = both_finite & np.isfinite(baseline)
     zero = truth.dtype.type(0)
-    clean_got, clean_truth = np.where(both, got, zero), np.where(both, truth, zero)
+    clean_got, clean_truth = np.where(both_finite, got, zero), np.where(both_finite, truth, zero)
     scale, floor = choose_scale(clean_truth, terms, dtype)
     error = compute_relative_error(clean_got, clean_truth, scale)
     baseline_error = compute_relative_error(np.where(comparable, baseline, clean_truth), clean_truth, scale)
@@ -142,16 +142,16 @@ def compare(
     differences = clean_got - np.where(comparable, baseline, clean_got)
     difference = float(np.abs(differences).max()) if truth.size else 0.0
     errors = np.abs(clean_got - clean_truth)
-    errors = np.where(both | equal, errors, np.inf)
+    errors = np.where(both_finite | equal, errors, np.inf)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(errors)), truth.shape)) if truth.size else ()
     ok = error <= limit and nonfinite == 0 and unwritten == 0
     return TensorResult(ok, error, baseline_error, limit, difference, worst, nonfinite, unwritten)
 
 
 def choose_scale(truth: np.ndarray, terms: float, dtype: str) -> tuple[float, float]:
-    """Return the scale of errors, `terms` if the truth is lost in their rounding, else 0, and the floor.
+    """Return the scale of errors (`terms` if the truth is below their rounding error, else 0) and the floor.
 
-    Kernels of a 16-bit type compute in float32, so their terms too cancel to float32's last place.
+    Kernels for a 16-bit dtype compute in float32, so their terms also have float32 rounding errors.
     """
     arithmetic = "float64" if dtype == "float64" else "float32"
     if truth.size and np.abs(truth).max() < EPSILON[arithmetic] * terms < math.inf:
@@ -191,7 +191,7 @@ def compute_spread_in_ulps(runs_min: np.ndarray, runs_max: np.ndarray, dtype: st
 NEARER_FACTOR = 8
 """A formula explains a result that is this many times nearer to it than to the truth."""
 FAR_FACTOR = 1000
-"""A formula that is this many times nearer explains a result even at a relative distance of ROUNDING."""
+"""A formula that is this many times nearer explains a result up to a relative distance of LOOSE_DISTANCE."""
 LOOSE_DISTANCE = 2e-5
 
 
@@ -228,9 +228,9 @@ class Evidence:
     def match_formula(self, formula: np.ndarray, finite_elements_only: bool = False) -> float | None:
         """Return the distance of the result from a formula's, relative to the largest value; None if too far.
 
-        An extra leading axis of `formula` lists alternatives. NaN must be in the same places; with
-        `finite_elements_only` just the finite elements of the result are compared. A result far from the
-        truth gets a larger tolerance, since it may be a sum of far too many terms.
+        An extra leading axis of `formula` lists alternatives. NaN must be at the same indices; with
+        `finite_elements_only`, only the finite elements of the result are compared. A result far from the
+        truth gets a larger tolerance, since it may be a sum of too many terms.
         """
         with np.errstate(all="ignore"):
             distances = compute_distances(self.got, np.asarray(formula, np.float64))
@@ -239,16 +239,16 @@ class Evidence:
         if finite_elements_only:
             distances = np.where(np.isfinite(self.got), distances, 0.0)
         distance = float(distances.max(initial=0.0))
-        near = distance <= self.tolerance and distance * NEARER_FACTOR <= self.error
-        far = distance <= LOOSE_DISTANCE * self.magnitude and distance * FAR_FACTOR <= self.error
-        return distance / self.magnitude if near or far else None
+        is_near = distance <= self.tolerance and distance * NEARER_FACTOR <= self.error
+        is_far_nearer = distance <= LOOSE_DISTANCE * self.magnitude and distance * FAR_FACTOR <= self.error
+        return distance / self.magnitude if is_near or is_far_nearer else None
 
     @property
     def wrong(self) -> np.ndarray:
         """True for elements that are beyond the limit, in `nonfinite_mismatch`, or not written."""
         with np.errstate(invalid="ignore"):
-            far = np.abs(self.got - self.truth) > self.result.limit * self.scale
-        return np.where(np.isfinite(self.truth), far, False) | self.nonfinite_mismatch | self.unwritten
+            beyond = np.abs(self.got - self.truth) > self.result.limit * self.scale
+        return np.where(np.isfinite(self.truth), beyond, False) | self.nonfinite_mismatch | self.unwritten
 
     @property
     def nonfinite_mismatch(self) -> np.ndarray:
@@ -270,6 +270,6 @@ def compute_distances(got: np.ndarray, other: np.ndarray) -> np.ndarray:
     distances = np.abs(got - other)
     if np.isfinite(distances).all():
         return distances
-    numbers = np.isfinite(got) & np.isfinite(other)
-    neither = ~np.isfinite(got) & ~np.isfinite(other)
-    return np.where(numbers, distances, np.where(neither, 0.0, np.inf))
+    both_finite = np.isfinite(got) & np.isfinite(other)
+    both_nonfinite = ~np.isfinite(got) & ~np.isfinite(other)
+    return np.where(both_finite, distances, np.where(both_nonfinite, 0.0, np.inf))

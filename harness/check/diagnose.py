@@ -1,7 +1,7 @@
-"""Describe a wrong tensor: the size of the error, its location, and the known mistake that gives its values.
+"""Describe a wrong tensor: the size of the error, its location, and the known mistake that reproduces it.
 
 The learner's values are compared with those of each known mistake of the puzzle, computed in NumPy on the
-inputs of the failing cases. A mistake is named only if it explains every failing case.
+inputs of the failing cases. A mistake is reported only if it explains every failing case.
 """
 
 import re
@@ -31,13 +31,13 @@ MAX_SHOWN = 4
 TILES = (128, 32, 16)
 # Above this many multiply-adds the NumPy formulas are slow, and only the location of the errors is reported.
 MAX_MULTIPLY_ADDS = 2**26
-# At most this many mistakes are named together, if all give the same values in every failing case.
+# Maximum number of mistakes reported together, if all give the same values in every failing case.
 MAX_NAMED = 3
 # A formula that explains only the finite elements must explain this many wrong ones.
 MIN_FINITE_WRONG = 4
 # Distances up to this are rounding, and do not rank mistakes.
 ROUNDING_DISTANCE = 1e-6
-# An error this many times its limit is clear; the smallest case with one is shown.
+# An error of this many times its limit is clear; the smallest case with a clear error is shown.
 CLEAR_SEVERITY = 1000
 # Rounding error of the largest of many terms in 16 bits: a few units in the last place of bfloat16.
 ERROR_16_BITS = 2.0**-6
@@ -61,15 +61,15 @@ class Explanation:
     @property
     def words(self) -> str:
         """The end of the sentence "your dx equals the reference ..."."""
-        first, *others = dict.fromkeys(mistake.words for mistake in self.mistakes)
-        near = f"to {self.distance:.0e}" if self.distance else "exactly"
-        words = f"{first}, {near}"
-        words += "".join(f"; or {other}, which gives the same here" for other in others[: MAX_NAMED - 1])
+        first, *alternatives = dict.fromkeys(mistake.words for mistake in self.mistakes)
+        precision = f"to {self.distance:.0e}" if self.distance else "exactly"
+        text = f"{first}, {precision}"
+        text += "".join(f"; or {other}, which gives the same here" for other in alternatives[: MAX_NAMED - 1])
         if self.finite_elements_only:
-            words += ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
+            text += ", wherever it is a number; the rest is 0 / 0, -inf - -inf, 0 * inf or an overflow"
         elif self.finite_cases_only:
-            words += ", but not where an input is NaN or infinite"
-        return words
+            text += ", but not where an input is NaN or infinite"
+        return text
 
 
 def diagnose(
@@ -83,8 +83,8 @@ def diagnose(
 ) -> Diagnosis:
     """Describe what is wrong with a quantity.
 
-    `evidence` are the cases in which it is wrong; `gate` the one whose hints help; `correct` other
-    quantities of the run that are correct in every case.
+    `evidence`: the failing cases. `gate`: the gate whose hints to suggest. `correct`: other quantities of the
+    run, correct in every case.
     """
     name = name or quantity
     worst = choose_example(evidence, puzzle.dims)
@@ -102,13 +102,13 @@ def diagnose(
         sentence = f"your {name} equals the reference {known.words}{see}"
         return Diagnosis(sentence, values, first.id, hint, frozenset(first.changes))
     if symptom:
-        words = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
-        return Diagnosis(words.format(name, symptom.words) + see, values, symptom.mistake, hint)
+        form = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
+        return Diagnosis(form.format(name, symptom.words) + see, values, symptom.mistake, hint)
     return Diagnosis((hint and f"{UNKNOWN}{see}") or "", values, None, hint)
 
 
 NONFINITE_SYMPTOMS = ("not-finite", "infinite-at-first", "nan-swallowed", "nan-at-infinity", "nan-spread")
-"""Symptoms of a missing shift or guard, which is what the second hint of a ladder is about."""
+"""Symptoms of a missing shift or guard, the topic of a ladder's second hint."""
 UNWRITTEN = Symptom("never-written", "is in part never written")
 
 
@@ -143,14 +143,14 @@ def choose_example(evidence: Sequence[Evidence], dims: Dims = ()) -> Evidence:
     """Return the case to show: preferably finite, and the smallest that is clearly wrong.
 
     The default sizes, `dims`, are preferred; a case that has size 1 on an axis where the default is
-    larger shows too little.
+    larger is not informative.
     """
-    plain = min(CLEAR_SEVERITY, max(compute_severity(e) for e in evidence))
-    few = min(MAX_SHOWN, max(e.got.size for e in evidence) - 1)  # a norm is one number in every case
+    clear = min(CLEAR_SEVERITY, max(compute_severity(e) for e in evidence))
+    small = min(MAX_SHOWN, max(e.got.size for e in evidence) - 1)  # a norm is one number in every case
 
     def rank(e: Evidence) -> tuple[bool, bool, bool, bool, bool, float]:
-        narrow = any(size == 1 != usual for size, usual in zip(e.case.dims, dims, strict=False))
-        shown = bool(max_abs(e.truth)) and e.got.size > few and compute_severity(e) >= plain and not narrow
+        thin = any(size == 1 != usual for size, usual in zip(e.case.dims, dims, strict=False))
+        shown = bool(max_abs(e.truth)) and e.got.size > small and compute_severity(e) >= clear and not thin
         broken = bool(e.result.nonfinite or e.result.unwritten)
         size = sum(array.size for array in e.arrays.values())
         finite, all_finite = bool(np.isfinite(e.truth).all()), not has_nonfinite_values(e)
@@ -174,17 +174,17 @@ def describe_elements(evidence: Evidence, name: str, axes: Shape, bits: bool = F
         kinds = "NaN" if np.isnan(evidence.got[nonfinite]).all() else "infinite or NaN"
         yield f"{int(nonfinite.sum())} of {evidence.got.size} elements of {name} are {kinds}"
     for number, index in enumerate(wrong[:MAX_SHOWN].tolist()):
-        at = tuple(index)
-        got, truth = float(evidence.got[at]), float(evidence.truth[at])
-        if bits and not evidence.unwritten[at]:
+        position = tuple(index)
+        got, truth = float(evidence.got[position]), float(evidence.truth[position])
+        if bits and not evidence.unwritten[position]:
             text = describe_wrong_bits(got, truth)
-        elif evidence.unwritten[at]:
+        elif evidence.unwritten[position]:
             text = f"never written, expected {truth:.7g}"
         else:
             text = format_got_and_expected(got, truth, evidence.result.limit * evidence.scale)
-        line = f"{name}{index or ''} {text}{describe_ratio(evidence, at)}"
-        words = describe_index(index, axes)
-        yield f"{line} ({words})" if words and not number else line
+        line = f"{name}{index or ''} {text}{describe_ratio(evidence, position)}"
+        index_description = describe_index(index, axes)
+        yield f"{line} ({index_description})" if index_description and not number else line
     if len(wrong) > MAX_SHOWN:
         yield f"... {len(wrong)} of {evidence.got.size} elements are wrong"
 
@@ -192,11 +192,11 @@ def describe_elements(evidence: Evidence, name: str, axes: Shape, bits: bool = F
 def describe_ratio(evidence: Evidence, at: tuple[int, ...]) -> str:
     """Return the ratio of an element to its expected value in words, or "" if it is meaningless."""
     got, truth = float(evidence.got[at]), float(evidence.truth[at])
-    whole = "float" not in evidence.dtype  # masks and indices
-    if whole or evidence.unwritten[at] or not (got and truth and np.isfinite([got, truth]).all()):
+    is_integer = "float" not in evidence.dtype  # masks and indices
+    if is_integer or evidence.unwritten[at] or not (got and truth and np.isfinite([got, truth]).all()):
         return ""
-    words = f"{got / truth:.4g}"
-    return "" if words == "1" else f": {words} times that"
+    ratio = f"{got / truth:.4g}"
+    return "" if ratio == "1" else f": {ratio} times that"
 
 
 def describe_index(index: Sequence[int], axes: Shape) -> str:
@@ -208,7 +208,7 @@ def describe_index(index: Sequence[int], axes: Shape) -> str:
 
 
 def describe_location(wrong: np.ndarray, axes: Shape) -> str:
-    """Describe where the wrong elements of a tensor are; `axes` names its axes, such as ("rows", 2)."""
+    """Describe where a tensor's wrong elements are; an axis in `axes` is a name or, if unnamed, a size."""
     if wrong.all():
         return "every element"
     if wrong.sum() == 0:
@@ -225,7 +225,7 @@ def describe_location(wrong: np.ndarray, axes: Shape) -> str:
 
 
 def describe_axes(marked: np.ndarray, axes: Shape) -> tuple[list[str], np.ndarray]:
-    """Describe where marked elements are along each axis; return that and their bounding block."""
+    """Return descriptions of where marked elements are along each axis, and their bounding block."""
     hits = [
         np.flatnonzero(marked.any(tuple(k for k in range(marked.ndim) if k != axis)))
         for axis in range(marked.ndim)
@@ -243,8 +243,8 @@ def describe_axis(hit: np.ndarray, size: int, axis: str) -> str:
         return ""
     first, last = int(hit[0]), int(hit[-1])
     if len(hit) == 1:
-        where = " (the last)" if first == size - 1 else " (the first)" if first == 0 else ""
-        return f"only {axis} = {first}{where}"
+        note = " (the last)" if first == size - 1 else " (the first)" if first == 0 else ""
+        return f"only {axis} = {first}{note}"
     if last - first + 1 != len(hit):
         steps = np.diff(hit)
         if len(hit) > 2 and (steps == steps[0]).all():
@@ -264,8 +264,8 @@ def find_explanation(
     """Return the known mistakes that give these values in every failing case.
 
     A mistake with `together` is skipped if a quantity that it changes is among the `correct` ones. If none
-    explains every value, one is accepted that explains all finite values, or all values of the finite cases:
-    NaN and infinity may depend on how a formula is written.
+    explains every value, accept one that explains all finite values, or all values of the finite cases: NaN
+    and infinity may depend on how a formula is written.
     """
     if not puzzle.mistakes or any(puzzle.multiply_adds(e.case.dims) > MAX_MULTIPLY_ADDS for e in evidence):
         return None
@@ -391,13 +391,13 @@ SECONDARY_KINDS = {"uninitialised read", "output never written", "global race", 
 
 
 CERTAIN_MISTAKES = ("barrier-divergence", "warp-divergence", "endless-loop")
-"""Mistakes that a wrong index does not explain."""
+"""Mistakes that a wrong index cannot cause."""
 
 
 def drop_effects(findings: Sequence[Finding]) -> list[Finding]:
     """Remove findings that may be effects of others, such as unwritten memory after a missed barrier."""
-    astray = {finding.kernel for finding in findings if finding.kind in (*OUT_OF_BOUNDS, *DIVERGENCE)}
-    return [f for f in findings if f.kernel not in astray or f.kind not in SECONDARY_KINDS]
+    kernels = {finding.kernel for finding in findings if finding.kind in (*OUT_OF_BOUNDS, *DIVERGENCE)}
+    return [f for f in findings if f.kernel not in kernels or f.kind not in SECONDARY_KINDS]
 
 
 def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
@@ -424,13 +424,13 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
             "blocks store to the same element and the last one wins: nothing is added up, or an index is the same in every block, as "
             "thread_idx is"
         )
-    met = [finding.message for finding in findings if finding.kind in BLOCK_RACES]
-    both_store = all(words.count(": a store by ") + words.count(" and a store by ") == 2 for words in met)
-    if met and both_store and kinds <= SECONDARY_KINDS:
+    texts = [finding.message for finding in findings if finding.kind in BLOCK_RACES]
+    both_store = all(words.count(": a store by ") + words.count(" and a store by ") == 2 for words in texts)
+    if texts and both_store and kinds <= SECONDARY_KINDS:
         return "several-writers", (
             "several threads of a block store to the same element: one of them should, or each to an element of its own"
         )
-    # Most frequent first, but unwritten memory may follow from the others.
+    # The order is by frequency, but unwritten memory may be an effect of the others.
     ordered = sorted(findings, key=lambda finding: finding.kind == "uninitialised read")
     return next((CAUSES[finding.kind] for finding in ordered if finding.kind in CAUSES), None)
 
@@ -469,25 +469,25 @@ def find_low_precision(e: Evidence) -> Symptom | None:
     if e.dtype not in ("float32", "float64") or not np.isfinite(e.got).all():
         return None
     if e.dtype == "float64" and e.error <= ERROR_FLOAT32 * e.scale:
-        words = "is off by a rounding of float32: somewhere it is computed in less than float64"
-        return Symptom("single-precision", words)
+        description = "is off by a rounding of float32: somewhere it is computed in less than float64"
+        return Symptom("single-precision", description)
     if e.got.size < 4:
         return None
     for kind in ("bfloat16", "float16"):
         if (round_to_dtype(e.got, kind) == e.got).all() and compute_severity(e) < 1e5:
-            words = f"has only the digits of {kind}: somewhere it is rounded to 16 bits"
-            return Symptom(f"rounded-to-{kind}", words)
+            description = f"has only the digits of {kind}: somewhere it is rounded to 16 bits"
+            return Symptom(f"rounded-to-{kind}", description)
     return None
 
 
 def find_rounded_terms(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Check whether only cancelling sums are wrong, and by no more than rounding their terms to 16 bits."""
+    """Check whether only cancelling sums are wrong, with errors as if their terms were rounded to 16 bits."""
     for e in evidence:
         if e.case.values != CANCELLING or not np.isfinite(e.got).all():
             return None
         sizes = {name: np.abs(a) if a.dtype.kind == "f" else a for name, a in e.arrays.items()}
-        summed = np.abs(getattr(puzzle.derive(sizes, {}), quantity))
-        terms = max(summed.max(initial=0.0), puzzle.terms(e.arrays).get(quantity, 0.0))
+        magnitudes = np.abs(getattr(puzzle.derive(sizes, {}), quantity))
+        terms = max(magnitudes.max(initial=0.0), puzzle.terms(e.arrays).get(quantity, 0.0))
         if np.abs(e.got - e.truth).max(initial=0.0) > ERROR_16_BITS * terms:
             return None
     return Symptom(
@@ -499,17 +499,17 @@ def find_rounded_terms(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidenc
 
 # ---- Errors that follow from earlier ones -------------------------------------------------------------------
 
-# Of the gates or quantities that one wrong value affects, only the first is explained; a spec lists which are
-# computed from which. One whose values equal those of a mistake in its own last step is wrong by itself, even
-# if it is computed from a wrong one.
+# If one wrong value affects several gates or quantities, only the first is explained; a spec lists their
+# dependencies. A quantity whose values match a mistake in its own last step is wrong by itself, even if a
+# dependency is wrong too.
 Dependencies = Mapping[str, Sequence[str]]
 """Name -> the names that it is computed from."""
 
 
 def find_first_wrong(name: str, needs: Dependencies, wrong: Collection[str]) -> str | None:
-    """Return the first wrong name that `name` is computed from, directly or indirectly, or None."""
-    before = next((each for each in needs.get(name, ()) if each in wrong), None)
-    return before and (find_first_wrong(before, needs, wrong) or before)
+    """Return the first wrong dependency of `name`, direct or indirect, or None."""
+    first = next((dependency for dependency in needs.get(name, ()) if dependency in wrong), None)
+    return first and (find_first_wrong(first, needs, wrong) or first)
 
 
 def format_pointer(before: str) -> str:
@@ -520,10 +520,10 @@ def redirect_gates(results: Sequence[GateResult], needs: Dependencies) -> None:
     """Replace the diagnosis of each wrong gate that is computed from a wrong gate with a pointer to it."""
     wrong = {result.gate.id: result for result in results if result.state == "wrong"}
     for id, result in wrong.items():
-        before = find_first_wrong(id, needs, wrong)
-        if before and not result.is_own_mistake:
-            result.diagnosis, result.findings = [format_pointer(before)], []
-            result.mistake, result.hint = None, wrong[before].hint
+        first = find_first_wrong(id, needs, wrong)
+        if first and not result.is_own_mistake:
+            result.diagnosis, result.findings = [format_pointer(first)], []
+            result.mistake, result.hint = None, wrong[first].hint
 
 
 def redirect_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant: str) -> None:
@@ -531,17 +531,17 @@ def redirect_quantities(diagnoses: dict[str, Diagnosis], puzzle: Puzzle, variant
     calls = puzzle.variants[variant]
     needs = {quantity: tuple(call.op.reads) for call in calls for quantity in call.op.writes}
     for quantity, diagnosis in diagnoses.items():
-        before = find_first_wrong(quantity, needs, diagnoses)
-        if before and not diagnosis.is_own_step(quantity):
-            diagnoses[quantity] = Diagnosis(format_pointer(puzzle.get_printed_name(before)))
+        first = find_first_wrong(quantity, needs, diagnoses)
+        if first and not diagnosis.is_own_step(quantity):
+            diagnoses[quantity] = Diagnosis(format_pointer(puzzle.get_printed_name(first)))
 
 
 def redirect_repeats(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
-    """Replace each diagnosis with the mistake of an earlier quantity with a pointer to that quantity."""
-    named: dict[str, str] = {}
+    """Replace each diagnosis that repeats an earlier quantity's mistake with a pointer to that quantity."""
+    first_by_mistake: dict[str, str] = {}
     for quantity, diagnosis in diagnoses.items():
         if diagnosis.steps and diagnosis.mistake:
-            first = named.setdefault(diagnosis.mistake, quantity)
+            first = first_by_mistake.setdefault(diagnosis.mistake, quantity)
             if first != quantity:
                 words = f"the mistake is the same as that in {puzzle.get_printed_name(first)}: fix that first"
                 diagnoses[quantity] = Diagnosis(words)

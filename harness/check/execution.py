@@ -27,7 +27,7 @@ MAX_STEPS = 100_000
 
 @dataclass
 class Outcome:
-    """One variant in every case: outputs, findings, and the error that stopped it.
+    """Results of one variant in every case: outputs, findings, and the error that stopped it.
 
     `corrected`: wrong saved quantities were replaced with correct ones. `launches` are those of counted
     cases, with their counters.
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class Device(Protocol):
-    """A device for kernels, which are `cached` or took `seconds` to compile now."""
+    """A device with its kernels, which were `cached` or took `seconds` to compile."""
 
     target: Target
     cached: bool
@@ -55,7 +55,7 @@ class Device(Protocol):
 
 
 class GraphDevice:
-    """A device with a MAX graph of all variants, which runs each case once, for all of them."""
+    """A device with one MAX graph of all variants, so that each case runs only once."""
 
     def __init__(self, program: "Program", target: Target):
         self.program, self.target = program, target
@@ -81,8 +81,8 @@ class GraphDevice:
 
 def select_variant_outputs(outputs: Arrays, variant: str) -> Arrays:
     """Return one variant's outputs by quantity, from a graph's outputs by "variant.quantity"."""
-    named = {name.partition("."): tensor for name, tensor in outputs.items()}
-    return {quantity: tensor for (prefix, _, quantity), tensor in named.items() if prefix == variant}
+    split_names = {name.partition("."): tensor for name, tensor in outputs.items()}
+    return {quantity: tensor for (prefix, _, quantity), tensor in split_names.items() if prefix == variant}
 
 
 class VirtualDevice:
@@ -152,5 +152,5 @@ class VirtualDevice:
                 outcome.failure = error
                 break
         findings = group_by_cause(replay.gpu.findings)
-        outcome.findings = [use_kernel_names(each, self.recording, self.source) for each in findings]
+        outcome.findings = [use_kernel_names(finding, self.recording, self.source) for finding in findings]
         return outcome

@@ -14,7 +14,7 @@ from harness.spec.puzzle import Puzzle, Symptom
 from harness.spec.rounding import round_to_dtype
 
 MIN_VALUES = 3
-"""Fewest values that a constant must explain."""
+"""Minimum number of values that a constant must explain."""
 CONCLUSIVE_FACTOR = 16
 """A value is conclusive if it is this many times as large as the effect of rounding."""
 BLOCKS = (32, 64, 128, 256)
@@ -27,7 +27,7 @@ Axes = int | tuple[int, ...]
 
 
 def find_family(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Return a family that explains a quantity in every failing case with finite values, or None."""
+    """Return the symptom of a family that explains a quantity in all finite failing cases, or None."""
     evidence = [e for e in evidence if np.isfinite(e.got).all() and np.isfinite(e.truth).all()]
     if not evidence:
         return None
@@ -63,12 +63,12 @@ def is_conclusive(values: np.ndarray, e: Evidence) -> bool:
 
 def find_constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom | None:
     """Recognise a constant factor: one for all cases, equal to a size, or a different one in each case."""
-    numbers = len(evidence) >= MIN_VALUES and all(e.truth.size == 1 for e in evidence)  # one factor per case
-    if not numbers and not any(is_conclusive(e.truth, e) for e in evidence):
+    scalars = len(evidence) >= MIN_VALUES and all(e.truth.size == 1 for e in evidence)  # one factor per case
+    if not scalars and not any(is_conclusive(e.truth, e) for e in evidence):
         return None
     ratios = [fit_ratio(e.got, e.truth) for e in evidence]
-    times = {e.case.name: r for e, r in zip(evidence, ratios, strict=True)}
-    if not fits_every_case(lambda e: times[e.case.name] * e.truth, evidence):
+    by_case = {e.case.name: r for e, r in zip(evidence, ratios, strict=True)}
+    if not fits_every_case(lambda e: by_case[e.case.name] * e.truth, evidence):
         return None
     conclusive = [(e, r) for e, r in zip(evidence, ratios, strict=True) if max_abs(e.truth)]
     first = max(conclusive, key=lambda pair: is_conclusive(pair[0].truth, pair[0]))[1]
@@ -77,15 +77,15 @@ def find_constant_ratio(puzzle: Puzzle, evidence: Sequence[Evidence]) -> Symptom
     if all(is_close(first, r) for _, r in conclusive):
         if is_close(first, -1):
             return Symptom("negated", "has the opposite sign in every element, and is right otherwise")
-        few = next((words for number, words in CONSTANTS.items() if is_close(number, first)), f"{first:.6g}")
-        as_many = f", which is {' or '.join(fitting[:2])} here" if fitting else ""
-        return Symptom("times-a-constant", f"is exactly {few} times what it should be{as_many}")
-    (one, few), (other, many) = (pick(conclusive, key=lambda pair: pair[1]) for pick in (min, max))
-    example = f"{few:.6g} times in '{one.case.name}', {many:.6g} in '{other.case.name}'"
+        low = next((words for number, words in CONSTANTS.items() if is_close(number, first)), f"{first:.6g}")
+        note = f", which is {' or '.join(fitting[:2])} here" if fitting else ""
+        return Symptom("times-a-constant", f"is exactly {low} times what it should be{note}")
+    (lowest, low), (highest, high) = (pick(conclusive, key=lambda pair: pair[1]) for pick in (min, max))
+    example = f"{low:.6g} times in '{lowest.case.name}', {high:.6g} in '{highest.case.name}'"
     if fitting:
         return Symptom("times-a-constant", f"is exactly {fitting[0]} times what it should be: {example}")
     words = f"is a constant times what it should be, another one in each case: {example}"
-    return None if numbers else Symptom("times-a-constant", words)
+    return None if scalars else Symptom("times-a-constant", words)
 
 
 def fit_ratio(got: np.ndarray, truth: np.ndarray) -> float:
@@ -100,16 +100,16 @@ def is_close(a: float, b: float) -> bool:
 
 def compute_sizes(puzzle: Puzzle, e: Evidence) -> dict[str, float]:
     """Return a case's sizes, and their products, quotients and roots, each by its formula in words."""
-    one = dict(zip(puzzle.dim_names, e.case.dims, strict=False))
-    pairs = [*combinations(one.items(), 2)]
+    named_sizes = dict(zip(puzzle.dim_names, e.case.dims, strict=False))
+    pairs = [*combinations(named_sizes.items(), 2)]
     sizes: dict[str, float] = {}
-    for words, value in (*one.items(), *((f"{a} * {b}", m * n) for (a, m), (b, n) in pairs)):
-        sizes[words] = value
-        sizes[f"1 / {words}" if words.isidentifier() else f"1 / ({words})"] = 1 / value
-    for words, value in one.items():
-        sizes |= {f"sqrt({words})": math.sqrt(value), f"1 / sqrt({words})": 1 / math.sqrt(value)}
+    for formula, value in (*named_sizes.items(), *((f"{a} * {b}", m * n) for (a, m), (b, n) in pairs)):
+        sizes[formula] = value
+        sizes[f"1 / {formula}" if formula.isidentifier() else f"1 / ({formula})"] = 1 / value
+    for formula, value in named_sizes.items():
+        sizes |= {f"sqrt({formula})": math.sqrt(value), f"1 / sqrt({formula})": 1 / math.sqrt(value)}
         for block in BLOCKS:
-            sizes |= {f"{words} / {block}": value / block, f"{block} / {words}": block / value}
+            sizes |= {f"{formula} / {block}": value / block, f"{block} / {formula}": block / value}
     for (a, m), (b, n) in pairs:
         sizes |= {f"{a} / {b}": m / n, f"{b} / {a}": n / m}
     return sizes
@@ -119,17 +119,17 @@ def find_constant_offset(evidence: Sequence[Evidence]) -> Symptom | None:
     """Recognise one number added to every element."""
     if not any(is_conclusive(e.truth - np.mean(e.truth), e) for e in evidence):
         return None
-    added = {e.case.name: float(np.nanmean(e.got - e.truth)) for e in evidence}
-    if not fits_every_case(lambda e: e.truth + added[e.case.name], evidence):
+    shift = {e.case.name: float(np.nanmean(e.got - e.truth)) for e in evidence}
+    if not fits_every_case(lambda e: e.truth + shift[e.case.name], evidence):
         return None
-    numbers = list(added.values())
+    numbers = list(shift.values())
     if all(math.isclose(number, numbers[0], rel_tol=2e-4) for number in numbers):
         words = f"is what it should be {format_signed(numbers[0])} in every element"
         return Symptom("off-by-a-constant", words)
-    name = next(iter(added))
+    name = next(iter(shift))
     return Symptom(
         "off-by-a-constant",
-        f"is off by the same number in every element, another one in each case: {format_signed(added[name])} in '{name}'",
+        f"is off by the same number in every element, another one in each case: {format_signed(shift[name])} in '{name}'",
     )
 
 
@@ -141,36 +141,36 @@ def format_signed(number: float) -> str:
 
 
 def find_other_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Recognise the tensor times, over, plus, minus or replaced by an input or a step of the derivation."""
+    """Recognise the correct tensor times, over, plus, minus or replaced by an input or derivation step."""
     known = [compute_steps(puzzle, quantity, e) for e in evidence]
-    at = {e.case.name: steps for e, steps in zip(evidence, known, strict=True)}
+    by_case = {e.case.name: steps for e, steps in zip(evidence, known, strict=True)}
     for name in known[0]:
         if not all(
             name in steps and can_broadcast(steps[name], e) for steps, e in zip(known, evidence, strict=True)
         ):
             continue
-        words = puzzle.get_printed_name(name)
+        title = puzzle.get_printed_name(name)
 
         def get_step(e: Evidence, name: str = name) -> np.ndarray:
-            return at[e.case.name][name]
+            return by_case[e.case.name][name]
 
         if any(get_step(e).shape == e.got.shape and is_conclusive(e.got, e) for e in evidence):
             times = fit_ratio(evidence[0].got, np.broadcast_to(get_step(evidence[0]), evidence[0].got.shape))
             if fits_every_case(lambda e, step=get_step, k=times: k * step(e), evidence):
-                many = "" if is_close(times, 1) else f"{times:.6g} * "
-                return Symptom("another-step", f"is exactly {many}{words}, and nothing else")
+                multiplier = "" if is_close(times, 1) else f"{times:.6g} * "
+                return Symptom("another-step", f"is exactly {multiplier}{title}, and nothing else")
         if not any(has_variety(get_step(e), e) and is_conclusive(e.got, e) for e in evidence):
             continue
         if fits_every_case(lambda e, step=get_step: e.truth * step(e), evidence):
-            return Symptom("times-a-step", f"is exactly {words} times what it should be")
+            return Symptom("times-a-step", f"is exactly {title} times what it should be")
         if fits_every_case(lambda e, step=get_step: divide_by_step(e, step(e)), evidence):
-            return Symptom("over-a-step", f"is what it should be divided by {words}: that factor is missing")
-        most = max(evidence, key=lambda e: e.got.size)
-        factor = fit_ratio(most.got - most.truth, np.broadcast_to(get_step(most), most.got.shape))
+            return Symptom("over-a-step", f"is what it should be divided by {title}: that factor is missing")
+        largest = max(evidence, key=lambda e: e.got.size)
+        factor = fit_ratio(largest.got - largest.truth, np.broadcast_to(get_step(largest), largest.got.shape))
         if fits_every_case(lambda e, step=get_step, k=factor: e.truth + k * step(e), evidence):
-            many = "" if is_close(abs(factor), 1) else f"{abs(factor):.6g} * "
+            multiplier = "" if is_close(abs(factor), 1) else f"{abs(factor):.6g} * "
             side = "plus" if factor > 0 else "minus"
-            return Symptom("plus-a-step", f"is exactly what it should be {side} {many}{words}")
+            return Symptom("plus-a-step", f"is exactly what it should be {side} {multiplier}{title}")
     return None
 
 
@@ -179,14 +179,14 @@ def find_rounded_step(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence
     if any(e.dtype not in ("float32", "float64") for e in evidence):
         return None
     evidence = sorted(evidence, key=lambda e: e.got.size)
-    at = {e.case.name: compute_steps(puzzle, quantity, e) for e in evidence}
-    for name, kind in product(at[evidence[0].case.name], ("bfloat16", "float16")):
+    by_case = {e.case.name: compute_steps(puzzle, quantity, e) for e in evidence}
+    for name, kind in product(by_case[evidence[0].case.name], ("bfloat16", "float16")):
 
         def compute_rounded(e: Evidence, name: str = name, kind: str = kind) -> np.ndarray:
-            rounded = round_to_dtype(at[e.case.name][name], kind)
+            rounded = round_to_dtype(by_case[e.case.name][name], kind)
             return getattr(puzzle.derive(e.arrays, {name: lambda v: rounded}), quantity)
 
-        if all(name in steps for steps in at.values()) and fits_every_case(compute_rounded, evidence):
+        if all(name in steps for steps in by_case.values()) and fits_every_case(compute_rounded, evidence):
             words = f"is right but for {puzzle.get_printed_name(name)}, which is rounded to {kind} on the way"
             return Symptom(f"{name}-rounded-to-{kind}", words)
     return None
@@ -227,7 +227,7 @@ def divide_by_step(e: Evidence, step: np.ndarray) -> np.ndarray:
 
 
 def find_axis_pattern(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> Symptom | None:
-    """Recognise a separate factor or summand for each row, or for each column."""
+    """Recognise a different factor or offset for each row, or for each column."""
     if any(e.got.ndim < 2 for e in evidence):
         return None
     matrices = [e for e in evidence if min(e.got.shape[-1], e.got.size // e.got.shape[-1]) >= MIN_VALUES]
@@ -300,6 +300,6 @@ def find_moved(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidence]) -> S
 def compute_running_sums(values: np.ndarray, step: int, axis: int) -> np.ndarray:
     """Add to each value along an axis the values at every multiple of `step` positions before it."""
     sums = np.moveaxis(values, axis, 0).copy()
-    for place in range(step, len(sums)):
-        sums[place] += sums[place - step]
+    for position in range(step, len(sums)):
+        sums[position] += sums[position - step]
     return np.moveaxis(sums, 0, axis)

@@ -1,6 +1,6 @@
 """Check one differentiable PyTorch function on the CPU, one property per check.
 
-Every check takes a `Subject` and returns None, or a line about what is wrong and how it would affect a model.
+Every check takes a `Subject` and returns None, or a message about the error and how it would affect a model.
 Some are weak checks in common use.
 """
 
@@ -46,7 +46,7 @@ Check = Callable[[Subject], str | None]
 
 
 def catch_errors(check: Check) -> Check:
-    """Return a check whose result is the exception, if the checked function raises one."""
+    """Return a check that reports an exception of the checked function as its result."""
 
     @functools.wraps(check)
     def run(subject: Subject) -> str | None:
@@ -77,7 +77,7 @@ def make_check(name: str, *kinds: tuple[str, dict[str, Any]]) -> Check:
 
     def check(subject: Subject) -> str | None:
         strict = functools.partial(compare, subject, steady=True)
-        return next(filter(None, (report_excess(strict(**call), words) for words, call in kinds)), None)
+        return next(filter(None, (report_excess(strict(**call), message) for message, call in kinds)), None)
 
     check.__name__ = name
     return catch_errors(check)
@@ -85,7 +85,7 @@ def make_check(name: str, *kinds: tuple[str, dict[str, Any]]) -> Check:
 
 @catch_errors
 def forward(subject: Subject) -> str | None:
-    """Check that the result is PyTorch's, at several sizes."""
+    """Check that the outputs match PyTorch's at several sizes."""
     for sizes in subject.sizes:
         got = compute_outputs(subject.function, subject.inputs(sizes))
         expected = compute_outputs(subject.reference, subject.inputs(sizes))
@@ -99,39 +99,39 @@ def describe_constant_factor(got: Tensor, expected: Tensor, inputs: list[Tensor]
     """Describe a gradient's constant factor, and the sizes of an input whose product it is, or return ""."""
     large = expected.abs() > CANCELLED
     ratios = (got / expected)[large]
-    same = ratios.numel() > 1 and torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6)
-    if not same or (got[~large].abs() > CANCELLED).any():
+    constant = ratios.numel() > 1 and torch.allclose(ratios, ratios[0].expand_as(ratios), rtol=1e-6)
+    if not constant or (got[~large].abs() > CANCELLED).any():
         return ""
-    times = ratios[0].item()
-    words = f"every element is {times:.4g} times what it should be"
+    ratio = ratios[0].item()
+    words = f"every element is {ratio:.4g} times what it should be"
     for shape in dict.fromkeys(t.shape for t in inputs):
         for first, last in itertools.combinations(range(len(shape) + 1), 2):
             count = math.prod(shape[first:last])
             product = " * ".join(str(size) for size in shape[first:last])
-            if count > 1 and math.isclose(max(times, 1 / times) if times > 0 else 0, count, rel_tol=1e-6):
-                return f"{words}: {product}{'' if times > 1 else ' in the divisor'}, as in an input of shape {list(shape)}"
+            if count > 1 and math.isclose(max(ratio, 1 / ratio) if ratio > 0 else 0, count, rel_tol=1e-6):
+                return f"{words}: {product}{'' if ratio > 1 else ' in the divisor'}, as in an input of shape {list(shape)}"
     return words
 
 
 @catch_errors
 def against_autograd(subject: Subject) -> str | None:
-    """Check that the gradients are PyTorch's, in float64, at several sizes, for random gradients coming in."""
+    """Check that gradients match PyTorch's in float64, at several sizes, for random incoming gradients."""
     for sizes in subject.sizes:
         inputs = subject.inputs(sizes)
         got = compute_gradients(subject.function, inputs, random_like)
         expected = compute_gradients(subject.reference, subject.inputs(sizes), random_like)
-        if words := report_excess(measure_distance(got, expected), f"gradients at {sizes} sizes"):
+        if message := report_excess(measure_distance(got, expected), f"gradients at {sizes} sizes"):
             pairs = [
                 (g, e) for g, e in zip(got, expected, strict=True) if measure_distance([g], [e]) > TOLERANCE
             ]
             factors = {describe_constant_factor(g, e, inputs) for g, e in pairs if g.shape == e.shape}
-            return f"{words}; {factors.pop()}" if len(factors) == 1 and "" not in factors else words
+            return f"{message}; {factors.pop()}" if len(factors) == 1 and "" not in factors else message
     return None
 
 
 @catch_errors
 def gradcheck_float64(subject: Subject) -> str | None:
-    """Run torch.autograd.gradcheck in float64: every element by finite differences."""
+    """Run torch.autograd.gradcheck in float64, which checks every element by finite differences."""
     inputs = subject.inputs("odd")
     torch.autograd.gradcheck(lambda *tensors: compute_outputs(subject.function, [*tensors]), inputs)
     return None
@@ -149,7 +149,7 @@ def gradcheck_float32(subject: Subject) -> str | None:
 
 @catch_errors
 def allclose_on_ones(subject: Subject) -> str | None:
-    """Run allclose at 1e-4 after loss = sum of the output, on inputs of ones, as many tutorials do."""
+    """Compare gradients of the outputs' sum on inputs of ones by allclose at 1e-4, as many tutorials do."""
 
     def compute_on_ones(function: Function) -> list[Tensor]:
         inputs = subject.edit_inputs(subject.inputs(dtype=torch.float32), torch.ones_like)
@@ -166,7 +166,7 @@ square_shapes = make_check("square_shapes", ("gradients at square sizes", {"size
 
 @catch_errors
 def random_directions(subject: Subject) -> str | None:
-    """Compare central differences of a random scalar of the outputs along random directions, in float64."""
+    """Check directional derivatives of a random projection of the outputs by central differences."""
     return next(filter(None, (compare_slope(subject, seed) for seed in range(3))), None)
 
 
@@ -184,13 +184,13 @@ def compare_slope(subject: Subject, seed: int, step: float = 1e-6) -> str | None
         moving = iter(directions)
         moved = [t + sign * step * next(moving) if t.requires_grad else t for t in inputs]
         with torch.no_grad():
-            every = zip(compute_outputs(subject.function, moved), requires_grad, strict=True)
-            outputs = [t for t, asks in every if asks]
+            pairs = zip(compute_outputs(subject.function, moved), requires_grad, strict=True)
+            outputs = [t for t, asks in pairs if asks]
         return float(sum((o * i).sum() for o, i in zip(outputs, incoming, strict=True)))
 
     difference = (evaluate_along(1.0) - evaluate_along(-1.0)) / (2 * step)
-    words = f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
-    return words if abs(slope - difference) > 1e-5 * max(1.0, abs(difference)) else None
+    message = f"the slope along a random direction is {difference:.6g}, the gradient says {slope:.6g}"
+    return message if abs(slope - difference) > 1e-5 * max(1.0, abs(difference)) else None
 
 
 def expand_one(out: tuple[Tensor, ...]) -> list[Tensor]:
@@ -234,32 +234,32 @@ strided_inputs = make_check("strided_inputs", *(
 ))  # fmt: skip
 """Check inputs as from a transpose or a slice before the function."""
 MAX_INPUTS_FOR_SUBSETS = 4
-"""With more inputs than this, only each input alone and all but each one are checked, not every subset."""
+"""With more inputs, only subsets of one input and of all but one are checked."""
 
 
 @catch_errors
 def frozen_inputs(subject: Subject) -> str | None:
-    """Check the gradients where only some of the inputs need one, as with frozen layers."""
+    """Check the gradients when only some inputs require one, as with frozen layers."""
     count = len(list_leaves(subject.inputs()))
     sizes = range(1, count) if count <= MAX_INPUTS_FOR_SUBSETS else (1, count - 1)
-    for kept in itertools.chain.from_iterable(itertools.combinations(range(count), some) for some in sizes):
+    for kept in itertools.chain.from_iterable(itertools.combinations(range(count), size) for size in sizes):
 
         def freeze(inputs: list[Tensor], kept: tuple[int, ...] = kept) -> list[Tensor]:
             for i, leaf in enumerate(list_leaves(inputs)):
                 leaf.requires_grad_(i in kept)
             return inputs
 
-        which = [subject.get_input_name(i) for i, t in enumerate(subject.inputs()) if t.requires_grad]
-        called = " and ".join(which[i] for i in kept)
-        words = f"with only {called} asking for a gradient (the others frozen), a gradient is wrong"
-        if line := report_excess(compare(subject, change=freeze), words):
+        all_names = [subject.get_input_name(i) for i, t in enumerate(subject.inputs()) if t.requires_grad]
+        input_names = " and ".join(all_names[i] for i in kept)
+        message = f"with only {input_names} asking for a gradient (the others frozen), a gradient is wrong"
+        if line := report_excess(compare(subject, change=freeze), message):
             return line
     return None
 
 
 @catch_errors
 def two_calls(subject: Subject) -> str | None:
-    """Check the backward pass of the first of two forward passes: it must use what its own call saved."""
+    """Check the backward pass of the first of two calls: it must use the tensors that its own call saved."""
     error = compare(subject, between=lambda x, y: subject.function(*subject.inputs(seed=1)))
     return report_excess(error, "a second call changes what the first one saved")
 
@@ -287,13 +287,13 @@ def inputs_unchanged(subject: Subject) -> str | None:
     incoming = random_like(differentiable)
     arguments = [t.clone() for t in incoming]
     torch.autograd.grad(differentiable, list_leaves(inputs), incoming, allow_unused=True)
-    for what, now, then in (
+    for label, now, then in (
         ("an input", inputs, before),
         ("its result", outputs, outputs_before),
         ("the gradient coming in", incoming, arguments),
     ):
         if not are_equal([t.detach() for t in now], then):
-            return f"{what} is changed in place: later reads of it, autograd's too, get wrong numbers"
+            return f"{label} is changed in place: later reads of it, autograd's too, get wrong numbers"
     return None
 
 
@@ -309,7 +309,7 @@ second_backward = make_check("second_backward",
 
 @catch_errors
 def written_between(subject: Subject) -> str | None:
-    """Check that autograd refuses a write to inputs and results before the backward pass, or gradients are correct."""
+    """Check that writing to inputs and outputs between the passes raises, or has no effect on gradients."""
 
     def overwrite_tensors(inputs: list[Tensor], outputs: Tensors) -> None:
         with torch.no_grad():
@@ -331,11 +331,11 @@ def written_between(subject: Subject) -> str | None:
 
 @catch_errors
 def second_derivatives(subject: Subject) -> str | None:
-    """Check that the gradients can be differentiated again, as PyTorch's, or that this is refused."""
-    words = "without an error (saved tensors that are neither inputs nor outputs count as constants)"
+    """Check that second derivatives match PyTorch's, or raise an error."""
+    qualifier = "without an error (saved tensors that are neither inputs nor outputs count as constants)"
     try:
         distance = compare_second_derivatives(subject)
-        return report_excess(distance, f"the gradient of a gradient is wrong, {words}")
+        return report_excess(distance, f"the gradient of a gradient is wrong, {qualifier}")
     except RuntimeError:
         return None  # once_differentiable and the like: an error, not a wrong number
 
@@ -346,32 +346,32 @@ def compare_second_derivatives(subject: Subject) -> Distance:
     grads = compute_second_gradients(subject.function, inputs)
     names = [subject.get_input_name(i) for i, t in enumerate(inputs) if t.requires_grad]
     names += ["what comes in"] * (len(grads) - len(names))
-    fresh = widen(subject.inputs())  # the function may have written to `inputs`
-    truth = compute_second_gradients(subject.reference, fresh)
-    own = measure_distance(compute_second_gradients(subject.reference, subject.inputs()), truth)
+    fresh_inputs = widen(subject.inputs())  # the function may have written to `inputs`
+    truth = compute_second_gradients(subject.reference, fresh_inputs)
+    pytorch_error = measure_distance(compute_second_gradients(subject.reference, subject.inputs()), truth)
     distance = measure_distance(grads, truth, names=names)
-    distance.limit = max(distance.limit, FACTOR * own + UNITS * torch.finfo(subject.dtypes[0]).eps)
+    distance.limit = max(distance.limit, FACTOR * pytorch_error + UNITS * torch.finfo(subject.dtypes[0]).eps)
     return distance
 
 
 @catch_errors
 def differentiable_outputs(subject: Subject) -> str | None:
-    """Check that the same outputs require a gradient as PyTorch's; a loss of one without would train on zeros."""
+    """Check that the same outputs require grad as PyTorch's; otherwise a loss may get zero gradients."""
     ours = compute_outputs(subject.function, subject.inputs())
     theirs = compute_outputs(subject.reference, subject.inputs())
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        if one.requires_grad != other.requires_grad:
-            has, should = ("a", "none") if one.requires_grad else ("no", "one")
+    for number, (our_output, their_output) in enumerate(zip(ours, theirs, strict=True)):
+        if our_output.requires_grad != their_output.requires_grad:
+            has, should = ("a", "none") if our_output.requires_grad else ("no", "one")
             return f"output {number} has {has} gradient for autograd and should have {should}: mark_non_differentiable"
     return None
 
 
 @catch_errors
 def repeat_runs(subject: Subject) -> str | None:
-    """Check that ten runs on the same inputs give the same bits."""
+    """Check that ten runs on the same inputs are bit-identical."""
     runs = [compute_gradients(subject.function, subject.inputs(), random_like) for _ in range(10)]
-    same = all(are_equal(runs[0], run) for run in runs[1:])
-    return None if same else "the same inputs give different gradients"
+    identical = all(are_equal(runs[0], run) for run in runs[1:])
+    return None if identical else "the same inputs give different gradients"
 
 
 def put_number(number: float, every: int = 3) -> Edit:
@@ -379,7 +379,7 @@ def put_number(number: float, every: int = 3) -> Edit:
 
 
 at_zero = make_check("at_zero", ("where an input is exactly 0", {"edit": put_number(0.0)}))
-"""Check that gradients at inputs of exactly 0 are PyTorch's."""
+"""Check that gradients at inputs of exactly 0 match PyTorch's."""
 
 
 def send_infinity(part: Edit) -> Incoming:
@@ -442,7 +442,7 @@ def narrow_dtypes(subject: Subject) -> str | None:
 
 
 def count_saved_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, list[str]]:
-    """Return the bytes that autograd saves for a backward pass, including inputs, and a line per tensor."""
+    """Return the bytes that autograd saves for a backward pass, with inputs, and a description per tensor."""
     _, tensors = record_saved_tensors(lambda: function(*inputs))
     lines = [f"{list(t.shape)} {get_dtype_name(t.dtype)}, {t.nbytes} bytes" for t in tensors]
     return sum(t.nbytes for t in tensors), lines
@@ -450,21 +450,21 @@ def count_saved_bytes(function: Function, inputs: list[Tensor]) -> tuple[int, li
 
 @catch_errors
 def memory_saved(subject: Subject) -> str | None:
-    """Check that no more bytes are saved for the backward pass than the ledger says, by saved_tensors_hooks."""
+    """Check the bytes saved for the backward pass, counted by saved_tensors_hooks, against the ledger."""
     if subject.saved is None:
         return None
     inputs = subject.inputs("deep" if "deep" in subject.sizes else "odd", dtype=torch.float32)
     count, lines = count_saved_bytes(subject.function, inputs)
     expected = subject.saved(*inputs)
-    words = f"{count} bytes are kept ({'; '.join(lines) or 'nothing'}), expected {expected}"
-    return None if count == expected else words
+    message = f"{count} bytes are kept ({'; '.join(lines) or 'nothing'}), expected {expected}"
+    return None if count == expected else message
 
 
 @catch_errors
 def held_by_ctx(subject: Subject) -> str | None:
     """Check that tensors are saved by save_for_backward, where hooks and the ledger see them, and not on ctx."""
     outputs = compute_outputs(subject.function, subject.inputs())
-    held = getattr(next(t for t in outputs if t.requires_grad).grad_fn, "__dict__", {})
-    hidden = next((name for name, value in held.items() if isinstance(value, Tensor)), None)
+    attributes = getattr(next(t for t in outputs if t.requires_grad).grad_fn, "__dict__", {})
+    hidden = next((name for name, value in attributes.items() if isinstance(value, Tensor)), None)
     words = f"ctx.{hidden} holds a tensor that save_for_backward should keep: no hook sees it, and it is freed late"
     return words if hidden else None

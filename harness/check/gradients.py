@@ -14,11 +14,11 @@ Tensors = Sequence[Tensor]
 Edit = Callable[[Tensor], Tensor]
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 Incoming = Callable[[tuple[Tensor, ...]], list[Tensor]]
-"""Incoming gradients, from the outputs."""
+"""A function that creates incoming gradients for the outputs."""
 Returned = TypeVar("Returned")
 TOLERANCE = 1e-9  # largest error of a gradient in float64, relative to its largest element
 CANCELLED = 1e-6
-"""A gradient with no larger element is rounding noise of cancelling terms, as softmax's of a constant one."""
+"""A gradient without a larger element is rounding noise, as softmax's for a constant incoming gradient."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that a function is expected to support by default."""
 
@@ -39,7 +39,7 @@ class Subject:
         names: Names of the inputs in messages, by default input 0, input 1 and so on.
         movable: Inputs that may be set to special values; None for all that have a gradient.
         subgradients: Whether any slope between the two sides of a kink is accepted.
-        dropped: Tensors that were not compared because PyTorch's own error is too large, and that error.
+        dropped: Tensors not compared because PyTorch's own error is too large -> that error.
     """
 
     function: Function
@@ -79,7 +79,7 @@ def get_dtype_name(dtype: torch.dtype) -> str:
 
 
 def compute_outputs(function: Function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors that a function returns as a tuple; other results are left out."""
+    """Call a function and return its results that are tensors, as a tuple."""
     returned: object = function(*inputs)
     several = returned if isinstance(returned, tuple | list) else (returned,)
     return tuple(t for t in several if isinstance(t, Tensor))  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -109,8 +109,8 @@ def compute_gradients(function: Function, inputs: list[Tensor], incoming: Incomi
 def pull_back(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list[Tensor]:
     if not outputs or not list_leaves(inputs):
         return [torch.zeros_like(t) for t in list_leaves(inputs)]
-    each = call_autograd_grad(outputs, list_leaves(inputs), incoming)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(list_leaves(inputs), each, strict=True)]
+    grads = call_autograd_grad(outputs, list_leaves(inputs), incoming)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(list_leaves(inputs), grads, strict=True)]
 
 
 def call_autograd_grad(
@@ -127,7 +127,7 @@ def are_equal(first: Tensors, second: Tensors, tolerance: float = 0.0) -> bool:
 
 
 def compute_second_gradients(function: Function, inputs: list[Tensor]) -> list[Tensor]:
-    """Return gradients of a random sum of the gradients: of the inputs, then of the incoming gradients."""
+    """Return gradients of a random projection of the gradients: of the inputs, then of incoming gradients."""
     outputs = tuple(t for t in compute_outputs(function, inputs) if t.requires_grad)
     incoming = [g.requires_grad_() for g in random_like(outputs)]
     first = call_autograd_grad(outputs, list_leaves(inputs), incoming, create_graph=True)
@@ -135,17 +135,17 @@ def compute_second_gradients(function: Function, inputs: list[Tensor]) -> list[T
     total = sum(((g * w).sum() for g, w in pairs if g is not None), torch.zeros(()))
     if total.requires_grad:  # unlike grad(), backward() runs the whole graph: once_differentiable raises
         torch.autograd.backward(total)
-    every = (*list_leaves(inputs), *incoming)
-    return [torch.zeros_like(t) if t.grad is None else t.grad for t in every]
+    leaves = (*list_leaves(inputs), *incoming)
+    return [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves]
 
 
 def record_saved_tensors(call: Callable[[], Returned]) -> tuple[Returned, list[Tensor]]:
-    """Return what a call returns, and the tensors that autograd saves for its backward pass, each storage once."""
+    """Return a call's result and the tensors that autograd saves for its backward pass, each storage once."""
     tensors: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         tensors.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
-        return tensor.detach()  # an output saved by its own pass would keep the pass alive forever
+        return tensor.detach()  # an output saved by its own graph node would be a reference cycle
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         returned = call()
@@ -181,16 +181,16 @@ def measure_distance(
     """
     worst = Distance(0.0)
     names = names or [f"the gradient of input {number}" for number in range(len(got))]
-    for name, one, other in zip(names, got, expected, strict=True):
-        if one.shape != other.shape:
-            return make_infinite_distance(f"{name} has shape {list(one.shape)}, expected {list(other.shape)}")
-        if not other.numel():
+    for name, a, b in zip(names, got, expected, strict=True):
+        if a.shape != b.shape:
+            return make_infinite_distance(f"{name} has shape {list(a.shape)}, expected {list(b.shape)}")
+        if not b.numel():
             continue
-        apart = (one.double() - other.double()).abs().nan_to_num(nan=math.inf)
-        scale = max_abs(other)
-        if apart.max().item() / max(scale, least) > worst:
-            worst = Distance(apart.max().item() / max(scale, least))
-            worst.element = describe_element(name, one, other, apart, TOLERANCE * scale)
+        errors = (a.double() - b.double()).abs().nan_to_num(nan=math.inf)
+        scale = max_abs(b)
+        if errors.max().item() / max(scale, least) > worst:
+            worst = Distance(errors.max().item() / max(scale, least))
+            worst.element = describe_element(name, a, b, errors, TOLERANCE * scale)
     return worst
 
 
@@ -211,7 +211,7 @@ def max_abs(t: Tensor) -> float:
 
 
 class Message(str):
-    """An error message with the call that shows it."""
+    """An error message with the call that reproduces it."""
 
     evidence: Evidence | None = None
 
@@ -224,7 +224,7 @@ def report_excess(error: Distance, what: str) -> str | None:
     """Return a message if an error is above its limit, else None."""
     if error <= error.limit:
         return None
-    far = "" if math.isinf(error) else f", off by {error:.1e} of the largest element"
-    line = Message(f"{what}: {error.element}{far}")
+    relative_error = "" if math.isinf(error) else f", off by {error:.1e} of the largest element"
+    line = Message(f"{what}: {error.element}{relative_error}")
     line.evidence = error.evidence
     return line

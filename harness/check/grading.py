@@ -142,15 +142,15 @@ class Grader:
                 result.costs += measure_costs(self.puzzle, result.gate, case, launches, dtype, source)
         if result.costs:
             own = result.costs[0]
-            most = format_amount(own.limit.maximum)
-            result.summary = f"{own.limit.short} {format_amount(own.value)}, at most {most}"
-        over = [cost for cost in result.costs if not cost.ok]
-        if over:
-            first = over[0]
+            maximum = format_amount(own.limit.maximum)
+            result.summary = f"{own.limit.short} {format_amount(own.value)}, at most {maximum}"
+        exceeded = [cost for cost in result.costs if not cost.ok]
+        if exceeded:
+            first = exceeded[0]
             result.state, result.mistake = "wrong", first.limit.id
             result.hint = f"{result.gate.id}-{first.limit.hint}"
             result.diagnosis += ["the values are correct, but cost too much:"]
-            result.diagnosis += [line for cost in over for line in cost.lines]
+            result.diagnosis += [line for cost in exceeded for line in cost.lines]
 
     def _check_repeats(self, device: Device, result: VariantResult, hard: Case) -> None:
         """Add the results of repeated runs of one case, for the solved quantities of a variant.
@@ -177,8 +177,8 @@ class Grader:
             for q, result in c.results.items():
                 if not result.ok:
                     got = outcome.outputs[c.case.name][q]
-                    shown = self.reference.make_evidence(c.case, device.target, q, got, result)
-                    wrong.setdefault(q, []).append(shown)
+                    evidence = self.reference.make_evidence(c.case, device.target, q, got, result)
+                    wrong.setdefault(q, []).append(evidence)
         return {
             q: diagnose(puzzle, q, cases, name=puzzle.get_printed_name(q), gate=hints.get(q), correct=right)
             for q, cases in wrong.items()
@@ -189,18 +189,18 @@ class Grader:
     ) -> None:
         """Assign findings to the gates of a variant.
 
-        A finding belongs to the gate of its blank, unless only gates that reuse the blank show it: then to
-        the gate that launched it. If the compiler merged its line away, it belongs to the gates of its
-        kernel's other findings; outside the blanks, to the gates with wrong values or, without any, to all.
+        A finding is assigned to the gate of its blank or, if it occurs only in gates that reuse the blank, to
+        the gate that launched it. If the compiler merged its line away, it is assigned to the gates of its
+        kernel's other findings; outside the blanks, to the gates with wrong values, else to all gates.
         """
         blamed = [r.gate.id for r in gates if list_wrong_quantities(r)] or [r.gate.id for r in gates]
-        placed: list[tuple[Finding, list[str]]] = []
+        located: list[tuple[Finding, list[str]]] = []
         for finding in findings:
             ids = [id for id, blank in self.blanks.items() if involves_blank(finding, self.source, blank)]
-            placed.append((finding, ids))
-        for finding, owners in placed:
+            located.append((finding, ids))
+        for finding, owners in located:
             if not owners and has_merged_line(finding):
-                owners = [id for other, ids in placed for id in ids if other.kernel == finding.kernel]
+                owners = [id for other, ids in located for id in ids if other.kernel == finding.kernel]
             if any(self._is_shared(finding, id, findings) for id in owners):
                 owners = [finding.kernel]
             if not owners and has_unsolved and finding.kind in UNWRITTEN:
@@ -275,8 +275,8 @@ class Grader:
         if result.mistake in known and cause[0] not in PRIMARY_MISTAKES:
             result.diagnosis.append(cause[1])
             return
-        summed = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
-        rung = 1 if cause[0] == "overwritten" and not summed else CODE_HINT
+        uses_atomics = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
+        rung = 1 if cause[0] == "overwritten" and not uses_atomics else CODE_HINT
         result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
         result.diagnosis.insert(0, f"{cause[1]}: see hint {result.hint}")
 

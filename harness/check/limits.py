@@ -1,4 +1,4 @@
-"""Compare the counters of a gate's kernels with its limits, and name the line that costs most."""
+"""Compare the counters of a gate's kernels with its limits, and report the costliest line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ class MeasuredCost:
     def lines(self) -> list[str]:
         first = self.limit.first.get(self.dtype)
         before = f"; the initial code has {format_amount(first)}" if first is not None else ""
-        words = [
+        lines = [
             f"{self.limit.counter}: {format_amount(self.value)}, at most {format_amount(self.limit.maximum)}{before}"
         ]
-        return [*words, *([f"{self.line}: {self.share:.0%} of it"] if self.line else [])]
+        return [*lines, *([f"{self.line}: {self.share:.0%} of it"] if self.line else [])]
 
 
 def measure_costs(

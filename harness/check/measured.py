@@ -57,7 +57,7 @@ class ReorderedSums(TorchDispatchMode):
     def __init__(self, seed: int):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
-        self.in_turn = seed == 0  # float32 sums by a product with ones, as einsum and BLAS compute them
+        self.in_turn = seed == 0  # sum float32 by a matmul with ones, as einsum and BLAS do
 
     def draw_order(self, t: Tensor, axis: int) -> Tensor:
         return torch.randperm(t.shape[axis], generator=self.generator).to(t.device)
@@ -152,15 +152,15 @@ def compare(
         )
     differentiable = [i for i, t in enumerate(expected_outputs) if t.requires_grad]
     if missing := [i for i in differentiable if not outputs[i].requires_grad]:
-        words = f"output {missing[0]} has no gradient for autograd, and should have one"
-        return make_infinite_distance(words)
+        message = f"output {missing[0]} has no gradient for autograd, and should have one"
+        return make_infinite_distance(message)
     names = ["the result"] if len(outputs) == 1 else [f"output {i}" for i in range(len(outputs))]
     names += [f"the gradient of {subject.get_input_name(i)}" for i, t in enumerate(inputs) if t.requires_grad]
     results = [t.detach().clone() for t in outputs]
     for name, got, expected in zip(names, results, expected_outputs, strict=False):
         if got.shape != expected.shape:
-            words = f"{name} has shape {list(got.shape)}, expected {list(expected.shape)}"
-            return make_infinite_distance(words)
+            message = f"{name} has shape {list(got.shape)}, expected {list(expected.shape)}"
+            return make_infinite_distance(message)
     gradients = incoming(tuple(outputs[i] for i in differentiable))
     saved_gradients = [g.detach().clone() for g in gradients]
     between(inputs, outputs)
@@ -199,15 +199,15 @@ class CallComparison:
         if distance <= distance.limit:
             return distance
         if self.least <= CANCELLED and not self.steady:
-            usual, rounding = self.compute_usual_magnitudes(), self.compute_cancelling_scale()
-            scales = [max(a, b, rounding) for a, b in zip(scales, usual, strict=True)]
+            magnitudes, rounding = self.compute_usual_magnitudes(), self.compute_cancelling_scale()
+            scales = [max(a, b, rounding) for a, b in zip(scales, magnitudes, strict=True)]
         low, high = self.find_kink_range(scales) if self.subject.subgradients else (e.truth, e.truth)
         own_errors = [0.0] * len(scales)
         for results, narrow in self.rerun_reference(dtype):
             for k, (one, truth) in enumerate(zip(results, e.truth, strict=True)):
                 excused[k] |= narrow & (one.isfinite() != truth.isfinite())  # the dtype cannot represent them
-                apart = compute_distances(one, truth, low[k], high[k], result=narrow)
-                error = max_abs(torch.where(excused[k] & narrow, 0.0, apart)) / scales[k]
+                distances = compute_distances(one, truth, low[k], high[k], result=narrow)
+                error = max_abs(torch.where(excused[k] & narrow, 0.0, distances)) / scales[k]
                 own_errors[k] = max(own_errors[k], error)
             limits = [FACTOR * error + floor if error <= COARSE else math.inf for error in own_errors]
             distance = self.find_worst(low, high, scales, limits, excused)
@@ -252,11 +252,11 @@ class CallComparison:
         """Return each result's magnitude for random incoming gradients, as a scale for cancelling sums."""
         e = self.evidence
         pairs = zip(random_like(tuple(e.incoming)), e.incoming, strict=True)
-        random = [one * max_abs(g) / 3 for one, g in pairs]
+        random = [gradient * max_abs(g) / 3 for gradient, g in pairs]
         return [max_abs(t) for t in self.run(widen(e.inputs), random)]
 
     def compute_cancelling_scale(self) -> float:
-        """Return a scale for gradients that cancel to 0: their terms are as large as the incoming gradients, and round."""
+        """Return a scale for gradients that cancel to 0: their terms, as large as `incoming`, are rounded."""
         return 10 * CANCELLED * max(map(max_abs, self.evidence.incoming), default=0.0)
 
     def run_perturbed(self, by: float, count: int, absolute: float = 0.0) -> Iterator[list[Tensor]]:
@@ -266,12 +266,12 @@ class CallComparison:
             with torch.no_grad():
                 for t in filter(torch.is_floating_point, inputs):
                     direction = (draw_uniform(t, generator) * 2 - 1) * (-1) ** number
-                    far = (t.abs() + absolute * (max_abs(t) or 1.0)).nan_to_num(posinf=0.0)
-                    t += by * (direction if absolute else direction.sign()) * far
+                    magnitude = (t.abs() + absolute * (max_abs(t) or 1.0)).nan_to_num(posinf=0.0)
+                    t += by * (direction if absolute else direction.sign()) * magnitude
             yield self.run(inputs)
 
     def find_nan_dependent(self) -> list[Tensor]:
-        """Mark elements that depend on a NaN input: NaN is correct there even if the reference has none."""
+        """Mark elements that depend on a NaN input: NaN is correct there even if the reference is finite."""
         if not any(t.isnan().any() for t in self.evidence.inputs):
             return [torch.zeros_like(t, dtype=torch.bool) for t in self.evidence.truth]
 
@@ -280,8 +280,8 @@ class CallComparison:
             return make_leaf(torch.where(t.isnan(), number, t), t) if t.is_floating_point() else t
 
         first, second = (self.run([fill(t, seed) for t in widen(self.evidence.inputs)]) for seed in (1, 2))
-        each = zip(first, second, self.evidence.truth, strict=True)
-        return [((a != b) | ~a.isclose(t)) & t.isfinite() for a, b, t in each]
+        triples = zip(first, second, self.evidence.truth, strict=True)
+        return [((a != b) | ~a.isclose(t)) & t.isfinite() for a, b, t in triples]
 
     def find_kink_range(self, scales: Floats) -> tuple[list[Tensor], list[Tensor]]:
         """Return the smallest and the largest correct value of each element, which differ at a kink."""
@@ -291,11 +291,11 @@ class CallComparison:
             high = [torch.where(m.isnan(), t, torch.maximum(t, m)) for t, m in zip(high, moved, strict=True)]
             apart = (h - t > TOLERANCE * scale for t, h, scale in zip(low, high, scales, strict=True))
             if count == 2 and not any(each.any() for each in apart):
-                break  # opposite moves cross every kink
+                break  # opposite perturbations cross every kink
         return low, high
 
     def rerun_reference(self, dtype: torch.dtype) -> Iterator[tuple[list[Tensor], bool]]:
-        """Run the reference in `dtype`, reordering its sums (True), then on perturbed inputs (False)."""
+        """Yield the reference's results in `dtype` with reordered sums (True) or perturbed inputs (False)."""
         inputs = [make_leaf(t, t) for t in self.evidence.inputs]
         for order in (contextlib.nullcontext(), *map(ReorderedSums, range(ORDERS))):
             with torch.autocast(inputs[0].device.type, self.within, enabled=self.within is not None), order:
@@ -316,6 +316,6 @@ def compute_distances(got: Tensor, truth: Tensor, low: Tensor, high: Tensor, *, 
     got = got.double()
     distances = torch.maximum(low - got, got - high).clamp(min=0)
     distances = torch.where(got.isfinite(), distances, math.inf)
-    same = (got == truth) | (got.isnan() & truth.isnan())
-    not_compared = ~truth.isfinite() & (same if result else torch.ones_like(same))
+    equal = (got == truth) | (got.isnan() & truth.isnan())
+    not_compared = ~truth.isfinite() & (equal if result else torch.ones_like(equal))
     return torch.where(not_compared, 0.0, torch.where(truth.isfinite(), distances, math.inf))

@@ -53,7 +53,7 @@ class NumpyChecker(CaseChecker):
         return dict(zip(quantities, values, strict=True))
 
     def _make_arguments(self, gate: Gate, function: Callable[..., object], case: Case) -> list[np.ndarray]:
-        """Return read-only copies of the steps that a function takes."""
+        """Return read-only copies of the derivation steps that a function takes."""
         derivation = self.puzzle.derive(self._load_case(case)[0], {})
         names = inspect.signature(function).parameters
         common = self.rung.names
@@ -64,8 +64,8 @@ class NumpyChecker(CaseChecker):
         return arguments
 
     def _describe_error(self, error: Exception, path: Path) -> str:
-        words = super()._describe_error(error, path)
-        return f"{words}: {OVERWRITTEN}" if "read-only" in str(error) else words
+        description = super()._describe_error(error, path)
+        return f"{description}: {OVERWRITTEN}" if "read-only" in str(error) else description
 
     def _load_case(self, case: Case) -> tuple[Arrays, Arrays]:
         if case not in self._cases:

@@ -32,9 +32,9 @@ MAX_RANKS = 16
 MAX_SIZE = 2**31 - 1
 """The largest size or number of rows, since kernels use Int32."""
 BYTES_PER_ELEMENT = 8
-"""Fewest bytes per element that a run needs: the reference is computed in float64."""
+"""Minimum bytes per element of a run: the reference is computed in float64."""
 KERNEL_OPTIONS = ("dtype", "blocks", "repeat")
-"""Options that only kernels have, not Python files."""
+"""Options for kernels, not for Python files."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Options:
 
     @property
     def cases(self) -> list[Case] | None:
-        """The cases for --dims and --ranks; None, for the puzzle's own, without either."""
+        """The cases for --dims and --ranks; None (the puzzle's cases) without either."""
         if not self.dims and not self.ranks:
             return None
         ranks, cases = self.ranks, self.puzzle.cases(self.dims)
@@ -146,7 +146,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def parse(arguments: list[str]) -> Options:
-    """Parse a command line. Raises BadUse, which names the flag that is invalid or conflicts with another."""
+    """Parse a command line. Raises BadUse, naming the flag, if one is invalid or conflicts with another."""
     puzzle, flags = parse_flags(arguments)
     check_values(puzzle, flags)
     return make_options(puzzle, flags)
@@ -159,11 +159,11 @@ def parse_flags(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
     try:
         return puzzle, own_parser.parse_args(arguments)
     except BadUse as error:
-        there = list_flags(own_parser)
+        known_flags = list_flags(own_parser)
         unknown = re.sub(r"=.*", "", str(error).partition("unrecognized arguments: ")[2].split(" ")[0])
-        near = difflib.get_close_matches(f"--{unknown.lstrip('-')}", there, 1)
-        words = f"did you mean {near[0]}?" if near else "--help lists the flags"
-        raise BadUse(f"{error}; got: {' '.join(arguments)} ({words})") from None
+        matches = difflib.get_close_matches(f"--{unknown.lstrip('-')}", known_flags, 1)
+        suggestion = f"did you mean {matches[0]}?" if matches else "--help lists the flags"
+        raise BadUse(f"{error}; got: {' '.join(arguments)} ({suggestion})") from None
 
 
 def list_flags(parser: Parser) -> list[str]:
@@ -171,18 +171,18 @@ def list_flags(parser: Parser) -> list[str]:
 
 
 def find_named_puzzle(arguments: list[str]) -> Puzzle:
-    """Return the puzzle that a command line names; without one only --help is accepted."""
+    """Return the puzzle named on a command line; without one, only --help is accepted."""
     names = list_puzzle_names()
     name = next((argument for argument in arguments if argument in names), None)
     if name is None:
-        words = [argument for argument in arguments if not argument.startswith("-")]
+        positional = [argument for argument in arguments if not argument.startswith("-")]
         if {"-h", "--help"} & {*arguments}:
             make_general_parser().parse_args(["--help"])
-        near = difflib.get_close_matches(words[0], [*COMMANDS, "vgpu"], 1) if words else []
-        if near:
-            raise BadUse(f"unknown command {words[0]!r}: did you mean {near[0]}?")
-        if words:
-            find_puzzle(words[0])
+        matches = difflib.get_close_matches(positional[0], [*COMMANDS, "vgpu"], 1) if positional else []
+        if matches:
+            raise BadUse(f"unknown command {positional[0]!r}: did you mean {matches[0]}?")
+        if positional:
+            find_puzzle(positional[0])
         raise BadUse(f"no puzzle is named, there is {', '.join(names)}; got: {' '.join(arguments)}")
     return find_puzzle(name)
 
@@ -240,8 +240,8 @@ def make_parser(puzzle: Puzzle) -> Parser:
 def add_kernel_flags(root: Parser, modes: Exclusive, roots: Exclusive, puzzle: Puzzle) -> None:
     if puzzle.backward:
         count = len(puzzle.backward)
-        which = "the gradient" if count == 1 else f"all {count} gradients"
-        about = f"check {which} too, not only the forward pass"
+        gradients = "the gradient" if count == 1 else f"all {count} gradients"
+        about = f"check {gradients} too, not only the forward pass"
         root.add_argument("--backward", action="store_true", help=about)
     variants = root.add_argument_group(f"variants (default: {join_names(puzzle.default_variants, 'and')})")
     for name in puzzle.variants:
@@ -275,7 +275,7 @@ def join_names(names: Iterable[str], last: str = "or") -> str:
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
-    """Raise BadUse, which names the flag, for a value that is invalid in any run."""
+    """Raise BadUse, naming the flag, for a value that is invalid in any run."""
     try:
         check_gate(puzzle, flags.rung, flags.gate)
     except BadUse as error:
@@ -287,8 +287,8 @@ def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
     if flags.repeat < 1:
         raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
     if not 0 <= flags.seed < 2**64:
-        words = "not be negative" if flags.seed < 0 else "fit into 64 bits"
-        raise BadUse(f"--seed {flags.seed}: must {words}")
+        requirement = "not be negative" if flags.seed < 0 else "fit into 64 bits"
+        raise BadUse(f"--seed {flags.seed}: must {requirement}")
     if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", flags.blocks):
         raise BadUse(f"--blocks {flags.blocks}: expected natural, reversed, shuffled or shuffled:SEED")
 
@@ -320,7 +320,7 @@ def make_options(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
         raise BadUse(f"--show: pictures are made on the virtual GPU, not with --device {flags.device}")
     arguments: dict[str, Any] = {name: value for name, value in vars(flags).items() if name in FIELDS}
     arguments |= {
-        "demo": next((each for each in puzzle.demos if getattr(flags, each.dest)), None),
+        "demo": next((demo for demo in puzzle.demos if getattr(flags, demo.dest)), None),
         "root": str(flags.ops) if flags.ops else "solutions" if flags.solution else "problems",
         "backward": flags.backward or gradients or not puzzle.forward,
         "variants": chosen,
@@ -330,13 +330,13 @@ def make_options(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
 
 
 def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
-    """Raise BadUse for sizes that the kernels cannot count or that this machine's memory cannot hold."""
+    """Raise BadUse for sizes that overflow the kernels' Int32 or exceed this machine's memory."""
     flag = f"--dims {' '.join(map(str, dims))}"
     if min(dims) < 1:
         raise BadUse(f"{flag}: every size must be at least 1")
     shapes = puzzle.compute_shapes(dims).values()
-    counts = [count for shape in shapes for count in (*shape, math.prod(shape[:-1]))]
-    largest = max((*dims, *counts))
+    sizes_and_rows = [count for shape in shapes for count in (*shape, math.prod(shape[:-1]))]
+    largest = max((*dims, *sizes_and_rows))
     if largest > MAX_SIZE:
         raise BadUse(f"{flag}: kernels count sizes and rows up to {MAX_SIZE:,}, not {largest:,}")
     requested = BYTES_PER_ELEMENT * sum(math.prod(shape) for shape in shapes)

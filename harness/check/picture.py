@@ -29,9 +29,9 @@ from harness.vgpu import Finding, VirtualGPUError
 from harness.vgpu.checks.findings import group_by_cause
 
 MAX_ELEMENTS = 4096
-"""Most elements of a tensor that a picture can draw."""
+"""Maximum number of elements of a tensor in a picture."""
 MAX_EVENTS = 1 << 21
-"""Most accesses of a launch that are recorded."""
+"""Maximum number of recorded accesses of a launch."""
 SYMPTOMS = ("uninitialised read", "output never written")
 """Findings that often follow from a wrong or missing write."""
 
@@ -72,7 +72,7 @@ class Picture:
 
     Attributes:
         puzzle, gate, case: Subject of the picture; `result` is the gate's result in all cases.
-        mine, theirs: The learner's run and the solution's.
+        learner, solution: The learner's run and the solution's.
         wrong: The first wrong element of each wrong quantity of the gate, in the order of writing.
         fault: The fault that makes the first of them wrong, from comparing the runs, or None.
         finding: The finding that is the cause, or None.
@@ -96,7 +96,7 @@ class Picture:
 
     @property
     def thread(self) -> Thread | None:
-        """The thread to follow: the finding's, else the fault's, else one that writes an element 0."""
+        """The thread to follow: the finding's, else the fault's, else a writer of an output's element 0."""
         if self.finding and self.finding.thread is not None:
             launch = self.find_launch(self.finding)
             if launch is not None:
@@ -208,7 +208,7 @@ def rank_cases(puzzle: Puzzle, cases: list[Case], result: GateResult, reference:
 def make_runner(
     package: OpPackage, gate: Gate, dims: list[Dims], checker: Checker
 ) -> Callable[[Case], TracedRun]:
-    """Return a function that replays a package's launches in a case; wrong saved quantities are corrected."""
+    """Return a function that replays a package's launches in a case, correcting wrong saved quantities."""
     puzzle, reference = checker.puzzle, checker.reference
     source = Source((package.path / puzzle.source).resolve(), read_package_blanks(package, puzzle))
     recording = record(Order(package, puzzle.name, tuple(dims), (gate.variant,), True, checker.dtype))
@@ -229,11 +229,11 @@ def make_runner(
         return TracedRun(Accesses(replay.gpu.launches, source), outputs, findings, failure)
 
     def run(case: Case) -> TracedRun:
-        side = replay(case, {})
-        compared = () if side.failure else saved
-        checked = reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, compared)
+        traced = replay(case, {})
+        compared = () if traced.failure else saved
+        checked = reference.compare_all(case, VIRTUAL, gate.variant, traced.outputs, compared)
         if all(result.ok for result in checked.values()):
-            return side
+            return traced
         right = reference.get_saved_arrays(case, VIRTUAL, gate.variant)
         return replay(case, {name: tensor for name, tensor in right.items() if name in saved})
 
@@ -242,7 +242,7 @@ def make_runner(
 
 def find_wrong_elements(gate: Gate, case: Case, checker: Checker, side: TracedRun) -> list[WrongElements]:
     """Return the wrong quantities of a gate with their wrong elements, in the order of writing."""
-    out: list[WrongElements] = []
+    wrong_elements: list[WrongElements] = []
     requested = (*gate.provided, *gate.quantities) if side.outputs else ()
     checked = checker.reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, requested)
     for quantity in (quantity for quantity, result in checked.items() if not result.ok):
@@ -252,13 +252,13 @@ def find_wrong_elements(gate: Gate, case: Case, checker: Checker, side: TracedRu
         if not len(flat):
             flat = np.array([np.abs(compared.got - compared.truth).argmax()])
         index = tuple(int(i) for i in np.unravel_index(int(flat[0]), compared.got.shape))
-        out.append(
+        wrong_elements.append(
             WrongElements(
                 quantity, index, float(compared.got[index]), float(compared.truth[index]),
                 bool(compared.unwritten[index]), compared.got.size, tuple(flat.tolist()),
             )
         )  # fmt: skip
-    return sorted(out, key=lambda wrong: find_first_write(side.accesses, wrong))
+    return sorted(wrong_elements, key=lambda wrong: find_first_write(side.accesses, wrong))
 
 
 def find_first_write(run: Accesses, wrong: WrongElements) -> int:
@@ -272,9 +272,9 @@ def find_first_write(run: Accesses, wrong: WrongElements) -> int:
 
 def rank_causes(findings: list[Finding], result: GateResult, symptoms: bool = False) -> list[Finding]:
     """Return the findings that belong to the gate, the likeliest cause first; symptoms only if requested."""
-    own = {(finding.kind, finding.where) for finding in result.findings}
+    reported = {(finding.kind, finding.where) for finding in result.findings}
     kinds = list(CAUSES)
-    mine = [f for f in findings if (f.kind, f.where) in own and (symptoms or f.kind not in SYMPTOMS)]
+    mine = [f for f in findings if (f.kind, f.where) in reported and (symptoms or f.kind not in SYMPTOMS)]
     return sorted(mine, key=lambda f: kinds.index(f.kind) if f.kind in kinds else len(kinds))
 
 
@@ -294,11 +294,11 @@ def add_explanation(picture: Picture) -> Picture:
 
 
 def infer_shapes(picture: Picture) -> None:
-    """Give workspace the shape of the tensors of its size that a launch writes from it, if they agree."""
+    """Give a workspace the shape of the tensors of its size that a launch computes from it, if unique."""
     for launch in picture.learner.accesses.launches:
         tensors = launch.events.tensors
         written = {step.tensor for step in launch.events.steps if step.kind in "WA"} - {""}
         for name in {step.tensor for step in launch.events.steps if step.kind == "R"}:
-            same = {tensors[w].shape for w in written if tensors[w].size == tensors[name].size}
-            if not tensors[name].shape and len(same) == 1 and same != {()}:
-                picture.shapes.setdefault(name, same.pop())
+            shapes = {tensors[w].shape for w in written if tensors[w].size == tensors[name].size}
+            if not tensors[name].shape and len(shapes) == 1 and shapes != {()}:
+                picture.shapes.setdefault(name, shapes.pop())

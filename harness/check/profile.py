@@ -19,7 +19,7 @@ from harness.vgpu.ptx.parser import Instr
 
 @dataclass(frozen=True)
 class LaunchProfile:
-    """One launch: name, geometry, counters, and the bytes of the tensors that it reads and that it writes."""
+    """One launch: name, geometry, counters, and the sizes of the tensors that it reads and writes."""
 
     name: str
     grid: tuple[int, int, int]
@@ -44,13 +44,13 @@ class LaunchProfile:
 
     @property
     def min_bytes(self) -> int:
-        """The least traffic that the shapes allow: every input read once, every output written once."""
+        """The minimum traffic for these shapes: every input read once, every output written once."""
         return self.input_bytes + self.output_bytes
 
 
 @dataclass(frozen=True)
 class ReplayedVariant:
-    """One variant's replayed launches, each one's recording, and all events of the recording."""
+    """One variant's replayed launches, their recordings, and all events of the recording."""
 
     launches: list[Launch]
     recorded: list[RecordedLaunch]
@@ -59,7 +59,7 @@ class ReplayedVariant:
 
 @dataclass(frozen=True)
 class CountRequest:
-    """A request to count costs, of each variant in its last `counted` case or, without one, in the first."""
+    """A request to count each variant's costs, in its last `counted` case or, without any, its first case."""
 
     work: Work
     variants: tuple[str, ...]
@@ -89,12 +89,12 @@ class CountRequest:
         reference = Reference(puzzle, self.dtype, self.seed)
         runs: dict[str, ReplayedVariant] = {}
         for variant in self.variants:
-            before = len(player.gpu.launches)
+            num_launches = len(player.gpu.launches)
             case = cases[variant]
             player.run(variant, case, reference.get_inputs(case))
             events = recording.cases[variant, case.dims]
             recorded = [event for event in events if isinstance(event, RecordedLaunch)]
-            launches = player.gpu.launches[before:]
+            launches = player.gpu.launches[num_launches:]
             count = count_needed(launches, {*puzzle.forward, *puzzle.backward})
             runs[variant] = ReplayedVariant(launches[:count], recorded[:count], events)
         return runs
@@ -138,7 +138,7 @@ def format_table(profiles: dict[str, list[LaunchProfile]], width: int = 0) -> li
         lines += ["", f"{variant}: {format_count(len(launches), 'launch', 'launches')}"]
         lines += align_columns([HEADINGS, *map(format_cells, launches)], width)
     lines += ["", "side by side"]
-    totals = [[what, *(f"{total(each):,}" for each in profiles.values())] for what, total in TOTALS.items()]
+    totals = [[label, *(f"{total(rows):,}" for rows in profiles.values())] for label, total in TOTALS.items()]
     lines += align_columns([["", *profiles], *totals], width)
     legend = (line for text in LEGEND for line in (textwrap.wrap(text, width) if width else [text]))
     return [*lines, "", *legend]
@@ -190,25 +190,25 @@ def list_tensor_rows(launch: LaunchProfile) -> Iterator[list[str]]:
 
 def list_line_rows(launch: LaunchProfile) -> Iterator[list[str]]:
     """Yield a row for each source line with memory accesses or collective instructions, in order."""
-    done: dict[tuple[str, int], tuple[list[Site], list[Issued]]] = {}
+    by_line: dict[tuple[str, int], tuple[list[Site], list[Issued]]] = {}
     for site in launch.counters.sites.values():
-        done.setdefault(find_source_line(site.instr), ([], []))[0].append(site)
-    for each in launch.counters.issued.values():
-        done.setdefault(find_source_line(each.instr), ([], []))[1].append(each)
-    for (file, number), (sites, others) in sorted(done.items()):
-        issued = sum(each.count for each in others)
+        by_line.setdefault(find_source_line(site.instr), ([], []))[0].append(site)
+    for issue in launch.counters.issued.values():
+        by_line.setdefault(find_source_line(issue.instr), ([], []))[1].append(issue)
+    for (file, number), (sites, issues) in sorted(by_line.items()):
+        issued = sum(issue.count for issue in issues)
         yield [f"{Path(file).name}:{number}", *format_traffic(sites), f"{issued:,}"]
 
 
 def find_source_line(instr: Instr) -> tuple[str, int]:
-    at = find_user_location(instr.loc)
-    return (at.file, at.line) if at else ("PTX", instr.line)
+    location = find_user_location(instr.loc)
+    return (location.file, location.line) if location else ("PTX", instr.line)
 
 
 def format_traffic(sites: Sequence[Site]) -> list[str]:
     t = sum_traffic(sites)
-    each = f"{t.bytes / t.requests:.0f}" if t.requests else "-"
-    return [f"{t.requests:,}", f"{t.bytes:,}", each, f"{t.sectors:,}", f"{t.bank_conflicts:,}"]
+    bytes_per_request = f"{t.bytes / t.requests:.0f}" if t.requests else "-"
+    return [f"{t.requests:,}", f"{t.bytes:,}", bytes_per_request, f"{t.sectors:,}", f"{t.bank_conflicts:,}"]
 
 
 def describe_issued(launch: LaunchProfile) -> list[str]:
@@ -216,12 +216,12 @@ def describe_issued(launch: LaunchProfile) -> list[str]:
     c, blocks = launch.counters, math.prod(launch.grid)
     parts = {"shuffles": c.count_issues("shfl", "redux"), "mma": c.count_issues("mma")}
     parts |= {"wgmma": c.count_issues("wgmma"), "groups of copies": c.count_issues("cp")}
-    words = [f"{what} {count:,}" for what, count in parts.items() if count]
+    descriptions = [f"{label} {count:,}" for label, count in parts.items() if count]
     if c.barriers:
-        words.append(f"barriers a block {c.barriers / blocks:g}")
+        descriptions.append(f"barriers a block {c.barriers / blocks:g}")
     if c.copy_overlap is not None:
-        words.append(f"multiply-adds that hide a copy at least {c.copy_overlap:,}")
-    return ["   " + ", ".join(words)] if words else []
+        descriptions.append(f"multiply-adds that hide a copy at least {c.copy_overlap:,}")
+    return ["   " + ", ".join(descriptions)] if descriptions else []
 
 
 HEADINGS = [

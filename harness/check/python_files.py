@@ -30,9 +30,9 @@ if TYPE_CHECKING:  # it imports torch, which the NumPy rung does not need
     from harness.check.reference import Reference
 
 DEFAULT_TIME_LIMIT = 120.0
-"""Time limit of a file or a gate; the slowest takes 2 s in NumPy, about 20 s in PyTorch."""
+"""Time limit of a file or a gate in seconds; the slowest takes 2 s in NumPy, about 20 s in PyTorch."""
 EXITED = "the code exited the process, so it was not checked"
-"""Message for code that exits the process, whatever its exit code: without a result nothing is correct."""
+"""Message for code that exits the process; even with exit code 0 it has no result."""
 
 
 Module = dict[str, Any]
@@ -71,7 +71,7 @@ class PythonChecker:
     ) -> list[GateResult]:
         """Return the result of each gate of the file at `path`, one gate after another.
 
-        Raises DamagedFile, which names file and line, if the file cannot be read, has broken markers or is
+        Raises DamagedFile, with file and line, if the file cannot be read, has broken markers or is
         not Python.
         """
         requested = select_gates(self.puzzle, self.rung, gates)
@@ -137,15 +137,15 @@ class CaseChecker(PythonChecker):
             if not wrong:
                 self._check_further(gate, path, cases)
         except Exception as error:  # an exception in the learner's code is a result
-            words = f"{self.where}: {self._describe_error(error, path)}"
-            return self.make_wrong_result(gate, [words], comparisons=result.comparisons)
+            message = f"{self.where}: {self._describe_error(error, path)}"
+            return self.make_wrong_result(gate, [message], comparisons=result.comparisons)
         add_diagnoses(result, self.puzzle, wrong, self.puzzle.get_ladder_name(self.rung, gate.id))
         return result
 
     def _compare(
         self, result: GateResult, case: Case, outputs: Mapping[str, Any], wrong: dict[str, list[Evidence]]
     ) -> None:
-        """Add the results of one case, and the evidence against wrong quantities."""
+        """Add the results of one case, and evidence for each wrong quantity."""
         results = {quantity: self._compare_quantity(case, quantity, got) for quantity, got in outputs.items()}
         result.comparisons.append(Comparison(case, results))
         for quantity, outcome in results.items():
@@ -167,7 +167,7 @@ class CaseChecker(PythonChecker):
         return self._get_reference(case).make_evidence(case, CPU, quantity, as_array(got), result)
 
     def _check_further(self, gate: Gate, path: Path, cases: list[Case]) -> None:
-        """Raise an exception for an error that values do not show."""
+        """Raise an exception for an error that the values do not reveal."""
 
     def _describe_error(self, error: Exception, path: Path) -> str:
         return describe_exception(error, path)
@@ -216,9 +216,9 @@ def describe_exception(error: BaseException, path: Path, longest: int | None = N
     The message is cut to `longest` characters, not counting the file's path.
     """
     where = locate_error(error, path)
-    words = " ".join(str(error).split())[:longest]
+    message = " ".join(str(error).split())[:longest]
     kind = "" if type(error) is ValueError and not where else f"{type(error).__name__}: "
-    return f"{where}{kind}{words}"
+    return f"{where}{kind}{message}"
 
 
 def locate_error(error: BaseException, path: Path) -> str:

@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     Tensors = dict[str, torch.Tensor]
 
 MAX_SINGLE_THREAD = 2**16
-"""Up to this many input elements, PyTorch computes a case with one thread."""
+"""Maximum number of input elements of a case that PyTorch computes with one thread."""
 
 
 @contextmanager
 def limit_threads(tensors: "Tensors") -> Generator[None, None, None]:
-    """Limit PyTorch to one thread for small tensors: on a busy machine more are thirty times slower."""
+    """Limit PyTorch to one thread for small tensors: more are thirty times slower on a busy machine."""
     import torch
 
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     if sum(tensor.numel() for tensor in tensors.values()) <= MAX_SINGLE_THREAD:
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
 def choose_torch_device(target: Target) -> str:
@@ -66,14 +66,14 @@ def choose_torch_device(target: Target) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-# ---- Cached answers ----------------------------------------------------------------------------------------
+# ---- Cached results ----------------------------------------------------------------------------------------
 
 
 def list_code_files(puzzle: str) -> list[Path]:
     """Return the files that the reference results depend on."""
-    own = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
+    folder = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
     shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "check/reference.py")
-    return sorted([*own.rglob("*.py"), *(path for pattern in shared for path in HERE.glob(pattern))])
+    return sorted([*folder.rglob("*.py"), *(path for pattern in shared for path in HERE.glob(pattern))])
 
 
 @cache
@@ -85,13 +85,13 @@ def compute_code_digest(puzzle: str) -> str:
 
 
 def list_settings() -> list[str]:
-    """Return what PyTorch's results depend on: versions, number of threads, environment variables."""
-    torch = find_spec("torch")  # torch is not imported
+    """Return settings that affect PyTorch's results: versions, number of threads, environment variables."""
+    torch = find_spec("torch")  # without importing torch
     version = Path(torch.origin or "").with_name("version.py").read_text("utf-8") if torch else ""
     names = (name for name in sorted(os.environ) if name.startswith(("OMP_", "MKL_", "ATEN_")))
-    named = (f"{name}={os.environ[name]}" for name in names)
+    settings = (f"{name}={os.environ[name]}" for name in names)
     threads = str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
-    return [version, np.__version__, platform.machine(), threads, *named]
+    return [version, np.__version__, platform.machine(), threads, *settings]
 
 
 def load_results(file: Path) -> tuple[Arrays, Arrays] | None:
@@ -117,7 +117,7 @@ class Reference:
     """Inputs, truth and baseline of the cases of one run, each computed once.
 
     With `use_cache`, results are read from and written to the cache; a process that runs a learner's Python
-    must not do that.
+    must not use it.
     """
 
     puzzle: Puzzle
@@ -193,13 +193,13 @@ class Reference:
         ):
             return None
         with suppress(EnvironmentProblem):
-            others = cache_folder("answers", name)
-            mine = compute_digest([compute_code_digest(name), *list_settings(), self.dtype, str(self.seed)])
-            if not (others / mine).is_dir():
-                for old in others.iterdir():
-                    if time.time() - old.stat().st_mtime > STALE:
-                        shutil.rmtree(old, ignore_errors=True)
-            return cache_folder("answers", name, mine)
+            parent = cache_folder("answers", name)
+            digest = compute_digest([compute_code_digest(name), *list_settings(), self.dtype, str(self.seed)])
+            if not (parent / digest).is_dir():
+                for folder in parent.iterdir():
+                    if time.time() - folder.stat().st_mtime > STALE:
+                        shutil.rmtree(folder, ignore_errors=True)
+            return cache_folder("answers", name, digest)
 
     def get_terms(self, case: Case) -> dict[str, float]:
         """Return, for each quantity whose terms can cancel, the magnitude of these terms."""
@@ -228,7 +228,7 @@ class Reference:
     ) -> TensorResult:
         """Compare one quantity of a case; `allowance` and `propagated` are arguments of `compare`.
 
-        A `variant` with a baseline of its own is compared with that.
+        A `variant` with its own baseline is compared with that one.
         """
         baseline = self.get_baseline(case, target)
         return compare(
@@ -258,7 +258,7 @@ class Reference:
             return self.compare_quantity(case, target, quantity, outputs[quantity], s, variant, propagated)
 
         results = {quantity: compare_one(quantity) for quantity in quantities if quantity in outputs}
-        wrong = [quantity for quantity, each in results.items() if not each.ok and not each.nonfinite]
+        wrong = [quantity for quantity, result in results.items() if not result.ok and not result.nonfinite]
         if wrong:
             correct_saved = {
                 q: to_float64(outputs[q]) for q in puzzle.list_saved_quantities(variant) if compare_one(q).ok

@@ -31,7 +31,7 @@ def find_correct_quantities(comparisons: Iterable[Comparison]) -> set[str]:
 
 @dataclass
 class Diagnosis:
-    """The description of an error: `sentence` names the mistake, or says that none is known.
+    """The description of an error: `sentence` describes the mistake, or states that none is known.
 
     `mistake` is its id or None, `hint` the next hint, such as "dx-2"; `steps` are those that it changes.
     """
@@ -105,8 +105,8 @@ class VariantResult:
         unsolved: Quantity -> the untouched blanks that it depends on.
         repeats: Results of repeated runs of one case, by quantity.
         diagnoses: Wrong quantity -> its diagnosis.
-        findings: All findings of the virtual GPU, including notes; `errors` are those that count: kernels
-            after an untouched blank read unwritten memory, which is not the learner's mistake.
+        findings: All findings of the virtual GPU, including notes; `errors` are those that make it wrong,
+            without reads of memory that an untouched blank leaves unwritten.
         failure: The error that stopped it, or "".
         gates: The result of each attempted gate of its kernels.
         launches: The launches of counted cases on the virtual GPU, with their counters.
@@ -124,7 +124,7 @@ class VariantResult:
     launches: "dict[str, list[Launch]]" = field(default_factory=dict)
 
     def is_correct(self, quantity: str) -> bool:
-        """Check whether a quantity is correct in every case that compares it; an unsolved one is in none."""
+        """Check whether a quantity is correct in every case that compares it; an unsolved one counts."""
         return all(c.results[quantity].ok for c in self.comparisons if quantity in c.results)
 
     def get_state(self, quantities: Iterable[str]) -> str:
@@ -140,7 +140,7 @@ class VariantResult:
 
 
 def select_provided_gates(gates: Sequence[str] | None, blanks: Mapping[str, Blank]) -> set[str]:
-    """Return the gate to check although its blank is untouched: the only one, if it has provided code."""
+    """Return the only requested gate if its blank has untouched provided code, which is checked anyway."""
     alone = gates if gates and len(gates) == 1 else ()
     return {id for id in alone if id in blanks and blanks[id].is_provided}
 
@@ -155,7 +155,7 @@ def drop_unknown(result: GateResult) -> None:
 
 
 def mark_unsolved(result: GateResult) -> GateResult:
-    """Turn the result of untouched provided code into an unsolved one, with its errors and the first hint."""
+    """Mark the result of untouched provided code as unsolved, with its errors and the first hint."""
     result.state, result.mistake = "unsolved", None
     result.hint = result.hint and f"{result.hint.rpartition('-')[0]}-1"
     return result

@@ -52,7 +52,7 @@ class DeviceResult:
 class Run:
     """The state of a run, for reports.
 
-    `rejected` are gates that are correct on every device in the run's cases, but wrong in their own cases.
+    `rejected` are gates that are correct on every device in the run's cases, but wrong in further cases.
     """
 
     options: Options
@@ -77,13 +77,13 @@ class Run:
         """Run some variants on a device, once its kernels are compiled, and compare their outputs."""
 
     def list_remaining_gates(self) -> list[str]:
-        """Return the correct gates whose own cases or dtypes the run does not cover."""
+        """Return the correct gates that have further cases or dtypes, not covered by the run."""
         options = self.options
         plain = not options.dims and options.dtype == "float32"
         return [id for id, right in collect_gate_states(self).items() if right] if plain else []
 
     def compute_gates(self) -> None:
-        """Check `list_remaining_gates` in the cases that this run does not cover."""
+        """Check the remaining gates in the cases that this run does not cover."""
 
     def compute_exit_code(self) -> int:
         """Return 1 if a result is wrong, else 3 if a gate is unsolved, 6 if no GPU kernel ran, or 0."""
@@ -140,12 +140,12 @@ class LazyRun(Run):
 
     def compute_gates(self) -> None:
         options, puzzle = self.options, self.options.puzzle
-        own, executed = [*puzzle.cases(None), *puzzle.gate_cases], self.cases
+        cases, executed = [*puzzle.cases(None), *puzzle.gate_cases], self.cases
         if any(device.kind == "virtual" for device in self.devices):  # a real GPU reports no races
-            own = [case for case in own if case not in executed or case.in_16_bits]
-        if own and (left := self.list_remaining_gates()):
+            cases = [case for case in cases if case not in executed or case.in_16_bits]
+        if cases and (remaining := self.list_remaining_gates()):
             checker = Checker(puzzle, seed=options.seed, second_dtype=NARROW, blocks=options.blocks)
-            results = checker.check(self.package, left, own)
+            results = checker.check(self.package, remaining, cases)
             self.rejected = [result for result in results if result.state == "wrong"]
 
     def _get_grader(self) -> "Grader":
@@ -189,7 +189,7 @@ def start_run(
     pool = ThreadPoolExecutor(max_workers=1 + len(targets))
     try:
         common = options, package, cases, on_compile
-        compiling = {each.kind: pool.submit(create_device, each, *common) for each in targets}
+        compiling = {t.kind: pool.submit(create_device, t, *common) for t in targets}
         yield LazyRun(
             options, package, cases, options.quantities, devices, skipped, blanks, ledger, unsolved,
             compiling=compiling, on_ready=on_ready,

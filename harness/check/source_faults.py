@@ -1,4 +1,4 @@
-"""Find mistakes in the text of a blank that compile but that values do not identify.
+"""Find mistakes in the source of a blank that compile but cannot be identified from values.
 
 A fault quotes its line, and is reported only for a wrong gate. The names of tensor axes and loop bounds are
 read from the code around the blank: `var W = TileTensor(weight, row_major(O, H))` has the axes O and H, and
@@ -73,7 +73,7 @@ class Scope:
             for match in TENSOR.finditer(text)
         }
         self.sizes = dict(SIZE.findall(text))
-        # Bounds that are not the size of a tensor's axis, such as the end of a block's part, are not checked.
+        # Bounds that are not the size of a tensor's axis, such as the end of a chunk, are not checked.
         self.axis_sizes = {axis for axes in self.tensors.values() for axis in axes} | {*self.sizes}
 
     def find_bounds(self, at: int) -> dict[str, str]:
@@ -106,11 +106,11 @@ class Scope:
                 and code[end : end + 1] == "["
             ):
                 second = find_bracketed(code, end)
-                words = (
+                message = (
                     f"`{match[1]}[{first}][{second}]` takes element {first} and then a part of that one value: a tensor of "
                     f"two axes takes both indices at once, `{match[1]}[{first}, {second}]`"
                 )
-                yield "double-index", words
+                yield "double-index", message
 
     def find_axis_mismatch(self, code: str, bounds: dict[str, str]) -> Iterator[tuple[str, str]]:
         """Yield indices whose loop bound differs from the size of their axis."""
@@ -122,37 +122,37 @@ class Scope:
                 continue
             shown = f"`{match[1]}[{', '.join(indices)}]`"
             if len(axes) == 2 and axes[0] != axes[1] and runs == axes[::-1]:
-                words = (
+                message = (
                     f"{shown}: the indices are exchanged, {match[1]} is [{', '.join(axes)}] and "
                     f"`{indices[0]}` runs over {runs[0]}: `{match[1]}[{', '.join(indices[::-1])}]`"
                 )
-                yield "indices-exchanged", words
+                yield "indices-exchanged", message
                 continue
             for index, bound, axis in zip(indices, runs, axes, strict=True):
                 if bound in self.axis_sizes and NAME.search(axis) and bound != axis:
-                    part = bound in NAME.findall(axis)
-                    words = f"{shown}: `{index}` runs over {bound}, and this axis of {match[1]} is {axis}"
-                    words += ": it needs an index of its own" if part else ""
-                    yield "part-of-an-axis" if part else "other-axis", words
+                    is_part = bound in NAME.findall(axis)
+                    message = f"{shown}: `{index}` runs over {bound}, and this axis of {match[1]} is {axis}"
+                    message += ": it needs an index of its own" if is_part else ""
+                    yield "part-of-an-axis" if is_part else "other-axis", message
 
 
 def find_exchanged_arguments(code: str, items: Items, scope: Scope) -> Iterator[tuple[str, str]]:
-    """Yield pairs of sizes passed to a function of this file in exchanged positions."""
+    """Yield pairs of sizes passed to a function of this file in swapped positions."""
     for match in CALL.finditer(code):
         callee = next((item for item in items.by_name.get(match[1], ())), None)
         if callee is None:
             continue
         declared = list_arguments(callee)
         arguments = split_arguments(find_bracketed(code, match.end() - 1))
-        meant = [scope.sizes.get(argument, argument) for argument in arguments]
-        for k, (name, other) in enumerate(zip(declared, meant, strict=False)):
-            at = declared.index(other) if other in declared and other != name else -1
-            if at > k and at < len(meant) and meant[at] == name:
-                words = (
+        resolved = [scope.sizes.get(argument, argument) for argument in arguments]
+        for k, (name, passed) in enumerate(zip(declared, resolved, strict=False)):
+            at = declared.index(passed) if passed in declared and passed != name else -1
+            if at > k and at < len(resolved) and resolved[at] == name:
+                message = (
                     f"`{match[1]}(... {', '.join(arguments[k : at + 1])})`: `{arguments[k]}` is in place of {name} and "
-                    f"`{arguments[at]}` in place of {other}"
+                    f"`{arguments[at]}` in place of {passed}"
                 )
-                yield "arguments-exchanged", words
+                yield "arguments-exchanged", message
 
 
 def list_arguments(function: Item) -> list[str]:
@@ -187,7 +187,7 @@ def use_kernel_names(finding: "Finding", recording: "Recording", source: Path) -
     """Return a finding with the kernel's argument names instead of the launch's tensor names."""
     arguments = recording.list_argument_names(finding.kernel)
     chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
-    lines = [at.line for at in chain if Path(at.file) == source]
+    lines = [frame.line for frame in chain if Path(frame.file) == source]
     if not lines:
         return finding
     kernel = Items({source.name: source.read_text("utf-8", "replace")}).find_enclosing(source.name, lines[-1])
@@ -199,23 +199,23 @@ def use_kernel_names(finding: "Finding", recording: "Recording", source: Path) -
 def involves_blank(finding: "Finding", source: Path, blank: Blank) -> bool:
     """Check whether a finding, or the other access of a race, is in a blank, directly or through a helper."""
     locations = (instr.loc for instr in (finding.instr, finding.other_instr) if instr)
-    return any(is_in_blank(at, source, blank) for loc in locations if loc for at in loc.chain())
+    return any(is_in_blank(frame, source, blank) for loc in locations if loc for frame in loc.chain())
 
 
 def format_finding(finding: "Finding", source: Path, blank: Blank | None) -> list[str]:
     """Format a finding with its lines in the blank, even if these only call a helper."""
     lines = finding.text().splitlines()
-    for before, there, instr in (
+    for prefix, site, instr in (
         ("at ", finding.where, finding.instr),
         ("the other place: ", finding.other, finding.other_instr),
     ):
         chain = instr.loc.chain() if instr and instr.loc else ()
-        own = next((at for at in chain if blank and is_in_blank(at, source, blank)), None)
-        if own and there and not there.startswith(f"{own.file}:{own.line}:"):
-            place = f"{own.file}:{own.line}:{own.column}"
-            words = f"{before}{place} (in a helper, {there})"
+        in_blank = next((frame for frame in chain if blank and is_in_blank(frame, source, blank)), None)
+        if in_blank and site and not site.startswith(f"{in_blank.file}:{in_blank.line}:"):
+            own_site = f"{in_blank.file}:{in_blank.line}:{in_blank.column}"
+            new = f"{prefix}{own_site} (in a helper, {site})"
             lines = [
-                line.replace(f"{before}{there}", words) for line in lines if line != f"  called from {place}"
+                line.replace(f"{prefix}{site}", new) for line in lines if line != f"  called from {own_site}"
             ]
     if blank and (line := find_use_in_loop(finding, source)):
         lines.insert(1, f"  the compiler has moved it out of the loop: it is in line {line}")
@@ -225,7 +225,7 @@ def format_finding(finding: "Finding", source: Path, blank: Blank | None) -> lis
 def find_use_in_loop(finding: "Finding", source: Path) -> int | None:
     """Return the only line of a loop that uses a finding's tensor, if the finding is at the loop's head."""
     chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
-    number = next((at.line for at in chain if Path(at.file) == source), 0)
+    number = next((frame.line for frame in chain if Path(frame.file) == source), 0)
     text = source.read_text("utf-8", "replace").split("\n") if number and source.is_file() else []
     if (
         number > len(text)
@@ -250,5 +250,5 @@ def is_in_blank(at: "Location", source: Path, blank: Blank) -> bool:
 
 def has_merged_line(finding: "Finding") -> bool:
     """Check whether the compiler merged the finding's instruction from several lines, marked as line 0."""
-    at = finding.instr.loc if finding.instr else None
-    return any(frame.line == 0 for frame in (at.chain() if at else ()))
+    location = finding.instr.loc if finding.instr else None
+    return any(frame.line == 0 for frame in (location.chain() if location else ()))

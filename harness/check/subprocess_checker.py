@@ -60,14 +60,14 @@ class SubprocessChecker:
     ) -> list[GateResult]:
         """Return the result of each gate; one whose code ends the process or times out is wrong.
 
-        Raises what the rung's checker raises, and DamagedFile if loading the file ends the process.
+        Raises the exceptions of the rung's checker, and DamagedFile if loading the file ends the process.
         """
         requested = [gate.id for gate in select_gates(self.work.puzzle, self.work.rung, gates)]
         outcomes: dict[str, GateResult] = {}
-        while left := [id for id in requested if id not in outcomes]:
+        while remaining := [id for id in requested if id not in outcomes]:
             self._process = worker = self._process or Worker(self.work, self.options, self.terminal)
             try:
-                worker.run_check(path, left, cases, outcomes)
+                worker.run_check(path, remaining, cases, outcomes)
             except WorkerDied as error:
                 self.close()
                 if worker.gate is None:
@@ -106,19 +106,19 @@ class Worker:
             needs_torch = not isinstance(work.rung, NumpyRung) or "torch" in sys.modules
             context.set_forkserver_preload(PRELOADED if needs_torch else [])
             start_server()
-        self.connection, theirs = context.Pipe()
+        self.connection, worker_end = context.Pipe()
         folders = [*importlib.import_module(PUZZLES).__path__]
         names = (work.puzzle.name, work.rung.id)
-        arguments = (theirs, self.stack, folders, *names, options, dict(os.environ), terminal)
+        arguments = (worker_end, self.stack, folders, *names, options, dict(os.environ), terminal)
         self.process: BaseProcess = context.Process(target=serve, args=arguments)
         self.process.start()
-        theirs.close()
+        worker_end.close()
         self.end = Finalize(self, stop_worker, (self.process, self.connection), exitpriority=10)
 
     def run_check(
         self, path: Path, gates: list[str], cases: list[Case] | None, results: dict[str, GateResult]
     ) -> None:
-        """Run one check and add each result as it arrives. Raises WorkerDied, and what the checker raises."""
+        """Run one check and add each result as it arrives. Raises WorkerDied and the checker's exceptions."""
         self.gate, seconds = None, START
         sys.stdout.flush()  # so that the code's own output comes after it
         with suppress(BrokenPipeError):  # `receive` raises the reason
@@ -152,8 +152,8 @@ class Worker:
             return self.connection.recv()
         except (EOFError, OSError):
             where = find_stack_line(self.stack, path) or path
-            how = describe_exit(wait_for_exit(self.process, GRACE))
-            raise WorkerDied(f"{where}: {how}, so it was not checked") from None
+            reason = describe_exit(wait_for_exit(self.process, GRACE))
+            raise WorkerDied(f"{where}: {reason}, so it was not checked") from None
 
 
 def find_terminal() -> str:
@@ -219,10 +219,10 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
-    there = importlib.import_module(PUZZLES).__path__
+    search_path = importlib.import_module(PUZZLES).__path__
     for folder in folders:
-        if folder not in there:
-            there.append(folder)
+        if folder not in search_path:
+            search_path.append(folder)
     leave, worker_pid = os._exit, os.getpid()
     threading.Thread(target=end_with_parent, args=(leave,), daemon=True).start()
 

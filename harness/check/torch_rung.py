@@ -20,7 +20,7 @@ from harness.spec.rungs import TorchFunction, TorchRung
 
 Tensors = dict[str, torch.Tensor]
 MAX_MESSAGE = 300
-"""Most characters shown of gradcheck's message."""
+"""Maximum number of characters shown of gradcheck's message."""
 
 
 class TorchChecker(CaseChecker):
@@ -85,7 +85,7 @@ def load_function(path: Path, requested: TorchFunction) -> Callable[..., object]
 
 def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Tensors:
     """Return outputs and gradients by quantity. Raises ValueError for bad results or a changed input."""
-    before = {name: tensors[name].detach().clone() for name in (*requested.takes, *requested.grad_outputs)}
+    copies = {name: tensors[name].detach().clone() for name in (*requested.takes, *requested.grad_outputs)}
     leaves = {name: tensors[name].requires_grad_() for name in requested.gradients}
     returned = call_and_unpack(load_function(path, requested), requested, tensors)
     results = {name: tensor.detach() for name, tensor in zip(requested.returns, returned, strict=True)}
@@ -97,8 +97,8 @@ def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Ten
             if gradient is None:
                 raise ValueError(f"no gradient comes back for {name}: backward returns None in its place")
             results[quantity] = gradient
-    for name, then in before.items():
-        if not torch.equal(tensors[name].nan_to_num(), then.nan_to_num()):
+    for name, copy in copies.items():
+        if not torch.equal(tensors[name].nan_to_num(), copy.nan_to_num()):
             raise ValueError(
                 f"{name} is changed in place: later reads of it, autograd's too, get wrong numbers"
             )
@@ -108,11 +108,11 @@ def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Ten
 def call_and_unpack(
     function: Callable[..., object], requested: TorchFunction, tensors: Tensors
 ) -> tuple[torch.Tensor, ...]:
-    """Return the tensors that a gate's function returns. Raises ValueError for a wrong number or type."""
+    """Call a gate's function and return its tensors. Raises ValueError for a wrong number or type."""
     returned = make_tuple(
         function(*(tensors[name] for name in requested.takes)), requested.name, len(requested.returns)
     )
-    outputs = tuple(each for each in returned if isinstance(each, torch.Tensor))
+    outputs = tuple(value for value in returned if isinstance(value, torch.Tensor))
     if len(outputs) != len(returned) or len(returned) != len(requested.returns):
         count = len(requested.returns)
         raise ValueError(f"{requested.name} should return {count} tensor{'s' * (count != 1)}")

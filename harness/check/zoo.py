@@ -28,8 +28,8 @@ OPTIONAL_KEYS = {"old", "new", "story", "effect", "rung", "also", "cases", "sour
 class WrongKernel:
     """One edit of a puzzle's solution: in `file`, `old` becomes `new`, or the blank gets the provided code.
 
-    A check must report its gate as wrong, with `mistake`; the gates `also` cannot be correct either. Only
-    `cases`, if any, show it.
+    A check must report its gate as wrong, with `mistake`, and no gate in `also` as correct. If `cases` is not
+    empty, other cases do not reveal it.
     """
 
     puzzle: str
@@ -60,7 +60,7 @@ class WrongKernel:
 
     @property
     def is_in_blank(self) -> bool:
-        """True if a learner can make the mistake: it is in a blank, not in the code outside."""
+        """True if the edit is inside a blank, so that a learner can make the mistake."""
         before, after = self.solution.read_text(), self.edit_text(self.solution)
         return blanks.remove_blanks(before) == blanks.remove_blanks(after)
 
@@ -122,8 +122,8 @@ def read_entry(path: Path, puzzle: str) -> WrongKernel:
     edit = {"old", "new"} if {"old", "new"} & entries.keys() else set[str]()
     missing, unknown = (REQUIRED_KEYS | edit) - entries.keys(), entries.keys() - REQUIRED_KEYS - OPTIONAL_KEYS
     if missing or unknown:
-        what = [f"has no {', '.join(sorted(missing))}"] if missing else []
-        what += [f"has an unknown key {', '.join(sorted(unknown))}"] if unknown else []
-        raise DamagedFile(f"{path} {' and '.join(what)}")
+        problems = [f"has no {', '.join(sorted(missing))}"] if missing else []
+        problems += [f"has an unknown key {', '.join(sorted(unknown))}"] if unknown else []
+        raise DamagedFile(f"{path} {' and '.join(problems)}")
     also, cases = (tuple(entries.pop(key, ())) for key in ("also", "cases"))
     return WrongKernel(puzzle, path.stem, also=also, cases=cases, **entries)

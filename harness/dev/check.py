@@ -58,18 +58,18 @@ def check_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
     path = solution / rung.file
     if not path.is_file():
         return
-    where = path.relative_to(checkout)
+    relative = path.relative_to(checkout)
     try:
-        present = blanks.find_blanks(blanks.read_source(path), str(where))
+        present = blanks.find_blanks(blanks.read_source(path), str(relative))
     except DamagedFile as error:
         yield str(error)
         return
-    yield from (f"{where} has no blank {id}" for id in rung.gates if id not in present)
-    yield from (f"{where}: blank {id} is not a gate of the rung" for id in present if id not in rung.gates)
+    yield from (f"{relative} has no blank {id}" for id in rung.gates if id not in present)
+    yield from (f"{relative}: blank {id} is not a gate of the rung" for id in present if id not in rung.gates)
 
 
 def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report wrong solutions that are missing, cannot be created, or name an unknown gate."""
+    """Report known-bad solutions that are missing, cannot be created, or refer to an unknown gate."""
     solution = checkout / "solutions" / puzzle.name
     files = sorted((solution / "wrong").glob("*.toml"))
     if not files:
@@ -90,7 +90,7 @@ def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def check_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report ladders that are missing, too short, or belong to no gate."""
+    """Report ladders that are missing, too short, or for an unknown gate."""
     where = f"solutions/{puzzle.name}/hints.toml"
     if not (checkout / where).is_file():
         return
@@ -147,8 +147,8 @@ def check_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def find_unknown_folders(checkout: Path, names: list[str]) -> Iterator[str]:
-    """Yield a line for each folder that is named like a puzzle but belongs to none."""
-    for room in ("solutions", "problems", "tests"):
-        for path in sorted((checkout / room).glob("p[0-9][0-9]")):
+    """Yield a line for each folder named like a puzzle that does not exist."""
+    for parent in ("solutions", "problems", "tests"):
+        for path in sorted((checkout / parent).glob("p[0-9][0-9]")):
             if path.name not in names:
-                yield f"{room}/{path.name} belongs to no puzzle: harness/puzzles/{path.name} is missing"
+                yield f"{parent}/{path.name} belongs to no puzzle: harness/puzzles/{path.name} is missing"

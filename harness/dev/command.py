@@ -30,9 +30,9 @@ def main(arguments: list[str]) -> int:
         "--most", type=int, metavar="N", help="with --mutants: so many of each rung, drawn by --seed"
     )
     checked.add_argument("--seed", type=int, default=0, help="with --most: another draw")
-    made_from = verbs.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
-    made_from.add_argument("--check", action="store_true", help="write nothing, print the difference")
-    made_from.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
+    generated = verbs.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
+    generated.add_argument("--check", action="store_true", help="write nothing, print the difference")
+    generated.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
     formatted = verbs.add_parser("format", help=format_files.__doc__, description=format_files.__doc__)
     formatted.add_argument("--check", action="store_true", help="write nothing, print the difference")
     flags = parser.parse_args(arguments)

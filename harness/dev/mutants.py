@@ -49,8 +49,8 @@ class Mutant:
     def make_wrong_kernel(self, work: Work) -> WrongKernel:
         rung = work.rung
         file = rung.source if isinstance(rung, MojoRung) else rung.file
-        whole = blanks.read_source(work.solution)
-        return WrongKernel(work.puzzle.name, "mutant", self.gate, "", file, whole, self.text, rung=rung.id)
+        text = blanks.read_source(work.solution)
+        return WrongKernel(work.puzzle.name, "mutant", self.gate, "", file, text, self.text, rung=rung.id)
 
 
 def list_mutants(work: Work) -> list[Mutant]:
@@ -113,8 +113,8 @@ def list_python_edits(text: str, blank: Blank) -> Iterator[Edit]:
             for name in ("body", "orelse"):
                 listed = getattr(node, name, None)
                 yield from list_order_edits(listed if isinstance(listed, list) else [], text, get_span)
-    whole = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno not in inside]
-    for function in whole:
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno not in inside]
+    for function in functions:
         yield from list_order_edits([n for n in function.body if n.lineno in inside], text, get_span)
 
 
@@ -170,8 +170,8 @@ def list_node_edits(
 
 
 def list_call_edits(node: ast.Call, text: str, get_span: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
-    """Yield the edits of a call: drop a keyword, exchange two arguments, replace or drop the function."""
-    for keyword in (each for each in node.keywords if each.arg not in WATCHES):
+    """Yield the edits of a call: drop a keyword, swap two arguments, replace or drop the function."""
+    for keyword in (argument for argument in node.keywords if argument.arg not in WATCHES):
         first, last = get_span(keyword)
         before = re.search(r",\s*$", text[:first])
         after = re.match(r",\s*", text[last:])
@@ -199,17 +199,16 @@ def get_function_name(function: ast.expr) -> str:
 def list_order_edits(
     body: list[ast.stmt], text: str, get_span: Callable[..., tuple[int, int]]
 ) -> Iterator[Edit]:
-    """Yield the edits that exchange two adjacent simple statements."""
-    for one, other in pairwise(body):
-        if isinstance(one, SIMPLE) and isinstance(other, SIMPLE) and does_order_matter(one, other):
-            (a, b), (c, d) = get_span(one), get_span(other)
+    """Yield the edits that swap two adjacent simple statements."""
+    for first, second in pairwise(body):
+        if isinstance(first, SIMPLE) and isinstance(second, SIMPLE) and does_order_matter(first, second):
+            (a, b), (c, d) = get_span(first), get_span(second)
             yield a, d, text[c:d] + text[b:c] + text[a:b]
 
 
 def does_order_matter(one: ast.stmt, other: ast.stmt) -> bool:
-    """Check whether two statements' order may matter: one writes a name of the other, or is a bare call.
-
-    A counter's increment only matters to a call that names the counter.
+    """Check whether two statements' order may matter: one writes a name that the other uses, or is a bare
+    call. Incrementing a counter only matters to a call that uses the counter.
     """
     if is_constant_statement(one):
         return False
@@ -217,8 +216,8 @@ def does_order_matter(one: ast.stmt, other: ast.stmt) -> bool:
     counter = any(isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant) for node in both)
     if not counter and any(isinstance(node, ast.Expr) for node in both):
         return True
-    written, named = zip(*(find_names(node) for node in both), strict=True)
-    return bool(written[0] & named[1] or written[1] & named[0])
+    written, used = zip(*(find_names(node) for node in both), strict=True)
+    return bool(written[0] & used[1] or written[1] & used[0])
 
 
 def find_names(node: ast.stmt) -> tuple[set[str], set[str]]:
@@ -228,7 +227,7 @@ def find_names(node: ast.stmt) -> tuple[set[str], set[str]]:
     for target in targets:
         parts = target.elts if isinstance(target, ast.Tuple) else [target]
         written |= {ast.unparse(part).partition("[")[0] for part in parts}
-    names = (each for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute))
+    names = (child for child in ast.walk(node) if isinstance(child, ast.Name | ast.Attribute))
     return written, set(map(ast.unparse, names))
 
 
@@ -250,19 +249,19 @@ STATEMENT = re.compile(
 
 def list_mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
     """Yield the edits of a blank, line by line."""
-    at = sum(len(line) + 1 for line in text.split("\n")[: blank.line - 1])
-    before, opened = "", 0
+    offset = sum(len(line) + 1 for line in text.split("\n")[: blank.line - 1])
+    previous, opened = "", 0
     for line in blank.body:
         code = line.split("#")[0].rstrip()
         if code and '"""' not in code:
             for start, end, new in list_line_edits(code):
                 if not opened or new != "pass":  # inside brackets a line is only part of a statement
-                    yield at + start, at + end, new
-            if STATEMENT.match(code) and STATEMENT.match(before) and does_line_order_matter(before, code):
-                yield at - len(before) - 1, at + len(code), f"{code}\n{before}"
-        before = code if code == line else ""
+                    yield offset + start, offset + end, new
+            if STATEMENT.match(code) and STATEMENT.match(previous) and does_line_order_matter(previous, code):
+                yield offset - len(previous) - 1, offset + len(code), f"{code}\n{previous}"
+        previous = code if code == line else ""
         opened += len(re.findall(r"[(\[]", code)) - len(re.findall(r"[)\]]", code))
-        at += len(line) + 1
+        offset += len(line) + 1
 
 
 def does_line_order_matter(one: str, other: str) -> bool:
@@ -273,8 +272,8 @@ def does_line_order_matter(one: str, other: str) -> bool:
     if any(len(half) == 1 for half in halves):
         return True
     written = [re.findall(r"\w+", half[0])[0] for half in halves]
-    named = [re.findall(r"\w+", " ".join(half)) for half in halves]
-    return written[0] in named[1] or written[1] in named[0]
+    used = [re.findall(r"\w+", " ".join(half)) for half in halves]
+    return written[0] in used[1] or written[1] in used[0]
 
 
 def count_indent(line: str) -> int:

@@ -28,18 +28,18 @@ from harness.toolchain import roots
 from harness.vgpu.checks.findings import format_count
 
 TOGETHER = 12
-"""Mutants of kernels recorded per run of the compiler."""
+"""Number of kernel mutants recorded per compiler run."""
 FEW = 3
-"""Cases on which a kernel's mutant is checked before the rest; most mutants already fail these."""
+"""Number of cases on which a kernel's mutant is checked first, since most mutants fail them already."""
 PATIENCE = 10.0
-"""Seconds that a mutant's gate may take, in addition to the time of the whole solution."""
+"""Seconds allowed for a mutant's gate in addition to the time of the whole solution."""
 Key = tuple[str, str, str, str]
 
 
 @dataclass
 class Tally:
-    """The outcome of mutants: how many were rejected, passed with an explanation, or have no result (they do
-    not compile, for example), and which passed without an explanation."""
+    """Numbers of mutants that were rejected, passed with an explanation, or could not be checked (for example
+    because they do not compile), and the mutants that passed without an explanation."""
 
     rejected: int = 0
     explained: int = 0
@@ -71,11 +71,11 @@ def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
     """
     tally, known = Tally(), load_explanations(work.puzzle.name)
     chosen = draw_mutants(work, seed=seed, most=most)
-    requested = [each for each in chosen if make_key(work, each) not in known]
+    requested = [m for m in chosen if make_key(work, m) not in known]
     tally.explained = len(chosen) - len(requested)
     for count, (mutant, passes) in enumerate(check_mutants(work, requested), 1):
-        words = f"{work.puzzle.name} {work.rung.id}: {count} of {len(requested)} mutants checked"
-        print_progress(words, count == len(requested))
+        progress = f"{work.puzzle.name} {work.rung.id}: {count} of {len(requested)} mutants checked"
+        print_progress(progress, count == len(requested))
         if passes:
             tally.survived.append(mutant)
         elif passes is None:
@@ -126,14 +126,14 @@ def load_explanations(puzzle: str) -> dict[Key, str]:
 
 
 def find_outdated(puzzle: Puzzle) -> list[str]:
-    """Return a line for each explanation of a mutant that no longer exists. Raises as `load_explanations` does."""
+    """Return a line for each explanation of a mutant that no longer exists. Raises DamagedFile."""
     known = load_explanations(puzzle.name)
     works = list_works(puzzle) if known else []
-    there = {make_key(work, mutant) for work in works for mutant in list_mutants(work)}
+    existing = {make_key(work, mutant) for work in works for mutant in list_mutants(work)}
     return [
         f"solutions/{puzzle.name}/survivors.toml: {rung}.{gate} has no mutant `{was}` -> `{now}`"
         for rung, gate, was, now in known
-        if (rung, gate, was, now) not in there
+        if (rung, gate, was, now) not in existing
     ]
 
 
@@ -141,7 +141,7 @@ def find_outdated(puzzle: Puzzle) -> list[str]:
 
 
 def check_mutants(work: Work, requested: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
-    """Check each mutant, its own gate first, then all; yield whether it passes, or None without a result.
+    """Check each mutant, its own gate first, then all; yield whether it passes, None if it cannot be checked.
 
     Raises BadUse if the solution itself does not pass.
     """
@@ -149,27 +149,27 @@ def check_mutants(work: Work, requested: Sequence[Mutant]) -> Iterator[tuple[Mut
     began = time.monotonic()
     if requested and not check_file(checker, work, work.target):
         raise BadUse(f"{work.solution} is not correct, so its mutants cannot be checked")
-    before = os.environ.get(TIME_LIMIT_VARIABLE)
-    os.environ[TIME_LIMIT_VARIABLE] = before or f"{PATIENCE + time.monotonic() - began:.0f}"
+    old_limit = os.environ.get(TIME_LIMIT_VARIABLE)
+    os.environ[TIME_LIMIT_VARIABLE] = old_limit or f"{PATIENCE + time.monotonic() - began:.0f}"
     try:
         for start in range(0, len(requested), TOGETHER):
             batch = requested[start : start + TOGETHER]
-            left = set(find_compiling(work, batch)) if work.in_package else set(batch)
+            compiling = set(find_compiling(work, batch)) if work.in_package else set(batch)
             for mutant in batch:
                 path = mutant.make_wrong_kernel(work).build_target()
-                yield mutant, check_file(checker, work, path, mutant.gate) if mutant in left else None
+                yield mutant, check_file(checker, work, path, mutant.gate) if mutant in compiling else None
     finally:
         os.environ.pop(TIME_LIMIT_VARIABLE)
-        if before:
-            os.environ[TIME_LIMIT_VARIABLE] = before
+        if old_limit:
+            os.environ[TIME_LIMIT_VARIABLE] = old_limit
         if isinstance(checker, SubprocessChecker):
             checker.close()
 
 
 def check_file(checker: RungChecker, work: Work, path: Path, gate: str | None = None) -> bool | None:
     """Check whether every gate of a file is correct, `gate` first; None if it cannot be checked."""
-    few = work.puzzle.cases(None)[:FEW] if work.in_package else None
-    first = [([gate], few)] if gate and (few or len(work.rung.gates) > 1) else []
+    first_cases = work.puzzle.cases(None)[:FEW] if work.in_package else None
+    first = [([gate], first_cases)] if gate and (first_cases or len(work.rung.gates) > 1) else []
     try:
         return all(
             result.state == "correct"
@@ -201,9 +201,9 @@ def find_compiling(work: Work, some: Sequence[Mutant]) -> Iterable[Mutant]:
         record_many(orders)
     except CompileFailed as error:
         packages = {mutant: mutant.make_wrong_kernel(work).build_package() for mutant in some}
-        named = [mutant for mutant in some if str(packages[mutant].path) in error.details]
-        if 0 < len(named) < len(some):
-            return find_compiling(work, [each for each in some if each not in named])
+        failing = [mutant for mutant in some if str(packages[mutant].path) in error.details]
+        if 0 < len(failing) < len(some):
+            return find_compiling(work, [each for each in some if each not in failing])
         half = len(some) // 2
         return [*find_compiling(work, some[:half]), *find_compiling(work, some[half:])] if half else []
     return some

@@ -20,9 +20,9 @@ def write(checkout: Path, name: str) -> Iterator[Path]:
     """
     if not re.fullmatch(r"p\d\d", name):
         raise BadUse(f"dev new {name}: a puzzle is called p and two digits, for example p27")
-    there = [room for room in (fill_names(room, name) for room in FOLDERS) if (checkout / room).exists()]
-    if there:
-        raise BadUse(f"dev new {name}: {', '.join(there)} already exists")
+    existing = [dest for dest in (fill_names(dest, name) for dest in FOLDERS) if (checkout / dest).exists()]
+    if existing:
+        raise BadUse(f"dev new {name}: {', '.join(existing)} already exists")
     files = (path for path in TEMPLATE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     for source in sorted(files):
         target = checkout / fill_names(str(source.relative_to(TEMPLATE)), name)

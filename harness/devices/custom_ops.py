@@ -113,9 +113,9 @@ class Worker:
         report = json.loads(self.json.read_text()) if self.json.exists() else {"failures": [], "findings": []}
         self.folder.cleanup()
         lines = list(report["failures"])
-        for each in filter(lambda finding: finding["error"], report["findings"]):
-            op = self.ops.get(each["kernel"], each["kernel"])
-            lines.append(f"in {op}: {each['kind']} at {each['where']}: {each['message']}")
+        for entry in filter(lambda finding: finding["error"], report["findings"]):
+            op = self.ops.get(entry["kernel"], entry["kernel"])
+            lines.append(f"in {op}: {entry['kind']} at {entry['where']}: {entry['message']}")
         return lines
 
 
@@ -158,12 +158,12 @@ def compile_op(op: MojoOp, kinds: tuple[tuple[str, int], ...], device: Any) -> A
         for name, (dtype, rank) in zip(names, kinds, strict=True):
             axes = [f"{name}{axis}" for axis in range(rank)]
             types.append(TensorType(DTYPES[dtype], axes, device=location))
-        written = [BufferType(each.dtype, each.shape, each.device) for each in types[:count]]
+        written = [BufferType(t.dtype, t.shape, t.device) for t in types[:count]]
         with Graph(op.name, input_types=[*written, *types[count:]], kernel_library=library) as graph:
-            inputs = [each.tensor for each in graph.inputs[count:]]
+            inputs = [t.tensor for t in graph.inputs[count:]]
             results = ops.custom(op.name, location, inputs, types[:count], parameters=dict(op.parameters))
-            for place, result in zip(graph.inputs, results, strict=False):
-                place.buffer[...] = result.tensor
+            for graph_input, result in zip(graph.inputs, results, strict=False):
+                graph_input.buffer[...] = result.tensor
             graph.output()
         session = InferenceSession(devices=[CPU(), device])
         (model,) = session.init_all(compile_graph(session, graph.module, package)).values()
@@ -180,10 +180,10 @@ def serve(file: Path) -> None:
     for _ in sys.stdin:
         package, name, parameters, tensors = torch.load(file)
         try:
-            program, named = compile_and_bind(MojoOp(Path(package), name, parameters), tensors, device)
-            buffers = {each: Buffer.from_dlpack(t).to(device) for each, t in named.items()}
+            program, by_name = compile_and_bind(MojoOp(Path(package), name, parameters), tensors, device)
+            buffers = {argument: Buffer.from_dlpack(t).to(device) for argument, t in by_name.items()}
             program.run(buffers)
-            after = [torch.from_dlpack(buffers[each].to(CPU())) for each in named]
+            after = [torch.from_dlpack(buffers[argument].to(CPU())) for argument in by_name]
             bits = [
                 [t.flatten().view(torch.uint8) for t in pair] for pair in zip(after, tensors, strict=True)
             ]

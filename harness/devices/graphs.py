@@ -174,21 +174,21 @@ def load_graphs(
     key = compute_digest([package.digest, version("max"), target, kind, *parts])
     path = cache_folder("graphs") / f"{key}.mef"
     session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
-    compiled, named = read_cached(path), {name: name for name in graphs}
+    compiled, names_in_unit = read_cached(path), {name: name for name in graphs}
     entries = {
         name: compute_digest([package.digest, version("max"), target, kind, dtypes[name], repr(calls)])
         for name, calls in graphs.items()
     }
     if compiled is None and host:
-        compiled, named = read_unit_with(path.parent, entries)
+        compiled, names_in_unit = read_unit_with(path.parent, entries)
     cached = compiled is not None
     if compiled is None:
-        named = {name: name for name in graphs}
+        names_in_unit = {name: name for name in graphs}
         on_compile()
         module: Module | None = None
-        library, where = load_kernel_library(package), DeviceRef.from_device(device)
+        library, location = load_kernel_library(package), DeviceRef.from_device(device)
         for name, calls in graphs.items():
-            graph, _ = build_graph(f"g{key}_{name}", package, calls, dtypes[name], where, module, library)
+            graph, _ = build_graph(f"g{key}_{name}", package, calls, dtypes[name], location, module, library)
             module = graph.module
         assert module is not None  # there is at least one graph
         compiled = compile_graph(session, module, package)
@@ -202,7 +202,7 @@ def load_graphs(
     seconds = time.monotonic() - started
     arguments = {name: get_argument_types(graphs[name], dtypes[name], DeviceRef.CPU()) for name in graphs}
     return {
-        name: Program(list(arguments[name]), models[named[name]], dtypes[name], cached, seconds)
+        name: Program(list(arguments[name]), models[names_in_unit[name]], dtypes[name], cached, seconds)
         for name in graphs
     }
 
@@ -237,11 +237,11 @@ def read_unit_with(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledMo
     texts = {name: text for name, file in files.items() if (text := read_text(file)) is not None}
     if len(texts) < len(files):
         return None, {}
-    places = {name: text.split(" ", 1) for name, text in texts.items()}
-    units = {unit for unit, _ in places.values()}
+    entries_in_unit = {name: text.split(" ", 1) for name, text in texts.items()}
+    units = {unit for unit, _ in entries_in_unit.values()}
     if len(units) > 1:
         return None, {}
-    return read_cached(folder / units.pop()), {name: there for name, (_, there) in places.items()}
+    return read_cached(folder / units.pop()), {name: there for name, (_, there) in entries_in_unit.items()}
 
 
 def record_unit(file: Path, text: str) -> None:
@@ -314,7 +314,7 @@ def capture_stderr() -> Iterator[Captured]:
     with _capture_lock:
         if not _capture_users:
             sys.stderr.flush()
-            _capture_saved.append((os.dup(2), tempfile.TemporaryFile()))  # noqa: SIM115 (closed by the last out)
+            _capture_saved.append((os.dup(2), tempfile.TemporaryFile()))  # noqa: SIM115 (closed by the last user)
             os.dup2(_capture_saved[0][1].fileno(), 2)
         _capture_users.append(captured)
     try:

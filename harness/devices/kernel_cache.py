@@ -52,7 +52,7 @@ class Instance:
 
 
 def mark_launches(text: str) -> str:
-    """Make launch code print the kernel and parameter values of each launch; keep all line numbers."""
+    """Insert a print of the kernel and parameter values before each launch; keep all line numbers."""
 
     def mark(match: re.Match) -> str:
         values = "".join(f", {part}" for part in split_arguments(match["parameters"] or ""))
@@ -124,8 +124,8 @@ class Kernels:
         if file is None:
             return
         needed = self.items.find_needed([kernel.function])
-        places = [(item.file, item.line, len(item.lines)) for item in needed]
-        head = json.dumps({"symbol": symbol, "items": places})
+        locations = [(item.file, item.line, len(item.lines)) for item in needed]
+        head = json.dumps({"symbol": symbol, "items": locations})
         text = ptx.replace(f'"{folder}/', f'"{PACKAGE}/')
         keep_text(file, lambda: f"{head}\n{text}", CONTENTS)
 
@@ -140,10 +140,10 @@ class Kernels:
         text = text.replace(entry_head["symbol"], symbol)
         now = self.items.find_needed([kernel.function])
         moved = {
-            (then[0], number): number - then[1] + item.line
-            for then, item in zip(entry_head["items"], now, strict=True)
-            if then[1] != item.line
-            for number in range(then[1], then[1] + then[2])
+            (old[0], number): number - old[1] + item.line
+            for old, item in zip(entry_head["items"], now, strict=True)
+            if old[1] != item.line
+            for number in range(old[1], old[1] + old[2])
         }
         text = update_line_table(text, moved) if moved else text
         return text.replace(f'"{PACKAGE}/', f'"{self.package.path.resolve()}/')
@@ -186,8 +186,8 @@ class Kernels:
         if first is None or not first.file.startswith(f"{self.package.path.resolve()}/"):
             return False
         statements = (i for source in self.items.sources.values() for i in source.imports)
-        own = {local_name for i in statements if i.module.startswith(".") for _, local_name in i.names}
-        left_out = ({*self.items.by_name} | own) - {item.name for item in needed}
+        imported = {local_name for i in statements if i.module.startswith(".") for _, local_name in i.names}
+        left_out = ({*self.items.by_name} | imported) - {item.name for item in needed}
         return not left_out & set(re.findall(r"'(\w+)'", first.message))
 
 

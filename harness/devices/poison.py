@@ -4,7 +4,7 @@ import numpy as np
 
 from harness.spec.rounding import get_dtype_name, get_stored_dtype
 
-# Signalling NaNs: any arithmetic makes them quiet, so an element that is still poison was not even added to.
+# Signaling NaNs: any arithmetic quiets them, so an element that is still poison was never written or updated.
 # Integers have no NaN; their poison is far from any valid index.
 POISON = {"float64": 0x7FF0_0000_DEAD_BEEF, "float32": 0x7F80_DEAD, "float16": 0x7CAD, "bfloat16": 0x7FAD}
 POISON |= {"int64": 0x7FF8_0000_DEAD_BEEF, "int32": 0x7FC0_DEAD, "uint8": 0xAD, "bool": 0xAD}

@@ -61,12 +61,12 @@ def run_ranks(
         ranks: list[tuple[BaseProcess, Connection]] = []
         try:
             for rank, rank_arguments in enumerate(arguments):
-                ours, theirs = context.Pipe()
-                start = (theirs, Path(folder), rank, len(arguments), seconds)
+                ours, rank_end = context.Pipe()
+                start = (rank_end, Path(folder), rank, len(arguments), seconds)
                 call = (*start, function, rank_arguments, describe)
                 process = context.Process(target=run_rank, args=call, daemon=True)
                 process.start()
-                theirs.close()
+                rank_end.close()
                 ranks.append((process, ours))
             collect_answers(ranks, START, folder, source)
             return collect_answers(ranks, seconds, folder, source)
@@ -83,11 +83,11 @@ def start_server() -> None:
     A Ctrl-C during the start reaches this process afterwards, because the signal is blocked, not ignored.
     """
     resource_tracker.ensure_running()  # if started later, it would unblock SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
 
 
 def run_rank(
@@ -130,7 +130,7 @@ def run_rank(
 
 
 def end_with_parent(answer: Connection) -> None:
-    """End this process when the parent's end of its pipe closes, also because the parent ended."""
+    """End this process when the parent's end of its pipe closes, for example because the parent ended."""
     with contextlib.suppress(EOFError, OSError):
         answer.recv()
     os._exit(1)
@@ -144,8 +144,8 @@ def collect_answers(
     failed: dict[int, str] = {}
     deadline = time.monotonic() + seconds
     waiting = {connection: rank for rank, (_, connection) in enumerate(ranks)}
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        ready = wait(list(waiting), left)
+    while waiting and (remaining := deadline - time.monotonic()) > 0:
+        ready = wait(list(waiting), remaining)
         for connection in [connection for connection in waiting if connection in ready]:
             rank = waiting.pop(connection)
             try:
@@ -160,8 +160,8 @@ def collect_answers(
     if failed:
         raise RankFailed("; ".join(f"rank {rank} of {size}: {failed[rank]}" for rank in sorted(failed)))
     if waiting:
-        places = {r: format_hang_location(ranks[r][0], r, folder, source) for r in sorted(waiting.values())}
-        messages = [f"rank {rank} of {size} hangs{place}" for rank, place in places.items()]
+        lines = {r: format_hang_location(ranks[r][0], r, folder, source) for r in sorted(waiting.values())}
+        messages = [f"rank {rank} of {size} hangs{line}" for rank, line in lines.items()]
         raise RankFailed(f"{'; '.join(messages)} (timed out after {seconds:g} s)")
     return [results[rank] for rank in range(size)]
 

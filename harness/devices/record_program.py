@@ -113,9 +113,9 @@ def declare_sizes(puzzle: Puzzle, rung: MojoRung, text: str) -> Iterator[str]:
 
 
 def expand_launch(call: Call, written: Mapping[str, Argument]) -> str:
-    named = find_identifiers(call.launch)
+    identifiers = find_identifiers(call.launch)
     read = {name: f"{name}.as_imm()" if name in written else name for name in call.op.reads}
-    tensors = {n: text for n, text in ({n: n for n in call.op.writes} | read).items() if n not in named}
+    tensors = {n: text for n, text in ({n: n for n in call.op.writes} | read).items() if n not in identifiers}
     text = call.launch.replace("...", ", ".join(["recorder", *tensors.values()]))
     return text.replace("(=", "(" + ", ".join(f"{name}={text}" for name, text in tensors.items()))
 

@@ -143,8 +143,8 @@ def record(order: Order) -> Recording:
 
 
 def is_recorded(order: Order) -> bool:
-    known = _read_plans(order) is not None and not _find_missing(order)
-    return known or read_text(_cache_file(order)) is not None
+    in_parts = _read_plans(order) is not None and not _find_missing(order)
+    return in_parts or read_text(_cache_file(order)) is not None
 
 
 def is_cached(orders: Iterable[Order]) -> bool:
@@ -158,13 +158,13 @@ def record_dtypes(orders: Sequence[Order]) -> list[Recording]:
     Raises CompileFailed if one of them does not compile.
     """
     kernels = _get_kernels(orders[0])
-    left = [order for order in orders if read_text(_cache_file(order)) is None]
-    if left and all(_read_plans(order) for order in left):
-        missing = [kernel for order in left for kernel in _find_missing(order)]
+    uncached = [order for order in orders if read_text(_cache_file(order)) is None]
+    if uncached and all(_read_plans(order) for order in uncached):
+        missing = [kernel for order in uncached for kernel in _find_missing(order)]
         if missing:  # even an empty program takes a second to compile
             kernels.compile(list(dict.fromkeys(missing)))
-    elif len(left) > 1:
-        record_many(left)
+    elif len(uncached) > 1:
+        record_many(uncached)
     return [record(order) for order in orders]
 
 
@@ -174,19 +174,19 @@ def record_many(orders: Sequence[Order]) -> list[Recording]:
     One program records several packages, because starting a program takes longer than recording a package,
     and shared parts are compiled once. Raises CompileFailed for the first package that does not compile.
     """
-    kept = {order: _cache_file(order) for order in orders}
-    missing = [order for order, file in kept.items() if read_text(file) is None]
+    files = {order: _cache_file(order) for order in orders}
+    missing = [order for order, file in files.items() if read_text(file) is None]
     recordings: dict[Order, Recording] = {}
     for small in (False, True):
         together = [order for order in missing if order.variants and order.small_grid == small]
         if len(together) > 1:
             recordings |= _assemble_together(together)
-    rest: dict[tuple[str, ...], list[Order]] = {}
+    by_flags: dict[tuple[str, ...], list[Order]] = {}
     for order in missing:
         if order not in recordings:
-            rest.setdefault(order.flags, []).append(order)
+            by_flags.setdefault(order.flags, []).append(order)
     texts: dict[Order, str] = {}
-    for alike in rest.values():
+    for alike in by_flags.values():
         if len(alike) > 1:
             texts.update(zip(alike, _run_launcher(alike), strict=True))
 
@@ -197,7 +197,7 @@ def record_many(orders: Sequence[Order]) -> list[Recording]:
         _cache_parts(order, text)
         return text
 
-    for order, file in kept.items():
+    for order, file in files.items():
         if order not in recordings:
             recordings[order] = parse(keep_text(file, partial(make, order), CONTENTS))
     return [recordings[order] for order in orders]
@@ -294,7 +294,7 @@ def _find_missing(order: Order) -> list[Instance]:
 
 
 def _assemble_from_cache(order: Order) -> Recording | None:
-    """Assemble a recording from cached plans, compiling only new kernels; return None without plans.
+    """Assemble a recording from cached plans, compiling only new kernels; None if a plan is missing.
 
     Raises CompileFailed.
     """
@@ -320,14 +320,14 @@ def _cache_parts(order: Order, text: str) -> None:
     lines: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     case, instance = ("", ()), None
     for line in text.splitlines():
-        record_kind, *words = line.removeprefix(MARK).split(" ") if line.startswith(MARK) else [""]
+        record_kind, *fields = line.removeprefix(MARK).split(" ") if line.startswith(MARK) else [""]
         if record_kind == "instance":
-            instance = Instance(words[0], tuple(words[1:]))
+            instance = Instance(fields[0], tuple(fields[1:]))
         if record_kind == "launch" and instance and instance.is_spellable:
-            instances[words[1]] = instance
+            instances[fields[1]] = instance
         if record_kind == "launch":
             instance = None
-        case = (words[0], tuple(map(int, words[1:]))) if record_kind == "case" else case
+        case = (fields[0], tuple(map(int, fields[1:]))) if record_kind == "case" else case
         if record_kind in ("case", "tensor", "workspace", "launch"):
             lines.setdefault(case, []).append(line)
     for symbol, kernel in instances.items():
@@ -358,7 +358,7 @@ def _run_launcher(orders: list[Order], *, marks: bool = True, plan: bool = False
             str(_write_program(folder, orders, marks, plan)),
         )  # fmt: skip
         output = result.stdout + result.stderr
-        refused = marks and any(f"{MARK}instance" in each.text for each in parse_diagnostics(output))
+        refused = marks and any(f"{MARK}instance" in message.text for message in parse_diagnostics(output))
         if result.returncode != 0 and (plan or (len(orders) == 1 and not refused)):
             path = orders[0].package.path
             raise compile_failed(path, _name_paths(output, folder, path))

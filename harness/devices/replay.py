@@ -119,7 +119,7 @@ def relocate(
     arguments: tuple[bytes, ...], addresses: dict[RecordedTensor, int]
 ) -> tuple[list[bytes], set[str]]:
     """Return recorded arguments with pointers relocated to real addresses, and their tensors' names."""
-    out, used = [], set()
+    relocated, used = [], set()
     for argument in arguments:
         for tensor, address in addresses.items():
             offset = tensor.get_offset(argument)
@@ -127,8 +127,8 @@ def relocate(
                 argument = encode_pointer(address + offset)
                 used.add(tensor.name)
                 break
-        out.append(argument)
-    return out, used
+        relocated.append(argument)
+    return relocated, used
 
 
 def encode_pointer(address: int) -> bytes:

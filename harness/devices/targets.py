@@ -23,7 +23,7 @@ VIRTUAL_LIMIT = 2**22
 class Target:
     """One device of a run: its kind, MAX device, and full name ("NVIDIA H200 (sm_90a)").
 
-    A device that runs without MAX has `in_max=None`.
+    A device that runs without MAX has `max_device=None`.
     """
 
     kind: str
@@ -62,7 +62,7 @@ def make_cpu() -> Target:
 
 
 def find_gpu() -> Target | None:
-    """Return the first accelerator that MAX sees, or None."""
+    """Return the first accelerator visible to MAX, or None."""
     from max.driver import Accelerator, accelerator_count
 
     if accelerator_count() == 0:

@@ -49,7 +49,7 @@ MAX_BYTES = 2**22
 
 
 def describe_repair(path: Path | str) -> str:
-    """Return the end of a message about an unusable file, with the `reset` command of its puzzle."""
+    """Return the advice to repair an unusable file with its puzzle's `reset` command."""
     puzzle = next((part for part in reversed(Path(path).parts) if re.fullmatch(r"p\d+", part)), "pNN")
     return f"`{format_command(f'reset {puzzle}')}` puts the file back and keeps a copy of yours"
 
@@ -122,8 +122,8 @@ def split_blanks(text: str, name: str = "the file") -> list[str | Blank]:
             pieces.append(line)
         elif end and opened:
             id, task, indent = opened["id"], opened["task"], opened["indent"]
-            given, mark = tuple(provided or ()), end["mark"] or opened["mark"] or ""
-            pieces += [Blank(id, task, indent, tuple(body), opened_at + 1, given, mark), line]
+            code, mark = tuple(provided or ()), end["mark"] or opened["mark"] or ""
+            pieces += [Blank(id, task, indent, tuple(body), opened_at + 1, code, mark), line]
             opened, provided = None, None
         elif middle:
             provided, others[middle["id"]] = [], middle["other"]
@@ -139,18 +139,18 @@ def split_blanks(text: str, name: str = "the file") -> list[str | Blank]:
     if opened:
         raise make_error(opened_at, f"blank {opened['id']} has no BLANK-END")
     bodies = {piece.id: piece.body for piece in pieces if isinstance(piece, Blank)}
-    for at, piece in enumerate(pieces):
+    for position, piece in enumerate(pieces):
         if isinstance(piece, Blank) and (other := others.get(piece.id)):
             if other not in bodies:
                 raise make_error(
                     piece.line - 1, f"blank {piece.id} is given as {other}, which is not a blank here"
                 )
-            pieces[at] = replace(piece, provided=bodies[other])
+            pieces[position] = replace(piece, provided=bodies[other])
     return pieces
 
 
 def read_source(path: Path) -> str:
-    """Return the text of a file. Raises DamagedFile, with one line, unless it is a readable text file."""
+    """Return the text of a file. Raises DamagedFile unless it is a readable text file."""
     try:
         if what := find_read_problem(path):
             raise DamagedFile(f"{path}: {what}; {describe_repair(path)}")
@@ -190,7 +190,7 @@ def find_read_problem(path: Path) -> str:
 
 
 def require_blanks(blanks: dict[str, Blank], expected: Iterable[str], name: str) -> dict[str, Blank]:
-    """Return the blanks unchanged. Raises DamagedFile, which names them, if expected blanks are missing."""
+    """Return the blanks unchanged. Raises DamagedFile, listing them, if expected blanks are missing."""
     missing = [id for id in expected if id not in blanks]
     if missing:
         raise DamagedFile(
@@ -215,13 +215,13 @@ def make_skeleton(solution: str, name: str = "the file") -> str:
     """Return the problem file of a solution file: blanks emptied, book anchors without `_solution`."""
     pieces = split_blanks(solution, name)
     bodies: dict[str, tuple[str, ...]] = {}
-    for at, piece in enumerate(pieces):
+    for position, piece in enumerate(pieces):
         if isinstance(piece, Blank):
             fill_in = f"{piece.indent}# FILL IN (about {piece.size} line{'s' * (piece.size != 1)})"
             bodies[piece.id] = piece.provided or (fill_in,)
             if piece.provided:
                 marked = f"{piece.id} ({AS_GIVEN}: {hash_code(piece.provided)})"
-                pieces[at + 1] = f"{piece.indent}# BLANK-END {marked}"
+                pieces[position + 1] = f"{piece.indent}# BLANK-END {marked}"
     return re.sub(r"(# ANCHOR(?:_END)?: *\w+?)_solution\b", r"\1", join_pieces(pieces, bodies))
 
 
@@ -251,8 +251,8 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
         present = target.read_text(encoding="utf-8") if target.is_file() and not target.is_symlink() else None
         if present == expected:
             continue
-        found = {} if present is None or force else find_blanks(present, str(target))
-        if any(blank.size for blank in found.values()):
+        present_blanks = {} if present is None or force else find_blanks(present, str(target))
+        if any(blank.size for blank in present_blanks.values()):
             raise DamagedFile(f"{target}: a blank holds work; --force overwrites it")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
@@ -266,15 +266,15 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
             raise DamagedFile(f"{target}: there is a folder in place of the link; move it away")
         is_own = target.is_file() and not target.is_symlink() and not force
         if is_own and not (solution.is_file() and target.read_bytes() == solution.read_bytes()):
-            words = "there is a file of your own in place of the link; --force overwrites it"
-            raise DamagedFile(f"{target}: {words}")
+            message = "there is a file of your own in place of the link; --force overwrites it"
+            raise DamagedFile(f"{target}: {message}")
         put_link(solution, target)
         written.append(target)
     return written
 
 
 def check_problems(solutions: Path, problems: Path) -> int:
-    """Print how problem files differ from their skeletons, and wrong paths; return 0 if there is nothing."""
+    """Print diffs of problem files from their skeletons, and layout errors; return 1 if there are any."""
     different = False
     for relative in find_layout(solutions).edited:
         expected = make_skeleton((solutions / relative).read_text(encoding="utf-8"))

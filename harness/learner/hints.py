@@ -29,8 +29,8 @@ def load_ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[H
         entries: dict[str, list[dict[str, str]]] = {
             name: steps for name, steps in data.items() if isinstance(steps, list)
         }
-        for rung, own in ((name, own) for name, own in data.items() if name not in entries):
-            entries |= {f"{rung}-{name}": steps for name, steps in own.items()}
+        for rung, table in ((name, table) for name, table in data.items() if name not in entries):
+            entries |= {f"{rung}-{name}": steps for name, steps in table.items()}
         return {
             name: [make_hint(f"{name}-{number}", rung) for number, rung in enumerate(rungs, start=1)]
             for name, rungs in entries.items()
@@ -46,7 +46,7 @@ def make_hint(id: str, rung: dict[str, str]) -> Hint:
 
 
 def load_ladder(puzzle: str, name: str) -> list[Hint]:
-    """Return one ladder. Raises BadUse, which lists the ladders, for an unknown name."""
+    """Return one ladder. Raises BadUse, listing the ladders, for an unknown name."""
     by_name = load_ladders(puzzle)
     if name not in by_name:
         raise BadUse(f"no hints for {name!r}; there is {', '.join(by_name)}")

@@ -14,7 +14,7 @@ from harness.toolchain import roots
 
 SUFFIXES = {".mojo", ".py"}
 BLANK = "BLANK-START"
-# Extra files that are not faults: copies by `reset`, compiled Python, temporary files.
+# Extra files to ignore: backups by `reset`, compiled Python, temporary files.
 IGNORED_SUFFIXES = (".bak", ".pyc", ".tmp")
 
 
@@ -120,8 +120,8 @@ def check_link(path: Path, solution: Path) -> LayoutFault | None:
         return LayoutFault(path, "is missing", broken=True)
     is_small = path.is_file() and path.stat().st_size < 1000
     if is_small and path.read_bytes() == os.fsencode(compute_link(solution, path)):
-        what = "is a text file instead of a link: check out again with `git config core.symlinks true`"
-        return LayoutFault(path, what, broken=True)
+        problem = "is a text file instead of a link: check out again with `git config core.symlinks true`"
+        return LayoutFault(path, problem, broken=True)
     return LayoutFault(path, "is your own, not the link to the solution's")
 
 

@@ -20,10 +20,10 @@ BEGUN = ("begun", "changed")
 
 @dataclass
 class Progress:
-    """The progress in all puzzles. Each change is merged into the file, which several commands may write.
+    """Progress in all puzzles. Each change is merged into the file, which several commands may write.
 
-    `passed` maps a ladder ("p20 dx", "p20 numpy-dx") to the hash of the blank that passed, `hints` to the
-    number of hints read. `unsaved` are changes that could not be saved, because of `save_error`.
+    `passed` maps a progress key ("p20 dx", "p20 numpy-dx") to the hash of the blank that passed, `hints` to
+    the number of hints read. `unsaved` contains changes that could not be saved because of `save_error`.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Progress:
         vars(self).update(read)
 
     def change(self, name: str, ladder: str, value: str | int | None) -> None:
-        """Change one value here and in the file; if saving fails, only here, and keep the file intact."""
+        """Change one value in memory and in the file; if saving fails, the file stays intact."""
         self.unsaved[name, ladder] = value
         try:
             with lock_folder(self.path.parent):
@@ -69,10 +69,10 @@ class Progress:
     def record_result(self, ladder: str, blank: Blank, correct: bool) -> None:
         """Record that a blank has passed, or no longer does."""
         self.refresh()
-        known, text = self.passed.get(ladder), hash_blank(blank)
-        if correct and known != text:
-            self.change("passed", ladder, text)
-        elif not correct and known == text:
+        passed, digest = self.passed.get(ladder), hash_blank(blank)
+        if correct and passed != digest:
+            self.change("passed", ladder, digest)
+        elif not correct and passed == digest:
             self.change("passed", ladder, None)
 
     def record_hint(self, ladder: str, rung: int) -> None:

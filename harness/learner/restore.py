@@ -34,7 +34,7 @@ def restore_text(path: Path, solution: Path, blank: str | None = None) -> str:
 
 
 def back_up(path: Path) -> Path | None:
-    """Copy a file, or move a folder, to a new name next to it; return that path, or None without either."""
+    """Copy a file, or move a folder, to a new name next to it; return that path, None if there is none."""
     if not path.exists():
         return None
     stamp = time.strftime("%Y-%m-%d-%H%M%S")

@@ -43,19 +43,19 @@ class Work:
 
     @property
     def package(self) -> OpPackage:
-        """The op package. Raises DamagedFile for a missing link, CompileFailed for another puzzle's."""
+        """The op package. Raises DamagedFile for a missing link, CompileFailed for the wrong puzzle."""
         if self.ops:
             package = OpPackage(self.ops)
             requested, there = [call.op.name for call in self.puzzle.calls], package.find_registered_ops()
             if there and not there & {*requested}:
-                words = f"is not a package of {self.puzzle.name}: it registers no op {requested[0]!r}"
-                raise CompileFailed(f"{self.ops} {words}")
+                message = f"is not a package of {self.puzzle.name}: it registers no op {requested[0]!r}"
+                raise CompileFailed(f"{self.ops} {message}")
             return package
         layout.list_notes(self.puzzle.name, self.root)
         return OpPackage(self.path.parent)
 
     def load_package(self) -> OpPackage:
-        """Return the op package. Raises DamagedFile, with one line, if its file lacks a blank."""
+        """Return the op package. Raises DamagedFile if its file lacks a blank."""
         self.read_blanks()
         return self.package
 
@@ -109,18 +109,18 @@ def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
 
     Every command checks its gate here.
     """
-    named = puzzle.find_rung(rung) if rung else None
-    there = named.gates if named else [*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)]
-    if id is not None and id not in there:
+    track = puzzle.find_rung(rung) if rung else None
+    known = track.gates if track else [*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)]
+    if id is not None and id not in known:
         raise make_unknown_gate_error(
-            id, dict.fromkeys(there), f"the {get_rung_name(named.id)} rung" if named else ""
+            id, dict.fromkeys(known), f"the {get_rung_name(track.id)} rung" if track else ""
         )
 
 
 def read_rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:
     """Return the blanks of a rung's file. Raises DamagedFile if it cannot be read or a blank is missing."""
-    found = blanks.find_blanks(blanks.read_source(path), str(path))
-    return blanks.require_blanks(found, rung.gates, str(path))
+    present = blanks.find_blanks(blanks.read_source(path), str(path))
+    return blanks.require_blanks(present, rung.gates, str(path))
 
 
 def read_package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:

@@ -20,7 +20,7 @@ BOOK = Path("book") / "html"
 
 @dataclass(frozen=True)
 class UpdatedFile:
-    """A problem file after an update, the blanks kept in it, and the old file's copy if lines were lost."""
+    """An updated problem file, the blanks kept in it, and a backup of the old file if lines were lost."""
 
     path: Path
     kept: tuple[str, ...]
@@ -88,7 +88,7 @@ def update(folder: Path, *, book: bool) -> list[UpdatedFile]:
         present = blanks.read_source(path) if path.exists() else fresh
         texts[relative] = present, insert_work(present, fresh, str(path))
     try:
-        renewed = [
+        updated_files = [
             update_file(folder, relative, present, text, read_skeleton(old / relative))
             for relative, (present, text) in texts.items()
             if text != present.replace("\r\n", "\n") or not (folder / "problems" / relative).exists()
@@ -99,13 +99,13 @@ def update(folder: Path, *, book: bool) -> list[UpdatedFile]:
         write_version(folder)
     except OSError as error:
         raise write_failed(str(error.filename or folder), error) from error
-    return renewed
+    return updated_files
 
 
 def insert_work(present: str, fresh: str, name: str) -> str:
-    there = blanks.find_blanks(present, name)
-    worked = {id: blank.body for id, blank in there.items() if blank.size}
-    return blanks.join_pieces(blanks.split_blanks(fresh), worked)
+    present_blanks = blanks.find_blanks(present, name)
+    bodies = {id: blank.body for id, blank in present_blanks.items() if blank.size}
+    return blanks.join_pieces(blanks.split_blanks(fresh), bodies)
 
 
 def read_skeleton(solution: Path) -> str:
@@ -113,15 +113,15 @@ def read_skeleton(solution: Path) -> str:
 
 
 def update_file(folder: Path, relative: Path, present: str, text: str, before: str) -> UpdatedFile:
-    """Write one problem file; keep a copy of the old one if lines outside blanks or work in one are lost."""
+    """Write one problem file; back up the old one if lines outside blanks, or work in a blank, are lost."""
     path = folder / "problems" / relative
-    worked = [id for id, blank in blanks.find_blanks(present).items() if blank.size]
-    lost = set(worked) - {*blanks.find_blanks(text)}
+    attempted = [id for id, blank in blanks.find_blanks(present).items() if blank.size]
+    lost = set(attempted) - {*blanks.find_blanks(text)}
     own = path.exists() and (lost or blanks.remove_blanks(present) != blanks.remove_blanks(before or present))
     path.parent.mkdir(parents=True, exist_ok=True)
     copy = restore.back_up(path) if own else None
     write_whole(path, text)
-    return UpdatedFile(path, tuple(id for id in worked if id not in lost), copy)
+    return UpdatedFile(path, tuple(id for id in attempted if id not in lost), copy)
 
 
 def repair_links(solutions: Path, problems: Path) -> None:
@@ -152,12 +152,12 @@ def copy_solutions(folder: Path) -> None:
 def find_built_book() -> Path:
     """Return the book built with this package. Raises BadUse if there is none."""
     checkout = roots.HERE.parent / "book"
-    place = (checkout if checkout.is_dir() else roots.CARRIED_BOOK) / "html"
-    if not (place / "index.html").is_file():
+    html = (checkout if checkout.is_dir() else roots.CARRIED_BOOK) / "html"
+    if not (html / "index.html").is_file():
         carried = "this package was made without one; leave out --book"
         remedy = "the task `book` builds it" if checkout.is_dir() else carried
         raise BadUse(f"--book: there is no built book; {remedy}")
-    return place
+    return html
 
 
 def copy_book(folder: Path, built: Path | None) -> None:

@@ -29,32 +29,32 @@ COMPILING_PTX = "Compiling the Mojo kernels for the {} (seconds, on a busy machi
 
 
 def check(console: Console, options: Options) -> int:
-    """Check each file that the options select, kernels by gate or in a whole run; return the exit code."""
+    """Check each selected file, kernels by gate or in a whole run, and return the exit code."""
     files, codes, data = options.per_file, list[int](), dict[str, dict[str, object]]()
-    for each in files:
-        rung = each.work.rung
-        headed = len(files) > 1 and not each.work.in_package
-        if headed:
+    for file in files:
+        rung = file.work.rung
+        headings = len(files) > 1 and not file.work.in_package
+        if headings:
             console.print(Text(f"{rung.label}:", style="bold"), soft_wrap=True)
-        if each.checks_gates:
-            checking = GateCheck(each.work, each.gate, each.cases, each.checker_options, each.verbose)
+        if file.checks_gates:
+            checking = GateCheck(file.work, file.gate, file.cases, file.checker_options, file.verbose)
             code, data[rung.id] = checking.run(console)
         else:
-            code, data[rung.id] = check_kernels(console, each)
+            code, data[rung.id] = check_kernels(console, file)
         codes.append(code)
-        if headed:
+        if headings:
             console.print()
     code = next(code for code in (1, 3, 6, 0) if code in codes)
     if options.json:
         (first, *others) = data.values()
-        every = {"puzzle": options.puzzle.name, "exit_code": code, "rungs": data}
-        write_json(every if others else first, options.json)
+        whole = {"puzzle": options.puzzle.name, "exit_code": code, "rungs": data}
+        write_json(whole if others else first, options.json)
     return code
 
 
 @dataclass(frozen=True)
 class GateCheck:
-    """A check of one gate of a file or, by default, of all, in some cases or, by default, in the puzzle's.
+    """A check of one gate of a file (default: all gates) in some cases (default: the puzzle's).
 
     `settings` are the checker's keyword arguments, from `Options.checker_options`.
     """
@@ -76,38 +76,38 @@ class GateCheck:
         results = self.check_gates(console, gates)
         requested = gates or rung.gates
         checked = {result.gate.id for result in results}
-        if silent := [id for id in requested if id not in checked]:
-            raise WorkbookError(f"{format_path(work.target)}: no result for {', '.join(silent)}")
-        noted, counts = Progress.load(), work.is_learners
-        was_solved = counts and is_solved(work, noted)
+        if missing := [id for id in requested if id not in checked]:
+            raise WorkbookError(f"{format_path(work.target)}: no result for {', '.join(missing)}")
+        progress, counts = Progress.load(), work.is_learners
+        was_solved = counts and is_solved(work, progress)
         for result in results:
             if counts and self.cases is None and dtype == "float32":
                 key, blank = work.get_progress_key(result.gate.id), blanks[result.gate.id]
-                noted.record_result(key, blank, result.state == "correct")
+                progress.record_result(key, blank, result.state == "correct")
             print_lines(console, report.format_gate(result, puzzle, work.path, blanks))
             if self.verbose:
                 print_lines(console, report.format_cases(result))
-        print_lines(console, describe_unsaved(noted))
+        print_lines(console, describe_unsaved(progress))
         if counts and (self.cases is not None or dtype != "float32"):
-            words = "these sizes" if self.cases is not None else dtype
-            print_lines(console, [Text(f"   (not saved as passed: only {words} were checked)", style="dim")])
-        elif counts and (not was_solved or not gates) and (step := describe_next_step(work, noted)):
+            scope = "these sizes" if self.cases is not None else dtype
+            print_lines(console, [Text(f"   (not saved as passed: only {scope} were checked)", style="dim")])
+        elif counts and (not was_solved or not gates) and (step := describe_next_step(work, progress)):
             print_lines(console, [Text(f"   {step}", style="green")])
         code = compute_exit_code(results, requested)
-        about = {"rung": rung.id, "file": str(work.path), "dtype": dtype, "seed": seed}
-        return code, report.make_gates_json(results, puzzle, **about, exit_code=code)
+        metadata = {"rung": rung.id, "file": str(work.path), "dtype": dtype, "seed": seed}
+        return code, report.make_gates_json(results, puzzle, **metadata, exit_code=code)
 
     def check_gates(self, console: Console, gates: list[str] | None) -> list[GateResult]:
-        packed = self.work.in_package
+        in_package = self.work.in_package
 
         def print_first(results: list[GateResult]) -> None:
             print_lines(console, report.format_first_results(results))
 
         checker = create_checker(self.work, at_terminal=True, **self.settings)
         # Python code may print or stop in a debugger, so nothing else is written to the terminal.
-        with show_progress(console, ticking=packed) if packed or not gates else nullcontext():
+        with show_progress(console, ticking=in_package) if in_package or not gates else nullcontext():
             return checker.check(
-                self.work.target, gates, self.cases, on_first=print_first if gates and packed else None
+                self.work.target, gates, self.cases, on_first=print_first if gates and in_package else None
             )
 
     def describe_run(self, dtype: object, seed: object) -> str:
@@ -126,10 +126,10 @@ def check_kernels(console: Console, options: Options) -> tuple[int, dict[str, ob
         with runs.start_run(options, on_compile=on_compile, on_ready=on_ready) as run:
             report.write_report(console, run, verbose=options.verbose)
     if options.work.is_learners and not options.dims and options.dtype == "float32":
-        noted = Progress.load()
-        for gate, right in runs.collect_gate_states(run).items():
-            noted.record_result(f"{options.puzzle.name} {gate}", run.blanks[gate], right)
-        print_lines(console, describe_unsaved(noted))
+        progress = Progress.load()
+        for gate, is_correct in runs.collect_gate_states(run).items():
+            progress.record_result(f"{options.puzzle.name} {gate}", run.blanks[gate], is_correct)
+        print_lines(console, describe_unsaved(progress))
     through_max = any(device.kind != "virtual" for device in run.devices)
     if through_max and not options.backward and not options.puzzle.has_separate_variants:
         from harness.bench import forward_times
@@ -152,14 +152,14 @@ def print_counters(console: Console, counting: "CountRequest", by_line: bool = F
 def compile_callbacks(
     console: Console, bars: Bars
 ) -> tuple[Callable[[Target], None], Callable[[Target], None]]:
-    """Return callbacks that add and remove a line while a device's kernels compile; in a pipe it stays."""
+    """Return callbacks that show and remove a progress line while kernels compile; piped output keeps it."""
     tasks = {}
 
     def on_compile(target: Target) -> None:
-        words = (COMPILING_PTX if target.kind == "virtual" else COMPILING_WITH_MAX).format(target.label)
-        tasks[target.kind] = bars.add_task(words)
+        message = (COMPILING_PTX if target.kind == "virtual" else COMPILING_WITH_MAX).format(target.label)
+        tasks[target.kind] = bars.add_task(message)
         if not console.is_terminal:
-            console.print(words + " ...")
+            console.print(message + " ...")
 
     def on_ready(target: Target) -> None:
         if target.kind in tasks:

@@ -32,7 +32,7 @@ MARKS = {"good": "✅", "note": "·", "broken": "❌"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor: the subject, its state ("good", "note" or "broken"), and the remedy."""
+    """One line of the report: the part, its state ("good", "note" or "broken"), a description, the remedy."""
 
     part: str
     state: str
@@ -41,7 +41,7 @@ class Finding:
 
 
 def grade(part: str, good: bool, words: str, remedy: str = "", otherwise: str = "broken") -> Finding:
-    """Return a finding that is good or, with the remedy, `otherwise`."""
+    """Return a finding in state "good" or, with the remedy, in state `otherwise`."""
     return Finding(part, "good", words) if good else Finding(part, otherwise, words, remedy)
 
 
@@ -77,7 +77,7 @@ def collect_findings() -> Iterator[Finding]:
 
 
 def read_required_versions() -> dict[str, str]:
-    """Return distribution -> tested versions, such as ">=2,<3", from pyproject.toml, else the metadata."""
+    """Map each distribution to its tested versions, e.g. ">=2,<3", from pyproject.toml or the metadata."""
     project = roots.HERE.parent / "pyproject.toml"
     if project.is_file():
         lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
@@ -85,7 +85,7 @@ def read_required_versions() -> dict[str, str]:
         requirements = metadata.requires(workspace.DISTRIBUTION) or []
         lines = [line.split(";")[0].strip() for line in requirements if "extra" not in line]
     matches = (REQUIREMENT.fullmatch(line) for line in lines)
-    return {one["name"]: one["versions"] for one in matches if one}
+    return {match["name"]: match["versions"] for match in matches if match}
 
 
 def parse_version(version: str) -> tuple[int, ...]:
@@ -106,8 +106,8 @@ def is_satisfied(version: str, versions: str) -> bool:
 
 
 def check_python() -> Iterator[Finding]:
-    good, words = (3, 11) <= sys.version_info[:2] <= (3, 13), f"{platform.python_version()}, {sys.executable}"
-    yield grade("Python", good, words, f"Python 3.11 to 3.13 is required; {INSTALL}")
+    good, facts = (3, 11) <= sys.version_info[:2] <= (3, 13), f"{platform.python_version()}, {sys.executable}"
+    yield grade("Python", good, facts, f"Python 3.11 to 3.13 is required; {INSTALL}")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -125,16 +125,16 @@ def check_mojo() -> Iterator[Finding]:
     from harness.toolchain.packages import run_mojo
 
     result = run_mojo("--version")
-    words = " ".join(result.stdout.split()) or " ".join(result.stderr.split())
-    yield grade("Mojo compiler", result.returncode == 0, words, INSTALL)
+    version = " ".join(result.stdout.split()) or " ".join(result.stderr.split())
+    yield grade("Mojo compiler", result.returncode == 0, version, INSTALL)
 
 
 def check_gpu() -> Iterator[Finding]:
     from harness.devices import targets
 
     if not targets.may_have_gpu():
-        words = "none: no NVIDIA or AMD driver on this machine; kernels run on the virtual GPU"
-        yield Finding("GPU", "note", words)
+        description = "none: no NVIDIA or AMD driver on this machine; kernels run on the virtual GPU"
+        yield Finding("GPU", "note", description)
         return
     device = targets.find_gpu()
     unusable = "a driver is there, but MAX sees no GPU it can use; kernels run on the virtual GPU"
@@ -143,8 +143,8 @@ def check_gpu() -> Iterator[Finding]:
     import torch
 
     cuda = torch.cuda.is_available()
-    words = "seen" if cuda else "none: the baseline runs on the CPU"
-    yield grade("PyTorch's GPU", cuda, words, otherwise="note")
+    description = "seen" if cuda else "none: the baseline runs on the CPU"
+    yield grade("PyTorch's GPU", cuda, description, otherwise="note")
 
 
 def check_layers() -> Iterator[Finding]:
@@ -181,19 +181,17 @@ def check_virtual_gpu() -> Iterator[Finding]:
     VirtualGPU()
     linux = platform.system() == "Linux"
     uses = "for gates and for whole runs" if linux else "for gates; whole runs need Linux"
-    words = f"sm_90a, {uses}; 2 to 3 billion thread instructions a minute"
-    yield grade("virtual GPU", linux, words, otherwise="note")
+    description = f"sm_90a, {uses}; 2 to 3 billion thread instructions a minute"
+    yield grade("virtual GPU", linux, description, otherwise="note")
 
 
 def check_caches() -> Iterator[Finding]:
-    words = describe_size(cache_folder())
-    yield Finding(
-        "workbook cache", "good", f"{words}; {VARIABLE} puts it elsewhere; all of it can be deleted"
-    )
+    size = describe_size(cache_folder())
+    yield Finding("workbook cache", "good", f"{size}; {VARIABLE} puts it elsewhere; all of it can be deleted")
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
-        words = f"{describe_size(compiler)}; all of it can be deleted"
-        yield grade("compiler cache", os.access(compiler, os.W_OK), words, f"make {compiler} writable")
+        size = f"{describe_size(compiler)}; all of it can be deleted"
+        yield grade("compiler cache", os.access(compiler, os.W_OK), size, f"make {compiler} writable")
 
 
 def describe_size(folder: Path) -> str:
@@ -205,9 +203,9 @@ def describe_size(folder: Path) -> str:
 def check_c_compiler() -> Iterator[Finding]:
     """Yield the C compiler, which only torch.compile on the CPU and `mojo build` need."""
     compiler = next((path for name in ("cc", "clang", "gcc") if (path := shutil.which(name))), None)
-    plus = next((path for name in ("c++", "clang++", "g++") if (path := shutil.which(name))), None)
+    cpp = next((path for name in ("c++", "clang++", "g++") if (path := shutil.which(name))), None)
     if compiler:
-        yield Finding("C compiler", "good", f"{compiler}" + (f", C++: {plus}" if plus else ", no C++"))
+        yield Finding("C compiler", "good", f"{compiler}" + (f", C++: {cpp}" if cpp else ", no C++"))
     else:
         words = "none; puzzles, gates and the virtual GPU do without, torch.compile on the CPU and `mojo build` do not"
         yield Finding("C compiler", "note", words, "install gcc or clang")
@@ -217,9 +215,9 @@ def check_workbook() -> Iterator[Finding]:
     """Yield the learner's folder, a note if another version wrote it, and the book."""
     folder = roots.CHECKOUT
     if not ((folder / "problems").is_dir() and (folder / "solutions").is_dir()):
-        words = "not in this folder: the solutions inside the package are used"
+        description = "not in this folder: the solutions inside the package are used"
         remedy = f"`{invocation.format_command('init')}` makes a folder to solve puzzles in"
-        yield Finding("workbook", "note", words, remedy)
+        yield Finding("workbook", "note", description, remedy)
         return
     old = workspace.describe_outdated(folder)
     yield Finding("workbook", "note" if old else "good", f"{folder}: {old}" if old else str(folder))

@@ -12,7 +12,7 @@ from harness.screens import story
 from harness.screens.picture_html import fill_template
 
 MAX_ACCESSES = 40_000
-"""Most accesses of a launch in a page."""
+"""Maximum number of a launch's accesses in a page."""
 COLUMNS = 32
 """Cells per row of a long vector."""
 CONTEXT_LINES = 3
@@ -67,16 +67,16 @@ def list_access_kinds(run: Accesses, thread: Thread, blank: str) -> dict[tuple[s
     mask = run.select_thread(thread)
     if blank and blank in run.regions:
         mask &= run.region == run.regions.index(blank)
-    out = {}
+    kinds = {}
     for row in np.flatnonzero(mask).tolist():
         element = run.get_element(row)
         kind = str(run.kind[row])
-        out[element.tensor, element.index, kind != "R"] = kind
-    return out
+        kinds[element.tensor, element.index, kind != "R"] = kind
+    return kinds
 
 
 def compute_grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
-    """Return the rows and columns that a tensor is drawn in: columns are its last axis; long vectors wrap."""
+    """Return the numbers of rows and columns to draw; columns are the last axis, and long vectors wrap."""
     shape = tuple(shape)
     if len(shape) > 1 and shape[-1]:
         return math.prod(shape[:-1]), shape[-1]
@@ -100,10 +100,10 @@ def make_data(picture: Picture) -> dict:
     lines: dict[Line, int] = {}
     runs = [
         [
-            make_launch_data(run.accesses, number, picture, names, of)
+            make_launch_data(run.accesses, number, picture, names, line_numbers)
             for number in range(len(run.accesses.launches))
         ]
-        for run, of in ((picture.learner, lines), (picture.solution, None))
+        for run, line_numbers in ((picture.learner, lines), (picture.solution, None))
     ]
     return {
         "title": f"{picture.puzzle.name} · {picture.gate.id}",
@@ -138,12 +138,12 @@ def locate_step(run: Accesses, step: int | None) -> list[int] | None:
 
 def make_tensor_data(picture: Picture, name: str) -> dict:
     """Return the data of one tensor, with the rows and columns to draw and its wrong elements."""
-    both = (side.accesses.tensors.get(name) for side in (picture.learner, picture.solution))
+    both = (run.accesses.tensors.get(name) for run in (picture.learner, picture.solution))
     tensor = next(t for t in both if t is not None)
     shape = list(picture.shapes.get(name) or [tensor.size])
     rows, columns = compute_grid_shape(shape, tensor.size)
     wrong = next((w for w in picture.wrong if w.quantity == name), None)
-    place = picture.fault.element if picture.fault else None
+    target = picture.fault.element if picture.fault else None
     return {
         "name": name,
         "space": tensor.space,
@@ -152,7 +152,7 @@ def make_tensor_data(picture: Picture, name: str) -> dict:
         "rows": rows,
         "columns": columns,
         "wrong": list(wrong.elements) if wrong else [],
-        "target": place.index if place and place.tensor == name else None,
+        "target": target.index if target and target.tensor == name else None,
     }
 
 
@@ -163,7 +163,7 @@ def make_cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict
     cells = classify_cells(picture, followed, find_followed_blank(picture))
     return {
         names.index(name): [
-            [e for e, what in marked.items() if what == kind] for kind in ("extra", "missing")
+            [e for e, cell_kind in marked.items() if cell_kind == kind] for kind in ("extra", "missing")
         ]
         for name, marked in cells.items()
         if {"extra", "missing"} & {*marked.values()}
@@ -206,29 +206,29 @@ def make_launch_data(
 
 
 def select_accesses(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
-    """Return the mask of a launch's accesses that the page shows, and a line about the omitted ones."""
+    """Return the mask of a launch's accesses that the page shows, and a note about the omitted ones."""
     events = launch.events
     total = len(events.block) + events.dropped
     keep = np.ones(len(events.block), bool)
     if len(keep) > MAX_ACCESSES:
         keep = events.block == block
         keep &= np.cumsum(keep) <= MAX_ACCESSES
-    shown = int(keep.sum())
-    if shown == total:
+    count = int(keep.sum())
+    if count == total:
         return keep, ""
-    owner = "" if shown == len(keep) else f", those of block {launch.get_block_index(block)},"
-    return keep, f"{shown:,} of {total:,} accesses of this launch{owner} are drawn"
+    owner = "" if count == len(keep) else f", those of block {launch.get_block_index(block)},"
+    return keep, f"{count:,} of {total:,} accesses of this launch{owner} are drawn"
 
 
 def read_source_lines(lines: dict[Line, int]) -> dict[str, dict[int, str]]:
-    """Return file -> number -> text, of the source lines that access memory and those around them."""
-    out: dict[str, dict[int, str]] = {}
+    """Return file -> line number -> text for the lines that access memory and the lines around them."""
+    by_file: dict[str, dict[int, str]] = {}
     for line in lines:
         try:
             text = Path(line.file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
             continue
-        shown = out.setdefault(Path(line.file).name, {})
+        shown = by_file.setdefault(Path(line.file).name, {})
         first, last = max(line.number - CONTEXT_LINES, 1), min(line.number + CONTEXT_LINES, len(text))
         shown.update((number, text[number - 1]) for number in range(first, last + 1))
-    return {name: dict(sorted(shown.items())) for name, shown in out.items()}
+    return {name: dict(sorted(shown.items())) for name, shown in by_file.items()}

@@ -1,4 +1,4 @@
-"""Format the results of every check, as text or JSON; each part of a run is computed after its heading."""
+"""Format the results of checks as text or JSON. Each part of a run is computed after its heading."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:  # not needed to list gates
 
 MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}
 MAX_NAMED = 4
-"""Most wrong cases of a gate that are named."""
+"""Maximum number of a gate's wrong cases to list by name."""
 RULE = "=" * 60
 THIN_RULE = "-" * 57
 STATES = {"wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED", "correct": "✅ CORRECT"}
-"""Words for a state, worst first: a group's state is the first one that occurs in it."""
+"""Label of each state, worst first; a group has the worst state of its members."""
 OVERALL = {
     0: "✅ ALL CORRECT",
     1: "❌ INCORRECT",
     3: "⏳ UNSOLVED, nothing attempted is wrong",
     6: "✅ CPU CORRECT, GPU NOT RUN",
 }
-"""Words for the result of a whole run, by its exit code."""
+"""Status line of a whole run, by exit code."""
 NOT_RUN = "⏭ GPU NOT RUN"
-"""Words for a run without a device for its kernels."""
+"""Status line of a run if no device runs its kernels."""
 
 
 # ---- Gates --------------------------------------------------------------------------------------------------
@@ -55,30 +55,30 @@ def format_gate(
         yield Text(f"{head} unsolved   {format_path(source)}:{blank.line}")
         yield Text(f"             {blank.task}", style="dim")
         if result.diagnosis:
-            what = "is slow" if result.costs else f"is wrong{describe_wrong_cases(result)}"
-            yield Text(f"      the provided code {what}:")
+            problem = "is slow" if result.costs else f"is wrong{describe_wrong_cases(result)}"
+            yield Text(f"      the provided code {problem}:")
             yield from format_errors(result, puzzle)
         return
     cases = len(result.comparisons)
     if result.state == "correct":
-        where = f" in {format_count(cases, 'case')}; {describe_worst(result)}" if cases else ""
-        yield Text(f"{head} correct{where}{result.summary and f': {result.summary}'}", style="green")
-        more = (*format_repeats(result.repeats, puzzle), *result.picture)
-        yield from (Text(f"      {line}") for line in more)
+        summary = f" in {format_count(cases, 'case')}; {describe_worst(result)}" if cases else ""
+        yield Text(f"{head} correct{summary}{result.summary and f': {result.summary}'}", style="green")
+        details = (*format_repeats(result.repeats, puzzle), *result.picture)
+        yield from (Text(f"      {line}") for line in details)
         return
     yield Text(f"{head} wrong{describe_wrong_cases(result)}", style="bold red")
     yield from format_errors(result, puzzle)
 
 
 def describe_wrong_cases(result: GateResult) -> str:
-    """Say in how many cases, and in which, a gate is wrong; return "" if nothing was compared."""
+    """Describe in how many and which cases a gate is wrong; return "" if in none."""
     cases = len(result.comparisons)
     bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.results.values())]
     if bad and len(bad) == cases:
         return f" in {'every case' if cases == 1 else f'all {cases} cases'}"
     right = [c.case.name for c in result.comparisons if c.case.name not in bad]
     few = ", ".join(bad)
-    if len(bad) > MAX_NAMED:  # the correct ones may be few
+    if len(bad) > MAX_NAMED:  # list the correct ones if they are few
         few = f"all but {' and '.join(right)}" if len(right) <= 2 else f"{', '.join(bad[:MAX_NAMED])}, ..."
     return f" in {len(bad)} of {cases} cases ({few})" if bad else ""
 
@@ -88,7 +88,7 @@ def format_errors(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
     for line in (*result.diagnosis, *format_repeats(result.repeats, puzzle), *result.picture):
         yield Text(f"      {escape_controls(make_relative(line))}")
     if result.hint:
-        # Without a known mistake no hint is better than another: take the next unread one.
+        # Without a known mistake, suggest the next unread hint.
         hint = result.hint if result.mistake else result.hint.rpartition("-")[0]
         yield Text(f"      next: {invocation.format_command(f'hint {puzzle.name} {hint}')}", style="dim")
 
@@ -98,26 +98,26 @@ def format_cases(result: GateResult) -> Iterator[Text]:
     for comparison in result.comparisons:
         for quantity, outcome in comparison.results.items():
             mark = MARKS["correct" if outcome.ok else "wrong"]
-            words = f"error {outcome.error:.1e}, the limit {outcome.limit:.1e}"
-            yield Text(f"      {mark} {comparison.case.name}: {quantity}: {words}", style="dim")
+            error = f"error {outcome.error:.1e}, the limit {outcome.limit:.1e}"
+            yield Text(f"      {mark} {comparison.case.name}: {quantity}: {error}", style="dim")
     for finding in result.findings:
         yield from (Text(f"      {make_relative(line)}", style="dim") for line in finding.text().splitlines())
 
 
 def format_first_results(results: Iterable[GateResult]) -> Iterator[Text]:
-    """Yield the results of the first case, while the others run; mistakes are named only after all cases."""
+    """Yield the results of the first case while the others run; mistakes are diagnosed after all cases."""
     for result in results:
         if result.state == "unsolved":
             continue
         name = f" ({result.comparisons[0].case.name})" if result.comparisons else ""
         if result.state == "correct":  # not green yet: other cases may show a race, or cost too much
-            words, style = f"   {result.gate.id:<9} nothing wrong in the first case{name}", "dim"
+            text, style = f"   {result.gate.id:<9} nothing wrong in the first case{name}", "dim"
         else:
             lines = [line for line in result.diagnosis if "see hint" not in line]
             element = f": {escape_controls(make_relative(lines[0]))}" if lines else ""
-            words = f"{MARKS[result.state]} {result.gate.id:<9} wrong in the first case{name}{element}"
+            text = f"{MARKS[result.state]} {result.gate.id:<9} wrong in the first case{name}{element}"
             style = "bold red"
-        yield Text(f"{words}; the other cases follow ...", style=style)
+        yield Text(f"{text}; the other cases follow ...", style=style)
 
 
 def format_count(count: int, what: str) -> str:
@@ -147,9 +147,9 @@ def format_repeats(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
 
 def describe_repeats(repeats: Repeats) -> str:
     """Describe the repeated runs of one quantity, and whether the result is acceptable."""
-    what = "bit-equal" if repeats.bit_equal else f"spread of {repeats.spread_ulps:.1f} ulp"
+    outcome = "bit-equal" if repeats.bit_equal else f"spread of {repeats.spread_ulps:.1f} ulp"
     wrong = f", ❌ wrong in {repeats.wrong_runs}" if repeats.wrong_runs else ""
-    return f"{what} in {repeats.runs} runs ({describe_expected_spread(repeats)}){wrong}"
+    return f"{outcome} in {repeats.runs} runs ({describe_expected_spread(repeats)}){wrong}"
 
 
 def describe_expected_spread(repeats: Repeats) -> str:
@@ -213,17 +213,17 @@ def group_variants(run: Run) -> list[tuple[str, ...]]:
 def format_sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
     """Yield the sections of some variants, device by device; a skipped device appears once, with a reason."""
     separate = run.options.puzzle.has_separate_variants
-    for place in sort_devices(run):
-        skipped = isinstance(place, Skipped)
+    for device in sort_devices(run):
+        skipped = isinstance(device, Skipped)
         if skipped and get_main_variant(run) not in names and not separate:
             continue
         yield ""
-        words = f"Testing {LABELS[place.kind]} {name_pass(run)} Pass{format_suffix(run, names)}:"
-        yield Text(words, style="bold")
+        heading = f"Testing {LABELS[device.kind]} {name_pass(run)} Pass{format_suffix(run, names)}:"
+        yield Text(heading, style="bold")
         if skipped:
-            yield f"   ⏭ SKIPPED ({place.reason})"
+            yield f"   ⏭ SKIPPED ({device.reason})"
         else:
-            yield from format_section(run, place, names)
+            yield from format_section(run, device, names)
 
 
 def format_section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Line]:
@@ -249,8 +249,8 @@ def format_section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iter
 
 
 def describe_build(device: DeviceResult) -> str:
-    how = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
-    return f"{'kernels' if device.kind == 'virtual' else 'graph'} {how}"
+    status = "cached" if device.cached else f"compiled in {device.compile_seconds:.1f} s"
+    return f"{'kernels' if device.kind == 'virtual' else 'graph'} {status}"
 
 
 def format_separate_variants(run: Run, device: DeviceResult) -> Iterator[Line]:
@@ -302,7 +302,7 @@ def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
     """Yield each wrong quantity's worst case and error, and its cause unless a gate reports that later."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
-    reports = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.provided)}
+    reported = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.provided)}
     for quantity in run.quantities:
         bad = [pair for pair in collect_results(variant.comparisons, quantity) if not pair[0].ok]
         if bad:
@@ -311,14 +311,14 @@ def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
             where = f"wrong in {cases}, most in '{case.name}' ({case.why})"
             yield Text(f"   ❌ {puzzle.get_printed_name(quantity)} is {where}", style="red")
             yield f"      {explain_failure(outcome)}"
-            diagnosis = variant.diagnoses.get(quantity) if quantity not in reports else None
+            diagnosis = variant.diagnoses.get(quantity) if quantity not in reported else None
             yield from (f"      {text}" for text in (diagnosis.lines if diagnosis else ()))
     if variant.failure and not gates:
         yield Text(f"   ❌ {variant.failure}", style="red")
 
 
 def check_further_cases(run: Run) -> Iterator[Line]:
-    """Yield the result of the correct gates in further cases, computed after the line that announces them."""
+    """Yield a heading, then check the correct gates in further cases and yield the result."""
     if left := run.list_remaining_gates():
         yield ""
         yield f"Checking {format_count(len(left), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
@@ -328,7 +328,7 @@ def check_further_cases(run: Run) -> Iterator[Line]:
 
 
 def format_wrong_gates(run: Run) -> Iterator[Line]:
-    """Yield the result of each wrong gate, on any device or in its own cases."""
+    """Yield the result of each gate that is wrong on any device or in further cases."""
     of_devices = [r for device in run.devices for variant in device.variants.values() for r in variant.gates]
     for result in (*of_devices, *run.rejected):
         if result.state == "wrong":
@@ -366,13 +366,13 @@ def format_findings(run: Run, verbose: bool) -> Iterator[Line]:
             continue
         variants = device.variants.values()
         errors = [finding for variant in variants for finding in variant.errors]
-        reports = [f for variant in variants for result in variant.gates for f in result.findings]
+        reported = [f for variant in variants for result in variant.gates for f in result.findings]
         notes = sum(not finding.is_error for finding in device.findings)
         yield ""
-        words = format_count(len(errors), "finding") if errors else "no findings"
-        words += f", {format_count(notes, 'note')} on library code" if notes else ""
-        yield Text(f"Virtual GPU, memory and race check: {words}", style="bold")
-        for finding in device.findings if verbose else [f for f in errors if f not in reports]:
+        summary = format_count(len(errors), "finding") if errors else "no findings"
+        summary += f", {format_count(notes, 'note')} on library code" if notes else ""
+        yield Text(f"Virtual GPU, memory and race check: {summary}", style="bold")
+        for finding in device.findings if verbose else [f for f in errors if f not in reported]:
             for text in finding.text().splitlines():
                 yield Text(f"   {make_relative(text)}", style="red" if finding.is_error else "dim")
 
@@ -389,7 +389,7 @@ def format_unsolved(run: Run) -> Iterator[Line]:
 
 
 def format_ledger(run: Run) -> Iterator[Line]:
-    """Yield the bytes saved for the backward pass and of temporaries, as computed from the shapes."""
+    """Yield the bytes of tensors saved for the backward pass and of temporaries, computed from the shapes."""
     ledger = run.ledger
     variants = [name for name in run.options.variants if ledger and name in ledger.between]
     if not run.options.backward or ledger is None or not variants:
@@ -399,8 +399,8 @@ def format_ledger(run: Run) -> Iterator[Line]:
     yield f"Bytes kept for the backward pass, parameters left out ({dimensions}):"
     yield f"   PyTorch eager: {describe_bytes(ledger.saved_eager)}"
     yield f"   ours:          {describe_bytes(ledger.saved_ours)}"
-    own = [name for name in variants if name in ledger.saved_by]
-    yield from (f"   {name + ':':14} {describe_bytes(ledger.saved_by[name])}" for name in own)
+    separate = [name for name in variants if name in ledger.saved_by]
+    yield from (f"   {name + ':':14} {describe_bytes(ledger.saved_by[name])}" for name in separate)
     yield "Bytes allocated in between on a GPU:"
     yield from (f"   {name + ':':14} {describe_bytes(ledger.between[name])}" for name in variants)
 
@@ -437,12 +437,12 @@ def format_summary(run: Run) -> Iterator[Line]:
     yield ""
     yield Text(f"{name_pass(run)} Pass Test Summary:", style="bold")
     for names in group_variants(run):
-        for place in sort_devices(run):
-            head = f"   - {LABELS[place.kind]} {name_pass(run)}{format_suffix(run, names)}: "
-            if not isinstance(place, Skipped):
-                yield f"{head} {describe_state(run, place, names)}"
+        for device in sort_devices(run):
+            head = f"   - {LABELS[device.kind]} {name_pass(run)}{format_suffix(run, names)}: "
+            if not isinstance(device, Skipped):
+                yield f"{head} {describe_state(run, device, names)}"
             elif run.options.variants[0] in names:
-                yield f"{head} ⏭ SKIPPED ({place.reason})"
+                yield f"{head} ⏭ SKIPPED ({device.reason})"
     yield ""
     overall = OVERALL[run.compute_exit_code()] if run.devices else NOT_RUN
     yield Text(f"   Overall Result: {overall}", style="bold")
@@ -458,7 +458,7 @@ def name_pass(run: Run) -> str:
 
 def describe_state(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
     states = {device.variants[name].get_state(run.quantities) for name in names}
-    return next(words for state, words in STATES.items() if state in states)
+    return next(label for state, label in STATES.items() if state in states)
 
 
 def sort_devices(run: Run) -> list[DeviceResult | Skipped]:
@@ -471,7 +471,7 @@ def get_main_variant(run: Run) -> str:
 
 
 def format_suffix(run: Run, names: Sequence[str]) -> str:
-    """Return a variant's name as a suffix of its lines; "" if the lines are about the whole puzzle."""
+    """Return a variant's name in parentheses, for headings; "" if they are about the whole puzzle."""
     puzzle, name = run.options.puzzle, names[0]
     everything = {*puzzle.forward, *puzzle.backward} <= puzzle.list_outputs(name)
     whole = puzzle.has_separate_variants or (name == get_main_variant(run) and everything)
@@ -480,15 +480,15 @@ def format_suffix(run: Run, names: Sequence[str]) -> str:
 
 def explain_failure(result: TensorResult) -> str:
     """Describe in one line why a comparison failed."""
-    at = list(result.worst)
+    index = list(result.worst)
     if result.unwritten:
-        return f"{result.unwritten} elements were never written, the first wrong one at {at}"
+        return f"{result.unwritten} elements were never written, the first wrong one at {index}"
     if result.nonfinite:
-        where = "NaN or infinite where the reference is not (or the reverse)"
-        words = f"{result.nonfinite} elements are {where}, one at {at}"
-        return f"{words}: not a wrong gradient but a value that is none"
+        condition = "NaN or infinite where the reference is not (or the reverse)"
+        description = f"{result.nonfinite} elements are {condition}, one at {index}"
+        return f"{description}: not a wrong gradient but a value that is none"
     times = f"{result.ratio:.3g} times PyTorch's own {result.baseline:.2e}"
-    return f"error {result.error:.2e}, {times} (limit {result.limit:.2e}), worst at {at}"
+    return f"error {result.error:.2e}, {times} (limit {result.limit:.2e}), worst at {index}"
 
 
 def describe_bytes(parts: Mapping[str, int]) -> str:
@@ -549,7 +549,7 @@ def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: obje
 
 
 def make_costs_json(result: GateResult) -> dict[str, object]:
-    """Return a gate's costs under its limits as plain data; empty without limits."""
+    """Return a gate's measured costs as plain data; empty without limits."""
     costs = [
         select_attributes(c, "value ok line dtype") | select_attributes(c.limit, "id counter most=maximum")
         for c in result.costs
@@ -561,8 +561,8 @@ def make_repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) 
     """Return the results of repeated runs by printed name, as plain data."""
     attributes = "runs bit_equal spread_ulps wrong_runs"
     return {
-        names[name]: {**select_attributes(each, attributes), "must_be_equal": not each.atomic}
-        for name, each in repeats.items()
+        names[name]: {**select_attributes(outcome, attributes), "must_be_equal": not outcome.atomic}
+        for name, outcome in repeats.items()
     }
 
 

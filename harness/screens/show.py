@@ -65,18 +65,18 @@ def show_in_watch(work: Work, gate: str, result: GateResult, checker: RungChecke
 
 
 def format_picture(picture: Picture, page: Path | None = None) -> Iterator[Text]:
-    """Yield the story: each sentence with its sign, and below it its source line unless just shown."""
+    """Yield the story: each sentence after its sign, then its source line unless that was just shown."""
     puzzle, case = picture.puzzle, picture.case
     where = f"in '{case.name}' ({puzzle.format_dims(case.dims)}), on the virtual GPU"
     yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.about}   {where}", style="bold")
-    text = None
+    shown_line = None
     for sentence in story.tell_story(picture):
         style, sign = STYLES[sentence.kind]
         yield Text(f" {sign} {sentence.text}", style=style)
         source = picture_page.find_source_line(sentence)
-        if source and sentence.line != text:
+        if source and sentence.line != shown_line:
             yield Text(f"     {'   '.join(source)}", style="cyan")
-        text = sentence.line or text
+        shown_line = sentence.line or shown_line
     if dropped := picture.learner.accesses.dropped:
         yield Text(f"cut: {dropped:,} further accesses are not recorded", style="yellow")
     if page:  # an absolute path, so that terminals make it a link
@@ -96,8 +96,8 @@ def find_kernel_gate(puzzle: Puzzle, id: str) -> Gate:
     if id in gates:
         return gates[id]
     if id in {gate.id for gate in puzzle.gates}:
-        words = f"a gate of the {get_rung_name(puzzle.find_gate_rung(id).id)} rung, which has no kernel"
-        raise BadUse(f"--show {id}: {words}; there is {', '.join(gates)}")
+        description = f"a gate of the {get_rung_name(puzzle.find_gate_rung(id).id)} rung, which has no kernel"
+        raise BadUse(f"--show {id}: {description}; there is {', '.join(gates)}")
     raise BadUse(f"--show {id}: {make_unknown_gate_error(id, gates)}")
 
 

@@ -21,7 +21,7 @@ from harness.vgpu import Finding
 from harness.vgpu.checks.findings import format_index
 
 MAX_SHOWN = 4
-"""Most elements that a sentence names."""
+"""Maximum number of elements listed in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Sentence:
 def tell_story(picture: Picture) -> list[Sentence]:
     if picture.is_correct:
         return [Sentence("right", f"{picture.gate.id} is correct: this is what your kernel does")]
-    out = [Sentence("wrong", describe_wrong(picture, wrong)) for wrong in picture.wrong]
+    sentences = [Sentence("wrong", describe_wrong(picture, wrong)) for wrong in picture.wrong]
     if picture.learner.failure:
-        out.append(Sentence("finding", picture.learner.failure))
+        sentences.append(Sentence("finding", picture.learner.failure))
     if picture.finding:
-        out += describe_finding(picture, picture.finding)
+        sentences += describe_finding(picture, picture.finding)
     elif picture.fault:
-        out += describe_path(picture, picture.fault)
-        out += describe_cause(picture, picture.fault)
-    return out
+        sentences += describe_path(picture, picture.fault)
+        sentences += describe_cause(picture, picture.fault)
+    return sentences
 
 
 def describe_wrong(picture: Picture, wrong: WrongElements) -> str:
@@ -84,7 +84,7 @@ def find_step(picture: Picture, finding: Finding) -> int | None:
 
 
 def describe_path(picture: Picture, fault: Fault) -> Iterator[Sentence]:
-    """Yield the path from the wrong element to the fault: the threads that passed a wrong value on."""
+    """Yield the path from the wrong element to the fault: the threads that propagated a wrong value."""
     for hop in fault.hops:
         write, read = hop.write, hop.read
         yield Sentence(
@@ -97,7 +97,7 @@ def describe_path(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 
 def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
-    """Yield the action of the thread at fault, and what it should have read."""
+    """Yield what the thread at fault does, and what it should have read."""
     name, place = name_thread(picture, fault.thread), name_element(picture, fault.element)
     run = picture.learner.accesses
     write_line = run.get_line(fault.step) if fault.step is not None else None
@@ -112,7 +112,7 @@ def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
         yield Sentence("fault", text, fault.step, fault.line)
         yield from describe_difference(picture, fault)
         return
-    words = {
+    texts = {
         "missing write": f"{name} never writes {place}; the solution's same thread does ({fault.expected:.6g})",
         "extra write": f"{name} writes {fault.got:.6g} into {place}; the solution's same thread does not",
         "kind": f"{name} stores {fault.got:.6g} into {place}, which many threads add to; the solution adds it with an atomic",
@@ -120,14 +120,14 @@ def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
         "count": f"{name} writes {place} another number of times than the solution's same thread",
         "same": f"{name} writes {place} as the solution's thread does: the difference is rounding, or the order of the threads",
     }
-    yield Sentence("fault", words[fault.kind], fault.step, fault.line or write_line)
+    yield Sentence("fault", texts[fault.kind], fault.step, fault.line or write_line)
 
 
 def describe_difference(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     """Yield how the reads, or the target of the write, differ from those of the solution's thread."""
     if fault.kind == "place":
-        place = name_element(picture, fault.missing[0])
-        yield Sentence("instead", f"the solution's thread puts this value into {place}")
+        element = name_element(picture, fault.missing[0])
+        yield Sentence("instead", f"the solution's thread puts this value into {element}")
         return
     if fault.kind == "order":
         step, mine = fault.extra[0].step, name_element(picture, fault.extra[0].element)
@@ -135,12 +135,12 @@ def describe_difference(picture: Picture, fault: Fault) -> Iterator[Sentence]:
         yield Sentence("instead", text, step, picture.learner.accesses.get_line(step))
         return
     if fault.extra:
-        step, places = fault.extra[0].step, name_elements(picture, [a.element for a in fault.extra])
-        text = f"it reads {places}, which the solution's thread does not"
+        step, elements = fault.extra[0].step, name_elements(picture, [a.element for a in fault.extra])
+        text = f"it reads {elements}, which the solution's thread does not"
         yield Sentence("instead", text, step, picture.learner.accesses.get_line(step))
     if fault.missing:
-        places = name_elements(picture, fault.missing)
-        yield Sentence("instead", f"it never reads {places}, which the solution's thread does")
+        elements = name_elements(picture, fault.missing)
+        yield Sentence("instead", f"it never reads {elements}, which the solution's thread does")
 
 
 # ---- Names --------------------------------------------------------------------------------------------------
@@ -154,11 +154,11 @@ def name_thread(picture: Picture, thread: Thread) -> str:
 
 def describe_thread(launch, block: int, thread: int) -> list[str]:
     """Return ["block (0, 1)", "thread 3"]; a single block or thread is omitted."""
-    out = []
+    parts = []
     for word, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
         if math.prod(sizes) > 1:
-            out.append(f"{word} {drop_unit_axes(unflatten_index(number, sizes), sizes)}")
-    return out or ["the only thread"]
+            parts.append(f"{word} {drop_unit_axes(unflatten_index(number, sizes), sizes)}")
+    return parts or ["the only thread"]
 
 
 def drop_unit_axes(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> str:
@@ -173,9 +173,9 @@ def name_element(picture: Picture, place: Element) -> str:
 
 def name_elements(picture: Picture, places: Iterable[Element]) -> str:
     places = list(places)
-    names = [name_element(picture, place) for place in places[:MAX_SHOWN]]
-    more = f" and {len(places) - MAX_SHOWN} more" if len(places) > MAX_SHOWN else ""
-    return ", ".join(names) + more
+    names = [name_element(picture, element) for element in places[:MAX_SHOWN]]
+    rest = f" and {len(places) - MAX_SHOWN} more" if len(places) > MAX_SHOWN else ""
+    return ", ".join(names) + rest
 
 
 def read_line(line: Line | None) -> str:
@@ -192,11 +192,11 @@ def read_line(line: Line | None) -> str:
 
 
 def compute_step_cost(run: Accesses, step: int) -> tuple[int, int, int]:
-    """Return (bank conflicts, sectors, fewest possible sectors) of a step."""
-    it = run.steps[step]
-    if it.kind == "barrier":
+    """Return (bank conflicts, sectors, minimum number of sectors) of a step."""
+    traced_step = run.steps[step]
+    if traced_step.kind == "barrier":
         return 0, 0, 0
     events = run.launches[run.find_launch(step)].events
-    if events.tensors[it.tensor].space == "shared":
-        return count_bank_conflicts(events, it), 0, 0
-    return (0, *count_sectors(events, it))
+    if events.tensors[traced_step.tensor].space == "shared":
+        return count_bank_conflicts(events, traced_step), 0, 0
+    return (0, *count_sectors(events, traced_step))

@@ -121,19 +121,19 @@ class Terminal:
                 self.console.print(line, soft_wrap=True)
             return
         rows = self.render_rows(lines)
-        room = self.console.height - 1
-        if len(rows) > room:
-            size = room - 2
+        available_rows = self.console.height - 1
+        if len(rows) > available_rows:
+            size = available_rows - 2
             first = page % -(-(len(rows) - 1) // size) * size
             shown = rows[1 + first :][:size]
-            words = f"... lines {first + 1} to {first + len(shown)} of {len(rows) - 1}; m shows more"
-            rows = [rows[0], *shown, [Segment(words, Style(dim=True))]]
+            position = f"... lines {first + 1} to {first + len(shown)} of {len(rows) - 1}; m shows more"
+            rows = [rows[0], *shown, [Segment(position, Style(dim=True))]]
         self.console.clear()
         self.console.print(Segments([part for row in rows for part in (*row, Segment.line())]), end="")
         self.console.print(Text(footer, style="reverse"), end="")
 
     def render_rows(self, lines: Iterable[RenderableType]) -> list[list[Segment]]:
-        """Return the screen rows that lines take up."""
+        """Wrap lines into screen rows."""
         rows: list[list[Segment]] = []
         for line in lines:
             for part in wrap_hanging(self.console, line) if isinstance(line, Text) else [line]:
@@ -186,8 +186,8 @@ class Check:
 
     def find_unread_hint(self, progress: Progress, key: str) -> int | None:
         """Return the number of the hint that the diagnosis names, unless it has been read."""
-        named = next((result.hint for result in self.results if result.hint), None)
-        number = int(named.rpartition("-")[2]) if named else 0
+        suggested = next((result.hint for result in self.results if result.hint), None)
+        number = int(suggested.rpartition("-")[2]) if suggested else 0
         return number if number > progress.hints.get(key, 0) else None
 
 
@@ -205,7 +205,7 @@ class Watch:
         self.passed: list[Text] = []  # the result of the gate that has just passed
         self.last = self.gate
         self.bodies: dict[str, str] = {}
-        self.edited: list[str] = []  # gates, in the last save that edited any blank
+        self.edited: list[str] = []  # gates whose blanks changed in the last save that edited any
         self.staying = self.skipping = False
         self.page = 0
         self.again = False
@@ -248,7 +248,7 @@ class Watch:
             self.gate = (upcoming or self.work.gates[0]).id
 
     def follow_edits(self) -> None:
-        """Go to the blank that was edited last; if the file is damaged, the next check reports that."""
+        """Switch to the blank edited last; if the file is damaged, the next check reports that."""
         try:
             bodies = {id: hash_blank(blank) for id, blank in self.work.read_blanks().items()}
         except DamagedFile:
@@ -315,9 +315,9 @@ class Watch:
         """Return the next gate that has not passed, preferably one edited in the same save, or None."""
         try:
             states = self.work.get_states(self.progress)
-            begun = [gate for gate in self.edited if gate != self.gate and states[gate] in BEGUN]
-            if begun:
-                return self.work.find_gate(begun[0])
+            in_progress = [gate for gate in self.edited if gate != self.gate and states[gate] in BEGUN]
+            if in_progress:
+                return self.work.find_gate(in_progress[0])
             return self.work.find_next_gate(self.progress, after=self.gate)
         except DamagedFile:
             return None
@@ -325,14 +325,14 @@ class Watch:
     # ---- Keys ------------------------------------------------------------------------------------------------
 
     def go_to_next(self) -> None:
-        """Go to the next gate that has not passed; if the current one has not passed either, on a second press."""
+        """Advance to the next unpassed gate; if the current gate has not passed, require a second press."""
         if self.is_running():
             return
         self.staying = False
         if not self.current.is_correct and not self.skipping:
             self.skipping = True
-            words = f"{self.gate} has not passed; press n again to go on anyway"
-            self.show_notes([Text(words, style="yellow")])
+            message = f"{self.gate} has not passed; press n again to go on anyway"
+            self.show_notes([Text(message, style="yellow")])
             return
         try:
             upcoming = self.work.find_next_gate(self.progress, after=self.gate)
@@ -371,9 +371,9 @@ class Watch:
     def show_hint(self) -> None:
         """Show the hint that the diagnosis names or, if that has been read, the next one of the ladder."""
         key = self.work.get_progress_key(self.gate)
-        named = None if self.is_running() else self.current.find_unread_hint(self.progress, key)
+        suggested = None if self.is_running() else self.current.find_unread_hint(self.progress, key)
         width = self.console.width if self.console.is_terminal else 0
-        self.show_safely(lambda: read_next_hint(self.work, self.gate, self.progress, named, width))
+        self.show_safely(lambda: read_next_hint(self.work, self.gate, self.progress, suggested, width))
 
     def show_diff(self) -> None:
         """Show the gate's blank next to the solution's or, right after a pass, the passed gate's."""
@@ -445,8 +445,8 @@ class Watch:
         rung = self.work.rung.id
         main = rung == self.work.puzzle.main_rung.id
         name = self.work.puzzle.name if main else f"{self.work.puzzle.name} in {get_rung_name(rung)}"
-        words = f"{name} · {gate.id}   {done}   {gate.about}"
-        return Text(words, style="bold", no_wrap=True, overflow="ellipsis")
+        heading = f"{name} · {gate.id}   {done}   {gate.about}"
+        return Text(heading, style="bold", no_wrap=True, overflow="ellipsis")
 
     def format_result(self) -> Iterable[Text]:
         check = self.current

@@ -27,7 +27,7 @@ STATES = {
     "unsolved": ("·", "unsolved"),
 }
 SIDE_BY_SIDE = 150
-"""Fewest columns of a terminal for showing both versions of a blank side by side."""
+"""Minimum terminal width, in columns, for showing both versions of a blank side by side."""
 DAMAGED = "red"
 """The style of the line about a file that cannot be read."""
 
@@ -44,13 +44,13 @@ def format_gates(work: Work, progress: Progress, *, folded: bool = False) -> Ite
     yield Text(f"   {format_progress_bar(done, len(states))}  {title}: {format_path(work.path)}")
     width = compute_name_width(work.puzzle)
     for gate in () if folded else work.gates:
-        mark, words = STATES[states[gate.id]]
-        line = f"      {mark} {gate.id:<{width}} {words:<24} {gate.about}"
+        mark, label = STATES[states[gate.id]]
+        line = f"      {mark} {gate.id:<{width}} {label:<24} {gate.about}"
         yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
 def format_puzzle(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
-    """Yield a line about a puzzle, with how many gates of required files have passed, then damaged files."""
+    """Yield a puzzle's line, with the number of passed gates of required files, then its damaged files."""
     required = [work for work in list_works(puzzle) if not work.rung.optional]
     states = [state for work in required for state in list_gate_states(work, progress)]
     bar = format_progress_bar(states.count("passed"), len(states), 10)
@@ -65,8 +65,8 @@ def format_next(work: Work, progress: Progress) -> Text:
         gate = work.find_next_gate(progress)
     except DamagedFile:
         gate = None
-    what = f"{work.puzzle.name}, {work.rung.label}{f', {gate.id}' if gate else ''}"
-    return Text(f"next: {what}: {format_watch_command(work, progress)}", style="bold green")
+    location = f"{work.puzzle.name}, {work.rung.label}{f', {gate.id}' if gate else ''}"
+    return Text(f"next: {location}: {format_watch_command(work, progress)}", style="bold green")
 
 
 def list_works(puzzle: Puzzle) -> list[Work]:
@@ -79,13 +79,13 @@ def find_current_work(files: Sequence[Work], progress: Progress) -> Work | None:
     It is the attempted, unsolved file that was saved last, else the first unsolved one after all attempted
     files, else an earlier one that is not optional.
     """
-    begun = [work for work in files if is_begun(work, progress)]
-    unsolved = [work for work in begun if not is_solved(work, progress)]
+    attempted = [work for work in files if is_begun(work, progress)]
+    unsolved = [work for work in attempted if not is_solved(work, progress)]
     if unsolved:
         return max(unsolved, key=lambda work: work.path.stat().st_mtime if work.path.exists() else 0)
-    after = files.index(begun[-1]) + 1 if begun else 0
-    order = [*files[after:], *(work for work in files[:after] if not work.rung.optional)]
-    return next((work for work in order if not is_solved(work, progress)), None)
+    start = files.index(attempted[-1]) + 1 if attempted else 0
+    candidates = [*files[start:], *(work for work in files[:start] if not work.rung.optional)]
+    return next((work for work in candidates if not is_solved(work, progress)), None)
 
 
 def format_watch_command(work: Work, progress: Progress) -> str:
@@ -123,24 +123,24 @@ def describe_next_step(work: Work, progress: Progress) -> str:
     if any(state != "passed" for state in work.get_states(progress).values()):
         return ""
     done = f"{work.puzzle.name}, {work.rung.label}: {len(work.gates)} of {len(work.gates)}, solved."
-    mine = [each for each in list_works(work.puzzle) if not each.rung.optional]
+    required = [file_work for file_work in list_works(work.puzzle) if not file_work.rung.optional]
     finale = next((demo for demo in work.puzzle.demos if demo.finale), None)
-    whole = all(is_solved(each, progress) for each in mine)
+    whole = all(is_solved(file_work, progress) for file_work in required)
     if finale and whole:
         return f"{done} What now: {finale.about}: `{format_command(f'{work.puzzle.name} --{finale.flag}')}`"
     step = find_next_work(work, progress)
     if step is None:
         return f"{done} Nothing is left: `{format_command('verify')}` checks all of it at once."
-    where = f"{step.puzzle.name}, {step.rung.label} ({format_path(step.path)})"
-    return f"{done} What now: {where}: `{format_watch_command(step, progress)}`"
+    location = f"{step.puzzle.name}, {step.rung.label} ({format_path(step.path)})"
+    return f"{done} What now: {location}: `{format_watch_command(step, progress)}`"
 
 
 def find_next_work(work: Work, progress: Progress) -> Work | None:
     """Return the next unsolved file after this one, else an earlier one that is not optional."""
     order = list(list_all_works())
-    here = [(step.puzzle.name, step.rung.id) for step in order].index((work.puzzle.name, work.rung.id))
-    after = [*order[here + 1 :], *(step for step in order[:here] if not step.rung.optional)]
-    return next((step for step in after if not is_solved(step, progress)), None)
+    current = [(step.puzzle.name, step.rung.id) for step in order].index((work.puzzle.name, work.rung.id))
+    later = [*order[current + 1 :], *(step for step in order[:current] if not step.rung.optional)]
+    return next((step for step in later if not is_solved(step, progress)), None)
 
 
 def list_all_works() -> Iterator[Work]:
@@ -166,9 +166,9 @@ def format_hint(hint: Hint, number: int, total: int, width: int = 0) -> Iterator
 
 
 def describe_unsaved(progress: Progress) -> list[Text]:
-    """Return a line that says why progress could not be saved, or none if it was saved."""
-    words = f"not saved: {format_path(progress.path)} cannot be written ({progress.save_error})"
-    return [Text(words, style="yellow")] if progress.save_error else []
+    """Return a line with the reason why progress could not be saved, or [] if it was saved."""
+    message = f"not saved: {format_path(progress.path)} cannot be written ({progress.save_error})"
+    return [Text(message, style="yellow")] if progress.save_error else []
 
 
 def wrap_paragraph(text: str, width: int) -> list[str]:
@@ -206,8 +206,8 @@ def show_difference(
     printed = False
     for gate in gates:
         if states[gate] != "passed" and not spoil:
-            words = STATES[states[gate]][1]
-            console.print(Text(f"{gate}: {words}; --spoil shows the solution all the same", style="dim"))
+            label = STATES[states[gate]][1]
+            console.print(Text(f"{gate}: {label}; --spoil shows the solution all the same", style="dim"))
             continue
         width = console.width if console.is_terminal else 0
         console.print(format_blanks(yours[gate], ours[gate], width), soft_wrap=not width)
@@ -216,7 +216,7 @@ def show_difference(
 
 
 def format_blanks(yours: Blank, ours: Blank, width: int) -> Group:
-    """Return both versions of a blank; lines that only one of them has are marked."""
+    """Return both versions of a blank; lines in only one of them are marked."""
     mine, theirs = list_body_lines(yours), list_body_lines(ours)
     left, right = mark_lines(mine, theirs, "red"), mark_lines(theirs, mine, "green")
     heading = Text(f"{ours.id}: {ours.task}", style="bold")
@@ -244,15 +244,15 @@ def list_body_lines(blank: Blank) -> list[str]:
 
 
 def mark_lines(these: list[str], others: list[str], style: str) -> list[Text]:
-    """Return lines for the terminal; those that the other side lacks are marked."""
-    same = set(find_matching(these, others))
+    """Return lines for the terminal; lines missing from the other side are marked."""
+    common = set(find_matching(these, others))
     return [
-        Text(f"{'  ' if number in same else '> '}{line}", style="" if number in same else style)
+        Text(f"{'  ' if number in common else '> '}{line}", style="" if number in common else style)
         for number, line in enumerate(these)
     ]
 
 
 def find_matching(these: list[str], others: list[str]) -> Iterator[int]:
-    """Yield the numbers of the lines that both sides have, in the same order."""
+    """Yield the indices of the lines common to both sides, in the same order."""
     for block in difflib.SequenceMatcher(None, these, others, autojunk=False).get_matching_blocks():
         yield from range(block.a, block.a + block.size)

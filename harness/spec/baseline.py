@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # torch takes seconds, and a list of puzzles needs none
+if TYPE_CHECKING:  # importing torch takes seconds, and listing puzzles does not need it
     from torch import Tensor
 
     Tensors = dict[str, Tensor]
@@ -61,8 +61,8 @@ def compute_worst_baseline(
 
     def compute_error(name: str, answer: "Tensors") -> float:
         finite = truth[name].isfinite() & answer[name].isfinite()
-        apart = (answer[name].double() - truth[name]).abs()
-        return float(torch.where(finite, apart, 0.0).max()) if apart.numel() else 0.0
+        errors = (answer[name].double() - truth[name]).abs()
+        return float(torch.where(finite, errors, 0.0).max()) if errors.numel() else 0.0
 
     return {
         name: max((each for each in answers if name in each), key=partial(compute_error, name))[name]

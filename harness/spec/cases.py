@@ -1,7 +1,7 @@
 """Construct a few cases that cover every pair of the sizes at which kernels fail.
 
-Kernels handle a lone tile, the last tile and the step between tiles differently, so each axis is smaller than
-a tile, equal to one, or larger. A bug in two nested loops shows only if both axes vary.
+Kernels handle a single tile, the last tile and the step between tiles differently, so each axis is smaller
+than a tile, equal to one, or larger. A bug in two nested loops shows only if both axes vary.
 """
 
 import math
@@ -32,7 +32,7 @@ def make_basic_cases(dims: Dims, plain: str, hard: str) -> list[Case]:
 def make_cases_function(
     dims: Dims, plain: str, hard: str, others: Sequence[Case]
 ) -> Callable[..., list[Case]]:
-    """Return a puzzle's `cases`: `make_basic_cases` and `others`, or only `make_basic_cases`, at the sizes of --dims."""
+    """Return a puzzle's `cases`: `make_basic_cases` and, unless --dims sets the sizes, `others`."""
 
     def list_cases(given: Dims | None = None) -> list[Case]:
         first = make_basic_cases(given or dims, plain, hard)
@@ -73,22 +73,22 @@ def make_covering_cases(axes: Sequence[Axis], values: Sequence[str], dims: Calla
     # Repeat a row if one of its classes has more sizes than rows.
     for number, axis in enumerate(axes):
         for name, sizes in axis.classes.items():
-            having = [row for row in rows if row[number] == name]
-            rows += having[:1] * (len(sizes) - len(having))
-    turns = [{name: cycle(sizes) for name, sizes in axis.classes.items()} for axis in axes]
-    drawn = cycle(values)
+            matching = [row for row in rows if row[number] == name]
+            rows += matching[:1] * (len(sizes) - len(matching))
+    size_cycles = [{name: cycle(sizes) for name, sizes in axis.classes.items()} for axis in axes]
+    value_cycle = cycle(values)
     cases: list[Case] = []
     for row in rows:
-        sizes = [next(turn[name]) for turn, name in zip(turns, row, strict=True)]
-        words = ", ".join(f"{axis.name} {describe_class(name)}" for axis, name in zip(axes, row, strict=True))
-        cases.append(Case(" x ".join(map(str, sizes)), words, dims(*sizes), next(drawn)))
+        sizes = [next(turn[name]) for turn, name in zip(size_cycles, row, strict=True)]
+        why = ", ".join(f"{axis.name} {describe_class(name)}" for axis, name in zip(axes, row, strict=True))
+        cases.append(Case(" x ".join(map(str, sizes)), why, dims(*sizes), next(value_cycle)))
     return sorted(cases, key=lambda case: math.prod(case.dims))
 
 
 def list_pairs(row: Sequence[str]) -> set[tuple[tuple[int, str], ...]]:
     """Return every pair of a row's (axis, class) entries; with a single axis, the entry alone."""
-    places = list(enumerate(row))
-    return set(combinations(places, min(2, len(places))))
+    entries = list(enumerate(row))
+    return set(combinations(entries, min(2, len(entries))))
 
 
 def describe_class(name: str) -> str:
@@ -128,7 +128,7 @@ def choose_index(array: np.ndarray) -> int:
 
 
 CANCELLING = "cancelling"
-"""`Case.values` for inputs that `draw_cancelling` draws."""
+"""`Case.values` for inputs from `draw_cancelling`."""
 
 
 def draw_cancelling(

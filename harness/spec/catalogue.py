@@ -15,7 +15,7 @@ def list_puzzle_names() -> list[str]:
 
 
 def find_puzzle(name: str) -> Puzzle:
-    """Return a puzzle's spec. Raises BadUse, which lists the puzzles, for an unknown name."""
+    """Return a puzzle's spec. Raises BadUse, listing the puzzles, for an unknown name."""
     if name not in list_puzzle_names():
         raise BadUse(f"unknown puzzle {name!r}; there is {', '.join(list_puzzle_names())}")
     return importlib.import_module(f"{PUZZLES}.{name}").PUZZLE

@@ -35,7 +35,7 @@ class Derivation:
     def __getattr__(self, name: str) -> np.ndarray:
         if name.startswith("_") or name not in self._steps:
             raise AttributeError(f"the derivation has no step {name!r}")
-        with np.errstate(invalid="ignore"):  # a case may hold NaN and infinity
+        with np.errstate(invalid="ignore"):  # a case may contain NaN and infinity
             value = self.__dict__[name] = self._steps[name](self)
         return value
 
@@ -72,7 +72,7 @@ class Mistake:
         words: The end of the sentence "your dx equals the reference ...".
         changes: Step -> its replacement. A value with an extra leading axis lists alternatives; each element
             of the result may equal any one of them.
-        together: Whether it makes every quantity that it changes wrong: if one is correct, it is ruled out.
+        together: Whether all quantities that it changes must be wrong: if one is correct, it is ruled out.
         hint: Number of the hint that helps: 1 the idea, 2 the part that is often missed, 3 nearly the code.
     """
 

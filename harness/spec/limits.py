@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # counters load NumPy, and a list of puzzles needs none
+if TYPE_CHECKING:  # counters load NumPy, which listing puzzles does not need
     from harness.vgpu.checks.counters import Issued, Site
     from harness.vgpu.machine import Launch
     from harness.vgpu.ptx.parser import Instr
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # counters load NumPy, and a list of puzzles needs none
 
 @dataclass(frozen=True)
 class Cost:
-    """A cost, and each instruction's share; where more is better, the shortfall from the best possible."""
+    """A cost, and each instruction's share; if higher is better, the shortfall from the maximum."""
 
     value: float
     shares: "Sequence[tuple[Instr, float]]" = ()
@@ -42,8 +42,8 @@ class Counts:
 
     def select_issued(self, op: str) -> "list[Issued]":
         """Return the counts of each collective instruction with opcode `op`, such as barriers ("bar")."""
-        issued = (each for launch in self.launches for each in launch.counters.issued.values())
-        return [each for each in issued if each.instr.op == op]
+        issued = (issue for launch in self.launches for issue in launch.counters.issued.values())
+        return [issue for issue in issued if issue.instr.op == op]
 
 
 @dataclass(frozen=True)

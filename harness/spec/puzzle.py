@@ -14,7 +14,7 @@ from harness.spec.limits import Limit
 from harness.spec.ops import Argument, Call, Shape
 from harness.spec.rungs import MojoRung, NumpyRung, Rung, TorchRung, get_rung_name
 
-if TYPE_CHECKING:  # torch takes seconds, and a list of puzzles needs none
+if TYPE_CHECKING:  # importing torch takes seconds, and listing puzzles does not need it
     from torch import Tensor
 
 Arrays = dict[str, np.ndarray]
@@ -51,7 +51,7 @@ class Gate:
         quantities: The outputs that only this blank computes.
         about: A few words that describe them.
         provided: Results of code outside the blanks, which are wrong only if that code was changed.
-        recorded: Further outputs, of calls that only recordings make, not graphs.
+        recorded: Further outputs, of calls made only in recordings, not in graphs.
         limits: Limits on the cost of its kernels on the virtual GPU, in counted cases.
     """
 
@@ -140,7 +140,7 @@ class Puzzle:
         inputs: case, dtype, seed -> the input arrays: floats as float64, already rounded to the dtype, index
             maps and masks as integers and bools. A 0-d array overrides the default of an op's scalar.
         gate_cases: Further cases, each for one variant's gates only; a graph runs all variants on its cases.
-        derived_sizes: dims -> further sizes that the shapes of ops name. Dims beyond `dim_names` reach the
+        derived_sizes: dims -> further sizes that the shapes of ops name. Dims beyond `dim_names` affect the
             shapes only through these.
         reference: torch tensors, of any dtype and device -> outputs, and gradients by autograd. For a variant
             that saves less than autograd, "variant.quantity" is its baseline, computed from what it saves.
@@ -169,8 +169,8 @@ class Puzzle:
 
         bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported on
             demand; "" if nothing is timed, which makes `--bench` an unknown flag.
-        after_costs: ".module:function", which returns the lines after a report's counters from the counted
-            launches, by variant and case, and the dtype.
+        after_costs: ".module:function"; it takes the counted launches, by variant and case, and the dtype,
+            and returns lines to print after a report's counters.
         demos: The demonstrations, each with a flag of its own.
     """
 
@@ -355,7 +355,7 @@ class Puzzle:
             for name, argument in call.op.writes.items()
         }
 
-    # ---- Words ----------------------------------------------------------------------------------------------
+    # ---- Names ----------------------------------------------------------------------------------------------
 
     def get_printed_name(self, quantity: str) -> str:
         return {**self.forward, **self.backward}.get(quantity, quantity)

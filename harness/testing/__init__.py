@@ -82,8 +82,8 @@ def check_backward(
     problem = make_problem(function, reference, inputs, dtypes, device, saved, subgradients=subgradients)
     accepted = [dtype for dtype in dtypes if is_accepted(problem, dtype)] or dtypes[:1]
     problem = replace(problem, dtypes=tuple(accepted))
-    used = "the virtual GPU (sm_90a)" if Worker.running else device
-    where = f"{get_dtype_name(problem.dtypes[0])} on {used}"
+    device_name = "the virtual GPU (sm_90a)" if Worker.running else device
+    where = f"{get_dtype_name(problem.dtypes[0])} on {device_name}"
     tries: list[Tried] = []
     mistake: str | None = None
     with warnings.catch_warnings():
@@ -92,8 +92,8 @@ def check_backward(
             if name != "races and memory" and tries and (tries[0].name, tries[0].state) == ("plain", "wrong"):
                 continue  # they would only repeat the error
             tried = make_try(name, TRIES[name], problem, name != "plain" and name in may_refuse)
-            if words := find_lost_context(problem.device):
-                tries.append(Tried(name, "wrong", f"the CUDA context is lost: {words}"))
+            if message := find_lost_context(problem.device):
+                tries.append(Tried(name, "wrong", f"the CUDA context is lost: {message}"))
                 break  # every further call would raise
             tries.append(tried)
             line = tried.said
@@ -139,8 +139,8 @@ def make_try(name: str, check: Check, problem: Problem, may_refuse: bool) -> Tri
         if make_try(name, check, itself, may_refuse=False).state == "wrong":
             return Tried(name, "dropped", "the reference does not pass it either")
     if not line and problem.dropped:
-        each = (f"{name} (PyTorch's own error is {error:.0e})" for name, error in problem.dropped.items())
-        return Tried(name, "dropped", "; ".join(each))
+        notes = (f"{name} (PyTorch's own error is {error:.0e})" for name, error in problem.dropped.items())
+        return Tried(name, "dropped", "; ".join(notes))
     return Tried(name, "wrong", line) if line else Tried(name, "right")
 
 

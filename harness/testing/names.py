@@ -1,4 +1,4 @@
-"""Name the mistake in a wrong gradient, a known one of a common op or a general one; none if several fit."""
+"""Identify the mistake in a wrong gradient, known for a common op or general; none if several fit."""
 
 import contextlib
 import itertools
@@ -20,8 +20,8 @@ def name_mistake(problem: Problem, evidence: Evidence) -> str:
     e = evidence
     numbers = [i for i, t in enumerate(e.inputs) if t.requires_grad]
     numbers = [-1] * (len(e.got) - len(numbers)) + numbers
-    each = (WrongGradient(problem, e, *one) for one in zip(e.names, numbers, e.got, e.truth, strict=True))
-    wrong = next((one for one in each if not one.equals(one.truth)), None)
+    each = (WrongGradient(problem, e, *item) for item in zip(e.names, numbers, e.got, e.truth, strict=True))
+    wrong = next((item for item in each if not item.equals(item.truth)), None)
     if not wrong:
         return ""
     try:
@@ -32,8 +32,8 @@ def name_mistake(problem: Problem, evidence: Evidence) -> str:
         return "the function gives another result in a second run"
     if wrong.number < 0:
         return ""
-    words = set(wrong.find_known()) or set(wrong.find_general())
-    return f"{wrong.name} {words.pop()}" if len(words) == 1 else ""
+    descriptions = set(wrong.find_known()) or set(wrong.find_general())
+    return f"{wrong.name} {descriptions.pop()}" if len(descriptions) == 1 else ""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class WrongGradient:
         """Yield known mistakes that produce this gradient, of ops whose formula produces the correct one."""
         inputs, dy = [t.detach() for t in widen(self.evidence.inputs)], self.evidence.incoming[0].double()
         for number, formula, wrongs in KNOWN:
-            with contextlib.suppress(Exception):  # the formula of an op with other inputs
+            with contextlib.suppress(Exception):  # the formula does not accept these inputs
                 if number == self.number and replace(self, got=formula(inputs, dy)).equals(self.truth):
-                    for wrong, words in wrongs.items():
+                    for wrong, description in wrongs.items():
                         if self.equals(formula(inputs, dy, wrong)):
-                            yield f"equals the reference {words}"
+                            yield f"equals the reference {description}"
 
     def find_general(self) -> Iterator[str]:
         """Yield general mistakes that produce this gradient."""
@@ -74,8 +74,8 @@ class WrongGradient:
         ones = self.is_right_for(ones_like(e.incoming))
         if ones:
             yield "is right for a gradient of ones coming in, not for this one"
-        if not (ones and all(g.numel() == 1 for g in e.incoming)) and (words := self.describe_factor()):
-            yield words
+        if not (ones and all(g.numel() == 1 for g in e.incoming)) and (description := self.describe_factor()):
+            yield description
         flat = [read_as_contiguous(g) for g in e.incoming]
         moved = any(g.stride() != f.stride() for g, f in zip(e.incoming, flat, strict=True))
         if moved and self.is_right_for(flat):
@@ -105,22 +105,22 @@ class WrongGradient:
     def describe_factor(self) -> str:
         """Describe a constant factor, where possible as a product of named sizes; "" if there is none."""
         largest = self.truth.abs().argmax()
-        times = (self.got.double().flatten()[largest] / self.truth.flatten()[largest]).item()
-        unfit = not times or not math.isfinite(times) or math.isclose(times, 1, rel_tol=1e-6)
-        if unfit or not self.equals(times * self.truth):
+        factor = (self.got.double().flatten()[largest] / self.truth.flatten()[largest]).item()
+        unfit = not factor or not math.isfinite(factor) or math.isclose(factor, 1, rel_tol=1e-6)
+        if unfit or not self.equals(factor * self.truth):
             return ""
         axes = resolve_sizes(self.problem.sizes[0], self.problem.free).items()
-        every = {name: math.prod(each) for name, each in axes}
-        for names in itertools.chain(itertools.combinations(every, 1), itertools.combinations(every, 2)):
-            product = math.prod(every[name] for name in names)
-            if math.isclose(times * product, 1, rel_tol=1e-6):
+        sizes = {name: math.prod(each) for name, each in axes}
+        for names in itertools.chain(itertools.combinations(sizes, 1), itertools.combinations(sizes, 2)):
+            product = math.prod(sizes[name] for name in names)
+            if math.isclose(factor * product, 1, rel_tol=1e-6):
                 return f"is the mean over {' and '.join(names)}, and should be the sum"
-            if math.isclose(times, product, rel_tol=1e-6):
+            if math.isclose(factor, product, rel_tol=1e-6):
                 return f"is {' * '.join(names)} times what it should be"
-        return f"is {times:.4g} times what it should be"
+        return f"is {factor:.4g} times what it should be"
 
 
 def read_as_contiguous(t: Tensor) -> Tensor:
     strides = torch.empty(t.shape, device="meta").stride()
-    there = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
-    return t.as_strided(t.shape, strides) if there >= t.numel() else t
+    num_available = t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
+    return t.as_strided(t.shape, strides) if num_available >= t.numel() else t

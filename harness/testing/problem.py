@@ -1,4 +1,4 @@
-"""A function, its reference, and inputs of many sizes from the caller's description."""
+"""Create a `Problem`: a function, its reference, and inputs of many sizes described by the caller."""
 
 import functools
 import textwrap
@@ -24,14 +24,14 @@ Entry = Shape | Tensor | Callable[[Sizes, torch.Generator], Tensor]  # the last 
 
 LEADING = {"odd": (3, 5), "square": (4,), "row": (), "deep": (2, 3, 2)}  # axes for `...`, by kind of sizes
 CYCLES = {"odd": (3, 5, 7, 6, 2), "square": (4,), "even": (2, 4, 8, 16)}  # sizes of the names, in order
-LARGE, WIDE, TALL = 1031, 2304, 5003  # above a block, a model's width, above what 16 bits count
+LARGE, WIDE, TALL = 1031, 2304, 5003  # above a block, a model's width, beyond 16-bit counts
 
 
 @dataclass(frozen=True)
 class Problem(Subject):
     """A subject whose inputs have named sizes (`free`); `notes` are reported but never fail.
 
-    `module` is the function as passed in, `parameters` names the parameters of it that are inputs.
+    `module` is the function as passed in, `parameters` lists its parameters that are inputs.
     """
 
     free: tuple[str, ...] = ()
@@ -51,15 +51,15 @@ def check_arguments(
     function: Run, reference: Run, inputs: Mapping[str, Entry], dtypes: Sequence[torch.dtype], saved: object
 ) -> None:
     """Raise ValueError if an argument of `check_backward` is invalid."""
-    words = "a module or a function of tensors, as the `apply` of an autograd.Function"
-    for name, each in (("function", function), ("reference", reference)):
-        require(callable(each) and not isinstance(each, type), name, each, words)
-    words = "a dict from names to shapes, tensors or functions"
-    require(isinstance(inputs, Mapping) and inputs, "inputs", inputs, words)
-    words = "a shape such as ('N', 3), a tensor, or a function of (sizes, generator)"
+    requirement = "a module or a function of tensors, as the `apply` of an autograd.Function"
+    for name, argument in (("function", function), ("reference", reference)):
+        require(callable(argument) and not isinstance(argument, type), name, argument, requirement)
+    requirement = "a dict from names to shapes, tensors or functions"
+    require(isinstance(inputs, Mapping) and inputs, "inputs", inputs, requirement)
+    requirement = "a shape such as ('N', 3), a tensor, or a function of (sizes, generator)"
     for name, entry in inputs.items():
         fits = isinstance(entry, Tensor) or callable(entry) or is_shape(entry)
-        require(fits, f"input {name}", entry, words)
+        require(fits, f"input {name}", entry, requirement)
     fits = isinstance(dtypes, Sequence) and dtypes and all(dtype in DTYPES for dtype in dtypes)
     require(fits, "dtypes", dtypes, f"a list of some of {', '.join(map(get_dtype_name, DTYPES))}")
     require(saved is None or callable(saved), "saved", saved, "a function of the inputs")
@@ -88,11 +88,11 @@ def make_problem(
         parameters, others = (dict(module.named_parameters()) for module in (function, reference))
         if [*parameters] != [*others]:
             raise ValueError(f"the function has parameters {[*parameters]}, the reference {[*others]}")
-        if same := inputs.keys() & parameters.keys():
-            raise ValueError(f"input {same.pop()} has the name of a parameter")
+        if duplicates := inputs.keys() & parameters.keys():
+            raise ValueError(f"input {duplicates.pop()} has the name of a parameter")
     called = "the function of input {}".format
-    made = {n: guard_reference(e, called(n)) if callable(e) else e for n, e in inputs.items()}
-    entries = {**made, **parameters}
+    checked = {n: guard_reference(e, called(n)) if callable(e) else e for n, e in inputs.items()}
+    entries = {**checked, **parameters}
     shapes = {i: entry for i, entry in enumerate(entries.values()) if is_shape(entry)}
     free = ("...",) * any(... in shape for shape in shapes.values()) + tuple(list_size_names(entries))
     kinds = ("square", *(("row", "deep") if "..." in free else ("even",))) if free else ()
@@ -131,7 +131,7 @@ def mark_refusals(function: Callable[P, R], kind: type[Exception] = Exception) -
 
 
 def bind_parameters(function: Run, names: Sequence[str]) -> Function:
-    """Return a module as a function of inputs, then named parameters; its other tensors take their dtype."""
+    """Return a module as a function of inputs, then named parameters; other tensors get the inputs' dtype."""
     if not isinstance(function, torch.nn.Module):
         return cast(Function, function)
 
@@ -152,8 +152,8 @@ def list_size_names(entries: Mapping[str, Entry]) -> list[str]:
     shapes = (entry for entry in entries.values() if isinstance(entry, Sequence))
     sizes = defaultdict(lambda: 3, {s: 3 for shape in shapes for s in shape if isinstance(s, str)})
     for name, entry in entries.items():
-        made = entry(sizes, torch.Generator()) if callable(entry) else torch.empty(0)
-        require(isinstance(made, Tensor), f"the result of the function of input {name}", made, "a tensor")
+        sample = entry(sizes, torch.Generator()) if callable(entry) else torch.empty(0)
+        require(isinstance(sample, Tensor), f"the result of the function of input {name}", sample, "a tensor")
     return list(sizes)
 
 
@@ -164,8 +164,8 @@ def resolve_sizes(kind: str, free: Sequence[str]) -> dict[str, tuple[int, ...]]:
     axes = {name: (cycle[i % len(cycle)],) for i, name in enumerate(free, "..." in free)}
     if "..." in axes:
         axes["..."] = LEADING.get(kind, LEADING["odd"])
-    size, _, which = (f"{TALL} for {free[0]}" if kind == "tall" and free else kind).partition(" for ")
-    return axes | {name: (int(size),) for name in free if which in (name, "all")}
+    size, _, selected = (f"{TALL} for {free[0]}" if kind == "tall" and free else kind).partition(" for ")
+    return axes | {name: (int(size),) for name in free if selected in (name, "all")}
 
 
 def make_inputs(
@@ -173,14 +173,14 @@ def make_inputs(
 ) -> tuple[Tensor, ...]:
     """Make the inputs for one kind of sizes, in float64: random numbers around 0.5, or the given tensors."""
     axes = resolve_sizes(kind, free)
-    sizes = {name: each[0] for name, each in axes.items() if name != "..."}
+    sizes = {name: axis_sizes[0] for name, axis_sizes in axes.items() if name != "..."}
     generator = torch.Generator().manual_seed(seed)
 
     def make(entry: Entry) -> Tensor:
-        made = entry(sizes, generator) if callable(entry) else entry
-        if not isinstance(made, Tensor):
-            each = ((s,) if isinstance(s, int) else axes["..." if s is ... else s] for s in made)
-            made = 0.5 + torch.randn(sum(each, ()), generator=generator, dtype=torch.float64)
-        return (made.detach().double() if made.is_floating_point() else made.detach()).to(device)
+        value = entry(sizes, generator) if callable(entry) else entry
+        if not isinstance(value, Tensor):
+            axis_sizes = ((s,) if isinstance(s, int) else axes["..." if s is ... else s] for s in value)
+            value = 0.5 + torch.randn(sum(axis_sizes, ()), generator=generator, dtype=torch.float64)
+        return (value.detach().double() if value.is_floating_point() else value.detach()).to(device)
 
     return tuple(make(entry) for entry in entries.values())

@@ -1,4 +1,4 @@
-"""The results of the tries, on one screen."""
+"""Format the results of the tries on one screen."""
 
 import textwrap
 from collections.abc import Sequence
@@ -58,17 +58,17 @@ class Report:
             raise AssertionError(f"\n{self}")
 
     def __str__(self) -> str:
-        made, where = len(self.tries) - len(self.of("not here")), f"{self.where}, {self.seconds:.1f} s"
+        count, where = len(self.tries) - len(self.of("not here")), f"{self.where}, {self.seconds:.1f} s"
         if self.wrong:
             head, *others = self.wrong
             lines = [f"WRONG: {head.said}", f"   in the try '{head.name}'"]
             lines += [f"   {self.mistake}"] * bool(self.mistake)
             only = "; no other was made: they would say the same" * (head.name == "plain")
-            lines.append(f"wrong in {part(len(self.wrong), made)}, {where}{only}")
+            lines.append(f"wrong in {part(len(self.wrong), count)}, {where}{only}")
             lines += [f"   {tried.name}: {tried.said}" for tried in others[:SHOWN]]
             lines += [f"   and {', '.join(tried.name for tried in others[SHOWN:])}"] * bool(others[SHOWN:])
         else:
-            lines = [f"right in {part(len(self.of('right')), made)}, {where}"]
+            lines = [f"right in {part(len(self.of('right')), count)}, {where}"]
         unjudged = (*self.of("refused"), *self.of("dropped"))
         lines += [f"{tried.state}: {tried.name}: {tried.said}" for tried in unjudged]
         lines += [f"noted: {'; '.join(dict.fromkeys(self.notes))}"] * bool(self.notes)

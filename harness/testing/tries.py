@@ -1,4 +1,4 @@
-"""The tries of `check_backward` by name; each returns a line if the function is wrong in one kind of call."""
+"""Define the tries of `check_backward`; each returns a message if one kind of call is wrong."""
 
 import contextlib
 import copy
@@ -52,7 +52,7 @@ def is_accepted(problem: Problem, dtype: torch.dtype) -> bool:
 
 
 def refuse_bad_index(problem: Problem, sizes: str) -> None:
-    """Raise ReferenceRaised for an index with an empty tensor, which PyTorch on a GPU reads out of bounds."""
+    """Raise ReferenceRaised for indices into an empty tensor, which PyTorch on a GPU reads out of bounds."""
     if problem.device == "cpu" or not sizes.startswith("0 "):
         return
     inputs = problem.inputs(sizes)
@@ -69,7 +69,7 @@ def compare_calls(
     edit: Edit | None = None,
     **setting: Any,
 ) -> Check:
-    """Return a try of one kind of call at the sizes `at`; `edit` changes inputs; `words` may name {sizes} and {dtype}."""
+    """Return a try of one kind of call at the sizes `at`; `words` is a template for {sizes} and {dtype}."""
 
     def check(problem: Problem) -> str | None:
         kinds, tried = at(problem), dtypes(problem)
@@ -125,7 +125,7 @@ def check_huge(problem: Problem) -> str | None:
 
 
 def among(*dtypes: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
-    """Return a function that picks those of `dtypes` that a problem's function accepts."""
+    """Return a function that lists those of `dtypes` that a problem's function accepts."""
     return lambda problem: [dtype for dtype in problem.dtypes if dtype in dtypes]
 
 
@@ -150,10 +150,10 @@ INCOMING: dict[str, Incoming] = {  # gradients that are not contiguous
 def check_layouts(problem: Problem) -> str | None:
     """Compare with non-contiguous inputs, all at once and one at a time."""
     for (name, lay), number in itertools.product(LAYOUTS.items(), (None, *range(len(problem.names)))):
-        every = problem.movable or () if name == EXPANDED else range(len(problem.names))
-        change = checks.change_layout(lay, [i for i in every if number in (None, i)])
-        which = "the inputs" if number is None else problem.get_input_name(number)
-        if line := compare_calls(f"for another layout of {which} ({name})", change=change)(problem):
+        selected = problem.movable or () if name == EXPANDED else range(len(problem.names))
+        change = checks.change_layout(lay, [i for i in selected if number in (None, i)])
+        label = "the inputs" if number is None else problem.get_input_name(number)
+        if line := compare_calls(f"for another layout of {label} ({name})", change=change)(problem):
             return line
     return None
 
@@ -178,9 +178,9 @@ def check_alternating_calls(problem: Problem) -> str | None:
         return grads
 
     outputs = [t.detach() for t in compute_outputs(problem.function, problem.inputs())]
-    shown = [t.clone() for t in outputs]
+    copies = [t.clone() for t in outputs]
     call_others()
-    if not are_equal(outputs, shown):
+    if not are_equal(outputs, copies):
         return "a later call overwrites an earlier result"
     return compare_calls("where other calls come between the passes and after them", pull=pull)(problem)
 
@@ -194,13 +194,13 @@ def pull_used(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list
 def check_some_outputs(problem: Problem) -> str | None:
     """Compare with a loss over a single output: autograd passes zeros or None for the others."""
     outputs = compute_outputs(problem.reference, problem.inputs())
-    asking = [i for i, t in enumerate(outputs) if t.requires_grad]
-    if len(asking) < 2:
+    differentiable = [i for i, t in enumerate(outputs) if t.requires_grad]
+    if len(differentiable) < 2:
         raise NotHere("one output has a gradient")
     return any_of(*(
-        compare_calls(f"where only output {one} is used", pull=pull_used,
+        compare_calls(f"where only output {output_index} is used", pull=pull_used,
                       incoming=lambda out, k=k: [g * (i == k) for i, g in enumerate(random_like(out))])
-        for k, one in enumerate(asking)
+        for k, output_index in enumerate(differentiable)
     ))(problem)  # fmt: skip
 
 
@@ -257,29 +257,29 @@ def need_float64(check: checks.Check) -> Check:
 
 def note_repeat(problem: Problem) -> None:
     first, second = (compute_gradients(problem.function, problem.inputs(), random_like) for _ in range(2))
-    same = are_equal(first, second)
-    problem.notes.append("the same bits in two runs" if same else "other bits in a second run")
+    identical = are_equal(first, second)
+    problem.notes.append("the same bits in two runs" if identical else "other bits in a second run")
 
 
 def check_memory(problem: Problem) -> str | None:
     """Note the bytes saved for the backward pass, and compare them with `saved`."""
     functions = problem.function, problem.reference
-    ours, theirs = (checks.count_saved_bytes(each, problem.inputs())[0] for each in functions)
+    ours, theirs = (checks.count_saved_bytes(function, problem.inputs())[0] for function in functions)
     problem.notes.append(f"{ours} bytes kept for the backward pass, the reference {theirs}")
     return checks.memory_saved.__wrapped__(problem)
 
 
 def note_held(problem: Problem) -> None:
-    """Note a tensor that ctx holds where saved-tensor hooks miss it, which may still be correct."""
+    """Note a tensor stored on ctx, which saved-tensor hooks miss, although it may be correct."""
     if line := checks.held_by_ctx.__wrapped__(problem):
         problem.notes.append(line)
 
 
 def report_faults(_: Problem) -> str | None:
     """Report the virtual GPU's findings in Mojo ops: races, wrong addresses, reads of unwritten memory."""
-    if (found := finish_all()) is None:
+    if (findings := finish_all()) is None:
         raise NotHere("no Mojo op ran on the virtual GPU")
-    return "; ".join([*found[:2], *([f"and {len(found) - 2} more"] if found[2:] else [])]) or None
+    return "; ".join([*findings[:2], *([f"and {len(findings) - 2} more"] if findings[2:] else [])]) or None
 
 
 ALONE = ("memory kept", "held by ctx", "races and memory")  # the reference need not pass these

@@ -44,8 +44,8 @@ def normalize_name(name: str) -> str:
     try:
         return get_kernel_architecture(known[name])
     except KeyError:
-        fitting = ", ".join(sorted(each for each in set(known.values()) if has_kernels(each)))
-        raise BadUse(f"--arch {name}: unknown; there is {fitting}") from None
+        available = ", ".join(sorted(arch for arch in set(known.values()) if has_kernels(arch)))
+        raise BadUse(f"--arch {name}: unknown; there is {available}") from None
     except Unsupported as error:
         raise BadUse(f"--arch {name}: {error}") from None
 
@@ -66,7 +66,7 @@ def has_kernels(accelerator: str) -> bool:
 
 
 def list_present() -> list[str]:
-    """Return the architectures of the GPUs that torch sees.
+    """Return the architectures of the GPUs visible to PyTorch.
 
     Raises BadUse if there is none, Unsupported for one that is too old.
     """
@@ -85,7 +85,7 @@ def list_supported() -> dict[str, str]:
 
 
 def get_architecture(device: "torch.device") -> str:
-    """Return the accelerator name of a GPU that torch sees. Raises Unsupported if it has no kernels."""
+    """Return the accelerator name of a GPU visible to PyTorch. Raises Unsupported if it has no kernels."""
     import torch
 
     if device.type != "cuda" or torch.version.hip:

@@ -30,9 +30,9 @@ def cache_folder(*parts: str) -> Path:
     The cache is `~/.cache/mojo-gpu-workbook`, or the folder of the environment variable WORKBOOK_CACHE.
     All files in it can be deleted at any time.
     """
-    named = os.environ.get(VARIABLE)
+    requested = os.environ.get(VARIABLE)
     try:
-        root = Path(named).expanduser() if named else Path.home() / ".cache" / "mojo-gpu-workbook"
+        root = Path(requested).expanduser() if requested else Path.home() / ".cache" / "mojo-gpu-workbook"
     except RuntimeError as error:
         raise EnvironmentProblem(f"no cache folder: this user has no home folder; {REMEDY}") from error
     # Absolute, because the virtual GPU's libraries are also loaded from other working directories.
@@ -113,10 +113,10 @@ def create_staging_folder(folder: Path, what: str, remedy: str = REMEDY) -> Gene
 
     Raises EnvironmentProblem if a file cannot be written.
     """
-    for left in folder.glob(f"{STAGING}*"):
+    for leftover in folder.glob(f"{STAGING}*"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > STALE:
-                shutil.rmtree(left)
+            if time.time() - leftover.stat().st_mtime > STALE:
+                shutil.rmtree(leftover)
     try:
         with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder) as path:
             yield Path(path)

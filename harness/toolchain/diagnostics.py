@@ -27,8 +27,8 @@ def parse_diagnostics(output: str) -> list[Diagnostic]:
             entry = json.loads(line)
             source = entry["diagnostic"]
             location = source["location"]
-            place, text = (source["file"], location["line"], location["column"]), source.get("text", "")
-            messages.append(Diagnostic(*place, entry["kind"], entry["message"], text))
+            position, text = (source["file"], location["line"], location["column"]), source.get("text", "")
+            messages.append(Diagnostic(*position, entry["kind"], entry["message"], text))
         except (ValueError, KeyError, TypeError):
             continue
     return messages

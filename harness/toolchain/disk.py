@@ -30,7 +30,7 @@ def check_target(flag: str, target: str | Path) -> None:
 
 
 def write_target(flag: str, target: str | Path, text: str) -> None:
-    """Write the file that a flag names. Raises the error from `write_failed`."""
+    """Write the file passed to a flag. Raises the error from `write_failed`."""
     try:
         write_whole(Path(target), text)
     except OSError as error:

@@ -104,7 +104,7 @@ class Library:
         return next(filter(Path.is_file, candidates), None)
 
     def build(self, output: Path | None = None, progress: "Progress | None" = None) -> BuildResult:
-        """Return the library, built if missing, from `output` if given, else from the searched folders.
+        """Return the library in `output` or, without it, in the searched folders; build it if missing.
 
         If several processes or threads need it, one builds it and the others wait.
 
@@ -112,8 +112,8 @@ class Library:
         written or a compiler is missing.
         """
         remedy = "name another --output" if output else REMEDY
-        place = make_folder(output, remedy) if output else None
-        if existing := self.find(place):
+        output_folder = make_folder(output, remedy) if output else None
+        if existing := self.find(output_folder):
             return BuildResult(existing, 0)
         seconds = 0.0
 
@@ -124,7 +124,7 @@ class Library:
                 self.make(staged)
             seconds = time.monotonic() - started
 
-        target = place / self.carried_name if place else get_folder() / self.file_name
+        target = output_folder / self.carried_name if output_folder else get_folder() / self.file_name
         built = keep_file(target, make, f"the library {self.name}", remedy)
         if seconds:
             self.record_seconds(seconds)
@@ -143,7 +143,7 @@ class Library:
     def load(self) -> tuple[Path, ctypes.CDLL]:
         """Return the path and the loaded library, built if missing, and rebuilt once if the file is damaged.
 
-        Raises what `build` raises, and EnvironmentProblem if the system cannot load the library.
+        Raises the exceptions of `build`, and EnvironmentProblem if the system cannot load the library.
         """
         path = self.build().path
         try:
@@ -195,7 +195,7 @@ class Progress:
                     self.write(self.format_line())
 
     def format_line(self) -> str:
-        """Format the libraries being built and the seconds of each."""
+        """Format the libraries being built and the elapsed time of each."""
         now, running = time.monotonic(), self.running.items()
         parts = [f"{name} ({now - start:.0f} of about {seconds:.0f} s)" for name, (start, seconds) in running]
         return f"Building {', '.join(parts)}"
@@ -212,19 +212,19 @@ def build_all(
     display = progress or Progress()
     workers = max(1, min(MAX_CONCURRENT_BUILDS, len(os.sched_getaffinity(0)) // 2, len(expected)))
     with ThreadPoolExecutor(workers) as pool:
-        started = [pool.submit(library.build, output, display) for library in expected]
+        futures = [pool.submit(library.build, output, display) for library in expected]
         try:
-            for library, future in zip(expected, started, strict=True):
+            for library, future in zip(expected, futures, strict=True):
                 yield library, future.result()
         finally:
-            for future in started:
+            for future in futures:
                 future.cancel()
 
 
 def get_folder() -> Path:
     """Return the cache folder of libraries. Raises EnvironmentProblem if it cannot be created."""
-    named = os.environ.get(VARIABLE)
-    return make_folder(Path(named), REMEDY) if named else cache_folder("extensions")
+    requested = os.environ.get(VARIABLE)
+    return make_folder(Path(requested), REMEDY) if requested else cache_folder("extensions")
 
 
 def read_contents(files: Iterable[Path]) -> list[str | bytes]:
@@ -266,10 +266,10 @@ def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, 
     tools.mkdir()
     env = make_environment(tools)
     env["TMPDIR"] = str(tools)  # mojo leaves intermediate files there
-    done = run([sys.executable, *MOJO, *command], env)
+    result = run([sys.executable, *MOJO, *command], env)
     # The GPU code generator may print an error without making the compiler fail.
-    text = done.stdout + done.stderr
-    if done.returncode != 0 or re.search(r"^error: ", text, re.MULTILINE):
+    text = result.stdout + result.stderr
+    if result.returncode != 0 or re.search(r"^error: ", text, re.MULTILINE):
         raise create_build_error(source, text)
     return target
 
@@ -347,15 +347,15 @@ def read_torch_version(home: Path) -> str:
         text = (home / "version.py").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    if found := re.search(r"^__version__ = '([^'+]+)", text, re.MULTILINE):
-        return found[1]
+    if match := re.search(r"^__version__ = '([^'+]+)", text, re.MULTILINE):
+        return match[1]
     raise BadUse(f"{home} is not a PyTorch folder: it has no version.py")
 
 
 def find_compiler() -> str | None:
     """Return the path of the C++ compiler, $CXX or the first on the PATH, or None."""
-    named = os.environ.get("CXX")
-    return next(filter(None, map(shutil.which, [named] if named else COMPILERS)), None)
+    requested = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [requested] if requested else COMPILERS)), None)
 
 
 def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: Sequence[str]) -> None:
@@ -363,9 +363,9 @@ def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: 
     options = [*CPP, *(f"-D{define}" for define in defines), *(f"-I{folder}" for folder in includes)]
     # Libraries must come after the objects that use them.
     libraries = [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
-    done = run([compiler, *options, str(source), "-o", str(target), *libraries])
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).splitlines()
+    result = run([compiler, *options, str(source), "-o", str(target), *libraries])
+    if result.returncode != 0:
+        lines = (result.stderr or result.stdout).splitlines()
         first = next((line for line in lines if "error" in line), "it printed nothing")
         raise EnvironmentProblem(f"{compiler} cannot build {source.name}: {first.strip()}")
 

@@ -45,17 +45,17 @@ def translate_arguments(arguments: list[str], libc: Path) -> list[str]:
     """Translate arguments of `cc -shared` for lld: unwrap -Wl, and -Xlinker, replace -lm by its file."""
     if "-shared" not in arguments:
         raise ValueError("without a C compiler only shared libraries can be linked (install gcc or clang)")
-    out = ["-flavor", "gnu", "--as-needed"]
+    translated = ["-flavor", "gnu", "--as-needed"]
     for argument in arguments:
         if argument == "-Xlinker":
             continue
         if argument.startswith("-Wl,"):
-            out += argument.split(",")[1:]
+            translated += argument.split(",")[1:]
         elif argument == "-lm":
-            out.append(str(libc.with_name("libm.so.6")))
+            translated.append(str(libc.with_name("libm.so.6")))
         else:
-            out.append(argument)
-    return [*out, str(libc)]
+            translated.append(argument)
+    return [*translated, str(libc)]
 
 
 def main(arguments: list[str]) -> int:

@@ -53,12 +53,12 @@ class Import:
 
     def restrict_to(self, expected: Iterable[str]) -> str:
         """Return an import of only the names in `expected`, or "" without any."""
-        kept = [(name, local_name) for name, local_name in self.names if local_name in expected]
-        if not kept:
+        used = [(name, local_name) for name, local_name in self.names if local_name in expected]
+        if not used:
             return ""
         if not self.module:
-            return f"import {kept[0][0]}"
-        return f"from {self.module} import {', '.join(n if n == h else f'{n} as {h}' for n, h in kept)}"
+            return f"import {used[0][0]}"
+        return f"from {self.module} import {', '.join(n if n == h else f'{n} as {h}' for n, h in used)}"
 
 
 @dataclass
@@ -83,8 +83,8 @@ def parse_source(file: str, text: str) -> Source:
         if match:
             source.imports.append(parse_import(file, match, start + 1, end - start))
         else:
-            named = NAMED.search(code)
-            source.items.append(Item(file, named[1] if named else "", body, start + 1))
+            name_match = NAMED.search(code)
+            source.items.append(Item(file, name_match[1] if name_match else "", body, start + 1))
     return source
 
 
@@ -122,9 +122,9 @@ def parse_import(file: str, match: re.Match[str], line: int, length: int) -> Imp
         return Import(file, "", ((match["whole"], match["whole"]),), line, length)
     names: list[tuple[str, str]] = []
     for part in re.sub(r"[()]", " ", match["names"]).split(","):
-        words = part.split()
-        if words:
-            names.append((words[0], words[-1]))
+        tokens = part.split()
+        if tokens:
+            names.append((tokens[0], tokens[-1]))
     return Import(file, match["module"], tuple(names), line, length)
 
 
@@ -186,11 +186,11 @@ class Items:
         for file in dict.fromkeys(item.file for item in items):
             source = self.sources[file]
             file_items = [item for item in items if item.file == file]
-            words = {word for item in file_items for word in item.words}
+            used_words = {word for item in file_items for word in item.words}
             lines = [""] * source.lines
             for statement in source.imports:
                 local = statement.module.startswith(".")
-                used = {h for n, h in statement.names if h in words and (not local or n in item_names)}
+                used = {h for n, h in statement.names if h in used_words and (not local or n in item_names)}
                 lines[statement.line - 1] = statement.restrict_to(used)
             for item in file_items:
                 lines[item.line - 1 : item.line - 1 + len(item.lines)] = item.lines

@@ -87,9 +87,9 @@ def list_mojo_files(folder: Path) -> list[Path]:
 def get_mojo_version() -> str:
     """Return the Mojo compiler's version from its folder's name, because importlib.metadata takes 20 ms."""
     mojo = find_spec("mojo")
-    for place in (mojo.submodule_search_locations or ()) if mojo else ():
+    for location in (mojo.submodule_search_locations or ()) if mojo else ():
         for name in ("mojo", "mojo_compiler"):
-            for folder in Path(place).parent.glob(f"{name}-*.dist-info"):
+            for folder in Path(location).parent.glob(f"{name}-*.dist-info"):
                 return folder.name.removesuffix(".dist-info").removeprefix(f"{name}-")
     raise EnvironmentProblem("Mojo is not installed: run `uv sync`, or start through `uv run` or `pixi run`")
 

@@ -21,10 +21,10 @@ CARRIED_BOOK = HERE / "_book"
 def enter(folder: Path) -> None:
     """Make the nearest folder created by `init`, `folder` or a parent of it, the working folder."""
     global CHECKOUT
-    for place in (folder, *folder.parents):
-        if (place / MARK).is_file():
-            CHECKOUT = place  # pyright: ignore[reportConstantRedefinition]
-            os.environ[FOLDER] = str(place)
+    for parent in (folder, *folder.parents):
+        if (parent / MARK).is_file():
+            CHECKOUT = parent  # pyright: ignore[reportConstantRedefinition]
+            os.environ[FOLDER] = str(parent)
             return
 
 

@@ -101,7 +101,7 @@ MESSAGES: tuple[tuple[str, str], ...] = (
      'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
      "See `git diff`, or put the file back with `workbook reset pNN`."),
 )  # fmt: skip
-# Mistakes of which the compiler reports only consequences; the pattern matches the line of code.
+# Mistakes for which the compiler reports only consequences; the pattern matches the line of code.
 CODE: tuple[tuple[str, str], ...] = (
     (r"^\s*alias\s", NAMES["alias"]),
     (r"^\s*let\s", NAMES["let"]),
@@ -155,15 +155,15 @@ def describe_sizes(file: str, line: int) -> str:
     head = code[: code.find("):")]  # the arguments
     names = re.findall(r"\b(\w+): Int32\b", head)
     converted = re.search(rf"\bvar (\w+) = Int\(({'|'.join(names)})\)", code) if names else None
-    which = f"This kernel's sizes ({', '.join(names)}) arrive as Int32" if names else SIZES
-    return f"{which}{f' (`{converted[1]}` is `{converted[2]}` as an Int)' if converted else ''}"
+    subject = f"This kernel's sizes ({', '.join(names)}) arrive as Int32" if names else SIZES
+    return f"{subject}{f' (`{converted[1]}` is `{converted[2]}` as an Int)' if converted else ''}"
 
 
 def find_explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
     """Find the sentence in the tables; `texts` are the error's message and its notes."""
-    named = re.match(r"use of unknown declaration '(\w+)'", diagnostic.message)
-    if named and named[1] in NAMES:
-        return NAMES[named[1]]
+    unknown_name = re.match(r"use of unknown declaration '(\w+)'", diagnostic.message)
+    if unknown_name and unknown_name[1] in NAMES:
+        return NAMES[unknown_name[1]]
     if re.search(r"^(expected|unexpected|expressions must not|statements must|failed to infer)", texts[0]):
         for pattern, sentence in CODE:
             if re.search(pattern, diagnostic.text):
@@ -240,7 +240,7 @@ def explain_integer_from_float(got: str, expected: str) -> str | None:
 
 def explain_generic_dtype(got: str, expected: str) -> str | None:
     """Explain a vector of a parametric dtype where a fixed dtype is expected, or the reverse."""
-    have, want = (re.fullmatch(r"SIMD\[(.+), (.+)\]", side) for side in (got, expected))
+    have, want = (re.fullmatch(r"SIMD\[(.+), (.+)\]", name) for name in (got, expected))
     if have and want and have[1] != want[1]:
         return (
             f"The compiler does not know that `{have[1]}` is `{want[1]}` here, even inside `comptime if`: "

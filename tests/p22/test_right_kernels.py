@@ -130,11 +130,12 @@ def list_cases(puzzle, name):
     return [case for case in puzzle.cases(None) if (name, case.name) != ("two_plain_passes", "wide")]
 
 
+def copy_package(name, folder):
+    return WrongKernel("p22", name, "", "none", *CORRECT[name][:3]).copy_package(folder / name)
+
+
 def list_orders(folder, tests):
-    by_name = {
-        name: WrongKernel("p22", name, "", "none", *CORRECT[name][:3]).copy_package(folder / name)
-        for name in list_values(tests, "name")
-    }
+    by_name = {name: copy_package(name, folder) for name in list_values(tests, "name")}
     return {
         name: make_order("p22", list_cases(PUZZLE, name), [CORRECT[name][3]], package)
         for name, package in by_name.items()
@@ -145,6 +146,11 @@ def list_orders(folder, tests):
 def checker(puzzle):
     """The checker shared by all kernels."""
     return Checker(puzzle)
+
+
+def test_edits_of_variants_apply(tmp_path):
+    for name in CORRECT:
+        copy_package(name, tmp_path)
 
 
 @pytest.mark.compiles

@@ -42,6 +42,11 @@ def test_variants_cover_most_steps():
     )
 
 
+def test_edits_of_variants_apply(tmp_path):
+    for number, variant in enumerate(VARIANTS):
+        build_variant(variant, tmp_path / str(number))
+
+
 @pytest.mark.slow
 @pytest.mark.compiles
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: f"{variant['gate']}: {variant['about']}")

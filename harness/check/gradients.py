@@ -1,9 +1,9 @@
 """Compare the gradients of a differentiable PyTorch function with those of its reference."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -79,10 +79,16 @@ def get_dtype_name(dtype: torch.dtype) -> str:
 
 
 def compute_outputs(function: Function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    """Call a function and return its results that are tensors, as a tuple."""
-    returned: object = function(*inputs)
-    several = returned if isinstance(returned, tuple | list) else (returned,)
-    return tuple(t for t in several if isinstance(t, Tensor))  # pyright: ignore[reportUnnecessaryIsInstance]
+    """Call a function and return the tensors among its results, nested ones too, as a tuple."""
+    return tuple(iterate_tensors(function(*inputs)))
+
+
+def iterate_tensors(returned: object) -> Iterator[Tensor]:
+    if isinstance(returned, Tensor):
+        yield returned
+    elif isinstance(returned, tuple | list):
+        for each in cast("Sequence[object]", returned):
+            yield from iterate_tensors(each)
 
 
 def list_leaves(inputs: list[Tensor]) -> list[Tensor]:
@@ -110,7 +116,8 @@ def pull_back(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list
     if not outputs or not list_leaves(inputs):
         return [torch.zeros_like(t) for t in list_leaves(inputs)]
     grads = call_autograd_grad(outputs, list_leaves(inputs), incoming)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(list_leaves(inputs), grads, strict=True)]
+    pairs = zip(list_leaves(inputs), grads, strict=True)
+    return [torch.zeros_like(t) if g is None else g.to_dense() for t, g in pairs]
 
 
 def call_autograd_grad(

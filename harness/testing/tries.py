@@ -161,7 +161,7 @@ def check_layouts(problem: Problem) -> str | None:
 def add_twice(outputs: Tensors, inputs: list[Tensor], incoming: Tensors) -> list[Tensor]:
     for _ in range(2):
         torch.autograd.backward(outputs, [g.clone() for g in incoming], retain_graph=True)
-    return [torch.zeros_like(t) if t.grad is None else t.grad / 2 for t in list_leaves(inputs)]
+    return [torch.zeros_like(t) if t.grad is None else t.grad.to_dense() / 2 for t in list_leaves(inputs)]
 
 
 def check_alternating_calls(problem: Problem) -> str | None:

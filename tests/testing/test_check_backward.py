@@ -586,3 +586,25 @@ def test_mistake_of_one_path_is_rejected(is_wrong, message):
         call, reference=torch.sin, inputs={"x": ("N", "H")}, only=("far", "larger than a block")
     )
     assert re.search(message, " ".join(str(report).split()))
+
+
+def test_nested_outputs_are_compared():
+    call = make_function(save_inputs(torch.sin), lambda ctx, dy: 2 * dy)
+    reference = lambda x: (x * 1, (x.sin(),))  # noqa: E731
+    report = check_backward(
+        lambda x: (x * 1, (call(x),)), reference=reference, inputs={"x": ("N", "H")}, only=["plain"]
+    )
+    assert not report.ok
+
+
+def test_sparse_gradients_are_compared():
+    inputs = {
+        "index": lambda sizes, generator: torch.randint(5, (sizes["N"],), generator=generator),
+        "w": (5, "H"),
+    }
+    for scale in (1, 2):
+        report = check_backward(
+            lambda index, w: F.embedding(index, w, sparse=True), reference=lambda index, w, by=scale: F.embedding(index, w) * by,
+            inputs=inputs, only=["plain", "added to existing", "two calls"],
+        )  # fmt: skip
+        assert report.ok == (scale == 1), report

@@ -5,22 +5,18 @@ first try of `check_backward` that does, by what name, and the others. The try `
 them while it was in.
 """
 
-import sys
 import warnings
-from importlib import import_module
 from itertools import count
 from typing import Any
 
 import torch
 
-from book.measure.shared import write
+from book.measure.shared import import_cases, write
 from harness.check.gradient_checks import gradcheck_float64
 from harness.check.gradients import DTYPES
 from harness.testing import check_backward
 from harness.testing.problem import make_problem
-from harness.toolchain import roots
 
-sys.path.insert(0, str(roots.CHECKOUT / "tests" / "testing"))
 COLUMNS = ("wrong", "gradcheck", "opcheck", "check_backward", "named", "also")
 NUMBERS = count()
 
@@ -41,7 +37,7 @@ def opcheck(function: Any, inputs: list[torch.Tensor]) -> bool:
 
 def rows():
     """A row for each wrong one."""
-    wrong, faults = import_module("zoo_cases").list_wrong_ops(), import_module("faults").list_faults()
+    wrong, faults = import_cases("zoo_cases").list_wrong_ops(), import_cases("faults").list_faults()
     for asked in [*wrong, *faults]:
         made, more = asked.make(), asked.more
         problem = make_problem(made, asked.reference, asked.inputs, DTYPES, "cpu")

@@ -4,22 +4,18 @@
 calls of `book/examples/gradcheck_calls.py` gradcheck does, if it accepts the plain one.
 """
 
-import sys
 import warnings
 from collections.abc import Iterator
-from importlib import import_module
 
 import torch
 
 from book.examples.gradcheck_calls import list_calls
 from book.measure.check_backward import opcheck
-from book.measure.shared import write
+from book.measure.shared import import_cases, write
 from harness.check.gradients import DTYPES, Function, compute_outputs
 from harness.puzzles.p21.hunt import USUAL
 from harness.testing.problem import Problem, make_problem
-from harness.toolchain import roots
 
-sys.path.insert(0, str(roots.CHECKOUT / "tests" / "testing"))
 LARGEST = 40_000
 """Elements of the inputs up to which thousands of rows are tried: if gradcheck fails, it builds the whole Jacobian."""
 
@@ -55,8 +51,8 @@ def find_calls(problem: Problem) -> str:
 
 def rows() -> Iterator[dict]:
     """A row for each function."""
-    cases = import_module("zoo_cases")
-    for asked in [*cases.list_p21_solutions(), *cases.list_p21(), *import_module("faults").list_faults()]:
+    cases = import_cases("zoo_cases")
+    for asked in [*cases.list_p21_solutions(), *cases.list_p21(), *import_cases("faults").list_faults()]:
         problem = make_problem(asked.make(), asked.reference, asked.inputs, DTYPES, "cpu")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -4,23 +4,19 @@
 `check_backward` that does, and what that says. The page "What gradcheck misses" takes its matrix and its verdicts from here.
 """
 
-import sys
 import tempfile
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import torch
 
 from book.measure.hunt_versions import Version, versions
-from book.measure.shared import write
+from book.measure.shared import import_cases, write
 from harness.check.python_files import load_module
 from harness.puzzles.p21.hunt import USUAL, find_function, run_usual_checks
 from harness.puzzles.p21.subjects import REFERENCES
 from harness.testing import check_backward
-from harness.toolchain import roots
 
-sys.path.insert(0, str(roots.CHECKOUT / "tests" / "testing"))
 NOT_ASKED = ("compile", "autocast", "size 0", "infinity", "negative infinity")
 """Tries that the puzzle does not ask for."""
 
@@ -31,7 +27,7 @@ def row(version: Version, folder: Path) -> dict:
     path.write_text(version.text, encoding="utf-8")
     function = find_function(version.gate, load_module(path)).apply
     usual = run_usual_checks(REFERENCES[version.gate].subject(function))
-    reference, inputs = REFERENCES[version.gate].reference, import_module("zoo_cases").P21[version.gate]
+    reference, inputs = REFERENCES[version.gate].reference, import_cases("zoo_cases").P21[version.gate]
     report = check_backward(function, reference=reference, inputs=inputs, leave_out=NOT_ASKED)
     first = report.wrong[0] if report.wrong else None
     return {

@@ -7,15 +7,26 @@ import statistics
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from harness.bench.timing import CudaClock, Graph, Protocol, take_turns
+from harness.toolchain import roots
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+def import_cases(name: str) -> ModuleType:
+    """Import a module of functions, wrong and right, from the tests of `check_backward`."""
+    folder = str(roots.CHECKOUT / "tests" / "testing")
+    if folder not in sys.path:  # the modules import each other
+        sys.path.insert(0, folder)
+    return import_module(name)
 
 
 def write(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()) -> None:

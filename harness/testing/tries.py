@@ -129,9 +129,8 @@ def among(*dtypes: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
     return lambda problem: [dtype for dtype in problem.dtypes if dtype in dtypes]
 
 
-def list_paths(
-    *narrow: torch.dtype,
-) -> Callable[[Problem], list[torch.dtype]]:  # each may have its own kernel
+def list_paths(*narrow: torch.dtype) -> Callable[[Problem], list[torch.dtype]]:
+    """Return a function that picks the dtypes whose kernels may differ: the widest, float32 and `narrow`."""
     return lambda problem: [d for d in problem.dtypes if d in (problem.dtypes[0], torch.float32, *narrow)]
 
 

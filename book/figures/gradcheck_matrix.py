@@ -1,6 +1,6 @@
 """The matrix of the page "What gradcheck misses": which checks find which wrong backward pass, and six edits of most to choose from.
 
-The table can be read without scripts; `book/theme/pieces.js` opens a wrong backward pass on a click, from the JSON beside the table.
+The table can be read without scripts; `book/theme/players.js` opens a wrong backward pass on a click, from the JSON beside the table.
 """
 
 import ast

@@ -1,23 +1,21 @@
-// Two things to play with: the gradient of LayerNorm, and the order of blocks in a race. Each takes the place of a still picture,
-// which is what a reader without scripts sees. Nothing is fetched.
+// What can be played with: the gradient of LayerNorm, the order of blocks in a race, the matrix of "What gradcheck misses", the vector of
+// "A step that unlearns", and the climb of "Make it fast, backwards too". Each takes the place of a still picture or a table, which is
+// what a reader without scripts sees. Nothing is fetched; all data stands in the page.
 (function () {
     'use strict';
 
+    const CALM = window.matchMedia('(prefers-reduced-motion: reduce)').matches;
     const SVG = 'http://www.w3.org/2000/svg';
 
-    function element(name, attributes, ...children) {
-        const made = document.createElement(name);
-        Object.entries(attributes || {}).forEach(function ([key, value]) { made.setAttribute(key, value); });
+    function furnish(made, attributes, children) {
+        Object.entries(attributes).forEach(function ([key, value]) { made.setAttribute(key, value); });
         made.append(...children);
         return made;
     }
 
-    function shape(name, attributes, text) {
-        const made = document.createElementNS(SVG, name);
-        Object.entries(attributes).forEach(function ([key, value]) { made.setAttribute(key, value); });
-        if (text !== undefined) { made.textContent = text; }
-        return made;
-    }
+    function element(name, attributes, ...children) { return furnish(document.createElement(name), attributes, children); }
+
+    function shape(name, attributes, ...words) { return furnish(document.createElementNS(SVG, name), attributes, words); }
 
     function button(words, action) {
         const made = element('button', { type: 'button' }, words);
@@ -173,7 +171,7 @@
     }
 
     function blockOrders(place) {
-        let order = Array.from({ length: BLOCKS }, function (_, i) { return i; });
+        const order = Array.from({ length: BLOCKS }, function (_, i) { return i; });
         let held = null;
         const row = element('div', { class: 'player-blocks', role: 'listbox', 'aria-label': 'the order in which the blocks run',
             'aria-orientation': 'horizontal' });
@@ -199,10 +197,8 @@
                     element('b', {}, String(block)), element('small', {}, clears ? '= 0, + 1' : '+ 1'),
                     element('span', {}, Number.isNaN(sums[at]) ? '?' : String(sums[at])));
                 made.addEventListener('keydown', function (event) {
-                    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-                    if (step) { event.preventDefault(); move(at, at + step); }
-                    if (event.key === 'Home') { event.preventDefault(); move(at, 0); }
-                    if (event.key === 'End') { event.preventDefault(); move(at, BLOCKS - 1); }
+                    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: BLOCKS - 1 }[event.key];
+                    if (to !== undefined) { event.preventDefault(); move(at, to); }
                 });
                 made.addEventListener('dragstart', function (event) {
                     held = at;
@@ -232,23 +228,434 @@
             place.dataset.sum = String(sum);
         }
 
-        function shuffled() {
-            const left = order.slice(), made = [];
-            while (left.length) { made.push(left.splice(Math.floor(Math.random() * left.length), 1)[0]); }
-            return made;
-        }
-
         place.replaceChildren(
             element('div', { class: 'player-buttons' },
                 button('Natural', function () { order.sort(function (a, b) { return a - b; }); show(); }),
                 button('Reversed', function () { order.sort(function (a, b) { return b - a; }); show(); }),
-                button('Shuffle', function () { order = shuffled(); show(); }),
+                button('Shuffle', function () {
+                    const keys = order.map(Math.random);
+                    order.sort(function (a, b) { return keys[a] - keys[b]; });
+                    show();
+                }),
                 element('label', {}, apart, ' clear in a separate launch')),
             row, facts);
         show();
     }
 
-    const PLAYERS = { 'break-the-gradient': breakTheGradient, 'block-orders': blockOrders };
+    // ---- What gradcheck misses ------------------------------------------------------------------------------------
+
+    function codeBlock(text) {
+        const code = element('code', { class: 'language-python hljs' }, text);
+        if (typeof hljs !== 'undefined') { code.innerHTML = hljs.highlight('python', text).value; }
+        return element('pre', {}, code);
+    }
+
+    // Text between backticks is code.
+    function withCode(text) {
+        return text.split('`').map(function (part, i) { return i % 2 ? element('code', {}, part) : part; });
+    }
+
+    const HELPERS = {
+        'rows(': 'rows(t) is t as a matrix of its rows. ',
+        'memory(': 'memory(t) is the elements of t in the order of memory, as a kernel sees them. ',
+        DROPPED: 'DROPPED is the probability that an element is dropped. ',
+        IGNORED: 'A target of IGNORED does not count. ',
+    };
+
+    function helpersIn(code) {
+        return Object.keys(HELPERS).filter(function (name) { return code.includes(name); }).map(function (name) { return HELPERS[name]; }).join('');
+    }
+
+    function listed(names) {
+        return names.length < 2 ? names.join('') : `${names.slice(0, -1).join(', ')} and ${names[names.length - 1]}`;
+    }
+
+    // What the checks say of a version: one sentence for the usual ones, one for check_backward.
+    function verdictOf(version) {
+        const usual = version.seen.length ? `${listed(version.seen)} find${version.seen.length === 1 ? 's' : ''} a mistake.`
+            : 'None of the seven usual checks finds a mistake.';
+        const calls = !version.calls || version.seen.includes('gradcheck float64') ? ''
+            : ` gradcheck finds it in ${version.calls.includes(';') ? 'other calls' : 'another call'}: ${version.calls.replaceAll(';', ',')}.`;
+        const own = version.right ? 'check_backward accepts it.'
+            : `check_backward rejects it in the kind of call “${version.try}”${version.said ? `: ${version.said}` : '.'}`;
+        return `${usual[0].toUpperCase()}${usual.slice(1)}${calls} ${own}`;
+    }
+
+    function catches(place) {
+        const table = place.querySelector('table.catches');
+        const data = JSON.parse(place.querySelector('.catches-data').textContent);
+        const mended = new Set();
+        const said = element('p', { role: 'status', class: 'catches-said' });
+        const dialog = element('dialog', { class: 'catches-dialog', 'aria-label': 'A wrong backward pass' });
+        const grid = [];
+        let timer = null;
+
+        // One row of the table becomes buttons: arrow keys walk through them, Tab passes the table by.
+        const bugRows = [...table.tBodies[0].rows].filter(function (row) { return !row.classList.contains('kind'); });
+        bugRows.forEach(function (row, r) {
+            grid.push([...row.cells].map(function (cell, c) {
+                const check = c ? data.checks[c - 1] : '';
+                const words = c ? `${data.bugs[r].name}, ${check}: ${cell.className === 'found' ? 'finds it' : 'misses it'}`
+                    : `open ${data.bugs[r].name}`;
+                const made = element('button', { type: 'button', tabindex: -1, 'aria-label': words }, ...cell.childNodes);
+                made.addEventListener('click', function () { open(r, c); });
+                made.addEventListener('keydown', function (event) {
+                    const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] || [0, 0];
+                    let row = r + down;
+                    while (down && bugRows[row] && !bugRows[row].offsetParent) { row += down; }
+                    const next = (grid[row] || [])[c + right];
+                    if ((down || right) && next) { event.preventDefault(); next.tabIndex = 0; made.tabIndex = -1; next.focus(); }
+                });
+                cell.replaceChildren(made);
+                return made;
+            }));
+        });
+        grid[0][0].tabIndex = 0;
+
+        function shownBugs() { return data.bugs.map(function (_, r) { return r; }).filter(function (r) { return bugRows[r].offsetParent; }); }
+
+        function isFound(r, column) { return grid[r][column + 1].parentNode.className.includes('found'); }
+
+        function show(column) {
+            const shown = shownBugs(), totals = [...table.tFoot.rows[0].cells];
+            table.dataset.shown = String(column + 1);
+            [...bugRows, table.tFoot.rows[0]].forEach(function (row) {
+                [...row.cells].forEach(function (cell, c) { cell.classList.toggle('to-come', c > column + 1); });
+            });
+            const counts = data.checks.map(function (_, c) { return shown.filter(function (r) { return isFound(r, c); }).length; });
+            totals.forEach(function (cell, c) { cell.textContent = c ? counts[c - 1] : `finds, of ${shown.length}`; });
+            said.textContent = `${data.checks[column]} finds ${counts[column]} of ${shown.length}.${mended.size ? ` You have fixed ${mended.size}.` : ''}`;
+        }
+
+        function play() {
+            let column = 0;
+            clearInterval(timer);
+            show(CALM ? data.checks.length - 1 : column);
+            timer = CALM ? null : setInterval(function () {
+                column += 1;
+                show(column);
+                if (column === data.checks.length - 1) { clearInterval(timer); }
+            }, 400);
+        }
+
+        // `asked` is the column of a clicked square; the dialog says first whether that check finds the mistake.
+        function open(number, asked) {
+            const bug = data.bugs[number];
+            const answer = asked ? [element('p', {}, element('strong', {}, data.checks[asked - 1]),
+                grid[number][asked].parentNode.className.includes('found') ? ' finds this mistake.' : ' misses this mistake.')] : [];
+            clearInterval(timer);
+            show(data.checks.length - 1);
+            const verdict = element('div', { role: 'status', class: 'catches-verdict' });
+            const links = bug.source ? [` A public report of ${bug.edits.length ? 'a similar' : 'this'} mistake: `, element('a', { href: bug.source }, bug.source.replace('https://', '')), '.'] : [];
+            // What goes wrong would give the bug away, so it is told after the first choice.
+            const effect = element('p', {}, ...withCode(bug.effect), ...links);
+            effect.hidden = Boolean(bug.edits.length);
+            const edits = element('div', { class: 'catches-edits' }, effect, ...(bug.edits.length ? [element('strong', {},
+                'Choose an edit that fixes it; there may be several. Green: check_backward accepts the edit; orange: it does not.')] : []), verdict);
+            bug.edits.forEach(function (edit, i) {
+                const lines = edit.diff.map(function ([sign, text]) {
+                    return element('span', { class: sign === '+' ? 'added' : 'taken' }, `${sign === '+' ? '+' : '−'} ${text}\n`);
+                });
+                const made = element('button', { type: 'button', 'aria-pressed': 'false', 'aria-label': `edit ${i + 1}: ` +
+                    edit.diff.filter(function ([sign]) { return sign === '+'; }).map(function ([, text]) { return text; }).join('; ') },
+                    element('code', {}, ...lines));
+                made.addEventListener('click', function () {
+                    edits.querySelectorAll('button').forEach(function (other) { other.setAttribute('aria-pressed', String(other === made)); });
+                    made.after(verdict);
+                    effect.hidden = false;
+                    made.classList.add(edit.right ? 'right' : 'wrong');
+                    verdict.className = `catches-verdict ${edit.right ? 'right' : 'wrong'}`;
+                    verdict.replaceChildren(element('p', {}, `${edit.right ? 'Fixed.' : 'Still wrong.'} ${verdictOf(edit)}`));
+                    if (edit.right) {
+                        mended.add(number);
+                        bugRows[number].classList.add('mended');
+                        show(data.checks.length - 1);
+                        verdict.append(element('p', {}, element('strong', {}, 'The mistake: '), ...withCode(bug.story)));
+                    }
+                    verdict.scrollIntoView({ block: 'nearest' });
+                    place.dataset.mended = String(mended.size);
+                });
+                edits.append(made);
+            });
+            const shown = shownBugs();
+            const step = function (by) { return function () { open(shown[(shown.indexOf(number) + by + shown.length) % shown.length], asked); }; };
+            const code = codeBlock(bug.code), held = dialog.open ? document.activeElement.textContent : '';
+            code.tabIndex = 0;
+            const buttons = [button('Back', step(-1)), button('Next', step(1)), button('Close', function () { dialog.close(); })];
+            dialog.replaceChildren(
+                element('div', { class: 'player-buttons' }, element('strong', {}, bug.name), `${shown.indexOf(number) + 1} of ${shown.length}`, ...buttons),
+                ...answer,
+                element('div', { class: 'catches-bug' },
+                    element('div', {}, code, element('p', { class: 'catches-note' }, helpersIn(bug.code)), element('p', {}, verdictOf(bug))), edits));
+            if (!dialog.open) { dialog.showModal(); }
+            // Whoever leafs with Next keeps it under the finger; everybody else begins at the code.
+            (buttons.find(function (made) { return made.textContent === held; }) || code).focus({ preventScroll: true });
+            dialog.scrollTop = 0;
+            place.dataset.open = bug.name;
+        }
+
+        dialog.addEventListener('click', function (event) { if (event.target === dialog) { dialog.close(); } });
+        const fewer = button('Only what gradcheck accepts', function () {
+            const pressed = table.classList.toggle('accepted');
+            fewer.setAttribute('aria-pressed', String(pressed));
+            fewer.textContent = pressed ? `Show all ${data.bugs.length}` : 'Only what gradcheck accepts';
+            clearInterval(timer);
+            show(data.checks.length - 1);
+        });
+        fewer.setAttribute('aria-pressed', 'false');
+        bugRows.forEach(function (row) { row.classList.toggle('caught', row.cells[1].className.includes('found')); });
+        place.prepend(element('div', { class: 'player-buttons' }, button('Play again', play), fewer,
+            button('Open one at random', function () {
+                const shown = shownBugs();
+                open(shown[Math.floor(Math.random() * shown.length)]);
+            })), said);
+        place.append(dialog);
+        play();
+    }
+
+    // ---- A step that unlearns -------------------------------------------------------------------------------------
+
+    // A drawn chart of the loss, and a function that moves a dot to a place on its line.
+    function lossChart(place) {
+        const chart = place.querySelector('svg'), at = chart.querySelector('polyline').points, dot = shape('circle', { r: 6, class: 'tip' });
+        chart.append(dot);
+        return [chart, function (index) { dot.setAttribute('cx', at[index].x); dot.setAttribute('cy', at[index].y); }];
+    }
+
+    // Bars of the next byte's probability, from 0.001% to 100%, each with a mark at the untrained one, and a function that fills them.
+    function shareBars(data) {
+        const logarithm = function (share) { return `${(Math.max(0, Math.log10(share) + 5) * 20).toFixed(1)}%`; };
+        const bars = element('div', { class: 'unlearning-bars' }, element('p', {},
+            'probability of the next byte, where it is … (geometric mean; logarithmic from 0.001% to 100%; mark: untrained)'));
+        const rows = data.names.map(function (name, i) {
+            const bar = element('i', {}), said = element('output', {});
+            const mark = element('b', { style: `left: ${logarithm(data.untrained[i])}` });
+            bars.append(element('div', {}, element('span', {}, name), element('span', {}, bar, mark), said));
+            return [bar, said];
+        });
+        return [bars, function (index) {
+            data.shares[index].forEach(function (share, i) {
+                rows[i][0].style.width = logarithm(share);
+                rows[i][1].textContent = share < 1e-5 ? '<0.001%' : `${Number((share * 100).toPrecision(share < 0.0995 ? 1 : 2))}%`;
+            });
+        }];
+    }
+
+    // The run's shared vector in a plane, what LayerNorm makes of it, the loss of one batch, and what the model predicts.
+    function unlearning(place) {
+        const data = JSON.parse(place.querySelector('script').textContent);
+        const points = data.points, last = points.length - 1;
+        const worst = points.reduce(function (best, point, i) { return point[1] > points[best][1] ? i : best; }, 0);
+        const reach = Math.max(...points.map(function (p) { return p[2]; })) * 1.06;
+        const rise = Math.max(...points.map(function (p) { return p[3]; }));
+        const narrow = place.clientWidth < 560, width = narrow ? 340 : 640, full = narrow ? 42 : 74;
+        const scale = width / (reach + (narrow ? 9 : 8)), zero = { x: width - reach * scale, y: Math.max(rise * scale, full) + 44 };
+        const height = zero.y + full + (narrow ? 36 : 26), [chart, mark] = lossChart(place), [bars, fill] = shareBars(data);
+        const begin = Math.max(worst - 30, 0), recent = points.findIndex(function (p) { return p[0] === 13; });
+        let now = 0, timer = null;
+
+        function onPlane(point) { return [zero.x + point[2] * scale, zero.y - point[3] * scale]; }
+        function way(some) { return some.map(function (p) { return onPlane(p).map(function (v) { return v.toFixed(1); }).join(','); }).join(' '); }
+        const plane = shape('svg', { viewBox: `0 0 ${width} ${height}`, class: 'unlearning-plane' });
+        const raw = shape('line', { x1: zero.x, y1: zero.y, class: 'vector' });
+        const normed = shape('line', { x1: zero.x, y1: zero.y, class: 'normed' });
+        const tip = shape('circle', { r: 8, class: 'tip' }), normedTip = shape('circle', { r: 5, class: 'normed-tip' });
+        const offsets = { 7: [-3, -9], 13: [12, 6], 14: [-20, -9], 15: [-24, -4], 16: [-6, 22], 17: [-4, -9] };
+        const unit = width - 10 * scale - 10;
+        plane.append(shape('circle', { cx: zero.x, cy: zero.y, r: full, class: 'ring' }),
+            shape('line', { x1: 0, x2: width, y1: zero.y, y2: zero.y, class: 'axis' }),
+            shape('line', { x1: zero.x, x2: zero.x, y1: 36, y2: height - 20, class: 'axis' }),
+            shape('polyline', { points: way(points.slice(0, recent + 1)), class: 'trail early' }),
+            shape('polyline', { points: way(points.slice(recent)), class: 'trail' }), raw, normed,
+            ...points.filter(function (p) { return p[0] in offsets; }).flatMap(function (p) {
+                const [x, y] = onPlane(p), [right, down] = offsets[p[0]];
+                return [shape('circle', { cx: x, cy: y, r: 3, class: 'update' }), shape('text', { x: x + right, y: y + down }, String(p[0]))];
+            }), tip, normedTip,
+            shape('text', { x: 2, y: 12 }, 'the vector that all positions share, after each update'),
+            shape('text', { x: zero.x + 5, y: 33 }, '↑ where update 15 turns it'),
+            shape('text', { x: width - 2, y: zero.y + (narrow ? 34 : 40), 'text-anchor': 'end' }, 'its direction before update 15 →'),
+            shape('line', { x1: unit, x2: unit + 10 * scale, y1: height - 12, y2: height - 12, class: 'unit' }),
+            shape('text', { x: unit + 5 * scale, y: height - 18, 'text-anchor': 'middle' }, 'length 10'),
+            shape('text', { x: 2, y: height - 5, class: 'normed-words' }, narrow ? 'after LayerNorm (not to scale)' : 'the same vector after LayerNorm (length not to scale)'));
+
+        const slider = element('input', { type: 'range', min: 0, max: last, step: 1, value: 0, 'aria-label': 'update' });
+        const facts = element('p', { role: 'status' });
+
+        function show(index) {
+            now = index;
+            const point = points[index], [x, y] = onPlane(point), length = Math.hypot(point[2], point[3]) || 1;
+            raw.setAttribute('x2', x); raw.setAttribute('y2', y);
+            tip.setAttribute('cx', x); tip.setAttribute('cy', y);
+            const [cos, sin] = [point[2] / length, -point[3] / length], [nx, ny] = [zero.x + cos * full, zero.y + sin * full];
+            // Beside the vector, which would hide it.
+            normed.setAttribute('transform', `translate(${-8 * sin} ${8 * cos})`);
+            normedTip.setAttribute('transform', normed.getAttribute('transform'));
+            normed.setAttribute('x2', nx); normed.setAttribute('y2', ny);
+            normedTip.setAttribute('cx', nx); normedTip.setAttribute('cy', ny);
+            mark(index);
+            fill(index);
+            slider.value = index;
+            const whole = point[0] === Math.round(point[0]);
+            facts.textContent = `${whole ? `After update ${point[0]}` : `On the way to update ${Math.ceil(point[0])}`}: loss ${point[1].toFixed(2)}, ` +
+                `length of the vector ${length.toFixed(1)}.`;
+            place.dataset.loss = String(point[1]);
+        }
+
+        function stop() { clearInterval(timer); timer = null; }
+
+        function nearest(event) {
+            const box = plane.getBoundingClientRect();
+            const x = (event.clientX - box.left) / box.width * width, y = (event.clientY - box.top) / box.height * height;
+            // The way passes some places twice: of near ones, the next in the run.
+            let best = now, least = Infinity;
+            points.forEach(function (p, i) {
+                const [px, py] = onPlane(p), far = Math.hypot(px - x, py - y) + Math.abs(i - now) * 0.9;
+                if (far < least) { least = far; best = i; }
+            });
+            return best;
+        }
+
+        plane.addEventListener('pointerdown', function (event) {
+            stop();
+            plane.setPointerCapture(event.pointerId);
+            show(nearest(event));
+        });
+        plane.addEventListener('pointermove', function (event) { if (plane.hasPointerCapture(event.pointerId)) { show(nearest(event)); } });
+        slider.addEventListener('input', function () { stop(); show(Number(slider.value)); });
+
+        // It stops before the jump, for the question, and at the worst point; it goes on from there when it is played again.
+        function play() {
+            stop();
+            if (now === last) { show(begin); }
+            const end = [worst - 8, worst, last].find(function (place) { return place > now; });
+            if (CALM) { show(end); return; }
+            timer = setInterval(function () {
+                show(now + 1);
+                if (now === end) { stop(); }
+            }, 120);
+        }
+
+        const reply = element('p', { role: 'status' });
+        function answer(words) {
+            return button(words, function () {
+                reply.textContent = `${words === 'stays' ? 'Yes: it' : 'No: it'} hardly changes, because LayerNorm hides the length. ` +
+                    'Then it rises, long before the vector has turned, and is highest beyond zero.';
+                stop();
+                show(worst - 8);
+                play();
+            });
+        }
+
+        function jump(words, index) { return button(words, function () { stop(); show(index); }); }
+        place.replaceChildren(
+            element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop), jump('After update 14', worst - 8),
+                jump('After 15', worst), jump('After 16', worst + 8)),
+            element('p', {}, 'Update 15 comes next. While it takes the first quarter of the vector’s length, what does the loss do? It'),
+            element('div', { class: 'player-buttons' }, answer('falls'), answer('stays'), answer('rises')), reply,
+            plane, slider, facts, element('div', { class: 'unlearning' }, chart, bars), place.querySelector('figcaption'));
+        show(begin);
+        play();
+    }
+
+    // The loss and the predictions for each scale of the shared vector.
+    function scales(place) {
+        const data = JSON.parse(place.querySelector('script').textContent);
+        const [chart, mark] = lossChart(place), [bars, fill] = shareBars(data);
+        const slider = element('input', { type: 'range', min: 0, max: data.points.length - 1, step: 1, value: 0, 'aria-label': 'scale' });
+        const facts = element('p', { role: 'status' });
+
+        function show(index) {
+            const [scale, loss] = data.points[index];
+            mark(index);
+            fill(index);
+            facts.textContent = `${scale.toFixed(2).replace('-', '−')} times the shared vector, ${Math.abs(scale * data.ratio).toFixed(1)} times the spread: ` +
+                `loss ${loss.toFixed(2)}.`;
+            place.dataset.loss = String(loss);
+        }
+
+        slider.addEventListener('input', function () { show(Number(slider.value)); });
+        place.replaceChildren(element('div', { class: 'unlearning' }, chart, bars), slider, facts, place.querySelector('figcaption'));
+        show(0);
+    }
+
+    // ---- Make it fast, backwards too ------------------------------------------------------------------------------
+
+    // The time of both passes step by step, beside the picture of each step, which stands further down on the page.
+    function climb(place) {
+        const stops = JSON.parse(place.querySelector('.climb-data').textContent);
+        const chart = place.querySelector('svg'), dots = [...chart.querySelectorAll('.stop')];
+        const drawings = [...document.querySelectorAll('.hero svg')];
+        const headings = [...document.querySelectorAll('h2[id]')].filter(function (heading) { return /^\d/.test(heading.id); });
+        const here = shape('circle', { r: 9, class: 'tip' }), picture = element('div', { class: 'climb-picture' });
+        const title = element('a', { class: 'climb-title' }), facts = element('p', { role: 'status' }), figure = place.querySelector('figure');
+        const slider = element('input', { type: 'range', min: 0, max: stops.length - 1, step: 1, 'aria-label': 'steps done' });
+        let now = 0, frame = 0, frames = 1, timer = null;
+        chart.append(here);
+
+        // Without the margins, letters are larger.
+        function crop(svg) {
+            const box = svg.getBBox();
+            svg.setAttribute('viewBox', `${box.x - 2} ${box.y - 2} ${box.width + 4} ${box.height + 4}`);
+        }
+
+        function draw(number) {
+            frame = number;
+            picture.querySelectorAll('[data-from]').forEach(function (group) {
+                const shown = Number(group.dataset.from) <= frame && frame <= Number(group.dataset.to);
+                group.setAttribute('visibility', shown ? 'visible' : 'hidden');
+            });
+        }
+
+        function show(index, moving) {
+            now = index;
+            const stop = stops[index], drawing = drawings[Math.max(index - 1, 0)];  // step 1's picture opens on the code as given
+            here.setAttribute('cx', dots[index].getAttribute('cx'));
+            here.setAttribute('cy', dots[index].getAttribute('cy'));
+            title.textContent = stop.title;
+            if (index) { title.href = '#' + headings[index - 1].id; } else { title.removeAttribute('href'); }
+            facts.textContent = `Both passes: ${stop.time}.` + (index ? ` ${stop.counter}. ${stop.change}.` : ' Every kernel is in its first form.');
+            picture.replaceChildren(...(drawing ? [drawing.cloneNode(true)] : []));
+            if (drawing) { crop(picture.firstChild); }
+            frames = 1 + Math.max(0, ...[...picture.querySelectorAll('[data-to]')].map(function (group) { return Number(group.dataset.to); }));
+            draw(moving || !index ? 0 : frames - 1);
+            slider.value = index;
+            place.dataset.step = String(index);
+        }
+
+        function stop() { clearInterval(timer); timer = null; }
+
+        function play() {
+            stop();
+            if (CALM) { show(stops.length - 1); return; }
+            if (now === stops.length - 1) { show(0, true); }
+            timer = setInterval(function () {
+                if (now && frame < frames - 1) { draw(frame + 1); return; }
+                if (now === stops.length - 1) { stop(); return; }
+                show(now + 1, true);
+            }, 1300);
+        }
+
+        function go(index) { stop(); show(index); }
+        slider.addEventListener('input', function () { go(Number(slider.value)); });
+        dots.forEach(function (dot, index) { dot.addEventListener('click', function () { go(index); }); });
+        place.prepend(element('div', { class: 'player-buttons' }, button('Play', play), button('Stop', stop),
+            button('Back', function () { go(Math.max(now - 1, 0)); }), button('Next', function () { go(Math.min(now + 1, stops.length - 1)); })));
+        figure.prepend(element('div', {}, chart, slider, facts), element('div', { class: 'climb-step' }, title, picture));
+        // Pictures have different heights: on a phone, room for the highest keeps the text below where it is.
+        picture.style.setProperty('--room', Math.min(...drawings.map(function (svg) {
+            const box = svg.getBBox();
+            return (box.width + 4) / (box.height + 4);
+        })));
+        show(0, true);
+        play();
+        let seen = false;
+        new IntersectionObserver(function ([entry]) {
+            if (seen && !entry.isIntersecting) { stop(); }
+            seen = entry.isIntersecting;
+        }).observe(place);
+    }
+
+    const PLAYERS = { 'break-the-gradient': breakTheGradient, 'block-orders': blockOrders, catches, unlearning, scales, climb };
     document.querySelectorAll('[data-player]').forEach(function (place) {
         PLAYERS[place.dataset.player](place);
         // Elsewhere on a page the arrow keys turn to the next chapter.

@@ -51,10 +51,8 @@
                 [row, formula].concat(used).forEach(function (part) { part.classList.toggle('lit', on); });
             }
             row.tabIndex = 0;
-            row.addEventListener('mouseenter', function () { light(true); });
-            row.addEventListener('mouseleave', function () { light(false); });
-            row.addEventListener('focus', function () { light(true); });
-            row.addEventListener('blur', function () { light(false); });
+            ['mouseenter', 'focus'].forEach(function (name) { row.addEventListener(name, function () { light(true); }); });
+            ['mouseleave', 'blur'].forEach(function (name) { row.addEventListener(name, function () { light(false); }); });
         });
     }
 

@@ -121,7 +121,7 @@ def test_square_opens_its_bug_and_edit_shows_the_result(browser, site):
             assert (
                 edit["said"] in " ".join(message.split()) and browser.run(is_visible) and browser.run(effect)
             )
-    assert browser.run("document.querySelector('[data-piece=catches]').dataset.mended") == "3"
+    assert browser.run("document.querySelector('[data-player=catches]').dataset.mended") == "3"
     assert browser.run("document.querySelector('.catches-said').innerText").endswith(" You have fixed 3.")
     assert browser.run("document.querySelectorAll('.catches tr.mended').length") == 3
     assert browser.errors == []
@@ -165,7 +165,7 @@ def test_matrix_can_show_only_what_gradcheck_accepts(browser, site):
     )
     bugs = gradcheck_matrix.bugs()
     names = [bugs[number]["name"] for number in accepted]
-    assert browser.run("document.querySelector('[data-piece=catches]').dataset.open") in names
+    assert browser.run("document.querySelector('[data-player=catches]').dataset.open") in names
     browser.run("document.querySelector('.catches-dialog').close()")
     above, below = next((a, b) for a, b in itertools.pairwise(accepted) if b > a + 1)
     browser.run(f"{rows}[{above}].cells[1].firstChild.focus()")
@@ -230,7 +230,7 @@ def test_path_record_has_the_jump_and_the_turn():
 
 @needs_browser
 def test_vector_plays_and_moves_by_keys_and_dragging(browser, site):
-    loss = "document.querySelector('[data-piece=unlearning]').dataset.loss"
+    loss = "document.querySelector('[data-player=unlearning]').dataset.loss"
     open_and_focus_player(browser, site / UNLEARNING, loss)
     press = "[...document.querySelectorAll('.player-buttons button')].find(b => b.innerText === '{}').click()"
     browser.run(press.format("After 15"))
@@ -259,7 +259,7 @@ def test_vector_plays_and_moves_by_keys_and_dragging(browser, site):
 
 @needs_browser
 def test_vector_stops_at_the_jump_and_play_continues(browser, site):
-    loss = "document.querySelector('[data-piece=unlearning]').dataset.loss"
+    loss = "document.querySelector('[data-player=unlearning]').dataset.loss"
     points = record.rows("unlearning_path")
     most, last = max(float(line["loss"]) for line in points), float(points[-1]["loss"])
     browser.open(site / UNLEARNING)
@@ -271,7 +271,7 @@ def test_vector_stops_at_the_jump_and_play_continues(browser, site):
     )
     browser.wait_for(f"{loss} === '{most}'")
     assert "No: it hardly changes" in browser.run(
-        "document.querySelector('[data-piece=unlearning]').innerText"
+        "document.querySelector('[data-player=unlearning]').innerText"
     )
     browser.run("new Promise(done => setTimeout(done, 400))")
     assert float(browser.run(loss)) == most, "it does not play past the jump"
@@ -286,7 +286,7 @@ def test_vector_stops_at_the_jump_and_play_continues(browser, site):
 def test_scale_slider_shows_the_recorded_losses_and_shares(browser, site):
     browser.open(site / UNLEARNING)
     rows = record.rows("unlearning_scales")
-    scales = "document.querySelector('[data-piece=scales]')"
+    scales = "document.querySelector('[data-player=scales]')"
     browser.run(f"{scales}.querySelector('input').focus()")
     assert f"{float(rows[0]['loss']):.2f}" in browser.run(
         f"{scales}.querySelector('[role=status]').innerText"
@@ -325,7 +325,7 @@ def test_time_changes_are_described_in_words(before, after, message):
 
 @needs_browser
 def test_climb_plays_and_stops_at_a_key(browser, site):
-    step = "document.querySelector('[data-piece=climb]').dataset.step"
+    step = "document.querySelector('[data-player=climb]').dataset.step"
     open_and_focus_player(browser, site / WORKLOG, step)
     browser.press("End")
     status = browser.run("document.querySelector('.player [role=status]').textContent")

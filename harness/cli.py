@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.check.options import COMMANDS, Options, find_named_puzzle, parse
 from harness.console import ParserExit, escape_controls, make_console, prepare_streams, report_output_error
-from harness.errors import BadUse, EnvironmentProblem, WorkbookError
+from harness.errors import EnvironmentProblem, UsageError, WorkbookError
 from harness.toolchain import roots
 from harness.toolchain.disk import check_target
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     except MemoryError as error:
         print(f"error: not enough memory for these sizes: {error}", file=sys.stderr)
-        return BadUse.exit_code
+        return UsageError.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.stdout.flush()
@@ -96,7 +96,7 @@ def run_puzzle(options: Options) -> int:
 
             return show(console, options)
         if options.html:
-            raise BadUse("--html: only --show writes a page")
+            raise UsageError("--html: only --show writes a page")
         if options.profile:
             from harness.check.profile import CountRequest
 

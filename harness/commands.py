@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.console import Parser, format_path, get_page_width, make_console, make_relative, print_lines
-from harness.errors import BadUse, Unsolved, WorkbookError
+from harness.errors import Unsolved, UsageError, WorkbookError
 from harness.invocation import format_command
 from harness.learner import layout, restore, workspace
 from harness.learner.progress import BEGUN, Progress
@@ -100,7 +100,7 @@ def update(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     before, now = workspace.read_version(roots.CHECKOUT), workspace.get_version()
     if before is None:
-        raise BadUse(
+        raise UsageError(
             f"not a workbook folder; run this inside one made by `{format_command('init')}`, or `git pull` in a clone"
         )
     updated_files = workspace.update(roots.CHECKOUT, book=flags.book)
@@ -128,7 +128,7 @@ def list_puzzles(arguments: list[str]) -> int:
         Progress.load(),
         find_puzzles(flags.puzzle),
     )
-    roots.problems()  # raises BadUse outside a workbook
+    roots.problems()  # raises UsageError outside a workbook
     upcoming = find_current_work([work for puzzle in puzzles for work in list_works(puzzle)], progress)
     print_lines(console, [format_next(upcoming, progress)] if upcoming else [])
     if outdated := workspace.describe_outdated(roots.CHECKOUT):
@@ -307,7 +307,7 @@ def verify(arguments: list[str]) -> int:
     requested = [work for work in works if flags.rung in (None, work.rung.id)]
     if not requested:
         ids = dict.fromkeys(work.rung.id for work in works)
-        raise BadUse(
+        raise UsageError(
             f"--rung {flags.rung}: no such rung of {flags.puzzle or 'any puzzle'}; there is {', '.join(ids)}"
         )
     codes = [verify_work(console, work, verbose=flags.verbose) for work in requested]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import EnvironmentProblem, UsageError
 from harness.toolchain.disk import write_target
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ParserExit(SystemExit):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviated flags that raises BadUse with one line instead of printing its usage."""
+    """A parser without abbreviated flags that raises UsageError instead of printing its usage."""
 
     def __init__(self, *, allow_abbrev: bool = False, **options: Any):
         super().__init__(allow_abbrev=allow_abbrev, **options)
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         raise ParserExit(status)
 
     def error(self, message: str) -> None:
-        raise BadUse(message)
+        raise UsageError(message)
 
 
 # ---- Streams ------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def wrap_hanging(console: Console, line: Text, column: int | None = None) -> lis
 
 
 def write_json(data: dict, target: str) -> None:
-    """Write JSON to a file, or to standard output for "-". Raises BadUse if the file cannot be written."""
+    """Write JSON to a file, or to standard output for "-". Raises UsageError if the file is not writable."""
     text = json.dumps(data, indent=2)
     if target == "-":
         print(text)

@@ -11,23 +11,23 @@ class WorkbookError(Exception):
     details = ""
 
 
-class BadUse(WorkbookError):
+class UsageError(WorkbookError):
     """An unknown flag, puzzle, device, size or file."""
 
     exit_code = 2
 
 
-def make_unknown_gate_error(id: str, known: Iterable[str], where: str = "") -> BadUse:
+def make_unknown_gate_error(id: str, known_ids: Iterable[str], owner: str = "") -> UsageError:
     """Return the error for a gate unknown in `where`, with the closest match and the `known` gates."""
-    ids = [*known]
+    ids = [*known_ids]
     matches = difflib.get_close_matches(id, ids, 1)
     suggestion = f" (did you mean {matches[0]}?)" if matches else ""
-    return BadUse(
-        f"{f'{where} has no' if where else 'unknown'} gate {id!r}{suggestion}; there is {', '.join(ids)}"
+    return UsageError(
+        f"{f'{owner} has no' if owner else 'unknown'} gate {id!r}{suggestion}; there is {', '.join(ids)}"
     )
 
 
-class DamagedFile(BadUse):
+class DamagedFile(UsageError):
     """A problem file with broken blank markers, or a dangling link."""
 
 

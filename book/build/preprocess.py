@@ -39,7 +39,7 @@ from book.build import reading, references, rungs, stubs
 from book.build.maths import BadFormula, PageMaths
 from book.measure import outputs, record
 from harness.check import options, zoo
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.learner import blanks, hints
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import Rung
@@ -382,7 +382,7 @@ def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Settin
     puzzle, ladder = place["puzzle"], place["ladder"]
     try:
         ladder_of_hints = hints.load_ladder(puzzle, ladder)
-    except BadUse as error:
+    except UsageError as error:
         chapter.fault(place.start(), str(error))
         return place[0]
     rung = rung_of(puzzle, ladder)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from harness.bench.machine import get_version
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.spec.puzzle import Puzzle
 
 Tensor = torch.Tensor
@@ -189,7 +189,7 @@ class Benchmark:
 
 
 def find_benchmark(puzzle: Puzzle) -> Benchmark:
-    """Return the benchmark of a puzzle. Raises BadUse if it has none."""
+    """Return the benchmark of a puzzle. Raises UsageError if it has none."""
     if not puzzle.bench:
-        raise BadUse(f"{puzzle.name} --bench: {puzzle.name} has no benchmark")
+        raise UsageError(f"{puzzle.name} --bench: {puzzle.name} has no benchmark")
     return importlib.import_module(puzzle.bench).BENCHMARK

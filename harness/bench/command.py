@@ -29,7 +29,7 @@ from harness.bench.machine import describe_machine
 from harness.bench.runner import Bench, Row
 from harness.check.options import MAX_SIZE
 from harness.console import Parser, make_console
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 
 
@@ -54,20 +54,20 @@ def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
 
 
 def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
-    """Return the columns that this device can measure. Raises BadUse if one is unknown or none is left."""
+    """Return the columns that this device can measure. Raises UsageError for an unknown or an empty set."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in COLUMNS:
-            raise BadUse(f"--columns: {name!r} is not one of {', '.join(COLUMNS)}")
+            raise UsageError(f"--columns: {name!r} is not one of {', '.join(COLUMNS)}")
     # A CPU has no CUDA graphs, and its calls are synchronous: `loop` measures everything.
     columns = tuple(c for c in COLUMNS if c in names and (on_gpu or c not in ("graph", "cold", "host")))
     if not columns:
-        raise BadUse(f"--columns {text}: needs a GPU, and PyTorch sees none")
+        raise UsageError(f"--columns {text}: needs a GPU, and PyTorch sees none")
     return columns
 
 
 def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
-    """Parse sizes from "M,H,O;name;...". Raises BadUse for a part that is neither sizes nor a name."""
+    """Parse sizes from "M,H,O;name;...". Raises UsageError for a part that is neither sizes nor a name."""
     names = benchmark.size_names
     sizes = []
     for part in (part.strip() for part in text.split(";")):
@@ -75,11 +75,11 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
         if part in benchmark.named:
             sizes += benchmark.named[part]
         elif any(number > MAX_SIZE for number in numbers):
-            raise BadUse(f"--sizes: {part!r}: the kernels count at most {MAX_SIZE:,}")
+            raise UsageError(f"--sizes: {part!r}: the kernels count at most {MAX_SIZE:,}")
         elif len(numbers) == len(names) and all(numbers):
             sizes.append(benchmark.sizes(*numbers))
         else:
-            raise BadUse(
+            raise UsageError(
                 f'--sizes: {part!r} is neither "{",".join(names)}" with {", ".join(names)} >= 1 '
                 f"nor one of {', '.join(benchmark.named)}"
             )
@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     if flags.dtype == "tf32" and not on_gpu:
-        raise BadUse("--dtype tf32: needs a GPU, and PyTorch sees none")
+        raise UsageError("--dtype tf32: needs a GPU, and PyTorch sees none")
     bench = Bench(
         benchmark=benchmark,
         sizes=parse_sizes(benchmark, flags.sizes or (benchmark.gpu_sizes if on_gpu else benchmark.cpu_sizes)),
@@ -140,14 +140,14 @@ def print_machine(bench: Bench) -> None:
 
 @contextmanager
 def open_csv(path: Path | None, fields: tuple[str, ...]) -> Iterator[Callable[[Row], None]]:
-    """Yield a function that writes and flushes a row (no-op without `path`). Raises BadUse for a bad path."""
+    """Yield a function that writes and flushes a row (no-op without `path`). Raises UsageError on a bad path."""
     if path is None:
         yield lambda row: None
         return
     try:
         file = path.open("w", newline="", encoding="utf-8")
     except OSError as error:
-        raise BadUse(f"--csv {path}: {error.strerror}") from error
+        raise UsageError(f"--csv {path}: {error.strerror}") from error
     with file:
         writer = csv.DictWriter(file, fields)
         writer.writeheader()

@@ -79,7 +79,7 @@ class Checker:
     ) -> list[GateResult]:
         """Return the result of each gate, in the puzzle's order.
 
-        `on_first` gets the results of the first case, before the other cases run. Raises BadUse for an
+        `on_first` gets the results of the first case, before the other cases run. Raises UsageError for an
         unknown gate, CompileFailed, and DamagedFile if the blank markers are broken.
         """
         # A new object, since an OpPackage caches the hash of its files.

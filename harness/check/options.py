@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.console import Parser
 from harness.devices.targets import KINDS, VIRTUAL_LIMIT
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.invocation import format_command
 from harness.learner.work import Work, check_gate
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
@@ -146,24 +146,24 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def parse(arguments: list[str]) -> Options:
-    """Parse a command line. Raises BadUse, naming the flag, if one is invalid or conflicts with another."""
+    """Parse a command line. Raises UsageError, with the flag, if one is invalid or conflicts with another."""
     puzzle, flags = parse_flags(arguments)
     check_values(puzzle, flags)
     return make_options(puzzle, flags)
 
 
 def parse_flags(arguments: list[str]) -> tuple[Puzzle, argparse.Namespace]:
-    """Return the puzzle and the flags. Raises BadUse, with the problem and the arguments."""
+    """Return the puzzle and the flags. Raises UsageError, with the problem and the arguments."""
     puzzle = find_named_puzzle(arguments)
     own_parser = make_parser(puzzle)
     try:
         return puzzle, own_parser.parse_args(arguments)
-    except BadUse as error:
+    except UsageError as error:
         known_flags = list_flags(own_parser)
         unknown = re.sub(r"=.*", "", str(error).partition("unrecognized arguments: ")[2].split(" ")[0])
         matches = difflib.get_close_matches(f"--{unknown.lstrip('-')}", known_flags, 1)
         suggestion = f"did you mean {matches[0]}?" if matches else "--help lists the flags"
-        raise BadUse(f"{error}; got: {' '.join(arguments)} ({suggestion})") from None
+        raise UsageError(f"{error}; got: {' '.join(arguments)} ({suggestion})") from None
 
 
 def list_flags(parser: Parser) -> list[str]:
@@ -180,10 +180,10 @@ def find_named_puzzle(arguments: list[str]) -> Puzzle:
             make_general_parser().parse_args(["--help"])
         matches = difflib.get_close_matches(positional[0], [*COMMANDS, "vgpu"], 1) if positional else []
         if matches:
-            raise BadUse(f"unknown command {positional[0]!r}: did you mean {matches[0]}?")
+            raise UsageError(f"unknown command {positional[0]!r}: did you mean {matches[0]}?")
         if positional:
             find_puzzle(positional[0])
-        raise BadUse(f"no puzzle is named, there is {', '.join(names)}; got: {' '.join(arguments)}")
+        raise UsageError(f"no puzzle is named, there is {', '.join(names)}; got: {' '.join(arguments)}")
     return find_puzzle(name)
 
 
@@ -275,34 +275,34 @@ def join_names(names: Iterable[str], last: str = "or") -> str:
 
 
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
-    """Raise BadUse, naming the flag, for a value that is invalid in any run."""
+    """Raise UsageError, naming the flag, for a value that is invalid in any run."""
     try:
         check_gate(puzzle, flags.rung, flags.gate)
-    except BadUse as error:
-        raise BadUse(f"--gate {flags.gate or repr('')}: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"--gate {flags.gate or repr('')}: {error}") from None
     if flags.dims:
         check_dims(puzzle, tuple(flags.dims))
     if flags.ranks is not None and not 2 <= flags.ranks <= MAX_RANKS:
-        raise BadUse(f"--ranks {flags.ranks}: must be 2 to {MAX_RANKS}")
+        raise UsageError(f"--ranks {flags.ranks}: must be 2 to {MAX_RANKS}")
     if flags.repeat < 1:
-        raise BadUse(f"--repeat {flags.repeat}: must be at least 1")
+        raise UsageError(f"--repeat {flags.repeat}: must be at least 1")
     if not 0 <= flags.seed < 2**64:
         requirement = "not be negative" if flags.seed < 0 else "fit into 64 bits"
-        raise BadUse(f"--seed {flags.seed}: must {requirement}")
+        raise UsageError(f"--seed {flags.seed}: must {requirement}")
     if not re.fullmatch(r"natural|reversed|shuffled(:\d+)?", flags.blocks):
-        raise BadUse(f"--blocks {flags.blocks}: expected natural, reversed, shuffled or shuffled:SEED")
+        raise UsageError(f"--blocks {flags.blocks}: expected natural, reversed, shuffled or shuffled:SEED")
 
 
 def make_options(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
-    """Return the flags as options. Raises BadUse if they conflict."""
+    """Return the flags as options. Raises UsageError if they conflict."""
     gates, gate = {gate.id: gate for gate in puzzle.kernel_gates}, flags.gate
     rung = puzzle.find_rung(flags.rung) if flags.rung else puzzle.find_gate_rung(gate or "")
     is_mojo = rung.language == "Mojo"
     if flags.ops and not is_mojo:
-        raise BadUse(f"--ops {flags.ops}: an op package has no file of the {get_rung_name(rung.id)} rung")
+        raise UsageError(f"--ops {flags.ops}: an op package has no file of the {get_rung_name(rung.id)} rung")
     for name in () if is_mojo else KERNEL_OPTIONS:
         if getattr(flags, name) != FIELDS[name]:
-            raise BadUse(
+            raise UsageError(
                 f"--{name}: only for kernels, and the {get_rung_name(rung.id)} rung is a Python file"
             )
     chosen = tuple(name for name in puzzle.variants if getattr(flags, name))
@@ -310,14 +310,16 @@ def make_options(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
     if gate in gates and is_mojo:
         variant = gates[gate].variant
         if chosen and variant not in chosen:
-            raise BadUse(f"--gate {gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}")
+            raise UsageError(
+                f"--gate {gate}: a gate of the {variant} kernels; leave out --{' --'.join(chosen)}"
+            )
         chosen, gradients = (variant,), not set(gates[gate].quantities) <= set(puzzle.forward)
     # A variant without a forward pass is checked by its gradients, requested or not.
     gradients = gradients or not any(
         puzzle.list_outputs(name) & {*puzzle.forward} for name in chosen or puzzle.variants
     )
     if is_mojo and flags.show is not None and flags.device not in ("auto", "virtual", "all"):
-        raise BadUse(f"--show: pictures are made on the virtual GPU, not with --device {flags.device}")
+        raise UsageError(f"--show: pictures are made on the virtual GPU, not with --device {flags.device}")
     arguments: dict[str, Any] = {name: value for name, value in vars(flags).items() if name in FIELDS}
     arguments |= {
         "demo": next((demo for demo in puzzle.demos if getattr(flags, demo.dest)), None),
@@ -330,18 +332,18 @@ def make_options(puzzle: Puzzle, flags: argparse.Namespace) -> Options:
 
 
 def check_dims(puzzle: Puzzle, dims: tuple[int, ...]) -> None:
-    """Raise BadUse for sizes that overflow the kernels' Int32 or exceed this machine's memory."""
+    """Raise UsageError for sizes that overflow the kernels' Int32 or exceed this machine's memory."""
     flag = f"--dims {' '.join(map(str, dims))}"
     if min(dims) < 1:
-        raise BadUse(f"{flag}: every size must be at least 1")
+        raise UsageError(f"{flag}: every size must be at least 1")
     shapes = puzzle.compute_shapes(dims).values()
     sizes_and_rows = [count for shape in shapes for count in (*shape, math.prod(shape[:-1]))]
     largest = max((*dims, *sizes_and_rows))
     if largest > MAX_SIZE:
-        raise BadUse(f"{flag}: kernels count sizes and rows up to {MAX_SIZE:,}, not {largest:,}")
+        raise UsageError(f"{flag}: kernels count sizes and rows up to {MAX_SIZE:,}, not {largest:,}")
     requested = BYTES_PER_ELEMENT * sum(math.prod(shape) for shape in shapes)
     if requested > get_memory():
-        raise BadUse(
+        raise UsageError(
             f"{flag}: needs more than {requested / 2**30:,.0f} GiB, and this machine has {get_memory() / 2**30:,.0f} GiB"
         )
 

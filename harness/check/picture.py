@@ -20,7 +20,7 @@ from harness.console import format_path
 from harness.devices.recorder import Order, record
 from harness.devices.replay import Replay
 from harness.devices.targets import VIRTUAL
-from harness.errors import BadUse, Unsolved
+from harness.errors import Unsolved, UsageError
 from harness.learner.work import read_package_blanks
 from harness.spec.puzzle import Arrays, Case, Dims, Gate, Puzzle
 from harness.toolchain import roots
@@ -151,14 +151,14 @@ def take_picture(
     """Check a gate, choose the most informative case, and trace the learner's and the solution's run of it.
 
     `cases` default to the puzzle's; `result` is the gate's, if known; `checker` is one that has already
-    checked these kernels. Raises Unsolved for an untouched blank, CompileFailed, and BadUse for sizes too
+    checked these kernels. Raises Unsolved for an untouched blank, CompileFailed, and UsageError for sizes too
     large for a picture.
     """
     cases = cases or puzzle.cases(None)
     small = [case for case in cases if count_largest_tensor(puzzle, case) <= MAX_ELEMENTS]
     if not small:
         case = min(cases, key=lambda case: count_largest_tensor(puzzle, case))
-        raise BadUse(
+        raise UsageError(
             f"--show {gate.id}: too large for a picture: a tensor of '{case.name}' has "
             f"{count_largest_tensor(puzzle, case):,} elements, {MAX_ELEMENTS:,} can be drawn; --dims takes smaller sizes"
         )

@@ -169,7 +169,7 @@ def compute_exit_code(results: Iterable[GateResult], expected: Iterable[str]) ->
 
 
 def select_gates(puzzle: Puzzle, rung: Rung, ids: Sequence[str] | None) -> list[Gate]:
-    """Return the requested gates of a rung, in its order; None requests all. Raises BadUse."""
+    """Return the requested gates of a rung, in its order; None requests all. Raises UsageError."""
     for id in ids or ():
         if id not in rung.gates:
             raise make_unknown_gate_error(id, rung.gates)

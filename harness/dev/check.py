@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.check import zoo
 from harness.devices import record_program
-from harness.errors import BadUse, DamagedFile
+from harness.errors import DamagedFile, UsageError
 from harness.learner import blanks, hints, layout
 from harness.spec.puzzle import Puzzle
 from harness.spec.rungs import MojoRung, Rung
@@ -82,7 +82,7 @@ def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
             wrong.edit_text(
                 solution / "op" / wrong.file if isinstance(rung, MojoRung) else solution / rung.file
             )
-        except (BadUse, OSError) as error:
+        except (UsageError, OSError) as error:
             yield f"{where}: {error}".replace(f"{where}: {file}", str(where)).replace(f"{checkout}/", "")
             continue
         unknown = [id for id in (wrong.gate, *wrong.also) if id not in rung.gates]
@@ -96,7 +96,7 @@ def check_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         return
     try:
         ladders = hints.load_ladders(puzzle.name, checkout / "solutions")
-    except BadUse as error:
+    except UsageError as error:
         yield str(error).replace(f"{checkout}/", "")
         return
     expected = [puzzle.get_ladder_name(rung, gate) for rung in puzzle.rungs for gate in rung.gates]

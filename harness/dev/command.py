@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.console import Parser
 from harness.dev import check, formatting, mutation, skeleton
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.toolchain import roots
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     formatted.add_argument("--check", action="store_true", help="write nothing, print the difference")
     flags = parser.parse_args(arguments)
     if not (roots.CHECKOUT / "solutions").is_dir() or (roots.CHECKOUT / roots.MARK).exists():
-        raise BadUse("dev works on a checkout of the workbook, and this is an installed package")
+        raise UsageError("dev works on a checkout of the workbook, and this is an installed package")
     verbs_by_name = {"new": write_new, "check": print_faults, "generate": generate, "format": format_files}
     return verbs_by_name[flags.verb](roots.CHECKOUT, flags)
 
@@ -55,7 +55,7 @@ def print_faults(checkout: Path, flags: argparse.Namespace) -> int:
     if flags.mutants:
         return print_survivors(names, flags)
     if flags.rung or flags.most is not None or flags.seed:
-        raise BadUse("--rung, --most and --seed belong to --mutants")
+        raise UsageError("--rung, --most and --seed belong to --mutants")
     faults = [fault for name in names for fault in check.find_faults(checkout, find_puzzle(name))]
     if flags.puzzle == "all":
         faults += check.find_unknown_folders(checkout, names)

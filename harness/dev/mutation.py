@@ -21,7 +21,7 @@ from harness.check.checker import RungChecker, create_checker
 from harness.check.subprocess_checker import TIME_LIMIT_VARIABLE, SubprocessChecker
 from harness.dev.mutants import Mutant, list_mutants
 from harness.devices.recorder import Order, record_many
-from harness.errors import BadUse, CompileFailed, DamagedFile, WorkbookError
+from harness.errors import CompileFailed, DamagedFile, UsageError, WorkbookError
 from harness.learner.work import Work
 from harness.spec.puzzle import Puzzle
 from harness.toolchain import roots
@@ -59,7 +59,7 @@ class Tally:
 
 
 def list_works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]:
-    """Return the solution of each rung, or only of the named rungs. Raises BadUse for an unknown name."""
+    """Return the solution of each rung, or only of the named rungs. Raises UsageError for an unknown name."""
     chosen = [puzzle.find_rung(id) for id in rungs] if rungs else puzzle.rungs
     return [Work(puzzle, rung, roots.solutions()) for rung in chosen]
 
@@ -67,7 +67,7 @@ def list_works(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Work]
 def run(work: Work, *, seed: int = 0, most: int | None = None) -> Tally:
     """Check a rung's mutants, all or a random sample of `most`, and report progress on standard error.
 
-    Raises BadUse if the solution itself does not pass, DamagedFile if survivors.toml cannot be read.
+    Raises UsageError if the solution itself does not pass, DamagedFile if survivors.toml cannot be read.
     """
     tally, known = Tally(), load_explanations(work.puzzle.name)
     chosen = draw_mutants(work, seed=seed, most=most)
@@ -143,12 +143,12 @@ def find_outdated(puzzle: Puzzle) -> list[str]:
 def check_mutants(work: Work, requested: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
     """Check each mutant, its own gate first, then all; yield whether it passes, None if it cannot be checked.
 
-    Raises BadUse if the solution itself does not pass.
+    Raises UsageError if the solution itself does not pass.
     """
     checker = create_checker(work)
     began = time.monotonic()
     if requested and not check_file(checker, work, work.target):
-        raise BadUse(f"{work.solution} is not correct, so its mutants cannot be checked")
+        raise UsageError(f"{work.solution} is not correct, so its mutants cannot be checked")
     old_limit = os.environ.get(TIME_LIMIT_VARIABLE)
     os.environ[TIME_LIMIT_VARIABLE] = old_limit or f"{PATIENCE + time.monotonic() - began:.0f}"
     try:

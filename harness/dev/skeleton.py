@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.learner import blanks, layout
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -16,13 +16,13 @@ BEFORE = "# Reference"
 def write(checkout: Path, name: str) -> Iterator[Path]:
     """Write all files of a new puzzle and add its chapter to the summary; yield the paths.
 
-    Raises BadUse for an invalid name, or if a file exists.
+    Raises UsageError for an invalid name, or if a file exists.
     """
     if not re.fullmatch(r"p\d\d", name):
-        raise BadUse(f"dev new {name}: a puzzle is called p and two digits, for example p27")
+        raise UsageError(f"dev new {name}: a puzzle is called p and two digits, for example p27")
     existing = [dest for dest in (fill_names(dest, name) for dest in FOLDERS) if (checkout / dest).exists()]
     if existing:
-        raise BadUse(f"dev new {name}: {', '.join(existing)} already exists")
+        raise UsageError(f"dev new {name}: {', '.join(existing)} already exists")
     files = (path for path in TEMPLATE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     for source in sorted(files):
         target = checkout / fill_names(str(source.relative_to(TEMPLATE)), name)

@@ -4,7 +4,7 @@ import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import EnvironmentProblem, UsageError
 from harness.vgpu.driver import has_gpu
 
 if TYPE_CHECKING:  # importing MAX is slow, and listing puzzles does not need it
@@ -86,14 +86,14 @@ def choose(expected: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple
         dtype: float64 runs on the CPU path only.
         on_cpu: Whether the ops have a CPU path.
 
-    Raises EnvironmentProblem if a GPU requested by name is missing, BadUse for float64 on one, and for a
+    Raises EnvironmentProblem if a GPU requested by name is missing, UsageError for float64 on one, and for a
     missing CPU path.
     """
     targets: list[Target] = []
     skipped: list[Skipped] = []
     if not on_cpu and (expected == "cpu" or dtype == "float64"):
         flag = "--device cpu" if expected == "cpu" else "--dtype float64"
-        raise BadUse(f"{flag} is for a CPU path, which these kernels do not have")
+        raise UsageError(f"{flag} is for a CPU path, which these kernels do not have")
     if on_cpu and expected in ("auto", "cpu", "all"):
         if multiply_adds > CPU_LIMIT and expected == "auto":
             skipped.append(Skipped("cpu", "more than 2^28 multiply-adds; --device cpu runs it"))
@@ -103,7 +103,7 @@ def choose(expected: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple
         return targets, skipped
     if dtype == "float64":
         if expected in ("gpu", "virtual"):
-            raise BadUse(f"--dtype float64 is for the CPU path; --device {expected} does not run it")
+            raise UsageError(f"--dtype float64 is for the CPU path; --device {expected} does not run it")
         return targets, [*skipped, Skipped("gpu", "float64 is for the CPU path")]
     device = find_gpu() if expected != "virtual" and may_have_gpu() else None
     if device:

@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.toolchain import roots
 
 
@@ -22,7 +22,7 @@ class Hint:
 
 
 def load_ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]:
-    """Return every ladder of a puzzle by name, "dx" or "numpy-dx". Raises BadUse."""
+    """Return every ladder of a puzzle by name, "dx" or "numpy-dx". Raises UsageError."""
     path = (solutions or roots.solutions()) / puzzle / "hints.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -36,9 +36,9 @@ def load_ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[H
             for name, rungs in entries.items()
         }
     except OSError as error:
-        raise BadUse(f"no hints for {puzzle}: {path}: {error.strerror}") from error
+        raise UsageError(f"no hints for {puzzle}: {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise BadUse(f"{path} is damaged: {error}") from error
+        raise UsageError(f"{path} is damaged: {error}") from error
 
 
 def make_hint(id: str, rung: dict[str, str]) -> Hint:
@@ -46,8 +46,8 @@ def make_hint(id: str, rung: dict[str, str]) -> Hint:
 
 
 def load_ladder(puzzle: str, name: str) -> list[Hint]:
-    """Return one ladder. Raises BadUse, listing the ladders, for an unknown name."""
+    """Return one ladder. Raises UsageError, listing the ladders, for an unknown name."""
     by_name = load_ladders(puzzle)
     if name not in by_name:
-        raise BadUse(f"no hints for {name!r}; there is {', '.join(by_name)}")
+        raise UsageError(f"no hints for {name!r}; there is {', '.join(by_name)}")
     return by_name[name]

@@ -5,7 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
-from harness.errors import BadUse, DamagedFile
+from harness.errors import DamagedFile, UsageError
 from harness.learner import blanks, layout
 from harness.toolchain.disk import replace_file
 
@@ -15,14 +15,14 @@ BACKUP_SUFFIX = ".bak"
 def restore_text(path: Path, solution: Path, blank: str | None = None) -> str:
     """Return a problem file's content after a reset of one blank or of all.
 
-    For one blank, raises DamagedFile if the file is missing or damaged, BadUse if the blank is unknown.
+    For one blank, raises DamagedFile if the file is missing or damaged, UsageError if the blank is unknown.
     """
     skeleton = blanks.make_skeleton(blanks.read_source(solution), str(solution))
     if blank is None:
         return skeleton
     skeleton_blanks = blanks.find_blanks(skeleton)
     if blank not in skeleton_blanks:
-        raise BadUse(f"unknown blank {blank!r}; there is {', '.join(skeleton_blanks)}")
+        raise UsageError(f"unknown blank {blank!r}; there is {', '.join(skeleton_blanks)}")
     try:
         text = blanks.read_source(path)
         pieces = blanks.split_blanks(text, str(path))

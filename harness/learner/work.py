@@ -105,7 +105,7 @@ class Work:
 
 
 def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
-    """Raise BadUse for a gate that is not in the rung or, without a rung, not in the puzzle.
+    """Raise UsageError for a gate that is not in the rung or, without a rung, not in the puzzle.
 
     Every command checks its gate here.
     """

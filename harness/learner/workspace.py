@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.invocation import format_command
 from harness.learner import blanks, layout, restore
 from harness.toolchain import roots
@@ -50,16 +50,16 @@ def describe_outdated(folder: Path) -> str | None:
 def create(folder: Path, *, book: bool) -> int:
     """Write a learner's folder and return the number of files with blanks.
 
-    Raises BadUse unless the folder is new or empty, or if a book is requested and this package has none.
+    Raises UsageError unless the folder is new or empty, or if a book is requested and this package has none.
     """
     if (folder / roots.MARK).exists():
-        raise BadUse(f"{folder} is a workbook already: inside it, `{format_command('update')}` renews it")
+        raise UsageError(f"{folder} is a workbook already: inside it, `{format_command('update')}` renews it")
     if above := next((place for place in folder.resolve().parents if (place / roots.MARK).exists()), None):
-        raise BadUse(f"{folder} would lie inside the workbook {above}: name a folder outside of it")
+        raise UsageError(f"{folder} would lie inside the workbook {above}: name a folder outside of it")
     if folder.exists() and not folder.is_dir():
-        raise BadUse(f"{folder} is a file: name a new folder")
+        raise UsageError(f"{folder} is a file: name a new folder")
     if folder.is_dir() and any(folder.iterdir()):
-        raise BadUse(
+        raise UsageError(
             f"{folder} is not empty: name a new folder, for example `{format_command('init workbook')}`"
         )
     built = find_built_book() if book else None
@@ -150,13 +150,13 @@ def copy_solutions(folder: Path) -> None:
 
 
 def find_built_book() -> Path:
-    """Return the book built with this package. Raises BadUse if there is none."""
+    """Return the book built with this package. Raises UsageError if there is none."""
     checkout = roots.HERE.parent / "book"
     html = (checkout if checkout.is_dir() else roots.CARRIED_BOOK) / "html"
     if not (html / "index.html").is_file():
         carried = "this package was made without one; leave out --book"
         remedy = "the task `book` builds it" if checkout.is_dir() else carried
-        raise BadUse(f"--book: there is no built book; {remedy}")
+        raise UsageError(f"--book: there is no built book; {remedy}")
     return html
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from harness import invocation
 from harness.console import report_progress, show_progress, wrap_hanging
-from harness.errors import BadUse, WorkbookError
+from harness.errors import UsageError, WorkbookError
 from harness.learner import workspace
 from harness.toolchain import roots
 from harness.toolchain.cache import VARIABLE, cache_folder
@@ -228,7 +228,7 @@ def check_workbook() -> Iterator[Finding]:
         try:
             workspace.find_built_book()
             remedy = f"`{invocation.format_command('update --book')}` puts it there"
-        except BadUse as error:
+        except UsageError as error:
             remedy = str(error).partition("; ")[2].removesuffix("; leave out --book")
         yield Finding("book", "note", "not built here", remedy)
 

@@ -12,7 +12,7 @@ from harness.check.options import Options
 from harness.check.picture import Picture, take_picture
 from harness.check.results import GateResult
 from harness.console import format_path, get_page_width
-from harness.errors import BadUse, DamagedFile, Unsolved, make_unknown_gate_error
+from harness.errors import DamagedFile, Unsolved, UsageError, make_unknown_gate_error
 from harness.learner.progress import Progress
 from harness.learner.work import Work, read_package_blanks
 from harness.screens import picture_page, story
@@ -58,7 +58,7 @@ def show(console: Console, options: Options) -> int:
 def show_in_watch(work: Work, gate: str, result: GateResult, checker: RungChecker | None) -> list[Text]:
     if not work.in_package:
         find_kernel_gate(work.puzzle, gate)
-        raise BadUse(f"{gate}: the {get_rung_name(work.rung.id)} rung has no kernel to show")
+        raise UsageError(f"{gate}: the {get_rung_name(work.rung.id)} rung has no kernel to show")
     warm = checker if isinstance(checker, Checker) else None
     picture = take_picture(work.puzzle, work.package, work.find_gate(gate), result=result, checker=warm)
     return list(format_picture(picture, write_page(picture)))
@@ -91,14 +91,14 @@ def write_page(picture: Picture, html: Path | None = None) -> Path:
 
 
 def find_kernel_gate(puzzle: Puzzle, id: str) -> Gate:
-    """Return a gate with a kernel. Raises BadUse for a gate of another rung, or an unknown one."""
+    """Return a gate with a kernel. Raises UsageError for a gate of another rung, or an unknown one."""
     gates = {gate.id: gate for gate in puzzle.kernel_gates}
     if id in gates:
         return gates[id]
     if id in {gate.id for gate in puzzle.gates}:
         description = f"a gate of the {get_rung_name(puzzle.find_gate_rung(id).id)} rung, which has no kernel"
-        raise BadUse(f"--show {id}: {description}; there is {', '.join(gates)}")
-    raise BadUse(f"--show {id}: {make_unknown_gate_error(id, gates)}")
+        raise UsageError(f"--show {id}: {description}; there is {', '.join(gates)}")
+    raise UsageError(f"--show {id}: {make_unknown_gate_error(id, gates)}")
 
 
 def choose_gate(work: Work, package: OpPackage) -> Gate:

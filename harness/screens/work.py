@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from harness.console import format_path
-from harness.errors import BadUse, DamagedFile
+from harness.errors import DamagedFile, UsageError
 from harness.invocation import format_command
 from harness.learner import blanks, hints
 from harness.learner.blanks import Blank
@@ -185,7 +185,7 @@ def read_next_hint(
     ladder = hints.load_ladder(work.puzzle.name, work.get_ladder_name(gate))
     key = work.get_progress_key(gate)
     if number is not None and not 1 <= number <= len(ladder):
-        raise BadUse(f"the ladder of {gate} has rungs 1 to {len(ladder)}, not {number}")
+        raise UsageError(f"the ladder of {gate} has rungs 1 to {len(ladder)}, not {number}")
     number = number or min(progress.hints.get(key, 0) + 1, len(ladder))
     last = progress.hints.get(key, 0) >= len(ladder)
     progress.record_hint(key, number)

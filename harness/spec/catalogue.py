@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.spec.puzzle import Puzzle
 
 PUZZLES = "harness.puzzles"
@@ -15,7 +15,7 @@ def list_puzzle_names() -> list[str]:
 
 
 def find_puzzle(name: str) -> Puzzle:
-    """Return a puzzle's spec. Raises BadUse, listing the puzzles, for an unknown name."""
+    """Return a puzzle's spec. Raises UsageError, listing the puzzles, for an unknown name."""
     if name not in list_puzzle_names():
-        raise BadUse(f"unknown puzzle {name!r}; there is {', '.join(list_puzzle_names())}")
+        raise UsageError(f"unknown puzzle {name!r}; there is {', '.join(list_puzzle_names())}")
     return importlib.import_module(f"{PUZZLES}.{name}").PUZZLE

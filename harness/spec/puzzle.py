@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.spec.derivation import Derive, Mistake
 from harness.spec.limits import Limit
 from harness.spec.ops import Argument, Call, Shape
@@ -228,7 +228,7 @@ class Puzzle:
         for rung in self.rungs:
             if rung.id == id:
                 return rung
-        raise BadUse(f"{self.name} has no {get_rung_name(id)} rung")
+        raise UsageError(f"{self.name} has no {get_rung_name(id)} rung")
 
     def find_gate_rung(self, gate: str) -> Rung:
         """Return the last rung with a gate, or the main rung if none has it."""
@@ -248,9 +248,9 @@ class Puzzle:
 
     @property
     def source(self) -> str:
-        """The file with the kernels' blanks, relative to the op package. Raises BadUse if there is none."""
+        """The file with the kernels' blanks, relative to the op package. Raises UsageError without one."""
         if self.mojo_rung is None:
-            raise BadUse(f"{self.name} has no Mojo rung")
+            raise UsageError(f"{self.name} has no Mojo rung")
         return self.mojo_rung.source
 
     @property

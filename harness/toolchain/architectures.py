@@ -4,7 +4,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import EnvironmentProblem, UsageError
 from harness.toolchain.packages import run_mojo
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ def get_nvidia_architecture(capability: tuple[int, int]) -> str:
 def normalize_name(name: str) -> str:
     """Resolve aliases, and "sm_90" to "sm_90a": return the architecture whose kernels a GPU uses.
 
-    Raises BadUse for a name that is unknown to Mojo or has no kernels.
+    Raises UsageError for a name that is unknown to Mojo or has no kernels.
     """
     known = list_supported()
     try:
         return get_kernel_architecture(known[name])
     except KeyError:
         available = ", ".join(sorted(arch for arch in set(known.values()) if has_kernels(arch)))
-        raise BadUse(f"--arch {name}: unknown; there is {available}") from None
+        raise UsageError(f"--arch {name}: unknown; there is {available}") from None
     except Unsupported as error:
-        raise BadUse(f"--arch {name}: {error}") from None
+        raise UsageError(f"--arch {name}: {error}") from None
 
 
 def get_kernel_architecture(accelerator: str) -> str:
@@ -68,13 +68,13 @@ def has_kernels(accelerator: str) -> bool:
 def list_present() -> list[str]:
     """Return the architectures of the GPUs visible to PyTorch.
 
-    Raises BadUse if there is none, Unsupported for one that is too old.
+    Raises UsageError if there is none, Unsupported for one that is too old.
     """
     import torch
 
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     if not devices:
-        raise BadUse("PyTorch sees no GPU on this machine; name what to build for, as in --arch sm_90a")
+        raise UsageError("PyTorch sees no GPU on this machine; name what to build for, as in --arch sm_90a")
     return list(dict.fromkeys(get_architecture(device) for device in devices))
 
 

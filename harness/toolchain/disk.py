@@ -7,14 +7,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from harness.errors import BadUse, EnvironmentProblem, WorkbookError
+from harness.errors import EnvironmentProblem, UsageError, WorkbookError
 
 DISK_FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded|available space).*")
 """Messages of the C library, LLVM, Mojo and MAX about a full disk."""
 
 
 def check_target(flag: str, target: str | Path) -> None:
-    """Check, before a long run, that a flag's file can be written, without changing it. Raises BadUse."""
+    """Check, before a long run, that a flag's file can be written, without changing it. Raises UsageError."""
     path_written = Path(os.path.realpath(target))  # follow links
     try:
         if not str(target):
@@ -26,7 +26,7 @@ def check_target(flag: str, target: str | Path) -> None:
         elif not os.access(path_written, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise BadUse(f"{flag} {target}: {error.strerror}") from error
+        raise UsageError(f"{flag} {target}: {error.strerror}") from error
 
 
 def write_target(flag: str, target: str | Path, text: str) -> None:
@@ -67,8 +67,8 @@ def replace_file(path_written: Path, text: str) -> None:
 
 
 def write_failed(what: str, error: OSError) -> WorkbookError:
-    """Return the error for a file that cannot be written: EnvironmentProblem on a full disk, else BadUse."""
-    kind = EnvironmentProblem if error.errno in (errno.ENOSPC, errno.EDQUOT) else BadUse
+    """Return the error for a file that is not writable: EnvironmentProblem on a full disk, else UsageError."""
+    kind = EnvironmentProblem if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
     return kind(f"{what}: {error.strerror or error}")
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from harness.errors import BadUse, EnvironmentProblem, WorkbookError
+from harness.errors import EnvironmentProblem, UsageError, WorkbookError
 from harness.toolchain.cache import cache_folder, compute_digest, discard, keep_file, make_folder
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.linker import make_environment
@@ -342,14 +342,14 @@ def find_torch_home() -> Path:
 
 
 def read_torch_version(home: Path) -> str:
-    """Return PyTorch's version without the build suffix. Raises BadUse if `home` is not a PyTorch folder."""
+    """Return PyTorch's version without the build suffix. Raises UsageError unless `home` is a PyTorch folder."""
     try:
         text = (home / "version.py").read_text(encoding="utf-8")
     except OSError:
         text = ""
     if match := re.search(r"^__version__ = '([^'+]+)", text, re.MULTILINE):
         return match[1]
-    raise BadUse(f"{home} is not a PyTorch folder: it has no version.py")
+    raise UsageError(f"{home} is not a PyTorch folder: it has no version.py")
 
 
 def find_compiler() -> str | None:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from harness.errors import BadUse, CompileFailed, DamagedFile, EnvironmentProblem, WorkbookError
+from harness.errors import CompileFailed, DamagedFile, EnvironmentProblem, UsageError, WorkbookError
 from harness.toolchain import translate
 from harness.toolchain.cache import cache_folder, compute_digest, keep_file
 from harness.toolchain.diagnostics import parse_diagnostics
@@ -25,9 +25,9 @@ class OpPackage:
 
     def __post_init__(self):
         if not self.path.is_dir():
-            raise BadUse(f"no op package at {self.path}: it is not a folder")
+            raise UsageError(f"no op package at {self.path}: it is not a folder")
         if not (self.path / "__init__.mojo").is_file():
-            raise BadUse(f"no op package at {self.path}: it has no __init__.mojo")
+            raise UsageError(f"no op package at {self.path}: it has no __init__.mojo")
 
     @cached_property
     def files(self) -> list[Path]:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.invocation import format_command
 from harness.toolchain.packages import OpPackage
 
@@ -41,10 +41,10 @@ def solutions() -> Path:
 
 
 def problems() -> Path:
-    """Return the learner's folder, which `reset` may have to create. Raises BadUse outside a workbook."""
+    """Return the learner's folder, which `reset` may have to create. Raises UsageError outside a workbook."""
     folder = CHECKOUT / "problems"
     if not (folder.is_dir() or (CHECKOUT / "solutions").is_dir()):
-        raise BadUse(
+        raise UsageError(
             f"not a workbook folder: `{format_command('init')}` makes one in ./workbook, `cd` leads into it; --solution "
             "runs the solutions anywhere"
         )

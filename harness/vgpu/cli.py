@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import EnvironmentProblem, UsageError
 
 from .checks.findings import Checks, Finding, format_count, format_findings
 from .driver import build, server
@@ -73,30 +73,32 @@ def main(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
     try:
         return execute(options) if options.command == "exec" else print_info(options)
-    except (BadUse, EnvironmentProblem) as error:
+    except (UsageError, EnvironmentProblem) as error:
         server.log(str(error))
         return error.exit_code
 
 
 def parse_checks(text: str) -> Checks:
-    """Parse the value of --checks. Raises BadUse for an unknown name."""
+    """Parse the value of --checks. Raises UsageError for an unknown name."""
     names = {"all": CHECKS, "none": []}.get(text, text.split(","))
     if unknown := sorted(set(names) - set(CHECKS)):
-        raise BadUse(f"unknown check {', '.join(unknown)}: choose all, none or some of {','.join(CHECKS)}")
+        raise UsageError(
+            f"unknown check {', '.join(unknown)}: choose all, none or some of {','.join(CHECKS)}"
+        )
     return Checks(**{name: name in names for name in CHECKS})
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run `vgpu exec`: run the program, print the findings, return the exit code. Raises BadUse."""
+    """Run `vgpu exec`: run the program, print the findings, return the exit code. Raises UsageError."""
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
-        raise BadUse("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
+        raise UsageError("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
     if options.timeout is not None and not 0 < options.timeout <= MAX_TIMEOUT:
-        raise BadUse(
+        raise UsageError(
             f"--timeout {options.timeout:g}: must be more than 0 and at most {MAX_TIMEOUT:,} seconds"
         )
     if not 1 <= options.error_exitcode <= 255:
-        raise BadUse(f"--error-exitcode {options.error_exitcode}: must be from 1 to 255")
+        raise UsageError(f"--error-exitcode {options.error_exitcode}: must be from 1 to 255")
     # `exec` does not print counters.
     checks = dataclasses.replace(parse_checks(options.checks), counters=False)
 
@@ -109,7 +111,7 @@ def execute(options: argparse.Namespace) -> int:
         executor = server.Executor(make_device, build.build())
         code = executor.run(program, options.timeout)
     except (ValueError, server.ProgramNotFound) as error:
-        raise BadUse(str(error)) from None
+        raise UsageError(str(error)) from None
     if code == server.TIMED_OUT:
         server.log(f"stopped after {options.timeout:g} s (--timeout)")
     result = summarise(executor.devices, options.arch, code, options.error_exitcode)
@@ -117,7 +119,7 @@ def execute(options: argparse.Namespace) -> int:
         try:
             write_json(options.json, executor.devices, options.arch, code, result)
         except OSError as error:
-            raise BadUse(f"--json {options.json}: {error.strerror}") from None
+            raise UsageError(f"--json {options.json}: {error.strerror}") from None
     return result
 
 

@@ -14,7 +14,7 @@ from typed import unwrap
 
 from harness.bench import command, judging, runner
 from harness.bench.benchmark import PASSES, Candidate, Differentiable, Unavailable, find_benchmark
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.puzzles.p22 import candidates
 from harness.puzzles.p22.candidates import BENCHMARK, Sizes
 
@@ -340,7 +340,7 @@ def test_waited_column_waits_after_each_call(monkeypatch):
 
 
 def test_puzzle_without_benchmark_is_rejected(puzzle):
-    with pytest.raises(BadUse, match="p22 --bench: p22 has no benchmark"):
+    with pytest.raises(UsageError, match="p22 --bench: p22 has no benchmark"):
         find_benchmark(dataclasses.replace(puzzle, bench=""))
 
 

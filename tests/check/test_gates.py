@@ -14,7 +14,7 @@ from harness.check.results import GateResult
 from harness.console import receive_progress
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, Recording
 from harness.devices.replay import encode_pointer
-from harness.errors import BadUse, CompileFailed
+from harness.errors import CompileFailed, UsageError
 from harness.learner import blanks
 from harness.puzzles.p22.spec import PUZZLE
 from harness.toolchain import roots
@@ -136,7 +136,9 @@ def test_package_without_markers_is_checked_completely(checker, puzzle, recorded
 
 
 def test_unknown_gate_is_rejected(checker, solution):
-    with pytest.raises(BadUse, match="unknown gate 'dZ'; there is ln, forward, row_sums, db, dW, dgamma, dx"):
+    with pytest.raises(
+        UsageError, match="unknown gate 'dZ'; there is ln, forward, row_sums, db, dW, dgamma, dx"
+    ):
         checker.check(solution, ["dx", "dZ"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.dev import check, skeleton
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.spec.catalogue import list_puzzle_names
 from harness.toolchain import roots
 
@@ -205,5 +205,5 @@ def test_new_puzzle_tests_pass(checkout_with_new_puzzle):
     ],
 )
 def test_invalid_puzzle_name_is_rejected(name, message):
-    with pytest.raises(BadUse, match=f"dev new {name}: {message}"):
+    with pytest.raises(UsageError, match=f"dev new {name}: {message}"):
         list(skeleton.write(ROOT, name))

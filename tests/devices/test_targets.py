@@ -4,7 +4,7 @@ import pytest
 
 from harness.devices import targets
 from harness.devices.targets import CPU_LIMIT, VIRTUAL_LIMIT, Target, choose
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import EnvironmentProblem, UsageError
 
 GPU = Target("gpu", None, "a GPU")
 
@@ -62,10 +62,10 @@ def test_requested_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype,
     ("has_gpu", "requested", "dtype", "on_cpu", "error", "message"),
     [
         (False, "gpu", "float32", True, EnvironmentProblem, "--device gpu: MAX sees no GPU on this machine"),
-        (True, "gpu", "float64", True, BadUse, "--device gpu does not run it"),
-        (True, "virtual", "float64", True, BadUse, "--device virtual does not run it"),
-        (False, "cpu", "float32", False, BadUse, "--device cpu is for a CPU path"),
-        (False, "auto", "float64", False, BadUse, "--dtype float64 is for a CPU path"),
+        (True, "gpu", "float64", True, UsageError, "--device gpu does not run it"),
+        (True, "virtual", "float64", True, UsageError, "--device virtual does not run it"),
+        (False, "cpu", "float32", False, UsageError, "--device cpu is for a CPU path"),
+        (False, "auto", "float64", False, UsageError, "--dtype float64 is for a CPU path"),
     ],
 )
 def test_unavailable_device_is_rejected(set_gpu, has_gpu, requested, dtype, on_cpu, error, message):

@@ -8,7 +8,7 @@ from checkouts import ROOT
 
 from harness.cli import main
 from harness.console import receive_progress
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.screens import doctor
 
 
@@ -85,7 +85,7 @@ def test_doctor_points_to_the_built_book(built, monkeypatch, tmp_path):
 
     def find_built_book():
         if not built:
-            raise BadUse(
+            raise UsageError(
                 "--book: there is no built book; this package was made without one; leave out --book"
             )
         return tmp_path

@@ -112,9 +112,9 @@ def test_unknown_mistake_offers_the_next_hint(checkout):
 def test_damaged_hints_are_reported(tmp_path):
     (tmp_path / "p22").mkdir()
     (tmp_path / "p22" / "hints.toml").write_text("[[dx]]\nwords = 1\n")
-    with pytest.raises(hints.BadUse, match=r"hints.toml is damaged: 'text'"):
+    with pytest.raises(hints.UsageError, match=r"hints.toml is damaged: 'text'"):
         hints.load_ladders("p22", tmp_path)
-    with pytest.raises(hints.BadUse, match="no hints for p23"):
+    with pytest.raises(hints.UsageError, match="no hints for p23"):
         hints.load_ladders("p23", tmp_path)
 
 

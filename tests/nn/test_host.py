@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.nn import LinearCrossEntropy, host, linear_cross_entropy
 from harness.toolchain import libraries
 
@@ -112,7 +112,7 @@ def test_build_ext_selects_libraries():
         "cross_entropy",
         "cross_entropy_float16_sm_90a",
     ]
-    with pytest.raises(BadUse, match=r"unknown layer 'p22'; there is .*cross_entropy"):
+    with pytest.raises(UsageError, match=r"unknown layer 'p22'; there is .*cross_entropy"):
         host.select_libraries(["p22"], [], [])
-    with pytest.raises(BadUse, match="cross_entropy has no part 'int8'; there is bfloat16, "):
+    with pytest.raises(UsageError, match="cross_entropy has no part 'int8'; there is bfloat16, "):
         host.select_libraries(["cross_entropy/int8"], [], [])

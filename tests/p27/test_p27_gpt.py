@@ -9,7 +9,7 @@ from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from book.measure import step_by_hand
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.puzzles.p27 import compare_gpt, step_parts, train, train_gpt
 from harness.puzzles.p27.gpt import SIZES, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
@@ -236,7 +236,7 @@ def test_training_stops_at_the_time_limit(text):
 def test_nonfinite_loss_stops_training(text, monkeypatch):
     flags = train.parser().parse_args(["--size", "tiny", "--device", "cpu", "--by", "hand"])
     monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
-    with pytest.raises(BadUse, match="the loss of step 1 is nan"):
+    with pytest.raises(UsageError, match="the loss of step 1 is nan"):
         train_gpt.train(Console(quiet=True), flags, text, 1, SMALL)
 
 
@@ -350,7 +350,7 @@ def test_save_and_load_errors_are_reported(command_line, smaller_tiny_model, tmp
     state, junk = tmp_path / "state.pt", tmp_path / "junk.pt"
     State.begin(UNALIGNED, 1, CPU).save(state)
     junk.write_text("no state")
-    with pytest.raises(BadUse, match=r"--save .*: No such file or directory"):
+    with pytest.raises(UsageError, match=r"--save .*: No such file or directory"):
         State.begin(UNALIGNED, 1, CPU).save(tmp_path / "nowhere" / "state.pt")
     result = command_line("p27", "--train", "--size", "tiny", "--save", str(tmp_path / "no" / "state.pt"))
     assert result.code == 2 and not any("it writes" in line for line in result.lines)

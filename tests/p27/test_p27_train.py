@@ -8,7 +8,7 @@ from typed import unwrap
 
 from harness.check import zoo
 from harness.check.python_files import load_module
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.puzzles.p27 import compare, train
 from harness.puzzles.p27.autograd import Model
 from harness.puzzles.p27.running import leaves, no_autograd
@@ -125,15 +125,15 @@ def test_nonfinite_loss_stops_training(text):
     training = train.Training.begin(SMALL)
     training.p["token"].fill_(torch.nan)
     excerpt = next(iter(excerpts(SMALL, train.SEED, text)))
-    with pytest.raises(BadUse, match="the loss of step 1 is nan: see p27 --gate step"):
+    with pytest.raises(UsageError, match="the loss of step 1 is nan: see p27 --gate step"):
         training.step(load_module(TAPE), excerpt)
 
 
 def test_missing_or_short_text_is_a_usage_error(tmp_path):
-    with pytest.raises(BadUse, match="no Markdown file"):
+    with pytest.raises(UsageError, match="no Markdown file"):
         read_text(tmp_path / "nowhere", 8)
     (tmp_path / "short.md").write_text("short")
-    with pytest.raises(BadUse, match="more than 9 bytes"):
+    with pytest.raises(UsageError, match="more than 9 bytes"):
         read_text(tmp_path, 8)
 
 

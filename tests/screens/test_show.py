@@ -10,7 +10,7 @@ import pytest
 
 from harness.check.picture import Picture, take_picture
 from harness.devices.recorder import Order, record_many
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.learner import blanks
 from harness.learner.work import Work
 from harness.screens import picture_page, show, story
@@ -182,7 +182,7 @@ def test_gate_without_a_kernel_is_rejected(folder):
     numpy = NumpyRung(file="in_numpy.py", gates=("sums",), returns={"sums": ("output",)})
     puzzle = dataclasses.replace(toy, gates=(*toy.gates, other), rungs=(numpy, *toy.rungs))
     with pytest.raises(
-        BadUse, match=r"--show sums: a gate of the NumPy rung, which has no kernel; there is square"
+        UsageError, match=r"--show sums: a gate of the NumPy rung, which has no kernel; there is square"
     ):
         show.find_kernel_gate(puzzle, "sums")
 

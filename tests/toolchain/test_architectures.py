@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.toolchain import architectures
 
 
@@ -40,7 +40,7 @@ def test_old_nvidia_gpu_is_rejected(capability):
     ],
 )
 def test_unsupported_name_is_rejected(name, message):
-    with pytest.raises(BadUse, match=message):
+    with pytest.raises(UsageError, match=message):
         architectures.normalize_name(name)
 
 

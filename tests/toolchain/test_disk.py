@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from harness.errors import BadUse, EnvironmentProblem
+from harness.errors import EnvironmentProblem, UsageError
 from harness.toolchain import disk
 from harness.toolchain.disk import check_target, write_target, write_whole
 
@@ -59,7 +59,7 @@ def test_target_on_a_full_disk_is_an_environment_problem(tmp_path, monkeypatch):
 
 
 def test_missing_folder_of_a_target_is_a_usage_error(tmp_path):
-    with pytest.raises(BadUse, match=r"--html .*/no/file: No such file or directory"):
+    with pytest.raises(UsageError, match=r"--html .*/no/file: No such file or directory"):
         write_target("--html", tmp_path / "no" / "file", "")
 
 
@@ -76,5 +76,5 @@ def test_target_without_write_access_is_rejected(tmp_path):
     (tmp_path / "file").chmod(0o400)
     if os.access(tmp_path / "file", os.W_OK):
         pytest.skip("this user may write everywhere")
-    with pytest.raises(BadUse, match=r"--json .*/file: Permission denied"):
+    with pytest.raises(UsageError, match=r"--json .*/file: Permission denied"):
         check_target("--json", tmp_path / "file")

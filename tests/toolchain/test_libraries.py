@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import BadUse, CompileFailed, EnvironmentProblem
+from harness.errors import CompileFailed, EnvironmentProblem, UsageError
 from harness.toolchain import libraries
 from harness.toolchain.libraries import Library, make_mojo_library, make_torch_library
 
@@ -135,7 +135,7 @@ def test_library_in_a_wheel_matches_a_minor_torch_version(folder, source, tmp_pa
     (home / "version.py").write_text("__version__ = '2.12.0'\n")
     with pytest.raises(EnvironmentProblem, match=r"no C\+\+ compiler for answer.cpp and PyTorch 2.12.0"):
         make_library(source, home=home).build()
-    with pytest.raises(BadUse, match="nothing is not a PyTorch folder"):
+    with pytest.raises(UsageError, match="nothing is not a PyTorch folder"):
         make_library(source, home=tmp_path / "nothing")
 
 

@@ -6,7 +6,7 @@ import subprocess
 import mojo.run
 import pytest
 
-from harness.errors import BadUse, DamagedFile
+from harness.errors import DamagedFile, UsageError
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
 
@@ -22,7 +22,7 @@ def format_diagnostic(file="a.mojo", line=3, column=7, kind="error", message="no
 
 
 def test_folder_without_init_is_a_usage_error(tmp_path):
-    with pytest.raises(BadUse, match=r"no op package at .*: it has no __init__\.mojo"):
+    with pytest.raises(UsageError, match=r"no op package at .*: it has no __init__\.mojo"):
         OpPackage(tmp_path)
 
 

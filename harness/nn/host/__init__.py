@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from harness.errors import BadUse, EnvironmentProblem, WorkbookError
+from harness.errors import EnvironmentProblem, UsageError, WorkbookError
 from harness.toolchain import architectures, libraries
 from harness.toolchain.packages import list_mojo_files
 
@@ -69,15 +69,15 @@ def select_libraries(
 ) -> list[libraries.Library]:
     """Return the libraries of the named layers or parts ("attention/bfloat16"), by default all.
 
-    Raises BadUse for an unknown name.
+    Raises UsageError for an unknown name.
     """
     chosen: dict[str, list[str]] = {}
     for name in names or list_layers():
         layer, _, part = name.partition("/")
         if layer not in list_layers():
-            raise BadUse(f"unknown layer {layer!r}; there is {', '.join(list_layers())}")
+            raise UsageError(f"unknown layer {layer!r}; there is {', '.join(list_layers())}")
         if part and part not in PARTS[layer]:
-            raise BadUse(f"{layer} has no part {part!r}; there is {', '.join(PARTS[layer])}")
+            raise UsageError(f"{layer} has no part {part!r}; there is {', '.join(PARTS[layer])}")
         chosen.setdefault(layer, []).extend([part] if part else PARTS[layer])
     operators = [get_operator_library(layer, home) for layer in chosen for home in homes]
     parts = [

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from harness.console import Parser, print_lines
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.puzzles.p24 import orders
 
 MAX_SIDE = 256
@@ -90,12 +90,12 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     flags = parser.parse_args(arguments)
     for side in flags.sides:
         if not 1 <= side <= MAX_SIDE:
-            raise BadUse(f"--sides {side}: must be 1 to {MAX_SIDE}")
+            raise UsageError(f"--sides {side}: must be 1 to {MAX_SIDE}")
     for name in ("tile", "dim", "bytes"):
         if getattr(flags, name) < 1:
-            raise BadUse(f"--{name} {getattr(flags, name)}: must be at least 1")
+            raise UsageError(f"--{name} {getattr(flags, name)}: must be at least 1")
     if min(flags.radii) < 0:
-        raise BadUse(f"--radii {min(flags.radii)}: must be at least 0")
+        raise UsageError(f"--radii {min(flags.radii)}: must be at least 0")
     print_lines(console, list_report_lines(flags))
     return 0
 

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 
 from harness.console import Parser, print_lines
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.puzzles.p24 import orders
 
 MAX_SIDE = 1024
@@ -65,7 +65,7 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
     flags = parser.parse_args(arguments)
     height, width = flags.size
     if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
-        raise BadUse(f"--size {height} {width}: sides must be 1 to {MAX_SIDE}")
+        raise UsageError(f"--size {height} {width}: sides must be 1 to {MAX_SIDE}")
     order = orders.ORDERS[flags.order](height, width)
     title = f"{flags.order} order of {height} x {width} cells"
     print_lines(console, [title, *(format_numbers if flags.numbers else draw)(order, width)])

@@ -19,7 +19,7 @@ from harness.check.reference import Reference
 from harness.console import Parser, format_path, print_lines
 from harness.devices.processes import RankFailed, run_ranks
 from harness.devices.targets import CPU
-from harness.errors import BadUse, EnvironmentProblem, Unsolved, WorkbookError
+from harness.errors import EnvironmentProblem, Unsolved, UsageError, WorkbookError
 from harness.learner.work import Work
 from harness.nn.ring import agree_on_length
 from harness.puzzles.p25 import layout
@@ -137,7 +137,7 @@ def parser() -> Parser:
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    """Run the ring and print a report. Raises BadUse, Unsolved, or EnvironmentProblem if a rank is lost."""
+    """Run the ring and print a report. Raises UsageError, Unsolved, or EnvironmentProblem for a lost rank."""
     flags = parser().parse_args(arguments)
     work = Work(PUZZLE, PUZZLE.find_rung("torch"), roots.solutions() if flags.solution else None)
     fault = check_flags(flags)
@@ -167,14 +167,16 @@ def main(console: Console, arguments: Sequence[str] = ()) -> int:
 
 
 def check_flags(flags) -> tuple[int, int, str] | None:
-    """Return the requested fault. Raises BadUse, or EnvironmentProblem if there is too little memory."""
+    """Return the requested fault. Raises UsageError, or EnvironmentProblem if there is too little memory."""
     if not 1 <= flags.ranks <= MAX_RANKS:
-        raise BadUse(f"--ranks {flags.ranks}: must be 1 to {MAX_RANKS}")
+        raise UsageError(f"--ranks {flags.ranks}: must be 1 to {MAX_RANKS}")
     B, N, G, S, d = flags.dims
     if min(flags.dims) < 1 or N % G:
-        raise BadUse(f"--dims {B} {N} {G} {S} {d}: sizes must be at least 1, and {G} heads must divide {N}")
+        raise UsageError(
+            f"--dims {B} {N} {G} {S} {d}: sizes must be at least 1, and {G} heads must divide {N}"
+        )
     if flags.seconds <= 0:
-        raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
+        raise UsageError(f"--seconds {flags.seconds:g}: must be above 0")
     requested, free = flags.ranks * BYTES_PER_PROCESS, get_free_memory()
     if requested > free:
         message = f"that many processes take {requested / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
@@ -184,7 +186,7 @@ def check_flags(flags) -> tuple[int, int, str] | None:
     match = re.fullmatch(rf"(\d+):(\d+):({'|'.join(FAULTS)})", flags.fault)
     if not match or int(match[1]) >= flags.ranks:
         message = f"expected RANK:TRANSFER:HOW, a rank below {flags.ranks} and {', '.join(FAULTS)}"
-        raise BadUse(f"--break {flags.fault}: {message}")
+        raise UsageError(f"--break {flags.fault}: {message}")
     return int(match[1]), int(match[2]), match[3]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.puzzles.p27.autograd import Tensors, parameters
 
 RUN = 16
@@ -112,7 +112,7 @@ class State:
     # ---- State files --------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """Write the tensors by name, for torch.load. Raises BadUse if the file cannot be written."""
+        """Write the tensors by name, for torch.load. Raises UsageError if the file cannot be written."""
         pieces = {"parameters": self.master, "mean": self.mean, "square": self.square}
         by_name = {
             kind: {name: view.cpu() for name, view in self.pieces.views(piece).items()}
@@ -122,11 +122,11 @@ class State:
             with path.open("wb") as file:
                 torch.save({"sizes": asdict(self.sizes), "steps": self.steps, **by_name}, file)
         except OSError as error:
-            raise BadUse(f"--save {path}: {error.strerror}") from error
+            raise UsageError(f"--save {path}: {error.strerror}") from error
 
     @classmethod
     def load(cls, path: Path, sizes: Sizes, device: torch.device) -> "State":
-        """Read a state that `save` wrote. Raises BadUse if the file is missing or from another model."""
+        """Read a state that `save` wrote. Raises UsageError if the file is missing or from another model."""
         try:
             with path.open("rb") as file:
                 loaded = torch.load(file, map_location="cpu", weights_only=True)
@@ -137,11 +137,11 @@ class State:
                 for name, view in state.pieces.views(piece).items():
                     view.copy_(loaded[kind][name])
         except OSError as error:
-            raise BadUse(f"--load {path}: {error.strerror}") from error
+            raise UsageError(f"--load {path}: {error.strerror}") from error
         except Exception as error:  # from zip or pickle, or a missing key
-            raise BadUse(f"--load {path}: no state file of p27 --train --save") from error
+            raise UsageError(f"--load {path}: no state file of p27 --train --save") from error
         if replace(written, batch=sizes.batch) != sizes:
-            raise BadUse(f"--load {path}: holds {written}, but --size has {sizes}")
+            raise UsageError(f"--load {path}: holds {written}, but --size has {sizes}")
         return replace(state, sizes=sizes)
 
 

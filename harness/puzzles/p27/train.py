@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.check.python_files import describe_exception, load_module
 from harness.console import Parser, print_lines
-from harness.errors import BadUse, DamagedFile, Unsolved, WorkbookError
+from harness.errors import DamagedFile, Unsolved, UsageError, WorkbookError
 from harness.learner.work import Work
 from harness.puzzles.p27 import train_gpt, training
 from harness.puzzles.p27.autograd import Tensors
@@ -47,12 +47,12 @@ class Training:
         return cls(p, zeros[0], {name: (zeros[1][name], zeros[2][name]) for name in p}, [])
 
     def step(self, module: Module, excerpt: Tensor) -> float:
-        """Run one training step; return its loss. Raises BadUse if the loss is not finite."""
+        """Run one training step; return its loss. Raises UsageError if the loss is not finite."""
         number = len(self.losses) + 1
         rate = training.compute_rate("tiny", number)
         self.losses.append(float(module["step"](excerpt, self.p, self.grads, self.moments, number, rate)))
         if not math.isfinite(self.losses[-1]):
-            raise BadUse(f"the loss of step {number} is {self.losses[-1]}: see p27 --gate step")
+            raise UsageError(f"the loss of step {number} is {self.losses[-1]}: see p27 --gate step")
         return self.losses[-1]
 
 
@@ -76,9 +76,9 @@ def report_learner_errors(path: Path) -> Iterator[None]:
 
 
 def seed(text: str) -> int:
-    """Parse a seed for PyTorch, an integer of at most 63 bits. Raises BadUse for anything else."""
+    """Parse a seed for PyTorch, an integer of at most 63 bits. Raises UsageError for anything else."""
     if not (text.isascii() and text.isdigit() and int(text) < 2**63):
-        raise BadUse(f"--seed {text}: must be a whole number from 0 to 2**63 - 1")
+        raise UsageError(f"--seed {text}: must be a whole number from 0 to 2**63 - 1")
     return int(text)
 
 
@@ -126,7 +126,7 @@ def add_size_flags(parser: Parser) -> None:
 def check_size(flags, *of_size: str) -> None:
     for name in () if flags.size else ("device", "load", *of_size):
         if getattr(flags, name) is not None:
-            raise BadUse(f"--{name}: only with --size")
+            raise UsageError(f"--{name}: only with --size")
 
 
 def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
@@ -134,9 +134,9 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
     flags = parser().parse_args(arguments)
     check_size(flags, "by", "save", "csv")
     if flags.steps is not None and flags.steps < 1:
-        raise BadUse(f"--steps {flags.steps}: must be at least 1")
+        raise UsageError(f"--steps {flags.steps}: must be at least 1")
     if not flags.seconds > 0:
-        raise BadUse(f"--seconds {flags.seconds:g}: must be above 0")
+        raise UsageError(f"--seconds {flags.seconds:g}: must be above 0")
     chapters = chapters or roots.book() / "src"
     if flags.size:
         flags.by = flags.by or train_gpt.HAND

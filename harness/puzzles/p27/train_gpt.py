@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from harness.console import print_lines
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.puzzles.p27 import step_parts, training
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import ByAutograd
@@ -27,9 +27,9 @@ BYTES = 256
 
 
 def select_device(name: str | None) -> torch.device:
-    """Return the requested device, by default a GPU if there is one. Raises BadUse if there is no GPU."""
+    """Return the requested device, by default a GPU if there is one. Raises UsageError if there is no GPU."""
     if name == "gpu" and not torch.cuda.is_available():
-        raise BadUse("--device gpu: torch sees no GPU here; --device cpu runs the same step")
+        raise UsageError("--device gpu: torch sees no GPU here; --device cpu runs the same step")
     return torch.device("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda:0")
 
 
@@ -49,7 +49,7 @@ def sample_text(state: State, count: int, seed: int) -> str:
 def train(
     console: Console, flags: Namespace, chapters: Path, sample: int, sizes: Sizes | None = None
 ) -> list[float]:
-    """Train, draw the losses, and print a sample. Raises BadUse if the loss is not finite."""
+    """Train, draw the losses, and print a sample. Raises UsageError if the loss is not finite."""
     device, sizes = select_device(flags.device), sizes or SIZES[flags.size]
     state = State.load(flags.load, sizes, device) if flags.load else State.begin(sizes, flags.seed, device)
     steps = training.STEPS[flags.size] if flags.steps is None else flags.steps
@@ -64,7 +64,7 @@ def train(
     def step(excerpt: Tensor) -> float:
         loss = run_step(trained, excerpt, training.compute_rate(flags.size, state.steps + 1))
         if not math.isfinite(loss):
-            raise BadUse(f"the loss of step {state.steps} is {loss}")
+            raise UsageError(f"the loss of step {state.steps} is {loss}")
         return loss
 
     losses = training.run_steps(console, flags.by, step, texts, steps, flags.seconds)
@@ -78,7 +78,7 @@ def train(
 
 
 def save_losses(path: Path | None, losses: list[float], steps: int) -> None:
-    """Write the last steps' losses as CSV with all digits. Raises BadUse if the file cannot be written."""
+    """Write the last steps' losses as CSV with all digits. Raises UsageError if the file is not writable."""
     if path is None:
         return
     try:
@@ -86,7 +86,7 @@ def save_losses(path: Path | None, losses: list[float], steps: int) -> None:
             writer = csv.writer(file)
             writer.writerows([("step", "loss"), *enumerate(losses, steps - len(losses) + 1)])
     except OSError as error:
-        raise BadUse(f"--csv {path}: {error.strerror}") from error
+        raise UsageError(f"--csv {path}: {error.strerror}") from error
 
 
 def run_step(trained: ByHand | ByAutograd, excerpt: Tensor, rate: float) -> float:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from harness.console import escape_controls, print_lines
-from harness.errors import BadUse
+from harness.errors import UsageError
 from harness.puzzles.p27.autograd import Tensors
 from harness.puzzles.p27.gpt import Sizes
 
@@ -25,12 +25,12 @@ TEMPERATURE = 0.7
 
 
 def read_text(folder: Path, context: int) -> Tensor:
-    """Return the bytes of all chapters, uint8 [length]. Raises BadUse if they are too short for an excerpt."""
+    """Return the bytes of all chapters, uint8 [length]. Raises UsageError if an excerpt does not fit."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.md"))).encode()
     if not text:
-        raise BadUse(f"no training text: {folder} has no Markdown file of the workbook's chapters")
+        raise UsageError(f"no training text: {folder} has no Markdown file of the workbook's chapters")
     if len(text) <= context + 1:
-        raise BadUse(f"an excerpt needs more than {context + 1} bytes of text; {folder} has {len(text)}")
+        raise UsageError(f"an excerpt needs more than {context + 1} bytes of text; {folder} has {len(text)}")
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 

@@ -409,8 +409,8 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
     # A plain `+=` loads and stores the element in one line: the line of both accesses or, if one of them is
     # an atomic, the line of the other.
     added = any(
-        race.verbs >= {"a load", "a store"}
-        and ("an atomic" in race.verbs or race.where.split(":")[:-1] == race.other.split(":")[:-1])
+        race.access_kinds >= {"a load", "a store"}
+        and ("an atomic" in race.access_kinds or race.where.split(":")[:-1] == race.other.split(":")[:-1])
         for race in races
     )
     if not added and any("atomic" in race.message and "store" in race.message for race in races):

@@ -217,7 +217,7 @@ def make_runner(
 
     def replay(case: Case, corrected: Arrays) -> TracedRun:
         replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
-        replay.gpu.keep_events = MAX_EVENTS
+        replay.gpu.max_events = MAX_EVENTS
         replay.gpu.steps = MAX_STEPS + puzzle.multiply_adds(case.dims)
         outputs: Arrays = {}
         failure = ""

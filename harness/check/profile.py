@@ -10,7 +10,7 @@ from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, reco
 from harness.learner.work import Work
 from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch
-from harness.vgpu.checks.counters import Issued, Site, sum_traffic
+from harness.vgpu.checks.counters import IssueCount, Site, sum_traffic
 from harness.vgpu.checks.findings import format_count
 from harness.vgpu.engine.reports import shorten_shared_name
 from harness.vgpu.ptx.locations import find_user_location
@@ -190,10 +190,10 @@ def list_tensor_rows(launch: LaunchProfile) -> Iterator[list[str]]:
 
 def list_line_rows(launch: LaunchProfile) -> Iterator[list[str]]:
     """Yield a row for each source line with memory accesses or collective instructions, in order."""
-    by_line: dict[tuple[str, int], tuple[list[Site], list[Issued]]] = {}
+    by_line: dict[tuple[str, int], tuple[list[Site], list[IssueCount]]] = {}
     for site in launch.counters.sites.values():
         by_line.setdefault(find_source_line(site.instr), ([], []))[0].append(site)
-    for issue in launch.counters.issued.values():
+    for issue in launch.counters.issues.values():
         by_line.setdefault(find_source_line(issue.instr), ([], []))[1].append(issue)
     for (file, number), (sites, issues) in sorted(by_line.items()):
         issued = sum(issue.count for issue in issues)

@@ -100,10 +100,10 @@ class Replay:
             if tensor.scratch:
                 continue
             if tensor.name in read or tensor.name not in written:
-                self.gpu.forbid(address, "store to an input")
+                self.gpu.report_writes(address, "store to an input")
             else:
                 declared = (variant, tensor.name) in self.puzzle.atomic
-                self.gpu.forbid(address, "" if declared else "undeclared atomic")
+                self.gpu.report_writes(address, "" if declared else "undeclared atomic")
 
     def _read(self, name: str, address: int, shape: tuple[int, ...]) -> np.ndarray:
         dtype = get_stored_dtype(self.puzzle.get_output_dtype(name, self.dtype))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # counters load NumPy, which listing puzzles does not need
-    from harness.vgpu.checks.counters import Issued, Site
+    from harness.vgpu.checks.counters import IssueCount, Site
     from harness.vgpu.machine import Launch
     from harness.vgpu.ptx.parser import Instr
 
@@ -40,9 +40,9 @@ class Counts:
         sites = [s for launch in self.launches for s in launch.counters.sites.values() if s.space == space]
         return [s for s in sites if (s.tensor in requested or not requested) and verb in ("", s.verb)]
 
-    def select_issued(self, op: str) -> "list[Issued]":
+    def select_issued(self, op: str) -> "list[IssueCount]":
         """Return the counts of each collective instruction with opcode `op`, such as barriers ("bar")."""
-        issued = (issue for launch in self.launches for issue in launch.counters.issued.values())
+        issued = (issue for launch in self.launches for issue in launch.counters.issues.values())
         return [issue for issue in issued if issue.instr.op == op]
 
 

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Checks", "Counters", "Events", "Finding", "Kernel", "Launch", "VirtualGPU", "VirtualGPUError"]
 
-_HOMES = {"VirtualGPUError": "errors", "Kernel": "machine", "Launch": "machine", "VirtualGPU": "machine"}
-_HOMES |= dict.fromkeys(("Checks", "Finding"), "checks.findings")
-_HOMES |= {"Counters": "checks.counters", "Events": "checks.events"}
+_MODULES = {"VirtualGPUError": "errors", "Kernel": "machine", "Launch": "machine", "VirtualGPU": "machine"}
+_MODULES |= dict.fromkeys(("Checks", "Finding"), "checks.findings")
+_MODULES |= {"Counters": "checks.counters", "Events": "checks.events"}
 
 
 def __getattr__(name: str):
     """Import a public name's module on first use, so that `Finding` does not load the engine."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -48,12 +48,12 @@ class UnsupportedInstruction(VirtualGPUError):
 
     cuda = "CUDA_ERROR_NOT_SUPPORTED"
 
-    def __init__(self, instr, why: str = ""):
-        self.instr, self.why = instr, why
+    def __init__(self, instr, reason: str = ""):
+        self.instr, self.reason = instr, reason
         location = format_location(instr)
         line = f" at PTX line {instr.line}" + (f" ({location})" if instr.loc else "")
         super().__init__(
-            f"the virtual GPU does not support the instruction {instr.name}{line}{': ' + why if why else ''}"
+            f"the virtual GPU does not support the instruction {instr.name}{line}{': ' + reason if reason else ''}"
         )
 
 

@@ -32,15 +32,15 @@ from harness.vgpu.ptx.source_names import find_shared_names
 
 from .errors import InvalidAddress, InvalidPTX, LaunchError, OutOfDeviceMemory, UnsupportedPTXVersion
 
-STATIC_SHARED_LIMIT = 48 << 10
-SHARED_LIMIT = 227 << 10
-RED_ZONE = 256
-SHARED_START = 1024
+MAX_STATIC_SHARED_BYTES = 48 << 10
+MAX_SHARED_BYTES = 227 << 10
+RED_ZONE_BYTES = 256
+FIRST_SHARED_OFFSET = 1024
 
 
 @dataclass(eq=False)
 class Kernel:
-    """A loaded kernel; `params` are parameter sizes in bytes, `shared_map` maps names to (offset, size)."""
+    """A loaded kernel; `params` are parameter sizes in bytes, `shared_layout` maps names to (offset, size)."""
 
     name: str
     params: list[int]
@@ -48,7 +48,7 @@ class Kernel:
     max_threads: int
     function: parser.Function
     module: Module
-    shared_map: dict[str, tuple[int, int]] = field(default_factory=dict)
+    shared_layout: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @functools.cached_property
     def code(self) -> Code:
@@ -57,12 +57,12 @@ class Kernel:
             program = Program(self.module.parsed, self.function)
         except LinkError as error:
             raise InvalidPTX(f"kernel {self.name}: {error}") from None
-        return Code(program, self.module.addresses, self.shared_map)
+        return Code(program, self.module.addresses, self.shared_layout)
 
     @functools.cached_property
     def shared_names(self) -> dict[str, str]:
         """The known source names of shared variables."""
-        return find_shared_names(self.code.program, self.shared_map)
+        return find_shared_names(self.code.program, self.shared_layout)
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class Module:
 class Launch:
     """One finished launch.
 
-    `events` are its accesses to global and shared memory, recorded if gpu.keep_events is set.
+    `events` are its accesses to global and shared memory, recorded if gpu.max_events is set.
     """
 
     name: str
@@ -99,8 +99,8 @@ class VirtualGPU:
     blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; in any order but
     natural the grid runs in several batches, so that results that depend on the order differ.
 
-    Attributes to set: `keep_events` (maximum number of accesses to record per launch), `steps` (budget of
-    basic-block executions per launch), `batch_threads` (maximum number of threads per batch), `echo` (print
+    Attributes to set: `max_events` (maximum number of accesses to record per launch), `steps` (budget of
+    basic-block executions per launch), `max_batch_threads` (maximum number of threads per batch), `echo` (print
     the output of kernels)."""
 
     def __init__(
@@ -117,7 +117,7 @@ class VirtualGPU:
         self.launches: list[Launch] = []
         self.modules: list[Module] = []
         self.output: list[str] = []
-        self.echo, self.keep_events, self.steps, self.batch_threads = True, 0, 3_000_000, 65536
+        self.echo, self.max_events, self.steps, self.max_batch_threads = True, 0, 3_000_000, 65536
 
     @property
     def title(self) -> str:
@@ -143,12 +143,12 @@ class VirtualGPU:
         self.get_offset(address, nbytes, "label")
         self.arena.label(address, nbytes, name, shape, str(dtype))
 
-    def forbid(self, address: int, kind: str) -> None:
+    def report_writes(self, address: int, kind: str) -> None:
         """Report writes to the tensor at an address as findings of a kind: "store to an input", "undeclared
         atomic", or "" for none. An input is restored after a launch that wrote to it."""
         tensor = self.arena.find(address)
         if tensor is not None:
-            tensor.forbids = kind
+            tensor.write_violation = kind
 
     def get_offset(self, address: int, nbytes: int, action: str) -> int:
         """Return the offset of a range in device memory. Raises InvalidAddress with the action if the
@@ -208,9 +208,14 @@ class VirtualGPU:
 
     def copy(self, dst: int, src: int, nbytes: int) -> None:
         """Copy device to device; unwritten bytes stay unwritten."""
-        to, frm = self.get_offset(dst, nbytes, "copy to"), self.get_offset(src, nbytes, "copy from")
+        target_offset, source_offset = (
+            self.get_offset(dst, nbytes, "copy to"),
+            self.get_offset(src, nbytes, "copy from"),
+        )
         for bytes_ in (self.arena.data, self.arena.written):
-            bytes_[to : to + nbytes] = bytes_[frm : frm + nbytes].copy()
+            bytes_[target_offset : target_offset + nbytes] = bytes_[
+                source_offset : source_offset + nbytes
+            ].copy()
         for extent in self.arena.extents:
             if extent.start < dst + nbytes and extent.end > dst:
                 extent.ready = False
@@ -235,7 +240,7 @@ class VirtualGPU:
                 address = module.addresses[v.name] = self.allocate(v.nbytes, v.name)
                 extent = self.arena.find(address)
                 assert extent is not None  # just allocated
-                extent.forbids = "store to constant memory" if v.space == "const" else ""
+                extent.write_violation = "store to constant memory" if v.space == "const" else ""
         for v in parsed.variables.values():
             if v.name in module.addresses:
                 data = bytearray(v.data or bytes(v.nbytes))
@@ -253,24 +258,24 @@ class VirtualGPU:
 
     def _create_kernel(self, module: Module, f: parser.Function) -> Kernel:
         layout: dict[str, tuple[int, int]] = {}
-        offset = SHARED_START
+        offset = FIRST_SHARED_OFFSET
         static = 0
         used = [g for g in module.parsed.functions.values() if g is f or not g.is_entry]
-        for v in (v for owner in (module.parsed, *used) for v in owner.variables.values()):
+        for v in (v for scope in (module.parsed, *used) for v in scope.variables.values()):
             if v.space == "shared" and v.nbytes:
                 offset = -(-offset // v.align) * v.align
                 layout[v.name] = (offset, v.nbytes)
-                offset += v.nbytes + RED_ZONE
+                offset += v.nbytes + RED_ZONE_BYTES
                 static += v.nbytes
         dynamic = [v for v in module.parsed.variables.values() if v.space == "shared" and not v.nbytes]
         align = max([128, *(v.align for v in dynamic)])
         offset = -(-offset // align) * align
         for v in dynamic:
             layout[v.name] = (offset, 0)
-        if static > STATIC_SHARED_LIMIT:
+        if static > MAX_STATIC_SHARED_BYTES:
             raise InvalidPTX(
                 f"kernel {f.name} declares {static} bytes of static shared memory, the limit is"
-                f" {STATIC_SHARED_LIMIT} (use dynamic shared memory)"
+                f" {MAX_STATIC_SHARED_BYTES} (use dynamic shared memory)"
             )
         return Kernel(f.name, [p.nbytes for p in f.params], static, f.max_threads or 1024, f, module, layout)
 
@@ -304,9 +309,9 @@ class VirtualGPU:
                 f" {kernel.max_threads}",
                 "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
             )
-        if shared_bytes < 0 or kernel.shared_bytes + shared_bytes > SHARED_LIMIT:
+        if shared_bytes < 0 or kernel.shared_bytes + shared_bytes > MAX_SHARED_BYTES:
             raise LaunchError(
-                f"{kernel.shared_bytes} + {shared_bytes} bytes of shared memory, the limit is {SHARED_LIMIT}"
+                f"{kernel.shared_bytes} + {shared_bytes} bytes of shared memory, the limit is {MAX_SHARED_BYTES}"
                 " per block"
             )
         if len(args) != len(kernel.params):

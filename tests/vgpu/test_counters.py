@@ -143,4 +143,4 @@ def test_copy_overlap_includes_loops():
 def test_counters_can_be_disabled():
     body = START + FMA + COPY + "cp.async.wait_group 0; bar.sync 0; shfl.sync.bfly.b32 %r1, %t2, 1, 31, -1;"
     counters = launch_body(body, 32, checks=Checks(counters=False)).counters
-    assert not counters.sites and not counters.issued and not counters.overlaps
+    assert not counters.sites and not counters.issues and not counters.overlaps

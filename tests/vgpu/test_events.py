@@ -19,7 +19,7 @@ def record_events(
 ):
     """Launch `body`, by default with a thread per input element; return the events and the bench."""
     bench = Bench()
-    bench.gpu.keep_events = limit
+    bench.gpu.max_events = limit
     n = threads or len(inputs[0])
     text = make_kernel(body, [x.itemsize for x in inputs], declare=declare, store=store)
     out_array = bench.empty("out", n) if out is None else bench.place("out", out)

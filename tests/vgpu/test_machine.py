@@ -169,7 +169,7 @@ def test_three_dimensional_indices(gpu):
 
 def test_grid_with_many_batches():
     bench = Bench()
-    bench.gpu.batch_threads = 256
+    bench.gpu.max_batch_threads = 256
     x = np.arange(5000, dtype=np.uint32)
     o, a = bench.empty("o", 5000, np.uint32), bench.place("a", x)
     bench.run(COPY, 50, 100, o, a)

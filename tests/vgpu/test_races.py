@@ -94,9 +94,9 @@ def test_races_between_blocks(body, kind, blocks):
          " @%p2 st.global.u32 [%d0], 2;", None),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("limit", [race_check.LIMIT, 0], ids=["", "short log"])
+@pytest.mark.parametrize("limit", [race_check.MAX_LOGGED_ACCESSES, 0], ids=["", "short log"])
 def test_races_inside_a_block(body, kind, limit, monkeypatch):
-    monkeypatch.setattr(race_check, "LIMIT", limit)
+    monkeypatch.setattr(race_check, "MAX_LOGGED_ACCESSES", limit)
     findings = find_races(body, 1, 64, declare=".shared .align 4 .b8 s[64];")
     assert {f.kind for f in findings} == ({kind} if kind else set()), [f.text() for f in findings]
 
@@ -176,7 +176,7 @@ def test_async_copy_into_a_buffer_in_use_is_a_race(barrier):
 def test_race_of_many_elements_is_one_finding():
     """The finding counts the elements of all batches."""
     bench = Bench()
-    bench.gpu.batch_threads = 64
+    bench.gpu.max_batch_threads = 64
     body = "and.b32 %r1, %i, 31; mad.wide.u32 %d1, %r1, 4, %d0; st.global.u32 [%d1], 3;"
     (f,) = find_errors(body, 40, 32, cells=32, bench=bench)
     assert f.kind == "global race" and f.tensor == "cells" and f.count >= 32 and f.text().count("\n") <= 5
@@ -196,7 +196,7 @@ def test_sectors_and_bank_conflicts_are_counted():
     c = bench.run(text, 2, 32, bench.place("c", np.zeros(1024, U4))).counters
     assert (c.global_load.requests, c.global_load.sectors, c.global_load.bytes) == (2, 64, 256)
     store = c.shared_store
-    assert (store.requests, store.cycles, store.ideal) == (4, 2 * 32 + 2 * 2, 2 + 4)
+    assert (store.requests, store.cycles, store.ideal_cycles) == (4, 2 * 32 + 2 * 2, 2 + 4)
     assert (c.atomics, c.atomics_per_address, c.barriers, c.threads) == (128, 64, 2, 64)
 
 

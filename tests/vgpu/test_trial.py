@@ -18,13 +18,13 @@ READ_HALF = (
 )
 
 
-def run_half(body: str, *, line: bool = False, keep_events: int = 0):
+def run_half(body: str, *, line: bool = False, max_events: int = 0):
     """Run 32 threads on out = [0, 1, 2, ...]; return the only finding, the final `out`, and the launch."""
     text = make_kernel("ld.param.u64 %d0, [q0];" + body, declare=SHARED, store=False)
     if line:
         text = text.replace("ld.param", ".loc 1 7 1\nld.param", 1) + '.file 1 "/home/me/k.mojo"\n'
     bench = Bench()
-    bench.gpu.keep_events = keep_events
+    bench.gpu.max_events = max_events
     out = bench.place("out", np.arange(32, dtype=np.uint32))
     launch = bench.run(text, 1, 32, out)
     (finding,) = bench.gpu.findings
@@ -59,7 +59,7 @@ def test_dependent_result_is_an_error(use, error):
 def test_second_run_has_no_side_effects():
     """Memory, counters and events match a single launch."""
     body = READ_HALF + "setp.ge.u32 %p2, %t2, 16;  selp.u32 %r3, 5, %r2, %p2;  red.global.add.u32 [%a0], %r3;"
-    finding, out, launch = run_half(body, keep_events=1000)
+    finding, out, launch = run_half(body, max_events=1000)
     np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32) + 5])
     assert not finding.is_error
     assert (launch.counters.atomics, launch.counters.threads) == (32, 32)

@@ -211,14 +211,14 @@ def limit_exposed_copies(step: str, first: First) -> Limit:
     def cost(counts: Counts) -> Cost:
         selected = counts.select_launches(step)
         overlaps = [item for launch in selected.launches for item in launch.counters.overlaps.values()]
-        hidden = [item for item in overlaps if item.least is not None]
+        hidden = [item for item in overlaps if item.minimum is not None]
         if not hidden:
             return Cost(1.0, [(item.instr, 1.0) for item in selected.select_issued("bar")])
         groups = sum(item.count for item in selected.select_issued("cp"))
         threads = sum(launch.counters.threads for launch in selected.launches)
         tile = sum(launch.counters.multiply_adds for launch in selected.launches) / (WARP * groups)
         assert threads and tile
-        shares = [(item.instr, max(0.0, 1 - (item.least or 0) / tile)) for item in hidden]
+        shares = [(item.instr, max(0.0, 1 - (item.minimum or 0) / tile)) for item in hidden]
         return Cost(max(share for _, share in shares), shares)
 
     counter = "share of a tile's multiply-adds outside the time between a copy's commit and its wait"

@@ -89,8 +89,8 @@ class AsyncOrder:
         self.committed: dict[int, list[list[Operation]]] = {}  # groups, oldest first
 
     # -- rows -----------------------------------------------------------------------------------------------
-    def get_threads(self, P) -> np.ndarray:
-        return self.batch.block_of[P] * self.batch.threads + self.batch.thread_of[P]
+    def get_threads(self, positions) -> np.ndarray:
+        return self.batch.block_of[positions] * self.batch.threads + self.batch.thread_of[positions]
 
     def add_row(self, row: np.ndarray) -> int:
         if self.used_rows == len(self.rows):
@@ -144,9 +144,9 @@ class AsyncOrder:
             self.sweep_limit = max(INITIAL_ROWS // 2, 2 * self.used_rows)
 
     # -- barriers -------------------------------------------------------------------------------------------
-    def barrier(self, P, number: int | str):
+    def barrier(self, positions, number: int | str):
         """Order the threads at these positions by a barrier, separately in each block (or cluster)."""
-        threads = self.get_threads(P)
+        threads = self.get_threads(positions)
         size = self.width if isinstance(number, str) else self.batch.threads
         for group in get_distinct(threads // size):
             members = threads[threads // size == group]
@@ -154,23 +154,26 @@ class AsyncOrder:
             self.row_of[members] = self.release(members, before)
         self.advance_time()
 
-    def bar_arrive(self, P, number: int):
-        threads = self.get_threads(P)
+    def bar_arrive(self, positions, number: int):
+        threads = self.get_threads(positions)
         for block in get_distinct(threads // self.batch.threads):
             members = threads[threads // self.batch.threads == block]
             self.arrivals[block, number] = self.release(members, self.arrivals.get((block, number), 0))
         self.advance_time()
 
-    def warp_sync(self, P, mask):
+    def warp_sync(self, positions, mask):
         """Order threads by a bar.warp.sync, separately for each warp and mask."""
-        threads, groups = self.get_threads(P), self.batch.warp_of[P] << 32 | mask.astype(np.int64)
+        threads, groups = (
+            self.get_threads(positions),
+            self.batch.warp_of[positions] << 32 | mask.astype(np.int64),
+        )
         for group in get_distinct(groups):
             members = threads[groups == group]
             self.row_of[members] = self.release(members)
         self.advance_time()
 
-    def arrive(self, P, barrier: MBarrier):
-        barrier.arriving = self.release(self.get_threads(P), barrier.arriving)
+    def arrive(self, positions, barrier: MBarrier):
+        barrier.arriving = self.release(self.get_threads(positions), barrier.arriving)
         self.advance_time()
 
     def end_phase(self, barrier: MBarrier):
@@ -180,9 +183,9 @@ class AsyncOrder:
             k: copies for k, copies in barrier.copies.items() if any(c.recorded_units > 0 for c in copies)
         }
 
-    def observe_phase(self, P, barrier: MBarrier):
+    def observe_phase(self, positions, barrier: MBarrier):
         """Record that threads observed the end of the mbarrier's last phase: arrivals and copies."""
-        threads = self.get_threads(P)
+        threads = self.get_threads(positions)
         self.acquire(threads, barrier.arrived)
         for phase, copies in barrier.copies.items():
             if phase < barrier.phase:
@@ -202,9 +205,9 @@ class AsyncOrder:
                 ordered |= rows == row
         return ordered
 
-    def proxy_fence(self, P):
+    def proxy_fence(self, positions):
         """Execute fence.proxy.async: stores ordered before it become visible to the async proxy."""
-        threads = self.get_threads(P)
+        threads = self.get_threads(positions)
         self.fence_row[threads] = self.row_of[threads]
         selected = np.zeros(len(self.row_of), bool)
         selected[threads] = True
@@ -220,16 +223,16 @@ class AsyncOrder:
         self.advance_time()
 
     # -- loads and stores of threads -------------------------------------------------------------------------
-    def access(self, A: Access, index, L):
+    def access(self, access: Access, index, active):
         """Check and record a load, store or atomic of shared memory; `index` is in units of its size."""
-        P = self.batch.positions(L)
-        threads = self.get_threads(P)
-        start = np.broadcast_to(index, len(P)) << A.shift
+        positions = self.batch.positions(active)
+        threads = self.get_threads(positions)
+        start = np.broadcast_to(index, len(positions)) << access.shift
         units = start >> 4
-        self.check_copies(A.instr, threads, units, A.writes)
-        if A.writes:
-            self.check_readers(A.instr, threads, units)
-            self.record_stores(threads, start, max(A.nbytes // STORE_UNIT, 1))
+        self.check_copies(access.instr, threads, units, access.writes)
+        if access.writes:
+            self.check_readers(access.instr, threads, units)
+            self.record_stores(threads, start, max(access.nbytes // STORE_UNIT, 1))
         else:
             copied = self.writer[units] != 0
             if copied.any():
@@ -421,13 +424,13 @@ class AsyncOrder:
         else:
             barrier.copies.setdefault(barrier.phase, []).append(store)
 
-    def bulk_commit(self, P):
-        for thread in self.get_threads(P).tolist():
+    def bulk_commit(self, positions):
+        for thread in self.get_threads(positions).tolist():
             self.committed.setdefault(thread, []).append(self.uncommitted.pop(thread, []))
 
-    def bulk_wait(self, P, allowed: int):
+    def bulk_wait(self, positions, allowed: int):
         """Record that all but each thread's newest `allowed` groups have finished reading."""
-        for thread in self.get_threads(P).tolist():
+        for thread in self.get_threads(positions).tolist():
             for store in self.take_ended(thread, allowed):
                 self.observe_completion(store, np.array([thread]))
 
@@ -439,11 +442,11 @@ class AsyncOrder:
         return [operation for group in groups[:excess] for operation in group]
 
     # -- products --------------------------------------------------------------------------------------------
-    def start_product(self, instr: Instr, P: np.ndarray, units: np.ndarray | None):
+    def start_product(self, instr: Instr, positions: np.ndarray, units: np.ndarray | None):
         """Record wgmma.mma_async of the warpgroups at positions P [warpgroup, 128], which read locations
         `units` [warpgroup, units]."""
-        for k, positions in enumerate(P):
-            threads = self.get_threads(positions)
+        for k, warpgroup_positions in enumerate(positions):
+            threads = self.get_threads(warpgroup_positions)
             key = self.get_warpgroup_key(threads)
             if not self.uncommitted.get(key):
                 self.uncommitted[key] = [Operation(PRODUCT, instr, int(threads[0]), self.width)]
@@ -470,25 +473,25 @@ class AsyncOrder:
                 self.report("unfinished copy", instr, copy.instr, int(late[0]), int(units[mask][0]), len(late),
                             "is read here, but the thread has not waited for the copy that writes it")  # fmt: skip
 
-    def wgmma_commit(self, P):
-        for threads in self.get_threads(P).reshape(-1, 128):
+    def wgmma_commit(self, positions):
+        for threads in self.get_threads(positions).reshape(-1, 128):
             key = self.get_warpgroup_key(threads)
             self.committed.setdefault(key, []).append(self.uncommitted.pop(key, []))
 
-    def wgmma_wait(self, P, allowed: int):
+    def wgmma_wait(self, positions, allowed: int):
         """Complete all but the newest `allowed` groups of each warpgroup.
 
         A product is issued by all four warps, so waiting for it also orders their earlier accesses.
         """
-        for threads in self.get_threads(P).reshape(-1, 128):
+        for threads in self.get_threads(positions).reshape(-1, 128):
             ended = self.take_ended(self.get_warpgroup_key(threads), allowed)
             for product in ended:
                 self.observe_completion(product, threads)
             if ended:
                 self.advance(threads, max(product.issued for product in ended))
 
-    def find_unfinished(self, P, instr: Instr) -> np.ndarray:
-        threads = self.get_threads(P)
+    def find_unfinished(self, positions, instr: Instr) -> np.ndarray:
+        threads = self.get_threads(positions)
         first = threads - threads % self.batch.threads + threads % self.batch.threads // 128 * 128
         out = np.zeros(len(threads), bool)
         for k in get_distinct(first):

@@ -4,7 +4,7 @@ A request is one memory instruction of one warp. Global memory is transferred in
 coalesced load of 32 floats is 1 request, 128 bytes, 4 sectors. Shared memory has 32 banks of 4 bytes: a
 request takes as many cycles as there are distinct words in its busiest bank (8- and 16-byte accesses are
 split into 2 and 4 parts); cycles beyond the minimum are bank conflicts. Traffic is counted per memory
-instruction and tensor (`Site`), warp instructions and barriers per instruction (`Issued`).
+instruction and tensor (`Site`), warp instructions and barriers per instruction (`IssueCount`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .findings import Checks
 @dataclass(slots=True)
 class Traffic:
     """Requests and bytes of one kind of access, with `sectors` for global memory, and `cycles` and their
-    minimum `ideal` for shared memory."""
+    minimum `ideal_cycles` for shared memory."""
 
     requests: int = 0
     bytes: int = 0
     sectors: int = 0
     cycles: int = 0
-    ideal: int = 0
+    ideal_cycles: int = 0
 
     @property
     def sectors_per_request(self) -> float:
@@ -39,12 +39,12 @@ class Traffic:
     @property
     def bank_conflicts(self) -> int:
         """Extra cycles caused by bank conflicts."""
-        return self.cycles - self.ideal
+        return self.cycles - self.ideal_cycles
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
             self.requests + other.requests, self.bytes + other.bytes, self.sectors + other.sectors,
-            self.cycles + other.cycles, self.ideal + other.ideal,
+            self.cycles + other.cycles, self.ideal_cycles + other.ideal_cycles,
         )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ class Site:
 
 
 @dataclass(slots=True, eq=False)
-class Issued:
+class IssueCount:
     """Number of times an instruction was issued, per warp; per thread block for barriers, per warpgroup for
     wgmma."""
 
@@ -90,42 +90,42 @@ class TensorTraffic:
 class Overlap:
     """Multiply-adds that overlap an asynchronous copy, between its group's commit and the wait.
 
-    `least` is the minimum over the groups committed after the first multiply-add; None without any.
+    `minimum` is the minimum over the groups committed after the first multiply-add; None without any.
     """
 
     instr: Instr
-    least: int | None = None
+    minimum: int | None = None
 
 
-class CostModel(Protocol):
+class CostSource(Protocol):
     """The part of a kernel's generated code (engine/opcodes/codegen.py) that the counters read."""
 
-    work: dict[int, Work]  # basic block -> work per thread
+    costs: dict[int, BlockCost]  # basic block -> costs per thread
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The work of one thread in one basic block; a multiply-add counts as two flops."""
+class BlockCost:
+    """The costs of one thread in one basic block; a multiply-add counts as two flops."""
 
     instructions: int = 0
     flops: int = 0
     multiply_adds: int = 0
 
 
-NO_WORK = Work()
+NO_COST = BlockCost()
 
 
-class CountedRun(Protocol):
+class CounterSource(Protocol):
     """The part of a launch (engine/launch.py) that the counters read."""
 
     checks: Checks
     grid: tuple[int, int, int]
     threads: int
     block_threads: dict[int, int]  # basic block -> threads that ran it
-    atomic_hits: dict[int, int]  # address -> atomics on it
+    atomics_by_address: dict[int, int]  # address -> atomics on it
 
     @property
-    def code(self) -> CostModel: ...
+    def code(self) -> CostSource: ...
 
     def get_shared_array_name(self, offset: int) -> str: ...
 
@@ -134,9 +134,9 @@ class CountedRun(Protocol):
 class Counters:
     """All counters of a launch, complete when the launch has ended."""
 
-    run: CountedRun = field(repr=False)
+    run: CounterSource = field(repr=False)
     sites: dict[tuple[int, str, str], Site] = field(default_factory=dict, repr=False)
-    issued: dict[int, Issued] = field(default_factory=dict, repr=False)
+    issues: dict[int, IssueCount] = field(default_factory=dict, repr=False)
     overlaps: dict[int, Overlap] = field(default_factory=dict, repr=False)
     atomics: int = 0
     atomics_per_address: int = 0  # the maximum over all addresses
@@ -195,60 +195,62 @@ class Counters:
 
     def count_issues(self, *ops: str) -> int:
         """Count the issues of these opcodes, such as "shfl", "mma", "wgmma", "bar", "cp" (group commits)."""
-        return sum(issued.count for issued in self.issued.values() if issued.instr.op in ops)
+        return sum(issues.count for issues in self.issues.values() if issues.instr.op in ops)
 
     @property
     def copy_overlap(self) -> int | None:
         """The minimum number of multiply-adds that overlap a copy; None if no group qualifies."""
-        return min((o.least for o in self.overlaps.values() if o.least is not None), default=None)
+        return min((o.minimum for o in self.overlaps.values() if o.minimum is not None), default=None)
 
     # -- called by the executor -----------------------------------------------------------------------------
-    def count_atomic(self, A, index):
+    def count_atomic(self, access, index):
         """Count one atomic instruction, one address per thread."""
         self.atomics += len(index) if np.ndim(index) else 1
-        if self.run.checks.counters and A.space == "global":
+        if self.run.checks.counters and access.space == "global":
             indices, count = np.unique(index, return_counts=True)
-            hits = self.run.atomic_hits
-            for w, c in zip((indices << A.shift).tolist(), count.tolist(), strict=True):
+            hits = self.run.atomics_by_address
+            for w, c in zip((indices << access.shift).tolist(), count.tolist(), strict=True):
                 hits[w] = hits.get(w, 0) + c
 
     def count_issue(self, instr: Instr, count: int):
-        issued = self.issued.get(id(instr))
-        if issued is None:
-            issued = self.issued[id(instr)] = Issued(instr)
-        issued.count += count
+        issues = self.issues.get(id(instr))
+        if issues is None:
+            issues = self.issues[id(instr)] = IssueCount(instr)
+        issues.count += count
 
-    def record_overlap(self, instr: Instr, hidden: np.ndarray):
+    def record_overlap(self, instr: Instr, multiply_adds: np.ndarray):
         overlap = self.overlaps.setdefault(id(instr), Overlap(instr))
-        if len(hidden):
-            maximum = int(hidden.max())  # threads at an edge may do fewer
-            overlap.least = maximum if overlap.least is None else min(overlap.least, maximum)
+        if len(multiply_adds):
+            maximum = int(multiply_adds.max())  # threads at an edge may do fewer
+            overlap.minimum = maximum if overlap.minimum is None else min(overlap.minimum, maximum)
 
     def finish(self):
         code = self.run.code
         for index, threads in self.run.block_threads.items():
-            work = code.work.get(index, NO_WORK)
-            self.instructions += threads * work.instructions
-            self.flops += threads * work.flops
-            self.multiply_adds += threads * work.multiply_adds
+            cost = code.costs.get(index, NO_COST)
+            self.instructions += threads * cost.instructions
+            self.flops += threads * cost.flops
+            self.multiply_adds += threads * cost.multiply_adds
         self.threads = self.run.grid[0] * self.run.grid[1] * self.run.grid[2] * self.run.threads
-        self.atomics_per_address = max(self.run.atomic_hits.values(), default=0)
+        self.atomics_per_address = max(self.run.atomics_by_address.values(), default=0)
 
-    def count_local(self, A, positions: np.ndarray, warp_of: np.ndarray):
+    def count_local(self, access, positions: np.ndarray, warp_of: np.ndarray):
         """Count an access of threads to local memory, which stores arrays that are not in registers."""
         requests = len(np.unique(warp_of[positions]))
-        self.get_site(A, "local", "local memory").traffic += Traffic(requests, A.nbytes * len(positions))
+        self.get_site(access, "local", "local memory").traffic += Traffic(
+            requests, access.nbytes * len(positions)
+        )
 
     # -- called by the access log ---------------------------------------------------------------------------
-    def get_site(self, A, space: str, tensor: str) -> Site:
+    def get_site(self, access, space: str, tensor: str) -> Site:
         """Return the counts of an instruction on a tensor or a shared array."""
-        key = (A.number, space, tensor)
+        key = (access.number, space, tensor)
         site = self.sites.get(key)
         if site is None:
-            site = self.sites[key] = Site(A.instr, space, A.kind, tensor, A.nbytes)
+            site = self.sites[key] = Site(access.instr, space, access.kind, tensor, access.nbytes)
         return site
 
-    def consume_global(self, entries):
+    def count_global_accesses(self, entries):
         requests = Requests([entry for entry, _ in entries])
         key = (requests.number << 34) | (requests.address >> 5)
         if (key[1:] < key[:-1]).any():
@@ -257,7 +259,7 @@ class Counters:
         for k, (entry, tensor) in enumerate(entries):
             self.get_site(entry[0], "global", tensor.name).traffic += Traffic(*requests.sums[k], sectors[k])
 
-    def consume_shared(self, batch, entries):
+    def count_shared_accesses(self, batch, entries):
         by_width: dict[int, list] = {}
         for e in entries:
             if e[0].space != "early":  # an asynchronous copy is counted when it completes
@@ -268,11 +270,14 @@ class Counters:
             group = requests.number * parts + requests.lane * parts // 32
             cycles = compute_bank_cycles(group, requests.address >> shift, 32 // parts)
             request = group[find_run_starts(group)] // parts
-            cycles_of_entry, ideal = requests.sum_by_entry(request, cycles), requests.sum_by_entry(request)
+            cycles_of_entry, ideal_cycles = (
+                requests.sum_by_entry(request, cycles),
+                requests.sum_by_entry(request),
+            )
             for k, e in enumerate(same_width):
                 offset = (int(np.min(e[1])) << e[0].shift) % batch.shared_size
                 site = self.get_site(e[0], "shared", self.run.get_shared_array_name(offset))
-                site.traffic += Traffic(*requests.sums[k], 0, cycles_of_entry[k], ideal[k])
+                site.traffic += Traffic(*requests.sums[k], 0, cycles_of_entry[k], ideal_cycles[k])
 
 
 def sum_traffic(sites: Iterable[Site]) -> Traffic:
@@ -291,19 +296,21 @@ class Requests:
     def __init__(self, entries):
         number, lanes, address, spans = [], [], [], []
         base = 0
-        for A, index, ids, L, *_ in entries:
-            warp = ids[3] if L is None else ids[3][L]
-            lanes.append(ids[4] if L is None else ids[4][L])
+        for access, index, thread_ids, active, *_ in entries:
+            warp = thread_ids[3] if active is None else thread_ids[3][active]
+            lanes.append(thread_ids[4] if active is None else thread_ids[4][active])
             number.append(warp + base)
             spans.append(int(warp[-1]) + 1)
             base += spans[-1]
-            address.append(np.full(len(warp), index << A.shift) if np.ndim(index) == 0 else index << A.shift)
+            address.append(
+                np.full(len(warp), index << access.shift) if np.ndim(index) == 0 else index << access.shift
+            )
         self.number, self.lane = np.concatenate(number), np.concatenate(lanes)
         self.address = np.concatenate(address)
         self._entry_of = np.repeat(np.arange(len(spans)), spans)
         counts = self.sum_by_entry(self.number[find_run_starts(self.number)])
-        counted = zip(counts, entries, lanes, strict=True)
-        self.sums = [(count, entry[0].nbytes * len(lane)) for count, entry, lane in counted]
+        rows = zip(counts, entries, lanes, strict=True)
+        self.sums = [(count, entry[0].nbytes * len(lane)) for count, entry, lane in rows]
 
     def sum_by_entry(self, requests: np.ndarray, weights: np.ndarray | None = None) -> list[int]:
         """Count these requests, or sum their weights, by log entry."""
@@ -319,14 +326,14 @@ def compute_bank_cycles(group: np.ndarray, unit: np.ndarray, banks: int) -> np.n
     cell = number * banks + unit % banks
     table = np.empty(count * banks, unit.dtype)
     table[cell] = unit
-    clash = table[cell] != unit
-    if not clash.any():
+    is_conflict = table[cell] != unit
+    if not is_conflict.any():
         return cycles
-    bad = np.zeros(count, bool)
-    bad[number[clash]] = True
-    pick = bad[number]
-    order = np.lexsort((unit[pick], cell[pick]))
-    c, v, g = cell[pick][order], unit[pick][order], number[pick][order]
+    has_conflict = np.zeros(count, bool)
+    has_conflict[number[is_conflict]] = True
+    selected = has_conflict[number]
+    order = np.lexsort((unit[selected], cell[selected]))
+    c, v, g = cell[selected][order], unit[selected][order], number[selected][order]
     distinct = find_run_starts(c) | np.r_[True, v[1:] != v[:-1]]
     new_cell = find_run_starts(c)
     per_cell = np.add.reduceat(distinct.astype(np.int64), np.flatnonzero(new_cell))

@@ -15,7 +15,7 @@ from harness.vgpu.ptx.parser import Instr
 from harness.vgpu.ptx.program import Program, iterate_set_bits
 
 
-class Splits:
+class Divergence:
     """The branches at which threads of one warp or thread block of a batch diverged."""
 
     def __init__(self, batch):
@@ -32,7 +32,9 @@ class Splits:
             table[branch] = table.get(branch, False) | split
         return int(np.count_nonzero(split_warps))
 
-    def is_split_by_user(self, instr: Instr, *, warp: int | None = None, block: int | None = None) -> bool:
+    def diverges_in_user_code(
+        self, instr: Instr, *, warp: int | None = None, block: int | None = None
+    ) -> bool:
         """Return whether a branch in user code determines which threads of a warp or block reach `instr`."""
         table, number = (self.warps, warp) if warp is not None else (self.blocks, block)
         program = self.batch.program

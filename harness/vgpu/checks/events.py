@@ -93,71 +93,73 @@ class _PendingAccess:
 
 
 @dataclass
-class Recorder:
+class EventRecorder:
     """Record at most `limit` accesses of one launch, and count the rest."""
 
     run: Any = field(repr=False)  # launch.Run, which imports this module
     limit: int
     entries: list[_PendingAccess | None] = field(default_factory=list)  # None: a barrier
-    waiting: list[_PendingAccess] = field(default_factory=list)
+    pending: list[_PendingAccess] = field(default_factory=list)
     float_sizes: dict[str, int] = field(default_factory=dict)
     recorded: int = 0
     dropped: int = 0
 
     # -- during the launch ----------------------------------------------------------------------------------
-    def add(self, batch, A, tensor: Extent, index, L) -> None:
+    def add(self, batch, access, tensor: Extent, index, active) -> None:
         """Record a global access that is about to execute; `index` is in units of the access size."""
-        positions = batch.positions(L)
-        byte = (np.broadcast_to(index, len(positions)) << A.shift) - (tensor.start - self.run.arena.base)
-        self._record(batch, A, "global", tensor, positions, byte)
+        positions = batch.positions(active)
+        byte = (np.broadcast_to(index, len(positions)) << access.shift) - (tensor.start - self.run.arena.base)
+        self._record(batch, access, "global", tensor, positions, byte)
 
-    def add_shared(self, batch, A, index, L) -> None:
-        if A.space == "early":  # an asynchronous copy is recorded when it completes
+    def add_shared(self, batch, access, index, active) -> None:
+        if access.space == "early":  # an asynchronous copy is recorded when it completes
             return
-        positions = batch.positions(L)
-        offset = (np.broadcast_to(index, len(positions)) << A.shift) - batch.shared_base[positions]
+        positions = batch.positions(active)
+        offset = (np.broadcast_to(index, len(positions)) << access.shift) - batch.shared_base[positions]
         for extent in self.run.shared_extents:
             inside = (offset >= extent.start) & (offset < extent.end)
             if inside.any():
-                self._record(batch, A, "shared", extent, positions[inside], offset[inside] - extent.start)
+                self._record(
+                    batch, access, "shared", extent, positions[inside], offset[inside] - extent.start
+                )
 
-    def add_out_of_bounds(self, batch, A, extent: Extent, addresses, positions) -> None:
+    def add_out_of_bounds(self, batch, access, extent: Extent, addresses, positions) -> None:
         """Record out-of-bounds accesses to a tensor, which the virtual GPU redirects."""
-        space = "global" if A.space == "global" else "shared"
-        self._record(batch, A, space, extent, positions, addresses.astype(np.int64) - extent.start)
+        space = "global" if access.space == "global" else "shared"
+        self._record(batch, access, space, extent, positions, addresses.astype(np.int64) - extent.start)
 
-    def add_values(self, batch, value, L, dtype: str = "") -> None:
+    def add_values(self, batch, value, active, dtype: str = "") -> None:
         """Add the values of the last recorded accesses; `value` is 2D if each thread accesses several
         elements."""
-        for entry in self.waiting:
+        for entry in self.pending:
             value = np.asarray(value)
             count = entry.access.count
             shape = (batch.n, count) if count > 1 else (batch.n,)
             all_bits = np.zeros(shape, np.uint64)
-            all_bits[batch.positions(L)] = value.view(f"u{value.dtype.itemsize}")
+            all_bits[batch.positions(active)] = value.view(f"u{value.dtype.itemsize}")
             entry.bits = all_bits[entry.positions]
             if dtype:
                 self.float_sizes[entry.extent.name] = ITEMSIZE[dtype]
-        self.waiting = []
+        self.pending = []
 
     def add_barrier(self) -> None:
         if self.entries and self.entries[-1] is not None:
             self.entries.append(None)
 
-    def _record(self, batch, A, space: str, extent: Extent, positions, byte) -> None:
-        if self.waiting and self.waiting[-1].access is not A:
-            self.waiting = []  # their values were never added
-        count = len(positions) * A.count
+    def _record(self, batch, access, space: str, extent: Extent, positions, byte) -> None:
+        if self.pending and self.pending[-1].access is not access:
+            self.pending = []  # their values were never added
+        count = len(positions) * access.count
         if self.recorded + count > self.limit:
             self.dropped += count
             return
         self.recorded += count
-        kind = "R" if A.kind == "A" and A.instr.op == "ld" else A.kind
-        kind = "W" if kind == "A" and A.instr.op == "st" else kind
+        kind = "R" if access.kind == "A" and access.instr.op == "ld" else access.kind
+        kind = "W" if kind == "A" and access.instr.op == "st" else kind
         block, thread = batch.blocks[batch.block_of[positions]], batch.thread_of[positions]
-        entry = _PendingAccess(kind, space, extent, A, positions, block, thread, byte)
+        entry = _PendingAccess(kind, space, extent, access, positions, block, thread, byte)
         self.entries.append(entry)
-        self.waiting.append(entry)
+        self.pending.append(entry)
 
     # -- after the launch -----------------------------------------------------------------------------------
     def finish(self) -> Events:
@@ -180,8 +182,8 @@ class Recorder:
                 continue
             columns.append(_build_columns(entry, tensors[entry.extent.name].itemsize))
             last = first + len(columns[-1][0])
-            A = entry.access
-            steps.append(Step(entry.kind, entry.extent.name, A.instr, first, last, A.count))
+            access = entry.access
+            steps.append(Step(entry.kind, entry.extent.name, access.instr, first, last, access.count))
             first = last
         block, thread, element, bits, known = map(np.concatenate, zip(*columns, strict=True))
         value = np.full(len(bits), np.nan)

@@ -49,7 +49,7 @@ class Finding:
     """
 
     kind: str
-    words: str
+    marked_message: str
     where: str = ""
     kernel: str = ""
     tensor: str = ""
@@ -59,7 +59,7 @@ class Finding:
     count: int = 1
     is_error: bool = True
     other: str = ""  # location of the other access of a race
-    verbs: frozenset[str] = frozenset()  # kinds of accesses of a race: "a load", "a store", "an atomic" ...
+    access_kinds: frozenset[str] = frozenset()  # accesses of a race: "a load", "a store", "an atomic" ...
     instr: Instr | None = None
     other_instr: Instr | None = field(default=None, repr=False)
 
@@ -68,11 +68,13 @@ class Finding:
 
     @property
     def message(self) -> str:
-        return _MARKED_NAME.sub(r"\1", self.words)
+        return _MARKED_NAME.sub(r"\1", self.marked_message)
 
     def rename_tensors(self, name_of: Callable[[str], str]) -> Finding:
-        words = _MARKED_NAME.sub(lambda mark: mark_name(name_of(mark[1])), self.words)
-        return replace(self, words=words, tensor=name_of(self.tensor) if self.tensor else "")
+        marked_message = _MARKED_NAME.sub(lambda mark: mark_name(name_of(mark[1])), self.marked_message)
+        return replace(
+            self, marked_message=marked_message, tensor=name_of(self.tensor) if self.tensor else ""
+        )
 
     def text(self) -> str:
         head = f"{'error' if self.is_error else 'note'}: {self.kind}"
@@ -97,7 +99,7 @@ class Finding:
             lines.append("  (this code belongs to the Mojo library, or is allowed: not counted as an error)")
         return "\n".join(lines)
 
-    def as_dict(self) -> dict:
+    def to_dict(self) -> dict:
         """Return the finding as JSON data, with locations as file:line:column."""
         return {
             "kind": self.kind,
@@ -120,9 +122,9 @@ def mark_name(tensor: str) -> str:
     return f"\x0e{tensor}\x0f"
 
 
-def format_count(count: int, one: str, many: str = "") -> str:
+def format_count(count: int, singular: str, plural: str = "") -> str:
     """Format a count: "1 error", "2 errors"; with an irregular plural `many`, "2 launches"."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 
 def add_article(noun: str) -> str:
@@ -145,7 +147,7 @@ class Findings(list):
         recorded = self._keys.get(key)
         if recorded is not None:
             recorded.count += finding.count
-            recorded.verbs |= finding.verbs
+            recorded.access_kinds |= finding.access_kinds
             return recorded
         self._keys[key] = finding
         self.append(finding)
@@ -162,7 +164,11 @@ def group_by_cause(findings: Iterable[Finding]) -> list[Finding]:
         cause = finding.kind, finding.kernel, finding.where, finding.other
         first = causes.get(cause)
         if first:
-            finding = replace(first, count=first.count + finding.count, verbs=first.verbs | finding.verbs)
+            finding = replace(
+                first,
+                count=first.count + finding.count,
+                access_kinds=first.access_kinds | finding.access_kinds,
+            )
         causes[cause] = finding
     return sorted(causes.values(), key=lambda finding: (not finding.is_error, -finding.count))
 

@@ -42,7 +42,7 @@ class Unfenced(NamedTuple):
     if the product adds to it, because the compiler may clear registers that are not read."""
 
     register: str
-    only_if_added: bool
+    only_if_accumulating: bool
 
 
 State = tuple[dict[str, Use], frozenset[str]]  # registers of products in flight, registers that need a fence
@@ -56,7 +56,7 @@ def get_operand_registers(i: Instr) -> list[str]:
     return get_registers(i.args[1]) if isinstance(i.args[1], Vec) else []
 
 
-class Hazards:
+class RegisterHazards:
     """Maps an instruction's id to its hazards, and a product's id to a register that lacks a fence."""
 
     def __init__(self, program: Program):
@@ -90,7 +90,9 @@ class Hazards:
                 for i in block.instrs:
                     self.step(i, uses, dirty, tracked, self)
 
-    def step(self, i: Instr, uses: dict[str, Use], dirty: set[str], watched: set[str], out: Hazards | None):
+    def step(
+        self, i: Instr, uses: dict[str, Use], dirty: set[str], watched: set[str], out: RegisterHazards | None
+    ):
         """Update the state for an instruction, and add its hazards to `out`."""
         if i.op == "wgmma" and not is_wgmma_product(i):
             if "fence" in i.mods:

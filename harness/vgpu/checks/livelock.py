@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.vgpu.ptx.program import PURE, Program, get_reads_and_writes
 
-CLOCKS = ("sp_clock", "sp_globaltimer")
+CLOCK_REGISTERS = ("sp_clock", "sp_globaltimer")
 
 
 def find_control_registers(program: Program, active_blocks: frozenset[int]) -> set[str]:
@@ -55,12 +55,12 @@ class StateSamples:
         self.slots: list[int] = []
         self.reads_clock = False  # whether these blocks depend on a clock
 
-    def is_repeated(self, index: int, L, pending: dict) -> bool:
+    def is_repeated(self, index: int, active, pending: dict) -> bool:
         """Sample the state before threads `L` run block `index`; return whether it occurs for the third
         time."""
         b = self.batch
         self.update_active_blocks()
-        state: list = [index, L, *(x for i in sorted(pending) for x in (i, *pending[i]))]
+        state: list = [index, active, *(x for i in sorted(pending) for x in (i, *pending[i]))]
         state += [x for i, group, _ in b.waiting for x in (i, group)]
         state += [sorted((k, *v.get_state()) for k, v in b.mbarriers.items()), len(b.copies)]
         state += [self.slots, *(b.S[slot] for slot in self.slots)]
@@ -85,4 +85,4 @@ class StateSamples:
             self.active_blocks = active_blocks
             names, slots = find_control_registers(self.batch.program, active_blocks), self.batch.code.slots
             self.slots = sorted(slots[name] for name in names if name in slots)
-            self.reads_clock = any(name.startswith(CLOCKS) for name in names)
+            self.reads_clock = any(name.startswith(CLOCK_REGISTERS) for name in names)

@@ -24,7 +24,7 @@ class SavedTensors:
         self.snapshots: dict[Extent, Snapshot] | None = {}
         self.size = 0
 
-    def first_write(self, tensor: Extent) -> None:
+    def save(self, tensor: Extent) -> None:
         """Save a tensor that the launch is about to write for the first time."""
         self.size += tensor.end - tensor.start
         if self.size > MAX_SAVED_BYTES:
@@ -38,7 +38,7 @@ def depends_on_unwritten_memory(run) -> bool:
 
     The rerun leaves global memory unchanged.
     """
-    saved = run.saved_tensors.snapshots
+    saved = run.tensors_before_launch.snapshots
     if saved is None:
         return True
     arena = run.arena
@@ -47,8 +47,8 @@ def depends_on_unwritten_memory(run) -> bool:
         arena.restore(tensor, snapshot)
     rerun = run.rerun()
     if rerun is not None:
-        unchanged = rerun.printed == run.printed and get_finding_keys(rerun) == get_finding_keys(run)
-        snapshots = rerun.saved_tensors.snapshots
+        unchanged = rerun.output == run.output and get_finding_keys(rerun) == get_finding_keys(run)
+        snapshots = rerun.tensors_before_launch.snapshots
         unchanged = unchanged and snapshots is not None and set(snapshots) == set(saved)
         for tensor in saved:
             data, written, _ = arena.snapshot(tensor)

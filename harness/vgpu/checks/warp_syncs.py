@@ -24,31 +24,31 @@ class WarpSyncs:
 
     def __init__(self):
         self.connected = np.zeros((32, 32), bool)
-        self.partial: dict[tuple[int, int], list[int]] = {}
+        self.partial_syncs: dict[tuple[int, int], list[int]] = {}
 
-    def add(self, batch, mask: np.ndarray, L) -> None:
+    def add(self, batch, mask: np.ndarray, active) -> None:
         """Record a `bar.warp.sync` by the threads `L`, with one mask or one mask per lane."""
         if mask.ndim == 0 and mask == ALL_LANES:
             self.connected[:] = True
-            batch.warp_epoch[slice(None) if L is None else np.unique(batch.warp_of[L])] += 1
+            batch.warp_epoch[slice(None) if active is None else np.unique(batch.warp_of[active])] += 1
             return
-        warps = batch.warp_of[batch.positions(L)]
+        warps = batch.warp_of[batch.positions(active)]
         pairs = np.unique(np.stack([warps, np.broadcast_to(mask, len(warps)).astype(np.int64)]), axis=1)
         batch.warp_epoch[np.unique(warps)] += 1
         for warp, mask_lanes in pairs.T.tolist():
             mask_lanes |= ALL_LANES & ~int(batch.initial_bits[warp])  # a warp may have fewer lanes than bits
             if mask_lanes != ALL_LANES:
-                self.partial.setdefault((warp, int(batch.warp_epoch[warp])), []).append(mask_lanes)
+                self.partial_syncs.setdefault((warp, int(batch.warp_epoch[warp])), []).append(mask_lanes)
             lanes = mask_lanes >> LANES & 1 > 0
             connected_lanes = lanes | self.connected[lanes].any(0)
             self.connected[np.ix_(connected_lanes, connected_lanes)] = True
 
-    def are_connected(self, warp: int, one: tuple[int, int], other: tuple[int, int]) -> bool:
+    def are_connected(self, warp: int, access: tuple[int, int], other_access: tuple[int, int]) -> bool:
         """Return whether the syncs between two accesses, each (count, lane), connect their lanes."""
-        (first, lane), (last, target) = sorted((one, other))
+        (first, lane), (last, target) = sorted((access, other_access))
         connected_lanes = 1 << lane
         for count in range(first + 1, last + 1):
-            masks = self.partial.get((warp, count))
+            masks = self.partial_syncs.get((warp, count))
             if masks is None:
                 return True
             connected_lanes |= functools.reduce(

@@ -27,7 +27,7 @@ ARCHITECTURES = {
     "sm_89": (128, 1536, 101376, 102400),
     "sm_90": (132, 2048, 232448, 233472),
 }
-STATIC_SHARED_LIMIT = 49152  # bytes per block, unless FuncAttribute raises the limit
+MAX_STATIC_SHARED_BYTES = 49152  # bytes per block, unless FuncAttribute raises the limit
 
 # The supported CUDA function attributes.
 MAX_THREADS_PER_BLOCK, SHARED_SIZE_BYTES, PTX_VERSION, BINARY_VERSION, MAX_DYNAMIC_SHARED = 0, 1, 5, 6, 8
@@ -57,7 +57,7 @@ def get_device_attributes(arch: str) -> dict[int, int]:
         5: 2**31 - 1,
         6: 65535,
         7: 65535,  # grid dimensions x, y, z
-        8: STATIC_SHARED_LIMIT,
+        8: MAX_STATIC_SHARED_BYTES,
         9: 65536,  # constant memory
         10: 32,  # warp size
         11: 2**31 - 1,  # memory pitch
@@ -303,7 +303,9 @@ class Device:
         if len(layout) * 16 > output_size:
             raise DriverError("CUDA_ERROR_NOT_SUPPORTED", f"kernel {name} has {len(layout)} parameters")
         handle = next(self._ids)
-        self._functions[handle] = Function(kernel, self.names.get_label(name), layout, STATIC_SHARED_LIMIT)
+        self._functions[handle] = Function(
+            kernel, self.names.get_label(name), layout, MAX_STATIC_SHARED_BYTES
+        )
         encoded = b"".join(word.to_bytes(8, "little") for pair in layout for word in pair)
         return (handle,), encoded
 

@@ -18,20 +18,20 @@ from harness.vgpu.memory.arena import Extent, Space, find_extent
 from harness.vgpu.ptx.locations import format_location
 from harness.vgpu.ptx.program import is_poll
 
-SHARED_BUDGET, LOCAL_BUDGET = 256 << 20, 512 << 20
+SHARED_BUDGET_BYTES, LOCAL_BUDGET_BYTES = 256 << 20, 512 << 20
 MIN_BATCHES = 16
-SHARED_GUARD = 256
-SPARE_STEPS = 10_000  # a rerun's step budget, beyond twice the steps of the first run
+SHARED_GUARD_BYTES = 256
+RERUN_EXTRA_STEPS = 10_000  # a rerun's step budget, beyond twice the steps of the first run
 
 
 class Run(Reports):
     """The state of one launch."""
 
-    def __init__(self, gpu, launch, kernel, args, dynamic_shared: int, cluster, is_trial: bool = False):
+    def __init__(self, gpu, launch, kernel, args, dynamic_shared: int, cluster, is_rerun: bool = False):
         self.gpu, self.launch, self.kernel, self.args = gpu, launch, kernel, args
-        self.is_trial = is_trial  # a rerun for comparison (trial.py), whose findings are not reported
-        self.keep_events = 0 if is_trial else gpu.keep_events
-        self.printed: list[str] = []
+        self.is_rerun = is_rerun  # a rerun for comparison (trial.py), whose findings are not reported
+        self.max_events = 0 if is_rerun else gpu.max_events
+        self.output: list[str] = []
         self.arena, self.checks, self.code = gpu.arena, gpu.checks, kernel.code
         self.grid, self.block, self.cluster = launch.grid, launch.block, cluster
         self.threads = self.block[0] * self.block[1] * self.block[2]
@@ -42,12 +42,13 @@ class Run(Reports):
         self.steps, self.step_budget = 0, gpu.steps
         self._forbidden_writes = SavedTensors(self.arena)  # tensors to restore after the launch
         self.block_threads: dict[int, int] = {}
-        self.atomic_hits: dict[int, int] = {}
-        self._lay_out_memory(args)
+        self.atomics_by_address: dict[int, int] = {}
+        self._create_memory_layout(args)
         tables = any(i.loc for i in self.code.program.instrs)
         needs_trial = self.shared_size and self.checks.uninitialised and not tables
-        self.saved_tensors = SavedTensors(self.arena) if needs_trial else None
-        self.uncertain: list[Finding] = []  # reads of unwritten shared memory, possibly by the library
+        self.tensors_before_launch = SavedTensors(self.arena) if needs_trial else None
+        # reads of unwritten shared memory, possibly by the library
+        self.uncertain_findings: list[Finding] = []
         for a in self.code.accesses:
             a.clear_cache()
         for e in self.arena.extents:
@@ -55,7 +56,7 @@ class Run(Reports):
         self.counters = launch.counters = Counters(self)
         self.log = AccessLog(self)
 
-    def _lay_out_memory(self, args):
+    def _create_memory_layout(self, args):
         program = self.code.program
         block = bytearray(max(program.param_bytes, 1))
         for (offset, size), arguments in zip(program.params.values(), args, strict=True):
@@ -70,14 +71,14 @@ class Run(Reports):
         self.P: list = []
         self.update_params()
         end, self.shared_extents = 0, []
-        for name, (offset, size) in self.kernel.shared_map.items():
+        for name, (offset, size) in self.kernel.shared_layout.items():
             size = size or self.dynamic_shared
             label = "dynamic shared memory" if name.startswith("extern_ptr") else shorten_shared_name(name)
             self.shared_extents.append(Extent(offset, offset + size, label))
-            end = max(end, offset + size + SHARED_GUARD)
+            end = max(end, offset + size + SHARED_GUARD_BYTES)
         self.shared_size = -(-end // 128) * 128
         self.local_extents = [Extent(o, o + n, "local memory") for o, n in program.locals.values()]
-        self.local_size = -(-(program.local_bytes + SHARED_GUARD) // 64) * 64 if program.locals else 0
+        self.local_size = -(-(program.local_bytes + SHARED_GUARD_BYTES) // 64) * 64 if program.locals else 0
 
     def get_shared_array_name(self, offset: int) -> str:
         array = find_extent(self.shared_extents, offset)
@@ -99,10 +100,10 @@ class Run(Reports):
         start = time.perf_counter()
         try:
             self.run_blocks()
-            if self.uncertain and not depends_on_unwritten_memory(self):
-                for f in self.uncertain:
+            if self.uncertain_findings and not depends_on_unwritten_memory(self):
+                for f in self.uncertain_findings:
                     f.is_error = False
-                    f.words += "; results are the same with other bytes there"
+                    f.marked_message += "; results are the same with other bytes there"
         finally:
             self.launch.seconds = time.perf_counter() - start
             self.launch.findings = list(self.findings)
@@ -114,7 +115,7 @@ class Run(Reports):
         rerun = Run(
             self.gpu, copy.copy(self.launch), self.kernel, self.args, self.dynamic_shared, self.cluster, True
         )
-        rerun.step_budget = 2 * self.steps + SPARE_STEPS
+        rerun.step_budget = 2 * self.steps + RERUN_EXTRA_STEPS
         try:
             rerun.run_blocks()
         except (StepBudgetExceeded, UnsupportedInstruction):
@@ -123,16 +124,19 @@ class Run(Reports):
 
     def create_unwritten_bytes(self, count: int) -> np.ndarray:
         """Return the initial contents of shared memory. uint8 [count]"""
-        if self.is_trial:
+        if self.is_rerun:
             return np.random.default_rng(0).integers(0, 256, count, np.uint8)
         return np.zeros(count, np.uint8)
 
-    def first_write(self, tensor: Extent) -> None:
+    def record_first_write(self, tensor: Extent) -> None:
         """Save a tensor's contents before its first write if they may have to be restored."""
         if not tensor.written:
-            for saved in (self.saved_tensors, self._forbidden_writes if tensor.forbids else None):
-                if saved is not None:
-                    saved.first_write(tensor)
+            for store_of_tensors in (
+                self.tensors_before_launch,
+                self._forbidden_writes if tensor.write_violation else None,
+            ):
+                if store_of_tensors is not None:
+                    store_of_tensors.save(tensor)
         tensor.written = True
 
     def run_blocks(self):
@@ -142,7 +146,7 @@ class Run(Reports):
                     batch = Batch(self, blocks)
                     self.log.start_batch(batch)
                     batch.execute()
-                    self.log.digest()  # all threads of the batch have exited
+                    self.log.process_logs()  # all threads of the batch have exited
         except StepBudget as stop:
             self._raise_hang(stop)
         except Trap as trap:
@@ -153,7 +157,7 @@ class Run(Reports):
                 self.log.finish()
             self.counters.finish()
             for e, snapshot in (self._forbidden_writes.snapshots or {}).items():
-                if e.forbids != "undeclared atomic":  # later launches must read the original contents
+                if e.write_violation != "undeclared atomic":  # later launches must read the original contents
                     self.arena.restore(e, snapshot)
             for e in self.arena.extents:
                 if e.written:
@@ -165,11 +169,11 @@ class Run(Reports):
         """Yield arrays of linear block indices, in the device's block order."""
         gx, gy, gz = self.grid
         total = gx * gy * gz
-        size = max(self.gpu.batch_threads // self.threads, 1)
+        size = max(self.gpu.max_batch_threads // self.threads, 1)
         if self.shared_size:
-            size = min(size, max(SHARED_BUDGET // self.shared_size, 1))
+            size = min(size, max(SHARED_BUDGET_BYTES // self.shared_size, 1))
         if self.local_size:
-            size = min(size, max(LOCAL_BUDGET // (self.local_size * self.threads), 1))
+            size = min(size, max(LOCAL_BUDGET_BYTES // (self.local_size * self.threads), 1))
         order, _, seed = self.gpu.blocks.partition(":")
         blocks_wait = may_synchronise(self.code.program) and any(
             b.in_spin_loop for b in self.code.program.blocks
@@ -202,8 +206,8 @@ class Run(Reports):
         return b[np.lexsort((rank, cluster))].reshape(-1, self.cluster_size)
 
     def print(self, text: str):
-        self.printed.append(text)
-        if not self.is_trial:
+        self.output.append(text)
+        if not self.is_rerun:
             self.gpu.print(text)
 
     def _raise_hang(self, stop: StepBudget):

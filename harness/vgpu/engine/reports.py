@@ -17,7 +17,7 @@ from harness.vgpu.memory.arena import ITEMSIZE, NO_EXTENT, NULL_PAGE, Arena, Ext
 from harness.vgpu.ptx.locations import format_location, is_library_algorithm
 from harness.vgpu.ptx.provenance import get_address_origin
 
-FORBIDDEN_WRITES = {
+WRITE_VIOLATIONS = {
     "store to constant memory": "a constant",
     "store to an input": "an input, which this launch may only read",
     "undeclared atomic": "a result that must be summed in a fixed order: the order of atomics differs from"
@@ -37,9 +37,9 @@ class Reports:
     block: tuple[int, int, int]
     shared_extents: list[Extent]
     local_extents: list[Extent]
-    uncertain: list[Finding]
+    uncertain_findings: list[Finding]
     code: Code
-    saved_tensors: SavedTensors | None
+    tensors_before_launch: SavedTensors | None
     _owners: dict[int, list[Extent]]
     _param_bytes: bytes
 
@@ -58,10 +58,10 @@ class Reports:
 
     def record(
         self, kind, instr, message, *, tensor="", index=None, block=None, thread=None, count=1, other=None,
-        is_note=None, verbs=frozenset(),
+        is_note=None, access_kinds=frozenset(),
     ):  # fmt: skip
-        """Record a finding about an instruction; `other` is the other instruction of a race, and `verbs` are
-        the kinds of both accesses.
+        """Record a finding about an instruction; `other` is the other instruction of a race, and
+        `access_kinds` are the kinds of both accesses.
 
         If `is_note` is None, the finding is a note if all its code is library code.
         """
@@ -74,7 +74,7 @@ class Reports:
         causes = (get_cause(instr),) if other is None else tuple(sorted((get_cause(instr), get_cause(other))))
         finding = Finding(
             kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library,
-            other_location, verbs, instr, other,
+            other_location, access_kinds, instr, other,
         )  # fmt: skip
         if self.shared_extents:
             names = {shorten_shared_name(k): name for k, name in self.kernel.shared_names.items()}
@@ -86,14 +86,16 @@ class Reports:
         block, thread = self.get_thread_index(batch, position)
         return self.record(kind, instr, message, block=block, thread=thread, is_note=is_note, **more)
 
-    def report_bad_address(self, batch, A: Access, addresses, positions, inside, aligned):
-        verb = get_verb(A)
+    def report_bad_address(self, batch, access: Access, addresses, positions, inside, aligned):
+        verb = get_verb(access)
         if inside is None:
             fault, message = f"out-of-bounds {verb}", "a store to the kernel's parameters"
-            self.record_at(batch, positions[0], fault, A.instr, message, is_note=None)
+            self.record_at(batch, positions[0], fault, access.instr, message, is_note=None)
             return
         cases = [("misaligned", inside & ~aligned)]
-        null = ~inside & (addresses < NULL_PAGE) if A.space == "global" else np.zeros(len(addresses), bool)
+        null = (
+            ~inside & (addresses < NULL_PAGE) if access.space == "global" else np.zeros(len(addresses), bool)
+        )
         cases += [("null pointer", null), ("out-of-bounds", ~inside & ~null)]
         for fault, bad in cases:
             indices = np.flatnonzero(bad)
@@ -101,171 +103,176 @@ class Reports:
                 continue
             first = int(indices[0])
             address = int(addresses[first])
-            extent = self._guess_tensor(A, address)
-            outside = fault == "out-of-bounds" and A.space in ("global", "shared")
+            extent = self._guess_tensor(access, address)
+            outside = fault == "out-of-bounds" and access.space in ("global", "shared")
             if self.log.events and outside and extent is not None:
-                self.log.events.add_out_of_bounds(batch, A, extent, addresses[indices], positions[indices])
-            is_note = False if A.space == "global" else None
-            message = self._describe_bad_address(A, extent, fault, verb, address)
+                self.log.events.add_out_of_bounds(
+                    batch, access, extent, addresses[indices], positions[indices]
+                )
+            is_note = False if access.space == "global" else None
+            message = self._describe_bad_address(access, extent, fault, verb, address)
             owner = extent if fault != "null pointer" else None
             self.record_at(
-                batch, positions[first], f"{fault} {verb}", A.instr, message, tensor=owner.name if owner else "",
-                index=owner.index(address, A.width) if owner else None, count=len(indices), is_note=is_note,
+                batch, positions[first], f"{fault} {verb}", access.instr, message, tensor=owner.name if owner else "",
+                index=owner.index(address, access.width) if owner else None, count=len(indices), is_note=is_note,
             )  # fmt: skip
 
-    def get_pointer_targets(self, A: Access) -> list[Extent]:
-        owners = self._owners.get(A.number)
+    def get_pointer_targets(self, access: Access) -> list[Extent]:
+        owners = self._owners.get(access.number)
         if owners is None:
-            origin = get_address_origin(A.instr, self.code.origins) or ()
+            origin = get_address_origin(access.instr, self.code.origins) or ()
             values = [int.from_bytes(self._param_bytes[o : o + 8], "little") for o in origin]
-            owners = self._owners[A.number] = [e for e in map(self.arena.find, values) if e is not None]
+            owners = self._owners[access.number] = [e for e in map(self.arena.find, values) if e is not None]
         return owners
 
-    def report_stray_address(self, batch, A: Access, owners: list[Extent], addresses, positions, bad):
+    def report_stray_address(self, batch, access: Access, owners: list[Extent], addresses, positions, bad):
         """Report an address that was computed from a pointer to one tensor but is inside another."""
         indices = np.flatnonzero(bad)
         address = int(addresses[indices[0]])
         owner, target = owners[0], self.arena.find(address)
-        verb = get_verb(A)
+        verb = get_verb(access)
         side = "past the end" if address >= owner.end else "before the start"
         actual = (
-            f"{mark_name(target.name)}{format_index(target.index(address, A.width))}"
+            f"{mark_name(target.name)}{format_index(target.index(address, access.width))}"
             if target
             else "another tensor"
         )
         self.record_at(
-            batch, positions[indices[0]], f"out-of-bounds {verb}", A.instr,
+            batch, positions[indices[0]], f"out-of-bounds {verb}", access.instr,
             f"{add_article(verb)} so far {side} of {mark_name(owner.name)} that it lands in {actual}",
-            tensor=owner.name, index=owner.index(address, A.width), count=len(indices),
+            tensor=owner.name, index=owner.index(address, access.width), count=len(indices),
         )  # fmt: skip
 
-    def _guess_tensor(self, A: Access, address: int) -> Extent | None:
+    def _guess_tensor(self, access: Access, address: int) -> Extent | None:
         """Guess the tensor that an invalid address was meant for."""
-        if A.space == "global":
-            if A.tensor is not NO_EXTENT:
-                return A.tensor
+        if access.space == "global":
+            if access.tensor is not NO_EXTENT:
+                return access.tensor
             return self.arena.find(address) or self.arena.find_nearest(address)
-        extents = self.shared_extents if A.space == "shared" else self.local_extents
+        extents = self.shared_extents if access.space == "shared" else self.local_extents
         below = [x for x in extents if x.start <= address] or extents
         return max(below, key=lambda x: x.start, default=None)
 
-    def _describe_bad_address(self, A: Access, e: Extent | None, fault: str, verb: str, address: int) -> str:
+    def _describe_bad_address(
+        self, access: Access, e: Extent | None, fault: str, verb: str, address: int
+    ) -> str:
         if fault == "null pointer":
             return f"the kernel uses a null pointer: address {address:#x}"
-        access = f"{verb} of {format_count(A.nbytes, 'byte')} at"
+        subject = f"{verb} of {format_count(access.nbytes, 'byte')} at"
         if e is None:
-            return f"{access} {address:#x}, where there is no tensor"
-        name, element = mark_name(e.name), format_index(e.index(address, A.width))
+            return f"{subject} {address:#x}, where there is no tensor"
+        name, element = mark_name(e.name), format_index(e.index(address, access.width))
         if fault == "misaligned":
-            return f"{access} {name}{element} is not {A.nbytes}-byte aligned"
+            return f"{subject} {name}{element} is not {access.nbytes}-byte aligned"
         if (address - e.end if address >= e.end else e.start - address) > 1 << 24:
-            return f"{access} {address:#x}, far from any tensor (nearest: {name})"
-        size = (e.end - e.start) // ITEMSIZE.get(e.dtype, A.width)
+            return f"{subject} {address:#x}, far from any tensor (nearest: {name})"
+        size = (e.end - e.start) // ITEMSIZE.get(e.dtype, access.width)
         side = "past the end" if address >= e.start else "before the start"
         shape = f"shape {list(e.shape)}" if len(e.shape) > 1 else format_count(size, "element")
         return f"{add_article(verb)} {side} of {name} ({shape}): element {element}"
 
-    def report_unwritten(self, batch, A: Access, bad, index, L):
+    def report_unwritten(self, batch, access: Access, bad, index, active):
         """Report a read of unwritten memory.
 
         In library algorithms it is an error only if the memory is global, or if user code kept threads of the
         block from writing it.
         """
-        positions = batch.positions(L)
+        positions = batch.positions(active)
         bad = np.broadcast_to(bad.any(axis=-1) if np.ndim(bad) > np.ndim(index) else bad, len(positions))
         indices = np.flatnonzero(bad)
         cells = np.broadcast_to(index, len(positions))[indices]
-        if A.space == "global":
-            sink = self.arena.sink >> A.shift
-            keep = (cells < sink) | (cells >= sink + (4096 >> A.shift))
+        if access.space == "global":
+            sink = self.arena.sink >> access.shift
+            keep = (cells < sink) | (cells >= sink + (4096 >> access.shift))
             indices, cells = indices[keep], cells[keep]
         if not len(indices):
             return
         first = int(indices[0])
-        byte = int(cells[0]) << A.shift
-        if A.space == "global":
+        byte = int(cells[0]) << access.shift
+        if access.space == "global":
             e = self.arena.find(self.arena.base + byte)
-            element = e.index(self.arena.base + byte, A.width) if e else None
+            element = e.index(self.arena.base + byte, access.width) if e else None
             tensor = e.name if e else ""
         else:
-            base = batch.shared_base if A.space == "shared" else batch.local_base
-            extents = self.shared_extents if A.space == "shared" else self.local_extents
+            base = batch.shared_base if access.space == "shared" else batch.local_base
+            extents = self.shared_extents if access.space == "shared" else self.local_extents
             offset = byte - int(base[positions[first]])
             e = find_extent(extents, offset)
-            tensor = e.name if e else f"{A.space} memory"
-            element = e.index(offset, A.width) if e else None
-        verb = "an atomic updates" if A.kind == "A" and A.instr.op != "ld" else "reads"
+            tensor = e.name if e else f"{access.space} memory"
+            element = e.index(offset, access.width) if e else None
+        verb = "an atomic updates" if access.kind == "A" and access.instr.op != "ld" else "reads"
         subject = f"{verb} {mark_name(tensor)}{format_index(element)}"
         message = f"{subject}, which was never written"
-        kind, is_note = "uninitialised read", False if A.space == "global" else None
-        if A.space == "shared":
+        kind, is_note = "uninitialised read", False if access.space == "global" else None
+        if access.space == "shared":
             number = int(batch.block_of[positions[first]])
             exited = batch.threads - int(batch.alive[number])
             if batch.is_being_copied(number, offset):
                 kind = "unfinished copy"
                 message = f"{subject}, and the asynchronous copy to it has not been waited for"
-            elif batch.splits.is_split_by_user(A.instr, block=number):
+            elif batch.divergence.diverges_in_user_code(access.instr, block=number):
                 is_note = False
                 if exited:
                     kind = "early return"
                     message += f": {exited} of {format_count(batch.threads, 'thread')} of the block had already returned"
         finding = self.record_at(
-            batch, positions[first], kind, A.instr, message,
+            batch, positions[first], kind, access.instr, message,
             tensor=tensor, index=element, count=len(indices), is_note=is_note,
         )  # fmt: skip
-        uncertain = (
-            self.saved_tensors is not None
-            and A.space == "shared"
-            and A.kind == "R"
+        uncertain_findings = (
+            self.tensors_before_launch is not None
+            and access.space == "shared"
+            and access.kind == "R"
             and kind in ("uninitialised read", "unfinished copy")
         )
-        if uncertain and not any(f is finding for f in self.uncertain):
-            self.uncertain.append(finding)
+        if uncertain_findings and not any(f is finding for f in self.uncertain_findings):
+            self.uncertain_findings.append(finding)
 
-    def report_forbidden(self, batch, A: Access, tensor: Extent, addresses, L):
+    def report_forbidden_write(self, batch, access: Access, tensor: Extent, addresses, active):
         """Report a forbidden write to a tensor, except by a stray address (`report_stray_address`)."""
-        owners = self.get_pointer_targets(A)
-        if (tensor.forbids == "undeclared atomic" and get_verb(A) != "atomic") or (
+        owners = self.get_pointer_targets(access)
+        if (tensor.write_violation == "undeclared atomic" and get_verb(access) != "atomic") or (
             owners and tensor not in owners
         ):
             return
-        positions = batch.positions(L)
-        index = tensor.index(int(np.broadcast_to(addresses, len(positions))[0]), A.width)
-        verb = "an atomic updates" if get_verb(A) == "atomic" else "the kernel writes to"
+        positions = batch.positions(active)
+        index = tensor.index(int(np.broadcast_to(addresses, len(positions))[0]), access.width)
+        verb = "an atomic updates" if get_verb(access) == "atomic" else "the kernel writes to"
         self.record_at(
-            batch, positions[0], tensor.forbids, A.instr,
-            f"{verb} {mark_name(tensor.name)}{format_index(index)}, {FORBIDDEN_WRITES[tensor.forbids]}",
+            batch, positions[0], tensor.write_violation, access.instr,
+            f"{verb} {mark_name(tensor.name)}{format_index(index)}, {WRITE_VIOLATIONS[tensor.write_violation]}",
             tensor=tensor.name, index=index, count=len(positions),
         )  # fmt: skip
 
     def report_barrier_divergence(self, batch, waiting, deadlock: bool, only=None):
         """Report threads of one thread block that wait at different barriers, or never arrive."""
         for block in np.flatnonzero(batch.alive > 0 if only is None else only):
-            groups = [(i, L[batch.block_of[L] == block]) for i, L, _ in waiting]
-            groups = [(i, L) for i, L in groups if len(L)]
+            groups = [(i, positions[batch.block_of[positions] == block]) for i, positions, _ in waiting]
+            groups = [(i, positions) for i, positions in groups if len(positions)]
             barriers = {i for i, _ in groups}
             if not groups or (len(barriers) < 2 and not deadlock):
                 continue
-            index, L = groups[0]
+            index, positions = groups[0]
             term = batch.program.blocks[index].term
             num_waiting = sum(len(x) for _, x in groups)
             if len(barriers) > 1:
                 other = batch.program.blocks[next(i for i, _ in groups if i != index)].term
                 message = (
-                    f"{format_count(len(L), 'thread')} of the block wait here and {num_waiting - len(L)} at"
+                    f"{format_count(len(positions), 'thread')} of the block wait here and {num_waiting - len(positions)} at"
                     " another barrier: every thread of a block must reach the same barrier"
                 )
             else:
                 other = None
                 message = (
-                    f"{len(L)} of {format_count(int(batch.alive[block]), 'thread')} wait at this barrier, the"
+                    f"{len(positions)} of {format_count(int(batch.alive[block]), 'thread')} wait at this barrier, the"
                     " others never reach it: every thread of a block must"
                 )
             by_user = any(
-                batch.splits.is_split_by_user(batch.program.blocks[i].term, block=block) for i in barriers
+                batch.divergence.diverges_in_user_code(batch.program.blocks[i].term, block=block)
+                for i in barriers
             )
             self.record_at(
-                batch, L[0], "barrier divergence", term, message, count=len(L), other=other,
+                batch, positions[0], "barrier divergence", term, message, count=len(positions), other=other,
                 is_note=False if by_user else None,
             )  # fmt: skip
 
@@ -276,7 +283,7 @@ class Reports:
         Whole warps may exit before a barrier in user code, but not before one of a library collective.
         """
         exited, all_of = int(batch.threads - batch.alive[block]), format_count(batch.threads, "thread")
-        by_user = batch.splits.is_split_by_user(term, block=block)
+        by_user = batch.divergence.diverges_in_user_code(term, block=block)
         kind, is_note = "barrier divergence", False
         if same_warp:
             is_note = False if by_user else None
@@ -300,7 +307,7 @@ class Reports:
 
     def report_warp_divergence(self, batch, instr, position, count: int):
         """Report threads in an instruction's mask that are elsewhere in the program."""
-        by_user = batch.splits.is_split_by_user(instr, warp=int(batch.warp_of[position]))
+        by_user = batch.divergence.diverges_in_user_code(instr, warp=int(batch.warp_of[position]))
         self.record_at(
             batch, position, "warp divergence", instr,
             f"{instr.name} names threads of its warp that are elsewhere in the program: all of them must"
@@ -316,7 +323,7 @@ class Reports:
         """Report a shuffle from a lane that is elsewhere, has exited, or does not exist (a partial warp)."""
         warp = int(batch.warp_of[position])
         missing = not int(batch.initial_bits[warp]) >> lane & 1
-        by_user = missing or batch.splits.is_split_by_user(instr, warp=warp)
+        by_user = missing or batch.divergence.diverges_in_user_code(instr, warp=warp)
         self.record_at(
             batch, position, "shuffle from an absent thread", instr,
             f"reads a value from lane {lane} of the warp, which does not take part: the result is undefined",
@@ -324,7 +331,7 @@ class Reports:
         )  # fmt: skip
 
     def report_incomplete_warp(self, batch, instr, positions):
-        by_user = batch.splits.is_split_by_user(instr, warp=int(batch.warp_of[positions[0]]))
+        by_user = batch.divergence.diverges_in_user_code(instr, warp=int(batch.warp_of[positions[0]]))
         message = f"{instr.name} needs all 32 threads of the warp"
         self.record_at(
             batch, positions[0], "warp divergence", instr, message, is_note=False if by_user else None
@@ -364,10 +371,10 @@ class Reports:
         block_, thread_ = first if position is None else self.get_thread_index(batch, position)
         self.record("register budget", instr, message, block=block_, thread=thread_, is_note=False)
 
-    def report_uninitialised_mbarrier(self, batch, A: Access, position, count: int):
+    def report_uninitialised_mbarrier(self, batch, access: Access, position, count: int):
         message = "the mbarrier at this address has not been initialised"
         self.record_at(
-            batch, position, "mbarrier not initialised", A.instr, message, count=count, is_note=None
+            batch, position, "mbarrier not initialised", access.instr, message, count=count, is_note=None
         )
 
 
@@ -377,10 +384,10 @@ def get_cause(instr) -> str:
     return instr.name if instr is not None and instr.loc is None else format_location(instr)
 
 
-def get_verb(A: Access) -> str:
-    if A.kind == "R" or A.instr.op == "ld":
+def get_verb(access: Access) -> str:
+    if access.kind == "R" or access.instr.op == "ld":
         return "load"
-    return "store" if A.kind == "W" or A.instr.op == "st" else "atomic"
+    return "store" if access.kind == "W" or access.instr.op == "st" else "atomic"
 
 
 def shorten_shared_name(name: str) -> str:

@@ -26,7 +26,7 @@ ITEMSIZE |= {"bfloat16": 2, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "boo
 class Extent:
     """A range of addresses that may be accessed: a tensor, a module variable, or a shared variable.
 
-    `ready` means that every byte has been written, so that reads need no check. `forbids` is the kind of
+    `ready` means that every byte has been written, so that reads need no check. `write_violation` is the kind of
     finding that a forbidden write causes: any write to constants and inputs, an atomic to results that must
     be summed in a fixed order; "" allows all writes. `written` and `writer`: whether the current launch wrote
     it, and the last kernel that did.
@@ -38,7 +38,7 @@ class Extent:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     ready: bool = False
-    forbids: str = ""
+    write_violation: str = ""
     written: bool = False
     writer: str = ""
     allocation: int = 0

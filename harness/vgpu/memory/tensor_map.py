@@ -116,7 +116,7 @@ def encode_tiled(
 ) -> TensorMap:  # fmt: skip
     """Create the map that cuTensorMapEncodeTiled encodes; `strides` (bytes) omit the innermost dimension.
 
-    Raises BadTensorMap for arguments that the driver's documentation forbids, NotImplementedError for valid
+    Raises BadTensorMap for arguments that the driver's documentation write_violation, NotImplementedError for valid
     ones that are not simulated.
     """
     width, _ = ELEMENTS.get(kind, (0, ""))

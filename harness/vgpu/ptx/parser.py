@@ -255,8 +255,8 @@ class _Parser:
         self.scopes: list[dict[str, str]] = []
         self.starts: list[int] = []  # index of each scope's first instruction in the function's body
 
-    def raise_error(self, line: int, why: str) -> NoReturn:
-        raise PtxError(f"PTX line {line}: {why}")
+    def raise_error(self, line: int, reason: str) -> NoReturn:
+        raise PtxError(f"PTX line {line}: {reason}")
 
     def run(self) -> Module:
         position, counted, line = 0, 0, 1

@@ -68,14 +68,14 @@ class BatchMemory:
         self.local_base = np.arange(self.n) * local
         self.param_space = run.param_space
 
-    def positions(self, L):
-        return np.arange(self.n) if L is None else L
+    def positions(self, active):
+        return np.arange(self.n) if active is None else active
 
-    def epochs(self, L):
+    def epochs(self, active):
         """Return the number of barriers that each thread's block has passed; a scalar if all are equal."""
         if self.common_epoch is not None:
             return self.common_epoch
-        return self.epoch[self.block_of if L is None else self.block_of[L]]
+        return self.epoch[self.block_of if active is None else self.block_of[active]]
 
     def pass_barrier(self, ready):
         """Move the thread blocks `ready` (None: all that have not exited) past a barrier to a new epoch."""
@@ -95,182 +95,190 @@ class BatchMemory:
         low = np.uint32(self.arena.base & 0xFFFFFFFF)
         return (address - low).astype(np.uint64) + self.base
 
-    def resolve(self, A: Access, address, L) -> tuple[Space, Any]:
+    def resolve(self, access: Access, address, active) -> tuple[Space, Any]:
         """Return the accessed memory and the checked index into it; log the access."""
-        if A.space == "global" or A.space == "const":
-            return self.global_space, self.global_index(A, address, L)
-        if A.space == "shared":
-            return self.shared_space, self.shared_index(A, address, L)
-        if A.space == "local" and self.run.checks.counters:
-            self.run.counters.count_local(A, self.positions(L), self.warp_of)
-        return self.local_space, self.offset_index(A, address, self.local_base, self.run.local_extents, L)
+        if access.space == "global" or access.space == "const":
+            return self.global_space, self.global_index(access, address, active)
+        if access.space == "shared":
+            return self.shared_space, self.shared_index(access, address, active)
+        if access.space == "local" and self.run.checks.counters:
+            self.run.counters.count_local(access, self.positions(active), self.warp_of)
+        return self.local_space, self.offset_index(
+            access, address, self.local_base, self.run.local_extents, active
+        )
 
-    def load(self, A: Access, address, L):
+    def load(self, access: Access, address, active):
         """Load the values of the threads L: an array, or a list of arrays for several elements."""
-        if A.space == "generic":
-            return self.load_generic(A, address, L)
-        if A.space == "param":
-            return self.load_param(A, address)
-        return self.fetch(A, *self.resolve(A, address, L), L)
+        if access.space == "generic":
+            return self.load_generic(access, address, active)
+        if access.space == "param":
+            return self.load_param(access, address)
+        return self.fetch(access, *self.resolve(access, address, active), active)
 
-    def store(self, A: Access, address, value, L):
-        if A.space == "generic":
-            self.store_generic(A, address, value, L)
-        elif A.space == "param":
-            P = self.positions(L)
-            self.run.report_bad_address(self, A, np.broadcast_to(address, len(P)), P, None, None)
+    def store(self, access: Access, address, value, active):
+        if access.space == "generic":
+            self.store_generic(access, address, value, active)
+        elif access.space == "param":
+            positions = self.positions(active)
+            self.run.report_bad_address(
+                self, access, np.broadcast_to(address, len(positions)), positions, None, None
+            )
         else:
-            self.write(A, *self.resolve(A, address, L), value, L)
+            self.write(access, *self.resolve(access, address, active), value, active)
 
-    def global_index(self, A: Access, address, L):
+    def global_index(self, access: Access, address, active):
         """Return the checked element index (units of the access size) in the arena; log the access."""
-        t = A.tensor
+        t = access.tensor
         if address.ndim == 0:
             low = high = bits = int(address)
         elif len(address) <= SMALL_COUNT:
             values = address.tolist()
             low, high = min(values), max(values)
-            bits = low | high if A.mask == 0 else int(np.bitwise_or.reduce(address))
+            bits = low | high if access.mask == 0 else int(np.bitwise_or.reduce(address))
         else:
             low, high = int(address.min()), int(address.max())
             bits = int(np.bitwise_or.reduce(address))
-        if low < t.start or high + A.mask >= t.end or bits & A.mask:
-            return self.global_index_slow(A, address, L)
+        if low < t.start or high + access.mask >= t.end or bits & access.mask:
+            return self.global_index_slow(access, address, active)
         if address.ndim == 0:
-            index = (low - self.arena.base) >> A.shift
+            index = (low - self.arena.base) >> access.shift
         else:
-            index = ((address - self.base) >> A.shift64).view(np.int64)
-        if A.writes:
+            index = ((address - self.base) >> access.shift64).view(np.int64)
+        if access.writes:
             if not t.written:
-                self.run.first_write(t)
-            if t.forbids:
-                self.run.report_forbidden(self, A, t, address, L)
-        self.log.add(self, A, t, index, L)
+                self.run.record_first_write(t)
+            if t.write_violation:
+                self.run.report_forbidden_write(self, access, t, address, active)
+        self.log.add(self, access, t, index, active)
         return index
 
-    def global_index_slow(self, A: Access, address, L):
+    def global_index_slow(self, access: Access, address, active):
         """Handle the cases of `global_index` with accesses to several tensors or invalid accesses."""
-        positions = self.positions(L)
+        positions = self.positions(active)
         addr = np.broadcast_to(address, len(positions))
         number, ends = self.arena.locate(addr)
         starts = self.arena._arrays[0]
-        inside = (addr >= starts[number]) & (addr + np.uint64(A.mask) < ends)
-        aligned = addr & np.uint64(A.mask) == 0
+        inside = (addr >= starts[number]) & (addr + np.uint64(access.mask) < ends)
+        aligned = addr & np.uint64(access.mask) == 0
         good = inside & aligned
         if not good.all():
-            self.run.report_bad_address(self, A, addr, positions, inside, aligned)
+            self.run.report_bad_address(self, access, addr, positions, inside, aligned)
             addr = np.where(good, addr, self.base + np.uint64(self.arena.sink))
         tensors = np.unique(number[good])
         extents = self.arena.extents
-        index = ((addr - self.base) >> A.shift64).view(np.int64)
-        owners = self.run.get_pointer_targets(A)
+        index = ((addr - self.base) >> access.shift64).view(np.int64)
+        owners = self.run.get_pointer_targets(access)
         for k in tensors.tolist():
             part = good & (number == k)
             if owners and extents[k] not in owners:
-                self.run.report_stray_address(self, A, owners, addr, positions, part)
-            if A.writes:
-                self.run.first_write(extents[k])
-                if extents[k].forbids:
-                    self.run.report_forbidden(self, A, extents[k], addr[part], positions[part])
-            self.log.add(self, A, extents[k], index[part], positions[part])
+                self.run.report_stray_address(self, access, owners, addr, positions, part)
+            if access.writes:
+                self.run.record_first_write(extents[k])
+                if extents[k].write_violation:
+                    self.run.report_forbidden_write(self, access, extents[k], addr[part], positions[part])
+            self.log.add(self, access, extents[k], index[part], positions[part])
         if len(tensors) == 1 and good.all():
-            A.tensor = extents[int(tensors[0])]
-        A.mixed = len(tensors) != 1 or not good.all()
+            access.tensor = extents[int(tensors[0])]
+        access.mixed = len(tensors) != 1 or not good.all()
         return index
 
-    def fetch(self, A: Access, space: Space, index, L):
+    def fetch(self, access: Access, space: Space, index, active):
         """Read the elements at an index, and check that they have been written."""
-        data, written, full = A.get_views(space)
-        if not A.tensor.ready or A.mixed:
-            A.mixed = False
+        data, written, full = access.get_views(space)
+        if not access.tensor.ready or access.mixed:
+            access.mixed = False
             if self.checks.uninitialised:
                 state = written[index]
                 if not (state == full).all():
-                    self.run.report_unwritten(self, A, state != full, index, L)
+                    self.run.report_unwritten(self, access, state != full, index, active)
         value = data[index]
         if self.log.events:
-            self.log.events.add_values(self, value, L)
-        return split_elements(A, value)
+            self.log.events.add_values(self, value, active)
+        return split_elements(access, value)
 
-    def write(self, A: Access, space: Space, index, value, L):
-        data, written, full = A.get_views(space)
+    def write(self, access: Access, space: Space, index, value, active):
+        data, written, full = access.get_views(space)
         if self.log.events:
-            many = A.count > 1
-            self.log.events.add_values(self, np.stack(np.broadcast_arrays(*value), -1) if many else value, L)
-        if A.count == 1:
+            many = access.count > 1
+            self.log.events.add_values(
+                self, np.stack(np.broadcast_arrays(*value), -1) if many else value, active
+            )
+        if access.count == 1:
             data[index] = value if np.ndim(index) or not value.ndim else value[-1]
         else:
             for k, part in enumerate(value):
                 data[index, k] = part if np.ndim(index) or not part.ndim else part[-1]
-        if not A.tensor.ready or A.mixed:
-            A.mixed = False
+        if not access.tensor.ready or access.mixed:
+            access.mixed = False
             written[index] = full
 
-    def offset_index(self, A: Access, address, base, extents: list[Extent], L):
+    def offset_index(self, access: Access, address, base, extents: list[Extent], active):
         """Return the checked index into shared or local memory; `base` is the start of each thread's part."""
-        t = A.tensor
+        t = access.tensor
         low, high = get_range(address)
-        if low < t.start or high + A.mask >= t.end or (address & address.dtype.type(A.mask)).any():
-            t = next((t for t in extents if low >= t.start and high + A.mask < t.end), None)
-            A.tensor = t or A.tensor
-            if t is None or (address & address.dtype.type(A.mask)).any():
-                address = self.redirect_bad_offsets(A, address, extents, L)
-        starts = base if L is None else base[L]
-        return (starts + address.astype(np.int64)) >> A.shift
+        if low < t.start or high + access.mask >= t.end or (address & address.dtype.type(access.mask)).any():
+            t = next((t for t in extents if low >= t.start and high + access.mask < t.end), None)
+            access.tensor = t or access.tensor
+            if t is None or (address & address.dtype.type(access.mask)).any():
+                address = self.redirect_bad_offsets(access, address, extents, active)
+        starts = base if active is None else base[active]
+        return (starts + address.astype(np.int64)) >> access.shift
 
-    def redirect_bad_offsets(self, A: Access, address, extents, L):
-        positions = self.positions(L)
+    def redirect_bad_offsets(self, access: Access, address, extents, active):
+        positions = self.positions(active)
         offsets = np.broadcast_to(address, len(positions)).astype(np.int64)
         inside = np.zeros(len(positions), bool)
         for t in extents:
-            inside |= (offsets >= t.start) & (offsets + A.mask < t.end)
-        aligned = offsets & A.mask == 0
+            inside |= (offsets >= t.start) & (offsets + access.mask < t.end)
+        aligned = offsets & access.mask == 0
         good = inside & aligned
         if not good.all():
-            self.run.report_bad_address(self, A, offsets, positions, inside, aligned)
-        A.mixed = True
+            self.run.report_bad_address(self, access, offsets, positions, inside, aligned)
+        access.mixed = True
         return np.where(good, offsets, 0)
 
-    def shared_index(self, A: Access, address, L):
+    def shared_index(self, access: Access, address, active):
         if self.run.cluster_size > 1:
-            return self.cluster_index(A, address, L)
-        index = self.offset_index(A, address, self.shared_base, self.run.shared_extents, L)
-        self.log.add_shared(self, A, index, L)
+            return self.cluster_index(access, address, active)
+        index = self.offset_index(access, address, self.shared_base, self.run.shared_extents, active)
+        self.log.add_shared(self, access, index, active)
         if self.order:
-            self.order.access(A, index, L)
+            self.order.access(access, index, active)
         return index
 
-    def remote_index(self, A: Access, address, L) -> tuple[np.ndarray, bool]:
+    def remote_index(self, access: Access, address, active) -> tuple[np.ndarray, bool]:
         """Return (checked index, whether all threads access their own block) for shared addresses in a
         cluster, whose top byte is 0 for the own block, or 1 + the rank of a block."""
-        P = self.positions(L)
-        address = np.broadcast_to(address, len(P)).astype(np.int64)
-        rank, own_block, size = address >> 24, self.block_of[P], self.run.cluster_size
+        positions = self.positions(active)
+        address = np.broadcast_to(address, len(positions)).astype(np.int64)
+        rank, own_block, size = address >> 24, self.block_of[positions], self.run.cluster_size
         block = np.where(rank == 0, own_block, own_block - own_block % size + np.clip(rank - 1, 0, size - 1))
         base = np.zeros(self.n, np.int64)
-        base[P] = block * self.shared_size
-        index = self.offset_index(A, address & 0xFFFFFF, base, self.run.shared_extents, L)
+        base[positions] = block * self.shared_size
+        index = self.offset_index(access, address & 0xFFFFFF, base, self.run.shared_extents, active)
         return index, bool((block == own_block).all())
 
-    def cluster_index(self, A: Access, address, L):
+    def cluster_index(self, access: Access, address, active):
         """Return the checked index of a shared access in a cluster; log the access."""
-        index, is_own = self.remote_index(A, address, L)
-        (self.log.add_shared if is_own else self.log.add_remote)(self, A, index, L)
+        index, is_own = self.remote_index(access, address, active)
+        (self.log.add_shared if is_own else self.log.add_remote)(self, access, index, active)
         if self.order:
-            self.order.access(A, index, L)
+            self.order.access(access, index, active)
         return index
 
     def format_shared_location(self, offset: int, width: int = 4) -> str:
         e = find_extent(self.run.shared_extents, offset)
         return f"{mark_name(e.name)}{format_index(e.index(offset, width))}" if e else "shared memory"
 
-    def load_param(self, A: Access, address):
-        A.tensor = self.run.param_extent
-        data, _, _ = A.get_views(self.param_space)
-        top = max(len(self.param_space.data) // A.nbytes - 1, 0)
-        return split_elements(A, data[np.minimum(np.asarray(address).astype(np.int64) >> A.shift, top)])
+    def load_param(self, access: Access, address):
+        access.tensor = self.run.param_extent
+        data, _, _ = access.get_views(self.param_space)
+        top = max(len(self.param_space.data) // access.nbytes - 1, 0)
+        return split_elements(
+            access, data[np.minimum(np.asarray(address).astype(np.int64) >> access.shift, top)]
+        )
 
-    def get_window(self, A: Access, address):
+    def get_window(self, access: Access, address):
         """Return the state space of generic addresses (None if mixed) and the start of its window."""
         low, high = get_range(address)
         if low >= 2 * PARAM_WINDOW:  # beyond all windows: out of bounds
@@ -282,44 +290,46 @@ class BatchMemory:
                 return None, 0
         return "global", 0
 
-    def split_by_window(self, A: Access, address, L):
+    def split_by_window(self, access: Access, address, active):
         """Split generic addresses by window: yield (mask of threads, their positions, the access in the
         window's state space, their addresses in it)."""
-        name, window = self.get_window(A, address)
+        name, window = self.get_window(access, address)
         if name is not None:
-            yield slice(None), L, A.with_space(name), address - np.uint64(window)
+            yield slice(None), active, access.with_space(name), address - np.uint64(window)
             return
-        positions = self.positions(L)
+        positions = self.positions(active)
         top = address >> np.uint64(56)
         for value in np.unique(top):
             part = top == value
-            yield from ((part, *rest) for _, *rest in self.split_by_window(A, address[part], positions[part]))
+            yield from (
+                (part, *rest) for _, *rest in self.split_by_window(access, address[part], positions[part])
+            )
 
-    def load_generic(self, A: Access, address, L):
+    def load_generic(self, access: Access, address, active):
         out = None
-        for part, P, B, offset in self.split_by_window(A, address, L):
-            loaded = self.load(B, offset, P)
+        for part, positions, space_access, offset in self.split_by_window(access, address, active):
+            loaded = self.load(space_access, offset, positions)
             if isinstance(part, slice):
                 return loaded
             if out is None:
-                out = [np.zeros(len(address), f"u{A.width}") for _ in range(A.count)]
-            for k in range(A.count):
-                out[k][part] = loaded if A.count == 1 else loaded[k]
+                out = [np.zeros(len(address), f"u{access.width}") for _ in range(access.count)]
+            for k in range(access.count):
+                out[k][part] = loaded if access.count == 1 else loaded[k]
         assert out is not None  # there are threads
-        return out[0] if A.count == 1 else out
+        return out[0] if access.count == 1 else out
 
-    def store_generic(self, A: Access, address, value, L):
-        for part, P, B, offset in self.split_by_window(A, address, L):
-            parts = [x[part] if x.ndim else x for x in (value if A.count > 1 else (value,))]
-            self.store(B, offset, tuple(parts) if A.count > 1 else parts[0], P)
+    def store_generic(self, access: Access, address, value, active):
+        for part, positions, space_access, offset in self.split_by_window(access, address, active):
+            parts = [x[part] if x.ndim else x for x in (value if access.count > 1 else (value,))]
+            self.store(space_access, offset, tuple(parts) if access.count > 1 else parts[0], positions)
 
 
 def get_range(address: np.ndarray | np.generic) -> tuple[int, int]:
     return (int(address), int(address)) if address.ndim == 0 else (int(address.min()), int(address.max()))
 
 
-def split_elements(A: Access, value):
+def split_elements(access: Access, value):
     """Split a loaded value of several elements into one array per element."""
-    if A.count == 1:
+    if access.count == 1:
         return value
     return list(value) if value.ndim == 1 else list(np.ascontiguousarray(value.T))

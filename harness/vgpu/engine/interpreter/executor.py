@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from harness.vgpu.checks.async_order import MAX_THREADS, AsyncOrder
-from harness.vgpu.checks.divergence import Splits
+from harness.vgpu.checks.divergence import Divergence
 from harness.vgpu.checks.livelock import StateSamples
 from harness.vgpu.engine.opcodes.codegen import put
 from harness.vgpu.ptx.parser import WIDTH
@@ -101,7 +101,7 @@ class Batch(WarpgroupOps):
         self.start_warpgroups()
         checked = run.checks.races and self.program.is_asynchronous
         self.order = AsyncOrder(self) if checked and self.threads * run.cluster_size <= MAX_THREADS else None
-        self.splits = Splits(self)
+        self.divergence = Divergence(self)
 
     # -- set-up ---------------------------------------------------------------------------------------------
     def set_special_registers(self, run):
@@ -177,52 +177,54 @@ class Batch(WarpgroupOps):
                 if pending or self.waiting:
                     rounds += 1
                 polling_steps += 1
-            L = groups[0] if len(groups) == 1 else self.merge(groups)
+            active = groups[0] if len(groups) == 1 else self.merge(groups)
             if (
                 block.in_spin_loop
                 and polling_steps % SPIN_SAMPLE_STEPS == 0
-                and samples.is_repeated(index, L, pending)
+                and samples.is_repeated(index, active, pending)
             ):
-                raise Livelock(block, self.n if L is None else len(L), self)
+                raise Livelock(block, self.n if active is None else len(active), self)
             if (
-                L is not None
+                active is not None
                 and not pending
                 and not self.waiting
-                and len(L) * 8 <= self.n * 7
+                and len(active) * 8 <= self.n * 7
                 and self.exited_early
             ):
-                L = self.squeeze(L)
+                active = self.squeeze(active)
             function = code.functions[index] or run.generate_block(index)
             run.steps += 1
-            threads = self.n if L is None else len(L)
+            threads = self.n if active is None else len(active)
             run.block_threads[index] = run.block_threads.get(index, 0) + threads
             if run.steps > run.step_budget:
                 raise StepBudget(block, threads)
             self.poll_failed = False
-            value = function(self, self.S, L)
+            value = function(self, self.S, active)
             if self.multiply_adds_done is not None:
-                self.multiply_adds_done[slice(None) if L is None else L] += code.work[index].multiply_adds
+                self.multiply_adds_done[slice(None) if active is None else active] += code.costs[
+                    index
+                ].multiply_adds
             if self.poll_failed:
                 self.failed_polls[index] = self.phase_changes, threads
             kind = block.kind
             if kind == "jump":
-                pending.setdefault(block.succs[0], []).append(L)
+                pending.setdefault(block.succs[0], []).append(active)
             elif kind == "branch":
-                self.branch(block, value, L, pending)
+                self.branch(block, value, active, pending)
             elif kind == "barrier":
-                self.waiting.append((index, L, value))
+                self.waiting.append((index, active, value))
                 if len(self.waiting) == 1 and not pending:
                     self.release(pending)
             elif kind == "call":
-                pending.setdefault(block.succs[0], []).append(L)
+                pending.setdefault(block.succs[0], []).append(active)
             elif kind in ("ret", "switch"):
-                self.scatter(block, value, L, pending)
+                self.scatter(block, value, active, pending)
             elif kind == "exit":
-                self.exit(L)
+                self.exit(active)
             elif kind == "cluster":
-                self.waiting.append((index, L, ("cluster", None, None)))
+                self.waiting.append((index, active, ("cluster", None, None)))
             else:
-                raise Trap(block.term, self, self.positions(L))
+                raise Trap(block.term, self, self.positions(active))
 
     def has_failed_poll(self, index: int, groups) -> bool:
         """Return whether these threads already polled an mbarrier here since a phase last ended."""
@@ -233,65 +235,65 @@ class Batch(WarpgroupOps):
         """Merge position arrays into a sorted one, or None for all threads."""
         if any(g is None for g in groups):
             return None
-        L = np.sort(np.concatenate(groups))
-        return None if len(L) == self.n else L
+        active = np.sort(np.concatenate(groups))
+        return None if len(active) == self.n else active
 
-    def branch(self, block, p, L, pending):
+    def branch(self, block, p, active, pending):
         taken, fall = block.succs
         if p.ndim == 0:
-            pending.setdefault(taken if p else fall, []).append(L)
+            pending.setdefault(taken if p else fall, []).append(active)
             return
         yes = np.count_nonzero(p)
         if yes == 0:
-            pending.setdefault(fall, []).append(L)
+            pending.setdefault(fall, []).append(active)
         elif yes == len(p):
-            pending.setdefault(taken, []).append(L)
+            pending.setdefault(taken, []).append(active)
         else:
-            if L is None:
+            if active is None:
                 a, b = np.flatnonzero(p), np.flatnonzero(~p)
             else:
-                a, b = L[p], L[~p]
+                a, b = active[p], active[~p]
             pending.setdefault(taken, []).append(a)
             pending.setdefault(fall, []).append(b)
-            self.run.counters.divergent_branches += self.splits.add(block.index, [a, b])
+            self.run.counters.divergent_branches += self.divergence.add(block.index, [a, b])
 
-    def scatter(self, block, value, L, pending):
+    def scatter(self, block, value, active, pending):
         """Execute an indirect jump: `ret` of a device function, or a branch table."""
         table = block.succs if block.kind == "switch" else None
         if value.ndim == 0:
-            pending.setdefault(table[int(value)] if table else int(value), []).append(L)
+            pending.setdefault(table[int(value)] if table else int(value), []).append(active)
             return
-        L = self.positions(L)
-        parts = {int(v): L[value == v] for v in np.unique(value)}
-        self.splits.add(block.index, list(parts.values()))
+        active = self.positions(active)
+        parts = {int(v): active[value == v] for v in np.unique(value)}
+        self.divergence.add(block.index, list(parts.values()))
         for v, group in parts.items():
             target = table[v] if table else v
             pending.setdefault(target, []).append(None if len(group) == self.n else group)
 
-    def exit(self, L):
-        if L is None:
+    def exit(self, active):
+        if active is None:
             self.alive[:] = 0
             self.exited_bits = self.all_bits.copy()
         else:
-            self.alive -= np.bincount(self.block_of[L], minlength=self.count)
-            self.exited_bits |= self.gather_bits(L)
+            self.alive -= np.bincount(self.block_of[active], minlength=self.count)
+            self.exited_bits |= self.gather_bits(active)
             self.exited_early = True
 
-    def squeeze(self, L):
+    def squeeze(self, active):
         """Remove all threads but `L` and renumber these, so that `None` means all of them again."""
         if self.commits is not None:  # asynchronous copies store positions
-            return L
+            return active
         keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base", "local_base")
         for name in keep:
-            setattr(self, name, getattr(self, name)[L])
+            setattr(self, name, getattr(self, name)[active])
         if self.multiply_adds_done is not None:
-            self.multiply_adds_done = self.multiply_adds_done[L]
-        self.squeeze_warps(L)
+            self.multiply_adds_done = self.multiply_adds_done[active]
+        self.squeeze_warps(active)
         S = self.S
         for k, value in enumerate(S):
             if value is not None and value.ndim:
-                S[k] = value[L]
-        self.n = len(L)
+                S[k] = value[active]
+        self.n = len(active)
         return None
 
     # -- barriers -------------------------------------------------------------------------------------------
@@ -309,15 +311,15 @@ class Batch(WarpgroupOps):
             self.report_exited(first[0], None)
             pending[self.program.blocks[first[0]].succs[0]] = [None]
             return True
-        waiting = [(i, self.positions(L), v) for i, L, v in self.waiting]
+        waiting = [(i, self.positions(positions), v) for i, positions, v in self.waiting]
         complete = self.find_completed_blocks(waiting)
-        going = [is_barrier_complete(complete, v[0], self.block_of[L]) for _, L, v in waiting]
+        going = [is_barrier_complete(complete, v[0], self.block_of[positions]) for _, positions, v in waiting]
         forced = not any(go.any() for go in going)
         if forced:
             if pending:
                 return False
             self.run.report_barrier_divergence(self, waiting, deadlock=True)
-            going = [np.ones(len(L), bool) for _, L, _ in waiting]
+            going = [np.ones(len(positions), bool) for _, positions, _ in waiting]
         else:
             separate = self.find_separate_completions(waiting, going)
             if separate.any():
@@ -326,11 +328,11 @@ class Batch(WarpgroupOps):
         ready = np.zeros(self.count, bool)
         values = self.reduce_barrier(waiting)
         clustered = []
-        for (_, L, _), go in zip(waiting, going, strict=True):
-            ready[self.block_of[L[go]]] = True
-        for (index, L, value), result, go in zip(waiting, values, going, strict=True):
-            stay = L[~go]
-            moving = L[go]
+        for (_, positions, _), go in zip(waiting, going, strict=True):
+            ready[self.block_of[positions[go]]] = True
+        for (index, positions, value), result, go in zip(waiting, values, going, strict=True):
+            stay = positions[~go]
+            moving = positions[go]
             if len(stay):
                 self.waiting.append(
                     (index, stay, (select(value[0], ~go), select(value[1], ~go), select(value[2], ~go)))
@@ -365,15 +367,15 @@ class Batch(WarpgroupOps):
         """Report to the ordering check which threads pass which barrier."""
         assert self.order is not None
         passing: dict[int | str, list[np.ndarray]] = {}
-        for (_, L, (number, _, _)), go in zip(waiting, going, strict=True):
-            for k, mask in count_threads_by_barrier(number, len(L)):
-                passing.setdefault(k, []).append(L[go & mask])
-        for k, positions in passing.items():
-            self.order.barrier(np.concatenate(positions), k)
+        for (_, positions, (number, _, _)), go in zip(waiting, going, strict=True):
+            for k, mask in count_threads_by_barrier(number, len(positions)):
+                passing.setdefault(k, []).append(positions[go & mask])
+        for k, groups in passing.items():
+            self.order.barrier(np.concatenate(groups), k)
 
-    def bar_arrive(self, number, count, L):
+    def bar_arrive(self, number, count, active):
         """Execute bar.arrive: arrive at a numbered barrier without waiting."""
-        P = self.positions(L)
+        P = self.positions(active)
         number = np.broadcast_to(number, len(P))
         for k in np.unique(number).tolist():
             arrived = np.bincount(self.block_of[P[number == k]], minlength=self.count)
@@ -388,11 +390,11 @@ class Batch(WarpgroupOps):
         """
         separate = np.zeros(self.count, bool)
         taken: dict[int | str, np.ndarray] = {}
-        for (_, L, (number, count, _)), go in zip(waiting, going, strict=True):
+        for (_, positions, (number, count, _)), go in zip(waiting, going, strict=True):
             if count is not None and not isinstance(number, str):
                 continue
-            for k, mask in count_threads_by_barrier(number, len(L)):
-                passing = np.bincount(self.block_of[L[go & mask]], minlength=self.count) > 0
+            for k, mask in count_threads_by_barrier(number, len(positions)):
+                passing = np.bincount(self.block_of[positions[go & mask]], minlength=self.count) > 0
                 before = taken.get(k, np.zeros(self.count, bool))
                 separate |= passing & before
                 taken[k] = before | passing
@@ -403,9 +405,9 @@ class Batch(WarpgroupOps):
         complete: dict[int | str, np.ndarray] = {}
         counts: dict[int | str, np.ndarray] = {}
         requested: dict[int | str, np.ndarray] = {}
-        for _, L, (number, count, _) in waiting:
-            for k, mask in count_threads_by_barrier(number, len(L)):
-                blocks = np.bincount(self.block_of[L[mask]], minlength=self.count)
+        for _, positions, (number, count, _) in waiting:
+            for k, mask in count_threads_by_barrier(number, len(positions)):
+                blocks = np.bincount(self.block_of[positions[mask]], minlength=self.count)
                 counts[k] = counts.get(k, 0) + blocks
                 if count is not None:
                     requested[k] = np.where(blocks > 0, int(np.max(count)), requested.get(k, 0))
@@ -425,7 +427,7 @@ class Batch(WarpgroupOps):
     def reduce_barrier(self, waiting) -> list:
         """Return the results of bar.red (popc, and, or) for each waiting group, or None."""
         results = []
-        for index, L, (number, _, arguments) in waiting:
+        for index, positions, (number, _, arguments) in waiting:
             if arguments is None:
                 results.append(None)
                 continue
@@ -439,7 +441,7 @@ class Batch(WarpgroupOps):
                         blocks, weights=np.broadcast_to(value, len(others)), minlength=self.count
                     ).astype(np.int64)
                     counted += np.bincount(blocks, minlength=self.count)
-            t, e = total[self.block_of[L]], counted[self.block_of[L]]
+            t, e = total[self.block_of[positions]], counted[self.block_of[positions]]
             results.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
         return results
 

@@ -42,73 +42,77 @@ class BarrierOps(BatchMemory):
         self.poll_failed = False  # whether the last test of an mbarrier failed for all threads
         self.failed_tests: dict[int, FailedTest] = {}  # by location, since a phase last ended
 
-    def iterate_barriers(self, A: Access, address, L):
+    def iterate_barriers(self, access: Access, address, active):
         """Yield (location, mbarrier, indices in L of the threads that use it) for each mbarrier.
 
         Report and skip threads whose mbarrier is not initialised.
         """
-        slots, _ = self.remote_index(A, address, L)  # maybe in other blocks of the cluster
+        slots, _ = self.remote_index(access, address, active)  # maybe in other blocks of the cluster
         distinct = np.unique(slots)
         for slot in distinct.tolist():
             group = np.flatnonzero(slots == slot) if len(distinct) > 1 else np.arange(len(slots))
             barrier = self.mbarriers.get(slot)
             if barrier is None:
-                self.run.report_uninitialised_mbarrier(self, A, self.positions(L)[group[0]], len(group))
+                self.run.report_uninitialised_mbarrier(
+                    self, access, self.positions(active)[group[0]], len(group)
+                )
             else:
                 yield slot, barrier, group
 
-    def mbarrier_init(self, A: Access, address, count, L):
-        slots, _ = self.remote_index(A, address, L)
-        _, written, full = A.get_views(self.shared_space)
+    def mbarrier_init(self, access: Access, address, count, active):
+        slots, _ = self.remote_index(access, address, active)
+        _, written, full = access.get_views(self.shared_space)
         written[slots] = full
         for slot, n in zip(slots.tolist(), np.broadcast_to(count, len(slots)).tolist(), strict=True):
             self.mbarriers[slot] = MBarrier(n, n)
 
-    def mbarrier_inval(self, A: Access, address, L):
-        for slot, _, _ in list(self.iterate_barriers(A, address, L)):
+    def mbarrier_inval(self, access: Access, address, active):
+        for slot, _, _ in list(self.iterate_barriers(access, address, active)):
             del self.mbarriers[slot]
 
-    def mbarrier_arrive(self, A: Access, address, count, expected, drop: bool, L):
+    def mbarrier_arrive(self, access: Access, address, count, expected, drop: bool, active):
         """Execute arrivals, each after an expect_tx of `expected` bytes; `drop` also lowers the count of
         later phases. Return each arrival's token.
         """
-        P = self.positions(L)
-        count, expected = np.broadcast_to(count, len(P)), np.broadcast_to(expected, len(P))
-        tokens = np.zeros(len(P), np.uint64)
-        for slot, barrier, group in self.iterate_barriers(A, address, L):
+        positions = self.positions(active)
+        count, expected = np.broadcast_to(count, len(positions)), np.broadcast_to(expected, len(positions))
+        tokens = np.zeros(len(positions), np.uint64)
+        for slot, barrier, group in self.iterate_barriers(access, address, active):
             if self.order:
-                self.order.arrive(P[group], barrier)
+                self.order.arrive(positions[group], barrier)
             for k in group.tolist():
                 tokens[k] = (barrier.phase & 1) << PHASE_BIT | (barrier.pending & PENDING_MASK)
                 if count[k] > barrier.pending:
-                    name, missing = self.format_barrier(A, slot), barrier.describe_missing()
+                    name, missing = self.format_barrier(access, slot), barrier.describe_missing()
                     message = f"phase {barrier.phase} of the mbarrier {name} {missing}"
                     message += ", but more threads arrive here"
-                    self.run.record_at(self, P[k], "too many arrivals", A.instr, message, is_note=None)
+                    self.run.record_at(
+                        self, positions[k], "too many arrivals", access.instr, message, is_note=None
+                    )
                 barrier.bytes += int(expected[k])
                 barrier.pending = max(barrier.pending - int(count[k]), 0)
                 if drop:
                     barrier.count -= int(count[k])
-                self.end_phase_if_complete(A, slot, barrier)
+                self.end_phase_if_complete(access, slot, barrier)
         self.pass_phases()
         return tokens
 
-    def mbarrier_add_bytes(self, A: Access, address, nbytes, L):
+    def mbarrier_add_bytes(self, access: Access, address, nbytes, active):
         """Execute mbarrier.expect_tx, or complete_tx with negative numbers."""
-        nbytes = np.broadcast_to(nbytes, len(self.positions(L)))
-        for slot, barrier, group in self.iterate_barriers(A, address, L):
+        nbytes = np.broadcast_to(nbytes, len(self.positions(active)))
+        for slot, barrier, group in self.iterate_barriers(access, address, active):
             barrier.bytes += int(nbytes[group].sum())
-            self.end_phase_if_complete(A, slot, barrier)
+            self.end_phase_if_complete(access, slot, barrier)
         self.pass_phases()
 
-    def end_phase_if_complete(self, A: Access, place: int, barrier: MBarrier):
+    def end_phase_if_complete(self, access: Access, place: int, barrier: MBarrier):
         """End the phase if it is complete; the caller must call `pass_phases` afterwards."""
         if not barrier.pending and not barrier.bytes:
             barrier.pending = barrier.count
             barrier.phase += 1
             if self.order:
                 self.order.end_phase(barrier)
-            self.blocks_with_ended_phase.add((place << A.shift) // self.shared_size)
+            self.blocks_with_ended_phase.add((place << access.shift) // self.shared_size)
 
     def pass_phases(self):
         """Report the phases that have just ended to the race check."""
@@ -120,28 +124,28 @@ class BarrierOps(BatchMemory):
             self.failed_tests.clear()
             self.pass_barrier(ready)
 
-    def mbarrier_test(self, A: Access, address, token, parity: bool, L):
+    def mbarrier_test(self, access: Access, address, token, parity: bool, active):
         """Return a mask of the threads whose phase, given by token or parity, is complete.
 
         Like the hardware, test only one bit of the token, even if no arrival has returned it.
         """
-        P = self.positions(L)
-        token = np.broadcast_to(token, len(P))
+        positions = self.positions(active)
+        token = np.broadcast_to(token, len(positions))
         bit = token >> token.dtype.type(0 if parity else PHASE_BIT) & token.dtype.type(1)
         done = np.ones(len(token), bool)
-        for slot, barrier, group in self.iterate_barriers(A, address, L):
+        for slot, barrier, group in self.iterate_barriers(access, address, active):
             done[group] = bit[group] != barrier.phase & 1
             if self.order and done[group].any():
-                self.order.observe_phase(P[group[done[group]]], barrier)
+                self.order.observe_phase(positions[group[done[group]]], barrier)
             if not done[group].all():
                 failed = group[~done[group]]
-                block = int(self.blocks[self.block_of[P[failed[0]]]])
-                self.failed_tests[slot] = FailedTest(A, barrier.phase & 1, len(failed), block)
+                block = int(self.blocks[self.block_of[positions[failed[0]]]])
+                self.failed_tests[slot] = FailedTest(access, barrier.phase & 1, len(failed), block)
         self.poll_failed = not done.any()
         return done
 
-    def format_barrier(self, A: Access, place: int) -> str:
-        return self.format_shared_location((place << A.shift) % self.shared_size, A.width)
+    def format_barrier(self, access: Access, place: int) -> str:
+        return self.format_shared_location((place << access.shift) % self.shared_size, access.width)
 
     def describe_failed_tests(self) -> str:
         """Describe the failed tests of the first waiting thread block: mbarriers, locations, missing arrivals

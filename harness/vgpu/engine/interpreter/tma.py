@@ -56,12 +56,12 @@ class BulkOps(WarpOps):
             return None
         return tensor_map
 
-    def iterate_valid_tiles(self, instr, map_address, coordinates, L):
+    def iterate_valid_tiles(self, instr, map_address, coordinates, active):
         """Yield (index, position, map, coordinates) of every thread whose tensor map is valid."""
-        P = self.positions(L)
-        maps = np.broadcast_to(map_address, len(P)).tolist()
-        axes = [np.broadcast_to(c, len(P)).view(np.int32).tolist() for c in coordinates]
-        for k, position in enumerate(P.tolist()):
+        positions = self.positions(active)
+        maps = np.broadcast_to(map_address, len(positions)).tolist()
+        axes = [np.broadcast_to(c, len(positions)).view(np.int32).tolist() for c in coordinates]
+        for k, position in enumerate(positions.tolist()):
             tensor_map = self.read_tensor_map(instr, maps[k], len(axes), position)
             if tensor_map is not None:
                 inner, width = axes[0][k], tensor_map.width
@@ -70,24 +70,24 @@ class BulkOps(WarpOps):
                     self.run.report_misaligned_copy(self, instr, position, inner * width, subject)
                 yield k, position, tensor_map, tuple(c[k] for c in axes)
 
-    def load_tile(self, R: dict[int, Access], tile: TensorMap, at, position: int) -> np.ndarray:
+    def load_tile(self, load: dict[int, Access], tile: TensorMap, at, position: int) -> np.ndarray:
         """Return the bytes of a tile, unswizzled: uint8 [rows, bytes of a row]."""
         address, inside = tile.compute_elements(at)
         width = tile.width
         if inside.all():  # in 16-byte chunks: addresses, strides and row lengths are multiples of 16
             starts = address[:, :: CHUNK // width]
             if (starts % CHUNK == 0).all():
-                columns = self.load(R[CHUNK], starts.reshape(-1).view(u8), np.full(starts.size, position))
+                columns = self.load(load[CHUNK], starts.reshape(-1).view(u8), np.full(starts.size, position))
                 return np.stack(list(columns), axis=1).view(np.uint8).reshape(len(address), -1)
         data = np.full(address.shape, tile.fill, f"u{width}")
         if inside.any():
             addresses = address[inside].view(u8)
-            data[inside] = self.load(R[width], addresses, np.full(len(addresses), position))
+            data[inside] = self.load(load[width], addresses, np.full(len(addresses), position))
         return data.view(np.uint8)
 
     # -- shared memory --------------------------------------------------------------------------------------
     def compute_chunk_index(
-        self, A: Access, block: int, offset: int, nbytes: int, tile: TensorMap | None, position: int
+        self, access: Access, block: int, offset: int, nbytes: int, tile: TensorMap | None, position: int
     ):
         """Return the locations, in 16-byte units, of a byte range or tile in a block's shared memory."""
         address = offset + CHUNK * np.arange(nbytes // CHUNK)
@@ -99,34 +99,34 @@ class BulkOps(WarpOps):
         base = np.zeros(self.n, np.int64)
         base[position] = block * self.shared_size
         if offset % (CHUNK if tile is None else 128):
-            self.run.report_misaligned_copy(self, A.instr, position, offset, "address in shared memory")
+            self.run.report_misaligned_copy(self, access.instr, position, offset, "address in shared memory")
             address &= ~15
-        return self.offset_index(A, address, base, self.run.shared_extents, np.full(count, position))
+        return self.offset_index(access, address, base, self.run.shared_extents, np.full(count, position))
 
     def write_shared(
-        self, A: Access, block: int, offset: int, data: np.ndarray, tile: TensorMap | None, position: int
+        self, access: Access, block: int, offset: int, data: np.ndarray, tile: TensorMap | None, position: int
     ):
         """Write a multiple of 16 bytes to shared memory; return the locations in 16-byte units."""
         chunks = np.ascontiguousarray(data).reshape(-1, CHUNK).view(u8)
-        index = self.compute_chunk_index(A, block, offset, data.size, tile, position)
-        cells, written, full = A.get_views(self.shared_space)
+        index = self.compute_chunk_index(access, block, offset, data.size, tile, position)
+        cells, written, full = access.get_views(self.shared_space)
         cells[index], written[index] = chunks, full
         return index
 
     def read_shared(
-        self, A: Access, block: int, offset: int, nbytes: int, tile: TensorMap | None, position: int
+        self, access: Access, block: int, offset: int, nbytes: int, tile: TensorMap | None, position: int
     ):
         """Read shared memory; return (bytes, locations in 16-byte units)."""
-        index = self.compute_chunk_index(A, block, offset, nbytes, tile, position)
-        cells, written, full = A.get_views(self.shared_space)
+        index = self.compute_chunk_index(access, block, offset, nbytes, tile, position)
+        cells, written, full = access.get_views(self.shared_space)
         if self.checks.uninitialised:
             state = written[index] != full
             if state.any():
-                self.run.report_unwritten(self, A, state, index, np.full(len(index), position))
+                self.run.report_unwritten(self, access, state, index, np.full(len(index), position))
         return cells[index].view(np.uint8).reshape(-1), index
 
     def find_targets(
-        self, A: Access, position: int, place: int, barrier: int, mask: int | None
+        self, access: Access, position: int, place: int, barrier: int, mask: int | None
     ) -> list[Target]:
         """Return the destinations of a thread's copy: one thread block, or with a multicast mask several."""
         own_block, size, rank = int(self.block_of[position]), self.run.cluster_size, place >> 24
@@ -135,27 +135,29 @@ class BulkOps(WarpOps):
         if mask is not None:
             ranks = [r for r in range(size) if mask >> r & 1]
         targets = []
-        per_block = self.shared_size >> A.shift  # mbarrier locations per thread block
+        per_block = self.shared_size >> access.shift  # mbarrier locations per thread block
         for r in ranks:
             block = first + min(r, size - 1)
             target_barrier = barrier if mask is None else block * per_block + barrier % per_block
             state = self.mbarriers.get(target_barrier)
             if state is None:
-                self.run.report_uninitialised_mbarrier(self, A, position, 1)
+                self.run.report_uninitialised_mbarrier(self, access, position, 1)
             targets.append(Target(block, place & 0xFFFFFF, state, target_barrier))
         return targets
 
-    def get_destinations(self, A: Access, place, barrier, mask, L) -> list[tuple[int, int, int | None]]:
+    def get_destinations(
+        self, access: Access, place, barrier, mask, active
+    ) -> list[tuple[int, int, int | None]]:
         """Return each thread's (address in shared memory, location of the mbarrier, multicast mask)."""
-        barriers, _ = self.remote_index(A, barrier, L)
+        barriers, _ = self.remote_index(access, barrier, active)
         masks = [None] * len(barriers) if mask is None else np.broadcast_to(mask, len(barriers)).tolist()
         addresses = np.broadcast_to(place, len(barriers)).tolist()
         return list(zip(addresses, barriers.tolist(), masks, strict=True))
 
     def write_targets(
         self,
-        W: Access,
-        B: Access,
+        store: Access,
+        barrier_access: Access,
         targets: list[Target],
         data: np.ndarray,
         tile: TensorMap | None,
@@ -163,102 +165,139 @@ class BulkOps(WarpOps):
     ):
         """Write one copy's bytes to its targets, and signal their mbarriers."""
         for t in targets:
-            index = self.write_shared(W, t.block, t.offset, data, tile, position)
+            index = self.write_shared(store, t.block, t.offset, data, tile, position)
             if self.order:
-                self.order.start_copy(W.instr, position, index, t.barrier)
+                self.order.start_copy(store.instr, position, index, t.barrier)
             if t.barrier is not None:
                 t.barrier.bytes -= data.size
-                self.end_phase_if_complete(B, t.place, t.barrier)
+                self.end_phase_if_complete(barrier_access, t.place, t.barrier)
 
     # -- tiles of tensors -----------------------------------------------------------------------------------
     def tensor_load(
-        self, R: dict[int, Access], W: Access, B: Access, place, maps, coordinates, barrier, mask, L
+        self,
+        load: dict[int, Access],
+        store: Access,
+        barrier_access: Access,
+        place,
+        maps,
+        coordinates,
+        barrier,
+        mask,
+        active,
     ):
         """Execute cp.async.bulk.tensor from global to shared memory."""
-        destinations = self.get_destinations(B, place, barrier, mask, L)
-        for k, position, tile, corner in self.iterate_valid_tiles(W.instr, maps, coordinates, L):
-            data = self.load_tile(R, tile, corner, position)
-            self.write_targets(W, B, self.find_targets(B, position, *destinations[k]), data, tile, position)
+        destinations = self.get_destinations(barrier_access, place, barrier, mask, active)
+        for k, position, tile, corner in self.iterate_valid_tiles(store.instr, maps, coordinates, active):
+            data = self.load_tile(load, tile, corner, position)
+            self.write_targets(
+                store,
+                barrier_access,
+                self.find_targets(barrier_access, position, *destinations[k]),
+                data,
+                tile,
+                position,
+            )
         self.pass_phases()
 
-    def tensor_store(self, R: Access, W: dict[int, Access], source, maps, coordinates, op: str | None, L):
+    def tensor_store(
+        self, load: Access, store: dict[int, Access], source, maps, coordinates, op: str | None, active
+    ):
         """Execute cp.async.bulk.tensor from shared to global memory, or cp.reduce.async.bulk.tensor with
         `op`."""
-        sources = np.broadcast_to(source, len(self.positions(L))).tolist()
-        for k, position, tile, corner in self.iterate_valid_tiles(R.instr, maps, coordinates, L):
+        sources = np.broadcast_to(source, len(self.positions(active))).tolist()
+        for k, position, tile, corner in self.iterate_valid_tiles(load.instr, maps, coordinates, active):
             offset = sources[k]
             block = int(self.block_of[position])
-            data, index = self.read_shared(R, block, offset, tile.nbytes, tile, position)
+            data, index = self.read_shared(load, block, offset, tile.nbytes, tile, position)
             if self.order:
-                self.order.start_bulk_store(R.instr, position, index)
+                self.order.start_bulk_store(load.instr, position, index)
             address, inside = tile.compute_elements(corner, stored=True)
             values = data.view(f"u{tile.width}").reshape(address.shape)[inside]
             self.write_global(
-                W[tile.width], ELEMENTS[tile.kind][1], address[inside].view(u8), values, op, position
+                store[tile.width], ELEMENTS[tile.kind][1], address[inside].view(u8), values, op, position
             )
 
-    def write_global(self, W: Access, kind: str, address, values, op: str | None, position: int):
+    def write_global(self, store: Access, kind: str, address, values, op: str | None, position: int):
         if not len(address):
             return
         positions = np.full(len(address), position)
         if op is None:
-            self.store(W, address, values, positions)
+            self.store(store, address, values, positions)
             return
-        index = self.global_index(W, address, positions)
-        data, written, full = W.get_views(self.global_space)
+        index = self.global_index(store, address, positions)
+        data, written, full = store.get_views(self.global_space)
         if self.checks.uninitialised and not (written[index] == full).all():
-            self.run.report_unwritten(self, W, written[index] != full, index, positions)
+            self.run.report_unwritten(self, store, written[index] != full, index, positions)
         written[index] = full
         update_atomically(data, index, op, kind, [values], False)
 
     # -- byte ranges ----------------------------------------------------------------------------------------
     def bulk_load(
-        self, R: Access, W: Access, B: Access, place, source, nbytes, barrier, mask, shared: bool, L
+        self,
+        load: Access,
+        store: Access,
+        barrier_access: Access,
+        place,
+        source,
+        nbytes,
+        barrier,
+        mask,
+        shared: bool,
+        active,
     ):
         """Execute cp.async.bulk into shared memory from global or (`shared`) the block's shared memory."""
-        P = self.positions(L)
-        destinations = self.get_destinations(B, place, barrier, mask, L)
-        source, nbytes = (np.broadcast_to(x, len(P)) for x in (source, nbytes))
-        for k, position in enumerate(P.tolist()):
-            size = self.check_bulk_size(W, position, int(nbytes[k]))
+        positions = self.positions(active)
+        destinations = self.get_destinations(barrier_access, place, barrier, mask, active)
+        source, nbytes = (np.broadcast_to(x, len(positions)) for x in (source, nbytes))
+        for k, position in enumerate(positions.tolist()):
+            size = self.check_bulk_size(store, position, int(nbytes[k]))
             if shared:
                 block = int(self.block_of[position])
-                data, index = self.read_shared(R, block, int(source[k]), size, None, position)
+                data, index = self.read_shared(load, block, int(source[k]), size, None, position)
                 if self.order:
                     self.order.start_bulk_store(
-                        R.instr, position, index, self.mbarriers.get(destinations[k][1])
+                        load.instr, position, index, self.mbarriers.get(destinations[k][1])
                     )
             else:
                 addresses = source[k].astype(u8) + u8(CHUNK) * np.arange(size // CHUNK, dtype=u8)
-                columns = self.load(R, addresses, np.full(len(addresses), position))
+                columns = self.load(load, addresses, np.full(len(addresses), position))
                 data = np.stack(list(columns), axis=1).view(np.uint8).reshape(-1)
-            self.write_targets(W, B, self.find_targets(B, position, *destinations[k]), data, None, position)
+            self.write_targets(
+                store,
+                barrier_access,
+                self.find_targets(barrier_access, position, *destinations[k]),
+                data,
+                None,
+                position,
+            )
         self.pass_phases()
 
-    def bulk_store(self, R: Access, W: Access, target, source, nbytes, op: str | None, kind: str, L):
+    def bulk_store(
+        self, load: Access, store: Access, target, source, nbytes, op: str | None, kind: str, active
+    ):
         """Execute cp.async.bulk and cp.reduce.async.bulk from shared to global memory."""
-        P = self.positions(L)
-        target, source, nbytes = (np.broadcast_to(x, len(P)) for x in (target, source, nbytes))
-        for k, position in enumerate(P.tolist()):
-            size = self.check_bulk_size(W, position, int(nbytes[k]))
+        positions = self.positions(active)
+        target, source, nbytes = (np.broadcast_to(x, len(positions)) for x in (target, source, nbytes))
+        for k, position in enumerate(positions.tolist()):
+            size = self.check_bulk_size(store, position, int(nbytes[k]))
             block = int(self.block_of[position])
-            data, index = self.read_shared(R, block, int(source[k]), size, None, position)
+            data, index = self.read_shared(load, block, int(source[k]), size, None, position)
             if self.order:
-                self.order.start_bulk_store(R.instr, position, index)
-            addresses = target[k].astype(u8) + u8(W.width) * np.arange(size // W.width, dtype=u8)
-            self.write_global(W, kind, addresses, data.view(f"u{W.width}"), op, position)
+                self.order.start_bulk_store(load.instr, position, index)
+            addresses = target[k].astype(u8) + u8(store.width) * np.arange(size // store.width, dtype=u8)
+            self.write_global(store, kind, addresses, data.view(f"u{store.width}"), op, position)
 
-    def check_bulk_size(self, A: Access, position: int, size: int) -> int:
+    def check_bulk_size(self, access: Access, position: int, size: int) -> int:
         """Return a copy's size rounded down to a multiple of 16 bytes; report one that is not."""
         if size % CHUNK:
-            self.run.report_misaligned_copy(self, A.instr, position, size, "size")
+            self.run.report_misaligned_copy(self, access.instr, position, size, "size")
         return size // CHUNK * CHUNK
 
-    def bulk_commit(self, L):
+    def bulk_commit(self, active):
         if self.order:
-            self.order.bulk_commit(self.positions(L))
+            self.order.bulk_commit(self.positions(active))
 
-    def bulk_wait(self, allowed: int, L):
+    def bulk_wait(self, allowed: int, active):
         """Execute cp.async.bulk.wait_group (or .read): wait for all but the newest `allowed` groups."""
         if self.order:
-            self.order.bulk_wait(self.positions(L), allowed)
+            self.order.bulk_wait(self.positions(active), allowed)

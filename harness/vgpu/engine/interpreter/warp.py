@@ -42,130 +42,130 @@ class WarpOps(BarrierOps):
         # sources of shuffles with constant operands
         self.shuffle_sources: dict[tuple, tuple[np.ndarray, ...]] = {}
 
-    def squeeze_warps(self, L):
-        self.all_bits = self.gather_bits(np.arange(len(L)))
+    def squeeze_warps(self, active):
+        self.all_bits = self.gather_bits(np.arange(len(active)))
         self.exited_bits[:] = 0
         self.all_warps_full = False
         self.shuffle_sources = {}
 
-    def gather_bits(self, L, value=None) -> np.ndarray:
+    def gather_bits(self, active, value=None) -> np.ndarray:
         """Return each warp's mask of the lanes at positions `L` (where `value` is true)."""
-        weight = (np.int64(1) << self.lane_of[L]).astype(np.float64)
+        weight = (np.int64(1) << self.lane_of[active]).astype(np.float64)
         if value is not None:
             weight = weight * value
-        return np.bincount(self.warp_of[L], weights=weight, minlength=self.warps).astype(u8).astype(u4)
+        return np.bincount(self.warp_of[active], weights=weight, minlength=self.warps).astype(u8).astype(u4)
 
     def alive_bits(self) -> np.ndarray:
         return self.all_bits & ~self.exited_bits
 
-    def check_active_lanes(self, instr, mask, L) -> np.ndarray | None:
+    def check_active_lanes(self, instr, mask, active) -> np.ndarray | None:
         """Return each warp's mask of active lanes (None: all lanes of all warps); report lanes of `mask` that
         are not active, and active lanes outside `mask`.
 
         Of the instructions that call this, only bar.warp.sync orders memory.
         """
         if np.any(mask != ALL_LANES):
-            outside = self.positions(L)[mask >> self.get_lanes(L) & u4(1) == 0]
+            outside = self.positions(active)[mask >> self.get_lanes(active) & u4(1) == 0]
             if len(outside):
                 self.run.report_outside_mask(self, instr, outside[0], len(outside))
-        if L is None and self.all_warps_full:
+        if active is None and self.all_warps_full:
             return None
-        P = self.positions(L)
-        active = self.gather_bits(P)
-        missing = self.alive_bits()[self.warp_of[P]] & mask & ~active[self.warp_of[P]]
+        positions = self.positions(active)
+        active_lanes = self.gather_bits(positions)
+        missing = self.alive_bits()[self.warp_of[positions]] & mask & ~active_lanes[self.warp_of[positions]]
         if missing.any():
             self.run.report_warp_divergence(
-                self, instr, P[np.flatnonzero(missing)[0]], int(np.count_nonzero(missing))
+                self, instr, positions[np.flatnonzero(missing)[0]], int(np.count_nonzero(missing))
             )
-        return active
+        return active_lanes
 
-    def warp_sync(self, instr, mask, L):
-        self.check_active_lanes(instr, mask, L)
-        self.log.warp_sync(self, mask, L)
+    def warp_sync(self, instr, mask, active):
+        self.check_active_lanes(instr, mask, active)
+        self.log.warp_sync(self, mask, active)
         if self.order:
-            self.order.warp_sync(self.positions(L), mask)
+            self.order.warp_sync(self.positions(active), mask)
 
-    def proxy_fence(self, L):
+    def proxy_fence(self, active):
         if self.order:
-            self.order.proxy_fence(self.positions(L))
+            self.order.proxy_fence(self.positions(active))
 
-    def scatter_to_lanes(self, value, L) -> np.ndarray:
+    def scatter_to_lanes(self, value, active) -> np.ndarray:
         """Scatter the values of the active lanes into an array [warp * 32 + lane], 0 elsewhere."""
-        P = self.positions(L)
+        positions = self.positions(active)
         table = np.zeros(self.warps * 32, value.dtype)
-        table[self.warp_of[P] * 32 + self.lane_of[P]] = value
+        table[self.warp_of[positions] * 32 + self.lane_of[positions]] = value
         return table
 
-    def shuffle(self, instr, mode: str, a, b, c, mask, L):
-        active = self.check_active_lanes(instr, mask, L)
+    def shuffle(self, instr, mode: str, a, b, c, mask, active):
+        active_lanes = self.check_active_lanes(instr, mask, active)
         if self.counting:
-            self.run.counters.count_issue(instr, self.count_warps(L))
+            self.run.counters.count_issue(instr, self.count_warps(active))
         if a.ndim == 0:
-            a = np.full(self.n if L is None else len(L), a)
-        key = (mode, int(b), int(c)) if L is None and b.ndim == 0 and c.ndim == 0 else None
+            a = np.full(self.n if active is None else len(active), a)
+        key = (mode, int(b), int(c)) if active is None and b.ndim == 0 and c.ndim == 0 else None
         source = self.shuffle_sources.get(key) if key else None
         if source is None:
-            lanes, warp = self.lane_of if L is None else self.lane_of[L], self.get_warps(L)
+            lanes, warp = self.lane_of if active is None else self.lane_of[active], self.get_warps(active)
             j, inside = numeric.compute_shuffle_sources(mode, lanes, b, c)
             source = (warp * 32 + j, inside, j, warp)
             if key:
                 self.shuffle_sources[key] = source
         index, inside, j, warp = source
-        if active is None:
+        if active_lanes is None:
             return a[index], inside
-        absent = (active[warp] >> j.astype(u4)) & u4(1) == 0
+        absent = (active_lanes[warp] >> j.astype(u4)) & u4(1) == 0
         if absent.any():
             first = int(np.flatnonzero(absent)[0])
             self.run.report_absent_shuffle_lane(
-                self, instr, self.positions(L)[first], int(j[first]), int(absent.sum())
+                self, instr, self.positions(active)[first], int(j[first]), int(absent.sum())
             )
-        return self.scatter_to_lanes(a, L)[index], inside
+        return self.scatter_to_lanes(a, active)[index], inside
 
-    def count_warps(self, L) -> int:
-        return int(np.count_nonzero(np.bincount(self.get_warps(L))))
+    def count_warps(self, active) -> int:
+        return int(np.count_nonzero(np.bincount(self.get_warps(active))))
 
-    def get_lanes(self, L) -> np.ndarray:
-        return (self.lane_of if L is None else self.lane_of[L]).astype(u4)
+    def get_lanes(self, active) -> np.ndarray:
+        return (self.lane_of if active is None else self.lane_of[active]).astype(u4)
 
-    def get_warps(self, L):
-        return self.warp_of if L is None else self.warp_of[L]
+    def get_warps(self, active):
+        return self.warp_of if active is None else self.warp_of[active]
 
-    def active_mask(self, L) -> np.ndarray:
-        return self.gather_bits(self.positions(L))[self.get_warps(L)]
+    def active_mask(self, active) -> np.ndarray:
+        return self.gather_bits(self.positions(active))[self.get_warps(active)]
 
-    def active_masks(self, mask, L) -> np.ndarray:
+    def active_masks(self, mask, active) -> np.ndarray:
         """Return each active thread's mask, restricted to active lanes of its warp."""
-        return self.active_mask(L) & mask
+        return self.active_mask(active) & mask
 
-    def vote(self, instr, mode: str, p, mask, L):
-        self.check_active_lanes(instr, mask, L)
-        P, warp = self.positions(L), self.get_warps(L)
-        yes = self.gather_bits(P, np.broadcast_to(p, len(P)))[warp] & mask
-        return numeric.compute_vote(mode, yes, self.active_masks(mask, L))
+    def vote(self, instr, mode: str, p, mask, active):
+        self.check_active_lanes(instr, mask, active)
+        positions, warp = self.positions(active), self.get_warps(active)
+        yes = self.gather_bits(positions, np.broadcast_to(p, len(positions)))[warp] & mask
+        return numeric.compute_vote(mode, yes, self.active_masks(mask, active))
 
-    def elect(self, instr, mask, L):
-        self.check_active_lanes(instr, mask, L)
-        bits = self.active_masks(mask, L)
+    def elect(self, instr, mask, active):
+        self.check_active_lanes(instr, mask, active)
+        bits = self.active_masks(mask, active)
         lowest = numeric.popc((bits & (~bits + u4(1))) - u4(1))
-        return lowest, self.get_lanes(L) == lowest
+        return lowest, self.get_lanes(active) == lowest
 
-    def match(self, instr, mode: str, value, mask, L):
-        self.check_active_lanes(instr, mask, L)
-        warp, lanes = self.get_warps(L), self.active_masks(mask, L)
+    def match(self, instr, mode: str, value, mask, active):
+        self.check_active_lanes(instr, mask, active)
+        warp, lanes = self.get_warps(active), self.active_masks(mask, active)
         value, out = np.broadcast_to(value, len(warp)), np.zeros(len(warp), u4)
-        table = self.scatter_to_lanes(value, L)
+        table = self.scatter_to_lanes(value, active)
         for k in range(32):
             same = (table[warp * 32 + k] == value) & (lanes >> u4(k) & u4(1) != 0)
             out |= np.where(same, u4(1 << k), u4(0))
         return numeric.compute_match(mode, out, lanes)
 
-    def redux(self, instr, op: str, value, mask, L):
-        self.check_active_lanes(instr, mask, L)
+    def redux(self, instr, op: str, value, mask, active):
+        self.check_active_lanes(instr, mask, active)
         if self.counting:
-            self.run.counters.count_issue(instr, self.count_warps(L))
-        warp, lanes = self.get_warps(L), self.active_masks(mask, L)
+            self.run.counters.count_issue(instr, self.count_warps(active))
+        warp, lanes = self.get_warps(active), self.active_masks(mask, active)
         value = np.broadcast_to(value, len(warp))
-        table = self.scatter_to_lanes(value, L)
+        table = self.scatter_to_lanes(value, active)
         out, started = np.zeros_like(value), np.zeros(len(warp), bool)
         for k in range(32):
             member = lanes >> u4(k) & u4(1) != 0
@@ -175,31 +175,33 @@ class WarpOps(BarrierOps):
         return out
 
     # -- atomics --------------------------------------------------------------------------------------------
-    def atomic(self, A: Access, op: str, kind: str, address, values, L, used: bool):
-        if A.space == "generic":
-            name, window = self.get_window(A, address)
+    def atomic(self, access: Access, op: str, kind: str, address, values, active, used: bool):
+        if access.space == "generic":
+            name, window = self.get_window(access, address)
             if name not in ("global", "shared"):
                 message = "an atomic on local memory, or on several state spaces at once"
-                raise UnsupportedInstruction(A.instr, message)
-            A, address = A.with_space(name), address - u8(window)
-        count = self.n if L is None else len(L)
+                raise UnsupportedInstruction(access.instr, message)
+            access, address = access.with_space(name), address - u8(window)
+        count = self.n if active is None else len(active)
         address = broadcast_to_threads(address, count)
         clocks = self.log.clocks if op == "cas" and used else None
         if clocks:
-            clocks.deferred = []
-        space, index = self.resolve(A, address, L)
-        data, written, full = A.get_views(space)
-        if not A.tensor.ready or A.mixed:
-            A.mixed = False
+            clocks.deferred_accesses = []
+        space, index = self.resolve(access, address, active)
+        data, written, full = access.get_views(space)
+        if not access.tensor.ready or access.mixed:
+            access.mixed = False
             state = written[index] == full
             if self.checks.uninitialised and not state.all():
-                self.run.report_unwritten(self, A, ~state, index, L)
+                self.run.report_unwritten(self, access, ~state, index, active)
             written[index] = full
         values = [broadcast_to_threads(v, count) for v in values]
-        self.run.counters.count_atomic(A, index)
+        self.run.counters.count_atomic(access, index)
         if self.log.events:
-            self.log.events.add_values(self, values[0], L, {"f4": "float32", "f8": "float64"}.get(kind, ""))
-        if kind == "f4" and op == "add" and A.space == "global":  # which flushes subnormals
+            self.log.events.add_values(
+                self, values[0], active, {"f4": "float32", "f8": "float64"}.get(kind, "")
+            )
+        if kind == "f4" and op == "add" and access.space == "global":  # which flushes subnormals
             values = [numeric.flush(values[0].view(np.float32)).view(u4)]
             cells = data.view(np.float32)
             cells[index] = numeric.flush(cells[index])
@@ -208,24 +210,24 @@ class WarpOps(BarrierOps):
             return old
         old = update_atomically(data, index, op, kind, values, used)
         if clocks:
-            clocks.resolve_deferred(self.positions(L)[old != values[0]])
+            clocks.resolve_deferred(self.positions(active)[old != values[0]])
         return old
 
-    def fence(self, L, scope: int, acquires: bool, releases: bool, strict: bool):
+    def fence(self, active, scope: int, acquires: bool, releases: bool, strict: bool):
         if self.log.clocks:
-            self.log.clocks.fence(self, L, scope, acquires, releases, strict)
+            self.log.clocks.fence(self, active, scope, acquires, releases, strict)
 
     # -- matrices -------------------------------------------------------------------------------------------
-    def count_full_warps(self, instr, L) -> int:
+    def count_full_warps(self, instr, active) -> int:
         """Return the number of active warps; report one that has inactive lanes."""
-        self.check_active_lanes(instr, ALL_LANES, L)
-        P = self.positions(L)
-        if len(P) % 32 or not (self.lane_of[P].reshape(-1, 32) == np.arange(32)).all():
-            self.run.report_incomplete_warp(self, instr, P)
-        return len(P) // 32
+        self.check_active_lanes(instr, ALL_LANES, active)
+        positions = self.positions(active)
+        if len(positions) % 32 or not (self.lane_of[positions].reshape(-1, 32) == np.arange(32)).all():
+            self.run.report_incomplete_warp(self, instr, positions)
+        return len(positions) // 32
 
-    def mma(self, instr, shape: str, types, a, b, c, L):
-        warps = self.count_full_warps(instr, L)
+    def mma(self, instr, shape: str, types, a, b, c, active):
+        warps = self.count_full_warps(instr, active)
         if self.counting:
             self.run.counters.count_issue(instr, warps)
         rows, columns, depth = parse_shape(shape)
@@ -256,20 +258,20 @@ class WarpOps(BarrierOps):
             parts += [numeric.decode_elements(x, kind) for x in halves]
         return np.stack([p.reshape(warps, 32) for p in parts], axis=1)
 
-    def ldmatrix(self, A: Access, address, number: int, transpose: bool, L):
-        warps = self.count_full_warps(A.instr, L)
-        P = self.positions(L).reshape(warps, 32)[:, : 8 * number].reshape(-1)
+    def ldmatrix(self, access: Access, address, number: int, transpose: bool, active):
+        warps = self.count_full_warps(access.instr, active)
+        positions = self.positions(active).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
-        low, high = self.load(A, address, None if len(P) == self.n else P)
+        low, high = self.load(access, address, None if len(positions) == self.n else positions)
         cells = np.stack([low, high], axis=1).view(u2).reshape(warps, number, 8, 8)
         if transpose:
             cells = cells.transpose(0, 1, 3, 2)
         pairs = np.ascontiguousarray(cells).view(u4).reshape(warps, number, 32)
         return [np.ascontiguousarray(pairs[:, k]).reshape(-1) for k in range(number)]
 
-    def stmatrix(self, A: Access, address, values, transpose: bool, L):
-        warps, number = self.count_full_warps(A.instr, L), len(values)
-        P = self.positions(L).reshape(warps, 32)[:, : 8 * number].reshape(-1)
+    def stmatrix(self, access: Access, address, values, transpose: bool, active):
+        warps, number = self.count_full_warps(access.instr, active), len(values)
+        positions = self.positions(active).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         pairs = np.stack([np.broadcast_to(v, warps * 32).reshape(warps, 32) for v in values], axis=1)
         cells = np.ascontiguousarray(pairs).view(u2).reshape(warps, number, 8, 8)
@@ -277,14 +279,14 @@ class WarpOps(BarrierOps):
             cells = cells.transpose(0, 1, 3, 2)
         rows = np.ascontiguousarray(cells).reshape(-1, 8).view(u8)
         parts = tuple(np.ascontiguousarray(rows[:, k]) for k in range(2))
-        self.store(A, address, parts, None if len(P) == self.n else P)
+        self.store(access, address, parts, None if len(positions) == self.n else positions)
 
     # -- asynchronous copies --------------------------------------------------------------------------------
     def is_being_copied(self, block: int, offset: int) -> bool:
         """Return whether a copy to a byte of a block's shared memory has not been waited for."""
-        for P, _, W, target, *_ in self.copies:
-            covers = (target <= offset) & (offset < target.astype(np.int64) + W.nbytes)
-            if (covers & (self.block_of[P] == block)).any():
+        for positions, _, store, target, *_ in self.copies:
+            covers = (target <= offset) & (offset < target.astype(np.int64) + store.nbytes)
+            if (covers & (self.block_of[positions] == block)).any():
                 return True
         return False
 
@@ -294,94 +296,108 @@ class WarpOps(BarrierOps):
             commits = self.commits = np.zeros(self.n, np.int64)
         return commits
 
-    def copy_async(self, R: Access, W: Access, target, source, extra, multiply_adds: int, L):
+    def copy_async(self, load: Access, store: Access, target, source, extra, multiply_adds: int, active):
         """Execute cp.async: read the source now, write the data when the thread waits for it.
 
         `extra` is the number of bytes to copy (the rest is zero), or a predicate to ignore the source;
         `multiply_adds` counts those before this instruction in its basic block.
         """
-        P = self.positions(L)
-        target, source = broadcast_to_threads(target, len(P)), broadcast_to_threads(source, len(P))
+        positions = self.positions(active)
+        target, source = (
+            broadcast_to_threads(target, len(positions)),
+            broadcast_to_threads(source, len(positions)),
+        )
         if extra is None:
-            loaded = self.load(R, source, L)
+            loaded = self.load(load, source, active)
             parts = [loaded] if isinstance(loaded, np.ndarray) else loaded
         else:
-            parts = self.load_partial(R, source, broadcast_to_threads(extra, len(P)), P)
+            parts = self.load_partial(load, source, broadcast_to_threads(extra, len(positions)), positions)
         if self.run.cluster_size == 1:
             # The hardware may write at any time from now on, so the race check also needs a store here.
-            clipped = np.clip(target.astype(np.int64), 0, self.shared_size - W.nbytes)
-            self.log.add_shared(self, W.with_space("early"), (self.shared_base[P] + clipped) >> W.shift, L)
-        since = self.multiply_adds_done[P] + multiply_adds if self.multiply_adds_done is not None else P
-        self.copies.append([P, self.get_commits()[P], W, target, parts, since])
+            clipped = np.clip(target.astype(np.int64), 0, self.shared_size - store.nbytes)
+            self.log.add_shared(
+                self,
+                store.with_space("early"),
+                (self.shared_base[positions] + clipped) >> store.shift,
+                active,
+            )
+        since = (
+            self.multiply_adds_done[positions] + multiply_adds
+            if self.multiply_adds_done is not None
+            else positions
+        )
+        self.copies.append([positions, self.get_commits()[positions], store, target, parts, since])
 
-    def load_partial(self, R: Access, source, extra, P) -> list:
+    def load_partial(self, load: Access, source, extra, positions) -> list:
         """Load the bytes that threads `P` copy, padded with zeros; `extra` is as in `copy_async`."""
-        nbytes = np.where(extra, 0, R.nbytes) if extra.dtype == bool else np.minimum(extra, R.nbytes)
+        nbytes = np.where(extra, 0, load.nbytes) if extra.dtype == bool else np.minimum(extra, load.nbytes)
         mask = nbytes > 0
-        parts = [np.zeros(len(P), f"u{R.width}") for _ in range(R.count)]
+        parts = [np.zeros(len(positions), f"u{load.width}") for _ in range(load.count)]
         if mask.any():
-            loaded = self.load(R, source[mask], P[mask])
+            loaded = self.load(load, source[mask], positions[mask])
             for k, part in enumerate([loaded] if isinstance(loaded, np.ndarray) else loaded):
-                keep = np.clip(nbytes[mask] - k * R.width, 0, R.width).astype(u8) * u8(8)
+                keep = np.clip(nbytes[mask] - k * load.width, 0, load.width).astype(u8) * u8(8)
                 bits = np.where(keep >= u8(64), ~u8(0), (u8(1) << np.minimum(keep, u8(63))) - u8(1))
                 parts[k][mask] = part & bits.astype(part.dtype)
         return parts
 
-    def copy_commit(self, instr, multiply_adds: int, L):
-        P, groups = self.positions(L), self.get_commits()
+    def copy_commit(self, instr, multiply_adds: int, active):
+        positions, groups = self.positions(active), self.get_commits()
         if self.multiply_adds_done is not None:
-            active, full = np.zeros(self.n, bool), np.zeros(self.n, bool)
-            active[P] = True
-            for positions, group, *_, since in self.copies:
-                mask = active[positions] & (group == groups[positions])
-                since[mask] = self.multiply_adds_done[positions[mask]] + multiply_adds
-                full[positions[mask]] = True
+            is_active, full = np.zeros(self.n, bool), np.zeros(self.n, bool)
+            is_active[positions] = True
+            for copy_positions, group, *_, since in self.copies:
+                mask = is_active[copy_positions] & (group == groups[copy_positions])
+                since[mask] = self.multiply_adds_done[copy_positions[mask]] + multiply_adds
+                full[copy_positions[mask]] = True
             if full.any():
                 self.run.counters.count_issue(instr, self.count_warps(np.flatnonzero(full)))
-        groups[P] += 1
+        groups[positions] += 1
 
-    def copy_wait(self, instr, allowed: int, multiply_adds: int, L):
+    def copy_wait(self, instr, allowed: int, multiply_adds: int, active):
         """Complete the copies of all but the newest `allowed` groups (-1: all copies, committed or not)."""
         if not self.copies:
             return
-        active = np.zeros(self.n, bool)
-        active[self.positions(L)] = True
+        is_active = np.zeros(self.n, bool)
+        is_active[self.positions(active)] = True
         rest = []
-        for P, group, W, target, parts, since in self.copies:
-            done = active[P]
+        for positions, group, store, target, parts, since in self.copies:
+            done = is_active[positions]
             if allowed >= 0:
-                done = done & (group < self.get_commits()[P] - allowed)
+                done = done & (group < self.get_commits()[positions] - allowed)
             if done.any():
                 if self.multiply_adds_done is not None:
                     counts = done & (since > 0)  # groups committed before any multiply-add do not count
-                    now = self.multiply_adds_done[P[counts]] + multiply_adds
+                    now = self.multiply_adds_done[positions[counts]] + multiply_adds
                     self.run.counters.record_overlap(instr, now - since[counts])
-                data = parts[0][done] if W.count == 1 else tuple(p[done] for p in parts)
-                self.store(W, target[done], data, P[done])
+                data = parts[0][done] if store.count == 1 else tuple(p[done] for p in parts)
+                self.store(store, target[done], data, positions[done])
             if not done.all():
                 keep = ~done
-                rest.append([P[keep], group[keep], W, target[keep], [p[keep] for p in parts], since[keep]])
+                rest.append(
+                    [positions[keep], group[keep], store, target[keep], [p[keep] for p in parts], since[keep]]
+                )
         self.copies = rest
 
     # -- clusters --------------------------------------------------------------------------------------------
-    def cluster_arrive(self, L, release: bool):
+    def cluster_arrive(self, active, release: bool):
         """Execute barrier.cluster.arrive, which releases earlier writes and does not block."""
         if self.log.clocks:
-            self.log.clocks.cluster_arrive(self, L, release)
+            self.log.clocks.cluster_arrive(self, active, release)
 
     # -- print ----------------------------------------------------------------------------------------------
     def vprintf(self, *offsets_and_L):
         """Execute vprintf(format, arguments): print one line per thread, in thread order."""
         fmt_at, args_at, *rest = offsets_and_L
-        L = rest[-1]
-        for p in self.positions(L).tolist():
+        active = rest[-1]
+        for p in self.positions(active).tolist():
             base = int(self.local_base[p])
             local = self.local_space.data
             fmt = int(local[base + fmt_at : base + fmt_at + 8].view(u8)[0])
             args = int(local[base + args_at : base + args_at + 8].view(u8)[0])
             self.run.print(format_c(self.read_string(fmt, p), args, self, p))
         if len(rest) > 1:  # the result, a character count, is not modelled: store 0
-            for p in self.positions(L).tolist():
+            for p in self.positions(active).tolist():
                 base = int(self.local_base[p]) + rest[0]
                 self.local_space.data[base : base + 4] = 0
                 self.local_space.written[base : base + 4] = 1

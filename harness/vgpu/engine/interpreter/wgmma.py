@@ -74,69 +74,80 @@ class WarpgroupOps(BulkOps):
         self.register_pool = start * self.warps_per_block
         self.over_budget: dict[int, tuple[Instr, int]] = {}  # thread block -> (excessive setmaxnreg, thread)
 
-    def count_full_warpgroups(self, instr: Instr, L) -> int:
+    def count_full_warpgroups(self, instr: Instr, active) -> int:
         """Return the number of active warpgroups; report one that has inactive threads."""
-        P = self.positions(L)
-        groups = self.count_full_warps(instr, L)
-        first = self.warp_of[P[::128]] % self.warps_per_block % 4 == 0
-        if groups % 4 or not first.all() or (np.diff(self.warp_of[P].reshape(-1, 4, 32)[:, :, 0]) != 1).any():
-            self.run.report_incomplete_warpgroup(self, instr, P)
+        positions = self.positions(active)
+        groups = self.count_full_warps(instr, active)
+        first = self.warp_of[positions[::128]] % self.warps_per_block % 4 == 0
+        if (
+            groups % 4
+            or not first.all()
+            or (np.diff(self.warp_of[positions].reshape(-1, 4, 32)[:, :, 0]) != 1).any()
+        ):
+            self.run.report_incomplete_warpgroup(self, instr, positions)
         return groups // 4
 
-    def set_registers(self, instr: Instr, number: int, more: bool, L):
+    def set_registers(self, instr: Instr, number: int, more: bool, active):
         """Execute setmaxnreg: set the registers per thread of the active warps to `number`."""
-        self.count_full_warpgroups(instr, L)
-        P = self.positions(L)
-        warps = self.warp_of[P[::32]]
+        self.count_full_warpgroups(instr, active)
+        positions = self.positions(active)
+        warps = self.warp_of[positions[::32]]
         before = self.registers[warps]
         wrong = number % 8 != 0 or not 24 <= number <= 256
         wrong = (before > number if more else before < number) | wrong
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
             self.run.report_register_budget(
-                self, instr, P[32 * k],
+                self, instr, positions[32 * k],
                 f"the warp has {before[k]} registers per thread; the operand of {'.inc' if more else '.dec'},"
                 f" {number}, must be a multiple of 8 from 24 to 256 and not {'smaller' if more else 'greater'}",
             )  # fmt: skip
         self.registers[warps] = number
-        for block in np.unique(self.block_of[P]).tolist():
+        for block in np.unique(self.block_of[positions]).tolist():
             counts = self.registers[block * self.warps_per_block :][: self.warps_per_block]
             if counts.sum() <= self.register_pool:
                 self.over_budget.pop(block, None)
             elif more:
-                self.over_budget[block] = instr, int(self.thread_of[P[self.block_of[P] == block][0]])
+                self.over_budget[block] = (
+                    instr,
+                    int(self.thread_of[positions[self.block_of[positions] == block][0]]),
+                )
 
     # -- products -------------------------------------------------------------------------------------------
     def read_shared_operand(
-        self, A: Access, descriptors, operand: Operand, first, L
+        self, access: Access, descriptors, operand: Operand, first, active
     ) -> tuple[np.ndarray, np.ndarray]:
         """Read an operand from shared memory.
 
         Return (operand [warpgroup, rows, k] in float64, its locations in 16-byte units [warpgroup, units]).
         `first` are the positions of each warpgroup's first thread.
         """
-        P = self.positions(L)
-        values = np.broadcast_to(descriptors, len(P)).reshape(-1, 128)
+        positions = self.positions(active)
+        values = np.broadcast_to(descriptors, len(positions)).reshape(-1, 128)
         if (values != values[:, :1]).any():
-            first_uneven = P[np.flatnonzero((values != values[:, :1]).any(axis=1))[0] * 128]
+            first_uneven = positions[np.flatnonzero((values != values[:, :1]).any(axis=1))[0] * 128]
             message = "the threads of a warpgroup pass different matrix descriptors"
-            self.run.record_at(self, first_uneven, "uneven matrix descriptor", A.instr, message)
+            self.run.record_at(self, first_uneven, "uneven matrix descriptor", access.instr, message)
         indices = []
         for descriptor, position in zip(values[:, 0].tolist(), first.tolist(), strict=True):
             if descriptor >> 49 & 7:
-                raise UnsupportedInstruction(A.instr, "a matrix descriptor with a base offset")
+                raise UnsupportedInstruction(access.instr, "a matrix descriptor with a base offset")
             address = compute_unit_offsets(descriptor, operand).reshape(-1)
             base = np.zeros(self.n, np.int64)
             base[position] = self.block_of[position] * self.shared_size
-            positions = np.full(len(address), position)
-            indices.append(self.offset_index(A, address, base, self.run.shared_extents, positions))
+            element_positions = np.full(len(address), position)
+            indices.append(
+                self.offset_index(access, address, base, self.run.shared_extents, element_positions)
+            )
         index = np.stack(indices)
-        cells, written, full = A.get_views(self.shared_space)
+        cells, written, full = access.get_views(self.shared_space)
         if self.checks.uninitialised:
             for k, position in enumerate(first.tolist()):
                 state = written[index[k]] != full
                 if state.any():
-                    self.run.report_unwritten(self, A, state, index[k], np.full(index.shape[1], position))
+                    self.run.report_unwritten(
+                        self, access, state, index[k], np.full(index.shape[1], position)
+                    )
         bits = np.ascontiguousarray(cells[index]).view(f"u{operand.width}")
         if operand.transposed:
             bits = bits.reshape(len(first), 16, operand.rows).transpose(0, 2, 1)
@@ -152,31 +163,43 @@ class WarpgroupOps(BulkOps):
         return (-matrix if operand.negated else matrix).reshape(groups, 64, -1)
 
     def wgmma(
-        self, A: Access | None, B: Access, sums, kind: str, left, a: Operand, right, b: Operand, keep, L
+        self,
+        a_access: Access | None,
+        b_access: Access,
+        sums,
+        kind: str,
+        left,
+        a: Operand,
+        right,
+        b: Operand,
+        keep,
+        active,
     ):
         """Execute wgmma.mma_async: sums [64, n] = left [64, k] @ right [k, n], plus the old sums if `keep`.
 
         `left` is a matrix descriptor, or four registers if A is None. Return the registers of the sums.
         """
-        groups = self.count_full_warpgroups(B.instr, L)
+        groups = self.count_full_warpgroups(b_access.instr, active)
         if self.counting:
-            self.run.counters.count_issue(B.instr, groups)
-        P = self.positions(L)
-        first = P[::128]
+            self.run.counters.count_issue(b_access.instr, groups)
+        positions = self.positions(active)
+        first = positions[::128]
         indices = []
-        if A is None:
+        if a_access is None:
             matrix = self.read_register_operand(left, a, groups)
         else:
-            matrix, index = self.read_shared_operand(A, left, a, first, L)
+            matrix, index = self.read_shared_operand(a_access, left, a, first, active)
             indices.append(index)
-        right_matrix, index = self.read_shared_operand(B, right, b, first, L)
+        right_matrix, index = self.read_shared_operand(b_access, right, b, first, active)
         indices.append(index)
         if self.order:
-            self.order.start_product(B.instr, P.reshape(groups, 128), np.concatenate(indices, axis=1))
-        needed = len(sums) + (4 if A is None else 0)
+            self.order.start_product(
+                b_access.instr, positions.reshape(groups, 128), np.concatenate(indices, axis=1)
+            )
+        needed = len(sums) + (4 if a_access is None else 0)
         if self.program.uses_setmaxnreg and (self.registers[self.warp_of[first]] < needed).any():
             self.run.report_register_budget(
-                self, B.instr, first[0],
+                self, b_access.instr, first[0],
                 f"the product needs {needed} registers per thread, but setmaxnreg left its warp"
                 f" {self.registers[self.warp_of[first[0]]]}",
             )  # fmt: skip
@@ -185,7 +208,9 @@ class WarpgroupOps(BulkOps):
         parts = total.reshape(groups, 4, 2, 8, -1, 4, 2)
         product = parts.transpose(0, 4, 2, 6, 1, 3, 5).reshape(groups, -1, 128)  # [.., element, thread]
         old = self.read_accumulators(sums, kind, groups)
-        product = np.where(np.broadcast_to(keep, len(P)).reshape(groups, 1, 128), product + old, product)
+        product = np.where(
+            np.broadcast_to(keep, len(positions)).reshape(groups, 1, 128), product + old, product
+        )
         return pack_accumulators(product, kind)
 
     def read_accumulators(self, registers, kind: str, groups: int) -> np.ndarray:
@@ -200,7 +225,7 @@ class WarpgroupOps(BulkOps):
         return halves.view(np.float16).astype(np.float64).reshape(groups, -1, 128)
 
     def check_register_hazard(
-        self, instr: Instr, products: tuple[Instr, ...], register: str, role: str, guard, L
+        self, instr: Instr, products: tuple[Instr, ...], register: str, role: str, guard, active
     ):
         """Report the use of a register of `products` if one of them is in flight.
 
@@ -208,33 +233,35 @@ class WarpgroupOps(BulkOps):
         """
         if self.order is None:
             return
-        P = self.positions(L)
+        positions = self.positions(active)
         for product in products:
-            bad = self.order.find_unfinished(P, product) & guard
+            bad = self.order.find_unfinished(positions, product) & guard
             if bad.any():
                 k = int(np.flatnonzero(bad)[0])
-                self.run.report_register_hazard(self, instr, product, register, role, P[k], int(bad.sum()))
+                self.run.report_register_hazard(
+                    self, instr, product, register, role, positions[k], int(bad.sum())
+                )
                 return
 
-    def report_unfenced_product(self, instr: Instr, register: str, added, L):
+    def report_unfenced_product(self, instr: Instr, register: str, added, active):
         """Report a product that reads registers written since the last wgmma.fence."""
-        P = self.positions(L)
-        bad = np.broadcast_to(added, len(P))
+        positions = self.positions(active)
+        bad = np.broadcast_to(added, len(positions))
         if bad.any() and self.checks.races:
             written = f"{register} has been written since the last wgmma.fence"
             message = written if register else "no wgmma.fence comes before it"
-            self.run.record_at(self, P[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, message)
+            self.run.record_at(self, positions[np.flatnonzero(bad)[0]], "missing wgmma fence", instr, message)
 
-    def wgmma_commit(self, instr: Instr, L):
-        self.count_full_warpgroups(instr, L)
+    def wgmma_commit(self, instr: Instr, active):
+        self.count_full_warpgroups(instr, active)
         if self.order:
-            self.order.wgmma_commit(self.positions(L))
+            self.order.wgmma_commit(self.positions(active))
 
-    def wgmma_wait(self, instr: Instr, allowed: int, L):
+    def wgmma_wait(self, instr: Instr, allowed: int, active):
         """Execute wgmma.wait_group: wait for all but the newest `allowed` groups."""
-        self.count_full_warpgroups(instr, L)
+        self.count_full_warpgroups(instr, active)
         if self.order:
-            self.order.wgmma_wait(self.positions(L), allowed)
+            self.order.wgmma_wait(self.positions(active), allowed)
 
     # -- registers ------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from harness.vgpu.checks.counters import Work
-from harness.vgpu.checks.hazards import Hazards
+from harness.vgpu.checks.counters import BlockCost
+from harness.vgpu.checks.hazards import RegisterHazards
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import DTYPE, Access
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, Reg, Sym
@@ -40,14 +40,14 @@ class Code:
         self.namespace: dict[str, object] = {"np": np, "where": np.where, "nm": numeric, "put": put}
         self.namespace |= DTYPE
         self.functions: list = [None] * len(program.blocks)
-        self.work: dict[int, Work] = {}  # block -> work per thread
+        self.costs: dict[int, BlockCost] = {}  # block -> work per thread
 
     def get_function(self, index: int):
         function = self.functions[index]
         if function is None:
             writer = Writer(self, self.program.blocks[index])
             source = writer.generate()
-            self.work[index] = Work(writer.instructions, writer.flops, writer.multiply_adds)
+            self.costs[index] = BlockCost(writer.instructions, writer.flops, writer.multiply_adds)
             exec(compile(source, f"<block {index} of {self.program.entry.name}>", "exec"), self.namespace)
             function = self.functions[index] = self.namespace[f"b{index}"]
         return function
@@ -58,8 +58,8 @@ class Code:
         return compute_origins(self.program)
 
     @cached_property
-    def hazards(self) -> Hazards:
-        return Hazards(self.program)
+    def hazards(self) -> RegisterHazards:
+        return RegisterHazards(self.program)
 
     def bind_constant(self, kind: str, value) -> str:
         name = f"c_{kind}_{value}".replace("-", "m").replace(".", "_").replace("+", "")
@@ -80,16 +80,16 @@ class Code:
         return a
 
 
-def put(m, S, slot, L, value):
+def put(batch, registers, slot, active, value):
     """Write the values of the threads `L` to a register slot, which also holds those of other threads."""
-    old = S[slot]
+    old = registers[slot]
     if old is None:
-        old = S[slot] = np.zeros(m.n, value.dtype)
+        old = registers[slot] = np.zeros(batch.n, value.dtype)
     elif old.ndim == 0:
-        old = S[slot] = np.full(m.n, old)
+        old = registers[slot] = np.full(batch.n, old)
     if old.dtype != value.dtype:
         value = value.view(old.dtype)
-    old[L] = value
+    old[active] = value
 
 
 class Writer:
@@ -284,8 +284,8 @@ class Writer:
             arguments = f"{names}, {hazard.register!r}, {hazard.role!r}, {self.pred or True}, L"
             self.emit(f"m.check_register_hazard({arguments})")
         if id(i) in hazards.unfenced:
-            register, only_if_added = hazards.unfenced[id(i)]
-            added = self.use(i.args[3], "p") if only_if_added else "True"
+            register, only_if_accumulating = hazards.unfenced[id(i)]
+            added = self.use(i.args[3], "p") if only_if_accumulating else "True"
             self.emit(f"m.report_unfenced_product({self.bind_instruction(i)}, {register!r}, {added}, L)")
 
     def list_stores(self) -> list[tuple[str, str, str]]:

@@ -16,10 +16,10 @@ from book.figures.figures import Drawing
 from book.figures.markdown_table import table
 from book.figures.worklog import FILES as PICTURES
 from book.measure import outputs, record
-from harness.puzzles.p28.spec import ABOUT
+from harness.puzzles.p28.spec import DESCRIPTIONS
 
 COUNTER = re.compile(r"^   (\w+) +(\S.*?) {2,}([\d.,]+) +([\d.,]+) +[\d.,]+  \S", re.M)
-STEPS = tuple(ABOUT)
+STEPS = tuple(DESCRIPTIONS)
 NAMES = dict(
     zip(
         STEPS,

@@ -15,7 +15,7 @@ import torch
 from book.measure.shared import write
 from harness.learner import blanks
 from harness.puzzles.p28.bench import measure_dtype
-from harness.puzzles.p28.timing import Steps, library
+from harness.puzzles.p28.timing import StepLibrary, build_library
 from harness.toolchain import roots
 
 
@@ -38,7 +38,9 @@ def measure() -> Iterator[dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder:
         packages = {"first": first_forms(solution, Path(folder)), "solution": solution}
         for dtype in ("bfloat16", "float32"):
-            forms = {form: Steps(library(package, form, dtype)) for form, package in packages.items()}
+            forms = {
+                form: StepLibrary(build_library(package, form, dtype)) for form, package in packages.items()
+            }
             yield from measure_dtype(dtype, forms)
 
 

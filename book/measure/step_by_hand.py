@@ -17,19 +17,19 @@ from torch.profiler import ProfilerActivity, profile
 from book.measure.shared import write
 from harness.bench.timing import CudaClock, Protocol, summarize, take_turns
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
-from harness.puzzles.p27.gpt_autograd import ByAutograd
-from harness.puzzles.p27.gpt_step import ByHand, make_trainer
+from harness.puzzles.p27.gpt_autograd import AutogradTrainer
+from harness.puzzles.p27.gpt_step import ManualTrainer, make_trainer
 from harness.puzzles.p27.train_gpt import run_step
-from harness.puzzles.p27.training import excerpts
+from harness.puzzles.p27.training import draw_excerpts
 
 CHAPTERS = Path(__file__).absolute().parents[1] / "src"
 ROUNDS, EXCERPTS = 12, 4
 """Steps of each candidate that are timed, and excerpts that it is given in turn."""
 RATE = 1e-5
-CANDIDATES: dict[str, Callable[[State], ByHand | ByAutograd]] = {
+CANDIDATES: dict[str, Callable[[State], ManualTrainer | AutogradTrainer]] = {
     "by hand": make_trainer,
-    "autograd": ByAutograd,
-    "torch.compile": partial(ByAutograd, compiled=True),
+    "autograd": AutogradTrainer,
+    "torch.compile": partial(AutogradTrainer, use_compile=True),
 }
 KINDS = {
     "products": ("nvjet", "gemm", "splitK"),
@@ -88,14 +88,14 @@ def kernels_of(step: Callable[[], object]) -> dict[str, float]:
 
 def rows(sizes: Sizes, device: torch.device) -> Iterator[dict]:
     """A row for each way to make a step, then one for each kind of kernel of the step by hand."""
-    texts = list(islice(excerpts(sizes, 0, CHAPTERS, device), EXCERPTS))
+    texts = list(islice(draw_excerpts(sizes, 0, CHAPTERS, device), EXCERPTS))
     steps: dict[str, Callable[[], float]] = {}
     seen = {}
     for name, make in CANDIDATES.items():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        trained, following = make(State.begin(sizes, 0, device)), cycle(texts)
+        trained, following = make(State.initialize(sizes, 0, device)), cycle(texts)
         steps[name] = lambda trained=trained, following=following: run_step(trained, next(following), RATE)
         losses = [steps[name]() for _ in texts]
         seen[name] = torch.cuda.max_memory_allocated() - before, losses[-1]

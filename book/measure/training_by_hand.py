@@ -9,7 +9,7 @@ from harness.check.python_files import load_module
 from harness.puzzles.p27.running import no_autograd
 from harness.puzzles.p27.spec import PUZZLE
 from harness.puzzles.p27.train import SEED, TINY, Training
-from harness.puzzles.p27.training import STEPS, excerpts, write
+from harness.puzzles.p27.training import STEPS, draw_excerpts, generate_text
 from harness.toolchain import roots
 
 SAMPLES = (1, 30, 100, 300, STEPS["tiny"])
@@ -20,8 +20,8 @@ BYTES = 150
 def rows() -> Iterator[dict]:
     """A row for each step."""
     module = load_module(roots.solutions() / PUZZLE.name / PUZZLE.find_rung("tape").file)
-    training = Training.begin(TINY)
-    texts = excerpts(TINY, SEED, roots.book() / "src")
+    training = Training.initialize(TINY)
+    texts = draw_excerpts(TINY, SEED, roots.book() / "src")
     steps = zip(range(1, STEPS["tiny"] + 1), texts, strict=False)
 
     def logits(tokens):
@@ -29,7 +29,7 @@ def rows() -> Iterator[dict]:
 
     for step, excerpt in steps:
         training.step(module, excerpt)
-        wrote = write(logits, TINY.context, BYTES, SEED) if step in SAMPLES else ""
+        wrote = generate_text(logits, TINY.context, BYTES, SEED) if step in SAMPLES else ""
         yield {"step": step, "loss": f"{training.losses[-1]:.4f}", "wrote": " ".join(wrote.split())}
 
 

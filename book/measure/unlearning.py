@@ -22,7 +22,7 @@ from torch import Tensor
 
 from book.measure import record
 from book.measure.shared import write
-from harness.puzzles.p27.autograd import Model, Tensors, parameters
+from harness.puzzles.p27.autograd import Model, Tensors, init_parameters
 from harness.puzzles.p27.training import read_text
 from harness.toolchain import roots
 
@@ -66,7 +66,7 @@ class Run:
         self.text = torch.frombuffer(bytearray(TEXTS[text]()), dtype=torch.uint8)
         self.blocks, width = SIZES[size]
         self.seed, self.warm_up, self.number = seed, warm_up, 0
-        self.p = parameters(
+        self.p = init_parameters(
             layers=self.blocks, width=width, vocabulary=256, context=CONTEXT, seed=seed, dtype=torch.float32
         )
         self.means = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in self.p.items()}
@@ -82,7 +82,7 @@ class Run:
     def gradients(self, batch: Tensor) -> tuple[float, Tensors]:
         """The loss of a batch and the gradients, clipped to a common norm."""
         leaves = {name: t.detach().requires_grad_() for name, t in self.p.items()}
-        loss = Model(recording=False).loss(batch[:, :-1], batch[:, 1:], leaves)
+        loss = Model(records_parts=False).loss(batch[:, :-1], batch[:, 1:], leaves)
         grads = torch.autograd.grad(loss, list(leaves.values()))
         norm = torch.stack([grad.norm() for grad in grads]).norm()
         factor = (self.clip / (norm + 1e-6)).clamp(max=1)

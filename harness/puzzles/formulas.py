@@ -47,7 +47,7 @@ def sum_per_warp(terms: np.ndarray, threads: int) -> np.ndarray:
 
 
 def list_sum_mistakes(
-    terms: Terms, threads: int, steps: Mapping[str, Callable[[Terms], Step]], name: str = ""
+    terms: Terms, threads: int, steps: Mapping[str, Callable[[Terms], Step]], prefix: str = ""
 ) -> tuple[Mistake, ...]:
     """Return mistakes in a row sum that `threads` threads compute together.
 
@@ -55,10 +55,10 @@ def list_sum_mistakes(
     """
 
     def make_mistake(
-        id: str, words: str, add_up: Callable[[np.ndarray], np.ndarray], hint: int = 2
+        id: str, description: str, add_up: Callable[[np.ndarray], np.ndarray], hint: int = 2
     ) -> Mistake:
         changes = {step: make(lambda v: add_up(terms(v))) for step, make in steps.items()}
-        return Mistake(f"{name}{id}", words, changes, hint)
+        return Mistake(f"{prefix}{id}", description, changes, hint)
 
     return (
         make_mistake("first-thread-only", "of the first thread's columns only, not summed over the block", lambda t: sum_one_thread(t, threads)),
@@ -81,7 +81,7 @@ def list_sum_mistakes(
 
 
 def list_softmax_mistakes(
-    weights: str, whole: str, result: str, scores: str, threads: int
+    weights: str, total: str, result: str, scores: str, threads: int
 ) -> tuple[Mistake, ...]:
     """Return mistakes in result = weights / whole, with weights = exp(scores - max) and whole their row sum."""
     get_weights: Terms = lambda v: getattr(v, weights)  # noqa: E731
@@ -94,12 +94,12 @@ def list_softmax_mistakes(
         Mistake("largest-not-subtracted", "without the maximum subtracted: the exponentials overflow, or are all 0",
                 {weights: unshifted}),
         Mistake("largest-in-the-sum-alone", "with the maximum subtracted only in the sum, not where each column is written",
-                {result: lambda v: unshifted(v) / getattr(v, whole)}),
+                {result: lambda v: unshifted(v) / getattr(v, total)}),
         Mistake("largest-in-the-columns-alone", "with the maximum subtracted only where each column is written, not in the sum",
-                {whole: lambda v: sum_rows(unshifted(v))}),
-        Mistake("exponential-forgotten-in-sum", "divided by a sum of scores, not of their exponentials", {whole: lambda v: sum_rows(shifted(v))}),
-        Mistake("largest-for-sum", "divided by the largest exponential, not by the sum", {whole: lambda v: get_weights(v).max(-1, keepdims=True)}),
-        *list_sum_mistakes(get_weights, threads, {whole: lambda change: change}),
+                {total: lambda v: sum_rows(unshifted(v))}),
+        Mistake("exponential-forgotten-in-sum", "divided by a sum of scores, not of their exponentials", {total: lambda v: sum_rows(shifted(v))}),
+        Mistake("largest-for-sum", "divided by the largest exponential, not by the sum", {total: lambda v: get_weights(v).max(-1, keepdims=True)}),
+        *list_sum_mistakes(get_weights, threads, {total: lambda change: change}),
     )  # fmt: skip
 
 
@@ -118,9 +118,9 @@ class OnlineSteps:
     """
 
     scores: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-    last: np.ndarray
+    previous_max: np.ndarray
+    running_max: np.ndarray
+    final_max: np.ndarray
     columns: int
 
     @staticmethod
@@ -150,7 +150,7 @@ def list_online_softmax_mistakes(
     sum_name: str,
     score: str,
     changes: Callable[[Callable[[OnlineSteps], np.ndarray]], Mapping[str, Step]],
-    name: str = "",
+    prefix: str = "",
 ) -> tuple[Mistake, ...]:
     """Return mistakes in rescaling the sums of an online softmax to a new maximum.
 
@@ -161,24 +161,24 @@ def list_online_softmax_mistakes(
         name: Prefix of the ids, such as "total-".
     """
 
-    def make_mistake(id: str, words: str, weights: Callable[[OnlineSteps], np.ndarray]) -> Mistake:
-        return Mistake(f"{name}{id}", f"with {sum_name} {words}", changes(weights))
+    def make_mistake(id: str, description: str, weights: Callable[[OnlineSteps], np.ndarray]) -> Mistake:
+        return Mistake(f"{prefix}{id}", f"with {sum_name} {description}", changes(weights))
 
     return (
-        make_mistake("not-rescaled", f"not scaled down when a larger {score} arrives", lambda o: np.exp(o.scores - o.after)),
+        make_mistake("not-rescaled", f"not scaled down when a larger {score} arrives", lambda o: np.exp(o.scores - o.running_max)),
         make_mistake("old-largest", f"of exponentials that subtract the previous maximum {score}: subtract the new maximum, and rescale the sum so far to it",
-                     lambda o: np.exp(o.scores - finite_max(o.before))),
+                     lambda o: np.exp(o.scores - finite_max(o.previous_max))),
         make_mistake("old-largest-rescaled", f"rescaled to the new maximum {score}, although each step's exponentials subtract the previous maximum",
-                     lambda o: np.exp(o.scores - finite_max(o.before)) * np.exp(o.after - o.last)),
+                     lambda o: np.exp(o.scores - finite_max(o.previous_max)) * np.exp(o.running_max - o.final_max)),
         make_mistake("step-rescaled-too", "rescaled together with this step's exponentials, which already subtract the new maximum",
-                     lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.last)),
+                     lambda o: np.exp(o.scores - o.running_max) * np.exp(o.previous_max - o.final_max)),
         make_mistake("step-rescaled-instead", "so far not rescaled, and this step's exponentials rescaled instead: it is the other way round",
-                     lambda o: np.exp(o.scores - o.after) * np.exp(o.before - o.after)),
+                     lambda o: np.exp(o.scores - o.running_max) * np.exp(o.previous_max - o.running_max)),
         make_mistake("rescaled-by-old-alone", f"so far multiplied by exp(old maximum): subtract the new maximum {score} in the exponent",
-                     lambda o: np.exp(o.scores - o.after) * multiply_later_factors(np.exp(o.before))),
+                     lambda o: np.exp(o.scores - o.running_max) * multiply_later_factors(np.exp(o.previous_max))),
         *(
             make_mistake(f"of-{kind}", f"of exponentials rounded to {kind}: add up in float32",
-                  lambda o, kind=kind: round_to_dtype(np.exp(o.scores - o.after), kind) * np.exp(o.after - o.last))
+                  lambda o, kind=kind: round_to_dtype(np.exp(o.scores - o.running_max), kind) * np.exp(o.running_max - o.final_max))
             for kind in SIXTEEN_BIT_DTYPES
         ),
     )  # fmt: skip
@@ -207,7 +207,7 @@ def list_softmax_backward_mistakes(
     def dp(v: Derivation) -> np.ndarray:
         return getattr(v, dP)
 
-    def row(v: Derivation) -> np.ndarray:
+    def row_sum(v: Derivation) -> np.ndarray:
         return getattr(v, dot)
 
     mistakes = (
@@ -216,17 +216,17 @@ def list_softmax_backward_mistakes(
         *list_sum_mistakes(lambda v: dp(v) * p(v), threads, {dot: lambda change: change}),
         Mistake("sum-over-columns", "with the sum of dP * P taken along the columns, not along the row", {dot: lambda v: (dp(v) * p(v)).sum(-2, keepdims=True)}, 1),
         Mistake("sum-over-both", "with the sum of dP * P taken over rows and columns together, not along each row", {dot: lambda v: 0 * p(v)[..., :1] + (dp(v) * p(v)).sum((-2, -1), keepdims=True)}, 1),
-        Mistake("probabilities-twice", "with P multiplied twice", {result: lambda v: p(v) ** 2 * (dp(v) - row(v))}),
-        Mistake("probabilities-inside", "with P multiplied in twice: P * (dP * P - sum(dP * P))", {result: lambda v: p(v) * (dp(v) * p(v) - row(v))}),
-        Mistake("probabilities-forgotten", "without the factor P", {result: lambda v: dp(v) - row(v)}),
-        Mistake("row-sum-times-p", "with the row sum multiplied by P inside the bracket too", {result: lambda v: p(v) * (dp(v) - p(v) * row(v))}),
-        Mistake("diagonal-beside-row-sum", "with P * (1 - P) instead of P: the row sum already includes the diagonal term", {result: lambda v: p(v) * (1 - p(v)) * (dp(v) - row(v))}),
-        Mistake("row-sum-outside", "with the row sum subtracted from P * dP, outside the bracket: it is P * (dP - sum)", {result: lambda v: p(v) * dp(v) - row(v)}),
+        Mistake("probabilities-twice", "with P multiplied twice", {result: lambda v: p(v) ** 2 * (dp(v) - row_sum(v))}),
+        Mistake("probabilities-inside", "with P multiplied in twice: P * (dP * P - sum(dP * P))", {result: lambda v: p(v) * (dp(v) * p(v) - row_sum(v))}),
+        Mistake("probabilities-forgotten", "without the factor P", {result: lambda v: dp(v) - row_sum(v)}),
+        Mistake("row-sum-times-p", "with the row sum multiplied by P inside the bracket too", {result: lambda v: p(v) * (dp(v) - p(v) * row_sum(v))}),
+        Mistake("diagonal-beside-row-sum", "with P * (1 - P) instead of P: the row sum already includes the diagonal term", {result: lambda v: p(v) * (1 - p(v)) * (dp(v) - row_sum(v))}),
+        Mistake("row-sum-outside", "with the row sum subtracted from P * dP, outside the bracket: it is P * (dP - sum)", {result: lambda v: p(v) * dp(v) - row_sum(v)}),
         Mistake("probabilities-forgotten-in-sum", "with the row sum of dP, not of dP * P", {dot: lambda v: sum_rows(dp(v))}),
         Mistake("gradient-forgotten-in-sum", "with the row sum of P, not of dP * P", {dot: lambda v: sum_rows(p(v))}),
         Mistake("mean-not-sum", "with the mean of dP * P over the row, not the sum", {dot: lambda v: (dp(v) * p(v)).mean(-1, keepdims=True)}),
-        Mistake("row-sum-added", "with the row sum added, not subtracted", {result: lambda v: p(v) * (dp(v) + row(v))}),
-        Mistake("exchanged", "with P and dP swapped", {result: lambda v: dp(v) * (p(v) - row(v))}),
+        Mistake("row-sum-added", "with the row sum added, not subtracted", {result: lambda v: p(v) * (dp(v) + row_sum(v))}),
+        Mistake("exchanged", "with P and dP swapped", {result: lambda v: dp(v) * (p(v) - row_sum(v))}),
     )  # fmt: skip
     return set_hints(mistakes, hints)
 
@@ -245,7 +245,7 @@ LAYERNORM: Mapping[str, Step] = {
 """The steps of LayerNorm and its gradient, computed from `input` and `g`, the gradient of x_hat."""
 
 
-OTHER_EPS_VALUES = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
+WRONG_EPS_VALUES = (1e-2, 1e-3, 1e-4, 1e-7, 1e-12)
 
 
 def list_statistics_mistakes() -> tuple[Mistake, ...]:
@@ -259,7 +259,7 @@ def list_statistics_mistakes() -> tuple[Mistake, ...]:
         Mistake("eps-too-small", "with eps = 1e-6", {"row_rstd": lambda v: 1 / np.sqrt(v.variance + 1e-6)}),
         *(
             Mistake(f"eps-{eps:.0e}", f"with eps = {eps:.0e}", {"row_rstd": lambda v, eps=eps: 1 / np.sqrt(v.variance + eps)})
-            for eps in OTHER_EPS_VALUES
+            for eps in WRONG_EPS_VALUES
         ),
         Mistake("eps-after-division", "with eps added after the division, rstd = 1 / sqrt(variance) + eps",
                 {"row_rstd": lambda v: 1 / np.sqrt(v.variance) + EPS}),
@@ -281,8 +281,8 @@ def list_statistics_mistakes() -> tuple[Mistake, ...]:
 def list_dx_mistakes(dy: str, gamma: str) -> tuple[Mistake, ...]:
     """Return mistakes in the terms, factors and signs of row_rstd * (g - c2 - x_hat * c1), g = dy * gamma."""
 
-    def dx(v: Derivation, g: np.ndarray, times2: float = 1, times1: float = 1) -> np.ndarray:
-        return v.row_rstd * (g - times2 * v.c2 - times1 * v.x_hat * v.c1)
+    def dx(v: Derivation, g: np.ndarray, c2_scale: float = 1, c1_scale: float = 1) -> np.ndarray:
+        return v.row_rstd * (g - c2_scale * v.c2 - c1_scale * v.x_hat * v.c1)
 
     def get_dy(v: Derivation) -> np.ndarray:
         return getattr(v, dy)
@@ -291,9 +291,9 @@ def list_dx_mistakes(dy: str, gamma: str) -> tuple[Mistake, ...]:
         Mistake("mean-term-dropped", "without the mean term c2", {"c2": lambda v: np.zeros(())}),
         Mistake("variance-term-dropped", "without the variance term x_hat * c1", {"c1": lambda v: np.zeros(())}),
         Mistake("both-terms-dropped", "without both correction terms, c2 and x_hat * c1", {"grad_input": lambda v: v.row_rstd * v.g}),
-        Mistake("mean-term-doubled", "with the mean term c2 subtracted twice", {"grad_input": lambda v: dx(v, v.g, times2=2)}),
-        Mistake("mean-term-added", "with the mean term c2 added, not subtracted", {"grad_input": lambda v: dx(v, v.g, times2=-1)}),
-        Mistake("variance-term-added", "with the variance term x_hat * c1 added, not subtracted", {"grad_input": lambda v: dx(v, v.g, times1=-1)}),
+        Mistake("mean-term-doubled", "with the mean term c2 subtracted twice", {"grad_input": lambda v: dx(v, v.g, c2_scale=2)}),
+        Mistake("mean-term-added", "with the mean term c2 added, not subtracted", {"grad_input": lambda v: dx(v, v.g, c2_scale=-1)}),
+        Mistake("variance-term-added", "with the variance term x_hat * c1 added, not subtracted", {"grad_input": lambda v: dx(v, v.g, c1_scale=-1)}),
         Mistake("x-hat-forgotten", "with c1 not multiplied by x_hat", {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - v.c1)}),
         Mistake("x-hat-forgotten-in-c1", "without x_hat in c1, the mean of g * x_hat", {"c1": lambda v: mean(v.g)}),
         Mistake("terms-exchanged", "with c1 and c2 swapped", {"grad_input": lambda v: v.row_rstd * (v.g - v.c1 - v.x_hat * v.c2)}),
@@ -312,8 +312,8 @@ def list_dx_mistakes(dy: str, gamma: str) -> tuple[Mistake, ...]:
 def list_mean_mistakes(threads: int) -> tuple[Mistake, ...]:
     """Return mistakes in the range or divisor of the two means in row_rstd * (g - c2 - x_hat * c1)."""
 
-    def scale_means(v: Derivation, times1: float, times2: float) -> np.ndarray:
-        return v.row_rstd * (v.g - times2 * v.c2 - times1 * v.x_hat * v.c1)
+    def scale_means(v: Derivation, c1_scale: float, c2_scale: float) -> np.ndarray:
+        return v.row_rstd * (v.g - c2_scale * v.c2 - c1_scale * v.x_hat * v.c1)
 
     def width(v: Derivation) -> int:
         return v.input.shape[-1]
@@ -339,11 +339,11 @@ def list_mean_mistakes(threads: int) -> tuple[Mistake, ...]:
 def list_x_hat_mistakes() -> tuple[Mistake, ...]:
     """Return mistakes in x_hat = (input - row_mean) * row_rstd, and in its uses in c1 and grad_input."""
 
-    def make_mistakes(id: str, words: str, x_hat: Terms) -> tuple[Mistake, ...]:
+    def make_mistakes(id: str, description: str, x_hat: Terms) -> tuple[Mistake, ...]:
         return (
-            Mistake(id, f"{words} in x_hat", {"x_hat": x_hat}),
-            Mistake(f"{id}-in-c1", f"{words} in the x_hat inside c1", {"c1": lambda v: (v.g * x_hat(v)).mean(-1, keepdims=True)}),
-            Mistake(f"{id}-beside-c1", f"{words} in the x_hat that multiplies c1", {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - x_hat(v) * v.c1)}),
+            Mistake(id, f"{description} in x_hat", {"x_hat": x_hat}),
+            Mistake(f"{id}-in-c1", f"{description} in the x_hat inside c1", {"c1": lambda v: (v.g * x_hat(v)).mean(-1, keepdims=True)}),
+            Mistake(f"{id}-beside-c1", f"{description} in the x_hat that multiplies c1", {"grad_input": lambda v: v.row_rstd * (v.g - v.c2 - x_hat(v) * v.c1)}),
         )  # fmt: skip
 
     return (
@@ -363,8 +363,8 @@ def explain_cancellation(quantity: str, arrays: Arrays, got: np.ndarray, truth: 
     if got.shape[:-1] != x.shape[:-1] or not np.isfinite(x).all():
         return None
     ratio = np.abs(x.mean(-1)) / (x.std(-1) + 1e-30)
-    size = np.abs(truth).max(-1)
-    error = np.abs(got - truth).max(-1) / np.where(size > 0, size, 1)
+    scale = np.abs(truth).max(-1)
+    error = np.abs(got - truth).max(-1) / np.where(scale > 0, scale, 1)
     large_mean = ratio > 10
     if not large_mean.any() or large_mean.all() or not np.isfinite(error).all():
         return None

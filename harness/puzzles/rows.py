@@ -16,9 +16,9 @@ def read_with_swapped_strides(array: np.ndarray) -> np.ndarray:
     return transpose(array.reshape(*lead, n, m))
 
 
-def finite_max(largest: np.ndarray) -> np.ndarray:
+def finite_max(row_max: np.ndarray) -> np.ndarray:
     """Replace -inf, the maximum of a fully masked row, by 0."""
-    return np.where(np.isneginf(largest), 0.0, largest)
+    return np.where(np.isneginf(row_max), 0.0, row_max)
 
 
 def mean(array: np.ndarray) -> np.ndarray:

@@ -195,7 +195,7 @@ def test_followed_run_is_reproducible():
     again = unlearning.Run(*unlearning.FOLLOWED)
     for batch, _ in zip(again.batches(), range(4), strict=False):
         loss, grads = again.gradients(batch)
-        leaf = Model(recording=False).loss(batch[:, :-1], batch[:, 1:], again.p)
+        leaf = Model(records_parts=False).loss(batch[:, :-1], batch[:, 1:], again.p)
         assert loss == pytest.approx(float(leaf), abs=1e-5)
         again.update(grads)
     assert all(torch.equal(tensor, again.p[name]) for name, tensor in run.p.items()), (

@@ -12,9 +12,9 @@ from book.measure import step_by_hand
 from harness.errors import UsageError
 from harness.puzzles.p27 import compare_gpt, step_parts, train, train_gpt
 from harness.puzzles.p27.gpt import SIZES, State
-from harness.puzzles.p27.gpt_autograd import ByAutograd
-from harness.puzzles.p27.gpt_step import ByHand, Graphed, Pass
-from harness.puzzles.p27.training import excerpts
+from harness.puzzles.p27.gpt_autograd import AutogradTrainer
+from harness.puzzles.p27.gpt_step import GraphedTrainer, ManualPass, ManualTrainer
+from harness.puzzles.p27.training import draw_excerpts
 
 CPU = torch.device("cpu")
 SMALL = replace(SIZES["tiny"], layers=2, width=32, vocabulary=256, context=24, batch=3)
@@ -23,7 +23,7 @@ UNALIGNED = replace(SIZES["tiny"], layers=1, width=20, heads=5, vocabulary=37, c
 
 def read_excerpts(text, count: int) -> list[torch.Tensor]:
     """Return the first training batches of SMALL."""
-    return [excerpt for _, excerpt in zip(range(count), excerpts(SMALL, 5, text), strict=False)]
+    return [excerpt for _, excerpt in zip(range(count), draw_excerpts(SMALL, 5, text), strict=False)]
 
 
 @pytest.mark.compiles
@@ -63,7 +63,11 @@ def list_fused_values(i: int) -> set[str]:
             lambda dy, x, statistics, weight: (dy, (dy * x).sum(0), dy.sum(0)),
             "the gradient of ln_f.weight",
         ),
-        ("token_gradient", lambda table, of_head, dx, tokens: table.copy_(of_head), "the gradient of token"),
+        (
+            "compute_token_gradient",
+            lambda table, head_grad, dx, tokens: table.copy_(head_grad),
+            "the gradient of token",
+        ),
         ("add_with_sums", lambda stream, branch: stream.sum(0), "the gradient of block1.join.bias"),
         ("gelu", lambda x: x, "block0.gelu, its output"),
     ],
@@ -76,7 +80,7 @@ def test_wrong_operation_is_the_first_failure(part, replacement, failure, monkey
 @pytest.mark.parametrize("size", [1e-4, 10.0])
 def test_adamw_with_clipping_matches_pytorch(size):
     """Take two steps with gradients below or above the clipping threshold."""
-    state = State.begin(UNALIGNED, 1, CPU)
+    state = State.initialize(UNALIGNED, 1, CPU)
     generator = torch.Generator().manual_seed(2)
     leaves = {name: t.clone().requires_grad_() for name, t in state.parameters.items()}
     groups = [[t for t in leaves.values() if (t.dim() > 1) is matrices] for matrices in (True, False)]
@@ -85,14 +89,14 @@ def test_adamw_with_clipping_matches_pytorch(size):
         lr=0.01,
         betas=(0.9, 0.95),
     )
-    by_hand = ByHand(state)
+    by_hand = ManualTrainer(state)
     for number in (1, 2):
         for name, leaf in leaves.items():
             leaf.grad = gradient = size * torch.randn(leaf.shape, generator=generator)
             by_hand.grads[name].copy_(gradient)
         torch.nn.utils.clip_grad_norm_(leaves.values(), 1.0)
         optimizer.step()
-        by_hand.set_inputs(number, 0.01)
+        by_hand.set_step_inputs(number, 0.01)
         by_hand.update()
     for name, leaf in leaves.items():
         torch.testing.assert_close(by_hand.p[name], leaf.detach(), rtol=1e-6, atol=1e-7)
@@ -101,8 +105,8 @@ def test_adamw_with_clipping_matches_pytorch(size):
 @pytest.mark.compiles
 def test_manual_step_trains_like_autograd_and_is_reproducible(text):
     runs = []
-    for kind in (ByHand, ByHand, ByAutograd):
-        trained = kind(State.begin(SMALL, 7, CPU))
+    for kind in (ManualTrainer, ManualTrainer, AutogradTrainer):
+        trained = kind(State.initialize(SMALL, 7, CPU))
         losses = [train_gpt.run_step(trained, excerpt, 3e-3) for excerpt in read_excerpts(text, 25)]
         runs.append((losses, trained.state.master))
     assert runs[0][0][0] > 5.4 and runs[0][0][-1] < 4.2  # log 256 is 5.55
@@ -118,7 +122,8 @@ def test_token_table_gradient_is_reproducible():
     torch.set_num_threads(4)
     try:
         gradients = [
-            step_parts.token_gradient(table, head_gradient.clone(), dx, tokens).clone() for _ in range(20)
+            step_parts.compute_token_gradient(table, head_gradient.clone(), dx, tokens).clone()
+            for _ in range(20)
         ]
     finally:
         torch.set_num_threads(num_threads)
@@ -130,9 +135,9 @@ def test_token_table_gradient_is_reproducible():
 @pytest.mark.compiles
 def test_gradients_do_not_depend_on_uninitialized_memory():
     sizes = replace(UNALIGNED, layers=3)
-    trained = ByHand(State.begin(sizes, 1, CPU))
+    trained = ManualTrainer(State.initialize(sizes, 1, CPU))
     excerpt = torch.randint(sizes.vocabulary, (sizes.batch, sizes.context + 1))
-    single_pass = Pass(sizes, trained.p)
+    single_pass = ManualPass(sizes, trained.p)
     single_pass.forward(excerpt[:, :-1], excerpt[:, 1:])
     grads = single_pass.backward()
     for _ in range(2):
@@ -140,7 +145,7 @@ def test_gradients_do_not_depend_on_uninitialized_memory():
         trained.compute_gradients(excerpt)
         for name, gradient in grads.items():
             assert torch.equal(trained.grads[name], gradient), name
-        assert len(trained.gaps) > 3 and not any(gap.any() for gap in trained.gaps)
+        assert len(trained.padding) > 3 and not any(gap.any() for gap in trained.padding)
 
 
 class LargestTensorRecorder(TorchDispatchMode):
@@ -160,7 +165,7 @@ class LargestTensorRecorder(TorchDispatchMode):
 
 @pytest.mark.compiles
 def test_logits_are_not_stored(text):
-    trained = ByHand(State.begin(SMALL, 7, CPU))
+    trained = ManualTrainer(State.initialize(SMALL, 7, CPU))
     with LargestTensorRecorder(trained.working, trained.gradients) as largest:
         trained.compute_gradients(read_excerpts(text, 1)[0])
     tokens = SMALL.batch * SMALL.context
@@ -176,16 +181,16 @@ def test_autograd_in_manual_step_is_rejected(text, monkeypatch):
 
     monkeypatch.setattr(step_parts, "gelu_backward", call_autograd)
     with pytest.raises(RuntimeError, match="autograd is called"):
-        train_gpt.run_step(ByHand(State.begin(SMALL, 7, CPU)), read_excerpts(text, 1)[0], 1e-3)
+        train_gpt.run_step(ManualTrainer(State.initialize(SMALL, 7, CPU)), read_excerpts(text, 1)[0], 1e-3)
 
 
 def test_state_is_contiguous_and_decays_only_matrices():
-    state = State.begin(UNALIGNED, 1, CPU)
-    ranges = sorted((start, shape.numel(), len(shape)) for start, shape in state.pieces.places.values())
+    state = State.initialize(UNALIGNED, 1, CPU)
+    ranges = sorted((start, shape.numel(), len(shape)) for start, shape in state.layout.entries.values())
     assert all(start % 16 == 0 for start, *_ in ranges)
     assert all(start + size <= next_start for (start, size, _), (next_start, *_) in pairwise(ranges))
-    assert {rank for start, _, rank in ranges if start < state.pieces.decayed} == {2}
-    assert {rank for start, _, rank in ranges if start >= state.pieces.decayed} == {1}
+    assert {rank for start, _, rank in ranges if start < state.layout.num_decayed} == {2}
+    assert {rank for start, _, rank in ranges if start >= state.layout.num_decayed} == {1}
 
 
 # ---- Commands ---------------------------------------------------------------------------------------------------
@@ -225,7 +230,7 @@ def test_size_trains_plots_and_samples(by, command_line, smaller_tiny_model):
 
 @pytest.mark.compiles
 def test_training_stops_at_the_time_limit(text):
-    flags = train.parser().parse_args(
+    flags = train.make_parser().parse_args(
         ["--size", "tiny", "--device", "cpu", "--by", "hand", "--seconds", "1e-9"]
     )
     losses = train_gpt.train(Console(quiet=True), flags, text, 1, SMALL)
@@ -234,7 +239,7 @@ def test_training_stops_at_the_time_limit(text):
 
 @pytest.mark.compiles
 def test_nonfinite_loss_stops_training(text, monkeypatch):
-    flags = train.parser().parse_args(["--size", "tiny", "--device", "cpu", "--by", "hand"])
+    flags = train.make_parser().parse_args(["--size", "tiny", "--device", "cpu", "--by", "hand"])
     monkeypatch.setattr(step_parts, "gelu", lambda x: x * torch.nan)
     with pytest.raises(UsageError, match="the loss of step 1 is nan"):
         train_gpt.train(Console(quiet=True), flags, text, 1, SMALL)
@@ -256,7 +261,7 @@ def test_invalid_option_combinations_are_reported(arguments, message, command_li
 
 
 def test_lower_bound_is_six_flops_per_weight_and_token():
-    state = State.begin(SMALL, 1, CPU)
+    state = State.initialize(SMALL, 1, CPU)
     matrix_sizes = [t.numel() for name, t in state.parameters.items() if t.dim() == 2 and name != "position"]
     lower_bounds = step_by_hand.floors(SMALL, 2.0, 1.0)
     assert lower_bounds["products"] == 6 * sum(matrix_sizes) * SMALL.tokens / 2
@@ -269,8 +274,8 @@ def test_lower_bound_is_six_flops_per_weight_and_token():
 @pytest.mark.gpu
 def test_gpu_graphed_step_is_reproducible(text):
     runs = []
-    for kind in (ByHand, Graphed, Graphed):
-        state = State.begin(SMALL, 7, torch.device("cuda:0"))
+    for kind in (ManualTrainer, GraphedTrainer, GraphedTrainer):
+        state = State.initialize(SMALL, 7, torch.device("cuda:0"))
         stepper = kind(state)
         losses = [train_gpt.run_step(stepper, excerpt.cuda(), 3e-3) for excerpt in read_excerpts(text, 12)]
         runs.append((losses, state))
@@ -297,9 +302,11 @@ def train_steps(text, stepper_class, state, first, count):
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize(("writer", "reader"), [(ByHand, ByAutograd), (ByAutograd, ByHand)])
+@pytest.mark.parametrize(
+    ("writer", "reader"), [(ManualTrainer, AutogradTrainer), (AutogradTrainer, ManualTrainer)]
+)
 def test_saved_state_is_interchangeable(writer, reader, text, tmp_path):
-    state = State.begin(SMALL, 7, CPU)
+    state = State.initialize(SMALL, 7, CPU)
     train_steps(text, writer, state, 0, 5)
     state.save(tmp_path / "state.pt")
     loaded = State.load(tmp_path / "state.pt", SMALL, CPU)
@@ -348,10 +355,10 @@ def test_losses_and_parameter_hash_are_reported(command_line, smaller_tiny_model
 
 def test_save_and_load_errors_are_reported(command_line, smaller_tiny_model, tmp_path):
     state, junk = tmp_path / "state.pt", tmp_path / "junk.pt"
-    State.begin(UNALIGNED, 1, CPU).save(state)
+    State.initialize(UNALIGNED, 1, CPU).save(state)
     junk.write_text("no state")
     with pytest.raises(UsageError, match=r"--save .*: No such file or directory"):
-        State.begin(UNALIGNED, 1, CPU).save(tmp_path / "nowhere" / "state.pt")
+        State.initialize(UNALIGNED, 1, CPU).save(tmp_path / "nowhere" / "state.pt")
     result = command_line("p27", "--train", "--size", "tiny", "--save", str(tmp_path / "no" / "state.pt"))
     assert result.code == 2 and not any("it writes" in line for line in result.lines)
     for path, message in (

@@ -47,13 +47,13 @@ def check_rounded_lse(reference):
     """Check the loss of both formulas: only the one that subtracts the maximum first is accurate."""
     (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
     v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu())
-    counted, target = v.counted[..., 0], v.row_target.astype(np.float32)
-    largest = v.row_largest[..., 0].astype(np.float32)
-    logarithm = np.log(np.exp((v.logits - v.row_largest).astype(np.float32)).sum(-1))
+    valid, target = v.valid[..., 0], v.row_target.astype(np.float32)
+    largest = v.row_max[..., 0].astype(np.float32)
+    logarithm = np.log(np.exp((v.logits - v.row_max).astype(np.float32)).sum(-1))
     losses = ((largest + logarithm - target, False), (logarithm - (target - largest), True))
     for loss, is_correct in losses:
         got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
-        got["row_loss"] = (counted * loss).astype(np.float32)
+        got["row_loss"] = (valid * loss).astype(np.float32)
         result = reference.compare_all(case, make_cpu(), "loss", got, ["row_loss"])["row_loss"]
         assert result.ok == is_correct, reference.seed
         if not is_correct:
@@ -67,11 +67,11 @@ def test_running_maximum_starting_at_zero_fails():
     (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
     reference = Reference(PUZZLE, "float32", 0)
     v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu())
-    for largest, is_correct in ((v.row_largest, True), (np.maximum(v.row_largest, 0), False)):
+    for largest, is_correct in ((v.row_max, True), (np.maximum(v.row_max, 0), False)):
         with np.errstate(divide="ignore", invalid="ignore"):
             loss = np.log(np.exp(v.logits - largest).sum(-1)) - (v.row_target - largest[..., 0])
         got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
-        got["row_loss"] = np.where(v.counted[..., 0] > 0, loss, 0).astype(np.float32)
+        got["row_loss"] = np.where(v.valid[..., 0] > 0, loss, 0).astype(np.float32)
         assert reference.compare_all(case, make_cpu(), "loss", got, ["row_loss"])["row_loss"].ok == is_correct
 
 
@@ -82,7 +82,7 @@ def test_both_forms_of_gelu_pass_for_all_seeds():
         reference = Reference(PUZZLE, "float32", seed)
         arrays = reference.get_arrays(case)
         x, dx = arrays["x"].astype(one), arrays["dx"].astype(one)
-        scale, cube = one(np.sqrt(2 / np.pi)), one(derivation.CUBE)
+        scale, cube = one(np.sqrt(2 / np.pi)), one(derivation.CUBIC_COEFF)
         u = scale * (x + cube * x * x * x)
         slope = scale * (1 + 3 * cube * x * x)
         with np.errstate(over="ignore"):
@@ -160,6 +160,6 @@ def list_small_cases(variant: str) -> list:
 
 def test_positions_are_sorted_by_token():
     tokens = np.array([[3, 0, 3], [1, 3, 0]])
-    places = kernels.sort_places(tokens, 5)
+    places = kernels.sort_positions(tokens, 5)
     assert places["order"].tolist() == [1, 5, 3, 0, 2, 4]
     assert places["starts"].tolist() == [0, 2, 3, 3, 6, 6]

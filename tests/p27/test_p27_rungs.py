@@ -12,8 +12,8 @@ from harness.check import zoo
 from harness.check.checker import load_checker
 from harness.check.python_files import load_module
 from harness.learner.work import Work
-from harness.puzzles.p27.autograd import parameters
-from harness.puzzles.p27.running import excerpt, no_autograd
+from harness.puzzles.p27.autograd import init_parameters
+from harness.puzzles.p27.running import make_excerpt, no_autograd
 from harness.puzzles.p27.spec import PUZZLE, cases, inputs
 from harness.toolchain import roots
 
@@ -74,8 +74,8 @@ def test_derivation_matches_autograd(case):
 def test_tape_gradients_match_finite_differences():
     """Compare along a random direction of each parameter, without autograd."""
     tape = load_module(SOLUTIONS / "tape.py")
-    p = parameters(layers=2, width=8, vocabulary=7, context=6, seed=1)
-    tokens, targets = excerpt(2, 5, 7, 1)
+    p = init_parameters(layers=2, width=8, vocabulary=7, context=6, seed=1)
+    tokens, targets = make_excerpt(2, 5, 7, 1)
     grads = {name: torch.zeros_like(t) for name, t in p.items()}
     saved = tape["Tape"]()
     tape["forward"](tokens, targets, saved, p)

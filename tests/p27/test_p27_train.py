@@ -11,8 +11,8 @@ from harness.check.python_files import load_module
 from harness.errors import UsageError
 from harness.puzzles.p27 import compare, train
 from harness.puzzles.p27.autograd import Model
-from harness.puzzles.p27.running import leaves, no_autograd
-from harness.puzzles.p27.training import excerpts, plot, read_text
+from harness.puzzles.p27.running import make_leaves, no_autograd
+from harness.puzzles.p27.training import draw_excerpts, plot, read_text
 from harness.toolchain import roots
 
 TAPE = roots.solutions() / "p27" / "tape.py"
@@ -21,9 +21,9 @@ SMALL = replace(train.TINY, layers=2, width=32, context=32, batch=8)
 
 def train_small_model(text, steps: int) -> train.Training:
     """Train the small model on a text."""
-    module, training = load_module(TAPE), train.Training.begin(SMALL)
+    module, training = load_module(TAPE), train.Training.initialize(SMALL)
     with no_autograd():
-        for _, excerpt in zip(range(steps), excerpts(SMALL, train.SEED, text), strict=False):
+        for _, excerpt in zip(range(steps), draw_excerpts(SMALL, train.SEED, text), strict=False):
             training.step(module, excerpt)
     return training
 
@@ -36,12 +36,12 @@ def test_loss_decreases_and_runs_are_reproducible(text):
 
 
 def test_gradients_match_autograd_at_each_step(text, monkeypatch):
-    module, training = load_module(TAPE), train.Training.begin(SMALL)
+    module, training = load_module(TAPE), train.Training.initialize(SMALL)
     monkeypatch.setitem(
         module, "clip", lambda grads, limit: None
     )  # so that the gradients are compared unclipped
-    for _, excerpt in zip(range(5), excerpts(SMALL, train.SEED, text), strict=False):
-        held = leaves({name: t.double() for name, t in training.p.items()})
+    for _, excerpt in zip(range(5), draw_excerpts(SMALL, train.SEED, text), strict=False):
+        held = make_leaves({name: t.double() for name, t in training.p.items()})
         loss = Model().loss(excerpt[:, :-1], excerpt[:, 1:], held)
         loss.backward()
         training.step(module, excerpt)
@@ -122,9 +122,9 @@ def test_exception_is_reported_with_file_and_line(
 
 
 def test_nonfinite_loss_stops_training(text):
-    training = train.Training.begin(SMALL)
+    training = train.Training.initialize(SMALL)
     training.p["token"].fill_(torch.nan)
-    excerpt = next(iter(excerpts(SMALL, train.SEED, text)))
+    excerpt = next(iter(draw_excerpts(SMALL, train.SEED, text)))
     with pytest.raises(UsageError, match="the loss of step 1 is nan: see p27 --gate step"):
         training.step(load_module(TAPE), excerpt)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from harness.puzzles.p27 import step_parts
-from harness.puzzles.p27.step_kernels import StepKernels, kernels
+from harness.puzzles.p27.step_kernels import StepKernels, get_kernels
 
 pytestmark = [pytest.mark.compiles, pytest.mark.on_virtual_gpu]
 BF16_EPS = 2.0**-8
@@ -29,7 +29,7 @@ def assert_close(got: Tensor, exact: Tensor, limit: float) -> None:
 @pytest.fixture(autouse=True)
 def require_kernels(device) -> StepKernels:
     """Fail if the kernels are missing: the tests would compare PyTorch with itself."""
-    loaded = kernels(make_normal(8, dtype=torch.bfloat16, device=device))
+    loaded = get_kernels(make_normal(8, dtype=torch.bfloat16, device=device))
     assert loaded is not None
     return loaded
 
@@ -70,8 +70,8 @@ def test_token_table_gradient_is_accurate_and_reproducible(device, vocabulary, c
     dx = make_normal(positions, channels, dtype=torch.bfloat16, device=device)
     table = torch.full((vocabulary, channels), torch.nan, dtype=torch.bfloat16, device=device)
     exact = head_gradient.double().index_add(0, tokens, dx.double())
-    assert_close(step_parts.token_gradient(table, head_gradient, dx, tokens), exact, BF16_EPS)
-    second = step_parts.token_gradient(table.clone(), head_gradient, dx, tokens)
+    assert_close(step_parts.compute_token_gradient(table, head_gradient, dx, tokens), exact, BF16_EPS)
+    second = step_parts.compute_token_gradient(table.clone(), head_gradient, dx, tokens)
     assert torch.equal(second, table)
 
 
@@ -79,7 +79,7 @@ def test_token_table_gradient_is_accurate_and_reproducible(device, vocabulary, c
 def test_gradient_norm_is_accurate(device, count):
     gradients = make_normal(count, dtype=torch.bfloat16, device=device)
     norm = torch.zeros(1, device=device)
-    step_parts.norm_of(norm, gradients)
+    step_parts.compute_norm(norm, gradients)
     assert_close(norm, gradients.double().norm()[None], 1e-6)
 
 
@@ -93,10 +93,10 @@ def test_adamw_matches_float64(device, count, decayed, norm):
     gradients = make_normal(count + 24, dtype=torch.bfloat16, device=device)[:count].clone()
     numbers, norms = torch.tensor([0.01, 0.19, 0.0975], device=device), torch.tensor([norm], device=device)
     tensors = {"master": master, "working": master.bfloat16(), "gradients": gradients, "mean": mean}
-    tensors |= {"square": square, "numbers": numbers, "norm": norms}
+    tensors |= {"square": square, "step_inputs": numbers, "norm": norms}
     wide = {name: tensor.double() for name, tensor in tensors.items()}
-    step_parts.adamw(**tensors, decayed=decayed)
-    step_parts.adamw(**wide, decayed=decayed)
+    step_parts.adamw(**tensors, num_decayed=decayed)
+    step_parts.adamw(**wide, num_decayed=decayed)
     for name in ("master", "mean", "square"):
         assert_close(tensors[name], wide[name], 1e-6)
     assert_close(tensors["working"], wide["working"], BF16_EPS)

@@ -11,8 +11,8 @@ from harness.check.execution import VirtualDevice
 from harness.check.reference import Reference
 from harness.devices.recorder import record
 from harness.learner import blanks
-from harness.puzzles.p28.spec import GATES, LARGE, PUZZLE
-from harness.puzzles.p28.whole_pass import Total, add_up, compute_initial_costs, count_costs
+from harness.puzzles.p28.spec import GATES, PUZZLE, TENSOR_CORE_DIMS
+from harness.puzzles.p28.whole_pass import CostTotal, compute_initial_costs, count_costs, sum_totals
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
@@ -112,8 +112,8 @@ def test_report_has_a_cost_table(command_line):
     assert "Overall Result: ✅ ALL CORRECT" in result.out
     totals = {row[0]: [int(cell.replace(",", "")) for cell in row[1:]] for row in rows
              if len(row) == 4 and row[0] in ("given", "yours")}  # fmt: skip
-    rows, hidden, outputs = LARGE
-    initial = add_up([*compute_initial_costs(LARGE, 4).values()])
+    rows, hidden, outputs = TENSOR_CORE_DIMS
+    initial = sum_totals([*compute_initial_costs(TENSOR_CORE_DIMS, 4).values()])
     assert totals["given"] == [*initial] and initial.launches == 13
     assert totals["yours"][:2] == [8, count_bytes()]
     remainder = totals["yours"][2] - 3 * 2 * rows * hidden * outputs - 16 * rows * outputs
@@ -122,7 +122,7 @@ def test_report_has_a_cost_table(command_line):
 
 def count_bytes() -> int:
     """Compute the bytes moved by the solution's full pass from the shapes."""
-    rows, hidden, outputs = LARGE
+    rows, hidden, outputs = TENSOR_CORE_DIMS
     x, dy, weight = rows * hidden, rows * outputs, outputs * hidden
     layernorm = 4 * x  # x, y and for each row gamma and beta
     dx = 4 * x + 6 * 2 * 32 * rows  # a lane reads mean and rstd again for each of its 6 vectors
@@ -145,7 +145,7 @@ def test_initial_pass_cost_matches_the_counters(recorded, dtype):
     order = recorded[f"pass {dtype}"]
     device = VirtualDevice(record(order), order.package.path / "fast.mojo")
     reference = Reference(PUZZLE, dtype, 0)
-    got: dict[str, Total] = {}
+    got: dict[str, CostTotal] = {}
     for step, names in LAUNCHES.items():
         launches = device.run_cases(step, PRODUCTS[:1], reference).launches["output"]
         for name in names:

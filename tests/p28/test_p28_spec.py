@@ -8,7 +8,15 @@ import torch
 
 from book.measure import record
 from harness.puzzles.p28 import limits, recorded, whole_pass
-from harness.puzzles.p28.spec import BLOCK_ROWS, COUNTED, GATES, LANES, LARGE, MOST, PUZZLE
+from harness.puzzles.p28.spec import (
+    BLOCK_ROWS,
+    COUNTED_DIMS,
+    GATES,
+    LANES,
+    MAX_HIDDEN,
+    PUZZLE,
+    TENSOR_CORE_DIMS,
+)
 from harness.toolchain import roots
 
 SOURCE = (roots.solutions() / "p28" / "op" / "parts.mojo").read_text()
@@ -50,7 +58,7 @@ def test_spec_constants_match_the_kernels():
     assert (constant("LANES"), constant("BLOCK_ROWS"), constant("PER_THREAD") * constant("LANES")) == (
         LANES,
         BLOCK_ROWS,
-        MOST,
+        MAX_HIDDEN,
     )
     assert (constant("VECTOR_BYTES"), constant("TILE"), constant("SLAB_ROWS")) == (
         limits.VECTOR,
@@ -58,27 +66,27 @@ def test_spec_constants_match_the_kernels():
         limits.SLAB,
     )
     assert (constant("BLOCK"), constant("THREAD_TILE"), constant("BLOCK_COLUMNS")) == (
-        limits.BLOCK,
-        limits.EACH,
-        limits.SIDES[1],
+        limits.BLOCK_TILE,
+        limits.THREAD_TILE,
+        limits.TENSOR_CORE_TILE[1],
     )
 
 
 def test_limits_apply_to_the_counted_case():
     """The counted case has only full blocks and tiles, and is small enough for a laptop."""
-    rows, hidden, outputs = COUNTED
+    rows, hidden, outputs = COUNTED_DIMS
     assert hidden == 768 and rows <= 64 and rows * hidden * outputs <= 2**22
-    assert rows % limits.BLOCK == 0 and outputs % limits.BLOCK == 0 and rows % limits.SLAB == 0
+    assert rows % limits.BLOCK_TILE == 0 and outputs % limits.BLOCK_TILE == 0 and rows % limits.SLAB == 0
     counted = [case for case in PUZZLE.cases(None) if case.counted]
-    assert [case.dims for case in counted if not case.variant] == [COUNTED] and counted[0].in_16_bits
+    assert [case.dims for case in counted if not case.variant] == [COUNTED_DIMS] and counted[0].in_16_bits
     large = [case for case in counted if case.variant]
-    assert {case.dims for case in large} == {LARGE}
+    assert {case.dims for case in large} == {TENSOR_CORE_DIMS}
     assert not any(case.in_16_bits for case in large), (
         "their kernels compute in bfloat16 whatever the run's dtype"
     )
-    high, wide = limits.SIDES
-    assert LARGE[0] % high == 0 and LARGE[1] % wide == LARGE[2] % wide == 0
-    assert LARGE[0] * LARGE[1] * LARGE[2] <= 2**27
+    high, wide = limits.TENSOR_CORE_TILE
+    assert TENSOR_CORE_DIMS[0] % high == 0 and TENSOR_CORE_DIMS[1] % wide == TENSOR_CORE_DIMS[2] % wide == 0
+    assert TENSOR_CORE_DIMS[0] * TENSOR_CORE_DIMS[1] * TENSOR_CORE_DIMS[2] <= 2**27
 
 
 def test_each_step_limits_a_separate_counter():
@@ -93,9 +101,9 @@ def test_reports_show_the_recorded_times():
     measured = record.read("fast_steps")
     assert (measured.machine, measured.date) == (recorded.MACHINE, recorded.DATE)
     rows = {(row["form"], row["step"]): row for row in measured.rows if row["dtype"] == "bfloat16"}
-    assert float(rows["bare", "all"]["median_us"]) == recorded.BARE
-    assert [*recorded.TIMES] == [gate.id for gate in GATES]
-    for number, (step, (size, initial, solution, share, passes)) in enumerate(recorded.TIMES.items(), 1):
+    assert float(rows["bare", "all"]["median_us"]) == recorded.MATMULS_US
+    assert [*recorded.STEP_TIMES] == [gate.id for gate in GATES]
+    for number, (step, (size, initial, solution, share, passes)) in enumerate(recorded.STEP_TIMES.items(), 1):
         of = rows["solution", step]
         assert (size, share) == (int(of["rows"]), of["of_products"] or of["of_memory"])
         times = (rows["first", step], of, rows["pass", str(number)])
@@ -103,8 +111,8 @@ def test_reports_show_the_recorded_times():
 
 
 def test_full_pass_uses_the_learners_steps():
-    initial, yours = [line.split() for line in whole_pass.lines({"shuffles": {}}, "bfloat16")][3:5]
+    initial, yours = [line.split() for line in whole_pass.format_lines({"shuffles": {}}, "bfloat16")][3:5]
     assert (initial[:2], yours) == (["given", "13"], ["yours", "-", "-", "-"])
-    products, x = math.prod(LARGE), LARGE[0] * LARGE[1]
+    products, x = math.prod(TENSOR_CORE_DIMS), TENSOR_CORE_DIMS[0] * TENSOR_CORE_DIMS[1]
     assert int(initial[2].replace(",", "")) > 3 * 2 * 2 * products, "each multiply-add loads two elements"
     assert 3 * 2 * products < int(initial[3].replace(",", "")) < 3 * 2 * products + 40 * x

@@ -6,7 +6,7 @@ from known_mistakes import is_rejected
 from harness.check.reference import Reference
 from harness.puzzles.p22 import derive_rung
 from harness.puzzles.p27 import derivation
-from harness.puzzles.p27.spec import FAR, LONG
+from harness.puzzles.p27.spec import FAR_CASE, LONG_CASE
 from harness.spec.cases import is_nonfinite
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.derivation import Mistake
@@ -30,7 +30,7 @@ def list_cases(puzzle: Puzzle, dtype: str) -> list:
     """Return the cases; for puzzle 27 only those with formulas that are exact in the dtype."""
     if puzzle.name != "p27":
         return [*puzzle.cases(None), *puzzle.gate_cases]
-    more_cases = (LONG,) if dtype == "float64" else (LONG, FAR)
+    more_cases = (LONG_CASE,) if dtype == "float64" else (LONG_CASE, FAR_CASE)
     return [case for case in (*puzzle.cases(None), *more_cases) if not is_nonfinite(case.values)]
 
 

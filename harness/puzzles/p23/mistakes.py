@@ -152,8 +152,8 @@ def multiply_at_key_position(weights: np.ndarray, rows: np.ndarray) -> np.ndarra
 def transpose_weight_tiles(v: Derivation) -> np.ndarray:
     """Return an online softmax's exponentials [B, N, S, T] with each tile transposed before it is rescaled."""
     online = formulas.OnlineSteps.split(v.masked, 1, TILE)
-    tiles = transpose_tiles(online.join(np.exp(online.scores - online.after)))
-    rescaled = formulas.multiply_later_factors(np.exp(online.before - online.after))
+    tiles = transpose_tiles(online.join(np.exp(online.scores - online.running_max)))
+    rescaled = formulas.multiply_later_factors(np.exp(online.previous_max - online.running_max))
     return tiles * online.join(np.broadcast_to(rescaled, online.scores.shape))
 
 

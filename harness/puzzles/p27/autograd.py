@@ -20,9 +20,9 @@ Tensors = dict[str, Tensor]
 Part = Callable[..., Tensor]
 
 
-def replace_value(value: Tensor, gradients_of: Tensor) -> Tensor:
-    """Return `value` with the gradient of `gradients_of`."""
-    return value.detach() + gradients_of - gradients_of.detach()
+def replace_value(value: Tensor, gradient_source: Tensor) -> Tensor:
+    """Return `value` with the gradient of `gradient_source`."""
+    return value.detach() + gradient_source - gradient_source.detach()
 
 
 # ---- The parts ----------------------------------------------------------------------------------------------
@@ -36,16 +36,16 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
 
 
-def heads(qkv: Tensor, count: int = HEADS) -> tuple[Tensor, ...]:
-    return tuple(t.unflatten(-1, (count, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
+def split_heads(qkv: Tensor, num_heads: int = HEADS) -> tuple[Tensor, ...]:
+    return tuple(t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in qkv.chunk(3, -1))
 
 
 def join_heads(output: Tensor) -> Tensor:
     return output.transpose(1, 2).flatten(2)
 
 
-def attention(qkv: Tensor, causal: bool = True, count: int = HEADS) -> Tensor:
-    query, key, value = heads(qkv, count)
+def attention(qkv: Tensor, causal: bool = True, num_heads: int = HEADS) -> Tensor:
+    query, key, value = split_heads(qkv, num_heads)
     return join_heads(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
 
@@ -63,7 +63,7 @@ def fork(x: Tensor) -> Tensor:
     return x
 
 
-def residual(x: Tensor, branch: Tensor, which: str) -> Tensor:
+def residual(x: Tensor, branch: Tensor, branch_name: str) -> Tensor:
     return x + branch
 
 
@@ -75,8 +75,8 @@ FUNCTIONS = (embedding, layernorm, attention, gelu, cross_entropy, fork, residua
 PARTS: Mapping[str, Part] = MappingProxyType({function.__name__: function for function in FUNCTIONS})
 
 
-def parts_with_heads(count: int) -> Mapping[str, Part]:
-    return {**PARTS, "attention": partial(attention, count=count)}
+def make_parts(num_heads: int) -> Mapping[str, Part]:
+    return {**PARTS, "attention": partial(attention, num_heads=num_heads)}
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Model:
     """
 
     parts: Mapping[str, Part] = field(default_factory=lambda: PARTS)
-    recording: bool = True
+    records_parts: bool = True
     outputs: Tensors = field(default_factory=dict)
     inputs: Tensors = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ class Model:
         return self.record_output(name, function(x, *rest))
 
     def record_input(self, name: str, x: Tensor) -> Tensor:
-        if not self.recording:
+        if not self.records_parts:
             return x
         x = self.inputs[name] = x.view_as(x)
         if x.requires_grad:
@@ -109,22 +109,22 @@ class Model:
         return x
 
     def record_output(self, name: str, output: Tensor) -> Tensor:
-        if self.recording:
+        if self.records_parts:
             self.outputs[name] = output
         return output
 
     def block(self, x: Tensor, name: str, p: Mapping[str, Tensor]) -> Tensor:
         x = self.record_input(name, x)
 
-        def part(kind: str, id: str, given: Tensor) -> Tensor:
+        def run_part(kind: str, id: str, part_input: Tensor) -> Tensor:
             weights = [p[f"{name}.{id}.{key}"] for key in ("weight", "bias") if f"{name}.{id}.{key}" in p]
-            return self.run(f"{name}.{id}", kind, given, *weights)
+            return self.run(f"{name}.{id}", kind, part_input, *weights)
 
-        branch = part("linear", "qkv", part("layernorm", "ln_1", self.parts["fork"](x)))
-        branch = part("linear", "join", part("attention", "attention", branch))
+        branch = run_part("linear", "qkv", run_part("layernorm", "ln_1", self.parts["fork"](x)))
+        branch = run_part("linear", "join", run_part("attention", "attention", branch))
         x = self.parts["residual"](x, branch, "attention")
-        branch = part("linear", "widen", part("layernorm", "ln_2", self.parts["fork"](x)))
-        branch = part("linear", "narrow", part("gelu", "gelu", branch))
+        branch = run_part("linear", "widen", run_part("layernorm", "ln_2", self.parts["fork"](x)))
+        branch = run_part("linear", "narrow", run_part("gelu", "gelu", branch))
         x = self.parts["residual"](x, branch, "mlp")
         return self.record_output(name, x)
 
@@ -137,7 +137,7 @@ class Model:
         return self.run("loss", "cross_entropy", logits, targets)
 
 
-def parameters(
+def init_parameters(
     *, layers: int, width: int, vocabulary: int, context: int, seed: int, dtype: torch.dtype = torch.float64
 ) -> Tensors:
     """Return GPT-2's initial parameters by their names on the tape, in the order of the forward pass.
@@ -158,50 +158,52 @@ def parameters(
         sizes |= {"widen": (4 * width, width), "narrow": (width, 4 * width)}
         for first, norm in (("qkv", "ln_1"), ("widen", "ln_2")):
             second = "join" if first == "qkv" else "narrow"
-            tensors |= vectors(f"block{i}.{norm}", width, normal, perturb)
+            tensors |= init_vectors(f"block{i}.{norm}", width, normal, perturb)
             for id, deviation in ((first, 0.02), (second, residual_std)):
                 tensors[f"block{i}.{id}.weight"] = normal(*sizes[id], deviation=deviation)
                 tensors[f"block{i}.{id}.bias"] = normal(sizes[id][0]) * perturb
-    tensors |= vectors("ln_f", width, normal, perturb)
+    tensors |= init_vectors("ln_f", width, normal, perturb)
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def vectors(name: str, width: int, normal: Callable[..., Tensor], checked: bool) -> Tensors:
-    return {f"{name}.weight": 1 + normal(width) * checked, f"{name}.bias": normal(width) * checked}
+def init_vectors(name: str, width: int, normal: Callable[..., Tensor], perturb: bool) -> Tensors:
+    return {f"{name}.weight": 1 + normal(width) * perturb, f"{name}.bias": normal(width) * perturb}
 
 
 # ---- Known mistakes -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedPart:
     """A known mistake: the end of the message "these are the values ...", the changed part, its function."""
 
-    words: str
+    description: str
     part: str
     function: Part
 
 
-def lose_skip_gradient(stays: str | None) -> Part:
-    """Return a residual that loses the gradient of its skip connection, except at the branch `stays`."""
-    return lambda x, branch, which: x + branch if which == stays else replace_value(x + branch, branch)
+def lose_skip_gradient(kept_branch: str | None) -> Part:
+    """Return a residual without the gradient of its skip connection, except for `kept_branch`."""
+    return lambda x, branch, branch_name: (
+        x + branch if branch_name == kept_branch else replace_value(x + branch, branch)
+    )
 
 
-CHANGES: Mapping[str, Change] = {
-    "residual-forgotten": Change("of the branches alone: the skip connection has a gradient too", "residual", lose_skip_gradient(None)),
-    "first-residual-forgotten": Change(
+KNOWN_CHANGES: Mapping[str, ChangedPart] = {
+    "residual-forgotten": ChangedPart("of the branches alone: the skip connection has a gradient too", "residual", lose_skip_gradient(None)),
+    "first-residual-forgotten": ChangedPart(
         "without the skip connection around attention", "residual", lose_skip_gradient("mlp")),
-    "second-residual-forgotten": Change("without the skip connection around the MLP", "residual", lose_skip_gradient("attention")),
-    "branch-forgotten": Change(
+    "second-residual-forgotten": ChangedPart("without the skip connection around the MLP", "residual", lose_skip_gradient("attention")),
+    "branch-forgotten": ChangedPart(
         "of the skip connections alone: the branches' gradients are not added", "fork", lambda x: x.detach().requires_grad_()),
-    "head-overwritten": Change(
+    "head-overwritten": ChangedPart(
         "of the embedding alone for the tied table: the head's gradient is lost", "head",
         lambda x, token: x @ token.detach().T),
-    "embedding-forgotten": Change(
+    "embedding-forgotten": ChangedPart(
         "without the embedding's gradient for the table of tokens", "embedding",
         lambda tokens, token, position: embedding(tokens, token.detach(), position)),
 }  # fmt: skip
 
 
-def change_model(id: str | None) -> Model:
-    return Model({**PARTS, CHANGES[id].part: CHANGES[id].function} if id else PARTS)
+def make_changed_model(id: str | None) -> Model:
+    return Model({**PARTS, KNOWN_CHANGES[id].part: KNOWN_CHANGES[id].function} if id else PARTS)

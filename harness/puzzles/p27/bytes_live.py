@@ -2,8 +2,8 @@
 
 import torch
 
-from harness.puzzles.p27.autograd import parameters
-from harness.puzzles.p27.running import Module, excerpt, no_autograd
+from harness.puzzles.p27.autograd import init_parameters
+from harness.puzzles.p27.running import Module, make_excerpt, no_autograd
 
 WIDTH = 40
 """Width of the longest bar, in characters."""
@@ -11,10 +11,10 @@ WIDTH = 40
 
 def measure_live_bytes(module: Module) -> list[tuple[str, int]]:
     """Return (part, live bytes after it) for one step of three blocks in float32, in execution order."""
-    p = parameters(layers=3, width=32, vocabulary=64, context=32, seed=27, dtype=torch.float32)
+    p = init_parameters(layers=3, width=32, vocabulary=64, context=32, seed=27, dtype=torch.float32)
     tape = module["Tape"]()
     with no_autograd():
-        module["forward"](*excerpt(4, 32, 64, 27), tape, p)
+        module["forward"](*make_excerpt(4, 32, 64, 27), tape, p)
         module["backward"](tape, p, {name: torch.zeros_like(t) for name, t in p.items()})
     return tape.story
 
@@ -22,9 +22,9 @@ def measure_live_bytes(module: Module) -> list[tuple[str, int]]:
 def keep_last_of_each_block(events: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the last of consecutive entries that belong to the same block, or to a part outside the blocks."""
     last: list[tuple[str, int]] = []
-    half = max(range(len(events)), key=lambda i: events[i][1])
+    peak_index = max(range(len(events)), key=lambda i: events[i][1])
     for i, (name, size) in enumerate(events):
-        unit = f"{name.partition('.')[0]} {'back' if i > half else ''}".strip()
+        unit = f"{name.partition('.')[0]} {'back' if i > peak_index else ''}".strip()
         if last and last[-1][0] == unit:
             last.pop()
         last.append((unit, size))

@@ -17,28 +17,28 @@ from harness.check.diagnose import diagnose
 from harness.check.python_files import PythonChecker, describe_exception
 from harness.check.results import Diagnosis, GateResult
 from harness.puzzles.p27 import optimizing
-from harness.puzzles.p27.autograd import CHANGES, Tensors, change_model, parameters
+from harness.puzzles.p27.autograd import KNOWN_CHANGES, Tensors, init_parameters, make_changed_model
 from harness.puzzles.p27.bytes_live import draw_live_bytes
-from harness.puzzles.p27.part_formulas import FORMULAS, SPARE
+from harness.puzzles.p27.part_formulas import FORMULAS, UNUSED_POSITIONS
 from harness.puzzles.p27.running import (
-    Fault,
+    CheckError,
     Module,
     PartResults,
     collect_values,
     compute_with_autograd,
     count_saved_bytes,
     describe_wrong,
-    excerpt,
     find_wrong_values,
     is_close,
-    leaves,
     make_evidence,
+    make_excerpt,
+    make_leaves,
     no_autograd,
     record_parts,
 )
 from harness.spec.puzzle import Case, Gate
 
-KINDS = {
+PART_CLASSES = {
     "embedding": "Embedding",
     "layernorm": "LayerNorm",
     "attention": "Attention",
@@ -48,7 +48,7 @@ KINDS = {
 """Gate of a part -> the class of the part."""
 SEED = 27
 """Base seed of the checks, to which --seed is added."""
-CONCERN = {"block": ("residual", "fork"), "model": ("head", "embedding")}
+COMBINED_PARTS = {"block": ("residual", "fork"), "model": ("head", "embedding")}
 """Gate that combines parts -> the parts whose known mistakes the gate's code can make."""
 
 
@@ -56,7 +56,7 @@ CONCERN = {"block": ("residual", "fork"), "model": ("head", "embedding")}
 class Trial:
     """One set of sizes, with its name and a scale factor for the inputs."""
 
-    words: str
+    label: str
     B: int
     T: int
     C: int
@@ -78,10 +78,10 @@ class TrialResult:
     """The inputs and values of one trial, with the correct values and those of a known mistake."""
 
     trial: Trial
-    given: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]
     got: Mapping[str, Tensor]
-    right: Mapping[str, Tensor]
-    compute_mistaken: Callable[[str], Mapping[str, Tensor]]
+    expected: Mapping[str, Tensor]
+    compute_with_mistake: Callable[[str], Mapping[str, Tensor]]
 
 
 class TapeChecker(PythonChecker):
@@ -92,7 +92,7 @@ class TapeChecker(PythonChecker):
         try:
             with torch.random.fork_rng(devices=[]):
                 result.summary = CHECKS.get(gate.id, check_part)(gate.id, module, SEED + self.seed)
-        except Fault as fault:
+        except CheckError as fault:
             result.state, result.diagnosis, result.mistake = "wrong", str(fault).split("\n"), fault.mistake
             hint = fault.hint or hint
         except Exception as error:  # an exception in the learner's code is a result
@@ -111,49 +111,51 @@ class TapeChecker(PythonChecker):
 
 def compare(gate: str, results: list[TrialResult]) -> None:
     """Raise Fault for the first wrong value with a known cause, else for the first wrong value."""
-    failing = [(item, names) for item in results if (names := [*find_wrong_values(item.got, item.right)])]
+    failing = [(item, names) for item in results if (names := [*find_wrong_values(item.got, item.expected)])]
     if not failing:
         return
     (first, names), *_ = failing
-    order = ", from the loss backwards" if len(first.right) > 6 else ""
+    order = ", from the loss backwards" if len(first.expected) > 6 else ""
     wrong = {name for _, names in failing for name in names}
-    correct = {name for item in results for name in item.right} - wrong
+    correct = {name for item in results for name in item.expected} - wrong
     if diagnosis := diagnose_with_formula(gate, failing, correct):
-        others = f"wrong: {' and '.join(names)}, of {', '.join(first.right)}" if len(first.right) > 2 else ""
-        raise Fault.of(diagnosis, others)
-    lines = [f"with {first.trial.words}{order}: {describe_wrong(first.got, first.right, names[0])}"]
+        others = (
+            f"wrong: {' and '.join(names)}, of {', '.join(first.expected)}" if len(first.expected) > 2 else ""
+        )
+        raise CheckError.from_diagnosis(diagnosis, others)
+    lines = [f"with {first.trial.label}{order}: {describe_wrong(first.got, first.expected, names[0])}"]
     if len(names) > 1:
-        lines.append(f"{len(names)} of {len(first.right)} tensors are wrong; this is the first")
-    ids = [id for id, change in CHANGES.items() if change.part in CONCERN.get(gate, ())]
+        lines.append(f"{len(names)} of {len(first.expected)} tensors are wrong; this is the first")
+    ids = [id for id, change in KNOWN_CHANGES.items() if change.part in COMBINED_PARTS.get(gate, ())]
     for id in ids:
-        if not any(any(find_wrong_values(item.got, item.compute_mistaken(id))) for item, _ in failing):
-            raise Fault("\n".join([*lines, f"these are the values {CHANGES[id].words}"]), id)
+        if not any(any(find_wrong_values(item.got, item.compute_with_mistake(id))) for item, _ in failing):
+            raise CheckError("\n".join([*lines, f"these are the values {KNOWN_CHANGES[id].description}"]), id)
     nonfinite = any(not torch.isfinite(item.got[wrong[0]]).all() for item, wrong in failing)
     if nonfinite:
         causes = "an exponential overflows, a division or logarithm is of 0, or a whole row is -inf"
         lines.append(f"some values are NaN or infinite: {causes}")
-    raise Fault("\n".join(lines), "overflows" if nonfinite else "wrong-values")
+    raise CheckError("\n".join(lines), "overflows" if nonfinite else "wrong-values")
 
 
 def diagnose_with_formula(
-    gate: str, failing: Sequence[tuple[TrialResult, Sequence[str]]], right: Collection[str]
+    gate: str, failing: Sequence[tuple[TrialResult, Sequence[str]]], correct_names: Collection[str]
 ) -> Diagnosis | None:
     """Diagnose the first wrong value that a known mistake in the part's formula explains, or return None."""
     if gate not in FORMULAS:
         return None
     formula = FORMULAS[gate]()
     diagnoses: list[Diagnosis] = []
-    correct = [quantity for quantity, (name, _, _) in formula.quantities.items() if name in right]
+    correct = [quantity for quantity, (name, _, _) in formula.quantities.items() if name in correct_names]
     for quantity, (name, label, view) in formula.quantities.items():
         wrong = [item for item, names in failing if name in names]
-        if any(item.got[name].shape != item.right[name].shape for item in wrong):
+        if any(item.got[name].shape != item.expected[name].shape for item in wrong):
             return None
         evidence: list[Evidence] = []
         for item in wrong:
             dims = item.trial.B, item.trial.T, item.trial.C, item.trial.V
-            case = Case(item.trial.words, "", formula.dims(dims), "plain")
-            pair = (view(values[name]) for values in (item.got, item.right))
-            evidence += make_evidence(case, formula.arrays(item.given, dims), *pair)
+            case = Case(item.trial.label, "", formula.convert_dims(dims), "plain")
+            pair = (view(values[name]) for values in (item.got, item.expected))
+            evidence += make_evidence(case, formula.make_arrays(item.inputs, dims), *pair)
         if evidence:
             diagnoses.append(
                 diagnose(formula.puzzle, quantity, evidence, name=label, gate=gate, correct=correct)
@@ -175,8 +177,10 @@ def check_part(gate: str, module: Module, seed: int) -> str:
 def make_inputs(gate: str, trial: Trial, seed: int) -> tuple[Tensor, Tensors, Tensor]:
     """Return a gate's input, its parameters by name, "part.NAME" for a single part, and the targets."""
     generator = torch.Generator().manual_seed(seed)
-    p = parameters(layers=2, width=trial.C, vocabulary=trial.V, context=trial.T + SPARE, seed=seed)
-    tokens, targets = excerpt(trial.B, trial.T, trial.V, seed)
+    p = init_parameters(
+        layers=2, width=trial.C, vocabulary=trial.V, context=trial.T + UNUSED_POSITIONS, seed=seed
+    )
+    tokens, targets = make_excerpt(trial.B, trial.T, trial.V, seed)
 
     def normal(width: int) -> Tensor:
         shape = trial.B, trial.T, width
@@ -197,91 +201,97 @@ def run_part(gate: str, module: Module, trial: Trial, seed: int) -> TrialResult:
     """Run one trial of a part, by hand and with autograd. Raises Fault for any error but wrong values."""
     x, p, targets = make_inputs(gate, trial, seed)
 
-    def truth(id: str | None = None) -> Mapping[str, Tensor]:
-        model, q = change_model(id), leaves(p)
-        start = x.clone().requires_grad_(x.is_floating_point())
+    def compute_expected(mistake_id: str | None = None) -> Mapping[str, Tensor]:
+        model, q = make_changed_model(mistake_id), make_leaves(p)
+        part_input = x.clone().requires_grad_(x.is_floating_point())
         if gate == "model":
             output = model.loss(x, targets, q)
         elif gate == "block":
-            output = model.block(start, "part", q)
+            output = model.block(part_input, "part", q)
         else:
-            output = model.run("part", gate, start, *([targets] if gate == "cross_entropy" else q.values()))
-        dy = None if output.dim() == 0 else incoming_gradient(output.detach())
+            output = model.run(
+                "part", gate, part_input, *([targets] if gate == "cross_entropy" else q.values())
+            )
+        dy = None if output.dim() == 0 else make_incoming_gradient(output.detach())
         return compute_with_autograd(model, output, dy, q)
 
     tensors = {**p, "its input": x, "the targets": targets}
-    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    originals = {name: tensor.clone() for name, tensor in tensors.items()}
     grads = {name: torch.full_like(tensor, 0.5) for name, tensor in p.items()}
-    start = {name: grad.clone() for name, grad in grads.items()}
+    initial_grads = {name: grad.clone() for name, grad in grads.items()}
     tape, dy = module["Tape"](), torch.ones(())
     with no_autograd(), record_parts(module) as results:
         if gate == "model":
-            output = tensor(module["forward"](x, targets, tape, p))
+            output = copy_output(module["forward"](x, targets, tape, p))
             module["backward"](tape, p, grads)
         elif gate == "cross_entropy":
-            output = tensor(module["CrossEntropy"].forward(x, targets, tape, "part"))
+            output = copy_output(module["CrossEntropy"].forward(x, targets, tape, "part"))
             check_saved(gate, tape, x)
             check_returned(module["CrossEntropy"].backward(tape, "part"))
         else:
-            kind = module[KINDS.get(gate, "Block")]
-            output = tensor(kind.forward(x, tape, "part", p))
+            part_class = module[PART_CLASSES.get(gate, "Block")]
+            output = copy_output(part_class.forward(x, tape, "part", p))
             check_saved(gate, tape, x)
-            dy = incoming_gradient(output)
-            returned = kind.backward(dy, tape, "part", p, grads)
+            dy = make_incoming_gradient(output)
+            returned = part_class.backward(dy, tape, "part", p, grads)
             if gate != "embedding":
                 check_returned(returned)
-            if not torch.equal(dy, incoming_gradient(output)):
+            if not torch.equal(dy, make_incoming_gradient(output)):
                 error = "backward has changed the incoming gradient, which other parts may still need"
-                raise Fault(error, "input-written")
-    if gate in CONCERN:
+                raise CheckError(error, "input-written")
+    if gate in COMBINED_PARTS:
         check_order(results)
-    reference = truth()
-    changed_inputs = [name for name, tensor in tensors.items() if not torch.equal(tensor, before[name])]
+    reference = compute_expected()
+    changed_inputs = [name for name, tensor in tensors.items() if not torch.equal(tensor, originals[name])]
     if changed_inputs:
-        raise Fault(f"the pass has changed {changed_inputs[0]}", "input-written")
+        raise CheckError(f"the pass has changed {changed_inputs[0]}", "input-written")
     if tape.kept:
         error = f"the tape still holds {', '.join(map(repr, tape.kept))} after the backward pass: take() gives it back"
-        raise Fault(error, "not-given-back")
+        raise CheckError(error, "not-given-back")
     for name, grad in grads.items():
         expected = reference[f"the gradient of {name}"]
-        untouched = (grad == start[name]) & (expected == 0)  # for a table, the rows without a gradient
+        untouched = (grad == initial_grads[name]) & (
+            expected == 0
+        )  # for a table, the rows without a gradient
         replaced = is_close(torch.where(untouched, expected, grad), expected)
-        if replaced and not is_close(grad - start[name], expected):
-            raise Fault(f"the gradient of {name} replaces what was there: add to it", "overwritten")
+        if replaced and not is_close(grad - initial_grads[name], expected):
+            raise CheckError(f"the gradient of {name} replaces what was there: add to it", "overwritten")
     part_inputs = {"x": x, "dy": dy, "targets": targets, **p}
-    return TrialResult(trial, part_inputs, collect_values(output, results, grads, start), reference, truth)
+    return TrialResult(
+        trial, part_inputs, collect_values(output, results, grads, initial_grads), reference, compute_expected
+    )
 
 
-def level(name: str) -> tuple[int, str]:
+def get_level(name: str) -> tuple[int, str]:
     return name.count("."), name.rpartition(".")[0]
 
 
-def check_order(watched: PartResults) -> None:
+def check_order(results: PartResults) -> None:
     """Raise Fault if a part's backward is not called, or runs before the backward of a later part."""
-    forward_order, order_back = [*watched.outputs], watched.backward_order
-    if missing := [name for name in forward_order if name not in order_back]:
-        raise Fault(f"the backward() of {' and '.join(missing[-2:])} is never called", "not-walked-back")
+    forward_order, backward_order = [*results.outputs], results.backward_order
+    if missing := [name for name in forward_order if name not in backward_order]:
+        raise CheckError(f"the backward() of {' and '.join(missing[-2:])} is never called", "not-walked-back")
     # The blocks, then each block's parts.
-    levels = itertools.groupby(sorted(forward_order, key=level), key=level)
+    levels = itertools.groupby(sorted(forward_order, key=get_level), key=get_level)
     for earlier, later in [pair for _, names in levels for pair in itertools.pairwise(names)]:
-        if order_back.index(earlier) < order_back.index(later):
+        if backward_order.index(earlier) < backward_order.index(later):
             error = f"{earlier}'s backward runs before {later}'s, which the gradient reaches first"
-            raise Fault(error, "forwards")
+            raise CheckError(error, "forwards")
 
 
-def tensor(output: object) -> Tensor:
+def copy_output(output: object) -> Tensor:
     """Copy the output of a forward pass. Raises Fault if it is not a tensor."""
     if not isinstance(output, Tensor):
-        raise Fault("forward() must return a tensor", "nothing-returned")
+        raise CheckError("forward() must return a tensor", "nothing-returned")
     return output.clone()
 
 
 def check_returned(gradient: object) -> None:
     if not isinstance(gradient, Tensor):
-        raise Fault("backward() must return a tensor, the gradient of its input", "nothing-returned")
+        raise CheckError("backward() must return a tensor, the gradient of its input", "nothing-returned")
 
 
-def incoming_gradient(output: Tensor) -> Tensor:
+def make_incoming_gradient(output: Tensor) -> Tensor:
     """Return an incoming gradient with a nonzero mean and distinct rows."""
     return torch.sin(torch.arange(output.numel(), dtype=output.dtype)).view_as(output) + 0.5
 
@@ -290,34 +300,34 @@ def check_saved(gate: str, tape, x: Tensor) -> None:
     """Raise Fault if a part saves more bytes than it needs."""
     rows, element = x.numel() // x.shape[-1], x.element_size()
     T = x.shape[1]
-    beyond_input = {
+    extra_elements = {
         "embedding": 0,
         "layernorm": 2 * rows,
         "attention": 4 * rows * T,
         "gelu": 0,
         "cross_entropy": rows,
     }
-    if gate not in beyond_input:
+    if gate not in extra_elements:
         return
-    allowed, saved = (x.numel() + beyond_input[gate]) * element, count_saved_bytes(tape.kept)
+    allowed, saved = (x.numel() + extra_elements[gate]) * element, count_saved_bytes(tape.kept)
     if saved > allowed:
         error = f"{saved} bytes are saved for an input of {list(x.shape)}; {allowed} are enough"
-        raise Fault(error, "keeps-too-much")
+        raise CheckError(error, "keeps-too-much")
 
 
 # ---- The tape -----------------------------------------------------------------------------------------------
 
 
 def make_wrong_count(
-    size: Callable[[Tensor], int], once: bool
+    size: Callable[[Tensor], int], by_address: bool
 ) -> Callable[[Sequence[Sequence[Tensor]]], int]:
     """Return an incorrect byte counter: it adds up `size` per tensor or, if `once`, per address."""
     return lambda kept: sum(
-        {t.data_ptr() if once else -i: size(t) for i, t in enumerate(chain(*kept), 1)}.values()
+        {t.data_ptr() if by_address else -i: size(t) for i, t in enumerate(chain(*kept), 1)}.values()
     )
 
 
-COUNTS = {
+WRONG_COUNTERS = {
     "each-view-counted": make_wrong_count(lambda t: t.nbytes, False),
     "elements-counted": make_wrong_count(lambda t: t.numel(), False),
     "view-alone": make_wrong_count(lambda t: t.nbytes, True),
@@ -345,9 +355,12 @@ def check_tape(gate: str, module: Module, seed: int) -> str:
         got_bytes.append(tape.bytes())
     for (label, _, expected), got in zip(tapes, got_bytes, strict=True):
         if got != expected:
-            known = {id: [count([*saved.values()]) for _, saved, _ in tapes] for id, count in COUNTS.items()}
+            known = {
+                id: [count([*saved.values()]) for _, saved, _ in tapes]
+                for id, count in WRONG_COUNTERS.items()
+            }
             mistake = next((id for id, counts in known.items() if counts == got_bytes), "wrong-values")
-            raise Fault(f"for {label} the tape reports {got} bytes, but holds {expected}", mistake)
+            raise CheckError(f"for {label} the tape reports {got} bytes, but holds {expected}", mistake)
     return f"{len(tapes)} tapes, to the byte"
 
 

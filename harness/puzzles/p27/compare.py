@@ -7,9 +7,15 @@ from rich.console import Console
 
 from harness.console import Parser, print_lines
 from harness.puzzles.p27 import compare_gpt, running
-from harness.puzzles.p27.autograd import Model, Tensors, parameters
+from harness.puzzles.p27.autograd import Model, Tensors, init_parameters
 from harness.puzzles.p27.gpt import SIZES, State
-from harness.puzzles.p27.train import add_size_flags, check_size, load_tape, report_learner_errors, seed
+from harness.puzzles.p27.train import (
+    add_size_flags,
+    check_size_flags,
+    load_tape,
+    parse_seed,
+    report_learner_errors,
+)
 from harness.puzzles.p27.train_gpt import select_device
 
 VOCABULARY, CONTEXT = 32, 12
@@ -18,24 +24,24 @@ VOCABULARY, CONTEXT = 32, 12
 
 def compute_both(module: running.Module, seed: int) -> tuple[Tensors, Tensors]:
     """Return all values by name, by hand and with autograd: activations in order, then gradients in reverse."""
-    p = parameters(layers=2, width=16, vocabulary=VOCABULARY, context=CONTEXT, seed=seed)
-    tokens, targets = running.excerpt(3, CONTEXT, VOCABULARY, seed)
+    p = init_parameters(layers=2, width=16, vocabulary=VOCABULARY, context=CONTEXT, seed=seed)
+    tokens, targets = running.make_excerpt(3, CONTEXT, VOCABULARY, seed)
     grads = {name: torch.zeros_like(t) for name, t in p.items()}
     with running.no_autograd(), running.record_parts(module) as results:
         tape = module["Tape"]()
         loss = module["forward"](tokens, targets, tape, p).clone()
         module["backward"](tape, p, grads)
     zeros = {name: torch.zeros_like(t) for name, t in p.items()}
-    model, q = Model(), running.leaves(p)
+    model, q = Model(), running.make_leaves(p)
     expected = running.compute_with_autograd(model, model.loss(tokens, targets, q), None, q)
     got = running.collect_values(loss, results, grads, zeros)
     activations = {f"{name}, its output": t.detach() for name, t in model.outputs.items()}
     return ({f"{name}, its output": t for name, t in results.outputs.items()} | got, activations | expected)
 
 
-def compare_values(got: Tensors, right: Tensors) -> Iterator[compare_gpt.Row]:
+def compare_values(got: Tensors, expected_values: Tensors) -> Iterator[compare_gpt.Row]:
     """Yield a row for each value: its largest difference, and whether it is correct."""
-    for name, expected in right.items():
+    for name, expected in expected_values.items():
         if name not in got:
             text, ok = compare_gpt.NOT_COMPUTED, True
         elif got[name].shape != expected.shape:
@@ -47,15 +53,15 @@ def compare_values(got: Tensors, right: Tensors) -> Iterator[compare_gpt.Row]:
 
 
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
-    about = "Compare one step by hand with the same step by autograd."
-    parser = Parser(prog="p27 --compare", description=about)
+    description = "Compare one step by hand with the same step by autograd."
+    parser = Parser(prog="p27 --compare", description=description)
     parser.add_argument("--solution", action="store_true", help="use the solution's file in place of yours")
     parser.add_argument(
-        "--seed", type=seed, default=27, help="of parameters and tokens (default: %(default)s)"
+        "--seed", type=parse_seed, default=27, help="of parameters and tokens (default: %(default)s)"
     )
     add_size_flags(parser)
     flags = parser.parse_args(arguments)
-    check_size(flags)
+    check_size_flags(flags)
     if flags.size:
         sizes, device = SIZES[flags.size], select_device(flags.device)
         state = State.load(flags.load, sizes, device) if flags.load else None

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.puzzles.p27.autograd import Tensors, parameters
+from harness.puzzles.p27.autograd import Tensors, init_parameters
 
-RUN = 16
+ALIGNMENT = 16
 """Alignment of tensors in a buffer, in elements: vectorized loads need 16-byte alignment."""
 
 
@@ -35,7 +35,7 @@ class Sizes:
     def draw_parameters(self, seed: int) -> Tensors:
         """Return GPT-2's initial parameters in float32."""
         sizes = {name: getattr(self, name) for name in ("layers", "width", "vocabulary", "context")}
-        return parameters(**sizes, seed=seed, dtype=torch.float32)
+        return init_parameters(**sizes, seed=seed, dtype=torch.float32)
 
 
 SIZES = {
@@ -45,12 +45,12 @@ SIZES = {
 }
 
 
-def working_dtype(device: torch.device) -> torch.dtype:
+def get_working_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of activations, gradients and matmuls: bfloat16 on a GPU, float32 elsewhere."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-class Pieces:
+class BufferLayout:
     """The layout of a model's tensors in a buffer.
 
     Attributes:
@@ -58,23 +58,26 @@ class Pieces:
         decayed: The number of leading elements with weight decay, all of them in matrices.
     """
 
-    def __init__(self, like: Mapping[str, Tensor]):
-        ordered = sorted(like, key=lambda name: like[name].dim() < 2)
-        self.places: dict[str, tuple[int, torch.Size]] = {}
-        self.count = self.decayed = 0
+    def __init__(self, parameters: Mapping[str, Tensor]):
+        ordered = sorted(parameters, key=lambda name: parameters[name].dim() < 2)
+        self.entries: dict[str, tuple[int, torch.Size]] = {}
+        self.num_elements = self.num_decayed = 0
         for name in ordered:
-            self.places[name] = self.count, like[name].shape
-            self.count += -(-like[name].numel() // RUN) * RUN
-            if like[name].dim() > 1:
-                self.decayed = self.count
+            self.entries[name] = self.num_elements, parameters[name].shape
+            self.num_elements += -(-parameters[name].numel() // ALIGNMENT) * ALIGNMENT
+            if parameters[name].dim() > 1:
+                self.num_decayed = self.num_elements
 
-    def gaps(self, piece: Tensor) -> list[Tensor]:
-        ends = [at + shape.numel() for at, shape in self.places.values()]
-        begins = [*(at for at, _ in self.places.values()), self.count][1:]
-        return [piece[end:begin] for end, begin in zip(ends, begins, strict=True) if end < begin]
+    def get_padding(self, buffer: Tensor) -> list[Tensor]:
+        ends = [offset + shape.numel() for offset, shape in self.entries.values()]
+        begins = [*(offset for offset, _ in self.entries.values()), self.num_elements][1:]
+        return [buffer[end:begin] for end, begin in zip(ends, begins, strict=True) if end < begin]
 
-    def views(self, piece: Tensor) -> Tensors:
-        return {name: piece[at : at + shape.numel()].view(shape) for name, (at, shape) in self.places.items()}
+    def make_views(self, buffer: Tensor) -> Tensors:
+        return {
+            name: buffer[offset : offset + shape.numel()].view(shape)
+            for name, (offset, shape) in self.entries.items()
+        }
 
 
 @dataclass
@@ -89,34 +92,34 @@ class State:
     """
 
     sizes: Sizes
-    pieces: Pieces
+    layout: BufferLayout
     master: Tensor
     mean: Tensor
     square: Tensor
     steps: int = 0
 
     @classmethod
-    def begin(cls, sizes: Sizes, seed: int, device: torch.device) -> "State":
+    def initialize(cls, sizes: Sizes, seed: int, device: torch.device) -> "State":
         """Return a state with GPT-2's initial parameters, the same on every device."""
         initial = sizes.draw_parameters(seed)
-        pieces = Pieces(initial)
-        master, mean, square = zeros(pieces.count, device)
-        for name, view in pieces.views(master).items():
+        layout = BufferLayout(initial)
+        master, mean, square = allocate_buffers(layout.num_elements, device)
+        for name, view in layout.make_views(master).items():
             view.copy_(initial[name])
-        return cls(sizes, pieces, master, mean, square)
+        return cls(sizes, layout, master, mean, square)
 
     @property
     def parameters(self) -> Tensors:
-        return self.pieces.views(self.master)
+        return self.layout.make_views(self.master)
 
     # ---- State files --------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
         """Write the tensors by name, for torch.load. Raises UsageError if the file cannot be written."""
-        pieces = {"parameters": self.master, "mean": self.mean, "square": self.square}
+        buffers = {"parameters": self.master, "mean": self.mean, "square": self.square}
         by_name = {
-            kind: {name: view.cpu() for name, view in self.pieces.views(piece).items()}
-            for kind, piece in pieces.items()
+            kind: {name: view.cpu() for name, view in self.layout.make_views(buffer).items()}
+            for kind, buffer in buffers.items()
         }
         try:
             with path.open("wb") as file:
@@ -130,21 +133,25 @@ class State:
         try:
             with path.open("rb") as file:
                 loaded = torch.load(file, map_location="cpu", weights_only=True)
-            written = Sizes(**loaded["sizes"])
-            pieces = Pieces(loaded["parameters"])
-            state = cls(written, pieces, *zeros(pieces.count, device), loaded["steps"])
-            for kind, piece in (("parameters", state.master), ("mean", state.mean), ("square", state.square)):
-                for name, view in state.pieces.views(piece).items():
+            saved_sizes = Sizes(**loaded["sizes"])
+            layout = BufferLayout(loaded["parameters"])
+            state = cls(saved_sizes, layout, *allocate_buffers(layout.num_elements, device), loaded["steps"])
+            for kind, buffer in (
+                ("parameters", state.master),
+                ("mean", state.mean),
+                ("square", state.square),
+            ):
+                for name, view in state.layout.make_views(buffer).items():
                     view.copy_(loaded[kind][name])
         except OSError as error:
             raise UsageError(f"--load {path}: {error.strerror}") from error
         except Exception as error:  # from zip or pickle, or a missing key
             raise UsageError(f"--load {path}: no state file of p27 --train --save") from error
-        if replace(written, batch=sizes.batch) != sizes:
-            raise UsageError(f"--load {path}: holds {written}, but --size has {sizes}")
+        if replace(saved_sizes, batch=sizes.batch) != sizes:
+            raise UsageError(f"--load {path}: holds {saved_sizes}, but --size has {sizes}")
         return replace(state, sizes=sizes)
 
 
-def zeros(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def allocate_buffers(count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     one, two, three = torch.zeros(3, count, device=device)
     return one, two, three

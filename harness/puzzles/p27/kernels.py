@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.puzzles import formulas
 from harness.puzzles.p27 import derivation
-from harness.puzzles.p27.derivation import IGNORED
+from harness.puzzles.p27.derivation import IGNORE_INDEX
 from harness.spec.derivation import Derivation, Mistake, Step, make_derive
 from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype
 from harness.spec.puzzle import Arrays, Gate, Symptom
@@ -32,14 +32,14 @@ TARGETS = Argument(("B", "T"), "int64")
 LOGITS = Argument(("B", "T", "V"))
 STREAM = Argument(("B", "T", "C"))
 MOMENT = Argument(("B", "T", "C"), ACCUM)
-ONE = Argument((1,), ACCUM)
+SINGLE = Argument((1,), ACCUM)
 
 OPS = {
     "loss": (
         OpSpec("cross_entropy_train", {"row_loss": ROW, "row_lse": ROW}, {"logits": LOGITS, "targets": TARGETS}),
-        OpSpec("mean_loss_train", {"mean_loss": ONE, "places": ONE}, {"row_loss": ROW, "targets": TARGETS}),
+        OpSpec("mean_loss_train", {"mean_loss": SINGLE, "places": SINGLE}, {"row_loss": ROW, "targets": TARGETS}),
         OpSpec("cross_entropy_backward_train", {"grad_rows": LOGITS},
-               {"logits": LOGITS, "targets": TARGETS, "row_lse": ROW, "places": ONE}),
+               {"logits": LOGITS, "targets": TARGETS, "row_lse": ROW, "places": SINGLE}),
     ),
     "gelu": (
         OpSpec("gelu_train", {"gelu": STREAM}, {"x": STREAM}),
@@ -57,7 +57,7 @@ OPS = {
                 "eps": Scalar(EPS), "decay": Scalar(DECAY), "step": Scalar(STEP, "int32")}),
     ),
     "clip": (
-        OpSpec("clip_train", {"clipped": STREAM, "square_sums": Argument(("chunks",), ACCUM), "norm": ONE},
+        OpSpec("clip_train", {"clipped": STREAM, "square_sums": Argument(("chunks",), ACCUM), "norm": SINGLE},
                {"dx": STREAM}, {"limit": Scalar(LIMIT)}),
     ),
 }  # fmt: skip
@@ -78,7 +78,7 @@ LAUNCHES = {
     "clip_train": f"launch_clip[dtype](recorder, square_sums, norm, clipped, dx, {LIMIT}, rows * C)",
 }
 VARIANTS = {name: tuple(Call(op, (), name, LAUNCHES[op.name]) for op in ops) for name, ops in OPS.items()}
-ABOUT_VARIANTS = {
+VARIANT_DESCRIPTIONS = {
     "loss": "only cross-entropy, its mean and its gradient",
     "gelu": "only GELU and its gradient",
     "embedding": "only the gradient of an embedding's table",
@@ -88,7 +88,7 @@ ABOUT_VARIANTS = {
 QUANTITIES = tuple(name for ops in OPS.values() for op in ops for name in op.writes)
 FORWARD = ("row_loss", "row_lse", "mean_loss", "places", "gelu")
 """Quantities of the forward pass; the others are gradients or computed from gradients."""
-PRINTED = {**{name: name for name in FORWARD}, "row_lse": "lse", "places": "counted"}
+PRINTED_NAMES = {**{name: name for name in FORWARD}, "row_lse": "lse", "places": "counted"}
 """Quantity of the forward pass -> its name in the kernels."""
 
 GATES = (
@@ -106,12 +106,12 @@ GATES = (
 )
 
 
-def derived_sizes(dims: tuple[int, ...]) -> dict[str, int]:
+def derive_sizes(dims: tuple[int, ...]) -> dict[str, int]:
     B, T, C, V = dims
     return {"rows": B * T, "ends": V + 1, "chunks": -(-B * T * C // CHUNK)}
 
 
-def sort_places(tokens: np.ndarray, V: int) -> Arrays:
+def sort_positions(tokens: np.ndarray, V: int) -> Arrays:
     """Return the positions stably sorted by token, and the start of each token's positions."""
     flat = tokens.reshape(-1)
     order = np.argsort(flat, kind="stable")
@@ -136,15 +136,15 @@ def update_parameter(v: Derivation, step: np.ndarray, decay: np.ndarray | None =
 
 STEPS: Mapping[str, Step] = {
     **derivation.STEPS,
-    "row_largest": lambda v: v.logits.max(-1, keepdims=True),
-    "row_total": lambda v: np.exp(v.logits - v.row_largest).sum(-1, keepdims=True),
-    "row_lse": lambda v: (v.row_largest + np.log(v.row_total))[..., 0],
+    "row_max": lambda v: v.logits.max(-1, keepdims=True),
+    "row_total": lambda v: np.exp(v.logits - v.row_max).sum(-1, keepdims=True),
+    "row_lse": lambda v: (v.row_max + np.log(v.row_total))[..., 0],
     "row_target": lambda v: np.where(v.onehot > 0, v.logits, 0).sum(-1),
-    "row_loss": lambda v: np.where(v.counted[..., 0], v.row_lse - v.row_target, 0),
+    "row_loss": lambda v: np.where(v.valid[..., 0], v.row_lse - v.row_target, 0),
     "places": lambda v: np.reshape(v.count, 1),
     "mean_loss": lambda v: v.row_loss.sum() / v.places,
     "row_p": lambda v: np.exp(v.logits - v.row_lse[..., None]),
-    "grad_rows": lambda v: v.counted * (v.row_p - v.onehot) / v.places,
+    "grad_rows": lambda v: v.valid * (v.row_p - v.onehot) / v.places,
     "gelu": lambda v: v.x * (1 + v.tanh) / 2,
     "corrections": lambda v: 1 - v.betas**v.step + 0 * v.x.flat[0],
     # A rung may have other values of step and decay, as inputs of the derivation.
@@ -174,28 +174,28 @@ def sum_over_threads(v: Derivation, total: Callable[[np.ndarray], np.ndarray]) -
     return np.stack([total(logits) for logits in per_thread], -1).sum(-1, keepdims=True)
 
 
-def overflow_lse(v: Derivation) -> np.ndarray:
+def compute_overflowing_lse(v: Derivation) -> np.ndarray:
     """Return the lse [B, T] from float32 exponentials without the maximum subtracted."""
     with np.errstate(over="ignore"):
         return np.log(np.exp(v.logits.astype(np.float32)).sum(-1)).astype(np.float64)
 
 
-def compute_exponentials(v: Derivation, largest: np.ndarray | None = None) -> np.ndarray:
+def compute_exponentials(v: Derivation, subtracted: np.ndarray | None = None) -> np.ndarray:
     """Return exp(logits - largest), by default with each row's maximum; 0 where float32 underflows."""
-    weights = np.exp(v.logits - (v.row_largest if largest is None else largest))
+    weights = np.exp(v.logits - (v.row_max if subtracted is None else subtracted))
     return np.where(weights < np.finfo(np.float32).smallest_subnormal, 0, weights)
 
 
 def compute_first_thread_lse(v: Derivation) -> np.ndarray:
     """Return the lse [B, T] of the logits that each row's first thread reads."""
-    return find_first_largest(v)[..., 0] + np.log(sum_shifted_exponentials(v.logits[..., ::THREADS]))
+    return find_first_thread_max(v)[..., 0] + np.log(sum_shifted_exponentials(v.logits[..., ::THREADS]))
 
 
 def sum_shifted_exponentials(logits: np.ndarray) -> np.ndarray:
     return np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
 
 
-def find_first_largest(v: Derivation) -> np.ndarray:
+def find_first_thread_max(v: Derivation) -> np.ndarray:
     return v.logits[..., ::THREADS].max(-1, keepdims=True)
 
 
@@ -204,24 +204,24 @@ def sum_by_steps(v: Derivation, weights: Callable[[formulas.OnlineSteps], np.nda
     online = formulas.OnlineSteps.split(v.logits, THREADS, 1)
     terms = weights(online)
     # A thread without columns has no largest logit, and adds nothing.
-    rescaled = np.where(terms == 0, 0, terms * np.exp(online.last - v.row_largest[..., None, None]))
+    rescaled = np.where(terms == 0, 0, terms * np.exp(online.final_max - v.row_max[..., None, None]))
     return formulas.sum_rows(online.join(rescaled))
 
 
-def with_decay_inside(v: Derivation) -> np.ndarray:
+def update_without_decay(v: Derivation) -> np.ndarray:
     return v.x - RATE * v.corrected_mean / (np.sqrt(v.corrected_square) + EPS)
 
 
-def sum_by_order(v: Derivation, rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
+def sum_by_order(v: Derivation, get_rows: Callable[[int, int], np.ndarray]) -> np.ndarray:
     """Return a table [V, C] in which a token's row sums the rows of dx with the indices `rows(begin, end)`."""
     flat = v.dx.reshape(-1, v.dx.shape[-1])
-    return np.stack([flat[rows(a, b)].sum(0) for a, b in zip(v.starts[:-1], v.starts[1:], strict=True)])
+    return np.stack([flat[get_rows(a, b)].sum(0) for a, b in zip(v.starts[:-1], v.starts[1:], strict=True)])
 
 
-def add_in_dtype(kind: str, v: Derivation) -> np.ndarray:
+def add_in_dtype(dtype: str, v: Derivation) -> np.ndarray:
     flat, table = v.dx.reshape(-1, v.dx.shape[-1]), np.zeros((int(v.V), v.dx.shape[-1]))
     for row, token in enumerate(v.tokens.reshape(-1)):
-        table[token] = round_to_dtype(table[token] + flat[row], kind)
+        table[token] = round_to_dtype(table[token] + flat[row], dtype)
     return table
 
 
@@ -229,14 +229,14 @@ def compute_gelu(v: Derivation, s: np.ndarray) -> dict[str, np.ndarray]:
     """Return GELU and its gradients for a wrong sigmoid `s`; the gradients with and without the 2 of s'."""
     return {
         "gelu": v.x * s,
-        "grad_gelu": np.stack([v.dx * (s + v.x * two * s * (1 - s) * v.slope) for two in (1, 2)]),
+        "grad_gelu": np.stack([v.dx * (s + v.x * factor * s * (1 - s) * v.slope) for factor in (1, 2)]),
     }
 
 
-def make_sigmoid_mistake(id: str, words: str, times: float) -> Mistake:
+def make_sigmoid_mistake(id: str, description: str, exponent_scale: float) -> Mistake:
     """Return the mistake of exp(times * u) in the sigmoid of GELU."""
-    return Mistake(id, words, {
-        name: lambda v, name=name: compute_gelu(v, 1 / (1 + np.exp(times * v.u)))[name] for name in ("gelu", "grad_gelu")
+    return Mistake(id, description, {
+        name: lambda v, name=name: compute_gelu(v, 1 / (1 + np.exp(exponent_scale * v.u)))[name] for name in ("gelu", "grad_gelu")
     })  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def compute_sigmoid_gradient(v: Derivation, inner: float) -> np.ndarray:
 MISTAKES = (
     *derivation.MISTAKES,
     Mistake("largest-not-subtracted", "without the largest logit subtracted: exponentials overflow, or are all 0",
-            {"row_lse": overflow_lse}),
+            {"row_lse": compute_overflowing_lse}),
     *formulas.list_sum_mistakes(compute_exponentials, THREADS, {"row_total": lambda change: change}, "exponentials-"),
     Mistake("not-joined", "of the first thread's columns alone: block.max and block.sum are missing",
             {"row_lse": compute_first_thread_lse}),
@@ -262,52 +262,52 @@ MISTAKES = (
     Mistake("joined-without-rescaling", "of the threads' totals added without rescaling: each is relative to its own thread's largest logit",
             {"row_total": lambda v: sum_over_threads(v, sum_shifted_exponentials)}, 3),
     Mistake("joined-by-first", "of the threads' totals rescaled by the first thread's largest logit: each is relative to its own thread's",
-            {"row_total": lambda v: sum_over_threads(v, sum_shifted_exponentials) * np.exp(find_first_largest(v) - v.row_largest)}, 3),
+            {"row_total": lambda v: sum_over_threads(v, sum_shifted_exponentials) * np.exp(find_first_thread_max(v) - v.row_max)}, 3),
     Mistake("joined-the-other-way", "of the threads' totals multiplied by exp(widest - largest): to the widest it is exp(largest - widest)",
-            {"row_total": lambda v: sum_over_threads(v, lambda z: sum_shifted_exponentials(z) * np.exp(v.row_largest[..., 0] - z.max(-1)))}, 3),
+            {"row_total": lambda v: sum_over_threads(v, lambda z: sum_shifted_exponentials(z) * np.exp(v.row_max[..., 0] - z.max(-1)))}, 3),
     Mistake("largest-from-0", "with a largest logit that begins at 0: far below it every exponential is 0",
-            {"row_lse": lambda v: np.log(compute_exponentials(v, np.maximum(v.row_largest, 0)).sum(-1)) + np.maximum(v.row_largest[..., 0], 0)}, 3),
+            {"row_lse": lambda v: np.log(compute_exponentials(v, np.maximum(v.row_max, 0)).sum(-1)) + np.maximum(v.row_max[..., 0], 0)}, 3),
     Mistake("largest-of-first-thread", "with the first thread's largest logit for the row's",
-            {"row_lse": lambda v: (find_first_largest(v) + np.log(v.row_total))[..., 0]}, 3),
+            {"row_lse": lambda v: (find_first_thread_max(v) + np.log(v.row_total))[..., 0]}, 3),
     Mistake("largest-not-joined", "with each thread's own largest logit for the row's: block.max is missing",
-            {"row_lse": lambda v: (find_first_largest(v) + np.log(sum_over_threads(v, sum_shifted_exponentials)))[..., 0]}, 3),
+            {"row_lse": lambda v: (find_first_thread_max(v) + np.log(sum_over_threads(v, sum_shifted_exponentials)))[..., 0]}, 3),
     Mistake("own-places-only", "of the first thread's places alone: block.sum is missing", {
-        "places": lambda v: v.counted.reshape(-1)[::THREADS].sum().reshape(1),
-        "mean_loss": lambda v: v.row_loss.reshape(-1)[::THREADS].sum() / v.counted.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
+        "places": lambda v: v.valid.reshape(-1)[::THREADS].sum().reshape(1),
+        "mean_loss": lambda v: v.row_loss.reshape(-1)[::THREADS].sum() / v.valid.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
     Mistake("losses-not-joined", "with the first thread's losses alone: block.sum is missing there, and not for their number",
             {"mean_loss": lambda v: v.row_loss.reshape(-1)[::THREADS].sum() / v.places}, 3),
     Mistake("number-not-joined", "with the first thread's number of places alone: block.sum is missing there, and not for their losses", {
-        "places": lambda v: v.counted.reshape(-1)[::THREADS].sum().reshape(1),
-        "mean_loss": lambda v: v.row_loss.sum() / v.counted.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
+        "places": lambda v: v.valid.reshape(-1)[::THREADS].sum().reshape(1),
+        "mean_loss": lambda v: v.row_loss.sum() / v.valid.reshape(-1)[::THREADS].sum().reshape(1)}, 3),
     Mistake("lse-without-largest", "without the largest logit, which every exponential has subtracted",
             {"row_lse": lambda v: np.log(v.row_total)[..., 0]}),
     Mistake("target-forgotten", "of lse alone: the target's logit is not subtracted",
-            {"row_loss": lambda v: v.counted[..., 0] * v.row_lse}),
+            {"row_loss": lambda v: v.valid[..., 0] * v.row_lse}),
     Mistake("first-places-only", f"of the first {THREADS} places alone, one for each thread: a loop is missing", {
-        "places": lambda v: v.counted.reshape(-1)[:THREADS].sum().reshape(1),
-        "mean_loss": lambda v: v.row_loss.reshape(-1)[:THREADS].sum() / v.counted.reshape(-1)[:THREADS].sum().reshape(1)},
+        "places": lambda v: v.valid.reshape(-1)[:THREADS].sum().reshape(1),
+        "mean_loss": lambda v: v.row_loss.reshape(-1)[:THREADS].sum() / v.valid.reshape(-1)[:THREADS].sum().reshape(1)},
         3),
     Mistake("onehot-added", "with 1 added to the target's p, not subtracted",
-            {"grad_rows": lambda v: v.counted * (v.row_p + v.onehot) / v.places}),
+            {"grad_rows": lambda v: v.valid * (v.row_p + v.onehot) / v.places}),
     Mistake("onehot-not-shared-out", "with p divided by the places that count, but not the target's 1",
-            {"grad_rows": lambda v: v.counted * (v.row_p / v.places - v.onehot)}),
+            {"grad_rows": lambda v: v.valid * (v.row_p / v.places - v.onehot)}),
     *(
         Mistake(f"p-rounded-to-{kind}", f"with p rounded to {kind} before 1 is subtracted from the target's",
-                {"grad_rows": lambda v, kind=kind: v.counted * (round_to_dtype(v.row_p, kind) - v.onehot) / v.places})
+                {"grad_rows": lambda v, kind=kind: v.valid * (round_to_dtype(v.row_p, kind) - v.onehot) / v.places})
         for kind in ("bfloat16", "float16")
     ),
     Mistake("ignored-unscaled", "with p in ignored places: their rows are 0",
-            {"grad_rows": lambda v: np.where(v.counted, (v.row_p - v.onehot) / v.places, v.row_p)}),
+            {"grad_rows": lambda v: np.where(v.valid, (v.row_p - v.onehot) / v.places, v.row_p)}),
     Mistake("ignored-alone", "of the ignored places alone: the condition is reversed", {
-        "grad_rows": lambda v: np.where(v.counted, 0, v.row_p / v.places),
-        "places": lambda v: np.reshape(1 - v.counted, -1).sum().reshape(1),
-        "mean_loss": lambda v: v.row_loss[v.counted[..., 0] == 0].sum() / np.reshape(1 - v.counted, -1).sum().reshape(1)}),
+        "grad_rows": lambda v: np.where(v.valid, 0, v.row_p / v.places),
+        "places": lambda v: np.reshape(1 - v.valid, -1).sum().reshape(1),
+        "mean_loss": lambda v: v.row_loss[v.valid[..., 0] == 0].sum() / np.reshape(1 - v.valid, -1).sum().reshape(1)}),
     Mistake("mean-upside-down", "inverted: it is the sum of the losses over their number",
             {"mean_loss": lambda v: v.places / v.row_loss.sum()}),
     Mistake("lse-forgotten", "with exp(z) for p: it is exp(z - lse)",
-            {"grad_rows": lambda v: v.counted * (np.exp(v.logits) - v.onehot) / v.places}),
+            {"grad_rows": lambda v: v.valid * (np.exp(v.logits) - v.onehot) / v.places}),
     Mistake("exponent-negated", "with exp(lse - z) for p, which is exp(z - lse)",
-            {"grad_rows": lambda v: v.counted * (1 / v.row_p - v.onehot) / v.places}),
+            {"grad_rows": lambda v: v.valid * (1 / v.row_p - v.onehot) / v.places}),
     make_sigmoid_mistake("u-not-doubled", "with exp(-u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", -1),
     make_sigmoid_mistake("u-negated", "with exp(2 u) for exp(-2 u): half of 1 + tanh u is 1 / (1 + exp(-2 u))", 2),
     Mistake("half-forgotten", "without the factor 1/2 of 1 + tanh u", {"gelu": lambda v: v.x * (1 + v.tanh), "grad_gelu": lambda v: compute_product_rule(v, 2, 2)}),
@@ -319,7 +319,7 @@ MISTAKES = (
     Mistake("two-forgotten", "with s (1 - s) u' for the derivative of s, which is 2 s (1 - s) u'",
             {"grad_gelu": lambda v: compute_product_rule(v, 1, 1 / 2)}),
     Mistake("three-forgotten", "with the cube's derivative x^2, not 3 x^2",
-            {"slope": lambda v: v.k * (1 + derivation.CUBE * v.x**2)}),
+            {"slope": lambda v: v.k * (1 + derivation.CUBIC_COEFF * v.x**2)}),
     Mistake("rule-multiplied", "with the two terms of the product rule multiplied, not added",
             {"grad_gelu": lambda v: v.dx * (1 + v.tanh) / 2 * v.x * (1 - v.tanh**2) / 2 * v.slope}),
     Mistake("gelu-sigmoid", "of the other approximation, x sigmoid(1.702 x)",
@@ -361,7 +361,7 @@ MISTAKES = (
     Mistake("not-subtracted", "of beta^step, which must be subtracted from 1",
             {"corrections": lambda v: v.betas ** v.step}),
     Mistake("decay-in-gradient", "with the decay added to the gradient, so that both means include it",
-            {"decayed_g": lambda v: v.dx + v.decay * v.x, "new_x": with_decay_inside}),
+            {"decayed_g": lambda v: v.dx + v.decay * v.x, "new_x": update_without_decay}),
     Mistake("eps-inside-root", "with epsilon inside the root",
             {"new_x": lambda v: update_parameter(v, v.corrected_mean / np.sqrt(v.corrected_square + EPS))}),
     Mistake("not-corrected", "with running means that are not corrected for their start at 0",
@@ -445,7 +445,7 @@ MISTAKES = (
 )  # fmt: skip
 
 
-def symptom(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
+def explain_loss_error(name: str, arrays: Arrays, got: np.ndarray, truth: np.ndarray) -> Symptom | None:
     """Explain an infinite lse, and a loss computed from a rounded lse."""
     if name not in ("row_lse", "row_loss"):
         return None
@@ -481,19 +481,19 @@ def compute_worst_gelu(x, dx) -> tuple:
     scale = (2 / np.pi) ** 0.5
     forms = (
         lambda x: F.gelu(x, approximate="tanh"),
-        lambda x: x * torch.sigmoid(2 * scale * (x + derivation.CUBE * x**3)),
+        lambda x: x * torch.sigmoid(2 * scale * (x + derivation.CUBIC_COEFF * x**3)),
     )
 
-    def answers(form, x) -> tuple:
+    def compute_with_grad(form, x) -> tuple:
         leaf = x.detach().clone().requires_grad_(True)
         output = form(leaf)
         return output.detach(), torch.autograd.grad(output, leaf, dx.to(x.dtype))[0]
 
-    def worst(one, other, truth):
-        return max((one, other), key=lambda each: (each.double() - truth).abs().max().item())
+    def select_worst(first, second, truth):
+        return max((first, second), key=lambda each: (each.double() - truth).abs().max().item())
 
-    truths = answers(forms[0], x.double())
-    return tuple(map(worst, *(answers(form, x) for form in forms), truths))
+    truths = compute_with_grad(forms[0], x.double())
+    return tuple(map(select_worst, *(compute_with_grad(form, x) for form in forms), truths))
 
 
 def reference(tensors: dict) -> dict:
@@ -513,7 +513,7 @@ def reference(tensors: dict) -> dict:
 
     logits, x, dx, targets = leaf("logits"), leaf("x"), tensors["dx"].to(accum), tensors["targets"]
     flat, flat_targets = logits.flatten(0, 1), targets.flatten()
-    mean_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORED)
+    mean_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORE_INDEX)
     gelu, grad_gelu = compute_worst_gelu(x, dx)
     table = torch.zeros(int(tensors["V"]), x.shape[-1], dtype=accum, device=device, requires_grad=True)
     new_x, clipped = leaf("x"), leaf("dx")
@@ -532,12 +532,12 @@ def reference(tensors: dict) -> dict:
         "new_x": new_x.detach(),
         "clipped": clipped.grad,
     }
-    row_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORED, reduction="none")
+    row_loss = F.cross_entropy(flat, flat_targets, ignore_index=IGNORE_INDEX, reduction="none")
     return {name: tensor.to(dtype) for name, tensor in rounded.items()} | {
         "row_loss": row_loss.detach().view_as(targets),
         "row_lse": logits.detach().logsumexp(-1),
         "mean_loss": mean_loss.detach().reshape(1),
-        "places": (targets != IGNORED).sum().to(accum).reshape(1),
+        "places": (targets != IGNORE_INDEX).sum().to(accum).reshape(1),
         "corrections": torch.tensor([1 - beta**STEP for beta in (BETA1, BETA2)], dtype=accum, device=device),
         "new_mean": exp_avg,
         "new_square": exp_avg_sq,

@@ -12,14 +12,14 @@ from torch import Tensor
 from harness.check.compare import Evidence
 from harness.check.diagnose import diagnose
 from harness.puzzles.p27 import kernels
-from harness.puzzles.p27.autograd import Model, Tensors, parameters
+from harness.puzzles.p27.autograd import Model, Tensors, init_parameters
 from harness.puzzles.p27.running import (
-    Fault,
+    CheckError,
     Module,
     describe_wrong,
     find_wrong_values,
-    leaves,
     make_evidence,
+    make_leaves,
     no_autograd,
 )
 from harness.spec.catalogue import find_puzzle
@@ -32,19 +32,21 @@ alone are checked with the kernels' constants, which that file lacks, so that an
 
 
 def raise_diagnosis(
-    gate: str, evidence: Mapping[str, list[Evidence]], more: tuple[Mistake, ...] = ()
+    gate: str, evidence: Mapping[str, list[Evidence]], extra_mistakes: tuple[Mistake, ...] = ()
 ) -> None:
     """Raise Fault for the first wrong quantity, diagnosed by the puzzle's formulas and `more` mistakes."""
     puzzle = find_puzzle("p27")
-    puzzle = replace(puzzle, mistakes=(*more, *puzzle.mistakes))
+    puzzle = replace(puzzle, mistakes=(*extra_mistakes, *puzzle.mistakes))
     for quantity, cases in evidence.items():
         if cases:
-            right = [name for name, others in evidence.items() if not others]
-            raise Fault.of(diagnose(puzzle, quantity, cases, name=WORDS[quantity], gate=gate, correct=right))
+            correct = [name for name, evidence_list in evidence.items() if not evidence_list]
+            raise CheckError.from_diagnosis(
+                diagnose(puzzle, quantity, cases, name=QUANTITY_LABELS[quantity], gate=gate, correct=correct)
+            )
 
 
 IN_PLACE = "change it in place (`{0} {1}`), since `{0} = ...` makes a new tensor"
-WORDS = {
+QUANTITY_LABELS = {
     "norm": "norm",
     "clipped": "gradient",
     "new_mean": "mean of g",
@@ -61,22 +63,22 @@ def list_clipping_mistakes(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Mista
     """Return the mistakes that need several tensors, which are concatenated in `dx`."""
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
 
-    def norms(v: Derivation) -> list[np.ndarray]:
+    def compute_norms(v: Derivation) -> list[np.ndarray]:
         return [np.sqrt((part**2).sum()) for part in np.split(v.dx.reshape(-1), ends)]
 
-    def each(v: Derivation) -> np.ndarray:
-        parts = zip(np.split(v.dx.reshape(-1), ends), norms(v), strict=True)
+    def clip_each(v: Derivation) -> np.ndarray:
+        parts = zip(np.split(v.dx.reshape(-1), ends), compute_norms(v), strict=True)
         clipped = [g * min(1, kernels.LIMIT / (n + kernels.NORM_EPS)) for g, n in parts]
         return np.concatenate(clipped).reshape(v.dx.shape)
 
-    def after(v: Derivation) -> np.ndarray:
+    def compute_clipped_norm(v: Derivation) -> np.ndarray:
         return np.sqrt((v.clipped**2).sum()).reshape(1)
 
     return (
-        Mistake("each-by-itself", "with each gradient clipped by its own norm", {"clipped": each}),
-        Mistake("norms-added", "with the norms added: the norm is the root of the sum of all squares", {"norm": lambda v: np.sum(norms(v)).reshape(1)}),
+        Mistake("each-by-itself", "with each gradient clipped by its own norm", {"clipped": clip_each}),
+        Mistake("norms-added", "with the norms added: the norm is the root of the sum of all squares", {"norm": lambda v: np.sum(compute_norms(v)).reshape(1)}),
         Mistake("norm-afterwards", "of the clipped gradients: return the norm before clipping",
-                {"norm": lambda v: after(kernels.derive({"dx": v.dx}))}),
+                {"norm": lambda v: compute_clipped_norm(kernels.derive({"dx": v.dx}))}),
         Mistake("limit-for-factor", "times the limit, not times the limit over the norm", {"clipped": lambda v: v.dx * kernels.LIMIT}),
         Mistake("norm-eps-forgotten", "without the 1e-6 that is added to the norm", {"factor": lambda v: np.minimum(1, kernels.LIMIT / v.norm)}),
     )  # fmt: skip
@@ -87,11 +89,11 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
     generator = torch.Generator().manual_seed(seed)
     shapes = {"a": (3, 4), "b": (5,), "c": (2, 2)}
     evidence: dict[str, list[Evidence]] = {"norm": [], "clipped": []}
-    for label, size in (("above the limit", 5.0), ("below the limit", 0.01)):
+    for label, scale in (("above the limit", 5.0), ("below the limit", 0.01)):
         grads = {
-            n: size * torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()
+            n: scale * torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()
         }
-        tensors = leaves(grads)
+        tensors = make_leaves(grads)
         for name, leaf in tensors.items():
             leaf.grad = grads[name].clone()
         norm = torch.nn.utils.clip_grad_norm_(tensors.values(), kernels.LIMIT)
@@ -99,14 +101,14 @@ def check_clip(gate: str, module: Module, seed: int) -> str:
         with no_autograd():
             returned = module["clip"](clipped, kernels.LIMIT)
         if not isinstance(returned, Tensor):
-            raise Fault("clip() must return a tensor, the norm before clipping", "wrong-values")
+            raise CheckError("clip() must return a tensor, the norm before clipping", "wrong-values")
         expected = {f"gradient {name}": leaf.grad for name, leaf in tensors.items() if leaf.grad is not None}
         got = {f"gradient {name}": t for name, t in clipped.items()}
         if not [*find_wrong_values({"the norm": returned} | got, {"the norm": norm} | expected)]:
             continue
-        if size > 1 and all(torch.equal(clipped[name], grads[name]) for name in grads):
+        if scale > 1 and all(torch.equal(clipped[name], grads[name]) for name in grads):
             advice = IN_PLACE.format("grad", "*= factor")
-            raise Fault(f"the gradients have not changed: {advice}", "not-in-place")
+            raise CheckError(f"the gradients have not changed: {advice}", "not-in-place")
         case, arrays = Case(label, "", (1, 1, 1, 1), "plain"), {"dx": concatenate(grads)}
         pairs = {
             "norm": (returned.reshape(1).numpy(), norm.reshape(1).numpy()),
@@ -134,37 +136,39 @@ def make_adamw(p: Tensors, decay: float, **options) -> torch.optim.Optimizer:
 
 
 @dataclass
-class State:
+class AdamWState:
     """Parameters and both running means after an update."""
 
     p: Tensors
     moments: dict[str, tuple[Tensor, Tensor]]
 
-    def copy(self) -> "State":
+    def copy(self) -> "AdamWState":
         moments = {name: (mean.clone(), square.clone()) for name, (mean, square) in self.moments.items()}
-        return State({name: t.clone() for name, t in self.p.items()}, moments)
+        return AdamWState({name: t.clone() for name, t in self.p.items()}, moments)
 
-    def update(self, module: Module, grads: Tensors, number: int) -> None:
+    def update(self, module: Module, grads: Tensors, step: int) -> None:
         """Update the state in place with the learner's AdamW."""
         betas = kernels.BETA1, kernels.BETA2
-        copies = {name: g.clone() for name, g in grads.items()}
+        grads_copy = {name: g.clone() for name, g in grads.items()}
         constants = kernels.RATE, betas, kernels.EPS, kernels.DECAY
         with no_autograd():
-            module["adamw"](self.p, copies, self.moments, number, *constants)
+            module["adamw"](self.p, grads_copy, self.moments, step, *constants)
 
 
-def compute_reference_states(p: Tensors, gradients: list[Tensors]) -> list[State]:
-    tensors = leaves(p)
+def compute_reference_states(p: Tensors, gradients: list[Tensors]) -> list[AdamWState]:
+    tensors = make_leaves(p)
     betas = kernels.BETA1, kernels.BETA2
     optimizer = make_adamw(tensors, kernels.DECAY, lr=kernels.RATE, betas=betas, eps=kernels.EPS)
-    states = [State(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copy()]
+    states = [
+        AdamWState(p, {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}).copy()
+    ]
     for grads in gradients:
         for name, leaf in tensors.items():
             leaf.grad = grads[name].clone()
         optimizer.step()
         adam = {name: optimizer.state[leaf] for name, leaf in tensors.items()}
         moments = {name: (s["exp_avg"], s["exp_avg_sq"]) for name, s in adam.items()}
-        states.append(State({name: leaf.detach() for name, leaf in tensors.items()}, moments).copy())
+        states.append(AdamWState({name: leaf.detach() for name, leaf in tensors.items()}, moments).copy())
     return states
 
 
@@ -187,35 +191,39 @@ def check_adamw(gate: str, module: Module, seed: int) -> str:
     gradients = [{name: 0.1 * normal(*t.shape) for name, t in p.items()} for _ in range(3)]
     states = compute_reference_states(p, gradients)
     final = states[0].copy()
-    for number, grads in enumerate(gradients, 1):
-        final.update(module, grads, number)
+    for step, grads in enumerate(gradients, 1):
+        final.update(module, grads, step)
     if not [*find_wrong_values(final.p, states[-1].p)]:
         return "three updates"
     evidence: dict[str, list[Evidence]] = {"new_mean": [], "new_square": [], "new_x": []}
-    for number, grads in enumerate(gradients, 1):
-        before, after = states[number - 1], states[number]
-        got = before.copy()
-        got.update(module, grads, number)
-        check_in_place(got, before)
-        for name, x in before.p.items():
-            tensors = zip(("x", "dx", "mean", "square"), (x, grads[name], *before.moments[name]), strict=True)
+    for step, grads in enumerate(gradients, 1):
+        previous, expected = states[step - 1], states[step]
+        got = previous.copy()
+        got.update(module, grads, step)
+        check_in_place(got, previous)
+        for name, x in previous.p.items():
+            tensors = zip(
+                ("x", "dx", "mean", "square"), (x, grads[name], *previous.moments[name]), strict=True
+            )
             arrays = {n: t.numpy() for n, t in tensors}
-            arrays |= {"step": np.asarray(number), "decay": np.asarray(kernels.DECAY * (x.dim() > 1))}
-            case = Case(f"{name}, update {number}", "", (1, 1, 1, 1), "plain")
-            pairs = zip((*got.moments[name], got.p[name]), (*after.moments[name], after.p[name]), strict=True)
-            for quantity, (ours, theirs) in zip(evidence, pairs, strict=True):
-                evidence[quantity] += make_evidence(case, arrays, ours.numpy(), theirs.numpy())
+            arrays |= {"step": np.asarray(step), "decay": np.asarray(kernels.DECAY * (x.dim() > 1))}
+            case = Case(f"{name}, update {step}", "", (1, 1, 1, 1), "plain")
+            pairs = zip(
+                (*got.moments[name], got.p[name]), (*expected.moments[name], expected.p[name]), strict=True
+            )
+            for quantity, (got_value, expected_value) in zip(evidence, pairs, strict=True):
+                evidence[quantity] += make_evidence(case, arrays, got_value.numpy(), expected_value.numpy())
     raise_diagnosis(gate, evidence, LOOP_MISTAKES)
     wrong = next(find_wrong_values(final.p, states[-1].p))
-    raise Fault(describe_wrong(final.p, states[-1].p, wrong), "wrong-values")
+    raise CheckError(describe_wrong(final.p, states[-1].p, wrong), "wrong-values")
 
 
-def check_in_place(got: State, before: State) -> None:
+def check_in_place(got: AdamWState, previous: AdamWState) -> None:
     """Raise Fault if an update leaves either of the means unchanged."""
     for i, (name, label) in enumerate((("mean", "g"), ("square", "g * g"))):
-        if all(torch.equal(got.moments[n][i], before.moments[n][i]) for n in got.p):
+        if all(torch.equal(got.moments[n][i], previous.moments[n][i]) for n in got.p):
             advice = IN_PLACE.format(name, f"*= beta; {name} += ...")
-            raise Fault(f"an update has not changed the mean of {label}: {advice}", "not-in-place")
+            raise CheckError(f"an update has not changed the mean of {label}: {advice}", "not-in-place")
 
 
 # ---- The step -----------------------------------------------------------------------------------------------
@@ -224,72 +232,72 @@ def check_in_place(got: State, before: State) -> None:
 def train_reference(
     p: Tensors,
     excerpts: list[Tensor],
-    junk: Tensors,
-    zeroed: str = "before",
-    ends: tuple[slice, slice] = (slice(None, -1), slice(1, None)),
-    clipped: bool = True,
-    first: bool = False,
-    updated: bool = True,
+    initial_grads: Tensors,
+    zero_grads: str = "before",
+    slices: tuple[slice, slice] = (slice(None, -1), slice(1, None)),
+    clip: bool = True,
+    always_first_step: bool = False,
+    update: bool = True,
 ) -> Tensors:
     """Return losses and parameters of a run with autograd and PyTorch's AdamW, from gradients `junk`.
 
-    `zeroed` is when gradients are cleared: "before" or "after" a step, "too late", before the update, or
-    "never"; `ends` slice an excerpt into tokens and targets. With `first`, every step corrects like the
-    first.
+    `zero_grads` is when gradients are cleared: "before" or "after" a step, "too late" (before the update), or
+    "never"; `slices` split an excerpt into tokens and targets. With `always_first_step`, every step uses the
+    first step's bias corrections.
     """
-    tensors, values = leaves(p), {}
+    tensors, values = make_leaves(p), {}
     optimizer = make_adamw(tensors, DECAY, lr=RATE, betas=BETAS, eps=EPS)
     for name, leaf in tensors.items():
-        leaf.grad = junk[name].clone()
-    for number, excerpt in enumerate(excerpts, 1):
+        leaf.grad = initial_grads[name].clone()
+    for step, excerpt in enumerate(excerpts, 1):
         for group in optimizer.param_groups:
-            group["lr"] = number * RATE
-        if zeroed == "before":
+            group["lr"] = step * RATE
+        if zero_grads == "before":
             optimizer.zero_grad()
-        tokens, targets = (excerpt[:, end] for end in ends)
+        tokens, targets = (excerpt[:, end] for end in slices)
         loss = Model().loss(tokens, targets, tensors)
         loss.backward()
-        if zeroed == "too late":
+        if zero_grads == "too late":
             for leaf in tensors.values():
                 leaf.grad = torch.zeros_like(leaf)
-        if clipped:
+        if clip:
             torch.nn.utils.clip_grad_norm_(tensors.values(), LIMIT)
-        for state in optimizer.state.values() if first else ():
+        for state in optimizer.state.values() if always_first_step else ():
             state["step"].zero_()
-        if updated:
+        if update:
             optimizer.step()
-        if zeroed == "after":
+        if zero_grads == "after":
             optimizer.zero_grad()
-        values[f"the loss of step {number}"] = loss.detach()
-        values |= {f"{name} after step {number}": leaf.detach().clone() for name, leaf in tensors.items()}
+        values[f"the loss of step {step}"] = loss.detach()
+        values |= {f"{name} after step {step}": leaf.detach().clone() for name, leaf in tensors.items()}
     return values
 
 
 STEP_MISTAKES: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "not-zeroed": ("where the previous step's gradients are still there", {"zeroed": "never"}),
+    "not-zeroed": ("where the previous step's gradients are still there", {"zero_grads": "never"}),
     "zeroed-at-the-end": (
         "of gradients that are cleared at the end: what was there before the first step is added",
-        {"zeroed": "after"},
+        {"zero_grads": "after"},
     ),
     "cleared-before-update": (
         "of gradients that are cleared between the backward pass and the update",
-        {"zeroed": "too late"},
+        {"zero_grads": "too late"},
     ),
-    "not-updated": ("of parameters without an update", {"updated": False}),
+    "not-updated": ("of parameters without an update", {"update": False}),
     "number-not-used": (
         "where the bias of both means is corrected as if each step were the first",
-        {"first": True},
+        {"always_first_step": True},
     ),
     "two-on": (
         "where every place predicts the token after the next",
-        {"ends": (slice(None, -2), slice(2, None))},
+        {"slices": (slice(None, -2), slice(2, None))},
     ),
-    "past": ("where every place predicts the token before it", {"ends": (slice(1, None), slice(None, -1))}),
+    "past": ("where every place predicts the token before it", {"slices": (slice(1, None), slice(None, -1))}),
     "not-shifted": (
         "where every place predicts itself, which is trivial: the loss falls to 0",
-        {"ends": (slice(None, -1), slice(None, -1))},
+        {"slices": (slice(None, -1), slice(None, -1))},
     ),
-    "not-clipped": ("without clipping before the update: afterwards it is too late", {"clipped": False}),
+    "not-clipped": ("without clipping before the update: afterwards it is too late", {"clip": False}),
 }
 """Known mistake -> the end of "these are the values ...", and the arguments of `train_reference` for it."""
 
@@ -297,25 +305,25 @@ STEP_MISTAKES: Mapping[str, tuple[str, dict[str, Any]]] = {
 def check_step(gate: str, module: Module, seed: int) -> str:
     """Check three steps against autograd with PyTorch's AdamW. Raises Fault if any is wrong."""
     generator = torch.Generator().manual_seed(seed)
-    p = parameters(layers=1, width=8, vocabulary=9, context=8, seed=seed)
+    p = init_parameters(layers=1, width=8, vocabulary=9, context=8, seed=seed)
     excerpts = [torch.randint(9, (3, 6), generator=generator) for _ in range(3)]
-    junk = {n: torch.randn(t.shape, generator=generator, dtype=torch.float64) for n, t in p.items()}
-    params, grads = ({n: t.clone() for n, t in source.items()} for source in (p, junk))
+    initial_grads = {n: torch.randn(t.shape, generator=generator, dtype=torch.float64) for n, t in p.items()}
+    params, grads = ({n: t.clone() for n, t in source.items()} for source in (p, initial_grads))
     moments = {name: (torch.zeros_like(t), torch.zeros_like(t)) for name, t in p.items()}
     got: Tensors = {}
     with no_autograd():
-        for number, excerpt in enumerate(excerpts, 1):
-            loss = module["step"](excerpt, params, grads, moments, number, number * RATE, LIMIT)
+        for step, excerpt in enumerate(excerpts, 1):
+            loss = module["step"](excerpt, params, grads, moments, step, step * RATE, LIMIT)
             if not isinstance(loss, Tensor):
-                raise Fault("step() must return a tensor, the loss", "wrong-values")
-            got[f"the loss of step {number}"] = loss.clone()
-            got |= {f"{name} after step {number}": t.clone() for name, t in params.items()}
-    expected = train_reference(p, excerpts, junk)
+                raise CheckError("step() must return a tensor, the loss", "wrong-values")
+            got[f"the loss of step {step}"] = loss.clone()
+            got |= {f"{name} after step {step}": t.clone() for name, t in params.items()}
+    expected = train_reference(p, excerpts, initial_grads)
     wrong = next(find_wrong_values(got, expected), None)
     if wrong is None:
         return "three steps, loss and every parameter"
     error = describe_wrong(got, expected, wrong)
-    for id, (ending, change) in STEP_MISTAKES.items():
-        if not [*find_wrong_values(got, train_reference(p, excerpts, junk, **change))]:
-            raise Fault(f"{error}\nthese are the values {ending}", id)
-    raise Fault(error, "wrong-values")
+    for id, (ending, arguments) in STEP_MISTAKES.items():
+        if not [*find_wrong_values(got, train_reference(p, excerpts, initial_grads, **arguments))]:
+            raise CheckError(f"{error}\nthese are the values {ending}", id)
+    raise CheckError(error, "wrong-values")

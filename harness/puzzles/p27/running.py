@@ -14,25 +14,25 @@ from harness.check.compare import Evidence, TensorResult, compute_relative_error
 from harness.check.gradients import TOLERANCE
 from harness.check.results import Diagnosis
 from harness.puzzles.p27.autograd import Model, Tensors
-from harness.puzzles.p27.derivation import IGNORED
+from harness.puzzles.p27.derivation import IGNORE_INDEX
 from harness.spec.puzzle import Arrays, Case
 
 Module = dict[str, Any]
 PARTS = ("Linear", "Embedding", "LayerNorm", "Attention", "Gelu", "CrossEntropy", "Block")
 
 
-class Fault(Exception):
+class CheckError(Exception):
     """A failed check: a message, the mistake's id, and the number of the hint that helps, 0 for the default."""
 
-    def __init__(self, words: str, mistake: str, hint: int = 0):
-        super().__init__(words)
+    def __init__(self, message: str, mistake: str, hint: int = 0):
+        super().__init__(message)
         self.mistake, self.hint = mistake, hint
 
     @staticmethod
-    def of(diagnosis: Diagnosis, *more: str) -> "Fault":
+    def from_diagnosis(diagnosis: Diagnosis, *extra_lines: str) -> "CheckError":
         hint = int(diagnosis.hint.rpartition("-")[2]) if diagnosis.hint else 0
-        message = "\n".join([*diagnosis.lines, *filter(None, more)])
-        return Fault(message, diagnosis.mistake or "wrong-values", hint)
+        message = "\n".join([*diagnosis.lines, *filter(None, extra_lines)])
+        return CheckError(message, diagnosis.mistake or "wrong-values", hint)
 
 
 @contextlib.contextmanager
@@ -71,36 +71,36 @@ def record_parts(module: Module) -> Iterator[PartResults]:
     """Record the results of every part of a file inside the context."""
     results, original = PartResults(), {}
 
-    def record(function, into: Tensors):
+    def record(function, results_by_name: Tensors):
         def run(*arguments):
             name = next(argument for argument in arguments if isinstance(argument, str))
-            if into is results.gradients:
+            if results_by_name is results.gradients:
                 results.backward_order.append(name)
             returned = function(*arguments)
             if isinstance(returned, Tensor):
-                into[name] = returned.clone()
+                results_by_name[name] = returned.clone()
             return returned
 
         return run
 
     for part in PARTS:
-        kind = module[part]
-        original[kind] = kind.forward, kind.backward
-        kind.forward = staticmethod(record(kind.forward, results.outputs))
-        kind.backward = staticmethod(record(kind.backward, results.gradients))
+        part_class = module[part]
+        original[part_class] = part_class.forward, part_class.backward
+        part_class.forward = staticmethod(record(part_class.forward, results.outputs))
+        part_class.backward = staticmethod(record(part_class.backward, results.gradients))
     try:
         yield results
     finally:
-        for kind, (forward, backward) in original.items():
-            kind.forward, kind.backward = staticmethod(forward), staticmethod(backward)
+        for part_class, (forward, backward) in original.items():
+            part_class.forward, part_class.backward = staticmethod(forward), staticmethod(backward)
 
 
-def excerpt(B: int, T: int, V: int, seed: int, ignored: bool = True) -> tuple[Tensor, Tensor]:
+def make_excerpt(B: int, T: int, V: int, seed: int, ignore_some: bool = True) -> tuple[Tensor, Tensor]:
     """Return tokens and targets [B, T]; if `ignored`, a third of the targets are ignored (never all)."""
     generator = torch.Generator().manual_seed(seed)
     tokens, targets = (torch.randint(V, (B, T), generator=generator) for _ in range(2))
-    if ignored:
-        targets.view(-1)[1::3] = IGNORED
+    if ignore_some:
+        targets.view(-1)[1::3] = IGNORE_INDEX
     return tokens, targets
 
 
@@ -114,36 +114,36 @@ def compute_with_autograd(
     model: Model, output: Tensor, grad_output: Tensor | None, p: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the output, then all gradients in backward order: each part's parameters, then its input."""
-    leaves = {f"the gradient of {name}": t for name, t in p.items()}
+    param_leaves = {f"the gradient of {name}": t for name, t in p.items()}
     order: dict[str, Tensor] = {}
     for part, arguments in reversed(model.inputs.items()):
         names = [f"the gradient of {part}.{key}" for key in ("bias", "weight")]
-        order |= {name: leaves[name] for name in names if name in leaves}
+        order |= {name: param_leaves[name] for name in names if name in param_leaves}
         order[f"the gradient of what {part} is given"] = arguments
-    order |= leaves
+    order |= param_leaves
     gradients = torch.autograd.grad(output, [*order.values()], grad_output, materialize_grads=True)
     return {"the output": output.detach()} | dict(zip(order, gradients, strict=True))
 
 
 def collect_values(
-    output: Tensor, watched: PartResults, grads: Mapping[str, Tensor], start: Mapping[str, Tensor]
+    output: Tensor, results: PartResults, grads: Mapping[str, Tensor], initial_grads: Mapping[str, Tensor]
 ) -> Tensors:
     """Return the values of a learner's pass by the same names; `grads` were `start` before it."""
-    of_inputs = {f"the gradient of what {part} is given": t for part, t in watched.gradients.items()}
-    of_parameters = {f"the gradient of {name}": grads[name] - start[name] for name in grads}
-    return {"the output": output, **of_inputs, **of_parameters}
+    input_grads = {f"the gradient of what {part} is given": t for part, t in results.gradients.items()}
+    param_grads = {f"the gradient of {name}": grads[name] - initial_grads[name] for name in grads}
+    return {"the output": output, **input_grads, **param_grads}
 
 
-def leaves(tensors: Mapping[str, Tensor]) -> Tensors:
+def make_leaves(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
 
 
 # ---- Values -------------------------------------------------------------------------------------------------
 
 
-def find_wrong_values(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Iterator[str]:
+def find_wrong_values(got: Mapping[str, Tensor], expected_values: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield the names of wrong values in the reference's order, skipping values that were not computed."""
-    for name, expected in right.items():
+    for name, expected in expected_values.items():
         if name in got and not is_close(got[name], expected):
             yield name
 
@@ -156,8 +156,8 @@ def is_close(got: Tensor, expected: Tensor) -> bool:
     return bool((got - expected).abs().max() <= TOLERANCE * (expected.abs().max().item() or 1.0))
 
 
-def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name: str) -> str:
-    actual, expected = got[name], right[name]
+def describe_wrong(got: Mapping[str, Tensor], expected_values: Mapping[str, Tensor], name: str) -> str:
+    actual, expected = got[name], expected_values[name]
     if actual.shape != expected.shape:
         return f"{name} has shape {list(actual.shape)}, expected {list(expected.shape)}"
     errors = torch.where(torch.isfinite(actual), (actual - expected).abs(), torch.inf)
@@ -168,10 +168,10 @@ def describe_wrong(got: Mapping[str, Tensor], right: Mapping[str, Tensor], name:
     return f"{name} is wrong{suffix}: {numbers}"
 
 
-def make_evidence(case: Case, arrays: Arrays, got: np.ndarray, right: np.ndarray) -> list[Evidence]:
+def make_evidence(case: Case, arrays: Arrays, got: np.ndarray, expected: np.ndarray) -> list[Evidence]:
     """Return the evidence of a wrong value, or [] if the value is correct."""
-    if is_close(torch.from_numpy(got.copy()), torch.from_numpy(right.copy())):
+    if is_close(torch.from_numpy(got.copy()), torch.from_numpy(expected.copy())):
         return []
-    error = compute_relative_error(np.where(np.isfinite(got), got, right), right)
+    error = compute_relative_error(np.where(np.isfinite(got), got, expected), expected)
     result = TensorResult(False, error, 0.0, TOLERANCE, error, nonfinite=int((~np.isfinite(got)).sum()))
-    return [Evidence(case, arrays, got, right, np.zeros(right.shape, bool), result, "float64")]
+    return [Evidence(case, arrays, got, expected, np.zeros(expected.shape, bool), result, "float64")]

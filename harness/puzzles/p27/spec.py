@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness.puzzles.p27 import kernels
-from harness.puzzles.p27.derivation import IGNORED
+from harness.puzzles.p27.derivation import IGNORE_INDEX
 from harness.spec.cases import (
     CANCELLING,
     draw_cancelling,
@@ -27,7 +27,7 @@ DIMS = (2, 4, 6, 8)
 OUTPUTS = 5
 """O, the output features of the linear layer."""
 
-FORMULAS = {
+NUMPY_GATES = {
     "loss": (("loss",), "cross-entropy: ignored places, label smoothing"),
     "dlogits": (("grad_logits",), "p - y, divided by the number of places that count"),
     "dgelu": (("grad_gelu",), "the derivative of GELU in its tanh form"),
@@ -36,7 +36,7 @@ FORMULAS = {
     "dresidual": (("grad_stream",), "a residual connection"),
     "dtied": (("grad_tied",), "one tensor, two gradients"),
 }
-TAPE = (
+TAPE_GATES = (
     Gate("tape", about="how many bytes are saved"),
     Gate("embedding", about="two tables and their gradients"),
     Gate("layernorm", about="puzzle 22's, which saves what its backward pass needs"),
@@ -53,13 +53,13 @@ TAPE = (
 
 def cases(dims: Dims | None = None) -> list[Case]:
     """Return the default case and the adversarial ones; with `dims`, two cases at those sizes."""
-    chapter = Case("chapter", "small enough to print", dims or DIMS, "smoothed")
-    plain = Case("no smoothing", "y is 1 on the target", dims or (3, 5, 4, 7), "plain")
+    default = Case("chapter", "small enough to print", dims or DIMS, "smoothed")
+    unsmoothed = Case("no smoothing", "y is 1 on the target", dims or (3, 5, 4, 7), "plain")
     if dims:
-        return [chapter, plain]
+        return [default, unsmoothed]
     return [
-        chapter,
-        plain,
+        default,
+        unsmoothed,
         Case("large logits", "exp(800) is infinite", (2, 3, 4, 5), "large"),
         Case("one sequence", "no sum over the batch", (1, 7, 3, 4), "smoothed"),
         Case("one token", "no sum over the places", (5, 1, 4, 9), "smoothed"),
@@ -68,7 +68,7 @@ def cases(dims: Dims | None = None) -> list[Case]:
         Case("sums that cancel",
              "in 16-bit types, a token's places leave little of one term, and so does p - 1: neither may be rounded on the way",
              (2, 33, 6, 5), CANCELLING, in_16_bits=True),
-        *make_covering_cases(AXES, ("plain",), lambda places, C, V: (*places_of[places], C, V)),
+        *make_covering_cases(AXES, ("plain",), lambda places, C, V: (*POSITION_SHAPES[places], C, V)),
     ]  # fmt: skip
 
 
@@ -78,11 +78,11 @@ AXES = (
     make_tiled_axis("vocabulary", kernels.THREADS, 3 * kernels.THREADS + 5),
 )
 """Axes that the kernels tile: logits by a block's threads, gradients by chunks."""
-places_of = {1: (1, 1), 6: (2, 3)}
-LONG = Case("long", "more chunks than a block has threads", (1, kernels.THREADS + 1, kernels.CHUNK, 1), "plain",
+POSITION_SHAPES = {1: (1, 1), 6: (2, 3)}
+LONG_CASE = Case("long", "more chunks than a block has threads", (1, kernels.THREADS + 1, kernels.CHUNK, 1), "plain",
             variant="clip")  # fmt: skip
 """A case only for the kernels, whose second stage of the norm has a loop."""
-NOT_FINITE = {
+NONFINITE_VALUES = {
     "loss": {"logits": ("z", "NaN", "-inf")},
     "gelu": {"x": ("x", "NaN"), "dx": ("dx", "inf")},
     "embedding": {"dx": ("dx", "inf")},
@@ -90,17 +90,17 @@ NOT_FINITE = {
     "clip": {"dx": ("dx", "inf", "NaN")},
 }
 """Variant -> tensor -> its symbol in the book, and the non-finite values of cases; only for the kernels."""
-FAR = Case("far from 0",
+FAR_CASE = Case("far from 0",
            "of logits near 4096 or -4096 a rounded lse has no digits left for a loss, and exp(z) is inf or 0",
            (4, 9, 2, 8), "far", variant="loss")  # fmt: skip
 """A case only for the kernels, whose lse is rounded to float32."""
 GATE_CASES = (
-    LONG,
-    FAR,
+    LONG_CASE,
+    FAR_CASE,
     *(
         replace(case, variant=name)
-        for name, places in NOT_FINITE.items()
-        for case in make_nonfinite_cases(places, DIMS)
+        for name, values in NONFINITE_VALUES.items()
+        for case in make_nonfinite_cases(values, DIMS)
     ),
 )
 
@@ -114,9 +114,9 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         return round_to_dtype(random.standard_normal(shape) + 0.25, dtype)
 
     targets = random.integers(V, size=(B, T))
-    targets.reshape(-1)[1::3] = IGNORED
+    targets.reshape(-1)[1::3] = IGNORE_INDEX
     # Every second sequence has logits below 0, so that a running maximum that starts at 0 stays there.
-    far = (case.values == "far") * 4096.0 * (-1) ** np.arange(B)[:, None, None]
+    offset = (case.values == "far") * 4096.0 * (-1) ** np.arange(B)[:, None, None]
     arrays: Arrays = {
         "tokens": random.integers(V, size=(B, T)),
         "targets": targets,
@@ -125,18 +125,18 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "dy": normal(B, T, OUTPUTS),
         "W": normal(OUTPUTS, C),
         "A": normal(C, C),
-        "logits": round_to_dtype(normal(B, T, V) * (800 if case.values == "large" else 2) + far, dtype),
+        "logits": round_to_dtype(normal(B, T, V) * (800 if case.values == "large" else 2) + offset, dtype),
         "smoothing": np.asarray(0.1 if case.values == "smoothed" else 0.0),
         "V": np.asarray(V),
     }
     if case.values == CANCELLING:
-        arrays |= cancelling_values(arrays, random, cancel=dtype in ("float16", "bfloat16"))
+        arrays |= make_cancelling_values(arrays, random, cancel=dtype in ("float16", "bfloat16"))
     write_nonfinite(arrays, case.values)
     moments = {"mean": normal(B, T, C), "square": round_to_dtype(normal(B, T, C) ** 2, dtype)}
-    return arrays | moments | kernels.sort_places(arrays["tokens"], V)
+    return arrays | moments | kernels.sort_positions(arrays["tokens"], V)
 
 
-def cancelling_values(arrays: Arrays, random: np.random.Generator, cancel: bool) -> Arrays:
+def make_cancelling_values(arrays: Arrays, random: np.random.Generator, cancel: bool) -> Arrays:
     """Return tokens, dx and logits whose sums and differences reveal rounding to 16 bits.
 
     Groups of positions that cancel are distributed over the tokens, so that a token's sum grows before it
@@ -155,14 +155,14 @@ def cancelling_values(arrays: Arrays, random: np.random.Generator, cancel: bool)
 NUMPY_RUNG = NumpyRung(
     file="in_numpy.py",
     title="The parts, in NumPy",
-    gates=tuple(FORMULAS),
-    returns={gate: names for gate, (names, _) in FORMULAS.items()},
+    gates=tuple(NUMPY_GATES),
+    returns={gate: names for gate, (names, _) in NUMPY_GATES.items()},
     names={"dtied.dlogits": "grad_logits"},
 )
 TAPE_RUNG = Rung(
     id="tape",
     file="tape.py",
-    gates=tuple(gate.id for gate in TAPE),
+    gates=tuple(gate.id for gate in TAPE_GATES),
     checker=".checker:TapeChecker",
     title="The tape, in PyTorch without autograd",
     # Functions run as they are in the file, so callees must be correct first.
@@ -188,24 +188,28 @@ PUZZLE = Puzzle(
     name="p27",
     title="A GPT trained without loss.backward()",
     subject="GPT",
-    gates=(*(Gate(id, "", names, about) for id, (names, about) in FORMULAS.items()), *TAPE, *kernels.GATES),
+    gates=(
+        *(Gate(id, "", names, about) for id, (names, about) in NUMPY_GATES.items()),
+        *TAPE_GATES,
+        *kernels.GATES,
+    ),
     rungs=(NUMPY_RUNG, TAPE_RUNG, MOJO_RUNG),
     every_rung=True,
     dims=DIMS,
     dim_names=("B", "T", "C", "V"),
     cases=cases,
     gate_cases=GATE_CASES,
-    derived_sizes=kernels.derived_sizes,
+    derived_sizes=kernels.derive_sizes,
     inputs=inputs,
     reference=kernels.reference,
     derive=kernels.derive,
     mistakes=kernels.MISTAKES,
-    symptom=kernels.symptom,
+    symptom=kernels.explain_loss_error,
     propagated=kernels.propagate_rounding,
-    forward=kernels.PRINTED,
+    forward=kernels.PRINTED_NAMES,
     backward={name: name for name in kernels.QUANTITIES if name not in kernels.FORWARD},
     variants=kernels.VARIANTS,
-    about_variants=kernels.ABOUT_VARIANTS,
+    about_variants=kernels.VARIANT_DESCRIPTIONS,
     demos=(
         Demo(
             "compare",

@@ -46,13 +46,13 @@ class StepKernels:
         """Launch a function on tensors and numbers, with the workspace that it needs."""
         device = next(t.device for t in arguments if isinstance(t, Tensor))
         values = list(map(to_word, arguments))
-        size = self.call(name, words(0, 0, 0, 0, *values))
+        size = self.call(name, make_words(0, 0, 0, 0, *values))
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         memory = torch.empty(size, dtype=torch.uint8, device=device)
-        self.call(name, words(self.gpu, stream, memory.data_ptr(), size, *values))
+        self.call(name, make_words(self.gpu, stream, memory.data_ptr(), size, *values))
 
 
-def words(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
+def make_words(*numbers: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
@@ -64,7 +64,7 @@ def to_word(argument: Tensor | float) -> int:
 
 
 @functools.cache
-def open_kernels(index: int) -> StepKernels | None:
+def load_kernels(index: int) -> StepKernels | None:
     """Load a GPU's kernels, building them if needed; on failure, warn once and return None."""
     try:
         return StepKernels(index)
@@ -74,12 +74,12 @@ def open_kernels(index: int) -> StepKernels | None:
         return None
 
 
-def kernels(tensor: Tensor) -> StepKernels | None:
+def get_kernels(tensor: Tensor) -> StepKernels | None:
     """Return the kernels for a bfloat16 tensor on a GPU; None for any other tensor."""
     if tensor.device.type != host.DEVICE or tensor.dtype != torch.bfloat16 or torch.version.hip:
         return None
-    return open_kernels(tensor.device.index or 0)
+    return load_kernels(tensor.device.index or 0)
 
 
 def has_kernels(device: torch.device) -> bool:
-    return kernels(torch.empty(0, dtype=torch.bfloat16, device=device)) is not None
+    return get_kernels(torch.empty(0, dtype=torch.bfloat16, device=device)) is not None

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from harness.nn import attention_backward, attention_with_lse, host
 from harness.nn.layers import EPS, LAYER
-from harness.puzzles.p27.step_kernels import kernels
+from harness.puzzles.p27.step_kernels import get_kernels
 
-SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
-"""Constants of GELU's u = SCALE (x + CUBE x^3)."""
+SCALE, CUBIC_COEFF = math.sqrt(2 / math.pi), 0.044715
+"""Constants of GELU's u = SCALE (x + CUBIC_COEFF x^3)."""
 
 
 # ---- GELU -----------------------------------------------------------------------------------------------------
@@ -23,7 +23,7 @@ SCALE, CUBE = math.sqrt(2 / math.pi), 0.044715
 
 def gelu(x: Tensor) -> Tensor:
     """Return x / 2 (1 + tanh u), rounded once."""
-    if library := kernels(x):
+    if library := get_kernels(x):
         y = torch.empty_like(x)
         library.launch("gelu", y, x, x.numel())
         return y
@@ -32,12 +32,12 @@ def gelu(x: Tensor) -> Tensor:
 
 def gelu_backward(x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
     """Recompute GELU(x) and return it with the gradient w.r.t. x; on a GPU, they overwrite x and dy."""
-    if library := kernels(x):
+    if library := get_kernels(x):
         library.launch("gelu_backward", x, dy, x.numel())
         return x, dy
     x32 = x.to(torch.promote_types(x.dtype, torch.float32))
-    s = torch.sigmoid(2 * SCALE * (x32 + CUBE * x32**3))
-    slope = SCALE * (1 + 3 * CUBE * x32.square())
+    s = torch.sigmoid(2 * SCALE * (x32 + CUBIC_COEFF * x32**3))
+    slope = SCALE * (1 + 3 * CUBIC_COEFF * x32.square())
     dx = dy.to(x32.dtype) * (s + 2 * x32 * s * (1 - s) * slope)
     return (x32 * s).to(x.dtype), dx.to(x.dtype)
 
@@ -100,7 +100,7 @@ def layernorm_backward(
 
 def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
     """Add a branch's gradient to the stream's, [rows, C], in place; return the column sums, a bias gradient."""
-    if library := kernels(stream):
+    if library := get_kernels(stream):
         sums = stream.new_empty(stream.shape[1])
         library.launch("add_with_sums", stream, sums, branch, *stream.shape)
         return sums
@@ -110,25 +110,25 @@ def add_with_sums(stream: Tensor, branch: Tensor) -> Tensor:
 # ---- Attention between matrices of rows -------------------------------------------------------------------------
 
 
-def heads(rows: Tensor, batch: int, count: int) -> Tensor:
-    return rows.view(batch, -1, count, rows.shape[1] // count).transpose(1, 2)
+def split_heads(rows: Tensor, batch: int, num_heads: int) -> Tensor:
+    return rows.view(batch, -1, num_heads, rows.shape[1] // num_heads).transpose(1, 2)
 
 
-def attention(qkv: Tensor, batch: int, count: int) -> tuple[Tensor, Tensor]:
+def attention(qkv: Tensor, batch: int, num_heads: int) -> tuple[Tensor, Tensor]:
     """Compute causal attention of qkv [rows, 3 C]: the output [rows, C] and lse [batch, count, T]."""
-    query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
+    query, key, value = (split_heads(part, batch, num_heads) for part in qkv.chunk(3, 1))
     output, lse = attention_with_lse(query, key, value, is_causal=True)
     return output.transpose(1, 2).reshape(len(qkv), -1), lse
 
 
 def attention_gradient(
-    dy: Tensor, qkv: Tensor, output: Tensor, lse: Tensor, batch: int, count: int
+    dy: Tensor, qkv: Tensor, output: Tensor, lse: Tensor, batch: int, num_heads: int
 ) -> Tensor:
     """Return the gradient of qkv [rows, 3 C] from the gradient of the output [rows, C]."""
     dqkv = torch.empty_like(qkv)
-    query, key, value = (heads(part, batch, count) for part in qkv.chunk(3, 1))
-    dQ, dK, dV = (heads(part, batch, count) for part in dqkv.chunk(3, 1))
-    dO, out = heads(dy, batch, count), heads(output, batch, count)
+    query, key, value = (split_heads(part, batch, num_heads) for part in qkv.chunk(3, 1))
+    dQ, dK, dV = (split_heads(part, batch, num_heads) for part in dqkv.chunk(3, 1))
+    dO, out = split_heads(dy, batch, num_heads), split_heads(output, batch, num_heads)
     gradients = attention_backward(dO, query, key, value, out, lse, is_causal=True)
     for view, gradient in zip((dQ, dK, dV), gradients, strict=True):
         view.copy_(gradient)
@@ -138,21 +138,21 @@ def attention_gradient(
 # ---- The embedding's table --------------------------------------------------------------------------------------
 
 
-def sort_positions(tokens: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+def sort_positions(tokens: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Return the int64 positions [rows] sorted by token, and each token's first index there [vocabulary + 1]."""
     order = tokens.argsort(stable=True)
-    every = torch.arange(vocabulary + 1, device=tokens.device)
-    return order, torch.searchsorted(tokens[order], every)
+    token_ids = torch.arange(vocab_size + 1, device=tokens.device)
+    return order, torch.searchsorted(tokens[order], token_ids)
 
 
-def token_gradient(table: Tensor, of_head: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
+def compute_token_gradient(table: Tensor, head_grad: Tensor, dx: Tensor, tokens: Tensor) -> Tensor:
     """Write and return the tied table's gradient [V, C]: the head's plus dx [rows, C] summed by token."""
-    if library := kernels(dx):
-        order, starts = sort_positions(tokens, len(of_head))
-        tensors = (table, of_head.float(), dx, tokens, order, starts)
+    if library := get_kernels(dx):
+        order, starts = sort_positions(tokens, len(head_grad))
+        tensors = (table, head_grad.float(), dx, tokens, order, starts)
         library.launch("token_gradient", *tensors, len(tokens), *table.shape)
         return table
-    total = of_head.float()
+    total = head_grad.float()
     # Sum in a fixed order: on a GPU, index_put_ sorts; on a CPU, only index_add_ is sequential.
     if total.is_cuda:
         total.index_put_((tokens,), dx.float(), accumulate=True)
@@ -168,8 +168,8 @@ BETAS, ADAM_EPS, DECAY, LIMIT = (0.9, 0.95), 1e-8, 0.1, 1.0
 """AdamW's constants, and the norm to which gradients are clipped, as in the tape's file."""
 
 
-def norm_of(norm: Tensor, gradients: Tensor) -> None:
-    if library := kernels(gradients):
+def compute_norm(norm: Tensor, gradients: Tensor) -> None:
+    if library := get_kernels(gradients):
         library.launch("norm", norm, gradients, gradients.numel())
         return
     torch.linalg.vector_norm(gradients, dtype=torch.float32, out=norm[0])
@@ -181,10 +181,10 @@ def adamw(
     gradients: Tensor,
     mean: Tensor,
     square: Tensor,
-    numbers: Tensor,
+    step_inputs: Tensor,
     norm: Tensor,
     *,
-    decayed: int,
+    num_decayed: int,
 ) -> None:
     """Update in place both means, the parameters, and their working copy, which may be the same memory.
 
@@ -195,16 +195,16 @@ def adamw(
         norm: The norm of all gradients, float32 [1], for clipping.
         decayed: The number of leading elements that decay.
     """
-    if library := kernels(gradients):
-        tensors = (master, working, mean, square, gradients, numbers, norm)
-        library.launch("adamw", *BETAS, ADAM_EPS, DECAY, LIMIT, decayed, master.numel(), *tensors)
+    if library := get_kernels(gradients):
+        tensors = (master, working, mean, square, gradients, step_inputs, norm)
+        library.launch("adamw", *BETAS, ADAM_EPS, DECAY, LIMIT, num_decayed, master.numel(), *tensors)
         return
-    rate, correction1, correction2 = numbers
+    rate, correction1, correction2 = step_inputs
     factor = (LIMIT / (norm + 1e-6)).clamp(max=1)
     g = gradients.float() * factor
     mean.lerp_(g, 1 - BETAS[0])
     square.lerp_(g.square(), 1 - BETAS[1])
-    master[:decayed] *= 1 - rate * DECAY
+    master[:num_decayed] *= 1 - rate * DECAY
     master -= rate * (mean / correction1) / ((square / correction2).sqrt() + ADAM_EPS)
     if working is not master:
         working.copy_(master)

@@ -25,7 +25,7 @@ from harness.puzzles.p27.running import Module, no_autograd
 from harness.puzzles.p27.spec import PUZZLE
 from harness.toolchain import roots
 
-SAMPLE = 300
+SAMPLE_BYTES = 300
 """Number of bytes that the model writes at the end."""
 TINY, SEED = SIZES["tiny"], 27
 """The model that the tape trains, and the default seed."""
@@ -41,27 +41,31 @@ class Training:
     losses: list[float]
 
     @classmethod
-    def begin(cls, sizes: Sizes, seed: int = SEED) -> "Training":
+    def initialize(cls, sizes: Sizes, seed: int = SEED) -> "Training":
         p = sizes.draw_parameters(seed)
         zeros = [{name: torch.zeros_like(t) for name, t in p.items()} for _ in range(3)]
         return cls(p, zeros[0], {name: (zeros[1][name], zeros[2][name]) for name in p}, [])
 
     def step(self, module: Module, excerpt: Tensor) -> float:
         """Run one training step; return its loss. Raises UsageError if the loss is not finite."""
-        number = len(self.losses) + 1
-        rate = training.compute_rate("tiny", number)
-        self.losses.append(float(module["step"](excerpt, self.p, self.grads, self.moments, number, rate)))
+        step = len(self.losses) + 1
+        learning_rate = training.compute_learning_rate("tiny", step)
+        self.losses.append(
+            float(module["step"](excerpt, self.p, self.grads, self.moments, step, learning_rate))
+        )
         if not math.isfinite(self.losses[-1]):
-            raise UsageError(f"the loss of step {number} is {self.losses[-1]}: see p27 --gate step")
+            raise UsageError(f"the loss of step {step} is {self.losses[-1]}: see p27 --gate step")
         return self.losses[-1]
 
 
 def load_tape(flags) -> tuple[Path, Module]:
     """Load the solution's or the learner's tape. Raises Unsolved if any of its blanks is untouched."""
-    work = Work(PUZZLE, PUZZLE.find_rung("tape"), roots.solutions() if flags.solution else None)
-    if empty := [id for id, blank in work.read_blanks().items() if not blank.size]:
-        raise Unsolved(f"{work.path}: {', '.join(empty)} still to be written; --solution runs the solution's")
-    return work.path, load_module(work.path)
+    exercise = Work(PUZZLE, PUZZLE.find_rung("tape"), roots.solutions() if flags.solution else None)
+    if unsolved := [id for id, blank in exercise.read_blanks().items() if not blank.size]:
+        raise Unsolved(
+            f"{exercise.path}: {', '.join(unsolved)} still to be written; --solution runs the solution's"
+        )
+    return exercise.path, load_module(exercise.path)
 
 
 @contextlib.contextmanager
@@ -75,14 +79,14 @@ def report_learner_errors(path: Path) -> Iterator[None]:
         raise DamagedFile(describe_exception(error, path)) from error
 
 
-def seed(text: str) -> int:
+def parse_seed(text: str) -> int:
     """Parse a seed for PyTorch, an integer of at most 63 bits. Raises UsageError for anything else."""
     if not (text.isascii() and text.isdigit() and int(text) < 2**63):
         raise UsageError(f"--seed {text}: must be a whole number from 0 to 2**63 - 1")
     return int(text)
 
 
-def parser() -> Parser:
+def make_parser() -> Parser:
     parser = Parser(prog="p27 --train", description="Train a tiny GPT by your own tape.")
     parser.add_argument("--solution", action="store_true", help="with the solution's file in place of yours")
     parser.add_argument(
@@ -92,7 +96,7 @@ def parser() -> Parser:
         "--seconds", type=float, default=120.0, help="maximum training time (default: %(default)g)"
     )
     parser.add_argument(
-        "--seed", type=seed, default=SEED, help="of parameters and excerpts (default: %(default)s)"
+        "--seed", type=parse_seed, default=SEED, help="of parameters and excerpts (default: %(default)s)"
     )
     add_size_flags(parser)
     parser.add_argument(
@@ -123,16 +127,16 @@ def add_size_flags(parser: Parser) -> None:
     )
 
 
-def check_size(flags, *of_size: str) -> None:
-    for name in () if flags.size else ("device", "load", *of_size):
+def check_size_flags(flags, *size_flags: str) -> None:
+    for name in () if flags.size else ("device", "load", *size_flags):
         if getattr(flags, name) is not None:
             raise UsageError(f"--{name}: only with --size")
 
 
 def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None = None) -> int:
     """Train on text, by default the book's chapters, draw the losses, and print a sample."""
-    flags = parser().parse_args(arguments)
-    check_size(flags, "by", "save", "csv")
+    flags = make_parser().parse_args(arguments)
+    check_size_flags(flags, "by", "save", "csv")
     if flags.steps is not None and flags.steps < 1:
         raise UsageError(f"--steps {flags.steps}: must be at least 1")
     if not flags.seconds > 0:
@@ -140,20 +144,20 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
     chapters = chapters or roots.book() / "src"
     if flags.size:
         flags.by = flags.by or train_gpt.HAND
-        train_gpt.train(console, flags, chapters, SAMPLE)
+        train_gpt.train(console, flags, chapters, SAMPLE_BYTES)
         return 0
     path, module = load_tape(flags)
-    run = Training.begin(TINY, flags.seed)
+    run = Training.initialize(TINY, flags.seed)
     print_lines(console, [training.describe_model(TINY, run.p)])
     with report_learner_errors(path), no_autograd():
         steps = training.STEPS["tiny"] if flags.steps is None else flags.steps
-        texts = training.excerpts(TINY, flags.seed, chapters)
+        texts = training.draw_excerpts(TINY, flags.seed, chapters)
         step = partial(run.step, module)
         losses = training.run_steps(console, train_gpt.HAND, step, texts, steps, flags.seconds)
-        sample = training.write(
+        sample = training.generate_text(
             lambda tokens: module["logits_of"](tokens, module["Tape"](), run.p)[0, -1],
             TINY.context,
-            SAMPLE,
+            SAMPLE_BYTES,
             flags.seed,
         )
     training.print_report(console, train_gpt.HAND, losses, sample)

@@ -17,10 +17,10 @@ from harness.puzzles.p27.gpt import Sizes
 
 STEPS = {"tiny": 600, "gpt2": 300}
 """Size -> the default number of steps."""
-RATES = {"tiny": 3e-3, "gpt2": 6e-4}
-WARM_UP = 20
+LEARNING_RATES = {"tiny": 3e-3, "gpt2": 6e-4}
+WARMUP_STEPS = 20
 """The number of warm-up steps of the learning rate."""
-START = b"The gradient "
+PROMPT = b"The gradient "
 TEMPERATURE = 0.7
 
 
@@ -34,27 +34,29 @@ def read_text(folder: Path, context: int) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def excerpts(sizes: Sizes, seed: int, chapters: Path, device: torch.device | None = None) -> Iterator[Tensor]:
+def draw_excerpts(
+    sizes: Sizes, seed: int, chapters: Path, device: torch.device | None = None
+) -> Iterator[Tensor]:
     """Yield random excerpts of the text, int64 [batch, context + 1], forever."""
     text = read_text(chapters, sizes.context)
     generator = torch.Generator().manual_seed(seed)
-    within = torch.arange(sizes.context + 1)
+    offsets = torch.arange(sizes.context + 1)
     while True:
         starts = torch.randint(len(text) - sizes.context, (sizes.batch, 1), generator=generator)
-        yield text[starts + within].long().to(device)
+        yield text[starts + offsets].long().to(device)
 
 
-def compute_rate(size: str, step: int) -> float:
-    return RATES[size] * min(1.0, step / WARM_UP)
+def compute_learning_rate(size: str, step: int) -> float:
+    return LEARNING_RATES[size] * min(1.0, step / WARMUP_STEPS)
 
 
 def run_steps(
     console: Console,
-    by: str,
+    method: str,
     step: Callable[[Tensor], float],
-    texts: Iterable[Tensor],
+    excerpts: Iterable[Tensor],
     steps: int,
-    seconds: float,
+    timeout_s: float,
 ) -> list[float]:
     """Return the losses of `steps` steps, or fewer if time runs out."""
     columns = (
@@ -66,24 +68,24 @@ def run_steps(
     )
     start, losses = time.monotonic(), list[float]()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"training by {by}", total=steps, losses="")
-        for _, excerpt in zip(range(steps), texts, strict=False):
+        task = progress.add_task(f"training by {method}", total=steps, losses="")
+        for _, excerpt in zip(range(steps), excerpts, strict=False):
             losses.append(step(excerpt))
             progress.update(task, advance=1, losses=f"loss {losses[-1]:.3f}")
-            if time.monotonic() - start > seconds:
+            if time.monotonic() - start > timeout_s:
                 break
     return losses
 
 
-def write(logits_of: Callable[[Tensor], Tensor], context: int, count: int, seed: int) -> str:
+def generate_text(compute_logits: Callable[[Tensor], Tensor], context: int, num_bytes: int, seed: int) -> str:
     """Return START followed by `count` sampled bytes, as characters that a terminal can print.
 
-    `logits_of` maps tokens [1, T], T up to `context`, to the logits [256] of the next byte.
+    `compute_logits` maps tokens [1, T], T up to `context`, to the logits [256] of the next byte.
     """
     generator = torch.Generator().manual_seed(seed)
-    text = list(START)
-    for _ in range(count):
-        p = torch.softmax(logits_of(torch.tensor([text[-context:]])) / TEMPERATURE, -1)
+    text = list(PROMPT)
+    for _ in range(num_bytes):
+        p = torch.softmax(compute_logits(torch.tensor([text[-context:]])) / TEMPERATURE, -1)
         text.append(int(torch.multinomial(p, 1, generator=generator)))
     return escape_controls(bytes(text).decode(errors="replace"))
 
@@ -92,33 +94,33 @@ def write(logits_of: Callable[[Tensor], Tensor], context: int, count: int, seed:
 
 
 def describe_model(sizes: Sizes, p: Tensors) -> str:
-    count = sum(t.numel() for t in p.values())
-    shape = f"{sizes.layers} blocks of {sizes.width} channels, {count:,} parameters"
+    num_parameters = sum(t.numel() for t in p.values())
+    shape = f"{sizes.layers} blocks of {sizes.width} channels, {num_parameters:,} parameters"
     return f"{shape}; {sizes.batch} x {sizes.context} bytes of the book at every step"
 
 
-def print_report(console: Console, by: str, losses: list[float], sample: str, more: str = "") -> None:
+def print_report(console: Console, method: str, losses: list[float], sample: str, suffix: str = "") -> None:
     """Draw the losses, and print the first and last ones and the sample."""
     first, last = (sum(part) / len(part) for part in (losses[:10], losses[-10:]))
     lines = [
-        *plot(f"by {by}", losses),
-        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}{more}",
+        *plot(f"by {method}", losses),
+        f"loss {first:.3f} in the first ten steps, {last:.3f} in the last ten of {len(losses)}{suffix}",
         "it writes:",
         *(f"   {line}" for line in sample.splitlines()),
     ]
     print_lines(console, lines)
 
 
-def plot(name: str, curve: list[float], width: int = 64, height: int = 10) -> list[str]:
+def plot(label: str, values: list[float], width: int = 64, height: int = 10) -> list[str]:
     """Draw a loss curve as lines of text, with the loss on the vertical axis."""
-    columns = min(width, len(curve))
-    edges = [len(curve) * part // columns for part in range(columns + 1)]
-    values = [sum(curve[start:end]) / (end - start) for start, end in pairwise(edges)]
-    low, high = min(values), max(values)
-    rows = [round((high - value) / ((high - low) or 1.0) * (height - 1)) for value in values]
+    columns = min(width, len(values))
+    edges = [len(values) * part // columns for part in range(columns + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    low, high = min(means), max(means)
+    rows = [round((high - value) / ((high - low) or 1.0) * (height - 1)) for value in means]
     labels = {0: f"{high:.2f}", height - 1: f"{low:.2f}"}
     body = [
         f"{labels.get(number, ''):>7} │{''.join('o' if row == number else ' ' for row in rows)}".rstrip()
         for number in range(height)
     ]
-    return [f"{'loss':>7}   o {name}", *body, f"{'':>7} └{'─' * columns} step {len(curve)}"]
+    return [f"{'loss':>7}   o {label}", *body, f"{'':>7} └{'─' * columns} step {len(values)}"]

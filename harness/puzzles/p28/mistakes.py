@@ -16,22 +16,22 @@ from harness.spec.derivation import Derivation, Mistake, Step, make_derive
 LANES = 32
 
 
-def layernorm(v: Derivation) -> np.ndarray:
+def compute_layernorm(v: Derivation) -> np.ndarray:
     deviation = v.input - v.row_mean
     return deviation / np.sqrt(v.row_variance + EPS) * v.ln_weight + v.ln_bias
 
 
-def product(v: Derivation) -> np.ndarray:
+def compute_product(v: Derivation) -> np.ndarray:
     return v.ln_out @ v.linear_weight.T
 
 
-FORWARD = ("rows_out", "once_out", "vectors_out", "shuffles_out")
-PRODUCTS = ("tiled_out", "registers_out")
-NARROW_PRODUCTS = ("copies_out", "tensor_out")
+FORWARD_OUTPUTS = ("rows_out", "once_out", "vectors_out", "shuffles_out")
+PRODUCT_OUTPUTS = ("tiled_out", "registers_out")
+BF16_PRODUCT_OUTPUTS = ("copies_out", "tensor_out")
 STEPS: dict[str, Step] = {
     "row_mean": lambda v: mean(v.input),
     "row_variance": lambda v: mean((v.input - v.row_mean) ** 2),
-    **dict.fromkeys(FORWARD, layernorm),
+    **dict.fromkeys(FORWARD_OUTPUTS, compute_layernorm),
     "column_rstd": lambda v: v.rstd[:, None],
     "x_hat": lambda v: (v.input - v.mean[:, None]) * v.column_rstd,
     "g": lambda v: v.dln * v.ln_weight,
@@ -40,8 +40,8 @@ STEPS: dict[str, Step] = {
     "grad_input": lambda v: v.column_rstd * (v.g - v.c2 - v.x_hat * v.c1),
     "grad_ln_weight": lambda v: (v.dln * v.x_hat).sum(0),
     "grad_ln_bias": lambda v: v.dln.sum(0),
-    **dict.fromkeys(PRODUCTS, product),
-    **dict.fromkeys(NARROW_PRODUCTS, lambda v: v.ln_out_16 @ v.weight_16.T),
+    **dict.fromkeys(PRODUCT_OUTPUTS, compute_product),
+    **dict.fromkeys(BF16_PRODUCT_OUTPUTS, lambda v: v.ln_out_16 @ v.weight_16.T),
     "grad_ln_out": lambda v: v.dy_16 @ v.weight_16,
     "grad_linear_weight": lambda v: v.dy_16.T @ v.ln_out_16,
     "grad_linear_bias": lambda v: v.dy_16.sum(0),
@@ -50,12 +50,12 @@ STEPS: dict[str, Step] = {
 derive = make_derive(STEPS)
 
 
-def make_forward_mistakes(id: str, words: str, change: Step, hint: int = 2) -> tuple[Mistake, ...]:
-    return tuple(Mistake(f"{name}-{id}", words, {f"{name}_out": change}, hint) for name in
-                 (output.removesuffix("_out") for output in FORWARD))  # fmt: skip
+def make_forward_mistakes(id: str, description: str, change: Step, hint: int = 2) -> tuple[Mistake, ...]:
+    return tuple(Mistake(f"{name}-{id}", description, {f"{name}_out": change}, hint) for name in
+                 (output.removesuffix("_out") for output in FORWARD_OUTPUTS))  # fmt: skip
 
 
-def exchange_quarters(v: Derivation) -> np.ndarray:
+def swap_quarters(v: Derivation) -> np.ndarray:
     """Multiply with the upper right and lower left quarters of the weight's 16 x 16 tiles swapped."""
     (outputs, hidden), weight = v.weight_16.shape, v.weight_16
     padded = np.pad(weight, ((0, -outputs % 16), (0, -hidden % 16)))
@@ -64,7 +64,7 @@ def exchange_quarters(v: Derivation) -> np.ndarray:
     return (a @ quarters.reshape(padded.shape).T)[:, :outputs]
 
 
-def padded_variance(v: Derivation) -> np.ndarray:
+def compute_with_padded_variance(v: Derivation) -> np.ndarray:
     """Compute LayerNorm with the zeros that pad a row to a multiple of 1024 included in the variance."""
     width = v.input.shape[-1]
     padding = -(-width // 1024) * 1024 - width
@@ -105,22 +105,22 @@ def compute_lane_mean(array: np.ndarray, width: int, reduce: Reduction) -> np.nd
 
 def list_lane_mistakes() -> Iterator[Mistake]:
     """Yield wrong sums over a warp, for each width of a lane's vectors."""
-    for id, words, reduce in REDUCTIONS:
+    for id, description, reduce in REDUCTIONS:
         for width in (1, 4, 8):
             mean = partial(compute_lane_mean, width=width, reduce=reduce)
 
             def layernorm(v: Derivation, mean: Reduction = mean) -> np.ndarray:
-                away = v.input - mean(v.input)
-                return away / np.sqrt(mean(away**2) + EPS) * v.ln_weight + v.ln_bias
+                deviation = v.input - mean(v.input)
+                return deviation / np.sqrt(mean(deviation**2) + EPS) * v.ln_weight + v.ln_bias
 
             def dx(v: Derivation, mean: Reduction = mean) -> np.ndarray:
                 return v.column_rstd * (v.g - mean(v.g) - v.x_hat * mean(v.g * v.x_hat))
 
-            yield from make_forward_mistakes(id, words, layernorm)
-            yield Mistake(f"dx-{id}", words, {"grad_input": dx}, 2)
+            yield from make_forward_mistakes(id, description, layernorm)
+            yield Mistake(f"dx-{id}", description, {"grad_input": dx}, 2)
 
 
-def transpose_parts(matrix: np.ndarray) -> np.ndarray:
+def transpose_submatrices(matrix: np.ndarray) -> np.ndarray:
     """Transpose each part of 8 x 8 elements in place, and pad with zeros to whole parts."""
     rows, columns = matrix.shape
     padded = np.pad(matrix, ((0, -rows % 8), (0, -columns % 8)))
@@ -129,13 +129,13 @@ def transpose_parts(matrix: np.ndarray) -> np.ndarray:
 
 
 def compute_dln_without_transpose(v: Derivation) -> np.ndarray:
-    weight = transpose_parts(v.weight_16)
+    weight = transpose_submatrices(v.weight_16)
     return np.pad(v.dy_16, ((0, 0), (0, -v.dy_16.shape[1] % 8))) @ weight[:, : v.weight_16.shape[1]]
 
 
 def compute_dweight_without_transpose(v: Derivation) -> np.ndarray:
     outputs, hidden = v.weight_16.shape
-    return (transpose_parts(v.dy_16).T @ transpose_parts(v.ln_out_16))[:outputs, :hidden]
+    return (transpose_submatrices(v.dy_16).T @ transpose_submatrices(v.ln_out_16))[:outputs, :hidden]
 
 
 MISTAKES = (
@@ -144,16 +144,16 @@ MISTAKES = (
     *make_forward_mistakes("beta-forgotten", "without beta",
              lambda v: (v.input - v.row_mean) / np.sqrt(v.row_variance + EPS) * v.ln_weight, 3),
     *make_forward_mistakes("padding-in-the-variance",
-             "with zeros past the end of the row in the variance: (0 - mean) ** 2 is not 0", padded_variance),
+             "with zeros past the end of the row in the variance: (0 - mean) ** 2 is not 0", compute_with_padded_variance),
     Mistake("mean-term-dropped", "without the term c2", {"grad_input": lambda v: v.column_rstd * (v.g - v.x_hat * v.c1)}),
     Mistake("variance-term-dropped", "without the term x_hat * c1",
             {"grad_input": lambda v: v.column_rstd * (v.g - v.c2)}),
     Mistake("slab-of-one-row", "of the first row of each slab only",
             {"grad_ln_weight": lambda v: (v.dln * v.x_hat)[::16].sum(0)}),
     Mistake("last-tile-only", "of the last tile of columns only: the total restarts at 0",
-            {"tiled_out": lambda v: last_tile(v, 32)}),
+            {"tiled_out": lambda v: multiply_last_tile(v, 32)}),
     Mistake("quarters-of-b-exchanged", "with two 8 x 8 quarters of every 16 x 16 elements of b swapped: ld_matrix[8] in a's order",
-            {"tensor_out": exchange_quarters}, 2),
+            {"tensor_out": swap_quarters}, 2),
     *list_lane_mistakes(),
     Mistake("means-exchanged", "with c1 and c2 exchanged",
             {"grad_input": lambda v: v.column_rstd * (v.g - v.c1 - v.x_hat * v.c2)}),
@@ -166,15 +166,15 @@ MISTAKES = (
     Mistake("bias-forgotten", "without the bias", {"output": lambda v: v.ln_out_16 @ v.weight_16.T}, 2),
     Mistake("bias-twice", "with the bias twice", {"output": lambda v: v.ln_out_16 @ v.weight_16.T + 2 * v.bias_16}),
     Mistake("bias-gradient-of-the-last-rows", "of the last 16 rows only: the total restarts at 0",
-            {"grad_linear_bias": lambda v: last_rows(v.dy_16)}, 2),
+            {"grad_linear_bias": lambda v: sum_last_rows(v.dy_16)}, 2),
 )  # fmt: skip
 
 
-def last_rows(dy: np.ndarray) -> np.ndarray:
+def sum_last_rows(dy: np.ndarray) -> np.ndarray:
     """Sum the last 16 rows after padding with zeros to a multiple of 32 rows."""
     return dy[(len(dy) + 31) // 32 * 32 - 16 :].sum(0)
 
 
-def last_tile(v: Derivation, tile: int) -> np.ndarray:
+def multiply_last_tile(v: Derivation, tile: int) -> np.ndarray:
     first = (v.ln_out.shape[-1] - 1) // tile * tile
     return v.ln_out[:, first:] @ v.linear_weight[:, first:].T

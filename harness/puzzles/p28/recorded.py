@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 MACHINE, DATE = "NVIDIA H200", "2026-11-30"
-BARE = 90.44
+MATMULS_US = 90.44
 """Microseconds that PyTorch takes for the three matmuls of both passes."""
-TIMES = {
+STEP_TIMES = {
     "rows": (65536, 1727.96, 83.51, "0.502", 119599.11),
     "once": (65536, 83.37, 83.94, "0.500", 119605.03),
     "vectors": (65536, 84.12, 67.59, "0.621", 119613.05),
@@ -29,7 +29,7 @@ def format_times() -> Iterator[str]:
     yield f"Times on an {MACHINE} ({DATE}), bfloat16: recorded of the given and the solution's forms, not of yours"
     row = "   {:10} {:>6} {:>12} {:>12} {:>12} {:>12} {:>16}".format
     yield row("step", "rows", "given us", "solution us", "of products", "of memory", "both passes us")
-    for number, (step, (rows, arguments, solution, share, passes)) in enumerate(TIMES.items(), 1):
+    for number, (step, (rows, initial, solution, share, passes)) in enumerate(STEP_TIMES.items(), 1):
         shares = (share, "") if number > 6 else ("", share)
-        yield row(step, rows, f"{arguments:,.0f}", f"{solution:,.0f}", *shares, f"{passes:,.0f}").rstrip()
-    yield f"   both passes have three products; PyTorch's bare ones take {BARE:.0f} us"
+        yield row(step, rows, f"{initial:,.0f}", f"{solution:,.0f}", *shares, f"{passes:,.0f}").rstrip()
+    yield f"   both passes have three products; PyTorch's bare ones take {MATMULS_US:.0f} us"

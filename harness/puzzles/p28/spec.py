@@ -26,51 +26,53 @@ from harness.spec.rungs import MojoRung
 
 DIMS = (16, 8, 16)
 """The default rows, hidden and outputs, the same as puzzle 22's."""
-COUNTED = (64, 768, 64)
+COUNTED_DIMS = (64, 768, 64)
 """Sizes at which the counters are checked: GPT-2's width, with few rows and outputs, to run on a laptop."""
-LARGE = (128, 768, 192)
-"""COUNTED for steps on tensor cores, with whole tiles of results."""
-MOST_TERMS = COUNTED[0] * COUNTED[1] * COUNTED[2]
+TENSOR_CORE_DIMS = (128, 768, 192)
+"""COUNTED_DIMS for steps on tensor cores, with whole tiles of results."""
+MAX_ORDERED_TERMS = COUNTED_DIMS[0] * COUNTED_DIMS[1] * COUNTED_DIMS[2]
 """Multiply-adds of the largest matmul that the reference sums term by term."""
 LANES, BLOCK_ROWS = 32, 4
-MOST = 1024
+MAX_HIDDEN = 1024
 """Maximum elements of a row."""
 
-NARROW = "bfloat16"
+BF16 = "bfloat16"
 
 MATRIX = Argument(("rows", "hidden"))
 VECTOR = Argument(("hidden",))
 STATISTIC = Argument(("rows",), ACCUM)
 RESULT = Argument(("rows", "outputs"))
-LAYERNORM = {"input": MATRIX, "ln_weight": VECTOR, "ln_bias": VECTOR}
-BACKWARD = {"dln": MATRIX, "input": MATRIX, "mean": STATISTIC, "rstd": STATISTIC}
-PRODUCT = {"ln_out": MATRIX, "linear_weight": Argument(("outputs", "hidden"))}
+LAYERNORM_INPUTS = {"input": MATRIX, "ln_weight": VECTOR, "ln_bias": VECTOR}
+BACKWARD_INPUTS = {"dln": MATRIX, "input": MATRIX, "mean": STATISTIC, "rstd": STATISTIC}
+PRODUCT_INPUTS = {"ln_out": MATRIX, "linear_weight": Argument(("outputs", "hidden"))}
 
-A16 = {
-    "ln_out_16": Argument(("rows", "hidden"), NARROW),
-    "weight_16": Argument(("outputs", "hidden"), NARROW),
+BF16_OPERANDS = {
+    "ln_out_16": Argument(("rows", "hidden"), BF16),
+    "weight_16": Argument(("outputs", "hidden"), BF16),
 }
-DY16 = {"dy_16": Argument(("rows", "outputs"), NARROW)}
-GRAD_WEIGHT = {"grad_linear_weight": Argument(("outputs", "hidden"), NARROW)}
-COLUMNS_OUT = Argument(("outputs",), NARROW)
-RESULT16 = Argument(("rows", "outputs"), NARROW)
+BF16_DY = {"dy_16": Argument(("rows", "outputs"), BF16)}
+GRAD_WEIGHT = {"grad_linear_weight": Argument(("outputs", "hidden"), BF16)}
+BF16_VECTOR = Argument(("outputs",), BF16)
+BF16_RESULT = Argument(("rows", "outputs"), BF16)
 
 FORWARD_STEPS = ("rows", "once", "vectors", "shuffles")
 PRODUCT_STEPS = ("tiled", "registers")
-NARROW_STEPS = ("copies", "tensor")
+BF16_STEPS = ("copies", "tensor")
 OPS = {
-    **{step: OpSpec("fast_layernorm", {f"{step}_out": MATRIX}, LAYERNORM) for step in FORWARD_STEPS},
-    "dx": OpSpec("fast_dx", {"grad_input": MATRIX}, {**BACKWARD, "ln_weight": VECTOR}),
-    "dgamma": OpSpec("fast_dgamma", {"grad_ln_weight": VECTOR, "grad_ln_bias": VECTOR}, BACKWARD),
-    **{step: OpSpec("fast_product", {f"{step}_out": RESULT}, PRODUCT) for step in PRODUCT_STEPS},
-    **{step: OpSpec("fast_product", {f"{step}_out": RESULT16}, A16) for step in NARROW_STEPS},
+    **{step: OpSpec("fast_layernorm", {f"{step}_out": MATRIX}, LAYERNORM_INPUTS) for step in FORWARD_STEPS},
+    "dx": OpSpec("fast_dx", {"grad_input": MATRIX}, {**BACKWARD_INPUTS, "ln_weight": VECTOR}),
+    "dgamma": OpSpec("fast_dgamma", {"grad_ln_weight": VECTOR, "grad_ln_bias": VECTOR}, BACKWARD_INPUTS),
+    **{step: OpSpec("fast_product", {f"{step}_out": RESULT}, PRODUCT_INPUTS) for step in PRODUCT_STEPS},
+    **{step: OpSpec("fast_product", {f"{step}_out": BF16_RESULT}, BF16_OPERANDS) for step in BF16_STEPS},
     "layouts": OpSpec(
-        "fast_layouts", {"grad_ln_out": Argument(("rows", "hidden"), NARROW), **GRAD_WEIGHT}, {**DY16, **A16}
+        "fast_layouts",
+        {"grad_ln_out": Argument(("rows", "hidden"), BF16), **GRAD_WEIGHT},
+        {**BF16_DY, **BF16_OPERANDS},
     ),
     "epilogue": OpSpec(
         "fast_epilogue",
-        {"output": RESULT16, **GRAD_WEIGHT, "grad_linear_bias": COLUMNS_OUT},
-        {**DY16, **A16, "bias_16": COLUMNS_OUT},
+        {"output": BF16_RESULT, **GRAD_WEIGHT, "grad_linear_bias": BF16_VECTOR},
+        {**BF16_DY, **BF16_OPERANDS, "bias_16": BF16_VECTOR},
     ),
 }
 NUMBERS = {step: str(number) for number, step in enumerate(OPS, 1)}
@@ -78,12 +80,12 @@ LAUNCHES = {
     **{s: f"launch_layernorm[dtype, {NUMBERS[s]}](..., rows, hidden)" for s in FORWARD_STEPS},
     **{s: f"launch_{s}[dtype](..., rows, hidden)" for s in ("dx", "dgamma")},
     **{s: f"launch_product[dtype, {NUMBERS[s]}](..., rows, hidden, outputs)" for s in PRODUCT_STEPS},
-    **{s: f"launch_product[DType.bfloat16, {NUMBERS[s]}](..., rows, hidden, outputs)" for s in NARROW_STEPS},
+    **{s: f"launch_product[DType.bfloat16, {NUMBERS[s]}](..., rows, hidden, outputs)" for s in BF16_STEPS},
     **{s: f"launch_{s}(..., rows, hidden, outputs)" for s in ("layouts", "epilogue")},
 }
-STEPPED = (*FORWARD_STEPS, *PRODUCT_STEPS, *NARROW_STEPS)
+NUMBERED_STEPS = (*FORWARD_STEPS, *PRODUCT_STEPS, *BF16_STEPS)
 """Steps whose op takes the step's number."""
-ABOUT = {
+DESCRIPTIONS = {
     "rows": "neighbouring threads read neighbouring elements",
     "once": "x is read once and kept in registers",
     "vectors": "16 bytes a load",
@@ -97,10 +99,11 @@ ABOUT = {
     "layouts": "the backward products without a transpose in memory",
     "epilogue": "bias and its gradient inside the products",
 }
-OWN = {"epilogue": ("output", "grad_linear_bias")}
+GATE_OUTPUTS = {"epilogue": ("output", "grad_linear_bias")}
 """Step -> its results, if they are not all of its op's."""
 GATES = tuple(
-    Gate(id, id, OWN.get(id, tuple(op.writes)), ABOUT[id], limits=LIMITS[id]) for id, op in OPS.items()
+    Gate(id, id, GATE_OUTPUTS.get(id, tuple(op.writes)), DESCRIPTIONS[id], limits=LIMITS[id])
+    for id, op in OPS.items()
 )
 AXES = (
     make_tiled_axis("rows", BLOCK_ROWS, 67),
@@ -113,11 +116,11 @@ AXES = (
 cases = make_cases_function(
     DIMS, "the chapter's sizes", "means far from 0, gradients that follow x_hat",
     (
-        Case("counted", "GPT-2's width; the counters are checked against their limits", COUNTED, "hard",
+        Case("counted", "GPT-2's width; the counters are checked against their limits", COUNTED_DIMS, "hard",
              in_16_bits=True, counted=True),
-        *(Case(f"counted in {id}", "whole tiles, for tensor cores", LARGE, "hard", variant=id, counted=True)
+        *(Case(f"counted in {id}", "whole tiles, for tensor cores", TENSOR_CORE_DIMS, "hard", variant=id, counted=True)
           for id in ("tensor", "layouts", "epilogue")),
-        Case("a row as wide as may be", "uses every register for elements", (3, MOST, 2), "hard"),
+        Case("a row as wide as may be", "uses every register for elements", (3, MAX_HIDDEN, 2), "hard"),
         Case("rows far from 0", "their mean is 30 times their deviation: E[x^2] - mean^2 cancels", (5, 40, 3), "far"),
         *make_nonfinite_cases({"input": ("x", "NaN"), "dln": ("dln", "inf")}, DIMS),
         *make_covering_cases(AXES, ("hard",), lambda *sizes: sizes),
@@ -147,7 +150,7 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
         "dy_16": random.standard_normal((rows, outputs)),
         "bias_16": 8 + random.standard_normal(outputs),  # visible despite the rounding of sums
     }
-    arrays |= {name: round_to_dtype(array, NARROW) for name, array in bf16.items()}
+    arrays |= {name: round_to_dtype(array, BF16) for name, array in bf16.items()}
     if case.values == "hard":
         arrays["dln"] += 1 + x
         x = 2 * x + 3 * random.standard_normal((rows, 1))
@@ -163,13 +166,13 @@ def inputs(case: Case, dtype: str, seed: int) -> Arrays:
 def reference(tensors: dict) -> dict:
     """Return PyTorch's results, in the tensors' dtype and on their device. Below float64, each is the worst
     over several orders of the columns."""
-    columns = ("input", "dln", "ln_out", "linear_weight", "ln_weight", "ln_bias", *A16)
-    back = {
+    columns = ("input", "dln", "ln_out", "linear_weight", "ln_weight", "ln_bias", *BF16_OPERANDS)
+    gradients = {
         *(f"{step}_out" for step in FORWARD_STEPS), "grad_input", "grad_ln_weight", "grad_ln_bias", "grad_ln_out",
         "grad_linear_weight",
     }  # fmt: skip
     large = tensors["input"].numel() > 2**15
-    return compute_worst_baseline(compute_with_pytorch, tensors, columns, back, large)
+    return compute_worst_baseline(compute_with_pytorch, tensors, columns, gradients, large)
 
 
 def compute_with_pytorch(tensors: dict) -> dict:
@@ -179,33 +182,33 @@ def compute_with_pytorch(tensors: dict) -> dict:
 
     x = tensors["input"]
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
-    acc = {name: tensor.to(accum) for name, tensor in tensors.items()}
-    gamma, beta, shape = acc["ln_weight"], acc["ln_bias"], x.shape[-1:]
-    diff = acc["input"] - sum_in_order(acc["input"]) / x.shape[-1]
+    upcast = {name: tensor.to(accum) for name, tensor in tensors.items()}
+    gamma, beta, shape = upcast["ln_weight"], upcast["ln_bias"], x.shape[-1:]
+    diff = upcast["input"] - sum_in_order(upcast["input"]) / x.shape[-1]
     layernorm = diff * torch.rsqrt(sum_in_order(diff * diff) / x.shape[-1] + EPS) * gamma + beta
     gradients = torch.ops.aten.native_layer_norm_backward(
-        acc["dln"], acc["input"], list(shape), acc["mean"][:, None], acc["rstd"][:, None], gamma, beta,
+        upcast["dln"], upcast["input"], list(shape), upcast["mean"][:, None], upcast["rstd"][:, None], gamma, beta,
         [True, True, True],
     )  # fmt: skip
-    if x.shape[0] * acc["linear_weight"].numel() <= MOST_TERMS:
-        product = sum_in_order(acc["ln_out"][:, None] * acc["linear_weight"]).squeeze(-1).to(x.dtype)
+    if x.shape[0] * upcast["linear_weight"].numel() <= MAX_ORDERED_TERMS:
+        product = sum_in_order(upcast["ln_out"][:, None] * upcast["linear_weight"]).squeeze(-1).to(x.dtype)
     else:  # only in the cases for tensor cores
-        product = (acc["ln_out"] @ acc["linear_weight"].T).to(x.dtype)
+        product = (upcast["ln_out"] @ upcast["linear_weight"].T).to(x.dtype)
     names = ("grad_input", "grad_ln_weight", "grad_ln_bias")
     return {
         **{f"{step}_out": layernorm.to(x.dtype) for step in FORWARD_STEPS},
         **{name: grad.to(x.dtype) for name, grad in zip(names, gradients, strict=True)},
         **{f"{step}_out": product for step in PRODUCT_STEPS},
-        **compute_narrow_products(acc, tensors["dy_16"].dtype),
+        **compute_bf16_products(upcast, tensors["dy_16"].dtype),
     }
 
 
-def compute_narrow_products(wide: dict, dtype) -> dict:
+def compute_bf16_products(tensors: dict, dtype) -> dict:
     """Return the results of the bfloat16 steps, in `dtype`; their sums are float32."""
-    ln_out, weight, dy, bias = (wide[name] for name in (*A16, *DY16, "bias_16"))
+    ln_out, weight, dy, bias = (tensors[name] for name in (*BF16_OPERANDS, *BF16_DY, "bias_16"))
     product = ln_out @ weight.T
     results = {
-        **{f"{step}_out": product for step in NARROW_STEPS},
+        **{f"{step}_out": product for step in BF16_STEPS},
         "grad_ln_out": dy @ weight,
         "grad_linear_weight": dy.T @ ln_out,
         "output": product + bias,
@@ -244,18 +247,18 @@ PUZZLE = Puzzle(
     mistakes=MISTAKES,
     symptom=explain_cancellation,
     terms=terms,
-    forward=map_printed_names(*(f"{step}_out" for step in STEPPED), "output"),
+    forward=map_printed_names(*(f"{step}_out" for step in NUMBERED_STEPS), "output"),
     backward=map_printed_names(
         *("grad_input", "grad_ln_weight", "grad_ln_bias"),
         *("grad_ln_out", "grad_linear_weight", "grad_linear_bias"),
     ),
     variants={
-        id: (Call(op, (("step", NUMBERS[id]),) if id in STEPPED else (), id, LAUNCHES[id]),)
+        id: (Call(op, (("step", NUMBERS[id]),) if id in NUMBERED_STEPS else (), id, LAUNCHES[id]),)
         for id, op in OPS.items()
     },
-    about_variants={id: f"only {id}: {ABOUT[id]}" for id in OPS},
+    about_variants={id: f"only {id}: {DESCRIPTIONS[id]}" for id in OPS},
     multiply_adds=multiply_adds,
-    after_costs=".whole_pass:lines",
+    after_costs=".whole_pass:format_lines",
     demos=(
         Demo("bench", "time your steps on a GPU (--bench --help: its flags)", ".bench:main", options=True),
     ),

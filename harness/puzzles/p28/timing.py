@@ -14,21 +14,21 @@ from harness.toolchain import libraries
 from harness.toolchain.packages import list_mojo_files
 
 SOURCE = Path(__file__).with_suffix(".mojo")
-READY = "WORKBOOK_FAST_STEPS"
-SCRATCH = 2**28
+LIBRARY_FOLDER = "WORKBOOK_FAST_STEPS"
+WORKSPACE_BYTES = 2**28
 """Bytes of workspace that a step's launches share."""
-TRANSPOSE, AROUND, GRAD_INPUT = 13, 14, 15
+TRANSPOSE, BIAS_AND_SUMS, GRAD_INPUT = 13, 14, 15
 """Numbers of launches that are not steps; in `timing.mojo` they follow the steps' numbers."""
 
 
-def library(package: Path, form: str, dtype: str) -> Path:
+def build_library(package: Path, form: str, dtype: str) -> Path:
     """Return an op package's library for this GPU, building it unless $WORKBOOK_FAST_STEPS provides it.
 
     Raises EnvironmentProblem if it cannot be built, CompileFailed if the package does not compile.
     """
-    folder = os.environ.get(READY)
-    if folder:
-        return Path(folder) / f"{form}_{dtype}.so"
+    prebuilt_folder = os.environ.get(LIBRARY_FOLDER)
+    if prebuilt_folder:
+        return Path(prebuilt_folder) / f"{form}_{dtype}.so"
     libraries.load_runtime()
     capability = "sm_{}{}".format(*torch.cuda.get_device_capability())
     architecture = "sm_90a" if capability == "sm_90" else capability
@@ -39,7 +39,7 @@ def library(package: Path, form: str, dtype: str) -> Path:
     return library.build().path
 
 
-class Steps:
+class StepLibrary:
     """The steps of one library."""
 
     def __init__(self, path: Path):
@@ -48,14 +48,14 @@ class Steps:
         self.device = self.module.workbook_open()
         if not self.device:
             raise EnvironmentProblem(f"{path.name} finds no GPU")
-        self.scratch = torch.empty(SCRATCH, dtype=torch.uint8, device="cuda")
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
     def enqueue(self, step: int, tensors: Sequence[Tensor], rows: int, hidden: int, outputs: int = 0) -> None:
         """Enqueue a step's launches on PyTorch's current stream; the tensors are in its op's order."""
         pointers = (ctypes.c_int64 * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
         stream = torch.cuda.current_stream().cuda_stream
         numbers = (self.device, stream, step, ctypes.addressof(pointers), rows, hidden, outputs)
-        values = (ctypes.c_int64(number) for number in (*numbers, self.scratch.data_ptr()))
+        values = (ctypes.c_int64(number) for number in (*numbers, self.workspace.data_ptr()))
         if not self.module.workbook_step(*values):
             raise EnvironmentProblem(f"step {step} could not be launched")
 
@@ -90,30 +90,30 @@ class Problem:
         self.y, self.dx, self.grad_ln_out = (torch.empty_like(self.x) for _ in range(3))
         self.dgamma, self.dbeta = torch.empty_like(self.gamma), torch.empty_like(self.gamma)
         self.output, self.dw, self.db = (torch.empty_like(t) for t in (self.dy, self.weight, self.bias))
-        self.turned = [t.T.contiguous() for t in (self.weight, self.dy, self.ln_out)]
+        self.transposed = [t.T.contiguous() for t in (self.weight, self.dy, self.ln_out)]
 
-    def enqueue_step(self, steps: Steps, number: int) -> None:
-        factors = (self.ln_out, self.weight)
+    def enqueue_step(self, steps: StepLibrary, number: int) -> None:
+        operands = (self.ln_out, self.weight)
         tensors = {
             **dict.fromkeys(range(1, 5), (self.y, self.x, self.gamma, self.beta)),
             5: (self.dx, self.dln, self.x, self.mean, self.rstd, self.gamma),
             6: (self.dgamma, self.dbeta, self.dln, self.x, self.mean, self.rstd),
-            **dict.fromkeys(range(7, 11), (self.output, *factors)),
-            11: (self.grad_ln_out, self.dw, self.dy, *factors),
-            12: (self.output, self.dw, self.db, self.dy, *factors, self.bias),
+            **dict.fromkeys(range(7, 11), (self.output, *operands)),
+            11: (self.grad_ln_out, self.dw, self.dy, *operands),
+            12: (self.output, self.dw, self.db, self.dy, *operands, self.bias),
         }[number]
         steps.enqueue(number, tensors, self.rows, self.hidden, self.outputs)
 
-    def enqueue_gradient(self, steps: Steps, number: int, name: str) -> None:
+    def enqueue_gradient(self, steps: StepLibrary, number: int, name: str) -> None:
         """Enqueue the matmul of "dln" or "dW" by a forward matmul's step, which reads transposed copies."""
         R, H, O = self.rows, self.hidden, self.outputs
-        weight, dy, ln_out = self.turned
+        weight, dy, ln_out = self.transposed
         if name == "dln":
             steps.enqueue(number, (self.grad_ln_out, self.dy, weight), R, O, H)
         else:
             steps.enqueue(number, (self.dw, dy, ln_out), O, R, H)
 
-    def result_pairs(self, number: int) -> list[tuple[Tensor, Tensor]]:
+    def get_result_pairs(self, number: int) -> list[tuple[Tensor, Tensor]]:
         """Return a step's outputs, each with its expected values in float32."""
         tensors = (self.x, self.gamma, self.beta, self.dln, self.ln_out, self.weight, self.dy)
         x, gamma, beta, dln, ln_out, weight, dy = (tensor.float() for tensor in tensors)
@@ -133,30 +133,30 @@ class Problem:
             return [*backward, (self.grad_ln_out, dy @ weight)]
         return [*backward, (self.output, ln_out @ weight.T + self.bias.float()), (self.db, dy.sum(0))]
 
-    def enqueue_both_passes(self, first: Steps, yours: Steps, done: int) -> None:
-        """Enqueue both passes, with steps up to `done` from `yours` and the others from `first`."""
+    def enqueue_both_passes(self, initial: StepLibrary, current: StepLibrary, last_step: int) -> None:
+        """Enqueue both passes, with steps up to `last_step` from `current` and the others from `initial`."""
         R, H, O = self.rows, self.hidden, self.outputs
 
-        def select_steps(number: int) -> Steps:
-            return yours if number <= done else first
+        def select_steps(number: int) -> StepLibrary:
+            return current if number <= last_step else initial
 
-        norm = min(max(done, 1), 4)
-        select_steps(1).enqueue(norm, (self.ln_out, self.x, self.gamma, self.beta), R, H)
-        if done >= 12:
-            self.enqueue_step(yours, 12)
+        norm_step = min(max(last_step, 1), 4)
+        select_steps(1).enqueue(norm_step, (self.ln_out, self.x, self.gamma, self.beta), R, H)
+        if last_step >= 12:
+            self.enqueue_step(current, 12)
         else:
-            product = min(max(done, 7), 10)
-            select_steps(7).enqueue(product, (self.output, self.ln_out, self.weight), R, H, O)
-            yours.enqueue(AROUND, (self.output, self.db, self.dy, self.bias), R, H, O)
-        if done == 11:
-            self.enqueue_step(yours, 11)
-        elif done == 12:
-            yours.enqueue(GRAD_INPUT, (self.grad_ln_out, self.dy, self.weight), R, H, O)
+            matmul_step = min(max(last_step, 7), 10)
+            select_steps(7).enqueue(matmul_step, (self.output, self.ln_out, self.weight), R, H, O)
+            current.enqueue(BIAS_AND_SUMS, (self.output, self.db, self.dy, self.bias), R, H, O)
+        if last_step == 11:
+            self.enqueue_step(current, 11)
+        elif last_step == 12:
+            current.enqueue(GRAD_INPUT, (self.grad_ln_out, self.dy, self.weight), R, H, O)
         else:
-            for turned, matrix in zip(self.turned, (self.weight, self.dy, self.ln_out), strict=True):
-                yours.enqueue(TRANSPOSE, (turned, matrix), *matrix.shape)
-            self.enqueue_gradient(select_steps(7), product, "dln")
-            self.enqueue_gradient(select_steps(7), product, "dW")
+            for transposed, matrix in zip(self.transposed, (self.weight, self.dy, self.ln_out), strict=True):
+                current.enqueue(TRANSPOSE, (transposed, matrix), *matrix.shape)
+            self.enqueue_gradient(select_steps(7), matmul_step, "dln")
+            self.enqueue_gradient(select_steps(7), matmul_step, "dW")
         statistics = (self.x, self.mean, self.rstd)
         select_steps(5).enqueue(5, (self.dx, self.grad_ln_out, *statistics, self.gamma), R, H)
         select_steps(6).enqueue(6, (self.dgamma, self.dbeta, self.grad_ln_out, *statistics), R, H)

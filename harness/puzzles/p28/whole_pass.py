@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from harness.puzzles.p28 import recorded
 from harness.puzzles.p28.limits import SLAB, TILE, WARP
-from harness.puzzles.p28.spec import COUNTED, LARGE, PUZZLE
+from harness.puzzles.p28.spec import COUNTED_DIMS, PUZZLE, TENSOR_CORE_DIMS
 from harness.spec.ops import get_itemsize
 from harness.spec.puzzle import Dims
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from harness.vgpu import Launch
 
 ROW_STEPS = ("shuffles", "dx", "dgamma")
-TIMES_ROWS = LARGE[0] // COUNTED[0]
+ROW_FACTOR = TENSOR_CORE_DIMS[0] // COUNTED_DIMS[0]
 """Factor for the row steps' counters, since the tensor-core steps are counted with more rows."""
 
 
-class Total(NamedTuple):
+class CostTotal(NamedTuple):
     """Launches, bytes that threads load from and store to global memory, and floating-point operations."""
 
     launches: int
@@ -28,61 +28,61 @@ class Total(NamedTuple):
     flops: int
 
 
-def count_costs(launches: "Sequence[Launch]") -> Total:
+def count_costs(launches: "Sequence[Launch]") -> CostTotal:
     sites = [site for launch in launches for site in launch.counters.sites.values()]
     num_bytes = sum(site.traffic.bytes for site in sites if site.space == "global")
-    return Total(len(launches), num_bytes, sum(launch.counters.flops for launch in launches))
+    return CostTotal(len(launches), num_bytes, sum(launch.counters.flops for launch in launches))
 
 
-def add_up(totals: Sequence[Total]) -> Total:
-    return Total(*(sum(column) for column in zip(*totals, strict=True)))
+def sum_totals(totals: Sequence[CostTotal]) -> CostTotal:
+    return CostTotal(*(sum(column) for column in zip(*totals, strict=True)))
 
 
-def compute_initial_costs(dims: Dims, element: int) -> dict[str, Total]:
+def compute_initial_costs(dims: Dims, itemsize: int) -> dict[str, CostTotal]:
     """Return the initial code's costs by launch; LayerNorm's elements have `element` bytes, products' two."""
     rows, hidden, outputs = dims
     x, slabs = rows * hidden, -(-rows // SLAB)
 
-    def product(height: int, width: int, depth: int) -> Total:
-        return Total(1, 2 * height * width * (2 * depth + 1), 2 * height * width * depth)
+    def compute_matmul_costs(height: int, width: int, depth: int) -> CostTotal:
+        return CostTotal(1, 2 * height * width * (2 * depth + 1), 2 * height * width * depth)
 
     return {
-        "rows": Total(1, 6 * element * x, 8 * x + 4 * rows),
-        "output": product(rows, outputs, hidden),
-        "bias": Total(1, 6 * rows * outputs, rows * outputs),
-        "transpose": Total(3, 4 * (x + rows * outputs + outputs * hidden), 0),
-        "dln": product(rows, hidden, outputs),
-        "dweight": product(outputs, hidden, rows),
-        "column_sums": Total(1, 2 * (rows + 1) * outputs, (rows + TILE) * outputs),
-        "dx": Total(1, 7 * element * x + 8 * (x + WARP * rows), 14 * (x + WARP * rows)),
-        "clear": Total(1, 8 * slabs * hidden, 0),
-        "dgamma": Total(1, (5 * element // 2 + 8) * x, 5 * x),
-        "second_stage": Total(1, (8 * slabs + 2 * element) * hidden, 2 * (slabs + TILE) * hidden),
+        "rows": CostTotal(1, 6 * itemsize * x, 8 * x + 4 * rows),
+        "output": compute_matmul_costs(rows, outputs, hidden),
+        "bias": CostTotal(1, 6 * rows * outputs, rows * outputs),
+        "transpose": CostTotal(3, 4 * (x + rows * outputs + outputs * hidden), 0),
+        "dln": compute_matmul_costs(rows, hidden, outputs),
+        "dweight": compute_matmul_costs(outputs, hidden, rows),
+        "column_sums": CostTotal(1, 2 * (rows + 1) * outputs, (rows + TILE) * outputs),
+        "dx": CostTotal(1, 7 * itemsize * x + 8 * (x + WARP * rows), 14 * (x + WARP * rows)),
+        "clear": CostTotal(1, 8 * slabs * hidden, 0),
+        "dgamma": CostTotal(1, (5 * itemsize // 2 + 8) * x, 5 * x),
+        "second_stage": CostTotal(1, (8 * slabs + 2 * itemsize) * hidden, 2 * (slabs + TILE) * hidden),
     }
 
 
-def count_learner_costs(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]") -> Total | None:
+def count_learner_costs(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]") -> CostTotal | None:
     """Return the learner's costs, or None unless all steps of the pass have been counted."""
     if not {*ROW_STEPS, "layouts", "epilogue"} <= {*launches}:
         return None
-    row_costs = add_up([count_costs(launches[step]["counted"]) for step in ROW_STEPS])
-    row_costs = Total(row_costs.launches, TIMES_ROWS * row_costs.bytes, TIMES_ROWS * row_costs.flops)
+    row_costs = sum_totals([count_costs(launches[step]["counted"]) for step in ROW_STEPS])
+    row_costs = CostTotal(row_costs.launches, ROW_FACTOR * row_costs.bytes, ROW_FACTOR * row_costs.flops)
     layouts = launches["layouts"]["counted in layouts"]
     end = 1 + [launch.name for launch in layouts].index("dln")  # dW follows, which the epilogue computes too
     products = (layouts[:end], launches["epilogue"]["counted in epilogue"])
-    return add_up([row_costs, *map(count_costs, products)])
+    return sum_totals([row_costs, *map(count_costs, products)])
 
 
-def lines(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]", dtype: str) -> Iterator[str]:
+def format_lines(launches: "Mapping[str, Mapping[str, Sequence[Launch]]]", dtype: str) -> Iterator[str]:
     """Yield both tables; `launches` has the counted cases' launches, by step and case."""
     row = "   {:10} {:>8} {:>14} {:>14}".format
     yield ""
-    yield f"The whole pass, forward and backward ({PUZZLE.format_dims(LARGE)}):"
+    yield f"The whole pass, forward and backward ({PUZZLE.format_dims(TENSOR_CORE_DIMS)}):"
     yield row("form", "launches", "global bytes", "flops")
-    initial = add_up([*compute_initial_costs(LARGE, get_itemsize(dtype)).values()])
+    initial = sum_totals([*compute_initial_costs(TENSOR_CORE_DIMS, get_itemsize(dtype)).values()])
     for form, total in (("given", initial), ("yours", count_learner_costs(launches))):
         yield row(form, *(f"{number:,}" for number in total)) if total else row(form, "-", "-", "-")
     yield f"   LayerNorm in {dtype}, products in bfloat16; bytes are what threads load and store"
     steps = ", ".join(ROW_STEPS)
-    yield f"   yours: {steps} (counted with {COUNTED[0]} rows, times {TIMES_ROWS}), dln of layouts, epilogue"
+    yield f"   yours: {steps} (counted with {COUNTED_DIMS[0]} rows, times {ROW_FACTOR}), dln of layouts, epilogue"
     yield from recorded.format_times()

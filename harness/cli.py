@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_streams()
     try:
         check_folder()
-        roots.enter(Path.cwd())
+        roots.enter_workbook(Path.cwd())
         code = run(arguments)
         sys.stdout.flush()
         return code
@@ -90,7 +90,7 @@ def run_puzzle(options: Options) -> int:
 
     if options.json not in (None, "-"):
         check_target("--json", options.json)
-    if options.work.in_package:
+    if options.work.is_mojo:
         if options.show is not None:
             from harness.screens.show import show
 

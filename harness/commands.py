@@ -14,16 +14,16 @@ from harness.console import Parser, format_path, get_page_width, make_console, m
 from harness.errors import Unsolved, UsageError, WorkbookError
 from harness.invocation import format_command
 from harness.learner import layout, restore, workspace
-from harness.learner.progress import BEGUN, Progress
-from harness.learner.work import Work, check_gate
+from harness.learner.exercise import Exercise, validate_gate
+from harness.learner.progress import IN_PROGRESS, Progress
 from harness.screens.checking import GateCheck
-from harness.screens.work import (
-    find_current_work,
+from harness.screens.exercise import (
+    find_current_exercise,
     format_gates,
     format_next,
     format_puzzle,
     is_damaged,
-    list_works,
+    list_exercises,
     read_next_hint,
     show_difference,
 )
@@ -31,7 +31,7 @@ from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.puzzle import Gate, Puzzle
 from harness.spec.rungs import NAMES
 from harness.toolchain import roots
-from harness.toolchain.disk import write_failed
+from harness.toolchain.disk import make_write_error
 
 
 def make_command_parser(name: str, about: str | None, puzzle: str | None = None) -> Parser:
@@ -49,17 +49,17 @@ def add_rung_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def select_work(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Work:
+def select_work(puzzle: Puzzle, rung: str | None, gate: str | None = None) -> Exercise:
     """Return a rung's file: by default of the last rung with the gate or, without a gate, the current one."""
     if not rung and gate is None:
-        return find_current_work(list_works(puzzle), Progress.load()) or list_works(puzzle)[-1]
-    return Work(puzzle, puzzle.find_rung(rung) if rung else puzzle.find_gate_rung(gate or ""))
+        return find_current_exercise(list_exercises(puzzle), Progress.load()) or list_exercises(puzzle)[-1]
+    return Exercise(puzzle, puzzle.find_rung(rung) if rung else puzzle.find_gate_rung(gate or ""))
 
 
-def select_works(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Work]:
+def select_works(puzzle: Puzzle, rung: str | None, blank: str | None) -> list[Exercise]:
     """Return a command's files: one, or all of an `every_rung` puzzle without --rung and blank."""
     all_files = puzzle.every_rung and not rung and blank is None
-    return list_works(puzzle) if all_files else [select_work(puzzle, rung, blank)]
+    return list_exercises(puzzle) if all_files else [select_work(puzzle, rung, blank)]
 
 
 def find_puzzles(name: str | None) -> list[Puzzle]:
@@ -88,7 +88,9 @@ def init(arguments: list[str]) -> int:
         f"wrote {format_path(folder)}: {count} files with blanks under problems/, their solutions under solutions/"
     ]
     if flags.book:
-        lines.append(f"the book: open {format_path(folder / workspace.BOOK / 'index.html')} in a browser")
+        lines.append(
+            f"the book: open {format_path(folder / workspace.BOOK_FOLDER / 'index.html')} in a browser"
+        )
     print_lines(make_console(sys.stdout), [*lines, f"next: {inside}{format_command('list')}"])
     return 0
 
@@ -106,8 +108,12 @@ def update(arguments: list[str]) -> int:
     updated_files = workspace.update(roots.CHECKOUT, book=flags.book)
     lines = [
         f"{format_path(file.path)}: renewed"
-        + (f", your {', '.join(file.kept)} stays" if file.kept else "")
-        + (f"; the old file is {format_path(file.copy)}, for lines outside of blanks" if file.copy else "")
+        + (f", your {', '.join(file.kept_blanks)} stays" if file.kept_blanks else "")
+        + (
+            f"; the old file is {format_path(file.backup)}, for lines outside of blanks"
+            if file.backup
+            else ""
+        )
         for file in updated_files
     ]
     was = f"; it was of {before}" if before != now else ""
@@ -128,8 +134,10 @@ def list_puzzles(arguments: list[str]) -> int:
         Progress.load(),
         find_puzzles(flags.puzzle),
     )
-    roots.problems()  # raises UsageError outside a workbook
-    upcoming = find_current_work([work for puzzle in puzzles for work in list_works(puzzle)], progress)
+    roots.get_problems()  # raises UsageError outside a workbook
+    upcoming = find_current_exercise(
+        [work for puzzle in puzzles for work in list_exercises(puzzle)], progress
+    )
     print_lines(console, [format_next(upcoming, progress)] if upcoming else [])
     if outdated := workspace.describe_outdated(roots.CHECKOUT):
         print_lines(console, [f"note: {outdated}"])
@@ -139,9 +147,9 @@ def list_puzzles(arguments: list[str]) -> int:
             print_lines(console, format_puzzle(puzzle, progress))
             continue
         print_lines(console, [Text(f"{puzzle.name}  {puzzle.title}", style="bold")])
-        for work in list_works(puzzle):
+        for work in list_exercises(puzzle):
             is_folded = not (flags.all or flags.puzzle) and upcoming and work.rung.id != upcoming.rung.id
-            print_lines(console, format_gates(work, progress, folded=bool(is_folded)))
+            print_lines(console, format_gates(work, progress, summary_only=bool(is_folded)))
     if not (flags.all or flags.puzzle):
         one, every = format_command(f"list {puzzles[-1].name}"), format_command("list --all")
         print_lines(console, [Text(f"gates of another puzzle: `{one}`; of all: `{every}`", style="dim")])
@@ -170,10 +178,10 @@ def hint(arguments: list[str]) -> int:
         flags.rung, requested = prefix, suffix
     numbered_hint = re.fullmatch(r"(\w+?)-(\d+)", requested)
     requested = numbered_hint[1] if numbered_hint else requested
-    check_gate(puzzle, flags.rung, None if flags.gate is None else requested)
-    candidates = [work for work in list_works(puzzle) if requested in work.rung.gates]
+    validate_gate(puzzle, flags.rung, None if flags.gate is None else requested)
+    candidates = [work for work in list_exercises(puzzle) if requested in work.rung.gates]
     # A hint's name is unique; a gate's may occur in several files.
-    current = None if flags.rung or numbered_hint else find_current_work(candidates, progress)
+    current = None if flags.rung or numbered_hint else find_current_exercise(candidates, progress)
     work = current or select_work(puzzle, flags.rung, None if flags.gate is None else requested)
     gate = find_current_blank(work, progress) if flags.gate is None else work.find_gate(requested)
     if gate is None:
@@ -184,10 +192,12 @@ def hint(arguments: list[str]) -> int:
     return 0
 
 
-def find_current_blank(work: Work, progress: Progress) -> Gate | None:
+def find_current_blank(work: Exercise, progress: Progress) -> Gate | None:
     """Return the first gate in progress, else the first that has not passed, or None."""
     states = work.get_states(progress)
-    return next((gate for gate in work.gates if states[gate.id] in BEGUN), work.find_next_gate(progress))
+    return next(
+        (gate for gate in work.gates if states[gate.id] in IN_PROGRESS), work.find_next_gate(progress)
+    )
 
 
 # ---- diff ---------------------------------------------------------------------------------------------------
@@ -202,7 +212,7 @@ def diff(arguments: list[str]) -> int:
     flags = parser.parse_intermixed_args(arguments)
     console, progress, shown_any = make_console(sys.stdout), Progress.load(), False
     puzzle = find_puzzle(flags.puzzle)
-    check_gate(puzzle, flags.rung, flags.gate)
+    validate_gate(puzzle, flags.rung, flags.gate)
     for work in select_works(puzzle, flags.rung, flags.gate):
         gates = work.gates if flags.gate is None else [work.find_gate(flags.gate)]
         shown_any |= show_difference(console, work, progress, [gate.id for gate in gates], spoil=flags.spoil)
@@ -223,11 +233,11 @@ def reset(arguments: list[str]) -> int:
     changes = find_changed_files(select_works(puzzle, flags.rung, flags.blank), flags.blank)
     if flags.blank and not flags.rung and not changes:
         # Several rungs may have the gate, and the learner may be working on an earlier one than the last.
-        candidates = [work for work in list_works(puzzle) if flags.blank in work.rung.gates]
+        candidates = [work for work in list_exercises(puzzle) if flags.blank in work.rung.gates]
         changes = next(filter(None, (find_changed_files([work], flags.blank) for work in candidates)), {})
     if not (puzzle.every_rung or flags.rung or flags.blank):
-        damaged = find_changed_files([work for work in list_works(puzzle) if is_damaged(work)], None)
-        changes = damaged or changes or find_changed_files([Work(puzzle, puzzle.main_rung)], None)
+        damaged = find_changed_files([work for work in list_exercises(puzzle) if is_damaged(work)], None)
+        changes = damaged or changes or find_changed_files([Exercise(puzzle, puzzle.main_rung)], None)
     if not changes:
         print("Nothing to reset: this is what the puzzle began with.")
         return 0
@@ -243,37 +253,37 @@ def reset(arguments: list[str]) -> int:
         try:
             backup = restore.restore_file(path, content)
         except OSError as error:
-            raise write_failed(
+            raise make_write_error(
                 f"nothing was changed, {error.filename or format_path(path)}", error
             ) from error
         print(f"wrote {format_path(path)}" + (f", kept {format_path(backup)}" if backup else ""))
     return 0
 
 
-def find_changed_files(works: Sequence[Work], blank: str | None) -> dict[Path, str | Path]:
+def find_changed_files(works: Sequence[Exercise], blank: str | None) -> dict[Path, str | Path]:
     return {path: content for work in works for path, content in find_changes(work, blank).items()}
 
 
-def find_changes(work: Work, blank: str | None) -> dict[Path, str | Path]:
+def find_changes(work: Exercise, blank: str | None) -> dict[Path, str | Path]:
     """Return the paths that a reset of a file changes, each with its new text or the file to link to."""
-    text = restore.restore_text(work.path, work.solution, blank)
+    text = restore.make_restored_text(work.path, work.solution, blank)
     changes: dict[Path, str | Path] = {} if has_text(work.path, text) else {work.path: text}
-    if blank is None and work.in_package:
+    if blank is None and work.is_mojo:
         folder, package = work.solution.parent, work.path.parent
-        for relative in layout.find_layout(folder).linked:
+        for relative in layout.find_layout(folder).links:
             if not layout.is_link_to(package / relative, folder / relative):
                 changes[package / relative] = folder / relative
         changes |= make_missing_files(work)
     return changes
 
 
-def make_missing_files(work: Work) -> dict[Path, str | Path]:
+def make_missing_files(work: Exercise) -> dict[Path, str | Path]:
     """Return the puzzle's missing files with blanks, of every rung; existing ones may contain work."""
-    solutions = roots.solutions() / work.puzzle.name
-    problems = roots.problems() / work.puzzle.name
+    solutions = roots.get_solutions() / work.puzzle.name
+    problems = roots.get_problems() / work.puzzle.name
     return {
-        problems / relative: restore.restore_text(problems / relative, solutions / relative)
-        for relative in restore.list_missing(solutions, problems)
+        problems / relative: restore.make_restored_text(problems / relative, solutions / relative)
+        for relative in restore.list_missing_files(solutions, problems)
     }
 
 
@@ -303,7 +313,7 @@ def verify(arguments: list[str]) -> int:
     parser.add_argument("--verbose", action="store_true", help="print the compiler's whole output")
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
-    works = [work for puzzle in find_puzzles(flags.puzzle) for work in list_works(puzzle)]
+    works = [work for puzzle in find_puzzles(flags.puzzle) for work in list_exercises(puzzle)]
     requested = [work for work in works if flags.rung in (None, work.rung.id)]
     if not requested:
         ids = dict.fromkeys(work.rung.id for work in works)
@@ -327,7 +337,7 @@ OUTCOMES = {
 }
 
 
-def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int | None:
+def verify_work(console: Console, work: Exercise, *, verbose: bool = False) -> int | None:
     """Check one file, print each gate's result, and return the exit code; None if untouched and optional."""
     title = f"{work.puzzle.name} {work.rung.label}: {format_path(work.path)}"
     try:
@@ -337,9 +347,9 @@ def verify_work(console: Console, work: Work, *, verbose: bool = False) -> int |
         state = "it is optional" if work.rung.optional else f"{len(blanks)} to solve"
         line = Text(title, style="bold") if touched else Text(f"{title}: untouched ({state})", style="dim")
         console.print(line)
-        if work.in_package:
+        if work.is_mojo:
             print_lines(
-                console, [f"   note: {make_relative(note)}" for note in layout.list_notes(work.puzzle.name)]
+                console, [f"   note: {make_relative(note)}" for note in layout.check_layout(work.puzzle.name)]
             )
         if not touched:
             return None if work.rung.optional else Unsolved.exit_code
@@ -362,7 +372,7 @@ def watch(arguments: list[str]) -> int:
     )
     flags = parser.parse_args(arguments)
     puzzle = find_puzzle(flags.puzzle)
-    check_gate(puzzle, flags.rung, flags.gate)
+    validate_gate(puzzle, flags.rung, flags.gate)
     work = select_work(puzzle, flags.rung, flags.gate)
     from harness.screens.watch import Watch
 
@@ -373,9 +383,9 @@ def doctor(arguments: list[str]) -> int:
     """Print a line for each requirement on this machine, with the remedy if it is missing."""
     parser = Parser(prog=format_command("doctor"), description=doctor.__doc__, allow_abbrev=False)
     parser.parse_args(arguments)
-    from harness.screens.doctor import examine
+    from harness.screens.doctor import print_findings
 
-    return examine(make_console(sys.stdout))
+    return print_findings(make_console(sys.stdout))
 
 
 # ---- build-ext ----------------------------------------------------------------------------------------------
@@ -424,14 +434,14 @@ def build_ext(arguments: list[str]) -> int:
     flags = parser.parse_args(arguments)
     console = make_console(sys.stdout)
     names = (
-        [architectures.normalize_name(name) for name in flags.arch]
+        [architectures.normalize_architecture(name) for name in flags.arch]
         if flags.arch
-        else architectures.list_present()
+        else architectures.list_gpu_architectures()
     )
     requested = host.select_libraries(flags.layer, [*dict.fromkeys(names)], flags.torch or [None])
     for library, built in libraries.build_all(requested, flags.output):
         size = built.path.stat().st_size / 2**20
-        status = f"built in {built.seconds:.1f} s" if built.seconds else "was there already"
+        status = f"built in {built.duration_s:.1f} s" if built.duration_s else "was there already"
         print_lines(console, [f"{library.name}: {status}, {size:.1f} MiB: {format_path(built.path)}"])
     return 0
 

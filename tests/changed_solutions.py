@@ -10,8 +10,8 @@ from harness.toolchain import roots
 def write_changed(puzzle: Puzzle, rung: str, folder: Path, *edits: tuple[str, str], **bodies: str) -> Path:
     """Write a rung's solution with replaced blanks and edits of strings that must occur exactly once."""
     path = folder / puzzle.find_rung(rung).file
-    text = (roots.solutions() / puzzle.name / path.name).read_text("utf-8")
-    text = blanks.join_pieces(
+    text = (roots.get_solutions() / puzzle.name / path.name).read_text("utf-8")
+    text = blanks.join_segments(
         blanks.split_blanks(text), {id: tuple(body.split("\n")) for id, body in bodies.items()}
     )
     for old, new in edits:

@@ -46,10 +46,10 @@ def load_in_one_unit(name: str, package, calls: dict) -> "Units":
     from max.driver import CPU
 
     from harness.devices.graphs import load_graphs
-    from harness.toolchain.cache import cache_folder
+    from harness.toolchain.cache import get_cache_folder
 
     def load(graphs: dict) -> dict:
-        with FileLock(cache_folder("tests") / f"{name}.lock"):
+        with FileLock(get_cache_folder("tests") / f"{name}.lock"):
             return load_graphs(package, graphs, {graph: get_dtype(graph) for graph in graphs}, CPU())
 
     later = {graph: call for graph, call in calls.items() if get_dtype(graph) == "float16"}
@@ -89,7 +89,7 @@ def load_cpu_graphs():
     from harness.bench import max_graph
     from harness.puzzles.p22.candidates import MAX_VARIANTS
     from harness.puzzles.p22.spec import BACKWARD, FORWARD, PUZZLE, ROW_SUMS
-    from harness.toolchain.roots import make_op_package, solutions
+    from harness.toolchain.roots import get_solutions, make_op_package
 
     default = PUZZLE.list_calls(PUZZLE.list_compiled_variants(PUZZLE.default_variants))
     calls = dict.fromkeys(DTYPES, default)
@@ -100,4 +100,4 @@ def load_cpu_graphs():
         make_unbound_call(BACKWARD, fused),
         make_unbound_call(ROW_SUMS),
     )
-    return load_in_one_unit("cpu_graphs", make_op_package(solutions(), "p22"), calls)
+    return load_in_one_unit("cpu_graphs", make_op_package(get_solutions(), "p22"), calls)

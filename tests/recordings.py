@@ -21,7 +21,7 @@ def make_order(puzzle: str, cases, variants, package=None, dtype: str = "float32
     from harness.devices.recorder import Order
     from harness.toolchain import roots
 
-    package = package or roots.make_op_package(roots.solutions(), puzzle)
+    package = package or roots.make_op_package(roots.get_solutions(), puzzle)
     dims = tuple(dict.fromkeys(case.dims for case in cases))
     return Order(package, puzzle, dims, tuple(variants), small_grid=True, dtype=dtype)
 

@@ -13,8 +13,8 @@ from harness.check import zoo
 from harness.check.checker import load_checker
 from harness.commands import select_work
 from harness.learner import blanks
-from harness.learner.work import Work
-from harness.screens.watch import Files, Terminal, Watch
+from harness.learner.exercise import Exercise
+from harness.screens.watch import FileWatcher, Terminal, Watch
 from harness.spec.catalogue import find_puzzle
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -204,8 +204,8 @@ def test_watch_checks_saved_files(in_checkout, name, gate, rung):
     """Overwrite an unsolved file with the solution."""
     work = select_work(find_puzzle(name), rung, gate)
     watch = Watch(work, gate, Console(file=io.StringIO()))
-    watch.terminal, watch.staying = Terminal(watch.console), True
-    files = Files(work)
+    watch.terminal, watch.stays_after_pass = Terminal(watch.console), True
+    files = FileWatcher(work)
     solve(in_checkout, f"{name}/{work.rung.file}")
     while not files.has_changed():
         time.sleep(0.05)
@@ -239,6 +239,6 @@ def test_wrong_pytorch_functions_are_rejected(in_checkout, old, new, gate, messa
     path = in_checkout / "problems" / "p91" / "in_torch.py"
     path.write_text(replace_once(old, new)((in_checkout / "solutions" / "p91" / "in_torch.py").read_text()))
     puzzle = find_puzzle("p91")
-    (result,) = load_checker(Work(puzzle, puzzle.main_rung)).check(path, [gate])
+    (result,) = load_checker(Exercise(puzzle, puzzle.main_rung)).check(path, [gate])
     assert result.state == "wrong" and result.hint == f"{gate}-1"
     assert any(message in line for line in result.diagnosis), result.diagnosis

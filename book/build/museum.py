@@ -269,8 +269,8 @@ def without_markers(text: str) -> list[str]:
     kept: list[str] = []
     given = False
     for line in text.splitlines():
-        given = bool(blanks.GIVEN.match(line)) or (given and not blanks.END.match(line))
-        if not given and not blanks.MARKER.match(line) and "ANCHOR" not in line:
+        given = bool(blanks.PROVIDED_MARKER.match(line)) or (given and not blanks.END_MARKER.match(line))
+        if not given and not blanks.ANY_MARKER.match(line) and "ANCHOR" not in line:
             kept.append(line)
     return kept
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from harness import commands
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p22.spec import PUZZLE
 from harness.toolchain import roots
 
@@ -40,10 +40,10 @@ def picture(console: Console, title: str) -> str:
     return console.export_svg(title=title, code_format=FORMAT, unique_id="workbook")
 
 
-def learner(folder: Path) -> Work:
+def learner(folder: Path) -> Exercise:
     """A checkout in which everything is solved but dx."""
-    blanks.generate_problems(roots.solutions(), folder / "problems")
-    work = Work(PUZZLE, PUZZLE.main_rung)
+    blanks.generate_problems(roots.get_solutions(), folder / "problems")
+    work = Exercise(PUZZLE, PUZZLE.main_rung)
     solution = work.solution.read_text()
     wrong = solution.replace(
         "(g - c2 - x_hat * c1)).cast[dtype]()\n        # BLANK-END dx",
@@ -55,7 +55,7 @@ def learner(folder: Path) -> Work:
     return work
 
 
-def wrong_gate(work: Work) -> str:
+def wrong_gate(work: Exercise) -> str:
     """Every gate of the learner's kernels."""
     console = recording()
     commands.verify_work(console, work)
@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
         here = Path(name).resolve()
         os.chdir(here)  # paths are shown as from a learner's checkout
         checkout, roots.CHECKOUT = roots.CHECKOUT, here
-        roots.solutions = lambda: checkout / "solutions"
+        roots.get_solutions = lambda: checkout / "solutions"
         text = wrong_gate(learner(here))
         os.chdir(checkout)
     (folder / "wrong_gate.svg").write_text(text)

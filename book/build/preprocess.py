@@ -396,7 +396,7 @@ def hint_ladder(chapter: Chapter, place: re.Match, folder: Path, setting: Settin
         )
     shown = f'<div class="hint-ladder">\n{"".join(folds)}</div>\n'
     if place["form"] == "step":
-        return step(chapter, place, roots.solutions() / puzzle / rung.file, shown, setting.book)
+        return step(chapter, place, roots.get_solutions() / puzzle / rung.file, shown, setting.book)
     return task_fence(chapter, puzzle, ladder, folder, language) + shown
 
 

@@ -18,7 +18,7 @@ def stub(puzzle: str, ladder: str) -> str | None:
     for rung in spec.rungs:
         for gate in rung.gates:
             if spec.get_ladder_name(rung, gate) == ladder:
-                file = roots.solutions() / puzzle / rung.file
+                file = roots.get_solutions() / puzzle / rung.file
                 return around(blanks.make_skeleton(file.read_text(encoding="utf-8"), str(file)), gate)
     return None
 

@@ -13,9 +13,9 @@ from torch._inductor.decomposition import select_decomp_table
 
 from harness.check.python_files import load_module
 from harness.puzzles.p26.nodes import CALLS, call_name
-from harness.toolchain.roots import solutions
+from harness.toolchain.roots import get_solutions
 
-Printer = load_module(solutions() / "p26" / "printer.py")["Printer"]
+Printer = load_module(get_solutions() / "p26" / "printer.py")["Printer"]
 
 
 def noting(direction):

@@ -32,7 +32,7 @@ def check(op):
 
 def show_dq() -> None:
     """The gradient of the first query, by the code that is given and by the solution's, each run as its file has it."""
-    solution = roots.solutions() / "p21" / "hunt.py"
+    solution = roots.get_solutions() / "p21" / "hunt.py"
     texts = {"given": blanks.make_skeleton(solution.read_text()), "mended": solution.read_text()}
     for name, text in texts.items():
         generator = torch.Generator().manual_seed(21)
@@ -51,7 +51,7 @@ def main(gate: str) -> int:
             path.write_text(f"import torch\n{FIRST_TEST}")
             results = CatchChecker(PUZZLE, rung).check(path)
         else:
-            path.write_text(blanks.make_skeleton((roots.solutions() / "p21" / rung.file).read_text()))
+            path.write_text(blanks.make_skeleton((roots.get_solutions() / "p21" / rung.file).read_text()))
             results = HuntChecker(PUZZLE, rung).check(path, [gate])
         for result in results:
             for text in format_gate(result, PUZZLE, path, blanks.find_blanks(path.read_text())):

@@ -20,7 +20,7 @@ TWO, ONE = 'grad["a"] * d["x->a"] + grad["b"] * d["x->b"]', 'grad["b"] * d["x->b
 def main() -> int:
     """Prints the verdict on the walk; returns its exit code."""
     rung = PUZZLE.find_gate_rung("backward")
-    text = (roots.solutions() / "p20" / rung.file).read_text()
+    text = (roots.get_solutions() / "p20" / rung.file).read_text()
     assert text.count(TWO) == 1, f"{rung.file} does not have {TWO}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / rung.file

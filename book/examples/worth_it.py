@@ -14,10 +14,10 @@ from torch import Tensor
 from harness.bench.timing import CudaClock, WallClock, disable_garbage_collection
 from harness.check.gradient_checks import count_saved_bytes
 from harness.check.python_files import load_module
-from harness.toolchain.roots import solutions
+from harness.toolchain.roots import get_solutions
 
 ROWS, COLUMNS, HEADS, ROUNDS = 2048, 1024, 16, 25
-FOLDER = solutions() / "p20"
+FOLDER = get_solutions() / "p20"
 
 
 class Plain:

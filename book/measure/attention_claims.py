@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from book.measure.shared import write
-from harness.bench.timing import CudaClock, Protocol, WallClock, summarize, take_turns
+from harness.bench.timing import CudaClock, TimingProtocol, WallClock, summarize, time_interleaved
 from harness.check.gradient_checks import count_saved_bytes
 from harness.devices.on_max import Graphs
 from harness.puzzles.p23.spec import BACKWARD, DELTA, FORWARD
@@ -237,7 +237,7 @@ def by_a_fair_one(
         if rows[who].ms < SLOW:
             calls[who] = lambda function=function: step(function)
     clock = CudaClock() if device.type == "cuda" else WallClock()
-    for who, taken in take_turns(calls, clock, Protocol(rounds, BURST)).items():
+    for who, taken in time_interleaved(calls, clock, TimingProtocol(rounds, BURST)).items():
         rows[who] = replace(rows[who], ms=summarize(taken).median / 1e3)
     yield from rows.values()
 

@@ -26,7 +26,7 @@ def first_forms(solution: Path, folder: Path) -> Path:
     file = package / "fast.mojo"
     text = file.read_text("utf-8")
     given = {id: blank.provided for id, blank in blanks.find_blanks(text).items()}
-    file.write_text(blanks.join_pieces(blanks.split_blanks(text), given), "utf-8")
+    file.write_text(blanks.join_segments(blanks.split_blanks(text), given), "utf-8")
     return package
 
 
@@ -34,7 +34,7 @@ def measure() -> Iterator[dict[str, object]]:
     """A row for each step, form and dtype, for the bare products, and for both passes after each step."""
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = False
-    solution = roots.solutions() / "p28" / "op"
+    solution = roots.get_solutions() / "p28" / "op"
     with tempfile.TemporaryDirectory() as folder:
         packages = {"first": first_forms(solution, Path(folder)), "solution": solution}
         for dtype in ("bfloat16", "float32"):

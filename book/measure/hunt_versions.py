@@ -53,7 +53,7 @@ def without_given(text: str) -> str:
 
 def versions() -> list[Version]:
     """All of them, by gate."""
-    path = roots.solutions() / "p21" / "hunt.py"
+    path = roots.get_solutions() / "p21" / "hunt.py"
     gates = find_puzzle("p21").find_rung("torch").gates
     solution = without_given(path.read_text(encoding="utf-8"))
     found = [Version(gate, "solution", "solution", solution) for gate in gates]

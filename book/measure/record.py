@@ -213,7 +213,9 @@ def kernels_of(name: str, root: Path = ROOT) -> str:
     modules = {folder.name for folder in libraries}
     imports = [each for source in own.sources.values() for each in source.imports]
     names = [name for each in imports if modules & {*each.module.split(".")} for name, _ in each.names]
-    items = [item for source in own.sources.values() for item in source.items] + shared.find_needed(names)
+    items = [item for source in own.sources.values() for item in source.items] + shared.find_dependencies(
+        names
+    )
     digest = hashlib.sha256()
     for text in sorted(f"{item.name}\n{body}\n" for item in items if (body := code(item.text))):
         digest.update(text.encode())

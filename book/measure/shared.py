@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from harness.bench.timing import CudaClock, Graph, Protocol, take_turns
+from harness.bench.timing import CudaClock, Graph, TimingProtocol, time_interleaved
 from harness.toolchain import roots
 
 Key = TypeVar("Key", bound=Hashable)
@@ -65,7 +65,7 @@ def medians(
     replays: Mapping[Key, Callable[[], object]], rounds: int, burst: float, pause: float
 ) -> dict[Key, float]:
     """The median microseconds of a replay by graph, in shuffled turns of some microseconds after a pause in seconds."""
-    taken = take_turns(replays, CudaClock(), Protocol(rounds, burst, (pause, pause)))
+    taken = time_interleaved(replays, CudaClock(), TimingProtocol(rounds, burst, (pause, pause)))
     return {name: statistics.median(times) for name, times in taken.items()}
 
 

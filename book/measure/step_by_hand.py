@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from book.measure.shared import write
-from harness.bench.timing import CudaClock, Protocol, summarize, take_turns
+from harness.bench.timing import CudaClock, TimingProtocol, summarize, time_interleaved
 from harness.puzzles.p27.gpt import SIZES, Sizes, State
 from harness.puzzles.p27.gpt_autograd import AutogradTrainer
 from harness.puzzles.p27.gpt_step import ManualTrainer, make_trainer
@@ -99,7 +99,7 @@ def rows(sizes: Sizes, device: torch.device) -> Iterator[dict]:
         steps[name] = lambda trained=trained, following=following: run_step(trained, next(following), RATE)
         losses = [steps[name]() for _ in texts]
         seen[name] = torch.cuda.max_memory_allocated() - before, losses[-1]
-    taken = take_turns(steps, CudaClock(), Protocol(ROUNDS, burst=1.0))
+    taken = time_interleaved(steps, CudaClock(), TimingProtocol(ROUNDS, burst_us=1.0))
     for name, (peak, loss) in seen.items():
         times = summarize(taken[name])
         median, low, high = (f"{value:.1f}" for value in (times.median, times.p20, times.p80))

@@ -19,9 +19,9 @@ BYTES = 150
 
 def rows() -> Iterator[dict]:
     """A row for each step."""
-    module = load_module(roots.solutions() / PUZZLE.name / PUZZLE.find_rung("tape").file)
+    module = load_module(roots.get_solutions() / PUZZLE.name / PUZZLE.find_rung("tape").file)
     training = Training.initialize(TINY)
-    texts = draw_excerpts(TINY, SEED, roots.book() / "src")
+    texts = draw_excerpts(TINY, SEED, roots.get_book() / "src")
     steps = zip(range(1, STEPS["tiny"] + 1), texts, strict=False)
 
     def logits(tokens):

@@ -28,7 +28,7 @@ from harness.toolchain import roots
 
 TORCH_TEXT = Path(torch.__file__).with_name("_torch_docs.py")
 TEXTS: dict[str, Callable[[], bytes]] = {
-    "book": lambda: bytes(read_text(roots.book() / "src", CONTEXT).numpy()),
+    "book": lambda: bytes(read_text(roots.get_book() / "src", CONTEXT).numpy()),
     "PyTorch": TORCH_TEXT.read_bytes,
 }
 SIZES = {"small": (3, 96), "large": (4, 192)}

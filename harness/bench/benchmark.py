@@ -20,7 +20,7 @@ Call = Callable[[], tuple[Tensor, ...]]
 
 PASSES = ("inference", "forward", "backward", "both")
 COLUMNS = ("graph", "loop", "cold", "host", "memory", "waited")
-ON_REQUEST = ("cold", "waited")
+OPTIONAL_COLUMNS = ("cold", "waited")
 """Columns that are measured only on request."""
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")} | {"tf32": torch.float32}
 
@@ -41,7 +41,7 @@ class Sizes(Protocol):
         """Format the sizes for a table's heading."""
         ...
 
-    def operations(self, direction: str) -> int:
+    def count_flops(self, direction: str) -> int:
         """Return the minimum number of floating-point operations of a pass."""
         ...
 
@@ -74,13 +74,13 @@ def run_both_passes(
 # ---- Candidates --------------------------------------------------------------------------------------------
 
 
-class Calls:
+class BuiltCandidate:
     """A candidate built for one problem. `note` is added to its rows."""
 
     note = ""
 
     def prepare(self, direction: str) -> Call:
-        """Return a callable that runs one pass and returns the quantities of `list_returned_names`.
+        """Return a callable that runs one pass and returns the quantities of `list_quantities`.
 
         For "inference" the caller disables gradients: a switch inside the call would be timed too.
         """
@@ -92,29 +92,29 @@ class Calls:
             torch.cuda.synchronize()
 
 
-class Differentiable(Calls):
+class AutogradCandidate(BuiltCandidate):
     """Calls of a function of the problem's leaves that autograd can differentiate.
 
     `again` computes the same, but allows many backward passes after one forward pass.
     """
 
-    def __init__(self, function, leaves, grad_output, again=None, note=""):
+    def __init__(self, function, leaves, grad_output, repeatable=None, note=""):
         self.function, self.leaves, self.grad_output = function, leaves, grad_output
-        self.again, self.note = again or function, note
+        self.repeatable_function, self.note = repeatable or function, note
 
     def prepare(self, direction: str) -> Call:
-        """Return a callable that runs one pass, as described in `Calls`."""
+        """Return a callable that runs one pass, as described in `BuiltCandidate`."""
         if direction in ("inference", "forward"):
             return lambda: (self.function(*self.leaves),)
         if direction == "both":
             return lambda: run_both_passes(self.function, self.leaves, self.grad_output)
-        output = self.again(*self.leaves)
+        output = self.repeatable_function(*self.leaves)
         return lambda: torch.autograd.grad(output, self.leaves, self.grad_output, retain_graph=True)
 
 
-def make_eager(problem: Problem) -> Differentiable:
+def make_eager(problem: Problem) -> AutogradCandidate:
     """Return the problem's function in eager PyTorch; its errors determine every candidate's tolerance."""
-    return Differentiable(problem.function, problem.leaves, problem.grad_output)
+    return AutogradCandidate(problem.function, problem.leaves, problem.grad_output)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Candidate:
 
     name: str
     role: str
-    build: Callable[[Problem], Calls]
+    build: Callable[[Problem], BuiltCandidate]
     distribution: str = ""
     columns: tuple[str, ...] = COLUMNS
 
@@ -156,9 +156,9 @@ class Benchmark:
         make_problem: Sizes, dtype, device -> a problem with values for which no gradient term vanishes.
     """
 
-    about: str
+    description: str
     sizes: type[Any]
-    named: Mapping[str, list[Any]]
+    named_sizes: Mapping[str, list[Any]]
     cpu_sizes: str
     gpu_sizes: str
     host_sizes: Any
@@ -173,19 +173,19 @@ class Benchmark:
     @property
     def floor(self) -> str:
         """The floor's name, or ""."""
-        return next((one.name for one in self.candidates if one.role == "floor"), "")
+        return next((candidate.name for candidate in self.candidates if candidate.role == "floor"), "")
 
-    def list_returned_names(self, direction: str) -> tuple[str, ...]:
+    def list_quantities(self, direction: str) -> tuple[str, ...]:
         return {"backward": self.quantities[1:], "both": self.quantities}.get(direction, self.quantities[:1])
 
-    def compute_results(self, calls: Calls) -> dict[str, Tensor]:
+    def compute_results(self, calls: BuiltCandidate) -> dict[str, Tensor]:
         return dict(zip(self.quantities, calls.prepare("both")(), strict=True))
 
     def compute_truth(self, problem: Problem) -> dict[str, Tensor]:
         """Return all quantities by name, computed in float64 with autograd."""
         leaves = tuple(leaf.detach().double().requires_grad_() for leaf in problem.leaves)
-        both = run_both_passes(problem.function, leaves, problem.grad_output.double())
-        return dict(zip(self.quantities, both, strict=True))
+        results = run_both_passes(problem.function, leaves, problem.grad_output.double())
+        return dict(zip(self.quantities, results, strict=True))
 
 
 def find_benchmark(puzzle: Puzzle) -> Benchmark:

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 
-from harness.bench.benchmark import COLUMNS, DTYPES, ON_REQUEST, Benchmark, Sizes, find_benchmark
+from harness.bench.benchmark import COLUMNS, DTYPES, OPTIONAL_COLUMNS, Benchmark, Sizes, find_benchmark
 from harness.bench.machine import describe_machine
-from harness.bench.runner import Bench, Row
+from harness.bench.runner import BenchmarkRun, Row
 from harness.check.options import MAX_SIZE
 from harness.console import Parser, make_console
 from harness.errors import UsageError
@@ -34,20 +34,20 @@ from harness.spec.catalogue import find_puzzle, list_puzzle_names
 
 
 def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
-    flags = Parser(prog=f"{puzzle} --bench", description=benchmark.about)
+    flags = Parser(prog=f"{puzzle} --bench", description=benchmark.description)
     flags.add_argument("puzzle", help="which puzzle")
     flags.add_argument(
         "--sizes",
         metavar="LIST",
-        help=f'"{",".join(benchmark.size_names)};..." or names: {", ".join(benchmark.named)} '
+        help=f'"{",".join(benchmark.size_names)};..." or names: {", ".join(benchmark.named_sizes)} '
         f"(default: {benchmark.gpu_sizes} on a GPU, {benchmark.cpu_sizes} on a CPU)",
     )
     flags.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 on a CPU")
     flags.add_argument(
         "--columns",
         metavar="LIST",
-        default=",".join(column for column in COLUMNS if column not in ON_REQUEST),
-        help=f"{', '.join(COLUMNS)} (default: all but {', '.join(ON_REQUEST)})",
+        default=",".join(column for column in COLUMNS if column not in OPTIONAL_COLUMNS),
+        help=f"{', '.join(COLUMNS)} (default: all but {', '.join(OPTIONAL_COLUMNS)})",
     )
     flags.add_argument("--csv", type=Path, metavar="FILE", help="write every row here, as it is measured")
     return flags
@@ -72,8 +72,8 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
     sizes = []
     for part in (part.strip() for part in text.split(";")):
         numbers = [int(n) for n in part.split(",")] if re.fullmatch(r"\d+(\s*,\s*\d+)*", part) else []
-        if part in benchmark.named:
-            sizes += benchmark.named[part]
+        if part in benchmark.named_sizes:
+            sizes += benchmark.named_sizes[part]
         elif any(number > MAX_SIZE for number in numbers):
             raise UsageError(f"--sizes: {part!r}: the kernels count at most {MAX_SIZE:,}")
         elif len(numbers) == len(names) and all(numbers):
@@ -81,7 +81,7 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
         else:
             raise UsageError(
                 f'--sizes: {part!r} is neither "{",".join(names)}" with {", ".join(names)} >= 1 '
-                f"nor one of {', '.join(benchmark.named)}"
+                f"nor one of {', '.join(benchmark.named_sizes)}"
             )
     return sizes
 
@@ -91,15 +91,15 @@ def main(arguments: list[str]) -> int:
     args = [argument for argument in arguments if argument != "--bench"]
     name = next((argument for argument in args if argument in list_puzzle_names()), args[0] if args else "")
     puzzle = find_puzzle(name)
-    if own_demo := next((demo for demo in puzzle.demos if demo.flag == "bench"), None):
-        return puzzle.resolve(own_demo.run)(make_console(sys.stdout), args)
+    if bench_demo := next((demo for demo in puzzle.demos if demo.flag == "bench"), None):
+        return puzzle.resolve(bench_demo.run)(make_console(sys.stdout), args)
     benchmark = find_benchmark(puzzle)
     flags = make_parser(name, benchmark).parse_args(args)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     if flags.dtype == "tf32" and not on_gpu:
         raise UsageError("--dtype tf32: needs a GPU, and PyTorch sees none")
-    bench = Bench(
+    bench = BenchmarkRun(
         benchmark=benchmark,
         sizes=parse_sizes(benchmark, flags.sizes or (benchmark.gpu_sizes if on_gpu else benchmark.cpu_sizes)),
         dtype=flags.dtype or ("bfloat16" if on_gpu else "float32"),
@@ -121,17 +121,21 @@ def main(arguments: list[str]) -> int:
             bench.print_text(f"interrupted after {len(bench.rows)} rows{csv_note}")
             raise
     bench.print_text(f"took {time.monotonic() - started:.0f} s: {len(bench.rows)} rows{csv_note}")
-    if bench.faults:
-        bench.print_text(f"❌ {bench.faults} wrong or failed; see above")
-    return int(bench.faults > 0)
+    if bench.num_failures:
+        bench.print_text(f"❌ {bench.num_failures} wrong or failed; see above")
+    return int(bench.num_failures > 0)
 
 
-def print_machine(bench: Bench) -> None:
-    facts = describe_machine(bench.device)
-    parts = [facts["device"], facts["driver"] and f"driver {facts['driver']}", f"torch {facts['torch']}"]
-    parts += [f"{name} {facts[name]}" for name in ("triton", "max") if facts[name]]
-    bench.print_text(", ".join(word for word in parts if word))
-    if not bench.cuda:
+def print_machine(bench: BenchmarkRun) -> None:
+    machine = describe_machine(bench.device)
+    parts = [
+        machine["device"],
+        machine["driver"] and f"driver {machine['driver']}",
+        f"torch {machine['torch']}",
+    ]
+    parts += [f"{name} {machine[name]}" for name in ("triton", "max") if machine[name]]
+    bench.print_text(", ".join(part for part in parts if part))
+    if not bench.is_cuda:
         bench.print_text(
             "No GPU here: these are times of the CPU paths, and they say nothing about any GPU. "
             "The virtual GPU is never timed."

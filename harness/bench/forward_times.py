@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from harness.bench.timing import summarize, time_waited_calls
+from harness.bench.timing import summarize, time_synchronized_calls
 from harness.check.reference import Reference
 from harness.check.runs import Run
 from harness.devices import graphs
@@ -10,10 +10,10 @@ from harness.devices.targets import Target
 from harness.spec.puzzle import Case
 from harness.spec.rounding import as_tensor
 
-CALLS = 50
+MAX_CALLS = 50
 
 
-def describe(run: Run) -> list[str]:
+def describe_times(run: Run) -> list[str]:
     """Return a line for each device's time, and one for the ratio of CPU to GPU, or why there is none."""
     lines = []
     for variant in run.options.variants:
@@ -23,7 +23,7 @@ def describe(run: Run) -> list[str]:
             if device.target.kind != "virtual"
         }
         for kind, (microseconds, _) in times.items():
-            measurement = f"{microseconds:,.1f} us, median of up to {CALLS} calls through MAX"
+            measurement = f"{microseconds:,.1f} us, median of up to {MAX_CALLS} calls through MAX"
             lines.append(f"   {kind.upper()} time ({variant}): {measurement}")
         if variant in run.options.puzzle.on_cpu:
             lines.append(f"   CPU / GPU ({variant}): {format_cpu_gpu_ratio(times)}")
@@ -36,16 +36,16 @@ def time_forward(run: Run, target: Target, variant: str) -> tuple[float, float]:
     call = options.puzzle.variants[variant][0]
     program = graphs.load(run.package, (call,), options.dtype, target.device)
     case = run.cases[0]
-    smallest = replace(case, dims=(1,) * len(case.dims))
-    at_sizes, at_ones = (time_program(run, program, c, target) for c in (case, smallest))
-    return at_sizes, at_ones
+    smallest_case = replace(case, dims=(1,) * len(case.dims))
+    time, overhead = (time_program(run, program, c, target) for c in (case, smallest_case))
+    return time, overhead
 
 
 def time_program(run: Run, program: graphs.Program, case: Case, target: Target) -> float:
     inputs = Reference(run.options.puzzle, run.options.dtype, run.options.seed).get_inputs(case)
     tensors = {name: as_tensor(array) for name, array in inputs.items()}
     _, buffers = graphs.make_buffers(run.options.puzzle, program, target, tensors)
-    times = time_waited_calls(lambda: program.run(buffers), target.device.synchronize, 10.0, CALLS)
+    times = time_synchronized_calls(lambda: program.run(buffers), target.device.synchronize, 10.0, MAX_CALLS)
     return summarize(times).median
 
 
@@ -59,7 +59,7 @@ def format_cpu_gpu_ratio(times: dict[str, tuple[float, float]]) -> str:
         return "no GPU: ratio not measured"
     if "cpu" not in times:
         return "the CPU path was not run: ratio not measured"
-    gpu_time, empty = times["gpu"]
-    if gpu_time < 2 * empty:
-        return f"launch-bound, no conclusion (with every size 1 the GPU takes {empty:,.1f} us)"
+    gpu_time, overhead = times["gpu"]
+    if gpu_time < 2 * overhead:
+        return f"launch-bound, no conclusion (with every size 1 the GPU takes {overhead:,.1f} us)"
     return f"{times['cpu'][0] / gpu_time:.1f}x"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from harness.bench.benchmark import Call as Timed
-from harness.bench.benchmark import Calls, Unavailable
+from harness.bench.benchmark import BuiltCandidate, Unavailable
+from harness.bench.benchmark import Call as TimedCall
 from harness.devices import graphs, targets
 from harness.spec.ops import Call
 from harness.spec.puzzle import Puzzle
@@ -17,7 +17,7 @@ from harness.toolchain import roots
 DIRECTIONS = ("forward", "backward")
 
 
-class MaxCalls(Calls):
+class MaxCandidate(BuiltCandidate):
     """Calls of a variant's forward and backward graph, on preallocated buffers.
 
     All `variants` are compiled as one unit: compile time is mostly per unit, not per graph. `shapes` maps
@@ -37,7 +37,7 @@ class MaxCalls(Calls):
             raise Unavailable("MAX sees no GPU")
         arguments = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}
         dtype = str(next(iter(inputs.values())).dtype).removeprefix("torch.")
-        package = roots.make_op_package(roots.solutions(), puzzle.name)
+        package = roots.make_op_package(roots.get_solutions(), puzzle.name)
         programs = graphs.load_graphs(package, list_calls(puzzle, variants), dtype, target.device)
         self.device = target.device
         self.programs = {direction: programs[f"{variant} {direction}"] for direction in DIRECTIONS}
@@ -59,7 +59,7 @@ class MaxCalls(Calls):
         """Wait until MAX's stream is idle."""
         self.device.synchronize()
 
-    def prepare(self, direction: str) -> Timed:
+    def prepare(self, direction: str) -> TimedCall:
         """Return a callable that starts one pass, without waiting, and returns the graphs' own buffers."""
         directions = {"backward": ("backward",), "both": DIRECTIONS}.get(direction, ("forward",))
         results = tuple(result for graph in directions for result in self.results[graph])

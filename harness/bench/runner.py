@@ -12,15 +12,15 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from harness.bench import judging, timing
+from harness.bench import metrics, timing
 from harness.bench.benchmark import (
     DTYPES,
     PASSES,
+    AutogradCandidate,
     Benchmark,
+    BuiltCandidate,
     Call,
-    Calls,
     Candidate,
-    Differentiable,
     Problem,
     Sizes,
     Unavailable,
@@ -30,33 +30,33 @@ from harness.bench.machine import describe_machine
 
 ROUNDS = 7
 """Turns per candidate."""
-LAUNCH_BOUND = 20.0
+LAUNCH_BOUND_US = 20.0
 """Times below this many microseconds are launch-bound, and therefore inconclusive."""
-CEILING_PRODUCTS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
+CEILING_GEMMS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
 """A run's ceilings: the faster GEMM, [rows, inner] by [inner, columns], and a copy of CEILING_BYTES."""
-MACHINE = ("device", "driver", "torch", "triton", "max", "date", "protocol")
-MEASURED = (
+MACHINE_COLUMNS = ("device", "driver", "torch", "triton", "max", "date", "protocol")
+RESULT_COLUMNS = (
     *("dtype", "pass", "candidate", "role", "column"),
     *("median_us", "p20_us", "p80_us", "samples"),
     *("ratio_to_floor", "ratio_to_fastest_peer", "fastest_peer"),
     *("tflops", "gbs", "error", "saved_bytes", "peak_bytes", "note"),
 )
-"""The CSV's columns are MACHINE, the benchmark's size names, then MEASURED."""
+"""The CSV's columns are MACHINE_COLUMNS, the size names, then RESULT_COLUMNS."""
 Row = dict[str, str | int | float]
 """A row of the CSV: column -> value."""
 
 
-class WrongGraph(Exception):
+class WrongGraphResult(Exception):
     """A CUDA graph whose results differ from those of the captured call."""
 
 
 @dataclass
-class Ready:
+class CheckedCandidate:
     """A candidate whose results are correct at one size, with its calls and its errors by quantity."""
 
     candidate: Candidate
-    calls: Calls
-    errors: judging.Errors
+    built: BuiltCandidate
+    errors: metrics.Errors
 
     def get_error(self, names: Iterable[str]) -> float:
         """Return the largest relative Frobenius error of these quantities; NaN for the floor."""
@@ -64,7 +64,7 @@ class Ready:
 
 
 @dataclass
-class Bench:
+class BenchmarkRun:
     """One run: its settings, the results so far, and the console."""
 
     benchmark: Benchmark
@@ -75,26 +75,26 @@ class Bench:
     console: Console
     on_row: Callable[[Row], None] = lambda row: None
     rows: list[Row] = field(default_factory=list)
-    faults: int = 0
+    num_failures: int = 0
 
     @property
-    def cuda(self) -> bool:
+    def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return (*MACHINE, *self.benchmark.size_names, *MEASURED)
+        return (*MACHINE_COLUMNS, *self.benchmark.size_names, *RESULT_COLUMNS)
 
     def print_text(self, text: str = "", style: str = "") -> None:
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def run(self) -> None:
         """Measure the requested columns at every size."""
-        timed = [column for column in self.columns if column != "host"]
-        if self.cuda and self.sizes and {"graph", "loop", "cold"} & set(timed):
+        timed_columns = [column for column in self.columns if column != "host"]
+        if self.is_cuda and self.sizes and {"graph", "loop", "cold"} & set(timed_columns):
             self.measure_ceilings()
-        for sizes in self.sizes if timed else ():
-            self.run_size(sizes, timed)
+        for sizes in self.sizes if timed_columns else ():
+            self.run_size(sizes, timed_columns)
         if "host" in self.columns:
             self.run_size(self.benchmark.host_sizes, ["host"])
 
@@ -105,30 +105,32 @@ class Bench:
         try:
             problem = self.benchmark.make_problem(sizes, DTYPES[self.dtype], self.device)
             truth = self.benchmark.compute_truth(problem)
-            eager_errors = judging.compute_errors(self.benchmark.compute_results(make_eager(problem)), truth)
+            eager_errors = metrics.compute_errors(self.benchmark.compute_results(make_eager(problem)), truth)
         except (RuntimeError, MemoryError) as error:  # torch reports out of memory as RuntimeError
             all_candidates = Candidate("all candidates", "", make_eager)
             self.record_omission(sizes, all_candidates, "all", f"skipped: {format_error(error)}")
             return
         self.print_text(f"{sizes}: checking the candidates ...")
-        selected = [one for one in self.benchmark.candidates if set(one.columns) & set(columns)]
+        selected = [entry for entry in self.benchmark.candidates if set(entry.columns) & set(columns)]
         prepared = (self.prepare(candidate, problem, truth, eager_errors) for candidate in selected)
-        ready = [one for one in prepared if one]
+        checked = [entry for entry in prepared if entry]
         del truth
         if "memory" in columns:
-            self.measure_memory(problem, ready)
+            self.measure_memory(problem, checked)
         for column in (column for column in columns if column != "memory"):
             for direction in PASSES if column == "host" else PASSES[1:]:
                 if (column, direction) != ("host", "backward"):  # autograd calls it, not the user
-                    self.measure(problem, ready, direction, column)
-        del problem, ready
+                    self.measure(problem, checked, direction, column)
+        del problem, checked
         gc.collect()
-        if self.cuda:
+        if self.is_cuda:
             torch.cuda.empty_cache()
 
     # ---- Candidates, checked
 
-    def prepare(self, candidate: Candidate, problem: Problem, truth, own: judging.Errors) -> Ready | None:
+    def prepare(
+        self, candidate: Candidate, problem: Problem, truth, eager_errors: metrics.Errors
+    ) -> CheckedCandidate | None:
         """Build and check one candidate; return None and report why if it is missing, fails, or is wrong.
 
         `own` holds the errors of eager PyTorch.
@@ -136,64 +138,68 @@ class Bench:
         try:
             calls = candidate.build(problem)
             if candidate.role == "floor":
-                return Ready(candidate, calls, {})
-            measured = judging.compute_errors(self.benchmark.compute_results(calls), truth)
+                return CheckedCandidate(candidate, calls, {})
+            measured = metrics.compute_errors(self.benchmark.compute_results(calls), truth)
         except (Unavailable, ImportError) as reason:
             description = f"not installed ({reason})" if isinstance(reason, ImportError) else reason
             self.record_omission(problem.sizes, candidate, "all", f"skipped: {description}")
             return None
         except Exception as error:  # a peer or an incomplete package may raise anything
             is_ours = candidate.role == "ours"
-            self.faults += is_ours
+            self.num_failures += is_ours
             description = f"{'FAILED' if is_ours else 'skipped'}: {format_error(error)}"
             self.record_omission(problem.sizes, candidate, "all", description)
             return None
-        if faults := judging.describe_excess(measured, own, problem.dtype):
-            self.faults += 1
+        if faults := metrics.describe_large_errors(measured, eager_errors, problem.dtype):
+            self.num_failures += 1
             worst = max(pair[0] for pair in measured.values())
             self.record_omission(problem.sizes, candidate, "all", f"WRONG: {'; '.join(faults)}", error=worst)
             return None
-        return Ready(candidate, calls, measured)
+        return CheckedCandidate(candidate, calls, measured)
 
     # ---- Columns
 
-    def measure(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> None:
+    def measure(self, problem: Problem, checked: list[CheckedCandidate], direction: str, column: str) -> None:
         """Measure one pass in one column; the candidates take turns."""
         with torch.set_grad_enabled(direction != "inference"):
-            calls = self.make_calls(problem, ready, direction, column)
+            calls = self.make_calls(problem, checked, direction, column)
             protocol = self.choose_protocol(column)
-            times = timing.take_turns(calls, self.choose_clock(column), protocol)
-        rows = self.make_rows(problem.sizes, ready, direction, column, times, protocol)
+            times = timing.time_interleaved(calls, self.choose_clock(column), protocol)
+        rows = self.make_rows(problem.sizes, checked, direction, column, times, protocol)
         for row in rows:
             self.add_row(row)
         if rows:
             self.print_table(f"{problem.sizes}, {direction}, {column}", rows)
 
-    def make_calls(self, problem: Problem, ready: list[Ready], direction: str, column: str) -> dict:
+    def make_calls(
+        self, problem: Problem, checked: list[CheckedCandidate], direction: str, column: str
+    ) -> dict:
         """Return the calls to time by candidate; report each that fails or cannot be captured."""
         calls = {}
-        for entry in (entry for entry in ready if column in entry.candidate.columns):
-            prepare = functools.partial(entry.calls.prepare, direction)
+        for entry in (entry for entry in checked if column in entry.candidate.columns):
+            prepare = functools.partial(entry.built.prepare, direction)
             try:
                 if column == "graph":
                     calls[entry.candidate.name] = graph = timing.Graph(prepare)
                     self.check_graph(graph, entry, problem, direction)
                 elif column == "waited":
-                    calls[entry.candidate.name] = make_waiting_call(prepare(), entry.calls)
+                    calls[entry.candidate.name] = make_synchronized_call(prepare(), entry.built)
                 else:
                     calls[entry.candidate.name] = prepare()
             except Exception as error:  # as in `prepare`
                 calls.pop(entry.candidate.name, None)
-                refused = column == "graph" and not isinstance(error, WrongGraph)
-                failure = "cannot be captured" if refused else "FAILED"
-                self.faults += entry.candidate.role == "ours" and not refused
+                not_captured = column == "graph" and not isinstance(error, WrongGraphResult)
+                failure = "cannot be captured" if not_captured else "FAILED"
+                self.num_failures += entry.candidate.role == "ours" and not not_captured
                 reason = f"{failure}: {format_error(error)}"
                 self.record_omission(problem.sizes, entry.candidate, column, reason, direction)
         return calls
 
-    def check_graph(self, graph: timing.Graph, one: Ready, problem: Problem, direction: str) -> None:
-        """Raise WrongGraph if a replay's results differ from an eager call's: a launch was not captured."""
-        expected = [tensor.clone() for tensor in one.calls.prepare(direction)()]
+    def check_graph(
+        self, graph: timing.Graph, entry: CheckedCandidate, problem: Problem, direction: str
+    ) -> None:
+        """Raise WrongGraphResult if a replay's results differ from an eager call's: a launch was not captured."""
+        expected = [tensor.clone() for tensor in entry.built.prepare(direction)()]
         for tensor in graph.outputs:
             tensor.detach().fill_(float("nan"))
         graph()
@@ -202,40 +208,40 @@ class Bench:
         for got, eager in zip(graph.outputs, expected, strict=True):
             difference = (got.detach().float() - eager.detach().float()).norm()
             if not difference <= limit * eager.detach().float().norm():
-                raise WrongGraph("the replayed graph does not write what a plain call writes")
+                raise WrongGraphResult("the replayed graph does not write what a plain call writes")
 
     def choose_clock(self, column: str):
-        if not self.cuda or column == "waited":
+        if not self.is_cuda or column == "waited":
             return timing.WallClock()
         if column == "host":
-            return timing.IssueClock(timing.CudaClock())
+            return timing.LaunchClock(timing.CudaClock())
         return timing.ColdClock(self.device) if column == "cold" else timing.CudaClock()
 
-    def choose_protocol(self, column: str) -> timing.Protocol:
+    def choose_protocol(self, column: str) -> timing.TimingProtocol:
         if column == "graph":
-            return timing.Protocol(ROUNDS, burst=4_000, idle=(0.06, 0.08))
+            return timing.TimingProtocol(ROUNDS, burst_us=4_000, pause_s=(0.06, 0.08))
         if column == "host":
-            return timing.Protocol(ROUNDS, burst=2_000)
-        return timing.Protocol(ROUNDS, burst=20_000 if self.cuda else 200_000)
+            return timing.TimingProtocol(ROUNDS, burst_us=2_000)
+        return timing.TimingProtocol(ROUNDS, burst_us=20_000 if self.is_cuda else 200_000)
 
-    def make_rows(self, sizes, ready, direction, column, times, protocol) -> list[Row]:
+    def make_rows(self, sizes, checked, direction, column, times, protocol) -> list[Row]:
         """Return the CSV rows of one pass in one column."""
-        roles = {entry.candidate.name: entry.candidate.role for entry in ready}
+        roles = {entry.candidate.name: entry.candidate.role for entry in checked}
         medians = {name: timing.summarize(samples).median for name, samples in times.items()}
         peers = {name: medians[name] for name in times if roles[name] == "peer"}
-        fastest = min(peers, key=lambda name: peers[name], default="")
+        fastest_peer = min(peers, key=lambda name: peers[name], default="")
         rows = []
-        for entry in (entry for entry in ready if entry.candidate.name in times):
+        for entry in (entry for entry in checked if entry.candidate.name in times):
             samples = times[entry.candidate.name]
             row = self.start_row(sizes, entry.candidate, direction, column)
             row |= {"protocol": str(protocol), "samples": len(samples), **format_times(samples)}
             row["note"] = entry.calls.note or entry.candidate.get_version()
-            error = entry.get_error(self.benchmark.list_returned_names(direction))
+            error = entry.get_error(self.benchmark.list_quantities(direction))
             row["error"] = f"{error:.2e}" if entry.errors else ""
             if column != "host":
                 microseconds = medians[entry.candidate.name]
                 row["tflops"] = f"{sizes.operations(direction) / microseconds / 1e6:.4g}"
-                row |= compute_ratios(entry.candidate.name, times, self.benchmark.floor, fastest)
+                row |= compute_ratios(entry.candidate.name, times, self.benchmark.floor, fastest_peer)
             rows.append(row)
         return rows
 
@@ -254,7 +260,7 @@ class Bench:
         """Measure this GPU's ceilings, the faster of some large GEMMs and a large copy; add a row each."""
         dtype, device = DTYPES[self.dtype], self.device
         calls: dict[tuple[int, int, int] | str, Call] = {}
-        for rows, inner, columns in CEILING_PRODUCTS:
+        for rows, inner, columns in CEILING_GEMMS:
             a = torch.randn(rows, inner, device=device).to(dtype)
             b = torch.randn(columns, inner, device=device).to(dtype)
             calls[rows, inner, columns] = lambda a=a, b=b: (torch.mm(a, b.T),)
@@ -262,9 +268,9 @@ class Bench:
         target = torch.empty_like(source)
         calls["copy"] = lambda: (target.copy_(source),)
         protocol = self.choose_protocol("graph")
-        times = timing.take_turns(calls, timing.CudaClock(), protocol)
+        times = timing.time_interleaved(calls, timing.CudaClock(), protocol)
         medians = {name: timing.summarize(samples).median for name, samples in times.items()}
-        best = max(CEILING_PRODUCTS, key=lambda sizes: math.prod(sizes) / medians[sizes])
+        best = max(CEILING_GEMMS, key=lambda sizes: math.prod(sizes) / medians[sizes])
         best_sizes = "{:,} rows, {:,} -> {:,}".format(*best)
         ceilings = (
             (best, "matmul ceiling", "tflops", 2 * math.prod(best) / medians[best] / 1e6),
@@ -276,21 +282,23 @@ class Bench:
             self.add_row(row | {unit: f"{rate:.4g}", "note": best_sizes if key == best else ""})
             self.print_text(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
-    def measure_memory(self, problem: Problem, ready: list[Ready]) -> None:
+    def measure_memory(self, problem: Problem, checked: list[CheckedCandidate]) -> None:
         """Add a row for each candidate: bytes saved for backward, and the peak of both passes."""
         rows = []
-        for one in ready:
-            if not isinstance(one.calls, Differentiable):
+        for entry in checked:
+            if not isinstance(entry.built, AutogradCandidate):
                 continue
-            forward, both = one.calls.prepare("forward"), one.calls.prepare("both")
-            row = self.start_row(problem.sizes, one.candidate, "both", "memory")
+            forward, both = entry.built.prepare("forward"), entry.built.prepare("both")
+            row = self.start_row(problem.sizes, entry.candidate, "both", "memory")
             try:
                 both()
-                row["saved_bytes"] = judging.measure_saved_bytes(forward, one.calls.leaves[1:])
-                if self.cuda:
-                    row["peak_bytes"] = judging.measure_peak_bytes(both)
+                row["saved_bytes"] = metrics.measure_saved_bytes(forward, entry.built.leaves[1:])
+                if self.is_cuda:
+                    row["peak_bytes"] = metrics.measure_peak_bytes(both)
             except Exception as error:  # as in `prepare`
-                self.record_omission(problem.sizes, one.candidate, "memory", f"fails: {format_error(error)}")
+                self.record_omission(
+                    problem.sizes, entry.candidate, "memory", f"fails: {format_error(error)}"
+                )
                 continue
             rows.append(row)
             self.add_row(row)
@@ -324,12 +332,14 @@ class Bench:
         self.rows.append(row)
         self.on_row(row)
 
-    def print_table(self, where: str, rows: list[Row]) -> None:
+    def print_table(self, title: str, rows: list[Row]) -> None:
         """Print the candidates of one pass in one column, fastest first."""
-        self.print_text(f"{where}, {self.dtype}: {rows[0]['protocol']}", style="bold")
-        heads = ("median us", "p20", "p80", "/ floor", "/ best peer", "TFLOP/s")
+        self.print_text(f"{title}, {self.dtype}: {rows[0]['protocol']}", style="bold")
+        headings = ("median us", "p20", "p80", "/ floor", "/ best peer", "TFLOP/s")
         names = ("median_us", "p20_us", "p80_us", "ratio_to_floor", "ratio_to_fastest_peer", "tflops")
-        self.print_text(f"   {'candidate':<20}" + "".join(f"{head:>12}" for head in heads) + f"{'error':>11}")
+        self.print_text(
+            f"   {'candidate':<20}" + "".join(f"{head:>12}" for head in headings) + f"{'error':>11}"
+        )
         for row in sorted(rows, key=lambda row: float(row["median_us"])):
             cells = "".join(f"{row.get(name) or '-':>12}" for name in names)
             note = f"   {row['note']}" if row["note"] else ""
@@ -337,7 +347,7 @@ class Bench:
             self.print_text(line, style="bold" if row["role"] == "ours" else "")
 
 
-def make_waiting_call(call: Call, calls: Calls) -> Call:
+def make_synchronized_call(call: Call, calls: BuiltCandidate) -> Call:
     """Return a callable that makes the call and waits until it is done."""
 
     def wait() -> tuple[torch.Tensor, ...]:
@@ -352,19 +362,19 @@ def format_times(times: list[float]) -> Row:
     return {f"{name}_us": f"{value:.2f}" for name, value in asdict(timing.summarize(times)).items()}
 
 
-def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest: str) -> Row:
+def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest_peer: str) -> Row:
     """Return a candidate's median ratios over the rounds; omit those with launch-bound times."""
 
-    def is_conclusive(one: str) -> bool:
-        return one in times and statistics.median(times[one]) >= LAUNCH_BOUND
+    def is_conclusive(entry: str) -> bool:
+        return entry in times and statistics.median(times[entry]) >= LAUNCH_BOUND_US
 
-    row: Row = {"fastest_peer": fastest}
+    row: Row = {"fastest_peer": fastest_peer}
     if not is_conclusive(name):
-        return row | {"note": f"launch-bound: below {LAUNCH_BOUND:g} us nothing is concluded"}
+        return row | {"note": f"launch-bound: below {LAUNCH_BOUND_US:g} us nothing is concluded"}
     if is_conclusive(floor):
         row["ratio_to_floor"] = f"{timing.compute_ratio(times[name], times[floor]):.4f}"
-    if is_conclusive(fastest):
-        row["ratio_to_fastest_peer"] = f"{timing.compute_ratio(times[name], times[fastest]):.4f}"
+    if is_conclusive(fastest_peer):
+        row["ratio_to_fastest_peer"] = f"{timing.compute_ratio(times[name], times[fastest_peer]):.4f}"
     return row
 
 

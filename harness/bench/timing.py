@@ -1,6 +1,6 @@
 """Measure times: clocks, rounds in which candidates take turns, and statistics.
 
-`take_turns` runs every candidate once per round, in a new order; ratios compare times of the same round,
+`time_interleaved` runs every candidate once per round, in a new order; ratios compare times of the same round,
 which drifting clocks, temperature and other users affect equally.
 """
 
@@ -18,7 +18,7 @@ import torch
 Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
 
-SLOW = 100_000.0
+SLOW_CALL_US = 100_000.0
 """A candidate whose call takes this many microseconds or more gets only SLOW_ROUNDS rounds."""
 SLOW_ROUNDS = 5
 MAX_REPEATS = 5_000
@@ -68,17 +68,17 @@ class ColdClock(CudaClock):
 
     def measure(self, call: Call, repeats: int) -> float:
         """Return the mean microseconds of `repeats` calls, without the flushes between them."""
-        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-        for start, end in marks:
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        for start, end in events:
             self.scratch.zero_()
             start.record()
             call()
             end.record()
         torch.cuda.synchronize()
-        return sum(start.elapsed_time(end) for start, end in marks) * 1e3 / repeats
+        return sum(start.elapsed_time(end) for start, end in events) * 1e3 / repeats
 
 
-class IssueClock:
+class LaunchClock:
     """A clock for the time until a call returns, without waiting for the work that it starts."""
 
     def __init__(self, device: WallClock | CudaClock):
@@ -100,14 +100,14 @@ class Graph:
     Raises the exception of a call that cannot be captured.
     """
 
-    WARM_UPS = 3
+    NUM_WARMUPS = 3
 
     def __init__(self, prepare: Callable[[], Callable[[], Any]]):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self.call = prepare()  # keep it alive: it may own tensors that the graph reads
-            for _ in range(self.WARM_UPS):
+            for _ in range(self.NUM_WARMUPS):
                 self.call()
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
@@ -123,7 +123,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class TimingProtocol:
     """The rounds, bursts and pauses of a column.
 
     Attributes:
@@ -134,13 +134,13 @@ class Protocol:
     """
 
     rounds: int
-    burst: float
-    idle: tuple[float, float] = (0.0, 0.0)
+    burst_us: float
+    pause_s: tuple[float, float] = (0.0, 0.0)
 
     def __str__(self) -> str:
-        low, high = (1000 * seconds for seconds in self.idle)
+        low, high = (1000 * seconds for seconds in self.pause_s)
         pause = f"{low:g}-{high:g} ms idle, then " if high else ""
-        return f"{pause}{self.burst / 1000:g} ms of calls, {self.rounds} shuffled rounds"
+        return f"{pause}{self.burst_us / 1000:g} ms of calls, {self.rounds} shuffled rounds"
 
 
 def estimate_repeats(clock, call: Call, burst: float) -> int:
@@ -150,29 +150,29 @@ def estimate_repeats(clock, call: Call, burst: float) -> int:
     return max(1, min(MAX_REPEATS, round(burst / max(clock.measure(call, 1), 1e-3))))
 
 
-def take_turns(
+def time_interleaved(
     calls: Mapping[Key, Call],
     clock,
-    protocol: Protocol,
+    protocol: TimingProtocol,
     *,
     seed: int = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[Key, list[float]]:
     """Return each candidate's microseconds per call, one entry per round.
 
-    A candidate that takes SLOW microseconds or more has only SLOW_ROUNDS entries.
+    A candidate that takes SLOW_CALL_US or more has only SLOW_ROUNDS entries.
     """
-    order = random.Random(seed)
-    repeats = {name: estimate_repeats(clock, call, protocol.burst) for name, call in calls.items()}
+    rng = random.Random(seed)
+    repeats = {name: estimate_repeats(clock, call, protocol.burst_us) for name, call in calls.items()}
     samples: dict[Key, list[float]] = {name: [] for name in calls}
     with disable_garbage_collection():
-        for number in range(protocol.rounds):
-            for name in order.sample(list(calls), len(calls)):
-                if number >= SLOW_ROUNDS and samples[name][0] >= SLOW:
+        for round_index in range(protocol.rounds):
+            for name in rng.sample(list(calls), len(calls)):
+                if round_index >= SLOW_ROUNDS and samples[name][0] >= SLOW_CALL_US:
                     continue
                 clock.synchronize()
-                if protocol.idle[1]:
-                    sleep(order.uniform(*protocol.idle))
+                if protocol.pause_s[1]:
+                    sleep(rng.uniform(*protocol.pause_s))
                 samples[name].append(clock.measure(calls[name], repeats[name]))
     return samples
 
@@ -188,11 +188,11 @@ def disable_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def time_waited_calls(call: Call, wait: Call, seconds: float, max_calls: int = 200) -> list[float]:
+def time_synchronized_calls(call: Call, wait: Call, timeout_s: float, max_calls: int = 200) -> list[float]:
     """Return the microseconds of 3 to `max_calls` synchronized calls within `seconds`, after two warm-ups."""
     samples: list[float] = []
-    began = time.perf_counter()
-    while len(samples) < 5 or (time.perf_counter() - began < seconds and len(samples) < max_calls + 2):
+    started = time.perf_counter()
+    while len(samples) < 5 or (time.perf_counter() - started < timeout_s and len(samples) < max_calls + 2):
         start = time.perf_counter()
         call()
         wait()
@@ -219,6 +219,6 @@ def summarize(times: list[float]) -> Summary:
     return Summary(statistics.median(times), low, high)
 
 
-def compute_ratio(times: list[float], base: list[float]) -> float:
+def compute_ratio(times: list[float], base_times: list[float]) -> float:
     """Return the median ratio over the rounds in both lists."""
-    return statistics.median(time / other for time, other in zip(times, base, strict=False))
+    return statistics.median(time / base_time for time, base_time in zip(times, base_times, strict=False))

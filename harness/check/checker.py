@@ -24,7 +24,7 @@ from harness.devices.recorder import Order, Recording, is_cached, record_dtypes
 from harness.devices.targets import VIRTUAL
 from harness.errors import CompileFailed
 from harness.learner.blanks import Blank
-from harness.learner.work import Work, read_package_blanks
+from harness.learner.exercise import Exercise, read_package_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rungs import MojoRung, Rung
 from harness.toolchain.packages import OpPackage
@@ -147,19 +147,19 @@ class Checker:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def create_checker(work: Work, *, at_terminal: bool = False, **options: object) -> RungChecker:
+def create_checker(work: Exercise, *, at_terminal: bool = False, **options: object) -> RungChecker:
     """Return the checker of a learner's file; Python runs in a subprocess, where an exit fails only one gate.
 
     `at_terminal`: whether that code may read from the terminal.
     """
-    if work.in_package:
+    if work.is_mojo:
         return load_checker(work, **options)
     from harness.check.subprocess_checker import SubprocessChecker
 
     return SubprocessChecker(work, at_terminal=at_terminal, **options)
 
 
-def load_checker(work: Work, **options: object) -> RungChecker:
+def load_checker(work: Exercise, **options: object) -> RungChecker:
     """Return a file's checker, created with `options`, such as `seed`. Importing it may take seconds.
 
     Unless `options` has a dtype, kernels are also checked in NARROW.

@@ -14,7 +14,7 @@ from harness.console import Parser
 from harness.devices.targets import KINDS, VIRTUAL_LIMIT
 from harness.errors import UsageError
 from harness.invocation import format_command
-from harness.learner.work import Work, check_gate
+from harness.learner.exercise import Exercise, validate_gate
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.puzzle import Case, Demo, Gate, Puzzle
 from harness.spec.rungs import get_rung_name
@@ -75,13 +75,13 @@ class Options:
             object.__setattr__(self, "variants", self.puzzle.default_variants)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Exercise:
         """The file of the selected rung: the learner's, the solution's, or the one in another op package."""
         puzzle = self.puzzle
         rung = puzzle.find_rung(self.rung) if self.rung else puzzle.find_gate_rung(self.gate or "")
         if self.root not in ("problems", "solutions"):
-            return Work(puzzle, rung, ops=Path(self.root))
-        return Work(puzzle, rung, roots.solutions() if self.root == "solutions" else None)
+            return Exercise(puzzle, rung, ops=Path(self.root))
+        return Exercise(puzzle, rung, roots.get_solutions() if self.root == "solutions" else None)
 
     @property
     def per_file(self) -> "Sequence[Options]":
@@ -98,7 +98,7 @@ class Options:
     @property
     def checks_gates(self) -> bool:
         """True if results are per gate: for a Python file, or for one kernel gate on the virtual GPU."""
-        if not self.work.in_package:
+        if not self.work.is_mojo:
             return True
         if self.gate is None or self.dtype == "float64":
             return False
@@ -277,7 +277,7 @@ def join_names(names: Iterable[str], last: str = "or") -> str:
 def check_values(puzzle: Puzzle, flags: argparse.Namespace) -> None:
     """Raise UsageError, naming the flag, for a value that is invalid in any run."""
     try:
-        check_gate(puzzle, flags.rung, flags.gate)
+        validate_gate(puzzle, flags.rung, flags.gate)
     except UsageError as error:
         raise UsageError(f"--gate {flags.gate or repr('')}: {error}") from None
     if flags.dims:

@@ -21,7 +21,7 @@ from harness.devices.recorder import Order, record
 from harness.devices.replay import Replay
 from harness.devices.targets import VIRTUAL
 from harness.errors import Unsolved, UsageError
-from harness.learner.work import read_package_blanks
+from harness.learner.exercise import read_package_blanks
 from harness.spec.puzzle import Arrays, Case, Dims, Gate, Puzzle
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
@@ -180,7 +180,9 @@ def take_picture(
         shows = wrong or learner.failure or rank_causes(learner.findings, result, symptoms=True)
         if not remaining or result.state == "correct" or shows:
             break
-    solution = make_runner(roots.make_op_package(roots.solutions(), puzzle.name), gate, dims, checker)(case)
+    solution = make_runner(roots.make_op_package(roots.get_solutions(), puzzle.name), gate, dims, checker)(
+        case
+    )
     return add_explanation(Picture(puzzle, gate, case, result, learner, solution, wrong))
 
 

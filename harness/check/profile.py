@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch
 from harness.vgpu.checks.counters import IssueCount, Site, sum_traffic
@@ -61,7 +61,7 @@ class ReplayedVariant:
 class CountRequest:
     """A request to count each variant's costs, in its last `counted` case or, without any, its first case."""
 
-    work: Work
+    work: Exercise
     variants: tuple[str, ...]
     dims: Dims | None = None
     dtype: str = "float32"

@@ -21,7 +21,7 @@ from harness.check.results import (
 from harness.devices.targets import CPU
 from harness.errors import DamagedFile
 from harness.learner import blanks
-from harness.learner.work import read_rung_blanks
+from harness.learner.exercise import read_rung_blanks
 from harness.spec.puzzle import Case, Gate, Puzzle
 from harness.spec.rounding import as_array
 from harness.spec.rungs import Rung

@@ -31,8 +31,8 @@ from harness.devices.targets import Target
 from harness.errors import EnvironmentProblem
 from harness.spec.puzzle import Arrays, Case, Puzzle
 from harness.spec.rounding import convert_to_stored, to_float64
-from harness.toolchain.cache import STALE, cache_folder, compute_digest, discard, keep_file
-from harness.toolchain.roots import HERE
+from harness.toolchain.cache import STALE_AFTER_S, cache_file, compute_digest, discard, get_cache_folder
+from harness.toolchain.roots import PACKAGE_ROOT
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,9 @@ def list_code_files(puzzle: str) -> list[Path]:
     """Return the files that the reference results depend on."""
     folder = Path(sys.modules[f"harness.puzzles.{puzzle}"].__file__ or "").parent
     shared = ("puzzles/*.py", "spec/*.py", "nn/*_ops.py", "check/reference.py")
-    return sorted([*folder.rglob("*.py"), *(path for pattern in shared for path in HERE.glob(pattern))])
+    return sorted(
+        [*folder.rglob("*.py"), *(path for pattern in shared for path in PACKAGE_ROOT.glob(pattern))]
+    )
 
 
 @cache
@@ -107,7 +109,7 @@ def save_results(file: Path, results: tuple[Arrays, Arrays]) -> None:
     data = pickle.dumps(results, protocol=5)
     with suppress(EnvironmentProblem):
         discard(file)
-        keep_file(
+        cache_file(
             file, lambda staged: staged.write_bytes(hashlib.sha256(data).digest() + data), "PyTorch's answers"
         )
 
@@ -193,13 +195,13 @@ class Reference:
         ):
             return None
         with suppress(EnvironmentProblem):
-            parent = cache_folder("answers", name)
+            parent = get_cache_folder("answers", name)
             digest = compute_digest([compute_code_digest(name), *list_settings(), self.dtype, str(self.seed)])
             if not (parent / digest).is_dir():
                 for folder in parent.iterdir():
-                    if time.time() - folder.stat().st_mtime > STALE:
+                    if time.time() - folder.stat().st_mtime > STALE_AFTER_S:
                         shutil.rmtree(folder, ignore_errors=True)
-            return cache_folder("answers", name, digest)
+            return get_cache_folder("answers", name, digest)
 
     def get_terms(self, case: Case) -> dict[str, float]:
         """Return, for each quantity whose terms can cancel, the magnitude of these terms."""

@@ -30,7 +30,7 @@ from harness.check.results import Cases, GateIds, GateResult, OnFirst, select_ga
 from harness.console import report_progress
 from harness.devices.processes import GRACE, PRELOADED, START, find_stack_line, start_server
 from harness.errors import DamagedFile, WorkbookError
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.spec.catalogue import PUZZLES, find_puzzle
 from harness.spec.puzzle import Case
 from harness.spec.rungs import NumpyRung
@@ -49,7 +49,7 @@ class SubprocessChecker:
     `at_terminal`: whether the code may read from this process's terminal, as `input()` and `breakpoint()` do.
     """
 
-    def __init__(self, work: Work, *, at_terminal: bool = False, **options: object):
+    def __init__(self, work: Exercise, *, at_terminal: bool = False, **options: object):
         self.work = work
         self.terminal = find_terminal() if at_terminal else ""
         self.options = options
@@ -95,7 +95,7 @@ class SubprocessChecker:
 class Worker:
     """The parent's side of a worker process; `gate` is the gate being checked, None before the first."""
 
-    def __init__(self, work: Work, options: dict[str, object], terminal: str = ""):
+    def __init__(self, work: Exercise, options: dict[str, object], terminal: str = ""):
         self.gate: str | None = None
         self.folder = tempfile.TemporaryDirectory()
         self.stack = Path(self.folder.name) / "stack"

@@ -17,7 +17,7 @@ from harness.learner import blanks
 from harness.spec.catalogue import find_puzzle
 from harness.spec.rungs import MojoRung, Rung
 from harness.toolchain import roots
-from harness.toolchain.cache import cache_folder, compute_digest, keep_file
+from harness.toolchain.cache import cache_file, compute_digest, get_cache_folder
 from harness.toolchain.packages import OpPackage
 
 REQUIRED_KEYS = {"gate", "mistake", "file"}
@@ -54,7 +54,7 @@ class WrongKernel:
 
     @property
     def solution(self) -> Path:
-        folder = roots.solutions() / self.puzzle
+        folder = roots.get_solutions() / self.puzzle
         rung = self.target_rung
         return folder / "op" / self.file if isinstance(rung, MojoRung) else folder / rung.file
 
@@ -69,22 +69,22 @@ class WrongKernel:
         if isinstance(self.target_rung, MojoRung):
             return self.build_package().path
         text = self.edit_text(self.solution)
-        target = cache_folder("zoo", compute_digest([text])) / self.solution.name
-        return keep_file(target, lambda staged: staged.write_text(text), "a wrong solution")
+        target = get_cache_folder("zoo", compute_digest([text])) / self.solution.name
+        return cache_file(target, lambda staged: staged.write_text(text), "a wrong solution")
 
     def build_package(self) -> OpPackage:
         """Return the wrong kernel's package, at a cached path so that its compiled kernels are cached too."""
-        solution = roots.make_op_package(roots.solutions(), self.puzzle)
+        solution = roots.make_op_package(roots.get_solutions(), self.puzzle)
         key = compute_digest([solution.digest, self.file, self.gate, self.old, self.new])
-        target = cache_folder("zoo", key) / self.name
-        return OpPackage(keep_file(target, self.copy_package, "a wrong kernel"))
+        target = get_cache_folder("zoo", key) / self.name
+        return OpPackage(cache_file(target, self.copy_package, "a wrong kernel"))
 
     def copy_package(self, folder: Path) -> OpPackage:
         """Copy the package, with the edit, to `folder`, which must not exist.
 
         Raises DamagedFile unless the file contains the old text exactly once.
         """
-        source = roots.make_op_package(roots.solutions(), self.puzzle).path
+        source = roots.make_op_package(roots.get_solutions(), self.puzzle).path
         text = self.edit_text(source / self.file)
         shutil.copytree(source, folder)
         (folder / self.file).write_text(text)
@@ -99,7 +99,7 @@ class WrongKernel:
                 raise DamagedFile(
                     f"{self.name} has no old and no new, and no blank {self.gate} that is given wrong"
                 )
-            return blanks.join_pieces(blanks.split_blanks(text), {self.gate: blank.provided})
+            return blanks.join_segments(blanks.split_blanks(text), {self.gate: blank.provided})
         if text.count(self.old) != 1:
             raise DamagedFile(
                 f"wrong kernel {self.name} no longer applies: its old text occurs {text.count(self.old)} times "
@@ -110,7 +110,7 @@ class WrongKernel:
 
 def load_wrong_kernels(puzzle: str) -> list[WrongKernel]:
     """Return every wrong solution of a puzzle, by name. Raises DamagedFile."""
-    entries = sorted((roots.solutions() / puzzle / "wrong").glob("*.toml"))
+    entries = sorted((roots.get_solutions() / puzzle / "wrong").glob("*.toml"))
     return [read_entry(path, puzzle) for path in entries]
 
 

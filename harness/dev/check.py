@@ -11,12 +11,14 @@ from harness.learner import blanks, hints, layout
 from harness.spec.puzzle import Puzzle
 from harness.spec.rungs import MojoRung, Rung
 
-RUNGS_OF_A_LADDER = 3
-KNOWN = re.compile(r"[\w-]+\.(mojo|py)|(hints|survivors)\.toml|op(/.*)?/[\w-]+\.mojo|wrong/[\w-]+\.toml")
+MIN_HINTS = 3
+ALLOWED_FILE = re.compile(
+    r"[\w-]+\.(mojo|py)|(hints|survivors)\.toml|op(/.*)?/[\w-]+\.mojo|wrong/[\w-]+\.toml"
+)
 """Files allowed in a puzzle's folder of solutions."""
 
 
-def find_faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
+def find_errors(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     """Yield a line for each fault in a puzzle's files, with paths relative to the checkout."""
     solution = checkout / "solutions" / puzzle.name
     for path in list_required_files(checkout, puzzle):
@@ -24,7 +26,7 @@ def find_faults(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
             yield f"{path.relative_to(checkout)} is missing"
     for path in sorted(solution.rglob("*")):
         name = path.relative_to(solution).as_posix()
-        if path.is_file() and "__pycache__" not in name and not KNOWN.fullmatch(name):
+        if path.is_file() and "__pycache__" not in name and not ALLOWED_FILE.fullmatch(name):
             yield f"{path.relative_to(checkout)} is not part of a puzzle"
     for rung in puzzle.rungs:
         yield from check_rung(checkout, puzzle, rung)
@@ -60,12 +62,12 @@ def check_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
         return
     relative = path.relative_to(checkout)
     try:
-        present = blanks.find_blanks(blanks.read_source(path), str(relative))
+        by_id = blanks.find_blanks(blanks.read_source(path), str(relative))
     except DamagedFile as error:
         yield str(error)
         return
-    yield from (f"{relative} has no blank {id}" for id in rung.gates if id not in present)
-    yield from (f"{relative}: blank {id} is not a gate of the rung" for id in present if id not in rung.gates)
+    yield from (f"{relative} has no blank {id}" for id in rung.gates if id not in by_id)
+    yield from (f"{relative}: blank {id} is not a gate of the rung" for id in by_id if id not in rung.gates)
 
 
 def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
@@ -75,24 +77,26 @@ def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     if not files:
         yield f"solutions/{puzzle.name}/wrong holds no wrong solution"
     for file in files:
-        where = file.relative_to(checkout)
+        location = file.relative_to(checkout)
         try:
-            wrong = zoo.read_entry(file, puzzle.name)
-            rung = puzzle.find_rung(wrong.rung) if wrong.rung else puzzle.main_rung
-            wrong.edit_text(
-                solution / "op" / wrong.file if isinstance(rung, MojoRung) else solution / rung.file
+            wrong_kernel = zoo.read_entry(file, puzzle.name)
+            rung = puzzle.find_rung(wrong_kernel.rung) if wrong_kernel.rung else puzzle.main_rung
+            wrong_kernel.edit_text(
+                solution / "op" / wrong_kernel.file if isinstance(rung, MojoRung) else solution / rung.file
             )
         except (UsageError, OSError) as error:
-            yield f"{where}: {error}".replace(f"{where}: {file}", str(where)).replace(f"{checkout}/", "")
+            yield f"{location}: {error}".replace(f"{location}: {file}", str(location)).replace(
+                f"{checkout}/", ""
+            )
             continue
-        unknown = [id for id in (wrong.gate, *wrong.also) if id not in rung.gates]
-        yield from (f"{where}: {id} is not a gate" for id in unknown)
+        unknown = [id for id in (wrong_kernel.gate, *wrong_kernel.also) if id not in rung.gates]
+        yield from (f"{location}: {id} is not a gate" for id in unknown)
 
 
 def check_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     """Report ladders that are missing, too short, or for an unknown gate."""
-    where = f"solutions/{puzzle.name}/hints.toml"
-    if not (checkout / where).is_file():
+    location = f"solutions/{puzzle.name}/hints.toml"
+    if not (checkout / location).is_file():
         return
     try:
         ladders = hints.load_ladders(puzzle.name, checkout / "solutions")
@@ -101,16 +105,16 @@ def check_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
         return
     expected = [puzzle.get_ladder_name(rung, gate) for rung in puzzle.rungs for gate in rung.gates]
     for name in expected:
-        if len(ladders.get(name, ())) < RUNGS_OF_A_LADDER:
-            yield f"{where}: {name} has {len(ladders.get(name, ()))} rungs, at least {RUNGS_OF_A_LADDER} are required"
-    yield from (f"{where}: {name} is the ladder of no gate" for name in ladders if name not in expected)
+        if len(ladders.get(name, ())) < MIN_HINTS:
+            yield f"{location}: {name} has {len(ladders.get(name, ()))} rungs, at least {MIN_HINTS} are required"
+    yield from (f"{location}: {name} is the ladder of no gate" for name in ladders if name not in expected)
 
 
 def check_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
     """Report problem files that differ from the generated ones, and unexpected files in their folder."""
     solution, problem = (checkout / folder / puzzle.name for folder in ("solutions", "problems"))
     try:
-        for relative in layout.find_layout(solution).edited:
+        for relative in layout.find_layout(solution).problem_files:
             path = problem / relative
             skeleton = blanks.make_skeleton(blanks.read_source(solution / relative), str(solution / relative))
             if not path.is_file():
@@ -119,8 +123,8 @@ def check_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
                 yield f"{path.relative_to(checkout)} is out of step; `workbook dev generate` writes it"
     except DamagedFile as error:
         yield str(error).replace(f"{checkout}/", "")
-    for fault in layout.find_faults(solution, problem):
-        yield str(fault).replace(f"{checkout}/", "")
+    for error in layout.find_errors(solution, problem):
+        yield str(error).replace(f"{checkout}/", "")
 
 
 def check_recording(checkout: Path, puzzle: Puzzle) -> Iterator[str]:

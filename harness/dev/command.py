@@ -15,31 +15,31 @@ from harness.vgpu.checks.findings import format_count
 def main(arguments: list[str]) -> int:
     """Work on puzzles. Exit codes: 0 done; 1 a file is missing or out of date; 2 bad use."""
     parser = Parser(prog="workbook dev", description=main.__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
-    new = verbs.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)
-    new.add_argument("puzzle", help="its name, for example p27")
-    checked = verbs.add_parser("check", help=print_faults.__doc__, description=print_faults.__doc__)
-    checked.add_argument("puzzle", nargs="?", default="all", help="one puzzle, or all (the default)")
-    checked.add_argument(
+    commands = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    new_parser = commands.add_parser("new", help=write_new.__doc__, description=write_new.__doc__)
+    new_parser.add_argument("puzzle", help="its name, for example p27")
+    check_parser = commands.add_parser("check", help=print_errors.__doc__, description=print_errors.__doc__)
+    check_parser.add_argument("puzzle", nargs="?", default="all", help="one puzzle, or all (the default)")
+    check_parser.add_argument(
         "--mutants", action="store_true", help="check solutions with one mistake each, list those that pass"
     )
-    checked.add_argument(
+    check_parser.add_argument(
         "--rung", action="append", help="with --mutants: of this rung alone (may be repeated)"
     )
-    checked.add_argument(
+    check_parser.add_argument(
         "--most", type=int, metavar="N", help="with --mutants: so many of each rung, drawn by --seed"
     )
-    checked.add_argument("--seed", type=int, default=0, help="with --most: another draw")
-    generated = verbs.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
-    generated.add_argument("--check", action="store_true", help="write nothing, print the difference")
-    generated.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
-    formatted = verbs.add_parser("format", help=format_files.__doc__, description=format_files.__doc__)
-    formatted.add_argument("--check", action="store_true", help="write nothing, print the difference")
+    check_parser.add_argument("--seed", type=int, default=0, help="with --most: another draw")
+    generate_parser = commands.add_parser("generate", help=generate.__doc__, description=generate.__doc__)
+    generate_parser.add_argument("--check", action="store_true", help="write nothing, print the difference")
+    generate_parser.add_argument("--force", action="store_true", help="overwrite blanks that hold work")
+    format_parser = commands.add_parser("format", help=format_files.__doc__, description=format_files.__doc__)
+    format_parser.add_argument("--check", action="store_true", help="write nothing, print the difference")
     flags = parser.parse_args(arguments)
-    if not (roots.CHECKOUT / "solutions").is_dir() or (roots.CHECKOUT / roots.MARK).exists():
+    if not (roots.CHECKOUT / "solutions").is_dir() or (roots.CHECKOUT / roots.MARKER_FILE).exists():
         raise UsageError("dev works on a checkout of the workbook, and this is an installed package")
-    verbs_by_name = {"new": write_new, "check": print_faults, "generate": generate, "format": format_files}
-    return verbs_by_name[flags.verb](roots.CHECKOUT, flags)
+    functions = {"new": write_new, "check": print_errors, "generate": generate, "format": format_files}
+    return functions[flags.verb](roots.CHECKOUT, flags)
 
 
 def write_new(checkout: Path, flags: argparse.Namespace) -> int:
@@ -49,19 +49,19 @@ def write_new(checkout: Path, flags: argparse.Namespace) -> int:
     return 0
 
 
-def print_faults(checkout: Path, flags: argparse.Namespace) -> int:
+def print_errors(checkout: Path, flags: argparse.Namespace) -> int:
     """Name each missing, unexpected or outdated file of a puzzle."""
     names = list_puzzle_names() if flags.puzzle == "all" else [find_puzzle(flags.puzzle).name]
     if flags.mutants:
         return print_survivors(names, flags)
     if flags.rung or flags.most is not None or flags.seed:
         raise UsageError("--rung, --most and --seed belong to --mutants")
-    faults = [fault for name in names for fault in check.find_faults(checkout, find_puzzle(name))]
+    errors = [error for name in names for error in check.find_errors(checkout, find_puzzle(name))]
     if flags.puzzle == "all":
-        faults += check.find_unknown_folders(checkout, names)
-    print(*faults, sep="\n", end="\n" if faults else "")
-    print(f"{', '.join(names)}: {format_count(len(faults), 'fault') if faults else 'every file is there'}")
-    return int(bool(faults))
+        errors += check.find_unknown_folders(checkout, names)
+    print(*errors, sep="\n", end="\n" if errors else "")
+    print(f"{', '.join(names)}: {format_count(len(errors), 'fault') if errors else 'every file is there'}")
+    return int(bool(errors))
 
 
 def print_survivors(names: list[str], flags: argparse.Namespace) -> int:
@@ -71,13 +71,15 @@ def print_survivors(names: list[str], flags: argparse.Namespace) -> int:
         for line in mutation.find_outdated(puzzle):
             print(line)
             unexplained += 1
-        for work in mutation.list_works(puzzle, flags.rung):
-            tally = mutation.run(work, seed=flags.seed, most=flags.most)
-            where = work.solution.relative_to(roots.CHECKOUT)
-            for mutant in tally.survived:
-                print(f"{where}:{mutant.line}: {mutant.gate} passes with `{mutant.now}` for `{mutant.was}`")
-            unexplained += len(tally.survived)
-            print(f"{puzzle.name} {work.rung.id}: {tally}", flush=True)
+        for exercise in mutation.list_exercises(puzzle, flags.rung):
+            summary = mutation.run(exercise, seed=flags.seed, max_mutants=flags.most)
+            location = exercise.solution.relative_to(roots.CHECKOUT)
+            for mutant in summary.survivors:
+                print(
+                    f"{location}:{mutant.line}: {mutant.gate} passes with `{mutant.new}` for `{mutant.old}`"
+                )
+            unexplained += len(summary.survivors)
+            print(f"{puzzle.name} {exercise.rung.id}: {summary}", flush=True)
     return int(unexplained > 0)
 
 

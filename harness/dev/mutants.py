@@ -12,20 +12,29 @@ from itertools import pairwise
 from harness.check.zoo import WrongKernel
 from harness.learner import blanks
 from harness.learner.blanks import Blank
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.spec.rungs import MojoRung
 
 Edit = tuple[int, int, str]
 """(start, end, new): the characters from `start` to `end` are replaced by `new`."""
 OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "%", "%": "//", "**": "*", "@": "*"}
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
-WORDS = {"is not": "is", "is": "is not", "not in": "in", "in": "not in"}
-NAMES = {"max": "min", "min": "max", "all": "any", "any": "all", "mean": "sum", "sum": "mean"}
-EITHER_WAY = ("max", "min", "maximum", "minimum", "logaddexp", "transpose", "swapaxes", "promote_types")
+WORD_OPERATORS = {"is not": "is", "is": "is not", "not in": "in", "in": "not in"}
+FUNCTION_SWAPS = {"max": "min", "min": "max", "all": "any", "any": "all", "mean": "sum", "sum": "mean"}
+SYMMETRIC_FUNCTIONS = (
+    "max",
+    "min",
+    "maximum",
+    "minimum",
+    "logaddexp",
+    "transpose",
+    "swapaxes",
+    "promote_types",
+)
 """Functions that are symmetric in their arguments."""
-WATCHES = ("strict",)
+CHECKING_KEYWORDS = ("strict",)
 """Keyword arguments that only turn a mistake elsewhere into an exception."""
-MOJO_NAMES = {"max": "min", "min": "max", "rsqrt": "sqrt", "exp": "log", "x": "y", "y": "x"}
+MOJO_NAME_SWAPS = {"max": "min", "min": "max", "rsqrt": "sqrt", "exp": "log", "x": "y", "y": "x"}
 ARITHMETIC = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
 }  # fmt: skip
@@ -33,7 +42,7 @@ RELATIONS = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is", ast.IsNot: "is not",
     ast.In: "in", ast.NotIn: "not in",
 }  # fmt: skip
-SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr)
+SIMPLE_STATEMENTS = (ast.Assign, ast.AugAssign, ast.Expr)
 
 
 @dataclass(frozen=True)
@@ -42,26 +51,26 @@ class Mutant:
 
     gate: str
     line: int
-    was: str
-    now: str
+    old: str
+    new: str
     text: str
 
-    def make_wrong_kernel(self, work: Work) -> WrongKernel:
-        rung = work.rung
+    def make_wrong_kernel(self, exercise: Exercise) -> WrongKernel:
+        rung = exercise.rung
         file = rung.source if isinstance(rung, MojoRung) else rung.file
-        text = blanks.read_source(work.solution)
-        return WrongKernel(work.puzzle.name, "mutant", self.gate, "", file, text, self.text, rung=rung.id)
+        text = blanks.read_source(exercise.solution)
+        return WrongKernel(exercise.puzzle.name, "mutant", self.gate, "", file, text, self.text, rung=rung.id)
 
 
-def list_mutants(work: Work) -> list[Mutant]:
+def list_mutants(exercise: Exercise) -> list[Mutant]:
     """Return every mutant of a rung's blanks, in file order."""
-    text = blanks.read_source(work.solution)
-    edits = list_python_edits if work.rung.language == "Python" else list_mojo_edits
+    text = blanks.read_source(exercise.solution)
+    edits = list_python_edits if exercise.rung.language == "Python" else list_mojo_edits
     by_text: dict[str, Mutant] = {}
     for blank in blanks.find_blanks(text).values():
         for edit in sorted(edits(text, blank)):
             mutant = make_mutant(text, blank, edit)
-            if mutant.text != text and (work.rung.language == "Mojo" or is_python(mutant.text)):
+            if mutant.text != text and (exercise.rung.language == "Mojo" or is_python(mutant.text)):
                 by_text.setdefault(mutant.text, mutant)
     return list(by_text.values())
 
@@ -71,8 +80,10 @@ def make_mutant(text: str, blank: Blank, edit: Edit) -> Mutant:
     start, end, new = edit
     changed = text[:start] + new + text[end:]
     first, last = text.rfind("\n", 0, start) + 1, text.find("\n", end)
-    was, now = text[first:last], changed[first : last + len(changed) - len(text)]
-    return Mutant(blank.id, text.count("\n", 0, start) + 1, join_words(was), join_words(now), changed)
+    old_lines, new_lines = text[first:last], changed[first : last + len(changed) - len(text)]
+    return Mutant(
+        blank.id, text.count("\n", 0, start) + 1, join_words(old_lines), join_words(new_lines), changed
+    )
 
 
 def join_words(lines: str) -> str:
@@ -106,13 +117,17 @@ def list_python_edits(text: str, blank: Blank) -> Iterator[Edit]:
 
     inside = range(blank.line, blank.line + len(blank.body))
     tree = ast.parse(text)
-    watch = {k.value for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg in WATCHES}
+    checking_values = {
+        k.value for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg in CHECKING_KEYWORDS
+    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.expr | ast.stmt) and node.lineno in inside and node not in watch:
+        if isinstance(node, ast.expr | ast.stmt) and node.lineno in inside and node not in checking_values:
             yield from list_node_edits(node, text, get_span)
             for name in ("body", "orelse"):
-                listed = getattr(node, name, None)
-                yield from list_order_edits(listed if isinstance(listed, list) else [], text, get_span)
+                statements = getattr(node, name, None)
+                yield from list_order_edits(
+                    statements if isinstance(statements, list) else [], text, get_span
+                )
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.lineno not in inside]
     for function in functions:
         yield from list_order_edits([n for n in function.body if n.lineno in inside], text, get_span)
@@ -137,7 +152,7 @@ def list_node_edits(
             yield from replace_between(left, right, old, OPERATORS[old])
         case ast.Compare(left, [op, *_], [right, *_]):
             old = RELATIONS[type(op)]
-            yield from replace_between(left, right, old, (COMPARISONS | WORDS)[old])
+            yield from replace_between(left, right, old, (COMPARISONS | WORD_OPERATORS)[old])
         case ast.BoolOp(op, values):
             old, new = ("and", "or") if isinstance(op, ast.And) else ("or", "and")
             for left, right in pairwise(values):
@@ -171,21 +186,21 @@ def list_node_edits(
 
 def list_call_edits(node: ast.Call, text: str, get_span: Callable[..., tuple[int, int]]) -> Iterator[Edit]:
     """Yield the edits of a call: drop a keyword, swap two arguments, replace or drop the function."""
-    for keyword in (argument for argument in node.keywords if argument.arg not in WATCHES):
+    for keyword in (argument for argument in node.keywords if argument.arg not in CHECKING_KEYWORDS):
         first, last = get_span(keyword)
         before = re.search(r",\s*$", text[:first])
         after = re.match(r",\s*", text[last:])
         yield before.start() if before else first, last + (after.end() if after and not before else 0), ""
-    for left, right in pairwise(node.args if get_function_name(node.func) not in EITHER_WAY else ()):
+    for left, right in pairwise(node.args if get_function_name(node.func) not in SYMMETRIC_FUNCTIONS else ()):
         (a, b), (c, d) = get_span(left), get_span(right)
         yield a, d, text[c:d] + text[b:c] + text[a:b]
     match node.func:
-        case ast.Name(id=name) if name in NAMES:
-            yield *get_span(node.func), NAMES[name]
+        case ast.Name(id=name) if name in FUNCTION_SWAPS:
+            yield *get_span(node.func), FUNCTION_SWAPS[name]
         case ast.Attribute(value, name):
             end = get_span(node.func)[1]
-            if name in NAMES:
-                yield end - len(name), end, NAMES[name]
+            if name in FUNCTION_SWAPS:
+                yield end - len(name), end, FUNCTION_SWAPS[name]
             if not node.args and not node.keywords and not isinstance(value, ast.Name):
                 yield *get_span(node), text[slice(*get_span(value))]
             elif not node.args and not node.keywords:
@@ -201,22 +216,28 @@ def list_order_edits(
 ) -> Iterator[Edit]:
     """Yield the edits that swap two adjacent simple statements."""
     for first, second in pairwise(body):
-        if isinstance(first, SIMPLE) and isinstance(second, SIMPLE) and does_order_matter(first, second):
+        if (
+            isinstance(first, SIMPLE_STATEMENTS)
+            and isinstance(second, SIMPLE_STATEMENTS)
+            and does_order_matter(first, second)
+        ):
             (a, b), (c, d) = get_span(first), get_span(second)
             yield a, d, text[c:d] + text[b:c] + text[a:b]
 
 
-def does_order_matter(one: ast.stmt, other: ast.stmt) -> bool:
+def does_order_matter(first_statement: ast.stmt, second_statement: ast.stmt) -> bool:
     """Check whether two statements' order may matter: one writes a name that the other uses, or is a bare
     call. Incrementing a counter only matters to a call that uses the counter.
     """
-    if is_constant_statement(one):
+    if is_constant_statement(first_statement):
         return False
-    both = (one, other)
-    counter = any(isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant) for node in both)
-    if not counter and any(isinstance(node, ast.Expr) for node in both):
+    statements = (first_statement, second_statement)
+    counter = any(
+        isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant) for node in statements
+    )
+    if not counter and any(isinstance(node, ast.Expr) for node in statements):
         return True
-    written, used = zip(*(find_names(node) for node in both), strict=True)
+    written, used = zip(*(find_names(node) for node in statements), strict=True)
     return bool(written[0] & used[1] or written[1] & used[0])
 
 
@@ -237,10 +258,10 @@ def is_constant_statement(node: ast.stmt) -> bool:
 
 # ---- Mojo --------------------------------------------------------------------------------------------------
 
-TOKEN = re.compile(r"(?<= )(<=|>=|==|!=|\+=|-=|//|[-+*/%<>])(?= )")
+OPERATOR = re.compile(r"(?<= )(<=|>=|==|!=|\+=|-=|//|[-+*/%<>])(?= )")
 NUMBER = re.compile(r"(?<![\w.])\d+(\.\d+)?(?![\w.])")
-NAME = re.compile(r"\b(" + "|".join(MOJO_NAMES) + r")\b(?=[\[(]|$|[^\w(])")
-PAIR = re.compile(r"[\[(]([\w.]+), ([\w.]+)[\])]")
+NAME = re.compile(r"\b(" + "|".join(MOJO_NAME_SWAPS) + r")\b(?=[\[(]|$|[^\w(])")
+ARGUMENT_PAIR = re.compile(r"[\[(]([\w.]+), ([\w.]+)[\])]")
 GUARD = re.compile(r"^\s*(?:el)?(?:if|while) (?P<test>.+):$")
 STATEMENT = re.compile(
     r"^\s*(?!var |ref |return|if |for |elif |else|while |comptime |def |@|\))[\w.]+.*[^:,(\[]$"
@@ -250,29 +271,32 @@ STATEMENT = re.compile(
 def list_mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
     """Yield the edits of a blank, line by line."""
     offset = sum(len(line) + 1 for line in text.split("\n")[: blank.line - 1])
-    previous, opened = "", 0
+    previous, depth = "", 0
     for line in blank.body:
         code = line.split("#")[0].rstrip()
         if code and '"""' not in code:
             for start, end, new in list_line_edits(code):
-                if not opened or new != "pass":  # inside brackets a line is only part of a statement
+                if not depth or new != "pass":  # inside brackets a line is only part of a statement
                     yield offset + start, offset + end, new
             if STATEMENT.match(code) and STATEMENT.match(previous) and does_line_order_matter(previous, code):
                 yield offset - len(previous) - 1, offset + len(code), f"{code}\n{previous}"
         previous = code if code == line else ""
-        opened += len(re.findall(r"[(\[]", code)) - len(re.findall(r"[)\]]", code))
+        depth += len(re.findall(r"[(\[]", code)) - len(re.findall(r"[)\]]", code))
         offset += len(line) + 1
 
 
-def does_line_order_matter(one: str, other: str) -> bool:
+def does_line_order_matter(first_statement: str, second_statement: str) -> bool:
     """Check whether two lines' order may matter: one writes a name that the other uses, or is a bare call."""
-    if count_indent(one) != count_indent(other):
+    if count_indent(first_statement) != count_indent(second_statement):
         return False
-    halves = [re.split(r"(?<![=<>!])[-+*/]?=(?!=)", line, maxsplit=1) for line in (one, other)]
-    if any(len(half) == 1 for half in halves):
+    sides = [
+        re.split(r"(?<![=<>!])[-+*/]?=(?!=)", line, maxsplit=1)
+        for line in (first_statement, second_statement)
+    ]
+    if any(len(side) == 1 for side in sides):
         return True
-    written = [re.findall(r"\w+", half[0])[0] for half in halves]
-    used = [re.findall(r"\w+", " ".join(half)) for half in halves]
+    written = [re.findall(r"\w+", side[0])[0] for side in sides]
+    used = [re.findall(r"\w+", " ".join(side)) for side in sides]
     return written[0] in used[1] or written[1] in used[0]
 
 
@@ -281,7 +305,7 @@ def count_indent(line: str) -> int:
 
 
 def list_line_edits(code: str) -> Iterator[Edit]:
-    for match in TOKEN.finditer(code):
+    for match in OPERATOR.finditer(code):
         old = match[1]
         if old in ("+=", "-="):
             yield *match.span(), {"+=": "-=", "-=": "+="}[old]
@@ -293,8 +317,8 @@ def list_line_edits(code: str) -> Iterator[Edit]:
         yield *match.span(), repr(2 * float(value) or 1.0) if "." in value else str(int(value) + 1)
     for match in NAME.finditer(code):
         if match[1] not in "xy" or code[: match.start()].endswith(("_idx.", "_dim.")):
-            yield *match.span(), MOJO_NAMES[match[1]]
-    for match in PAIR.finditer(code):
+            yield *match.span(), MOJO_NAME_SWAPS[match[1]]
+    for match in ARGUMENT_PAIR.finditer(code):
         yield match.start(1), match.end(2), f"{match[2]}, {match[1]}"
     for old, new in ((" and ", " or "), (" or ", " and "), ("True", "False"), ("False", "True")):
         for match in re.finditer(rf"(?<!\w){old}(?!\w)" if old.strip() == old else old, code):

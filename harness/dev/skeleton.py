@@ -9,7 +9,7 @@ from harness.learner import blanks, layout
 
 TEMPLATE = Path(__file__).parent / "template"
 FOLDERS = ("harness/puzzles/pNN", "solutions/pNN", "problems/pNN", "tests/pNN", "book/src/puzzle_NN")
-BEFORE = "# Reference"
+REFERENCE_HEADING = "# Reference"
 """The heading in the book's summary before which a new chapter is listed."""
 
 
@@ -20,24 +20,28 @@ def write(checkout: Path, name: str) -> Iterator[Path]:
     """
     if not re.fullmatch(r"p\d\d", name):
         raise UsageError(f"dev new {name}: a puzzle is called p and two digits, for example p27")
-    existing = [dest for dest in (fill_names(dest, name) for dest in FOLDERS) if (checkout / dest).exists()]
+    existing = [
+        folder
+        for folder in (fill_in_number(folder, name) for folder in FOLDERS)
+        if (checkout / folder).exists()
+    ]
     if existing:
         raise UsageError(f"dev new {name}: {', '.join(existing)} already exists")
     files = (path for path in TEMPLATE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     for source in sorted(files):
-        target = checkout / fill_names(str(source.relative_to(TEMPLATE)), name)
+        target = checkout / fill_in_number(str(source.relative_to(TEMPLATE)), name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(fill_names(source.read_text(encoding="utf-8"), name), encoding="utf-8")
+        target.write_text(fill_in_number(source.read_text(encoding="utf-8"), name), encoding="utf-8")
         yield target
     solutions, problems = checkout / "solutions", checkout / "problems"
-    layout.put_link(solutions / "shared", solutions / name / "op" / "shared")
+    layout.create_link(solutions / "shared", solutions / name / "op" / "shared")
     yield solutions / name / "op" / "shared"
     yield from blanks.generate_problems(solutions / name, problems / name)
     yield add_to_summary(checkout / "book" / "src" / "SUMMARY.md", name)
     yield add_to_tasks(checkout / "pixi.toml", name)
 
 
-def fill_names(text: str, name: str) -> str:
+def fill_in_number(text: str, name: str) -> str:
     return text.replace("NN", name.removeprefix("p"))
 
 
@@ -46,7 +50,7 @@ def add_to_summary(summary: Path, name: str) -> Path:
     text = summary.read_text(encoding="utf-8")
     number = name.removeprefix("p")
     line = f"- [Puzzle {number}: a stand-in](puzzle_{number}/puzzle_{number}.md)\n"
-    before, heading, after = text.rpartition(f"\n{BEFORE}\n")
+    before, heading, after = text.rpartition(f"\n{REFERENCE_HEADING}\n")
     summary.write_text(f"{before}{line}{heading}{after}" if heading else text + line, encoding="utf-8")
     return summary
 

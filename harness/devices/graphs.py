@@ -30,8 +30,15 @@ from max.graph import BufferType, DeviceRef, Graph, KernelLibrary, Module, Tenso
 from harness.errors import CompileFailed
 from harness.spec.ops import Call
 from harness.spec.rounding import as_array, as_tensor
-from harness.toolchain.cache import cache_folder, compute_digest, discard, keep_file, keep_text, read_text
-from harness.toolchain.disk import get_disk_full_error
+from harness.toolchain.cache import (
+    cache_file,
+    cache_text,
+    compute_digest,
+    discard,
+    get_cache_folder,
+    read_cached_text,
+)
+from harness.toolchain.disk import find_disk_full_error
 from harness.toolchain.packages import OpPackage
 
 if TYPE_CHECKING:  # the layers import this module, which must not import puzzles
@@ -172,7 +179,7 @@ def load_graphs(
     dtypes = {name: dtype if isinstance(dtype, str) else dtype[name] for name in graphs}
     parts = [dtype if isinstance(dtype, str) else repr(sorted(dtypes.items())), repr(sorted(graphs.items()))]
     key = compute_digest([package.digest, version("max"), target, kind, *parts])
-    path = cache_folder("graphs") / f"{key}.mef"
+    path = get_cache_folder("graphs") / f"{key}.mef"
     session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
     compiled, names_in_unit = read_cached(path), {name: name for name in graphs}
     entries = {
@@ -195,7 +202,7 @@ def load_graphs(
     before_init()
     models = strip_prefixes(session.init_all(compiled))
     if not cached:
-        keep_file(path, lambda staged: export_graph(compiled, staged), "the compiled graph")
+        cache_file(path, lambda staged: export_graph(compiled, staged), "the compiled graph")
         if len(graphs) > 1:
             for name, entry in entries.items():
                 record_unit(path.parent / f"{entry}.unit", f"{path.name} {name}")
@@ -234,7 +241,7 @@ def read_unit_with(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledMo
         entries: Name of a graph -> name of its cache entry, a file that names the unit.
     """
     files = {name: folder / f"{entry}.unit" for name, entry in entries.items()}
-    texts = {name: text for name, file in files.items() if (text := read_text(file)) is not None}
+    texts = {name: text for name, file in files.items() if (text := read_cached_text(file)) is not None}
     if len(texts) < len(files):
         return None, {}
     entries_in_unit = {name: text.split(" ", 1) for name, text in texts.items()}
@@ -247,7 +254,7 @@ def read_unit_with(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledMo
 def record_unit(file: Path, text: str) -> None:
     """Record which unit contains a graph, replacing an earlier record."""
     discard(file)
-    keep_text(file, lambda: text, "the compiled graph")
+    cache_text(file, lambda: text, "the compiled graph")
 
 
 def export_graph(compiled: CompiledModel, path: Path) -> None:
@@ -275,7 +282,7 @@ def compile_graph(session: InferenceSession, module: Module, package: OpPackage)
     located = [
         line for line in lines if re.search(r"\.mojo:\d+:\d+: (error: |note: constraint failed)", line)
     ]
-    if not located and (full := get_disk_full_error(text)):
+    if not located and (full := find_disk_full_error(text)):
         raise full from failure
     reason = (located or [line for line in lines if "error:" in line] or [str(failure)])[0]
     raise CompileFailed(f"{package.path} does not compile\n{reason}", text.strip()) from failure

@@ -13,10 +13,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from harness.toolchain.cache import cache_folder, compute_digest, create_staging_folder, keep_text, read_text
+from harness.toolchain.cache import (
+    cache_text,
+    compute_digest,
+    create_staging_folder,
+    get_cache_folder,
+    read_cached_text,
+)
 from harness.toolchain.diagnostics import Diagnostic, parse_diagnostics
 from harness.toolchain.mojo_items import Item, Items, split_arguments
-from harness.toolchain.packages import OpPackage, compile_failed, get_mojo_version, run_mojo
+from harness.toolchain.packages import OpPackage, get_mojo_version, make_compile_error, run_mojo
 from harness.vgpu.ptx.parser import decode_file_names
 
 CONTENTS = "the recorded launches"
@@ -85,12 +91,12 @@ class Kernels:
         """Return a digest of all host code that determines the launches recorded by `program`."""
         launched = {name for source in self.items.sources.values() for item in source.items
                     for name in LAUNCHED.findall(item.text)}  # fmt: skip
-        needed = self.items.find_needed(find_words(program), but=launched)
+        needed = self.items.find_dependencies(find_words(program), exclude=launched)
         return compute_digest([get_mojo_version(), *program, *self.flags, *self.describe(needed)])
 
     def extract_launch_code(self, program: Iterable[str]) -> dict[str, str]:
         """Return file -> the part of its text that the launches recorded by `program` need."""
-        return self.items.cut_out(self.items.find_needed(find_words(program)))
+        return self.items.extract_items(self.items.find_dependencies(find_words(program)))
 
     def cache_plan(self, file: Path, lines: Iterable[str], kernels: dict[str, Instance]) -> None:
         """Cache the recorded lines of a variant's case, and the kernel of each symbol in them."""
@@ -99,7 +105,7 @@ class Kernels:
             return
         heads = [" ".join([f"{MARK}kernel", s, kernels[s].function, *kernels[s].parameters]) for s in used]
         text = "\n".join([*heads, *lines, ""])
-        keep_text(file, lambda: text, CONTENTS)
+        cache_text(file, lambda: text, CONTENTS)
 
     def describe(self, items: Iterable[Item]) -> list[str]:
         """Return the texts of items and of the imports they use, for a digest."""
@@ -114,31 +120,31 @@ class Kernels:
         """Return the cache file of a kernel's PTX; None if its function is missing or ambiguous."""
         if len(self.items.by_name.get(kernel.function, ())) != 1:
             return None
-        needed = self.describe(self.items.find_needed([kernel.function]))
+        needed = self.describe(self.items.find_dependencies([kernel.function]))
         parts = [get_mojo_version(), *self.flags, kernel.source_text, *needed]
-        return cache_folder("kernels") / f"{compute_digest(parts)}.txt"
+        return get_cache_folder("kernels") / f"{compute_digest(parts)}.txt"
 
     def cache_ptx(self, kernel: Instance, symbol: str, ptx: str, folder: Path) -> None:
         """Cache the PTX of a kernel; `folder` is the folder that its package was compiled in."""
         file = self.get_cache_file(kernel)
         if file is None:
             return
-        needed = self.items.find_needed([kernel.function])
+        needed = self.items.find_dependencies([kernel.function])
         locations = [(item.file, item.line, len(item.lines)) for item in needed]
         head = json.dumps({"symbol": symbol, "items": locations})
         text = ptx.replace(f'"{folder}/', f'"{PACKAGE}/')
-        keep_text(file, lambda: f"{head}\n{text}", CONTENTS)
+        cache_text(file, lambda: f"{head}\n{text}", CONTENTS)
 
     def read_ptx(self, kernel: Instance, symbol: str) -> str | None:
         """Return a kernel's cached PTX with the package's current line numbers; None if it is not cached."""
         file = self.get_cache_file(kernel)
-        entry = read_text(file) if file else None
+        entry = read_cached_text(file) if file else None
         if entry is None:
             return None
         head, _, text = entry.partition("\n")
         entry_head = json.loads(head)
         text = text.replace(entry_head["symbol"], symbol)
-        now = self.items.find_needed([kernel.function])
+        now = self.items.find_dependencies([kernel.function])
         moved = {
             (old[0], number): number - old[1] + item.line
             for old, item in zip(entry_head["items"], now, strict=True)
@@ -163,14 +169,14 @@ class Kernels:
     def raise_own_error(self, kernels: Sequence[Instance], output: str) -> None:
         """Raise CompileFailed if this package caused the compiler's errors."""
         if self._is_own_error(parse_diagnostics(output), self.find_needed(kernels)):
-            raise compile_failed(self.package.path, output)
+            raise make_compile_error(self.package.path, output)
 
     def find_needed(self, kernels: Iterable[Instance]) -> list[Item]:
-        return self.items.find_needed({kernel.function for kernel in kernels})
+        return self.items.find_dependencies({kernel.function for kernel in kernels})
 
     def write_package(self, folder: Path, kernels: Sequence[Instance]) -> None:
         """Write a package `op` to a new folder, with only the items that the kernels need."""
-        for file, text in self.items.cut_out(self.find_needed(kernels)).items():
+        for file, text in self.items.extract_items(self.find_needed(kernels)).items():
             path = folder / "op" / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -196,7 +202,7 @@ def compile_together(expected: Sequence[tuple[Kernels, Sequence[Instance]]]) -> 
 
     Returns "" or the compiler's error output, with the packages' own paths.
     """
-    with create_staging_folder(cache_folder("kernels"), CONTENTS) as folder:
+    with create_staging_folder(get_cache_folder("kernels"), CONTENTS) as folder:
         folder = folder.resolve()
         copies = [folder / f"copy_{number}" for number in range(len(expected))]
         flat = [

@@ -11,7 +11,7 @@ from harness.devices.graphs import Program, load_graphs
 from harness.nn.arguments import DTYPES
 from harness.spec.ops import Call, OpSpec
 from harness.toolchain.packages import OpPackage
-from harness.toolchain.roots import make_op_package, solutions
+from harness.toolchain.roots import get_solutions, make_op_package
 
 Tensor = torch.Tensor
 compiling = threading.Lock()
@@ -33,7 +33,7 @@ class Graphs:
 
     @property
     def package(self) -> OpPackage:
-        return make_op_package(solutions(), self.puzzle)
+        return make_op_package(get_solutions(), self.puzzle)
 
     def make_calls(self, **parameters: str) -> dict[str, tuple[Call, ...]]:
         return {op.name: (Call(op, tuple(parameters.items())),) for op in self.ops}

@@ -26,9 +26,15 @@ from harness.devices.kernel_cache import (
 from harness.devices.record_program import generate_program_for
 from harness.errors import CompileFailed
 from harness.toolchain import roots
-from harness.toolchain.cache import cache_folder, compute_digest, create_staging_folder, keep_text, read_text
+from harness.toolchain.cache import (
+    cache_text,
+    compute_digest,
+    create_staging_folder,
+    get_cache_folder,
+    read_cached_text,
+)
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
+from harness.toolchain.packages import OpPackage, make_compile_error, run_mojo
 from harness.vgpu.ptx.parser import decode_file_names
 
 LAUNCHER = Path(__file__).with_name("recording") / "recorder.mojo"
@@ -137,19 +143,19 @@ class Order:
 
 def record(order: Order) -> Recording:
     """Record a package's launches, or load them from the cache. Raises CompileFailed."""
-    if read_text(_cache_file(order)) is None and (parts := _assemble_from_cache(order)):
+    if read_cached_text(_cache_file(order)) is None and (parts := _assemble_from_cache(order)):
         return parts
     return record_many([order])[0]
 
 
 def is_recorded(order: Order) -> bool:
     in_parts = _read_plans(order) is not None and not _find_missing(order)
-    return in_parts or read_text(_cache_file(order)) is not None
+    return in_parts or read_cached_text(_cache_file(order)) is not None
 
 
 def is_cached(orders: Iterable[Order]) -> bool:
     """Return whether all recordings, or at least their plans, are cached, so that recording takes seconds."""
-    return all(read_text(_cache_file(order)) is not None or _read_plans(order) for order in orders)
+    return all(read_cached_text(_cache_file(order)) is not None or _read_plans(order) for order in orders)
 
 
 def record_dtypes(orders: Sequence[Order]) -> list[Recording]:
@@ -158,7 +164,7 @@ def record_dtypes(orders: Sequence[Order]) -> list[Recording]:
     Raises CompileFailed if one of them does not compile.
     """
     kernels = _get_kernels(orders[0])
-    uncached = [order for order in orders if read_text(_cache_file(order)) is None]
+    uncached = [order for order in orders if read_cached_text(_cache_file(order)) is None]
     if uncached and all(_read_plans(order) for order in uncached):
         missing = [kernel for order in uncached for kernel in _find_missing(order)]
         if missing:  # even an empty program takes a second to compile
@@ -175,7 +181,7 @@ def record_many(orders: Sequence[Order]) -> list[Recording]:
     and shared parts are compiled once. Raises CompileFailed for the first package that does not compile.
     """
     files = {order: _cache_file(order) for order in orders}
-    missing = [order for order, file in files.items() if read_text(file) is None]
+    missing = [order for order, file in files.items() if read_cached_text(file) is None]
     recordings: dict[Order, Recording] = {}
     for small in (False, True):
         together = [order for order in missing if order.variants and order.small_grid == small]
@@ -199,7 +205,7 @@ def record_many(orders: Sequence[Order]) -> list[Recording]:
 
     for order, file in files.items():
         if order not in recordings:
-            recordings[order] = parse(keep_text(file, partial(make, order), CONTENTS))
+            recordings[order] = parse(cache_text(file, partial(make, order), CONTENTS))
     return [recordings[order] for order in orders]
 
 
@@ -250,7 +256,7 @@ def _cache_file(order: Order) -> Path:
     package = [order.package.digest, str(order.package.path.resolve())]
     programs = map(order.fill_in, _generate_programs(order.puzzle).values())
     key = compute_digest([*package, *order.flags, repr(order.dims), *programs])
-    return cache_folder("recordings") / f"{key}.txt"
+    return get_cache_folder("recordings") / f"{key}.txt"
 
 
 def _get_kernels(order: Order) -> Kernels:
@@ -264,7 +270,7 @@ def _compute_host_digest(order: Order) -> str:
 
 
 def _get_plan_files(order: Order) -> dict[tuple[str, tuple[int, ...]], Path]:
-    host, folder = _compute_host_digest(order), cache_folder("plans")
+    host, folder = _compute_host_digest(order), get_cache_folder("plans")
     return {
         (variant, dims): folder / f"{compute_digest([host, variant, repr(dims)])}.txt"
         for dims in order.dims
@@ -274,7 +280,7 @@ def _get_plan_files(order: Order) -> dict[tuple[str, tuple[int, ...]], Path]:
 
 def _read_plans(order: Order) -> tuple[str, dict[str, Instance]] | None:
     """Return (an order's plans as one text, symbol -> kernel), or None if a plan is missing."""
-    plans = [text for file in _get_plan_files(order).values() if (text := read_text(file)) is not None]
+    plans = [text for file in _get_plan_files(order).values() if (text := read_cached_text(file)) is not None]
     if not plans or len(plans) < len(order.dims) * len(order.variants):
         return None
     text = "\n".join(plans)
@@ -340,7 +346,7 @@ def _cache_parts(order: Order, text: str) -> None:
 
 def _generate_programs(puzzle: str) -> dict[str, str]:
     """Return file name -> text for the recording program of a puzzle's package, and for its launcher."""
-    program = generate_program_for(puzzle, roots.solutions() / puzzle / "op")
+    program = generate_program_for(puzzle, roots.get_solutions() / puzzle / "op")
     return {"record.mojo": program, LAUNCHER.name: LAUNCHER.read_text("utf-8")}
 
 
@@ -350,7 +356,7 @@ def _run_launcher(orders: list[Order], *, marks: bool = True, plan: bool = False
     With `marks`, the launch code also prints the kernel of each launch, unless that does not compile. With
     `plan`, kernels are not compiled, and each package is reduced to the code that its launches need.
     """
-    with create_staging_folder(cache_folder("recordings"), CONTENTS) as folder:
+    with create_staging_folder(get_cache_folder("recordings"), CONTENTS) as folder:
         folder = folder.resolve()
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a",
@@ -361,7 +367,7 @@ def _run_launcher(orders: list[Order], *, marks: bool = True, plan: bool = False
         refused = marks and any(f"{MARK}instance" in message.text for message in parse_diagnostics(output))
         if result.returncode != 0 and (plan or (len(orders) == 1 and not refused)):
             path = orders[0].package.path
-            raise compile_failed(path, _name_paths(output, folder, path))
+            raise make_compile_error(path, _name_paths(output, folder, path))
     if result.returncode != 0 and refused:
         return _run_launcher(orders, marks=False)
     if result.returncode != 0:  # bisect the orders to find the package that fails

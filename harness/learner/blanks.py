@@ -34,17 +34,17 @@ from pathlib import Path
 
 from harness.errors import DamagedFile
 from harness.invocation import format_command
-from harness.learner.layout import find_faults, find_layout, is_link_to, put_link
+from harness.learner.layout import create_link, find_errors, find_layout, is_link_to
 
-START = re.compile(
-    r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+)(?: \(given (?P<mark>[0-9a-f]{8})\))?: (?P<task>.+)$"
+START_MARKER = re.compile(
+    r"^(?P<indent>[ \t]*)# BLANK-START (?P<id>\w+)(?: \(given (?P<hash>[0-9a-f]{8})\))?: (?P<task>.+)$"
 )
-GIVEN = re.compile(r"^[ \t]*# BLANK-GIVEN (?P<id>\w+)(?: as (?P<other>\w+))?$")
-AS_GIVEN = "unsolved while it reads as given"
-END = re.compile(rf"^[ \t]*# BLANK-END (?P<id>\w+)(?: \({AS_GIVEN}: (?P<mark>[0-9a-f]{{8}})\))?$")
-MARKED = re.compile(rf" \((?:given|{AS_GIVEN}:) [0-9a-f]{{8}}\)")
-MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|GIVEN|END)")
-MAX_BYTES = 2**22
+PROVIDED_MARKER = re.compile(r"^[ \t]*# BLANK-GIVEN (?P<id>\w+)(?: as (?P<source>\w+))?$")
+HASH_LABEL = "unsolved while it reads as given"
+END_MARKER = re.compile(rf"^[ \t]*# BLANK-END (?P<id>\w+)(?: \({HASH_LABEL}: (?P<hash>[0-9a-f]{{8}})\))?$")
+PROVIDED_HASH = re.compile(rf" \((?:given|{HASH_LABEL}:) [0-9a-f]{{8}}\)")
+ANY_MARKER = re.compile(r"^[ \t]*#\s*BLANK-(START|GIVEN|END)")
+MAX_SOURCE_BYTES = 2**22
 """Size limit of a source file, in bytes."""
 
 
@@ -93,71 +93,77 @@ def split_blanks(text: str, name: str = "the file") -> list[str | Blank]:
     Line endings are normalised to "\n". Raises DamagedFile, naming file and line, for a marker that is
     malformed, unpaired, nested or repeated.
     """
-    pieces: list[str | Blank] = []
+    segments: list[str | Blank] = []
     ids: set[str] = set()
-    opened: re.Match[str] | None = None
-    opened_at = 0
+    open_marker: re.Match[str] | None = None
+    open_line = 0
     body: list[str] = []
     provided: list[str] | None = None
-    others: dict[str, str | None] = {}
+    provided_from: dict[str, str | None] = {}
 
-    def make_error(number: int, what: str) -> DamagedFile:
-        return DamagedFile(f"{name}:{number}: {what}")
+    def make_error(number: int, problem: str) -> DamagedFile:
+        return DamagedFile(f"{name}:{number}: {problem}")
 
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
-        start, middle, end = (form.match(line.rstrip()) for form in (START, GIVEN, END))
-        if MARKER.match(line) and not (start or middle or end):
+        start, provided_start, end = (
+            pattern.match(line.rstrip()) for pattern in (START_MARKER, PROVIDED_MARKER, END_MARKER)
+        )
+        if ANY_MARKER.match(line) and not (start or provided_start or end):
             raise make_error(number, f"damaged blank marker {line.strip()!r}")
-        if start and opened:
-            raise make_error(number, f"blank {start['id']} starts inside blank {opened['id']}")
+        if start and open_marker:
+            raise make_error(number, f"blank {start['id']} starts inside blank {open_marker['id']}")
         if start and start["id"] in ids:
             raise make_error(number, f"blank {start['id']} occurs twice")
-        if end and (not opened or end["id"] != opened["id"]):
+        if end and (not open_marker or end["id"] != open_marker["id"]):
             raise make_error(number, f"BLANK-END {end['id']} without its BLANK-START")
-        if middle and (not opened or middle["id"] != opened["id"] or provided is not None):
-            raise make_error(number, f"BLANK-GIVEN {middle['id']} without its BLANK-START")
+        if provided_start and (
+            not open_marker or provided_start["id"] != open_marker["id"] or provided is not None
+        ):
+            raise make_error(number, f"BLANK-GIVEN {provided_start['id']} without its BLANK-START")
         if start:
-            opened, opened_at, body, provided = start, number, [], None
+            open_marker, open_line, body, provided = start, number, [], None
             ids.add(start["id"])
-            pieces.append(line)
-        elif end and opened:
-            id, task, indent = opened["id"], opened["task"], opened["indent"]
-            code, mark = tuple(provided or ()), end["mark"] or opened["mark"] or ""
-            pieces += [Blank(id, task, indent, tuple(body), opened_at + 1, code, mark), line]
-            opened, provided = None, None
-        elif middle:
-            provided, others[middle["id"]] = [], middle["other"]
-        elif opened and provided is not None:
-            if not line.startswith(f"{opened['indent']}#"):
-                raise make_error(number, f"the provided code of blank {opened['id']} must be in comments")
-            rest = line[len(opened["indent"]) + 1 :].removeprefix(" ")
-            provided.append(f"{opened['indent']}{rest}" if rest else "")
-        elif opened:
+            segments.append(line)
+        elif end and open_marker:
+            id, task, indent = open_marker["id"], open_marker["task"], open_marker["indent"]
+            code, digest = tuple(provided or ()), end["hash"] or open_marker["hash"] or ""
+            segments += [Blank(id, task, indent, tuple(body), open_line + 1, code, digest), line]
+            open_marker, provided = None, None
+        elif provided_start:
+            provided, provided_from[provided_start["id"]] = [], provided_start["source"]
+        elif open_marker and provided is not None:
+            if not line.startswith(f"{open_marker['indent']}#"):
+                raise make_error(
+                    number, f"the provided code of blank {open_marker['id']} must be in comments"
+                )
+            code_line = line[len(open_marker["indent"]) + 1 :].removeprefix(" ")
+            provided.append(f"{open_marker['indent']}{code_line}" if code_line else "")
+        elif open_marker:
             body.append(line)
         else:
-            pieces.append(line)
-    if opened:
-        raise make_error(opened_at, f"blank {opened['id']} has no BLANK-END")
-    bodies = {piece.id: piece.body for piece in pieces if isinstance(piece, Blank)}
-    for position, piece in enumerate(pieces):
-        if isinstance(piece, Blank) and (other := others.get(piece.id)):
-            if other not in bodies:
+            segments.append(line)
+    if open_marker:
+        raise make_error(open_line, f"blank {open_marker['id']} has no BLANK-END")
+    bodies = {segment.id: segment.body for segment in segments if isinstance(segment, Blank)}
+    for position, segment in enumerate(segments):
+        if isinstance(segment, Blank) and (source_id := provided_from.get(segment.id)):
+            if source_id not in bodies:
                 raise make_error(
-                    piece.line - 1, f"blank {piece.id} is given as {other}, which is not a blank here"
+                    segment.line - 1, f"blank {segment.id} is given as {source_id}, which is not a blank here"
                 )
-            pieces[position] = replace(piece, provided=bodies[other])
-    return pieces
+            segments[position] = replace(segment, provided=bodies[source_id])
+    return segments
 
 
 def read_source(path: Path) -> str:
     """Return the text of a file. Raises DamagedFile unless it is a readable text file."""
     try:
-        if what := find_read_problem(path):
-            raise DamagedFile(f"{path}: {what}; {describe_repair(path)}")
+        if problem := find_read_problem(path):
+            raise DamagedFile(f"{path}: {problem}; {describe_repair(path)}")
         data = path.read_bytes()
         if data.startswith(codecs.BOM_UTF8):
-            what = "begins with a byte order mark, which Mojo does not take: save it as UTF-8 without BOM"
-            raise DamagedFile(f"{path}:1: {what}")
+            problem = "begins with a byte order mark, which Mojo does not take: save it as UTF-8 without BOM"
+            raise DamagedFile(f"{path}:1: {problem}")
         text = data.decode()
         if "\0" in text:  # Mojo stops reading a file there
             raise DamagedFile(
@@ -165,27 +171,27 @@ def read_source(path: Path) -> str:
             )
         return text
     except FileNotFoundError:
-        what = "the file is missing"
+        problem = "the file is missing"
         if path.is_symlink():
-            what = f"links to {os.readlink(path)}, which is not there"
+            problem = f"links to {os.readlink(path)}, which is not there"
     except IsADirectoryError:
-        what = "there is a folder in place of the file"
+        problem = "there is a folder in place of the file"
     except UnicodeDecodeError as error:
-        before = error.object[: error.start]
-        column = len(before.rpartition(b"\n")[2].decode(errors="replace")) + 1
-        what = f"line {before.count(10) + 1}, column {column}: the byte {error.object[error.start]:#04x} is not UTF-8 text"
+        valid_bytes = error.object[: error.start]
+        column = len(valid_bytes.rpartition(b"\n")[2].decode(errors="replace")) + 1
+        problem = f"line {valid_bytes.count(10) + 1}, column {column}: the byte {error.object[error.start]:#04x} is not UTF-8 text"
     except OSError as error:
-        what = f"cannot be read ({error.strerror})"
-    raise DamagedFile(f"{path}: {what}; {describe_repair(path)}")
+        problem = f"cannot be read ({error.strerror})"
+    raise DamagedFile(f"{path}: {problem}; {describe_repair(path)}")
 
 
 def find_read_problem(path: Path) -> str:
     """Return why an existing path must not be opened (a pipe would block), or "" if it may be."""
-    facts = path.stat()
-    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)):
+    status = path.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return "is not a regular file"
-    if facts.st_size > MAX_BYTES:
-        return f"has {facts.st_size:,} bytes, which no source file needs"
+    if status.st_size > MAX_SOURCE_BYTES:
+        return f"has {status.st_size:,} bytes, which no source file needs"
     return ""
 
 
@@ -201,40 +207,42 @@ def require_blanks(blanks: dict[str, Blank], expected: Iterable[str], name: str)
 
 
 def find_blanks(text: str, name: str = "the file") -> dict[str, Blank]:
-    return {piece.id: piece for piece in split_blanks(text, name) if isinstance(piece, Blank)}
+    return {segment.id: segment for segment in split_blanks(text, name) if isinstance(segment, Blank)}
 
 
-def join_pieces(pieces: list[str | Blank], bodies: dict[str, tuple[str, ...]]) -> str:
+def join_segments(segments: list[str | Blank], bodies: dict[str, tuple[str, ...]]) -> str:
     lines: list[str] = []
-    for piece in pieces:
-        lines += bodies.get(piece.id, piece.body) if isinstance(piece, Blank) else [piece]
+    for segment in segments:
+        lines += bodies.get(segment.id, segment.body) if isinstance(segment, Blank) else [segment]
     return "\n".join(lines)
 
 
 def make_skeleton(solution: str, name: str = "the file") -> str:
     """Return the problem file of a solution file: blanks emptied, book anchors without `_solution`."""
-    pieces = split_blanks(solution, name)
+    segments = split_blanks(solution, name)
     bodies: dict[str, tuple[str, ...]] = {}
-    for position, piece in enumerate(pieces):
-        if isinstance(piece, Blank):
-            fill_in = f"{piece.indent}# FILL IN (about {piece.size} line{'s' * (piece.size != 1)})"
-            bodies[piece.id] = piece.provided or (fill_in,)
-            if piece.provided:
-                marked = f"{piece.id} ({AS_GIVEN}: {hash_code(piece.provided)})"
-                pieces[position + 1] = f"{piece.indent}# BLANK-END {marked}"
-    return re.sub(r"(# ANCHOR(?:_END)?: *\w+?)_solution\b", r"\1", join_pieces(pieces, bodies))
+    for position, segment in enumerate(segments):
+        if isinstance(segment, Blank):
+            fill_in = f"{segment.indent}# FILL IN (about {segment.size} line{'s' * (segment.size != 1)})"
+            bodies[segment.id] = segment.provided or (fill_in,)
+            if segment.provided:
+                label = f"{segment.id} ({HASH_LABEL}: {hash_code(segment.provided)})"
+                segments[position + 1] = f"{segment.indent}# BLANK-END {label}"
+    return re.sub(r"(# ANCHOR(?:_END)?: *\w+?)_solution\b", r"\1", join_segments(segments, bodies))
 
 
 def fill_blanks(problem: str, solution: str, name: str = "the file") -> str:
     """Return the problem file with its blanks filled from the solution."""
     bodies = {id: blank.body for id, blank in find_blanks(solution).items()}
-    return join_pieces(split_blanks(problem, name), bodies)
+    return join_segments(split_blanks(problem, name), bodies)
 
 
 def remove_blanks(text: str, name: str = "the file") -> str:
     """Return the file without its blanks' bodies and the hashes of provided code."""
-    pieces = split_blanks(text, name)
-    return MARKED.sub("", join_pieces(pieces, {piece.id: () for piece in pieces if isinstance(piece, Blank)}))
+    segments = split_blanks(text, name)
+    return PROVIDED_HASH.sub(
+        "", join_segments(segments, {segment.id: () for segment in segments if isinstance(segment, Blank)})
+    )
 
 
 def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -> list[Path]:
@@ -243,48 +251,48 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
     Raises DamagedFile rather than overwrite work in a blank, or a file in place of a link, unless `force`.
     """
     written: list[Path] = []
-    parts = find_layout(solutions)
-    for relative in parts.edited:
+    layout = find_layout(solutions)
+    for relative in layout.problem_files:
         solution, target = solutions / relative, problems / relative
         expected = make_skeleton(solution.read_text(encoding="utf-8"), str(solution))
         # Writing through a link would overwrite the solution.
-        present = target.read_text(encoding="utf-8") if target.is_file() and not target.is_symlink() else None
-        if present == expected:
+        current = target.read_text(encoding="utf-8") if target.is_file() and not target.is_symlink() else None
+        if current == expected:
             continue
-        present_blanks = {} if present is None or force else find_blanks(present, str(target))
-        if any(blank.size for blank in present_blanks.values()):
+        current_blanks = {} if current is None or force else find_blanks(current, str(target))
+        if any(blank.size for blank in current_blanks.values()):
             raise DamagedFile(f"{target}: a blank holds work; --force overwrites it")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         target.write_text(expected, encoding="utf-8")
         written.append(target)
-    for relative in parts.linked:
+    for relative in layout.links:
         solution, target = solutions / relative, problems / relative
         if is_link_to(target, solution):
             continue
         if target.is_dir() and not target.is_symlink():
             raise DamagedFile(f"{target}: there is a folder in place of the link; move it away")
-        is_own = target.is_file() and not target.is_symlink() and not force
-        if is_own and not (solution.is_file() and target.read_bytes() == solution.read_bytes()):
+        is_learner_file = target.is_file() and not target.is_symlink() and not force
+        if is_learner_file and not (solution.is_file() and target.read_bytes() == solution.read_bytes()):
             message = "there is a file of your own in place of the link; --force overwrites it"
             raise DamagedFile(f"{target}: {message}")
-        put_link(solution, target)
+        create_link(solution, target)
         written.append(target)
     return written
 
 
 def check_problems(solutions: Path, problems: Path) -> int:
     """Print diffs of problem files from their skeletons, and layout errors; return 1 if there are any."""
-    different = False
-    for relative in find_layout(solutions).edited:
+    has_differences = False
+    for relative in find_layout(solutions).problem_files:
         expected = make_skeleton((solutions / relative).read_text(encoding="utf-8"))
         target = problems / relative
-        present = target.read_text(encoding="utf-8") if target.is_file() else ""
-        texts = present.splitlines(), expected.splitlines()
+        current = target.read_text(encoding="utf-8") if target.is_file() else ""
+        texts = current.splitlines(), expected.splitlines()
         diff = list(difflib.unified_diff(*texts, str(target), "generated", n=1))
-        different |= bool(diff)
+        has_differences |= bool(diff)
         print(*diff, sep="\n", end="\n" if diff else "")
-    for fault in find_faults(solutions, problems):
-        different = True
-        print(fault)
-    return int(different)
+    for error in find_errors(solutions, problems):
+        has_differences = True
+        print(error)
+    return int(has_differences)

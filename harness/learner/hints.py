@@ -23,7 +23,7 @@ class Hint:
 
 def load_ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[Hint]]:
     """Return every ladder of a puzzle by name, "dx" or "numpy-dx". Raises UsageError."""
-    path = (solutions or roots.solutions()) / puzzle / "hints.toml"
+    path = (solutions or roots.get_solutions()) / puzzle / "hints.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         entries: dict[str, list[dict[str, str]]] = {

@@ -13,7 +13,7 @@ from harness.invocation import format_command
 from harness.toolchain import roots
 
 SUFFIXES = {".mojo", ".py"}
-BLANK = "BLANK-START"
+BLANK_START = "BLANK-START"
 # Extra files to ignore: backups by `reset`, compiled Python, temporary files.
 IGNORED_SUFFIXES = (".bak", ".pyc", ".tmp")
 
@@ -22,8 +22,8 @@ IGNORED_SUFFIXES = (".bak", ".pyc", ".tmp")
 class Layout:
     """The files to edit and the links of a learner's folder: sorted paths, relative to it."""
 
-    edited: tuple[Path, ...]
-    linked: tuple[Path, ...]
+    problem_files: tuple[Path, ...]
+    links: tuple[Path, ...]
 
 
 def find_layout(solutions: Path) -> Layout:
@@ -41,7 +41,7 @@ def find_layout(solutions: Path) -> Layout:
                 linked.append(relative / name)
         for name in names:
             if Path(name).suffix in SUFFIXES:
-                if BLANK in (folder / name).read_text(encoding="utf-8"):
+                if BLANK_START in (folder / name).read_text(encoding="utf-8"):
                     edited.append(relative / name)
                 elif in_package:
                     linked.append(relative / name)
@@ -50,23 +50,25 @@ def find_layout(solutions: Path) -> Layout:
 
 def has_blanks(folder: Path) -> bool:
     return not folder.is_symlink() and any(
-        BLANK in path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.suffix in SUFFIXES
+        BLANK_START in path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
+        if path.suffix in SUFFIXES
     )
 
 
-def compute_link(solution: Path, link: Path) -> str:
+def compute_link_target(solution: Path, link: Path) -> str:
     return os.path.relpath(solution.parent.resolve() / solution.name, link.parent.resolve())
 
 
 def is_link_to(path: Path, solution: Path) -> bool:
-    return path.is_symlink() and os.readlink(path) == compute_link(solution, path)
+    return path.is_symlink() and os.readlink(path) == compute_link_target(solution, path)
 
 
-def put_link(solution: Path, link: Path) -> None:
+def create_link(solution: Path, link: Path) -> None:
     """Create a link to a solution's file, replacing any file at the link's path."""
     link.parent.mkdir(parents=True, exist_ok=True)
     temporary = link.with_name(f"{link.name}.{os.getpid()}.tmp")
-    temporary.symlink_to(compute_link(solution, link))
+    temporary.symlink_to(compute_link_target(solution, link))
     os.replace(temporary, link)
 
 
@@ -74,24 +76,24 @@ def put_link(solution: Path, link: Path) -> None:
 
 
 @dataclass(frozen=True)
-class LayoutFault:
+class LayoutError:
     """A wrong or missing path in a learner's folder; `broken` if it prevents compiling."""
 
     path: Path
-    what: str
-    broken: bool = False
+    description: str
+    prevents_build: bool = False
 
     def __str__(self) -> str:
-        return f"{self.path} {self.what}"
+        return f"{self.path} {self.description}"
 
 
-def find_faults(solutions: Path, problems: Path) -> Iterator[LayoutFault]:
+def find_errors(solutions: Path, problems: Path) -> Iterator[LayoutError]:
     """Yield links that are missing, dangling or replaced, and files that are not part of a puzzle."""
     expected = find_layout(solutions)
-    for relative in expected.linked:
-        if fault := check_link(problems / relative, solutions / relative):
-            yield fault
-    known = {*expected.edited, *expected.linked}
+    for relative in expected.links:
+        if error := check_link(problems / relative, solutions / relative):
+            yield error
+    known = {*expected.problem_files, *expected.links}
     for parent, folders, names in os.walk(problems):
         relative = Path(parent).relative_to(problems)
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
@@ -105,30 +107,30 @@ def find_faults(solutions: Path, problems: Path) -> Iterator[LayoutFault]:
             name for name in folders if is_unknown(name) and not name.startswith("__pycache__")
         )
         for name in filter(is_unknown, sorted([*names, *links])):
-            yield LayoutFault(problems / relative / name, "is not part of the puzzle")
+            yield LayoutError(problems / relative / name, "is not part of the puzzle")
 
 
-def check_link(path: Path, solution: Path) -> LayoutFault | None:
+def check_link(path: Path, solution: Path) -> LayoutError | None:
     """Return the fault at the path of a link, or None if the link is correct."""
     if is_link_to(path, solution) and path.exists():
         return None
     if path.is_symlink():
         if not path.exists():
-            return LayoutFault(path, f"links to {os.readlink(path)}, which is not there", broken=True)
-        return LayoutFault(path, f"links to {os.readlink(path)}, not to the solution's")
+            return LayoutError(path, f"links to {os.readlink(path)}, which is not there", prevents_build=True)
+        return LayoutError(path, f"links to {os.readlink(path)}, not to the solution's")
     if not path.exists():
-        return LayoutFault(path, "is missing", broken=True)
+        return LayoutError(path, "is missing", prevents_build=True)
     is_small = path.is_file() and path.stat().st_size < 1000
-    if is_small and path.read_bytes() == os.fsencode(compute_link(solution, path)):
+    if is_small and path.read_bytes() == os.fsencode(compute_link_target(solution, path)):
         problem = "is a text file instead of a link: check out again with `git config core.symlinks true`"
-        return LayoutFault(path, problem, broken=True)
-    return LayoutFault(path, "is your own, not the link to the solution's")
+        return LayoutError(path, problem, prevents_build=True)
+    return LayoutError(path, "is your own, not the link to the solution's")
 
 
-def list_notes(puzzle: str, problems: Path | None = None) -> list[str]:
+def check_layout(puzzle: str, problems: Path | None = None) -> list[str]:
     """Return a line for each fault in a folder. Raises DamagedFile for one that prevents compiling."""
-    all_faults = list(find_faults(roots.solutions() / puzzle, (problems or roots.problems()) / puzzle))
-    for fault in all_faults:
-        if fault.broken:
-            raise DamagedFile(f"{fault}; `{format_command(f'reset {puzzle}')}` puts it back")
-    return [str(fault) for fault in all_faults]
+    errors = list(find_errors(roots.get_solutions() / puzzle, (problems or roots.get_problems()) / puzzle))
+    for error in errors:
+        if error.prevents_build:
+            raise DamagedFile(f"{error}; `{format_command(f'reset {puzzle}')}` puts it back")
+    return [str(error) for error in errors]

@@ -11,10 +11,10 @@ from pathlib import Path
 from harness.learner.blanks import Blank
 from harness.toolchain import roots
 from harness.toolchain.cache import compute_digest
-from harness.toolchain.disk import write_whole
+from harness.toolchain.disk import write_atomically
 
 FILE_NAME = ".workbook-progress.json"
-BEGUN = ("begun", "changed")
+IN_PROGRESS = ("begun", "changed")
 """The states of a blank with work in progress."""
 
 
@@ -29,7 +29,7 @@ class Progress:
     path: Path
     passed: dict[str, str] = field(default_factory=dict)
     hints: dict[str, int] = field(default_factory=dict)
-    unsaved: dict[tuple[str, str], str | int | None] = field(default_factory=dict)
+    unsaved_changes: dict[tuple[str, str], str | int | None] = field(default_factory=dict)
     save_error: str = ""
 
     @classmethod
@@ -40,54 +40,54 @@ class Progress:
         return progress
 
     def refresh(self) -> None:
-        read: dict[str, dict[str, str | int]] = {}
+        tables: dict[str, dict[str, str | int]] = {}
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            for name, kind in TABLES.items():
-                read[name] = {str(key): kind(value) for key, value in data.get(name, {}).items()}
+            for table, value_type in TABLES.items():
+                tables[table] = {str(key): value_type(value) for key, value in data.get(table, {}).items()}
         except (OSError, ValueError, TypeError, AttributeError):
-            read = {name: {} for name in TABLES}
-        for (name, ladder), value in self.unsaved.items():
-            read[name].pop(ladder, None)
-            read[name] |= {} if value is None else {ladder: value}
-        vars(self).update(read)
+            tables = {table: {} for table in TABLES}
+        for (table, key), value in self.unsaved_changes.items():
+            tables[table].pop(key, None)
+            tables[table] |= {} if value is None else {key: value}
+        vars(self).update(tables)
 
-    def change(self, name: str, ladder: str, value: str | int | None) -> None:
+    def set_value(self, table: str, key: str, value: str | int | None) -> None:
         """Change one value in memory and in the file; if saving fails, the file stays intact."""
-        self.unsaved[name, ladder] = value
+        self.unsaved_changes[table, key] = value
         try:
             with lock_folder(self.path.parent):
                 self.refresh()
-                data = {name: getattr(self, name) for name in TABLES}
-                write_whole(self.path, json.dumps(data, indent=2, sort_keys=True) + "\n")
+                data = {table: getattr(self, table) for table in TABLES}
+                write_atomically(self.path, json.dumps(data, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             self.refresh()
             self.save_error = error.strerror or str(error)
         else:
-            self.unsaved, self.save_error = {}, ""
+            self.unsaved_changes, self.save_error = {}, ""
 
-    def record_result(self, ladder: str, blank: Blank, correct: bool) -> None:
+    def record_result(self, key: str, blank: Blank, correct: bool) -> None:
         """Record that a blank has passed, or no longer does."""
         self.refresh()
-        passed, digest = self.passed.get(ladder), hash_blank(blank)
+        passed, digest = self.passed.get(key), hash_blank(blank)
         if correct and passed != digest:
-            self.change("passed", ladder, digest)
+            self.set_value("passed", key, digest)
         elif not correct and passed == digest:
-            self.change("passed", ladder, None)
+            self.set_value("passed", key, None)
 
-    def record_hint(self, ladder: str, rung: int) -> None:
+    def record_hint(self, key: str, number: int) -> None:
         """Record the highest hint read."""
         self.refresh()
-        if rung > self.hints.get(ladder, 0):
-            self.change("hints", ladder, rung)
+        if number > self.hints.get(key, 0):
+            self.set_value("hints", key, number)
 
-    def get_state(self, ladder: str, blank: Blank) -> str:
+    def get_state(self, key: str, blank: Blank) -> str:
         """Return "unsolved", "passed", "changed" since it passed, or "begun"."""
         if blank.size == 0:
             return "unsolved"
-        if ladder not in self.passed:
+        if key not in self.passed:
             return "begun"
-        return "passed" if self.passed[ladder] == hash_blank(blank) else "changed"
+        return "passed" if self.passed[key] == hash_blank(blank) else "changed"
 
 
 TABLES = {"passed": str, "hints": int}
@@ -102,10 +102,10 @@ def hash_blank(blank: Blank) -> str:
 @contextmanager
 def lock_folder(folder: Path) -> Generator[None]:
     """Hold an exclusive lock on a folder, without a lock file. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a network folder may not support locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        os.close(descriptor)

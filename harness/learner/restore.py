@@ -12,7 +12,7 @@ from harness.toolchain.disk import replace_file
 BACKUP_SUFFIX = ".bak"
 
 
-def restore_text(path: Path, solution: Path, blank: str | None = None) -> str:
+def make_restored_text(path: Path, solution: Path, blank: str | None = None) -> str:
     """Return a problem file's content after a reset of one blank or of all.
 
     For one blank, raises DamagedFile if the file is missing or damaged, UsageError if the blank is unknown.
@@ -25,11 +25,11 @@ def restore_text(path: Path, solution: Path, blank: str | None = None) -> str:
         raise UsageError(f"unknown blank {blank!r}; there is {', '.join(skeleton_blanks)}")
     try:
         text = blanks.read_source(path)
-        pieces = blanks.split_blanks(text, str(path))
-        blanks.require_blanks({p.id: p for p in pieces if isinstance(p, blanks.Blank)}, [blank], str(path))
+        segments = blanks.split_blanks(text, str(path))
+        blanks.require_blanks({p.id: p for p in segments if isinstance(p, blanks.Blank)}, [blank], str(path))
     except DamagedFile as error:
         raise DamagedFile(f"one blank of a damaged file cannot be found: {error}") from None
-    joined = blanks.join_pieces(pieces, {blank: skeleton_blanks[blank].body})
+    joined = blanks.join_segments(segments, {blank: skeleton_blanks[blank].body})
     return joined.replace("\n", "\r\n") if text.count("\r\n") * 2 > text.count("\n") else joined
 
 
@@ -37,14 +37,14 @@ def back_up(path: Path) -> Path | None:
     """Copy a file, or move a folder, to a new name next to it; return that path, None if there is none."""
     if not path.exists():
         return None
-    stamp = time.strftime("%Y-%m-%d-%H%M%S")
-    target = path.with_name(f"{path.name}.{stamp}{BACKUP_SUFFIX}")
+    timestamp = time.strftime("%Y-%m-%d-%H%M%S")
+    target = path.with_name(f"{path.name}.{timestamp}{BACKUP_SUFFIX}")
     number = 2
     while target.exists():
-        target = path.with_name(f"{path.name}.{stamp}-{number}{BACKUP_SUFFIX}")
+        target = path.with_name(f"{path.name}.{timestamp}-{number}{BACKUP_SUFFIX}")
         number += 1
     # Move what is too slow to copy: a folder, an endless pipe, or a file too large for source code.
-    if not path.is_file() or path.stat().st_size > blanks.MAX_BYTES:
+    if not path.is_file() or path.stat().st_size > blanks.MAX_SOURCE_BYTES:
         path.rename(target)
         return target
     try:
@@ -55,10 +55,10 @@ def back_up(path: Path) -> Path | None:
     return target
 
 
-def list_missing(solutions: Path, problems: Path) -> list[Path]:
+def list_missing_files(solutions: Path, problems: Path) -> list[Path]:
     """Return the problem files that do not exist, relative to the puzzle's folder."""
-    edited = layout.find_layout(solutions).edited
-    return [relative for relative in edited if not os.path.lexists(problems / relative)]
+    problem_files = layout.find_layout(solutions).problem_files
+    return [relative for relative in problem_files if not os.path.lexists(problems / relative)]
 
 
 def restore_file(path: Path, content: str | Path) -> Path | None:
@@ -66,7 +66,7 @@ def restore_file(path: Path, content: str | Path) -> Path | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     backup = back_up(path)
     if isinstance(content, Path):
-        layout.put_link(content, path)
+        layout.create_link(content, path)
         return backup
     replace_file(path, content)
     return backup

@@ -11,10 +11,10 @@ from harness.errors import UsageError
 from harness.invocation import format_command
 from harness.learner import blanks, layout, restore
 from harness.toolchain import roots
-from harness.toolchain.disk import write_failed, write_whole
+from harness.toolchain.disk import make_write_error, write_atomically
 
 DISTRIBUTION = "mojo-gpu-workbook"
-BOOK = Path("book") / "html"
+BOOK_FOLDER = Path("book") / "html"
 """The built book in the learner's folder."""
 
 
@@ -23,8 +23,8 @@ class UpdatedFile:
     """An updated problem file, the blanks kept in it, and a backup of the old file if lines were lost."""
 
     path: Path
-    kept: tuple[str, ...]
-    copy: Path | None
+    kept_blanks: tuple[str, ...]
+    backup: Path | None
 
 
 def get_version() -> str:
@@ -34,17 +34,17 @@ def get_version() -> str:
 def read_version(folder: Path) -> str | None:
     """Return the version that wrote a learner's folder; None if it was not created by `init`."""
     try:
-        return str(json.loads((folder / roots.MARK).read_text(encoding="utf-8"))["version"])
+        return str(json.loads((folder / roots.MARKER_FILE).read_text(encoding="utf-8"))["version"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def describe_outdated(folder: Path) -> str | None:
     """Return the message for a folder written by another version of this program, or None."""
-    before, now = read_version(folder), get_version()
-    if before in (None, now):
+    before, current_version = read_version(folder), get_version()
+    if before in (None, current_version):
         return None
-    return f"written by version {before}, this is {now}: `{format_command('update')}` renews the folder, your blanks stay"
+    return f"written by version {before}, this is {current_version}: `{format_command('update')}` renews the folder, your blanks stay"
 
 
 def create(folder: Path, *, book: bool) -> int:
@@ -52,26 +52,28 @@ def create(folder: Path, *, book: bool) -> int:
 
     Raises UsageError unless the folder is new or empty, or if a book is requested and this package has none.
     """
-    if (folder / roots.MARK).exists():
+    if (folder / roots.MARKER_FILE).exists():
         raise UsageError(f"{folder} is a workbook already: inside it, `{format_command('update')}` renews it")
-    if above := next((place for place in folder.resolve().parents if (place / roots.MARK).exists()), None):
-        raise UsageError(f"{folder} would lie inside the workbook {above}: name a folder outside of it")
+    if enclosing := next(
+        (parent for parent in folder.resolve().parents if (parent / roots.MARKER_FILE).exists()), None
+    ):
+        raise UsageError(f"{folder} would lie inside the workbook {enclosing}: name a folder outside of it")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name a new folder")
     if folder.is_dir() and any(folder.iterdir()):
         raise UsageError(
             f"{folder} is not empty: name a new folder, for example `{format_command('init workbook')}`"
         )
-    built = find_built_book() if book else None
+    built_book = find_built_book() if book else None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         copy_solutions(folder)
         blanks.generate_problems(folder / "solutions", folder / "problems")
-        copy_book(folder, built)
+        copy_book(folder, built_book)
         write_version(folder)
     except OSError as error:
-        raise write_failed(str(error.filename or folder), error) from error
-    return len(layout.find_layout(folder / "solutions").edited)
+        raise make_write_error(str(error.filename or folder), error) from error
+    return len(layout.find_layout(folder / "solutions").problem_files)
 
 
 def update(folder: Path, *, book: bool) -> list[UpdatedFile]:
@@ -79,48 +81,50 @@ def update(folder: Path, *, book: bool) -> list[UpdatedFile]:
 
     Raises DamagedFile, before anything is written, if the blanks of a file cannot be parsed.
     """
-    built = find_built_book() if book or (folder / BOOK).is_dir() else None
-    old, new = folder / "solutions", roots.find_origin()
+    built_book = find_built_book() if book or (folder / BOOK_FOLDER).is_dir() else None
+    old, new = folder / "solutions", roots.get_program_solutions()
     texts: dict[Path, tuple[str, str]] = {}
-    for relative in layout.find_layout(new).edited:
+    for relative in layout.find_layout(new).problem_files:
         path, source = folder / "problems" / relative, blanks.read_source(new / relative)
         fresh = blanks.make_skeleton(source, str(new / relative))
-        present = blanks.read_source(path) if path.exists() else fresh
-        texts[relative] = present, insert_work(present, fresh, str(path))
+        current = blanks.read_source(path) if path.exists() else fresh
+        texts[relative] = current, merge_blanks(current, fresh, str(path))
     try:
         updated_files = [
-            update_file(folder, relative, present, text, read_skeleton(old / relative))
-            for relative, (present, text) in texts.items()
-            if text != present.replace("\r\n", "\n") or not (folder / "problems" / relative).exists()
+            update_file(folder, relative, current, text, read_skeleton(old / relative))
+            for relative, (current, text) in texts.items()
+            if text != current.replace("\r\n", "\n") or not (folder / "problems" / relative).exists()
         ]
         copy_solutions(folder)
         repair_links(folder / "solutions", folder / "problems")
-        copy_book(folder, built)
+        copy_book(folder, built_book)
         write_version(folder)
     except OSError as error:
-        raise write_failed(str(error.filename or folder), error) from error
+        raise make_write_error(str(error.filename or folder), error) from error
     return updated_files
 
 
-def insert_work(present: str, fresh: str, name: str) -> str:
-    present_blanks = blanks.find_blanks(present, name)
-    bodies = {id: blank.body for id, blank in present_blanks.items() if blank.size}
-    return blanks.join_pieces(blanks.split_blanks(fresh), bodies)
+def merge_blanks(current: str, fresh: str, name: str) -> str:
+    current_blanks = blanks.find_blanks(current, name)
+    bodies = {id: blank.body for id, blank in current_blanks.items() if blank.size}
+    return blanks.join_segments(blanks.split_blanks(fresh), bodies)
 
 
 def read_skeleton(solution: Path) -> str:
     return blanks.make_skeleton(blanks.read_source(solution), str(solution)) if solution.is_file() else ""
 
 
-def update_file(folder: Path, relative: Path, present: str, text: str, before: str) -> UpdatedFile:
+def update_file(folder: Path, relative: Path, current: str, text: str, before: str) -> UpdatedFile:
     """Write one problem file; back up the old one if lines outside blanks, or work in a blank, are lost."""
     path = folder / "problems" / relative
-    attempted = [id for id, blank in blanks.find_blanks(present).items() if blank.size]
+    attempted = [id for id, blank in blanks.find_blanks(current).items() if blank.size]
     lost = set(attempted) - {*blanks.find_blanks(text)}
-    own = path.exists() and (lost or blanks.remove_blanks(present) != blanks.remove_blanks(before or present))
+    needs_backup = path.exists() and (
+        lost or blanks.remove_blanks(current) != blanks.remove_blanks(before or current)
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    copy = restore.back_up(path) if own else None
-    write_whole(path, text)
+    copy = restore.back_up(path) if needs_backup else None
+    write_atomically(path, text)
     return UpdatedFile(path, tuple(id for id in attempted if id not in lost), copy)
 
 
@@ -128,9 +132,9 @@ def repair_links(solutions: Path, problems: Path) -> None:
     """Remove dangling links and add missing ones; a file that replaced a link is kept."""
     for path in [path for path in problems.rglob("*") if path.is_symlink() and not path.exists()]:
         path.unlink()
-    for relative in layout.find_layout(solutions).linked:
+    for relative in layout.find_layout(solutions).links:
         if not os.path.lexists(problems / relative):
-            layout.put_link(solutions / relative, problems / relative)
+            layout.create_link(solutions / relative, problems / relative)
 
 
 # ---- Copies -------------------------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ def copy_solutions(folder: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     try:
         # Follow links: some lead out of the folder.
-        shutil.copytree(roots.find_origin(), fresh, ignore=ignored)
+        shutil.copytree(roots.get_program_solutions(), fresh, ignore=ignored)
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
     finally:
@@ -151,21 +155,21 @@ def copy_solutions(folder: Path) -> None:
 
 def find_built_book() -> Path:
     """Return the book built with this package. Raises UsageError if there is none."""
-    checkout = roots.HERE.parent / "book"
-    html = (checkout if checkout.is_dir() else roots.CARRIED_BOOK) / "html"
+    checkout = roots.PACKAGE_ROOT.parent / "book"
+    html = (checkout if checkout.is_dir() else roots.BUNDLED_BOOK) / "html"
     if not (html / "index.html").is_file():
-        carried = "this package was made without one; leave out --book"
-        remedy = "the task `book` builds it" if checkout.is_dir() else carried
+        unavailable = "this package was made without one; leave out --book"
+        remedy = "the task `book` builds it" if checkout.is_dir() else unavailable
         raise UsageError(f"--book: there is no built book; {remedy}")
     return html
 
 
-def copy_book(folder: Path, built: Path | None) -> None:
-    if built:
-        shutil.rmtree(folder / BOOK, ignore_errors=True)
-        shutil.copytree(built, folder / BOOK)
+def copy_book(folder: Path, built_book: Path | None) -> None:
+    if built_book:
+        shutil.rmtree(folder / BOOK_FOLDER, ignore_errors=True)
+        shutil.copytree(built_book, folder / BOOK_FOLDER)
 
 
 def write_version(folder: Path) -> None:
     """Record the folder's version, as the last step, so that a half-written folder has none."""
-    write_whole(folder / roots.MARK, json.dumps({"version": get_version()}) + "\n")
+    write_atomically(folder / roots.MARKER_FILE, json.dumps({"version": get_version()}) + "\n")

@@ -15,17 +15,17 @@ from harness.check.results import NARROW, GateResult, compute_exit_code
 from harness.console import format_path, get_page_width, print_lines, show_progress, write_json
 from harness.devices.targets import Target
 from harness.errors import WorkbookError
+from harness.learner.exercise import Exercise
 from harness.learner.progress import Progress
-from harness.learner.work import Work
 from harness.screens import report
-from harness.screens.work import describe_next_step, describe_unsaved, is_solved
+from harness.screens.exercise import describe_next_step, describe_unsaved, is_solved
 from harness.spec.puzzle import Case
 
 if TYPE_CHECKING:
     from harness.check.profile import CountRequest
 
-COMPILING_WITH_MAX = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
-COMPILING_PTX = "Compiling the Mojo kernels for the {} (seconds, on a busy machine more; then cached)"
+COMPILING_GRAPH_MESSAGE = "Compiling the Mojo kernels for the {} through MAX (half a minute, on a busy machine minutes; then cached)"
+COMPILING_PTX_MESSAGE = "Compiling the Mojo kernels for the {} (seconds, on a busy machine more; then cached)"
 
 
 def check(console: Console, options: Options) -> int:
@@ -33,22 +33,22 @@ def check(console: Console, options: Options) -> int:
     files, codes, data = options.per_file, list[int](), dict[str, dict[str, object]]()
     for file in files:
         rung = file.work.rung
-        headings = len(files) > 1 and not file.work.in_package
-        if headings:
+        has_headings = len(files) > 1 and not file.work.is_mojo
+        if has_headings:
             console.print(Text(f"{rung.label}:", style="bold"), soft_wrap=True)
         if file.checks_gates:
-            checking = GateCheck(file.work, file.gate, file.cases, file.checker_options, file.verbose)
-            code, data[rung.id] = checking.run(console)
+            gate_check = GateCheck(file.work, file.gate, file.cases, file.checker_options, file.verbose)
+            code, data[rung.id] = gate_check.run(console)
         else:
             code, data[rung.id] = check_kernels(console, file)
         codes.append(code)
-        if headings:
+        if has_headings:
             console.print()
     code = next(code for code in (1, 3, 6, 0) if code in codes)
     if options.json:
         (first, *others) = data.values()
-        whole = {"puzzle": options.puzzle.name, "exit_code": code, "rungs": data}
-        write_json(whole if others else first, options.json)
+        all_data = {"puzzle": options.puzzle.name, "exit_code": code, "rungs": data}
+        write_json(all_data if others else first, options.json)
     return code
 
 
@@ -59,62 +59,69 @@ class GateCheck:
     `settings` are the checker's keyword arguments, from `Options.checker_options`.
     """
 
-    work: Work
+    exercise: Exercise
     gate: str | None = None
     cases: list[Case] | None = None
-    settings: Mapping[str, object] = field(default_factory=lambda: {"seed": 0})
+    checker_options: Mapping[str, object] = field(default_factory=lambda: {"seed": 0})
     verbose: bool = False
 
     def run(self, console: Console) -> tuple[int, dict[str, object]]:
         """Print each gate's result and save passes as progress; return the exit code and the JSON data."""
-        work, puzzle, rung = self.work, self.work.puzzle, self.work.rung
+        exercise, puzzle, rung = self.exercise, self.exercise.puzzle, self.exercise.rung
         gates = [self.gate] if self.gate else None
-        dtype, seed = self.settings.get("dtype", "float32"), self.settings.get("seed", 0)
-        blanks = work.read_blanks()
-        if gates and work.in_package:
+        dtype, seed = self.checker_options.get("dtype", "float32"), self.checker_options.get("seed", 0)
+        blanks = exercise.read_blanks()
+        if gates and exercise.is_mojo:
             print_lines(console, [Text(f"   {self.describe_run(dtype, seed)}", style="dim")])
         results = self.check_gates(console, gates)
         requested = gates or rung.gates
         checked = {result.gate.id for result in results}
         if missing := [id for id in requested if id not in checked]:
-            raise WorkbookError(f"{format_path(work.target)}: no result for {', '.join(missing)}")
-        progress, counts = Progress.load(), work.is_learners
-        was_solved = counts and is_solved(work, progress)
+            raise WorkbookError(f"{format_path(exercise.target)}: no result for {', '.join(missing)}")
+        progress, records_progress = Progress.load(), exercise.is_learner_file
+        was_solved = records_progress and is_solved(exercise, progress)
         for result in results:
-            if counts and self.cases is None and dtype == "float32":
-                key, blank = work.get_progress_key(result.gate.id), blanks[result.gate.id]
+            if records_progress and self.cases is None and dtype == "float32":
+                key, blank = exercise.get_progress_key(result.gate.id), blanks[result.gate.id]
                 progress.record_result(key, blank, result.state == "correct")
-            print_lines(console, report.format_gate(result, puzzle, work.path, blanks))
+            print_lines(console, report.format_gate(result, puzzle, exercise.path, blanks))
             if self.verbose:
                 print_lines(console, report.format_cases(result))
         print_lines(console, describe_unsaved(progress))
-        if counts and (self.cases is not None or dtype != "float32"):
+        if records_progress and (self.cases is not None or dtype != "float32"):
             scope = "these sizes" if self.cases is not None else dtype
             print_lines(console, [Text(f"   (not saved as passed: only {scope} were checked)", style="dim")])
-        elif counts and (not was_solved or not gates) and (step := describe_next_step(work, progress)):
+        elif (
+            records_progress
+            and (not was_solved or not gates)
+            and (step := describe_next_step(exercise, progress))
+        ):
             print_lines(console, [Text(f"   {step}", style="green")])
         code = compute_exit_code(results, requested)
-        metadata = {"rung": rung.id, "file": str(work.path), "dtype": dtype, "seed": seed}
+        metadata = {"rung": rung.id, "file": str(exercise.path), "dtype": dtype, "seed": seed}
         return code, report.make_gates_json(results, puzzle, **metadata, exit_code=code)
 
     def check_gates(self, console: Console, gates: list[str] | None) -> list[GateResult]:
-        in_package = self.work.in_package
+        is_mojo = self.exercise.is_mojo
 
-        def print_first(results: list[GateResult]) -> None:
+        def print_first_results(results: list[GateResult]) -> None:
             print_lines(console, report.format_first_results(results))
 
-        checker = create_checker(self.work, at_terminal=True, **self.settings)
+        checker = create_checker(self.exercise, at_terminal=True, **self.checker_options)
         # Python code may print or stop in a debugger, so nothing else is written to the terminal.
-        with show_progress(console, ticking=in_package) if in_package or not gates else nullcontext():
+        with show_progress(console, ticking=is_mojo) if is_mojo or not gates else nullcontext():
             return checker.check(
-                self.work.target, gates, self.cases, on_first=print_first if gates and in_package else None
+                self.exercise.target,
+                gates,
+                self.cases,
+                on_first=print_first_results if gates and is_mojo else None,
             )
 
     def describe_run(self, dtype: object, seed: object) -> str:
-        package = self.work.package
-        narrow = any(case.in_16_bits for case in self.cases or self.work.puzzle.cases(None))
-        then = f", then {NARROW}" if narrow and "dtype" not in self.settings else ""
-        return f"ran {format_path(package.path)} (hash {package.digest[:8]}), {dtype}{then}, seed {seed}, on the virtual GPU"
+        package = self.exercise.package
+        uses_low_precision = any(case.in_16_bits for case in self.cases or self.exercise.puzzle.cases(None))
+        suffix = f", then {NARROW}" if uses_low_precision and "dtype" not in self.checker_options else ""
+        return f"ran {format_path(package.path)} (hash {package.digest[:8]}), {dtype}{suffix}, seed {seed}, on the virtual GPU"
 
 
 def check_kernels(console: Console, options: Options) -> tuple[int, dict[str, object]]:
@@ -122,41 +129,43 @@ def check_kernels(console: Console, options: Options) -> tuple[int, dict[str, ob
     from harness.check import runs
 
     with show_progress(console) as bars:
-        on_compile, on_ready = compile_callbacks(console, bars)
+        on_compile, on_ready = make_compile_callbacks(console, bars)
         with runs.start_run(options, on_compile=on_compile, on_ready=on_ready) as run:
             report.write_report(console, run, verbose=options.verbose)
-    if options.work.is_learners and not options.dims and options.dtype == "float32":
+    if options.work.is_learner_file and not options.dims and options.dtype == "float32":
         progress = Progress.load()
         for gate, is_correct in runs.collect_gate_states(run).items():
             progress.record_result(f"{options.puzzle.name} {gate}", run.blanks[gate], is_correct)
         print_lines(console, describe_unsaved(progress))
-    through_max = any(device.kind != "virtual" for device in run.devices)
-    if through_max and not options.backward and not options.puzzle.has_separate_variants:
+    uses_max = any(device.kind != "virtual" for device in run.devices)
+    if uses_max and not options.backward and not options.puzzle.has_separate_variants:
         from harness.bench import forward_times
 
-        print_lines(console, forward_times.describe(run))
+        print_lines(console, forward_times.describe_times(run))
     return run.compute_exit_code(), report.make_json(run)
 
 
-def print_counters(console: Console, counting: "CountRequest", by_line: bool = False) -> int:
+def print_counters(console: Console, request: "CountRequest", by_line: bool = False) -> int:
     """Print the counters of a case's kernels; with `by_line` also by tensor and line."""
     from harness.check.profile import format_detail, format_table
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
-    profiles, width = counting.profile_variants(), get_page_width(console)
+    profiles, width = request.profile_variants(), get_page_width(console)
     lines = [*(format_detail(profiles, width) if by_line else []), *format_table(profiles, width)]
     console.print(*lines, sep="\n", soft_wrap=True, markup=False)
     return 0
 
 
-def compile_callbacks(
+def make_compile_callbacks(
     console: Console, bars: Bars
 ) -> tuple[Callable[[Target], None], Callable[[Target], None]]:
     """Return callbacks that show and remove a progress line while kernels compile; piped output keeps it."""
     tasks = {}
 
     def on_compile(target: Target) -> None:
-        message = (COMPILING_PTX if target.kind == "virtual" else COMPILING_WITH_MAX).format(target.label)
+        message = (COMPILING_PTX_MESSAGE if target.kind == "virtual" else COMPILING_GRAPH_MESSAGE).format(
+            target.label
+        )
         tasks[target.kind] = bars.add_task(message)
         if not console.is_terminal:
             console.print(message + " ...")

@@ -20,11 +20,11 @@ from harness.console import report_progress, show_progress, wrap_hanging
 from harness.errors import UsageError, WorkbookError
 from harness.learner import workspace
 from harness.toolchain import roots
-from harness.toolchain.cache import VARIABLE, cache_folder
+from harness.toolchain.cache import CACHE_VARIABLE, get_cache_folder
 
 INSTALL = "run `uv sync` or `pixi install`, and start through `uv run workbook ...` or `pixi run ...`"
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>.*)")
-COMPARE = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
+COMPARISONS = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
 TEXT_COLUMN = 19
 """The column where a finding's text starts, also in continuation lines."""
 MARKS = {"good": "✅", "note": "·", "broken": "❌"}
@@ -36,16 +36,18 @@ class Finding:
 
     part: str
     state: str
-    words: str
+    description: str
     remedy: str = ""
 
 
-def grade(part: str, good: bool, words: str, remedy: str = "", otherwise: str = "broken") -> Finding:
+def make_finding(
+    part: str, is_good: bool, description: str, remedy: str = "", failed_state: str = "broken"
+) -> Finding:
     """Return a finding in state "good" or, with the remedy, in state `otherwise`."""
-    return Finding(part, "good", words) if good else Finding(part, otherwise, words, remedy)
+    return Finding(part, "good", description) if is_good else Finding(part, failed_state, description, remedy)
 
 
-def examine(console: Console) -> int:
+def print_findings(console: Console) -> int:
     """Print a line for each part; return 5 if one is broken, else 0."""
     broken = False
     with show_progress(console):
@@ -57,7 +59,7 @@ def examine(console: Console) -> int:
 
 def print_finding(console: Console, finding: Finding) -> None:
     """Print a finding in one line, wrapped on a narrow terminal."""
-    line = f"{MARKS[finding.state]} {finding.part:<16} {finding.words}"
+    line = f"{MARKS[finding.state]} {finding.part:<16} {finding.description}"
     line += f" -> {finding.remedy}" if finding.remedy else ""
     text = Text(line, style={"broken": "red", "note": "dim"}.get(finding.state, ""))
     for row in wrap_hanging(console, text, TEXT_COLUMN) if console.is_terminal else [text]:
@@ -78,7 +80,7 @@ def collect_findings() -> Iterator[Finding]:
 
 def read_required_versions() -> dict[str, str]:
     """Map each distribution to its tested versions, e.g. ">=2,<3", from pyproject.toml or the metadata."""
-    project = roots.HERE.parent / "pyproject.toml"
+    project = roots.PACKAGE_ROOT.parent / "pyproject.toml"
     if project.is_file():
         lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
     else:
@@ -97,17 +99,20 @@ def parse_version(version: str) -> tuple[int, ...]:
 def is_satisfied(version: str, versions: str) -> bool:
     """Check whether a version satisfies a requirement; missing numbers count as zeros."""
 
-    def fill(numbers_: tuple[int, ...]) -> tuple[int, ...]:
-        return (*numbers_, 0, 0, 0, 0)[:4]
+    def pad(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return (*numbers, 0, 0, 0, 0)[:4]
 
-    installed = fill(parse_version(version))
+    installed = pad(parse_version(version))
     bounds = [re.fullmatch(r"(==|>=|<)\s*(.+)", part.strip()) for part in versions.split(",")]
-    return all(COMPARE[bound[1]](installed, fill(parse_version(bound[2]))) for bound in bounds if bound)
+    return all(COMPARISONS[bound[1]](installed, pad(parse_version(bound[2]))) for bound in bounds if bound)
 
 
 def check_python() -> Iterator[Finding]:
-    good, facts = (3, 11) <= sys.version_info[:2] <= (3, 13), f"{platform.python_version()}, {sys.executable}"
-    yield grade("Python", good, facts, f"Python 3.11 to 3.13 is required; {INSTALL}")
+    is_good, description = (
+        (3, 11) <= sys.version_info[:2] <= (3, 13),
+        f"{platform.python_version()}, {sys.executable}",
+    )
+    yield make_finding("Python", is_good, description, f"Python 3.11 to 3.13 is required; {INSTALL}")
 
 
 def check_packages() -> Iterator[Finding]:
@@ -117,8 +122,8 @@ def check_packages() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             yield Finding(name, "broken", f"not installed, {versions} is required", INSTALL)
         else:
-            good = is_satisfied(installed, versions)
-            yield grade(name, good, installed, f"{versions} is required: {INSTALL}")
+            is_good = is_satisfied(installed, versions)
+            yield make_finding(name, is_good, installed, f"{versions} is required: {INSTALL}")
 
 
 def check_mojo() -> Iterator[Finding]:
@@ -126,7 +131,7 @@ def check_mojo() -> Iterator[Finding]:
 
     result = run_mojo("--version")
     version = " ".join(result.stdout.split()) or " ".join(result.stderr.split())
-    yield grade("Mojo compiler", result.returncode == 0, version, INSTALL)
+    yield make_finding("Mojo compiler", result.returncode == 0, version, INSTALL)
 
 
 def check_gpu() -> Iterator[Finding]:
@@ -139,12 +144,12 @@ def check_gpu() -> Iterator[Finding]:
     device = targets.find_gpu()
     unusable = "a driver is there, but MAX sees no GPU it can use; kernels run on the virtual GPU"
     remedy = "`nvidia-smi` or `rocm-smi` should list it; Apple GPUs need Xcode"
-    yield grade("GPU", device is not None, device.detail if device else unusable, remedy, "note")
+    yield make_finding("GPU", device is not None, device.detail if device else unusable, remedy, "note")
     import torch
 
     cuda = torch.cuda.is_available()
     description = "seen" if cuda else "none: the baseline runs on the CPU"
-    yield grade("PyTorch's GPU", cuda, description, otherwise="note")
+    yield make_finding("PyTorch's GPU", cuda, description, failed_state="note")
 
 
 def check_layers() -> Iterator[Finding]:
@@ -156,22 +161,22 @@ def check_layers() -> Iterator[Finding]:
 
     part, command = "layers", invocation.format_command("build-ext")
     if torch.version.hip or sys.platform == "darwin":
-        yield Finding(part, "note", f"{architectures.ONLY_NVIDIA}: PyTorch's own operations run here")
+        yield Finding(part, "note", f"{architectures.NVIDIA_ONLY_MESSAGE}: PyTorch's own operations run here")
         return
     try:
-        needed = host.select_libraries([], architectures.list_present(), [None])
+        required = host.select_libraries([], architectures.list_gpu_architectures(), [None])
     except WorkbookError as error:
         yield Finding(part, "note", f"{error}: PyTorch's own operations run")
         return
-    missing = [library.name for library in needed if library.find() is None]
+    missing = [library.name for library in required if library.find() is None]
     if not missing:
-        yield Finding(part, "good", f"all {len(needed)} libraries are built")
+        yield Finding(part, "good", f"all {len(required)} libraries are built")
     elif libraries.find_compiler() is None and any("_torch" in name for name in missing):
-        words = "no C++ compiler: PyTorch's own operations run, not the kernels"
-        yield Finding(part, "broken", words, "install g++, or set CXX")
+        description = "no C++ compiler: PyTorch's own operations run, not the kernels"
+        yield Finding(part, "broken", description, "install g++, or set CXX")
     else:
-        words = f"{len(needed) - len(missing)} of {len(needed)} libraries are built; the first call builds what it needs"
-        yield Finding(part, "note", f"{words}: {', '.join(missing)}", f"`{command}`")
+        description = f"{len(required) - len(missing)} of {len(required)} libraries are built; the first call builds what it needs"
+        yield Finding(part, "note", f"{description}: {', '.join(missing)}", f"`{command}`")
 
 
 def check_virtual_gpu() -> Iterator[Finding]:
@@ -182,16 +187,18 @@ def check_virtual_gpu() -> Iterator[Finding]:
     linux = platform.system() == "Linux"
     uses = "for gates and for whole runs" if linux else "for gates; whole runs need Linux"
     description = f"sm_90a, {uses}; 2 to 3 billion thread instructions a minute"
-    yield grade("virtual GPU", linux, description, otherwise="note")
+    yield make_finding("virtual GPU", linux, description, failed_state="note")
 
 
 def check_caches() -> Iterator[Finding]:
-    size = describe_size(cache_folder())
-    yield Finding("workbook cache", "good", f"{size}; {VARIABLE} puts it elsewhere; all of it can be deleted")
+    size = describe_size(get_cache_folder())
+    yield Finding(
+        "workbook cache", "good", f"{size}; {CACHE_VARIABLE} puts it elsewhere; all of it can be deleted"
+    )
     compiler = Path.home() / ".cache" / "modular"
     if compiler.is_dir():
         size = f"{describe_size(compiler)}; all of it can be deleted"
-        yield grade("compiler cache", os.access(compiler, os.W_OK), size, f"make {compiler} writable")
+        yield make_finding("compiler cache", os.access(compiler, os.W_OK), size, f"make {compiler} writable")
 
 
 def describe_size(folder: Path) -> str:
@@ -207,8 +214,8 @@ def check_c_compiler() -> Iterator[Finding]:
     if compiler:
         yield Finding("C compiler", "good", f"{compiler}" + (f", C++: {cpp}" if cpp else ", no C++"))
     else:
-        words = "none; puzzles, gates and the virtual GPU do without, torch.compile on the CPU and `mojo build` do not"
-        yield Finding("C compiler", "note", words, "install gcc or clang")
+        description = "none; puzzles, gates and the virtual GPU do without, torch.compile on the CPU and `mojo build` do not"
+        yield Finding("C compiler", "note", description, "install gcc or clang")
 
 
 def check_workbook() -> Iterator[Finding]:
@@ -219,8 +226,10 @@ def check_workbook() -> Iterator[Finding]:
         remedy = f"`{invocation.format_command('init')}` makes a folder to solve puzzles in"
         yield Finding("workbook", "note", description, remedy)
         return
-    old = workspace.describe_outdated(folder)
-    yield Finding("workbook", "note" if old else "good", f"{folder}: {old}" if old else str(folder))
+    outdated = workspace.describe_outdated(folder)
+    yield Finding(
+        "workbook", "note" if outdated else "good", f"{folder}: {outdated}" if outdated else str(folder)
+    )
     page = folder / "book" / "html" / "index.html"
     if page.is_file():
         yield Finding("book", "good", str(page))

@@ -34,7 +34,7 @@ def find_source_line(sentence: story.Sentence) -> list[str] | None:
 # ---- One thread ---------------------------------------------------------------------------------------------
 
 
-def find_followed_blank(picture: Picture) -> str:
+def find_error_blank(picture: Picture) -> str:
     """Return the fault's blank, so that only its accesses are drawn, or "" to draw the whole launch."""
     line = picture.line
     return line.blank if line and line.blank in picture.learner.accesses.regions else ""
@@ -45,18 +45,18 @@ def classify_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[st
     thread does not use it), "missing" (only the solution's does) or "target" (the wrong element); written
     tensors come last."""
     runs = (picture.learner.accesses, picture.solution.accesses)
-    mine, theirs = (list_access_kinds(run, thread, blank) for run in runs)
+    learner_kinds, solution_kinds = (list_access_kinds(run, thread, blank) for run in runs)
     cells: dict[str, dict[int, str]] = {}
-    written = {name for run in (mine, theirs) for name, _, wrote in run if wrote}
-    for key in sorted({*mine, *theirs}, key=lambda key: (key[0] in written, key[0])):
+    written = {name for run in (learner_kinds, solution_kinds) for name, _, is_write in run if is_write}
+    for key in sorted({*learner_kinds, *solution_kinds}, key=lambda key: (key[0] in written, key[0])):
         name, element, _ = key
-        table = cells.setdefault(name, {})
-        if key not in mine:
-            table[element] = "missing"
-        elif key not in theirs and not picture.is_correct:
-            table[element] = "extra"
+        cell_states = cells.setdefault(name, {})
+        if key not in learner_kinds:
+            cell_states[element] = "missing"
+        elif key not in solution_kinds and not picture.is_correct:
+            cell_states[element] = "extra"
         else:
-            table.setdefault(element, {"R": "read", "W": "written", "A": "added"}[mine[key]])
+            cell_states.setdefault(element, {"R": "read", "W": "written", "A": "added"}[learner_kinds[key]])
     if picture.fault and picture.fault.element.tensor in cells and picture.fault.thread == thread:
         cells[picture.fault.element.tensor][picture.fault.element.index] = "target"
     return cells
@@ -124,7 +124,7 @@ def make_data(picture: Picture) -> dict:
         "source": read_source_lines(lines),
         "runs": runs,
         "followed": followed and [followed.launch, followed.block, followed.thread],
-        "blank": find_followed_blank(picture),
+        "blank": find_error_blank(picture),
         "cells": followed and make_cell_data(picture, followed, names),
     }
 
@@ -138,8 +138,8 @@ def locate_step(run: Accesses, step: int | None) -> list[int] | None:
 
 def make_tensor_data(picture: Picture, name: str) -> dict:
     """Return the data of one tensor, with the rows and columns to draw and its wrong elements."""
-    both = (run.accesses.tensors.get(name) for run in (picture.learner, picture.solution))
-    tensor = next(t for t in both if t is not None)
+    candidates = (run.accesses.tensors.get(name) for run in (picture.learner, picture.solution))
+    tensor = next(t for t in candidates if t is not None)
     shape = list(picture.shapes.get(name) or [tensor.size])
     rows, columns = compute_grid_shape(shape, tensor.size)
     wrong = next((w for w in picture.wrong if w.quantity == name), None)
@@ -160,13 +160,13 @@ def make_cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict
     """Return tensor -> [elements that only the learner's thread accesses, that only the solution's does]."""
     if picture.is_correct:
         return {}
-    cells = classify_cells(picture, followed, find_followed_blank(picture))
+    cells = classify_cells(picture, followed, find_error_blank(picture))
     return {
         names.index(name): [
-            [e for e, cell_kind in marked.items() if cell_kind == kind] for kind in ("extra", "missing")
+            [e for e, cell_kind in states.items() if cell_kind == kind] for kind in ("extra", "missing")
         ]
-        for name, marked in cells.items()
-        if {"extra", "missing"} & {*marked.values()}
+        for name, states in cells.items()
+        if {"extra", "missing"} & {*states.values()}
     }
 
 
@@ -175,10 +175,10 @@ def make_launch_data(
 ) -> dict:
     """Return the data of one launch; if it has too many accesses, only those of the followed block."""
     launch = run.launches[number]
-    events, followed, blank = launch.events, picture.thread, find_followed_blank(picture)
-    keep, cut = select_accesses(launch, followed.block if followed and followed.launch == number else 0)
+    events, followed, blank = launch.events, picture.thread, find_error_blank(picture)
+    mask, note = select_accesses(launch, followed.block if followed and followed.launch == number else 0)
     steps = []
-    offset = np.concatenate([[0], np.cumsum(keep)])
+    offset = np.concatenate([[0], np.cumsum(mask)])
     for n, step in enumerate(events.steps):
         first, last = int(offset[step.first]), int(offset[step.last])
         if step.kind == "barrier":
@@ -187,8 +187,8 @@ def make_launch_data(
             line = run.get_line(launch.first_step + n)
             code = lines.setdefault(line, len(lines)) if lines is not None and line else -1
             cost = story.compute_step_cost(run, launch.first_step + n)
-            here = int(bool(blank) and run.get_blank(launch.first_step + n) == blank)
-            steps.append([step.kind, names.index(step.tensor), code, first, last - first, *cost, here])
+            in_blank = int(bool(blank) and run.get_blank(launch.first_step + n) == blank)
+            steps.append([step.kind, names.index(step.tensor), code, first, last - first, *cost, in_blank])
         else:
             steps.append(None)
     return {
@@ -196,12 +196,12 @@ def make_launch_data(
         "grid": launch.grid,
         "block": launch.block,
         "steps": steps,
-        "cut": cut,
+        "cut": note,
         "marks": [[f.kind, f.message, bool(f.is_error)] for f in launch.findings],
-        "b": events.block[keep].tolist(),
-        "t": events.thread[keep].tolist(),
-        "e": events.element[keep].tolist(),
-        "v": [float(f"{v:.5g}") if math.isfinite(v) else None for v in events.value[keep].tolist()],
+        "b": events.block[mask].tolist(),
+        "t": events.thread[mask].tolist(),
+        "e": events.element[mask].tolist(),
+        "v": [float(f"{v:.5g}") if math.isfinite(v) else None for v in events.value[mask].tolist()],
     }
 
 
@@ -209,15 +209,15 @@ def select_accesses(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
     """Return the mask of a launch's accesses that the page shows, and a note about the omitted ones."""
     events = launch.events
     total = len(events.block) + events.dropped
-    keep = np.ones(len(events.block), bool)
-    if len(keep) > MAX_ACCESSES:
-        keep = events.block == block
-        keep &= np.cumsum(keep) <= MAX_ACCESSES
-    count = int(keep.sum())
+    mask = np.ones(len(events.block), bool)
+    if len(mask) > MAX_ACCESSES:
+        mask = events.block == block
+        mask &= np.cumsum(mask) <= MAX_ACCESSES
+    count = int(mask.sum())
     if count == total:
-        return keep, ""
-    owner = "" if count == len(keep) else f", those of block {launch.get_block_index(block)},"
-    return keep, f"{count:,} of {total:,} accesses of this launch{owner} are drawn"
+        return mask, ""
+    owner = "" if count == len(mask) else f", those of block {launch.get_block_index(block)},"
+    return mask, f"{count:,} of {total:,} accesses of this launch{owner} are drawn"
 
 
 def read_source_lines(lines: dict[Line, int]) -> dict[str, dict[int, str]]:

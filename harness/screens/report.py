@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # not needed to list gates
     from harness.check.runs import DeviceResult, Run
 
 MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}
-MAX_NAMED = 4
+MAX_LISTED_CASES = 4
 """Maximum number of a gate's wrong cases to list by name."""
-RULE = "=" * 60
-THIN_RULE = "-" * 57
+SEPARATOR = "=" * 60
+THIN_SEPARATOR = "-" * 57
 STATES = {"wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED", "correct": "✅ CORRECT"}
 """Label of each state, worst first; a group has the worst state of its members."""
 OVERALL = {
@@ -49,10 +49,10 @@ def format_gate(
 ) -> Iterator[Text]:
     """Yield the lines of one gate: the result, then the errors, then the command for the hint."""
     gate = result.gate
-    head = f"{MARKS[result.state]} {gate.id:<{compute_name_width(puzzle)}}"
+    label = f"{MARKS[result.state]} {gate.id:<{compute_name_width(puzzle)}}"
     if result.state == "unsolved":
         blank = blanks[gate.id]
-        yield Text(f"{head} unsolved   {format_path(source)}:{blank.line}")
+        yield Text(f"{label} unsolved   {format_path(source)}:{blank.line}")
         yield Text(f"             {blank.task}", style="dim")
         if result.diagnosis:
             problem = "is slow" if result.costs else f"is wrong{describe_wrong_cases(result)}"
@@ -62,25 +62,29 @@ def format_gate(
     cases = len(result.comparisons)
     if result.state == "correct":
         summary = f" in {format_count(cases, 'case')}; {describe_worst(result)}" if cases else ""
-        yield Text(f"{head} correct{summary}{result.summary and f': {result.summary}'}", style="green")
+        yield Text(f"{label} correct{summary}{result.summary and f': {result.summary}'}", style="green")
         details = (*format_repeats(result.repeats, puzzle), *result.picture)
         yield from (Text(f"      {line}") for line in details)
         return
-    yield Text(f"{head} wrong{describe_wrong_cases(result)}", style="bold red")
+    yield Text(f"{label} wrong{describe_wrong_cases(result)}", style="bold red")
     yield from format_errors(result, puzzle)
 
 
 def describe_wrong_cases(result: GateResult) -> str:
     """Describe in how many and which cases a gate is wrong; return "" if in none."""
     cases = len(result.comparisons)
-    bad = [c.case.name for c in result.comparisons if not all(v.ok for v in c.results.values())]
-    if bad and len(bad) == cases:
+    failing = [c.case.name for c in result.comparisons if not all(v.ok for v in c.results.values())]
+    if failing and len(failing) == cases:
         return f" in {'every case' if cases == 1 else f'all {cases} cases'}"
-    right = [c.case.name for c in result.comparisons if c.case.name not in bad]
-    few = ", ".join(bad)
-    if len(bad) > MAX_NAMED:  # list the correct ones if they are few
-        few = f"all but {' and '.join(right)}" if len(right) <= 2 else f"{', '.join(bad[:MAX_NAMED])}, ..."
-    return f" in {len(bad)} of {cases} cases ({few})" if bad else ""
+    correct = [c.case.name for c in result.comparisons if c.case.name not in failing]
+    case_list = ", ".join(failing)
+    if len(failing) > MAX_LISTED_CASES:  # list the correct ones if they are few
+        case_list = (
+            f"all but {' and '.join(correct)}"
+            if len(correct) <= 2
+            else f"{', '.join(failing[:MAX_LISTED_CASES])}, ..."
+        )
+    return f" in {len(failing)} of {cases} cases ({case_list})" if failing else ""
 
 
 def format_errors(result: GateResult, puzzle: Puzzle) -> Iterator[Text]:
@@ -120,8 +124,8 @@ def format_first_results(results: Iterable[GateResult]) -> Iterator[Text]:
         yield Text(f"{text}; the other cases follow ...", style=style)
 
 
-def format_count(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
+def format_count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def compute_name_width(puzzle: Puzzle) -> int:
@@ -142,7 +146,9 @@ def describe_worst(result: GateResult) -> str:
 
 
 def format_repeats(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
-    return [f"{puzzle.get_printed_name(name)}: {describe_repeats(each)}" for name, each in repeats.items()]
+    return [
+        f"{puzzle.get_printed_name(name)}: {describe_repeats(outcome)}" for name, outcome in repeats.items()
+    ]
 
 
 def describe_repeats(repeats: Repeats) -> str:
@@ -154,10 +160,14 @@ def describe_repeats(repeats: Repeats) -> str:
 
 def describe_expected_spread(repeats: Repeats) -> str:
     if not repeats.atomic:
-        must = "it must be: the order of its sums is fixed"
-        return f"as {must}" if repeats.bit_equal else f"❌ bit-equal is what {must}"
-    may = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
-    return may if repeats.spread_ulps <= 1 else f"{may}, here more: terms cancel, or a sum is kept in float32"
+        reason = "it must be: the order of its sums is fixed"
+        return f"as {reason}" if repeats.bit_equal else f"❌ bit-equal is what {reason}"
+    reason = "blocks add with atomics, in any order, and the sum is rounded once: the last bit may differ"
+    return (
+        reason
+        if repeats.spread_ulps <= 1
+        else f"{reason}, here more: terms cancel, or a sum is kept in float32"
+    )
 
 
 # ---- A run of kernels ---------------------------------------------------------------------------------------
@@ -182,7 +192,7 @@ def format_report(run: Run, verbose: bool = False) -> Iterator[Line]:
     yield from format_wrong_gates(run)
     yield from format_findings(run, verbose)
     yield from format_unsolved(run)
-    yield from format_ledger(run)
+    yield from format_memory(run)
     yield from format_costs(run)
     yield from format_summary(run)
 
@@ -193,15 +203,15 @@ def format_header(run: Run) -> Iterator[Line]:
     dimensions = f"Testing with dimensions: {puzzle.format_dims(run.cases[0].dims)}"
     yield dimensions
     yield "✅ Loaded Mojo operations library"
-    hashed = f"ran {format_path(run.package.path)} (hash {run.package.digest[:8]})"
-    yield f"   {hashed}, {options.dtype}, seed {options.seed}"
+    package_line = f"ran {format_path(run.package.path)} (hash {run.package.digest[:8]})"
+    yield f"   {package_line}, {options.dtype}, seed {options.seed}"
     if options.root == "problems":
-        yield from (f"   note: {make_relative(note)}" for note in layout.list_notes(puzzle.name))
+        yield from (f"   note: {make_relative(note)}" for note in layout.check_layout(puzzle.name))
     if options.backward:
-        yield RULE
+        yield SEPARATOR
         yield f"{'':11}Comprehensive Backward Pass Test"
         yield f"{'':11}Testing Custom {puzzle.subject or puzzle.title} Gradients"
-        yield RULE
+        yield SEPARATOR
         yield dimensions
 
 
@@ -218,7 +228,7 @@ def format_sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
         if skipped and get_main_variant(run) not in names and not separate:
             continue
         yield ""
-        heading = f"Testing {LABELS[device.kind]} {name_pass(run)} Pass{format_suffix(run, names)}:"
+        heading = f"Testing {LABELS[device.kind]} {get_pass_name(run)} Pass{format_suffix(run, names)}:"
         yield Text(heading, style="bold")
         if skipped:
             yield f"   ⏭ SKIPPED ({device.reason})"
@@ -228,14 +238,18 @@ def format_sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
 
 def format_section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Line]:
     """Yield a section: compute some variants on one device, and report each quantity."""
-    label, passes, separate = device.target.label, name_pass(run), run.options.puzzle.has_separate_variants
+    label, pass_name, separate = (
+        device.target.label,
+        get_pass_name(run),
+        run.options.puzzle.has_separate_variants,
+    )
     if not separate:
         yield ""
-        yield f"Testing {label} {passes} Implementation - {passes} Pass{format_suffix(run, names)}"
-        yield THIN_RULE
+        yield f"Testing {label} {pass_name} Implementation - {pass_name} Pass{format_suffix(run, names)}"
+        yield THIN_SEPARATOR
     yield "   Computing PyTorch autograd reference..."
     run.compute_reference(device, names)
-    yield f"   Computing Mojo {passes.lower()} implementation ({label})..."
+    yield f"   Computing Mojo {pass_name.lower()} implementation ({label})..."
     run.compute_kernels(device, names)
     if names[0] == run.options.variants[0]:
         yield f"   on {label}: {device.target.detail}, {describe_build(device)}"
@@ -244,7 +258,7 @@ def format_section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iter
         return
     if device.kind != "cpu":
         yield ""
-    yield f"✅ {label} {passes} Implementation {passes.lower()} completed"
+    yield f"✅ {label} {pass_name} Implementation {pass_name.lower()} completed"
     yield from format_quantities(run, device.variants[names[0]])
 
 
@@ -291,11 +305,11 @@ def format_difference(variant: VariantResult, quantity: str, tick: bool = True) 
     """Return the published figure of a quantity: its largest difference from PyTorch in the default case."""
     if quantity in variant.unsolved:
         return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
-    chapter = variant.comparisons[0].results if variant.comparisons else {}
-    if quantity not in chapter:
+    default_results = variant.comparisons[0].results if variant.comparisons else {}
+    if quantity not in default_results:
         return "not compared"
     mark = (" ✅" if variant.is_correct(quantity) else " ❌") if tick else ""
-    return f"{chapter[quantity].difference:.2e}{mark}"
+    return f"{default_results[quantity].difference:.2e}{mark}"
 
 
 def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
@@ -304,10 +318,10 @@ def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
     gates = [result for result in variant.gates if result.state == "wrong"]
     reported = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.provided)}
     for quantity in run.quantities:
-        bad = [pair for pair in collect_results(variant.comparisons, quantity) if not pair[0].ok]
-        if bad:
-            outcome, case = find_hardest(bad)
-            cases = f"{len(bad)} of {len(variant.comparisons)} cases"
+        failing = [pair for pair in collect_results(variant.comparisons, quantity) if not pair[0].ok]
+        if failing:
+            outcome, case = find_hardest(failing)
+            cases = f"{len(failing)} of {len(variant.comparisons)} cases"
             where = f"wrong in {cases}, most in '{case.name}' ({case.why})"
             yield Text(f"   ❌ {puzzle.get_printed_name(quantity)} is {where}", style="red")
             yield f"      {explain_failure(outcome)}"
@@ -319,9 +333,9 @@ def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
 
 def check_further_cases(run: Run) -> Iterator[Line]:
     """Yield a heading, then check the correct gates in further cases and yield the result."""
-    if left := run.list_remaining_gates():
+    if remaining := run.list_remaining_gates():
         yield ""
-        yield f"Checking {format_count(len(left), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
+        yield f"Checking {format_count(len(remaining), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
         run.compute_gates()
         names = ", ".join(result.gate.id for result in run.rejected)
         yield f"   {STATES['wrong']}: {names}" if names else f"   {STATES['correct']}"
@@ -329,8 +343,10 @@ def check_further_cases(run: Run) -> Iterator[Line]:
 
 def format_wrong_gates(run: Run) -> Iterator[Line]:
     """Yield the result of each gate that is wrong on any device or in further cases."""
-    of_devices = [r for device in run.devices for variant in device.variants.values() for r in variant.gates]
-    for result in (*of_devices, *run.rejected):
+    device_results = [
+        r for device in run.devices for variant in device.variants.values() for r in variant.gates
+    ]
+    for result in (*device_results, *run.rejected):
         if result.state == "wrong":
             yield ""
             yield from format_gate(result, run.options.puzzle, run.source, run.blanks)
@@ -351,8 +367,8 @@ def format_error_table(run: Run, *variants: VariantResult) -> Iterator[Line]:
             yield Text(heading, style="dim")
             heading = ""
         name, ratio = run.options.puzzle.get_printed_name(quantity), f"{result.ratio:.1f}x"
-        ours, theirs, limit = (f"{x:.1e}" for x in (result.error, result.baseline, result.limit))
-        yield row(name, ours, theirs, ratio, limit, case.name)
+        our_error, baseline_error, limit = (f"{x:.1e}" for x in (result.error, result.baseline, result.limit))
+        yield row(name, our_error, baseline_error, ratio, limit, case.name)
 
 
 def format_variant_repeats(run: Run, variant: VariantResult) -> Iterator[Line]:
@@ -380,15 +396,15 @@ def format_findings(run: Run, verbose: bool) -> Iterator[Line]:
 def format_unsolved(run: Run) -> Iterator[Line]:
     """Yield the location and task of each untouched blank."""
     if run.unsolved:
-        of_all = f"{len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}"
+        count = f"{len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}"
         yield ""
-        yield Text(f"Unsolved blanks ({of_all}):", style="bold")
+        yield Text(f"Unsolved blanks ({count}):", style="bold")
     width = max([9, *(len(gate) + 1 for gate in run.unsolved)])
     for gate in run.unsolved:
         yield f"   {gate:{width}}{format_path(run.source)}:{run.blanks[gate].line}  {run.blanks[gate].task}"
 
 
-def format_ledger(run: Run) -> Iterator[Line]:
+def format_memory(run: Run) -> Iterator[Line]:
     """Yield the bytes of tensors saved for the backward pass and of temporaries, computed from the shapes."""
     ledger = run.ledger
     variants = [name for name in run.options.variants if ledger and name in ledger.between]
@@ -420,39 +436,39 @@ def format_costs(run: Run) -> Iterator[Line]:
     yield Text(row("gate", "", "given", "yours", "at most", "").rstrip(), style="dim")
     for gate in limited:
         for limit in gate.limits:
-            cost, first = measured.get((gate.id, limit.id)), limit.first.get(run.options.dtype)
-            yours = format_amount(cost.value) if cost else "-"
+            cost, initial = measured.get((gate.id, limit.id)), limit.first.get(run.options.dtype)
+            amount = format_amount(cost.value) if cost else "-"
             mark = MARKS["correct" if cost.ok else "wrong"] if cost else MARKS["unsolved"]
-            arguments = "-" if first is None else format_amount(first)
+            initial_text = "-" if initial is None else format_amount(initial)
             name = limit.short if limit is gate.limits[0] else f"  {limit.short}"
-            yield row(gate.id, name, arguments, yours, format_amount(limit.maximum), mark)
+            yield row(gate.id, name, initial_text, amount, format_amount(limit.maximum), mark)
     if run.options.puzzle.after_costs:
-        right = [variant for variant in variants if any(result.costs for result in variant.gates)]
-        launches = {variant.variant: variant.launches for variant in right}
+        correct = [variant for variant in variants if any(result.costs for result in variant.gates)]
+        launches = {variant.variant: variant.launches for variant in correct}
         yield from run.options.puzzle.resolve(run.options.puzzle.after_costs)(launches, run.options.dtype)
 
 
 def format_summary(run: Run) -> Iterator[Line]:
     """Yield the final results: a line for each device and variant, and one overall."""
     yield ""
-    yield Text(f"{name_pass(run)} Pass Test Summary:", style="bold")
+    yield Text(f"{get_pass_name(run)} Pass Test Summary:", style="bold")
     for names in group_variants(run):
         for device in sort_devices(run):
-            head = f"   - {LABELS[device.kind]} {name_pass(run)}{format_suffix(run, names)}: "
+            label = f"   - {LABELS[device.kind]} {get_pass_name(run)}{format_suffix(run, names)}: "
             if not isinstance(device, Skipped):
-                yield f"{head} {describe_state(run, device, names)}"
+                yield f"{label} {describe_state(run, device, names)}"
             elif run.options.variants[0] in names:
-                yield f"{head} ⏭ SKIPPED ({device.reason})"
+                yield f"{label} ⏭ SKIPPED ({device.reason})"
     yield ""
     overall = OVERALL[run.compute_exit_code()] if run.devices else NOT_RUN
     yield Text(f"   Overall Result: {overall}", style="bold")
     if run.compute_exit_code() in (1, 3):
         yield f"   Run this again: {format_rerun_command(run)}"
     yield ""
-    yield f"{name_pass(run).upper()} PASS Test Completed!"
+    yield f"{get_pass_name(run).upper()} PASS Test Completed!"
 
 
-def name_pass(run: Run) -> str:
+def get_pass_name(run: Run) -> str:
     return "Backward" if run.options.backward else "Forward"
 
 
@@ -463,7 +479,7 @@ def describe_state(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
 
 def sort_devices(run: Run) -> list[DeviceResult | Skipped]:
     """Return the devices of a run, including skipped ones, in the order of reports."""
-    return sorted([*run.devices, *run.skipped], key=lambda place: [*LABELS].index(place.kind))
+    return sorted([*run.devices, *run.skipped], key=lambda device: [*LABELS].index(device.kind))
 
 
 def get_main_variant(run: Run) -> str:
@@ -473,9 +489,9 @@ def get_main_variant(run: Run) -> str:
 def format_suffix(run: Run, names: Sequence[str]) -> str:
     """Return a variant's name in parentheses, for headings; "" if they are about the whole puzzle."""
     puzzle, name = run.options.puzzle, names[0]
-    everything = {*puzzle.forward, *puzzle.backward} <= puzzle.list_outputs(name)
-    whole = puzzle.has_separate_variants or (name == get_main_variant(run) and everything)
-    return "" if whole else f" ({name})"
+    has_all_outputs = {*puzzle.forward, *puzzle.backward} <= puzzle.list_outputs(name)
+    covers_puzzle = puzzle.has_separate_variants or (name == get_main_variant(run) and has_all_outputs)
+    return "" if covers_puzzle else f" ({name})"
 
 
 def explain_failure(result: TensorResult) -> str:
@@ -500,13 +516,13 @@ def describe_bytes(parts: Mapping[str, int]) -> str:
 def format_rerun_command(run: Run) -> str:
     """Return the command that runs the failing part again."""
     options = run.options
-    bad = [
+    failing = [
         (device.kind, name)
         for device in run.devices
         for name, variant in device.variants.items()
         if variant.get_state(run.quantities) == "wrong"
     ]
-    kinds, names = {kind for kind, _ in bad}, {name for _, name in bad}
+    kinds, names = {kind for kind, _ in failing}, {name for _, name in failing}
     parts = [options.puzzle.name, *(["--backward"] if options.backward else [])]
     if len(names) == 1 or (options.variants != options.puzzle.default_variants and not options.gate):
         parts += [f"--{name}" for name in (names if len(names) == 1 else options.variants)]
@@ -533,7 +549,7 @@ def select_attributes(value: object, names: str) -> dict[str, object]:
     return {key: getattr(value, attribute or key) for key, _, attribute in pairs}
 
 
-def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: object) -> dict[str, object]:
+def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **metadata: object) -> dict[str, object]:
     """Return the results of some gates as plain data; `about` adds further keys."""
     gates: dict[str, object] = {}
     for result in results:
@@ -545,7 +561,7 @@ def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **about: obje
             "cases": make_cases_json(result.comparisons, names),
             **make_costs_json(result),
         }
-    return {"puzzle": puzzle.name, **about, "gates": gates}
+    return {"puzzle": puzzle.name, **metadata, "gates": gates}
 
 
 def make_costs_json(result: GateResult) -> dict[str, object]:

@@ -13,12 +13,12 @@ from harness.check.picture import Picture, take_picture
 from harness.check.results import GateResult
 from harness.console import format_path, get_page_width
 from harness.errors import DamagedFile, Unsolved, UsageError, make_unknown_gate_error
+from harness.learner.exercise import Exercise, read_package_blanks
 from harness.learner.progress import Progress
-from harness.learner.work import Work, read_package_blanks
 from harness.screens import picture_page, story
 from harness.spec.puzzle import Gate, Puzzle
 from harness.spec.rungs import get_rung_name
-from harness.toolchain.cache import cache_folder
+from harness.toolchain.cache import get_cache_folder
 from harness.toolchain.disk import check_target, write_target
 from harness.toolchain.packages import OpPackage
 
@@ -36,16 +36,16 @@ RECORDING_MESSAGE = "Recording every access of your kernels and of the solution'
 
 def show(console: Console, options: Options) -> int:
     """Trace a gate's run, print its story and write its page; return 0 if the gate is correct, else 1."""
-    work, gate = options.work, options.show or options.gate
+    exercise, gate = options.work, options.show or options.gate
     if options.html:
         check_target("--html", options.html)
-    package = work.load_package()
-    chosen = find_kernel_gate(work.puzzle, gate) if gate else choose_gate(work, package)
+    package = exercise.load_package()
+    selected_gate = find_kernel_gate(exercise.puzzle, gate) if gate else choose_gate(exercise, package)
     width = get_page_width(console)
     console.width = width or console.width
     console.print(RECORDING_MESSAGE, soft_wrap=not width)
-    checker = Checker(work.puzzle, **{**options.checker_options, "repeat": 1})
-    picture = take_picture(work.puzzle, package, chosen, cases=options.cases, checker=checker)
+    checker = Checker(exercise.puzzle, **{**options.checker_options, "repeat": 1})
+    picture = take_picture(exercise.puzzle, package, selected_gate, cases=options.cases, checker=checker)
     for line in format_picture(picture, write_page(picture, options.html)):
         console.print(line, soft_wrap=bool(line.no_wrap) or not width)
     if options.json == "-":
@@ -55,20 +55,24 @@ def show(console: Console, options: Options) -> int:
     return 0 if picture.is_correct else 1
 
 
-def show_in_watch(work: Work, gate: str, result: GateResult, checker: RungChecker | None) -> list[Text]:
-    if not work.in_package:
-        find_kernel_gate(work.puzzle, gate)
-        raise UsageError(f"{gate}: the {get_rung_name(work.rung.id)} rung has no kernel to show")
-    warm = checker if isinstance(checker, Checker) else None
-    picture = take_picture(work.puzzle, work.package, work.find_gate(gate), result=result, checker=warm)
+def show_in_watch(
+    exercise: Exercise, gate: str, result: GateResult, checker: RungChecker | None
+) -> list[Text]:
+    if not exercise.is_mojo:
+        find_kernel_gate(exercise.puzzle, gate)
+        raise UsageError(f"{gate}: the {get_rung_name(exercise.rung.id)} rung has no kernel to show")
+    reusable_checker = checker if isinstance(checker, Checker) else None
+    picture = take_picture(
+        exercise.puzzle, exercise.package, exercise.find_gate(gate), result=result, checker=reusable_checker
+    )
     return list(format_picture(picture, write_page(picture)))
 
 
-def format_picture(picture: Picture, page: Path | None = None) -> Iterator[Text]:
+def format_picture(picture: Picture, page_path: Path | None = None) -> Iterator[Text]:
     """Yield the story: each sentence after its sign, then its source line unless that was just shown."""
     puzzle, case = picture.puzzle, picture.case
-    where = f"in '{case.name}' ({puzzle.format_dims(case.dims)}), on the virtual GPU"
-    yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.about}   {where}", style="bold")
+    location = f"in '{case.name}' ({puzzle.format_dims(case.dims)}), on the virtual GPU"
+    yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.about}   {location}", style="bold")
     shown_line = None
     for sentence in story.tell_story(picture):
         style, sign = STYLES[sentence.kind]
@@ -79,13 +83,13 @@ def format_picture(picture: Picture, page: Path | None = None) -> Iterator[Text]
         shown_line = sentence.line or shown_line
     if dropped := picture.learner.accesses.dropped:
         yield Text(f"cut: {dropped:,} further accesses are not recorded", style="yellow")
-    if page:  # an absolute path, so that terminals make it a link
-        yield Text(f"step by step, in a browser: {format_path(page)}", style="dim", no_wrap=True)
+    if page_path:  # an absolute path, so that terminals make it a link
+        yield Text(f"step by step, in a browser: {format_path(page_path)}", style="dim", no_wrap=True)
 
 
 def write_page(picture: Picture, html: Path | None = None) -> Path:
     name = f"{picture.puzzle.name}_{picture.gate.id}.html"
-    target = html or cache_folder("pictures") / name
+    target = html or get_cache_folder("pictures") / name
     write_target("--html", target, picture_page.render_page(picture))
     return target
 
@@ -101,20 +105,20 @@ def find_kernel_gate(puzzle: Puzzle, id: str) -> Gate:
     raise UsageError(f"--show {id}: {make_unknown_gate_error(id, gates)}")
 
 
-def choose_gate(work: Work, package: OpPackage) -> Gate:
+def choose_gate(exercise: Exercise, package: OpPackage) -> Gate:
     """Return the first attempted gate that has not passed, else the first attempted one.
 
     Raises Unsolved if no blank has been attempted.
     """
-    puzzle, blanks = work.puzzle, read_package_blanks(package, work.puzzle)
+    puzzle, blanks = exercise.puzzle, read_package_blanks(package, exercise.puzzle)
     gates = [gate for gate in puzzle.kernel_gates if gate.id not in blanks or blanks[gate.id].size]
     if not gates:
         source = format_path(package.path / puzzle.source)
         raise Unsolved(f"--show: nothing to show yet: no blank of {source} has been attempted")
-    if not work.is_learners:
+    if not exercise.is_learner_file:
         return gates[0]
     try:
-        states = work.get_states(Progress.load())
+        states = exercise.get_states(Progress.load())
     except DamagedFile:
         states = {}
     return next((gate for gate in gates if states.get(gate.id) != "passed"), gates[0])

@@ -51,8 +51,8 @@ def tell_story(picture: Picture) -> list[Sentence]:
 def describe_wrong(picture: Picture, wrong: WrongElements) -> str:
     printed = picture.puzzle.get_printed_name(wrong.quantity)
     name = f"{wrong.quantity}{format_index(wrong.index)}{f' ({printed})' * (printed != wrong.quantity)}"
-    is_now, expected = format_distinct(wrong.got, wrong.expected, 6)
-    got = "was never written" if wrong.unwritten else f"is {is_now}"
+    actual, expected = format_distinct(wrong.got, wrong.expected, 6)
+    got = "was never written" if wrong.unwritten else f"is {actual}"
     several = f"the first of {len(wrong.elements)} wrong elements"
     count = several if len(wrong.elements) > 1 else "the only one"
     return f"{name} {got}, expected {expected}; {count} of {wrong.size}"
@@ -89,8 +89,8 @@ def describe_path(picture: Picture, fault: Fault) -> Iterator[Sentence]:
         write, read = hop.write, hop.read
         yield Sentence(
             "way",
-            f"{name_thread(picture, write.thread)} writes {name_element(picture, write.element)} from "
-            f"{name_element(picture, read.element)}, which is wrong already",
+            f"{format_thread(picture, write.thread)} writes {format_element(picture, write.element)} from "
+            f"{format_element(picture, read.element)}, which is wrong already",
             write.step,
             picture.learner.accesses.get_line(write.step),
         )
@@ -98,7 +98,7 @@ def describe_path(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 
 def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     """Yield what the thread at fault does, and what it should have read."""
-    name, place = name_thread(picture, fault.thread), name_element(picture, fault.element)
+    name, element = format_thread(picture, fault.thread), format_element(picture, fault.element)
     run = picture.learner.accesses
     write_line = run.get_line(fault.step) if fault.step is not None else None
     if fault.kind in ("element", "order", "place", "value"):
@@ -106,19 +106,19 @@ def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
         verb = "adds" if is_sum else "writes"
         into = "to" if verb == "adds" else "into"
         got, expected = format_distinct(fault.got, fault.expected, 6)
-        text = f"{name} {verb} {got} {into} {place}; the solution's same thread {verb} {expected}"
+        text = f"{name} {verb} {got} {into} {element}; the solution's same thread {verb} {expected}"
         if fault.kind == "value":
             text += ". It reads the same elements and values: what it computes from them is wrong"
         yield Sentence("fault", text, fault.step, fault.line)
         yield from describe_difference(picture, fault)
         return
     texts = {
-        "missing write": f"{name} never writes {place}; the solution's same thread does ({fault.expected:.6g})",
-        "extra write": f"{name} writes {fault.got:.6g} into {place}; the solution's same thread does not",
-        "kind": f"{name} stores {fault.got:.6g} into {place}, which many threads add to; the solution adds it with an atomic",
-        "atomic": f"{name} adds {fault.got:.6g} to {place} with an atomic; the solution stores it",
-        "count": f"{name} writes {place} another number of times than the solution's same thread",
-        "same": f"{name} writes {place} as the solution's thread does: the difference is rounding, or the order of the threads",
+        "missing write": f"{name} never writes {element}; the solution's same thread does ({fault.expected:.6g})",
+        "extra write": f"{name} writes {fault.got:.6g} into {element}; the solution's same thread does not",
+        "kind": f"{name} stores {fault.got:.6g} into {element}, which many threads add to; the solution adds it with an atomic",
+        "atomic": f"{name} adds {fault.got:.6g} to {element} with an atomic; the solution stores it",
+        "count": f"{name} writes {element} another number of times than the solution's same thread",
+        "same": f"{name} writes {element} as the solution's thread does: the difference is rounding, or the order of the threads",
     }
     yield Sentence("fault", texts[fault.kind], fault.step, fault.line or write_line)
 
@@ -126,27 +126,27 @@ def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
 def describe_difference(picture: Picture, fault: Fault) -> Iterator[Sentence]:
     """Yield how the reads, or the target of the write, differ from those of the solution's thread."""
     if fault.kind == "place":
-        element = name_element(picture, fault.missing[0])
+        element = format_element(picture, fault.missing[0])
         yield Sentence("instead", f"the solution's thread puts this value into {element}")
         return
     if fault.kind == "order":
-        step, mine = fault.extra[0].step, name_element(picture, fault.extra[0].element)
-        text = f"last before that, it reads {mine}; the solution's thread reads {name_element(picture, fault.missing[0])}"
+        step, learner_element = fault.extra[0].step, format_element(picture, fault.extra[0].element)
+        text = f"last before that, it reads {learner_element}; the solution's thread reads {format_element(picture, fault.missing[0])}"
         yield Sentence("instead", text, step, picture.learner.accesses.get_line(step))
         return
     if fault.extra:
-        step, elements = fault.extra[0].step, name_elements(picture, [a.element for a in fault.extra])
+        step, elements = fault.extra[0].step, format_elements(picture, [a.element for a in fault.extra])
         text = f"it reads {elements}, which the solution's thread does not"
         yield Sentence("instead", text, step, picture.learner.accesses.get_line(step))
     if fault.missing:
-        elements = name_elements(picture, fault.missing)
+        elements = format_elements(picture, fault.missing)
         yield Sentence("instead", f"it never reads {elements}, which the solution's thread does")
 
 
 # ---- Names --------------------------------------------------------------------------------------------------
 
 
-def name_thread(picture: Picture, thread: Thread) -> str:
+def format_thread(picture: Picture, thread: Thread) -> str:
     """Return `minimal_kernel, block (0, 1), thread 3`; a single block or thread is omitted."""
     launch = picture.learner.accesses.launches[thread.launch]
     return ", ".join([launch.name, *describe_thread(launch, thread.block, thread.thread)])
@@ -155,9 +155,9 @@ def name_thread(picture: Picture, thread: Thread) -> str:
 def describe_thread(launch, block: int, thread: int) -> list[str]:
     """Return ["block (0, 1)", "thread 3"]; a single block or thread is omitted."""
     parts = []
-    for word, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
+    for label, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
         if math.prod(sizes) > 1:
-            parts.append(f"{word} {drop_unit_axes(unflatten_index(number, sizes), sizes)}")
+            parts.append(f"{label} {drop_unit_axes(unflatten_index(number, sizes), sizes)}")
     return parts or ["the only thread"]
 
 
@@ -167,14 +167,14 @@ def drop_unit_axes(index: tuple[int, int, int], sizes: tuple[int, int, int]) -> 
     return str(index[0]) if axes == 1 else str(index[:axes])
 
 
-def name_element(picture: Picture, place: Element) -> str:
-    return f"{place.tensor}{format_index(picture.unflatten(place.tensor, place.index))}"
+def format_element(picture: Picture, element: Element) -> str:
+    return f"{element.tensor}{format_index(picture.unflatten(element.tensor, element.index))}"
 
 
-def name_elements(picture: Picture, places: Iterable[Element]) -> str:
-    places = list(places)
-    names = [name_element(picture, element) for element in places[:MAX_SHOWN]]
-    rest = f" and {len(places) - MAX_SHOWN} more" if len(places) > MAX_SHOWN else ""
+def format_elements(picture: Picture, elements: Iterable[Element]) -> str:
+    elements = list(elements)
+    names = [format_element(picture, element) for element in elements[:MAX_SHOWN]]
+    rest = f" and {len(elements) - MAX_SHOWN} more" if len(elements) > MAX_SHOWN else ""
     return ", ".join(names) + rest
 
 

@@ -1,6 +1,6 @@
 """Implement `watch`: check the current gate each time one of its files is saved, in one warm process.
 
-`Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `Files` detects saves by
+`Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `FileWatcher` detects saves by
 content, which works with every editor and network folder. Each check runs in a thread.
 """
 
@@ -24,13 +24,13 @@ from harness.check.subprocess_checker import SubprocessChecker
 from harness.console import format_path, make_console, make_relative, receive_progress, wrap_hanging
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.blanks import Blank
-from harness.learner.progress import BEGUN, Progress, hash_blank
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
+from harness.learner.progress import IN_PROGRESS, Progress, hash_blank
 from harness.screens import report
-from harness.screens.work import (
+from harness.screens.exercise import (
     describe_next_step,
     describe_unsaved,
-    find_next_work,
+    find_next_exercise,
     format_gates,
     format_progress_bar,
     read_next_hint,
@@ -40,27 +40,27 @@ from harness.spec.puzzle import Gate
 from harness.spec.rungs import get_rung_name
 from harness.toolchain.cache import compute_digest
 
-POLL = 0.05
+POLL_INTERVAL_S = 0.05
 """Seconds between polls of the files and the keyboard."""
-DEBOUNCE = 0.2
+DEBOUNCE_S = 0.2
 """Seconds that a file must stay unchanged before it is checked, since editors write in several steps."""
 END_OF_INPUT = "\x04"
 KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
 
 
-class Files:
+class FileWatcher:
     """A detector of changes to the watched files."""
 
-    def __init__(self, work: Work):
-        self.work = work
-        self.reported = self.hash_files()
+    def __init__(self, exercise: Exercise):
+        self.exercise = exercise
+        self.last_digest = self.hash_files()
         self.changed_at: float | None = None
-        self.settled = self.reported
+        self.last_stable_digest = self.last_digest
 
     def hash_files(self) -> str:
         """Return a hash of the names and contents; a file that cannot be read counts as empty."""
         parts: list[str | bytes] = []
-        for path in self.work.files:
+        for path in self.exercise.files:
             parts.append(path.name)
             try:
                 parts.append(path.read_bytes())
@@ -69,14 +69,14 @@ class Files:
         return compute_digest(parts)
 
     def has_changed(self) -> bool:
-        """Check whether the contents have changed, and have then stayed the same for DEBOUNCE seconds."""
-        now = self.hash_files()
-        if now != self.reported:
-            self.reported, self.changed_at = now, time.monotonic()
-        rested = self.changed_at is None or time.monotonic() - self.changed_at >= DEBOUNCE
-        if now == self.settled or not rested:
+        """Check whether the contents have changed, and have then stayed the same for DEBOUNCE_S."""
+        digest = self.hash_files()
+        if digest != self.last_digest:
+            self.last_digest, self.changed_at = digest, time.monotonic()
+        is_stable = self.changed_at is None or time.monotonic() - self.changed_at >= DEBOUNCE_S
+        if digest == self.last_stable_digest or not is_stable:
             return False
-        self.settled = now
+        self.last_stable_digest = digest
         return True
 
 
@@ -87,26 +87,26 @@ class Terminal:
     def __init__(self, console: Console):
         self.console = console
         self.keyboard = sys.stdin.fileno() if sys.stdin.isatty() else None
-        self.before = None
+        self.saved_attributes = None
 
     def __enter__(self) -> "Terminal":
         if self.keyboard is not None:
-            self.before = termios.tcgetattr(self.keyboard)
+            self.saved_attributes = termios.tcgetattr(self.keyboard)
             tty.setcbreak(self.keyboard)
         return self
 
-    def __exit__(self, kind: type | None, *_) -> None:
-        if kind is KeyboardInterrupt and self.console.is_terminal:
+    def __exit__(self, exception_type: type | None, *_) -> None:
+        if exception_type is KeyboardInterrupt and self.console.is_terminal:
             self.console.print()  # so that the message does not follow the keys on their line
-        if self.before is not None and self.keyboard is not None:
-            termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.before)
+        if self.saved_attributes is not None and self.keyboard is not None:
+            termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.saved_attributes)
 
-    def read_key(self, seconds: float) -> str:
+    def read_key(self, timeout_s: float) -> str:
         """Return the key pressed within some seconds, or ""; "q" if the keyboard is closed."""
         if self.keyboard is None:
-            time.sleep(seconds)
+            time.sleep(timeout_s)
             return ""
-        if not select.select([self.keyboard], [], [], seconds)[0]:
+        if not select.select([self.keyboard], [], [], timeout_s)[0]:
             return ""
         try:
             key = os.read(self.keyboard, 1).decode(errors="replace")
@@ -140,12 +140,12 @@ class Terminal:
                 rows += self.console.render_lines(part, pad=False)
         return rows
 
-    def overwrite_row(self, words: str, row: int) -> None:
+    def overwrite_row(self, text: str, row: int) -> None:
         """Overwrite one row of the screen, counted from 1, and leave the cursor where it is."""
         if self.console.is_terminal:
             with self.console.capture() as captured:
                 # print joins its arguments and drops a Text's own no_wrap.
-                self.console.print(Text(words, style="dim"), end="", no_wrap=True, overflow="ellipsis")
+                self.console.print(Text(text, style="dim"), end="", no_wrap=True, overflow="ellipsis")
             self.console.file.write(f"\x1b7\x1b[{row};1H\x1b[2K{captured.get()}\x1b8")
             self.console.file.flush()
 
@@ -154,33 +154,33 @@ class Terminal:
 class Check:
     """One check, running or done: the gate, its blanks at the start, the results, and the time.
 
-    `first` are the results of the first case, at time `first_at`, if the checker reports them; `step` is its
+    `first_results` arrive at `first_results_at`, if the checker reports them; `step` is its
     current step.
     """
 
     gate: str
-    started: float
+    started_at: float
     blanks: dict[str, Blank] = field(default_factory=dict)
-    first: list = field(default_factory=list)
+    first_results: list = field(default_factory=list)
     results: list = field(default_factory=list)
     error: str = ""
     step: str = ""
-    first_at: float = 0.0
-    seconds: float = 0.0
+    first_results_at: float = 0.0
+    duration_s: float = 0.0
     done: threading.Event = field(default_factory=threading.Event)
 
     @property
     def is_correct(self) -> bool:
         return bool(self.results) and all(result.state == "correct" for result in self.results)
 
-    def report_step(self, words: str) -> None:
+    def report_step(self, step: str) -> None:
         """Receive the checker's current step, in the check's thread."""
-        self.step = words
+        self.step = step
 
     @property
     def status(self) -> str:
         """The elapsed time, then the current step, since a narrow screen cuts off the end."""
-        seconds = int(time.monotonic() - self.started)
+        seconds = int(time.monotonic() - self.started_at)
         elapsed = f", {seconds} s: {self.step or 'starting'}" if seconds else " ..."
         return f"checking {self.gate}{elapsed}"
 
@@ -194,27 +194,27 @@ class Check:
 class Watch:
     """The loop: one current gate, at most one check at a time."""
 
-    def __init__(self, work: Work, gate: str | None = None, console: Console | None = None):
-        self.work = work
+    def __init__(self, exercise: Exercise, gate: str | None = None, console: Console | None = None):
+        self.exercise = exercise
         self.progress = Progress.load()
         self.gate = gate or ""
         self.console = console or make_console(sys.stdout)
         self.check: Check | None = None
         self.checker: RungChecker | None = None
         self.notes: list[RenderableType] = []
-        self.passed: list[Text] = []  # the result of the gate that has just passed
-        self.last = self.gate
-        self.bodies: dict[str, str] = {}
-        self.edited: list[str] = []  # gates whose blanks changed in the last save that edited any
-        self.staying = self.skipping = False
+        self.passed_lines: list[Text] = []  # the result of the gate that has just passed
+        self.previous_gate = self.gate
+        self.blank_hashes: dict[str, str] = {}
+        self.edited_gates: list[str] = []  # gates whose blanks changed in the last save that edited any
+        self.stays_after_pass = self.confirms_skip = False
         self.page = 0
-        self.again = False
+        self.needs_rerun = False
 
     def run(self) -> int:
         """Watch until q is pressed, and return 0; Ctrl-C also ends the loop."""
         self.choose_first_gate()
         self.follow_edits()
-        self.files = Files(self.work)
+        self.files = FileWatcher(self.exercise)
         with Terminal(self.console) as terminal:
             self.terminal = terminal
             self.start_check()
@@ -223,15 +223,20 @@ class Watch:
                 if self.files.has_changed():
                     self.follow_edits()
                     self.start_check()
-                if self.check and self.check.done.is_set() and not self.check.seconds:
+                if self.check and self.check.done.is_set() and not self.check.duration_s:
                     self.finish_check()
-                if self.check and self.check.first_at and self.is_running() and shown is not self.check:
+                if (
+                    self.check
+                    and self.check.first_results_at
+                    and self.is_running()
+                    and shown is not self.check
+                ):
                     shown = self.check
                     self.draw()
                 if self.is_running() and self.current.status != self.status:
                     self.status = self.current.status
                     terminal.overwrite_row(self.status, self.status_row)
-                key = terminal.read_key(POLL)
+                key = terminal.read_key(POLL_INTERVAL_S)
                 if key == "q":
                     terminal.show([], "")
                     return 0
@@ -242,33 +247,33 @@ class Watch:
         """Choose the first gate; if the file is damaged, the next check reports that."""
         if not self.gate:
             try:
-                upcoming = self.work.find_next_gate(self.progress)
+                next_gate = self.exercise.find_next_gate(self.progress)
             except DamagedFile:
-                upcoming = None
-            self.gate = (upcoming or self.work.gates[0]).id
+                next_gate = None
+            self.gate = (next_gate or self.exercise.gates[0]).id
 
     def follow_edits(self) -> None:
         """Switch to the blank edited last; if the file is damaged, the next check reports that."""
         try:
-            bodies = {id: hash_blank(blank) for id, blank in self.work.read_blanks().items()}
+            hashes = {id: hash_blank(blank) for id, blank in self.exercise.read_blanks().items()}
         except DamagedFile:
             return
-        ids = [gate.id for gate in self.work.gates]
-        edited = [id for id in ids if self.bodies.get(id, bodies[id]) != bodies[id]]
-        self.bodies = bodies
-        self.edited = edited or self.edited
-        if edited and self.gate not in edited:
-            self.gate = edited[0]
+        ids = [gate.id for gate in self.exercise.gates]
+        changed_gates = [id for id in ids if self.blank_hashes.get(id, hashes[id]) != hashes[id]]
+        self.blank_hashes = hashes
+        self.edited_gates = changed_gates or self.edited_gates
+        if changed_gates and self.gate not in changed_gates:
+            self.gate = changed_gates[0]
 
     # ---- Checking --------------------------------------------------------------------------------------------
 
     def start_check(self, passed: Sequence[Text] = ()) -> None:
         """Start a check of the current gate, shown below `passed`; if one is running, start when it ends."""
         if self.check and not self.check.done.is_set():
-            self.again = True
+            self.needs_rerun = True
             return
-        self.notes, self.skipping, self.again, self.page = [], False, False, 0
-        self.passed = [*passed]
+        self.notes, self.confirms_skip, self.needs_rerun, self.page = [], False, False, 0
+        self.passed_lines = [*passed]
         self.progress.refresh()  # another terminal may have passed a gate
         self.check = Check(self.gate, time.monotonic())
         self.status = self.check.status
@@ -278,47 +283,53 @@ class Watch:
     def run_check(self, check: Check) -> None:
         """Run a check, in its thread; exceptions become its error."""
         try:
-            self.checker = self.checker or create_checker(self.work)
-            check.blanks = self.work.read_blanks()
+            self.checker = self.checker or create_checker(self.exercise)
+            check.blanks = self.exercise.read_blanks()
             with receive_progress(check.report_step):
                 check.results = self.checker.check(
-                    self.work.target, [check.gate], on_first=lambda results: self.show_first(check, results)
+                    self.exercise.target,
+                    [check.gate],
+                    on_first=lambda results: self.receive_first_results(check, results),
                 )
-            self.again |= self.work.read_blanks() != check.blanks  # either version may have been checked
+            self.needs_rerun |= (
+                self.exercise.read_blanks() != check.blanks
+            )  # either version may have been checked
         except WorkbookError as error:
             check.error = str(error)
         except Exception as error:  # for example a file that vanishes, which must not end the loop
             check.error = f"{type(error).__name__}: {error}"
         check.done.set()
 
-    def show_first(self, check: Check, results: list) -> None:
+    def receive_first_results(self, check: Check, results: list) -> None:
         """Receive the results of the first case, in the check's thread, for the loop to show."""
-        check.first, check.first_at = results, time.monotonic()
+        check.first_results, check.first_results_at = results, time.monotonic()
 
     def finish_check(self) -> None:
         check = self.current
-        check.seconds = time.monotonic() - check.started
-        if self.again:
+        check.duration_s = time.monotonic() - check.started_at
+        if self.needs_rerun:
             self.start_check()
             return
         for result in check.results:
-            key, blank = self.work.get_progress_key(result.gate.id), check.blanks[result.gate.id]
+            key, blank = self.exercise.get_progress_key(result.gate.id), check.blanks[result.gate.id]
             self.progress.record_result(key, blank, result.state == "correct")
-        upcoming = None if self.staying or not check.is_correct else self.find_upcoming()
-        if upcoming:
-            passed, self.last, self.gate = [*self.format_result()], self.gate, upcoming.id
+        next_gate = None if self.stays_after_pass or not check.is_correct else self.find_next_gate()
+        if next_gate:
+            passed, self.previous_gate, self.gate = [*self.format_result()], self.gate, next_gate.id
             self.start_check(passed)
         else:
             self.draw()
 
-    def find_upcoming(self) -> Gate | None:
+    def find_next_gate(self) -> Gate | None:
         """Return the next gate that has not passed, preferably one edited in the same save, or None."""
         try:
-            states = self.work.get_states(self.progress)
-            in_progress = [gate for gate in self.edited if gate != self.gate and states[gate] in BEGUN]
+            states = self.exercise.get_states(self.progress)
+            in_progress = [
+                gate for gate in self.edited_gates if gate != self.gate and states[gate] in IN_PROGRESS
+            ]
             if in_progress:
-                return self.work.find_gate(in_progress[0])
-            return self.work.find_next_gate(self.progress, after=self.gate)
+                return self.exercise.find_gate(in_progress[0])
+            return self.exercise.find_next_gate(self.progress, previous=self.gate)
         except DamagedFile:
             return None
 
@@ -328,41 +339,47 @@ class Watch:
         """Advance to the next unpassed gate; if the current gate has not passed, require a second press."""
         if self.is_running():
             return
-        self.staying = False
-        if not self.current.is_correct and not self.skipping:
-            self.skipping = True
+        self.stays_after_pass = False
+        if not self.current.is_correct and not self.confirms_skip:
+            self.confirms_skip = True
             message = f"{self.gate} has not passed; press n again to go on anyway"
             self.show_notes([Text(message, style="yellow")])
             return
         try:
-            upcoming = self.work.find_next_gate(self.progress, after=self.gate)
+            next_gate = self.exercise.find_next_gate(self.progress, previous=self.gate)
         except DamagedFile as error:
             self.show_notes([Text(make_relative(str(error)), style="red")])
             return
-        step = None if upcoming else find_next_work(self.work, self.progress)
-        if step and step.puzzle is self.work.puzzle:
+        step = None if next_gate else find_next_exercise(self.exercise, self.progress)
+        if step and step.puzzle is self.exercise.puzzle:
             self.switch_file(step)
-        elif upcoming is None:  # the result already names the next step
+        elif next_gate is None:  # the result already names the next step
             self.show_notes([Text("nothing is left in this puzzle: q ends the watch", style="green")])
         else:
-            self.gate = upcoming.id
+            self.gate = next_gate.id
             self.start_check()
 
-    def switch_file(self, work: Work) -> None:
+    def switch_file(self, exercise: Exercise) -> None:
         """Switch to another file of the puzzle, once every gate of this one has passed."""
         if isinstance(self.checker, SubprocessChecker):
             self.checker.close()
-        self.work, self.checker, self.gate, self.bodies, self.edited = work, None, "", {}, []
-        self.files = Files(work)
+        self.exercise, self.checker, self.gate, self.blank_hashes, self.edited_gates = (
+            exercise,
+            None,
+            "",
+            {},
+            [],
+        )
+        self.files = FileWatcher(exercise)
         self.choose_first_gate()
         self.follow_edits()
         self.start_check()
 
     def toggle_staying(self) -> None:
         """Toggle between staying at a gate that passes, until n is pressed, and going on automatically."""
-        self.staying = not self.staying
+        self.stays_after_pass = not self.stays_after_pass
         stays, continues = "stays at a gate that passes, until n", "continues automatically after a pass"
-        self.show_notes([Text(stays if self.staying else continues, style="dim")])
+        self.show_notes([Text(stays if self.stays_after_pass else continues, style="dim")])
 
     def show_more(self) -> None:
         self.page += 1
@@ -370,21 +387,21 @@ class Watch:
 
     def show_hint(self) -> None:
         """Show the hint that the diagnosis names or, if that has been read, the next one of the ladder."""
-        key = self.work.get_progress_key(self.gate)
+        key = self.exercise.get_progress_key(self.gate)
         suggested = None if self.is_running() else self.current.find_unread_hint(self.progress, key)
         width = self.console.width if self.console.is_terminal else 0
-        self.show_safely(lambda: read_next_hint(self.work, self.gate, self.progress, suggested, width))
+        self.show_lines(lambda: read_next_hint(self.exercise, self.gate, self.progress, suggested, width))
 
     def show_diff(self) -> None:
         """Show the gate's blank next to the solution's or, right after a pass, the passed gate's."""
-        gate = self.last if self.passed and not self.current.is_correct else self.gate
+        gate = self.previous_gate if self.passed_lines and not self.current.is_correct else self.gate
 
         def draw_lines() -> list[RenderableType]:
             with self.console.capture() as captured:
-                show_difference(self.console, self.work, self.progress, [gate])
+                show_difference(self.console, self.exercise, self.progress, [gate])
             return [Text.from_ansi(captured.get())]
 
-        self.show_safely(draw_lines)
+        self.show_lines(draw_lines)
 
     def show_picture(self) -> None:
         """Draw a picture of the current gate's run, and write the page that steps through it."""
@@ -395,15 +412,15 @@ class Watch:
         self.show_notes([Text("drawing the picture ...", style="dim")])
         if self.current.results:
             result = self.current.results[0]
-            self.show_safely(lambda: show_in_watch(self.work, self.gate, result, self.checker))
+            self.show_lines(lambda: show_in_watch(self.exercise, self.gate, result, self.checker))
         else:
             self.show_notes([Text("nothing to show: there is no result yet", style="dim")])
 
     def show_list(self) -> None:
         self.progress.refresh()
-        self.show_notes(list(format_gates(self.work, self.progress)))
+        self.show_notes(list(format_gates(self.exercise, self.progress)))
 
-    def show_safely(self, make_lines: Callable[[], Sequence[RenderableType]]) -> None:
+    def show_lines(self, make_lines: Callable[[], Sequence[RenderableType]]) -> None:
         try:
             self.show_notes(make_lines())
         except WorkbookError as error:
@@ -427,46 +444,48 @@ class Watch:
     @property
     def status_row(self) -> int:
         """The row of the status line, below the result of a gate that has just passed."""
-        above = len(self.terminal.render_rows([self.format_heading(), *self.passed]))
-        return above + 1 if above < self.console.height - 1 else 2
+        num_rows = len(self.terminal.render_rows([self.format_heading(), *self.passed_lines]))
+        return num_rows + 1 if num_rows < self.console.height - 1 else 2
 
     def draw(self) -> None:
         first, *rest = self.format_result()
         notes = [Text(""), *self.notes, Text("")] if self.notes else []
-        self.terminal.show([self.format_heading(), *self.passed, first, *notes, *rest], KEYS, self.page)
+        self.terminal.show([self.format_heading(), *self.passed_lines, first, *notes, *rest], KEYS, self.page)
 
     def format_heading(self) -> Text:
         try:
-            states = self.work.get_states(self.progress)
-            done = format_progress_bar(sum(s == "passed" for s in states.values()), len(states))
+            states = self.exercise.get_states(self.progress)
+            progress_bar = format_progress_bar(sum(s == "passed" for s in states.values()), len(states))
         except DamagedFile:
-            done = ""
-        gate = self.work.find_gate(self.gate)
-        rung = self.work.rung.id
-        main = rung == self.work.puzzle.main_rung.id
-        name = self.work.puzzle.name if main else f"{self.work.puzzle.name} in {get_rung_name(rung)}"
-        heading = f"{name} · {gate.id}   {done}   {gate.about}"
+            progress_bar = ""
+        gate = self.exercise.find_gate(self.gate)
+        rung = self.exercise.rung.id
+        is_main = rung == self.exercise.puzzle.main_rung.id
+        name = (
+            self.exercise.puzzle.name if is_main else f"{self.exercise.puzzle.name} in {get_rung_name(rung)}"
+        )
+        heading = f"{name} · {gate.id}   {progress_bar}   {gate.about}"
         return Text(heading, style="bold", no_wrap=True, overflow="ellipsis")
 
     def format_result(self) -> Iterable[Text]:
         check = self.current
-        if self.is_running() or not check.seconds:
+        if self.is_running() or not check.duration_s:
             yield Text(check.status, style="dim", no_wrap=True, overflow="ellipsis")
-            yield from report.format_first_results(check.first)
+            yield from report.format_first_results(check.first_results)
             return
         if check.error:
             yield from (Text(line, style="red") for line in make_relative(check.error).splitlines())
         else:
             for result in check.results:
-                yield from report.format_gate(result, self.work.puzzle, self.work.path, check.blanks)
+                yield from report.format_gate(result, self.exercise.puzzle, self.exercise.path, check.blanks)
         yield from describe_unsaved(self.progress)
-        yield Text(f"{check.seconds:.1f} s after the save", style="dim")
-        if check.is_correct and self.find_upcoming() is None:
-            yield Text(describe_next_step(self.work, self.progress), style="green")
-            step = find_next_work(self.work, self.progress)
-            if step and step.puzzle is self.work.puzzle:
+        yield Text(f"{check.duration_s:.1f} s after the save", style="dim")
+        if check.is_correct and self.find_next_gate() is None:
+            yield Text(describe_next_step(self.exercise, self.progress), style="green")
+            step = find_next_exercise(self.exercise, self.progress)
+            if step and step.puzzle is self.exercise.puzzle:
                 yield Text(f"n goes on with {format_path(step.path)}", style="green")
-        elif check.is_correct and self.staying:
+        elif check.is_correct and self.stays_after_pass:
             yield Text(f"{check.gate} has passed: n goes on to the next gate", style="green")
 
 

@@ -10,65 +10,65 @@ from harness.toolchain.packages import run_mojo
 if TYPE_CHECKING:
     import torch
 
-OLDEST_NVIDIA = (8, 0)
+MIN_COMPUTE_CAPABILITY = (8, 0)
 """The oldest compute capability with the tensor core instructions and asynchronous copies used here."""
 
-ONLY_NVIDIA = "the kernels are for GPUs of NVIDIA"
+NVIDIA_ONLY_MESSAGE = "the kernels are for GPUs of NVIDIA"
 
 # A line of `mojo build --print-supported-accelerators`: a name and, if it is an alias, its target.
 ACCELERATOR = re.compile(r"^  (\w+)\s+- (?:\(alias\) -> (\w+))?", re.MULTILINE)
 
 
-class Unsupported(EnvironmentProblem):
+class UnsupportedGPU(EnvironmentProblem):
     """Raised for a GPU without kernels; the message gives the reason."""
 
 
 def get_nvidia_architecture(capability: tuple[int, int]) -> str:
     """Return the accelerator name of an NVIDIA compute capability: "sm_90a" for (9, 0).
 
-    Raises Unsupported below OLDEST_NVIDIA.
+    Raises UnsupportedGPU below MIN_COMPUTE_CAPABILITY.
     """
     major, minor = capability
-    if capability < OLDEST_NVIDIA:
-        raise Unsupported(f"the kernels need sm_80 or newer, not sm_{major}{minor}")
+    if capability < MIN_COMPUTE_CAPABILITY:
+        raise UnsupportedGPU(f"the kernels need sm_80 or newer, not sm_{major}{minor}")
     # From Hopper on, the required instructions exist only in the architecture-specific target.
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
-def normalize_name(name: str) -> str:
+def normalize_architecture(name: str) -> str:
     """Resolve aliases, and "sm_90" to "sm_90a": return the architecture whose kernels a GPU uses.
 
     Raises UsageError for a name that is unknown to Mojo or has no kernels.
     """
-    known = list_supported()
+    supported = list_accelerators()
     try:
-        return get_kernel_architecture(known[name])
+        return get_kernel_architecture(supported[name])
     except KeyError:
-        available = ", ".join(sorted(arch for arch in set(known.values()) if has_kernels(arch)))
+        available = ", ".join(sorted(arch for arch in set(supported.values()) if has_kernels(arch)))
         raise UsageError(f"--arch {name}: unknown; there is {available}") from None
-    except Unsupported as error:
+    except UnsupportedGPU as error:
         raise UsageError(f"--arch {name}: {error}") from None
 
 
 def get_kernel_architecture(accelerator: str) -> str:
-    """Return the architecture of an accelerator's kernels. Raises Unsupported if it has none."""
+    """Return the architecture of an accelerator's kernels. Raises UnsupportedGPU if it has none."""
     if number := re.fullmatch(r"sm_(\d+)(\d)a?", accelerator):
         return get_nvidia_architecture((int(number[1]), int(number[2])))
-    raise Unsupported(ONLY_NVIDIA)
+    raise UnsupportedGPU(NVIDIA_ONLY_MESSAGE)
 
 
 def has_kernels(accelerator: str) -> bool:
     """Return whether kernels are built for exactly this accelerator."""
     try:
         return get_kernel_architecture(accelerator) == accelerator
-    except Unsupported:
+    except UnsupportedGPU:
         return False
 
 
-def list_present() -> list[str]:
+def list_gpu_architectures() -> list[str]:
     """Return the architectures of the GPUs visible to PyTorch.
 
-    Raises UsageError if there is none, Unsupported for one that is too old.
+    Raises UsageError if there is none, UnsupportedGPU for one that is too old.
     """
     import torch
 
@@ -79,15 +79,15 @@ def list_present() -> list[str]:
 
 
 @functools.cache
-def list_supported() -> dict[str, str]:
-    listed = run_mojo("build", "--print-supported-accelerators").stdout
-    return {name: alias or name for name, alias in ACCELERATOR.findall(listed)}
+def list_accelerators() -> dict[str, str]:
+    output = run_mojo("build", "--print-supported-accelerators").stdout
+    return {name: alias or name for name, alias in ACCELERATOR.findall(output)}
 
 
 def get_architecture(device: "torch.device") -> str:
-    """Return the accelerator name of a GPU visible to PyTorch. Raises Unsupported if it has no kernels."""
+    """Return the accelerator name of a GPU visible to PyTorch. Raises UnsupportedGPU if it has no kernels."""
     import torch
 
     if device.type != "cuda" or torch.version.hip:
-        raise Unsupported(ONLY_NVIDIA)
+        raise UnsupportedGPU(NVIDIA_ONLY_MESSAGE)
     return get_nvidia_architecture(torch.cuda.get_device_capability(device))

@@ -15,52 +15,54 @@ from typing import Any
 
 from harness.errors import EnvironmentProblem
 
-VARIABLE = "WORKBOOK_CACHE"
-REMEDY = f"set {VARIABLE} to a folder you can write"
-STAGING = ".making-"
-STALE = 24 * 3600
+CACHE_VARIABLE = "WORKBOOK_CACHE"
+REMEDY = f"set {CACHE_VARIABLE} to a folder you can write"
+STAGING_PREFIX = ".making-"
+STALE_AFTER_S = 24 * 3600
 """Seconds after which an interrupted process's leftovers are removed."""
-END = "//@ end\n"
+END_MARKER = "//@ end\n"
 """The last line of every cached text; without it, the text is truncated."""
 
 
-def cache_folder(*parts: str) -> Path:
+def get_cache_folder(*parts: str) -> Path:
     """Return a folder of the cache, created if missing. Raises EnvironmentProblem if it is not writable.
 
     The cache is `~/.cache/mojo-gpu-workbook`, or the folder of the environment variable WORKBOOK_CACHE.
     All files in it can be deleted at any time.
     """
-    requested = os.environ.get(VARIABLE)
+    configured = os.environ.get(CACHE_VARIABLE)
     try:
-        root = Path(requested).expanduser() if requested else Path.home() / ".cache" / "mojo-gpu-workbook"
+        root = Path(configured).expanduser() if configured else Path.home() / ".cache" / "mojo-gpu-workbook"
     except RuntimeError as error:
         raise EnvironmentProblem(f"no cache folder: this user has no home folder; {REMEDY}") from error
     # Absolute, because the virtual GPU's libraries are also loaded from other working directories.
-    folder = make_folder(root.absolute().joinpath(*parts), REMEDY, "cache folder")
+    folder = create_folder(root.absolute().joinpath(*parts), REMEDY, "cache folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise EnvironmentProblem(f"no write access to the cache folder {folder}; {REMEDY}")
     return folder
 
 
-def make_folder(path: Path, remedy: str, what: str = "folder") -> Path:
+def create_folder(path: Path, remedy: str, description: str = "folder") -> Path:
     """Return a folder, created if missing. Raises EnvironmentProblem if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot make the {what} {path} ({error.strerror}); {remedy}") from error
+        raise EnvironmentProblem(
+            f"cannot make the {description} {path} ({error.strerror}); {remedy}"
+        ) from error
     return path
 
 
 def compute_digest(parts: Iterable[str | bytes]) -> str:
     """Return a hash of a sequence of strings and bytes, as 16 hexadecimal digits."""
-    state = hashlib.sha256()
+    hasher = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
-        state.update(len(data).to_bytes(8, "little") + data)
-    return state.hexdigest()[:16]
+        hasher.update(len(data).to_bytes(8, "little") + data)
+    return hasher.hexdigest()[:16]
 
 
-def keep_file(target: Path, make: Callable[[Path], Any], what: str, remedy: str = REMEDY) -> Path:
+def cache_file(target: Path, make: Callable[[Path], Any], description: str, remedy: str = REMEDY) -> Path:
     """Return the path of a cache entry, built if missing.
 
     `make` writes the entry to its argument, a path of the same name in an empty folder. If several processes
@@ -70,8 +72,8 @@ def keep_file(target: Path, make: Callable[[Path], Any], what: str, remedy: str 
     if not target.exists():
         from filelock import FileLock
 
-        lock = cache_folder("locks") / f"{compute_digest([str(target.absolute())])}.lock"
-        with create_staging_folder(target.parent, what, remedy) as folder, FileLock(lock):
+        lock = get_cache_folder("locks") / f"{compute_digest([str(target.absolute())])}.lock"
+        with create_staging_folder(target.parent, description, remedy) as folder, FileLock(lock):
             if not target.exists():  # another process may have built it meanwhile
                 make(folder / target.name)
                 discard(target)  # it may be a dangling link
@@ -87,40 +89,44 @@ def discard(target: Path) -> None:
         target.unlink(missing_ok=True)
 
 
-def keep_text(target: Path, make: Callable[[], str], what: str) -> str:
-    """Return the text of an entry, built if missing or truncated. Raises the exceptions of `keep_file`."""
-    text = read_text(target)
+def cache_text(target: Path, make: Callable[[], str], description: str) -> str:
+    """Return the text of an entry, built if missing or truncated. Raises the exceptions of `cache_file`."""
+    text = read_cached_text(target)
     if text is None:
         discard(target)
-        keep_file(target, lambda staged: staged.write_text(make() + END, encoding="utf-8"), what)
-        text = read_text(target)
+        cache_file(
+            target,
+            lambda staging_path: staging_path.write_text(make() + END_MARKER, encoding="utf-8"),
+            description,
+        )
+        text = read_cached_text(target)
         assert text is not None  # it has just been built
     return text
 
 
-def read_text(target: Path) -> str | None:
+def read_cached_text(target: Path) -> str | None:
     """Return the text of an entry, or None if it is missing or truncated."""
     try:
         text = target.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    return text.removesuffix(END) if text.endswith(END) else None
+    return text.removesuffix(END_MARKER) if text.endswith(END_MARKER) else None
 
 
 @contextmanager
-def create_staging_folder(folder: Path, what: str, remedy: str = REMEDY) -> Generator[Path]:
+def create_staging_folder(folder: Path, description: str, remedy: str = REMEDY) -> Generator[Path]:
     """Yield an empty temporary folder inside a cache folder, for building an entry.
 
     Raises EnvironmentProblem if a file cannot be written.
     """
-    for leftover in folder.glob(f"{STAGING}*"):
+    for leftover in folder.glob(f"{STAGING_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - leftover.stat().st_mtime > STALE:
+            if time.time() - leftover.stat().st_mtime > STALE_AFTER_S:
                 shutil.rmtree(leftover)
     try:
-        with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder) as path:
+        with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=folder) as path:
             yield Path(path)
     except OSError as error:
         raise EnvironmentProblem(
-            f"cannot write {what} to {folder} ({error.strerror or error}); {remedy}"
+            f"cannot write {description} to {folder} ({error.strerror or error}); {remedy}"
         ) from error

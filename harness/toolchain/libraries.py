@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.errors import EnvironmentProblem, UsageError, WorkbookError
-from harness.toolchain.cache import cache_folder, compute_digest, discard, keep_file, make_folder
+from harness.toolchain.cache import cache_file, compute_digest, create_folder, discard, get_cache_folder
 from harness.toolchain.diagnostics import parse_diagnostics
 from harness.toolchain.linker import make_environment
-from harness.toolchain.packages import compile_failed, get_mojo_version
+from harness.toolchain.packages import get_mojo_version, make_compile_error
 
 VARIABLE = "WORKBOOK_EXTENSIONS"
 REMEDY = f"set {VARIABLE} to a folder you can write"
-CARRIED = Path(__file__).resolve().parents[1] / "_libraries"
+BUNDLED_LIBRARIES = Path(__file__).resolve().parents[1] / "_libraries"
 """The libraries of a wheel that was built with them."""
 # Mojo's runtime libraries, on which built libraries depend, in loading order.
 RUNTIME = (
@@ -42,12 +42,12 @@ RUNTIME = (
 # Host code only launches kernels, so it is built to run on any CPU of the machine's architecture.
 HOST_CPU = {"x86_64": "x86-64-v2", "aarch64": "generic"}
 # Run `mojo` through this Python, because its script may not be on the PATH.
-MOJO = (
+MOJO_COMMAND = (
     "-c",
     "import sys; from mojo.run import subprocess_run_mojo; sys.exit(subprocess_run_mojo(sys.argv[1:]).returncode)",
 )
-CPP = ("-std=c++20", "-O2", "-shared", "-fPIC", "-DNDEBUG", "-fvisibility=hidden")
-CPP_SECONDS = 25
+CPP_FLAGS = ("-std=c++20", "-O2", "-shared", "-fPIC", "-DNDEBUG", "-fvisibility=hidden")
+CPP_BUILD_S = 25
 """Estimated duration of a C++ build in seconds."""
 COMPILERS = ("g++", "c++", "clang++")
 MAX_CONCURRENT_BUILDS = 8
@@ -59,7 +59,7 @@ class BuildResult:
     """A library's path, and the duration of its build in seconds, 0 if it already existed."""
 
     path: Path
-    seconds: float
+    duration_s: float
 
 
 @dataclass(frozen=True)
@@ -70,36 +70,36 @@ class Library:
         name: A readable name, which the file's name begins with.
         digest: Hash of all its inputs.
         make: Writes the library to a path in an empty folder.
-        builder: Digest of the C++ compiler; None without a compiler, so that a library from any compiler is
+        compiler_digest: Digest of the C++ compiler; None without a compiler, so that a library from any compiler is
             used; "" for Mojo.
-        carried_as: Its name in a wheel, if that is more general.
+        bundled_as: Its name in a wheel, if that is more general.
     """
 
     name: str
     digest: str
     make: Callable[[Path], None]
-    builder: str | None = ""
-    carried_as: str = ""
-    estimate: float = 60
+    compiler_digest: str | None = ""
+    bundled_as: str = ""
+    estimated_s: float = 60
     """Estimated build time in seconds, until a build has been timed on this machine."""
 
     @property
     def file_name(self) -> str:
-        return "_".join(filter(None, (self.name, self.digest, self.builder))) + ".so"
+        return "_".join(filter(None, (self.name, self.digest, self.compiler_digest))) + ".so"
 
     @property
-    def carried_name(self) -> str:
+    def bundled_name(self) -> str:
         """The file's name in a wheel and in an output folder."""
-        return f"{self.carried_as or self.name}_{self.digest}.so"
+        return f"{self.bundled_as or self.name}_{self.digest}.so"
 
     def find(self, output: Path | None = None) -> Path | None:
         """Return the path of the library, or None if it is not built."""
         if output:
-            return next(filter(Path.is_file, [output / self.carried_name]), None)
-        if (CARRIED / self.carried_name).is_file():
-            return CARRIED / self.carried_name
-        candidates = [get_folder() / self.carried_name, get_folder() / self.file_name]
-        if self.builder is None:  # no compiler
+            return next(filter(Path.is_file, [output / self.bundled_name]), None)
+        if (BUNDLED_LIBRARIES / self.bundled_name).is_file():
+            return BUNDLED_LIBRARIES / self.bundled_name
+        candidates = [get_folder() / self.bundled_name, get_folder() / self.file_name]
+        if self.compiler_digest is None:  # no compiler
             candidates += sorted(get_folder().glob(f"{self.name}_{self.digest}_*.so"))
         return next(filter(Path.is_file, candidates), None)
 
@@ -112,33 +112,33 @@ class Library:
         written or a compiler is missing.
         """
         remedy = "name another --output" if output else REMEDY
-        output_folder = make_folder(output, remedy) if output else None
+        output_folder = create_folder(output, remedy) if output else None
         if existing := self.find(output_folder):
             return BuildResult(existing, 0)
         seconds = 0.0
 
-        def make(staged: Path) -> None:
+        def make(staging_path: Path) -> None:
             nonlocal seconds
             started = time.monotonic()
             with (progress or Progress()).show(self):
-                self.make(staged)
+                self.make(staging_path)
             seconds = time.monotonic() - started
 
-        target = output_folder / self.carried_name if output_folder else get_folder() / self.file_name
-        built = keep_file(target, make, f"the library {self.name}", remedy)
+        target = output_folder / self.bundled_name if output_folder else get_folder() / self.file_name
+        built = cache_file(target, make, f"the library {self.name}", remedy)
         if seconds:
-            self.record_seconds(seconds)
+            self.record_duration(seconds)
         return BuildResult(built, seconds)
 
-    def estimate_seconds(self) -> float:
+    def estimate_duration(self) -> float:
         try:
-            return float((cache_folder("seconds") / self.name).read_text())
+            return float((get_cache_folder("seconds") / self.name).read_text())
         except (OSError, ValueError, EnvironmentProblem):
-            return self.estimate
+            return self.estimated_s
 
-    def record_seconds(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         with suppress(OSError, EnvironmentProblem):
-            (cache_folder("seconds") / self.name).write_text(f"{seconds:.1f}")
+            (get_cache_folder("seconds") / self.name).write_text(f"{seconds:.1f}")
 
     def load(self) -> tuple[Path, ctypes.CDLL]:
         """Return the path and the loaded library, built if missing, and rebuilt once if the file is damaged.
@@ -168,7 +168,7 @@ class Progress:
     @contextmanager
     def show(self, library: Library) -> Generator[None]:
         """Show a library while it is being built."""
-        expected = library.estimate_seconds()
+        expected = library.estimate_duration()
         if not self.stream.isatty():
             print(f"Building {library.name} (about {expected:.0f} s, once) ...", file=self.stream, flush=True)
             yield
@@ -206,15 +206,15 @@ class Progress:
 
 
 def build_all(
-    expected: Sequence[Library], output: Path | None = None, progress: Progress | None = None
+    libraries: Sequence[Library], output: Path | None = None, progress: Progress | None = None
 ) -> Generator[tuple[Library, BuildResult]]:
     """Build libraries concurrently and yield each in order. Raises the exceptions of `Library.build`."""
     display = progress or Progress()
-    workers = max(1, min(MAX_CONCURRENT_BUILDS, len(os.sched_getaffinity(0)) // 2, len(expected)))
+    workers = max(1, min(MAX_CONCURRENT_BUILDS, len(os.sched_getaffinity(0)) // 2, len(libraries)))
     with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(library.build, output, display) for library in expected]
+        futures = [pool.submit(library.build, output, display) for library in libraries]
         try:
-            for library, future in zip(expected, futures, strict=True):
+            for library, future in zip(libraries, futures, strict=True):
                 yield library, future.result()
         finally:
             for future in futures:
@@ -223,8 +223,8 @@ def build_all(
 
 def get_folder() -> Path:
     """Return the cache folder of libraries. Raises EnvironmentProblem if it cannot be created."""
-    requested = os.environ.get(VARIABLE)
-    return make_folder(Path(requested), REMEDY) if requested else cache_folder("extensions")
+    configured = os.environ.get(VARIABLE)
+    return create_folder(Path(configured), REMEDY) if configured else get_cache_folder("extensions")
 
 
 def read_contents(files: Iterable[Path]) -> list[str | bytes]:
@@ -235,7 +235,12 @@ def read_contents(files: Iterable[Path]) -> list[str | bytes]:
 
 
 def make_mojo_library(
-    name: str, files: Sequence[Path], include: Path, architecture: str, estimate: float = 60, **defines: str
+    name: str,
+    files: Sequence[Path],
+    include: Path,
+    architecture: str,
+    estimated_s: float = 60,
+    **defines: str,
 ) -> Library:
     """Return the library compiled from the first Mojo file for an architecture such as "sm_90a".
 
@@ -246,10 +251,10 @@ def make_mojo_library(
     host = [sys.platform, platform.machine(), HOST_CPU.get(platform.machine(), "")]
     key = compute_digest([get_mojo_version(), *host, architecture, *options, *read_contents(files)])
 
-    def make(staged: Path) -> None:
-        os.replace(compile_mojo(files[0], include, architecture, staged.parent, *options), staged)
+    def make(staging_path: Path) -> None:
+        os.replace(compile_mojo(files[0], include, architecture, staging_path.parent, *options), staging_path)
 
-    return Library(f"{name}_{architecture}", key, make, estimate=estimate)
+    return Library(f"{name}_{architecture}", key, make, estimated_s=estimated_s)
 
 
 def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, *defines: str) -> Path:
@@ -259,14 +264,14 @@ def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, 
     command = [
         *("build", "--emit", "shared-lib", "--target-accelerator", architecture),
         *(["--target-cpu", host_cpu] if host_cpu else []),
-        *(word for define in defines for word in ("-D", define)),
+        *(flag for define in defines for flag in ("-D", define)),
         *("--diagnostic-format", "json", "-I", str(include), str(source), "-o", str(target)),
     ]
     tools = staging / "tools"
     tools.mkdir()
     env = make_environment(tools)
     env["TMPDIR"] = str(tools)  # mojo leaves intermediate files there
-    result = run([sys.executable, *MOJO, *command], env)
+    result = run([sys.executable, *MOJO_COMMAND, *command], env)
     # The GPU code generator may print an error without making the compiler fail.
     text = result.stdout + result.stderr
     if result.returncode != 0 or re.search(r"^error: ", text, re.MULTILINE):
@@ -277,7 +282,7 @@ def compile_mojo(source: Path, include: Path, architecture: str, staging: Path, 
 def create_build_error(source: Path, output_text: str) -> WorkbookError:
     """Return the error for a failed build: CompileFailed with diagnostics, else EnvironmentProblem."""
     if parse_diagnostics(output_text):
-        return compile_failed(source, output_text)
+        return make_compile_error(source, output_text)
     return EnvironmentProblem(f"{source.name} cannot be built: {get_last_line(output_text)}")
 
 
@@ -311,27 +316,29 @@ def load_runtime() -> None:
 # ---- C++ ---------------------------------------------------------------------------------------------------
 
 
-def make_torch_library(name: str, files: Sequence[Path], *defines: str, home: Path | None = None) -> Library:
+def make_torch_library(
+    name: str, files: Sequence[Path], *defines: str, torch_home: Path | None = None
+) -> Library:
     """Return the library compiled from the first C++ file for one version of PyTorch; the others are headers.
 
     PyTorch must be loaded before it. `home` is PyTorch's folder, None for the installed one. A library in a
     wheel works with all releases of a minor version.
     """
-    home = home or find_torch_home()
-    version = read_torch_version(home)
+    torch_home = torch_home or find_torch_home()
+    version = read_torch_version(torch_home)
     compiler = find_compiler()
-    key = compute_digest([sys.platform, platform.machine(), *CPP, *defines, *read_contents(files)])
+    key = compute_digest([sys.platform, platform.machine(), *CPP_FLAGS, *defines, *read_contents(files)])
 
-    def make(staged: Path) -> None:
+    def make(staging_path: Path) -> None:
         if compiler is None:
             raise EnvironmentProblem(
                 f"no C++ compiler for {files[0].name} and PyTorch {version}: install g++, or set CXX"
             )
-        compile_cpp(compiler, home, files[0], staged, defines)
+        compile_cpp(compiler, torch_home, files[0], staging_path, defines)
 
-    builder = compiler and compute_digest([compiler, run([compiler, "--version"]).stdout])
+    compiler_digest = compiler and compute_digest([compiler, run([compiler, "--version"]).stdout])
     minor = ".".join(version.split(".")[:2])
-    return Library(f"{name}_torch{version}", key, make, builder, f"{name}_torch{minor}", CPP_SECONDS)
+    return Library(f"{name}_torch{version}", key, make, compiler_digest, f"{name}_torch{minor}", CPP_BUILD_S)
 
 
 def find_torch_home() -> Path:
@@ -354,13 +361,13 @@ def read_torch_version(home: Path) -> str:
 
 def find_compiler() -> str | None:
     """Return the path of the C++ compiler, $CXX or the first on the PATH, or None."""
-    requested = os.environ.get("CXX")
-    return next(filter(None, map(shutil.which, [requested] if requested else COMPILERS)), None)
+    configured = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, [configured] if configured else COMPILERS)), None)
 
 
 def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: Sequence[str]) -> None:
     includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
-    options = [*CPP, *(f"-D{define}" for define in defines), *(f"-I{folder}" for folder in includes)]
+    options = [*CPP_FLAGS, *(f"-D{define}" for define in defines), *(f"-I{folder}" for folder in includes)]
     # Libraries must come after the objects that use them.
     libraries = [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
     result = run([compiler, *options, str(source), "-o", str(target), *libraries])

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-OPENS = re.compile(r"(?:@|def |struct |trait |comptime |from |import )")
+ITEM_START = re.compile(r"(?:@|def |struct |trait |comptime |from |import )")
 """Start of an item, in the first column; a bracket still open there is the learner's mistake."""
-NAMED = re.compile(r"^(?:def|struct|trait|comptime)\s+(\w+)", re.MULTILINE)
+ITEM_NAME = re.compile(r"^(?:def|struct|trait|comptime)\s+(\w+)", re.MULTILINE)
 """An item's name, after decorators that may span several lines."""
 IMPORT = re.compile(r"from\s+(?P<module>[\w.]+)\s+import\s+(?P<names>.*)|import\s+(?P<whole>\w+)", re.DOTALL)
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -37,7 +37,7 @@ class Item:
         return "\n".join(self.lines)
 
     @cached_property
-    def words(self) -> frozenset[str]:
+    def identifiers(self) -> frozenset[str]:
         return frozenset(WORD.findall(NOT_CODE.sub(" ", self.text)))
 
 
@@ -49,11 +49,11 @@ class Import:
     module: str
     names: tuple[tuple[str, str], ...]
     line: int
-    length: int
+    num_lines: int
 
-    def restrict_to(self, expected: Iterable[str]) -> str:
+    def restrict_to(self, names: Iterable[str]) -> str:
         """Return an import of only the names in `expected`, or "" without any."""
-        used = [(name, local_name) for name, local_name in self.names if local_name in expected]
+        used = [(name, local_name) for name, local_name in self.names if local_name in names]
         if not used:
             return ""
         if not self.module:
@@ -83,38 +83,38 @@ def parse_source(file: str, text: str) -> Source:
         if match:
             source.imports.append(parse_import(file, match, start + 1, end - start))
         else:
-            name_match = NAMED.search(code)
+            name_match = ITEM_NAME.search(code)
             source.items.append(Item(file, name_match[1] if name_match else "", body, start + 1))
     return source
 
 
 def find_statements(lines: list[str]) -> Iterator[int]:
     """Yield the index of each top-level statement's first line, including its decorators."""
-    depth, text_ends, decorated = 0, "", False
+    depth, closing_quotes, decorated = 0, "", False
     for number, line in enumerate(lines):
-        outside = not text_ends
-        if outside and OPENS.match(line):
+        is_code = not closing_quotes
+        if is_code and ITEM_START.match(line):
             depth = 0
-        if outside and depth == 0 and line[:1].strip() and not line.startswith("#"):
+        if is_code and depth == 0 and line[:1].strip() and not line.startswith("#"):
             if not decorated:
                 yield number
             decorated = line.startswith("@")
-        at = 0
-        while at < len(line):
-            if text_ends:
-                end = line.find(text_ends, at)
-                at = len(line) if end < 0 else end + len(text_ends)
-                text_ends = text_ends if end < 0 else ""
-            elif line.startswith(('"""', "'''"), at):
-                text_ends, at = line[at : at + 3], at + 3
-            elif line[at] in "\"'":
-                match = NOT_CODE.match(line, at)
-                at = match.end() if match else len(line)
-            elif line[at] == "#":
+        position = 0
+        while position < len(line):
+            if closing_quotes:
+                end = line.find(closing_quotes, position)
+                position = len(line) if end < 0 else end + len(closing_quotes)
+                closing_quotes = closing_quotes if end < 0 else ""
+            elif line.startswith(('"""', "'''"), position):
+                closing_quotes, position = line[position : position + 3], position + 3
+            elif line[position] in "\"'":
+                match = NOT_CODE.match(line, position)
+                position = match.end() if match else len(line)
+            elif line[position] == "#":
                 break
             else:
-                depth = max(0, depth + (line[at] in "([{") - (line[at] in ")]}"))
-                at += 1
+                depth = max(0, depth + (line[position] in "([{") - (line[position] in ")]}"))
+                position += 1
 
 
 def parse_import(file: str, match: re.Match[str], line: int, length: int) -> Import:
@@ -134,7 +134,7 @@ class Items:
     def __init__(self, texts: Mapping[str, str]):
         self.sources = {file: parse_source(file, text) for file, text in texts.items()}
         self.by_name: dict[str, list[Item]] = {}
-        self.renamed: dict[str, set[str]] = {}
+        self.import_aliases: dict[str, set[str]] = {}
         for source in self.sources.values():
             for item in source.items:
                 if item.name:
@@ -142,28 +142,28 @@ class Items:
             for statement in source.imports:
                 for name, local_name in statement.names:
                     if name != local_name:
-                        self.renamed.setdefault(local_name, set()).add(name)
+                        self.import_aliases.setdefault(local_name, set()).add(name)
 
-    def find_needed(self, names: Iterable[str], but: Iterable[str] = ()) -> list[Item]:
+    def find_dependencies(self, names: Iterable[str], exclude: Iterable[str] = ()) -> list[Item]:
         """Return the items with these names and their dependencies, except the names in `but`."""
-        worklist, visited = list(names), set(but)
+        worklist, visited = list(names), set(exclude)
         items: list[Item] = []
         while worklist:
             name = worklist.pop()
             if name in visited:
                 continue
             visited.add(name)
-            worklist += self.renamed.get(name, ())
+            worklist += self.import_aliases.get(name, ())
             for item in self.by_name.get(name, ()):
                 items.append(item)
-                worklist += item.words - visited
+                worklist += item.identifiers - visited
         return sorted(items, key=lambda item: (item.file, item.line))
 
     def find_imports(self, items: Iterable[Item]) -> dict[str, list[str]]:
         """Return file -> lines of the imports that its items use."""
         words: dict[str, set[str]] = {}
         for item in items:
-            words.setdefault(item.file, set()).update(item.words)
+            words.setdefault(item.file, set()).update(item.identifiers)
         return {
             file: [text for statement in self.sources[file].imports if (text := statement.restrict_to(used))]
             for file, used in words.items()
@@ -175,18 +175,18 @@ class Items:
                 return item
         return None
 
-    def cut_out(self, items: Iterable[Item]) -> dict[str, str]:
+    def extract_items(self, items: Iterable[Item]) -> dict[str, str]:
         """Return file -> text with only these items and the imports they use, at unchanged line numbers.
 
         Imports from other files of the package are restricted to the names of these items.
         """
         items = list(items)
         item_names = {item.name for item in items}
-        cut: dict[str, str] = {}
+        extracted: dict[str, str] = {}
         for file in dict.fromkeys(item.file for item in items):
             source = self.sources[file]
             file_items = [item for item in items if item.file == file]
-            used_words = {word for item in file_items for word in item.words}
+            used_words = {word for item in file_items for word in item.identifiers}
             lines = [""] * source.lines
             for statement in source.imports:
                 local = statement.module.startswith(".")
@@ -194,17 +194,17 @@ class Items:
                 lines[statement.line - 1] = statement.restrict_to(used)
             for item in file_items:
                 lines[item.line - 1 : item.line - 1 + len(item.lines)] = item.lines
-            cut[file] = "\n".join(lines)
-        return cut
+            extracted[file] = "\n".join(lines)
+        return extracted
 
 
 def split_arguments(text: str) -> list[str]:
     """Split at commas outside brackets, as in "dtype, accum_type[a, b]"; collapse spaces."""
-    pieces, depth = [""], 0
-    for sign in text:
-        depth += (sign in "([{") - (sign in ")]}")
-        if sign == "," and depth == 0:
-            pieces.append("")
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            parts.append("")
         else:
-            pieces[-1] += sign
-    return [" ".join(part.split()) for part in pieces if part.strip()]
+            parts[-1] += char
+    return [" ".join(part.split()) for part in parts if part.strip()]

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from harness.errors import CompileFailed, DamagedFile, EnvironmentProblem, UsageError, WorkbookError
 from harness.toolchain import translate
-from harness.toolchain.cache import cache_folder, compute_digest, keep_file
+from harness.toolchain.cache import cache_file, compute_digest, get_cache_folder
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.disk import get_disk_full_error
+from harness.toolchain.disk import find_disk_full_error
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,17 @@ class OpPackage:
 
     def compile(self) -> Path:
         """Compile the package, or load it from the cache. Raises CompileFailed with the diagnostics."""
-        # The compiler names the module after the file, so `keep_file` stages it under its final name.
+        # The compiler names the module after the file, so `cache_file` stages it under its final name.
 
-        def make(staged: Path) -> None:
-            result = run_mojo("precompile", "--diagnostic-format", "json", str(self.path), "-o", str(staged))
+        def make(staging_path: Path) -> None:
+            result = run_mojo(
+                "precompile", "--diagnostic-format", "json", str(self.path), "-o", str(staging_path)
+            )
             if result.returncode != 0:
-                raise compile_failed(self.path, result.stdout + result.stderr)
+                raise make_compile_error(self.path, result.stdout + result.stderr)
 
-        return keep_file(
-            cache_folder("packages") / f"ops_{self.digest}.mojoc", make, "the compiled op package"
+        return cache_file(
+            get_cache_folder("packages") / f"ops_{self.digest}.mojoc", make, "the compiled op package"
         )
 
 
@@ -71,10 +73,10 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     visited: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        if (real := os.path.realpath(parent)) in visited:
+        if (real_path := os.path.realpath(parent)) in visited:
             folders.clear()
             continue
-        visited.add(real)
+        visited.add(real_path)
         yield parent, folders, [name for name in names if not name.startswith(".")]
 
 
@@ -113,16 +115,16 @@ def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
             ),
         )
 
-    finished = run()
-    return run() if finished.returncode and CACHE_MOVED.fullmatch(finished.stderr) else finished
+    result = run()
+    return run() if result.returncode and CACHE_MOVED.fullmatch(result.stderr) else result
 
 
-def compile_failed(path: Path, output: str) -> WorkbookError:
+def make_compile_error(path: Path, output: str) -> WorkbookError:
     """Return the error for a package that does not compile, with an explanation of the first message."""
     diagnostics = parse_diagnostics(output)
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
-    if not errors and (full := get_disk_full_error(output)):
-        return full
+    if not errors and (disk_full := find_disk_full_error(output)):
+        return disk_full
     text = "\n".join(map(str, diagnostics)) or output.strip()
     return CompileFailed(
         f"{path} does not compile\n{translate.describe_failure(diagnostics, output, path)}", text

@@ -7,40 +7,40 @@ from harness.errors import UsageError
 from harness.invocation import format_command
 from harness.toolchain.packages import OpPackage
 
-HERE = Path(__file__).resolve().parents[1]
-MARK = ".workbook.json"
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+MARKER_FILE = ".workbook.json"
 """The marker file of a folder created by `init`."""
-FOLDER = "WORKBOOK_FOLDER"
+FOLDER_VARIABLE = "WORKBOOK_FOLDER"
 """Environment variable that passes the working folder to child processes."""
-CHECKOUT = Path(os.environ.get(FOLDER) or HERE.parent)
+CHECKOUT = Path(os.environ.get(FOLDER_VARIABLE) or PACKAGE_ROOT.parent)
 """The folder with problems/ and solutions/: this file's checkout, or the folder that `enter` found."""
-CARRIED = HERE / "_solutions"
-CARRIED_BOOK = HERE / "_book"
+BUNDLED_SOLUTIONS = PACKAGE_ROOT / "_solutions"
+BUNDLED_BOOK = PACKAGE_ROOT / "_book"
 
 
-def enter(folder: Path) -> None:
+def enter_workbook(folder: Path) -> None:
     """Make the nearest folder created by `init`, `folder` or a parent of it, the working folder."""
     global CHECKOUT
     for parent in (folder, *folder.parents):
-        if (parent / MARK).is_file():
+        if (parent / MARKER_FILE).is_file():
             CHECKOUT = parent  # pyright: ignore[reportConstantRedefinition]
-            os.environ[FOLDER] = str(parent)
+            os.environ[FOLDER_VARIABLE] = str(parent)
             return
 
 
-def find_origin() -> Path:
+def get_program_solutions() -> Path:
     """Return the solutions of this program's checkout, else those of the wheel."""
-    folder = HERE.parent / "solutions"
-    return folder if folder.is_dir() else CARRIED
+    folder = PACKAGE_ROOT.parent / "solutions"
+    return folder if folder.is_dir() else BUNDLED_SOLUTIONS
 
 
-def solutions() -> Path:
+def get_solutions() -> Path:
     """Return the solutions next to the learner's files, else those of the wheel."""
     folder = CHECKOUT / "solutions"
-    return folder if folder.is_dir() else CARRIED
+    return folder if folder.is_dir() else BUNDLED_SOLUTIONS
 
 
-def problems() -> Path:
+def get_problems() -> Path:
     """Return the learner's folder, which `reset` may have to create. Raises UsageError outside a workbook."""
     folder = CHECKOUT / "problems"
     if not (folder.is_dir() or (CHECKOUT / "solutions").is_dir()):
@@ -51,10 +51,10 @@ def problems() -> Path:
     return folder
 
 
-def book() -> Path:
+def get_book() -> Path:
     """Return the book's folder next to the learner's files, else that of the wheel."""
     folder = CHECKOUT / "book"
-    return folder if (folder / "src").is_dir() else CARRIED_BOOK
+    return folder if (folder / "src").is_dir() else BUNDLED_BOOK
 
 
 def make_op_package(root: Path, puzzle: str) -> OpPackage:

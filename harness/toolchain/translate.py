@@ -21,7 +21,7 @@ FLOAT = re.compile(r"(B?Float\d+|Scalar\[.*\]|SIMD\[.*, 1\]|.*ElementType)")
 
 # Explanations as (pattern, sentence); the first pattern that matches the message or the line of code is used.
 # {0}, {1}, ... are the groups of the pattern. " See " introduces a pointer.
-NAMES = {
+NAME_EXPLANATIONS = {
     "alias": "`alias` was removed: a compile-time constant is written `comptime N = 8`.",
     "let": "`let` was removed: a local name is declared by `var`.",
     "value": "`@value` was removed: write `@fieldwise_init` and `struct S(Copyable, Movable)`.",
@@ -36,7 +36,7 @@ NAMES = {
 }
 MAX_SHOWN = 3
 """Maximum number of errors shown after the first, one line each."""
-MESSAGES: tuple[tuple[str, str], ...] = (
+MESSAGE_RULES: tuple[tuple[str, str], ...] = (
     (r"use of unknown declaration '(\w+)'; did you mean to import it from '([\w.]+)'",
      "`{0}` is not imported here: add `from {1} import {0}` to the imports at the top of the file."),
     (r"use of unknown declaration '(\w+)'",
@@ -102,9 +102,9 @@ MESSAGES: tuple[tuple[str, str], ...] = (
      "See `git diff`, or put the file back with `workbook reset pNN`."),
 )  # fmt: skip
 # Mistakes for which the compiler reports only consequences; the pattern matches the line of code.
-CODE: tuple[tuple[str, str], ...] = (
-    (r"^\s*alias\s", NAMES["alias"]),
-    (r"^\s*let\s", NAMES["let"]),
+CODE_RULES: tuple[tuple[str, str], ...] = (
+    (r"^\s*alias\s", NAME_EXPLANATIONS["alias"]),
+    (r"^\s*let\s", NAME_EXPLANATIONS["let"]),
     (r"\b(inout|owned|borrowed)\s+\w+\s*:", "Argument conventions are now `mut x: T` (was inout) and `var x: T` (was owned)."),
     (r"\bf(['\"]).*\{.*\1", 'Mojo\'s formatted text is `t"n = {n}"`, with a t.'),
     (r"UnsafePointer", "`UnsafePointer` is now `Pointer`, with an origin: `ImmPtr[dtype]`, `MutPtr[dtype]` of shared/common.mojo."),
@@ -112,7 +112,7 @@ CODE: tuple[tuple[str, str], ...] = (
 
 
 # (pattern of the message or note, pattern of the code, sentence); {0}, ... are groups of the code's pattern.
-BY_CODE: tuple[tuple[str, str, str], ...] = (
+MESSAGE_AND_CODE_RULES: tuple[tuple[str, str, str], ...] = (
     (r"'__[gs]etitem__'|Slice'|value to 'TileTensor\[", r"\b(\w+\[[^\[\]:]*:[^\[\]]*\])",
      "`{0}` is a slice, and nothing is computed with slices: a loop takes one element at a time, as `x[row, c]` for c in "
      "`range(columns)`."),
@@ -137,12 +137,12 @@ BY_CODE: tuple[tuple[str, str, str], ...] = (
 def explain(diagnostic: Diagnostic, notes: Sequence[str] = ()) -> str | None:
     """Explain an error and its notes in a sentence; return None if no rule matches."""
     sentence = find_explanation([diagnostic.message, *notes], diagnostic)
-    if sentence and sentence.startswith(SIZES):
-        sentence = sentence.replace(SIZES, describe_sizes(diagnostic.file, diagnostic.line), 1)
+    if sentence and sentence.startswith(SIZES_SENTENCE):
+        sentence = sentence.replace(SIZES_SENTENCE, describe_sizes(diagnostic.file, diagnostic.line), 1)
     return sentence and fill_in_commands(sentence, diagnostic.file)
 
 
-SIZES = "A kernel's sizes arrive as Int32"
+SIZES_SENTENCE = "A kernel's sizes arrive as Int32"
 
 
 def describe_sizes(file: str, line: int) -> str:
@@ -150,25 +150,25 @@ def describe_sizes(file: str, line: int) -> str:
     try:
         item = Items({file: Path(file).read_text(encoding="utf-8")}).find_enclosing(file, line)
     except (OSError, UnicodeDecodeError):
-        return SIZES
+        return SIZES_SENTENCE
     code = NOT_CODE.sub(" ", item.text) if item else ""
     head = code[: code.find("):")]  # the arguments
     names = re.findall(r"\b(\w+): Int32\b", head)
     converted = re.search(rf"\bvar (\w+) = Int\(({'|'.join(names)})\)", code) if names else None
-    subject = f"This kernel's sizes ({', '.join(names)}) arrive as Int32" if names else SIZES
+    subject = f"This kernel's sizes ({', '.join(names)}) arrive as Int32" if names else SIZES_SENTENCE
     return f"{subject}{f' (`{converted[1]}` is `{converted[2]}` as an Int)' if converted else ''}"
 
 
 def find_explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
     """Find the sentence in the tables; `texts` are the error's message and its notes."""
     unknown_name = re.match(r"use of unknown declaration '(\w+)'", diagnostic.message)
-    if unknown_name and unknown_name[1] in NAMES:
-        return NAMES[unknown_name[1]]
+    if unknown_name and unknown_name[1] in NAME_EXPLANATIONS:
+        return NAME_EXPLANATIONS[unknown_name[1]]
     if re.search(r"^(expected|unexpected|expressions must not|statements must|failed to infer)", texts[0]):
-        for pattern, sentence in CODE:
+        for pattern, sentence in CODE_RULES:
             if re.search(pattern, diagnostic.text):
                 return sentence
-    for pattern, code, sentence in BY_CODE:
+    for pattern, code, sentence in MESSAGE_AND_CODE_RULES:
         if re.search(pattern, "\n".join(texts)) and (match := re.search(code, diagnostic.text)):
             return sentence.format(*match.groups())
     if not is_vague(diagnostic.message):
@@ -187,7 +187,7 @@ def is_vague(message: str) -> bool:
 
 
 def explain_message(text: str) -> str | None:
-    for pattern, sentence in MESSAGES:
+    for pattern, sentence in MESSAGE_RULES:
         if match := re.search(pattern, text):
             return sentence.format(*match.groups())
     return None
@@ -198,7 +198,7 @@ def fill_in_commands(sentence: str, file: str) -> str:
 
     `reset` gets the puzzle of the error's file; for other files it stays `reset pNN`.
     """
-    puzzle = next((inside for folder, inside in pairwise(Path(file).parts) if folder == "problems"), "pNN")
+    puzzle = next((name for folder, name in pairwise(Path(file).parts) if folder == "problems"), "pNN")
     command = re.compile(r"\bworkbook ((?:doctor|reset pNN)\b)")
     return command.sub(lambda match: format_command(match[1].replace("pNN", puzzle)), sentence)
 
@@ -218,13 +218,13 @@ def explain_conversion(text: str) -> str | None:
 
 def explain_integers(got: str, expected: str) -> str | None:
     if INTEGER.fullmatch(got) and INTEGER.fullmatch(expected):
-        return f"{SIZES} while indices are Int, and Mojo converts neither implicitly: `{expected}(...)`."
+        return f"{SIZES_SENTENCE} while indices are Int, and Mojo converts neither implicitly: `{expected}(...)`."
     return None
 
 
 def explain_float_from_integer(got: str, expected: str) -> str | None:
     if INTEGER.fullmatch(got) and FLOAT.fullmatch(expected):
-        return f"An integer is not converted to a float implicitly: `{spell_type(expected)}(...)`, as in `Scalar[accum](columns)`."
+        return f"An integer is not converted to a float implicitly: `{format_type(expected)}(...)`, as in `Scalar[accum](columns)`."
     return None
 
 
@@ -268,7 +268,7 @@ def explain_dtypes(got: str, expected: str) -> str | None:
     return None
 
 
-def spell_type(name: str) -> str:
+def format_type(name: str) -> str:
     """Return a scalar type as written in code; a tensor's element type becomes Scalar[dtype]."""
     return "Scalar[dtype]" if name.endswith("ElementType") else name
 
@@ -282,25 +282,29 @@ def describe_failure(diagnostics: Sequence[Diagnostic], output: str, path: Path)
     if not errors:
         return output.strip()
     first = errors[0]
-    after = list(diagnostics)[list(diagnostics).index(first) + 1 :]
-    notes = [diagnostic.message for diagnostic in after if diagnostic.kind == "note"]
+    following = list(diagnostics)[list(diagnostics).index(first) + 1 :]
+    notes = [diagnostic.message for diagnostic in following if diagnostic.kind == "note"]
     constraints = re.findall(r"note: (constraint failed: .*)", output)
     lines = [str(first), *format_code(first)]
     if is_vague(first.message):
         # The innermost note in the package shows the learner's line; notes of the standard library have no
         # location. The last constraint in the chain is the reason.
-        inner = [note for note in after if note.kind == "note" and Path(note.file).is_relative_to(path)][-1:]
-        if inner and not Path(first.file).is_relative_to(
+        inner_notes = [
+            note for note in following if note.kind == "note" and Path(note.file).is_relative_to(path)
+        ][-1:]
+        if inner_notes and not Path(first.file).is_relative_to(
             path
         ):  # the learner did not write the calling program
             lines = []
-        lines += [line for note in inner for line in (str(note), *(() if lines else format_code(note)))]
+        lines += [line for note in inner_notes for line in (str(note), *(() if lines else format_code(note)))]
         lines += [f"   {constraints[-1]}"] if constraints else []
     if sentence := explain(first, [*constraints[::-1], *notes]):
         lines.append(f"   -> {sentence}")
-    others = [f"also {error}" for error in errors[1:] if error.line != first.line or error.file != first.file]
-    lines += others[:MAX_SHOWN]
-    lines += [f"(and {len(others) - MAX_SHOWN} more)"] if len(others) > MAX_SHOWN else []
+    other_errors = [
+        f"also {error}" for error in errors[1:] if error.line != first.line or error.file != first.file
+    ]
+    lines += other_errors[:MAX_SHOWN]
+    lines += [f"(and {len(other_errors) - MAX_SHOWN} more)"] if len(other_errors) > MAX_SHOWN else []
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ EAGER, FLOOR = BY_NAME["eager"], BY_NAME["bare GEMMs"]
 
 def make_bench(*selected, columns=("loop", "memory"), benchmark=BENCHMARK, device=None):
     """Create a benchmark of some candidates at a tiny size that prints into a string."""
-    return runner.Bench(
+    return runner.BenchmarkRun(
         benchmark=dataclasses.replace(benchmark, candidates=selected),
         sizes=[TINY],
         dtype="float32",

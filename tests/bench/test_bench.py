@@ -12,8 +12,8 @@ import torch
 from benches import EAGER, TINY, get_output, make_bench
 from typed import unwrap
 
-from harness.bench import command, judging, runner
-from harness.bench.benchmark import PASSES, Candidate, Differentiable, Unavailable, find_benchmark
+from harness.bench import command, metrics, runner
+from harness.bench.benchmark import PASSES, AutogradCandidate, Candidate, Unavailable, find_benchmark
 from harness.errors import UsageError
 from harness.puzzles.p22 import candidates
 from harness.puzzles.p22.candidates import BENCHMARK, Sizes
@@ -53,7 +53,7 @@ def make_scaled_candidate(factor, quantity):
             leaves = [Scale.apply(leaf, 1.0, factor if name == quantity else 1.0) for name, leaf in pairs]
             return Scale.apply(candidates.eager(*leaves), factor if quantity == "output" else 1.0, 1.0)
 
-        return Differentiable(function, problem.leaves, problem.grad_output)
+        return AutogradCandidate(function, problem.leaves, problem.grad_output)
 
     return Candidate("scaled", "peer", build)
 
@@ -69,7 +69,7 @@ def test_each_pass_returns_its_quantities():
         prepared = calls.prepare(direction)
         with torch.set_grad_enabled(direction != "inference"):
             first, second = prepared(), prepared()
-        names = BENCHMARK.list_returned_names(direction)
+        names = BENCHMARK.list_quantities(direction)
         assert len(first) == len(names)
         for name, a, b in zip(names, first, second, strict=True):
             assert torch.equal(a, b)
@@ -81,7 +81,7 @@ def test_saved_bytes_exclude_parameters_and_output():
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
     calls = EAGER.build(problem)
     M, H = TINY.M, TINY.H
-    saved = judging.measure_saved_bytes(calls.prepare("forward"), problem.leaves[1:])
+    saved = metrics.measure_saved_bytes(calls.prepare("forward"), problem.leaves[1:])
     assert saved == 4 * (2 * M * H + 2 * M), "x, the LayerNorm output, mean and rstd"
 
 
@@ -98,7 +98,7 @@ def test_counting_saved_bytes_frees_the_graph():
     get_metadata()["kept"] = True
     assert "kept" in get_metadata(), "the accumulator lives as long as a graph"
     del graph
-    judging.measure_saved_bytes(
+    metrics.measure_saved_bytes(
         lambda: (torch.nn.functional.scaled_dot_product_attention(leaf, leaf, leaf),), ()
     )
     assert "kept" not in get_metadata()
@@ -111,7 +111,7 @@ def test_counting_saved_bytes_frees_the_graph():
 def test_wrong_candidate_is_not_timed(quantity):
     run = make_bench(EAGER, make_scaled_candidate(1.001, quantity))
     run.run()
-    assert run.faults == 1
+    assert run.num_failures == 1
     rows = [row for row in run.rows if row["candidate"] == "scaled"]
     assert [row["column"] for row in rows] == ["all"]
     assert str(rows[0]["note"]).startswith(f"WRONG: {quantity} is off by 1.0e-03 of its norm")
@@ -122,28 +122,31 @@ def test_wrong_candidate_is_not_timed(quantity):
 def test_correct_candidate_is_timed():
     run = make_bench(EAGER, make_scaled_candidate(1.0, "output"))
     run.run()
-    assert run.faults == 0
+    assert run.num_failures == 0
     assert {row["candidate"] for row in run.rows if row["column"] == "loop"} == {"eager", "scaled"}
 
 
 def test_one_wrong_element_or_nan_fails():
     problem = candidates.make_problem(Sizes(400, 64, 96), torch.float32, torch.device("cpu"))
     truth = BENCHMARK.compute_truth(problem)
-    eager_errors = judging.compute_errors(BENCHMARK.compute_results(EAGER.build(problem)), truth)
+    eager_errors = metrics.compute_errors(BENCHMARK.compute_results(EAGER.build(problem)), truth)
     result = {name: tensor.clone() for name, tensor in truth.items()}
-    assert judging.describe_excess(judging.compute_errors(result, truth), eager_errors, torch.float32) == []
+    assert (
+        metrics.describe_large_errors(metrics.compute_errors(result, truth), eager_errors, torch.float32)
+        == []
+    )
     result["output"][7, 3] += 1e-4 * truth["output"].abs().max()
-    faults = judging.describe_excess(judging.compute_errors(result, truth), eager_errors, torch.float32)
+    faults = metrics.describe_large_errors(metrics.compute_errors(result, truth), eager_errors, torch.float32)
     assert any("output is off by 1.0e-04 of its largest value" in fault for fault in faults)
     result["grad_bias"][0] = float("nan")
-    faults = judging.describe_excess(judging.compute_errors(result, truth), eager_errors, torch.float32)
+    faults = metrics.describe_large_errors(metrics.compute_errors(result, truth), eager_errors, torch.float32)
     assert any("grad_bias is off by nan" in fault for fault in faults)
 
 
 def test_errors_are_absolute_where_truth_is_zero():
     zero = torch.zeros(3)
-    assert judging.compute_errors({"dx": zero}, {"dx": zero.double()}) == {"dx": (0.0, 0.0)}
-    assert judging.compute_errors({"dx": zero + 2}, {"dx": zero.double()})["dx"][1] == 2.0
+    assert metrics.compute_errors({"dx": zero}, {"dx": zero.double()}) == {"dx": (0.0, 0.0)}
+    assert metrics.compute_errors({"dx": zero + 2}, {"dx": zero.double()})["dx"][1] == 2.0
 
 
 # ---- Rejected runs -----------------------------------------------------------------------------------------------
@@ -190,11 +193,11 @@ def test_candidates_that_cannot_run_are_listed_with_a_reason():
         "crash": "FAILED: RuntimeError: launch failed",
     }
     assert "   absent: skipped: not installed" in get_output(run)
-    assert run.faults == 1, "only an exception in our variant is a fault"
+    assert run.num_failures == 1, "only an exception in our variant is a fault"
 
 
 def test_failure_in_one_column_does_not_stop_the_others():
-    class ForwardOnly(Differentiable):
+    class ForwardOnly(AutogradCandidate):
         def prepare(self, direction):
             if direction == "backward":
                 raise RuntimeError("no double run")
@@ -206,7 +209,7 @@ def test_failure_in_one_column_does_not_stop_the_others():
     candidate = Candidate("half", "ours", build)
     run = make_bench(EAGER, candidate, columns=("loop",))
     run.run()
-    assert run.faults == 1
+    assert run.num_failures == 1
     candidate = {(row["pass"], row["column"]): row for row in run.rows if row["candidate"] == "half"}
     assert candidate["backward", "loop"]["note"] == "FAILED: RuntimeError: no double run"
     assert (
@@ -320,7 +323,7 @@ def test_waited_column_waits_after_each_call(monkeypatch):
     """The candidate logs calls of `wait`."""
     order = []
 
-    class AsynchronousCalls(Differentiable):
+    class AsynchronousCalls(AutogradCandidate):
         def prepare(self, direction):
             call = super().prepare(direction)
             return lambda: order.append("call") or call()
@@ -366,7 +369,7 @@ def measure(self, problem, ready, direction, column):
         raise KeyboardInterrupt
     original(self, problem, ready, direction, column)
 
-original, runner.Bench.measure = runner.Bench.measure, measure
+original, runner.BenchmarkRun.measure = runner.Bench.measure, measure
 candidates.BENCHMARK = dataclasses.replace(
     candidates.BENCHMARK, candidates=tuple(one for one in candidates.CANDIDATES if one.name in ("bare GEMMs", "eager"))
 )

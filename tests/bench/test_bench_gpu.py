@@ -12,8 +12,8 @@ import pytest
 import torch
 from benches import EAGER, FLOOR, TINY, get_output, make_bench
 
-from harness.bench import judging, machine, runner, timing
-from harness.bench.benchmark import COLUMNS, Candidate, Differentiable
+from harness.bench import machine, metrics, runner, timing
+from harness.bench.benchmark import COLUMNS, AutogradCandidate, Candidate
 from harness.puzzles.p22 import candidates
 from harness.puzzles.p22.candidates import BENCHMARK, Sizes
 
@@ -24,21 +24,21 @@ def test_graph_without_writes_is_detected(monkeypatch):
     """Outputs are filled with NaN before a replay."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     problem = candidates.make_problem(TINY, torch.float32, torch.device("cpu"))
-    ready = runner.Ready(EAGER, EAGER.build(problem), {})
+    ready = runner.CheckedCandidate(EAGER, EAGER.build(problem), {})
 
     class Replay(timing.Graph):
         def __init__(self, writes):
             self.writes = writes
-            self.outputs = ready.calls.prepare("both")()
+            self.outputs = ready.built.prepare("both")()
 
         def __call__(self):
             if self.writes:
-                for tensor, value in zip(self.outputs, ready.calls.prepare("both")(), strict=True):
+                for tensor, value in zip(self.outputs, ready.built.prepare("both")(), strict=True):
                     tensor.copy_(value)
 
     run = make_bench(EAGER)
     run.check_graph(Replay(True), ready, problem, "both")
-    with pytest.raises(runner.WrongGraph, match="does not write what a plain call writes"):
+    with pytest.raises(runner.WrongGraphResult, match="does not write what a plain call writes"):
         run.check_graph(Replay(False), ready, problem, "both")
 
 
@@ -111,7 +111,7 @@ def fake_gpu(monkeypatch):
     monkeypatch.setattr(timing.Graph, "__init__", initialize)
     for name in ("randn", "randint", "empty"):
         monkeypatch.setattr(torch, name, move_to_cpu(getattr(torch, name)))
-    monkeypatch.setattr(runner, "CEILING_PRODUCTS", ((2, 2, 2), (8, 8, 16), (4, 4, 4)))
+    monkeypatch.setattr(runner, "CEILING_GEMMS", ((2, 2, 2), (8, 8, 16), (4, 4, 4)))
     monkeypatch.setattr(runner, "CEILING_BYTES", 2**10)
     monkeypatch.setattr(timing, "FLUSH_BYTES", 2**10)
     monkeypatch.setattr(machine, "get_driver_version", lambda: "1.2")
@@ -135,7 +135,7 @@ def test_all_gpu_columns_are_measured(fake_gpu, monkeypatch):
     monkeypatch.setattr(timing, "MAX_REPEATS", 1)  # every burst takes the same time here
     gradients = {}
 
-    class NoCapture(Differentiable):
+    class NoCapture(AutogradCandidate):
         def prepare(self, direction):
             call = super().prepare(direction)
 
@@ -157,7 +157,7 @@ def test_all_gpu_columns_are_measured(fake_gpu, monkeypatch):
     )
     run = make_bench(*selected, columns=COLUMNS, benchmark=benchmark, device=FakeDevice())
     run.run()
-    assert run.faults == 0, get_output(run)
+    assert run.num_failures == 0, get_output(run)
     cells = {(row["candidate"], row["pass"], row["column"]): row for row in run.rows}
     for direction in ("forward", "backward", "both"):
         for name in ("bare GEMMs", "eager"):
@@ -207,7 +207,7 @@ def test_memory_of_earlier_calls_is_not_counted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: allocated[0])
     Cycle()
-    assert judging.measure_peak_bytes(call) == 30
+    assert metrics.measure_peak_bytes(call) == 30
 
 
 @pytest.mark.gpu

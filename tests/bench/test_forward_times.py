@@ -37,7 +37,7 @@ def test_virtual_gpu_is_not_timed(monkeypatch):
     devices = [make_stub(runs.DeviceResult, target=Target(kind, None, "")) for kind in ("cpu", "virtual")]
     options = make_stub(Options, variants=("fused", "other"), puzzle=make_stub(Puzzle, on_cpu=("fused",)))
     run = make_stub(runs.Run, options=options, devices=devices)
-    lines = forward_times.describe(run)
+    lines = forward_times.describe_times(run)
     assert measured == ["cpu", "cpu"]
     assert lines == [
         "   CPU time (fused): 3.0 us, median of up to 50 calls through MAX",

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from harness.bench import timing
-from harness.bench.timing import IssueClock, Protocol, Summary, WallClock
+from harness.bench.timing import LaunchClock, Summary, TimingProtocol, WallClock
 
 
 class FakeClock:
@@ -42,7 +42,9 @@ def make_calls(*names):
 
 def test_each_round_has_one_turn_per_candidate_in_random_order():
     clock = FakeClock({"a": 10.0, "b": 20.0, "c": 30.0})
-    times_by_name = timing.take_turns(make_calls("a", "b", "c"), clock, Protocol(6, burst=60.0))
+    times_by_name = timing.time_interleaved(
+        make_calls("a", "b", "c"), clock, TimingProtocol(6, burst_us=60.0)
+    )
     assert {name: len(times) for name, times in times_by_name.items()} == {"a": 6, "b": 6, "c": 6}
     turns = [name for name, _ in clock.readings[6:]]  # the first six readings determine the repeats
     rounds = [turns[start : start + 3] for start in range(0, 18, 3)]
@@ -52,10 +54,10 @@ def test_each_round_has_one_turn_per_candidate_in_random_order():
 
 def test_burst_has_at_least_one_call():
     clock = FakeClock({"quick": 2.0, "slow": 9_000.0})
-    timing.take_turns(make_calls("quick", "slow"), clock, Protocol(1, burst=4_000.0))
+    timing.time_interleaved(make_calls("quick", "slow"), clock, TimingProtocol(1, burst_us=4_000.0))
     assert dict(clock.readings[4:]) == {"quick": 2_000, "slow": 1}
     clock = FakeClock({"nothing": 0.0})
-    timing.take_turns(make_calls("nothing"), clock, Protocol(1, burst=4_000.0))
+    timing.time_interleaved(make_calls("nothing"), clock, TimingProtocol(1, burst_us=4_000.0))
     assert clock.readings[-1] == ("nothing", timing.MAX_REPEATS)
 
 
@@ -69,7 +71,9 @@ def test_each_turn_is_preceded_by_a_bounded_pause():
         )  # the first two waits determine the repeats
         pauses.append(seconds)
 
-    timing.take_turns(make_calls("a", "b"), clock, Protocol(4, 40.0, idle=(0.06, 0.08)), sleep=sleep)
+    timing.time_interleaved(
+        make_calls("a", "b"), clock, TimingProtocol(4, 40.0, pause_s=(0.06, 0.08)), sleep=sleep
+    )
     assert len(pauses) == 8
     assert all(0.06 <= pause <= 0.08 for pause in pauses) and len(set(pauses)) > 1
 
@@ -78,12 +82,14 @@ def test_no_pause_by_default():
     def sleep(seconds):
         raise AssertionError
 
-    timing.take_turns(make_calls("a"), FakeClock({"a": 10.0}), Protocol(2, 40.0), sleep=sleep)
+    timing.time_interleaved(make_calls("a"), FakeClock({"a": 10.0}), TimingProtocol(2, 40.0), sleep=sleep)
 
 
 def test_slow_candidate_has_fewer_rounds():
-    times_by_name = timing.take_turns(
-        make_calls("a", "slow"), FakeClock({"a": 10.0, "slow": timing.SLOW}), Protocol(7, burst=10.0)
+    times_by_name = timing.time_interleaved(
+        make_calls("a", "slow"),
+        FakeClock({"a": 10.0, "slow": timing.SLOW_CALL_US}),
+        TimingProtocol(7, burst_us=10.0),
     )
     assert len(times_by_name["a"]) == 7 and len(times_by_name["slow"]) == timing.SLOW_ROUNDS
 
@@ -99,7 +105,7 @@ def test_garbage_collector_is_paused_and_restored_after_an_error():
             return 1.0
 
     with pytest.raises(KeyboardInterrupt):
-        timing.take_turns(make_calls("a"), FailingClock({}), Protocol(9, 1.0))
+        timing.time_interleaved(make_calls("a"), FailingClock({}), TimingProtocol(9, 1.0))
     assert states == [True, True, False, False] and gc.isenabled()
 
 
@@ -121,8 +127,10 @@ def test_summary_has_median_and_quantiles():
 
 
 def test_protocol_description():
-    assert str(Protocol(9, 4_000, (0.06, 0.08))) == "60-80 ms idle, then 4 ms of calls, 9 shuffled rounds"
-    assert str(Protocol(3, 200_000)) == "200 ms of calls, 3 shuffled rounds"
+    assert (
+        str(TimingProtocol(9, 4_000, (0.06, 0.08))) == "60-80 ms idle, then 4 ms of calls, 9 shuffled rounds"
+    )
+    assert str(TimingProtocol(3, 200_000)) == "200 ms of calls, 3 shuffled rounds"
 
 
 def test_wall_clock_divides_by_the_number_of_calls(monkeypatch):
@@ -140,18 +148,18 @@ def test_launch_time_starts_idle_and_does_not_synchronize():
         def synchronize(self):
             order.append("wait")
 
-    IssueClock(Device()).measure(lambda: order.append("call"), 3)
+    LaunchClock(Device()).measure(lambda: order.append("call"), 3)
     assert order == ["wait", "call", "call", "call"]
 
 
 def test_synchronized_timing_skips_two_warmups(monkeypatch):
     order = []
-    times_by_name = timing.time_waited_calls(
-        lambda: order.append("call"), lambda: order.append("wait"), seconds=0.0
+    times_by_name = timing.time_synchronized_calls(
+        lambda: order.append("call"), lambda: order.append("wait"), timeout_s=0.0
     )
     assert order == ["call", "wait"] * 5 and len(times_by_name) == 3
-    times_by_name = timing.time_waited_calls(lambda: None, lambda: None, seconds=60.0, max_calls=50)
+    times_by_name = timing.time_synchronized_calls(lambda: None, lambda: None, timeout_s=60.0, max_calls=50)
     assert len(times_by_name) == 50
     clock = iter(range(0, 1000, 4))  # the clock advances four seconds per call
     monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(clock)))
-    assert timing.time_waited_calls(lambda: None, lambda: None, seconds=10.0) == [4e6] * 3
+    assert timing.time_synchronized_calls(lambda: None, lambda: None, timeout_s=10.0) == [4e6] * 3

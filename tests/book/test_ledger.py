@@ -16,11 +16,11 @@ LETTERS = {
 def launches_by_variant():
     """Variant -> launches of both passes at the default sizes on the virtual GPU."""
     from harness.check.profile import CountRequest
-    from harness.learner.work import Work
+    from harness.learner.exercise import Exercise
     from harness.puzzles.p22.spec import PUZZLE
     from harness.toolchain import roots
 
-    work = Work(PUZZLE, PUZZLE.main_rung, roots.solutions())
+    work = Exercise(PUZZLE, PUZZLE.main_rung, roots.get_solutions())
     return {
         variant: run.launches for variant, run in CountRequest(work, PUZZLE.default_variants).replay().items()
     }

@@ -11,7 +11,7 @@ from book.figures import (
     speed_table,
 )
 from book.figures.attention_times import Times
-from harness.bench.runner import MACHINE, MEASURED
+from harness.bench.runner import MACHINE_COLUMNS, RESULT_COLUMNS
 from harness.puzzles.p22.candidates import BENCHMARK
 
 
@@ -41,7 +41,7 @@ def make_bench_rows(times, column="graph", direction="both"):
             }
             spread = {"median_us": time, "p20_us": 0.99 * time, "p80_us": 1.02 * time}
             rows.append(sizes | spread | {"ratio_to_floor": time / by_name.get("bare GEMMs", time)})
-    return convert_to_strings(rows, (*MACHINE, *BENCHMARK.size_names, *MEASURED))
+    return convert_to_strings(rows, (*MACHINE_COLUMNS, *BENCHMARK.size_names, *RESULT_COLUMNS))
 
 
 def test_each_candidate_has_a_name():

@@ -40,7 +40,7 @@ def write_package(solution, folder: Path, *filled: str, change: tuple[str, str] 
     old, new = change
     assert not old or text.count(old) == 1
     bodies = {id: tuple("\n".join(body).replace(old, new).split("\n")) for id, body in bodies.items()}
-    source.write_text(blanks.join_pieces(blanks.split_blanks(blanks.make_skeleton(text)), bodies))
+    source.write_text(blanks.join_segments(blanks.split_blanks(blanks.make_skeleton(text)), bodies))
     return OpPackage(folder)
 
 
@@ -62,7 +62,7 @@ ENDLESS_LOOP = (
 
 
 def list_orders(folder, tests):
-    solution = roots.make_op_package(roots.solutions(), PUZZLE.name)
+    solution = roots.make_op_package(roots.get_solutions(), PUZZLE.name)
     by_name = {id: write_package(solution, folder / id, id) for id in ("dx", "row_sums", "ln")}
     by_name["endless"] = write_package(solution, folder / "endless", "db", change=ENDLESS_LOOP)
     by_name["unmarked"] = write_unmarked_package(solution, folder / "unmarked")

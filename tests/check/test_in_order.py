@@ -9,13 +9,13 @@ from recordings import make_order
 
 from harness.check.checker import load_checker
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import MojoRung
 from harness.toolchain.packages import OpPackage
 
 EXERCISES = [
-    Work(find_puzzle(name), rung) for name in list_puzzle_names() for rung in find_puzzle(name).rungs
+    Exercise(find_puzzle(name), rung) for name in list_puzzle_names() for rung in find_puzzle(name).rungs
 ]
 PYTHON_EXERCISES = [exercise for exercise in EXERCISES if not isinstance(exercise.rung, MojoRung)]
 MOJO_EXERCISES = [exercise for exercise in EXERCISES if isinstance(exercise.rung, MojoRung)]
@@ -26,7 +26,7 @@ def solve_up_to(exercise, gate):
     solution = exercise.solution.read_text()
     gates = list(exercise.rung.gates)
     bodies = {id: blanks.find_blanks(solution)[id].body for id in gates[: gates.index(gate) + 1]}
-    return blanks.join_pieces(blanks.split_blanks(blanks.make_skeleton(solution)), bodies)
+    return blanks.join_segments(blanks.split_blanks(blanks.make_skeleton(solution)), bodies)
 
 
 def describe_failures(results):

@@ -17,7 +17,7 @@ from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
 ENTRIES = tomllib.loads(Path(__file__).with_name("learner_findings.toml").read_text())["entry"]
-SOLUTION = roots.make_op_package(roots.solutions(), "p19")
+SOLUTION = roots.make_op_package(roots.get_solutions(), "p19")
 CASES = [PUZZLE.cases(None)[0], Case("wide", "more columns than a block has threads", (131, 3, 150), "hard")]
 """Fixed cases, so that messages do not depend on the puzzle's."""
 
@@ -35,7 +35,7 @@ def list_orders(folder, tests):
         source = package.path / PUZZLE.source
         bodies = {entry["gate"]: tuple(entry["code"].strip("\n").split("\n")) for entry in group}
         source.write_text(
-            blanks.join_pieces(blanks.split_blanks(blanks.make_skeleton(source.read_text())), bodies)
+            blanks.join_segments(blanks.split_blanks(blanks.make_skeleton(source.read_text())), bodies)
         )
         orders[str(number)] = make_order("p19", CASES, sorted(bodies), package)
     return orders

@@ -15,8 +15,8 @@ from harness.console import receive_progress, report_progress, show_progress
 from harness.devices.graphs import Program
 from harness.devices.recorder import Recording
 from harness.devices.targets import Target
-from harness.learner.work import Work
-from harness.screens.checking import compile_callbacks
+from harness.learner.exercise import Exercise
+from harness.screens.checking import make_compile_callbacks
 from harness.spec.catalogue import find_puzzle
 from harness.spec.puzzle import Case, Puzzle
 
@@ -57,7 +57,7 @@ def test_virtual_gpu_reports_its_cases(monkeypatch):
 
 def test_python_file_reports_its_gates(tmp_path):
     puzzle = find_puzzle("p24")
-    work = Work(puzzle, puzzle.find_rung("numpy"), tmp_path)
+    work = Exercise(puzzle, puzzle.find_rung("numpy"), tmp_path)
     work.path.parent.mkdir(parents=True)
     work.path.write_text(work.solution.read_text())
     messages = []
@@ -84,7 +84,7 @@ def test_status_line_is_shown_on_terminals_and_erased():
 def test_compile_message_is_printed_in_a_pipe():
     console = Console(file=io.StringIO(), force_terminal=False, width=200)
     with show_progress(console) as bars:
-        on_compile, on_ready = compile_callbacks(console, bars)
+        on_compile, on_ready = make_compile_callbacks(console, bars)
         for kind in ("virtual", "cpu"):
             on_compile(Target(kind, None, ""))
             on_ready(Target(kind, None, ""))

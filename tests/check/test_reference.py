@@ -121,7 +121,7 @@ def test_unregistered_puzzles_and_learner_processes_are_not_cached(tmp_path):
 
 def test_stale_entries_are_removed(tmp_path):
     folder = tmp_path / "cache" / "answers" / "p19"
-    for name, age in (("old", 2 * reference.STALE), ("young", 0)):
+    for name, age in (("old", 2 * reference.STALE_AFTER_S), ("young", 0)):
         (folder / name).mkdir(parents=True)
         os.utime(folder / name, (time.time() - age, time.time() - age))
     get_results()

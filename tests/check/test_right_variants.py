@@ -10,7 +10,7 @@ import pytest
 from changed_solutions import write_changed
 
 from harness.check.checker import Checker, load_checker
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
 
@@ -38,7 +38,7 @@ def test_python_variants_pass_with_every_seed(name, rung, tmp_path):
             folder.mkdir()
             files.append((gate, description, write_changed(puzzle, rung, folder, *edits)))
     for seed in range(1 if (name, rung) in SEED_INDEPENDENT else 20):
-        checker = load_checker(Work(puzzle, puzzle.find_rung(rung), roots.solutions()), seed=seed)
+        checker = load_checker(Exercise(puzzle, puzzle.find_rung(rung), roots.get_solutions()), seed=seed)
         for gate, description, path in files:
             (result,) = checker.check(path, [gate])
             if result.state != "correct":
@@ -52,7 +52,7 @@ def test_python_variants_pass_with_every_seed(name, rung, tmp_path):
 def test_mojo_variants_pass_with_every_seed(name, edits, tmp_path):
     """Use small cases only."""
     puzzle = find_puzzle(name)
-    package = shutil.copytree(roots.make_op_package(roots.solutions(), name).path, tmp_path / "op")
+    package = shutil.copytree(roots.make_op_package(roots.get_solutions(), name).path, tmp_path / "op")
     text = (package / puzzle.source).read_text()
     for old, new in edits:
         assert text.count(old) == 1, old

@@ -16,7 +16,7 @@ from harness.check.runs import DeviceResult, Run
 from harness.devices.targets import VIRTUAL, Skipped, Target
 from harness.errors import DamagedFile
 from harness.learner.blanks import Blank
-from harness.learner.work import read_package_blanks
+from harness.learner.exercise import read_package_blanks
 from harness.screens import report
 from harness.spec import catalogue
 from harness.spec.puzzle import Case, Gate

@@ -4,7 +4,7 @@ import pytest
 
 from harness.check.source_faults import find_source_faults
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import MojoRung
 from harness.toolchain import roots
@@ -84,7 +84,7 @@ def test_solutions_have_no_fault():
         puzzle = find_puzzle(name)
         for rung in puzzle.rungs:
             if isinstance(rung, MojoRung):
-                path = Work(puzzle, rung, roots.solutions()).path
+                path = Exercise(puzzle, rung, roots.get_solutions()).path
                 for blank in blanks.find_blanks(path.read_text()).values():
                     assert find_source_faults(path, blank) == [], name
 

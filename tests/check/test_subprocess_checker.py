@@ -15,7 +15,7 @@ from harness.check.results import GateResult, compute_exit_code
 from harness.check.subprocess_checker import SubprocessChecker
 from harness.errors import DamagedFile
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p24.spec import PUZZLE
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import MojoRung
@@ -54,7 +54,7 @@ def exercise(tmp_path):
 
 
 def copy_solution(folder, puzzle, rung):
-    exercise = Work(find_puzzle(puzzle), find_puzzle(puzzle).find_rung(rung), folder)
+    exercise = Exercise(find_puzzle(puzzle), find_puzzle(puzzle).find_rung(rung), folder)
     exercise.path.parent.mkdir(parents=True)
     exercise.path.write_text(exercise.solution.read_text())
     return exercise
@@ -67,7 +67,7 @@ def insert_into_first_blanks(exercise, *statements):
         body = blanks.find_blanks(text)[gate.id].body
         first = next(line for line in body if line.strip())
         bodies[gate.id] = (first[: len(first) - len(first.lstrip())] + statement, *body)
-    exercise.path.write_text(blanks.join_pieces(blanks.split_blanks(text), bodies))
+    exercise.path.write_text(blanks.join_segments(blanks.split_blanks(text), bodies))
     return 1 + [line.strip() for line in exercise.path.read_text().splitlines()].index(statements[0])
 
 
@@ -131,11 +131,11 @@ def main():
     if sys.argv[2] == "torch":
         import torch
     from harness.check.subprocess_checker import SubprocessChecker, can_fork
-    from harness.learner.work import Work
+    from harness.learner.exercise import Exercise
     from harness.puzzles.p24.spec import PUZZLE
 
     can_fork.__code__ = (lambda: False).__code__
-    checker = SubprocessChecker(Work(PUZZLE, PUZZLE.find_rung("numpy"), Path(sys.argv[1])))
+    checker = SubprocessChecker(Exercise(PUZZLE, PUZZLE.find_rung("numpy"), Path(sys.argv[1])))
     checker.check(checker.work.path, ["index"])
     imported = "__import__('os')._exit('torch' in __import__('sys').modules)"
     later = multiprocessing.get_context("forkserver").Process(target=eval, args=(imported,))
@@ -176,7 +176,7 @@ def test_gate_that_depends_on_a_crashed_gate_blames_it(exercise):
     """The gates run in different processes."""
     first, second, *_ = (gate.id for gate in exercise.gates)
     insert_into_first_blanks(exercise, "__import__('os')._exit(0)", "raise ValueError('own error')")
-    dependent = Work(exercise.puzzle, replace(exercise.rung, needs={second: (first,)}), exercise.root)
+    dependent = Exercise(exercise.puzzle, replace(exercise.rung, needs={second: (first,)}), exercise.root)
     independent = {result.gate.id: result for result in create_checker(exercise).check(exercise.path)}
     assert "own error" in independent[second].diagnosis[0]
     blamed = {result.gate.id: result for result in create_checker(dependent).check(exercise.path)}
@@ -187,10 +187,10 @@ def test_gate_that_depends_on_a_crashed_gate_blames_it(exercise):
 def start_run(folder, *flags, **pipes) -> subprocess.Popen:
     """Start `p24 --rung numpy` on the file in a folder, in a new process."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom harness import cli\nfrom harness.learner.work import Work\n"
-        f"root = Path({str(folder)!r})\ninit = Work.__init__\n"
+        "import sys\nfrom pathlib import Path\nfrom harness import cli\nfrom harness.learner.exercise import Exercise\n"
+        f"root = Path({str(folder)!r})\ninit = Exercise.__init__\n"
         "def replacement(self, puzzle, rung, _=None): init(self, puzzle, rung, root)\n"
-        f"Work.__init__ = replacement\nsys.exit(cli.main({['p24', '--rung', 'numpy', *flags]}))\n"
+        f"Exercise.__init__ = replacement\nsys.exit(cli.main({['p24', '--rung', 'numpy', *flags]}))\n"
     )
     command = [sys.executable, "-c", program]
     return subprocess.Popen(command, cwd=roots.CHECKOUT, stdout=subprocess.PIPE, text=True, **pipes)
@@ -243,9 +243,9 @@ def test_checker_process_ends_with_its_parent(exercise, tmp_path):
     write_pid = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(__import__('os').getpid()))"
     insert_into_first_blanks(exercise, f"{write_pid} and __import__('time').sleep(999)")
     program = (
-        "from pathlib import Path\nfrom harness.check.subprocess_checker import SubprocessChecker\nfrom harness.learner.work import Work\n"
+        "from pathlib import Path\nfrom harness.check.subprocess_checker import SubprocessChecker\nfrom harness.learner.exercise import Exercise\n"
         "from harness.puzzles.p24.spec import PUZZLE\n"
-        f"work = Work(PUZZLE, PUZZLE.find_rung('numpy'), Path({str(tmp_path)!r}))\nSubprocessChecker(work).check(work.path)\n"
+        f"work = Exercise(PUZZLE, PUZZLE.find_rung('numpy'), Path({str(tmp_path)!r}))\nSubprocessChecker(work).check(work.path)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=roots.CHECKOUT)
     pid = tmp_path / "pid"

@@ -6,7 +6,7 @@ from changed_solutions import write_changed
 from harness.check.checker import load_checker
 from harness.check.diagnose import find_first_wrong, redirect_gates, redirect_quantities, redirect_repeats
 from harness.check.results import Diagnosis, GateResult
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p23.spec import PUZZLE as P23
 from harness.spec.puzzle import Gate
 from harness.toolchain import roots
@@ -49,7 +49,10 @@ def check_edited(tmp_path, *edits):
     """Check the PyTorch rung's solution after some edits; return the results by gate."""
     rung, path = P23.find_rung("torch"), write_changed(P23, "torch", tmp_path, *edits)
     cases = [case for case in P23.cases(None) if case.name in ("chapter", "hard values", "odd sizes")]
-    return {r.gate.id: r for r in load_checker(Work(P23, rung, roots.solutions())).check(path, cases=cases)}
+    return {
+        r.gate.id: r
+        for r in load_checker(Exercise(P23, rung, roots.get_solutions())).check(path, cases=cases)
+    }
 
 
 MISSING_MASK = ("scores = scale * (query @ key.mT) + mask", "scores = scale * (query @ key.mT)")

@@ -15,7 +15,7 @@ from recordings import make_order
 from harness.check import zoo
 from harness.check.checker import Checker, load_checker
 from harness.errors import DamagedFile
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p26.mistakes import FIXES
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import MojoRung
@@ -68,7 +68,7 @@ def make_kernel_checker(puzzle, dtype):
 def make_python_checker(puzzle, rung):
     """Create a checker, cached per rung so that references are computed once."""
     puzzle = find_puzzle(puzzle)
-    return load_checker(Work(puzzle, puzzle.find_rung(rung), roots.solutions()))
+    return load_checker(Exercise(puzzle, puzzle.find_rung(rung), roots.get_solutions()))
 
 
 def list_orders(folder, tests):

@@ -137,7 +137,7 @@ ZOO = "solutions/p22/wrong/db_overwritten.toml"
 )  # fmt: skip
 def test_missing_and_unexpected_files_are_reported(damaged_copy, puzzle, damage, message):
     damage(damaged_copy)
-    faults = [*check.find_faults(damaged_copy, puzzle), *check.find_unknown_folders(damaged_copy, ["p22"])]
+    faults = [*check.find_errors(damaged_copy, puzzle), *check.find_unknown_folders(damaged_copy, ["p22"])]
     assert any(
         fault.startswith(message) or (message in fault and message.startswith("BLANK")) for fault in faults
     ), faults
@@ -149,7 +149,7 @@ def test_blank_and_gate_names_must_match(damaged_copy, puzzle):
     path.write_text(
         path.read_text().replace("BLANK-START dx:", "BLANK-START xd:").replace("BLANK-END dx", "BLANK-END xd")
     )
-    faults = list(check.find_faults(damaged_copy, puzzle))
+    faults = list(check.find_errors(damaged_copy, puzzle))
     assert f"solutions/p22/{SOURCE} has no blank dx" in faults
     assert f"solutions/p22/{SOURCE}: blank xd is not a gate of the rung" in faults
 

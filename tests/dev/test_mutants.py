@@ -37,7 +37,7 @@ def list_mutated_lines(body: str, edits) -> set[str]:
     lines = [f"    {line}" for line in (start, *body.split("\n"), end)]
     text = "\n".join(["def f(a, b, n):", *lines, "    return a", ""])
     (blank,) = blanks.find_blanks(text).values()
-    return {mutants.make_mutant(text, blank, edit).now for edit in edits(text, blank)}
+    return {mutants.make_mutant(text, blank, edit).new for edit in edits(text, blank)}
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_mutations_of_a_mojo_line(body, expected):
 
 
 def test_mutant_is_a_parsable_file_with_a_location(in_checkout):
-    (work, *_) = mutation.list_works(find_puzzle("p91"))
-    text = work.solution.read_text()
-    all_mutants = mutants.list_mutants(work)
-    assert {(mutant.gate, mutant.line, mutant.was) for mutant in all_mutants} == {
+    (exercise, *_) = mutation.list_exercises(find_puzzle("p91"))
+    text = exercise.solution.read_text()
+    all_mutants = mutants.list_mutants(exercise)
+    assert {(mutant.gate, mutant.line, mutant.old) for mutant in all_mutants} == {
         ("dcube", 7, "return 3 * input**2 * grad_output")
     }
     assert len({mutant.text for mutant in all_mutants}) == len(all_mutants) == 5 and text not in {
@@ -201,10 +201,10 @@ def test_unused_explanation_is_reported(in_checkout):
 def test_sample_is_seeded(in_checkout):
     drawn = {}
     for seed in range(3):
-        (work,) = mutation.list_works(find_puzzle("p91"), ["numpy"])
-        drawn[seed] = [sample.now for sample in mutation.draw_mutants(work, seed=seed, most=2)]
+        (exercise,) = mutation.list_exercises(find_puzzle("p91"), ["numpy"])
+        drawn[seed] = [sample.new for sample in mutation.sample_mutants(exercise, seed=seed, max_mutants=2)]
     assert all(len(sample) == 2 for sample in drawn.values()) and len({*map(tuple, drawn.values())}) > 1
-    assert mutation.draw_mutants(work, seed=0, most=9) == mutants.list_mutants(work)
+    assert mutation.sample_mutants(exercise, seed=0, max_mutants=9) == mutants.list_mutants(exercise)
     code, out, _ = run_mutants("p91", "--rung", "numpy", "--most", "2", "--seed", "1")
     assert (code, out) == (0, format_counts(2, rejected=2, share=100.0))
 
@@ -227,13 +227,13 @@ def test_damaged_survivor_list_is_reported(in_checkout, text, message):
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_broken_kernel_in_a_batch_has_no_result(in_checkout):
-    (work,) = mutation.list_works(find_puzzle("p90"))
-    text = work.solution.read_text()
+    (exercise,) = mutation.list_exercises(find_puzzle("p90"))
+    text = exercise.solution.read_text()
     old = "var value = x[from_row, c].cast[accum]()"
     lines = [f"{old} {more}" for more in ("+ 1", "+ nothing", "* 1")]
     some = [mutants.Mutant("square", 41, old, new, text.replace(old, new)) for new in lines]
-    results = mutation.check_mutants(work, some)
-    assert [(mutant.now, passes) for mutant, passes in results] == list(
+    results = mutation.check_mutants(exercise, some)
+    assert [(mutant.new, passes) for mutant, passes in results] == list(
         zip(lines, (False, None, True), strict=True)
     )
 
@@ -254,9 +254,9 @@ SAMPLES = [f"{puzzle}-{rung}" for puzzle, rungs in RUNGS.items() for rung in run
 def assert_survivors_explained(name, seed, most):
     """Assert that every mutant of a rung, or a sample of `most`, is rejected or explained."""
     puzzle, _, rung = name.partition("-")
-    (work,) = mutation.list_works(find_puzzle(puzzle), [rung])
-    tally = mutation.run(work, seed=seed, most=most)
-    survived = [(mutant.line, mutant.now) for mutant in tally.survived]
+    (exercise,) = mutation.list_exercises(find_puzzle(puzzle), [rung])
+    tally = mutation.run(exercise, seed=seed, max_mutants=most)
+    survived = [(mutant.line, mutant.new) for mutant in tally.survivors]
     assert tally.rejected and not survived, (name, survived)
 
 

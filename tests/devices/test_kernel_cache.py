@@ -125,8 +125,8 @@ def test_only_changed_kernel_is_compiled_and_equals_the_whole(make_edited, compi
     assert record_toy(make_edited(MOVED, CHANGED)) == parts and len(compilations) == 4, (
         "compiled kernels are cached"
     )
-    monkeypatch.setattr(kernel_cache.Items, "cut_out", lambda self, items: {"square.mojo": ""})
-    shutil.rmtree(kernel_cache.cache_folder("kernels"))
+    monkeypatch.setattr(kernel_cache.Items, "extract_items", lambda self, items: {"square.mojo": ""})
+    shutil.rmtree(kernel_cache.get_cache_folder("kernels"))
     reference = record_toy(make_edited(MOVED, CHANGED))
     assert compilations[4:] == ["square_backward_kernel square_kernel", "whole"], (
         "if the items are wrong, the whole package is compiled"

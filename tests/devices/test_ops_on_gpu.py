@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.toolchain.roots import CHECKOUT, make_op_package, solutions
+from harness.toolchain.roots import CHECKOUT, get_solutions, make_op_package
 
 pytestmark = [pytest.mark.compiles, pytest.mark.slow]
 
@@ -37,7 +37,7 @@ def test_ops_have_names_and_arguments_in_max_bindings():
     from max.graph import KernelLibrary
 
     kernels = KernelLibrary()
-    kernels.load_paths([make_op_package(solutions(), puzzle).compile() for puzzle in OPS])
+    kernels.load_paths([make_op_package(get_solutions(), puzzle).compile() for puzzle in OPS])
     library = CustomOpLibrary(kernels)
     for name, arguments in {name: each for ops in OPS.values() for name, each in ops.items()}.items():
         assert " ".join(getattr(library, name).torch_signature.parameters) == arguments
@@ -64,7 +64,7 @@ def make_inputs() -> dict[str, torch.Tensor]:
 def op_results(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Outputs of the ops, and errors of calls with invalid shapes."""
     folder = tmp_path_factory.mktemp("ops")
-    (folder / "puzzles").symlink_to(solutions())
+    (folder / "puzzles").symlink_to(get_solutions())
     arrays = {name: tensor.numpy() for name, tensor in make_inputs().items()}
     np.savez(folder / "run.npz", allow_pickle=False, **arrays)
     program = [sys.executable, Path(__file__).with_name("ops_on_gpu_run.py"), folder / "run.npz"]

@@ -29,4 +29,4 @@ def test_undefined_launch_is_reported():
     wrong = replace(PUZZLE, variants={variant: (replace(first, launch="launch_nothing(...)"), *rest)})
     with pytest.raises(DamagedFile, match="launch_nothing"):
         generate_program(wrong, PACKAGE)
-    assert any("launch_nothing" in fault for fault in check.find_faults(roots.CHECKOUT, wrong))
+    assert any("launch_nothing" in fault for fault in check.find_errors(roots.CHECKOUT, wrong))

@@ -22,7 +22,7 @@ from harness.toolchain import roots
 
 device = Accelerator()
 target = Target("virtual", device, device.architecture_name)
-package = roots.make_op_package(roots.solutions(), "p22")
+package = roots.make_op_package(roots.get_solutions(), "p22")
 program = graphs.load(package, PUZZLE.list_calls(("fused",)), "float32", device, kind="virtual")
 reference = Reference(PUZZLE, "float32", 0)
 passed = {}

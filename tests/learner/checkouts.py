@@ -39,7 +39,7 @@ class Checkout:
             (self.path / "solutions" / file.relative_to(self.path / "problems")).read_text()
         )
         bodies = {id: tuple(change(line) for line in solution[id].body) for id in ids}
-        file.write_text(blanks.join_pieces(blanks.split_blanks(file.read_text()), bodies))
+        file.write_text(blanks.join_segments(blanks.split_blanks(file.read_text()), bodies))
 
 
 def get_single_error_line(result: CommandResult) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import pytest
 
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.toolchain import roots
 
-FILES = [Work(puzzle, rung) for puzzle in map(find_puzzle, list_puzzle_names()) for rung in puzzle.rungs]
+FILES = [Exercise(puzzle, rung) for puzzle in map(find_puzzle, list_puzzle_names()) for rung in puzzle.rungs]
 NEAR = 0.8
 ALLOWED_LINES = {("p20", "mojo"): "var x_hat = (x[c].cast[accum]() - row_mean) * row_rstd"}
 """Provided lines that also occur in a blank but are not its answer."""
@@ -50,22 +50,22 @@ def find_equal_lines(answer: str, lines: Sequence[str]) -> list[str]:
     ]
 
 
-def list_answers(work: Work) -> list[tuple[str, str]]:
+def list_answers(exercise: Exercise) -> list[tuple[str, str]]:
     """Return (blank id, line) for each computing line of a file's blanks."""
-    by_id = blanks.find_blanks(work.solution.read_text())
+    by_id = blanks.find_blanks(exercise.solution.read_text())
     # Compare provided wrong code with the lines around it.
     bodies = {id: blank.body for id, blank in by_id.items() if not blank.provided}
     return [(id, line.strip()) for id, body in bodies.items() for line in body if is_computation(line)]
 
 
-@pytest.mark.parametrize("work", FILES, ids=lambda work: f"{work.puzzle.name}-{work.rung.id}")
-def test_provided_lines_contain_no_answer(work):
-    lines = blanks.remove_blanks(blanks.make_skeleton(work.solution.read_text())).split("\n")
-    step = ALLOWED_LINES.get((work.puzzle.name, work.rung.id))
+@pytest.mark.parametrize("exercise", FILES, ids=lambda exercise: f"{exercise.puzzle.name}-{exercise.rung.id}")
+def test_provided_lines_contain_no_answer(exercise):
+    lines = blanks.remove_blanks(blanks.make_skeleton(exercise.solution.read_text())).split("\n")
+    step = ALLOWED_LINES.get((exercise.puzzle.name, exercise.rung.id))
     lines = [line for line in lines if line.strip() != step]
     exposed = [
         (id, line, equal_line)
-        for id, line in list_answers(work)
+        for id, line in list_answers(exercise)
         for equal_line in find_equal_lines(line, lines)
     ]
     assert not exposed, "\n".join(f"{id}: {line} | {equal_line.strip()}" for id, line, equal_line in exposed)
@@ -74,7 +74,12 @@ def test_provided_lines_contain_no_answer(work):
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_page_code_before_the_solution_contains_no_answer(name):
     folder = roots.CHECKOUT / "book" / "src" / f"puzzle_{name[1:]}"
-    answers = [(work, *answer) for work in FILES if work.puzzle.name == name for answer in list_answers(work)]
+    answers = [
+        (exercise, *answer)
+        for exercise in FILES
+        if exercise.puzzle.name == name
+        for answer in list_answers(exercise)
+    ]
     exposed = []
     for page in sorted(folder.glob("*.md")):
         text = re.split(r"(?m)^#+ .*Solution|<summary>.*[Ss]olution", page.read_text())[0]

@@ -406,7 +406,7 @@ def test_check_prints_the_diff_and_writes_nothing(folders, capsys):
 
 
 LAYOUT = find_layout(ROOT / "solutions")
-PAIRS = LAYOUT.edited
+PAIRS = LAYOUT.problem_files
 
 
 @functools.cache

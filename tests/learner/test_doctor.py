@@ -38,7 +38,7 @@ def test_doctor_compares_versions_with_requirements(monkeypatch):
     by_part = {finding.part: finding for finding in doctor.check_packages()}
     assert by_part["numpy"].state == "broken" and "==0.0.1 is required" in by_part["numpy"].remedy
     assert by_part["no-such-thing"].state == "broken"
-    assert by_part["no-such-thing"].words == "not installed, >=3,<4 is required"
+    assert by_part["no-such-thing"].description == "not installed, >=3,<4 is required"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_doctor_continues_after_a_failed_check(monkeypatch):
     with receive_progress(messages.append):
         findings = list(doctor.collect_findings())
     assert messages == ["one", "two"]
-    assert (findings[0].part, findings[0].state) == ("one", "broken") and "no luck" in findings[0].words
+    assert (findings[0].part, findings[0].state) == ("one", "broken") and "no luck" in findings[0].description
     assert findings[1].part == "Python"
 
 
@@ -95,6 +95,6 @@ def test_doctor_points_to_the_built_book(built, monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.roots, "CHECKOUT", tmp_path)
     monkeypatch.setattr(doctor.workspace, "find_built_book", find_built_book)
     book = next(finding for finding in doctor.check_workbook() if finding.part == "book")
-    assert (book.state, book.words) == ("note", "not built here")
+    assert (book.state, book.description) == ("note", "not built here")
     assert ("update --book" in book.remedy) == built
     assert built or book.remedy == "this package was made without one"

@@ -9,7 +9,7 @@ import pytest
 from checkouts import ROOT, Checkout, damage, get_single_error_line
 
 from harness.learner import blanks, progress, restore
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p22.spec import PUZZLE
 from harness.spec.catalogue import find_puzzle
 
@@ -153,11 +153,11 @@ def test_failed_reset_prints_one_line_and_changes_nothing(checkout, monkeypatch,
 
 def test_editor_lock_is_not_part_of_the_package(checkout):
     """Emacs creates a hidden dangling link next to a file that is being edited."""
-    work = Work(PUZZLE, PUZZLE.find_rung("mojo"))
-    before, digest = work.package.files, work.package.digest
+    exercise = Exercise(PUZZLE, PUZZLE.find_rung("mojo"))
+    before, digest = exercise.package.files, exercise.package.digest
     (checkout.kernels.parent / ".#layernorm_linear.mojo").symlink_to("someone@somewhere.4711:1")
     os.mkfifo(checkout.kernels.parent / "pipe.mojo")
-    assert (work.package.files, work.package.digest) == (before, digest)
+    assert (exercise.package.files, exercise.package.digest) == (before, digest)
 
 
 def test_backups_do_not_overwrite_each_other(checkout):
@@ -248,7 +248,7 @@ def test_learner_file_replacing_a_link_is_compiled_and_preserved(checkout, monke
     link.unlink()
     link.write_text(text)
     (link.parent / "helper.mojo").write_text("# mine too\n")
-    files = Work(PUZZLE, PUZZLE.find_rung("mojo")).package.files
+    files = Exercise(PUZZLE, PUZZLE.find_rung("mojo")).package.files
     assert {"launches.mojo", "helper.mojo"} <= {file.name for file in files if not file.is_symlink()}
     notes = [
         "   note: problems/p22/op/launches.mojo is your own, not the link to the solution's",

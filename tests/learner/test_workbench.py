@@ -15,9 +15,9 @@ from typed import unwrap
 from harness.check.numpy_rung import NumpyChecker
 from harness.check.python_files import load_module
 from harness.learner import blanks, hints, progress
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p22.spec import PUZZLE
-from harness.screens.work import describe_unsaved, format_hint
+from harness.screens.exercise import describe_unsaved, format_hint
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.rungs import NumpyRung
 from harness.toolchain import roots
@@ -221,7 +221,7 @@ def test_numpy_rung_is_unsolved_then_wrong_then_correct(checkout):
 def test_numpy_function_errors_are_reported(tmp_path, blank, body, message):
     text = blanks.make_skeleton((SOLUTION / "backward.py").read_text())
     path = tmp_path / "backward.py"
-    path.write_text(blanks.join_pieces(blanks.split_blanks(text), {blank: (f"    {body}",)}))
+    path.write_text(blanks.join_segments(blanks.split_blanks(text), {blank: (f"    {body}",)}))
     (result,) = make_numpy_checker().check(path, [blank])
     assert result.state == "wrong" and unwrap(result.hint).startswith(f"numpy-{blank}-")
     assert any(message in line for line in result.diagnosis), result.diagnosis
@@ -342,19 +342,19 @@ def test_list_expands_only_the_current_puzzle(checkout):
 
 
 def test_after_puzzle_27_training_is_suggested(monkeypatch, tmp_path):
-    from harness.screens.work import describe_next_step
+    from harness.screens.exercise import describe_next_step
 
     monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
     (tmp_path / "solutions").symlink_to(ROOT / "solutions")
     noted, puzzle = progress.Progress.load(), find_puzzle("p27")
     for rung in puzzle.rungs:
-        work = Work(puzzle, rung)
-        work.path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(work.solution, work.path)
-        for gate in work.gates:
-            assert "--train" not in describe_next_step(work, noted)
-            noted.record_result(work.get_progress_key(gate.id), work.read_blanks()[gate.id], True)
-    assert describe_next_step(work, noted).endswith("(--train --help: its flags): `workbook p27 --train`")
+        exercise = Exercise(puzzle, rung)
+        exercise.path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(exercise.solution, exercise.path)
+        for gate in exercise.gates:
+            assert "--train" not in describe_next_step(exercise, noted)
+            noted.record_result(exercise.get_progress_key(gate.id), exercise.read_blanks()[gate.id], True)
+    assert describe_next_step(exercise, noted).endswith("(--train --help: its flags): `workbook p27 --train`")
 
 
 def test_only_the_puzzles_cases_count_as_passed(checkout):

@@ -23,7 +23,7 @@ def command_line(capsys):
 def folder(tmp_path, monkeypatch, command_line):
     """Enter a folder created by `init`."""
     monkeypatch.setattr(roots, "CHECKOUT", roots.CHECKOUT)
-    monkeypatch.setenv(roots.FOLDER, "")
+    monkeypatch.setenv(roots.FOLDER_VARIABLE, "")
     monkeypatch.chdir(tmp_path)
     result = command_line("init")
     assert result.code == 0 and "next: cd workbook && " in result.out, result
@@ -39,7 +39,7 @@ def solve_all_blanks(folder, file=DERIVE):
 
 
 def test_init_writes_the_files_of_a_checkout(folder):
-    origin = roots.find_origin().parent / "problems"
+    origin = roots.get_program_solutions().parent / "problems"
     written = {path.relative_to(folder / "problems") for path in (folder / "problems").rglob("*")}
     assert written == {
         path.relative_to(origin) for path in origin.rglob("*") if not path.name.endswith(".bak")
@@ -83,7 +83,7 @@ def test_command_outside_a_workbook_prints_one_error_line(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(
     ("existing", "message"),
-    [("mine.txt", "is not empty"), (None, "is a file"), (roots.MARK, "is a workbook already")],
+    [("mine.txt", "is not empty"), (None, "is a file"), (roots.MARKER_FILE, "is a workbook already")],
 )
 def test_init_rejects_existing_files(existing, message, tmp_path, command_line):
     target = tmp_path / "target"
@@ -106,8 +106,8 @@ def test_init_rejects_nested_and_read_only_folders(folder, command_line):
 
 
 def test_missing_book_is_rejected_before_writing(tmp_path, command_line, monkeypatch):
-    monkeypatch.setattr(roots, "HERE", tmp_path / "harness")
-    monkeypatch.setattr(roots, "CARRIED_BOOK", tmp_path / "carried")
+    monkeypatch.setattr(roots, "PACKAGE_ROOT", tmp_path / "harness")
+    monkeypatch.setattr(roots, "BUNDLED_BOOK", tmp_path / "carried")
     refused = command_line("init", str(tmp_path / "mine"), "--book")
     assert refused.code == 2 and "--book: there is no built book" in refused.err
     assert not (tmp_path / "mine").exists()
@@ -119,10 +119,10 @@ def test_init_copies_the_book(folder, command_line, monkeypatch, tmp_path):
     (carried / "index.html").write_text("the book")
     monkeypatch.setattr(workspace, "find_built_book", lambda: carried)
     assert command_line("update", "--book").code == 0
-    assert (folder / workspace.BOOK / "index.html").read_text() == "the book"
+    assert (folder / workspace.BOOK_FOLDER / "index.html").read_text() == "the book"
     (carried / "index.html").write_text("a newer book")  # updated again by each `update`
     assert command_line("update").code == 0
-    assert (folder / workspace.BOOK / "index.html").read_text() == "a newer book"
+    assert (folder / workspace.BOOK_FOLDER / "index.html").read_text() == "a newer book"
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def newer_solutions(folder, tmp_path, monkeypatch):
     file.write_text("# newer\n" + file.read_text().replace(" edges", " lines"))
     (fresh / "p20" / "op" / "more.mojo").write_text("# more\n")
     (fresh / "p20" / "op" / "ops.mojo").unlink()
-    monkeypatch.setattr(roots, "find_origin", lambda: fresh)
-    (folder / roots.MARK).write_text('{"version": "0.0.1"}')
+    monkeypatch.setattr(roots, "get_program_solutions", lambda: fresh)
+    (folder / roots.MARKER_FILE).write_text('{"version": "0.0.1"}')
     return fresh
 
 
@@ -144,8 +144,8 @@ def test_update_replaces_hashes_in_start_markers_without_a_backup(folder, comman
     text = hunt.read_text()
     for id, blank in blanks.find_blanks(text).items():
         text = text.replace(f"BLANK-START {id}:", f"BLANK-START {id} (given {blank.provided_hash}):")
-    hunt.write_text(blanks.MARKED.sub(lambda m: m[0] if "(given " in m[0] else "", text))
-    assert "(given " in hunt.read_text() and blanks.AS_GIVEN not in hunt.read_text()
+    hunt.write_text(blanks.PROVIDED_HASH.sub(lambda m: m[0] if "(given " in m[0] else "", text))
+    assert "(given " in hunt.read_text() and blanks.HASH_LABEL not in hunt.read_text()
     result = command_line("update")
     assert result.code == 0 and "(given " not in hunt.read_text()
     assert not any(blank.size for blank in blanks.find_blanks(hunt.read_text()).values())
@@ -191,7 +191,7 @@ def test_damaged_file_stops_an_update_before_writing(folder, newer_solutions, co
     refused = command_line("update")
     assert refused.code == 2 and "graph.py" in refused.err
     assert not (folder / "solutions" / "p20" / "op" / "more.mojo").exists()
-    assert json.loads((folder / roots.MARK).read_text())["version"] == "0.0.1"
+    assert json.loads((folder / roots.MARKER_FILE).read_text())["version"] == "0.0.1"
 
 
 def test_update_outside_a_workbook_is_rejected(command_line):
@@ -204,7 +204,7 @@ def test_doctor_reports_the_folder_and_missing_files(folder, newer_solutions, mo
 
     monkeypatch.setattr(roots, "CHECKOUT", folder)
     workbook_check, book = doctor.check_workbook()
-    assert workbook_check.state == "note" and "written by version 0.0.1" in workbook_check.words
+    assert workbook_check.state == "note" and "written by version 0.0.1" in workbook_check.description
     assert book.state == "note"
     monkeypatch.setattr(roots, "CHECKOUT", folder.parent)
     (outside,) = doctor.check_workbook()

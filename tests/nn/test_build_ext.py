@@ -41,8 +41,8 @@ def test_build_ext_reports_each_library(command_line, fake_compilers, tmp_path):
     assert result.code == 0 and len(result.lines) == len(expected)
     for library, line in zip(expected, result.lines, strict=True):
         assert line.startswith(f"{library.name}: built in 0.")
-        assert line.endswith(os.path.join("out", library.carried_name))
-        assert f"Building {library.name} (about {library.estimate:.0f} s, once) ..." in result.err
+        assert line.endswith(os.path.join("out", library.bundled_name))
+        assert f"Building {library.name} (about {library.estimated_s:.0f} s, once) ..." in result.err
     second_result = command_line(*arguments)
     assert all("was there already" in line for line in second_result.lines) and not second_result.err
 
@@ -96,19 +96,23 @@ def test_help_lists_options_and_exit_codes(command_line):
 def test_doctor_skips_libraries_without_a_gpu(monkeypatch):
     fake_gpus(monkeypatch)
     (finding,) = doctor.check_layers()
-    assert finding.state == "note" and "PyTorch's own operations run" in finding.words
+    assert finding.state == "note" and "PyTorch's own operations run" in finding.description
 
 
 def test_doctor_reports_missing_libraries(monkeypatch, fake_compilers):
     fake_gpus(monkeypatch, (9, 0))
     expected = host.select_libraries([], ["sm_90a"], [None])
     (finding,) = doctor.check_layers()
-    assert finding.state == "note" and finding.words.startswith(f"0 of {len(expected)} libraries are built")
-    assert "cross_entropy_float16_sm_90a" in finding.words and "build-ext" in finding.remedy
+    assert finding.state == "note" and finding.description.startswith(
+        f"0 of {len(expected)} libraries are built"
+    )
+    assert "cross_entropy_float16_sm_90a" in finding.description and "build-ext" in finding.remedy
     monkeypatch.setattr(libraries, "find_compiler", lambda: None)
     (finding,) = doctor.check_layers()
     assert (
-        finding.state == "broken" and "no C++ compiler" in finding.words and "install g++" in finding.remedy
+        finding.state == "broken"
+        and "no C++ compiler" in finding.description
+        and "install g++" in finding.remedy
     )
     monkeypatch.undo()
 
@@ -119,13 +123,13 @@ def test_doctor_reports_complete_libraries(monkeypatch, fake_compilers):
     for _ in libraries.build_all(expected):
         pass
     (finding,) = doctor.check_layers()
-    assert finding.state == "good" and finding.words == f"all {len(expected)} libraries are built"
+    assert finding.state == "good" and finding.description == f"all {len(expected)} libraries are built"
 
 
 def test_doctor_reports_unsupported_gpus(monkeypatch):
     fake_gpus(monkeypatch, (7, 5))
     (finding,) = doctor.check_layers()
-    assert finding.state == "note" and "need sm_80 or newer, not sm_75: PyTorch's own" in finding.words
+    assert finding.state == "note" and "need sm_80 or newer, not sm_75: PyTorch's own" in finding.description
     monkeypatch.setattr(torch.version, "hip", "7.0")
     (finding,) = doctor.check_layers()
-    assert finding.words == f"{architectures.ONLY_NVIDIA}: PyTorch's own operations run here"
+    assert finding.description == f"{architectures.NVIDIA_ONLY_MESSAGE}: PyTorch's own operations run here"

@@ -44,7 +44,7 @@ def test_sum_over_all_threads_is_named():
     ],
 )
 def test_kernel_constants_match_the_spec(name, file, value):
-    source = (roots.solutions() / "p19" / "op" / f"{file}.mojo").read_text()
+    source = (roots.get_solutions() / "p19" / "op" / f"{file}.mojo").read_text()
     assert float(unwrap(re.search(rf"^comptime {name} = (\S+)$", source, re.M))[1]) == value
 
 
@@ -57,7 +57,7 @@ def test_each_gate_has_its_variant_and_quantity():
 def test_blanks_are_short():
     from harness.learner import blanks
 
-    by_id = blanks.find_blanks(blanks.read_source(roots.solutions() / "p19" / "op" / "ramp.mojo"))
+    by_id = blanks.find_blanks(blanks.read_source(roots.get_solutions() / "p19" / "op" / "ramp.mojo"))
     assert [blank.id for blank in by_id.values()] == [gate.id for gate in GATES]
     assert all(2 <= blank.size <= 6 for blank in by_id.values())
 

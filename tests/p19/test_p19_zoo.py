@@ -14,7 +14,7 @@ from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
 GATES = [gate.id for gate in PUZZLE.gates]
-SOLUTION = roots.make_op_package(roots.solutions(), "p19")
+SOLUTION = roots.make_op_package(roots.get_solutions(), "p19")
 RAMP = (SOLUTION.path / "ramp.mojo").read_text()
 
 
@@ -32,7 +32,7 @@ def write_alternative() -> str:
     )[1:]
     bodies = {id: tuple(body.splitlines()) for id, body in zip(pieces[::2], pieces[1::2], strict=True)}
     assert list(bodies) == GATES
-    return blanks.join_pieces(blanks.split_blanks(RAMP), bodies)
+    return blanks.join_segments(blanks.split_blanks(RAMP), bodies)
 
 
 def list_orders(folder, tests):

@@ -6,7 +6,7 @@ from typed import unwrap
 
 from harness.check import zoo
 from harness.check.checker import load_checker
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p20.spec import CALLS, PUZZLE, cases, compute_with_autograd, inputs
 from harness.toolchain import roots
 
@@ -29,7 +29,7 @@ MODIFIES_INPUT = METHODS.format("torch.where(ctx.saved_tensors[0], dy, 0)").repl
 
 def check_edited(rung_id, gate, tmp_path, *edits, **bodies):
     """Check one gate of a rung's solution after edits and replaced blanks; return its result."""
-    checker = load_checker(Work(PUZZLE, PUZZLE.find_rung(rung_id), roots.solutions()))
+    checker = load_checker(Exercise(PUZZLE, PUZZLE.find_rung(rung_id), roots.get_solutions()))
     return checker.check(write_changed(PUZZLE, rung_id, tmp_path, *edits, **bodies), [gate])[0]
 
 
@@ -112,7 +112,7 @@ def test_any_error_counts_as_a_missing_second_derivative(body, message, tmp_path
 )  # fmt: skip
 def test_second_derivative_messages(name, message):
     wrong = next(each for each in zoo.load_wrong_kernels("p20") if each.name == f"register_second_{name}")
-    checker = load_checker(Work(PUZZLE, wrong.target_rung, roots.solutions()))
+    checker = load_checker(Exercise(PUZZLE, wrong.target_rung, roots.get_solutions()))
     (result,) = checker.check(wrong.build_target(), [wrong.gate])
     assert result.diagnosis[0] == f"second_derivative: {message}"
 

@@ -17,7 +17,7 @@ from harness.puzzles.p21.hunt import DECISIVE
 from harness.puzzles.p21.spec import PUZZLE
 from harness.toolchain import roots
 
-SOLUTION = roots.solutions() / "p21" / "catch.py"
+SOLUTION = roots.get_solutions() / "p21" / "catch.py"
 RUNG = PUZZLE.find_rung("catch")
 BUGS = [bug for bug in zoo.load_wrong_kernels("p21") if bug.rung == "catch"]
 

@@ -14,7 +14,7 @@ from harness.puzzles.p21.spec import HUNT_GATES, PUZZLE
 from harness.puzzles.p21.subjects import REFERENCES
 from harness.toolchain import roots
 
-SOLUTION = roots.solutions() / "p21" / "hunt.py"
+SOLUTION = roots.get_solutions() / "p21" / "hunt.py"
 BUGS = {bug.name: bug for bug in zoo.load_wrong_kernels("p21")}
 PYTORCH_BUGS = [bug for bug in BUGS.values() if bug.rung == "torch"]
 UNDETECTED = {
@@ -49,7 +49,7 @@ def test_provided_code_is_unsolved_and_wrong(checker, tmp_path, without_standard
     path = tmp_path / "hunt.py"
     path.write_text(blanks.make_skeleton(SOLUTION.read_text()))
     assert {result.state for result in checker.check(path)} == {"unsolved"}
-    unmarked = re.sub(rf" \({blanks.AS_GIVEN}: \w+\)", "", path.read_text())
+    unmarked = re.sub(rf" \({blanks.HASH_LABEL}: \w+\)", "", path.read_text())
     path.write_text(unmarked)
     assert {result.state for result in checker.check(path)} == {"wrong"}
 

@@ -17,7 +17,7 @@ BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 def test_operation_counts_by_pass():
     sizes = Sizes(2, 3, 5)
-    assert [sizes.operations(name) for name in ("forward", "backward", "both")] == [60, 120, 180]
+    assert [sizes.count_flops(name) for name in ("forward", "backward", "both")] == [60, 120, 180]
 
 
 def test_truth_matches_the_formula():
@@ -84,7 +84,7 @@ def test_candidates_match_autograd(name, request):
             prepared = calls.prepare(direction)
             for result in (prepared(), prepared()):
                 calls.wait()
-                for quantity, tensor in zip(BENCHMARK.list_returned_names(direction), result, strict=True):
+                for quantity, tensor in zip(BENCHMARK.list_quantities(direction), result, strict=True):
                     assert torch.allclose(tensor.detach().double(), truth[quantity], rtol=1e-4, atol=1e-4), (
                         quantity
                     )

@@ -8,7 +8,7 @@ import torch
 
 from harness.check.checker import load_checker
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p22 import derive_rung
 from harness.puzzles.p22.derive_checker import DeriveChecker, compute_by_differences, directional_derivative
 from harness.puzzles.p22.ops import EPS
@@ -17,13 +17,13 @@ from harness.toolchain import roots
 
 GATES = [gate.id for gate in derive_rung.GATES]
 CASES = [case for case in PUZZLE.cases(None) if " in " not in case.values]
-SOLUTION = roots.solutions() / "p22" / "derive.py"
+SOLUTION = roots.get_solutions() / "p22" / "derive.py"
 
 
 @pytest.fixture(scope="module")
 def checker():
     """The checker that the command line would load."""
-    warm = load_checker(Work(PUZZLE, derive_rung.RUNG))
+    warm = load_checker(Exercise(PUZZLE, derive_rung.RUNG))
     assert isinstance(warm, DeriveChecker)
     return warm
 

@@ -24,7 +24,7 @@ from harness.devices.targets import make_cpu
 from harness.puzzles.p22 import spec as p22
 from harness.spec import ops, rounding
 from harness.spec.puzzle import Case
-from harness.toolchain.cache import cache_folder, compute_digest
+from harness.toolchain.cache import compute_digest, get_cache_folder
 from harness.toolchain.packages import OpPackage
 
 pytestmark = pytest.mark.compiles
@@ -223,7 +223,7 @@ def run_cached(home: Path, parts: list[str], *command: str) -> subprocess.Comple
     MAX and Mojo cache compiled code in the home folder, and code that came with an error is cached without it: only a
     clean compile prints every message. `parts` is the cache key: everything that the outcome depends on.
     """
-    file = cache_folder("gpu-compiles") / f"{compute_digest([*parts, version('max')])}.json"
+    file = get_cache_folder("gpu-compiles") / f"{compute_digest([*parts, version('max')])}.json"
     if not file.is_file():
         environment = {
             **os.environ,

@@ -15,4 +15,4 @@ def puzzle():
 @pytest.fixture(scope="session")
 def solution():
     """The solution's op package."""
-    return roots.make_op_package(roots.solutions(), "p23")
+    return roots.make_op_package(roots.get_solutions(), "p23")

@@ -238,7 +238,7 @@ def test_grouped_query_heads_have_expected_shapes():
     ],
 )
 def test_kernel_constants_match_the_spec(name, file, value):
-    source = (roots.solutions() / "p23" / "op" / f"{file}.mojo").read_text()
+    source = (roots.get_solutions() / "p23" / "op" / f"{file}.mojo").read_text()
     assert int(unwrap(re.search(rf"^comptime {name} = (\d+)$", source, re.M))[1]) == value
 
 

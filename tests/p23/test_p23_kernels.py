@@ -12,7 +12,7 @@ from harness.check.reference import Reference
 from harness.devices.recorder import RecordedLaunch, RecordedTensor, record
 from harness.devices.replay import Replay
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p23 import spec as p23
 from harness.spec.puzzle import Case
 from harness.toolchain import roots
@@ -85,15 +85,15 @@ EDITED = {
 
 def solve(
     puzzle, folder, ids: tuple[str, ...], edit: tuple[str, str], more_bodies: dict | None = None
-) -> Work:
+) -> Exercise:
     """Create an exercise with the edited solution in the blanks `ids`, and the code `more_bodies` in others."""
-    blanks.generate_problems(roots.solutions() / "p23", folder / "p23")
-    work = replace(Work(puzzle, puzzle.mojo_rung), root=folder)
+    blanks.generate_problems(roots.get_solutions() / "p23", folder / "p23")
+    work = replace(Exercise(puzzle, puzzle.mojo_rung), root=folder)
     skeleton, solution = blanks.read_source(work.path), blanks.find_blanks(blanks.read_source(work.solution))
     bodies = {id: tuple(line.replace(*edit) for line in solution[id].body) for id in ids} | (
         more_bodies or {}
     )
-    work.path.write_text(blanks.join_pieces(blanks.split_blanks(skeleton), bodies))
+    work.path.write_text(blanks.join_segments(blanks.split_blanks(skeleton), bodies))
     return work
 
 

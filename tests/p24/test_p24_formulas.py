@@ -11,7 +11,7 @@ from harness.puzzles.p24.spec import GRADIENTS, PUZZLE
 from harness.toolchain import roots
 
 CASES = PUZZLE.cases(None)
-SOLUTION = roots.solutions() / "p24"
+SOLUTION = roots.get_solutions() / "p24"
 
 
 def test_window_over_the_whole_grid_is_dense_attention():

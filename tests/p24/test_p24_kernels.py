@@ -29,7 +29,7 @@ BY_ORDER = [Case(name, "", GRID, f"{name} hard") for name in orders.ORDERS]
 @pytest.fixture(scope="module")
 def solution():
     """The solution's op package."""
-    return roots.make_op_package(roots.solutions(), "p24")
+    return roots.make_op_package(roots.get_solutions(), "p24")
 
 
 def list_orders(folder, tests):

@@ -145,7 +145,7 @@ def test_wrong_ring_is_rejected(ring, monkeypatch, tmp_path):
 
 
 def test_raising_ring_counts_as_wrong(ring, monkeypatch, tmp_path):
-    text = (roots.solutions() / "p25" / "in_torch.py").read_text()
+    text = (roots.get_solutions() / "p25" / "in_torch.py").read_text()
     path = write_solution(
         monkeypatch, tmp_path, text.replace("torch.logaddexp(lse", "torch.logaddexp(nothing")
     )

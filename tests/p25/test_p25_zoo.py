@@ -6,7 +6,7 @@ from changed_solutions import write_changed
 from harness.check import zoo
 from harness.check.checker import load_checker
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p25.spec import PUZZLE
 from harness.toolchain import roots
 
@@ -17,7 +17,7 @@ WRONG = zoo.load_wrong_kernels("p25")
 @pytest.fixture(scope="module")
 def checkers():
     """One checker per rung, to compute truth and baseline once."""
-    return {rung.id: load_checker(Work(PUZZLE, rung)) for rung in PUZZLE.rungs}
+    return {rung.id: load_checker(Exercise(PUZZLE, rung)) for rung in PUZZLE.rungs}
 
 
 @pytest.mark.parametrize("name", ["numpy_local_index", "local_index"])
@@ -36,7 +36,7 @@ def test_only_the_first_wrong_tensor_is_explained(name, checkers):
     ("rung", "gates"), [("numpy", None), ("torch", ["exchange"])], ids=["numpy", "torch"]
 )
 def test_correct_ring_passes(rung, gates, checkers):
-    results = checkers[rung].check(roots.solutions() / "p25" / PUZZLE.find_rung(rung).file, gates)
+    results = checkers[rung].check(roots.get_solutions() / "p25" / PUZZLE.find_rung(rung).file, gates)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
     assert all(len(result.comparisons) == len(PUZZLE.cases(None)) for result in results)
 
@@ -53,10 +53,12 @@ def test_problem_files_start_unsolved(rung, checkers):
 
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
 def test_blank_is_checked_with_other_blanks_solved(rung, checkers, tmp_path):
-    solution = (roots.solutions() / "p25" / PUZZLE.find_rung(rung).file).read_text()
+    solution = (roots.get_solutions() / "p25" / PUZZLE.find_rung(rung).file).read_text()
     path = tmp_path / PUZZLE.find_rung(rung).file
     body = blanks.find_blanks(solution)["merge"].body
-    path.write_text(blanks.join_pieces(blanks.split_blanks(blanks.make_skeleton(solution)), {"merge": body}))
+    path.write_text(
+        blanks.join_segments(blanks.split_blanks(blanks.make_skeleton(solution)), {"merge": body})
+    )
     merge, steps = checkers[rung].check(path, ["merge", "steps"])
     assert (merge.state, steps.state) == ("correct", "unsolved"), merge.diagnosis
 
@@ -67,8 +69,8 @@ def test_eight_ranks_agree_with_one_device(checkers):
 
     selected = [case for case in PUZZLE.cases(None) if case.name in ("chapter", "uneven", "balanced")]
     cases = [replace(case, world_size=8) for case in selected]
-    path = roots.solutions() / "p25" / "in_torch.py"
-    (result,) = load_checker(Work(PUZZLE, PUZZLE.find_rung("torch"))).check(path, ["steps"], cases)
+    path = roots.get_solutions() / "p25" / "in_torch.py"
+    (result,) = load_checker(Exercise(PUZZLE, PUZZLE.find_rung("torch"))).check(path, ["steps"], cases)
     assert result.state == "correct", result.diagnosis
     assert result.summary.startswith("8 processes")
 

@@ -70,7 +70,7 @@ def test_extreme_values_and_empty_tensors():
 @pytest.mark.skipif(sys.platform != "linux", reason="the virtual GPU's driver needs Linux")
 def test_gpu_kernels_on_the_virtual_gpu():
     program = Path(__file__).with_name("silu_on_gpu.mojo")
-    mojo = ["mojo", "run", "-I", str(roots.solutions() / "p26"), str(program)]
+    mojo = ["mojo", "run", "-I", str(roots.get_solutions() / "p26"), str(program)]
     completed = subprocess.run(
         [sys.executable, "-m", "harness", "vgpu", "exec", "--", *mojo],
         cwd=roots.CHECKOUT,

@@ -8,7 +8,7 @@ from harness import cli
 from harness.check import zoo
 from harness.check.checker import load_checker
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p26 import compile_cases, shows
 from harness.puzzles.p26.checker import CHECKS
 from harness.puzzles.p26.compile_cases import CompileCase, Fault, capture_graph, check_case, numbers, run_pass
@@ -23,7 +23,7 @@ QUICK = [rung for rung in PUZZLE.rungs if rung.id in ("printer", "fold", "match"
 @pytest.fixture(scope="module")
 def checkers():
     """One checker per rung."""
-    return {rung.id: load_checker(Work(PUZZLE, rung, roots.solutions())) for rung in PUZZLE.rungs}
+    return {rung.id: load_checker(Exercise(PUZZLE, rung, roots.get_solutions())) for rung in PUZZLE.rungs}
 
 
 def test_symptoms_have_one_line_each(monkeypatch, command_line):
@@ -134,7 +134,7 @@ def test_exact_holds_for_all_bfloat16_values():
     from harness.check.python_files import load_module
     from harness.puzzles.p26.folding import list_values
 
-    exact = load_module(roots.solutions() / "p26" / "fold.py")["exact"]
+    exact = load_module(roots.get_solutions() / "p26" / "fold.py")["exact"]
     x = list_values(torch.bfloat16)
     assert len(x.view(torch.int16).unique()) == 65536
     for a, b, expected in ((2.0, 3.0, True), (3.0, 5.0, False), (2.0, 0.5, False), (7.0, -4.0, True)):
@@ -264,7 +264,7 @@ def compute_partly_without_grad(x):
 def test_solution_does_not_rewrite_across_no_grad():
     from harness.check.python_files import load_module
 
-    fold, match = (load_module(roots.solutions() / "p26" / name) for name in ("fold.py", "match.py"))
+    fold, match = (load_module(roots.get_solutions() / "p26" / name) for name in ("fold.py", "match.py"))
     done = []
 
     def backend(gm, inputs):

@@ -129,7 +129,7 @@ def test_learner_mistakes_are_rejected_and_named(tmp_path):
     """Check `learner_mistakes.toml` in each gate's small cases, recorded by a single program."""
     mistakes = tomllib.loads((Path(__file__).parent / "learner_mistakes.toml").read_text("utf-8"))["mojo"]
     entries = [(gate, name, edits) for gate, named in mistakes.items() for name, edits in named.items()]
-    solution, orders = roots.make_op_package(roots.solutions(), "p27").path, []
+    solution, orders = roots.make_op_package(roots.get_solutions(), "p27").path, []
     for number, (gate, _, edits) in enumerate(entries):
         package = shutil.copytree(solution, tmp_path / str(number) / "op")
         text = (package / PUZZLE.source).read_text()

@@ -11,7 +11,7 @@ from changed_solutions import write_changed
 from harness.check import zoo
 from harness.check.checker import load_checker
 from harness.check.python_files import load_module
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p27.autograd import init_parameters
 from harness.puzzles.p27.running import make_excerpt, no_autograd
 from harness.puzzles.p27.spec import PUZZLE, cases, inputs
@@ -19,13 +19,13 @@ from harness.toolchain import roots
 
 RUNGS = [rung for rung in PUZZLE.rungs if rung is not PUZZLE.mojo_rung]
 """Python rungs; test_p27_kernels.py covers the kernels."""
-SOLUTIONS = roots.solutions() / "p27"
+SOLUTIONS = roots.get_solutions() / "p27"
 
 
 @pytest.fixture(scope="module")
 def checkers():
     """One checker per rung."""
-    return {rung.id: load_checker(Work(PUZZLE, rung, roots.solutions())) for rung in RUNGS}
+    return {rung.id: load_checker(Exercise(PUZZLE, rung, roots.get_solutions())) for rung in RUNGS}
 
 
 # ---- The reference ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from harness.puzzles.p27.running import make_leaves, no_autograd
 from harness.puzzles.p27.training import draw_excerpts, plot, read_text
 from harness.toolchain import roots
 
-TAPE = roots.solutions() / "p27" / "tape.py"
+TAPE = roots.get_solutions() / "p27" / "tape.py"
 SMALL = replace(train.TINY, layers=2, width=32, context=32, batch=8)
 
 

@@ -29,7 +29,7 @@ LAUNCHES = {
     "epilogue": ("bias", "column_sums"),
 }
 """Step -> its launches in the initial full pass; the GEMMs are those of `tiled`."""
-SOLUTION = roots.solutions() / "p28" / "op"
+SOLUTION = roots.get_solutions() / "p28" / "op"
 
 
 PRODUCTS = [
@@ -44,7 +44,7 @@ def write_initial_package(folder) -> OpPackage:
     shutil.copytree(SOLUTION, folder, symlinks=False)
     text = (folder / "fast.mojo").read_text()
     bodies = {id: blank.provided for id, blank in blanks.find_blanks(text).items()}
-    (folder / "fast.mojo").write_text(blanks.join_pieces(blanks.split_blanks(text), bodies))
+    (folder / "fast.mojo").write_text(blanks.join_segments(blanks.split_blanks(text), bodies))
     return OpPackage(folder)
 
 

@@ -19,7 +19,7 @@ from harness.puzzles.p28.spec import (
 )
 from harness.toolchain import roots
 
-SOURCE = (roots.solutions() / "p28" / "op" / "parts.mojo").read_text()
+SOURCE = (roots.get_solutions() / "p28" / "op" / "parts.mojo").read_text()
 
 
 def test_gradients_match_autograd():

@@ -13,7 +13,7 @@ from harness.puzzles.p28.spec import GATES, PUZZLE
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
-SOLUTION = roots.solutions() / "p28" / "op"
+SOLUTION = roots.get_solutions() / "p28" / "op"
 VARIANTS = tomllib.loads(Path(__file__).with_name("variants.toml").read_text("utf-8"))["variant"]
 CASES = [case for case in PUZZLE.cases(None) if case.counted or case.name in ("hard values", "9 x 515 x 65")]
 
@@ -26,7 +26,7 @@ def build_variant(variant: dict, folder: Path) -> OpPackage:
     text = file.read_text("utf-8")
     indent = blanks.find_blanks(text)[variant["gate"]].indent
     body = tuple(textwrap.indent(variant["body"], indent).splitlines())
-    text = blanks.join_pieces(blanks.split_blanks(text), {variant["gate"]: body})
+    text = blanks.join_segments(blanks.split_blanks(text), {variant["gate"]: body})
     file.write_text(text, "utf-8")
     for name, old, new in variant.get("edits", ()):  # of the given code, where it expects another layout
         text = (package / name).read_text("utf-8")

@@ -266,7 +266,7 @@ def test_2_unwritable_target_is_reported_before_running(
     monkeypatch.setattr("harness.check.runs.start_run", fail)
     monkeypatch.setattr("harness.check.profile.CountRequest.replay", fail)
     monkeypatch.setattr("harness.screens.checking.GateCheck.run", fail)
-    monkeypatch.setattr("harness.bench.runner.Bench.run", fail)
+    monkeypatch.setattr("harness.bench.runner.BenchmarkRun.run", fail)
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere/run.json")
     result = command_line(*flags, flag, tmp_path / place)

@@ -14,15 +14,15 @@ from harness.console import escape_controls
 from harness.devices.targets import make_cpu
 from harness.errors import DamagedFile
 from harness.learner import blanks
+from harness.learner.exercise import Exercise
 from harness.learner.progress import Progress
-from harness.learner.work import Work
+from harness.screens import exercise as screen
 from harness.screens import report
-from harness.screens import work as screen
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.toolchain.roots import CHECKOUT
 
 P24 = find_puzzle("p24")
-NUMPY = Work(P24, P24.find_rung("numpy"))
+NUMPY = Exercise(P24, P24.find_rung("numpy"))
 
 
 def get_error_line(finished, code):
@@ -111,7 +111,7 @@ def test_missing_gate_result_is_a_failure(command_line, monkeypatch):
             return [GateResult(P24.gates[0], "correct")]
 
     monkeypatch.setattr(
-        "harness.screens.checking.create_checker", lambda work, **options: IncompleteChecker()
+        "harness.screens.checking.create_checker", lambda exercise, **options: IncompleteChecker()
     )
     line = get_error_line(command_line("p24", "--rung", "numpy", "--solution"), 1)
     assert line == "error: solutions/p24/in_numpy.py: no result for inverse, dgather, tiles\n"
@@ -141,11 +141,11 @@ def test_cases_are_distinguished_by_size():
         ):
             assert values["grad_input"].shape == tuple(shape)
     for rung in ("numpy", "derive"):
-        work = Work(puzzle, puzzle.find_rung(rung))
-        checker = load_checker(work)
+        exercise = Exercise(puzzle, puzzle.find_rung(rung))
+        checker = load_checker(exercise)
         for sized_case in (case, larger):
             assert all(
-                result.state == "correct" for result in checker.check(work.solution, None, [sized_case])
+                result.state == "correct" for result in checker.check(exercise.solution, None, [sized_case])
             )
 
 
@@ -154,7 +154,7 @@ def test_suggested_command_for_a_damaged_file_works(tmp_path):
     file.parent.mkdir(parents=True)
     file.write_text("def index(): pass\n")
     with pytest.raises(DamagedFile, match=r"are gone .*`workbook reset p24` puts the file back"):
-        Work(P24, P24.find_rung("numpy"), tmp_path / "problems").read_blanks()
+        Exercise(P24, P24.find_rung("numpy"), tmp_path / "problems").read_blanks()
     file.write_bytes("ok = 1\nname = 'Gauß'\n".encode("latin-1"))
     words = "line 2, column 12: the byte 0xdf is not UTF-8 text; `workbook reset p24` puts"
     with pytest.raises(DamagedFile, match=words):
@@ -163,12 +163,14 @@ def test_suggested_command_for_a_damaged_file_works(tmp_path):
 
 def test_solved_file_message(monkeypatch):
     """Test every rung, since titles have different forms ("The printer", "Fix it, in Mojo")."""
-    monkeypatch.setattr(Work, "get_states", lambda self, progress: dict.fromkeys(self.rung.gates, "passed"))
-    monkeypatch.setattr(screen, "is_solved", lambda work, progress: True)
-    for work in screen.list_all_works():
-        line = screen.describe_next_step(work, Progress.load())
-        count = len(work.gates)
-        assert line.startswith(f"{work.puzzle.name}, {work.rung.label}: {count} of {count}, solved. ")
-        assert ("Nothing is left" in line) != any(demo.finale for demo in work.puzzle.demos)
+    monkeypatch.setattr(
+        Exercise, "get_states", lambda self, progress: dict.fromkeys(self.rung.gates, "passed")
+    )
+    monkeypatch.setattr(screen, "is_solved", lambda exercise, progress: True)
+    for exercise in screen.list_all_exercises():
+        line = screen.describe_next_step(exercise, Progress.load())
+        count = len(exercise.gates)
+        assert line.startswith(f"{exercise.puzzle.name}, {exercise.rung.label}: {count} of {count}, solved. ")
+        assert ("Nothing is left" in line) != any(demo.finale for demo in exercise.puzzle.demos)
         for typo in ("the The", "  ", " ;", " ,", " .", ".."):
             assert typo not in line, line

@@ -12,7 +12,7 @@ from harness.check.picture import Picture, take_picture
 from harness.devices.recorder import Order, record_many
 from harness.errors import UsageError
 from harness.learner import blanks
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.screens import picture_page, show, story
 from harness.spec.catalogue import find_puzzle
 from harness.spec.rungs import NumpyRung
@@ -34,7 +34,7 @@ def solve(folder: Path, old: str = "", new: str = "", **bodies: str) -> None:
     text = blanks.fill_blanks(blanks.make_skeleton(solution), solution.replace(old, new) if old else solution)
     if bodies:
         pieces = blanks.split_blanks(blanks.make_skeleton(solution))
-        text = blanks.join_pieces(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
+        text = blanks.join_segments(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
     (folder / "problems" / FILE).write_text(text)
 
 
@@ -53,7 +53,10 @@ def kernels_in_cache(folder) -> None:
     """Record the learner's and the solution's kernels together into the cache."""
     puzzle = find_puzzle("p90")
     dims = tuple(dict.fromkeys(case.dims for case in puzzle.cases(None)))
-    packages = Work(puzzle, puzzle.find_rung("mojo")).package, roots.make_op_package(roots.solutions(), "p90")
+    packages = (
+        Exercise(puzzle, puzzle.find_rung("mojo")).package,
+        roots.make_op_package(roots.get_solutions(), "p90"),
+    )
     record_many([Order(package, "p90", dims, ("plain",), small_grid=True) for package in packages])
 
 
@@ -61,7 +64,7 @@ def kernels_in_cache(folder) -> None:
 def picture(kernels_in_cache) -> Picture:
     """Picture of the wrong gate."""
     puzzle = find_puzzle("p90")
-    return take_picture(puzzle, Work(puzzle, puzzle.find_rung("mojo")).package, puzzle.gates[0])
+    return take_picture(puzzle, Exercise(puzzle, puzzle.find_rung("mojo")).package, puzzle.gates[0])
 
 
 @pytest.mark.compiles

@@ -23,8 +23,8 @@ from typed import read_output
 from harness.check.results import GateResult
 from harness.console import receive_progress, report_progress
 from harness.learner import blanks
+from harness.learner.exercise import Exercise
 from harness.learner.progress import Progress
-from harness.learner.work import Work
 from harness.screens.watch import Check, Terminal, Watch
 from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
@@ -102,7 +102,7 @@ class Session:
         """Save a file with some blanks replaced."""
         pieces = blanks.split_blanks(file.read_text())
         file.write_text(
-            blanks.join_pieces(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
+            blanks.join_segments(pieces, {id: tuple(body.splitlines()) for id, body in bodies.items()})
         )
 
     def wait_for_exit(self) -> int:
@@ -254,8 +254,8 @@ def test_progress_line_shows_activity_and_time():
 
 def make_watch(stream: io.StringIO) -> Watch:
     """Create a watch on a 40 x 10 terminal that writes to `stream`."""
-    work = Work(find_puzzle("p22"), find_puzzle("p22").find_rung("numpy"))
-    watch = Watch(work, "db", Console(file=stream, force_terminal=True, width=40, height=10))
+    exercise = Exercise(find_puzzle("p22"), find_puzzle("p22").find_rung("numpy"))
+    watch = Watch(exercise, "db", Console(file=stream, force_terminal=True, width=40, height=10))
     watch.terminal = Terminal(watch.console)
     return watch
 
@@ -264,11 +264,11 @@ def test_progress_line_keeps_the_previous_result():
     stream = io.StringIO()
     watch = make_watch(stream)
     assert watch.status_row == 2
-    watch.passed = [Text("✅ db correct"), Text("a line that takes more than one row of the screen")]
+    watch.passed_lines = [Text("✅ db correct"), Text("a line that takes more than one row of the screen")]
     assert watch.status_row == 5
     watch.terminal.overwrite_row("checking dW: 1 s", watch.status_row)
     assert "\x1b[5;1H" in stream.getvalue()
-    watch.passed *= 5
+    watch.passed_lines *= 5
     assert watch.status_row == 2, "a screen with pages has the status at the top"
 
 
@@ -291,7 +291,7 @@ def start_watch(tmp_path, monkeypatch):
         class Checker:
             def check(self, path, gates, *, on_first):
                 change()
-                return [GateResult(watch.work.find_gate(gates[0]), "correct")]
+                return [GateResult(watch.exercise.find_gate(gates[0]), "correct")]
 
         monkeypatch.setattr(roots, "CHECKOUT", tmp_path)
         watch = make_watch(io.StringIO())
@@ -319,7 +319,7 @@ def test_pass_advances_to_the_other_edited_blank(tmp_path, start_watch):
     session = Session(tmp_path)
     watch = start_watch()
     watch.follow_edits()
-    first, *_, last = (gate.id for gate in watch.work.gates)
+    first, *_, last = (gate.id for gate in watch.exercise.gates)
     session.save(session.numpy, **{first: RIGHT_DB, last: "    return dy"})
     watch.follow_edits()
     watch.start_check()

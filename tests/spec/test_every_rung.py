@@ -8,7 +8,7 @@ from recordings import make_order
 
 from harness.check.checker import Checker, load_checker
 from harness.learner import blanks, hints
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.toolchain import roots
 
@@ -27,8 +27,8 @@ RUNGS = [
 def test_python_solution_passes_and_untouched_file_is_unsolved(name, rung, tmp_path):
     puzzle = find_puzzle(name)
     rung = puzzle.find_rung(rung)
-    checker = load_checker(Work(puzzle, rung, roots.solutions()))
-    solution = roots.solutions() / name / rung.file
+    checker = load_checker(Exercise(puzzle, rung, roots.get_solutions()))
+    solution = roots.get_solutions() / name / rung.file
     expected = checker.check(solution)
     assert {r.gate.id: r.state for r in expected} == dict.fromkeys(rung.gates, "correct"), [
         r.diagnosis for r in expected
@@ -63,7 +63,7 @@ def list_orders(folder, tests):
 def test_solution_kernels_pass_on_the_virtual_gpu(name, dtype):
     """The kernels of puzzles 19 and 28 are covered by other tests."""
     puzzle = find_puzzle(name)
-    results = Checker(puzzle, dtype=dtype).check(roots.make_op_package(roots.solutions(), name))
+    results = Checker(puzzle, dtype=dtype).check(roots.make_op_package(roots.get_solutions(), name))
     assert {r.gate.id: r.state for r in results} == {gate.id: "correct" for gate in puzzle.kernel_gates}, [
         r.diagnosis for r in results
     ]
@@ -72,7 +72,7 @@ def test_solution_kernels_pass_on_the_virtual_gpu(name, dtype):
 @pytest.mark.compiles
 @pytest.mark.parametrize("name", [name for name in IN_MOJO if name not in ("p19", "p22", "p28")])
 def test_provided_kernels_compile_and_are_unsolved(name, tmp_path):
-    blanks.generate_problems(roots.solutions() / name, tmp_path / name)
+    blanks.generate_problems(roots.get_solutions() / name, tmp_path / name)
     assert {r.state for r in Checker(find_puzzle(name)).check(tmp_path / name / "op")} == {"unsolved"}
 
 
@@ -98,7 +98,7 @@ def test_chapter_has_all_hints(name):
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_hints_do_not_contain_whole_solutions(name):
     for rung in find_puzzle(name).rungs:
-        bodies = blanks.find_blanks((roots.solutions() / name / rung.file).read_text())
+        bodies = blanks.find_blanks((roots.get_solutions() / name / rung.file).read_text())
         for gate in rung.gates:
             body = {line.strip() for line in bodies[gate].body if line.strip()}
             for hint in hints.load_ladders(name).get(gate, ()):

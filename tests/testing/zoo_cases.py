@@ -73,7 +73,7 @@ def make_p21(gate: str, name: str, path) -> Arguments:
 
 def list_p21_solutions() -> list[Arguments]:
     """List arguments for the solution's classes."""
-    path = roots.solutions() / "p21" / "hunt.py"
+    path = roots.get_solutions() / "p21" / "hunt.py"
     return [make_p21(gate, f"p21 {gate}", path) for gate in P21]
 
 
@@ -145,7 +145,7 @@ def list_p23() -> Iterator[Arguments]:
 
 def list_p24() -> Iterator[Arguments]:
     """Yield puzzle 24's incorrect gather, and attention on gathered rows."""
-    module = load_module(roots.solutions() / "p24" / "in_torch.py")
+    module = load_module(roots.get_solutions() / "p24" / "in_torch.py")
 
     def window(query, key, value, order):
         near = module["near"](order, 2, 1)

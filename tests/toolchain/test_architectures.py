@@ -20,14 +20,18 @@ from harness.toolchain import architectures
 )
 def test_nvidia_architectures_are_supported_by_mojo(capability, name):
     assert architectures.get_nvidia_architecture(capability) == name
-    assert architectures.list_supported()[name] == name
-    assert architectures.normalize_name(name) == architectures.normalize_name(name.removesuffix("a")) == name
+    assert architectures.list_accelerators()[name] == name
+    assert (
+        architectures.normalize_architecture(name)
+        == architectures.normalize_architecture(name.removesuffix("a"))
+        == name
+    )
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (7, 0), (6, 1)])
 def test_old_nvidia_gpu_is_rejected(capability):
     name = f"sm_{capability[0]}{capability[1]}"
-    with pytest.raises(architectures.Unsupported, match=f"need sm_80 or newer, not {name}"):
+    with pytest.raises(architectures.UnsupportedGPU, match=f"need sm_80 or newer, not {name}"):
         architectures.get_nvidia_architecture(capability)
 
 
@@ -41,7 +45,7 @@ def test_old_nvidia_gpu_is_rejected(capability):
 )
 def test_unsupported_name_is_rejected(name, message):
     with pytest.raises(UsageError, match=message):
-        architectures.normalize_name(name)
+        architectures.normalize_architecture(name)
 
 
 def test_torch_device_has_an_architecture(monkeypatch):
@@ -50,5 +54,5 @@ def test_torch_device_has_an_architecture(monkeypatch):
     assert architectures.get_architecture(device) == "sm_90a"
     monkeypatch.setattr(torch.version, "hip", "7.0")
     for unsupported in (torch.device("mps"), device):
-        with pytest.raises(architectures.Unsupported, match="for GPUs of NVIDIA"):
+        with pytest.raises(architectures.UnsupportedGPU, match="for GPUs of NVIDIA"):
             architectures.get_architecture(unsupported)

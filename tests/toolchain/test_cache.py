@@ -19,16 +19,16 @@ from harness.devices import graphs, recorder
 from harness.errors import CompileFailed, EnvironmentProblem
 from harness.toolchain import cache, packages
 from harness.toolchain.cache import (
-    STAGING,
-    STALE,
-    cache_folder,
+    STAGING_PREFIX,
+    STALE_AFTER_S,
+    cache_file,
+    cache_text,
     compute_digest,
     discard,
-    keep_file,
-    keep_text,
-    read_text,
+    get_cache_folder,
+    read_cached_text,
 )
-from harness.toolchain.packages import OpPackage, compile_failed
+from harness.toolchain.packages import OpPackage, make_compile_error
 
 CONTENT = bytes(range(256)) * 40
 
@@ -42,7 +42,7 @@ def test_environment_variable_sets_the_folder(monkeypatch, tmp_path, value, expe
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("WORKBOOK_CACHE", value or "")
-    assert cache_folder("x") == tmp_path / expected and (tmp_path / expected).is_dir()
+    assert get_cache_folder("x") == tmp_path / expected and (tmp_path / expected).is_dir()
 
 
 def test_full_disk_exits_with_code_5(command_line, monkeypatch, tmp_path):
@@ -62,9 +62,9 @@ def test_full_disk_exits_with_code_5(command_line, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("output", ["LLVM ERROR: IO failure on output stream: No space left on device", '{"kind":"error","message":"cannot write to file to filesystem cache since available space(45056) is not enough"}'])  # fmt: skip
 def test_full_disk_in_the_compiler_is_an_environment_problem(tmp_path, output):
-    assert isinstance(compile_failed(tmp_path, output), EnvironmentProblem)
+    assert isinstance(make_compile_error(tmp_path, output), EnvironmentProblem)
     located = '{"diagnostic": {"file": "a.mojo", "location": {"line": 3, "column": 7}}, "kind": "error", "message": "x"}\n'
-    assert isinstance(compile_failed(tmp_path, located + output), CompileFailed)
+    assert isinstance(make_compile_error(tmp_path, located + output), CompileFailed)
 
 
 def test_error_without_home_folder_mentions_the_variable(monkeypatch):
@@ -74,7 +74,7 @@ def test_error_without_home_folder_mentions_the_variable(monkeypatch):
     monkeypatch.delenv("WORKBOOK_CACHE", raising=False)
     monkeypatch.setattr(cache.Path, "home", fail)
     with pytest.raises(EnvironmentProblem, match="WORKBOOK_CACHE"):
-        cache_folder()
+        get_cache_folder()
 
 
 @settings(deadline=None)  # a busy machine
@@ -107,7 +107,7 @@ def test_entry_is_built_once_and_again_after_discard(tmp_path, make):
     for times in (1, 1, 2):
         if times == 2:
             discard(tmp_path / "entry")
-        path = keep_file(tmp_path / "entry", lambda staged: [calls.append(1), make(staged)], "it")
+        path = cache_file(tmp_path / "entry", lambda staged: [calls.append(1), make(staged)], "it")
         assert path == tmp_path / "entry" and len(calls) == times
     assert {path.name for path in tmp_path.iterdir()} == {"entry"}
 
@@ -118,19 +118,19 @@ def test_failed_build_leaves_no_files(tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        keep_file(tmp_path / "entry", fail, "it")
+        cache_file(tmp_path / "entry", fail, "it")
     assert not {path.name for path in tmp_path.iterdir()}
 
 
 def test_stale_staging_folders_are_removed(tmp_path):
-    for name, age in (("old", STALE + 60), ("young", 60)):
-        folder = tmp_path / f"{STAGING}{name}"
+    for name, age in (("old", STALE_AFTER_S + 60), ("young", 60)):
+        folder = tmp_path / f"{STAGING_PREFIX}{name}"
         folder.mkdir()
         (folder / "half").write_text("")
         mtime = time.time() - age
         os.utime(folder, (mtime, mtime))
-    keep_file(tmp_path / "entry", make_file, "it")
-    assert {path.name for path in tmp_path.glob(f"{STAGING}*")} == {f"{STAGING}young"}
+    cache_file(tmp_path / "entry", make_file, "it")
+    assert {path.name for path in tmp_path.glob(f"{STAGING_PREFIX}*")} == {f"{STAGING_PREFIX}young"}
 
 
 def build_slowly(folder: Path) -> bytes:
@@ -140,7 +140,7 @@ def build_slowly(folder: Path) -> bytes:
         time.sleep(0.2)
         staged.write_bytes(os.urandom(1000))
 
-    return keep_file(folder / "entry", make, "it").read_bytes()
+    return cache_file(folder / "entry", make, "it").read_bytes()
 
 
 def test_concurrent_processes_and_threads_build_once(tmp_path):
@@ -153,15 +153,15 @@ def test_concurrent_processes_and_threads_build_once(tmp_path):
 def test_truncated_text_is_rebuilt(tmp_path, share):
     calls = []
     for _ in range(2):
-        assert keep_text(
+        assert cache_text(
             tmp_path / "x.txt", lambda: calls.append(1) or "launch 05000000 07000000\n" * 99, "it"
         )
         data = (tmp_path / "x.txt").read_bytes()
         (tmp_path / "x.txt").write_bytes(data[: int(len(data) * share)])
-        assert read_text(tmp_path / "x.txt") is None
+        assert read_cached_text(tmp_path / "x.txt") is None
     assert len(calls) == 2
     (tmp_path / "x.txt").write_bytes(b"\xff")
-    assert read_text(tmp_path / "x.txt") is None
+    assert read_cached_text(tmp_path / "x.txt") is None
 
 
 def make_fake_mojo(builds: list, output: str = "", data: bytes = b"") -> Callable:
@@ -186,7 +186,7 @@ def test_broken_recording_is_rebuilt(monkeypatch, tmp_path, solution):
         recording = recorder.record(recorder.Order(solution, "p22", ((2, 3, 5, 7),)))
         assert recording.list_launches()[0].arguments[-1] == b"\x07\0\0\0" and len(builds) == times
         (file,) = (tmp_path / "recordings").glob("*.txt")
-        file.write_bytes(file.read_bytes().removesuffix(cache.END.encode())[:-3])
+        file.write_bytes(file.read_bytes().removesuffix(cache.END_MARKER.encode())[:-3])
 
 
 @pytest.mark.compiles
@@ -205,7 +205,7 @@ def test_broken_package_is_recompiled(monkeypatch, tmp_path, solution):
 @pytest.mark.compiles
 def test_broken_graph_is_discarded(program, tmp_path, puzzle, solution):
     program("float32")
-    file = max(cache_folder("graphs").glob("*.mef"), key=lambda path: path.stat().st_mtime)
+    file = max(get_cache_folder("graphs").glob("*.mef"), key=lambda path: path.stat().st_mtime)
     data = file.read_bytes()
     for cut in (0, len(data) // 2, int(len(data) * 0.97), -3):
         (tmp_path / "x.mef").write_bytes(data[:cut])

@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import EnvironmentProblem, UsageError
 from harness.toolchain import disk
-from harness.toolchain.disk import check_target, write_target, write_whole
+from harness.toolchain.disk import check_target, write_atomically, write_target
 
 
 def raise_disk_full(*arguments):
@@ -18,7 +18,7 @@ def raise_disk_full(*arguments):
 
 def test_write_leaves_no_temporary_file(tmp_path):
     for text in ("one ✅\n", "two\r\n"):
-        write_whole(tmp_path / "file", text)
+        write_atomically(tmp_path / "file", text)
         assert (tmp_path / "file").read_bytes() == text.encode()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -27,7 +27,7 @@ def test_write_preserves_permissions_and_links(tmp_path):
     (tmp_path / "file").write_text("before")
     (tmp_path / "file").chmod(0o640)
     (tmp_path / "link").symlink_to("file")
-    write_whole(tmp_path / "link", "after")
+    write_atomically(tmp_path / "link", "after")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "after"
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
@@ -36,7 +36,7 @@ def test_failed_write_preserves_the_old_content(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("before")
     monkeypatch.setattr(disk.os, "fsync", raise_disk_full)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(tmp_path / "file", "after")
+        write_atomically(tmp_path / "file", "after")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "before"}
 
 
@@ -45,7 +45,7 @@ def test_pipe_is_written_in_place(tmp_path):
     received = []
     reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()))
     reader.start()
-    write_whole(tmp_path / "pipe", "text")
+    write_atomically(tmp_path / "pipe", "text")
     reader.join(10)
     assert received == ["text"]
 

@@ -25,7 +25,7 @@ SOURCE = DECLARATION + " { return ANSWER; }\n"
 def folder(monkeypatch, tmp_path):
     """Folder of built libraries, also for child processes."""
     monkeypatch.setenv(libraries.VARIABLE, str(tmp_path / "libraries"))
-    monkeypatch.setattr(libraries, "CARRIED", tmp_path / "carried")
+    monkeypatch.setattr(libraries, "BUNDLED_LIBRARIES", tmp_path / "carried")
     return tmp_path / "libraries"
 
 
@@ -38,7 +38,7 @@ def source(tmp_path):
 
 def make_library(source: Path, answer: int = 42, home: Path | None = None) -> Library:
     """Create a library with a function that returns `answer`."""
-    return make_torch_library("answer", [source], f"ANSWER={answer}", home=home)
+    return make_torch_library("answer", [source], f"ANSWER={answer}", torch_home=home)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_library_is_built_once_and_rebuilt_if_damaged(folder, source):
     library = make_library(source)
     first, second = library.build(), library.build()
     assert first.path == second.path and first.path.parent == folder
-    assert first.seconds > 0 and second.seconds == 0
+    assert first.duration_s > 0 and second.duration_s == 0
     first.path.write_bytes(b"not a library")
     assert library.load()[1].answer() == 42
 
@@ -141,7 +141,7 @@ def test_library_in_a_wheel_matches_a_minor_torch_version(folder, source, tmp_pa
 
 def test_prebuilt_library_is_loaded_from_its_folder(folder, source):
     prebuilt = make_library(source).build(folder).path
-    assert prebuilt.name == make_library(source).carried_name and make_library(source).find() == prebuilt
+    assert prebuilt.name == make_library(source).bundled_name and make_library(source).find() == prebuilt
 
 
 def test_compile_error_is_reported(folder, source):
@@ -171,9 +171,9 @@ def test_build_shows_its_estimated_time(folder, source, slow_compiler, monkeypat
     """The first estimate is a constant, later ones are the last build's time; terminals show progress."""
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
     pipe, terminal = io.StringIO(), Terminal()
-    assert make_library(source).build(progress=libraries.Progress(pipe)).seconds >= 1
+    assert make_library(source).build(progress=libraries.Progress(pipe)).duration_s >= 1
     name = make_library(source).name
-    assert pipe.getvalue() == f"Building {name} (about {libraries.CPP_SECONDS} s, once) ...\n"
+    assert pipe.getvalue() == f"Building {name} (about {libraries.CPP_BUILD_S} s, once) ...\n"
     make_library(source, 43).build(progress=libraries.Progress(terminal))
     frames = terminal.getvalue().split("\r\033[K")
     assert (
@@ -184,7 +184,7 @@ def test_build_shows_its_estimated_time(folder, source, slow_compiler, monkeypat
 def test_libraries_are_built_in_the_requested_order(folder, source):
     requested = [make_library(source, number) for number in (1, 2, 3)]
     built = list(libraries.build_all(requested, progress=libraries.Progress(io.StringIO())))
-    assert [library for library, _ in built] == requested and all(each.seconds > 0 for _, each in built)
+    assert [library for library, _ in built] == requested and all(each.duration_s > 0 for _, each in built)
 
 
 @pytest.mark.parametrize(

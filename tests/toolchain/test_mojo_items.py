@@ -70,14 +70,24 @@ def test_multiline_decorators_belong_to_their_function():
 
 
 def test_dependencies_include_imports_but_not_comments():
-    assert get_names(Items(FILES).find_needed(["kernel"])) == ["depth", "helper", "SIZE", "inner", "kernel"]
-    assert get_names(Items(FILES).find_needed(["kernel"], but=["helper"])) == ["SIZE", "inner", "kernel"]
-    assert "other" in get_names(Items(FILES).find_needed(["apart"]))
+    assert get_names(Items(FILES).find_dependencies(["kernel"])) == [
+        "depth",
+        "helper",
+        "SIZE",
+        "inner",
+        "kernel",
+    ]
+    assert get_names(Items(FILES).find_dependencies(["kernel"], exclude=["helper"])) == [
+        "SIZE",
+        "inner",
+        "kernel",
+    ]
+    assert "other" in get_names(Items(FILES).find_dependencies(["apart"]))
 
 
 def test_package_of_dependencies_keeps_line_numbers():
     items = Items(FILES)
-    reduced = items.cut_out(items.find_needed(["kernel"]))
+    reduced = items.extract_items(items.find_dependencies(["kernel"]))
     lines = reduced["kernels.mojo"].split("\n")
     assert len(lines) == len(KERNELS.split("\n"))
     assert [line for line in lines if "import" in line] == [

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import DamagedFile, UsageError
 from harness.toolchain.diagnostics import parse_diagnostics
-from harness.toolchain.packages import OpPackage, compile_failed, run_mojo
+from harness.toolchain.packages import OpPackage, make_compile_error, run_mojo
 
 
 def format_diagnostic(file="a.mojo", line=3, column=7, kind="error", message="no such name"):
@@ -81,7 +81,7 @@ def test_failure_shows_the_first_error_with_details(tmp_path):
     output = "\n".join(
         [format_diagnostic(kind="warning"), format_diagnostic(line=4), format_diagnostic(line=5)]
     )
-    failure = compile_failed(tmp_path, output)
+    failure = make_compile_error(tmp_path, output)
     assert str(failure) == (
         f"{tmp_path} does not compile\na.mojo:4:7: error: no such name\nalso a.mojo:5:7: error: no such name"
     )
@@ -93,7 +93,7 @@ def test_failure_shows_the_first_error_with_details(tmp_path):
 
 
 def test_failure_without_locations_shows_the_output(tmp_path):
-    assert str(compile_failed(tmp_path, "cannot link\n")).endswith("does not compile\ncannot link")
+    assert str(make_compile_error(tmp_path, "cannot link\n")).endswith("does not compile\ncannot link")
 
 
 CACHE_MOVED = "/some where/bin/mojo: error: No such file or directory\n"

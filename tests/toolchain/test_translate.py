@@ -9,8 +9,8 @@ from kernel_slips import SLIPS
 from harness.invocation import format_command
 from harness.toolchain import roots
 from harness.toolchain.diagnostics import Diagnostic
-from harness.toolchain.packages import compile_failed, run_mojo
-from harness.toolchain.translate import SIZES, describe_failure, describe_sizes, explain
+from harness.toolchain.packages import make_compile_error, run_mojo
+from harness.toolchain.translate import SIZES_SENTENCE, describe_failure, describe_sizes, explain
 
 
 def make_main(*lines: str) -> str:
@@ -60,7 +60,7 @@ def test_compiler_message_is_followed_by_its_explanation(name, tmp_path):
     if name == "no GPU" and result.returncode == 0:
         pytest.skip("this machine has a GPU")
     assert result.returncode != 0
-    lines = str(compile_failed(tmp_path, result.stdout + result.stderr)).splitlines()
+    lines = str(make_compile_error(tmp_path, result.stdout + result.stderr)).splitlines()
     arrow = next(number for number, line in enumerate(lines) if line.startswith("   -> "))
     assert lines[0] == f"{tmp_path} does not compile"
     assert lines[1].startswith(f"{program}:")
@@ -93,7 +93,7 @@ def test_error_in_a_generated_program_reports_the_learners_line(tmp_path):
         ),
         "Mojo/stdlib/std/simd.mojo:662:9: note: constraint failed: Int and UInt do not conform to DevicePassable; use Int32",
     ]
-    text = str(compile_failed(package, "\n".join(output)))
+    text = str(make_compile_error(package, "\n".join(output)))
     assert text.splitlines()[1].startswith(f"{package}/hunt.mojo:182:5: ")
     assert "launcher.launch[clear_kernel](" in text and str(generated) not in text
     assert text.splitlines()[-1].startswith("   -> A launch passes no Int") and "`Int32(width)`" in text
@@ -147,7 +147,7 @@ def kernel_{number}[dtype: DType, sum_dtype: DType](
 def explanations(tmp_path_factory) -> dict[str, str]:
     """Mistake -> message with explanation, from a single run of the compiler."""
     folder = tmp_path_factory.mktemp("slips")
-    (folder / "shared").symlink_to(roots.solutions() / "shared")
+    (folder / "shared").symlink_to(roots.get_solutions() / "shared")
     text, ends = PRELUDE, []
     for number, (code, _) in enumerate(SLIPS.values()):
         text += KERNEL_HEAD.format(number=number) + "".join(f"    {line}\n" for line in code.split("\n"))
@@ -166,7 +166,7 @@ def explanations(tmp_path_factory) -> dict[str, str]:
             if entry.get("kind") == "error" and at.get("file") == str(program):
                 name = next(n for n, end in zip(SLIPS, ends, strict=True) if at["location"]["line"] < end)
         output.setdefault(name, []).append(line)
-    return {name: str(compile_failed(folder, "\n".join(lines))) for name, lines in output.items()}
+    return {name: str(make_compile_error(folder, "\n".join(lines))) for name, lines in output.items()}
 
 
 @pytest.mark.compiles
@@ -197,4 +197,4 @@ def test_explanation_names_the_kernels_sizes(tmp_path):
     assert describe_sizes(str(path), line) == (
         "This kernel's sizes (rows, hidden_dim) arrive as Int32 (`H` is `hidden_dim` as an Int)"
     )
-    assert describe_sizes(str(tmp_path / "missing.mojo"), 1) == SIZES
+    assert describe_sizes(str(tmp_path / "missing.mojo"), 1) == SIZES_SENTENCE

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from harness.toolchain.cache import cache_folder, compute_digest, keep_file
+from harness.toolchain.cache import cache_file, compute_digest, get_cache_folder
 from harness.toolchain.packages import get_mojo_version
 from harness.vgpu import VirtualGPU
 
@@ -52,7 +52,7 @@ def compile_kernels() -> dict[str, str]:
         staged.write_text(completed.stdout)
 
     name = f"kernels-{compute_digest([get_mojo_version(), str(KERNELS), program, *texts.values()])}.txt"
-    text = keep_file(cache_folder("tests") / name, make, "PTX of the tests' kernels").read_text()
+    text = cache_file(get_cache_folder("tests") / name, make, "PTX of the tests' kernels").read_text()
     parts = (part.partition("\n") for part in text.split("//==")[1:])
     return {name.strip(): ptx for name, _, ptx in parts}
 

@@ -47,7 +47,7 @@ _load_lock = threading.Lock()
 def get_operator_library(layer: str, home: Path | None = None) -> libraries.Library:
     """Return the library of a layer's operator, for the installed PyTorch or the one in `home`."""
     files = [FOLDER / f"{layer}.cpp", FOLDER / "host.h"]
-    return libraries.make_torch_library(layer, files, *DEFINES, home=home)
+    return libraries.make_torch_library(layer, files, *DEFINES, torch_home=home)
 
 
 def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Library:
@@ -114,7 +114,7 @@ def _load(layer: str) -> bool:
         return False
     try:
         if torch.version.hip:
-            raise architectures.Unsupported(architectures.ONLY_NVIDIA)
+            raise architectures.UnsupportedGPU(architectures.NVIDIA_ONLY_MESSAGE)
         _, library = get_operator_library(layer).load()
     except Exception as error:
         _load_errors[layer] = str(error)

@@ -18,7 +18,7 @@ from harness.check import gradient_checks
 from harness.check.python_files import PythonChecker, describe_exception, run_source
 from harness.check.results import GateResult
 from harness.learner import blanks
-from harness.learner.work import read_rung_blanks
+from harness.learner.exercise import read_rung_blanks
 from harness.spec.puzzle import Case, Gate
 from harness.toolchain import roots
 
@@ -276,9 +276,9 @@ class RegistrationChecker(PythonChecker):
         later = REGISTERED_BY_GATE.get(gate.id)
         if later is None or read_rung_blanks(path, self.rung)[later].size:
             return module
-        solution = blanks.read_source(roots.solutions() / self.puzzle.name / self.rung.file)
+        solution = blanks.read_source(roots.get_solutions() / self.puzzle.name / self.rung.file)
         bodies = {later: blanks.find_blanks(solution)[later].body}
-        return run_source(blanks.join_pieces(blanks.split_blanks(blanks.read_source(path)), bodies), path)
+        return run_source(blanks.join_segments(blanks.split_blanks(blanks.read_source(path)), bodies), path)
 
     def _list_empty_earlier_blanks(self, gate: Gate, path: Path) -> list[str]:
         by_id = read_rung_blanks(path, self.rung)

@@ -110,7 +110,7 @@ def run_on_all_ops(path: Path, puzzle: str, seconds: float = SECONDS) -> list[Op
         check = load_module(path).get("check")
         if not callable(check):
             raise InvalidCheck(f"{path}: there is no function check")
-        solution = load_module(roots.solutions() / puzzle / "hunt.py")
+        solution = load_module(roots.get_solutions() / puzzle / "hunt.py")
         ops = [(op, "", False) for op in list_correct_ops(solution)] + load_wrong_ops(puzzle)
         reports = []
         for op, gate, hidden in ops:

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from harness.bench.benchmark import (
+    AutogradCandidate,
     Benchmark,
+    BuiltCandidate,
     Call,
-    Calls,
     Candidate,
-    Differentiable,
     Problem,
     Unavailable,
     make_eager,
@@ -47,7 +47,7 @@ class Sizes:
     def __str__(self) -> str:
         return f"{self.M:,} rows, {self.H:,} -> {self.O:,}"
 
-    def operations(self, direction: str) -> int:
+    def count_flops(self, direction: str) -> int:
         """Return the floating-point operations of a pass's GEMMs, two per multiply-add.
 
         LayerNorm's operations, about ten per element of x, are not counted: less than 1 % for O >= 768.
@@ -82,7 +82,7 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-class BareProducts(Calls):
+class BareProducts(BuiltCandidate):
     """The bare GEMMs of a pass, a lower bound on every candidate's time."""
 
     def __init__(self, problem: Problem):
@@ -104,8 +104,8 @@ class BareProducts(Calls):
         return {"backward": backward, "both": both}.get(direction, forward)
 
 
-def make_layer_builder(memory: str) -> Callable[[Problem], Differentiable]:
-    def build(problem: Problem) -> Differentiable:
+def make_layer_builder(memory: str) -> Callable[[Problem], AutogradCandidate]:
+    def build(problem: Problem) -> AutogradCandidate:
         from harness.nn import host, layers
 
         has_kernels = host.load(layers.LAYER, problem.device.type)
@@ -117,19 +117,19 @@ def make_layer_builder(memory: str) -> Callable[[Problem], Differentiable]:
 
         uses_pytorch = problem.device.type == "cuda" and not has_kernels
         note = "no kernels: PyTorch's own operations" if uses_pytorch else ""
-        return Differentiable(function, problem.leaves, problem.grad_output, note=note)
+        return AutogradCandidate(function, problem.leaves, problem.grad_output, note=note)
 
     return build
 
 
-def build_max_graphs(algorithm: str) -> Callable[[Problem], Calls]:
+def build_max_graphs(algorithm: str) -> Callable[[Problem], BuiltCandidate]:
     """Return a function that builds one algorithm's MAX graphs."""
 
-    def build(problem: Problem) -> Calls:
+    def build(problem: Problem) -> BuiltCandidate:
         sizes, device = problem.sizes, problem.device.type
         if MULTIPLY_ADD_LIMITS.get((device, algorithm), math.inf) <= sizes.M * sizes.H * sizes.O:
             raise Unavailable("written to be read, not to be fast: a call takes seconds at this size")
-        from harness.bench.max_graph import MaxCalls
+        from harness.bench.max_graph import MaxCandidate
         from harness.puzzles.p22.spec import PUZZLE
 
         leaves = dict(zip(ARGUMENTS, problem.leaves, strict=True))
@@ -140,12 +140,12 @@ def build_max_graphs(algorithm: str) -> Callable[[Problem], Calls]:
         }
         results = (problem.grad_output, *problem.leaves)
         shapes = {name: tuple(like.shape) for name, like in zip(QUANTITIES, results, strict=True)}
-        return MaxCalls(PUZZLE, MAX_VARIANTS, algorithm, inputs, shapes)
+        return MaxCandidate(PUZZLE, MAX_VARIANTS, algorithm, inputs, shapes)
 
     return build
 
 
-def build_compiled(problem: Problem) -> Differentiable:
+def build_compiled(problem: Problem) -> AutogradCandidate:
     """Compile the two operations with torch.compile, for this size only.
 
     By default, a compiled backward pass overwrites the saved tensors ("donated buffers"). That is faster in a
@@ -169,12 +169,12 @@ def build_compiled(problem: Problem) -> Differentiable:
             torch.autograd.grad(output, problem.leaves, problem.grad_output, retain_graph=True)
         return function
 
-    return Differentiable(
+    return AutogradCandidate(
         compile_copy(), problem.leaves, problem.grad_output, lambda *leaves: repeatable()(*leaves)
     )
 
 
-def build_liger(problem: Problem) -> Differentiable:
+def build_liger(problem: Problem) -> AutogradCandidate:
     if problem.device.type == "cpu":
         raise Unavailable("its Triton kernels need a GPU")
     from liger_kernel.ops.layer_norm import (  # pyright: ignore[reportMissingImports] (on GPU machines)
@@ -184,7 +184,7 @@ def build_liger(problem: Problem) -> Differentiable:
     def function(x, gamma, beta, W, b):
         return F.linear(LigerLayerNormFunction.apply(x, gamma, beta, EPS), W, b)
 
-    return Differentiable(function, problem.leaves, problem.grad_output)
+    return AutogradCandidate(function, problem.leaves, problem.grad_output)
 
 
 CANDIDATES = (
@@ -211,9 +211,9 @@ def draw_sizes(seed: int, count: int = 20) -> list[Sizes]:
 
 
 BENCHMARK = Benchmark(
-    about="Time the workbook's LayerNorm + Linear and its alternatives.",
+    description="Time the workbook's LayerNorm + Linear and its alternatives.",
     sizes=Sizes,
-    named={
+    named_sizes={
         "puzzle": [Sizes(16, 8, 16)],
         "gpt2": [Sizes(8192, 768, 3072)],
         "S0": [Sizes(4096, 768, 3072)],

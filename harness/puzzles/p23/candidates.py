@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from harness.bench.benchmark import Benchmark, Candidate, Differentiable, Problem, Unavailable
+from harness.bench.benchmark import AutogradCandidate, Benchmark, Candidate, Problem, Unavailable
 
 Tensor = torch.Tensor
 
@@ -43,7 +43,7 @@ class Sizes:
     def causal(self) -> bool:
         return self.part == 2
 
-    def operations(self, direction: str) -> int:
+    def count_flops(self, direction: str) -> int:
         """Return the floating-point operations of the matmuls, halved if causal."""
         return 2 * PRODUCTS[direction] * self.B * self.N * self.S * self.S * self.d // self.part
 
@@ -88,7 +88,7 @@ def make_problem(sizes: Sizes, dtype: torch.dtype, device: torch.device, seed: i
 # ---- Candidates ---------------------------------------------------------------------------------------------
 
 
-def build_layer(problem: Problem, portable: bool = False) -> Differentiable:
+def build_layer(problem: Problem, portable: bool = False) -> AutogradCandidate:
     from harness.nn import attention, attention_layer
 
     sizes, query = problem.sizes, problem.leaves[0]
@@ -108,18 +108,20 @@ def build_layer(problem: Problem, portable: bool = False) -> Differentiable:
     with attention_layer.use_portable_kernels(portable):
         note = attention_layer.explain(query)
     function = run_portable if portable else fastest
-    return Differentiable(function, problem.leaves, problem.grad_output, note=note)
+    return AutogradCandidate(function, problem.leaves, problem.grad_output, note=note)
 
 
-def sdpa_default(problem: Problem) -> Differentiable:
+def sdpa_default(problem: Problem) -> AutogradCandidate:
     """Build PyTorch's function with its default backend, without the host time of forcing a backend."""
     function = partial(F.scaled_dot_product_attention, is_causal=problem.sizes.causal)
-    return Differentiable(function, problem.leaves, problem.grad_output)
+    return AutogradCandidate(function, problem.leaves, problem.grad_output)
 
 
-def make_sdpa_builder(backend: SDPBackend) -> Callable[[Problem], Differentiable]:
-    def build(problem: Problem) -> Differentiable:
-        return Differentiable(make_sdpa(problem.sizes.causal, backend), problem.leaves, problem.grad_output)
+def make_sdpa_builder(backend: SDPBackend) -> Callable[[Problem], AutogradCandidate]:
+    def build(problem: Problem) -> AutogradCandidate:
+        return AutogradCandidate(
+            make_sdpa(problem.sizes.causal, backend), problem.leaves, problem.grad_output
+        )
 
     return build
 
@@ -139,9 +141,9 @@ def list_lengths(d: int, part: int) -> list[Sizes]:
 
 
 BENCHMARK = Benchmark(
-    about="Time the workbook's attention and PyTorch's scaled_dot_product_attention.",
+    description="Time the workbook's attention and PyTorch's scaled_dot_product_attention.",
     sizes=Sizes,
-    named={
+    named_sizes={
         "puzzle": [Sizes(2, 2, 8, 4)],
         "d64": list_lengths(64, 1),
         "d64-causal": list_lengths(64, 2),

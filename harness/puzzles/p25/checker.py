@@ -61,7 +61,7 @@ class RingChecker(CaseChecker):
 
         result = GateResult(gate, "correct")
         ladder = self.puzzle.get_ladder_name(self.rung, gate.id)
-        solution = roots.solutions() / self.puzzle.name / self.rung.file
+        solution = roots.get_solutions() / self.puzzle.name / self.rung.file
         wrong: dict[str, list[Evidence]] = {}
         failure: CaseFailed | None = None
         try:

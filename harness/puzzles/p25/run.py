@@ -20,7 +20,7 @@ from harness.console import Parser, format_path, print_lines
 from harness.devices.processes import RankFailed, run_ranks
 from harness.devices.targets import CPU
 from harness.errors import EnvironmentProblem, Unsolved, UsageError, WorkbookError
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.nn.ring import agree_on_length
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.checker import CAUSED_BY_OUTPUT, TENSORS, ring_arguments
@@ -139,7 +139,7 @@ def parser() -> Parser:
 def main(console: Console, arguments: Sequence[str] = ()) -> int:
     """Run the ring and print a report. Raises UsageError, Unsolved, or EnvironmentProblem for a lost rank."""
     flags = parser().parse_args(arguments)
-    work = Work(PUZZLE, PUZZLE.find_rung("torch"), roots.solutions() if flags.solution else None)
+    work = Exercise(PUZZLE, PUZZLE.find_rung("torch"), roots.get_solutions() if flags.solution else None)
     fault = check_flags(flags)
     empty = [id for id, blank in work.read_blanks().items() if blank.size == 0]
     if empty:

@@ -84,7 +84,7 @@ class BackendChecker(PythonChecker):
         wrong = [part for part in PART_GATES.get(gate, ()) if find_fault(part, module, path)]
         if not wrong:
             return ""
-        solution = load_module(roots.solutions() / self.puzzle.name / self.rung.file)
+        solution = load_module(roots.get_solutions() / self.puzzle.name / self.rung.file)
         repaired = load_module(path)
         repaired.update({part: solution[part] for part in wrong})  # the globals of the file's functions
         return "" if find_fault(gate, repaired, path) else wrong[0]

@@ -24,7 +24,7 @@ MAX_CHARACTERS = 150
 
 
 def solution(rung: str) -> dict:
-    return load_module(roots.solutions() / PUZZLE.name / PUZZLE.find_rung(rung).file)
+    return load_module(roots.get_solutions() / PUZZLE.name / PUZZLE.find_rung(rung).file)
 
 
 def compare_graphs(title: str, gm: GraphModule, change: Callable[[GraphModule], object]) -> Iterator[str]:

@@ -79,7 +79,7 @@ def check_refusals(m: Module) -> None:
 
 
 def load_from_solution(name: str) -> Callable[..., Any]:
-    return load_module(roots.solutions() / "p26" / "swap.py")[name]
+    return load_module(roots.get_solutions() / "p26" / "swap.py")[name]
 
 
 def find_with_solution(gm: GraphModule) -> list:

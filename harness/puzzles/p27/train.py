@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.check.python_files import describe_exception, load_module
 from harness.console import Parser, print_lines
 from harness.errors import DamagedFile, Unsolved, UsageError, WorkbookError
-from harness.learner.work import Work
+from harness.learner.exercise import Exercise
 from harness.puzzles.p27 import train_gpt, training
 from harness.puzzles.p27.autograd import Tensors
 from harness.puzzles.p27.gpt import SIZES, Sizes
@@ -60,7 +60,7 @@ class Training:
 
 def load_tape(flags) -> tuple[Path, Module]:
     """Load the solution's or the learner's tape. Raises Unsolved if any of its blanks is untouched."""
-    exercise = Work(PUZZLE, PUZZLE.find_rung("tape"), roots.solutions() if flags.solution else None)
+    exercise = Exercise(PUZZLE, PUZZLE.find_rung("tape"), roots.get_solutions() if flags.solution else None)
     if unsolved := [id for id, blank in exercise.read_blanks().items() if not blank.size]:
         raise Unsolved(
             f"{exercise.path}: {', '.join(unsolved)} still to be written; --solution runs the solution's"
@@ -141,7 +141,7 @@ def main(console: Console, arguments: Sequence[str] = (), chapters: Path | None 
         raise UsageError(f"--steps {flags.steps}: must be at least 1")
     if not flags.seconds > 0:
         raise UsageError(f"--seconds {flags.seconds:g}: must be above 0")
-    chapters = chapters or roots.book() / "src"
+    chapters = chapters or roots.get_book() / "src"
     if flags.size:
         flags.by = flags.by or train_gpt.HAND
         train_gpt.train(console, flags, chapters, SAMPLE_BYTES)

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from rich.console import Console
 
-from harness.bench.timing import CudaClock, Graph, Protocol, take_turns
+from harness.bench.timing import CudaClock, Graph, TimingProtocol, time_interleaved
 from harness.console import Parser
 from harness.errors import EnvironmentProblem
 from harness.puzzles.p28.timing import STEPS, Problem, StepLibrary, build_library
@@ -16,7 +16,7 @@ from harness.toolchain import roots
 ROWS, HIDDEN, OUTPUTS = 4096, 768, 3072
 LARGE_ROWS = 65536
 """Rows for the LayerNorm steps: more than fit into the L2 cache."""
-PROTOCOL = Protocol(rounds=7, burst=4_000.0, idle=(0.06, 0.08))
+PROTOCOL = TimingProtocol(rounds=7, burst_us=4_000.0, pause_s=(0.06, 0.08))
 METHOD = f"CUDA graphs, {PROTOCOL}, the median"
 CALLS_PER_GRAPH = 10
 """Calls per CUDA graph, except for slow steps."""
@@ -111,7 +111,7 @@ def measure_dtype(dtype: str, forms: Mapping[str, StepLibrary]) -> Iterator[dict
         for compiled, name in enumerate(("eager", "compile")):
             num_calls["pytorch", name] = 1
             calls["pytorch", name] = capture_pytorch(problem, bool(compiled))
-    samples = take_turns(calls, CudaClock(), PROTOCOL)
+    samples = time_interleaved(calls, CudaClock(), PROTOCOL)
     median_us = {key: statistics.median(samples_us) / num_calls[key] for key, samples_us in samples.items()}
     for form, step in calls:
         number = STEPS.index(step) + 1 if step in STEPS else 0
@@ -154,7 +154,7 @@ def main(console: Console, arguments: list[str]) -> int:
     if not torch.cuda.is_available():
         error_text = "p28 --bench needs an NVIDIA GPU, and PyTorch sees none"
         raise EnvironmentProblem(f"{error_text}: `p28 --backward` prints recorded times")
-    root = roots.solutions() if options.solution else roots.problems()
+    root = roots.get_solutions() if options.solution else roots.get_problems()
     steps = StepLibrary(
         build_library(root / "p28" / "op", "solution" if options.solution else "yours", options.dtype)
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import EnvironmentProblem
-from harness.toolchain.cache import cache_folder, compute_digest, keep_file
+from harness.toolchain.cache import cache_file, compute_digest, get_cache_folder
 from harness.toolchain.linker import make_environment
 
 from .interface import ALIASES, generate_constants, generate_entry_points
@@ -98,8 +98,8 @@ def build() -> Driver:
     if not sys.platform.startswith("linux"):
         raise DriverBuildError(f"the virtual GPU's driver needs Linux, this is {sys.platform}")
     mojo = find_mojo()
-    folder = cache_folder("vgpu-driver") / compute_cache_key(mojo)
-    return Driver(keep_file(folder, lambda staged: build_into(staged, mojo), "the virtual GPU's driver"))
+    folder = get_cache_folder("vgpu-driver") / compute_cache_key(mojo)
+    return Driver(cache_file(folder, lambda staged: build_into(staged, mojo), "the virtual GPU's driver"))
 
 
 def build_into(folder: Path, mojo: str) -> None:

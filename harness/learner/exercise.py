@@ -14,7 +14,7 @@ from harness.toolchain.packages import OpPackage, list_mojo_files
 
 
 @dataclass(frozen=True)
-class Work:
+class Exercise:
     """The file of one rung of a puzzle, in the op package `ops` or under `root`, by default `problems/`."""
 
     puzzle: Puzzle
@@ -26,19 +26,19 @@ class Work:
     def path(self) -> Path:
         if self.ops:
             return self.ops / self.puzzle.source
-        return (self.root or roots.problems()) / self.puzzle.name / self.rung.file
+        return (self.root or roots.get_problems()) / self.puzzle.name / self.rung.file
 
     @property
     def solution(self) -> Path:
         """The solution from which the learner's file was generated."""
-        return roots.solutions() / self.puzzle.name / self.rung.file
+        return roots.get_solutions() / self.puzzle.name / self.rung.file
 
     @property
-    def in_package(self) -> bool:
+    def is_mojo(self) -> bool:
         return isinstance(self.rung, MojoRung)
 
     @property
-    def is_learners(self) -> bool:
+    def is_learner_file(self) -> bool:
         return self.root is None and self.ops is None
 
     @property
@@ -46,12 +46,15 @@ class Work:
         """The op package. Raises DamagedFile for a missing link, CompileFailed for the wrong puzzle."""
         if self.ops:
             package = OpPackage(self.ops)
-            requested, there = [call.op.name for call in self.puzzle.calls], package.find_registered_ops()
-            if there and not there & {*requested}:
-                message = f"is not a package of {self.puzzle.name}: it registers no op {requested[0]!r}"
+            expected_ops, registered_ops = (
+                [call.op.name for call in self.puzzle.calls],
+                package.find_registered_ops(),
+            )
+            if registered_ops and not registered_ops & {*expected_ops}:
+                message = f"is not a package of {self.puzzle.name}: it registers no op {expected_ops[0]!r}"
                 raise CompileFailed(f"{self.ops} {message}")
             return package
-        layout.list_notes(self.puzzle.name, self.root)
+        layout.check_layout(self.puzzle.name, self.root)
         return OpPackage(self.path.parent)
 
     def load_package(self) -> OpPackage:
@@ -61,12 +64,12 @@ class Work:
 
     @property
     def target(self) -> Path:
-        return self.package.path if self.in_package else self.path
+        return self.package.path if self.is_mojo else self.path
 
     @property
     def files(self) -> list[Path]:
         """The files whose changes require a new check."""
-        return list_mojo_files(self.path.parent) if self.in_package else [self.path]
+        return list_mojo_files(self.path.parent) if self.is_mojo else [self.path]
 
     @property
     def gates(self) -> list[Gate]:
@@ -93,34 +96,40 @@ class Work:
         blanks, ids = self.read_blanks(), [gate.id for gate in self.gates]
         return {id: progress.get_state(self.get_progress_key(id), blanks[id]) for id in ids}
 
-    def find_next_gate(self, progress: Progress, after: str | None = None) -> Gate | None:
+    def find_next_gate(self, progress: Progress, previous: str | None = None) -> Gate | None:
         """Return the first gate that has not passed, starting after `after` and wrapping around, or None."""
         states = self.get_states(progress)
         order = [gate.id for gate in self.gates]
-        start = order.index(after) + 1 if after else 0
+        start = order.index(previous) + 1 if previous else 0
         for gate in self.gates[start:] + self.gates[:start]:
-            if states[gate.id] != "passed" and gate.id != after:
+            if states[gate.id] != "passed" and gate.id != previous:
                 return gate
         return None
 
 
-def check_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
+def validate_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
     """Raise UsageError for a gate that is not in the rung or, without a rung, not in the puzzle.
 
     Every command checks its gate here.
     """
-    track = puzzle.find_rung(rung) if rung else None
-    known = track.gates if track else [*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)]
-    if id is not None and id not in known:
+    selected_rung = puzzle.find_rung(rung) if rung else None
+    known_gates = (
+        selected_rung.gates
+        if selected_rung
+        else [*puzzle.main_rung.gates, *(gate.id for gate in puzzle.gates)]
+    )
+    if id is not None and id not in known_gates:
         raise make_unknown_gate_error(
-            id, dict.fromkeys(known), f"the {get_rung_name(track.id)} rung" if track else ""
+            id,
+            dict.fromkeys(known_gates),
+            f"the {get_rung_name(selected_rung.id)} rung" if selected_rung else "",
         )
 
 
 def read_rung_blanks(path: Path, rung: Rung) -> dict[str, Blank]:
     """Return the blanks of a rung's file. Raises DamagedFile if it cannot be read or a blank is missing."""
-    present = blanks.find_blanks(blanks.read_source(path), str(path))
-    return blanks.require_blanks(present, rung.gates, str(path))
+    by_id = blanks.find_blanks(blanks.read_source(path), str(path))
+    return blanks.require_blanks(by_id, rung.gates, str(path))
 
 
 def read_package_blanks(package: OpPackage, puzzle: Puzzle) -> dict[str, Blank]:

@@ -27,7 +27,7 @@ def compute_errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -
     return by_quantity
 
 
-def describe_excess(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
+def describe_large_errors(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
     """Return a sentence for each error of a candidate that is too large.
 
     An error may be up to twice PyTorch's in the same dtype, plus the FLOOR shared by all checks.
@@ -47,9 +47,9 @@ def describe_excess(measured: Errors, baseline: Errors, dtype: torch.dtype) -> l
 def measure_saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
     """Return the bytes that autograd saves for backward, except the storages of parameters and output."""
     (output, *_), saved = record_saved_tensors(forward)
-    left_out = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
+    excluded = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
     storages = (tensor.untyped_storage() for tensor in saved)
-    return sum(storage.nbytes() for storage in storages if storage.data_ptr() not in left_out)
+    return sum(storage.nbytes() for storage in storages if storage.data_ptr() not in excluded)
 
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:

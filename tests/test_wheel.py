@@ -109,7 +109,7 @@ LIBRARIES = """
 import sys
 from harness.nn import host
 
-assert host.KERNELS.is_relative_to(sys.prefix), host.KERNELS
+assert host.KERNELS_FOLDER.is_relative_to(sys.prefix), host.KERNELS_FOLDER
 print(*(library.file_name for library in host.select_libraries([], ["sm_90a"], [None])))
 """
 

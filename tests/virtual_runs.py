@@ -137,7 +137,7 @@ def load_layers(layers: tuple[str, ...], arch: str) -> None:
         getattr(library, name).restype = ctypes.c_int64
     PINNED_LIBRARY["library"] = library
     host.DEVICE, host.DEFINES, host.get_architecture = "cpu", ("WORKBOOK_DEVICE=CPU",), lambda index: arch
-    host.warn = exit_process
+    host.warn_of_fallback = exit_process
     for layer in layers:
         host.load(layer, "cpu")
 

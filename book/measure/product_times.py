@@ -16,9 +16,9 @@ import torch
 
 from book.measure.shared import capture, write
 from harness.nn import host
-from harness.nn.layers import EPS, LAYER, MATMULS, decode_plan
+from harness.nn.layers import EPS, LAYER, MATMUL_BACKENDS, decode_plan
 
-OWN, LIBRARY, PADDED = MATMULS
+OWN, LIBRARY, PADDED = MATMUL_BACKENDS
 NAMES = ("output", "dln", "dW")
 ALIGNED = ((OWN, OWN, OWN), (LIBRARY, OWN, LIBRARY), (LIBRARY, LIBRARY, LIBRARY))
 UNALIGNED = ((OWN, OWN, OWN), (LIBRARY, LIBRARY, LIBRARY), (PADDED, OWN, OWN))
@@ -99,7 +99,7 @@ def chosen(leaves: list[torch.Tensor], captured: bool) -> int:
 
 def given(leaves: list[torch.Tensor], way: tuple[str, ...], forked: bool = False) -> int:
     """The operator's option for some products."""
-    bits = sum(MATMULS.index(who) << 2 * k for k, who in enumerate(way)) | forked << 6
+    bits = sum(MATMUL_BACKENDS.index(who) << 2 * k for k, who in enumerate(way)) | forked << 6
     return GIVEN | (chosen(leaves, True) & ~OF_CHOICE | bits) << ABOVE
 
 

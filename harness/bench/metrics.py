@@ -23,11 +23,13 @@ def compute_errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -
     for name, result in results.items():
         difference = result.double() - truth[name]
         norms = ((difference.norm(), truth[name].norm()), (difference.abs().max(), truth[name].abs().max()))
-        by_quantity[name] = tuple((top / bottom if bottom else top).item() for top, bottom in norms)
+        by_quantity[name] = tuple(
+            (numerator / denominator if denominator else numerator).item() for numerator, denominator in norms
+        )
     return by_quantity
 
 
-def describe_large_errors(measured: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
+def describe_large_errors(errors: Errors, baseline: Errors, dtype: torch.dtype) -> list[str]:
     """Return a sentence for each error of a candidate that is too large.
 
     An error may be up to twice PyTorch's in the same dtype, plus the FLOOR shared by all checks.
@@ -35,7 +37,7 @@ def describe_large_errors(measured: Errors, baseline: Errors, dtype: torch.dtype
     floor = FLOOR[get_dtype_name(dtype)]
     return [
         f"{name} is off by {error:.1e} of its {kind}, PyTorch by {pytorch_error:.1e}"
-        for name, pair in measured.items()
+        for name, pair in errors.items()
         for kind, error, pytorch_error in zip(("norm", "largest value"), pair, baseline[name], strict=True)
         if not error <= 2 * pytorch_error + floor
     ]

@@ -150,10 +150,12 @@ class BenchmarkRun:
             description = f"{'FAILED' if is_ours else 'skipped'}: {format_error(error)}"
             self.record_omission(problem.sizes, candidate, "all", description)
             return None
-        if faults := metrics.describe_large_errors(measured, eager_errors, problem.dtype):
+        if large_errors := metrics.describe_large_errors(measured, eager_errors, problem.dtype):
             self.num_failures += 1
             worst = max(pair[0] for pair in measured.values())
-            self.record_omission(problem.sizes, candidate, "all", f"WRONG: {'; '.join(faults)}", error=worst)
+            self.record_omission(
+                problem.sizes, candidate, "all", f"WRONG: {'; '.join(large_errors)}", error=worst
+            )
             return None
         return CheckedCandidate(candidate, calls, measured)
 
@@ -224,7 +226,15 @@ class BenchmarkRun:
             return timing.TimingProtocol(ROUNDS, burst_us=2_000)
         return timing.TimingProtocol(ROUNDS, burst_us=20_000 if self.is_cuda else 200_000)
 
-    def make_rows(self, sizes, checked, direction, column, times, protocol) -> list[Row]:
+    def make_rows(
+        self,
+        sizes: Sizes,
+        checked: list[CheckedCandidate],
+        direction: str,
+        column: str,
+        times: dict[str, list[float]],
+        protocol: timing.TimingProtocol,
+    ) -> list[Row]:
         """Return the CSV rows of one pass in one column."""
         roles = {entry.candidate.name: entry.candidate.role for entry in checked}
         medians = {name: timing.summarize(samples).median for name, samples in times.items()}
@@ -235,12 +245,12 @@ class BenchmarkRun:
             samples = times[entry.candidate.name]
             row = self.start_row(sizes, entry.candidate, direction, column)
             row |= {"protocol": str(protocol), "samples": len(samples), **format_times(samples)}
-            row["note"] = entry.calls.note or entry.candidate.get_version()
+            row["note"] = entry.built.note or entry.candidate.get_version()
             error = entry.get_error(self.benchmark.list_quantities(direction))
             row["error"] = f"{error:.2e}" if entry.errors else ""
             if column != "host":
                 microseconds = medians[entry.candidate.name]
-                row["tflops"] = f"{sizes.operations(direction) / microseconds / 1e6:.4g}"
+                row["tflops"] = f"{sizes.count_flops(direction) / microseconds / 1e6:.4g}"
                 row |= compute_ratios(entry.candidate.name, times, self.benchmark.floor, fastest_peer)
             rows.append(row)
         return rows

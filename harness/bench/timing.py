@@ -143,11 +143,11 @@ class TimingProtocol:
         return f"{pause}{self.burst_us / 1000:g} ms of calls, {self.rounds} shuffled rounds"
 
 
-def estimate_repeats(clock, call: Call, burst: float) -> int:
+def estimate_repeats(clock, call: Call, burst_us: float) -> int:
     """Return how many calls fill a burst, estimated from one call after a warm-up."""
     clock.measure(call, 1)
     clock.synchronize()
-    return max(1, min(MAX_REPEATS, round(burst / max(clock.measure(call, 1), 1e-3))))
+    return max(1, min(MAX_REPEATS, round(burst_us / max(clock.measure(call, 1), 1e-3))))
 
 
 def time_interleaved(

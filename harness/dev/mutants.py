@@ -192,8 +192,7 @@ def list_call_edits(node: ast.Call, text: str, get_span: Callable[..., tuple[int
         after = re.match(r",\s*", text[last:])
         yield before.start() if before else first, last + (after.end() if after and not before else 0), ""
     for left, right in pairwise(node.args if get_function_name(node.func) not in SYMMETRIC_FUNCTIONS else ()):
-        (a, b), (c, d) = get_span(left), get_span(right)
-        yield a, d, text[c:d] + text[b:c] + text[a:b]
+        yield swap_spans(get_span(left), get_span(right), text)
     match node.func:
         case ast.Name(id=name) if name in FUNCTION_SWAPS:
             yield *get_span(node.func), FUNCTION_SWAPS[name]
@@ -205,6 +204,11 @@ def list_call_edits(node: ast.Call, text: str, get_span: Callable[..., tuple[int
                 yield *get_span(node), text[slice(*get_span(value))]
             elif not node.args and not node.keywords:
                 yield *get_span(node), value.id if isinstance(value, ast.Name) else ""
+
+
+def swap_spans(left: tuple[int, int], right: tuple[int, int], text: str) -> Edit:
+    between = text[left[1] : right[0]]
+    return left[0], right[1], text[slice(*right)] + between + text[slice(*left)]
 
 
 def get_function_name(function: ast.expr) -> str:
@@ -221,8 +225,7 @@ def list_order_edits(
             and isinstance(second, SIMPLE_STATEMENTS)
             and does_order_matter(first, second)
         ):
-            (a, b), (c, d) = get_span(first), get_span(second)
-            yield a, d, text[c:d] + text[b:c] + text[a:b]
+            yield swap_spans(get_span(first), get_span(second), text)
 
 
 def does_order_matter(first_statement: ast.stmt, second_statement: ast.stmt) -> bool:

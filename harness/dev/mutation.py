@@ -52,10 +52,10 @@ class MutationSummary:
 
     def __str__(self) -> str:
         percent = 100 * self.rejected / max(self.checked, 1)
-        share = f"; {percent:.1f} % of those checked rejected" if self.checked else ""
+        percentage = f"; {percent:.1f} % of those checked rejected" if self.checked else ""
         numbers = f"{self.rejected} rejected, {self.explained} explained, {len(self.survivors)} survived"
         total = format_count(self.checked + self.unchecked, "mutant")
-        return f"{total}: {numbers}, {self.unchecked} could not be checked{share}"
+        return f"{total}: {numbers}, {self.unchecked} could not be checked{percentage}"
 
 
 def list_exercises(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Exercise]:
@@ -133,9 +133,9 @@ def find_outdated(puzzle: Puzzle) -> list[str]:
     exercises = list_exercises(puzzle) if explanations else []
     existing = {make_key(exercise, mutant) for exercise in exercises for mutant in list_mutants(exercise)}
     return [
-        f"solutions/{puzzle.name}/survivors.toml: {rung}.{gate} has no mutant `{was}` -> `{now}`"
-        for rung, gate, was, now in explanations
-        if (rung, gate, was, now) not in existing
+        f"solutions/{puzzle.name}/survivors.toml: {rung}.{gate} has no mutant `{old}` -> `{new}`"
+        for rung, gate, old, new in explanations
+        if (rung, gate, old, new) not in existing
     ]
 
 
@@ -156,12 +156,12 @@ def check_mutants(exercise: Exercise, unexplained: Sequence[Mutant]) -> Iterator
     try:
         for start in range(0, len(unexplained), BATCH_SIZE):
             batch = unexplained[start : start + BATCH_SIZE]
-            compiling = set(find_compiling(exercise, batch)) if exercise.is_mojo else set(batch)
+            compilable = set(find_compilable(exercise, batch)) if exercise.is_mojo else set(batch)
             for mutant in batch:
                 path = mutant.make_wrong_kernel(exercise).build_target()
                 yield (
                     mutant,
-                    check_file(checker, exercise, path, mutant.gate) if mutant in compiling else None,
+                    check_file(checker, exercise, path, mutant.gate) if mutant in compilable else None,
                 )
     finally:
         os.environ.pop(TIME_LIMIT_VARIABLE)
@@ -185,7 +185,7 @@ def check_file(checker: RungChecker, exercise: Exercise, path: Path, gate: str |
         return None
 
 
-def find_compiling(exercise: Exercise, mutants: Sequence[Mutant]) -> Iterable[Mutant]:
+def find_compilable(exercise: Exercise, mutants: Sequence[Mutant]) -> Iterable[Mutant]:
     """Return the mutants that compile, and cache their recordings."""
     cases = exercise.puzzle.cases(None)
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
@@ -208,10 +208,10 @@ def find_compiling(exercise: Exercise, mutants: Sequence[Mutant]) -> Iterable[Mu
         packages = {mutant: mutant.make_wrong_kernel(exercise).build_package() for mutant in mutants}
         failing = [mutant for mutant in mutants if str(packages[mutant].path) in error.details]
         if 0 < len(failing) < len(mutants):
-            return find_compiling(exercise, [mutant for mutant in mutants if mutant not in failing])
+            return find_compilable(exercise, [mutant for mutant in mutants if mutant not in failing])
         half = len(mutants) // 2
         return (
-            [*find_compiling(exercise, mutants[:half]), *find_compiling(exercise, mutants[half:])]
+            [*find_compilable(exercise, mutants[:half]), *find_compilable(exercise, mutants[half:])]
             if half
             else []
         )

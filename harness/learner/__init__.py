@@ -1,1 +1,1 @@
-"""The learner's own files: blanks, hints, progress, restoring."""
+"""A learner's files: blanks, hints, progress, and restoring them."""

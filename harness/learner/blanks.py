@@ -7,19 +7,19 @@ A blank is enclosed by two comment lines in any file under `solutions/`:
     # BLANK-END dx
 
 `make_skeleton` replaces the enclosed lines with a FILL IN line and copies everything else, except the suffix
-`_solution` of book anchors. `workbook dev generate` writes `problems/` from `solutions/`: the skeletons, and
-links to files without blanks.
+`_solution` of book anchors. `workbook dev generate` writes these skeletons to `problems/`, and links to the
+files without blanks.
 
-A blank may start with wrong code for the learner to repair, which the solution contains as comments after the
+A blank may provide wrong code for the learner to correct. In the solution this code is in comments after the
 correct code:
 
     # BLANK-GIVEN dx
     # dx = 2 * dy
     # BLANK-END dx
 
-`# BLANK-GIVEN dx as once` provides the correct code of the file's blank `once`. In the problem file the end
-marker contains a hash of the provided code, `# BLANK-END dx (unsolved while it reads as given: 0f3a92c1)`: a
-blank with exactly this code is untouched. Files of older versions have the hash in the start marker.
+`# BLANK-GIVEN dx as once` provides the correct code of another blank of the file, `once`. In the problem file
+the end marker contains a hash of the provided code, `# BLANK-END dx (unsolved while it reads as given:
+0f3a92c1)`; a blank with this hash is unsolved. Older versions wrote the hash to the start marker.
 """
 
 import codecs
@@ -56,9 +56,9 @@ def describe_repair(path: Path | str) -> str:
 
 @dataclass(frozen=True)
 class Blank:
-    """A blank: its id, its task, the lines between the markers, and the line number of the first (from 1).
+    """A blank: its id, task, indentation, the lines between the markers, and the first one's number (from 1).
 
-    `provided` is the provided code of a solution's file, `provided_hash` its hash in a learner's file.
+    `provided` is the provided code in a solution, `provided_hash` its hash in a learner's file.
     """
 
     id: str
@@ -71,7 +71,7 @@ class Blank:
 
     @property
     def size(self) -> int:
-        """The number of the learner's lines of code, without comments; 0 for provided code."""
+        """Number of lines of code, without comments; 0 for provided code."""
         return 0 if self.is_provided else len(list_code_lines(self.body))
 
     @property
@@ -156,7 +156,7 @@ def split_blanks(text: str, name: str = "the file") -> list[str | Blank]:
 
 
 def read_source(path: Path) -> str:
-    """Return the text of a file. Raises DamagedFile unless it is a readable text file."""
+    """Return the text of a file. Raises DamagedFile unless it is readable UTF-8 text."""
     try:
         if problem := find_read_problem(path):
             raise DamagedFile(f"{path}: {problem}; {describe_repair(path)}")
@@ -186,7 +186,7 @@ def read_source(path: Path) -> str:
 
 
 def find_read_problem(path: Path) -> str:
-    """Return why an existing path must not be opened (a pipe would block), or "" if it may be."""
+    """Return the reason not to open an existing path (a pipe would block), or ""."""
     status = path.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return "is not a regular file"
@@ -196,7 +196,7 @@ def find_read_problem(path: Path) -> str:
 
 
 def require_blanks(blanks: dict[str, Blank], expected: Iterable[str], name: str) -> dict[str, Blank]:
-    """Return the blanks unchanged. Raises DamagedFile, listing them, if expected blanks are missing."""
+    """Return the blanks. Raises DamagedFile, which lists them, if expected blanks are missing."""
     missing = [id for id in expected if id not in blanks]
     if missing:
         raise DamagedFile(
@@ -218,7 +218,7 @@ def join_segments(segments: list[str | Blank], bodies: dict[str, tuple[str, ...]
 
 
 def make_skeleton(solution: str, name: str = "the file") -> str:
-    """Return the problem file of a solution file: blanks emptied, book anchors without `_solution`."""
+    """Return the problem file of a solution: with empty blanks, and without `_solution` in book anchors."""
     segments = split_blanks(solution, name)
     bodies: dict[str, tuple[str, ...]] = {}
     for position, segment in enumerate(segments):
@@ -246,9 +246,9 @@ def remove_blanks(text: str, name: str = "the file") -> str:
 
 
 def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -> list[Path]:
-    """Write every problem file that differs from its skeleton, and every link; return the changed paths.
+    """Write each outdated problem file and link; return the changed paths.
 
-    Raises DamagedFile rather than overwrite work in a blank, or a file in place of a link, unless `force`.
+    Unless `force`, raises DamagedFile instead of overwriting code in a blank or a file in place of a link.
     """
     written: list[Path] = []
     layout = find_layout(solutions)
@@ -282,7 +282,7 @@ def generate_problems(solutions: Path, problems: Path, *, force: bool = False) -
 
 
 def check_problems(solutions: Path, problems: Path) -> int:
-    """Print diffs of problem files from their skeletons, and layout errors; return 1 if there are any."""
+    """Print the diffs between problem files and skeletons, and layout errors; return 1 if there are any."""
     has_differences = False
     for relative in find_layout(solutions).problem_files:
         expected = make_skeleton((solutions / relative).read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from harness.toolchain.packages import OpPackage, list_mojo_files
 
 @dataclass(frozen=True)
 class Exercise:
-    """The file of one rung of a puzzle, in the op package `ops` or under `root`, by default `problems/`."""
+    """The file for one rung of a puzzle, in the op package `ops` or under `root` (default: `problems/`)."""
 
     puzzle: Puzzle
     rung: Rung
@@ -68,7 +68,7 @@ class Exercise:
 
     @property
     def files(self) -> list[Path]:
-        """The files whose changes require a new check."""
+        """Files that determine the result of a check."""
         return list_mojo_files(self.path.parent) if self.is_mojo else [self.path]
 
     @property
@@ -92,12 +92,12 @@ class Exercise:
         return f"{self.puzzle.name} {self.get_ladder_name(gate)}"
 
     def get_states(self, progress: Progress) -> dict[str, str]:
-        """Return gate -> "passed", "changed", "begun" or "unsolved"."""
+        """Map each gate to "passed", "changed", "begun" or "unsolved"."""
         blanks, ids = self.read_blanks(), [gate.id for gate in self.gates]
         return {id: progress.get_state(self.get_progress_key(id), blanks[id]) for id in ids}
 
     def find_next_gate(self, progress: Progress, previous: str | None = None) -> Gate | None:
-        """Return the first gate that has not passed, starting after `after` and wrapping around, or None."""
+        """Return the first gate that has not passed, starting after `previous` and wrapping around, or None."""
         states = self.get_states(progress)
         order = [gate.id for gate in self.gates]
         start = order.index(previous) + 1 if previous else 0
@@ -108,10 +108,7 @@ class Exercise:
 
 
 def validate_gate(puzzle: Puzzle, rung: str | None, id: str | None) -> None:
-    """Raise UsageError for a gate that is not in the rung or, without a rung, not in the puzzle.
-
-    Every command checks its gate here.
-    """
+    """Raise UsageError for a gate that is not in the rung or, without a rung, not in the puzzle."""
     selected_rung = puzzle.find_rung(rung) if rung else None
     known_gates = (
         selected_rung.gates

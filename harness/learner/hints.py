@@ -1,7 +1,7 @@
 """Load the hint ladders of a puzzle from `solutions/pNN/hints.toml`.
 
-A ladder has at least three hints, GATE-1, GATE-2, ... A gate of two rungs has two ladders; the hints of the
-earlier rung are numpy-GATE-1, ..., in a table `numpy`.
+A ladder has at least three hints, GATE-1, GATE-2, ... A gate that belongs to two rungs has two ladders; the
+hints of the earlier rung are numpy-GATE-1, ..., in a table `numpy`.
 """
 
 import tomllib
@@ -14,7 +14,7 @@ from harness.toolchain import roots
 
 @dataclass(frozen=True)
 class Hint:
-    """One rung of a ladder: its id, a paragraph of Markdown, and lines of code, if any."""
+    """A hint: its id, a paragraph of Markdown, and optional lines of code."""
 
     id: str
     text: str
@@ -26,14 +26,14 @@ def load_ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[H
     path = (solutions or roots.get_solutions()) / puzzle / "hints.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        entries: dict[str, list[dict[str, str]]] = {
-            name: steps for name, steps in data.items() if isinstance(steps, list)
-        }
-        for rung, table in ((name, table) for name, table in data.items() if name not in entries):
-            entries |= {f"{rung}-{name}": steps for name, steps in table.items()}
+        ladders: dict[str, list[dict[str, str]]] = {}
+        for name, value in data.items():
+            ladders |= (
+                {name: value} if isinstance(value, list) else {f"{name}-{k}": v for k, v in value.items()}
+            )
         return {
-            name: [make_hint(f"{name}-{number}", rung) for number, rung in enumerate(rungs, start=1)]
-            for name, rungs in entries.items()
+            name: [make_hint(f"{name}-{number}", entry) for number, entry in enumerate(entries, start=1)]
+            for name, entries in ladders.items()
         }
     except OSError as error:
         raise UsageError(f"no hints for {puzzle}: {path}: {error.strerror}") from error
@@ -41,13 +41,13 @@ def load_ladders(puzzle: str, solutions: Path | None = None) -> dict[str, list[H
         raise UsageError(f"{path} is damaged: {error}") from error
 
 
-def make_hint(id: str, rung: dict[str, str]) -> Hint:
-    return Hint(id, " ".join(rung["text"].split()), rung.get("code", "").strip("\n"))
+def make_hint(id: str, entry: dict[str, str]) -> Hint:
+    return Hint(id, " ".join(entry["text"].split()), entry.get("code", "").strip("\n"))
 
 
 def load_ladder(puzzle: str, name: str) -> list[Hint]:
     """Return one ladder. Raises UsageError, listing the ladders, for an unknown name."""
-    by_name = load_ladders(puzzle)
-    if name not in by_name:
-        raise UsageError(f"no hints for {name!r}; there is {', '.join(by_name)}")
-    return by_name[name]
+    ladders = load_ladders(puzzle)
+    if name not in ladders:
+        raise UsageError(f"no hints for {name!r}; there is {', '.join(ladders)}")
+    return ladders[name]

@@ -1,6 +1,6 @@
-"""Lay out `problems/`: the files that a learner edits, and links to everything else.
+"""Find the layout of `problems/`: the files that a learner edits, and links to all others.
 
-A file with blanks becomes a problem file; the rest of a package is linked, so that there is one copy.
+A file with blanks becomes a problem file. The rest of an op package is linked instead of copied.
 """
 
 import os
@@ -14,20 +14,20 @@ from harness.toolchain import roots
 
 SUFFIXES = {".mojo", ".py"}
 BLANK_START = "BLANK-START"
-# Extra files to ignore: backups by `reset`, compiled Python, temporary files.
+# Ignore backups by `reset`, compiled Python files and temporary files.
 IGNORED_SUFFIXES = (".bak", ".pyc", ".tmp")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The files to edit and the links of a learner's folder: sorted paths, relative to it."""
+    """Sorted relative paths of a learner's folder: the files to edit, and the links."""
 
     problem_files: tuple[Path, ...]
     links: tuple[Path, ...]
 
 
 def find_layout(solutions: Path) -> Layout:
-    """Return the problem files and links for a folder of solutions, of one puzzle or of all."""
+    """Return the problem files and links for the solutions of one puzzle or of all puzzles."""
     edited: list[Path] = []
     linked: list[Path] = []
     for parent, folders, names in os.walk(solutions):
@@ -72,12 +72,12 @@ def create_link(solution: Path, link: Path) -> None:
     os.replace(temporary, link)
 
 
-# ---- Faults -------------------------------------------------------------------------------------------------
+# ---- Errors -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LayoutError:
-    """A wrong or missing path in a learner's folder; `broken` if it prevents compiling."""
+    """A wrong or missing path in a learner's folder, and whether it prevents compiling."""
 
     path: Path
     description: str
@@ -111,7 +111,7 @@ def find_errors(solutions: Path, problems: Path) -> Iterator[LayoutError]:
 
 
 def check_link(path: Path, solution: Path) -> LayoutError | None:
-    """Return the fault at the path of a link, or None if the link is correct."""
+    """Return the error at a link's path, or None if the link is correct."""
     if is_link_to(path, solution) and path.exists():
         return None
     if path.is_symlink():
@@ -128,7 +128,7 @@ def check_link(path: Path, solution: Path) -> LayoutError | None:
 
 
 def check_layout(puzzle: str, problems: Path | None = None) -> list[str]:
-    """Return a line for each fault in a folder. Raises DamagedFile for one that prevents compiling."""
+    """Return a line for each layout error. Raises DamagedFile for one that prevents compiling."""
     errors = list(find_errors(roots.get_solutions() / puzzle, (problems or roots.get_problems()) / puzzle))
     for error in errors:
         if error.prevents_build:

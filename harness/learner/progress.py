@@ -1,4 +1,4 @@
-"""Load and save a learner's progress in one file: hashes of the blanks that passed, and hints read."""
+"""Load and save a learner's progress: the hashes of the blanks that passed, and the hints read."""
 
 import fcntl
 import json
@@ -15,15 +15,15 @@ from harness.toolchain.disk import write_atomically
 
 FILE_NAME = ".workbook-progress.json"
 IN_PROGRESS = ("begun", "changed")
-"""The states of a blank with work in progress."""
+"""States of a blank that has been edited and has not passed since."""
 
 
 @dataclass
 class Progress:
-    """Progress in all puzzles. Each change is merged into the file, which several commands may write.
+    """Progress in all puzzles. Each change is merged into the file, which several processes may write.
 
-    `passed` maps a progress key ("p20 dx", "p20 numpy-dx") to the hash of the blank that passed, `hints` to
-    the number of hints read. `unsaved` contains changes that could not be saved because of `save_error`.
+    `passed` maps a progress key ("p20 dx", "p20 numpy-dx") to the hash of the blank that passed, `hints` maps
+    it to the number of hints read. `unsaved_changes` could not be saved because of `save_error`.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Progress:
         vars(self).update(tables)
 
     def set_value(self, table: str, key: str, value: str | int | None) -> None:
-        """Change one value in memory and in the file; if saving fails, the file stays intact."""
+        """Set one value in memory and in the file; if saving fails, the file is unchanged."""
         self.unsaved_changes[table, key] = value
         try:
             with lock_folder(self.path.parent):
@@ -82,7 +82,7 @@ class Progress:
             self.set_value("hints", key, number)
 
     def get_state(self, key: str, blank: Blank) -> str:
-        """Return "unsolved", "passed", "changed" since it passed, or "begun"."""
+        """Return "unsolved", "begun", "passed", or "changed" (since it passed)."""
         if blank.size == 0:
             return "unsolved"
         if key not in self.passed:
@@ -91,7 +91,7 @@ class Progress:
 
 
 TABLES = {"passed": str, "hints": int}
-"""The file's tables, with the type of their values."""
+"""Table of the file -> type of its values."""
 
 
 def hash_blank(blank: Blank) -> str:

@@ -1,4 +1,4 @@
-"""Restore a problem file, or one blank of it; the previous text is saved in a copy next to it."""
+"""Restore a problem file, or one blank of it, and save the previous text in a backup next to it."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ BACKUP_SUFFIX = ".bak"
 
 
 def make_restored_text(path: Path, solution: Path, blank: str | None = None) -> str:
-    """Return a problem file's content after a reset of one blank or of all.
+    """Return a problem file's text after a reset of one blank or, by default, all.
 
     For one blank, raises DamagedFile if the file is missing or damaged, UsageError if the blank is unknown.
     """
@@ -34,7 +34,7 @@ def make_restored_text(path: Path, solution: Path, blank: str | None = None) -> 
 
 
 def back_up(path: Path) -> Path | None:
-    """Copy a file, or move a folder, to a new name next to it; return that path, None if there is none."""
+    """Copy a file, or move a folder, to a new name next to it; return the new path, or None if it is missing."""
     if not path.exists():
         return None
     timestamp = time.strftime("%Y-%m-%d-%H%M%S")
@@ -43,7 +43,7 @@ def back_up(path: Path) -> Path | None:
     while target.exists():
         target = path.with_name(f"{path.name}.{timestamp}-{number}{BACKUP_SUFFIX}")
         number += 1
-    # Move what is too slow to copy: a folder, an endless pipe, or a file too large for source code.
+    # Move folders, pipes (reading one may never end) and large files instead of copying them.
     if not path.is_file() or path.stat().st_size > blanks.MAX_SOURCE_BYTES:
         path.rename(target)
         return target
@@ -56,13 +56,13 @@ def back_up(path: Path) -> Path | None:
 
 
 def list_missing_files(solutions: Path, problems: Path) -> list[Path]:
-    """Return the problem files that do not exist, relative to the puzzle's folder."""
+    """Return the missing problem files, relative to the puzzle's folder."""
     problem_files = layout.find_layout(solutions).problem_files
     return [relative for relative in problem_files if not os.path.lexists(problems / relative)]
 
 
 def restore_file(path: Path, content: str | Path) -> Path | None:
-    """Restore a file to a text, or a link, and return the backup; if the backup fails, nothing is written."""
+    """Write a file's text, or a link to `content`, and return the backup; if that fails, nothing is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     backup = back_up(path)
     if isinstance(content, Path):

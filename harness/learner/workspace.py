@@ -1,4 +1,4 @@
-"""Create and update a learner's folder without a checkout, by copying from the installed package."""
+"""Create and update a learner's folder without a checkout, from the files of the installed package."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from harness.toolchain.disk import make_write_error, write_atomically
 
 DISTRIBUTION = "mojo-gpu-workbook"
 BOOK_FOLDER = Path("book") / "html"
-"""The built book in the learner's folder."""
+"""Location of the built book in the learner's folder."""
 
 
 @dataclass(frozen=True)
 class UpdatedFile:
-    """An updated problem file, the blanks kept in it, and a backup of the old file if lines were lost."""
+    """An updated problem file, the preserved blanks, and a backup of the old file if lines were lost."""
 
     path: Path
     kept_blanks: tuple[str, ...]
@@ -32,7 +32,7 @@ def get_version() -> str:
 
 
 def read_version(folder: Path) -> str | None:
-    """Return the version that wrote a learner's folder; None if it was not created by `init`."""
+    """Return the version that wrote a learner's folder, or None if `init` did not create it."""
     try:
         return str(json.loads((folder / roots.MARKER_FILE).read_text(encoding="utf-8"))["version"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -41,16 +41,16 @@ def read_version(folder: Path) -> str | None:
 
 def describe_outdated(folder: Path) -> str | None:
     """Return the message for a folder written by another version of this program, or None."""
-    before, current_version = read_version(folder), get_version()
-    if before in (None, current_version):
+    folder_version, current_version = read_version(folder), get_version()
+    if folder_version in (None, current_version):
         return None
-    return f"written by version {before}, this is {current_version}: `{format_command('update')}` renews the folder, your blanks stay"
+    return f"written by version {folder_version}, this is {current_version}: `{format_command('update')}` renews the folder, your blanks stay"
 
 
 def create(folder: Path, *, book: bool) -> int:
     """Write a learner's folder and return the number of files with blanks.
 
-    Raises UsageError unless the folder is new or empty, or if a book is requested and this package has none.
+    Raises UsageError if the folder is not empty, or if a book is requested and this package has none.
     """
     if (folder / roots.MARKER_FILE).exists():
         raise UsageError(f"{folder} is a workbook already: inside it, `{format_command('update')}` renews it")
@@ -77,7 +77,7 @@ def create(folder: Path, *, book: bool) -> int:
 
 
 def update(folder: Path, *, book: bool) -> list[UpdatedFile]:
-    """Update a learner's folder from this package, keeping work in blanks; return the changed problem files.
+    """Update a learner's folder from this package and return the changed problem files; edits in blanks remain.
 
     Raises DamagedFile, before anything is written, if the blanks of a file cannot be parsed.
     """
@@ -86,9 +86,9 @@ def update(folder: Path, *, book: bool) -> list[UpdatedFile]:
     texts: dict[Path, tuple[str, str]] = {}
     for relative in layout.find_layout(new).problem_files:
         path, source = folder / "problems" / relative, blanks.read_source(new / relative)
-        fresh = blanks.make_skeleton(source, str(new / relative))
-        current = blanks.read_source(path) if path.exists() else fresh
-        texts[relative] = current, merge_blanks(current, fresh, str(path))
+        skeleton = blanks.make_skeleton(source, str(new / relative))
+        current = blanks.read_source(path) if path.exists() else skeleton
+        texts[relative] = current, merge_blanks(current, skeleton, str(path))
     try:
         updated_files = [
             update_file(folder, relative, current, text, read_skeleton(old / relative))
@@ -104,32 +104,33 @@ def update(folder: Path, *, book: bool) -> list[UpdatedFile]:
     return updated_files
 
 
-def merge_blanks(current: str, fresh: str, name: str) -> str:
+def merge_blanks(current: str, skeleton: str, name: str) -> str:
+    """Return a skeleton with the edited blanks of the current text."""
     current_blanks = blanks.find_blanks(current, name)
     bodies = {id: blank.body for id, blank in current_blanks.items() if blank.size}
-    return blanks.join_segments(blanks.split_blanks(fresh), bodies)
+    return blanks.join_segments(blanks.split_blanks(skeleton), bodies)
 
 
 def read_skeleton(solution: Path) -> str:
     return blanks.make_skeleton(blanks.read_source(solution), str(solution)) if solution.is_file() else ""
 
 
-def update_file(folder: Path, relative: Path, current: str, text: str, before: str) -> UpdatedFile:
-    """Write one problem file; back up the old one if lines outside blanks, or work in a blank, are lost."""
+def update_file(folder: Path, relative: Path, current: str, text: str, old_skeleton: str) -> UpdatedFile:
+    """Write one problem file; back up the old one if edits outside blanks, or of a removed blank, are lost."""
     path = folder / "problems" / relative
     attempted = [id for id, blank in blanks.find_blanks(current).items() if blank.size]
-    lost = set(attempted) - {*blanks.find_blanks(text)}
+    lost_blanks = set(attempted) - {*blanks.find_blanks(text)}
     needs_backup = path.exists() and (
-        lost or blanks.remove_blanks(current) != blanks.remove_blanks(before or current)
+        lost_blanks or blanks.remove_blanks(current) != blanks.remove_blanks(old_skeleton or current)
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    copy = restore.back_up(path) if needs_backup else None
+    backup = restore.back_up(path) if needs_backup else None
     write_atomically(path, text)
-    return UpdatedFile(path, tuple(id for id in attempted if id not in lost), copy)
+    return UpdatedFile(path, tuple(id for id in attempted if id not in lost_blanks), backup)
 
 
 def repair_links(solutions: Path, problems: Path) -> None:
-    """Remove dangling links and add missing ones; a file that replaced a link is kept."""
+    """Remove dangling links and create missing ones; do not overwrite files in place of links."""
     for path in [path for path in problems.rglob("*") if path.is_symlink() and not path.exists()]:
         path.unlink()
     for relative in layout.find_layout(solutions).links:
@@ -142,15 +143,15 @@ def repair_links(solutions: Path, problems: Path) -> None:
 
 def copy_solutions(folder: Path) -> None:
     """Replace the folder's solutions with this package's."""
-    fresh, target = folder / f".solutions.{os.getpid()}.tmp", folder / "solutions"
+    staging, target = folder / f".solutions.{os.getpid()}.tmp", folder / "solutions"
     ignored = shutil.ignore_patterns("__pycache__")
     try:
         # Follow links: some lead out of the folder.
-        shutil.copytree(roots.get_program_solutions(), fresh, ignore=ignored)
+        shutil.copytree(roots.get_program_solutions(), staging, ignore=ignored)
         shutil.rmtree(target, ignore_errors=True)
-        fresh.rename(target)
+        staging.rename(target)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def find_built_book() -> Path:
@@ -171,5 +172,5 @@ def copy_book(folder: Path, built_book: Path | None) -> None:
 
 
 def write_version(folder: Path) -> None:
-    """Record the folder's version, as the last step, so that a half-written folder has none."""
+    """Record the folder's version, as the last step: a partly written folder has none."""
     write_atomically(folder / roots.MARKER_FILE, json.dumps({"version": get_version()}) + "\n")

@@ -5,8 +5,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 Tensor = torch.Tensor
-NAMES = ("float32", "float64", "bfloat16", "float16")
-DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in NAMES}
+DTYPE_NAMES = ("float32", "float64", "bfloat16", "float16")
+DTYPES: dict[torch.dtype, str] = {getattr(torch, name): name for name in DTYPE_NAMES}
 """The dtypes with kernels -> their names."""
 
 
@@ -18,10 +18,10 @@ def get_accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-Tensors = TypeVar("Tensors", bound=tuple[Any, ...])
+TensorTuple = TypeVar("TensorTuple", bound=tuple[Any, ...])
 
 
-def cast_for_autocast(tensors: Tensors) -> Tensors:
+def cast_for_autocast(tensors: TensorTuple) -> TensorTuple:
     """Cast tensors as `torch.autocast` does on the first tensor's device; float64 tensors are not cast."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
     # Autocast is not defined for every device ("meta" raises).
@@ -33,7 +33,7 @@ def cast_for_autocast(tensors: Tensors) -> Tensors:
         is_cast = isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64
         return tensor.to(dtype) if is_cast else tensor
 
-    return cast(Tensors, tuple(map(cast_tensor, tensors)))
+    return cast(TensorTuple, tuple(map(cast_tensor, tensors)))
 
 
 def check_qkv(query: Any, key: Any, value: Any) -> None:
@@ -50,7 +50,7 @@ def check_qkv(query: Any, key: Any, value: Any) -> None:
             )
 
 
-def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
+def check_dense(name: str, tensor, query, any_device: bool = False) -> None:
     """Raise unless an argument is a dense tensor, on query's device unless `anywhere`."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
@@ -58,7 +58,7 @@ def check_dense(name: str, tensor, query, anywhere: bool = False) -> None:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         alternative = "`attention_varlen` takes sequences of unequal lengths"
         raise TypeError(f"{name}: expected a dense tensor, got a {kind} one; {alternative}")
-    if not anywhere and tensor.device != query.device:
+    if not any_device and tensor.device != query.device:
         raise ValueError(f"{name}: expected it on {query.device}, as query, got {tensor.device}")
 
 

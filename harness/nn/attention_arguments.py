@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 def check_arguments(query, key, value, attn_mask, enable_gqa: bool) -> None:
     check_qkv(query, key, value)
     if attn_mask is not None:
-        check_dense("attn_mask", attn_mask, query, anywhere=is_causal_bias(attn_mask))
+        check_dense("attn_mask", attn_mask, query, any_device=is_causal_bias(attn_mask))
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() < 2 or (enable_gqa and tensor.dim() < 3):
             raise ValueError(f"{name}: expected [..., heads, length, dim], got shape {list(tensor.shape)}")
@@ -86,10 +86,10 @@ def is_causal_bias(mask: object) -> "TypeGuard[CausalBias]":
     return module is not None and isinstance(mask, module.CausalBias)
 
 
-def broadcast_batch_axes(query: Tensor, key: Tensor, value: Tensor, last: int) -> torch.Size:
+def broadcast_batch_axes(query: Tensor, key: Tensor, value: Tensor, end: int) -> torch.Size:
     """Return the broadcast shape of the leading axes, up to `last`."""
     try:
-        return torch.broadcast_shapes(query.shape[:last], key.shape[:last], value.shape[:last])
+        return torch.broadcast_shapes(query.shape[:end], key.shape[:end], value.shape[:end])
     except RuntimeError as error:
         shapes = ", ".join(str(list(t.shape)) for t in (query, key, value))
         raise ValueError(f"query, key, value: leading axes do not broadcast: {shapes}") from error

@@ -55,13 +55,13 @@ def softmax(scores: Tensor, lse_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     if not scores.shape[-1]:
         return scores, scores.sum(-1, dtype=lse_dtype).log()
-    largest = scores.detach().amax(-1, keepdim=True)
-    largest = largest.masked_fill(largest == -torch.inf, 0)
-    P = torch.exp(scores - largest)
+    max_score = scores.detach().amax(-1, keepdim=True)
+    max_score = max_score.masked_fill(max_score == -torch.inf, 0)
+    P = torch.exp(scores - max_score)
     total = P.sum(-1, keepdim=True)
     is_empty = total == 0
     total = total.masked_fill(is_empty, 1)
-    lse = (largest.to(lse_dtype) + total.to(lse_dtype).log()).masked_fill(is_empty, -torch.inf)[..., 0]
+    lse = (max_score.to(lse_dtype) + total.to(lse_dtype).log()).masked_fill(is_empty, -torch.inf)[..., 0]
     return P / total, lse
 
 
@@ -159,7 +159,7 @@ def align(tensor: Tensor, strides: tuple[int, ...] = ()) -> Tensor:
     return tensor if is_aligned and contiguous else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def compute_each_sequence(query, key, value, offsets, scale: float, diagonal: int | None) -> Tensor:
+def compute_sequences(query, key, value, offsets, scale: float, diagonal: int | None) -> Tensor:
     """Compute packed sequences [1, N, total, d] one by one, with zeros for rows outside every sequence.
 
     Read the offsets on the host; raise ValueError if they are wrong.
@@ -196,7 +196,7 @@ def compute_with_formula(
 ):
     """Return output and lse of tensors [B, heads, length, d]; lse is empty for packed sequences."""
     if offsets is not None:
-        return compute_each_sequence(query, key, value, offsets, scale, diagonal), query.new_empty(0)
+        return compute_sequences(query, key, value, offsets, scale, diagonal), query.new_empty(0)
     factors: Tensor | int = 1
     if state is not None and key.numel():
         factors = recover_dropout_factors(query, key, state, keep_threshold)

@@ -38,8 +38,8 @@ Tensor = torch.Tensor
 Blocks = Tensor | Iterable[tuple[int, int]]
 LAYER = "attention"
 
-MEASURED_LENGTH, MEASURED_MASKED = 512, 1024
-FASTER_HEADS, FASTER_MASKED = (range(64, 65), range(129, 193)), (range(64, 193),)
+MIN_FASTER_LENGTH, MIN_FASTER_MASKED_LENGTH = 512, 1024
+FASTER_HEAD_DIMS, FASTER_MASKED_HEAD_DIMS = (range(64, 65), range(129, 193)), (range(64, 193),)
 """The shortest length measured, and the head dimensions for which both passes are as fast as the fastest of
 PyTorch's kernels, without and with a mask (records `attention` and `attention_options` in book/records).
 """
@@ -93,7 +93,7 @@ def attention(
     try:
         loaded = host.load(LAYER, query.device.type)
         if not loaded:
-            check_call(*arguments)
+            check_attention_call(*arguments)
         if dropout_p:
             check_probability(dropout_p)
         check_flag("enable_gqa", enable_gqa)
@@ -102,11 +102,11 @@ def attention(
         compute = torch.ops.mojo_workbook.attention if loaded else attention_formula.compute_with_sdpa
         return compute(query, key, value, mask, dropout_p, diagonal, scale, enable_gqa)
     except Exception:
-        check_call(*arguments)  # raises a clearer error for a wrong argument
+        check_attention_call(*arguments)  # raises a clearer error for a wrong argument
         raise
 
 
-def check_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> None:
+def check_attention_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) -> None:
     check_probability(dropout_p)
     check_flag("enable_gqa", enable_gqa)
     # PyTorch's causal biases have no data.
@@ -143,7 +143,7 @@ def attention_with_lse(
     if dropout_p:
         message = f"dropout_p: attention_with_lse has no dropout, expected 0, got {dropout_p}; attention has"
         raise NotImplementedError(message)
-    check_call(query, key, value, attn_mask, 0, is_causal, scale, enable_gqa)
+    check_attention_call(query, key, value, attn_mask, 0, is_causal, scale, enable_gqa)
     mask, diagonal = resolve_causal_mask(attn_mask, is_causal, query, key)
     return compute_with_lse(query, key, value, mask, diagonal, scale, enable_gqa, 1)
 
@@ -176,7 +176,7 @@ def attention_backward(
     Pass the arguments of the forward pass, with query's leading axes and head dimension for key and value.
     Raises the errors of `attention`.
     """
-    check_call(query, key, value, attn_mask, 0, is_causal, scale, enable_gqa)
+    check_attention_call(query, key, value, attn_mask, 0, is_causal, scale, enable_gqa)
     shapes_match = key.shape[:-3] == query.shape[:-3] and value.shape == key.shape
     if not (shapes_match and (enable_gqa or key.shape[:-2] == query.shape[:-2])):
         raise ValueError("key, value: expected query's leading axes and one head dimension")
@@ -270,7 +270,7 @@ def attention_varlen(
     if host.load(LAYER, query.device.type):
         return torch.ops.mojo_workbook.attention_varlen(query, key, value, offsets, diagonal, scale)
     Q, K, V = map(move_heads_first, arguments)
-    output = attention_formula.compute_each_sequence(Q, K, V, offsets, scale, diagonal)
+    output = attention_formula.compute_sequences(Q, K, V, offsets, scale, diagonal)
     return output.squeeze(0).transpose(0, 1)
 
 
@@ -331,9 +331,9 @@ attention.explain = explain  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @contextmanager
-def use_portable_kernels(on: bool = True) -> Iterator[None]:
+def use_portable_kernels(enabled: bool = True) -> Iterator[None]:
     """Run the portable kernels on a Hopper GPU too, for comparisons."""
-    loaded = on and host.load(LAYER, host.DEVICE)
+    loaded = enabled and host.load(LAYER, host.DEVICE)
     if loaded:
         torch.ops.mojo_workbook.attention_portable(True)
     try:
@@ -351,14 +351,14 @@ def uses_wgmma(query: Tensor) -> bool:
     return explain(query).startswith("wgmma")
 
 
-def explain_if_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float) -> str | None:
+def get_reason_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, dropout_p: float) -> str | None:
     """Return why PyTorch's attention may be faster for both passes, according to the records, or None."""
     d = query.shape[-1]
     if not uses_wgmma(query):
         return "it is faster only in 16 bits on a Hopper"
     if dropout_p:
         return "with dropout_p it would draw other numbers than PyTorch's"
-    if not any(d in heads for heads in (FASTER_HEADS if attn_mask is None else FASTER_MASKED)):
+    if not any(d in heads for heads in (FASTER_HEAD_DIMS if attn_mask is None else FASTER_MASKED_HEAD_DIMS)):
         return f"PyTorch's takes {'' if attn_mask is None else 'attn_mask and '}heads of {d} elements in less time"
     mask_columns = 8 if attn_mask is None else attn_mask.shape[-1]
     if mask_columns == 1 or (attn_mask is not None and attn_mask.dtype != torch.bool and mask_columns % 8):
@@ -366,7 +366,7 @@ def explain_if_slower(query: Tensor, key: Tensor, attn_mask: Tensor | None, drop
     lengths = query.shape[-2], key.shape[-2]
     if not all(isinstance(length, int) for length in lengths):
         return "its lengths are known only when it is called"
-    shortest = MEASURED_LENGTH if attn_mask is None else MEASURED_MASKED
+    shortest = MIN_FASTER_LENGTH if attn_mask is None else MIN_FASTER_MASKED_LENGTH
     if min(lengths) < shortest:
         return f"it is measured from {shortest} queries and keys on"
     return None
@@ -485,8 +485,10 @@ def make_block_mask(blocks: Blocks, counts: tuple[int, int], device: torch.devic
             )
         return blocks.to(device)
     pairs = list(blocks)
-    if outside := [(i, j) for i, j in pairs if not (0 <= i < counts[0] and 0 <= j < counts[1])]:
-        raise ValueError(f"blocks: there are {counts[0]} x {counts[1]}, and {outside[0]} is none of them")
+    if out_of_range := [(i, j) for i, j in pairs if not (0 <= i < counts[0] and 0 <= j < counts[1])]:
+        raise ValueError(
+            f"blocks: there are {counts[0]} x {counts[1]}, and {out_of_range[0]} is none of them"
+        )
     visible = torch.zeros(counts, dtype=torch.bool)
     if pairs:
         rows, columns = torch.tensor(pairs).unbind(1)

@@ -132,12 +132,12 @@ class LinearCrossEntropy(nn.Linear):
         part = get_dtype_name(sample.dtype)
         if reason := host.explain_missing_kernels("cross_entropy", part, input.device):
             return {"rows": f"PyTorch's operations: {reason}", "chunks": "none", "products": "library"}
-        rows = input.shape[:-1].numel()
-        chunk = self.chunk_rows or torch.ops.mojo_workbook.linear_cross_entropy_chunk_rows(rows)
+        flat_target = input.shape[:-1].numel()
+        chunk = self.chunk_rows or torch.ops.mojo_workbook.linear_cross_entropy_chunk_rows(flat_target)
         recomputes = self.reduction == "none"
         return {
             "rows": f"kernels ({part})",
-            "chunks": f"{math.ceil(rows / chunk)} of {chunk:,} rows",
+            "chunks": f"{math.ceil(flat_target / chunk)} of {chunk:,} rows",
             "products": "library",
             "gradients": "backward pass, from recomputed logits" if recomputes else "forward pass",
         }
@@ -155,14 +155,14 @@ def compute_with_torch(
     logits = logits.to(get_accumulation_dtype(logits.dtype)).reshape(target.numel(), logits.shape[-1])
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    rows, reduction_name = target.reshape(-1), REDUCTIONS[reduction]
+    flat_target, reduction_name = target.reshape(-1), REDUCTIONS[reduction]
     options: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    loss = F.cross_entropy(logits, rows, reduction=reduction_name, **options)
+    loss = F.cross_entropy(logits, flat_target, reduction=reduction_name, **options)
     if z_loss:
-        counted = rows != ignore_index
-        squares = z_loss * logits.logsumexp(1).square().where(counted, 0)
-        total = squares if reduction_name == "none" else squares.sum()
-        loss = loss + (total / counted.sum() if reduction_name == "mean" else total)
+        is_valid = flat_target != ignore_index
+        z_losses = z_loss * logits.logsumexp(1).square().where(is_valid, 0)
+        total = z_losses if reduction_name == "none" else z_losses.sum()
+        loss = loss + (total / is_valid.sum() if reduction_name == "mean" else total)
     return loss.view(target.shape) if reduction_name == "none" else loss
 
 

@@ -15,11 +15,11 @@ from harness.nn import host
 Tensor = torch.Tensor
 LAYER = "layernorm_linear"
 EPS = 1e-5
-AUTO, LEAST = "auto", "least"
-OPTIONS = {"fast": 0, "pairs": 1, AUTO: 0, LEAST: 2}
+AUTO, LEAST_MEMORY = "auto", "least"
+OPTION_BITS = {"fast": 0, "pairs": 1, AUTO: 0, LEAST_MEMORY: 2}
 """Bits that encode `algorithm` and `memory` for the operator."""
-ALGORITHMS, MEMORY = ("fast", "pairs"), (AUTO, LEAST)
-MATMULS = ("own", "library", "library on padded rows")
+ALGORITHMS, MEMORY_MODES = ("fast", "pairs"), (AUTO, LEAST_MEMORY)
+MATMUL_BACKENDS = ("own", "library", "library on padded rows")
 """Implementations of a matmul, numbered as in `harness/nn/kernels/layernorm_linear/plan.mojo`."""
 TWO_STREAMS = 1 << 6
 """The bit of a plan that is set if the backward pass uses two streams."""
@@ -99,10 +99,10 @@ SCHEMA = "(Tensor x, Tensor? ln_weight, Tensor? ln_bias, Tensor weight, Tensor? 
 
 
 def encode_options(algorithm: str, memory: str) -> int:
-    for name, value, choices in (("algorithm", algorithm, ALGORITHMS), ("memory", memory, MEMORY)):
+    for name, value, choices in (("algorithm", algorithm, ALGORITHMS), ("memory", memory, MEMORY_MODES)):
         if value not in choices:
             raise ValueError(f"{name}: expected {' or '.join(map(repr, choices))}, got {value!r}")
-    return OPTIONS[algorithm] | OPTIONS[memory]
+    return OPTION_BITS[algorithm] | OPTION_BITS[memory]
 
 
 def check_sizes(x: Tensor, linear_weight: Tensor) -> None:
@@ -193,27 +193,27 @@ class LayerNormLinear(nn.Module):
         PyTorch's, or "library on padded rows". Keys that end in " in a CUDA graph" exist if a capture selects
         differently; "backward in a CUDA graph" is "two branches" if dW runs on a second stream there.
         """
-        bits = [self._plan(x, captured) for captured in (False, True)]
+        bits = [self._plan(x, in_graph) for in_graph in (False, True)]
         if -1 in bits:
             return {"backend": "PyTorch's own operations", **decode_plan(0b010101)}
         uses_pairs = self.algorithm == "pairs" and decode_plan(bits[0])["dW"] == "own"
-        backend = "kernels" + ", pairs of float16" * uses_pairs + ", dW first" * (self.memory == LEAST)
+        backend = "kernels" + ", pairs of float16" * uses_pairs + ", dW first" * (self.memory == LEAST_MEMORY)
         description = {"backend": backend, **decode_plan(bits[0])}
         if decode_plan(bits[1]) != decode_plan(bits[0]):
-            captured = decode_plan(bits[1]).items()
-            description |= {f"{name} in a CUDA graph": matmul for name, matmul in captured}
-        if bits[1] & TWO_STREAMS and self.memory != LEAST:
+            in_graph = decode_plan(bits[1]).items()
+            description |= {f"{name} in a CUDA graph": matmul for name, matmul in in_graph}
+        if bits[1] & TWO_STREAMS and self.memory != LEAST_MEMORY:
             description["backward in a CUDA graph"] = "two branches"
         return description
 
-    def _plan(self, x: Tensor, captured: bool) -> int:
+    def _plan(self, x: Tensor, in_graph: bool) -> int:
         """Return the selected matmuls as bits, -1 for PyTorch's own operations."""
         if not host.load(LAYER, x.device.type):
             return -1
         children, names = (self.ln, self.linear), ("weight", "bias")
         tensors = [get_parameter(child, name) for child in children for name in names]
         options = encode_options(self.algorithm, self.memory)
-        return torch.ops.mojo_workbook.layernorm_linear_plan(x, *tensors, options, captured)
+        return torch.ops.mojo_workbook.layernorm_linear_plan(x, *tensors, options, in_graph)
 
     def extra_repr(self) -> str:
         return f"algorithm={self.algorithm!r}, memory={self.memory!r}"
@@ -227,4 +227,4 @@ def get_parameter(module: nn.Module, name: str) -> Any:
 
 def decode_plan(bits: int) -> dict[str, str]:
     """Decode the bits of `layernorm_linear_plan` into the implementation of each matmul."""
-    return {name: MATMULS[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}
+    return {name: MATMUL_BACKENDS[bits >> 2 * k & 3] for k, name in enumerate(("output", "dln", "dW"))}

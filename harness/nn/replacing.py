@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from harness.nn.layers import AUTO, encode_options, fused_layernorm_linear, get_parameter
 
-NORMS = {"torch.nn.modules.normalization.LayerNorm"}
-LINEARS = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.Conv1D": True}
+NORM_CLASSES = {"torch.nn.modules.normalization.LayerNorm"}
+LINEAR_CLASSES = {"torch.nn.modules.linear.Linear": False, "transformers.pytorch_utils.Conv1D": True}
 """The exact classes of Linear layers, not subclasses, and whether they store the weight as [H, O]."""
 
 
@@ -31,7 +31,7 @@ class NormLinear(nn.Module):
         super().__init__()
         self.weight, self.bias, self.training = linear.weight, linear.bias, linear.training
         self.norm = [norm]  # in a list, so that it is not a child module
-        self.transposed, self.options = LINEARS[get_class_name(linear)], options
+        self.transposed, self.options = LINEAR_CLASSES[get_class_name(linear)], options
 
     def forward(self, x: Tensor) -> Tensor:
         (norm,), weight, bias = self.norm, get_parameter(self, "weight"), get_parameter(self, "bias")
@@ -62,7 +62,7 @@ def replace(
         raise TypeError(f"model: expected nn.Module, got {type(model).__name__}")
     encode_options(algorithm, memory)
     modules: dict[str, Any] = dict(model.named_modules())
-    replaced: list[tuple[str, str]] = []
+    replaced_pairs: list[tuple[str, str]] = []
     use_counts = Counter(id(child) for block in modules.values() for child in block._modules.values())
     for pair in pairs:
         if isinstance(pair, str) or len(pair) != 2:
@@ -74,21 +74,21 @@ def replace(
             raise ValueError(f"pairs: no block of the model has both {pair[0]!r} and {pair[1]!r}")
         for norm, linear in matches:
             check_pair(norm, linear, modules, use_counts)
-            if linear in (other for _, other in replaced):
+            if linear in (other for _, other in replaced_pairs):
                 raise ValueError(f"{linear}: it is in two pairs")
-            replaced.append((norm, linear))
-    replacements: dict[str, Any] = {name: IdentityNorm(modules[name]) for name, _ in replaced}
-    for norm, linear in replaced:
+            replaced_pairs.append((norm, linear))
+    replacements: dict[str, Any] = {name: IdentityNorm(modules[name]) for name, _ in replaced_pairs}
+    for norm, linear in replaced_pairs:
         options = {"algorithm": algorithm, "memory": memory}
         replacements[linear] = NormLinear(replacements[norm], modules[linear], **options)
     for name, module in replacements.items():
         model.set_submodule(name, module)
-    return replaced
+    return replaced_pairs
 
 
 def check_pair(norm: str, linear: str, modules: dict[str, Any], use_counts: Counter[int]) -> None:
     """Raise, naming the module, if a pair cannot be replaced."""
-    for name, classes in ((norm, NORMS), (linear, LINEARS)):
+    for name, classes in ((norm, NORM_CLASSES), (linear, LINEAR_CLASSES)):
         module = modules[name]
         if get_class_name(module) not in classes:
             raise TypeError(f"{name}: expected {' or '.join(classes)}, got {get_class_name(module)}")
@@ -96,7 +96,7 @@ def check_pair(norm: str, linear: str, modules: dict[str, Any], use_counts: Coun
             raise ValueError(f"{name}: it has hooks or an overridden forward")
         if use_counts[id(module)] != 1:
             raise ValueError(f"{name}: it has {use_counts[id(module)]} places in the model")
-    weight, transposed = modules[linear].weight, LINEARS[get_class_name(modules[linear])]
+    weight, transposed = modules[linear].weight, LINEAR_CLASSES[get_class_name(modules[linear])]
     shape = (weight.shape[0 if transposed else 1],)
     if modules[norm].normalized_shape != shape:
         raise ValueError(f"{norm}: expected {shape}, as {linear} reads, got {modules[norm].normalized_shape}")

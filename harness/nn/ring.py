@@ -29,7 +29,7 @@ from harness.nn.arguments import (
 from harness.nn.attention_layer import Part, attention_block, attention_block_backward, has_kernels
 
 Tensor = torch.Tensor
-Positions = Callable[[int, int, int, bool], int]
+CountPositions = Callable[[int, int, int, bool], int]
 """(rank, size, length, balanced) -> the number of positions of the rank."""
 
 
@@ -61,7 +61,7 @@ def ring_attention(
     """
     check_flag("balanced", balanced)
     group = resolve_process_group(group)
-    FirstOrder.apply([], query, key, value)  # PyTorch rejects tangents and torch.func transforms here
+    NoDoubleBackward.apply([], query, key, value)  # PyTorch rejects tangents and torch.func transforms here
     if length is None:
         options = {"is_causal": is_causal, "scale": scale}
         length = agree_on_length(query, key, value, balanced, group, count_positions, options)
@@ -75,8 +75,8 @@ def ring_attention(
         raise ValueError(message)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
-        kernels = has_kernels(query)
-        return RingAttention.apply(query, key, value, length, scale, is_causal, balanced, group, kernels)
+        use_kernels = has_kernels(query)
+        return RingAttention.apply(query, key, value, length, scale, is_causal, balanced, group, use_kernels)
 
 
 def resolve_process_group(group) -> Any:
@@ -84,8 +84,8 @@ def resolve_process_group(group) -> Any:
         raise ValueError("group: there is no default one; call torch.distributed.init_process_group first")
     group = group or dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup):
-        outside = group is dist.GroupMember.NON_GROUP_MEMBER
-        actual = "one that does not include this rank" if outside else repr(group)
+        is_nonmember = group is dist.GroupMember.NON_GROUP_MEMBER
+        actual = "one that does not include this rank" if is_nonmember else repr(group)
         raise TypeError(f"group: expected a process group, got {actual}")
     return group
 
@@ -116,7 +116,7 @@ def agree_on_length(
     value,
     balanced: bool,
     group,
-    count_positions: Positions,
+    count_positions: CountPositions,
     options: dict[str, Any] | None = None,
 ) -> int:
     """Return the length of the whole sequence; raise the same error on every rank if the ranks' arguments disagree.
@@ -160,7 +160,7 @@ def check_ranks_agree(gathered: list, size: int) -> None:
             raise ValueError(f"rank {rank} of {size} has {difference}")
 
 
-def infer_length(shapes: list, balanced: bool, count_positions: Positions) -> int:
+def infer_length(shapes: list, balanced: bool, count_positions: CountPositions) -> int:
     """Return the length of the sequence from its parts' shapes; raise ValueError if they are inconsistent."""
     size, local_lengths = len(shapes), [query[2] for query, _, _ in shapes]
     length, total = guess_length(local_lengths, balanced, count_positions), sum(local_lengths)
@@ -188,7 +188,7 @@ def get_most_common(items: list) -> Any:
     return max(items, key=items.count)
 
 
-def guess_length(local_lengths: list[int], balanced: bool, count_positions: Positions) -> int:
+def guess_length(local_lengths: list[int], balanced: bool, count_positions: CountPositions) -> int:
     """Return the length for which the fewest ranks have a wrong part: the sum of the parts if all are right."""
     size, total = len(local_lengths), sum(local_lengths)
 
@@ -237,18 +237,18 @@ def clear_infinities(lse):
     return lse.masked_fill(lse == -torch.inf, 0)[..., None]
 
 
-def run_block_forward(q, k, v, queries, keys, scale, causal, kernels):
+def run_block_forward(q, k, v, queries, keys, scale, causal, use_kernels):
     """Return out [B, N, s, d], 0 in rows that see no key of the block, and lse [B, N, s]."""
-    if kernels:
+    if use_kernels:
         return attention_block(q, k, v, Part(queries[0], keys[0], causal, scale))
     diagonal = queries[0] - keys[0] if causal else None
     q, k, v = map(upcast, (q, k, v))
     return attention_formula.forward(q, k, v, None, scale, diagonal, lse_dtype=torch.float64)
 
 
-def run_block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, kernels):
+def run_block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, use_kernels):
     """Return a block's terms of dQ [B, N, s, d], dK and dV [B, M, t, d]; delta is rowsum(dO * out)."""
-    if kernels:
+    if use_kernels:
         part = Part(queries[0], keys[0], causal, scale)
         return attention_block_backward(dO, q, k, v, lse, delta.contiguous(), part)
     diagonal = queries[0] - keys[0] if causal else None
@@ -256,7 +256,7 @@ def run_block_backward(dO, q, k, v, lse, delta, queries, keys, scale, causal, ke
     return attention_formula.backward(dO, q, k, v, lse, delta, None, scale, diagonal)
 
 
-def merge(out, lse, block_out, block_lse):
+def merge_blocks(out, lse, block_out, block_lse):
     """Combine the attention to two sets of keys: out [B, N, s, d] and lse [B, N, s]."""
     block_weight = torch.sigmoid(block_lse[..., None] - clear_infinities(lse))
     block_weight = block_weight.masked_fill(lse[..., None] == -torch.inf, 1)
@@ -295,7 +295,7 @@ def exchange(tensors, shapes, group):
     return received, dist.batch_isend_irecv(operations)
 
 
-def finish(works, step, group):
+def wait_for_exchange(works, step, group):
     """Wait for an exchange; raise a RuntimeError that names rank and step if a neighbour died or timed out."""
     try:
         for work in works:
@@ -312,7 +312,7 @@ def get_block_shape(tensor, rank, size, length, balanced):
     return B, M, count_positions(rank, size, length, balanced), d
 
 
-def run_ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
+def run_ring_forward(q, k, v, length, scale, causal, balanced, group, use_kernels):
     """Return out [B, N, s, d] in the accumulation dtype, and lse [B, N, s], for this rank's queries."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     query_ranges = get_chunks(rank, size, length, balanced)
@@ -324,8 +324,8 @@ def run_ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
         key_ranges = get_chunks(origin, size, length, balanced)
         for queries, rows, keys, columns in iterate_visible_pairs(query_ranges, key_ranges, causal):
             block_tensors = q[:, :, rows], k[:, :, columns], v[:, :, columns]
-            block_result = run_block_forward(*block_tensors, queries, keys, scale, causal, kernels)
-            out[:, :, rows], lse[:, :, rows] = merge(out[:, :, rows], lse[:, :, rows], *block_result)
+            block_result = run_block_forward(*block_tensors, queries, keys, scale, causal, use_kernels)
+            out[:, :, rows], lse[:, :, rows] = merge_blocks(out[:, :, rows], lse[:, :, rows], *block_result)
 
     block = [k, v]
     for step in range(size):
@@ -335,25 +335,25 @@ def run_ring_forward(q, k, v, length, scale, causal, balanced, group, kernels):
             shape = get_block_shape(k, next_origin, size, length, balanced)
             received, works = exchange(block, [shape, shape], group)
         add_block(block, origin)
-        finish(works, step, group)
+        wait_for_exchange(works, step, group)
         block = received
     return out, lse
 
 
-def compute_contributions(dO, q, k, v, lse, delta, query_ranges, key_ranges, scale, causal, kernels):
+def compute_contributions(dO, q, k, v, lse, delta, query_ranges, key_ranges, scale, causal, use_kernels):
     """Return the contributions of query ranges and key ranges to dQ, dK and dV."""
     dQ, dK, dV = map(make_accumulator, (q, k, v))
     for queries, rows, keys, columns in iterate_visible_pairs(query_ranges, key_ranges, causal):
         block = dO[:, :, rows], q[:, :, rows], k[:, :, columns], v[:, :, columns]
         saved = lse[:, :, rows], delta[:, :, rows]
-        block_gradients = run_block_backward(*block, *saved, queries, keys, scale, causal, kernels)
+        block_gradients = run_block_backward(*block, *saved, queries, keys, scale, causal, use_kernels)
         dQ[:, :, rows] += block_gradients[0]
         dK[:, :, columns] += block_gradients[1]
         dV[:, :, columns] += block_gradients[2]
     return dQ, dK, dV
 
 
-def run_ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group, kernels):
+def run_ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, group, use_kernels):
     """Return this rank's dQ [B, N, s, d], dK and dV [B, M, s, d]; dK and dV are sent along with their keys."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     query_ranges = get_chunks(rank, size, length, balanced)
@@ -370,17 +370,17 @@ def run_ring_backward(dO, q, k, v, out, lse, length, scale, causal, balanced, gr
             received, block_works = exchange(block, [shape, shape], group)
         key_ranges = get_chunks(origin, size, length, balanced)
         block_dQ, *block_dKV = compute_contributions(
-            dO, q, *block, lse, delta, query_ranges, key_ranges, scale, causal, kernels
+            dO, q, *block, lse, delta, query_ranges, key_ranges, scale, causal, use_kernels
         )
         dQ = block_dQ if step == 0 else dQ + block_dQ
-        finish(works, step, group)
+        wait_for_exchange(works, step, group)
         dK, dV = block_dKV if step == 0 else (dK + block_dKV[0], dV + block_dKV[1])
         if step == size - 1:  # the sums are complete: round before sending, to send fewer bytes
             dK, dV = dK.to(k.dtype), dV.to(v.dtype)
         (dK, dV), works = exchange([dK, dV], [shape, shape], group)
         if step == size - 1:
-            finish(works, step, group)
-        finish(block_works, step, group)
+            wait_for_exchange(works, step, group)
+        wait_for_exchange(block_works, step, group)
         block, origin = received, next_origin
     return dQ, dK, dV
 
@@ -391,7 +391,7 @@ NO_DOUBLE_BACKWARD = (
 )
 
 
-class FirstOrder(torch.autograd.Function):
+class NoDoubleBackward(torch.autograd.Function):
     """Return gradients as functions of their sources, so that a second derivative raises instead of being 0.
 
     The gradients come in a list: as direct inputs they would be returned as views.
@@ -408,18 +408,20 @@ class FirstOrder(torch.autograd.Function):
 
 class RingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, length, scale, causal, balanced, group, kernels):
-        out, lse = run_ring_forward(q, k, v, length, scale, causal, balanced, group, kernels)
+    def forward(ctx, q, k, v, length, scale, causal, balanced, group, use_kernels):
+        out, lse = run_ring_forward(q, k, v, length, scale, causal, balanced, group, use_kernels)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.ring = length, scale, causal, balanced, group, kernels
+        ctx.ring = length, scale, causal, balanced, group, use_kernels
         return out
 
     @staticmethod
     def backward(ctx, dO):
         q, k, v, out, lse = ctx.saved_tensors
         with torch.no_grad():
-            gradients = [each.to(q.dtype) for each in run_ring_backward(dO, q, k, v, out, lse, *ctx.ring)]
+            gradients = [
+                gradient.to(q.dtype) for gradient in run_ring_backward(dO, q, k, v, out, lse, *ctx.ring)
+            ]
         if torch.is_grad_enabled():
-            gradients = FirstOrder.apply(gradients, dO, q, k, v)
+            gradients = NoDoubleBackward.apply(gradients, dO, q, k, v)
         return *gradients, None, None, None, None, None, None

@@ -125,9 +125,9 @@ def describe_next_step(exercise: Exercise, progress: Progress) -> str:
     if any(state != "passed" for state in exercise.get_states(progress).values()):
         return ""
     done = f"{exercise.puzzle.name}, {exercise.rung.label}: {len(exercise.gates)} of {len(exercise.gates)}, solved."
-    required = [file_work for file_work in list_exercises(exercise.puzzle) if not file_work.rung.optional]
+    required = [other for other in list_exercises(exercise.puzzle) if not other.rung.optional]
     finale = next((demo for demo in exercise.puzzle.demos if demo.finale), None)
-    whole = all(is_solved(file_work, progress) for file_work in required)
+    whole = all(is_solved(other, progress) for other in required)
     if finale and whole:
         return (
             f"{done} What now: {finale.about}: `{format_command(f'{exercise.puzzle.name} --{finale.flag}')}`"
@@ -227,10 +227,13 @@ def show_difference(
 
 def format_blanks(yours: Blank, ours: Blank, width: int) -> Group:
     """Return both versions of a blank; lines in only one of them are marked."""
-    mine, theirs = list_body_lines(yours), list_body_lines(ours)
-    left, right = mark_lines(mine, theirs, "red"), mark_lines(theirs, mine, "green")
+    learner_lines, solution_lines = list_body_lines(yours), list_body_lines(ours)
+    left, right = (
+        mark_lines(learner_lines, solution_lines, "red"),
+        mark_lines(solution_lines, learner_lines, "green"),
+    )
     heading = Text(f"{ours.id}: {ours.task}", style="bold")
-    if mine == theirs:
+    if learner_lines == solution_lines:
         return Group(heading, Text("  the same as the solution", style="green"))
     if width >= SIDE_BY_SIDE_COLUMNS:
         from rich.table import Table  # importing it takes longer than printing a list
@@ -253,16 +256,16 @@ def list_body_lines(blank: Blank) -> list[str]:
     return textwrap.dedent("\n".join(line.rstrip() for line in blank.body)).strip("\n").split("\n")
 
 
-def mark_lines(these: list[str], others: list[str], style: str) -> list[Text]:
+def mark_lines(lines: list[str], other_lines: list[str], style: str) -> list[Text]:
     """Return lines for the terminal; lines missing from the other side are marked."""
-    common = set(find_common_lines(these, others))
+    common = set(find_common_lines(lines, other_lines))
     return [
         Text(f"{'  ' if number in common else '> '}{line}", style="" if number in common else style)
-        for number, line in enumerate(these)
+        for number, line in enumerate(lines)
     ]
 
 
-def find_common_lines(these: list[str], others: list[str]) -> Iterator[int]:
+def find_common_lines(lines: list[str], other_lines: list[str]) -> Iterator[int]:
     """Yield the indices of the lines common to both sides, in the same order."""
-    for block in difflib.SequenceMatcher(None, these, others, autojunk=False).get_matching_blocks():
+    for block in difflib.SequenceMatcher(None, lines, other_lines, autojunk=False).get_matching_blocks():
         yield from range(block.a, block.a + block.size)

@@ -287,7 +287,7 @@ def format_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
     gradients = [q for q in puzzle.backward if q in run.quantities and q in written]
     outputs = [quantity for quantity in puzzle.forward if quantity in written]
     for output in outputs[:1]:
-        yield f"   Forward max difference: {format_difference(variant, output, tick=False)}"
+        yield f"   Forward max difference: {format_difference(variant, output, with_mark=False)}"
     for quantity in gradients or [q for q in puzzle.intermediate if q in run.quantities and q in written]:
         yield f"   {puzzle.get_printed_name(quantity)}: {format_difference(variant, quantity)}"
     yield from format_wrong_quantities(run, variant)
@@ -301,14 +301,14 @@ def format_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
     yield f"   Overall:      {STATES[variant.get_state(run.quantities)]}"
 
 
-def format_difference(variant: VariantResult, quantity: str, tick: bool = True) -> str:
+def format_difference(variant: VariantResult, quantity: str, with_mark: bool = True) -> str:
     """Return the published figure of a quantity: its largest difference from PyTorch in the default case."""
     if quantity in variant.unsolved:
         return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
     default_results = variant.comparisons[0].results if variant.comparisons else {}
     if quantity not in default_results:
         return "not compared"
-    mark = (" ✅" if variant.is_correct(quantity) else " ❌") if tick else ""
+    mark = (" ✅" if variant.is_correct(quantity) else " ❌") if with_mark else ""
     return f"{default_results[quantity].difference:.2e}{mark}"
 
 
@@ -423,18 +423,18 @@ def format_memory(run: Run) -> Iterator[Line]:
 
 def format_costs(run: Run) -> Iterator[Line]:
     """Yield the kernel costs of every gate with limits, next to those of the blank's initial code."""
-    limited = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
+    gates_with_limits = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
     variants = [variant for device in run.devices for variant in device.variants.values()]
     gates = [result for variant in variants for result in variant.gates]
     measured = {(result.gate.id, cost.limit.id): cost for result in gates for cost in result.costs}
-    if not limited or not any(device.kind == "virtual" for device in run.devices):
+    if not gates_with_limits or not any(device.kind == "virtual" for device in run.devices):
         return
     yield ""
     yield Text("Counters, in the case in which they are held to their limits:", style="bold")
     row = "   {:10} {:29} {:>8} {:>8} {:>8}  {}".format
     yield Text("   (a gate's own counter first; it must not raise the indented ones again)", style="dim")
     yield Text(row("gate", "", "given", "yours", "at most", "").rstrip(), style="dim")
-    for gate in limited:
+    for gate in gates_with_limits:
         for limit in gate.limits:
             cost, initial = measured.get((gate.id, limit.id)), limit.first.get(run.options.dtype)
             amount = format_amount(cost.value) if cost else "-"

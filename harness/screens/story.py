@@ -83,9 +83,9 @@ def find_step(picture: Picture, finding: Finding) -> int | None:
     return steps[0] if steps else None
 
 
-def describe_path(picture: Picture, fault: Fault) -> Iterator[Sentence]:
+def describe_path(picture: Picture, error: Fault) -> Iterator[Sentence]:
     """Yield the path from the wrong element to the fault: the threads that propagated a wrong value."""
-    for hop in fault.hops:
+    for hop in error.hops:
         write, read = hop.write, hop.read
         yield Sentence(
             "way",
@@ -96,50 +96,50 @@ def describe_path(picture: Picture, fault: Fault) -> Iterator[Sentence]:
         )
 
 
-def describe_cause(picture: Picture, fault: Fault) -> Iterator[Sentence]:
+def describe_cause(picture: Picture, error: Fault) -> Iterator[Sentence]:
     """Yield what the thread at fault does, and what it should have read."""
-    name, element = format_thread(picture, fault.thread), format_element(picture, fault.element)
+    name, element = format_thread(picture, error.thread), format_element(picture, error.element)
     run = picture.learner.accesses
-    write_line = run.get_line(fault.step) if fault.step is not None else None
-    if fault.kind in ("element", "order", "place", "value"):
-        is_sum = (run.select_element(fault.element) & (run.kind == "A")).any()
+    write_line = run.get_line(error.step) if error.step is not None else None
+    if error.kind in ("element", "order", "place", "value"):
+        is_sum = (run.select_element(error.element) & (run.kind == "A")).any()
         verb = "adds" if is_sum else "writes"
         into = "to" if verb == "adds" else "into"
-        got, expected = format_distinct(fault.got, fault.expected, 6)
+        got, expected = format_distinct(error.got, error.expected, 6)
         text = f"{name} {verb} {got} {into} {element}; the solution's same thread {verb} {expected}"
-        if fault.kind == "value":
+        if error.kind == "value":
             text += ". It reads the same elements and values: what it computes from them is wrong"
-        yield Sentence("fault", text, fault.step, fault.line)
-        yield from describe_difference(picture, fault)
+        yield Sentence("fault", text, error.step, error.line)
+        yield from describe_difference(picture, error)
         return
     texts = {
-        "missing write": f"{name} never writes {element}; the solution's same thread does ({fault.expected:.6g})",
-        "extra write": f"{name} writes {fault.got:.6g} into {element}; the solution's same thread does not",
-        "kind": f"{name} stores {fault.got:.6g} into {element}, which many threads add to; the solution adds it with an atomic",
-        "atomic": f"{name} adds {fault.got:.6g} to {element} with an atomic; the solution stores it",
+        "missing write": f"{name} never writes {element}; the solution's same thread does ({error.expected:.6g})",
+        "extra write": f"{name} writes {error.got:.6g} into {element}; the solution's same thread does not",
+        "kind": f"{name} stores {error.got:.6g} into {element}, which many threads add to; the solution adds it with an atomic",
+        "atomic": f"{name} adds {error.got:.6g} to {element} with an atomic; the solution stores it",
         "count": f"{name} writes {element} another number of times than the solution's same thread",
         "same": f"{name} writes {element} as the solution's thread does: the difference is rounding, or the order of the threads",
     }
-    yield Sentence("fault", texts[fault.kind], fault.step, fault.line or write_line)
+    yield Sentence("fault", texts[error.kind], error.step, error.line or write_line)
 
 
-def describe_difference(picture: Picture, fault: Fault) -> Iterator[Sentence]:
+def describe_difference(picture: Picture, error: Fault) -> Iterator[Sentence]:
     """Yield how the reads, or the target of the write, differ from those of the solution's thread."""
-    if fault.kind == "place":
-        element = format_element(picture, fault.missing[0])
+    if error.kind == "place":
+        element = format_element(picture, error.missing[0])
         yield Sentence("instead", f"the solution's thread puts this value into {element}")
         return
-    if fault.kind == "order":
-        step, learner_element = fault.extra[0].step, format_element(picture, fault.extra[0].element)
-        text = f"last before that, it reads {learner_element}; the solution's thread reads {format_element(picture, fault.missing[0])}"
+    if error.kind == "order":
+        step, learner_element = error.extra[0].step, format_element(picture, error.extra[0].element)
+        text = f"last before that, it reads {learner_element}; the solution's thread reads {format_element(picture, error.missing[0])}"
         yield Sentence("instead", text, step, picture.learner.accesses.get_line(step))
         return
-    if fault.extra:
-        step, elements = fault.extra[0].step, format_elements(picture, [a.element for a in fault.extra])
+    if error.extra:
+        step, elements = error.extra[0].step, format_elements(picture, [a.element for a in error.extra])
         text = f"it reads {elements}, which the solution's thread does not"
         yield Sentence("instead", text, step, picture.learner.accesses.get_line(step))
-    if fault.missing:
-        elements = format_elements(picture, fault.missing)
+    if error.missing:
+        elements = format_elements(picture, error.missing)
         yield Sentence("instead", f"it never reads {elements}, which the solution's thread does")
 
 

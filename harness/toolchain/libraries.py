@@ -163,7 +163,7 @@ class Progress:
         self.stream = stream or sys.stderr
         self.running: dict[str, tuple[float, float]] = {}
         self.lock = threading.Lock()
-        self.ended = threading.Event()
+        self.finished_event = threading.Event()
 
     @contextmanager
     def show(self, library: Library) -> Generator[None]:
@@ -177,7 +177,7 @@ class Progress:
             self.running[library.name] = time.monotonic(), expected
             first = len(self.running) == 1
         if first:
-            self.ended.clear()
+            self.finished_event.clear()
             threading.Thread(target=self.refresh_periodically, daemon=True).start()
         try:
             yield
@@ -185,11 +185,11 @@ class Progress:
             with self.lock:
                 del self.running[library.name]
                 if not self.running:
-                    self.ended.set()
+                    self.finished_event.set()
                     self.write("")
 
     def refresh_periodically(self) -> None:
-        while not self.ended.wait(0.2):
+        while not self.finished_event.wait(0.2):
             with self.lock:
                 if self.running:
                     self.write(self.format_line())

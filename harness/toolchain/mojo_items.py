@@ -90,15 +90,15 @@ def parse_source(file: str, text: str) -> Source:
 
 def find_statements(lines: list[str]) -> Iterator[int]:
     """Yield the index of each top-level statement's first line, including its decorators."""
-    depth, closing_quotes, decorated = 0, "", False
+    depth, closing_quotes, is_decorated = 0, "", False
     for number, line in enumerate(lines):
         is_code = not closing_quotes
         if is_code and ITEM_START.match(line):
             depth = 0
         if is_code and depth == 0 and line[:1].strip() and not line.startswith("#"):
-            if not decorated:
+            if not is_decorated:
                 yield number
-            decorated = line.startswith("@")
+            is_decorated = line.startswith("@")
         position = 0
         while position < len(line):
             if closing_quotes:
@@ -189,8 +189,10 @@ class Items:
             used_words = {word for item in file_items for word in item.identifiers}
             lines = [""] * source.lines
             for statement in source.imports:
-                local = statement.module.startswith(".")
-                used = {h for n, h in statement.names if h in used_words and (not local or n in item_names)}
+                is_local = statement.module.startswith(".")
+                used = {
+                    h for n, h in statement.names if h in used_words and (not is_local or n in item_names)
+                }
                 lines[statement.line - 1] = statement.restrict_to(used)
             for item in file_items:
                 lines[item.line - 1 : item.line - 1 + len(item.lines)] = item.lines

@@ -369,7 +369,7 @@ def measure(self, problem, ready, direction, column):
         raise KeyboardInterrupt
     original(self, problem, ready, direction, column)
 
-original, runner.BenchmarkRun.measure = runner.Bench.measure, measure
+original, runner.BenchmarkRun.measure = runner.BenchmarkRun.measure, measure
 candidates.BENCHMARK = dataclasses.replace(
     candidates.BENCHMARK, candidates=tuple(one for one in candidates.CANDIDATES if one.name in ("bare GEMMs", "eager"))
 )

@@ -259,7 +259,7 @@ def test_inductor_compiles_the_remaining_graph(monkeypatch):
 
 
 def test_report_has_the_models_layer_names(capfd, monkeypatch):
-    monkeypatch.setenv(backend_module.REPORT, "1")
+    monkeypatch.setenv(backend_module.REPORT_VARIABLE, "1")
     model = nn.Sequential(nn.LayerNorm(H), nn.Linear(H, O), nn.LayerNorm(O), nn.Dropout(0.5), nn.Linear(O, 2))
     torch.compile(model, backend=mojo_workbook, options={"tail": "eager"})(torch.randn(B, S, H))
     lines = capfd.readouterr().err.splitlines()
@@ -271,7 +271,7 @@ def test_report_has_the_models_layer_names(capfd, monkeypatch):
 
 
 def test_no_report_by_default_or_without_matches(capfd, monkeypatch):
-    monkeypatch.delenv(backend_module.REPORT, raising=False)
+    monkeypatch.delenv(backend_module.REPORT_VARIABLE, raising=False)
     options: dict[str, Any] = {"tail": "eager"}
     torch.compile(FunctionModel(share_layernorm), backend=mojo_workbook, options=options)(
         torch.randn(B, S, H)
@@ -343,12 +343,12 @@ def test_attention_is_replaced_if_requested():
     model, x = AttentionModel(), torch.randn(2, 5, 16)
     (report,) = assert_same_as_eager(model, x, tail="aot_eager", attention=True)
     assert len(report.swaps) == 1 and len(report.attentions) == 3 and not report.skipped_attentions
-    lines = report.lines()
+    lines = report.format_lines()
     assert "mojo_workbook: 3 of 3 attentions swapped" in lines
     assert any(line.endswith("attention of [2, 4, 5, 4] to [2, 2, 5, 4], float32") for line in lines)
     for options in ({}, {"attention": False}):
         (report,) = assert_same_as_eager(model, x, tail="aot_eager", **options)
-        assert not report.attentions and "attentions" not in "".join(report.lines())
+        assert not report.attentions and "attentions" not in "".join(report.format_lines())
 
 
 @pytest.mark.usefixtures("support_all_attention")
@@ -395,7 +395,7 @@ def test_attention_is_replaced_by_default_where_faster(monkeypatch):
         return [reason for _, reason in report.skipped_attentions]
 
     assert list_reasons() == ["it is faster only in 16 bits on a Hopper"] * 3
-    slower = "explain_if_slower"
+    slower = "get_reason_slower"
     monkeypatch.setattr(attention_layer, slower, lambda q, k, *_: "few" if q.shape[1] == 4 else None)
     assert list_reasons() == ["few"] * 3
     monkeypatch.setattr(attention_layer, slower, lambda *_: None)
@@ -409,7 +409,7 @@ def test_attention_is_replaced_by_default_where_faster(monkeypatch):
 
 
 def make_call(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=None, dropout_p=0.0):
-    """Return arguments of `explain_if_slower` on meta tensors."""
+    """Return arguments of `get_reason_slower` on meta tensors."""
     query, key = (torch.empty(1, 2, length, heads, dtype=dtype, device="meta") for length in (queries, keys))
     return query, key, mask, dropout_p
 
@@ -440,7 +440,7 @@ def make_call(dtype=torch.bfloat16, *, heads=64, queries=512, keys=512, mask=Non
 )
 def test_attention_is_skipped_where_pytorch_is_faster(call, reason, monkeypatch):
     monkeypatch.setattr(attention_layer, "uses_wgmma", lambda query: query.dtype.itemsize == 2)
-    assert attention_layer.explain_if_slower(*call) == reason
+    assert attention_layer.get_reason_slower(*call) == reason
 
 
 def test_default_replacements_are_faster_in_the_record(monkeypatch):
@@ -453,7 +453,7 @@ def test_default_replacements_are_faster_in_the_record(monkeypatch):
         row
         for row in record.rows("attention_options")
         if row["option"] in masks
-        and attention_layer.explain_if_slower(
+        and attention_layer.get_reason_slower(
             *make_call(
                 getattr(torch, row["dtype"]), heads=int(row["d"]), mask=masks[row["option"]], **lengths
             )
@@ -476,5 +476,5 @@ def test_unsupported_attention_is_skipped_with_a_reason():
     assert len(report.attentions) == 2
     ((_, reason),) = report.skipped_attentions
     assert "dropout" in reason and f"left     {report.skipped_attentions[0][0]}: {reason}" in "".join(
-        report.lines()
+        report.format_lines()
     )

@@ -202,7 +202,7 @@ def test_small_logits_are_skipped_by_default(monkeypatch):
         (2**40, True, 1, 0),
         (1, False, 0, 0),
     ):
-        monkeypatch.setattr(head_module, "SMALL_LOGITS", size)
+        monkeypatch.setattr(head_module, "MIN_LOGITS_BYTES", size)
         call, reports = compile_model(Model(compute_head_loss), "eager", head=head)
         call(x, t)
         assert [(len(r.heads), len(r.skipped_heads)) for r in reports] == [(num_replaced, num_skipped)]

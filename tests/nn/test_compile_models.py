@@ -129,7 +129,7 @@ def test_gradients_are_as_accurate_as_eager(name):
     wide = copy.deepcopy(model).double()
     truth = compute_gradients(lambda: compute_loss(wide, name, torch.float64), wide)
     num_replaced = sum(len(report.swaps) for report in reports)
-    assert num_replaced == MODELS[name][1], [r.lines() for r in reports]
+    assert num_replaced == MODELS[name][1], [r.format_lines() for r in reports]
     assert_as_accurate_as_eager(actual, eager, truth)
 
 

@@ -66,9 +66,9 @@ def test_failed_kernel_load_warns_once(cpu_operators, monkeypatch):
     assert_warns("the compiler is away")
     monkeypatch.setattr(host, "load_part", lambda *_: ctypes.CDLL(None))
     assert_warns("AttributeError: .*workbook_open")
-    monkeypatch.setattr(host, "OpenGpu", lambda function: no_context)
+    monkeypatch.setattr(host, "OpenGPUFunction", lambda function: no_context)
     assert_warns("there is no context")
-    monkeypatch.setattr(host, "OpenGpu", lambda function: lambda *_: 7)
+    monkeypatch.setattr(host, "OpenGPUFunction", lambda function: lambda *_: 7)
     assert host.open_part(b"attention", b"float16", 0, handles) == 7
     assert handles[0] == ctypes.CDLL(None)._handle
     handles[0] = 1

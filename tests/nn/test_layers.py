@@ -11,7 +11,7 @@ from torch import nn
 
 import harness
 from harness.nn import layers
-from harness.nn.layers import ALGORITHMS, MEMORY, LayerNormLinear, fused_layernorm_linear
+from harness.nn.layers import ALGORITHMS, MEMORY_MODES, LayerNormLinear, fused_layernorm_linear
 
 H, O = 6, 5
 
@@ -136,7 +136,7 @@ def test_optional_parameters_match_sequential(affine, ln_bias, bias):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.parametrize("memory", MEMORY_MODES)
 def test_algorithm_and_memory_options_match_sequential(algorithm, memory):
     reference = make_sequential()
     layer = LayerNormLinear(H, O, algorithm=algorithm, memory=memory)

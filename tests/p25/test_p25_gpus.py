@@ -45,7 +45,7 @@ def test_block_matches_autograd(causal, queries, keys):
 def test_autocast_sends_bfloat16_and_accumulates_in_float32(group_of_one, monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 8, 4)
-    merge, dtypes = ring.merge, set()
+    merge, dtypes = ring.merge_blocks, set()
 
     def record_dtypes(*tensors):
         dtypes.update(tensor.dtype for tensor in tensors)

@@ -12,7 +12,7 @@ from typed import as_triple
 
 from harness.devices.processes import run_ranks
 from harness.nn import ring_attention
-from harness.nn.ring import infer_length, merge
+from harness.nn.ring import infer_length, merge_blocks
 from harness.puzzles.p25 import layout
 
 
@@ -62,7 +62,7 @@ def test_rounded_lse_has_bounded_error(score):
     lse = score * (1 + 1e-3 * torch.randn(2, 1, 1, 1000, generator=generator, dtype=torch.float64))
     outs = torch.tensor([0.0, 1]).double().view(2, 1, 1, 1, 1).expand(2, 1, 1, 1000, 1)
     (exact, gathered), (got, merged) = (
-        merge(outs[0], values[0], outs[1], values[1]) for values in (lse, lse.float().double())
+        merge_blocks(outs[0], values[0], outs[1], values[1]) for values in (lse, lse.float().double())
     )
     bound = lse.abs().amax(0) * 2.0**-24
     assert ((got - exact).abs()[..., 0] <= bound).all() and ((merged - gathered).abs() <= bound).all()

@@ -156,7 +156,7 @@ def test_default_run_checks_all_rungs(monkeypatch, capsys):
     """Each part has a heading; only the fast parts run here."""
     monkeypatch.setattr(
         "harness.screens.checking.GateCheck.run",
-        lambda check, console: (3 if check.work.rung.id == "swap" else 0, {}),
+        lambda check, console: (3 if check.exercise.rung.id == "swap" else 0, {}),
     )
     assert cli.main(["p26", "--solution"]) == 3
     output = capsys.readouterr().out

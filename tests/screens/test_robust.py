@@ -120,7 +120,7 @@ def test_missing_gate_result_is_a_failure(command_line, monkeypatch):
 def test_unsolved_optional_rung_is_not_passed(command_line, monkeypatch, tmp_path):
     from harness.toolchain import roots
 
-    monkeypatch.setattr(roots, "problems", lambda: tmp_path)
+    monkeypatch.setattr(roots, "get_problems", lambda: tmp_path)
     blanks.generate_problems(CHECKOUT / "solutions" / "p22", tmp_path / "p22")
     result = command_line("verify", "p22", "--rung", "derive")
     assert result.code == 3 and "gates are left; nothing attempted is wrong" in result.out

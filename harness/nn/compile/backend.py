@@ -40,13 +40,13 @@ from harness.nn.compile.match import (
     value,
 )
 
-REPORT = "MOJO_WORKBOOK_REPORT"
-TAILS = ("inductor", "aot_eager", "eager")
-ATTENTION = torch.nn.functional.scaled_dot_product_attention
-OWN_OPTIONS = ("report", "attention", "head", "tail")
+REPORT_VARIABLE = "MOJO_WORKBOOK_REPORT"
+TAIL_BACKENDS = ("inductor", "aot_eager", "eager")
+SDPA = torch.nn.functional.scaled_dot_product_attention
+BACKEND_OPTIONS = ("report", "attention", "head", "tail")
 """The options of this backend; the others are Inductor's."""
 VECTOR_BYTES = 16
-MANY_UNALIGNED = 12
+MIN_UNALIGNED_RATIO = 12
 """With at least this many outputs per input, unaligned rows are left to Inductor: on an H200 the operator is
 10 % faster at a ratio of 8 and 4 % slower at 16.
 """
@@ -66,7 +66,7 @@ class Report:
     def __bool__(self) -> bool:
         return any(vars(self).values())
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """Return the report: a line for each Linear after a LayerNorm, attention and head."""
         sections: list[tuple[list[Any], list[tuple[str, str]], str]] = [
             (self.swaps, self.skipped, "Linear layers after a LayerNorm"),
@@ -94,19 +94,19 @@ def mojo_workbook(
 ) -> Callable[..., Any]:
     """Rewrite a graph from Dynamo and compile it; return a function of its inputs that returns a tuple.
 
-    `mode` and `options` are Inductor's, apart from OWN_OPTIONS. torch passes `name`, which is unused.
+    `mode` and `options` are Inductor's, apart from BACKEND_OPTIONS. torch passes `name`, which is unused.
     Raises ValueError for an unknown `tail`.
     """
     patches = dict(options or {})
-    own_options = {option: patches.pop(option, None) for option in OWN_OPTIONS}
+    own_options = {option: patches.pop(option, None) for option in BACKEND_OPTIONS}
     tail = own_options["tail"] or ("inductor" if has_compiler() else "aot_eager")
-    if tail not in TAILS:
-        raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAILS)}")
+    if tail not in TAIL_BACKENDS:
+        raise ValueError(f"tail {tail!r}: choose one of {', '.join(TAIL_BACKENDS)}")
     report = rewrite(gm, attention=own_options["attention"], head=own_options["head"])
     if callable(own_options["report"]):
         own_options["report"](report)
-    elif report and (own_options["report"] or os.environ.get(REPORT, "0") not in ("", "0")):
-        print("\n".join(report.lines()), file=sys.stderr)
+    elif report and (own_options["report"] or os.environ.get(REPORT_VARIABLE, "0") not in ("", "0")):
+        print("\n".join(report.format_lines()), file=sys.stderr)
     if tail == "eager":
         return gm.forward
     # The lookup that PyTorch documents under "Custom Backends" (docs.pytorch.org, torch.compiler_custom_backends).
@@ -139,10 +139,10 @@ def rewrite(gm: GraphModule, *, attention: bool | None = None, head: bool | None
         report.heads += swap_all(graph_module, heads, swap_head)
         report.skipped_heads += [(layer_name(skipped.linear), skipped.reason) for skipped in heads.skipped]
         matches = find_matches(graph_module)
-        report.swaps += swap_all(graph_module, matches, swap)
+        report.swaps += swap_all(graph_module, matches, swap_linear)
         report.skipped += [(layer_name(skipped.linear), skipped.reason) for skipped in matches.skipped]
         for node in find_attentions(graph_module, attention):
-            slower = None if attention else explain_if_slower(node)
+            slower = None if attention else get_reason_slower(node)
             if slower:
                 report.skipped_attentions.append((layer_name(node), slower))
                 continue
@@ -167,7 +167,7 @@ def swap_all(gm: GraphModule, matches: Matches, swap: Callable[[GraphModule, Any
     return swapped
 
 
-def explain_slower(match: Match) -> str:
+def get_reason_linear_slower(match: Match) -> str:
     """Return why a Linear is faster on a Hopper GPU without the operator, or "".
 
     The kernels copy outputs and gradients whose row size is not a multiple of 16 bytes, such as a head of
@@ -175,7 +175,7 @@ def explain_slower(match: Match) -> str:
     """
     out, H, O = value(match.linear), shape(match.x)[-1], shape(match.linear)[-1]
     unaligned = out.dtype.itemsize == 2 and isinstance(O, int) and O % (VECTOR_BYTES // 2) != 0
-    if unaligned and O >= MANY_UNALIGNED * H and is_hopper(out.device):
+    if unaligned and O >= MIN_UNALIGNED_RATIO * H and is_hopper(out.device):
         return f"rows of {O} outputs are unaligned; Inductor pads them in less time"
     return ""
 
@@ -185,13 +185,13 @@ def is_hopper(device: torch.device) -> bool:
     return cuda and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def find_attentions(gm: GraphModule, requested: bool | None) -> list[Node]:
+def find_attentions(gm: GraphModule, enabled: bool | None) -> list[Node]:
     """Return the replaceable attention calls: all if `requested`, none if False, by default those on a Hopper GPU."""
-    nodes = [] if requested is False else [node for node in gm.graph.nodes if node.target is ATTENTION]
-    return [node for node in nodes if requested or is_hopper(value(node).device)]
+    nodes = [] if enabled is False else [node for node in gm.graph.nodes if node.target is SDPA]
+    return [node for node in nodes if enabled or is_hopper(value(node).device)]
 
 
-def explain_if_slower(node: Node) -> str | None:
+def get_reason_slower(node: Node) -> str | None:
     """Return why attention is not replaced by default, or None if the kernels are faster."""
     # Imported here: a model without attention does not need the kernels' module.
     from harness.nn import attention_layer
@@ -199,7 +199,7 @@ def explain_if_slower(node: Node) -> str | None:
     query, key, values, mask, dropout_p = get_attention_arguments(node)
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, values))):
         return "without gradients PyTorch's is faster"
-    return attention_layer.explain_if_slower(query, key, mask, dropout_p)
+    return attention_layer.get_reason_slower(query, key, mask, dropout_p)
 
 
 def get_attention_arguments(node: Node) -> tuple[Any, ...]:
@@ -227,9 +227,9 @@ def swap_attention(gm: GraphModule, node: Node) -> str:
     return swapped
 
 
-def swap(gm: GraphModule, match: Match) -> Swap:
+def swap_linear(gm: GraphModule, match: Match) -> Swap:
     """Replace one Linear by the operator; raise, changing nothing, if it is unsupported or slower."""
-    if reason := explain_slower(match):
+    if reason := get_reason_linear_slower(match):
         raise NotImplementedError(reason)
     with NodeInserter(gm, match.linear) as insert:
         x = match.x

@@ -16,27 +16,27 @@ from harness.nn.compile.match import value
 class NodeInserter:
     """Inserts nodes with fake tensors before a node; an exception in the `with` block removes them again."""
 
-    def __init__(self, gm: GraphModule, before: Node):
-        self.gm, self.before = gm, before
-        self.added: list[Node] = []
+    def __init__(self, gm: GraphModule, anchor: Node):
+        self.gm, self.anchor = gm, anchor
+        self.added_nodes: list[Node] = []
 
     def function(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-        with self.gm.graph.inserting_before(self.before):
+        with self.gm.graph.inserting_before(self.anchor):
             return self.set_fake_tensor(self.gm.graph.call_function(target, args, kwargs), target)
 
     def method(self, name: str, *args: Any) -> Node:
-        with self.gm.graph.inserting_before(self.before):
+        with self.gm.graph.inserting_before(self.anchor):
             return self.set_fake_tensor(self.gm.graph.call_method(name, args), getattr(torch.Tensor, name))
 
     def set_fake_tensor(self, node: Node, call: Callable[..., Any]) -> Node:
-        self.added.append(node)
-        if not isinstance(value(self.before), FakeTensor):
+        self.added_nodes.append(node)
+        if not isinstance(value(self.anchor), FakeTensor):
             message = "its tensors are wrapped, by a transform of torch.func or in a subclass"
             raise NotImplementedError(message)
-        meta = {k: v for k, v in self.before.meta.items() if k != "example_value"}
+        meta = {k: v for k, v in self.anchor.meta.items() if k != "example_value"}
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
         # A caller's hooks, such as a checkpoint's, must not see the tensors saved here.
-        with value(self.before).fake_mode, saved_tensors_hooks(lambda t: t, lambda t: t):
+        with value(self.anchor).fake_mode, saved_tensors_hooks(lambda t: t, lambda t: t):
             node.meta = meta | {"example_value": call(*args, **kwargs)}
         return node
 
@@ -49,7 +49,7 @@ class NodeInserter:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
-            for node in reversed(self.added):
+            for node in reversed(self.added_nodes):
                 self.gm.graph.erase_node(node)
 
 

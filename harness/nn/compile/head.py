@@ -24,7 +24,7 @@ from harness.nn.compile.match import (
     Skipped,
     bound,
     explain_unsupported_matmul,
-    find_write,
+    find_mutation,
     keeps_rows,
     list_factors,
     match_calls,
@@ -34,10 +34,19 @@ from harness.nn.compile.match import (
 )
 from harness.nn.compile.purity import call_name
 
-LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+LOSS_ARGUMENTS = (
+    "input",
+    "target",
+    "weight",
+    "size_average",
+    "ignore_index",
+    "reduce",
+    "reduction",
+    "label_smoothing",
+)
 """The arguments of `F.cross_entropy`."""
 CASTS = ("float", "double", "half", "bfloat16", "to", "type", "type_as")
-SMALL_LOGITS = 2**25
+MIN_LOGITS_BYTES = 2**25
 """Bytes of logits in float32 below which a head is not replaced, unless requested."""
 
 
@@ -57,17 +66,17 @@ class HeadMatch:
     slices: tuple[Any, ...]
 
 
-def find_heads(gm: GraphModule, requested: bool | None) -> Matches:
+def find_heads(gm: GraphModule, enabled: bool | None) -> Matches:
     """Return a graph's heads: all if `requested`, none if False, by default those with large logits."""
-    losses = () if requested is False else (F.cross_entropy,)
-    return match_calls(gm, losses, functools.partial(match_head, requested=bool(requested)))
+    losses = () if enabled is False else (F.cross_entropy,)
+    return match_calls(gm, losses, functools.partial(match_head, enabled=bool(enabled)))
 
 
 def match_head(
-    loss: Node, nodes: list[Node], order: dict[Node, int], requested: bool
+    loss: Node, nodes: list[Node], order: dict[Node, int], enabled: bool
 ) -> HeadMatch | Skipped | None:
     """Return a match, a Skipped with the reason, or None if no Linear feeds this loss."""
-    args = bound(loss, LOSS)
+    args = bound(loss, LOSS_ARGUMENTS)
     path, reason = walk_back(loss, args["input"])
     linear = path[-1]
     if linear.target not in PRODUCTS:
@@ -77,9 +86,9 @@ def match_head(
     slices = tuple(node.args[1] for node in reversed(path) if node.target is operator.getitem)
     match = HeadMatch(linear, loss, path, args, slices)
     reason = reason or find_other_reader(path) or explain_unsupported(match) or list_factors(linear)
-    reason = reason or find_write(nodes[order[linear] + 1 : order[loss]])
-    if not reason and not requested and value(linear).numel() * 4 < SMALL_LOGITS:
-        reason = f"its logits take less than {SMALL_LOGITS >> 20} MiB"
+    reason = reason or find_mutation(nodes[order[linear] + 1 : order[loss]])
+    if not reason and not enabled and value(linear).numel() * 4 < MIN_LOGITS_BYTES:
+        reason = f"its logits take less than {MIN_LOGITS_BYTES >> 20} MiB"
     return Skipped(linear, reason) if reason else match
 
 

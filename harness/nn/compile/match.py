@@ -34,7 +34,7 @@ MATMUL = {
     for function in (operator.matmul, torch.matmul, torch.mm, aten.mm.default, aten.matmul.default)
 }
 TRANSPOSED = ADDMM | MATMUL
-KEYWORDS: dict[Any, dict[str, str]] = {
+ARGUMENT_ALIASES: dict[Any, dict[str, str]] = {
     **{op: {"input": "bias", "self": "bias", "mat1": "input", "mat2": "weight"} for op in ADDMM},
     **{op: {"self": "input", "other": "weight", "mat2": "weight"} for op in MATMUL},
 }
@@ -120,11 +120,11 @@ def match_linear(linear: Node, nodes: list[Node], order: dict[Node, int]) -> Mat
     eps = norm.get("eps", DEFAULT_EPS)
     match = Match(ln, linear, *affine, eps, between, linear.target in TRANSPOSED)
     reason = explain_unsupported(match, norm["normalized_shape"]) or list_factors(linear)
-    reason = reason or find_write(nodes[order[ln] + 1 : order[linear]])
+    reason = reason or find_mutation(nodes[order[ln] + 1 : order[linear]])
     return Skipped(linear, reason) if reason else match
 
 
-def find_write(between: list[Node]) -> str:
+def find_mutation(between: list[Node]) -> str:
     """Return why a call cannot be moved across these nodes, or ""."""
     node = next((n for n in between if mutates(n)), None)
     if node is None:
@@ -135,7 +135,7 @@ def find_write(between: list[Node]) -> str:
 
 def bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the arguments of a call by name."""
-    aliases = KEYWORDS.get(node.target, {})
+    aliases = ARGUMENT_ALIASES.get(node.target, {})
     by_keyword = {aliases.get(keyword, keyword): argument for keyword, argument in node.kwargs.items()}
     return dict(zip(names, node.args, strict=False)) | by_keyword
 

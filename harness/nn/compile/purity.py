@@ -13,7 +13,7 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-MODES = (
+MODE_SWITCHES = (
     "_set_grad_enabled",
     *(f"_{act}_{mode}" for act in ("enter", "exit") for mode in ("autocast", "inference_mode")),
 )
@@ -23,18 +23,18 @@ IN_PLACE = {operator.setitem, operator.delitem} | {
     for name in dir(operator)
     if name.startswith("i") and f"__{name}__" in dir(operator)
 } - {operator.inv, operator.invert, operator.index}
-METHODS = frozenset([
+PURE_METHODS = frozenset([
     "bfloat16", "bool", "byte", "char", "double", "float", "half", "int", "long", "short", "type",
     "unique", "ndimension", "nelement", "new_tensor",
 ])  # fmt: skip
 """Tensor methods that write nothing and have no operator of the same name."""
-BUILTINS = frozenset(
+PURE_BUILTINS = frozenset(
     ["abs", "bool", "divmod", "float", "getattr", "int", "len", "max", "min", "pow", "round", "slice"]
 )
-NAMED_AS_OPERATORS = ("torch", "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
+C_MODULES = ("torch", "torch._C._nn", "torch._C._fft", "torch._C._linalg", "torch._C._special")
 """Modules of C functions, each named as its operator."""
-IN_PYTHON = ("torch.functional", "torch.nn.functional")
-STATEFUL = ("batch_norm", "instance_norm")
+PYTHON_MODULES = ("torch.functional", "torch.nn.functional")
+STATEFUL_OPERATORS = ("batch_norm", "instance_norm")
 """Operators that write running statistics, which their schemas do not declare."""
 
 
@@ -43,7 +43,7 @@ def call_name(node: Node) -> str:
 
 
 def switches_mode(node: Node) -> bool:
-    return node.op == "call_function" and call_name(node) in MODES
+    return node.op == "call_function" and call_name(node) in MODE_SWITCHES
 
 
 def mutates(node: Node) -> bool:
@@ -56,21 +56,21 @@ def mutates(node: Node) -> bool:
 def is_pure(node: Node) -> bool:
     """Return whether a call without `out` is known to write to no tensor."""
     target, name = node.target, call_name(node)
-    if any(part in name for part in STATEFUL):
+    if any(part in name for part in STATEFUL_OPERATORS):
         return False
     if isinstance(target, str):
-        return name in METHODS or is_pure_operator(getattr(aten, name, None))
+        return name in PURE_METHODS or is_pure_operator(getattr(aten, name, None))
     if isinstance(target, torch._ops.OpOverload):
         return not target._schema.is_mutable
     if isinstance(target, torch._ops.OpOverloadPacket):
         return is_pure_operator(target)
     module = getattr(target, "__module__", None)
-    if module in NAMED_AS_OPERATORS:
+    if module in C_MODULES:
         return name.startswith("sym_") or is_pure_operator(getattr(aten, name, None))
-    if module in IN_PYTHON:
+    if module in PYTHON_MODULES:
         return not name.endswith("_") and not may_write_argument(node)
     if module == "builtins":
-        return name in BUILTINS
+        return name in PURE_BUILTINS
     return module == "math" or (module == "_operator" and target not in IN_PLACE)
 
 

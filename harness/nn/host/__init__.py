@@ -25,7 +25,7 @@ PARTS = {
     "cross_entropy": DTYPES,
 }
 """Layer -> the separately built parts of its kernels: a dtype, or a feature of a dtype."""
-SECONDS = {"layernorm_linear": 75, "attention": 45, "attention/plan": 12, "cross_entropy": 15}
+BUILD_SECONDS = {"layernorm_linear": 75, "attention": 45, "attention/plan": 12, "cross_entropy": 15}
 """Estimated build time of a part on one core, in seconds; a measured time replaces it."""
 OPERATORS = {"attention": "attention_formula", "cross_entropy": "cross_entropy"}
 """Layer -> the module that implements in Python the operators that the C++ code only declares."""
@@ -33,56 +33,58 @@ DEVICE = "cuda"
 """The device type of the operators' tensors."""
 DEFINES: tuple[str, ...] = ()
 """Macros for the C++ files; tests use them to build for another device."""
-FOLDER = Path(__file__).resolve().parent
-KERNELS = FOLDER.parent / "kernels"
+HOST_FOLDER = Path(__file__).resolve().parent
+KERNELS_FOLDER = HOST_FOLDER.parent / "kernels"
 Handle = ctypes.POINTER(ctypes.c_void_p)
-Open = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, Handle)
-OpenGpu = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
+OpenCallback = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, Handle)
+OpenGPUFunction = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64)
 
 _loaded: dict[str, bool] = {}
 _load_errors: dict[str, str] = {}
 _load_lock = threading.Lock()
 
 
-def get_operator_library(layer: str, home: Path | None = None) -> libraries.Library:
+def get_operator_library(layer: str, torch_home: Path | None = None) -> libraries.Library:
     """Return the library of a layer's operator, for the installed PyTorch or the one in `home`."""
-    files = [FOLDER / f"{layer}.cpp", FOLDER / "host.h"]
-    return libraries.make_torch_library(layer, files, *DEFINES, torch_home=home)
+    files = [HOST_FOLDER / f"{layer}.cpp", HOST_FOLDER / "host.h"]
+    return libraries.make_torch_library(layer, files, *DEFINES, torch_home=torch_home)
 
 
 def get_kernel_library(layer: str, part: str, architecture: str) -> libraries.Library:
-    main_file = KERNELS / layer / "library.mojo"
-    folders = (KERNELS / layer, KERNELS / "common", KERNELS / "shared")
+    main_file = KERNELS_FOLDER / layer / "library.mojo"
+    folders = (KERNELS_FOLDER / layer, KERNELS_FOLDER / "common", KERNELS_FOLDER / "shared")
     others = (file for folder in folders for file in list_mojo_files(folder) if file != main_file)
     files = [main_file, *others]
-    seconds = SECONDS.get(f"{layer}/{part}", SECONDS[layer])
+    seconds = BUILD_SECONDS.get(f"{layer}/{part}", BUILD_SECONDS[layer])
     defines = {"PART": part, "LIBRARY": f"workbook_{layer}_{part}"}
-    return libraries.make_mojo_library(f"{layer}_{part}", files, KERNELS, architecture, seconds, **defines)
+    return libraries.make_mojo_library(
+        f"{layer}_{part}", files, KERNELS_FOLDER, architecture, seconds, **defines
+    )
 
 
 def list_layers() -> list[str]:
-    return [layer for layer in PARTS if (KERNELS / layer / "library.mojo").is_file()]
+    return [layer for layer in PARTS if (KERNELS_FOLDER / layer / "library.mojo").is_file()]
 
 
 def select_libraries(
-    names: Sequence[str], architectures: Sequence[str], homes: Sequence[Path | None]
+    names: Sequence[str], architectures: Sequence[str], torch_homes: Sequence[Path | None]
 ) -> list[libraries.Library]:
     """Return the libraries of the named layers or parts ("attention/bfloat16"), by default all.
 
     Raises UsageError for an unknown name.
     """
-    chosen: dict[str, list[str]] = {}
+    parts_by_layer: dict[str, list[str]] = {}
     for name in names or list_layers():
         layer, _, part = name.partition("/")
         if layer not in list_layers():
             raise UsageError(f"unknown layer {layer!r}; there is {', '.join(list_layers())}")
         if part and part not in PARTS[layer]:
             raise UsageError(f"{layer} has no part {part!r}; there is {', '.join(PARTS[layer])}")
-        chosen.setdefault(layer, []).extend([part] if part else PARTS[layer])
-    operators = [get_operator_library(layer, home) for layer in chosen for home in homes]
+        parts_by_layer.setdefault(layer, []).extend([part] if part else PARTS[layer])
+    operators = [get_operator_library(layer, home) for layer in parts_by_layer for home in torch_homes]
     parts = [
         get_kernel_library(layer, part, architecture)
-        for layer, parts in chosen.items()
+        for layer, parts in parts_by_layer.items()
         for part in dict.fromkeys(parts)
         for architecture in architectures
     ]
@@ -118,7 +120,7 @@ def _load(layer: str) -> bool:
         _, library = get_operator_library(layer).load()
     except Exception as error:
         _load_errors[layer] = str(error)
-        warn(layer, error)
+        warn_of_fallback(layer, error)
         return False
     library.workbook_set_open(open_part)
     operators = import_module(f"harness.nn.{OPERATORS[layer]}").OPERATORS if layer in OPERATORS else {}
@@ -129,30 +131,30 @@ def _load(layer: str) -> bool:
     return True
 
 
-@Open
-def open_part(layer: bytes, part: bytes, index: int, dl_handle) -> int:
+@OpenCallback
+def open_part(layer: bytes, part: bytes, device_index: int, dl_handle) -> int:
     """Open a part of a layer's kernels for a GPU, building it if necessary; return its handle, or warn and return -1.
 
     The C++ calls this once per part and GPU, from any thread, and receives the library's handle in `dl_handle`.
     """
     try:
-        library = load_part(layer.decode(), part.decode(), index)
+        library = load_part(layer.decode(), part.decode(), device_index)
         if dl_handle[0] not in (None, library._handle):
             raise EnvironmentProblem("another architecture's kernels are in use")
         message = ctypes.create_string_buffer(4096)
-        handle = OpenGpu(("workbook_open", library))(index, message, len(message))
+        handle = OpenGPUFunction(("workbook_open", library))(device_index, message, len(message))
         if handle <= 0:
             raise EnvironmentProblem(message.value.decode())
         dl_handle[0] = library._handle
         return handle
     except Exception as error:  # an exception must not cross into C++
-        warn(f"{layer.decode()} ({part.decode()})", error)
+        warn_of_fallback(f"{layer.decode()} ({part.decode()})", error)
         return -1
 
 
-def load_part(layer: str, part: str, index: int) -> ctypes.CDLL:
+def load_part(layer: str, part: str, device_index: int) -> ctypes.CDLL:
     libraries.load_runtime()
-    return get_kernel_library(layer, part, get_architecture(index)).load()[1]
+    return get_kernel_library(layer, part, get_architecture(device_index)).load()[1]
 
 
 def explain_missing_kernels(layer: str, part: str, device: torch.device) -> str:
@@ -170,10 +172,10 @@ def explain_missing_kernels(layer: str, part: str, device: torch.device) -> str:
     return ""
 
 
-def get_architecture(index: int) -> str:
-    return architectures.get_architecture(torch.device("cuda", index))
+def get_architecture(device_index: int) -> str:
+    return architectures.get_architecture(torch.device("cuda", device_index))
 
 
-def warn(name: str, error: Exception) -> None:
+def warn_of_fallback(name: str, error: Exception) -> None:
     reason = str(error) if isinstance(error, WorkbookError) else f"{type(error).__name__}: {error}"
     warnings.warn(f"{name}: PyTorch's own operations run on this GPU: {reason}", RuntimeWarning, stacklevel=4)

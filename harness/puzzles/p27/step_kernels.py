@@ -21,10 +21,12 @@ class StepKernels:
     """The library of the kernels, loaded on one GPU."""
 
     def __init__(self, index: int):
-        shared = [file for name in ("common", "shared") for file in list_mojo_files(host.KERNELS / name)]
+        shared = [
+            file for name in ("common", "shared") for file in list_mojo_files(host.KERNELS_FOLDER / name)
+        ]
         libraries.load_runtime()
         library = libraries.make_mojo_library(
-            "training_step", [SOURCE, *shared], host.KERNELS, host.get_architecture(index)
+            "training_step", [SOURCE, *shared], host.KERNELS_FOLDER, host.get_architecture(index)
         )
         _, self.library = library.load()
         self.message = ctypes.create_string_buffer(1024)

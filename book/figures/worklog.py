@@ -6,6 +6,8 @@ Where a lane reads is computed from the kernels' own constants. `worklog_results
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import numpy as np
+
 from book.figures.figures import Steps, kernel_constant
 
 constant = partial(kernel_constant, puzzle="p28")
@@ -57,12 +59,13 @@ class Lanes(Steps):
             f'<path d="{path}" stroke="currentColor" stroke-opacity="{opacity:g}" fill="none"/>'
         )
 
-    def frame(self, number: int, words: str, *notes: tuple[float, float, str]) -> None:
-        """The words of a frame, and what it says inside the picture at x and y."""
-        self.words.append(words)
-        with self.during(number):
-            for x, y, note in notes:
-                self.text(x, y, note, size=14, anchor="start")
+    def frames(self, x: float, y: float, *frames: tuple[str, ...]) -> None:
+        """The words of each frame, and the lines that it has inside the picture, from (x, y) downwards."""
+        for number, (words, *lines) in enumerate(frames):
+            self.words.append(words)
+            with self.during(number):
+                for line, note in enumerate(lines):
+                    self.text(x, y + 22 * line, note, size=14, anchor="start")
 
 
 def rows() -> str:
@@ -75,20 +78,21 @@ def rows() -> str:
     drawing.grid(left, top, shown, shown, wide, high)
     for number, (cells, touched) in enumerate(zip(asked, sectors, strict=True)):
         moved = {(row, of_sector * s + i) for row, s in touched for i in range(of_sector)}
-        y = top + high * shown + 24
         with drawing.during(number):
             drawing.fill(left, top, wide, high, moved, 0.3)
             drawing.fill(left, top, wide, high, cells)
-        times = len(touched) * SECTOR // (LANES * FLOAT)
-        drawing.frame(
-            number,
-            (
-                "Before: each thread has a row. At its first load the warp reads a column, and each lane's sector brings seven elements that no lane asked for.",
-                "After: each warp has a row. The 32 lanes read neighbouring elements, and a lane asked for every byte that moves.",
-            )[number],
-            (left, y, f"asked for: {LANES * FLOAT} bytes"),
-            (left, y + 22, f"moved: {len(touched)} sectors, {len(touched) * SECTOR:,} bytes, {times} × what was asked for"),
-        )  # fmt: skip
+    told = (
+        "Before: each thread has a row. At its first load the warp reads a column, and each lane's sector brings seven elements that no lane asked for.",
+        "After: each warp has a row. The 32 lanes read neighbouring elements, and a lane asked for every byte that moves.",
+    )
+    frames = [
+        (
+            words, f"asked for: {LANES * FLOAT} bytes",
+            f"moved: {len(s)} sectors, {len(s) * SECTOR:,} bytes, {len(s) * SECTOR // (LANES * FLOAT)} × what was asked for",
+        )
+        for words, s in zip(told, sectors, strict=True)
+    ]  # fmt: skip
+    drawing.frames(left, top + high * shown + 24, *frames)
     for lane in (0, LANES - 1):
         with drawing.during(0):
             drawing.text(left - 4, top + high * lane + 8, f"lane {lane}", anchor="end", size=12)
@@ -114,16 +118,17 @@ def once() -> str:
             drawing.arrow(x, 36, x, 226)
     with drawing.during(1):
         drawing.arrow(240, 36, 240, 62)
-        drawing.fill(left, 64, wide, 3.5, [(i, lane) for i in range(each) for lane in range(LANES)], 0.45)
+        drawing.fill(left, 64, wide, 3.5, np.ndindex(each, LANES), 0.45)
         for x, _ in users:
             drawing.arrow(x, 66 + 3.5 * KEPT, x, 226, faint=True)
         drawing.grid(left, 64, LANES, KEPT, wide, 3.5)
-    drawing.frame(0, "Before: each loop reads the row again.", (150, 286, "3 readings of every element"))
-    drawing.frame(
-        1,
-        f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read the registers.",
-        (70, 286, f"1 reading; {each} of {KEPT} registers a lane are full"),
-    )
+    drawing.frames(
+        70, 286,
+        ("Before: each loop reads the row again.",
+         "3 readings of every element"),
+        (f"After: lane l keeps elements l, l + {LANES}, l + {2 * LANES}, ... in registers, and all three loops read the registers.",
+         f"1 reading; {each} of {KEPT} registers a lane are full"),
+    )  # fmt: skip
     return drawing.hero("After the step, a column of the grid is one lane's registers.")
 
 
@@ -146,16 +151,13 @@ def vectors() -> str:
             else:
                 drawing.box(left - 3, 27, wide * LANES + 6, 36 * width - 6, thick=2, radius=5)
     drawing.text(left, 18, "128 elements of float32, in four lines", anchor="start", size=14)
-    drawing.frame(
-        0,
-        "Before: each load brings a lane 4 bytes, so the warp sends four requests.",
-        (left, 198, f"{width} requests: lane 0 strong, lane 5 pale"),
-    )
-    drawing.frame(
-        1,
-        "After: a lane loads four neighbours, 16 bytes, at once, and the warp sends one request.",
-        (left, 198, "1 request, as many bytes as before"),
-    )
+    drawing.frames(
+        left, 198,
+        ("Before: each load brings a lane 4 bytes, so the warp sends four requests.",
+         f"{width} requests: lane 0 strong, lane 5 pale"),
+        ("After: a lane loads four neighbours, 16 bytes, at once, and the warp sends one request.",
+         "1 request, as many bytes as before"),
+    )  # fmt: skip
     return drawing.hero(
         "A frame is one request. In bfloat16, where 16 bytes are eight elements, eight requests become one."
     )
@@ -187,18 +189,18 @@ def shuffles() -> str:
             drawing.fill(left, y + high - 14, wide, 14, [(0, 0)])
         with drawing.during(step + 1):
             drawing.fill(left, top, wide, 14, [(0, lane) for lane in range(2 * distance)], 0.5)
-    y = top + high * steps + 50
-    drawing.frame(
-        0,
+    before = (
         "Before: each lane stores a word, waits, and reads the words of all 32 lanes. Lane 9 is shown.",
-        (left, y, "1 word stored and 32 read by each lane, 2 barriers"),
+        "1 word stored and 32 read by each lane, 2 barriers",
     )
-    for step in range(steps):
-        drawing.frame(
-            step + 1,
+    after = (
+        (
             f"Step {step + 1}: every lane adds what the lane at distance {1 << step} has. Lane 0's sum now holds the parts of {2 << step} lanes.",
-            (left, y, f"distance {1 << step}: {2 << step} lanes in each sum, no shared memory"),
+            f"distance {1 << step}: {2 << step} lanes in each sum, no shared memory",
         )
+        for step in range(steps)
+    )
+    drawing.frames(left, top + high * steps + 50, before, *after)
     return drawing.hero("After each step, the top row marks the lanes whose parts are in lane 0's sum.")
 
 
@@ -217,28 +219,18 @@ def dx() -> str:
     with drawing.during(1):
         for x, name in ((120, "x, kept"), (360, "dln, kept")):
             drawing.arrow(x, 36, x, 60)
-            drawing.fill(
-                x - 104,
-                62,
-                6.5,
-                3.2,
-                [(i, lane) for i in range(WIDTH // LANES) for lane in range(LANES)],
-                0.45,
-            )
+            drawing.fill(x - 104, 62, 6.5, 3.2, np.ndindex(WIDTH // LANES, LANES), 0.45)
             drawing.grid(x - 104, 62, LANES, KEPT, 6.5, 3.2)
             drawing.text(x, 180, name, size=14)
             for other, _ in users:
                 drawing.arrow(x, 188, other + (12 if x > 200 else -12), 218, faint=True)
-    drawing.frame(
-        0,
-        "Before: the sums c1 and c2 read both rows, and dx, which needs the sums, reads them again.",
-        (120, 282, "2 readings of x, dln and gamma"),
-    )
-    drawing.frame(
-        1,
-        "After: a lane keeps its part of both rows. The sums come by shuffles, and dx from registers.",
-        (120, 282, "1 reading of each"),
-    )
+    drawing.frames(
+        120, 282,
+        ("Before: the sums c1 and c2 read both rows, and dx, which needs the sums, reads them again.",
+         "2 readings of x, dln and gamma"),
+        ("After: a lane keeps its part of both rows. The sums come by shuffles, and dx from registers.",
+         "1 reading of each"),
+    )  # fmt: skip
     return drawing.hero("dx cannot begin before the last element of the row has gone into both sums.")
 
 
@@ -266,21 +258,15 @@ def dgamma() -> str:
     with drawing.during(2):
         drawing.labelled(414, 100, 64, 60, "dgamma", "dbeta", shade=0.15)
     y = bottom + 22
-    drawing.frame(
-        0,
-        f"Before: every row adds to the same sum with atomics. {count} additions queue at each column, in a different order in every run.",
-        (left, y, f"{count} atomics at each column"),
-    )
-    drawing.frame(
-        1,
-        f"First stage: each slab of {SLAB} rows has its own sums, and one warp adds up the slab.",
-        (left, y, f"{slabs} slabs, {slabs} sums a column, no atomic"),
-    )
-    drawing.frame(
-        2,
-        "Second stage: another launch adds up the slabs' sums, in a fixed order.",
-        (left, y, "the same bits in every run"),
-    )
+    drawing.frames(
+        left, y,
+        (f"Before: every row adds to the same sum with atomics. {count} additions queue at each column, in a different order in every run.",
+         f"{count} atomics at each column"),
+        (f"First stage: each slab of {SLAB} rows has its own sums, and one warp adds up the slab.",
+         f"{slabs} slabs, {slabs} sums a column, no atomic"),
+        ("Second stage: another launch adds up the slabs' sums, in a fixed order.",
+         "the same bits in every run"),
+    )  # fmt: skip
     return drawing.hero(
         f"After the step, the coloured cells are one of the columns that a lane adds up, in slabs of {SLAB} rows. A line of the grid stands for {SLAB // lines} rows."
     )
@@ -298,35 +284,26 @@ def product(label: str, wide: float, cells: int, thin: bool) -> tuple[Lanes, flo
     return drawing, x, y, left, top
 
 
-def corner(*lines: str) -> list[tuple[float, float, str]]:
-    """Lines in the free corner of a product's picture."""
-    return [(30, 100 + 22 * i, line) for i, line in enumerate(lines)]
-
-
 def tiled() -> str:
     """A warp's results, and what it reads of a and b at one k; then tiles that serve a whole block."""
     wide, row, k = 6.2, 5, 9
     drawing, x, y, left, top = product("A product from memory, then through tiles.", wide, TILE, True)
-    every = [(i, j) for i in range(TILE) for j in range(TILE)]
     drawing.fill(x, y, wide, wide, [(row, lane) for lane in range(LANES)])
     with drawing.during(0):
         drawing.fill(left, y, wide, wide, [(row, k)])
         drawing.fill(x, top, wide, wide, [(k, lane) for lane in range(LANES)])
     with drawing.during(1):
         for at_x, at_y in ((left, y), (x, top)):
-            drawing.fill(at_x, at_y, wide, wide, every, 0.35)
+            drawing.fill(at_x, at_y, wide, wide, np.ndindex(TILE, TILE), 0.35)
             drawing.box(at_x, at_y, TILE * wide, TILE * wide, thick=2.5)
         drawing.fill(left, y, wide, wide, [(row, i) for i in range(TILE)])
-    drawing.frame(
-        0,
-        "Before: 32 lanes compute 32 results of a row. For each k they read one element of a and 32 of b, which lie in 32 rows of memory.",
-        *corner("2 elements from memory", "for each multiply-add"),
-    )
-    drawing.frame(
-        1,
-        f"After: the block copies {TILE} x {TILE} elements of each matrix into shared memory, along rows, and all {TILE} x {TILE} results use these copies.",
-        *corner("2 elements from memory", f"for {TILE} multiply-adds"),
-    )
+    drawing.frames(
+        30, 100,
+        ("Before: 32 lanes compute 32 results of a row. For each k they read one element of a and 32 of b, which lie in 32 rows of memory.",
+         "2 elements from memory", "for each multiply-add"),
+        (f"After: the block copies {TILE} x {TILE} elements of each matrix into shared memory, along rows, and all {TILE} x {TILE} results use these copies.",
+         "2 elements from memory", f"for {TILE} multiply-adds"),
+    )  # fmt: skip
     return drawing.hero(
         "The coloured results belong to one warp. After the step, a thick frame is a tile in shared memory."
     )
@@ -336,42 +313,28 @@ def registers() -> str:
     """One result of a thread, and its 4 x 4."""
     wide, apart, size = 3.1, BLOCK // EACH, 8
     drawing, x, y, left, top = product("A thread with one result, then with 4 x 4.", wide, BLOCK, False)
-    ty, tx, k = 3, 5, 8
-    own_rows, own_columns = ([at + i * apart for i in range(EACH)] for at in (ty, tx))
-    drawing.fill(
-        x,
-        y,
-        wide,
-        wide,
-        [(r + i * apart, c) for r in (2, 3) for i in range(EACH) for c in range(BLOCK)],
-        0.25,
+    k_of_a, k_of_b = left + 8 * wide, top + 8 * wide
+    rows, columns = (
+        [first + wide * i * apart for i in range(EACH)] for first in (y + 3 * wide, x + 5 * wide)
     )
-    for number, (of_a, of_b) in enumerate(((own_rows[:1], own_columns[:1]), (own_rows, own_columns))):
+    stripes = [(r + i * apart, c) for r in (2, 3) for i in range(EACH) for c in range(BLOCK)]
+    drawing.fill(x, y, wide, wide, stripes, 0.25)
+    for number, (ys, xs) in enumerate(((rows[:1], columns[:1]), (rows, columns))):
         with drawing.during(number):
-            for r in of_a:
-                drawing.segment(
-                    left + wide * k, y + wide * r, x + wide * of_b[-1], y + wide * r, opacity=0.35
-                )
-            for c in of_b:
-                drawing.segment(x + wide * c, top + wide * k, x + wide * c, y + wide * of_a[-1], opacity=0.35)
-            places = [(left + wide * k, y + wide * r) for r in of_a] + [
-                (x + wide * c, top + wide * k) for c in of_b
-            ]
-            places += [(x + wide * c, y + wide * r) for r in of_a for c in of_b]
-            for at_x, at_y in places:
-                drawing.fill(at_x - size / 2, at_y - size / 2, size, size, [(0, 0)])
-    drawing.frame(
-        0,
-        "Before: two numbers come from shared memory for every multiply-add.",
-        *corner("2 loads for 1", f"multiply-add: {2 * FLOAT} bytes"),
-    )
-    drawing.frame(
-        1,
-        f"After: {EACH} numbers of a and {EACH} of b go into registers, and every pair is multiplied.",
-        *corner(
-            f"{2 * EACH} loads for {EACH * EACH}", f"multiply-adds: {2 * EACH * FLOAT / EACH**2:g} bytes each"
-        ),
-    )
+            for at_y in ys:
+                drawing.segment(k_of_a, at_y, xs[-1], at_y, opacity=0.35)
+                drawing.fill(k_of_a - size / 2, at_y - size / 2, size, size, [(0, 0)])
+            for at_x in xs:
+                drawing.segment(at_x, k_of_b, at_x, ys[-1], opacity=0.35)
+                for at_y in (k_of_b, *ys):
+                    drawing.fill(at_x - size / 2, at_y - size / 2, size, size, [(0, 0)])
+    drawing.frames(
+        30, 100,
+        ("Before: two numbers come from shared memory for every multiply-add.",
+         "2 loads for 1", f"multiply-add: {2 * FLOAT} bytes"),
+        (f"After: {EACH} numbers of a and {EACH} of b go into registers, and every pair is multiplied.",
+         f"{2 * EACH} loads for {EACH * EACH}", f"multiply-adds: {2 * EACH * FLOAT / EACH**2:g} bytes each"),
+    )  # fmt: skip
     return drawing.hero(
         f"A block computes {BLOCK} x {BLOCK} results. The squares, {apart} apart, belong to one thread, and the stripes to its warp."
     )
@@ -398,16 +361,13 @@ def copies() -> str:
             end = left + unit * (starts[-1][1] + 1)
             drawing.segment(end, 20, end, 160, dash="5 4", thick=2)
     drawing.text(left, 184, "time →", anchor="start", size=14)
-    drawing.frame(
-        0,
-        "Before: the block copies a tile, waits, and multiplies. While a copy is on its way, no thread multiplies.",
-        (left, 216, "nothing is hidden"),
-    )
-    drawing.frame(
-        1,
-        "After: while the block multiplies one tile, the next is on its way into a second buffer. The block waits only for the first.",
-        (left, 216, "every copy but the first is hidden"),
-    )
+    drawing.frames(
+        left, 216,
+        ("Before: the block copies a tile, waits, and multiplies. While a copy is on its way, no thread multiplies.",
+         "nothing is hidden"),
+        ("After: while the block multiplies one tile, the next is on its way into a second buffer. The block waits only for the first.",
+         "every copy but the first is hidden"),
+    )  # fmt: skip
     return drawing.hero(
         "This sketch has four tiles and gives copying and multiplying the same length; it is not a measurement."
     )
@@ -426,32 +386,23 @@ def tensor(lane: int = 5) -> str:
         drawing.text(at_x, at_y - 5, name, anchor="start", size=13)
     results = [(r, c) for r in (row, row + 8) for c in (column, column + 1)]
     drawing.fill(x, y, wide, high, results, 0.45)
-    for r in range(16):
-        for c in range(8):
-            drawing.text(x + wide * (c + 0.5), y + high * r + 13, str(4 * (r % 8) + c // 2), size=13)
+    for r, c in np.ndindex(16, 8):
+        drawing.text(x + wide * (c + 0.5), y + high * r + 13, str(4 * (r % 8) + c // 2), size=13)
     with drawing.during(0):
         drawing.fill(left, y, 12, high, [(r, 3) for r in (row, row + 8)])
         drawing.fill(x, top, wide, 9, [(3, c) for c in (column, column + 1)])
     with drawing.during(1):
-        drawing.fill(
-            left,
-            y,
-            12,
-            high,
-            [(r, k + i) for r in (row, row + 8) for k in (column, column + 8) for i in (0, 1)],
-        )
-        drawing.fill(x, top, wide, 9, [(k + i, row) for k in (column, column + 8) for i in (0, 1)])
+        deep = (column, column + 1, column + 8, column + 9)
+        drawing.fill(left, y, 12, high, [(r, k) for r in (row, row + 8) for k in deep])
+        drawing.fill(x, top, wide, 9, [(k, row) for k in deep])
     below = y + 16 * high + 24
-    drawing.frame(
-        0,
-        f"Before: for each k lane {lane} takes two elements of a and two of b for its four results, and multiplies them one by one.",
-        (left, below, "64 instructions of the warp for 2,048 multiply-adds"),
-    )
-    drawing.frame(
-        1,
-        f"After: lane {lane} hands in eight elements of a and four of b. These elements of b are not those of its results' columns: the tensor core distributes them.",
-        (left, below, "1 instruction of the warp for 2,048 multiply-adds"),
-    )
+    drawing.frames(
+        left, below,
+        (f"Before: for each k lane {lane} takes two elements of a and two of b for its four results, and multiplies them one by one.",
+         "64 instructions of the warp for 2,048 multiply-adds"),
+        (f"After: lane {lane} hands in eight elements of a and four of b. These elements of b are not those of its results' columns: the tensor core distributes them.",
+         "1 instruction of the warp for 2,048 multiply-adds"),
+    )  # fmt: skip
     return drawing.hero("The number in a result is the lane that holds it. What lane 5 holds is coloured.")
 
 
@@ -474,23 +425,17 @@ def layouts() -> str:
         with drawing.during(place, 1):
             drawing.text(x, top - 8, f"ld_matrix, {words}", anchor="start", size=14)
             drawing.grid(x, top, 8, 8, wide, high)
-            drawing.fill(
-                x, top, wide, high, [(r, c) for r in range(8) for c in range(8) if lane_of(r, c) == 5], 0.45
-            )
-            for r in range(8):
-                for c in range(8):
-                    drawing.text(x + wide * (c + 0.5), top + high * r + 17, str(lane_of(r, c)), size=12)
+            drawing.fill(x, top, wide, high, [at for at in np.ndindex(8, 8) if lane_of(*at) == 5], 0.45)
+            for r, c in np.ndindex(8, 8):
+                drawing.text(x + wide * (c + 0.5), top + high * r + 17, str(lane_of(r, c)), size=12)
     y = top + 8 * high + 28
-    drawing.frame(
-        0,
-        "Before: ld_matrix gives a lane two neighbours of a row, so three matrices are transposed in memory first.",
-        (left, y, "3 launches that only copy, and 2 products"),
-    )
-    drawing.frame(
-        1,
-        "After: the tile is copied as it is stored, and ld_matrix gives a lane two neighbours of a column, as it would from a transposed matrix.",
-        (left, y, "2 products"),
-    )
+    drawing.frames(
+        left, y,
+        ("Before: ld_matrix gives a lane two neighbours of a row, so three matrices are transposed in memory first.",
+         "3 launches that only copy, and 2 products"),
+        ("After: the tile is copied as it is stored, and ld_matrix gives a lane two neighbours of a column, as it would from a transposed matrix.",
+         "2 products"),
+    )  # fmt: skip
     return drawing.hero(
         "A square is an element of a tile in shared memory. Its number is the lane that gets the element. Lane 5 is coloured."
     )
@@ -515,18 +460,13 @@ def epilogue() -> str:
     drawing.text(24 + wide * columns / 2, 316, "…", size=18)
     with drawing.during(1):
         drawing.fill(24, 220, wide, high, [(r, 0) for r in range(rows_)], 0.6)
-    drawing.frame(
-        0,
-        "Before: the output is stored, loaded to add the bias, and stored again. Another launch reads dY once more for db.",
-        (280, 262, "3 trips of y,"),
-        (280, 282, "1 more reading of dY"),
-    )
-    drawing.frame(
-        1,
-        "After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds up the fragments.",
-        (280, 262, "1 trip of y,"),
-        (280, 282, "db on the way"),
-    )
+    drawing.frames(
+        280, 262,
+        ("Before: the output is stored, loaded to add the bias, and stored again. Another launch reads dY once more for db.",
+         "3 trips of y,", "1 more reading of dY"),
+        ("After: the bias is added in registers. The blocks in column 0 have every fragment of dY in registers once, and an mma with ones adds up the fragments.",
+         "1 trip of y,", "db on the way"),
+    )  # fmt: skip
     return drawing.hero("After the step, the coloured blocks add up the columns of dY, which gives db.")
 
 

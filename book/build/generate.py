@@ -5,7 +5,8 @@ The strict build runs it first. Everything goes to book/.cache/generated/, so it
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,7 @@ def options_table() -> str:
     return table(["option", "meaning"], rows)
 
 
+@cache
 def steps() -> dict[str, str]:
     """The data of the stepper: every quantity of a hard case's row of least variance, from the exact reference."""
     case = next(case for case in p22.cases() if case.name == STEP_CASE)
@@ -109,34 +111,20 @@ def code_names(label: str) -> list[str]:
     return list(dict.fromkeys("x" if word == "input" else word for word in words if word not in PROSE))
 
 
+FIGURES = (
+    attention_times, claims_chart, data_charts, drawings, every_size, gradcheck_matrix, heroes, kernel_drawings,
+    model_charts, online_steps, order_figures, ring_results, six_runs, speed_table, timing_pages, unlearning,
+    worklog_results, museum,
+)  # fmt: skip
 FILES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "options.md": options_table,
-    **drawings.FILES,
-    **kernel_drawings.FILES,
-    **attention_times.FILES,
-    **every_size.FILES,
-    **ring_results.FILES,
-    **data_charts.FILES,
-    **model_charts.FILES,
-    **order_figures.FILES,
-    **heroes.FILES,
-    **six_runs.FILES,
-    **gradcheck_matrix.FILES,
-    **unlearning.FILES,
-    **worklog_results.FILES,
-    **{f"attention_{name}.svg": draw for name, draw in claims_chart.PICTURES.items()},
+    **{
+        f"step_{name}.html": lambda name=name: steps()[name]
+        for name in ("statistics", "db", "dW", "dgamma", "dx")
+    },
+    **{name: make for module in FIGURES for name, make in module.FILES.items()},
 }
-
-
-PAGES: tuple[Callable[[], Mapping[str, str | Callable[[], str]]], ...] = (
-    lambda: {f"step_{name}.html": text for name, text in steps().items()},
-    lambda: {f"online_{name}.html": text for name, text in online_steps.pages().items()},
-    museum.pages,
-    timing_pages.pages,
-    speed_table.pages,
-)
-"""What makes several files at once."""
 
 
 def main() -> None:
@@ -144,12 +132,10 @@ def main() -> None:
     folder = BOOK / ".cache" / "generated"
     folder.mkdir(parents=True, exist_ok=True)
     made_from: dict[str, list[str]] = {}
-    for make in (*(lambda name=name, make=make: {name: make()} for name, make in FILES.items()), *PAGES):
+    for name, make in FILES.items():
         record.used.clear()
-        for name, text in make().items():
-            text = text if isinstance(text, str) else text()
-            (folder / name).write_text(text, encoding="utf-8")
-            made_from[name] = sorted(record.used)
+        (folder / name).write_text(make(), encoding="utf-8")
+        made_from[name] = sorted(record.used)
     (folder / "records.json").write_text(json.dumps(made_from, indent=1) + "\n", encoding="utf-8")
 
 

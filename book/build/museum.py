@@ -314,10 +314,8 @@ EXPLAINED = (
 )
 
 
-def pages() -> dict[str, Callable[[], str]]:
-    """Return what makes the pages of all puzzles, and the overview."""
-    return {
-        **{f"museum_{puzzle}.md": partial(page, puzzle) for puzzle in list_puzzle_names()},
-        "museum.md": overview,
-        "rooms.html": all_rooms,
-    }
+FILES: dict[str, Callable[[], str]] = {
+    **{f"museum_{puzzle}.md": partial(page, puzzle) for puzzle in list_puzzle_names()},
+    "museum.md": overview,
+    "rooms.html": all_rooms,
+}

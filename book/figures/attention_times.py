@@ -3,17 +3,11 @@
 from book.figures.charts import bars
 from book.measure import record
 
-OURS, PORTABLE, FLASH, CUDNN = "attention", "portable", "flash", "cuDNN"
+OURS, CUDNN = "attention", "cuDNN"
 HEADS = ("8", "12")
 """Batch and heads of the sizes that are shown."""
-NEEDED, DONE = 7, 9
-"""Matrix products of a forward and a backward pass: that nobody can do without, and that two kernels backward make."""
-MULTIPROCESSORS, CLOCK = 132, 1.98e9
-"""Of an H200, and its highest clock, in Hz."""
-EXPONENTIALS = 3
-"""For each score: one forward, one in each kernel backward."""
-EXPONENTIALS_A_CLOCK = MULTIPROCESSORS * 16
-"""Of a whole H200: every multiprocessor has 16 units."""
+PRODUCTS = 9
+"""Matrix products of a forward pass and of a backward pass of two kernels."""
 Row = dict[str, str]
 Size = tuple[int, int, bool, str]
 """S, d, whether causal, dtype."""
@@ -71,19 +65,11 @@ def milliseconds(microseconds: float) -> str:
     return f"{microseconds / 1000:.3g}"
 
 
-# ---- Tables -------------------------------------------------------------------------------------------------
-
-
-def predicted(times: Times, size: Size) -> dict[str, float]:
-    """Microseconds of the products at the rate of a large one, and of the exponentials, of B = 8 and 12 heads."""
+def time_products(times: Times, size: Size) -> float:
+    """Return the microseconds of the products at the rate of a large one, with B = 8 and 12 heads."""
     S, d, causal, dtype = size
     scores = 8 * 12 * S * S / (2 if causal else 1)
-    product = 1e6 * 2 * scores * d / times.rate(dtype)
-    return {
-        "needed": NEEDED * product,
-        "done": DONE * product,
-        "exponentials": 1e6 * EXPONENTIALS * scores / (EXPONENTIALS_A_CLOCK * CLOCK),
-    }
+    return 1e6 * PRODUCTS * 2 * scores * d / times.rate(dtype)
 
 
 def over_chart(times: Times) -> str:

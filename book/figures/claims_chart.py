@@ -1,10 +1,9 @@
-"""Attention's backward pass by hand beside autograd's, from the record `attention_claims`: three charts, three tables."""
+"""Attention's backward pass by hand beside autograd's, from the record `attention_claims`: two charts."""
 
 from collections.abc import Callable
 
 from book.figures.charts import Axis, Series, plot
-from book.measure import record
-from book.measure.record import Row
+from book.measure.record import Row, Rows
 
 SDPA = ("PyTorch's SDPA", "^", ":")
 TIME = {"autograd": ("autograd", "o", "-"), "custom": ("custom backward pass", "s", "--"), "SDPA": SDPA}
@@ -16,27 +15,17 @@ MEMORY = {
 """The lines of each chart."""
 
 
-def lengths(rows: list[Row]) -> list[int]:
-    """Every length that was measured, the shortest first."""
-    return sorted({int(row["length"]) for row in rows})
-
-
-# ---- Charts -------------------------------------------------------------------------------------------------
-
-
 def chart(
     lines: dict[str, tuple[str, str, str]], unit: str, value: Callable[[Row], float], label: str
 ) -> str:
     """A line for each of some candidates of the fair method; who ran out of memory ends where it did."""
-    measured = [
-        row for row in record.rows("attention_claims") if row["method"] == "fair" and not row["failed"]
-    ]
+    measured = Rows("attention_claims").select(method="fair", failed="")
     series = [
         Series(name, points, dash, marker)
         for who, (name, marker, dash) in lines.items()
         if (points := [(float(row["length"]), value(row)) for row in measured if row["who"] == who])
     ]
-    ticks = {float(length): f"{length:,}" for length in lengths(measured)}
+    ticks = {float(row["length"]): f"{int(row['length']):,}" for row in measured}
     return plot(label, series, Axis("sequence length", ticks=ticks), Axis(unit), height=360)
 
 
@@ -48,20 +37,12 @@ def time() -> str:
 
 def memory() -> str:
     """The peak of memory above the inputs."""
-    peaks = {
-        who: [
-            row["peak"]
-            for row in record.rows("attention_claims")
-            if (row["method"], row["who"]) == ("fair", who)
-        ]
-        for who in ("autograd", "custom")
-    }
-    assert peaks["autograd"] == peaks["custom"]  # one line for both
+    autograd, custom = (
+        Rows("attention_claims").all("peak", method="fair", who=who) for who in ("autograd", "custom")
+    )
+    assert autograd == custom  # one line for both
     label = "Peak memory in GiB of a forward and a backward pass over the sequence length: one curve grows with its square, two with the length."
     return chart(MEMORY, "GiB at the peak", lambda row: float(row["peak"]) / 2**30, label)
 
 
-PICTURES = {"time": time, "memory": memory}
-
-
-# ---- Tables -------------------------------------------------------------------------------------------------
+FILES = {"attention_time.svg": time, "attention_memory.svg": memory}

@@ -1,7 +1,4 @@
-"""Tables of the page about every size: drawn sizes beside the peers, who multiplies where, float32 by pairs.
-
-Everything comes from the records `sizes`, `peak_memory`, `products`, `branches` and `pairs`. The generator of the book's pages calls `pages()`.
-"""
+"""What the page about every size shows: drawn sizes beside the peers, and the branches of a graph, from the records `sizes` and `branches`."""
 
 import math
 from collections.abc import Iterator
@@ -33,12 +30,6 @@ def beside(rows: list[Row], column: str) -> Iterator[Beside]:
         if dims not in MODELS and OURS in times:
             fastest = min(PEERS, key=times.__getitem__)
             yield Beside(dims, times[OURS], fastest, times[OURS] / times[fastest])
-
-
-def small(dims: Size) -> str:
-    """4,096: 768 → 3,072."""
-    M, H, O = dims
-    return f"{M:,}: {H:,} → {O:,}"
 
 
 def drawn_sizes() -> str:

@@ -5,6 +5,7 @@ The kernel takes 16 keys at a time; a row of eight keys would be done in one ste
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -75,16 +76,17 @@ def tiles() -> list[Tile]:
     return walked
 
 
-def pages() -> dict[str, str]:
-    """Name -> HTML of each step: a table for every tile, and one for what the row comes to."""
+def walked(number: int) -> str:
+    """Return the picture and the table of a tile."""
     done = tiles()
-    tables = {str(number + 1): picture(done, number) + step(tile) for number, tile in enumerate(done)}
-    last = done[-1]
-    quotient = {"sums": last.sums, "output = sums / total": last.sums / last.total}
-    tables["quotient"] = table(
-        quotient, f"lse = largest + log(total) = {last.largest + np.log(last.total):.4f}"
-    )
-    return tables
+    return picture(done, number) + step(done[number])
+
+
+def quotient() -> str:
+    """Return the table of what the row comes to."""
+    last = tiles()[-1]
+    rows = {"sums": last.sums, "output = sums / total": last.sums / last.total}
+    return table(rows, f"lse = largest + log(total) = {last.largest + np.log(last.total):.4f}")
 
 
 def picture(done: list[Tile], number: int) -> str:
@@ -149,3 +151,8 @@ def table(rows: dict[str, np.ndarray], note: str = "", names: Callable[[str], li
     )
     remark = f"<p>{note}</p>" if note else ""
     return f'<div class="table-wrapper"><table>{"".join(lines)}</table></div>{remark}\n'
+
+
+FILES = {f"online_{number + 1}.html": partial(walked, number) for number in range(4)} | {
+    "online_quotient.html": quotient
+}

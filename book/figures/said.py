@@ -1,12 +1,13 @@
-"""What pages say of records: each record as a function of columns, and what is derived from several numbers of one.
+"""What pages say of records: what is derived from several numbers of one, or of several.
 
-A page calls these functions in its references (`book/build/references.py`), so that its sentences cannot say anything else
-than its tables.
+A page calls these functions in its references (`book/build/references.py`), beside the records themselves, so that its sentences
+cannot say anything else than its tables.
 """
 
+import cmath
 import math
 import re
-from datetime import date
+from statistics import fmean
 
 from book.figures import (
     attention_times,
@@ -14,14 +15,23 @@ from book.figures import (
     every_size,
     gradcheck_matrix,
     heroes,
-    order_figures,
     ring_results,
     unlearning,
-    worklog,
-    worklog_results,
 )
-from book.figures.timing_pages import duration
+from book.figures.order_figures import ratio as order_ratio  # noqa: F401
+from book.figures.timing_pages import duration as brief  # noqa: F401
+from book.figures.unlearning import RISE, rise, share_undone
+from book.figures.worklog import SLAB  # noqa: F401
+from book.figures.worklog_results import (  # noqa: F401
+    gradients_gain,
+    median,
+    of_step,
+    passes,
+    peer,
+    share_of_memory,
+)
 from book.measure import record
+from book.measure.record import Rows
 from harness.check import zoo
 from harness.puzzles.p25 import layout
 
@@ -33,60 +43,6 @@ VERSION, RELEASED = CITATION["version"], CITATION["date-released"]
 UNTRAINED = math.log(256)
 """The loss of a model over bytes that has never seen a text."""
 
-
-class Rows:
-    """A record in an expression: its numbers by column and by the values of other columns."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    @property
-    def gpu(self) -> str:
-        """What measured it, in a word: H200."""
-        return record.rows(self.name)[0]["device"].removeprefix("NVIDIA ").split()[0]
-
-    @property
-    def day(self) -> str:
-        """When it was measured, in words: 29 November 2026."""
-        return f"{date.fromisoformat(record.read(self.name).date):%-d %B %Y}"
-
-    def all(self, number: str, /, **where: object) -> list[float]:
-        """The numbers of every row with these values, rows without a number left out. Raises LookupError where none is."""
-        wanted = {key.rstrip("_"): str(value) for key, value in where.items()}
-        rows = record.rows(self.name)
-        if unknown := {number, *wanted} - rows[0].keys():
-            raise LookupError(f"{self.name} has no column {', '.join(sorted(unknown))}")
-        matching = [
-            float(row[number]) for row in rows if row[number] and all(row[k] == v for k, v in wanted.items())
-        ]
-        if not matching:
-            raise LookupError(
-                f"{self.name}: no row with {', '.join(f'{k} = {v}' for k, v in wanted.items())}"
-            )
-        return matching
-
-    def __call__(self, number: str, /, **where: object) -> float:
-        """The one number with these values. Raises LookupError where there is none or more than one."""
-        matching = self.all(number, **where)
-        if len(matching) > 1:
-            raise LookupError(f"{self.name}: {len(matching)} rows with these values, not one")
-        return matching[0]
-
-
-# ---- The steps of puzzle 28 ----------------------------------------------------------------------------------
-
-SLAB = worklog.SLAB
-median, passes, of_step, peer, share_of_memory, gradients_gain, brief = (
-    worklog_results.median,
-    worklog_results.passes,
-    worklog_results.of_step,
-    worklog_results.peer,
-    worklog_results.share_of_memory,
-    worklog_results.gradients_gain,
-    duration,
-)
-
-order_ratio = order_figures.ratio
 
 # ---- Whole models with one mistake, and parts of a step --------------------------------------------------------
 
@@ -118,16 +74,6 @@ def above_floor(*kinds: str) -> float:
     return sum(rows("median_us", what=kind) - rows("floor_us", what=kind) for kind in kinds)
 
 
-def loss_by_hand(step: int) -> float:
-    """The loss at a step of the run that trains by hand."""
-    return Rows("training_by_hand")("loss", step=step)
-
-
-def timed(what: str) -> float:
-    """The microseconds of one way to time a product."""
-    return Rows("timing_ways")("median_us", what=what)
-
-
 def launch(position: int) -> float:
     """The microseconds of a launch of the fast layer's forward pass."""
     return Rows("ladder")("median_us", algorithm="fast", pass_="forward", position=position)
@@ -138,17 +84,12 @@ def head_ms(way: str) -> float:
     return Rows("cross_entropy")("ms", H=768, V=50304, way=way)
 
 
-def by_pairs(way: str) -> float:
-    """The microseconds of LayerNorm and Linear in float32, by pairs of float16 numbers or as usual."""
-    return Rows("pairs")("graph_us", M=4096, H=768, O=3072, way=way)
-
-
 def of_compile(setting: str, number: str = "median_ms") -> float:
     """A number of GPT-2's step with the swapping backend over `torch.compile`'s."""
-    rows = Rows("gpt2_step")
-    return rows(number, setting=setting, way="mojo_workbook") / rows(
-        number, setting=setting, way="torch.compile"
+    ours, compiled = (
+        Rows("gpt2_step")(number, setting=setting, way=way) for way in ("mojo_workbook", "torch.compile")
     )
+    return ours / compiled
 
 
 # ---- What gradcheck misses, and a step that unlearns -----------------------------------------------------------
@@ -161,11 +102,7 @@ FOLLOWED = {"text": "PyTorch", "size": "small", "warm_up": 1}
 def count_caught(*checks: str) -> int:
     """How many of puzzle 21's wrong backward passes at least one of these checks finds; without any, how many there are."""
     rows = gradcheck_matrix.ordered()
-    return (
-        sum(any(gradcheck_matrix.finds(row, name) for name in checks) for row in rows)
-        if checks
-        else len(rows)
-    )
+    return sum(not checks or any(gradcheck_matrix.finds(row, name) for name in checks) for row in rows)
 
 
 def count_reports(check: str) -> int:
@@ -178,65 +115,58 @@ def count_reported() -> int:
     return sum(bool(wrong.source) for wrong in zoo.load_wrong_kernels("p21") if wrong.rung == "torch")
 
 
-def after_update(update: int, column: str = "loss") -> float:
-    """A column of the followed run's record after an update."""
-    (row,) = (row for row in unlearning.path() if float(row["place_updates"]) == update)
-    return float(row[column])
+def after_update(update: float, column: str = "loss") -> float:
+    """Return a column of the followed run's record after an update, or on the way to the next."""
+    return Rows("unlearning_path")(column, place_updates=f"{update:.3f}")
 
 
-def vector_length(update: int) -> float:
-    """The length of the shared vector there."""
-    return math.hypot(after_update(update, "along_size"), after_update(update, "across_size"))
+def vector(update: float) -> complex:
+    """Return the shared vector there, in the plane of the record."""
+    return complex(after_update(update, "along_size"), after_update(update, "across_size"))
+
+
+def vector_length(update: float) -> float:
+    """Return its length."""
+    return abs(vector(update))
 
 
 def vector_move(update: int) -> float:
-    """Return how far this update moves the tip of the shared vector in the plane of the record."""
-    before, after = (
-        (after_update(number, "along_size"), after_update(number, "across_size"))
-        for number in (update - 1, update)
-    )
-    return math.dist(before, after)
+    """Return how far this update moves its tip."""
+    return abs(vector(update) - vector(update - 1))
+
+
+def vector_angle(update: int) -> float:
+    """Return the degrees by which it has turned from its direction before the worst update."""
+    return math.degrees(cmath.phase(vector(update)))
 
 
 def spoiled(column: str) -> float:
     """Return a column of `unlearning_causes` for the followed run, which has the largest rise."""
-    rows = record.rows("unlearning_causes")
-    return float(max(rows, key=lambda row: float(row["after_loss"]) - float(row["before_loss"]))[column])
+    return float(max(record.rows("unlearning_causes"), key=rise)[column])
 
 
 def count_causes(column: str) -> int:
     """Return in how many runs this rise of `unlearning_causes` counts as a step that unlearns."""
-    return sum(float(row[column]) > unlearning.RISE for row in record.rows("unlearning_causes"))
-
-
-def vector_angle(update: int) -> float:
-    """Return the degrees by which the shared vector has turned from its direction before the worst update."""
-    return math.degrees(math.atan2(after_update(update, "across_size"), after_update(update, "along_size")))
+    return sum(number > RISE for number in Rows("unlearning_causes").all(column))
 
 
 def guilty(column: str) -> float:
     """Return a column of `unlearning_causes` for the run in which other batches do least harm."""
-    return float(
-        min(record.rows("unlearning_causes"), key=lambda row: float(row["others_median_rise"]))[column]
-    )
-
-
-def count_warming(warm_up: int) -> int:
-    """Return how many runs with this warm-up have their worst step during it."""
-    return sum(int(row["update"]) < warm_up for row in jumps(unlearning.RISE, warm_up=warm_up))
+    rows = record.rows("unlearning_causes")
+    return float(min(rows, key=lambda row: float(row["others_median_rise"]))[column])
 
 
 def lengths_kept(restored: bool, turned: bool) -> list[float]:
     """Return what share of its length the shared vector keeps in the worst step of each run, by two properties of the run.
 
     Args:
-        restored: Whether the old vector undoes the rise.
+        restored: Whether the old vector undoes at least nine tenths of the rise.
         turned: Whether the vector turns by more than a right angle.
     """
     return [
         float(row["after_size"]) / float(row["before_size"])
         for row in record.rows("unlearning_causes")
-        if is_restored(row) is restored and unlearning.has_turned(row) is turned
+        if (share_undone(row, "restored") >= 0.9, unlearning.has_turned(row)) == (restored, turned)
     ]
 
 
@@ -251,20 +181,10 @@ def ratio_falls() -> list[float]:
     return [a / b for a, b in zip(straight_ratios("before"), straight_ratios("after"), strict=True)]
 
 
-def share_restored(row: record.Row) -> float:
-    """Return what share of a run's rise the old shared vector undoes."""
-    before, after, restored = (float(row[f"{name}_loss"]) for name in ("before", "after", "restored"))
-    return (after - restored) / (after - before)
-
-
-def is_restored(row: record.Row) -> bool:
-    """Return whether the old shared vector undoes at least nine tenths of a run's rise."""
-    return share_restored(row) >= 0.9
-
-
 def most_unrestored() -> float:
     """Return the largest share that the old shared vector undoes in a run where it does not undo nine tenths."""
-    return max(share_restored(row) for row in record.rows("unlearning_causes") if not is_restored(row))
+    shares = (share_undone(row, "restored") for row in record.rows("unlearning_causes"))
+    return max(share for share in shares if share < 0.9)
 
 
 def undone(kind: str) -> list[float]:
@@ -274,62 +194,50 @@ def undone(kind: str) -> list[float]:
 
 def most_alone(kind: str) -> float:
     """Return the largest share of a run's rise that an update of one kind of parameter alone causes."""
-    rows = [row for row in record.rows("unlearning_parts") if row["kind"] == kind]
-    return max(
-        (float(row["alone_loss"]) - float(row["before_loss"]))
-        / (float(row["after_loss"]) - float(row["before_loss"]))
-        for row in rows
-    )
+    return max(1 - share_undone(row, "alone") for row in Rows("unlearning_parts").select(kind=kind))
 
 
 def steps_of(kind: str, column: str) -> float:
     """Return how far an element of a kind moves in the followed run's worst update, or in the one before, in learning rates."""
-    rows = [row for row in record.rows("unlearning_parts") if row["kind"] == kind]
-    return float(max(rows, key=lambda row: float(row["after_loss"]) - float(row["before_loss"]))[column])
+    return float(max(Rows("unlearning_parts").select(kind=kind), key=rise)[column])
 
 
 def after_scaling(scale: float, column: str = "loss") -> float:
     """Return a column of `unlearning_scales` for the followed run with its shared vector scaled."""
-    (row,) = (row for row in record.rows("unlearning_scales") if float(row["scale"]) == scale)
-    return float(row[column])
+    return Rows("unlearning_scales")(column, scale=float(scale))
 
 
 def jumps(least: float, **where: object) -> list[record.Row]:
     """The runs of the record `unlearning`, with these values, whose worst step costs more than so many nats."""
-    return [
-        row
-        for row in record.rows("unlearning")
-        if float(row["rise"]) > least and all(row[name] == str(value) for name, value in where.items())
-    ]
+    return [row for row in Rows("unlearning").select(**where) if float(row["rise"]) > least]
+
+
+def count_warming(warm_up: int) -> int:
+    """Return how many runs with this warm-up have their worst step during it."""
+    return sum(int(row["update"]) < warm_up for row in jumps(RISE, warm_up=warm_up))
 
 
 def count_short(text: str) -> int:
     """Return how many runs on a text without a long warm-up have such a step."""
-    return sum(int(row["warm_up"]) < 100 for row in jumps(unlearning.RISE, text=text))
+    return sum(int(row["warm_up"]) < 100 for row in jumps(RISE, text=text))
 
 
-def mean_end_loss(jumped: bool | None = None, **where: object) -> float:
-    """Return the mean loss at the last step of the runs with these values.
-
-    Args:
-        jumped: Take only runs with a step that counts, or only runs without one.
-        where: Column -> value of the runs to take.
-    """
-    rows = jumps(-math.inf, **where)
-    losses = [
-        float(row["end_loss"])
-        for row in rows
-        if jumped is None or (float(row["rise"]) > unlearning.RISE) is jumped
-    ]
-    return sum(losses) / len(losses)
+def mean_end_loss(**where: object) -> float:
+    """Return the mean loss at the last step of the runs with these values."""
+    return fmean(Rows("unlearning").all("end_loss", **where))
 
 
 def end_differences() -> list[float]:
-    """Return, for each text, size and warm-up with runs of both kinds, how much higher those with a step that counts end."""
-    columns = ("text", "size", "warm_up")
-    cells = [dict(zip(columns, key, strict=True)) for key in record.by(jumps(-math.inf), *columns)]
-    both = [cell for cell in cells if 0 < len(jumps(unlearning.RISE, **cell)) < len(jumps(-math.inf, **cell))]
-    return [mean_end_loss(True, **cell) - mean_end_loss(False, **cell) for cell in both]
+    """Return for each text, size and warm-up with runs of both kinds, how much higher those with a step that counts end."""
+    differences = []
+    for rows in record.by(record.rows("unlearning"), "text", "size", "warm_up").values():
+        with_step, without = (
+            [float(row["end_loss"]) for row in rows if (float(row["rise"]) > RISE) is counts]
+            for counts in (True, False)
+        )
+        if with_step and without:
+            differences.append(fmean(with_step) - fmean(without))
+    return differences
 
 
 def worse_ends() -> list[float]:
@@ -339,8 +247,7 @@ def worse_ends() -> list[float]:
 
 def lasting_steps() -> list[record.Row]:
     """Return the steps that count and that the next update does not undo."""
-    limit = unlearning.RISE
-    return [row for row in jumps(limit) if float(row["next_loss"]) > float(row["before_loss"]) + limit]
+    return [row for row in jumps(RISE) if float(row["next_loss"]) > float(row["before_loss"]) + RISE]
 
 
 def lasting(column: str) -> float:
@@ -353,10 +260,11 @@ def lasting(column: str) -> float:
 
 def mib_saved(setting: str) -> float:
     """What replacing GPT-2's LayerNorms saves of `torch.compile`'s peak of memory."""
-    peak = {
-        row["way"]: float(row["peak_mib"]) for row in record.rows("gpt2_step") if row["setting"] == setting
-    }
-    return peak["torch.compile"] - peak["mojo_workbook, LayerNorms alone"]
+    whole, swapped = (
+        Rows("gpt2_step")("peak_mib", setting=setting, way=way)
+        for way in ("torch.compile", "mojo_workbook, LayerNorms alone")
+    )
+    return whole - swapped
 
 
 def beside(column: str = "graph", least: float = 0) -> list[float]:
@@ -393,34 +301,24 @@ def gains_shrink() -> bool:
     return gains == sorted(gains, reverse=True)
 
 
-def apart(model: str) -> float:
-    """How far the losses of a training run are from plain PyTorch's on average."""
-    models = {
-        name: [float(row["loss"]) for row in rows]
-        for name, rows in bench_results.training("training").items()
-    }
-    plain = models["plain PyTorch"]
-    return sum(abs(a - b) for a, b in zip(models[model], plain, strict=True)) / len(plain)
-
-
 # ---- Attention ----------------------------------------------------------------------------------------------
 
 
 def of_peer(
-    peer: str, d: int, causal: bool = False, who: str = "attention", ragged: bool = False
+    other: str, d: int, causal: bool = False, who: str = "attention", ragged: bool = False
 ) -> list[float]:
-    """Attention's time over a peer's, forward and backward as a graph, at every length with such heads."""
+    """Attention's time over another's, forward and backward as a graph, at every length with such heads."""
     times = attention_times.read()
     sizes = times.sizes("graph", d, causal, ragged)
     return [
-        times.microseconds(size, "graph", who) / times.microseconds(size, "graph", peer) for size in sizes
+        times.microseconds(size, "graph", who) / times.microseconds(size, "graph", other) for size in sizes
     ]
 
 
 def of_nine_products(length: int, d: int, who: str = "attention") -> float:
     """Time over that of the nine products that the kernels make, at a large product's rate."""
     times, size = attention_times.read(), (length, d, False, "bfloat16")
-    return times.microseconds(size, "graph", who) / attention_times.predicted(times, size)["done"]
+    return times.microseconds(size, "graph", who) / attention_times.time_products(times, size)
 
 
 # ---- The ring -----------------------------------------------------------------------------------------------
@@ -440,8 +338,8 @@ def ring_errors(direction: str = "forward") -> list[float]:
 
 def ring_speedup(kernels: str, d: int, length: int, ranks: int) -> float:
     """How many times as fast a ring is as one GPU."""
-    ring = ring_results.Ring([row for name in ring_results.RINGS for row in record.rows(name)])
-    one, whole = (ring.ms(who, kernels, n, length, d) for who, n in (("one GPU", 1), ("ring", ranks)))
+    one = ring_results.milliseconds("one GPU", kernels, 1, length, d)
+    whole = ring_results.milliseconds("ring", kernels, ranks, length, d)
     if not one or not whole:
         raise LookupError(f"no ring of {ranks} with {kernels}, d = {d}, {length} positions")
     return one / whole

@@ -6,8 +6,10 @@
 import re
 
 from book.figures import attention_times, bench_results
-from book.figures.bench_results import bold_ratio, table, time_text
+from book.figures.bench_results import bold_ratio, time_text
+from book.figures.markdown_table import table
 from book.measure import record
+from book.measure.record import Rows
 
 README = record.ROOT / "README.md"
 MARKED = re.compile(r"(?<=<!-- speed -->\n).*(?=<!-- /speed -->)", re.DOTALL)
@@ -24,17 +26,16 @@ def elsewhere(name: str) -> str:
 
 def layer_rows() -> list[list[str]]:
     """LayerNorm + Linear, forward and backward as a CUDA graph, at four sizes."""
-    measured, rows = record.rows("bench"), []
-    best = {
-        dims: at["fast"]["fastest_peer"]
-        for dims, at in bench_results.select(measured, "both", "graph").items()
-    }
-    for dims, direction, at in bench_results.passes(measured, "graph"):
-        if direction == "both":
-            ratios = [bold_ratio(at["fast"].over(at[name])) for name in ("eager", "compile", best[dims])]
-            what = "LayerNorm + Linear, {:,}:\u00a0{:,}→{:,}".format(*dims)
-            fastest = f"{ratios.pop()} {bench_results.SHORT[best[dims]]}"
-            rows.append([what, time_text(at["fast"].time), *ratios, fastest])
+    rows = []
+    for dims, at in bench_results.select(record.rows("bench"), "both", "graph").items():
+        ours = at[bench_results.OURS]
+        peers = ("eager", "compile", ours["fastest_peer"])
+        ratios = [
+            bold_ratio(float(ours["ratio_to_floor"]) / float(at[name]["ratio_to_floor"])) for name in peers
+        ]
+        what = "LayerNorm + Linear, {:,}:\u00a0{:,}→{:,}".format(*dims)
+        fastest = f"{ratios.pop()} {bench_results.SHORT[ours['fastest_peer']]}"
+        rows.append([what, time_text(float(ours["median_us"])), *ratios, fastest])
     return rows
 
 
@@ -49,48 +50,34 @@ def attention_row(d: int) -> list[str]:
     return [what, time_text(ours), bold_ratio(ours / flash), "–", f"{bold_ratio(ours / cudnn)} cuDNN"]
 
 
+def step_row(what: str, name: str, ours: float, eager: float, compiled: float) -> list[str]:
+    """A training step of GPT-2 (124M) from a record, in milliseconds, beside PyTorch's."""
+    ratio = bold_ratio(ours / compiled)
+    cells = [f"{ours:.1f} ms", bold_ratio(ours / eager), ratio, f"{ratio} compile"]
+    return [f"GPT-2 (124M), {what}{elsewhere(name)}", *cells]
+
+
 def gpt2_row() -> list[str]:
-    """A training step of GPT-2 (124M) under the backend, float32 parameters under autocast, all ways as a CUDA graph."""
-    ms = {
-        row["way"]: float(row["median_ms"])
-        for row in record.rows("gpt2_step")
-        if row["setting"] == "autocast"
-    }
-    ours = ms["mojo_workbook"]
-    compiled = bold_ratio(ours / ms["torch.compile"])
-    eager = bold_ratio(ours / ms["eager"])
-    return [
-        "GPT-2 (124M), both passes, 16 x 1,024 tokens" + elsewhere("gpt2_step"),
-        f"{ours:.1f} ms",
-        eager,
-        compiled,
-        f"{compiled} compile",
-    ]
+    """A step under the backend, float32 parameters under autocast, all ways as a CUDA graph."""
+    ways = ("mojo_workbook", "eager", "torch.compile")
+    times = (Rows("gpt2_step")("median_ms", setting="autocast", way=way) for way in ways)
+    return step_row("both passes, 16 x 1,024 tokens", "gpt2_step", *times)
 
 
 def step_by_hand_row() -> list[str]:
-    """A whole training step of GPT-2 (124M) by hand, AdamW included, beside PyTorch's."""
-    us = {row["what"]: float(row["median_us"]) for row in record.rows("step_by_hand")}
-    ours = us["by hand"]
-    compiled = bold_ratio(ours / us["torch.compile"])
-    return [
-        "GPT-2 (124M), a whole step by hand (`p27`)" + elsewhere("step_by_hand"),
-        f"{ours / 1e3:.1f} ms",
-        bold_ratio(ours / us["autograd"]),
-        compiled,
-        f"{compiled} compile",
-    ]
+    """A whole step by hand, AdamW included."""
+    ways = ("by hand", "autograd", "torch.compile")
+    times = (Rows("step_by_hand")("median_us", what=way) / 1e3 for way in ways)
+    return step_row("a whole step by hand (`p27`)", "step_by_hand", *times)
 
 
 def speed_table() -> str:
     """The table in Markdown."""
-    return table(HEAD, [*layer_rows(), *map(attention_row, WIDTHS), gpt2_row(), step_by_hand_row()])
+    rows = [*layer_rows(), *map(attention_row, WIDTHS), gpt2_row(), step_by_hand_row()]
+    return table(HEAD, rows, "lrrrr")
 
 
-def pages() -> dict[str, str]:
-    """What the book's pages can include."""
-    return {"speed.md": speed_table()}
-
+FILES = {"speed.md": speed_table}
 
 if __name__ == "__main__":
     text = README.read_text(encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from book.figures.charts import bars
 from book.figures.markdown_table import table
-from book.measure.record import rows
+from book.measure.record import Rows, rows
+
+WAYS = Rows("timing_ways")
 
 
 def duration(microseconds: float) -> str:
@@ -10,11 +12,6 @@ def duration(microseconds: float) -> str:
     number, unit = (microseconds, "µs") if microseconds < 999.5 else (microseconds / 1000, "ms")
     digits = f"{number:#.3g}".rstrip(".")
     return f"{digits} {unit}"
-
-
-def ways() -> dict[str, float]:
-    """Way of timing -> its median in microseconds."""
-    return {row["what"]: float(row["median_us"]) for row in rows("timing_ways")}
 
 
 def ways_chart() -> str:
@@ -27,10 +24,10 @@ def ways_chart() -> str:
         "graph of 100": "product, a graph of 100",
         "L2 flushed": "product, L2 flushed before each",
     }
-    times = {name: ways()[what] for name, what in shown.items()}
+    times = {name: WAYS("median_us", what=what) for name, what in shown.items()}
     words = "; ".join(f"{name} {duration(time)}" for name, time in times.items())
-    rows = [(name, time, duration(time), False) for name, time in times.items()]
-    return bars(f"What one product takes, by the way of timing it: {words}.", {"": rows})
+    drawn = [(name, time, duration(time), False) for name, time in times.items()]
+    return bars(f"What one product takes, by the way of timing it: {words}.", {"": drawn})
 
 
 def power_chart() -> str:
@@ -40,9 +37,9 @@ def power_chart() -> str:
         "random, after 4 s": "large product, after 4 s of it",
         "zeros, after 4 s": "large product of zeros, after 4 s of it",
     }
-    by_name, drawn = {row["what"]: row for row in rows("timing_ways")}, []
+    drawn = []
     for name, what in shown.items():
-        row = by_name[what]
+        (row,) = WAYS.select(what=what)
         time, watts = float(row["median_us"]), float(row["note"].split(" W")[0])
         words = duration(time) if name.endswith("rested") else f"{duration(time)}, {watts:.0f} W"
         drawn.append((name, time, words, False))
@@ -56,10 +53,4 @@ def profiler_table() -> str:
     return table(["kernel", "calls", "µs"], body, "lrr")
 
 
-def pages() -> dict[str, str]:
-    """What the chapter includes, by file name."""
-    return {
-        "timing_ways.svg": ways_chart(),
-        "timing_power.svg": power_chart(),
-        "profiler.md": profiler_table(),
-    }
+FILES = {"timing_ways.svg": ways_chart, "timing_power.svg": power_chart, "profiler.md": profiler_table}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from book.figures.markdown_table import table
 from book.measure import record
-from book.measure.record import Row
+from book.measure.record import Row, Rows
 
 COLUMNS = ("place_updates", "loss", "along_size", "across_size")
 SHARES = {
@@ -106,17 +106,16 @@ def ratio(row: Row, when: str) -> float:
 
 def has_turned(row: Row) -> bool:
     """Whether a run's worst step turns the shared vector by more than a right angle."""
-    names = ("text", "size", "warm_up", "seed")
-    (run,) = (run for run in record.rows("unlearning") if all(run[name] == row[name] for name in names))
-    return float(run["last_cosine"]) < 0
+    return (
+        Rows("unlearning")("last_cosine", **{name: row[name] for name in ("text", "size", "warm_up", "seed")})
+        < 0
+    )
 
 
 def scales_player() -> str:
     """The loss for each scale of the shared vector, and where the step leaves the vector of each run."""
     causes = record.rows("unlearning_causes")
-    followed = ratio(
-        max(causes, key=lambda row: float(row["after_loss"]) - float(row["before_loss"])), "before"
-    )
+    followed = ratio(max(causes, key=rise), "before")
     marks = [max(-1, (-1) ** has_turned(row) * ratio(row, "after") / followed) for row in causes]
     rows = record.rows("unlearning_scales")
     scales, losses = ([float(row[name]) for row in rows] for name in ("scale", "loss"))
@@ -148,12 +147,20 @@ def runs_table() -> str:
     return table(head, lines, "lrrrl")
 
 
+def rise(row: Row) -> float:
+    """Return what a run's worst step adds to the loss of its batch."""
+    return float(row["after_loss"]) - float(row["before_loss"])
+
+
+def share_undone(row: Row, what: str) -> float:
+    """Return the share of that rise which is not in another loss of the row."""
+    return (float(row["after_loss"]) - float(row[f"{what}_loss"])) / rise(row)
+
+
 def shares_undone() -> dict[str, list[float]]:
     """Kind of parameter -> the share of the rise that its old values undo in each run, the largest median first."""
-    shares: dict[str, list[float]] = {}
-    for row in record.rows("unlearning_parts"):
-        before, after, undone = (float(row[f"{name}_loss"]) for name in ("before", "after", "undone"))
-        shares.setdefault(row["kind"], []).append((after - undone) / (after - before))
+    by_kind = record.by(record.rows("unlearning_parts"), "kind").items()
+    shares = {kind: [share_undone(row, "undone") for row in rows] for (kind,), rows in by_kind}
     return dict(sorted(shares.items(), key=lambda item: -statistics.median(item[1])))
 
 

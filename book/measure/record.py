@@ -8,6 +8,7 @@ speaks of, and its page says so.
 """
 
 import csv
+import datetime
 import hashlib
 import re
 from collections.abc import Iterable
@@ -142,6 +143,46 @@ def read(name: str, folder: Path = FOLDER) -> Record:
 def rows(name: str) -> list[Row]:
     """The rows of a record by its name."""
     return list(read(name).rows)
+
+
+class Rows:
+    """A record in an expression: its numbers by column and by the values of other columns (`pass_` for the column `pass`)."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    @property
+    def gpu(self) -> str:
+        """What measured it, in a word: H200."""
+        return rows(self.name)[0]["device"].removeprefix("NVIDIA ").split()[0]
+
+    @property
+    def day(self) -> str:
+        """When it was measured, in words: 29 November 2026."""
+        return f"{datetime.date.fromisoformat(read(self.name).date):%-d %B %Y}"
+
+    def select(self, *columns: str, **where: object) -> list[Row]:
+        """The rows with these values. Raises LookupError where the record lacks a column."""
+        wanted = {key.rstrip("_"): str(value) for key, value in where.items()}
+        every = rows(self.name)
+        if unknown := {*columns, *wanted} - every[0].keys():
+            raise LookupError(f"{self.name} has no column {', '.join(sorted(unknown))}")
+        return [row for row in every if all(row[key] == value for key, value in wanted.items())]
+
+    def all(self, number: str, /, **where: object) -> list[float]:
+        """The numbers of every row with these values, rows without a number left out. Raises LookupError where none is."""
+        matching = [float(row[number]) for row in self.select(number, **where) if row[number]]
+        if not matching:
+            said = ", ".join(f"{key.rstrip('_')} = {value}" for key, value in where.items())
+            raise LookupError(f"{self.name}: no row with {said}")
+        return matching
+
+    def __call__(self, number: str, /, **where: object) -> float:
+        """The one number with these values. Raises LookupError where there is none or more than one."""
+        matching = self.all(number, **where)
+        if len(matching) > 1:
+            raise LookupError(f"{self.name}: {len(matching)} rows with these values, not one")
+        return matching[0]
 
 
 def by(rows: Iterable[Row], *columns: str) -> dict[tuple[str, ...], list[Row]]:

@@ -18,7 +18,7 @@ from harness.spec.catalogue import list_puzzle_names
 def pages() -> dict[str, str]:
     from book.build import museum
 
-    return {name: make() for name, make in museum.pages().items()}
+    return {name: make() for name, make in museum.FILES.items()}
 
 
 def test_each_wrong_solution_is_on_its_page_and_in_the_chart(pages):

@@ -4,12 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from book.figures import (
-    attention_times,
-    bench_results,
-    every_size,
-    speed_table,
-)
+from book.figures import attention_times, bench_results, every_size, speed_table
 from book.figures.attention_times import Times
 from harness.bench.runner import MACHINE_COLUMNS, RESULT_COLUMNS
 from harness.puzzles.p22.candidates import BENCHMARK
@@ -44,8 +39,8 @@ def make_bench_rows(times, column="graph", direction="both"):
     return convert_to_strings(rows, (*MACHINE_COLUMNS, *BENCHMARK.size_names, *RESULT_COLUMNS))
 
 
-def test_each_candidate_has_a_name():
-    assert set(bench_results.NAMES) == {candidate.name for candidate in BENCHMARK.candidates}
+def test_each_peer_has_a_name():
+    assert set(bench_results.SHORT) == {one.name for one in BENCHMARK.candidates if one.role == "peer"}
 
 
 def test_speed_table_ratios_are_quotients_of_times(monkeypatch):
@@ -103,5 +98,5 @@ def make_attention_row(candidate: str, microseconds: float, **other) -> dict[str
 def test_attention_flops_match_manual_count():
     """With 96 heads and S = 1024, nine matmuls of 2 * 96 * 1024**2 * 64 operations take 128.8 us each."""
     ceiling = make_attention_row("matmul ceiling", 1, column="ceiling", B="", S="", tflops=100)
-    prediction = attention_times.predicted(Times([ceiling]), (1024, 64, False, "bfloat16"))
-    assert prediction["done"] == pytest.approx(9 * 128.85, rel=1e-3)
+    prediction = attention_times.time_products(Times([ceiling]), (1024, 64, False, "bfloat16"))
+    assert prediction == pytest.approx(9 * 128.85, rel=1e-3)

@@ -11,11 +11,15 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from zlib import crc32
 
+import numpy as np
+
+from book.figures.figures import LEGIBLE, Drawing
 from book.figures.markdown_table import table
 from book.measure import record
 from book.measure.hunt_versions import Version, versions
-from book.measure.record import Row
+from book.measure.record import Row, Rows
 from harness.check import zoo
 from harness.toolchain import roots
 
@@ -80,7 +84,7 @@ OPERATIONS = {
 
 def found_in_calls(version: str) -> str:
     """The calls in which gradcheck rejects a wrong backward pass."""
-    (row,) = (row for row in record.rows("gradcheck_calls") if row["version"] == version)
+    (row,) = Rows("gradcheck_calls").select(version=version)
     return row["calls"]
 
 
@@ -97,9 +101,7 @@ def reports() -> list[Row]:
 
 def rows(kind: str) -> dict[tuple[str, str], Row]:
     """The record's rows of one kind, by gate and version."""
-    return {
-        (row["gate"], row["version"]): row for row in record.rows("gradient_edits") if row["kind"] == kind
-    }
+    return {(row["gate"], row["version"]): row for row in Rows("gradient_edits").select(kind=kind)}
 
 
 def kind_of(row: Row) -> str:
@@ -116,7 +118,8 @@ def ordered() -> list[Row]:
         key=lambda row: (
             -count[kind_of(row)],
             kind_of(row),
-            [-int(row["gradcheck float64"]), -found(row)],
+            row["gradcheck float64"] != "1",
+            -found(row),
             row["version"],
         ),
     )
@@ -165,14 +168,8 @@ def code_of_report(name: str) -> str:
 
 def diff(before: str, after: str) -> list[list[str]]:
     """The lines that an edit takes away and adds, each with its sign, without their common indentation."""
-    a, b = before.splitlines(), after.splitlines()
-    changed = []
-    for kind, start, end, new_start, new_end in difflib.SequenceMatcher(
-        None, a, b, autojunk=False
-    ).get_opcodes():
-        if kind != "equal":
-            changed += [("-", line) for line in a[start:end]] + [("+", line) for line in b[new_start:new_end]]
-    changed = [(sign, line) for sign, line in changed if line.strip()]
+    lines = [*difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")][2:]
+    changed = [(line[0], line[1:]) for line in lines if line[0] != "@" and line[1:].strip()]
     bare = textwrap.dedent("\n".join(line for _, line in changed)).splitlines()
     return [[sign, text] for (sign, _), text in zip(changed, bare, strict=True)]
 
@@ -181,15 +178,10 @@ def choices(bug: Version, others: Sequence[Version]) -> list[Version]:
     """The solution and the five versions that differ least from a wrong one, in an order that gives nothing away."""
     solution = next(version for version in others if version.kind == "solution")
     rest = [version for version in others if version.kind != "solution" and version.code != bug.code]
-    rest.sort(
-        key=lambda version: (len("".join(text for _, text in diff(bug.code, version.code))), version.name)
+    rest.sort(key=lambda version: (sum(len(text) for _, text in diff(bug.code, version.code)), version.name))
+    return sorted(
+        [solution, *rest[: EDITS - 1]], key=lambda version: crc32((bug.name + version.name).encode())
     )
-    return sorted([solution, *rest[: EDITS - 1]], key=lambda version: hash_of(bug.name + version.name))
-
-
-def hash_of(text: str) -> int:
-    """A number that is the same on every machine."""
-    return sum((place + 7) * ord(letter) for place, letter in enumerate(text)) % 97
 
 
 def verdict(row: Row) -> dict:
@@ -230,9 +222,7 @@ def matrix() -> str:
     """The table, and the data behind it."""
     every = [*reports(), *ordered()]
     heads = "".join(f'<th scope="col"><span>{html.escape(name)}</span></th>' for name in CHECKS)
-    lines = [
-        f'<table class="catches"><thead><tr><th scope="col">wrong backward pass</th>{heads}</tr></thead><tbody>'
-    ]
+    lines = []
     sources = {wrong.name: wrong.source for wrong in zoo.load_wrong_kernels("p21")}
     kind = ""
     for row in every:
@@ -251,11 +241,11 @@ def matrix() -> str:
         name = html.escape(REPORTS.get(version) or title(version)) + (" ⚑" if sources.get(version) else "")
         lines.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
     totals = "".join(f"<td>{sum(finds(row, name) for row in every)}</td>" for name in CHECKS)
-    lines.append(
-        f'</tbody><tfoot><tr><th scope="row">finds, of {len(every)}</th>{totals}</tr></tfoot></table>'
-    )
     data = json.dumps({"checks": CHECKS, "bugs": bugs()}, ensure_ascii=False).replace("</", "<\\/")
-    return "\n".join(lines) + f'\n<script type="application/json" class="catches-data">{data}</script>'
+    return f"""<table class="catches"><thead><tr><th scope="col">wrong backward pass</th>{heads}</tr></thead><tbody>
+{chr(10).join(lines)}
+</tbody><tfoot><tr><th scope="row">finds, of {len(every)}</th>{totals}</tr></tfoot></table>
+<script type="application/json" class="catches-data">{data}</script>"""
 
 
 def kinds_table() -> str:
@@ -271,24 +261,18 @@ def kinds_table() -> str:
 
 def layout() -> str:
     """A slice of a wider gradient in memory, and the elements that a kernel reads from its address."""
-    cells = []
-    for place in range(18):
-        row, column = divmod(place, 6)
-        x, y = 3 + 46 * column, 26 + 30 * row
-        shade = 'fill="var(--links)" fill-opacity=".35"' if column < 4 else 'fill="none"'
-        cells.append(
-            f'<rect x="{x}" y="{y}" width="42" height="26" {shade} stroke="currentColor" stroke-opacity=".5"/>'
-        )
-        if place < 12:
-            bold = "normal" if column < 4 and place < 4 else "bold"
-            cells.append(
-                f'<text x="{x + 21}" y="{y + 18}" text-anchor="middle" font-weight="{bold}">{place + 1}</text>'
-            )
-    words = "Three rows of six numbers. The gradient is the first four of each row; a kernel reads the first twelve numbers."
+    drawing = Drawing(
+        120,
+        "Three rows of six numbers. The gradient is the first four of each row; a kernel reads the first twelve numbers.",
+        340,
+    )
+    drawing.text(3, 14, "[3, 6] in memory: row after row →", anchor="start")
+    for place, (row, column) in enumerate(np.ndindex(3, 6), 1):
+        words = [str(place)] if place <= 12 else []
+        drawing.labelled(3 + 46 * column, 26 + 30 * row, 42, 26, *words, shade=LEGIBLE if column < 4 else 0)
     return (
-        f'<figure><svg class="parts" viewBox="0 0 340 120" role="img" aria-label="{words}" fill="currentColor" font-size="13">'
-        f'<text x="3" y="14">[3, 6] in memory: row after row →</text>{"".join(cells)}</svg><figcaption>Blue is a [3, 4] gradient, a slice of a '
-        "[3, 6] one. The numbers say what a kernel reads that gets its address and 12: from the fifth on, all in the wrong place.</figcaption></figure>"
+        f"<figure>{drawing.svg().strip()}<figcaption>The shaded squares are a [3, 4] gradient, a slice of a [3, 6] one. The numbers say what a "
+        "kernel reads that gets its address and 12: from the fifth on, all in the wrong place.</figcaption></figure>"
     )
 
 

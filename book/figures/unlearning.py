@@ -1,11 +1,12 @@
 """The figures of the page "A step that unlearns": one run and one vector to go through by hand, and a table of many runs."""
 
-import html
 import json
 import math
 import statistics
 from collections.abc import Sequence
 
+from book.figures.charts import Axis, Series, plot
+from book.figures.figures import Drawing
 from book.figures.markdown_table import table
 from book.measure import record
 from book.measure.record import Row, Rows
@@ -20,7 +21,7 @@ SHARES = {
     "of_others": "another byte",
 }
 """Column of the record -> the next bytes whose probability it has."""
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 340, 200, 26, 26, 40
+WIDTH = 340
 KINDS = {
     "qkv": "attention: q, k, v", "query": "attention: queries", "key": "attention: keys", "value": "attention: values", "join": "attention: out",
     "widen": "MLP: in", "narrow": "MLP: out", "token": "token table", "position": "positions", "ln_1": "first LayerNorm",
@@ -29,11 +30,6 @@ KINDS = {
 """Kind of parameter -> what the chart calls it."""
 RISE = 0.25
 """Nats by which an update raises the loss of its own batch, to count."""
-
-
-def path() -> list[Row]:
-    """The places on the way of the run."""
-    return record.rows("unlearning_path")
 
 
 def chart(
@@ -49,38 +45,31 @@ def chart(
     Short strokes on the lower edge mark some places.
     """
     high, low = math.ceil(max(losses)), math.floor(min(losses))
-
-    def x(place: float) -> float:
-        return LEFT + (place - places[0]) / (places[-1] - places[0]) * (WIDTH - LEFT - 12)
-
-    def y(loss: float) -> float:
-        return TOP + (high - loss) / (high - low) * (HEIGHT - TOP - BOTTOM)
-
-    def text(x: float, y: float, words: str, anchor: str = "middle") -> str:
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(words)}</text>'
-
-    def level(loss: float, more: str) -> str:
-        return f'<line x1="{LEFT}" x2="{WIDTH - 12}" y1="{y(loss):.1f}" y2="{y(loss):.1f}" stroke="currentColor" {more}/>'
-
+    left, right, top, bottom = 26, WIDTH - 12, 26, 160
+    across = lambda place: left + (place - places[0]) / (places[-1] - places[0]) * (right - left)  # noqa: E731
+    up = lambda loss: top + (high - loss) / (high - low) * (bottom - top)  # noqa: E731
     untrained = math.log(256)
-    line = " ".join(f"{x(place):.1f},{y(loss):.1f}" for place, loss in zip(places, losses, strict=True))
-    parts = [text(0, 12, "loss of one batch, in nats", "start")]
+    drawing = Drawing(200, words, WIDTH)
+    drawing.text(0, 12, "loss of one batch, in nats", anchor="start", size=12)
     for loss in range(low, high + 1, 1 + (high - low) // 6):
-        parts += [level(loss, 'opacity=".15"'), text(LEFT - 6, y(loss) + 4, str(loss), "end")]
-    parts += [level(untrained, 'opacity=".7" stroke-dasharray="3 3"')]
-    parts += [text(LEFT + 8, y(untrained) - 5, f"untrained: {untrained:.2f}", "start")]
-    parts += [f'<path d="M{x(place):.1f} {HEIGHT - BOTTOM}v-14" class="unlearning-mark"/>' for place in marks]
-    parts += [text(x(place), HEIGHT - BOTTOM + 16, f"{place:g}".replace("-", "−")) for place in ticks]
-    parts += [text(WIDTH / 2, HEIGHT - 6, axis)]
-    return (
-        f'<svg class="narrow" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(words)}" fill="currentColor" font-size="12">'
-        f'{"".join(parts)}<polyline points="{line}" fill="none" stroke="currentColor" stroke-width="2"/></svg>'
-    )
+        drawing.segment(left, up(loss), right, up(loss), opacity=0.15)
+        drawing.text(left - 6, up(loss) + 4, str(loss), anchor="end", size=12)
+    drawing.segment(left, up(untrained), right, up(untrained), opacity=0.7, dash="3 3")
+    drawing.text(left + 8, up(untrained) - 5, f"untrained: {untrained:.2f}", anchor="start", size=12)
+    for place in marks:
+        drawing.parts.append(f'<path d="M{across(place):.1f} {bottom}v-14" class="unlearning-mark"/>')
+    for place in ticks:
+        drawing.text(across(place), bottom + 16, f"{place:g}".replace("-", "−"), size=12)
+    drawing.text(WIDTH / 2, 194, axis, size=12)
+    drawing.polyline(zip(map(across, places), map(up, losses), strict=True), thick=2)
+    return drawing.svg().strip()
 
 
 def predictions(rows: Sequence[Row]) -> dict:
     """The probabilities of the next byte in each row, and those before the first update."""
-    first, *shares = ([float(row[name]) for name in SHARES] for row in (path()[0], *rows))
+    first, *shares = (
+        [float(row[name]) for name in SHARES] for row in (record.rows("unlearning_path")[0], *rows)
+    )
     return {"names": [*SHARES.values()], "shares": shares, "untrained": first}
 
 
@@ -91,7 +80,7 @@ def with_data(picture: str, data: dict) -> str:
 
 def path_player() -> str:
     """The loss of one batch along the run."""
-    rows = path()
+    rows = record.rows("unlearning_path")
     points = [[float(row[name]) for name in COLUMNS] for row in rows]
     places, losses, *_ = zip(*points, strict=True)
     words = f"The loss of one batch over the updates: {losses[0]:.1f} at first, {max(losses):.1f} after update 15, {losses[-1]:.1f} in the end."
@@ -167,25 +156,22 @@ def shares_undone() -> dict[str, list[float]]:
 def parts_chart() -> str:
     """A dot for each run and kind of parameter: the share of the rise that its old values undo."""
     shares = shares_undone()
-    parts, left, width, high = [], 132, 200, 26 + 20 * len(shares)
-    for share in (0, 0.5, 1):
-        x = left + share * width / 1.4
-        parts.append(f'<path d="M{x:.0f} 22V{high - 6}" stroke="currentColor" opacity=".25"/>')
-        parts.append(f'<text x="{x:.0f}" y="{high + 8}" text-anchor="middle">{share:.0%}</text>')
-    for number, (kind, each) in enumerate(shares.items()):
-        y = 32 + 20 * number
-        parts.append(f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{KINDS.get(kind, kind)}</text>')
-        for share in each:
-            x = left + min(max(share, -0.03), 1.4) * width / 1.4
-            parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="var(--links)" fill-opacity=".45"/>')
-        x = left + statistics.median(each) * width / 1.4
-        parts.append(f'<path d="M{x:.1f} {y - 8}v16" class="unlearning-mark"/>')
-    words = "; ".join(
-        f"{KINDS.get(kind, kind)}: median {statistics.median(each):.0%}" for kind, each in shares.items()
-    )
-    return (
-        f'<svg class="parts" viewBox="0 0 {WIDTH} {high + 14}" role="img" aria-label="{words}" fill="currentColor" font-size="12">'
-        f'<text x="2" y="12">share of the rise that old parameters undo</text>{"".join(parts)}</svg>'
+    names = {number: KINDS.get(kind, kind) for number, kind in enumerate(shares)}
+    dots = [(min(max(share, -0.03), 1.4), at) for at, each in enumerate(shares.values()) for share in each]
+    medians = [statistics.median(each) for each in shares.values()]
+    return plot(
+        "; ".join(
+            f"{name}: median {median:.0%}" for name, median in zip(names.values(), medians, strict=True)
+        ),
+        [Series("", dots, "", "o", True), Series("", zip(medians, names, strict=True), "", "s")],
+        Axis(
+            "share of the rise that old parameters undo",
+            False,
+            (-0.07, 1.45),
+            {0: "0%", 0.5: "50%", 1: "100%"},
+        ),
+        Axis("", False, (len(names) - 0.5, -0.5), names),
+        height=26 * len(names) + 50,
     )
 
 
@@ -216,5 +202,5 @@ def settings_table() -> str:
 
 FILES = {
     "unlearning.html": path_player, "unlearning_runs.md": runs_table, "unlearning_scales.html": scales_player,
-    "unlearning_parts.html": parts_chart, "unlearning_settings.md": settings_table,
+    "unlearning_parts.svg": parts_chart, "unlearning_settings.md": settings_table,
 }  # fmt: skip

@@ -50,8 +50,7 @@ WORDS = {
 
 def measured(form: str, step: str, dtype: str = "bfloat16") -> record.Row:
     """The record's row of a step's form ("first" or "solution"), of both passes ("pass") or of bare products ("bare")."""
-    wanted = (dtype, form, step)
-    (row,) = (r for r in record.rows("fast_steps") if (r["dtype"], r["form"], r["step"]) == wanted)
+    (row,) = record.Rows("fast_steps").select(dtype=dtype, form=form, step=step)
     return row
 
 
@@ -143,25 +142,16 @@ def step_lines(step: str) -> list[list[str]]:
 
 def key() -> str:
     """The table of the first step, and what each of its lines is."""
-    lines = step_lines(STEPS[0])
     meanings = (
         "counted by the virtual GPU, in a small case", "on the H200, in bfloat16",
         "of 4.8 TB/s; steps 7 to 12 compare with PyTorch's products", "with all steps up to this one",
     )  # fmt: skip
-    drawing = Drawing(
-        30 + 46 * len(lines),
-        "; ".join(f"{name}: {what}" for (name, *_), what in zip(lines, meanings, strict=True)),
-    )
-    for x, words in ((388, "before"), (474, "after")):
-        drawing.text(x, 16, words, anchor="end")
-    for number, ((name, *values), what) in enumerate(zip(lines, meanings, strict=True)):
-        y = 26 + 46 * number
-        drawing.segment(2, y, 478, y, opacity=0.3)
-        drawing.text(4, y + 18, name, anchor="start")
-        drawing.text(18, y + 36, f"↑ {what}", anchor="start", size=12)
-        for x, value in zip((388, 474), values, strict=True):
-            drawing.text(x, y + 18, value, anchor="end")
-    return drawing.svg()
+    lines = step_lines(STEPS[0])
+    body = [
+        [f"{name}<br><small>↑ {what}</small>", *values]
+        for (name, *values), what in zip(lines, meanings, strict=True)
+    ]
+    return table(["", "before", "after"], body, "lrr")
 
 
 def all_steps() -> str:
@@ -240,6 +230,6 @@ FILES: dict[str, Callable[[], str]] = {
     **{f"worklog_{step}.md": partial(step_table, step) for step in STEPS},
     "worklog_all.md": all_steps,
     "worklog_climb.html": climb,
-    "worklog_key.svg": key,
+    "worklog_key.md": key,
     "worklog_row_kernels.svg": row_kernels,
 }

@@ -7,8 +7,8 @@ says, whose estimates come from such a file. Every way is compared with float64 
 
 import torch
 
-from book.measure.product_times import LIBRARY, OWN, aligned, chosen, given, in_turns, make, passes
-from book.measure.shared import capture, write
+from book.measure.product_times import BURST, LIBRARY, OWN, PAUSE, aligned, chosen, given, make, passes
+from book.measure.shared import capture, medians, write
 from harness.nn.layers import TWO_STREAMS, decode_plan
 
 ONE = ((OWN, OWN), (OWN, LIBRARY), (LIBRARY, LIBRARY))
@@ -76,7 +76,7 @@ def measure(M: int, H: int, O: int) -> list[dict]:
     return [
         {"M": M, "H": H, "O": O, "dln": way[0], "dW": way[1], "branches": way[2]}
         | {"us": f"{time:.1f}", "chosen": "yes" if way == best else ""}
-        for way, time in in_turns(graphs, ROUNDS, M * H * O).items()
+        for way, time in medians(graphs, ROUNDS, BURST, PAUSE).items()
     ]
 
 

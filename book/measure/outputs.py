@@ -1,7 +1,7 @@
 """Records what commands really print, for the book: `python -m book.measure.outputs [NAME ...]`.
 
 Every output block of the book comes from book/outputs/NAME.txt, written here together with the machine, the date and
-the versions (NAME.json). `--check` runs the commands again and compares all that does not depend on the machine.
+the versions (NAME.json); `outputs.toml` has the commands. `--check` runs the commands again and compares all that does not depend on the machine.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,80 +30,28 @@ WIDTH = 100  # columns that a command believes its terminal has
 
 @dataclass(frozen=True)
 class Command:
-    """One recorded command: how the book shows it, what is run, and which exit code is right."""
+    """One recorded command, as `outputs.toml` has it: how the book shows it, what Python is given, and what holds of its output."""
 
     shown: str
     arguments: tuple[str, ...]
     exit_code: int = 0
-    exact: bool = False  # the same on every machine, numbers and all
-    anywhere: bool = False  # also where there is no virtual GPU, which needs Linux
-    timed: bool = False  # numbers and conclusions are this machine's; the same everywhere are the rows alone
+    exact: bool = False
+    timed: bool = False
+    virtual: bool = False
 
 
-def example(name: str, *arguments: str, exact: bool = True, anywhere: bool = True, **options) -> Command:
-    """The command that runs a program of book/examples."""
-    words = (f"book/examples/{name}.py", *arguments)
-    return Command(f"python {' '.join(words)}", words, exact=exact, anywhere=anywhere, **options)
+def read_commands() -> dict[str, Command]:
+    """Return the recorded commands by the names of their outputs."""
+    commands = {}
+    for name, known in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
+        shown = known.pop("run")
+        program, *words = shown.removeprefix("workbook ").split()
+        arguments = words if program == "python" else ["-m", "harness", program, *words]
+        commands[name] = Command(shown, tuple(arguments), **known)
+    return commands
 
 
-def virtual(program: str, exit_code: int = 0, options: str = "", define: str = "") -> Command:
-    """A Mojo program of book/examples on the virtual GPU, which needs Linux."""
-    run = f"vgpu exec {options}-- mojo run --debug-level=line-tables {define}book/examples/{program}.mojo"
-    return Command(f"workbook {run}", ("-m", "harness", *run.split()), exit_code, exact=True)
-
-
-def task(command: str, exact: bool = False, anywhere: bool = True, **options) -> Command:
-    """A task of the workbook."""
-    return Command(command, ("-m", "harness", *command.split()), exact=exact, anywhere=anywhere, **options)
-
-
-EXAMPLES = (
-    "one_row row_descent rms_row flash_rows "
-    "gather_twice parameter_gradients backend_levels inductor_kernels inductor_residual "
-    "compile_saved what_is_kept"
-)
-"""Programs of book/examples without arguments, whose output has their name and is the same everywhere."""
-COMMANDS = {
-    **{name: example(name) for name in EXAMPLES.split()},
-    "gradcheck_float32": example("gradcheck_blind", "in_float32"),
-    "gradcheck_flat": example("gradcheck_blind", "at_flat_points"),
-    "gradcheck_kink": example("gradcheck_blind", "at_kinks"),
-    "algebra": example("algebra", exact=False),
-    "hunt_matrix": task("p21 --matrix", exact=True),
-    "hunt_wrong": example("hunted", "attention", exact=False, exit_code=3),
-    "hunt_dq": example("hunted", "dq", exact=False),
-    "catch_first": example("hunted", "check", exact=False, exit_code=1),
-    "own_backward": example("own_backward", exact=False),
-    "own_ops": example("own_ops", exact=False, anywhere=False),
-    "backend_report": example("backend_report", exact=False),
-    "backend_rewrites": task("p26 --rewrites", exact=True),
-    "one_path": example("one_path", exit_code=1),
-    "first_functions": task("p20 --rung torch --solution", exact=True),
-    "first_registration": task("p20 --rung register --solution", exact=True),
-    "saving_less": example("saving_less", exact=False),
-    "first_backward": task("p20 --backward --solution --device virtual", anywhere=False),
-    "worth_it": example("worth_it", exact=False, timed=True),
-    "row_largest": virtual("row_largest"),
-    "mirrored_race": virtual("mirrored_row", 1),
-    "mirrored_mended": virtual("mirrored_row", define="-D MENDED "),
-    "race_natural": virtual("zero_race", 1, "--blocks natural "),
-    "race_reversed": virtual("zero_race", 1, "--blocks reversed "),
-    "brightest_race": virtual("brightest", 99, "--error-exitcode 99 "),
-    "brightest_mended": virtual("brightest", 0, "--blocks shuffled:7 ", "-D MENDED "),
-    "wrong_kernels": example(
-        "wrong_kernel", "dw_from_x_hat", "dx_diagonal_jacobian", exact=False, anywhere=False
-    ),
-    "picture_of_a_bug": example("picture_of_a_bug", "dw_batch_sequence_swapped", anywhere=False),
-    "ring_backward": task("p25 --backward --solution --ranks 2"),
-    "ring_broken": task("p25 --backward --solution --seconds 3 --break 2:1:dies", exit_code=5),
-    "tape_gates": task("p27 --rung tape --solution", exact=True),
-    "order_draw": task("p24 --draw --size 6 10", exact=True),
-    "order_numbers": task("p24 --draw --size 4 4 --numbers", exact=True),
-    "order_z_numbers": task("p24 --draw --order z-order --size 4 4 --numbers", exact=True),
-    "order_radius": task("p24 --count --sides 64 --radii 8 9", exact=True),
-    "fast_steps": task("p28 --backward --solution --device virtual", anywhere=False),
-    "backward_solution": task("p22 --backward --solution --device virtual", anywhere=False),
-}
+COMMANDS = read_commands()
 
 
 @dataclass(frozen=True)

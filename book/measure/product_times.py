@@ -6,15 +6,12 @@ estimates come from such a file.
 """
 
 import math
-import random
-import statistics
-import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import TypeVar
+from collections.abc import Callable
 
 import torch
 
-from book.measure.shared import capture, write
+from book.measure.shared import capture, medians, write
+from harness.bench.timing import CudaClock, IssueClock
 from harness.nn import host
 from harness.nn.layers import EPS, LAYER, MATMUL_BACKENDS, decode_plan
 
@@ -35,33 +32,10 @@ SIZES = (
     *((256, 768, 768), (1024, 768, 3072), (2048, 768, 3072), (1024, 1024, 4096), (1024, 4096, 1024)),
     *((256, 4096, 4096), (4096, 768, 768), (4096, 2048, 512), (4096, 512, 12288)),
 )
-ROUNDS = 7
-Key = TypeVar("Key", bound=Hashable)
+ROUNDS, BURST, PAUSE = 7, 2_000, 0.004
+"""Turns of each way, the microseconds of a turn, and the seconds of pause before it."""
 HOST_WORK = 2**33
 """Multiply-adds of a product above which the host is not what a loop waits for."""
-
-
-def graph_time(replay: Callable[[], object], repeats: int) -> float:
-    """Microseconds of a replay."""
-    time.sleep(0.004)
-    replay()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(100_000)  # so that the host is ahead
-    start.record()
-    for _ in range(repeats):
-        replay()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1e3 / repeats
-
-
-def in_turns(graphs: Mapping[Key, Callable[[], object]], rounds: int, work: int) -> dict[Key, float]:
-    """The median microseconds of each graph; `work` are the multiply-adds of a product, so many replays make a turn."""
-    taken: dict[Key, list[float]] = {key: [] for key in graphs}
-    for _ in range(rounds):
-        for key in random.sample(list(graphs), len(graphs)):
-            taken[key].append(graph_time(graphs[key], 10 if work < 2**36 else 2))
-    return {key: statistics.median(times) for key, times in taken.items()}
 
 
 def make(M: int, H: int, O: int) -> list[torch.Tensor]:
@@ -72,18 +46,6 @@ def make(M: int, H: int, O: int) -> list[torch.Tensor]:
 
     tensors = (normal(M, H), 1 + 0.3 * normal(H), normal(H), normal(O, H) / math.sqrt(H), normal(O))
     return [tensor.bfloat16() for tensor in (*tensors, normal(M, O))]
-
-
-def host_time(call, repeats: int = 20) -> float:
-    """Microseconds that a call keeps its caller, the least of four turns."""
-    best = math.inf
-    for _ in range(4):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        best = min(best, (time.perf_counter() - start) * 1e6 / repeats)
-    return best
 
 
 def aligned(H: int, O: int) -> bool:
@@ -120,7 +82,8 @@ def passes(leaves: list[torch.Tensor], dy: torch.Tensor, options: int) -> tuple[
 def measure(M: int, H: int, O: int) -> list[dict]:
     """A row for each way."""
     *leaves, dy = make(M, H, O)
-    graphs, host_us = {}, {}
+    graphs, host_us, clock = {}, {}, IssueClock(CudaClock())
+    small = M * H * O < HOST_WORK
     for way in ALIGNED if aligned(H, O) else UNALIGNED:
         options = given(leaves, way)
         forward, backward = passes(leaves, dy, options)
@@ -132,12 +95,12 @@ def measure(M: int, H: int, O: int) -> list[dict]:
 
         both()
         kept = forward()[1]
-        host_us[way] = host_time(both) if M * H * O < HOST_WORK else math.nan
+        host_us[way] = min(clock.measure(both, 20) for _ in range(4)) if small else math.nan
         graphs[way, "forward"], graphs[way, "backward"] = (
             capture(forward),
             capture(lambda b=backward, k=kept: b(k)),
         )
-    taken = in_turns(graphs, ROUNDS, M * H * O)
+    taken = medians(graphs, ROUNDS, BURST, PAUSE)
     captured, plain = (decode_plan(chosen(leaves, captured)) for captured in (True, False))
     loop = "own" if {*plain.values()} == {OWN} else "as a graph" if plain == captured else "library"
     return [

@@ -12,7 +12,7 @@ stand beside them on one GPU and in context parallel. `--device cpu` rehearses i
 import argparse
 import datetime
 import itertools
-import json
+import os
 import statistics
 import sys
 import time
@@ -27,7 +27,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from book.measure.shared import join, write_to
+from book.measure.shared import write_to
 from harness.nn import attention
 from harness.nn import ring as layer
 from harness.puzzles.p25 import layout
@@ -116,9 +116,16 @@ class World:
 
 
 def world_of(kind: str, seconds: float) -> World:
-    """Joins the ranks, and makes their groups. Whoever waits longer than `seconds` for the others is ended by PyTorch."""
-    device, size = join(kind, seconds), dist.get_world_size()
+    """Joins the ranks that torchrun has started, and makes their groups. Who waits for another longer than `seconds` is ended by PyTorch."""
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    device = torch.device("cpu")
+    if kind == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     limit = datetime.timedelta(seconds=seconds)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=limit)
+    size = dist.get_world_size()
     counts = [n for n in (1, 2, 4, 8, 16) if n < size] + [size]
     groups: dict[int, Any] = {n: dist.new_group(list(range(n)), timeout=limit) for n in counts}
     for ranks, group in groups.items():
@@ -342,58 +349,6 @@ def row(job: Job, ranks: list[Own]) -> dict[str, Any]:
     }
 
 
-# ---- What a GPU does when -----------------------------------------------------------------------------------
-
-
-def trace(problem: Problem, job: Job) -> dict[str, Any]:
-    """The kernels of one run of the ring by rank: what, from when to when in microseconds since the rank's first."""
-    own, kernels = Own(), []
-    if problem.world.rank < job.ranks:
-        with own.heard(), ring(problem, job) as run:
-            kernels = kernels_of(problem, job, run)
-    said = problem.world.everybody((own.note, kernels))[: job.ranks]
-    notes = [note for note, _ in said if note]
-    return vars(job) | (
-        {"note": notes[0]} if notes else {"kernels_by_rank": [kernels for _, kernels in said]}
-    )
-
-
-def kernels_of(problem: Problem, job: Job, run: Run) -> list[tuple[str, float, float]]:
-    """This rank's kernels in one run, after one unseen."""
-    from torch.profiler import ProfilerActivity, profile
-
-    world = problem.world
-    activity = ProfilerActivity.CUDA if world.device.type == "cuda" else ProfilerActivity.CPU
-    run()
-    world.begin(world.groups[job.ranks])
-    with profile(activities=[activity]) as profiled:
-        run()
-        if world.device.type == "cuda":
-            torch.cuda.synchronize()
-    events = [event for event in profiled.events() or () if event.device_type.name == activity.name]
-    first = min((event.time_range.start for event in events), default=0)
-    return sorted(
-        (
-            kind_of(event.name),
-            round(event.time_range.start - first, 1),
-            round(event.time_range.end - first, 1),
-        )
-        for event in events
-    )
-
-
-def kind_of(kernel: str) -> str:
-    """What a kernel does, by its name: it transfers, attends, or does what is left, element by element."""
-    name = kernel.lower()
-    if "nccl" in name:
-        return "transfer"
-    return (
-        "attention"
-        if any(word in name for word in ("flash", "fmha", "cudnn", "sdpa", "hopper"))
-        else "elements"
-    )
-
-
 # ---- The run ------------------------------------------------------------------------------------------------
 
 
@@ -408,8 +363,6 @@ def parser() -> argparse.ArgumentParser:
     add("--patience", type=float, default=60.0, help="seconds to wait for another rank")
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--csv", type=Path, help="rows go here as they are found")
-    add("--trace", type=Path, help="what each GPU does when in one run of a ring, a line of JSON each")
-    add("--traced", type=int, default=131072, help="the longest sequence of which there is a trace")
     return made
 
 
@@ -452,11 +405,6 @@ def rows(world: World, flags: argparse.Namespace, wrong: list[Job]) -> Iterator[
             wrong.append(job)
         known = {"dtype": "bfloat16", "batch": 1, "heads": HEADS} | vars(job) | {"causal": int(job.causal)}
         yield known | figures | of_ideal(job, figures.get("ms"), alone)
-        if flags.trace and job.candidate == RING and job.ranks == counts[-1] and job.length <= flags.traced:
-            traced = trace(problem, job)
-            if world.rank == 0:
-                with flags.trace.open("a", encoding="utf-8") as traces:
-                    traces.write(json.dumps(traced) + "\n")
 
 
 def of_ideal(job: Job, milliseconds: float | None, alone: dict[tuple, float]) -> dict[str, float]:

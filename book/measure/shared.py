@@ -1,8 +1,6 @@
-"""What the scripts that measure share: rows that are written as they come, calls as CUDA graphs, graphs in turns, memory at the peak, ranks."""
+"""What the scripts that measure share: rows that are written as they come, calls as CUDA graphs, graphs in turns, memory at the peak."""
 
 import csv
-import datetime
-import os
 import statistics
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -13,7 +11,6 @@ from types import ModuleType
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from harness.bench.timing import CudaClock, Graph, TimingProtocol, time_interleaved
 from harness.toolchain import roots
@@ -77,16 +74,3 @@ def peak(call: Callable[[], object]) -> int:
     call()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
-
-
-def join(kind: str, seconds: float) -> torch.device:
-    """Joins the ranks that torchrun has started; who waits for another longer than `seconds` is ended by PyTorch."""
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    device = torch.device("cpu")
-    if kind == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    limit = datetime.timedelta(seconds=seconds)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=limit)
-    return device

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -97,7 +96,7 @@ def start_torchrun(*arguments, **options):
 @pytest.mark.slow
 def test_bench_runs_on_gloo(tmp_path):
     target = tmp_path / "ring.csv"
-    sizes = ("--lengths", 64, "--dims", 8, "--seconds", 0.01, "--trace", tmp_path / "trace")
+    sizes = ("--lengths", 64, "--dims", 8, "--seconds", 0.01)
     run = start_torchrun("book.measure.ring", "--device", "cpu", *sizes, "--csv", target)
     stdout, stderr = run.communicate(timeout=300)
     assert run.returncode == 0, stdout + stderr
@@ -111,9 +110,6 @@ def test_bench_runs_on_gloo(tmp_path):
     assert (
         "NotImplementedError" in by_key["context parallel", "2", "1"]["note"]
     )  # not implemented in PyTorch for CPUs
-    traced = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
-    kinds = [{kind for kind, _, _ in kernels} for kernels in traced[0]["kernels_by_rank"]]
-    assert len(kinds) == 2 and all(kinds)
 
 
 def test_plan_measures_one_gpu_first():

@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from book.figures.figures import two_digits
+
 WIDTH, SIZE = 480, 13  # pixels of a chart, and of its letters: a phone shows it a little smaller
 OURS, OTHERS = 0.75, 0.3
 """Shades of bars: of the workbook's own, and of the others."""
@@ -177,7 +179,7 @@ def rows_of_bars(
         for at, value in enumerate(values):
             axes.bar(at, value, 0.7, color="k", alpha=OURS if at in chosen else 0.35)
             axes.annotate(
-                f"{value + 0.0:.2f}".replace("-", "−"), (at, value), (0, 3 if value >= 0 else -4), ha="center",
+                two_digits(value), (at, value), (0, 3 if value >= 0 else -4), ha="center",
                 textcoords="offset points", va="bottom" if value >= 0 else "top", fontsize=SIZE - 2,
             )  # fmt: skip
         axes.axhline(0, color="k", linewidth=0.8)

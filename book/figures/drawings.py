@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 
-from book.figures.figures import LEGIBLE, NARROW, Drawing, kernel_constant, svgs, wide
+from book.figures.figures import LEGIBLE, NARROW, Drawing, kernel_constant, svgs, two_digits, wide
 from book.measure import ledger
 from book.measure.ledger import GPT2_SMALL
 from harness.puzzles.p19.spec import DIMS
@@ -417,10 +417,8 @@ def softmax_jacobians() -> str:
         left, jacobian = 4 + 162 * number, np.diag(p) - np.outer(p, p)
         drawing.text(left + 1.5 * cell, 18, f"p = ({', '.join(f'{share:.2g}' for share in p)})")
         for (i, j), value in np.ndenumerate(jacobian):
-            written = f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
-            drawing.labelled(
-                left + cell * j, 32 + cell * i, cell - 3, cell - 3, written, shade=1.2 * abs(value)
-            )
+            x, y, shade = left + cell * j, 32 + cell * i, 1.2 * abs(value)
+            drawing.labelled(x, y, cell - 3, cell - 3, two_digits(value), shade=shade)
     drawing.text(240, 194, "a row for each probability, a column for each score")
     return drawing.svg()
 

@@ -2,12 +2,10 @@
 
 import html
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 ROOT = Path(__file__).absolute().parents[2]
 FONT = 13
@@ -148,36 +146,9 @@ def svgs(*drawn: Callable[[], str]) -> dict[str, Callable[[], str]]:
     return {f"{draw.__name__}.svg": draw for draw in drawn}
 
 
-NumberRow = tuple[str, str, np.ndarray, str]
-"""Its name, how it is made, its numbers, and what its step says."""
-
-
-def number_rows(
-    drawing: Steps,
-    rows: Sequence[NumberRow],
-    left: int,
-    cell: int,
-    turn: int,
-    framed: Callable[[str, int], bool],
-) -> None:
-    """A row of numbers at each step, shaded by their size, the newest in a frame, `framed` numbers with a thick line; the names and
-    places of all rows are there from the start. The backward pass begins at row `turn`, below a broken line."""
-    last = len(rows) - 1
-    for number, (name, how, values, words) in enumerate(rows):
-        y = 24 + 44 * number + 12 * (number >= turn)
-        drawing.words.append(words)
-        drawing.text(4, y + 18, name, anchor="start", size=15)
-        drawing.text(36, y + 18, how, anchor="start")
-        for i in range(len(values)):
-            drawing.box(left + cell * i, y, cell - 3, 30, shade=0.02, thick=0.4)
-        with drawing.during(number, last):
-            for i, value in enumerate(values):
-                written = f"{round(float(value), 2) + 0.0:.2f}".replace("-", "−")
-                shade, thick = LEGIBLE * abs(value) / np.abs(values).max(), 3 if framed(name, i) else 1
-                drawing.labelled(left + cell * i, y, cell - 3, 30, written, shade=shade, thick=thick)
-        with drawing.during(number):
-            drawing.box(left - 4, y - 4, cell * len(values) + 5, 38, thick=2.5, radius=5)
-    drawing.segment(4, 23 + 44 * turn, NARROW - 4, 23 + 44 * turn, dash="4 4", opacity=0.6)
+def two_digits(value: float) -> str:
+    """A number with two digits after the point, and a minus as wide as a plus."""
+    return f"{round(float(value), 2) + 0.0:.2f}".replace("-", "−")
 
 
 def kernel_constant(name: str, puzzle: str = "p22") -> int:

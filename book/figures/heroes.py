@@ -6,15 +6,15 @@ group is shown from its step `data-from` to its step `data-to`; theme/workbook.j
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
 from book.figures import online_steps
-from book.figures.data_charts import slopes, x_hat
-from book.figures.figures import ROOT, Steps, number_rows, player_start
+from book.figures.data_charts import said, slopes, x_hat
+from book.figures.figures import LEGIBLE, NARROW, ROOT, Steps, player_start, two_digits
 from book.measure import outputs
 from harness.check.python_files import load_module
 from harness.puzzles.p23 import spec as p23
@@ -107,10 +107,6 @@ def one_barrier() -> str:
     )
 
 
-ROWS, COLUMNS = 16, 8
-"""Of the chapter's x: a row of eight float32 values is one sector of 32 bytes."""
-
-
 def graph() -> str:
     """Puzzle 20's graph, walked there and back by the solution's own functions; at x the two paths add up."""
     module = load_module(ROOT / "solutions" / "p20" / "graph.py")
@@ -187,6 +183,40 @@ def graph() -> str:
     )
 
 
+NumberRow = tuple[str, str, np.ndarray, str]
+"""Its name, how it is made, its numbers, and what its step says."""
+
+
+def number_rows(
+    rows: Sequence[NumberRow], turn: int, left: int, cell: int, heads: Sequence[str],
+    framed: Callable[[str, int], bool] = lambda name, i: False, what: str = "",
+) -> Steps:  # fmt: skip
+    """A row of numbers at each step, shaded by their size, the newest in a frame, `framed` numbers with a thick line; the names and
+    places of all rows are there from the start. The backward pass begins at row `turn`, below a broken line."""
+    last = len(rows) - 1
+    drawing = Steps(
+        44 * len(rows) + 36, what + said({name: values for name, _, values, _ in rows}), still=last
+    )
+    for i, head in enumerate(heads):
+        drawing.text(left + cell * i + cell // 2 - 2, 14, head)
+    for number, (name, how, values, words) in enumerate(rows):
+        y = 24 + 44 * number + 12 * (number >= turn)
+        drawing.words.append(words)
+        drawing.text(4, y + 18, name, anchor="start", size=15)
+        drawing.text(36, y + 18, how, anchor="start")
+        for i in range(len(values)):
+            drawing.box(left + cell * i, y, cell - 3, 30, shade=0.02, thick=0.4)
+        with drawing.during(number, last):
+            for i, value in enumerate(values):
+                shade, thick = LEGIBLE * abs(value) / np.abs(values).max(), 3 if framed(name, i) else 1
+                x = left + cell * i
+                drawing.labelled(x, y, cell - 3, 30, two_digits(value), shade=shade, thick=thick)
+        with drawing.during(number):
+            drawing.box(left - 4, y - 4, cell * len(values) + 5, 38, thick=2.5, radius=5)
+    drawing.segment(4, 23 + 44 * turn, NARROW - 4, 23 + 44 * turn, dash="4 4", opacity=0.6)
+    return drawing
+
+
 def printed() -> str:
     """A row, normalised, and its gradient twice: by the diagonal of the slopes alone, and by all of them."""
     start = player_start()
@@ -201,14 +231,8 @@ def printed() -> str:
         ("diagonal", "", diagonal, f"The diagonal formula multiplies each g by the slope of its own x̂. The result sums to {diagonal.sum():.2f}, as if adding 1 to every x changed x̂."),
         ("dx", "", full, f"In the correct gradient each x changes all eight x̂. It sums to {abs(round(full.sum(), 3)):g}. Elements {' and '.join(map(str, turned))} of the diagonal formula had the wrong sign."),
     )  # fmt: skip
-    drawing = Steps(
-        44 * len(rows) + 36,
-        "; ".join(f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, _, values, _ in rows),
-        still=len(rows) - 1,
-    )
-    for i in range(len(x)):
-        drawing.text(110 + 48 * i, 14, str(i))
-    number_rows(drawing, rows, 88, 48, 2, lambda name, i: name == "diagonal" and i in turned)
+    heads = [str(i) for i in range(len(x))]
+    drawing = number_rows(rows, 2, 88, 48, heads, lambda name, i: name == "diagonal" and i in turned)
     return drawing.hero(
         "The forward pass is above the line, the backward pass below it. The slopes are finite differences. A thick frame marks a wrong sign."
     )
@@ -357,17 +381,8 @@ def one_row() -> str:
         ("dS", "P (dP − D)", dS, f"Softmax's backward: the weight times the distance from delta, D. The score of key {dS.argmax()} has the largest gradient, that of key {dS.argmin()} the lowest; the sum is {abs(round(dS.sum(), 5)):g}."),
         ("dQ", "dS K / √d", dQ, "The gradient of the query is the sum of the keys, weighted by dS."),
     )  # fmt: skip
-    drawing = Steps(
-        44 * len(rows) + 44,
-        "One row of attention. "
-        + "; ".join(
-            f"{name}: {', '.join(f'{value:.2f}' for value in values)}" for name, _, values, _ in rows
-        ),
-        still=len(rows) - 1,
-    )
-    for t in range(len(S)):
-        drawing.text(140 + 42 * t, 14, f"key {t}" if t == 0 else str(t))
-    number_rows(drawing, rows, 120, 42, 3, lambda name, i: False)
+    heads = ["key 0", *(str(t) for t in range(1, len(S)))]
+    drawing = number_rows(rows, 3, 120, 42, heads, what="One row of attention. ")
     return drawing.hero(
         f"Query {QUERY} of one head of test data goes forward above the line and back below it; every number is the harness's. "
         "The darker a number, the larger it is in its row, whatever its sign.",
@@ -551,39 +566,40 @@ def ring_run() -> tuple[list[float], list[list[int]], list[list[tuple[int, ...]]
     whole = [[(0, LENGTH)]]
     out, lse = ring["ring_forward"]([q], [k], [v], whole, 0.5, False)
     _, dK, _ = ring["ring_backward"]([dO], [q], [k], [v], out, lse, whole, 0.5, False)
-    parts = [np.split(each, RANKS, 2) for each in (q, k, v, dO, out[0], dK[0])]
-    turn, blocks, owners = ring["turn"], list(zip(parts[1], parts[2], strict=True)), list(range(RANKS))
-    merged = [(np.zeros_like(each), np.full(each.shape[:-1], -np.inf)) for each in parts[0]]
+    queries, keys, values, gradients, outputs_, exact = (
+        np.split(each, RANKS, 2) for each in (q, k, v, dO, out[0], dK[0])
+    )
+    blocks = list(zip(range(RANKS), keys, values, strict=True))
+    merged = [(np.zeros_like(each), np.full(each.shape[:-1], -np.inf)) for each in queries]
     errors, where = [], []
-    for _step in range(RANKS):
-        where.append(owners)
-        for rank, block in enumerate(blocks):
-            more = ring["block_forward"](parts[0][rank], *block, held[rank], held[owners[rank]], 0.5, False)
+    for _ in range(RANKS):
+        where.append([owner for owner, *_ in blocks])
+        for rank, (owner, *block) in enumerate(blocks):
+            more = ring["block_forward"](queries[rank], *block, held[rank], held[owner], 0.5, False)
             merged[rank] = ring["merge"](*merged[rank], *more)
-        errors.append(
-            max(float(np.abs(mine[0] - exact).max()) for mine, exact in zip(merged, parts[4], strict=True))
-        )
-        blocks, owners = turn(blocks), turn(owners)
-    blocks, owners = list(zip(parts[1], parts[2], strict=True)), list(range(RANKS))
-    travelling = [np.zeros_like(each) for each in parts[1]]
-    added: list[tuple[int, ...]] = [()] * RANKS
+        errors.append(largest_error((mine for mine, _ in merged), outputs_))
+        blocks = ring["turn"](blocks)
+    sums: list[tuple[np.ndarray, tuple[int, ...]]] = [(np.zeros_like(each), ()) for each in keys]
     backward, back_errors = [], []
-    for _step in range(RANKS):
-        for rank, block in enumerate(blocks):
-            delta = (parts[3][rank] * parts[4][rank]).sum(-1)
-            more = ring["block_backward"](
-                parts[3][rank], parts[0][rank], *block, merged[rank][1], delta, held[rank],
-                held[owners[rank]], 0.5, False,
-            )  # fmt: skip
-            travelling[rank] = travelling[rank] + more[1]
-            added[rank] = (*added[rank], rank)
-        exact = [parts[5][owner] for owner in owners]
-        backward.append(list(added))
-        back_errors.append(max(float(np.abs(a - b).max()) for a, b in zip(travelling, exact, strict=True)))
-        blocks, owners, travelling, added = turn(blocks), turn(owners), turn(travelling), turn(added)
-    backward.append(list(added))
-    back_errors.append(max(float(np.abs(a - b).max()) for a, b in zip(travelling, parts[5], strict=True)))
+    for step in range(RANKS + 1):
+        if step < RANKS:
+            for rank, (owner, *block) in enumerate(blocks):
+                delta = (gradients[rank] * outputs_[rank]).sum(-1)
+                ranges = held[rank], held[owner]
+                given = gradients[rank], queries[rank], *block, merged[rank][1], delta, *ranges
+                more, (total, added) = ring["block_backward"](*given, 0.5, False), sums[rank]
+                sums[rank] = total + more[1], (*added, rank)
+        backward.append([added for _, added in sums])
+        back_errors.append(
+            largest_error((total for total, _ in sums), (exact[owner] for owner, *_ in blocks))
+        )
+        blocks, sums = ring["turn"](blocks), ring["turn"](sums)
     return errors, where, backward, back_errors
+
+
+def largest_error(found: Iterable[np.ndarray], exact: Iterable[np.ndarray]) -> float:
+    """The largest difference of any element."""
+    return max(float(np.abs(a - b).max()) for a, b in zip(found, exact, strict=True))
 
 
 def ring() -> str:

@@ -11,7 +11,6 @@ GPT2_SMALL = (8, 1024, 768, 3072)
 """B, S, H and O of GPT-2 small's first MLP layer, with eight sequences: the large sizes of the book."""
 
 FLOAT = 4  # bytes of a float32
-HALF = 2  # of the 16-bit types
 SUM = 8  # of the float64 in which blocks add up the gradients of float32 parameters
 
 SHAPES = {
@@ -69,14 +68,11 @@ LAUNCHES = {
 }
 
 
-def size(tensor: str, dims: tuple[int, ...], dtype: str = "float32") -> int:
-    """The bytes of a tensor at sizes (B, S, H, O). Statistics are float32; sums are wider than the dtype."""
+def size(tensor: str, dims: tuple[int, ...]) -> int:
+    """The bytes of a tensor in float32 at sizes (B, S, H, O)."""
     B, S, H, O = dims
     letters = {"R": B * S, "H": H, "O": O, "2": 2}
-    if dtype == "float32":
-        width = SUM if tensor.startswith("sums_") else FLOAT
-    else:
-        width = FLOAT if tensor.startswith("sums_") or tensor in ("mean", "rstd", "row_sums") else HALF
+    width = SUM if tensor.startswith("sums_") else FLOAT
     return width * math.prod(letters[letter] for letter in SHAPES[tensor])
 
 

@@ -7,9 +7,7 @@ measurements is taken from the records (`references.py`).
 
 import argparse
 import html
-import itertools
 import json
-import operator
 import os
 import re
 import shutil
@@ -78,8 +76,7 @@ def build(book: Path, site: Path) -> list[str]:
     shutil.rmtree(site, ignore_errors=True)
     faults = run_mdbook(book, site) or unprocessed(site, src)
     if not faults:
-        bring_solutions_back(book, site)
-        speak_formulas(site)
+        add_unsearched(book, site)
         shrink_search_index(site)
         glossary.link(site)
         recorded_pictures.write_page(site)
@@ -88,21 +85,14 @@ def build(book: Path, site: Path) -> list[str]:
     return faults or check_site.site_faults(site, src)
 
 
-def bring_solutions_back(book: Path, site: Path) -> None:
-    """Puts the code of folded solutions on the pages, after mdBook has made its search index without it."""
-    for page in site.rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
-        if preprocess.WITHHELD in text:
-            page.write_text(preprocess.restore(text, preprocess.withheld_folder(book)), encoding="utf-8")
-
-
 FORMULA = re.compile(r'(<span class="(math(?: math-display)?)"[^>]*?) role="img" aria-label="([^"]*)">')
 
 
-def speak_formulas(site: Path) -> None:
-    """Puts the MathML of each formula beside its drawing, out of sight: for screen readers, and for whoever copies it.
+def add_unsearched(book: Path, site: Path) -> None:
+    """Puts on the pages what mdBook's search index must not have: the code of folded solutions, and the MathML of each formula.
 
-    It comes after mdBook has made its search index, which would take the letters of a formula for words.
+    The MathML stands beside the drawing, out of sight, for screen readers and for whoever copies it. A search would take its letters
+    for words.
     """
 
     def spoken(span: re.Match) -> str:
@@ -110,9 +100,8 @@ def speak_formulas(site: Path) -> None:
         return f'{span[1]}><span class="math-spoken">{mathml}</span>'
 
     for page in site.rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
-        if FORMULA.search(text):
-            page.write_text(FORMULA.sub(spoken, text), encoding="utf-8")
+        text = preprocess.restore(page.read_text(encoding="utf-8"), preprocess.withheld_folder(book))
+        page.write_text(FORMULA.sub(spoken, text), encoding="utf-8")
 
 
 INDEX = re.compile(r"(JSON\.parse\(')(.*)('\))", re.S)
@@ -142,21 +131,18 @@ LISTS = re.compile(r"Measured: \d+ records?\b")
 """Begins what ends a section and stands elsewhere too: the records of a page."""
 
 
-HERO = re.compile(
-    r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>',
-    re.S,
-)
+HERO = re.compile(r'<div class="hero".*?(?=<figcaption>)|<ol class="hero-steps">.*?</ol>', re.S)
 """Of a drawing that is walked through: its labels, and what it says of each step."""
 
 
 def walks(site: Path) -> dict[str, list[str]]:
     """Page -> the words of its heroes as the search index has them: every step of a drawing at once, which no search wants."""
 
-    def words(part: str) -> str:
-        return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", part)).split())
-
     return {
-        page.relative_to(site).as_posix(): [*map(words, HERO.findall(page.read_text(encoding="utf-8")))]
+        page.relative_to(site).as_posix(): [
+            " ".join(html.unescape(re.sub(r"<[^>]+>", " ", part)).split())
+            for part in HERO.findall(page.read_text(encoding="utf-8"))
+        ]
         for page in site.rglob("*.html")
     }
 
@@ -179,29 +165,18 @@ def shrink_search_index(site: Path) -> None:
         search = json.loads(re.sub(r"\\(['\\])", r"\1", matched[2]))
         documents = search.pop("index")["documentStore"]["docs"]
         del search["search_options"]["fields"]["breadcrumbs"]
-        sections = [
+        texts = [
             (
-                page,
-                text["breadcrumbs"].removesuffix(f" » {text['title']}"),
-                mark + anchor,
+                address,
                 text["title"],
-                text["body"],
+                text["breadcrumbs"],
+                searched(text["body"], walked[address.split("#")[0]]),
             )
             for number, address in enumerate(search.pop("doc_urls"))
-            for page, mark, anchor in [address.partition("#")]
             for text in [documents[str(number)]]
         ]
-        # The page and the headings above are those of many sections, which stand one after the other.
-        pages = [
-            (
-                page,
-                above,
-                [(anchor, title, searched(body, walked[page])) for *_, anchor, title, body in several],
-            )
-            for (page, above), several in itertools.groupby(sections, key=operator.itemgetter(0, 1))
-        ]
         options, packed = (
-            json.dumps(part, ensure_ascii=False, separators=(",", ":")) for part in (search, pages)
+            json.dumps(part, ensure_ascii=False, separators=(",", ":")) for part in (search, texts)
         )
         file.write_text(
             f"{maker}window.search = Object.assign(window.search, makeSearch({options}, {packed}));",

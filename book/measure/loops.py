@@ -5,15 +5,16 @@ attention at three sizes, and whole steps of GPT-2 small with AdamW, in bfloat16
 and the loss replaced. Each turn is a burst of calls; turns are shuffled, and the median counts.
 """
 
-import csv
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from book.measure.record import FOLDER
+from book.measure.record import rows
 from book.measure.shared import medians, write
 from harness.nn import LayerNormLinear, attention, linear_cross_entropy, mojo_workbook
 
@@ -28,13 +29,10 @@ COMPILED = 2
 
 def sizes() -> list[tuple[int, int, int]]:
     """Rows, H and O of the record `sizes`, in its order, and of `bench`."""
-    found: dict[tuple[int, int, int], None] = {}
-    for name in ("sizes", "bench"):
-        with (FOLDER / f"{name}.csv").open(encoding="utf-8") as file:
-            for row in csv.DictReader(line for line in file if not line.startswith("#")):
-                if row["M"] and row["dtype"] == "bfloat16":
-                    found[int(row["M"]), int(row["H"]), int(row["O"])] = None
-    return list(found)
+    found = [
+        row for name in ("sizes", "bench") for row in rows(name) if row["M"] and row["dtype"] == "bfloat16"
+    ]
+    return list(dict.fromkeys((int(row["M"]), int(row["H"]), int(row["O"])) for row in found))
 
 
 def pair_calls(M: int, H: int, O: int) -> Calls:
@@ -131,36 +129,23 @@ def step_calls(dtype: str, batch: int) -> Calls:
     return calls
 
 
-def rows() -> Iterator[Mapping[str, object]]:
+def measure() -> Iterator[Mapping[str, object]]:
     """A row for each candidate at each size, with its time over eager PyTorch's in the same turns."""
-    cases: list[tuple[str, str, str, Callable[[], Calls], int]] = [
-        ("pair", "x".join(map(str, size)), "bfloat16", lambda size=size: pair_calls(*size), BURST)
-        for size in sizes()
+    cases: list[tuple[str, tuple[int, ...], str, Callable[[], Calls], int]] = [
+        *(("pair", size, "bfloat16", partial(pair_calls, *size), BURST) for size in sizes()),
+        *(("attention", size, "bfloat16", partial(attention_calls, *size), BURST) for size in ATTENTION),
     ]
-    cases += [
-        ("attention", "x".join(map(str, size)), "bfloat16", lambda size=size: attention_calls(*size), BURST)
-        for size in ATTENTION
-    ]
-    cases += [
-        (
-            "step",
-            f"{batch}x{CONTEXT}",
-            dtype,
-            lambda dtype=dtype, batch=batch: step_calls(dtype, batch),
-            STEP_BURST,
-        )
-        for dtype in ("bfloat16", "autocast")
-        for batch in (COMPILED, 8)
-    ]
+    for dtype, batch in product(("bfloat16", "autocast"), (COMPILED, 8)):
+        cases.append(("step", (batch, CONTEXT), dtype, partial(step_calls, dtype, batch), STEP_BURST))
     for what, size, dtype, make, burst in cases:
         calls = make()
         for call in calls.values():
             call()
         times = medians(calls, ROUNDS, burst, 0.0)
         for name, time in times.items():
-            shared = {"what": what, "size": size, "dtype": dtype, "candidate": name}
+            shared = {"what": what, "size": "x".join(map(str, size)), "dtype": dtype, "candidate": name}
             yield shared | {"loop_us": f"{time:.1f}", "ratio_to_eager": f"{time / times['eager']:.3f}"}
 
 
 if __name__ == "__main__":
-    write(rows())
+    write(measure())

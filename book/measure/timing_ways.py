@@ -83,20 +83,19 @@ def measure() -> list[tuple[str, list[float], str]]:
         product()
         norm()
     cold = ColdClock("cuda")
-    graph = Graph(lambda: lambda: tuple(product() for _ in range(MANY)))
-    norms = Graph(lambda: lambda: tuple(norm() for _ in range(MANY)))
     measured += [
         ("product, not synchronised", rounds(lambda: wall(product, False)), "how long the host is kept"),
         ("product, synchronised", rounds(lambda: wall(product, True)), "host's clock"),
-        ("product, events around one call", rounds(lambda: clock.measure(product, 1)), ""),
-        ("product, events around 100 calls", rounds(lambda: clock.measure(product, MANY)), "for each"),
-        ("product, a graph of 100", rounds(lambda: clock.measure(graph, 1) / MANY), "for each"),
-        ("product, L2 flushed before each", rounds(lambda: cold.measure(product, 20)), "for each"),
-        ("LayerNorm, events around one call", rounds(lambda: clock.measure(norm, 1)), ""),
-        ("LayerNorm, events around 100 calls", rounds(lambda: clock.measure(norm, MANY)), "for each"),
-        ("LayerNorm, a graph of 100", rounds(lambda: clock.measure(norms, 1) / MANY), "for each"),
-        ("LayerNorm, L2 flushed before each", rounds(lambda: cold.measure(norm, 20)), "for each"),
     ]
+    for name, call in (("product", product), ("LayerNorm", norm)):
+        graph = Graph(lambda call=call: lambda: tuple(call() for _ in range(MANY)))
+        ways: dict[str, tuple[Callable[[], float], str]] = {
+            "events around one call": (lambda call=call: clock.measure(call, 1), ""),
+            f"events around {MANY} calls": (lambda call=call: clock.measure(call, MANY), "for each"),
+            f"a graph of {MANY}": (lambda graph=graph: clock.measure(graph, 1) / MANY, "for each"),
+            "L2 flushed before each": (lambda call=call: cold.measure(call, 20), "for each"),
+        }
+        measured += [(f"{name}, {way}", rounds(once), note) for way, (once, note) in ways.items()]
     rows, inner, outer = LARGE
     a, b = bfloat16(rows, inner), bfloat16(outer, inner)
     large = lambda: a @ b.T  # noqa: E731

@@ -1,15 +1,12 @@
 // Makes the search index in the reader's browser, when somebody first searches: the texts are a third of the bytes of an
-// index that holds them too. The build puts this function in front of the texts: [page, headings above, [[anchor, title, body], ...]].
-function makeSearch(options, pages) {
+// index that holds them too. The build puts this function in front of the texts: [address, title, headings above and title, body].
+function makeSearch(options, texts) {
     // Formulas are in the index by the names of their letters; the library's trimmer takes a Greek letter for none.
     const greek = { α: 'alpha', β: 'beta', γ: 'gamma', δ: 'delta', ε: 'epsilon', λ: 'lambda', μ: 'mu', σ: 'sigma' };
     const trim = elasticlunr.trimmer;
     elasticlunr.trimmer = function (word) { return trim(word.replace(/[α-ω]/g, function (letter) { return greek[letter] || letter; })); };
     elasticlunr.trimmer.label = 'trimmer';
     elasticlunr.Pipeline.registeredFunctions.trimmer = elasticlunr.trimmer;
-    const texts = pages.flatMap(function ([page, above, sections]) {
-        return sections.map(function ([anchor, title, body]) { return [page + anchor, title, above, body]; });
-    });
     const index = elasticlunr(function () {
         this.setRef('id');
         ['title', 'body'].forEach(this.addField, this);
@@ -22,6 +19,6 @@ function makeSearch(options, pages) {
             return known.get(word);
         });
     };
-    texts.forEach(function ([, title, above, body], id) { index.addDoc({ id: String(id), title, breadcrumbs: above + ' » ' + title, body }); });
+    texts.forEach(function ([, title, breadcrumbs, body], id) { index.addDoc({ id: String(id), title, breadcrumbs, body }); });
     return Object.assign(options, { doc_urls: texts.map(function (text) { return text[0]; }), index: index.toJSON() });
 }

@@ -308,17 +308,16 @@ def of_peer(
     other: str, d: int, causal: bool = False, who: str = "attention", ragged: bool = False
 ) -> list[float]:
     """Attention's time over another's, forward and backward as a graph, at every length with such heads."""
-    times = attention_times.read()
-    sizes = times.sizes("graph", d, causal, ragged)
     return [
-        times.microseconds(size, "graph", who) / times.microseconds(size, "graph", other) for size in sizes
+        attention_times.microseconds(size, who) / attention_times.microseconds(size, other)
+        for size in attention_times.sizes(d, causal, ragged)
     ]
 
 
 def of_nine_products(length: int, d: int, who: str = "attention") -> float:
     """Time over that of the nine products that the kernels make, at a large product's rate."""
-    times, size = attention_times.read(), (length, d, False, "bfloat16")
-    return times.microseconds(size, "graph", who) / attention_times.time_products(times, size)
+    size = length, d, False
+    return attention_times.microseconds(size, who) / attention_times.time_products(size)
 
 
 # ---- The ring -----------------------------------------------------------------------------------------------

@@ -299,13 +299,9 @@ Curve = list[tuple[float, float]]
 
 def wrong_runs() -> dict[str, tuple[Curve, Curve]]:
     """Wrong kernel -> the first seed's right run and its own: losses, each at its step."""
-    every, runs = record.rows("museum_curves"), {}
-    for (seed, bug), rows in record.by(every, "seed", "bug").items():
-        if seed != every[0]["seed"]:
-            continue
-        right, own = (
-            [(float(row["step"]), float(row[which])) for row in rows] for which in ("right", "wrong")
-        )
+    first, runs = record.rows("museum_curves")[0]["seed"], {}
+    for (bug,), rows in record.by(record.Rows("museum_curves").select(seed=first), "bug").items():
+        right, own = ([(float(row["step"]), float(row[name])) for row in rows] for name in ("right", "wrong"))
         runs[bug] = right, own
     return runs
 

@@ -146,10 +146,7 @@ def normalisations() -> str:
     )
     for i, (name, first, second, shares) in enumerate(kinds):
         left, top = 44, 28 + 96 * i
-        for row in range(rows):
-            for h in range(columns):
-                shade = 0.55 if shares(row, h) else 0.06
-                drawing.box(left + h * cell, top + row * cell, cell - 3, cell - 3, shade=shade)
+        drawing.squares(left, top, (rows, columns), cell, lambda r, h, of=shares: 0.55 if of(r, h) else 0.06)
         for line, words in enumerate((f"{name}:", first, second)):
             drawing.text(left + columns * cell + 20, top + 22 + 18 * line, words, anchor="start")
     drawing.text(124, 18, "columns h →")
@@ -172,12 +169,9 @@ def block_orders(blocks: int = 16) -> str:
         total: int | None = None  # what the buffer holds before: nobody knows
         for at, block in enumerate(order):
             total = 1 if block == 0 else None if total is None else total + 1
-            x = 24 + cell * at
-            drawing.box(
-                x, top, cell - 5, 44, shade=LEGIBLE if block == 0 else 0.06, thick=2 if block == 0 else 1
-            )
-            drawing.text(x + cell / 2 - 2, top + 18, str(block), size=12)
-            drawing.text(x + cell / 2 - 2, top + 36, "?" if total is None else f"= {total}", size=11)
+            shade, thick = (LEGIBLE, 2) if block == 0 else (0.06, 1)
+            words = str(block), "?" if total is None else f"= {total}"
+            drawing.labelled(24 + cell * at, top, cell - 5, 44, *words, shade=shade, thick=thick, size=12)
     return drawing.svg()
 
 
@@ -388,17 +382,13 @@ def two_passes() -> str:
         left, top = 66 + 222 * number, 56
         drawing.text(left + 75, 18, title)
         drawing.text(left + 75, 46, "keys →")
-        for row in range(5):
-            for column in range(5):
-                own = row == 1 if number == 0 else column == 2
-                drawing.box(
-                    left + cell * column, top + cell * row, cell - 3, cell - 3, shade=0.5 if own else 0.05
-                )
         if number == 0:
+            drawing.squares(left, top, (5, 5), cell, lambda row, column: 0.5 if row == 1 else 0.05)
             drawing.arrow(left + 4, top + cell * 1.45, left + cell * 5 - 6, top + cell * 1.45)
             drawing.arrow(left + cell * 5, top + cell * 1.45, left + cell * 5 + 26, top + cell * 1.45)
             drawing.text(left + cell * 5 + 14, top + cell * 1.45 + 22, owns)
         else:
+            drawing.squares(left, top, (5, 5), cell, lambda row, column: 0.5 if column == 2 else 0.05)
             drawing.arrow(left + cell * 2.45, top + 4, left + cell * 2.45, top + cell * 5 - 6)
             drawing.arrow(left + cell * 2.45, top + cell * 5, left + cell * 2.45, top + cell * 5 + 22)
             drawing.text(left + cell * 2.45, top + cell * 5 + 38, owns)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[2]
@@ -38,6 +39,11 @@ class Drawing:
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="currentColor"'
             f' fill-opacity="{shade:g}" stroke="currentColor" stroke-width="{thick:g}" rx="{radius:g}"/>'
         )
+
+    def squares(self, x: float, y: float, shape: tuple[int, int], cell: float, shade: Callable) -> None:
+        """Rows and columns of boxes, `cell` pixels apart, from the upper left corner (x, y); `shade` takes the row and the column."""
+        for row, column in product(*map(range, shape)):
+            self.box(x + cell * column, y + cell * row, cell - 3, cell - 3, shade=shade(row, column))
 
     def text(
         self, x: float, y: float, words: str, *, anchor: str = "middle", size: int = FONT, code=False

@@ -105,17 +105,8 @@ def two_owners(rows: int = 5, columns: int = 7) -> str:
     cell, top, mine = 24, 48, 2
     for number, (left, title) in enumerate(((12, "a block owns a row"), (280, "a thread owns a column"))):
         drawing.text(left + cell * columns / 2, 18, title)
-        for r in range(rows):
-            for c in range(columns):
-                owned = (r if number == 0 else c) == mine
-                drawing.box(
-                    left + cell * c,
-                    top + cell * r,
-                    cell - 2,
-                    cell - 2,
-                    shade=0.45 if owned else 0.04,
-                    thick=0.6,
-                )
+        shade = lambda *at, which=number: 0.45 if at[which] == mine else 0.04  # noqa: E731
+        drawing.squares(left, top, (rows, columns), cell, shade)
     y, end = top + cell * mine + 11, 12 + cell * columns
     drawing.arrow(end, y, end + 26, y)
     drawing.text(end + 32, y - 4, "2 sums,", anchor="start")

@@ -3,15 +3,12 @@
 
 import math
 import re
+from functools import partial
 
 from book.figures.charts import Axis, Series, compared, plot
 from book.figures.markdown_table import table
 from book.measure import record
-
-
-def losses() -> list[float]:
-    """The loss of every step of the training run by hand."""
-    return [float(row["loss"]) for row in record.rows("training_by_hand")]
+from book.measure.record import Rows
 
 
 def samples_list() -> str:
@@ -32,7 +29,7 @@ def samples_list() -> str:
 
 def loss_by_hand() -> str:
     """The curve of that run, beside what a model knows that knows nothing."""
-    curve, nothing = losses(), math.log(256)
+    curve, nothing = Rows("training_by_hand").all("loss"), math.log(256)
     first, last = (sum(part) / 10 for part in (curve[:10], curve[-10:]))
     return plot(
         f"The loss falls from {first:.3f} in the first ten steps to {last:.3f} in the last ten of {len(curve)}; "
@@ -48,10 +45,10 @@ def loss_by_hand() -> str:
 def by_hand_beside() -> str:
     """A step of GPT-2 by hand beside PyTorch's two, in time and in memory, as recorded."""
     ways = {"autograd": "eager PyTorch", "torch.compile": "torch.compile", "by hand": "by hand"}
-    steps = {row["what"]: row for row in record.rows("step_by_hand")}
+    steps = Rows("step_by_hand")
     measures = [
-        ("A step of GPT-2 (124M)", {way: float(steps[way]["median_us"]) / 1e3 for way in ways}, "ms"),
-        ("its peak of memory", {way: int(steps[way]["peak_bytes"]) / 2**30 for way in ways}, "GiB"),
+        ("A step of GPT-2 (124M)", {way: steps("median_us", what=way) / 1e3 for way in ways}, "ms"),
+        ("its peak of memory", {way: steps("peak_bytes", what=way) / 2**30 for way in ways}, "GiB"),
     ]
     return compared("", measures, ways)
 
@@ -59,18 +56,18 @@ def by_hand_beside() -> str:
 def swap_gains() -> str:
     """A step of GPT-2 before and after the swap, in memory and in time, by the record."""
     ways = {"torch.compile": "Inductor alone", "mojo_workbook, LayerNorms alone": "with the swaps"}
-    steps = {row["way"]: row for row in record.rows("gpt2_step") if row["setting"] == "autocast"}
+    steps = partial(Rows("gpt2_step"), setting="autocast")
     measures = [
-        ("the peak of a step", {way: int(steps[way]["peak_mib"]) / 1024 for way in ways}, "GiB"),
-        ("its time", {way: float(steps[way]["median_ms"]) for way in ways}, "ms"),
+        ("the peak of a step", {way: steps("peak_mib", way=way) / 1024 for way in ways}, "GiB"),
+        ("its time", {way: steps("median_ms", way=way) for way in ways}, "ms"),
     ]
     return compared("A step of GPT-2 (124M): ", measures, ways)
 
 
 def cross_entropy_chart() -> str:
     """Time over memory of GPT-2's head, with a curve through the chunks."""
-    at = {row["way"]: row for row in record.rows("cross_entropy") if (row["H"], row["V"]) == ("768", "50304")}
-    places = {way: (float(row["peak_mib"]), float(row["ms"])) for way, row in at.items()}
+    rows = Rows("cross_entropy").select(H=768, V=50304)
+    places = {row["way"]: (float(row["peak_mib"]), float(row["ms"])) for row in rows}
     chunks = sorted((int(way.removeprefix("chunks of ")), way) for way in places if way.startswith("chunks"))
     told = "; ".join(f"{way} {ms:.1f} ms, {mib:,.0f} MiB" for way, (mib, ms) in places.items())
     ends = {f"{rows:,} rows": way for rows, way in (chunks[0], chunks[-1])}

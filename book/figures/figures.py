@@ -137,12 +137,12 @@ class Steps(Drawing):
         yield
         self.parts.append("</g>")
 
-    def hero(self, caption: str, opening: str = "") -> str:
+    def hero(self, caption: str, opening: str = "", kind: str = "hero") -> str:
         """The box: the drawing, the words of all steps, and a caption. `opening` says in the first step what one looks at."""
         self.words[0] = f"{opening} {self.words[0]}".strip()
         steps = "".join(f"<li>{html.escape(words)}</li>" for words in self.words)
         return (
-            f'<div class="hero" data-still="{self.still}"{self.opens}><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'
+            f'<div class="{kind}" data-still="{self.still}"{self.opens}><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'
             f'<ol class="hero-steps">{steps}</ol></div>\n'
         )
 

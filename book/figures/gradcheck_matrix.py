@@ -9,8 +9,10 @@ import html
 import json
 import re
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -34,52 +36,9 @@ CELLS = {
     "1": '<td class="found" aria-label="finds it"></td>',
     "0": '<td class="missed" aria-label="misses it"></td>',
 }
-KINDS = {
-    "formula": ("nearly any call, or another number of axes", ("plain", "outputs with a gradient")),
-    "layout": ("inputs or gradients that are not contiguous", ("layout of inputs", "layout of the gradient")),
-    "values": ("zeros, ties, infinities or large numbers", ("far", "infinite gradient", "ties")),
-    "state": (
-        "two calls, two backward passes, or a write in between",
-        ("two calls", "graph used twice", "written between", "written to"),
-    ),
-    "flags": ("some inputs frozen", ("frozen inputs",)),
-    "size and dtype": ("thousands of rows, or 16-bit numbers", ("thousands of rows", "bfloat16")),
-    "second derivative": ("a second derivative", ("second derivative",)),
-}
-"""Kind of mistake -> the calls that show it, and the tries of `check_backward` that make such a call."""
-REPORTS = {
-    "pytorch/pytorch#194719": "product: gradient read as contiguous",
-    "Dao-AILab/flash-attention#355": "attention: gradient read as contiguous",
-    "torch/nn#345": "mean: gradient read as contiguous",
-    "pytorch/pytorch#30303": "matmul: expanded input read as contiguous",
-    "pytorch/pytorch#69997": "distances: strided input raises an error",
-    "NVIDIA/apex#1601": "linear: strided gradient raises an error",
-    "unslothai/unsloth#5002": "cross-entropy: gradient written into the logits",
-    "linkedin/Liger-Kernel#343": "cross-entropy: logits overwritten in forward",
-    "linkedin/Liger-Kernel#1298": "cross-entropy: one gradient for all rows",
-    "paiml/aprender#2182": "cross-entropy: mean for sum",
-    "linkedin/Liger-Kernel#950": "RMSNorm: sum of rows in 16 bits",
-    "unslothai/unsloth#4533": "RMSNorm: no gradient of the weight",
-    "BobMcDear/attorch#18": "RMSNorm: last block left out",
-    "BobMcDear/attorch#17": "RMSNorm: statistic along the wrong axis",
-    "karpathy/llm.c#763": "RMSNorm: weight left out",
-    "pytorch/pytorch#58509": "square: intermediate kept on ctx",
-    "pytorch/pytorch#104040": "square: intermediate saved",
-    "tenstorrent/tt-metal#6232": "embedding: equal indices not summed",
-    "pytorch/pytorch#28716": "embedding: padding index not skipped",
-    "pytorch/pytorch#41508": "softmax: fully masked row",
-    "meta-pytorch/torchrec#4602": "embedding bag: no gradient of the weights",
-    "verl-project/verl#6913": "linear: flag of a flattened copy",
-    "flagos-ai/FlagGems#5392": "linear: one leading axis summed",
-    "tenstorrent/tt-metal#53204": "LayerNorm: mean subtracted twice",
-}
-"""Public report -> the operation and its mistake."""
-
-OPERATIONS = {
-    "addbias": "add bias", "crossentropy": "cross-entropy", "logsoftmax": "log-softmax", "lowrank": "low-rank",
-    "rmsnorm": "RMSNorm", "scale": "scale rows", "silu": "SiLU",
-}  # fmt: skip
-"""Operation in the name of a version -> what the page calls it, where that differs."""
+WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+KINDS, REPORTS, OPERATIONS = (WORDS[name] for name in ("kinds", "reports", "operations"))
+"""What the page calls things: see the TOML file."""
 
 
 def found_in_calls(version: str) -> str:
@@ -222,7 +181,7 @@ def matrix() -> str:
     """The table, and the data behind it."""
     every = [*reports(), *ordered()]
     heads = "".join(f'<th scope="col"><span>{html.escape(name)}</span></th>' for name in CHECKS)
-    lines = []
+    lines: list[str] = []
     sources = {wrong.name: wrong.source for wrong in zoo.load_wrong_kernels("p21")}
     kind = ""
     for row in every:

@@ -41,19 +41,14 @@ class Mark:
     hidden: bool = False
 
 
-class Chart(Drawing):
-    """Rows of marks. `cell` is the width of a mark's place."""
-
-    role = "group"
-
-    def mark(self, x: float, y: float, cell: int, mark: Mark) -> None:
-        """A square of its check's colour, hollow where easy inputs hide the mistake."""
-        side, quiet = cell - 3, " quiet" if mark.hidden else ""
-        self.parts.append(
-            f'<a href="{mark.link}" aria-label="{html.escape(mark.story)}"><rect x="{x:g}" y="{y:g}" width="{cell}" height="{cell}" '
-            f'fill-opacity="0"/><rect class="{mark.check}{quiet}" x="{x + 1.5:g}" y="{y + 1.5:g}" width="{side}" height="{side}" rx="2" '
-            f'stroke-width="{2 if cell > 8 else 1}"/></a>'
-        )
+def draw_mark(drawing: Drawing, x: float, y: float, cell: int, mark: Mark) -> None:
+    """A square of its check's colour in a place as wide as `cell`, hollow where easy inputs hide the mistake."""
+    side, quiet = cell - 3, " quiet" if mark.hidden else ""
+    drawing.parts.append(
+        f'<a href="{mark.link}" aria-label="{html.escape(mark.story)}"><rect x="{x:g}" y="{y:g}" width="{cell}" height="{cell}" '
+        f'fill-opacity="0"/><rect class="{mark.check}{quiet}" x="{x + 1.5:g}" y="{y + 1.5:g}" width="{side}" height="{side}" rx="2" '
+        f'stroke-width="{2 if cell > 8 else 1}"/></a>'
+    )
 
 
 def piles(marks: Sequence[Mark]) -> dict[float, list[Mark]]:
@@ -100,7 +95,7 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         for name, of in lying.items()
     }
     bottom = TOP + sum(heights.values())
-    drawing = Chart(bottom + BOTTOM, label(every))
+    drawing = Drawing(bottom + BOTTOM, label(every))
     edge = LEFT + DECADE * (math.log10(TOLERATED) - LOW)
     drawing.box(LEFT - 8, TOP - 4, edge - LEFT + 8, bottom - TOP + 4, shade=0.09, thick=0)
     drawing.text(LEFT + DECADE * (HIGH - LOW) / 2, 14, "error, of the largest element")
@@ -118,7 +113,7 @@ def chart(rows: Mapping[str, Sequence[Mark]], cell: int = BIN) -> str:
         for x, pile in lying[name].items():
             for number, mark in enumerate(pile):
                 up, aside = divmod(number, across(x))
-                drawing.mark(x + cell * aside, floor - cell * (up + 1), cell, mark)
+                draw_mark(drawing, x + cell * aside, floor - cell * (up + 1), cell, mark)
         y += heights[name]
     used = {name: words for name, words in CHECKS.items() if any(mark.check == name for mark in every)}
     if any(mark.hidden for mark in every):

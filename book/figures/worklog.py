@@ -24,9 +24,9 @@ class Lanes(Steps):
     def __init__(self, height: int, label: str, frames: int = 2):
         super().__init__(height, label, still=frames - 1, opens=0)
 
-    def hero(self, caption: str, opening: str = "") -> str:
+    def hero(self, caption: str, opening: str = "", kind: str = "hero lanes") -> str:
         """The box, no wider than its letters need."""
-        return super().hero(caption, opening).replace('class="hero"', 'class="hero lanes"', 1)
+        return super().hero(caption, opening, kind)
 
     def grid(self, x: float, y: float, columns: int, rows: int, wide: float, high: float) -> None:
         """Thin lines around cells."""

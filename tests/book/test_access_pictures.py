@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from book.figures import recorded_pictures
-from book.measure import access_pictures
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_recorded_bug_matches_the_zoo():
-    recorded, fresh = recorded_pictures.load("bug"), access_pictures.bug()
+    recorded, fresh = recorded_pictures.load("bug"), recorded_pictures.take()
     words = [
         [(s["kind"], s["text"], s["source"] and s["source"][1]) for s in data["story"]]
         for data in (recorded, fresh)

@@ -154,17 +154,3 @@ def test_length_must_be_divisible_by_twice_the_ranks(group_of_one, monkeypatch):
     monkeypatch.setattr(ring_bench, "world_of", lambda device, seconds: world)
     with pytest.raises(SystemExit, match="--lengths 30: must be a multiple of 4, twice the ranks"):
         ring_bench.main(["--device", "cpu", "--lengths", "30"])
-
-
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "transfer"),
-        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
-        ("fast_hopper_keys_hopper_key_value_kernel", "attention"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "elements"),
-    ],
-)
-def test_kernels_are_classified_by_name(kernel, kind):
-    assert ring_bench.kind_of(kernel) == kind

@@ -156,7 +156,7 @@ def shares_undone() -> dict[str, list[float]]:
 def parts_chart() -> str:
     """A dot for each run and kind of parameter: the share of the rise that its old values undo."""
     shares = shares_undone()
-    names = {number: KINDS.get(kind, kind) for number, kind in enumerate(shares)}
+    names = {float(number): KINDS.get(kind, kind) for number, kind in enumerate(shares)}
     dots = [(min(max(share, -0.03), 1.4), at) for at, each in enumerate(shares.values()) for share in each]
     medians = [statistics.median(each) for each in shares.values()]
     return plot(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from book.measure.shared import capture, medians, write
-from harness.bench.timing import CudaClock, IssueClock
+from harness.bench.timing import CudaClock, LaunchClock
 from harness.nn import host
 from harness.nn.layers import EPS, LAYER, MATMUL_BACKENDS, decode_plan
 
@@ -82,7 +82,7 @@ def passes(leaves: list[torch.Tensor], dy: torch.Tensor, options: int) -> tuple[
 def measure(M: int, H: int, O: int) -> list[dict]:
     """A row for each way."""
     *leaves, dy = make(M, H, O)
-    graphs, host_us, clock = {}, {}, IssueClock(CudaClock())
+    graphs, host_us, clock = {}, {}, LaunchClock(CudaClock())
     small = M * H * O < HOST_WORK
     for way in ALIGNED if aligned(H, O) else UNALIGNED:
         options = given(leaves, way)

@@ -50,7 +50,7 @@ def test_autocast_sends_bfloat16_and_accumulates_in_float32(group_of_one, monkey
         dtypes.update(tensor.dtype for tensor in tensors)
         return merge(*tensors)
 
-    monkeypatch.setattr(ring, "merge", record_dtypes)
+    monkeypatch.setattr(ring, "merge_blocks", record_dtypes)
     with torch.autocast("cpu", torch.bfloat16):
         out = ring_attention(q, k, v)
         assert ring_attention(q.double(), k.double(), v.double()).dtype == torch.float64, "as in PyTorch"

@@ -29,7 +29,7 @@ from harness.screens.exercise import (
 )
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 from harness.spec.puzzle import Gate, Puzzle
-from harness.spec.rungs import NAMES
+from harness.spec.rungs import RUNG_NAMES
 from harness.toolchain import roots
 from harness.toolchain.disk import make_write_error
 
@@ -174,7 +174,7 @@ def hint(arguments: list[str]) -> int:
     progress = Progress.load()
     requested = flags.gate or ""
     prefix, _, suffix = requested.partition("-")
-    if prefix in NAMES:
+    if prefix in RUNG_NAMES:
         flags.rung, requested = prefix, suffix
     numbered_hint = re.fullmatch(r"(\w+?)-(\d+)", requested)
     requested = numbered_hint[1] if numbered_hint else requested

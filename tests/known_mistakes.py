@@ -36,17 +36,17 @@ def diagnose_values(puzzle: Puzzle, quantity: str, wrong, cases: Sequence[str] =
     The truth is the puzzle's longdouble reference, the baseline its rounded values; `cases` names some.
     """
     evidence = []
-    for case in puzzle.cases(None):
+    for case in puzzle.list_cases(None):
         if (cases and case.name not in cases) or case.world_size > 1:
             continue
-        arrays = puzzle.inputs(case, dtype, 0)
+        arrays = puzzle.make_inputs(case, dtype, 0)
         with np.errstate(all="ignore"):
             truth = np.asarray(puzzle.compute_exact(arrays)[quantity], np.float64)
             got = round_to_dtype(
                 np.asarray(wrong(puzzle.derive(arrays, {})), np.float64).reshape(truth.shape), "float32"
             )
             expected = round_to_dtype(truth, "float32")
-        terms = puzzle.terms(arrays).get(quantity, 0.0)
+        terms = puzzle.compute_term_magnitudes(arrays).get(quantity, 0.0)
         result = compare(got, truth, expected, "float32", terms=terms)
         if not result.ok:
             evidence.append(Evidence(case, arrays, got, truth, np.zeros(truth.shape, bool), result))

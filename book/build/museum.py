@@ -153,9 +153,9 @@ def errors(wrong: Wrong) -> tuple[float, float] | None:
     """The relative error of the mistake's formula in the first case, and the largest in any; None where none is to be seen."""
     puzzle, known = find_puzzle(wrong.puzzle), formula(wrong)
     gate = next(gate for gate in puzzle.gates if gate.id == wrong.gate)
-    if not (known and gate.quantities and puzzle.cases(None)):
+    if not (known and gate.quantities and puzzle.list_cases(None)):
         return None
-    small = [case for case in puzzle.cases(None) if puzzle.multiply_adds(case.dims) <= LARGEST]
+    small = [case for case in puzzle.list_cases(None) if puzzle.count_multiply_adds(case.dims) <= LARGEST]
     found = [error for case in small if (error := off(puzzle, known, gate.quantities, case)) is not None]
     return (found[0], max(found)) if found and max(found) > SEEN else None
 
@@ -164,7 +164,7 @@ def errors(wrong: Wrong) -> tuple[float, float] | None:
 def right_steps(puzzle: str, name: str) -> tuple[Arrays, Derivation]:
     """The inputs of a puzzle's case, and the derivation without a mistake."""
     spec = find_puzzle(puzzle)
-    arrays = spec.inputs(next(case for case in spec.cases(None) if case.name == name), "float32", 0)
+    arrays = spec.make_inputs(next(case for case in spec.list_cases(None) if case.name == name), "float32", 0)
     return arrays, spec.derive(arrays, {})
 
 
@@ -222,7 +222,7 @@ def all_rooms() -> str:
 def meaning(wrong: Wrong) -> str:
     """What the workbook says for the name of a mistake, or nothing."""
     known = formula(wrong)
-    words = f"equal to the reference {known.words}" if known else ""
+    words = f"equal to the reference {known.description}" if known else ""
     words = words or next((words for name, words in CAUSES.values() if name == wrong.mistake), "")
     words = words or (FIXES.get(wrong.mistake, "") if wrong.puzzle == "p26" else "")
     return words or checks().get(wrong.mistake, "")

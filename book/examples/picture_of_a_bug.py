@@ -16,5 +16,5 @@ DIMS = (2, 3, 4, 3)
 console = Console(highlight=False, emoji=False)
 kernel = next(kernel for kernel in zoo.load_wrong_kernels("p22") if kernel.name == sys.argv[1])
 gate = next(gate for gate in PUZZLE.gates if gate.id == kernel.gate)
-for line in format_picture(take_picture(PUZZLE, kernel.build_package(), gate, cases=PUZZLE.cases(DIMS))):
+for line in format_picture(take_picture(PUZZLE, kernel.build_package(), gate, cases=PUZZLE.list_cases(DIMS))):
     console.print(line)

@@ -28,7 +28,7 @@ def take() -> dict:
 
     kernel = next(kernel for kernel in zoo.load_wrong_kernels(PUZZLE.name) if kernel.name == BUG)
     gate = next(gate for gate in PUZZLE.gates if gate.id == kernel.gate)
-    taken = picture.take_picture(PUZZLE, kernel.build_package(), gate, cases=PUZZLE.cases(SMALL))
+    taken = picture.take_picture(PUZZLE, kernel.build_package(), gate, cases=PUZZLE.list_cases(SMALL))
     return picture_page.make_data(taken)
 
 

@@ -144,7 +144,7 @@ def print_machine(bench: BenchmarkRun) -> None:
 
 @contextmanager
 def open_csv(path: Path | None, fields: tuple[str, ...]) -> Iterator[Callable[[Row], None]]:
-    """Yield a function that writes and flushes a row (no-op without `path`). Raises UsageError on a bad path."""
+    """Yield a function that writes and flushes a row (no-op without `path`). Raises UsageError."""
     if path is None:
         yield lambda row: None
         return

@@ -25,7 +25,7 @@ def describe_times(run: Run) -> list[str]:
         for kind, (microseconds, _) in times.items():
             measurement = f"{microseconds:,.1f} us, median of up to {MAX_CALLS} calls through MAX"
             lines.append(f"   {kind.upper()} time ({variant}): {measurement}")
-        if variant in run.options.puzzle.on_cpu:
+        if variant in run.options.puzzle.cpu_variants:
             lines.append(f"   CPU / GPU ({variant}): {format_cpu_gpu_ratio(times)}")
     return lines
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from harness.check.results import (
-    NARROW,
+    LOW_PRECISION_DTYPE,
     Cases,
+    FirstCaseCallback,
     GateIds,
     GateResult,
-    OnFirst,
     select_gates,
     select_provided_gates,
 )
@@ -37,7 +37,7 @@ class RungChecker(Protocol):
     """The interface of a rung's checker."""
 
     def check(
-        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
+        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: FirstCaseCallback = None
     ) -> list[GateResult]:
         """Return the result of each gate; a checker that runs case by case calls `on_first`."""
         ...
@@ -75,7 +75,12 @@ class Checker:
         return self._references.setdefault(dtype, Reference(self.puzzle, dtype, self.seed, use_cache=True))
 
     def check(
-        self, path: Path | OpPackage, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
+        self,
+        path: Path | OpPackage,
+        gates: GateIds = None,
+        cases: Cases = None,
+        *,
+        on_first: FirstCaseCallback = None,
     ) -> list[GateResult]:
         """Return the result of each gate, in the puzzle's order.
 
@@ -92,7 +97,7 @@ class Checker:
         if not variants:
             return [GateResult(gate, "unsolved") for gate in requested_gates]
         if cases is None:
-            cases = [*self.puzzle.cases(None), *self.puzzle.gate_cases]
+            cases = [*self.puzzle.list_cases(None), *self.puzzle.gate_cases]
         requested = {self.dtype: cases}
         if self.second_dtype and (narrow := [case for case in cases if case.in_16_bits]):
             requested[self.second_dtype] = narrow
@@ -106,7 +111,7 @@ class Checker:
         from harness.check.grading import Grader
 
         def check_dtype(dtype: str, cases: Sequence[Case], expected: Sequence[Gate], runs: int = 1):
-            again = [quantity for gate in expected for quantity in gate.own]
+            again = [quantity for gate in expected for quantity in gate.own_quantities]
             reference = self._get_reference(dtype)
             grader = Grader(reference, package, blanks, variants, cases, expected, (), again, runs, provided)
             return grader.grade_gates(VirtualDevice(recordings[dtype], grader.source, self.blocks))
@@ -165,7 +170,7 @@ def load_checker(work: Exercise, **options: object) -> RungChecker:
     Unless `options` has a dtype, kernels are also checked in NARROW.
     """
     if isinstance(work.rung, MojoRung):
-        options = {"second_dtype": NARROW, **options} if "dtype" not in options else options
+        options = {"second_dtype": LOW_PRECISION_DTYPE, **options} if "dtype" not in options else options
     return work.puzzle.resolve(work.rung.checker)(work.puzzle, work.rung, **options)
 
 
@@ -187,5 +192,7 @@ def add_owning_blank(
         ]
     else:
         slips = (fault for blank in blanks.values() for fault in find_source_faults(source, blank))
-        explanations = [f"line {slip.line}: {slip.words}" for slip in slips if slip.mistake == "double-index"]
+        explanations = [
+            f"line {slip.line}: {slip.message}" for slip in slips if slip.mistake == "double-index"
+        ]
     return CompileFailed(f"{error}\n   -> {explanations[0]}", error.details) if explanations else error

@@ -59,9 +59,9 @@ class Explanation:
     finite_cases_only: bool = False
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The end of the sentence "your dx equals the reference ..."."""
-        first, *alternatives = dict.fromkeys(mistake.words for mistake in self.mistakes)
+        first, *alternatives = dict.fromkeys(mistake.description for mistake in self.mistakes)
         precision = f"to {self.distance:.0e}" if self.distance else "exactly"
         text = f"{first}, {precision}"
         text += "".join(f"; or {other}, which gives the same here" for other in alternatives[: MAX_NAMED - 1])
@@ -90,7 +90,7 @@ def diagnose(
     worst = choose_example(evidence, puzzle.dims)
     axes = puzzle.get_axis_names(quantity, worst.got.ndim)
     argument = puzzle.find_output_argument(quantity)
-    reports = describe_elements(worst, name, axes, bits=argument is not None and argument.bits)
+    reports = describe_elements(worst, name, axes, bits=argument is not None and argument.is_bitmask)
     values = [*reports, f"where in '{worst.case.name}': {describe_location(worst.wrong, axes)}"]
     known = find_explanation(puzzle, quantity, evidence, correct)
     symptom = None if known else describe_unexplained(puzzle, quantity, evidence, worst)
@@ -99,11 +99,11 @@ def diagnose(
     see = f": see hint {hint}" if hint else ""
     if known:
         first = known.mistakes[0]
-        sentence = f"your {name} equals the reference {known.words}{see}"
+        sentence = f"your {name} equals the reference {known.description}{see}"
         return Diagnosis(sentence, values, first.id, hint, frozenset(first.changes))
     if symptom:
         form = "a part of your {} is never written" if symptom.mistake == UNWRITTEN.mistake else "your {} {}"
-        return Diagnosis(form.format(name, symptom.words) + see, values, symptom.mistake, hint)
+        return Diagnosis(form.format(name, symptom.description) + see, values, symptom.mistake, hint)
     return Diagnosis((hint and f"{UNKNOWN}{see}") or "", values, None, hint)
 
 
@@ -122,7 +122,7 @@ def describe_unexplained(
             find_nonfinite_mismatch(evidence, worst)
             or find_low_precision(least_precise)
             or find_rounded_terms(puzzle, quantity, evidence)
-            or puzzle.symptom(quantity, worst.arrays, worst.got, worst.truth)
+            or puzzle.find_symptom(quantity, worst.arrays, worst.got, worst.truth)
         )
     if symptom:
         return symptom
@@ -134,7 +134,7 @@ def describe_unexplained(
             "holds values that are no numbers: a division by 0, a logarithm of 0, an overflow, a row that is all -inf, or, in a kernel, "
             "a sum added to memory that nothing has cleared",
         )
-    if any(puzzle.multiply_adds(e.case.dims) > MAX_MULTIPLY_ADDS for e in evidence):
+    if any(puzzle.count_multiply_adds(e.case.dims) > MAX_MULTIPLY_ADDS for e in evidence):
         return None
     return find_family(puzzle, quantity, evidence)
 
@@ -267,7 +267,9 @@ def find_explanation(
     explains every value, accept one that explains all finite values, or all values of the finite cases: NaN
     and infinity may depend on how a formula is written.
     """
-    if not puzzle.mistakes or any(puzzle.multiply_adds(e.case.dims) > MAX_MULTIPLY_ADDS for e in evidence):
+    if not puzzle.mistakes or any(
+        puzzle.count_multiply_adds(e.case.dims) > MAX_MULTIPLY_ADDS for e in evidence
+    ):
         return None
     if not any(np.isfinite(e.got).any() for e in evidence):
         return None  # without a finite value, too many formulas fit
@@ -279,7 +281,7 @@ def find_explanation(
         mistake
         for mistake in puzzle.mistakes
         if not mistake.changes.keys().isdisjoint(vars(steps))  # the quantity depends on the change
-        and not (mistake.together and not mistake.changes.keys().isdisjoint(correct))
+        and not (mistake.needs_all_wrong and not mistake.changes.keys().isdisjoint(correct))
         and not (nonfinite and changes_finite_values(puzzle, quantity, evidence[0], mistake))
     ]
     small_first = sorted(evidence, key=lambda e: e.got.size)
@@ -487,7 +489,7 @@ def find_rounded_terms(puzzle: Puzzle, quantity: str, evidence: Sequence[Evidenc
             return None
         sizes = {name: np.abs(a) if a.dtype.kind == "f" else a for name, a in e.arrays.items()}
         magnitudes = np.abs(getattr(puzzle.derive(sizes, {}), quantity))
-        terms = max(magnitudes.max(initial=0.0), puzzle.terms(e.arrays).get(quantity, 0.0))
+        terms = max(magnitudes.max(initial=0.0), puzzle.compute_term_magnitudes(e.arrays).get(quantity, 0.0))
         if np.abs(e.got - e.truth).max(initial=0.0) > ERROR_16_BITS * terms:
             return None
     return Symptom(
@@ -540,7 +542,7 @@ def redirect_repeats(diagnoses: dict[str, Diagnosis], puzzle: Puzzle) -> None:
     """Replace each diagnosis that repeats an earlier quantity's mistake with a pointer to that quantity."""
     first_by_mistake: dict[str, str] = {}
     for quantity, diagnosis in diagnoses.items():
-        if diagnosis.steps and diagnosis.mistake:
+        if diagnosis.changed_steps and diagnosis.mistake:
             first = first_by_mistake.setdefault(diagnosis.mistake, quantity)
             if first != quantity:
                 words = f"the mistake is the same as that in {puzzle.get_printed_name(first)}: fix that first"

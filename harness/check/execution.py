@@ -135,8 +135,8 @@ class VirtualDevice:
         limited = any(gate.limits for gate in puzzle.kernel_gates if gate.variant == variant)
         for number, case in enumerate(cases, 1):
             report_progress(f"{variant} on the virtual GPU: case {number} of {len(cases)} ({case.name})")
-            replay.gpu.steps = MAX_STEPS + puzzle.multiply_adds(case.dims)
-            replay.gpu.checks = Checks(counters=limited and case.counted)
+            replay.gpu.steps = MAX_STEPS + puzzle.count_multiply_adds(case.dims)
+            replay.gpu.checks = Checks(counters=limited and case.checks_limits)
             before_case = len(replay.gpu.launches)
             saved = reference.get_saved_arrays(case, self.target, variant) if wrong else {}
             before = wrong.outputs[case.name] if wrong else {}

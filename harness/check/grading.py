@@ -84,7 +84,7 @@ class Grader:
     def attribute_errors(self, results: Mapping[str, VariantResult]) -> None:
         """Attribute the errors on one device to gates, across variants, and drop unrequested gates."""
         gates = [gate for result in results.values() for gate in result.gates]
-        redirect_gates(gates, self.puzzle.mojo_rung.needs if self.puzzle.mojo_rung else {})
+        redirect_gates(gates, self.puzzle.mojo_rung.dependencies if self.puzzle.mojo_rung else {})
         for result in results.values():
             result.gates = [gate for gate in result.gates if not self.gates or gate.gate in self.gates]
         for gate in gates:
@@ -101,9 +101,9 @@ class Grader:
         cases = [case for case in self.cases if case.variant in ("", name)]
         gates = [g for g in self.puzzle.kernel_gates if g.variant == name and device.target.kind != "cpu"]
         attempted = [gate for gate in gates if gate.id not in self.empty]
-        unsolved = {q: (gate.id,) for gate in gates if gate.id in self.empty for q in gate.own}
+        unsolved = {q: (gate.id,) for gate in gates if gate.id in self.empty for q in gate.own_quantities}
         outcome = device.run_cases(name, cases, self.reference)
-        checked = [q for gate in attempted for q in (*gate.own, *gate.provided)]
+        checked = [q for gate in attempted for q in (*gate.own_quantities, *gate.provided_quantities)]
         requested = [q for q in dict.fromkeys((*self.quantities, *checked)) if q not in unsolved]
         comparisons = [
             Comparison(case, self.reference.compare_all(case, device.target, name, outputs, requested))
@@ -136,14 +136,14 @@ class Grader:
     def _check_costs(self, result: GateResult, outcome: Outcome, cases: Sequence[Case]) -> None:
         """Check the cost limits of a gate with correct values."""
         source = Source(self.source, self.blanks)
-        for case in self.puzzle.list_counted_cases(result.gate.variant):
+        for case in self.puzzle.list_limit_cases(result.gate.variant):
             if case in cases and (launches := outcome.launches.get(case.name)):
                 dtype = self.reference.dtype
                 result.costs += measure_costs(self.puzzle, result.gate, case, launches, dtype, source)
         if result.costs:
             own = result.costs[0]
             maximum = format_amount(own.limit.maximum)
-            result.summary = f"{own.limit.short} {format_amount(own.value)}, at most {maximum}"
+            result.summary = f"{own.limit.table_label} {format_amount(own.value)}, at most {maximum}"
         exceeded = [cost for cost in result.costs if not cost.ok]
         if exceeded:
             first = exceeded[0]
@@ -163,7 +163,9 @@ class Grader:
         compare_repeats = self.reference.compare_repeats
         result.repeats = compare_repeats(again, hard, device.target, name, expected, self.runs)
         for gate in result.gates:
-            gate.repeats = {q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own}
+            gate.repeats = {
+                q: repeats for q, repeats in result.repeats.items() if q in gate.gate.own_quantities
+            }
             if gate.state == "correct" and not all(repeats.ok for repeats in gate.repeats.values()):
                 gate.state, gate.hint = "wrong", f"{gate.gate.id}-{CODE_HINT}"
 
@@ -171,7 +173,7 @@ class Grader:
         self, device: Device, outcome: Outcome, comparisons: Sequence[Comparison], gates: Sequence[Gate]
     ) -> dict[str, Diagnosis]:
         right, puzzle = find_correct_quantities(comparisons), self.puzzle
-        hints = {quantity: gate.id for gate in gates for quantity in gate.own}
+        hints = {quantity: gate.id for gate in gates for quantity in gate.own_quantities}
         wrong: dict[str, list[Evidence]] = {}
         for c in comparisons:
             for q, result in c.results.items():
@@ -216,7 +218,7 @@ class Grader:
         return all(owner in self._get_dependencies(launch) for launch in launches)
 
     def _get_dependencies(self, gate: str) -> Sequence[str]:
-        return self.puzzle.mojo_rung.needs.get(gate, ()) if self.puzzle.mojo_rung else ()
+        return self.puzzle.mojo_rung.dependencies.get(gate, ()) if self.puzzle.mojo_rung else ()
 
     def _explain(self, result: GateResult, diagnoses: Mapping[str, Diagnosis], failure: str) -> None:
         """Fill in the diagnosis: failure, wrong and correct quantities, causes in the source or findings."""
@@ -230,8 +232,8 @@ class Grader:
         astray = any(finding.kind in OUT_OF_BOUNDS for finding in causes)
         known = {mistake.id for mistake in self.puzzle.mistakes}
         for quantity in wrong:
-            diagnosis, own = diagnoses[quantity], quantity in gate.own
-            if diagnosis.steps and diagnosis.mistake == result.mistake:
+            diagnosis, own = diagnoses[quantity], quantity in gate.own_quantities
+            if diagnosis.changed_steps and diagnosis.mistake == result.mistake:
                 result.diagnosis.append(f"{self.puzzle.get_printed_name(quantity)} shows the same mistake")
                 continue
             # The effect of an out-of-bounds index on values is not a known mistake.
@@ -243,7 +245,7 @@ class Grader:
                 )
             result.mistake = result.mistake or (None if vague else diagnosis.mistake)
             result.hint = diagnosis.hint if own and diagnosis.mistake and diagnosis.hint else result.hint
-        if right := [q for q in gate.own if q not in wrong] if wrong else []:
+        if right := [q for q in gate.own_quantities if q not in wrong] if wrong else []:
             itself = "itself is" if len(right) == 1 else "themselves are"
             result.diagnosis.append(f"{', '.join(right)} {itself} right in every case")
         if gate.id not in self.provided:  # finding the mistake is the exercise
@@ -257,7 +259,9 @@ class Grader:
         cause = find_cause(causes)
         if slips and result.mistake not in known and not (cause and cause[0] in CERTAIN_MISTAKES):
             result.mistake, result.hint = slips[0].mistake, f"{gate.id}-{CODE_HINT}"
-            result.diagnosis[:0] = [f"{self.source}:{slip.line}: {slip.words}" for slip in slips[:MAX_SHOWN]]
+            result.diagnosis[:0] = [
+                f"{self.source}:{slip.line}: {slip.message}" for slip in slips[:MAX_SHOWN]
+            ]
             result.diagnosis.append(f"see hint {result.hint}")
             return
         for finding in causes[:MAX_SHOWN]:
@@ -275,14 +279,16 @@ class Grader:
         if result.mistake in known and cause[0] not in PRIMARY_MISTAKES:
             result.diagnosis.append(cause[1])
             return
-        uses_atomics = any((gate.variant, quantity) in self.puzzle.atomic for quantity in gate.quantities)
+        uses_atomics = any(
+            (gate.variant, quantity) in self.puzzle.atomic_sums for quantity in gate.quantities
+        )
         rung = 1 if cause[0] == "overwritten" and not uses_atomics else CODE_HINT
         result.mistake, result.hint = cause[0], f"{gate.id}-{rung}"
         result.diagnosis.insert(0, f"{cause[1]}: see hint {result.hint}")
 
 
 def grade_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) -> GateResult:
-    mine = (*gate.own, *gate.provided)
+    mine = (*gate.own_quantities, *gate.provided_quantities)
     result = GateResult(gate, "correct")
     result.comparisons = [
         Comparison(c.case, {q: c.results[q] for q in mine if q in c.results}) for c in comparisons
@@ -293,5 +299,5 @@ def grade_values(gate: Gate, comparisons: Sequence[Comparison], failure: str) ->
 
 
 def list_wrong_quantities(result: GateResult) -> list[str]:
-    quantities = (*result.gate.own, *result.gate.provided)
+    quantities = (*result.gate.own_quantities, *result.gate.provided_quantities)
     return [q for q in quantities if any(q in c.results and not c.results[q].ok for c in result.comparisons)]

@@ -29,10 +29,10 @@ class MeasuredCost:
 
     @property
     def lines(self) -> list[str]:
-        first = self.limit.first.get(self.dtype)
+        first = self.limit.initial_costs.get(self.dtype)
         before = f"; the initial code has {format_amount(first)}" if first is not None else ""
         lines = [
-            f"{self.limit.counter}: {format_amount(self.value)}, at most {format_amount(self.limit.maximum)}{before}"
+            f"{self.limit.label}: {format_amount(self.value)}, at most {format_amount(self.limit.maximum)}{before}"
         ]
         return [*lines, *([f"{self.line}: {self.share:.0%} of it"] if self.line else [])]
 
@@ -40,11 +40,14 @@ class MeasuredCost:
 def measure_costs(
     puzzle: Puzzle, gate: Gate, case: Case, launches: "Sequence[Launch]", dtype: str, source: Source
 ) -> list[MeasuredCost]:
-    sizes = {**dict(zip(puzzle.dim_names, case.dims, strict=False)), **puzzle.derived_sizes(case.dims)}
+    sizes = {
+        **dict(zip(puzzle.dim_names, case.dims, strict=False)),
+        **puzzle.compute_derived_sizes(case.dims),
+    }
     counts = Counts(launches, sizes, get_itemsize(dtype))
     results: list[MeasuredCost] = []
     for limit in gate.limits:
-        cost = limit.cost(counts)
+        cost = limit.compute_cost(counts)
         by_line: dict[str, float] = {}
         for instr, share in cost.shares:
             line = source.find_line(instr)

@@ -38,7 +38,7 @@ class NumpyChecker(CaseChecker):
         if returned is None:
             raise ValueError(f"{gate.id}() returns nothing: a `return` is missing")
         quantities = self.rung.returns.get(gate.id, gate.quantities)
-        pack = self.rung.pack.get(quantities[0])
+        pack = self.rung.packers.get(quantities[0])
         expected = len(inspect.signature(pack).parameters if pack else quantities)
         values = [np.asarray(value, np.float64) for value in make_tuple(returned, gate.id, expected)]
         if len(values) != expected:
@@ -56,7 +56,7 @@ class NumpyChecker(CaseChecker):
         """Return read-only copies of the derivation steps that a function takes."""
         derivation = self.puzzle.derive(self._load_case(case)[0], {})
         names = inspect.signature(function).parameters
-        common = self.rung.names
+        common = self.rung.step_names
         steps = [common.get(f"{gate.id}.{name}", common.get(name, name)) for name in names]
         arguments = [np.array(getattr(derivation, step)) for step in steps]
         for argument in arguments:
@@ -69,7 +69,7 @@ class NumpyChecker(CaseChecker):
 
     def _load_case(self, case: Case) -> tuple[Arrays, Arrays]:
         if case not in self._cases:
-            arrays = self.puzzle.inputs(case, "float64", self.seed)
+            arrays = self.puzzle.make_inputs(case, "float64", self.seed)
             self._cases[case] = arrays, self.puzzle.compute_exact(arrays)
         return self._cases[case]
 

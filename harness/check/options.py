@@ -102,7 +102,7 @@ class Options:
             return True
         if self.gate is None or self.dtype == "float64":
             return False
-        small = self.dims is None or self.puzzle.multiply_adds(self.dims) <= VIRTUAL_LIMIT
+        small = self.dims is None or self.puzzle.count_multiply_adds(self.dims) <= VIRTUAL_LIMIT
         return self.device == "virtual" or (self.device == "auto" and small)
 
     @property
@@ -117,7 +117,7 @@ class Options:
         """The cases for --dims and --ranks; None (the puzzle's cases) without either."""
         if not self.dims and not self.ranks:
             return None
-        ranks, cases = self.ranks, self.puzzle.cases(self.dims)
+        ranks, cases = self.ranks, self.puzzle.list_cases(self.dims)
         return [replace(case, world_size=ranks) if ranks and case.world_size > 1 else case for case in cases]
 
     @property
@@ -211,7 +211,7 @@ def make_parser(puzzle: Puzzle) -> Parser:
     root.add_argument("puzzle", help=puzzle.name)
     modes = root.add_mutually_exclusive_group()
     for demo in puzzle.demos:
-        modes.add_argument(f"--{demo.flag}", action="store_true", help=demo.about)
+        modes.add_argument(f"--{demo.flag}", action="store_true", help=demo.description)
     if puzzle.bench:
         about = "time it against PyTorch and others; with --help: its own flags"
         modes.add_argument("--bench", action="store_true", help=about)
@@ -227,7 +227,7 @@ def make_parser(puzzle: Puzzle) -> Parser:
         about = "sizes (default: the chapter's and harder ones)"
         metavar = names[0] if len(names) == 1 else names
         root.add_argument("--dims", type=int, nargs=len(names), metavar=metavar, help=about)
-    if any(case.world_size > 1 for case in puzzle.cases(None)):
+    if any(case.world_size > 1 for case in puzzle.list_cases(None)):
         about = "processes of each case that is run by several"
         root.add_argument("--ranks", type=int, metavar="N", help=about)
     root.add_argument("--seed", type=int, default=0, help="of the random inputs")
@@ -245,7 +245,7 @@ def add_kernel_flags(root: Parser, modes: Exclusive, roots: Exclusive, puzzle: P
         root.add_argument("--backward", action="store_true", help=about)
     variants = root.add_argument_group(f"variants (default: {join_names(puzzle.default_variants, 'and')})")
     for name in puzzle.variants:
-        about = puzzle.about_variants.get(name, f"only the {name} kernels")
+        about = puzzle.variant_help.get(name, f"only the {name} kernels")
         variants.add_argument(f"--{name}", action="store_true", help=about)
     modes.add_argument("--profile", action="store_true", help="count what the kernels do, on the virtual GPU")
     about = (
@@ -253,11 +253,11 @@ def add_kernel_flags(root: Parser, modes: Exclusive, roots: Exclusive, puzzle: P
     )
     modes.add_argument("--show", nargs="?", const="", metavar="GATE", help=about)
     roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
-    kinds = [kind for kind in KINDS if puzzle.on_cpu or kind != "cpu"]
-    about = f"auto: {'the CPU path, and ' if puzzle.on_cpu else ''}a GPU where MAX sees one, else the virtual GPU; "
+    kinds = [kind for kind in KINDS if puzzle.cpu_variants or kind != "cpu"]
+    about = f"auto: {'the CPU path, and ' if puzzle.cpu_variants else ''}a GPU where MAX sees one, else the virtual GPU; "
     about += "for a gate by itself the virtual GPU"
     root.add_argument("--device", choices=kinds, default="auto", help=about)
-    dtypes = [dtype for dtype in DTYPES if puzzle.on_cpu or dtype != "float64"]
+    dtypes = [dtype for dtype in DTYPES if puzzle.cpu_variants or dtype != "float64"]
     root.add_argument("--dtype", choices=dtypes, default="float32")
     about = f"run the {'backward' if puzzle.backward else 'forward'} N times: bit-equal, or the spread"
     root.add_argument("--repeat", type=int, default=1, metavar="N", help=about)

@@ -154,7 +154,7 @@ def take_picture(
     checked these kernels. Raises Unsolved for an untouched blank, CompileFailed, and UsageError for sizes too
     large for a picture.
     """
-    cases = cases or puzzle.cases(None)
+    cases = cases or puzzle.list_cases(None)
     small = [case for case in cases if count_largest_tensor(puzzle, case) <= MAX_ELEMENTS]
     if not small:
         case = min(cases, key=lambda case: count_largest_tensor(puzzle, case))
@@ -189,7 +189,7 @@ def take_picture(
 def count_largest_tensor(puzzle: Puzzle, case: Case) -> int:
     sizes = [math.prod(shape) for shape in puzzle.compute_shapes(case.dims).values()]
     if max(sizes, default=0) <= MAX_ELEMENTS:
-        sizes += [array.size for array in puzzle.inputs(case, "float32", 0).values()]
+        sizes += [array.size for array in puzzle.make_inputs(case, "float32", 0).values()]
     return max(sizes, default=0)
 
 
@@ -214,13 +214,13 @@ def make_runner(
     puzzle, reference = checker.puzzle, checker.reference
     source = Source((package.path / puzzle.source).resolve(), read_package_blanks(package, puzzle))
     recording = record(Order(package, puzzle.name, tuple(dims), (gate.variant,), True, checker.dtype))
-    own = (*gate.quantities, *gate.provided)
+    own = (*gate.quantities, *gate.provided_quantities)
     saved = [quantity for quantity in puzzle.list_saved_quantities(gate.variant) if quantity not in own]
 
     def replay(case: Case, corrected: Arrays) -> TracedRun:
         replay = Replay(recording, puzzle, checker.dtype, blocks=checker.blocks)
         replay.gpu.max_events = MAX_EVENTS
-        replay.gpu.steps = MAX_STEPS + puzzle.multiply_adds(case.dims)
+        replay.gpu.steps = MAX_STEPS + puzzle.count_multiply_adds(case.dims)
         outputs: Arrays = {}
         failure = ""
         try:
@@ -245,7 +245,7 @@ def make_runner(
 def find_wrong_elements(gate: Gate, case: Case, checker: Checker, side: TracedRun) -> list[WrongElements]:
     """Return the wrong quantities of a gate with their wrong elements, in the order of writing."""
     wrong_elements: list[WrongElements] = []
-    requested = (*gate.provided, *gate.quantities) if side.outputs else ()
+    requested = (*gate.provided_quantities, *gate.quantities) if side.outputs else ()
     checked = checker.reference.compare_all(case, VIRTUAL, gate.variant, side.outputs, requested)
     for quantity in (quantity for quantity, result in checked.items() if not result.ok):
         got, result = side.outputs[quantity], checked[quantity]

@@ -78,7 +78,7 @@ class CountRequest:
 
         puzzle = self.work.puzzle
         cases = {
-            variant: [*puzzle.cases(self.dims)[:1], *puzzle.list_counted_cases(variant, self.dims)][-1]
+            variant: [*puzzle.list_cases(self.dims)[:1], *puzzle.list_limit_cases(variant, self.dims)][-1]
             for variant in self.variants
         }
         requested = puzzle.list_compiled_variants(self.variants)

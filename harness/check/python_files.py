@@ -10,8 +10,8 @@ from harness.check.compare import TensorResult
 from harness.check.diagnose import Evidence, diagnose, redirect_gates
 from harness.check.results import (
     Comparison,
+    FirstCaseCallback,
     GateResult,
-    OnFirst,
     drop_unknown,
     find_correct_quantities,
     mark_unsolved,
@@ -67,7 +67,7 @@ class PythonChecker:
         gates: Sequence[str] | None = None,
         cases: list[Case] | None = None,
         *,
-        on_first: OnFirst | None = None,
+        on_first: FirstCaseCallback | None = None,
     ) -> list[GateResult]:
         """Return the result of each gate of the file at `path`, one gate after another.
 
@@ -77,7 +77,7 @@ class PythonChecker:
         requested = select_gates(self.puzzle, self.rung, gates)
         by_id = read_rung_blanks(path, self.rung)
         provided = select_provided_gates(gates, by_id)
-        cases = self.puzzle.cases(None) if cases is None else cases
+        cases = self.puzzle.list_cases(None) if cases is None else cases
         self.on_step("begun", (None, self.get_time_limit(cases)))
         module = load_module(path)
         results: list[GateResult] = []
@@ -88,7 +88,7 @@ class PythonChecker:
                 result = self._check_safely(gate, module, path, cases)
             results.append(mark_unsolved(result) if gate.id in provided else result)
             self.on_step("checked", results[-1])
-        redirect_gates(results, self.rung.needs)
+        redirect_gates(results, self.rung.dependencies)
         return results
 
     def _check_safely(self, gate: Gate, module: Module, path: Path, cases: list[Case]) -> GateResult:

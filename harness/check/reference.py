@@ -143,7 +143,7 @@ class Reference:
 
     def get_arrays(self, case: Case) -> Arrays:
         if case not in self._inputs:
-            self._inputs[case] = self.puzzle.inputs(case, self.dtype, self.seed)
+            self._inputs[case] = self.puzzle.make_inputs(case, self.dtype, self.seed)
         return self._inputs[case]
 
     def get_truth(self, case: Case, target: Target) -> Arrays:
@@ -206,7 +206,7 @@ class Reference:
     def get_terms(self, case: Case) -> dict[str, float]:
         """Return, for each quantity whose terms can cancel, the magnitude of these terms."""
         if case not in self._terms:
-            self._terms[case] = self.puzzle.terms(self.get_arrays(case))
+            self._terms[case] = self.puzzle.compute_term_magnitudes(self.get_arrays(case))
         return self._terms[case]
 
     def get_saved_arrays(self, case: Case, target: Target, variant: str) -> Arrays:
@@ -255,8 +255,8 @@ class Reference:
         puzzle = self.puzzle
 
         def compare_one(quantity: str, propagated: float = 0.0) -> TensorResult:
-            atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic
-            s = compute_allowance(atomic, puzzle.summands(case.dims))
+            atomic = target.kind != "cpu" and (variant, quantity) in puzzle.atomic_sums
+            s = compute_allowance(atomic, puzzle.count_terms(case.dims))
             return self.compare_quantity(case, target, quantity, outputs[quantity], s, variant, propagated)
 
         results = {quantity: compare_one(quantity) for quantity in quantities if quantity in outputs}
@@ -265,7 +265,7 @@ class Reference:
             correct_saved = {
                 q: to_float64(outputs[q]) for q in puzzle.list_saved_quantities(variant) if compare_one(q).ok
             }
-            propagated_errors = puzzle.propagated(self.get_arrays(case), correct_saved)
+            propagated_errors = puzzle.compute_propagated_errors(self.get_arrays(case), correct_saved)
             results |= {q: compare_one(q, propagated_errors[q]) for q in wrong if q in propagated_errors}
         return results
 
@@ -299,7 +299,7 @@ class Reference:
                 bool(np.array_equal(low[q], high[q])),
                 compute_spread_in_ulps(low[q], high[q], self.puzzle.get_output_dtype(q, self.dtype)),
                 wrong[q],
-                target.kind != "cpu" and (variant, q) in self.puzzle.atomic,
+                target.kind != "cpu" and (variant, q) in self.puzzle.atomic_sums,
             )
             for q in quantities
         }
@@ -318,7 +318,7 @@ class Reference:
 
         tensors = self._make_tensors(arrays, dtype, device)
         with limit_threads(tensors):
-            outputs = self.puzzle.reference(tensors)
+            outputs = self.puzzle.compute_reference(tensors)
         return {name: tensor.to("cpu", torch.float64).numpy() for name, tensor in outputs.items()}
 
     def _make_tensors(self, arrays: Arrays, dtype: str, device: str = "cpu") -> "Tensors":

@@ -40,7 +40,7 @@ class Diagnosis:
     values: list[str] = field(default_factory=list)
     mistake: str | None = None
     hint: str | None = None
-    steps: frozenset[str] = frozenset()
+    changed_steps: frozenset[str] = frozenset()
 
     @property
     def lines(self) -> list[str]:
@@ -49,7 +49,7 @@ class Diagnosis:
         return [*sentence, *self.values] if self.mistake else [*self.values, *sentence]
 
     def is_own_step(self, quantity: str) -> bool:
-        return set(self.steps) == {quantity}
+        return set(self.changed_steps) == {quantity}
 
 
 @dataclass
@@ -85,13 +85,13 @@ class GateResult:
     costs: "list[MeasuredCost]" = field(default_factory=list)
 
 
-OnFirst = Callable[[list[GateResult]], None] | None
+FirstCaseCallback = Callable[[list[GateResult]], None] | None
 """Called with the results of the first case, before the others run."""
 GateIds = Sequence[str] | None
 """Ids of gates of a rung; None for all of them."""
 Cases = list[Case] | None
 """Cases to check; None for the puzzle's."""
-NARROW = "bfloat16"
+LOW_PRECISION_DTYPE = "bfloat16"
 """The dtype in which a correct kernel gate is also checked, in a few cases."""
 
 
@@ -134,7 +134,12 @@ class VariantResult:
             return "wrong"
         if any(not self.repeats[q].ok for q in quantities if q in self.repeats):
             return "wrong"
-        if any(not cost.ok for gate in self.gates if {*gate.gate.own} & {*quantities} for cost in gate.costs):
+        if any(
+            not cost.ok
+            for gate in self.gates
+            if {*gate.gate.own_quantities} & {*quantities}
+            for cost in gate.costs
+        ):
             return "wrong"
         return "unsolved" if any(quantity in self.unsolved for quantity in quantities) else "correct"
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from harness.check.checker import Checker
 from harness.check.execution import Device, GraphDevice, VirtualDevice
 from harness.check.options import Options
-from harness.check.results import NARROW, GateResult, VariantResult
+from harness.check.results import LOW_PRECISION_DTYPE, GateResult, VariantResult
 from harness.console import report_progress
 from harness.devices.recorder import Order, is_recorded, record
 from harness.devices.targets import Skipped, Target, choose
@@ -140,11 +140,13 @@ class LazyRun(Run):
 
     def compute_gates(self) -> None:
         options, puzzle = self.options, self.options.puzzle
-        cases, executed = [*puzzle.cases(None), *puzzle.gate_cases], self.cases
+        cases, executed = [*puzzle.list_cases(None), *puzzle.gate_cases], self.cases
         if any(device.kind == "virtual" for device in self.devices):  # a real GPU reports no races
             cases = [case for case in cases if case not in executed or case.in_16_bits]
         if cases and (remaining := self.list_remaining_gates()):
-            checker = Checker(puzzle, seed=options.seed, second_dtype=NARROW, blocks=options.blocks)
+            checker = Checker(
+                puzzle, seed=options.seed, second_dtype=LOW_PRECISION_DTYPE, blocks=options.blocks
+            )
             results = checker.check(self.package, remaining, cases)
             self.rejected = [result for result in results if result.state == "wrong"]
 
@@ -177,13 +179,13 @@ def start_run(
     """
     puzzle, work = options.puzzle, options.work
     blanks, package = work.read_blanks(), work.package
-    cases = puzzle.cases(options.dims)
-    largest = max(puzzle.multiply_adds(case.dims) for case in cases) if options.dims else 0
-    on_cpu = {*options.variants} <= {*puzzle.on_cpu}
+    cases = puzzle.list_cases(options.dims)
+    largest = max(puzzle.count_multiply_adds(case.dims) for case in cases) if options.dims else 0
+    on_cpu = {*options.variants} <= {*puzzle.cpu_variants}
     targets, skipped = choose(options.device, largest, options.dtype, on_cpu)
     if any(target.kind != "virtual" for target in targets):
         import_module("harness.devices.graphs")  # MAX must be shut down by the thread that imported it
-    ledger = puzzle.ledger(cases[0].dims, options.dtype) if puzzle.ledger else None
+    ledger = puzzle.make_ledger(cases[0].dims, options.dtype) if puzzle.make_ledger else None
     unsolved = [gate.id for gate in options.gates if gate.id in blanks and blanks[gate.id].size == 0]
     devices = [DeviceResult(target) for target in targets]
     pool = ThreadPoolExecutor(max_workers=1 + len(targets))

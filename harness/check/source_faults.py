@@ -35,7 +35,7 @@ class SourceFault:
 
     mistake: str
     line: int
-    words: str
+    message: str
 
 
 def find_source_faults(path: Path, blank: Blank) -> list[SourceFault]:

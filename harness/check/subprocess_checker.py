@@ -26,7 +26,7 @@ from typing import Any
 
 from harness.check.diagnose import redirect_gates
 from harness.check.python_files import EXITED
-from harness.check.results import Cases, GateIds, GateResult, OnFirst, select_gates
+from harness.check.results import Cases, FirstCaseCallback, GateIds, GateResult, select_gates
 from harness.console import report_progress
 from harness.devices.processes import GRACE, PRELOADED, START, find_stack_line, start_server
 from harness.errors import DamagedFile, WorkbookError
@@ -56,7 +56,7 @@ class SubprocessChecker:
         self._process: Worker | None = None
 
     def check(
-        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
+        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: FirstCaseCallback = None
     ) -> list[GateResult]:
         """Return the result of each gate; one whose code ends the process or times out is wrong.
 
@@ -80,7 +80,7 @@ class SubprocessChecker:
                 self.close()
                 raise
         results = [outcomes[id] for id in requested]
-        redirect_gates(results, self.work.rung.needs)
+        redirect_gates(results, self.work.rung.dependencies)
         return results
 
     def close(self) -> None:

@@ -85,7 +85,9 @@ def load_function(path: Path, requested: TorchFunction) -> Callable[..., object]
 
 def call_function(path: Path, requested: TorchFunction, tensors: Tensors) -> Tensors:
     """Return outputs and gradients by quantity. Raises ValueError for bad results or a changed input."""
-    copies = {name: tensors[name].detach().clone() for name in (*requested.takes, *requested.grad_outputs)}
+    copies = {
+        name: tensors[name].detach().clone() for name in (*requested.arguments, *requested.grad_outputs)
+    }
     leaves = {name: tensors[name].requires_grad_() for name in requested.gradients}
     returned = call_and_unpack(load_function(path, requested), requested, tensors)
     results = {name: tensor.detach() for name, tensor in zip(requested.returns, returned, strict=True)}
@@ -110,7 +112,7 @@ def call_and_unpack(
 ) -> tuple[torch.Tensor, ...]:
     """Call a gate's function and return its tensors. Raises ValueError for a wrong number or type."""
     returned = make_tuple(
-        function(*(tensors[name] for name in requested.takes)), requested.name, len(requested.returns)
+        function(*(tensors[name] for name in requested.arguments)), requested.name, len(requested.returns)
     )
     outputs = tuple(value for value in returned if isinstance(value, torch.Tensor))
     if len(outputs) != len(returned) or len(returned) != len(requested.returns):

@@ -173,7 +173,7 @@ def check_mutants(exercise: Exercise, unexplained: Sequence[Mutant]) -> Iterator
 
 def check_file(checker: RungChecker, exercise: Exercise, path: Path, gate: str | None = None) -> bool | None:
     """Check whether every gate of a file is correct, `gate` first; None if it cannot be checked."""
-    first_cases = exercise.puzzle.cases(None)[:NUM_FIRST_CASES] if exercise.is_mojo else None
+    first_cases = exercise.puzzle.list_cases(None)[:NUM_FIRST_CASES] if exercise.is_mojo else None
     first = [([gate], first_cases)] if gate and (first_cases or len(exercise.rung.gates) > 1) else []
     try:
         return all(
@@ -187,7 +187,7 @@ def check_file(checker: RungChecker, exercise: Exercise, path: Path, gate: str |
 
 def find_compilable(exercise: Exercise, mutants: Sequence[Mutant]) -> Iterable[Mutant]:
     """Return the mutants that compile, and cache their recordings."""
-    cases = exercise.puzzle.cases(None)
+    cases = exercise.puzzle.list_cases(None)
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
     orders = [
         Order(

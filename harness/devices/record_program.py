@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.errors import DamagedFile
 from harness.spec.catalogue import find_puzzle
-from harness.spec.ops import ACCUM, RUN, Argument, Call
+from harness.spec.ops import ACCUM_DTYPE, RUN_DTYPE, Argument, Call
 from harness.spec.puzzle import Puzzle
 from harness.spec.rungs import MojoRung
 
@@ -46,7 +46,7 @@ def generate_program(puzzle: Puzzle, package: Path) -> str:
         line
         for variant in bodies
         for line in (
-            f"    comptime if {variant.upper()}{'' if variant in puzzle.on_request else ' or DEFAULT'}:",
+            f"    comptime if {variant.upper()}{'' if variant in puzzle.optional_variants else ' or DEFAULT'}:",
             f"        record_{variant}(recorder, dims)",
         )
     ]
@@ -99,7 +99,7 @@ def generate_body(puzzle: Puzzle, rung: MojoRung, variant: str) -> list[str]:
 
 
 def declare_tensor(name: str, argument: Argument) -> str:
-    kind = {RUN: "dtype", ACCUM: "accum"}.get(argument.dtype, f"DType.{argument.dtype}")
+    kind = {RUN_DTYPE: "dtype", ACCUM_DTYPE: "accum"}.get(argument.dtype, f"DType.{argument.dtype}")
     return f'recorder.tensor[{kind}]("{name}", {" * ".join(map(str, argument.shape))})'
 
 

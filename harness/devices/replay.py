@@ -102,7 +102,7 @@ class Replay:
             if tensor.name in read or tensor.name not in written:
                 self.gpu.report_writes(address, "store to an input")
             else:
-                declared = (variant, tensor.name) in self.puzzle.atomic
+                declared = (variant, tensor.name) in self.puzzle.atomic_sums
                 self.gpu.report_writes(address, "" if declared else "undeclared atomic")
 
     def _read(self, name: str, address: int, shape: tuple[int, ...]) -> np.ndarray:

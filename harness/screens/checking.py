@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.check.checker import create_checker
 from harness.check.options import Options
-from harness.check.results import NARROW, GateResult, compute_exit_code
+from harness.check.results import LOW_PRECISION_DTYPE, GateResult, compute_exit_code
 from harness.console import format_path, get_page_width, print_lines, show_progress, write_json
 from harness.devices.targets import Target
 from harness.errors import WorkbookError
@@ -119,8 +119,14 @@ class GateCheck:
 
     def describe_run(self, dtype: object, seed: object) -> str:
         package = self.exercise.package
-        uses_low_precision = any(case.in_16_bits for case in self.cases or self.exercise.puzzle.cases(None))
-        suffix = f", then {NARROW}" if uses_low_precision and "dtype" not in self.checker_options else ""
+        uses_low_precision = any(
+            case.in_16_bits for case in self.cases or self.exercise.puzzle.list_cases(None)
+        )
+        suffix = (
+            f", then {LOW_PRECISION_DTYPE}"
+            if uses_low_precision and "dtype" not in self.checker_options
+            else ""
+        )
         return f"ran {format_path(package.path)} (hash {package.digest[:8]}), {dtype}{suffix}, seed {seed}, on the virtual GPU"
 
 

@@ -34,7 +34,7 @@ DAMAGED_STYLE = "red"
 
 def format_gates(exercise: Exercise, progress: Progress, *, summary_only: bool = False) -> Iterable[Text]:
     """Yield a file's progress bar and, unless it is `folded`, a line for each gate."""
-    title = f"{exercise.rung.label} ({exercise.rung.about})" if exercise.rung.about else exercise.rung.label
+    title = f"{exercise.rung.label} ({exercise.rung.note})" if exercise.rung.note else exercise.rung.label
     try:
         states = exercise.get_states(progress)
     except DamagedFile as error:
@@ -45,7 +45,7 @@ def format_gates(exercise: Exercise, progress: Progress, *, summary_only: bool =
     width = compute_name_width(exercise.puzzle)
     for gate in () if summary_only else exercise.gates:
         mark, label = STATES[states[gate.id]]
-        line = f"      {mark} {gate.id:<{width}} {label:<24} {gate.about}"
+        line = f"      {mark} {gate.id:<{width}} {label:<24} {gate.description}"
         yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
@@ -129,9 +129,7 @@ def describe_next_step(exercise: Exercise, progress: Progress) -> str:
     finale = next((demo for demo in exercise.puzzle.demos if demo.finale), None)
     whole = all(is_solved(other, progress) for other in required)
     if finale and whole:
-        return (
-            f"{done} What now: {finale.about}: `{format_command(f'{exercise.puzzle.name} --{finale.flag}')}`"
-        )
+        return f"{done} What now: {finale.description}: `{format_command(f'{exercise.puzzle.name} --{finale.flag}')}`"
     step = find_next_exercise(exercise, progress)
     if step is None:
         return f"{done} Nothing is left: `{format_command('verify')}` checks all of it at once."

@@ -107,7 +107,7 @@ def make_data(picture: Picture) -> dict:
     ]
     return {
         "title": f"{picture.puzzle.name} · {picture.gate.id}",
-        "about": f"{picture.gate.about}, in the case '{case.name}': {picture.puzzle.format_dims(case.dims)}",
+        "about": f"{picture.gate.description}, in the case '{case.name}': {picture.puzzle.format_dims(case.dims)}",
         "device": "virtual GPU (sm_90a)",
         "right": picture.is_correct,
         "story": [

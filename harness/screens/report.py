@@ -13,7 +13,7 @@ from harness import invocation
 from harness.check.compare import Repeats, TensorResult
 from harness.check.limits import format_amount
 from harness.check.options import Options
-from harness.check.results import NARROW, Comparison, GateResult, VariantResult
+from harness.check.results import LOW_PRECISION_DTYPE, Comparison, GateResult, VariantResult
 from harness.console import escape_controls, format_path, make_relative
 from harness.devices.targets import LABELS, Skipped
 from harness.learner import layout
@@ -316,13 +316,17 @@ def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
     """Yield each wrong quantity's worst case and error, and its cause unless a gate reports that later."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
-    reported = {quantity for result in gates for quantity in (*result.gate.own, *result.gate.provided)}
+    reported = {
+        quantity
+        for result in gates
+        for quantity in (*result.gate.own_quantities, *result.gate.provided_quantities)
+    }
     for quantity in run.quantities:
         failing = [pair for pair in collect_results(variant.comparisons, quantity) if not pair[0].ok]
         if failing:
             outcome, case = find_hardest(failing)
             cases = f"{len(failing)} of {len(variant.comparisons)} cases"
-            where = f"wrong in {cases}, most in '{case.name}' ({case.why})"
+            where = f"wrong in {cases}, most in '{case.name}' ({case.purpose})"
             yield Text(f"   ❌ {puzzle.get_printed_name(quantity)} is {where}", style="red")
             yield f"      {explain_failure(outcome)}"
             diagnosis = variant.diagnoses.get(quantity) if quantity not in reported else None
@@ -335,7 +339,7 @@ def check_further_cases(run: Run) -> Iterator[Line]:
     """Yield a heading, then check the correct gates in further cases and yield the result."""
     if remaining := run.list_remaining_gates():
         yield ""
-        yield f"Checking {format_count(len(remaining), 'gate')} in further cases and in {NARROW} (Virtual GPU)..."
+        yield f"Checking {format_count(len(remaining), 'gate')} in further cases and in {LOW_PRECISION_DTYPE} (Virtual GPU)..."
         run.compute_gates()
         names = ", ".join(result.gate.id for result in run.rejected)
         yield f"   {STATES['wrong']}: {names}" if names else f"   {STATES['correct']}"
@@ -407,18 +411,18 @@ def format_unsolved(run: Run) -> Iterator[Line]:
 def format_memory(run: Run) -> Iterator[Line]:
     """Yield the bytes of tensors saved for the backward pass and of temporaries, computed from the shapes."""
     ledger = run.ledger
-    variants = [name for name in run.options.variants if ledger and name in ledger.between]
+    variants = [name for name in run.options.variants if ledger and name in ledger.temporaries]
     if not run.options.backward or ledger is None or not variants:
         return
     dimensions = run.options.puzzle.format_dims(run.cases[0].dims)
     yield ""
     yield f"Bytes kept for the backward pass, parameters left out ({dimensions}):"
-    yield f"   PyTorch eager: {describe_bytes(ledger.saved_eager)}"
-    yield f"   ours:          {describe_bytes(ledger.saved_ours)}"
-    separate = [name for name in variants if name in ledger.saved_by]
-    yield from (f"   {name + ':':14} {describe_bytes(ledger.saved_by[name])}" for name in separate)
+    yield f"   PyTorch eager: {describe_bytes(ledger.eager_saved)}"
+    yield f"   ours:          {describe_bytes(ledger.our_saved)}"
+    separate = [name for name in variants if name in ledger.saved_by_variant]
+    yield from (f"   {name + ':':14} {describe_bytes(ledger.saved_by_variant[name])}" for name in separate)
     yield "Bytes allocated in between on a GPU:"
-    yield from (f"   {name + ':':14} {describe_bytes(ledger.between[name])}" for name in variants)
+    yield from (f"   {name + ':':14} {describe_bytes(ledger.temporaries[name])}" for name in variants)
 
 
 def format_costs(run: Run) -> Iterator[Line]:
@@ -436,11 +440,11 @@ def format_costs(run: Run) -> Iterator[Line]:
     yield Text(row("gate", "", "given", "yours", "at most", "").rstrip(), style="dim")
     for gate in gates_with_limits:
         for limit in gate.limits:
-            cost, initial = measured.get((gate.id, limit.id)), limit.first.get(run.options.dtype)
+            cost, initial = measured.get((gate.id, limit.id)), limit.initial_costs.get(run.options.dtype)
             amount = format_amount(cost.value) if cost else "-"
             mark = MARKS["correct" if cost.ok else "wrong"] if cost else MARKS["unsolved"]
             initial_text = "-" if initial is None else format_amount(initial)
-            name = limit.short if limit is gate.limits[0] else f"  {limit.short}"
+            name = limit.table_label if limit is gate.limits[0] else f"  {limit.table_label}"
             yield row(gate.id, name, initial_text, amount, format_amount(limit.maximum), mark)
     if run.options.puzzle.after_costs:
         correct = [variant for variant in variants if any(result.costs for result in variant.gates)]
@@ -567,7 +571,8 @@ def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **metadata: o
 def make_costs_json(result: GateResult) -> dict[str, object]:
     """Return a gate's measured costs as plain data; empty without limits."""
     costs = [
-        select_attributes(c, "value ok line dtype") | select_attributes(c.limit, "id counter most=maximum")
+        select_attributes(c, "value ok line dtype")
+        | select_attributes(c.limit, "id counter=label most=maximum")
         for c in result.costs
     ]
     return {"costs": costs} if costs else {}
@@ -608,7 +613,11 @@ def make_json(run: Run) -> dict[str, Any]:
         "unsolved": run.unsolved,
         "rejected": {result.gate.id: select_attributes(result, GATE_RESULT) for result in run.rejected},
         "skipped": {s.kind: s.reason for s in run.skipped},
-        "ledger": run.ledger and select_attributes(run.ledger, "saved_eager saved_ours saved_by between"),
+        "ledger": run.ledger
+        and select_attributes(
+            run.ledger,
+            "saved_eager=eager_saved saved_ours=our_saved saved_by=saved_by_variant between=temporaries",
+        ),
         "devices": [
             {
                 "device": device.kind,

@@ -72,7 +72,7 @@ def format_picture(picture: Picture, page_path: Path | None = None) -> Iterator[
     """Yield the story: each sentence after its sign, then its source line unless that was just shown."""
     puzzle, case = picture.puzzle, picture.case
     location = f"in '{case.name}' ({puzzle.format_dims(case.dims)}), on the virtual GPU"
-    yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.about}   {location}", style="bold")
+    yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.description}   {location}", style="bold")
     shown_line = None
     for sentence in story.tell_story(picture):
         style, sign = STYLES[sentence.kind]

@@ -464,7 +464,7 @@ class Watch:
         name = (
             self.exercise.puzzle.name if is_main else f"{self.exercise.puzzle.name} in {get_rung_name(rung)}"
         )
-        heading = f"{name} · {gate.id}   {progress_bar}   {gate.about}"
+        heading = f"{name} · {gate.id}   {progress_bar}   {gate.description}"
         return Text(heading, style="bold", no_wrap=True, overflow="ellipsis")
 
     def format_result(self) -> Iterable[Text]:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # importing torch takes seconds, and listing puzzles does not
 
     Tensors = dict[str, Tensor]
 
-ORDERS = 8
+NUM_ORDERS = 8
 
 
-def sum_in_order(terms: "Tensor") -> "Tensor":
+def sum_sequentially(terms: "Tensor") -> "Tensor":
     """Sum over the last axis term by term, as one thread does, the least accurate order; keep the axis."""
     total = terms[..., :1].clone()
     for k in range(1, terms.shape[-1]):
@@ -25,12 +25,12 @@ def sum_in_order(terms: "Tensor") -> "Tensor":
 
 
 def compute_worst_baseline(
-    by_autograd: "Callable[[Tensors], Tensors]",
+    formula: "Callable[[Tensors], Tensors]",
     tensors: "Tensors",
     columns: tuple[str, ...],
-    back: Collection[str],
-    large: bool = False,
-    others: "Sequence[Callable[[Tensors], Tensors]]" = (),
+    column_results: Collection[str],
+    is_large: bool = False,
+    other_formulas: "Sequence[Callable[[Tensors], Tensors]]" = (),
 ) -> "Tensors":
     """Return PyTorch's results by name, each from the column order with the largest error against float64.
 
@@ -41,30 +41,30 @@ def compute_worst_baseline(
     import torch
 
     def compute_in_order(
-        tensors: "Tensors", order: "Tensor", formula: "Callable[[Tensors], Tensors]" = by_autograd
+        tensors: "Tensors", order: "Tensor", formula: "Callable[[Tensors], Tensors]" = formula
     ) -> "Tensors":
         reordered = {name: tensors[name].detach()[..., order] for name in columns}
-        answer = formula({**tensors, **reordered})
-        return {name: t[..., order.argsort()] if name in back else t for name, t in answer.items()}
+        result = formula({**tensors, **reordered})
+        return {name: t[..., order.argsort()] if name in column_results else t for name, t in result.items()}
 
     count = tensors[columns[0]].shape[-1]
     identity = torch.arange(count, device=tensors[columns[0]].device)
-    first = compute_in_order(tensors, identity)
-    if large or any(t.dtype == torch.float64 for t in tensors.values()):
-        return first
-    rolled = [torch.roll(identity, k * count // ORDERS) for k in range(0, ORDERS, 2)]
+    default_result = compute_in_order(tensors, identity)
+    if is_large or any(t.dtype == torch.float64 for t in tensors.values()):
+        return default_result
+    rolled = [torch.roll(identity, k * count // NUM_ORDERS) for k in range(0, NUM_ORDERS, 2)]
     orders = [order for roll in rolled for order in (roll, roll.flip(0))]
-    answers = [first, *(compute_in_order(tensors, order) for order in orders[1:])]
-    answers += [compute_in_order(tensors, order, formula) for formula in others for order in orders]
-    wide = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
-    truth = compute_in_order(wide, identity)
+    results = [default_result, *(compute_in_order(tensors, order) for order in orders[1:])]
+    results += [compute_in_order(tensors, order, formula) for formula in other_formulas for order in orders]
+    float64_tensors = {name: t.double() if t.is_floating_point() else t for name, t in tensors.items()}
+    truth = compute_in_order(float64_tensors, identity)
 
-    def compute_error(name: str, answer: "Tensors") -> float:
-        finite = truth[name].isfinite() & answer[name].isfinite()
-        errors = (answer[name].double() - truth[name]).abs()
+    def compute_error(name: str, result: "Tensors") -> float:
+        finite = truth[name].isfinite() & result[name].isfinite()
+        errors = (result[name].double() - truth[name]).abs()
         return float(torch.where(finite, errors, 0.0).max()) if errors.numel() else 0.0
 
     return {
-        name: max((each for each in answers if name in each), key=partial(compute_error, name))[name]
-        for name in first
+        name: max((each for each in results if name in each), key=partial(compute_error, name))[name]
+        for name in default_result
     }

@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.spec.puzzle import Arrays, Case, Dims
 
-CLASSES = ("below", "at", "above")
+SIZE_CLASSES = ("below", "at", "above")
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,22 @@ class Axis:
     classes: Mapping[str, tuple[int, ...]]
 
 
-def make_basic_cases(dims: Dims, plain: str, hard: str) -> list[Case]:
+def make_basic_cases(dims: Dims, default_purpose: str, adversarial_purpose: str) -> list[Case]:
     """Return the default case and one with adversarial inputs; `plain` and `hard` are their purposes."""
-    return [Case("chapter", plain, dims, "plain"), Case("hard values", hard, dims, "hard", in_16_bits=True)]
+    return [
+        Case("chapter", default_purpose, dims, "plain"),
+        Case("hard values", adversarial_purpose, dims, "hard", in_16_bits=True),
+    ]
 
 
 def make_cases_function(
-    dims: Dims, plain: str, hard: str, others: Sequence[Case]
+    dims: Dims, default_purpose: str, adversarial_purpose: str, other_cases: Sequence[Case]
 ) -> Callable[..., list[Case]]:
     """Return a puzzle's `cases`: `make_basic_cases` and, unless --dims sets the sizes, `others`."""
 
-    def list_cases(given: Dims | None = None) -> list[Case]:
-        first = make_basic_cases(given or dims, plain, hard)
-        return first if given else [*first, *others]
+    def list_cases(requested_dims: Dims | None = None) -> list[Case]:
+        basic_cases = make_basic_cases(requested_dims or dims, default_purpose, adversarial_purpose)
+        return basic_cases if requested_dims else [*basic_cases, *other_cases]
 
     return list_cases
 
@@ -44,7 +47,7 @@ def make_cases_function(
 def make_tiled_axis(name: str, tile: int, *larger: int) -> Axis:
     """Return an axis processed in tiles; `larger` adds sizes, for example more than a block has threads."""
     sizes = ((tile - 1, 1), (tile,), (2 * tile + 1, tile + 1, *larger))
-    return Axis(name, dict(zip(CLASSES, sizes, strict=True)))
+    return Axis(name, dict(zip(SIZE_CLASSES, sizes, strict=True)))
 
 
 def make_listed_axis(name: str, *sizes: int) -> Axis:
@@ -58,16 +61,17 @@ def make_covering_cases(axes: Sequence[Axis], values: Sequence[str], dims: Calla
     One case has all axes in their first class, another in their second, and so on, for mistakes that many
     loops share. `dims` maps the axes' sizes, in order, to the puzzle's dims.
     """
-    classes = [list(axis.classes) for axis in axes]
-    together = [
-        tuple(names[min(k, len(names) - 1)] for names in classes) for k in range(max(map(len, classes)))
+    class_names = [list(axis.classes) for axis in axes]
+    diagonal_rows = [
+        tuple(names[min(k, len(names) - 1)] for names in class_names)
+        for k in range(max(map(len, class_names)))
     ]
-    rows = list(dict.fromkeys(together))
-    missing = {pair for row in product(*classes) for pair in list_pairs(row)} - {
+    rows = list(dict.fromkeys(diagonal_rows))
+    missing = {pair for row in product(*class_names) for pair in list_pairs(row)} - {
         p for r in rows for p in list_pairs(r)
     }
     while missing:
-        best = max(product(*classes), key=lambda row: len(missing & list_pairs(row)))
+        best = max(product(*class_names), key=lambda row: len(missing & list_pairs(row)))
         rows.append(best)
         missing -= list_pairs(best)
     # Repeat a row if one of its classes has more sizes than rows.
@@ -80,8 +84,10 @@ def make_covering_cases(axes: Sequence[Axis], values: Sequence[str], dims: Calla
     cases: list[Case] = []
     for row in rows:
         sizes = [next(turn[name]) for turn, name in zip(size_cycles, row, strict=True)]
-        why = ", ".join(f"{axis.name} {describe_class(name)}" for axis, name in zip(axes, row, strict=True))
-        cases.append(Case(" x ".join(map(str, sizes)), why, dims(*sizes), next(value_cycle)))
+        purpose = ", ".join(
+            f"{axis.name} {describe_class(name)}" for axis, name in zip(axes, row, strict=True)
+        )
+        cases.append(Case(" x ".join(map(str, sizes)), purpose, dims(*sizes), next(value_cycle)))
     return sorted(cases, key=lambda case: math.prod(case.dims))
 
 
@@ -92,21 +98,21 @@ def list_pairs(row: Sequence[str]) -> set[tuple[tuple[int, str], ...]]:
 
 
 def describe_class(name: str) -> str:
-    return f"{name} the size of a tile" if name in CLASSES else f"= {name}"
+    return f"{name} the size of a tile" if name in SIZE_CLASSES else f"= {name}"
 
 
 # ---- Values -------------------------------------------------------------------------------------------------
 
 
-def make_nonfinite_cases(places: Mapping[str, tuple[str, ...]], dims: Dims) -> list[Case]:
+def make_nonfinite_cases(values_by_tensor: Mapping[str, tuple[str, ...]], dims: Dims) -> list[Case]:
     """Return a case for each value in `places`: tensor -> its symbol in the book, then "NaN", "inf", "-inf".
 
     A case's `values` are "NaN in input", for example; `write_nonfinite` writes the NaN.
     """
-    why = "goes where PyTorch's goes: no comparison may swallow it"
+    purpose = "goes where PyTorch's goes: no comparison may swallow it"
     return [
-        Case(f"{number} in {symbol}", why, dims, f"{number} in {tensor}")
-        for tensor, (symbol, *numbers) in places.items()
+        Case(f"{number} in {symbol}", purpose, dims, f"{number} in {tensor}")
+        for tensor, (symbol, *numbers) in values_by_tensor.items()
         for number in numbers
     ]
 
@@ -132,7 +138,7 @@ CANCELLING = "cancelling"
 
 
 def draw_cancelling(
-    rows: int, columns: int, random: np.random.Generator, cancel: bool
+    rows: int, columns: int, rng: np.random.Generator, cancel: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return dy [rows, columns], whose column sums expose rounding to 16 bits, and each row's group [rows].
 
@@ -144,6 +150,6 @@ def draw_cancelling(
     groups = max(1, (rows - 1) // 3)
     group, member = np.arange(rows) % groups, np.arange(rows) // groups
     factor = np.array([1, 0.5, -1.5 if cancel else 1.5, 0])[member, None]
-    dy = (2 * random.integers(16, 32, (rows, columns)) + 1)[group] * factor
-    dy[-1] = random.integers(33, 64, columns) / 8
+    dy = (2 * rng.integers(16, 32, (rows, columns)) + 1)[group] * factor
+    dy[-1] = rng.integers(33, 64, columns) / 8
     return dy, group

@@ -69,15 +69,15 @@ class Mistake:
 
     Attributes:
         id: Its name in the zoo, for example "mean-term-dropped".
-        words: The end of the sentence "your dx equals the reference ...".
+        description: The end of the sentence "your dx equals the reference ...".
         changes: Step -> its replacement. A value with an extra leading axis lists alternatives; each element
             of the result may equal any one of them.
-        together: Whether all quantities that it changes must be wrong: if one is correct, it is ruled out.
+        needs_all_wrong: Whether it is ruled out if any quantity that it changes is correct.
         hint: Number of the hint that helps: 1 the idea, 2 the part that is often missed, 3 nearly the code.
     """
 
     id: str
-    words: str
+    description: str
     changes: Steps
     hint: int = 2
-    together: bool = False
+    needs_all_wrong: bool = False

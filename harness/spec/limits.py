@@ -24,15 +24,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Counts:
-    """Counters of a variant's launches in one case; `element` is the size of an element in bytes."""
+    """Counters of a variant's launches in one case; `itemsize` is the size of an element in bytes."""
 
     launches: "Sequence[Launch]"
     sizes: Mapping[str, int]
-    element: int
+    itemsize: int
 
     def select_launches(self, name: str) -> "Counts":
         launches = [launch for launch in self.launches if launch.name == name]
-        return Counts(launches, self.sizes, self.element)
+        return Counts(launches, self.sizes, self.itemsize)
 
     def select_sites(self, space: str, tensors: Iterable[str] = (), verb: str = "") -> "list[Site]":
         """Return the memory instructions in a state space, by default on any tensor and of any verb."""
@@ -52,24 +52,24 @@ class Limit:
 
     Attributes:
         id: The id of the mistake of exceeding it, such as "not-coalesced".
-        short: The unit in a table.
-        counter: The unit in a message.
-        cost: Counters of the gate's variant -> their cost.
+        table_label: The unit in a table.
+        label: The unit in a message.
+        compute_cost: Counters of the gate's variant -> their cost.
         maximum: The limit.
-        first: Dtype -> the cost of the blank's initial code.
+        initial_costs: Dtype -> the cost of the blank's initial code.
         hint: Number of the gate's hint that helps.
     """
 
     id: str
-    short: str
-    counter: str
-    cost: Callable[[Counts], Cost]
+    table_label: str
+    label: str
+    compute_cost: Callable[[Counts], Cost]
     maximum: float
-    first: Mapping[str, float]
+    initial_costs: Mapping[str, float]
     hint: int = 1
 
 
-def divide_amounts(amounts: "Iterable[tuple[Instr, float]]", over: float) -> Cost:
+def divide_amounts(amounts: "Iterable[tuple[Instr, float]]", divisor: float) -> Cost:
     """Return the cost whose shares are the instructions' amounts divided by `over`."""
-    amounts = [(instr, amount / over) for instr, amount in amounts]
+    amounts = [(instr, amount / divisor) for instr, amount in amounts]
     return Cost(sum(amount for _, amount in amounts), amounts)

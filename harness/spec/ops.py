@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 Shape = tuple[str | int, ...]
 """A symbolic shape: the name of a size, or a fixed size, for each axis: ("rows", 2)."""
 
-RUN = "run"
+RUN_DTYPE = "run"
 """`Argument.dtype` for the dtype of the run."""
-ACCUM = "accum"
+ACCUM_DTYPE = "accum"
 """`Argument.dtype` for the accumulation dtype of the run, as for statistics and sums."""
 
 
@@ -24,16 +24,16 @@ def get_itemsize(dtype: str) -> int:
 class Argument:
     """A tensor that an op reads or writes: its symbolic shape, and its dtype.
 
-    `dtype` is RUN, ACCUM, or a fixed dtype: "int32" for an index map, "bool" for a mask. With `bits` the
-    elements are bit patterns, for which a numeric error is meaningless.
+    `dtype` is RUN_DTYPE, ACCUM_DTYPE, or a fixed dtype: "int32" for an index map, "bool" for a mask. The
+    elements of a bitmask are bit patterns, for which a numeric error is meaningless.
     """
 
     shape: Shape
-    dtype: str = RUN
-    bits: bool = False
+    dtype: str = RUN_DTYPE
+    is_bitmask: bool = False
 
-    def resolve_dtype(self, run: str) -> str:
-        return {RUN: run, ACCUM: get_accum_dtype(run)}.get(self.dtype, self.dtype)
+    def resolve_dtype(self, run_dtype: str) -> str:
+        return {RUN_DTYPE: run_dtype, ACCUM_DTYPE: get_accum_dtype(run_dtype)}.get(self.dtype, self.dtype)
 
 
 @dataclass(frozen=True)

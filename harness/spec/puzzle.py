@@ -27,18 +27,18 @@ class Case:
 
     `world_size` processes run the case; only Python rungs support more than one. A case `in_16_bits` is also
     checked in bfloat16, so that kernels pass only if they compile and accumulate correctly in dtypes other
-    than float32. A case with a `variant` is for that variant only. A `counted` case checks kernels against
-    the gates' limits.
+    than float32. A case with a `variant` is for that variant only. A case that `checks_limits` also measures
+    the cost of kernels and compares it with the gates' limits.
     """
 
     name: str
-    why: str
+    purpose: str
     dims: Dims
     values: str
     world_size: int = 1
     in_16_bits: bool = False
     variant: str = ""
-    counted: bool = False
+    checks_limits: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,23 @@ class Gate:
         id: The id of the blank.
         variant: The variant whose kernel contains the blank; "" for a gate without a kernel.
         quantities: The outputs that only this blank computes.
-        about: A few words that describe them.
-        provided: Results of code outside the blanks, which are wrong only if that code was changed.
-        recorded: Further outputs, of calls made only in recordings, not in graphs.
-        limits: Limits on the cost of its kernels on the virtual GPU, in counted cases.
+        description: A few words that describe them.
+        provided_quantities: Results of code outside the blanks, wrong only if that code was changed.
+        recorded_quantities: Further outputs, of calls made only in recordings, not in graphs.
+        limits: Limits on the cost of its kernels on the virtual GPU, in cases that check them.
     """
 
     id: str
     variant: str = ""
     quantities: tuple[str, ...] = ()
-    about: str = ""
-    provided: tuple[str, ...] = ()
-    recorded: tuple[str, ...] = ()
+    description: str = ""
+    provided_quantities: tuple[str, ...] = ()
+    recorded_quantities: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
 
     @property
-    def own(self) -> tuple[str, ...]:
-        return (*self.quantities, *self.recorded)
+    def own_quantities(self) -> tuple[str, ...]:
+        return (*self.quantities, *self.recorded_quantities)
 
 
 def list_gate_ids(gates: Iterable[Gate]) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class Demo:
     """
 
     flag: str
-    about: str
+    description: str
     run: str
     options: bool = False
     finale: bool = False
@@ -96,21 +96,21 @@ class Demo:
 class Ledger:
     """Bytes by tensor name: of tensors saved for the backward pass and, by variant, of temporaries.
 
-    `saved_by` has the variants that save something other than `saved_ours`; `between` has the temporaries.
+    `saved_by_variant` lists only variants that save something other than `our_saved`.
     """
 
-    saved_eager: Mapping[str, int]
-    saved_ours: Mapping[str, int]
-    between: Mapping[str, Mapping[str, int]]
-    saved_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    eager_saved: Mapping[str, int]
+    our_saved: Mapping[str, int]
+    temporaries: Mapping[str, Mapping[str, int]]
+    saved_by_variant: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """The symptom of a wrong result that no known mistake explains: an id, and words after "your dx ..."."""
+    """The symptom of a wrong result without a known mistake: an id, and the end of a sentence, "your dx ..."."""
 
     mistake: str
-    words: str
+    description: str
 
 
 def raise_missing(*_: object, **__: object) -> NoReturn:
@@ -136,21 +136,21 @@ class Puzzle:
         every_rung: Whether a run without --rung checks all rungs: the Python files, then the kernels.
 
         dims: The default sizes; `dim_names` are the names that --dims uses, such as "B" or "rows".
-        cases: The sizes of --dims, or None -> the cases of a run.
-        inputs: case, dtype, seed -> the input arrays: floats as float64, already rounded to the dtype, index
-            maps and masks as integers and bools. A 0-d array overrides the default of an op's scalar.
+        list_cases: The sizes of --dims, or None -> the cases of a run.
+        make_inputs: case, dtype, seed -> the input arrays: floats as float64, already rounded to the dtype,
+            index maps and masks as integers and bools. A 0-d array overrides the default of an op's scalar.
         gate_cases: Further cases, each for one variant's gates only; a graph runs all variants on its cases.
-        derived_sizes: dims -> further sizes that the shapes of ops name. Dims beyond `dim_names` affect the
+        compute_derived_sizes: dims -> further sizes in the shapes of ops. Dims beyond `dim_names` affect the
             shapes only through these.
-        reference: torch tensors, of any dtype and device -> outputs, and gradients by autograd. For a variant
-            that saves less than autograd, "variant.quantity" is its baseline, computed from what it saves.
+        compute_reference: torch tensors, of any dtype and device -> outputs, and gradients by autograd. For a
+            variant that saves less than autograd, "variant.quantity" is its baseline, computed from what it saves.
         derive: input arrays, changed steps, dtype -> the puzzle's mathematics in NumPy, for the diagnosis
             and, in longdouble, for `compute_exact`.
         mistakes: Known mistakes, as changes of the derivation, the likeliest first.
-        symptom: quantity, input arrays, result, truth -> a description of the wrong result, or None.
-        propagated: input arrays, a variant's saved arrays -> for each quantity computed from these, the
-            largest change due to their rounding, an error of another launch.
-        terms: input arrays -> for each difference whose terms can cancel, the magnitude of these terms.
+        find_symptom: quantity, input arrays, result, truth -> a description of the wrong result, or None.
+        compute_propagated_errors: input arrays, a variant's saved arrays -> for each quantity computed from
+            these, the largest change due to their rounding, an error of another launch.
+        compute_term_magnitudes: input arrays -> for each difference whose terms can cancel, their magnitude.
 
         forward: The forward outputs, op argument -> printed name. If there are none, every run checks the
             gradients.
@@ -158,19 +158,19 @@ class Puzzle:
         intermediate: Intermediate results that a graph also outputs, for gates of their own.
 
         variants: Variant name -> its calls in a graph, forward and backward. Each variant has a flag.
-        about_variants: Variant -> the help of its flag; by default "only the fused kernels".
-        on_request: Variants that run only if requested by name.
-        on_cpu: Variants whose ops also have a CPU path; the others run only on a GPU, real or virtual.
-        atomic: (variant, quantity) pairs summed by atomics on a GPU, in no fixed order.
-        summands: dims -> number of terms that atomics add to one element.
-        multiply_adds: dims -> multiply-adds of the forward pass, which decide whether a slow device runs.
-        ledger: dims, dtype -> bytes saved for the backward pass and of temporaries; None if not counted.
-        describe_dims: dims -> their text in reports; by default "rows = 4, columns = 8".
+        variant_help: Variant -> the help of its flag; by default "only the fused kernels".
+        optional_variants: Variants that run only if requested by name.
+        cpu_variants: Variants whose ops also have a CPU path; the others run only on a GPU, real or virtual.
+        atomic_sums: (variant, quantity) pairs summed by atomics on a GPU, in no fixed order.
+        count_terms: dims -> number of terms that atomics add to one element.
+        count_multiply_adds: dims -> multiply-adds of the forward pass; slow devices skip large runs.
+        make_ledger: dims, dtype -> bytes saved for the backward pass and of temporaries; None if not counted.
+        format_custom_dims: dims -> their text in reports; by default "rows = 4, columns = 8".
 
         bench: The module of the puzzle's bench candidates, "harness.puzzles.pNN.candidates", imported on
             demand; "" if nothing is timed, which makes `--bench` an unknown flag.
-        after_costs: ".module:function"; it takes the counted launches, by variant and case, and the dtype,
-            and returns lines to print after a report's counters.
+        after_costs: ".module:function"; it takes the launches of limit cases, by variant and case, and the
+            dtype, and returns lines to print after a report's counters.
         demos: The demonstrations, each with a flag of its own.
     """
 
@@ -183,32 +183,32 @@ class Puzzle:
 
     dims: Dims = ()
     dim_names: tuple[str, ...] = ()
-    cases: Callable[[Dims | None], list[Case]] = lambda dims: []
+    list_cases: Callable[[Dims | None], list[Case]] = lambda dims: []
     gate_cases: tuple[Case, ...] = ()
-    inputs: Callable[[Case, str, int], Arrays] = raise_missing
-    derived_sizes: Callable[[Dims], Mapping[str, int]] = lambda dims: {}
-    reference: "Callable[[dict[str, Tensor]], dict[str, Tensor]]" = raise_missing
+    make_inputs: Callable[[Case, str, int], Arrays] = raise_missing
+    compute_derived_sizes: Callable[[Dims], Mapping[str, int]] = lambda dims: {}
+    compute_reference: "Callable[[dict[str, Tensor]], dict[str, Tensor]]" = raise_missing
     derive: Derive = raise_missing
     mistakes: tuple[Mistake, ...] = ()
-    symptom: Callable[[str, Arrays, np.ndarray, np.ndarray], Symptom | None] = (
+    find_symptom: Callable[[str, Arrays, np.ndarray, np.ndarray], Symptom | None] = (
         lambda name, arrays, got, right: None
     )
-    propagated: Callable[[Arrays, Arrays], dict[str, float]] = lambda arrays, saved: {}
-    terms: Callable[[Arrays], dict[str, float]] = lambda arrays: {}
+    compute_propagated_errors: Callable[[Arrays, Arrays], dict[str, float]] = lambda arrays, saved: {}
+    compute_term_magnitudes: Callable[[Arrays], dict[str, float]] = lambda arrays: {}
 
     forward: Mapping[str, str] = field(default_factory=dict[str, str])
     backward: Mapping[str, str] = field(default_factory=dict[str, str])
     intermediate: tuple[str, ...] = ()
 
     variants: Mapping[str, tuple[Call, ...]] = field(default_factory=dict[str, tuple[Call, ...]])
-    about_variants: Mapping[str, str] = field(default_factory=dict[str, str])
-    on_request: tuple[str, ...] = ()
-    on_cpu: tuple[str, ...] = ()
-    atomic: frozenset[tuple[str, str]] = frozenset()
-    summands: Callable[[Dims], int] = lambda dims: 1
-    multiply_adds: Callable[[Dims], int] = math.prod
-    ledger: Callable[[Dims, str], Ledger] | None = None
-    describe_dims: Callable[[Dims], str] | None = None
+    variant_help: Mapping[str, str] = field(default_factory=dict[str, str])
+    optional_variants: tuple[str, ...] = ()
+    cpu_variants: tuple[str, ...] = ()
+    atomic_sums: frozenset[tuple[str, str]] = frozenset()
+    count_terms: Callable[[Dims], int] = lambda dims: 1
+    count_multiply_adds: Callable[[Dims], int] = math.prod
+    make_ledger: Callable[[Dims, str], Ledger] | None = None
+    format_custom_dims: Callable[[Dims], str] | None = None
 
     bench: str = ""
     after_costs: str = ""
@@ -263,7 +263,7 @@ class Puzzle:
     def quantities(self) -> tuple[str, ...]:
         """Steps of the derivation that are checked: results of ops, gates and Python functions."""
         names = [name for call in self.calls for name in call.op.writes]
-        names += [name for gate in self.gates for name in gate.own]
+        names += [name for gate in self.gates for name in gate.own_quantities]
         for rung in self.rungs:
             if isinstance(rung, NumpyRung):
                 names += [name for returned in rung.returns.values() for name in returned]
@@ -279,11 +279,11 @@ class Puzzle:
 
     # ---- Variants and ops -----------------------------------------------------------------------------------
 
-    def list_counted_cases(self, variant: str, dims: Dims | None = None) -> list[Case]:
-        """Return the cases in which a variant's costs are counted: its own, or else those of all variants."""
-        counted = [case for case in self.cases(dims) if case.counted]
-        own = [case for case in counted if case.variant == variant]
-        return own or [case for case in counted if not case.variant]
+    def list_limit_cases(self, variant: str, dims: Dims | None = None) -> list[Case]:
+        """Return the cases that check a variant's limits: its own, or else those of all variants."""
+        limit_cases = [case for case in self.list_cases(dims) if case.checks_limits]
+        own = [case for case in limit_cases if case.variant == variant]
+        return own or [case for case in limit_cases if not case.variant]
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -292,7 +292,7 @@ class Puzzle:
 
     def list_calls(self, variants: Iterable[str]) -> tuple[Call, ...]:
         """Return the calls in a graph of some variants, in order."""
-        recorded = {quantity for gate in self.gates for quantity in gate.recorded}
+        recorded = {quantity for gate in self.gates for quantity in gate.recorded_quantities}
         calls = (call for name in variants for call in self.variants[name])
         return tuple(call for call in calls if not recorded & call.op.writes.keys())
 
@@ -304,7 +304,7 @@ class Puzzle:
 
     @property
     def default_variants(self) -> tuple[str, ...]:
-        return tuple(name for name in self.variants if name not in self.on_request)
+        return tuple(name for name in self.variants if name not in self.optional_variants)
 
     def list_compiled_variants(self, variants: tuple[str, ...]) -> tuple[str, ...]:
         """Return the variants that one graph or recording compiles for `variants`.
@@ -348,7 +348,7 @@ class Puzzle:
 
     def compute_shapes(self, dims: Dims) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor that the ops write, by op argument."""
-        sizes = {**dict(zip(self.dim_names, dims, strict=False)), **self.derived_sizes(dims)}
+        sizes = {**dict(zip(self.dim_names, dims, strict=False)), **self.compute_derived_sizes(dims)}
         return {
             name: tuple(size if isinstance(size, int) else sizes[size] for size in argument.shape)
             for call in self.calls
@@ -361,6 +361,6 @@ class Puzzle:
         return {**self.forward, **self.backward}.get(quantity, quantity)
 
     def format_dims(self, dims: Dims) -> str:
-        if self.describe_dims:
-            return self.describe_dims(dims)
+        if self.format_custom_dims:
+            return self.format_custom_dims(dims)
         return ", ".join(f"{name} = {size}" for name, size in zip(self.dim_names, dims, strict=True))

@@ -6,7 +6,8 @@ A checker is a class with this protocol; a puzzle may define one in its folder, 
         def __init__(self, puzzle: Puzzle, rung: Rung, *, seed: int = 0): ...
 
         def check(
-            self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
+            self, path: Path, gates: GateIds = None, cases: Cases = None,
+            *, on_first: FirstCaseCallback = None,
         ) -> list[GateResult]: ...
 
 `path` is the learner's file (for a Mojo rung, the op package), read again at every call; `gates` are ids, and
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-NAMES = {
+RUNG_NAMES = {
     "derive": "derivation",
     "numpy": "NumPy",
     "torch": "PyTorch",
@@ -34,7 +35,7 @@ NAMES = {
 
 
 def get_rung_name(id: str) -> str:
-    return NAMES.get(id, id)
+    return RUNG_NAMES.get(id, id)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +48,9 @@ class Rung:
         gates: The ids of the gates whose blanks it contains, in order.
         checker: "module:Class", imported on first use; ".module:Class" is relative to the puzzle's package.
         title: Its name in lists, by default such as "NumPy rung".
-        about: A remark after the title in lists.
-        needs: Gate -> earlier gates whose code its check runs; a wrong one must be fixed first. Empty if
-            every gate gets correct inputs.
+        note: A remark after the title in lists.
+        dependencies: Gate -> earlier gates whose code its check runs; a wrong one must be fixed first. Empty
+            if every gate gets correct inputs.
         optional: Whether the puzzle counts as solved without it.
     """
 
@@ -58,8 +59,8 @@ class Rung:
     gates: tuple[str, ...]
     checker: str
     title: str = ""
-    about: str = ""
-    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    note: str = ""
+    dependencies: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     optional: bool = False
 
     @property
@@ -78,16 +79,16 @@ class NumpyRung(Rung):
     The names of a function's arguments are steps of the puzzle's derivation.
 
     Attributes:
-        names: Argument, or "gate.argument" for one gate -> step of the derivation, if the names differ.
+        step_names: Argument, or "gate.argument" for one gate -> step of the derivation, if the names differ.
         returns: Gate -> the quantities that its function returns, in order, if they are not the gate's own.
-        pack: Quantity -> a function that combines the gate function's results into one array.
+        packers: Quantity -> a function that combines the gate function's results into one array.
     """
 
     id: str = "numpy"
     checker: str = "harness.check.numpy_rung:NumpyChecker"
     returns: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    names: Mapping[str, str] = field(default_factory=dict[str, str])
-    pack: Mapping[str, Callable[..., np.ndarray]] = field(
+    step_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    packers: Mapping[str, Callable[..., np.ndarray]] = field(
         default_factory=dict[str, Callable[..., np.ndarray]]
     )
 
@@ -99,7 +100,7 @@ class TorchFunction:
     Attributes:
         name: Its name in the file, where it is a subclass of `torch.autograd.Function`, called through
             `apply`, or a function.
-        takes: The puzzle's inputs that are its arguments, in order.
+        arguments: The puzzle's inputs that are its arguments, in order.
         returns: The quantities that it returns, in order.
         gradients: Input -> the quantity that is its gradient. If empty, only values are checked; otherwise
             `torch.autograd.gradcheck` also runs, in float64.
@@ -107,7 +108,7 @@ class TorchFunction:
     """
 
     name: str
-    takes: tuple[str, ...]
+    arguments: tuple[str, ...]
     returns: tuple[str, ...] = ()
     gradients: Mapping[str, str] = field(default_factory=dict[str, str])
     grad_outputs: tuple[str, ...] = ()

@@ -67,7 +67,7 @@ def replace_file(real_path: Path, text: str) -> None:
 
 
 def make_write_error(description: str, error: OSError) -> WorkbookError:
-    """Return the error for a file that is not writable: EnvironmentProblem on a full disk, else UsageError."""
+    """Return the error for an unwritable file: EnvironmentProblem on a full disk, else UsageError."""
     error_type = EnvironmentProblem if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
     return error_type(f"{description}: {error.strerror or error}")
 

@@ -349,7 +349,7 @@ def find_torch_home() -> Path:
 
 
 def read_torch_version(home: Path) -> str:
-    """Return PyTorch's version without the build suffix. Raises UsageError unless `home` is a PyTorch folder."""
+    """Return PyTorch's version without the build suffix. Raises UsageError if `home` is not PyTorch."""
     try:
         text = (home / "version.py").read_text(encoding="utf-8")
     except OSError:

@@ -35,7 +35,9 @@ def test_virtual_gpu_is_not_timed(monkeypatch):
         lambda run, target, variant: measured.append(target.kind) or (3.0, 1.0),
     )
     devices = [make_stub(runs.DeviceResult, target=Target(kind, None, "")) for kind in ("cpu", "virtual")]
-    options = make_stub(Options, variants=("fused", "other"), puzzle=make_stub(Puzzle, on_cpu=("fused",)))
+    options = make_stub(
+        Options, variants=("fused", "other"), puzzle=make_stub(Puzzle, cpu_variants=("fused",))
+    )
     run = make_stub(runs.Run, options=options, devices=devices)
     lines = forward_times.describe_times(run)
     assert measured == ["cpu", "cpu"]

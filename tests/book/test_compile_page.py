@@ -13,7 +13,7 @@ def test_half_the_memory_budget_saves_the_layers_bytes():
 
     account = p22.ledger(GPT2_SMALL, "float32")
     eager, ours = (
-        f"{sum(saved.values()) / 1e6:.1f} MB" for saved in (account.saved_eager, account.saved_ours)
+        f"{sum(saved.values()) / 1e6:.1f} MB" for saved in (account.eager_saved, account.our_saved)
     )
     no_budget, default, half = outputs.load("compile_saved").text.splitlines()
     assert eager in no_budget and eager in default and ours in half

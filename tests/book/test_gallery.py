@@ -64,14 +64,17 @@ def test_error_is_computed_on_the_hardest_inputs():
 
     (wrong,) = [wrong for wrong in zoo.load_wrong_kernels("p22") if wrong.name == "dx_mean_term_doubled"]
     puzzle, sizes = museum.find_puzzle("p22"), []
-    for case in puzzle.cases(None):
-        a = {name: np.asarray(array, np.float64) for name, array in puzzle.inputs(case, "float32", 0).items()}
+    for case in puzzle.list_cases(None):
+        a = {
+            name: np.asarray(array, np.float64)
+            for name, array in puzzle.make_inputs(case, "float32", 0).items()
+        }
         with np.errstate(all="ignore"):
             g = (a["grad_output"] @ a["linear_weight"]) * a["ln_weight"]
             rstd = 1 / np.sqrt(a["input"].var(-1, keepdims=True) + 1e-5)
             expected = np.asarray(puzzle.derive(a, {}).grad_input)
             size = np.abs(rstd * g.mean(-1, keepdims=True)).max() / np.abs(expected).max()
-        if puzzle.multiply_adds(case.dims) <= museum.LARGEST and np.isfinite(size):
+        if puzzle.count_multiply_adds(case.dims) <= museum.LARGEST and np.isfinite(size):
             sizes.append(size)
     assert museum.mark(wrong).size == pytest.approx(max(sizes), rel=1e-3) and max(sizes) > 0.1
     assert museum.mark(wrong).hidden == (sizes[0] <= museum.SEEN)

@@ -163,7 +163,7 @@ def test_dx_of_one_column_passes_with_and_without_fma(puzzle, seeds):
 def test_puzzle_has_no_cancelling_case(puzzle):
     """Otherwise the limit would be relative to the terms and too large."""
     reference = Reference(puzzle, "float32", 0)
-    for case in puzzle.cases(None):
+    for case in puzzle.list_cases(None):
         truth = reference.get_truth(case, make_cpu())["grad_input"]
         if np.isfinite(truth).all():
             assert np.abs(truth).max() > 1e-3 * reference.get_terms(case)["grad_input"], case.name
@@ -340,7 +340,7 @@ def test_correct_formulas_in_float32_pass(puzzle, seeds):
     """Incorrect formulas are covered by tests/spec/test_mistakes.py."""
     for seed in seeds:
         reference = Reference(puzzle, "float32", seed)
-        for case in puzzle.cases(None):
+        for case in puzzle.list_cases(None):
             with np.errstate(all="ignore"):
                 got = compute_float32(reference.get_arrays(case))
             truth, baseline = reference.get_truth(case, make_cpu()), reference.get_baseline(case, make_cpu())

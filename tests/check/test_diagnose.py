@@ -99,7 +99,7 @@ def test_mistakes_are_named_in_every_affected_quantity(mistake):
                 error = error.min(0) if other.ndim > values.ndim else error
                 assert error.max() <= 1e-6 * np.abs(values).max(), (quantity, diagnosis.mistake)
         assert diagnosis.hint == f"G-{named.hint}"
-        assert f"equals the reference {named.words}, " in diagnosis.sentence
+        assert f"equals the reference {named.description}, " in diagnosis.sentence
     assert affected, "a mistake must change some quantity"
 
 

@@ -79,12 +79,14 @@ def map_states(results):
 
 def choose_cases(puzzle):
     """Return a case with adversarial inputs and one with odd sizes."""
-    return [case for case in puzzle.cases(None) if case.name in ("hard values", "odd sizes")]
+    return [case for case in puzzle.list_cases(None) if case.name in ("hard values", "odd sizes")]
 
 
 def test_every_quantity_is_checked_by_a_gate(puzzle):
     checked_quantities = {
-        (gate.variant, q) for gate in puzzle.kernel_gates for q in (*gate.quantities, *gate.provided)
+        (gate.variant, q)
+        for gate in puzzle.kernel_gates
+        for q in (*gate.quantities, *gate.provided_quantities)
     }
     assert checked_quantities == {
         (name, q)
@@ -204,7 +206,7 @@ def test_hoisted_load_is_reported_at_its_source_line(tmp_path):
 
 def test_first_case_is_reported_before_the_others_run(checker, puzzle, solution, monkeypatch):
     """The grader is a stub, so nothing is compiled."""
-    reported, checked, cases = [], [], len(puzzle.cases(None))
+    reported, checked, cases = [], [], len(puzzle.list_cases(None))
 
     def return_case_count(grader, device):
         checked.append(len(grader.cases))

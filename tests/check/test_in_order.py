@@ -60,7 +60,7 @@ def test_untouched_blank_leaves_a_valid_function_body(exercise):
 
 def list_smallest_cases(puzzle):
     """Return the two smallest cases; other tests run the solution at other sizes."""
-    return sorted(puzzle.cases(None), key=lambda case: puzzle.multiply_adds(case.dims))[:2]
+    return sorted(puzzle.list_cases(None), key=lambda case: puzzle.count_multiply_adds(case.dims))[:2]
 
 
 def list_orders(folder, tests):

@@ -18,7 +18,10 @@ from harness.toolchain.packages import OpPackage
 
 ENTRIES = tomllib.loads(Path(__file__).with_name("learner_findings.toml").read_text())["entry"]
 SOLUTION = roots.make_op_package(roots.get_solutions(), "p19")
-CASES = [PUZZLE.cases(None)[0], Case("wide", "more columns than a block has threads", (131, 3, 150), "hard")]
+CASES = [
+    PUZZLE.list_cases(None)[0],
+    Case("wide", "more columns than a block has threads", (131, 3, 150), "hard"),
+]
 """Fixed cases, so that messages do not depend on the puzzle's."""
 
 

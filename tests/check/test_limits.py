@@ -20,7 +20,7 @@ from harness.vgpu.ptx.parser import Instr, Location
 def count_loads(counts) -> Any:
     """Return the bytes of x loaded by launches named "rows", relative to the matrix size."""
     sites = counts.select_launches("rows").select_sites("global", ("x",), "load")
-    size = counts.sizes["rows"] * counts.sizes["columns"] * counts.element
+    size = counts.sizes["rows"] * counts.sizes["columns"] * counts.itemsize
     return divide_amounts([(site.instr, site.traffic.bytes) for site in sites], size)
 
 
@@ -29,7 +29,7 @@ GATE = Gate("once", "plain", ("y",), limits=(LIMIT,))
 OP = OpSpec("toy", {"y": Argument(("rows", "columns"))}, {"x": Argument(("rows", "columns"))})
 PUZZLE = Puzzle(name="p99", title="toy", gates=(GATE,), rungs=(), dim_names=("rows", "columns"),
              variants={"plain": (Call(OP),)})  # fmt: skip
-CASE = Case("counted", "", (4, 8), "plain", counted=True)
+CASE = Case("counted", "", (4, 8), "plain", checks_limits=True)
 
 
 def make_launch(*loads: tuple[int, int], name: str = "rows") -> Any:

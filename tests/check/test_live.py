@@ -22,7 +22,7 @@ from harness.spec.puzzle import Case, Puzzle
 
 CASES = [Case(name, "", (1,), "plain") for name in ("chapter", "wide")]
 REFERENCE = make_stub(
-    Reference, dtype="float32", puzzle=make_stub(Puzzle, rungs=(), multiply_adds=lambda dims: 1)
+    Reference, dtype="float32", puzzle=make_stub(Puzzle, rungs=(), count_multiply_adds=lambda dims: 1)
 )
 PROGRAM = make_stub(Program, cached=True, seconds=0.0)
 

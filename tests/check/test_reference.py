@@ -18,7 +18,7 @@ from harness.puzzles.p19.spec import PUZZLE
 from harness.spec.catalogue import find_puzzle
 from harness.toolchain import roots
 
-CASE = PUZZLE.cases(None)[1]
+CASE = PUZZLE.list_cases(None)[1]
 EXCLUDED_FILES = {"__init__.py", "errors.py"}
 LIST_MODULES = """
 import json, sys
@@ -31,9 +31,9 @@ for name in list_puzzle_names():
     from harness.spec.catalogue import find_puzzle
     puzzle = find_puzzle(name)
     if puzzle.mojo_rung:
-        arrays = puzzle.inputs(puzzle.cases(None)[1], "float32", 0)
-        puzzle.reference({name: torch.tensor(array) for name, array in arrays.items()})
-        puzzle.terms(arrays)
+        arrays = puzzle.make_inputs(puzzle.list_cases(None)[1], "float32", 0)
+        puzzle.compute_reference({name: torch.tensor(array) for name, array in arrays.items()})
+        puzzle.compute_term_magnitudes(arrays)
         files[name] = [module.__file__ for key, module in sys.modules.items() if key.startswith("harness")]
 print(json.dumps(files))
 """

@@ -58,7 +58,7 @@ def test_mojo_variants_pass_with_every_seed(name, edits, tmp_path):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     (package / puzzle.source).write_text(text)
-    small = [case for case in (*puzzle.cases(None), *puzzle.gate_cases) if np.prod(case.dims) <= 2000]
+    small = [case for case in (*puzzle.list_cases(None), *puzzle.gate_cases) if np.prod(case.dims) <= 2000]
     for seed in range(20):
         results = Checker(puzzle, seed=seed).check(package, cases=small)
         failures = [result for result in results if result.state != "correct"]

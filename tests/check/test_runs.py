@@ -119,7 +119,9 @@ def test_error_outside_blanks_fails_every_gate(puzzle, solution):
 
 
 def test_hanging_launch_is_not_repeated(puzzle, solution):
-    grader = Grader(Reference(puzzle, "float32", 0), solution, {}, ["fused"], puzzle.cases(None)[:1], runs=3)
+    grader = Grader(
+        Reference(puzzle, "float32", 0), solution, {}, ["fused"], puzzle.list_cases(None)[:1], runs=3
+    )
     grader.repeated = ["grad_input"]
     result = grader.grade_device(StoppedDevice(failure=VirtualGPUError("a launch did not end")))["fused"]
     assert result.failure == "a launch did not end" and result.repeats == {}
@@ -221,7 +223,7 @@ def test_virtual_gpu_runs_puzzle_cases_of_any_size(monkeypatch):
 def get_passed_gates(state, *kinds) -> dict[str, bool]:
     """Return the gate states of a run in which every device except the CPU reports `state`."""
     run = make_run(*kinds)
-    gate = Gate("dx", "fused", ("grad_input",), provided=("output",))
+    gate = Gate("dx", "fused", ("grad_input",), provided_quantities=("output",))
     for device in run.devices:
         (result,) = device.variants.values()
         if device.target.kind != "cpu":
@@ -255,7 +257,7 @@ def test_run_checks_all_cases_of_a_gate(name, kind, monkeypatch):
             return [GateResult(gate, "wrong" if gate is checked[0] else "correct") for gate in checked]
 
     monkeypatch.setattr(runs, "Checker", RecordingChecker)
-    compared = [Comparison(case, {}) for case in puzzle.cases(None)]
+    compared = [Comparison(case, {}) for case in puzzle.list_cases(None)]
     variants = {
         variant: VariantResult(
             variant, gates=[GateResult(g, "correct", compared) for g in checked if g.variant == variant]
@@ -264,9 +266,9 @@ def test_run_checks_all_cases_of_a_gate(name, kind, monkeypatch):
     }
     devices = [DeviceResult(Target(kind, None, ""), variants=variants)]
     run = runs.LazyRun(
-        options, make_stub(OpPackage), puzzle.cases(None), options.quantities, devices, [], {}, None, []
+        options, make_stub(OpPackage), puzzle.list_cases(None), options.quantities, devices, [], {}, None, []
     )  # fmt: skip
-    gate_cases = [*puzzle.cases(None), *puzzle.gate_cases]
+    gate_cases = [*puzzle.list_cases(None), *puzzle.gate_cases]
     assert runs.collect_gate_states(run) == {gate.id: True for gate in checked}
     run.compute_gates()
     remaining = {case.name for case in gate_cases} - {case.name for case in run.cases if kind == "virtual"}

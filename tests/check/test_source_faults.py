@@ -57,7 +57,7 @@ def find_faults(tmp_path, code: str) -> list:
 )
 def test_fault_is_reported_with_its_line(tmp_path, code, mistake, expected):
     (fault,) = find_faults(tmp_path, code)
-    assert fault.mistake == mistake and expected in fault.words
+    assert fault.mistake == mistake and expected in fault.message
     assert (tmp_path / "kernel.mojo").read_text().splitlines()[fault.line - 1] == code.splitlines()[-1]
 
 

@@ -176,7 +176,9 @@ def test_gate_that_depends_on_a_crashed_gate_blames_it(exercise):
     """The gates run in different processes."""
     first, second, *_ = (gate.id for gate in exercise.gates)
     insert_into_first_blanks(exercise, "__import__('os')._exit(0)", "raise ValueError('own error')")
-    dependent = Exercise(exercise.puzzle, replace(exercise.rung, needs={second: (first,)}), exercise.root)
+    dependent = Exercise(
+        exercise.puzzle, replace(exercise.rung, dependencies={second: (first,)}), exercise.root
+    )
     independent = {result.gate.id: result for result in create_checker(exercise).check(exercise.path)}
     assert "own error" in independent[second].diagnosis[0]
     blamed = {result.gate.id: result for result in create_checker(dependent).check(exercise.path)}

@@ -48,7 +48,7 @@ def test_gate_after_a_wrong_one_refers_to_it():
 def check_edited(tmp_path, *edits):
     """Check the PyTorch rung's solution after some edits; return the results by gate."""
     rung, path = P23.find_rung("torch"), write_changed(P23, "torch", tmp_path, *edits)
-    cases = [case for case in P23.cases(None) if case.name in ("chapter", "hard values", "odd sizes")]
+    cases = [case for case in P23.list_cases(None) if case.name in ("chapter", "hard values", "odd sizes")]
     return {
         r.gate.id: r
         for r in load_checker(Exercise(P23, rung, roots.get_solutions())).check(path, cases=cases)

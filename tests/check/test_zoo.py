@@ -53,7 +53,7 @@ def find_variant(kernel):
 def choose_cases(kernel):
     """Return the kernel's cases, or its puzzle's default cases."""
     puzzle, names = find_puzzle(kernel.puzzle), kernel.cases or DEFAULT_CASES.get(kernel.puzzle)
-    all_cases = [*puzzle.cases(None), *(puzzle.gate_cases if names else ())]
+    all_cases = [*puzzle.list_cases(None), *(puzzle.gate_cases if names else ())]
     variant_cases = [case for case in all_cases if case.variant in ("", find_variant(kernel))]
     return [case for case in variant_cases if names is None or case.name in names]
 

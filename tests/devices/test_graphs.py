@@ -19,7 +19,7 @@ from harness.devices.graphs import get_argument_types
 from harness.devices.targets import make_cpu
 from harness.errors import CompileFailed
 from harness.puzzles.p22 import spec as p22
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec, Scalar
 from harness.toolchain.packages import OpPackage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ SCALE = OpSpec(
     reads={"x": MATRIX},
     scalars={"eps": Scalar(1e-5), "steps": Scalar(3, "int32")},
 )
-SUMS = OpSpec("sums", writes={"total": Argument(("rows", 2), ACCUM)}, reads={"y": MATRIX})
+SUMS = OpSpec("sums", writes={"total": Argument(("rows", 2), ACCUM_DTYPE)}, reads={"y": MATRIX})
 PICK = OpSpec(
     "pick",
     writes={"picked": MATRIX, "mask": Argument(("rows",), "bool")},
@@ -84,7 +84,10 @@ def test_argument_names_do_not_depend_on_the_cache_key(puzzle, solution, program
     )
     reloaded = graphs.load(solution, calls, "float32", CPU(), kind="another")
     assert reloaded.arguments == first.arguments
-    case, inputs = puzzle.cases(None)[0], Reference(puzzle, "float32", 0).get_inputs(puzzle.cases(None)[0])
+    case, inputs = (
+        puzzle.list_cases(None)[0],
+        Reference(puzzle, "float32", 0).get_inputs(puzzle.list_cases(None)[0]),
+    )
     actual, expected = (
         graphs.execute(puzzle, graph, make_cpu(), inputs, case.dims) for graph in (reloaded, first)
     )
@@ -126,7 +129,10 @@ def test_any_change_of_code_or_processor_changes_the_key(
 @pytest.mark.compiles
 def test_graph_compiled_with_others_can_be_loaded_separately(puzzle, solution, cpu_graphs, monkeypatch):
     calls, cpu_programs = puzzle.list_calls(puzzle.default_variants), cpu_graphs()
-    case, inputs = puzzle.cases(None)[0], Reference(puzzle, "float64", 3).get_inputs(puzzle.cases(None)[0])
+    case, inputs = (
+        puzzle.list_cases(None)[0],
+        Reference(puzzle, "float64", 3).get_inputs(puzzle.list_cases(None)[0]),
+    )
     compiles = []
     single = graphs.load(solution, calls, "float64", CPU(), on_compile=lambda: compiles.append(1))
     assert single.cached and not compiles

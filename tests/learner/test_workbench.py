@@ -242,7 +242,7 @@ def test_numpy_function_must_not_write_to_arguments(tmp_path):
 
 
 def test_numpy_backward_pass_returns_all_gradients():
-    arrays = PUZZLE.inputs(PUZZLE.cases(None)[0], "float64", 5)
+    arrays = PUZZLE.make_inputs(PUZZLE.list_cases(None)[0], "float64", 5)
     exact = PUZZLE.compute_exact(arrays)
     x, gamma, beta, W = (arrays[name] for name in ("input", "ln_weight", "ln_bias", "linear_weight"))
     mean, rstd = (exact[name].reshape(*x.shape[:2], 1) for name in ("mean", "rstd"))
@@ -373,7 +373,7 @@ def test_verbose_lists_all_cases_of_a_gate(checkout, puzzle):
     from harness.vgpu import Finding
 
     bad = TensorResult(False, 2e-3, 1e-7, 1e-6, 2e-3)
-    result = GateResult(puzzle.gates[0], "wrong", [Comparison(puzzle.cases(None)[0], {"output": bad})])
+    result = GateResult(puzzle.gates[0], "wrong", [Comparison(puzzle.list_cases(None)[0], {"output": bad})])
     result.findings.append(Finding("shared race", "two meet", "a.mojo:1:1"))
     lines = [line.plain.strip() for line in format_cases(result)]
     assert lines == [

@@ -13,12 +13,12 @@ from harness.puzzles.p19 import mistakes
 from harness.puzzles.p19.spec import GATES, OPS, PUZZLE
 from harness.toolchain import roots
 
-CASES = PUZZLE.cases(None)
+CASES = PUZZLE.list_cases(None)
 QUANTITIES = list(PUZZLE.forward)
 
 
 def test_rmsnorm_matches_pytorch():
-    arrays = PUZZLE.inputs(CASES[1], "float64", 0)
+    arrays = PUZZLE.make_inputs(CASES[1], "float64", 0)
     x, gamma = torch.tensor(arrays["matrix"]), torch.tensor(arrays["weight"])
     expected = torch.nn.functional.rms_norm(x, gamma.shape, gamma, mistakes.EPS)
     np.testing.assert_allclose(
@@ -74,7 +74,9 @@ def test_solution_is_correct_with_a_line_per_kernel(command_line, tmp_path):
     ]
     for gate in GATES:
         variant = device["variants"][gate.id]
-        assert variant["state"] == "correct" and len(variant["cases"]) == len(PUZZLE.cases(None)), gate.id
+        assert variant["state"] == "correct" and len(variant["cases"]) == len(PUZZLE.list_cases(None)), (
+            gate.id
+        )
         assert all(list(results) == [gate.quantities[0]] for results in variant["cases"].values())
     for quantity in PUZZLE.forward:
         assert sum(line.startswith(f"   {quantity}: ") and line.endswith(" ✅") for line in result.lines) == 1

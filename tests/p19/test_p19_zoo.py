@@ -37,7 +37,7 @@ def write_alternative() -> str:
 
 def list_orders(folder, tests):
     packages = {"solution": SOLUTION, "alternative": make_package(write_alternative(), folder)}
-    return {name: make_order("p19", PUZZLE.cases(None), GATES, each) for name, each in packages.items()}
+    return {name: make_order("p19", PUZZLE.list_cases(None), GATES, each) for name, each in packages.items()}
 
 
 @pytest.mark.compiles
@@ -47,4 +47,4 @@ def test_correct_variants_pass_in_all_cases(recorded):
         assert [result.gate.id for result in results] == GATES
         for result in results:
             assert result.state == "correct", "\n".join(result.diagnosis)
-            assert len(result.comparisons) == len(PUZZLE.cases(None))
+            assert len(result.comparisons) == len(PUZZLE.list_cases(None))

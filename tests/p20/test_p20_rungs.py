@@ -165,9 +165,9 @@ def test_kernels_are_correct_through_the_command_line(command_line):
 
 def test_ledger_matches_the_ops():
     """Saved bytes are written by one call and read by the next."""
-    account = unwrap(PUZZLE.ledger)((6, 40), "bfloat16")
-    assert account.saved_ours == {"relu": 32, "softmax": 480, "layernorm": 480 + 48}
-    assert account.saved_eager["relu"] == 480
+    account = unwrap(PUZZLE.make_ledger)((6, 40), "bfloat16")
+    assert account.our_saved == {"relu": 32, "softmax": 480, "layernorm": 480 + 48}
+    assert account.eager_saved["relu"] == 480
     assert {call.name for call in CALLS} == {call.op.name for call in PUZZLE.calls}
 
 

@@ -17,7 +17,7 @@ BFLOAT16_BUG = next(bug for bug in zoo.load_wrong_kernels("p21") if bug.dtype ==
 
 
 def list_orders(folder, tests):
-    cases = [*PUZZLE.cases(None), *PUZZLE.gate_cases]
+    cases = [*PUZZLE.list_cases(None), *PUZZLE.gate_cases]
     variants = [gate.variant for gate in PUZZLE.kernel_gates if gate.id == BFLOAT16_BUG.gate]
     return {
         dtype: make_order("p21", cases, variants, BFLOAT16_BUG.build_package(), dtype)

@@ -16,7 +16,7 @@ from harness.puzzles.p22.spec import PUZZLE
 from harness.toolchain import roots
 
 GATES = [gate.id for gate in derive_rung.GATES]
-CASES = [case for case in PUZZLE.cases(None) if " in " not in case.values]
+CASES = [case for case in PUZZLE.list_cases(None) if " in " not in case.values]
 SOLUTION = roots.get_solutions() / "p22" / "derive.py"
 
 
@@ -36,7 +36,7 @@ def test_finite_differences_have_nine_correct_digits():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_truth_matches_autograd(case):
-    arrays = PUZZLE.inputs(case, "float64", 0)
+    arrays = PUZZLE.make_inputs(case, "float64", 0)
     v = PUZZLE.derive(arrays, {})
     truth = compute_by_differences(v)
     x = torch.tensor(v.row_x, requires_grad=True)
@@ -78,7 +78,7 @@ def test_known_mistakes_are_rejected_and_named(checker, tmp_path, mistake):
     text = SOLUTION.read_text().replace(f"def {gate.id}(", f"def right_{gate.id}(")
     path.write_text(f"{text}\n\nVALUES = []\n\n\ndef {gate.id}({arguments}):\n    return VALUES.pop(0)\n")
     values = [
-        np.array(getattr(PUZZLE.derive(PUZZLE.inputs(c, "float64", 0), mistake.changes), quantity))
+        np.array(getattr(PUZZLE.derive(PUZZLE.make_inputs(c, "float64", 0), mistake.changes), quantity))
         for c in CASES
     ]
     numbers = repr([value.tolist() for value in values])

@@ -24,7 +24,7 @@ OTHERS = [kernel for kernel in KERNELS if kernel not in FIRST_BY_GATE]
 
 
 def list_cases():
-    return [case for case in PUZZLE.cases(None) if case.name in CASES]
+    return [case for case in PUZZLE.list_cases(None) if case.name in CASES]
 
 
 def list_orders(folder, tests):

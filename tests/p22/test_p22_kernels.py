@@ -348,7 +348,7 @@ def test_ledger_matches_the_launches(compiles):
     for dtype in ("float32", "bfloat16", "float16"):
         ledger = p22.ledger((3, 70000, 37, 53), dtype)
         for variant in ("fused", "unfused"):
-            assert requested[dtype, variant] == sum(ledger.between[variant].values()), (dtype, variant)
+            assert requested[dtype, variant] == sum(ledger.temporaries[variant].values()), (dtype, variant)
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def find_gate(puzzle, kernel):
 
 def list_cases(puzzle, kernel):
     """Return the cases that a kernel lists, else the default cases."""
-    return [case for case in puzzle.cases(None) if case.name in (kernel.cases or DEFAULT_CASES)]
+    return [case for case in puzzle.list_cases(None) if case.name in (kernel.cases or DEFAULT_CASES)]
 
 
 def list_orders(folder, tests):

@@ -181,7 +181,7 @@ def test_dims_option_replaces_only_sizes():
 
 def test_overwritten_sums_equal_the_last_tile():
     (case,) = p23.GATE_CASES
-    arrays = p23.PUZZLE.inputs(case, "float64", 0)
+    arrays = p23.PUZZLE.make_inputs(case, "float64", 0)
     correct = p23.derive(arrays)
     group, last = int(correct.group), (correct.query.shape[2] - 1) // TILE * TILE
     assert group > 1 and last > 0
@@ -209,12 +209,12 @@ def test_shapes_and_operation_counts():
     assert shapes["output"] == shapes["grad_query"] == (2, 3, 5, 4)
     assert shapes["grad_key"] == shapes["grad_value"] == (2, 3, 7, 4)
     assert shapes["scores"] == shapes["grad_scores"] == (2, 3, 5, 7)
-    assert p23.PUZZLE.multiply_adds((2, 3, 5, 7, 4)) == 2 * 2 * 3 * 5 * 7 * 4
+    assert p23.PUZZLE.count_multiply_adds((2, 3, 5, 7, 4)) == 2 * 2 * 3 * 5 * 7 * 4
 
 
 def test_extra_product_is_recorded_but_not_in_graphs():
     gate = p23.PUZZLE.gates[0]
-    assert gate.own == ("scores", "transposed_product")
+    assert gate.own_quantities == ("scores", "transposed_product")
     assert "transposed_product" in p23.PUZZLE.list_outputs("unfused")
     in_graphs = p23.PUZZLE.list_calls(p23.PUZZLE.variants)
     assert [call for call in p23.PUZZLE.calls if call not in in_graphs] == [p23.VARIANTS["unfused"][-1]]
@@ -248,25 +248,25 @@ def test_eager_saved_bytes_match_autograd(dtype):
     kind = getattr(torch, dtype)
     inputs = [torch.randn(B, N, n, d, dtype=kind, requires_grad=True) for n in (S, T, T)]
     saved, _ = count_saved_bytes(lambda q, k, v: torch.softmax(q @ k.mT / d**0.5, -1) @ v, inputs)
-    assert sum(p23.ledger(dims, dtype).saved_eager.values()) == saved
+    assert sum(p23.ledger(dims, dtype).eager_saved.values()) == saved
 
 
 def test_fused_variant_stores_no_scores():
     """At twice the length the fused variant uses twice the bytes, and eager mode more than three times."""
     short, long = (p23.ledger((2, 3, S, S, 4), "bfloat16") for S in (64, 128))
-    assert sum(long.saved_by["fused"].values()) == 2 * sum(short.saved_by["fused"].values())
-    assert sum(long.between["fused"].values()) == 2 * sum(short.between["fused"].values())
-    assert sum(long.saved_eager.values()) > 3 * sum(short.saved_eager.values())
-    assert p23.ledger((2, 3, 5, 7, 4), "bfloat16").saved_by["fused"] == {
+    assert sum(long.saved_by_variant["fused"].values()) == 2 * sum(short.saved_by_variant["fused"].values())
+    assert sum(long.temporaries["fused"].values()) == 2 * sum(short.temporaries["fused"].values())
+    assert sum(long.eager_saved.values()) > 3 * sum(short.eager_saved.values())
+    assert p23.ledger((2, 3, 5, 7, 4), "bfloat16").saved_by_variant["fused"] == {
         "query": 240, "key": 336, "value": 336, "output": 240, "lse": 120,
     }  # fmt: skip
 
 
 def test_ledger_matches_manual_counts():
     ledger = p23.ledger((2, 3, 5, 7, 4), "bfloat16")
-    assert ledger.saved_ours["probabilities"] == 2 * 3 * 5 * 7 * 4, "in float32"
-    assert ledger.saved_eager["probabilities"] == 2 * 3 * 5 * 7 * 2
-    assert sum(ledger.between["unfused"].values()) == 3 * 2 * 3 * 5 * 7 * 4
+    assert ledger.our_saved["probabilities"] == 2 * 3 * 5 * 7 * 4, "in float32"
+    assert ledger.eager_saved["probabilities"] == 2 * 3 * 5 * 7 * 2
+    assert sum(ledger.temporaries["unfused"].values()) == 3 * 2 * 3 * 5 * 7 * 4
 
 
 def test_infinite_lse_without_large_scores_is_named():

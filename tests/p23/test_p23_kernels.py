@@ -120,7 +120,9 @@ def test_gate_can_be_checked_before_its_input_is_solved(puzzle, recorded, edited
     ],
 )
 def test_bug_is_attributed_to_its_launch(puzzle, recorded, edited, states):
-    results = Checker(puzzle).check(recorded[edited].package, ["matmul", "output"], puzzle.cases(None)[:3])
+    results = Checker(puzzle).check(
+        recorded[edited].package, ["matmul", "output"], puzzle.list_cases(None)[:3]
+    )
     assert {result.gate.id: result.state for result in results} == states
     advice = "matmul's code is right where matmul launches it: the sizes or the tensors of this launch do not fit each other"
     assert (advice in results[1].diagnosis) == (states["output"] == "wrong")

@@ -10,18 +10,18 @@ from harness.puzzles.p24 import orders
 from harness.puzzles.p24.spec import GRADIENTS, PUZZLE
 from harness.toolchain import roots
 
-CASES = PUZZLE.cases(None)
+CASES = PUZZLE.list_cases(None)
 SOLUTION = roots.get_solutions() / "p24"
 
 
 def test_window_over_the_whole_grid_is_dense_attention():
     case = next(case for case in CASES if case.name == "the whole grid")
-    arrays = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
+    arrays = {n: torch.tensor(a) for n, a in PUZZLE.make_inputs(case, "float64", 0).items()}
     leaves = as_triple(arrays[name].requires_grad_() for name in ("query", "key", "value"))
     output = torch.nn.functional.scaled_dot_product_attention(*leaves)
     grads = torch.autograd.grad(output, leaves, arrays["grad_output"])
     expected = dict(zip(("output", *GRADIENTS), (output, *grads), strict=True))
-    outputs = PUZZLE.reference(arrays)
+    outputs = PUZZLE.compute_reference(arrays)
     for name, truth in expected.items():
         torch.testing.assert_close(outputs[name], truth.detach(), rtol=1e-12, atol=1e-12)
 
@@ -29,7 +29,7 @@ def test_window_over_the_whole_grid_is_dense_attention():
 def test_solution_saves_the_expected_tensors():
     """Query, key, value, the output, one number per row and the order are saved, but no reordered copy."""
     case = next(case for case in CASES if case.name == "hard values")
-    tensors = {n: torch.tensor(a) for n, a in PUZZLE.inputs(case, "float64", 0).items()}
+    tensors = {n: torch.tensor(a) for n, a in PUZZLE.make_inputs(case, "float64", 0).items()}
     saved = []
     attention = load_module(SOLUTION / "in_torch.py")["WindowAttention"]
     leaves = [tensors[name].requires_grad_() for name in ("query", "key", "value")]

@@ -20,7 +20,7 @@ EDGE_CASES = [
     Case("a tile of three blocks", "", (3, 1, 7, 8, 17, 2, 48), "hilbert hard"),
     Case("one column", "", (1, 1, 33, 1, 4, 2, 16), "z-order hard"),
 ]
-CASES = [*PUZZLE.cases(None), *EDGE_CASES]
+CASES = [*PUZZLE.list_cases(None), *EDGE_CASES]
 GRID = (1, 2, 16, 16, 4, 2, 16)
 """Sizes of the counted case: two heads, 16 x 16 cells, radius 2."""
 BY_ORDER = [Case(name, "", GRID, f"{name} hard") for name in orders.ORDERS]

@@ -10,7 +10,7 @@ from harness.puzzles.p25 import layout
 from harness.puzzles.p25.derivation import MISTAKES, derive
 from harness.puzzles.p25.spec import PUZZLE, RESULTS, explain_not_finite, reference
 
-CASES = PUZZLE.cases(None)
+CASES = PUZZLE.list_cases(None)
 
 
 def convert_to_tensors(arrays):
@@ -18,7 +18,7 @@ def convert_to_tensors(arrays):
 
 
 def test_reference_matches_scaled_dot_product_attention():
-    arrays = PUZZLE.inputs(next(case for case in CASES if case.name == "grouped heads"), "float64", 0)
+    arrays = PUZZLE.make_inputs(next(case for case in CASES if case.name == "grouped heads"), "float64", 0)
     tensors = convert_to_tensors(arrays)
     expected = torch.nn.functional.scaled_dot_product_attention(
         tensors["query"], tensors["key"], tensors["value"], is_causal=True, enable_gqa=True
@@ -53,7 +53,7 @@ def test_each_mistake_changes_a_result(mistake):
     changes = []
     for case in CASES:
         if case.name in ("causal", "balanced", "four ranks"):
-            arrays = PUZZLE.inputs(case, "float64", 0)
+            arrays = PUZZLE.make_inputs(case, "float64", 0)
             expected, wrong = derive(arrays), derive(arrays, mistake.changes)
             changes += [not np.allclose(getattr(expected, name), getattr(wrong, name)) for name in RESULTS]
     assert any(changes)
@@ -62,7 +62,7 @@ def test_each_mistake_changes_a_result(mistake):
 def test_indivisible_head_counts_are_rejected():
     case = replace(CASES[0], dims=(1, 3, 2, 8, 4))
     with pytest.raises(ValueError, match="3 heads of the query cannot share 2 heads of the key"):
-        PUZZLE.inputs(case, "float32", 0)
+        PUZZLE.make_inputs(case, "float32", 0)
 
 
 EARLY, OVERFLOWS, HIDDEN = "wait for its transfer", "overflows", "no visible key"
@@ -89,16 +89,16 @@ EARLY, OVERFLOWS, HIDDEN = "wait for its transfer", "overflows", "no visible key
 )
 def test_causes_of_nan_are_reported(name, rows, value, quantity, waits, mistake, causes):
     case = next(case for case in CASES if case.name == name)
-    arrays = PUZZLE.inputs(case, "float32", 0)
+    arrays = PUZZLE.make_inputs(case, "float32", 0)
     truth = np.zeros_like(arrays["value" if quantity == "grad_value" else "query"])
     got = truth.copy()
     got[:, :, rows] = value
     explanation = explain_not_finite(waits, quantity, arrays, got, truth)
     assert (explanation and explanation.mistake) == mistake
-    message = explanation.words if explanation else ""
+    message = explanation.description if explanation else ""
     assert [cause for cause in (EARLY, OVERFLOWS, HIDDEN) if cause in message] == causes
 
 
 def test_finite_results_have_no_nan_symptom():
-    arrays = PUZZLE.inputs(CASES[0], "float32", 0)
+    arrays = PUZZLE.make_inputs(CASES[0], "float32", 0)
     assert explain_not_finite(True, "output", arrays, arrays["query"], arrays["query"]) is None

@@ -38,7 +38,7 @@ def test_only_the_first_wrong_tensor_is_explained(name, checkers):
 def test_correct_ring_passes(rung, gates, checkers):
     results = checkers[rung].check(roots.get_solutions() / "p25" / PUZZLE.find_rung(rung).file, gates)
     assert {result.state for result in results} == {"correct"}, [r.diagnosis for r in results]
-    assert all(len(result.comparisons) == len(PUZZLE.cases(None)) for result in results)
+    assert all(len(result.comparisons) == len(PUZZLE.list_cases(None)) for result in results)
 
 
 @pytest.mark.parametrize("rung", ["numpy", "torch"])
@@ -67,7 +67,7 @@ def test_eight_ranks_agree_with_one_device(checkers):
     """This is the check of --ranks 8."""
     from dataclasses import replace
 
-    selected = [case for case in PUZZLE.cases(None) if case.name in ("chapter", "uneven", "balanced")]
+    selected = [case for case in PUZZLE.list_cases(None) if case.name in ("chapter", "uneven", "balanced")]
     cases = [replace(case, world_size=8) for case in selected]
     path = roots.get_solutions() / "p25" / "in_torch.py"
     (result,) = load_checker(Exercise(PUZZLE, PUZZLE.find_rung("torch"))).check(path, ["steps"], cases)

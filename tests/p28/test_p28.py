@@ -17,7 +17,7 @@ from harness.spec.puzzle import Case
 from harness.toolchain import roots
 from harness.toolchain.packages import OpPackage
 
-COUNTED = [case for case in PUZZLE.cases(None) if case.counted]
+COUNTED = [case for case in PUZZLE.list_cases(None) if case.checks_limits]
 DTYPES = (pytest.param("float32", marks=pytest.mark.slow), "bfloat16")
 STEPS_WITH_EXTRA_LAUNCHES = ("layouts", "epilogue")
 """Steps whose initial code has launches in addition to the GEMM."""
@@ -33,9 +33,9 @@ SOLUTION = roots.get_solutions() / "p28" / "op"
 
 
 PRODUCTS = [
-    Case("output", "", (128, 96, 32), "hard", counted=True),
-    Case("dln", "", (128, 32, 96), "hard", counted=True),
-    Case("dweight", "", (32, 128, 96), "hard", counted=True),
+    Case("output", "", (128, 96, 32), "hard", checks_limits=True),
+    Case("dln", "", (128, 32, 96), "hard", checks_limits=True),
+    Case("dweight", "", (32, 128, 96), "hard", checks_limits=True),
 ]
 
 
@@ -52,7 +52,7 @@ def list_orders(folder, tests):
     """Record the command's cases in both dtypes; the other tests use fewer cases."""
     steps, initial = [gate.variant for gate in GATES], write_initial_package(folder / "op")
     orders = {
-        f"solution {dtype}": make_order("p28", PUZZLE.cases(None), steps, dtype=dtype)
+        f"solution {dtype}": make_order("p28", PUZZLE.list_cases(None), steps, dtype=dtype)
         for dtype in ("float32", "bfloat16")
     }
     for dtype in list_values(tests, "dtype"):
@@ -74,7 +74,7 @@ def test_solution_is_correct_within_all_limits(dtype):
     for result in Checker(PUZZLE, dtype=dtype).check(SOLUTION, cases=COUNTED):
         assert result.state == "correct", (result.gate.id, result.diagnosis)
         assert [cost.limit for cost in result.costs] == list(result.gate.limits)
-        assert result.costs[0].value < result.costs[0].limit.first[dtype] / 1.5
+        assert result.costs[0].value < result.costs[0].limit.initial_costs[dtype] / 1.5
 
 
 @pytest.mark.compiles
@@ -83,7 +83,7 @@ def test_initial_code_is_correct_with_the_specified_cost(initial_package, dtype)
     for result in Checker(PUZZLE, dtype=dtype).check(initial_package, cases=COUNTED):
         assert all(value.ok for c in result.comparisons for value in c.results.values()), result.gate.id
         for cost in result.costs:
-            assert cost.value == pytest.approx(cost.limit.first[dtype], rel=0.01), (
+            assert cost.value == pytest.approx(cost.limit.initial_costs[dtype], rel=0.01), (
                 result.gate.id,
                 cost.limit.id,
             )

@@ -24,7 +24,7 @@ SOURCE = (roots.get_solutions() / "p28" / "op" / "parts.mojo").read_text()
 
 def test_gradients_match_autograd():
     """Compare with LayerNorm's gradients for the output gradient dln."""
-    arrays = PUZZLE.inputs(PUZZLE.cases(None)[1], "float64", 0)
+    arrays = PUZZLE.make_inputs(PUZZLE.list_cases(None)[1], "float64", 0)
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     x, gamma, beta = (tensors[n].requires_grad_(True) for n in ("input", "ln_weight", "ln_bias"))
     y = torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, 1e-5)
@@ -36,7 +36,7 @@ def test_gradients_match_autograd():
 
 
 def test_product_gradients_match_autograd():
-    arrays = PUZZLE.inputs(PUZZLE.cases(None)[1], "float64", 0)
+    arrays = PUZZLE.make_inputs(PUZZLE.list_cases(None)[1], "float64", 0)
     names = ("ln_out_16", "weight_16", "bias_16")
     ln_out, weight, bias = (torch.tensor(arrays[name]).requires_grad_(True) for name in names)
     y = torch.nn.functional.linear(ln_out, weight, bias)
@@ -77,7 +77,7 @@ def test_limits_apply_to_the_counted_case():
     rows, hidden, outputs = COUNTED_DIMS
     assert hidden == 768 and rows <= 64 and rows * hidden * outputs <= 2**22
     assert rows % limits.BLOCK_TILE == 0 and outputs % limits.BLOCK_TILE == 0 and rows % limits.SLAB == 0
-    counted = [case for case in PUZZLE.cases(None) if case.counted]
+    counted = [case for case in PUZZLE.list_cases(None) if case.checks_limits]
     assert [case.dims for case in counted if not case.variant] == [COUNTED_DIMS] and counted[0].in_16_bits
     large = [case for case in counted if case.variant]
     assert {case.dims for case in large} == {TENSOR_CORE_DIMS}
@@ -93,7 +93,7 @@ def test_each_step_limits_a_separate_counter():
     """A blank's initial code exceeds only its gate's first limit, not those of earlier steps."""
     for gate in GATES:
         limit = gate.limits[0]
-        assert all(limit.first[dtype] > limit.maximum for dtype in (limits.F32, limits.BF16)), gate.id
+        assert all(limit.initial_costs[dtype] > limit.maximum for dtype in (limits.F32, limits.BF16)), gate.id
         assert len({limit.id for limit in gate.limits}) == len(gate.limits)
 
 

@@ -82,7 +82,7 @@ def run_in_new_process(*arguments: str, **options) -> subprocess.CompletedProces
 
 def list_orders(folder, tests):
     """Record the solution, also at small sizes in both dtypes, and the untouched package."""
-    small = p22.PUZZLE.cases((2, 3, 5, 7))
+    small = p22.PUZZLE.list_cases((2, 3, 5, 7))
     cases = [*p22.cases(), *small]
     variants = p22.PUZZLE.default_variants
     return {

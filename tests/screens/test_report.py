@@ -52,7 +52,7 @@ def make_run(puzzle, solution):
         blanks = {
             id: Blank(id, f"the task of {id}", "", (), 40) for ids in (unsolved or {}).values() for id in ids
         }
-        ledger = puzzle.ledger((4, 4, 8, 16), "float32")
+        ledger = puzzle.make_ledger((4, 4, 8, 16), "float32")
         return Run(options, solution, CASES, quantities, devices, [*skipped], blanks, ledger, [*blanks])
 
     return make
@@ -120,7 +120,7 @@ def test_wrong_gradient_reports_case_error_and_index(make_run):
     assert "   grad_linear_weight: 2.50e-02 ❌" in lines
     at = next(i for i, line in enumerate(lines) if "is wrong in" in line)
     assert lines[at] == (
-        f"   ❌ grad_linear_weight is wrong in 2 of 2 cases, most in 'chapter' ({CASES[0].why})"
+        f"   ❌ grad_linear_weight is wrong in 2 of 2 cases, most in 'chapter' ({CASES[0].purpose})"
     )
     assert lines[at + 1] == (
         "      error 5.00e-03, 5e+04 times PyTorch's own 1.00e-07 (limit 1.00e-06), worst at [1, 2]"
@@ -223,7 +223,9 @@ def test_unfinished_run_is_reported(make_run):
 
 def test_ledger_lists_saved_bytes_of_pytorch_and_each_variant(make_run):
     run = make_run("cpu")
-    run.ledger = replace(run.ledger, saved_by={"fused": {"input": 512, "lse": 64}, "not run": {"input": 1}})
+    run.ledger = replace(
+        run.ledger, saved_by_variant={"fused": {"input": 512, "lse": 64}, "not run": {"input": 1}}
+    )
     lines = print_report(run)
     first = lines.index("   PyTorch eager: 1,152 (input 512, mean 64, rstd 64, ln_out 512)")
     assert lines[first + 1 : first + 3] == [

@@ -129,7 +129,7 @@ def test_unsolved_optional_rung_is_not_passed(command_line, monkeypatch, tmp_pat
 def test_cases_are_distinguished_by_size():
     """Call the same checker for two sizes of a case."""
     puzzle = find_puzzle("p22")
-    case = puzzle.cases(None)[0]
+    case = puzzle.list_cases(None)[0]
     larger = replace(case, dims=tuple(size + 1 for size in case.dims))
     reference = Reference(puzzle, "float32", 0)
     for sized_case in (case, larger):

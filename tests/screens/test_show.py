@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 def kernels_in_cache(folder) -> None:
     """Record the learner's and the solution's kernels together into the cache."""
     puzzle = find_puzzle("p90")
-    dims = tuple(dict.fromkeys(case.dims for case in puzzle.cases(None)))
+    dims = tuple(dict.fromkeys(case.dims for case in puzzle.list_cases(None)))
     packages = (
         Exercise(puzzle, puzzle.find_rung("mojo")).package,
         roots.make_op_package(roots.get_solutions(), "p90"),
@@ -70,7 +70,7 @@ def picture(kernels_in_cache) -> Picture:
 @pytest.mark.compiles
 def test_show_prints_element_thread_line_and_expected_reads(kernels_in_cache, folder, tmp_path):
     puzzle = find_puzzle("p90")
-    arrays = puzzle.inputs(puzzle.cases(None)[0], "float32", 0)
+    arrays = puzzle.make_inputs(puzzle.list_cases(None)[0], "float32", 0)
     row = next(r for r in range(4) if arrays["order"][r] != r and arrays["mask"][r])
     page = tmp_path / "page.html"
     code, output = run_merged("p90", "--show", "square", "--html", page)

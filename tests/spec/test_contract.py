@@ -8,8 +8,8 @@ from harness.check.reference import Reference
 from harness.spec.cases import is_nonfinite
 from harness.spec.catalogue import find_puzzle, list_puzzle_names
 
-PUZZLES = [puzzle for puzzle in map(find_puzzle, list_puzzle_names()) if puzzle.cases(None)]
-CASES = [(puzzle, case) for puzzle in PUZZLES for case in (*puzzle.cases(None), *puzzle.gate_cases)]
+PUZZLES = [puzzle for puzzle in map(find_puzzle, list_puzzle_names()) if puzzle.list_cases(None)]
+CASES = [(puzzle, case) for puzzle in PUZZLES for case in (*puzzle.list_cases(None), *puzzle.gate_cases)]
 INEXACT_PUZZLE = "p27"
 """Puzzle whose truth differs from PyTorch's for infinite inputs, and whose large logits are not exact."""
 EXCLUDED_INPUTS = ("mask", "attn_mask", "dln")
@@ -29,7 +29,7 @@ def test_truth_and_derivation_match_autograd(puzzle, case):
     reference = Reference(puzzle, "float64", 1)
     arrays, terms = reference.get_arrays(case), reference.get_terms(case)
     exact, derived = puzzle.compute_exact(arrays), puzzle.derive(arrays, {})
-    by_torch = puzzle.reference(reference.make_strided_inputs(case))
+    by_torch = puzzle.compute_reference(reference.make_strided_inputs(case))
     assert {label.split(".")[-1] for label in by_torch} <= exact.keys()
     for label, tensor in by_torch.items():
         name = label.split(".")[-1]
@@ -46,8 +46,8 @@ def test_truth_and_derivation_match_autograd(puzzle, case):
 @every_puzzle
 def test_inputs_are_exact_in_the_runs_dtype(puzzle):
     dtypes = ("float32", "bfloat16", "float16", "float64")
-    for dtype, case in [(dtype, case) for dtype in dtypes for case in puzzle.cases(None)]:
-        for name, array in puzzle.inputs(case, dtype, 5).items():
+    for dtype, case in [(dtype, case) for dtype in dtypes for case in puzzle.list_cases(None)]:
+        for name, array in puzzle.make_inputs(case, dtype, 5).items():
             exempt = puzzle.name == INEXACT_PUZZLE and (case.name, name) == ("large logits", "logits")
             if array.dtype.kind == "f" and array.ndim and not exempt:  # skip scalars
                 tensor = torch.tensor(array)
@@ -61,7 +61,7 @@ def test_inputs_are_exact_in_the_runs_dtype(puzzle):
 )
 def test_one_element_of_one_tensor_is_nonfinite(puzzle, case):
     value, tensor = case.values.split(" in ")
-    for name, array in puzzle.inputs(case, "float32", 0).items():
+    for name, array in puzzle.make_inputs(case, "float32", 0).items():
         if name not in EXCLUDED_INPUTS and array.dtype.kind == "f":
             nonfinite = array[~np.isfinite(array)]
             assert len(nonfinite) == (name == tensor), name
@@ -70,12 +70,12 @@ def test_one_element_of_one_tensor_is_nonfinite(puzzle, case):
 
 @every_puzzle
 def test_seeds_are_different_and_reproducible(puzzle):
-    a, repeated, b = (puzzle.inputs(puzzle.cases(None)[1], "float32", seed) for seed in (0, 0, 1))
+    a, repeated, b = (puzzle.make_inputs(puzzle.list_cases(None)[1], "float32", seed) for seed in (0, 0, 1))
     assert all(np.array_equal(array, repeated[name], equal_nan=True) for name, array in a.items())
     assert not all(np.array_equal(array, b[name], equal_nan=True) for name, array in a.items())
 
 
 @every_puzzle
 def test_dims_replace_the_sizes(puzzle):
-    dims = puzzle.cases(None)[2].dims
-    assert {case.dims for case in puzzle.cases(dims)} == {dims}
+    dims = puzzle.list_cases(None)[2].dims
+    assert {case.dims for case in puzzle.list_cases(dims)} == {dims}

@@ -58,11 +58,11 @@ def test_cases_are_few_sorted_and_deterministic():
     assert {case.values for case in cases} == {"hard", "unmasked"}
     assert (33, 33, 33) in {case.dims for case in cases}, "several tiles along all axes together"
     first = cases[0]
-    assert first.name == "1 x 16 x 17" and first.why == (
+    assert first.name == "1 x 16 x 17" and first.purpose == (
         "S below the size of a tile, T at the size of a tile, d above the size of a tile"
     )
     (one,) = make_covering_cases([make_listed_axis("n", 7)], ("hard",), lambda n: (n,))
-    assert (one.name, one.why, one.dims) == ("7", "n = 7", (7,))
+    assert (one.name, one.purpose, one.dims) == ("7", "n = 7", (7,))
 
 
 def test_sizes_surround_a_tile():
@@ -74,7 +74,7 @@ def test_sizes_surround_a_tile():
 
 @pytest.mark.parametrize("name", list_puzzle_names())
 def test_case_names_are_unique_and_the_default_is_first(name):
-    names = [case.name for case in find_puzzle(name).cases(None)]
+    names = [case.name for case in find_puzzle(name).list_cases(None)]
     assert len(set(names)) == len(names) and names[:1] in ([], ["chapter"])
 
 

@@ -49,7 +49,7 @@ def list_orders(folder, tests):
     for name, dtype in (get_parameters(test).values() for test in tests):
         puzzle = find_puzzle(name)
         variants = sorted({gate.variant for gate in puzzle.kernel_gates})
-        cases = [*puzzle.cases(None), *puzzle.gate_cases]
+        cases = [*puzzle.list_cases(None), *puzzle.gate_cases]
         orders[f"{name} {dtype}"] = make_order(name, cases, variants, dtype=dtype)
     return orders
 

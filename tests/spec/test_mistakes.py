@@ -29,9 +29,9 @@ UNDETECTED = {"bfloat16": BELOW_BFLOAT16_PRECISION, "float64": {"largest-from-0"
 def list_cases(puzzle: Puzzle, dtype: str) -> list:
     """Return the cases; for puzzle 27 only those with formulas that are exact in the dtype."""
     if puzzle.name != "p27":
-        return [*puzzle.cases(None), *puzzle.gate_cases]
+        return [*puzzle.list_cases(None), *puzzle.gate_cases]
     more_cases = (LONG_CASE,) if dtype == "float64" else (LONG_CASE, FAR_CASE)
-    return [case for case in (*puzzle.cases(None), *more_cases) if not is_nonfinite(case.values)]
+    return [case for case in (*puzzle.list_cases(None), *more_cases) if not is_nonfinite(case.values)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])

@@ -62,7 +62,7 @@ def test_values_are_correct_in_every_block_order(recordings, dtype, dims, order,
 
 def count_default_case(recording, variant: str) -> dict[str, Counters]:
     """Return launch name -> counters of the default case, for the first launch of each name."""
-    case = PUZZLE.cases(None)[0]
+    case = PUZZLE.list_cases(None)[0]
     player = Replay(recording, PUZZLE, "float32")
     player.run(variant, case, Reference(PUZZLE, "float32", 0).get_inputs(case))
     counters = {}
@@ -94,7 +94,7 @@ def test_workspace_matches_the_ledger(recordings):
     for variant in PUZZLE.default_variants:
         events = recordings["float32"].cases[variant, DEFAULT]
         workspace = sum(event.nbytes for event in events if getattr(event, "scratch", False))
-        assert workspace == sum(unwrap(PUZZLE.ledger)(DEFAULT, "float32").between[variant].values())
+        assert workspace == sum(unwrap(PUZZLE.make_ledger)(DEFAULT, "float32").temporaries[variant].values())
 
 
 def test_missing_zeroing_launch_is_reported(recordings):
@@ -105,7 +105,7 @@ def test_missing_zeroing_launch_is_reported(recordings):
         for event in recording.cases["fused", DEFAULT]
         if not (isinstance(event, RecordedLaunch) and event.name == "clear_gradients")
     ]
-    case = PUZZLE.cases(None)[0]
+    case = PUZZLE.list_cases(None)[0]
     player = Replay(replace(recording, cases={("fused", DEFAULT): events}), PUZZLE, "float32")
     player.run("fused", case, Reference(PUZZLE, "float32", 0).get_inputs(case))
     errors = [finding for finding in player.gpu.findings if finding.is_error]

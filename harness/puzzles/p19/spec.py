@@ -7,7 +7,7 @@ own kernel.
 import numpy as np
 
 from harness.puzzles.p19.mistakes import EPS, MISTAKES, ROW_THREADS, TILE, derive
-from harness.spec.baseline import sum_in_order
+from harness.spec.baseline import sum_sequentially
 from harness.spec.cases import (
     make_cases_function,
     make_covering_cases,
@@ -15,7 +15,7 @@ from harness.spec.cases import (
     make_tiled_axis,
     write_nonfinite,
 )
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Gate, Puzzle, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung
@@ -36,10 +36,10 @@ OPS = {
     "map": OpSpec("ramp_map", {"mapped": Argument(("n",))}, VECTOR),
     "index": OpSpec("ramp_index", {"shifted": MATRIX["matrix"]}, {**MATRIX, "offset": PER_COLUMN}),
     "cast": OpSpec("ramp_cast", {"products": Argument(("rows",), "float32")}, BFLOAT16_INPUTS),
-    "reduce": OpSpec("ramp_reduce", {"row_sums": Argument(("rows",), ACCUM)}, MATRIX),
+    "reduce": OpSpec("ramp_reduce", {"row_sums": Argument(("rows",), ACCUM_DTYPE)}, MATRIX),
     "tile": OpSpec("ramp_tile", {"mirrored": Argument(("n",))}, VECTOR),
-    "atomic": OpSpec("ramp_atomic", {"column_sums": Argument(("columns",), ACCUM)}, MATRIX),
-    "stages": OpSpec("ramp_stages", {"staged_sums": Argument(("columns",), ACCUM)}, MATRIX),
+    "atomic": OpSpec("ramp_atomic", {"column_sums": Argument(("columns",), ACCUM_DTYPE)}, MATRIX),
+    "stages": OpSpec("ramp_stages", {"staged_sums": Argument(("columns",), ACCUM_DTYPE)}, MATRIX),
     "rmsnorm": OpSpec("ramp_rmsnorm", {"normalised": MATRIX["matrix"]}, {**MATRIX, "weight": PER_COLUMN}),
 }
 LAUNCHES = {
@@ -113,13 +113,13 @@ def reference(tensors: dict) -> dict:
     x, vector = tensors["matrix"], tensors["vector"]
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     x_accum, terms = x.to(accum), tensors["half_matrix"].to(accum) * tensors["half_vector"].to(accum)
-    columns = sum_in_order(x_accum.T)[:, 0]
-    rstd = torch.rsqrt(sum_in_order(x_accum * x_accum) / x.shape[-1] + EPS)
+    columns = sum_sequentially(x_accum.T)[:, 0]
+    rstd = torch.rsqrt(sum_sequentially(x_accum * x_accum) / x.shape[-1] + EPS)
     return {
         "mapped": 2 * vector + 1,
         "shifted": x + tensors["offset"],
-        "products": sum_in_order(terms)[:, 0],
-        "row_sums": sum_in_order(x_accum)[:, 0],
+        "products": sum_sequentially(terms)[:, 0],
+        "row_sums": sum_sequentially(x_accum)[:, 0],
         "mirrored": torch.cat([tile.flip(0) for tile in vector.split(TILE)]),
         "column_sums": columns,
         "staged_sums": columns,
@@ -135,15 +135,15 @@ PUZZLE = Puzzle(
     rungs=(MojoRung(file="op/ramp.mojo", gates=tuple(OPS)),),
     dims=DIMS,
     dim_names=("n", "rows", "columns"),
-    cases=cases,
-    inputs=inputs,
-    reference=reference,
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
     forward=map_printed_names(*(quantity for op in OPS.values() for quantity in op.writes)),
     variants={id: (Call(op, (), id, LAUNCHES[id]),) for id, op in OPS.items()},
-    about_variants={id: f"only {id}: {DESCRIPTIONS[id]}" for id in OPS},
-    atomic=frozenset({("atomic", "column_sums")}),
-    summands=lambda dims: dims[1],
-    multiply_adds=lambda dims: dims[0] + 8 * dims[1] * dims[2],
+    variant_help={id: f"only {id}: {DESCRIPTIONS[id]}" for id in OPS},
+    atomic_sums=frozenset({("atomic", "column_sums")}),
+    count_terms=lambda dims: dims[1],
+    count_multiply_adds=lambda dims: dims[0] + 8 * dims[1] * dims[2],
 )

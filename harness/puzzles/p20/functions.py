@@ -171,7 +171,7 @@ def describe_known_mistakes(puzzle: Puzzle, subject: Subject, names: list[str]) 
                 by_quantity.setdefault(quantity, []).append(evidence)
     known = {quantity: find_explanation(puzzle, quantity, cases) for quantity, cases in by_quantity.items()}
     return [
-        f"your {puzzle.get_printed_name(q)} equals the reference {mistake.words}"
+        f"your {puzzle.get_printed_name(q)} equals the reference {mistake.description}"
         for q, mistake in known.items()
         if mistake
     ]

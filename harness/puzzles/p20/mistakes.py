@@ -131,7 +131,7 @@ MISTAKES = (
              "grad_bias": lambda v: keep_first_rows(v.grad_output, -1).sum(0)}),
     Mistake("exchanged", "with the gradients of weight and bias swapped",
             {"grad_weight": lambda v: v.grad_output.sum(0),
-             "grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0)}, 3, together=True),
+             "grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0)}, 3, needs_all_wrong=True),
     Mistake("x-hat-in-bias", "with x_hat in the sum, which belongs only in the weight's gradient",
             {"grad_bias": lambda v: (v.grad_output * v.x_hat).sum(0)}),
 )  # fmt: skip

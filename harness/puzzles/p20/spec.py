@@ -16,7 +16,7 @@ from harness.spec.cases import (
     make_tiled_axis,
     write_nonfinite,
 )
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
 from harness.spec.puzzle import Arrays, Case, Dims, Gate, Ledger, Puzzle, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, Rung
@@ -26,8 +26,8 @@ COLUMNS = 8
 
 MATRIX = Argument(("rows", "columns"))
 COLUMN = Argument(("columns",))
-ROW = Argument(("rows",), ACCUM)
-WORDS = Argument(("words",), "int32", bits=True)
+ROW = Argument(("rows",), ACCUM_DTYPE)
+WORDS = Argument(("words",), "int32", is_bitmask=True)
 
 CALLS = (
     OpSpec("relu_mask_train", writes={"relu": MATRIX, "mask": WORDS}, reads={"input": MATRIX}),
@@ -63,15 +63,15 @@ VARIANTS = {
 """One variant per pair of kernels, so that a gate compiles only its own pair."""
 
 GRAPH_GATES = (
-    Gate("edges", about="the derivative along each edge of the graph"),
-    Gate("backward", about="the gradient at each node, summed over its paths"),
+    Gate("edges", description="the derivative along each edge of the graph"),
+    Gate("backward", description="the gradient at each node, summed over its paths"),
 )
 FUNCTION_GATES = (
-    Gate("relu_input", about="ReLU that saves its input"),
-    Gate("relu_output", about="ReLU that saves its output"),
-    Gate("relu_mask", about="ReLU that saves a bool per element"),
-    Gate("relu_bits", about="ReLU that saves a bit per element"),
-    Gate("layernorm", about="LayerNorm over any leading axes"),
+    Gate("relu_input", description="ReLU that saves its input"),
+    Gate("relu_output", description="ReLU that saves its output"),
+    Gate("relu_mask", description="ReLU that saves a bool per element"),
+    Gate("relu_bits", description="ReLU that saves a bit per element"),
+    Gate("layernorm", description="LayerNorm over any leading axes"),
 )
 KERNEL_GATES = (
     Gate("relu", "relu", ("relu", "mask"), "ReLU and the packed mask, by a warp vote"),
@@ -82,13 +82,13 @@ KERNEL_GATES = (
     Gate("dweight", "layernorm", ("grad_weight", "grad_bias"), "the gradients of LayerNorm's parameters"),
 )
 REGISTRATION_GATES = (
-    Gate("define", about="two operators around the kernels"),
-    Gate("fake", about="shapes without values, for the compiler"),
-    Gate("save", about="what the backward pass needs, and no more"),
-    Gate("gradient", about="the registration of the backward pass"),
-    Gate("second", about="a second derivative refused"),
-    Gate("autocast", about="the dtype under autocast"),
-    Gate("vmap", about="a batch axis in any position"),
+    Gate("define", description="two operators around the kernels"),
+    Gate("fake", description="shapes without values, for the compiler"),
+    Gate("save", description="what the backward pass needs, and no more"),
+    Gate("gradient", description="the registration of the backward pass"),
+    Gate("second", description="a second derivative refused"),
+    Gate("autocast", description="the dtype under autocast"),
+    Gate("vmap", description="a batch axis in any position"),
 )
 RUNGS = (
     Rung(
@@ -213,7 +213,9 @@ def reference(tensors: dict) -> dict:
     back = {"passes", *FORWARD, *BACKWARD} - {"mean", "rstd"}
     large = tensors["input"].numel() > LARGEST_REPEATED
     others = (compute_softmax_sequentially,)
-    results = compute_worst_baseline(compute_with_autograd, tensors, columns, back, large, others=others)
+    results = compute_worst_baseline(
+        compute_with_autograd, tensors, columns, back, large, other_formulas=others
+    )
     # Derive the mask from ReLU's gradient for an incoming gradient of ones.
     mask = pack_mask(results.pop("passes") != 0)
     return {**results, "mask": mask}
@@ -297,9 +299,9 @@ def ledger(dims: Dims, dtype: str) -> Ledger:
     statistics = 2 * R * get_itemsize(get_accum_dtype(dtype))
     others = {"softmax": R * C * element, "layernorm": R * C * element + statistics}
     return Ledger(
-        saved_eager={"relu": R * C * element, **others},
-        saved_ours={"relu": -(-R * C // WORD) * 4, **others},
-        between={name: {} for name in VARIANTS},
+        eager_saved={"relu": R * C * element, **others},
+        our_saved={"relu": -(-R * C // WORD) * 4, **others},
+        temporaries={name: {} for name in VARIANTS},
     )
 
 
@@ -311,16 +313,16 @@ PUZZLE = Puzzle(
     rungs=RUNGS,
     dims=(ROWS, COLUMNS),
     dim_names=("rows", "columns"),
-    derived_sizes=lambda dims: {"words": -(-dims[0] * dims[1] // WORD)},
-    cases=cases,
-    inputs=inputs,
-    reference=reference,
+    compute_derived_sizes=lambda dims: {"words": -(-dims[0] * dims[1] // WORD)},
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    terms=terms,
+    compute_term_magnitudes=terms,
     forward=FORWARD,
     backward=BACKWARD,
     variants=VARIANTS,
-    about_variants={name: f"only {name}, forward and backward" for name in VARIANTS},
-    ledger=ledger,
+    variant_help={name: f"only {name}, forward and backward" for name in VARIANTS},
+    make_ledger=ledger,
 )

@@ -8,7 +8,7 @@ import numpy as np
 from harness.puzzles.p21.derivation import EPS, MISTAKES, derive
 from harness.spec.baseline import compute_worst_baseline
 from harness.spec.cases import make_cases_function
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Demo, Gate, Puzzle, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, Rung
@@ -22,7 +22,7 @@ VARIANT = "kernels"
 """The only variant; it runs every op once."""
 OPS = (
     OpSpec("bias_gradient_train", writes={"grad_bias": COLUMN}, reads={"grad_output": TENSOR}),
-    OpSpec("scale_gradient_train", writes={"grad_scale": Argument(("width",), ACCUM)},
+    OpSpec("scale_gradient_train", writes={"grad_scale": Argument(("width",), ACCUM_DTYPE)},
            reads={"grad_output": TENSOR, "input": TENSOR}),
     OpSpec("softmax_gradient_train", writes={"grad_logits": TENSOR},
            reads={"grad_output": TENSOR, "input": TENSOR}),
@@ -37,21 +37,21 @@ def make_call(op: OpSpec) -> Call:
 
 
 HUNT_GATES = (
-    Gate("softmax", about="softmax along the last axis"),
-    Gate("logsoftmax", about="log softmax along the last axis"),
-    Gate("crossentropy", about="a loss, the mean over all rows"),
-    Gate("attention", about="scores, softmax and values"),
-    Gate("silu", about="x sigmoid(x), in a loop over memory"),
-    Gate("sigmoid", about="the gradient from sigmoid's result"),
-    Gate("dropout", about="elements set to 0 by a mask"),
-    Gate("rmsnorm", about="the divisor is a second output"),
-    Gate("standardise", about="mean 0 and variance 1 for each row"),
-    Gate("addbias", about="one number added to each column"),
-    Gate("scale", about="each column times a number, in any dtype"),
-    Gate("linear", about="a matrix product, for any leading shape"),
-    Gate("lowrank", about="two narrow matrices, next to a frozen layer"),
+    Gate("softmax", description="softmax along the last axis"),
+    Gate("logsoftmax", description="log softmax along the last axis"),
+    Gate("crossentropy", description="a loss, the mean over all rows"),
+    Gate("attention", description="scores, softmax and values"),
+    Gate("silu", description="x sigmoid(x), in a loop over memory"),
+    Gate("sigmoid", description="the gradient from sigmoid's result"),
+    Gate("dropout", description="elements set to 0 by a mask"),
+    Gate("rmsnorm", description="the divisor is a second output"),
+    Gate("standardise", description="mean 0 and variance 1 for each row"),
+    Gate("addbias", description="one number added to each column"),
+    Gate("scale", description="each column times a number, in any dtype"),
+    Gate("linear", description="a matrix product, for any leading shape"),
+    Gate("lowrank", description="two narrow matrices, next to a frozen layer"),
 )
-CATCH_GATES = (Gate("check", about="a test that tells right from wrong"),)
+CATCH_GATES = (Gate("check", description="a test that tells right from wrong"),)
 KERNEL_GATES = (
     Gate("dbias", VARIANT, ("grad_bias",), "the gradient of a bias"),
     Gate("dscale", VARIANT, ("grad_scale",), "the gradient of a scale, by atomics"),
@@ -113,7 +113,9 @@ def reference(tensors: dict) -> dict:
     """
     output_names = [name for op in OPS for name in op.writes]
     columns, others = ("input", "grad_output"), (compute_with_other_formulas,)
-    return compute_worst_baseline(compute_with_autograd, tensors, columns, output_names, others=others)
+    return compute_worst_baseline(
+        compute_with_autograd, tensors, columns, output_names, other_formulas=others
+    )
 
 
 def compute_with_autograd(tensors: dict) -> dict:
@@ -172,16 +174,16 @@ PUZZLE = Puzzle(
     rungs=RUNGS,
     dims=DIMS,
     dim_names=("batch", "sequence", "width"),
-    cases=cases,
-    inputs=inputs,
-    reference=reference,
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    terms=terms,
+    compute_term_magnitudes=terms,
     backward=map_printed_names("grad_bias", "grad_scale", "grad_logits", "grad_input"),
     variants={VARIANT: tuple(map(make_call, OPS))},
-    atomic=frozenset({(VARIANT, "grad_scale")}),
-    summands=lambda dims: dims[0] * dims[1],
+    atomic_sums=frozenset({(VARIANT, "grad_scale")}),
+    count_terms=lambda dims: dims[0] * dims[1],
     every_rung=True,
     demos=(
         Demo("matrix", "show which usual checks detect which wrong backward passes", ".hunt:show_matrix"),

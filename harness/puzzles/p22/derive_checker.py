@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.check.numpy_rung import NumpyChecker
-from harness.check.results import Cases, GateIds, GateResult, OnFirst
+from harness.check.results import Cases, FirstCaseCallback, GateIds, GateResult
 from harness.puzzles.p22.ops import EPS
 from harness.spec.derivation import Derivation
 from harness.spec.puzzle import Arrays, Case
@@ -55,17 +55,17 @@ class DeriveChecker(NumpyChecker):
     """Checks each function of `derive.py` separately, on one row of every case with finite inputs."""
 
     def check(
-        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: OnFirst = None
+        self, path: Path, gates: GateIds = None, cases: Cases = None, *, on_first: FirstCaseCallback = None
     ) -> list[GateResult]:
         def is_finite(case: Case) -> bool:
-            inputs = self.puzzle.inputs(case, "float64", self.seed)
+            inputs = self.puzzle.make_inputs(case, "float64", self.seed)
             return all(np.isfinite(array).all() for array in inputs.values())
 
-        cases = self.puzzle.cases(None) if cases is None else cases
+        cases = self.puzzle.list_cases(None) if cases is None else cases
         return super().check(path, gates, [case for case in cases if is_finite(case)])
 
     def _load_case(self, case: Case) -> tuple[Arrays, Arrays]:
         if case not in self._cases:
-            arrays = self.puzzle.inputs(case, "float64", self.seed)
+            arrays = self.puzzle.make_inputs(case, "float64", self.seed)
             self._cases[case] = arrays, compute_by_differences(self.puzzle.derive(arrays, {}))
         return self._cases[case]

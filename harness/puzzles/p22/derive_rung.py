@@ -50,11 +50,11 @@ RUNG = NumpyRung(
     file="derive.py",
     checker=".derive_checker:DeriveChecker",
     title="Derivation",
-    about="optional, before the formulas",
+    note="optional, before the formulas",
     optional=True,
     gates=list_gate_ids(GATES),
-    names={"x": "row_x", "v": "row_v", "g": "row_g", "x_hat": "row_x_hat", "rstd": "row_scale"},
-    pack={"row_c2": reshape_scalar, "row_c1": reshape_scalar},
+    step_names={"x": "row_x", "v": "row_v", "g": "row_g", "x_hat": "row_x_hat", "rstd": "row_scale"},
+    packers={"row_c2": reshape_scalar, "row_c1": reshape_scalar},
 )
 
 

@@ -216,7 +216,7 @@ MISTAKES = (
              "grad_ln_bias": lambda v: v.g.sum((0, 1))}),
     Mistake("dgamma-dbeta-exchanged", "with dgamma and dbeta swapped",
             {"grad_ln_weight": lambda v: v.dln.sum((0, 1)),
-             "grad_ln_bias": lambda v: (v.dln * v.x_hat).sum((0, 1))}, together=True),
+             "grad_ln_bias": lambda v: (v.dln * v.x_hat).sum((0, 1))}, needs_all_wrong=True),
     Mistake("x-hat-forgotten-in-dgamma", "without x_hat: the sum of dln is dbeta",
             {"grad_ln_weight": lambda v: v.dln.sum((0, 1))}),
     Mistake("averaged-over-rows", "divided by the number of rows: a mean, not a sum",

@@ -3,14 +3,14 @@
 B = batch_size, S = seq_len, H = hidden_dim, O = output_dim.
 """
 
-from harness.spec.ops import ACCUM, Argument, OpSpec, Scalar
+from harness.spec.ops import ACCUM_DTYPE, Argument, OpSpec, Scalar
 
 EPS = 1e-5
 """Added to the variance: fixed in the public ops, the default in the layer."""
 
 INPUT = Argument(("B", "S", "H"))
 OUTPUT = Argument(("B", "S", "O"))
-STATISTIC = Argument(("B", "S"), ACCUM)
+STATISTIC = Argument(("B", "S"), ACCUM_DTYPE)
 LN_PARAMETER = Argument(("H",))
 LINEAR_BIAS = Argument(("O",))
 WEIGHT = Argument(("O", "H"))

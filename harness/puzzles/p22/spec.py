@@ -17,7 +17,7 @@ from harness.spec.cases import (
     make_nonfinite_cases,
     write_nonfinite,
 )
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
 from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung
@@ -29,7 +29,7 @@ OUTPUT_DIM = 16
 
 ROW_SUMS = OpSpec(
     "layernorm_linear_row_sums",
-    writes={"row_sums": Argument(("rows", 2), ACCUM)},
+    writes={"row_sums": Argument(("rows", 2), ACCUM_DTYPE)},
     reads={"dln": INPUT, "input": INPUT, "mean": STATISTIC, "rstd": STATISTIC, "ln_weight": LN_PARAMETER},
 )
 
@@ -68,10 +68,10 @@ VARIANTS = {
 STATISTICS = ("mean", "rstd")
 GATES = (
     Gate("ln", "unfused", ("output", "grad_weight"), "the LayerNorm output from given statistics",
-         provided=STATISTICS),
-    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", provided=STATISTICS),
+         provided_quantities=STATISTICS),
+    Gate("forward", "fused", ("output",), "the whole forward pass in one kernel", provided_quantities=STATISTICS),
     Gate("row_sums", "unfused", ("row_sums", "grad_input"), "the two means c1 and c2 of every row",
-         provided=("grad_ln_weight", "grad_ln_bias", "grad_bias")),
+         provided_quantities=("grad_ln_weight", "grad_ln_bias", "grad_bias")),
     Gate("db", "fused", ("grad_bias",), "the gradient of the linear bias"),
     Gate("dW", "fused", ("grad_weight",), "the gradient of the linear weight"),
     Gate("dgamma", "fused", ("grad_ln_weight", "grad_ln_bias"), "the gradients of the LayerNorm parameters"),
@@ -317,9 +317,9 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     # The fused backward pass accumulates in float32 for 16-bit dtypes, else in float64.
     atomic = 4 if element == 2 else 8
     return Ledger(
-        saved_eager={"input": rows * H * element, **statistics, "ln_out": rows * H * element},
-        saved_ours={"input": rows * H * element, **statistics},
-        between={
+        eager_saved={"input": rows * H * element, **statistics, "ln_out": rows * H * element},
+        our_saved={"input": rows * H * element, **statistics},
+        temporaries={
             "unfused": {
                 "forward ln_out": rows * H * element,
                 "forward linear_weight_t": O * H * element,
@@ -341,18 +341,18 @@ def pack_row_sums(c1: np.ndarray, c2: np.ndarray) -> np.ndarray:
 
 NUMPY_RUNG = NumpyRung(
     file="backward.py",
-    about="optional, before the kernels",
+    note="optional, before the kernels",
     optional=True,
     gates=("db", "dW", "dgamma", "row_sums", "dx"),
     returns={"row_sums": ("row_sums",)},
-    names={
+    step_names={
         "dy": "grad_output",
         "gamma": "ln_weight",
         "beta": "ln_bias",
         "rstd": "row_rstd",
         "row_sums.dln": "given_dln",
     },
-    pack={"row_sums": pack_row_sums},
+    packers={"row_sums": pack_row_sums},
 )
 
 PUZZLE = Puzzle(
@@ -371,15 +371,15 @@ PUZZLE = Puzzle(
     ),
     dims=DIMS,
     dim_names=("B", "S", "H", "O"),
-    cases=cases,
-    inputs=inputs,
-    derived_sizes=lambda dims: {"rows": count_rows(dims)},
-    reference=reference,
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_derived_sizes=lambda dims: {"rows": count_rows(dims)},
+    compute_reference=reference,
     derive=derive,
     mistakes=(*MISTAKES, *transfer_mistakes.MISTAKES, *derive_rung.MISTAKES),
-    symptom=explain_cancellation,
-    propagated=propagate_rounding,
-    terms=terms,
+    find_symptom=explain_cancellation,
+    compute_propagated_errors=propagate_rounding,
+    compute_term_magnitudes=terms,
     forward=map_printed_names("output", "mean", "rstd"),
     backward=map_printed_names(
         *("grad_input", "grad_ln_weight", "grad_ln_bias"),
@@ -388,12 +388,12 @@ PUZZLE = Puzzle(
     ),
     intermediate=("row_sums", *TRANSFER.writes),
     variants=VARIANTS,
-    about_variants={"rmsnorm": "only RMSNorm + Linear, the kernel of the last gate, transfer"},
-    on_request=("rmsnorm",),
-    on_cpu=("fused", "unfused"),
-    atomic=ATOMIC,
-    summands=count_rows,
-    ledger=ledger,
-    describe_dims=describe_dims,
+    variant_help={"rmsnorm": "only RMSNorm + Linear, the kernel of the last gate, transfer"},
+    optional_variants=("rmsnorm",),
+    cpu_variants=("fused", "unfused"),
+    atomic_sums=ATOMIC,
+    count_terms=count_rows,
+    make_ledger=ledger,
+    format_custom_dims=describe_dims,
     bench="harness.puzzles.p22.candidates",
 )

@@ -19,7 +19,7 @@ from harness.spec.cases import (
     make_tiled_axis,
     write_nonfinite,
 )
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, get_accum_dtype, get_itemsize
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec, get_accum_dtype, get_itemsize
 from harness.spec.puzzle import Arrays, Case, Gate, Ledger, Puzzle, Symptom, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
@@ -31,7 +31,7 @@ ROW_THREADS = 128
 
 QUERY = Argument(("B", "N", "S", "d"))
 KEY = Argument(("B", "N", "T", "d"))
-SCORES = Argument(("B", "N", "S", "T"), ACCUM)
+SCORES = Argument(("B", "N", "S", "T"), ACCUM_DTYPE)
 
 # Each step is a separate op with correct inputs, so that a wrong step fails only its own gate.
 STEPS = (
@@ -48,7 +48,7 @@ STEPS = (
 )  # fmt: skip
 PRODUCT = OpSpec(
     "attention_transposed_product",
-    writes={"transposed_product": Argument(("B", "N", "d", "d"), ACCUM)},
+    writes={"transposed_product": Argument(("B", "N", "d", "d"), ACCUM_DTYPE)},
     reads={"query": QUERY, "grad_output": QUERY},
 )
 """A product that is not a step of attention: it is recorded to check the transposed loads, which the scores do not use."""
@@ -62,7 +62,7 @@ STEP_LAUNCHES = {
 """Step -> its launch, if it is not `launch_NAME` with the tensors and sizes."""
 # G = heads of key and value.
 SHARED_KEY = Argument(("B", "G", "T", "d"))
-ROW = Argument(("B", "N", "S"), ACCUM)
+ROW = Argument(("B", "N", "S"), ACCUM_DTYPE)
 MASK = Argument(("S", "T"))
 FORWARD = OpSpec(
     "attention_train",
@@ -101,7 +101,7 @@ VARIANTS = {
 GATES = (
     Gate("matmul", "unfused", ("scores",),
          "the scores and Q^T dO, by a tiled product that can transpose its factors",
-         recorded=("transposed_product",)),
+         recorded_quantities=("transposed_product",)),
     Gate("softmax", "unfused", ("probabilities",), "the probabilities, with a mask and fully masked rows"),
     Gate("output", "unfused", ("output",), "the output, O = P V"),
     Gate("dV", "unfused", ("grad_value",), "the gradient of the value"),
@@ -309,10 +309,10 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
     operands = {name: B * N * count * d * element for name, count in rows.items()}
     steps = ("forward scores", "backward grad_probabilities", "backward grad_scores")
     return Ledger(
-        saved_eager={**operands, "probabilities": scores * element},
-        saved_ours={**operands, "probabilities": scores * accum},
-        saved_by={"fused": {**operands, "output": operands["query"], "lse": B * N * S * accum}},
-        between={
+        eager_saved={**operands, "probabilities": scores * element},
+        our_saved={**operands, "probabilities": scores * accum},
+        saved_by_variant={"fused": {**operands, "output": operands["query"], "lse": B * N * S * accum}},
+        temporaries={
             "unfused": dict.fromkeys(steps, scores * accum),
             "fused": {"backward delta": B * N * S * accum},
         },
@@ -323,10 +323,10 @@ def ledger(dims: tuple[int, ...], dtype: str) -> Ledger:
 
 NUMPY_RUNG = NumpyRung(
     file="in_numpy.py",
-    about="optional, the formulas before the kernels",
+    note="optional, the formulas before the kernels",
     optional=True,
     gates=("softmax", "output", "dV", "dP", "dsoftmax", "dQ", "dK"),
-    names={
+    step_names={
         "Q": "query",
         "K": "key",
         "V": "value",
@@ -343,7 +343,7 @@ def make_torch_function(**gradients: str) -> TorchFunction:
     """Describe the class of a PyTorch gate, of which the output and `gradients` are checked."""
     return TorchFunction(
         "Attention",
-        takes=("query", "key", "value", "mask"),
+        arguments=("query", "key", "value", "mask"),
         returns=("output",),
         gradients=gradients,
         grad_outputs=("grad_output",),
@@ -352,10 +352,10 @@ def make_torch_function(**gradients: str) -> TorchFunction:
 
 TORCH_RUNG = TorchRung(
     file="in_torch.py",
-    about="optional, one autograd.Function",
+    note="optional, one autograd.Function",
     optional=True,
     gates=("output", "dsoftmax"),
-    needs={"dsoftmax": ("output",)},
+    dependencies={"dsoftmax": ("output",)},
     functions={
         "output": make_torch_function(),
         # The mask is added to the scores of every head, so its gradient sums dS over the heads.
@@ -377,32 +377,32 @@ PUZZLE = Puzzle(
             file="op/attention.mojo",
             gates=list_gate_ids(GATES),
             # These gates use the product's kernel, which is the first gate's blank.
-            needs=dict.fromkeys(("output", "dV", "dP", "dQ", "dK"), ("matmul",)),
+            dependencies=dict.fromkeys(("output", "dV", "dP", "dQ", "dK"), ("matmul",)),
             sizes=MOJO_SIZES,
         ),
     ),
     dims=DIMS,
     dim_names=("B", "N", "S", "T", "d"),
-    cases=cases,
+    list_cases=cases,
     gate_cases=GATE_CASES,
-    inputs=inputs,
-    reference=reference,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    symptom=symptom,
-    terms=terms,
-    propagated=propagate_rounding,
+    find_symptom=symptom,
+    compute_term_magnitudes=terms,
+    compute_propagated_errors=propagate_rounding,
     forward=map_printed_names("output"),
     backward=map_printed_names("grad_query", "grad_key", "grad_value"),
-    derived_sizes=lambda dims: {"G": count_key_heads(dims)},
+    compute_derived_sizes=lambda dims: {"G": count_key_heads(dims)},
     intermediate=("lse", "delta", "scores", "probabilities", "grad_probabilities", "grad_scores"),
     variants=VARIANTS,
-    about_variants={
+    variant_help={
         "unfused": "only the unfused kernels, one for each step",
         "fused": "only the flash kernels, which store no matrix of scores",
     },
-    multiply_adds=multiply_adds,
-    ledger=ledger,
-    describe_dims=describe_dims,
+    count_multiply_adds=multiply_adds,
+    make_ledger=ledger,
+    format_custom_dims=describe_dims,
     bench="harness.puzzles.p23.candidates",
 )

@@ -18,7 +18,7 @@ from harness.spec.cases import (
     make_nonfinite_cases,
     write_nonfinite,
 )
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec, Scalar, get_accum_dtype, get_itemsize
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Ledger, Puzzle, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung, NumpyRung, TorchFunction, TorchRung
@@ -27,7 +27,7 @@ DIMS = (1, 1, 4, 4, 4, 1, 16)
 """The default sizes: B, N, H, W, d, r, T."""
 
 ROWS = Argument(("B", "N", "L", "d"))
-ROW = Argument(("B", "N", "L"), ACCUM)
+ROW = Argument(("B", "N", "L"), ACCUM_DTYPE)
 ORDER = Argument(("L",), "int32")
 STEPS = Argument(("steps",), "int32")
 CELLS = Argument(("cells",), "int32")
@@ -71,9 +71,9 @@ GRADIENTS = ("grad_query", "grad_key", "grad_value")
 GATES = (
     Gate("index", "curve", ("index",), "the cell at each step of the curve, from the step's bits"),
     Gate("inverse", "curve", ("inverse",), "the step of each cell"),
-    Gate("dgather", "permute", ("grad_input",), "the gradient of a gather", provided=("gathered",)),
+    Gate("dgather", "permute", ("grad_input",), "the gradient of a gather", provided_quantities=("gathered",)),
     Gate("tiles", "window", ("tiles",), "the pairs of tiles that a window needs",
-         provided=("output", "lse", "delta", *GRADIENTS)),
+         provided_quantities=("output", "lse", "delta", *GRADIENTS)),
     Gate("attention", "", ("output", *GRADIENTS), "gradients through gather, attention and scatter"),
 )  # fmt: skip
 MOJO_GATES = ("index", "inverse", "dgather", "tiles")
@@ -169,7 +169,7 @@ def reference(tensors: dict) -> dict:
         columns = ("query", "key", "value", "grad_output")
         back = ("output", *GRADIENTS)
         others = compute_from_probabilities, compute_in_step_order
-        dense = compute_worst_baseline(compute_from_saved, tensors, columns, back, others=others)
+        dense = compute_worst_baseline(compute_from_saved, tensors, columns, back, other_formulas=others)
     return {**dense, **compute_integers(tensors), **permute(tensors)}
 
 
@@ -293,13 +293,13 @@ def ledger(dims: Dims, dtype: str) -> Ledger:
     saved = {"output": rows * d * element, "lse": rows * accum, "order": 4 * L}
     operands = ("query", "key", "value")
     return Ledger(
-        saved_eager={**{f"gathered {name}": rows * d * element for name in operands}, **saved, "mask": L * L},
-        saved_ours={
+        eager_saved={**{f"gathered {name}": rows * d * element for name in operands}, **saved, "mask": L * L},
+        our_saved={
             **dict.fromkeys(operands, rows * d * element),
             **saved,
             "tiles": 4 * (-(-L // tile)) ** 2,
         },
-        between={"window": {"backward delta": rows * accum}},
+        temporaries={"window": {"backward delta": rows * accum}},
     )
 
 
@@ -327,27 +327,27 @@ MOJO_SIZES = {
 }
 NUMPY_RUNG = NumpyRung(
     file="in_numpy.py",
-    about="the curve, the permutation and the tiles, in NumPy",
+    note="the curve, the permutation and the tiles, in NumPy",
     optional=True,
     gates=MOJO_GATES,
-    names={"cells": "steps"},
+    step_names={"cells": "steps"},
 )
 TORCH_RUNG = TorchRung(
     file="in_torch.py",
-    about="autograd.Functions on gathered rows",
+    note="autograd.Functions on gathered rows",
     optional=True,
     gates=("dgather", "attention"),
     functions={
         "dgather": TorchFunction(
             "Gather",
-            takes=("input", "order"),
+            arguments=("input", "order"),
             returns=("gathered",),
             gradients={"input": "grad_input"},
             grad_outputs=("grad_gathered",),
         ),
         "attention": TorchFunction(
             "WindowAttention",
-            takes=("query", "key", "value", "order", "width", "radius"),
+            arguments=("query", "key", "value", "order", "width", "radius"),
             returns=("output",),
             gradients={"query": "grad_query", "key": "grad_key", "value": "grad_value"},
             grad_outputs=("grad_output",),
@@ -363,26 +363,26 @@ PUZZLE = Puzzle(
     rungs=(NUMPY_RUNG, TORCH_RUNG, MojoRung(file="op/hilbert.mojo", gates=MOJO_GATES, sizes=MOJO_SIZES)),
     dims=DIMS,
     dim_names=("B", "N", "H", "W", "d", "r", "T"),
-    cases=cases,
-    inputs=inputs,
-    reference=reference,
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    symptom=explain_wrong_curve,
-    terms=terms,
+    find_symptom=explain_wrong_curve,
+    compute_term_magnitudes=terms,
     forward=map_printed_names("index", "inverse", "gathered", "tiles", "output"),
     backward=map_printed_names("grad_input", *GRADIENTS),
-    derived_sizes=derived_sizes,
+    compute_derived_sizes=derived_sizes,
     intermediate=("lse", "delta"),
     variants=VARIANTS,
-    about_variants={
+    variant_help={
         "curve": "only the index and its inverse",
         "permute": "only the gather and its backward pass",
         "window": "only the tiles of the window, and attention within it",
     },
-    multiply_adds=multiply_adds,
-    ledger=ledger,
-    describe_dims=describe_dims,
+    count_multiply_adds=multiply_adds,
+    make_ledger=ledger,
+    format_custom_dims=describe_dims,
     demos=(
         Demo(
             "draw",

@@ -80,7 +80,7 @@ class RingChecker(CaseChecker):
             failure = error
         if wrong:
             symptom = functools.partial(explain_not_finite, gate.id in self.waits)
-            puzzle = replace(self.puzzle, symptom=symptom)
+            puzzle = replace(self.puzzle, find_symptom=symptom)
             first = {"output": wrong["output"]} if "output" in wrong else wrong
             add_diagnoses(result, puzzle, first, ladder)
             others = (puzzle.get_printed_name(name) for name in wrong if name not in first)

@@ -22,15 +22,17 @@ OUTPUT = ("output",)
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 RESULTS = (*OUTPUT, *GRADIENTS)
 GATES = (
-    Gate("merge", quantities=OUTPUT, about="two partial outputs combined by their log-sum-exp"),
-    Gate("steps", quantities=OUTPUT, about="the owner of the block at each step"),
-    Gate("exchange", quantities=RESULTS, about="send to the next rank, receive from the previous rank"),
+    Gate("merge", quantities=OUTPUT, description="two partial outputs combined by their log-sum-exp"),
+    Gate("steps", quantities=OUTPUT, description="the owner of the block at each step"),
+    Gate("exchange", quantities=RESULTS, description="send to the next rank, receive from the previous rank"),
     Gate(
-        "recompute", quantities=GRADIENTS, about="P recomputed from the saved log-sum-exp, then dQ, dK and dV"
+        "recompute",
+        quantities=GRADIENTS,
+        description="P recomputed from the saved log-sum-exp, then dQ, dK and dV",
     ),
-    Gate("home", quantities=GRADIENTS, about="dK and dV travel with their block, back to its owner"),
-    Gate("causal", quantities=RESULTS, about="no query sees a later key"),
-    Gate("balanced", quantities=RESULTS, about="zig-zag: every rank has the same work"),
+    Gate("home", quantities=GRADIENTS, description="dK and dV travel with their block, back to its owner"),
+    Gate("causal", quantities=RESULTS, description="no query sees a later key"),
+    Gate("balanced", quantities=RESULTS, description="zig-zag: every rank has the same work"),
 )
 
 # ---- Cases --------------------------------------------------------------------------------------------------
@@ -107,7 +109,9 @@ def reference(tensors: dict) -> dict:
     output, also of the ring's order of merging blocks.
     """
     columns = ("query", "key", "value", "grad_output")
-    return compute_worst_baseline(compute_with_autograd, tensors, columns, RESULTS, others=(merge_blocks,))
+    return compute_worst_baseline(
+        compute_with_autograd, tensors, columns, RESULTS, other_formulas=(merge_blocks,)
+    )
 
 
 def compute_with_autograd(tensors: dict) -> dict:
@@ -186,7 +190,7 @@ def explain_not_finite(
         causes.append(NOTHING_VISIBLE)
     if len(causes) < 2:
         return causes[0] if causes else None
-    descriptions = (cause.words.split(": ", 1)[1] for cause in causes)
+    descriptions = (cause.description.split(": ", 1)[1] for cause in causes)
     return Symptom("not-finite", f"is not finite: {'; or '.join(descriptions)}")
 
 
@@ -216,14 +220,14 @@ RUNGS = (
         file="in_numpy.py",
         gates=tuple(id for id in list_gate_ids(GATES) if id != "exchange"),
         checker=".checker:ListChecker",
-        about="a list with one entry per rank",
+        note="a list with one entry per rank",
     ),
     Rung(
         id="torch",
         file="in_torch.py",
         gates=list_gate_ids(GATES),
         checker=".checker:RanksChecker",
-        about="one process per rank",
+        note="one process per rank",
     ),
 )
 
@@ -235,15 +239,15 @@ PUZZLE = Puzzle(
     rungs=RUNGS,
     dims=DIMS,
     dim_names=("B", "N", "G", "S", "d"),
-    cases=cases,
-    inputs=inputs,
-    reference=reference,
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    symptom=functools.partial(explain_not_finite, False),
+    find_symptom=functools.partial(explain_not_finite, False),
     forward=map_printed_names("output"),
     backward=map_printed_names(*GRADIENTS),
-    multiply_adds=multiply_adds,
+    count_multiply_adds=multiply_adds,
     demos=(
         Demo(
             "backward",

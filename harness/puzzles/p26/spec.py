@@ -41,7 +41,7 @@ PUZZLE = Puzzle(
     name="p26",
     title="A torch.compile backend of your own",
     subject="torch.compile backend",
-    gates=tuple(Gate(id, about=about) for _, gates in RUNGS.values() for id, about in gates.items()),
+    gates=tuple(Gate(id, description=about) for _, gates in RUNGS.values() for id, about in gates.items()),
     rungs=tuple(
         Rung(id=id, file=f"{id}.py", gates=tuple(gates), checker=".checker:BackendChecker", title=title)
         for id, (title, gates) in RUNGS.items()

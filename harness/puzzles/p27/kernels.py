@@ -14,7 +14,7 @@ from harness.puzzles import formulas
 from harness.puzzles.p27 import derivation
 from harness.puzzles.p27.derivation import IGNORE_INDEX
 from harness.spec.derivation import Derivation, Mistake, Step, make_derive
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec, Scalar, get_accum_dtype
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec, Scalar, get_accum_dtype
 from harness.spec.puzzle import Arrays, Gate, Symptom
 from harness.spec.rounding import round_to_dtype
 
@@ -27,12 +27,12 @@ LIMIT = 3.0
 NORM_EPS = 1e-6
 """Added to the norm before it divides the limit, as in PyTorch."""
 
-ROW = Argument(("B", "T"), ACCUM)
+ROW = Argument(("B", "T"), ACCUM_DTYPE)
 TARGETS = Argument(("B", "T"), "int64")
 LOGITS = Argument(("B", "T", "V"))
 STREAM = Argument(("B", "T", "C"))
-MOMENT = Argument(("B", "T", "C"), ACCUM)
-SINGLE = Argument((1,), ACCUM)
+MOMENT = Argument(("B", "T", "C"), ACCUM_DTYPE)
+SINGLE = Argument((1,), ACCUM_DTYPE)
 
 OPS = {
     "loss": (
@@ -51,13 +51,13 @@ OPS = {
     ),
     "adamw": (
         OpSpec("adamw_train",
-               {"new_x": STREAM, "corrections": Argument((2,), ACCUM), "new_mean": MOMENT, "new_square": MOMENT},
+               {"new_x": STREAM, "corrections": Argument((2,), ACCUM_DTYPE), "new_mean": MOMENT, "new_square": MOMENT},
                {"x": STREAM, "dx": STREAM, "mean": MOMENT, "square": MOMENT},
                {"rate": Scalar(RATE), "beta1": Scalar(BETA1), "beta2": Scalar(BETA2),
                 "eps": Scalar(EPS), "decay": Scalar(DECAY), "step": Scalar(STEP, "int32")}),
     ),
     "clip": (
-        OpSpec("clip_train", {"clipped": STREAM, "square_sums": Argument(("chunks",), ACCUM), "norm": SINGLE},
+        OpSpec("clip_train", {"clipped": STREAM, "square_sums": Argument(("chunks",), ACCUM_DTYPE), "norm": SINGLE},
                {"dx": STREAM}, {"limit": Scalar(LIMIT)}),
     ),
 }  # fmt: skip

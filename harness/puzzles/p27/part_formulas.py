@@ -64,7 +64,7 @@ def make_swap_mistake(first: str, second: str) -> Mistake:
     letters = [f"d{name.removeprefix('grad_')[0]}" for name in (first, second)]
     text = f"with {' and '.join(letters)} exchanged"
     changes = {first: STEPS[second], second: STEPS[first]}
-    return Mistake(f"{'-'.join(letters)}-exchanged", text, changes, 3, together=True)
+    return Mistake(f"{'-'.join(letters)}-exchanged", text, changes, 3, needs_all_wrong=True)
 
 
 ATTENTION_MISTAKES = (
@@ -122,7 +122,7 @@ def make_attention_formula() -> Formula:
 
 def select_python_mistakes(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
     """Return the mistakes that are possible in code without threads."""
-    return tuple(m for m in mistakes if not re.search("thread|warp|tile|block|launch", m.words))
+    return tuple(m for m in mistakes if not re.search("thread|warp|tile|block|launch", m.description))
 
 
 def make_p27_formula(

@@ -37,17 +37,17 @@ NUMPY_GATES = {
     "dtied": (("grad_tied",), "one tensor, two gradients"),
 }
 TAPE_GATES = (
-    Gate("tape", about="how many bytes are saved"),
-    Gate("embedding", about="two tables and their gradients"),
-    Gate("layernorm", about="puzzle 22's, which saves what its backward pass needs"),
-    Gate("attention", about="puzzle 23's, with a causal mask"),
-    Gate("gelu", about="the tanh form"),
-    Gate("cross_entropy", about="the loss, where the backward pass starts"),
-    Gate("block", about="right order, residual branches added"),
-    Gate("model", about="every gradient of every parameter"),
-    Gate("clip", about="the norm of all gradients, limited"),
-    Gate("adamw", about="the optimizer, decay apart"),
-    Gate("step", about="a training step, and the next"),
+    Gate("tape", description="how many bytes are saved"),
+    Gate("embedding", description="two tables and their gradients"),
+    Gate("layernorm", description="puzzle 22's, which saves what its backward pass needs"),
+    Gate("attention", description="puzzle 23's, with a causal mask"),
+    Gate("gelu", description="the tanh form"),
+    Gate("cross_entropy", description="the loss, where the backward pass starts"),
+    Gate("block", description="right order, residual branches added"),
+    Gate("model", description="every gradient of every parameter"),
+    Gate("clip", description="the norm of all gradients, limited"),
+    Gate("adamw", description="the optimizer, decay apart"),
+    Gate("step", description="a training step, and the next"),
 )
 
 
@@ -157,7 +157,7 @@ NUMPY_RUNG = NumpyRung(
     title="The parts, in NumPy",
     gates=tuple(NUMPY_GATES),
     returns={gate: names for gate, (names, _) in NUMPY_GATES.items()},
-    names={"dtied.dlogits": "grad_logits"},
+    step_names={"dtied.dlogits": "grad_logits"},
 )
 TAPE_RUNG = Rung(
     id="tape",
@@ -166,7 +166,7 @@ TAPE_RUNG = Rung(
     checker=".checker:TapeChecker",
     title="The tape, in PyTorch without autograd",
     # Functions run as they are in the file, so callees must be correct first.
-    needs={
+    dependencies={
         "block": ("layernorm", "attention", "gelu"),
         "model": ("embedding", "block", "layernorm", "cross_entropy"),
         "step": ("model", "clip", "adamw"),
@@ -177,7 +177,7 @@ MOJO_RUNG = MojoRung(
     gates=tuple(gate.id for gate in kernels.GATES),
     title="The parts without a kernel so far, in Mojo",
     sizes=kernels.SIZES,
-    needs={
+    dependencies={
         "adamw_update": ("correction",),
         "grad_norm": ("square_sums",),
         "clip_gradients": ("square_sums", "grad_norm"),
@@ -197,19 +197,19 @@ PUZZLE = Puzzle(
     every_rung=True,
     dims=DIMS,
     dim_names=("B", "T", "C", "V"),
-    cases=cases,
+    list_cases=cases,
     gate_cases=GATE_CASES,
-    derived_sizes=kernels.derive_sizes,
-    inputs=inputs,
-    reference=kernels.reference,
+    compute_derived_sizes=kernels.derive_sizes,
+    make_inputs=inputs,
+    compute_reference=kernels.reference,
     derive=kernels.derive,
     mistakes=kernels.MISTAKES,
-    symptom=kernels.explain_loss_error,
-    propagated=kernels.propagate_rounding,
+    find_symptom=kernels.explain_loss_error,
+    compute_propagated_errors=kernels.propagate_rounding,
     forward=kernels.PRINTED_NAMES,
     backward={name: name for name in kernels.QUANTITIES if name not in kernels.FORWARD},
     variants=kernels.VARIANTS,
-    about_variants=kernels.VARIANT_DESCRIPTIONS,
+    variant_help=kernels.VARIANT_DESCRIPTIONS,
     demos=(
         Demo(
             "compare",

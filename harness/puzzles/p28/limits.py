@@ -44,7 +44,7 @@ def sum_bytes(sites) -> int:
 
 
 def count_matrix_bytes(counts: Counts) -> int:
-    return counts.sizes["rows"] * counts.sizes["hidden"] * counts.element
+    return counts.sizes["rows"] * counts.sizes["hidden"] * counts.itemsize
 
 
 def count_matmul_multiply_adds(counts: Counts) -> int:
@@ -178,7 +178,7 @@ def make_global_load_limit(
 
     def compute_cost(counts: Counts) -> Cost:
         sites = counts.select_launches(step).select_sites("global", tensors, "load")
-        element = 2 if tensors == BF16_OPERANDS else counts.element
+        element = 2 if tensors == BF16_OPERANDS else counts.itemsize
         return divide_bytes(sites, count_matmul_multiply_adds(counts) * element)
 
     counter = f"elements of {' and '.join(tensors)} read per multiply-add"

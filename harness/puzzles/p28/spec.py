@@ -10,7 +10,7 @@ import numpy as np
 from harness.puzzles.formulas import EPS, explain_cancellation
 from harness.puzzles.p28.limits import LIMITS
 from harness.puzzles.p28.mistakes import MISTAKES, derive
-from harness.spec.baseline import compute_worst_baseline, sum_in_order
+from harness.spec.baseline import compute_worst_baseline, sum_sequentially
 from harness.spec.cases import (
     make_cases_function,
     make_covering_cases,
@@ -19,7 +19,7 @@ from harness.spec.cases import (
     make_tiled_axis,
     write_nonfinite,
 )
-from harness.spec.ops import ACCUM, Argument, Call, OpSpec
+from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec
 from harness.spec.puzzle import Arrays, Case, Demo, Dims, Gate, Puzzle, list_gate_ids, map_printed_names
 from harness.spec.rounding import round_to_dtype
 from harness.spec.rungs import MojoRung
@@ -40,7 +40,7 @@ BF16 = "bfloat16"
 
 MATRIX = Argument(("rows", "hidden"))
 VECTOR = Argument(("hidden",))
-STATISTIC = Argument(("rows",), ACCUM)
+STATISTIC = Argument(("rows",), ACCUM_DTYPE)
 RESULT = Argument(("rows", "outputs"))
 LAYERNORM_INPUTS = {"input": MATRIX, "ln_weight": VECTOR, "ln_bias": VECTOR}
 BACKWARD_INPUTS = {"dln": MATRIX, "input": MATRIX, "mean": STATISTIC, "rstd": STATISTIC}
@@ -117,8 +117,8 @@ cases = make_cases_function(
     DIMS, "the chapter's sizes", "means far from 0, gradients that follow x_hat",
     (
         Case("counted", "GPT-2's width; the counters are checked against their limits", COUNTED_DIMS, "hard",
-             in_16_bits=True, counted=True),
-        *(Case(f"counted in {id}", "whole tiles, for tensor cores", TENSOR_CORE_DIMS, "hard", variant=id, counted=True)
+             in_16_bits=True, checks_limits=True),
+        *(Case(f"counted in {id}", "whole tiles, for tensor cores", TENSOR_CORE_DIMS, "hard", variant=id, checks_limits=True)
           for id in ("tensor", "layouts", "epilogue")),
         Case("a row as wide as may be", "uses every register for elements", (3, MAX_HIDDEN, 2), "hard"),
         Case("rows far from 0", "their mean is 30 times their deviation: E[x^2] - mean^2 cancels", (5, 40, 3), "far"),
@@ -184,14 +184,16 @@ def compute_with_pytorch(tensors: dict) -> dict:
     accum = torch.float64 if x.dtype == torch.float64 else torch.float32
     upcast = {name: tensor.to(accum) for name, tensor in tensors.items()}
     gamma, beta, shape = upcast["ln_weight"], upcast["ln_bias"], x.shape[-1:]
-    diff = upcast["input"] - sum_in_order(upcast["input"]) / x.shape[-1]
-    layernorm = diff * torch.rsqrt(sum_in_order(diff * diff) / x.shape[-1] + EPS) * gamma + beta
+    diff = upcast["input"] - sum_sequentially(upcast["input"]) / x.shape[-1]
+    layernorm = diff * torch.rsqrt(sum_sequentially(diff * diff) / x.shape[-1] + EPS) * gamma + beta
     gradients = torch.ops.aten.native_layer_norm_backward(
         upcast["dln"], upcast["input"], list(shape), upcast["mean"][:, None], upcast["rstd"][:, None], gamma, beta,
         [True, True, True],
     )  # fmt: skip
     if x.shape[0] * upcast["linear_weight"].numel() <= MAX_ORDERED_TERMS:
-        product = sum_in_order(upcast["ln_out"][:, None] * upcast["linear_weight"]).squeeze(-1).to(x.dtype)
+        product = (
+            sum_sequentially(upcast["ln_out"][:, None] * upcast["linear_weight"]).squeeze(-1).to(x.dtype)
+        )
     else:  # only in the cases for tensor cores
         product = (upcast["ln_out"] @ upcast["linear_weight"].T).to(x.dtype)
     names = ("grad_input", "grad_ln_weight", "grad_ln_bias")
@@ -240,13 +242,13 @@ PUZZLE = Puzzle(
     rungs=(MojoRung(file="op/fast.mojo", gates=list_gate_ids(GATES)),),
     dims=DIMS,
     dim_names=("rows", "hidden", "outputs"),
-    cases=cases,
-    inputs=inputs,
-    reference=reference,
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
-    symptom=explain_cancellation,
-    terms=terms,
+    find_symptom=explain_cancellation,
+    compute_term_magnitudes=terms,
     forward=map_printed_names(*(f"{step}_out" for step in NUMBERED_STEPS), "output"),
     backward=map_printed_names(
         *("grad_input", "grad_ln_weight", "grad_ln_bias"),
@@ -256,8 +258,8 @@ PUZZLE = Puzzle(
         id: (Call(op, (("step", NUMBERS[id]),) if id in NUMBERED_STEPS else (), id, LAUNCHES[id]),)
         for id, op in OPS.items()
     },
-    about_variants={id: f"only {id}: {DESCRIPTIONS[id]}" for id in OPS},
-    multiply_adds=multiply_adds,
+    variant_help={id: f"only {id}: {DESCRIPTIONS[id]}" for id in OPS},
+    count_multiply_adds=multiply_adds,
     after_costs=".whole_pass:format_lines",
     demos=(
         Demo("bench", "time your steps on a GPU (--bench --help: its flags)", ".bench:main", options=True),

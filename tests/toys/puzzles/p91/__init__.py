@@ -7,8 +7,8 @@ from harness.spec.puzzle import Arrays, Case, Gate, Puzzle
 from harness.spec.rungs import NumpyRung, TorchFunction, TorchRung
 
 GATES = (
-    Gate("cube", quantities=("output",), about="the cube of every element"),
-    Gate("dcube", quantities=("grad_input",), about="the gradient of the input"),
+    Gate("cube", quantities=("output",), description="the cube of every element"),
+    Gate("dcube", quantities=("grad_input",), description="the gradient of the input"),
 )
 STEPS = {
     "output": lambda v: v.input**3,
@@ -18,10 +18,10 @@ MISTAKES = (
     Mistake("three-forgotten", "without the factor 3", {"grad_input": lambda v: v.input**2 * v.grad_output}),
 )
 
-CUBE = TorchFunction("Cube", takes=("input",), returns=("output",))
+CUBE = TorchFunction("Cube", arguments=("input",), returns=("output",))
 DCUBE = TorchFunction(
     "Cube",
-    takes=("input",),
+    arguments=("input",),
     returns=("output",),
     gradients={"input": "grad_input"},
     grad_outputs=("grad_output",),
@@ -73,9 +73,9 @@ PUZZLE = Puzzle(
     ),
     dims=(5,),
     dim_names=("n",),
-    cases=cases,
-    inputs=inputs,
-    reference=reference,
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
     forward={"output": "output"},

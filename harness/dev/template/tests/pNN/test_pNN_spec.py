@@ -6,8 +6,8 @@ from harness.puzzles.pNN.spec import MISTAKES, PUZZLE, derive, reference
 
 
 def test_reference_and_derivation_agree_with_the_formulas():
-    for case in PUZZLE.cases(None):
-        arrays = PUZZLE.inputs(case, "float64", 0)
+    for case in PUZZLE.list_cases(None):
+        arrays = PUZZLE.make_inputs(case, "float64", 0)
         tensors = {name: torch.tensor(array) for name, array in arrays.items()}
         truth, outputs = PUZZLE.compute_exact(arrays), reference(tensors)
         for name, expected in truth.items():
@@ -16,7 +16,7 @@ def test_reference_and_derivation_agree_with_the_formulas():
 
 
 def test_every_mistake_changes_its_quantity():
-    arrays = PUZZLE.inputs(PUZZLE.cases(None)[0], "float64", 0)
+    arrays = PUZZLE.make_inputs(PUZZLE.list_cases(None)[0], "float64", 0)
     for mistake in MISTAKES:
         for name in mistake.changes:
             assert not np.allclose(

@@ -68,9 +68,9 @@ PUZZLE = Puzzle(
     backward={"grad_input": "grad_input"},
     dims=(4, 8),
     dim_names=("rows", "columns"),
-    cases=cases,
-    inputs=inputs,
-    reference=reference,
+    list_cases=cases,
+    make_inputs=inputs,
+    compute_reference=reference,
     derive=derive,
     mistakes=MISTAKES,
 )

@@ -37,6 +37,14 @@ SEEN = 4 * float(np.finfo(np.float32).eps)
 """A relative error above this is more than a float32 kernel may have in sums of a few terms."""
 LARGEST = 2**14
 """Multiply-adds of the largest case that a mistake's formula is tried on."""
+ASKED = {
+    "p19": ("reduce_warp_sum", "reduce_one_thread", "index_offset_first"),
+    "p20": ("dsoftmax_first_block_of_columns", "dsoftmax_probabilities_twice", "dsoftmax_row_sum_forgotten"),
+    "p22": ("dgamma_from_ln_out", "dgamma_first_position_only", "dx_variance_term_dropped"),
+    "p23": ("numpy_mask_exponential", "numpy_mask_as_factor", "dsoftmax_mean"),
+}
+"""Of a page's question: a mistake that the puzzle's first case hides, and two that it shows."""
+QUESTION = "One of these three mistakes gives correct numbers on the puzzle's easiest inputs. Which one?"
 BEST = 10
 """Exhibits that a page shows whole."""
 
@@ -202,10 +210,28 @@ def mark(wrong: Wrong, page: str = "") -> museum_chart.Mark:
 
 
 def chart(puzzle: str) -> str:
-    """Draw the wrong solutions of a puzzle by gate and by the size of their errors."""
-    return museum_chart.figure(
-        {gate: list(map(mark, group)) for gate, group in by_gate(puzzle).items() if group}
+    """Draw the wrong solutions of a puzzle by the size of their errors and by gate; gates without sizes share their rung's row."""
+    rows: dict[str, list[museum_chart.Mark]] = {}
+    for gate, group in by_gate(puzzle).items():
+        for wrong in group:
+            sized = any(errors(other) for other in group)
+            rows.setdefault(gate if sized else wrong.target_rung.id, []).append(mark(wrong))
+    return museum_chart.figure(rows)
+
+
+def question(puzzle: str) -> str:
+    """Ask which of three mistakes easy inputs hide: the first of those in ASKED."""
+    wrong = {each.name: each for each in zoo.load_wrong_kernels(puzzle)}
+    if puzzle not in ASKED:
+        return ""
+    hidden, *others = asked = ASKED[puzzle]
+    at_first = {name: (errors(wrong[name]) or (0.0,))[0] for name in asked}
+    assert at_first[hidden] <= SEEN < min(at_first[name] for name in others), f"{puzzle}: {at_first}"
+    answers = "\n".join(
+        f"<li>{in_html(wrong[name].story)} <span>{'Yes' if name == hidden else 'No'}. {in_html(wrong[name].effect)}</span></li>"
+        for name in sorted(asked)
     )
+    return f'<div class="choice"><p>{QUESTION}</p><ul>\n{answers}\n</ul></div>\n'
 
 
 def all_rooms() -> str:
@@ -300,11 +326,12 @@ def overview() -> str:
 
 def page(puzzle: str) -> str:
     """The museum page of a puzzle below its introduction: the chart, ten exhibits, and the table of all."""
+    every = all_of_them(puzzle)
     exhibits = "\n".join(map(exhibit, best(puzzle)))
     sized = any(mark(wrong).size is not None for wrong in zoo.load_wrong_kernels(puzzle))
     return (
-        f"{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(zoo.load_wrong_kernels(puzzle))} {{#all}}\n\n"
-        f"{EXPLAINED}\n\n{all_of_them(puzzle)}"
+        f"{question(puzzle)}\n{chart(puzzle) if sized else ''}\n## Ten exhibits\n\n{exhibits}\n## All {len(zoo.load_wrong_kernels(puzzle))} {{#all}}\n\n"
+        f"{EXPLAINED}\n\n{every}"
     )
 
 

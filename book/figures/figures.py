@@ -118,14 +118,12 @@ class Steps(Drawing):
     """A drawing whose parts are there at some steps; `words` are one sentence or two for each step.
 
     Args:
-        still: The step that is shown without scripts and on paper: the one that says most.
-        opens: The step that is shown first, where it asks a question; else the last is.
+        still: The step that is shown without scripts and on paper: the one that says most. With scripts the first step is.
     """
 
-    def __init__(self, height: int, label: str, *, still: int, opens: int | None = None):
+    def __init__(self, height: int, label: str, *, still: int):
         super().__init__(height, label)
         self.still = still
-        self.opens = "" if opens is None else f' data-opens="{opens}"'
         self.words: list[str] = []
 
     @contextmanager
@@ -142,7 +140,7 @@ class Steps(Drawing):
         self.words[0] = f"{opening} {self.words[0]}".strip()
         steps = "".join(f"<li>{html.escape(words)}</li>" for words in self.words)
         return (
-            f'<div class="{kind}" data-still="{self.still}"{self.opens}><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'
+            f'<div class="{kind}" data-still="{self.still}"><figure>{self.svg().strip()}<figcaption>{html.escape(caption)}</figcaption></figure>'
             f'<ol class="hero-steps">{steps}</ol></div>\n'
         )
 

@@ -58,7 +58,6 @@ def one_barrier() -> str:
         f"{count} warps store 32 numbers each in a tile and take those of the opposite warp. Without a barrier {wrong} of "
         f"{32 * count} numbers are wrong in this order of the warps, with it none.",
         still=last,
-        opens=1,
     )
     for number, (side, title) in enumerate(zip(sides, ("without a barrier", "with a barrier"), strict=True)):
         left = 58 + 214 * number
@@ -89,8 +88,7 @@ def one_barrier() -> str:
     for tick in range(1, last + 1):
         warp = (tick - 1) // 2
         if tick % 2:
-            question = " Which numbers will it take on the left, and which on the right?" if tick == 1 else ""
-            drawing.words.append(f"On both sides warp {warp} stores its numbers.{question}")
+            drawing.words.append(f"On both sides warp {warp} stores its numbers.")
             continue
         taken = (
             f"Without a barrier warp {warp} reads the elements of warp {others[warp]}"
@@ -429,7 +427,6 @@ def tiles() -> str:
         f"A head of {count} queries and {count} keys in tiles of {TILE} x {TILE}: for each query lse and delta are kept, the weights of one "
         "tile exist at a time, first along the rows for dQ, then down the columns for dK and dV.",
         still=6,
-        opens=0,
     )
     drawing.text(34, 36, "lse")
     drawing.text((left + right) / 2, 18, "keys")
@@ -517,7 +514,6 @@ def reads(width: int = 32, radius: int = 4, tile: int = 16) -> str:
         f"A grid of {width} x {width} cells, walked in tiles of {tile} cells; a cell sees those within {radius} rows and columns. Row by row "
         f"{totals[0]} pairs of tiles are computed, along Hilbert's curve {totals[1]}.",
         still=len(shown) - 1,
-        opens=0,
     )
     for panel, (name, order) in enumerate(named.items()):
         left = 6 + 252 * panel
@@ -611,7 +607,6 @@ def ring() -> str:
         f"Four ranks in a circle, in {last + 1} steps: blocks of keys and values go round once forward and once backward, the "
         "gradients of a block go with it and one transfer further.",
         still=RANKS + 1,
-        opens=1,
     )
     places = [
         (240 - 165 * math.cos(turn), 184 - 126 * math.sin(turn))

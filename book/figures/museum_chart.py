@@ -15,7 +15,7 @@ BIN = 12
 LOW, HIGH = -4, 2
 """The axis, in powers of ten; what is further out stands at its ends."""
 TOP, BOTTOM = 40, 60
-TICKS = {-4: "1e-4", -3: "0.1%", -2: "1%", -1: "10%", 0: "100%", 1: "10×", 2: "more"}
+TICKS = {-4: "10⁻⁴", -3: "10⁻³", -2: "10⁻²", -1: "10⁻¹", 0: "1", 1: "10", 2: "more"}
 TOLERATED = 1e-2
 """A relative tolerance in common use."""
 CHECKS = {
@@ -67,7 +67,7 @@ def label(marks: Sequence[Mark]) -> str:
     small, hidden = sum(size < TOLERATED for size in sized), sum(mark.hidden for mark in marks)
     facts = f"{len(sized)} of {len(marks)} mistakes leave an error that can be measured, here on the hardest inputs of a gate."
     if small:
-        facts += f" {small} of them stay{'s' * (small == 1)} below 1%, in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
+        facts += f" {small} of them stay{'s' * (small == 1)} below 10⁻², in the grey band, where a loose tolerance lets {'it' if small == 1 else 'them'} pass."
     if hidden:
         facts += f" {hidden} {'is' if hidden == 1 else 'are'} correct on the puzzle's easiest inputs, and drawn hollow."
     return facts

@@ -22,7 +22,7 @@ class Lanes(Steps):
     """A drawing in two frames or more, "before" first, in which the lanes at work have the colour of links."""
 
     def __init__(self, height: int, label: str, frames: int = 2):
-        super().__init__(height, label, still=frames - 1, opens=0)
+        super().__init__(height, label, still=frames - 1)
 
     def hero(self, caption: str, opening: str = "", kind: str = "hero lanes") -> str:
         """The box, no wider than its letters need."""

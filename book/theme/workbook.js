@@ -33,14 +33,25 @@
         });
     }
 
+    // A line of code that is too long goes on further to the right than it begins. A span of several lines is opened again in each.
+    function hangLines() {
+        document.querySelectorAll('pre > code:is(.language-mojo, .language-python, .step *)').forEach(function (code) {
+            const open = [];
+            code.innerHTML = code.innerHTML.split('\n').map(function (line) {
+                if (!line) { return ''; }
+                const opened = open.join(''), indent = line.replace(/<[^>]*>/g, '').search(/\S|$/) + 4;
+                (line.match(/<\/?span[^>]*>/g) || []).forEach(function (tag) {
+                    if (tag[1] === '/') { open.pop(); } else { open.push(tag); }
+                });
+                return `<span class="code-line" style="--hang: ${indent}ch">${opened}${line}${'</span>'.repeat(open.length + 1)}`;
+            }).join('\n');
+        });
+    }
+
     // A row of a step's data lights up together with the formula and the lines of code that use its names.
     function linkRowsToCode(step) {
-        const code = step.querySelector('pre code');
-        if (!code) { return; } // a step of numbers alone
-        code.innerHTML = code.innerHTML.split('\n').map(function (line) {
-            return '<span class="code-line">' + line + '</span>';
-        }).join('\n');
-        const lines = Array.from(code.querySelectorAll('.code-line'));
+        const lines = Array.from(step.querySelectorAll('.code-line'));
+        if (!lines.length) { return; } // a step of numbers alone
         const formula = step.querySelector('.math-display');
         step.querySelectorAll('tr[data-names]').forEach(function (row) {
             const names = row.dataset.names.split(' ').map(function (name) { return new RegExp('\\b' + name + '\\b'); });
@@ -99,8 +110,7 @@
         let left = 0;
         window.addEventListener('beforeprint', function () { left = current; go(still); });
         window.addEventListener('afterprint', function () { go(left); });
-        // On the step whose words are a question, else on the whole picture; Start goes to its beginning.
-        go('opens' in place.dataset ? Number(place.dataset.opens) : count - 1);
+        go(0);
     }
 
     function setUpSteppers() {
@@ -129,6 +139,20 @@
                 hero.dataset.step = index;
                 return words[index];
             }, Number(hero.dataset.still));
+        });
+    }
+
+    // Answers to choose from: what is wrong or right with one is shown once it is chosen, and without scripts from the start.
+    function setUpChoices() {
+        document.querySelectorAll('.choice li').forEach(function (item) {
+            const answer = document.createElement('button'), reply = item.lastElementChild;
+            answer.type = 'button';
+            while (item.firstChild !== reply) { answer.append(item.firstChild); }
+            answer.querySelectorAll('a').forEach(function (link) { link.replaceWith(...link.childNodes); });
+            item.prepend(answer);
+            item.setAttribute('aria-live', 'polite');
+            reply.hidden = true;
+            answer.addEventListener('click', function () { reply.hidden = false; });
         });
     }
 
@@ -202,7 +226,7 @@
             function cue() {
                 const hidden = box.scrollWidth - box.clientWidth;
                 box.classList.toggle('more', hidden - box.scrollLeft > 2);
-                if (hidden > 2 || box.scrollHeight > box.clientHeight + 2) { box.tabIndex = 0; } else { box.removeAttribute('tabindex'); }
+                if (hidden > 2) { box.tabIndex = 0; } else { box.removeAttribute('tabindex'); }
             }
             box.addEventListener('scroll', cue, { passive: true });
             new ResizeObserver(cue).observe(box);
@@ -210,6 +234,8 @@
     }
 
     highlightMojo();
+    hangLines();
+    setUpChoices();
     setUpMarks();
     setUpExhibits();
     enlargeFigures();

@@ -128,14 +128,47 @@ def test_stepper_shows_the_five_phases(browser, site):
 
 @pytest.mark.parametrize(
     ("page", "status"),
-    [("puzzle_19/puzzle_19", "2 of 9."), ("puzzle_23/flash_attention", "1 of 5."), ("puzzle_24/puzzle_24", "1 of 16."),
-     ("puzzle_25/puzzle_25", "2 of 9.")],
+    [("puzzle_19/puzzle_19", "1 of 9."), ("puzzle_20/puzzle_20", "1 of 11."), ("puzzle_22/puzzle_22", "1 of 5."),
+     ("puzzle_23/puzzle_23", "1 of 7."), ("puzzle_23/flash_attention", "1 of 5."), ("puzzle_24/puzzle_24", "1 of 16."),
+     ("puzzle_25/puzzle_25", "1 of 9.")],
 )  # fmt: skip
-def test_stepper_with_a_question_opens_on_it(browser, site, page, status):
+def test_stepper_opens_on_its_first_step(browser, site, page, status):
     browser.open(site / f"{page}.html")
     assert browser.run("document.querySelector('.stepper-controls [role=status]').textContent").startswith(
         status
     )
+
+
+def test_choice_shows_its_reply_and_no_other(browser, site):
+    browser.open(site / "puzzle_19" / "puzzle_19.html")
+    shown = "[...document.querySelectorAll('.choice li span')].map(reply => !reply.hidden)"
+    assert browser.run(shown) == [False, False, False]
+    browser.run("document.querySelectorAll('.choice button')[2].click()")
+    assert browser.run(shown) == [False, False, True]
+    assert browser.run("document.querySelectorAll('.choice li')[2].innerText").split("Yes.")[0].strip() == (
+        "Whatever these elements contained before"
+    )
+    assert browser.errors == []
+
+
+def test_long_line_of_code_hangs_and_keeps_its_text(browser, site):
+    source = BOOK / "examples" / "mirrored_row.mojo"
+    kernel = source.read_text().split("# ANCHOR: kernel\n")[1].split("# ANCHOR_END")[0]
+    browser.resize(PHONE)
+    browser.open(site / "puzzle_19" / "puzzle_19.html")
+    code = "document.querySelector('code.language-mojo')"
+    assert (
+        browser.run(f"{code}.textContent").strip()
+        == browser.run(f"{code}.innerText").strip()
+        == kernel.strip()
+    )
+    assert browser.run(f"{code}.scrollWidth <= {code}.clientWidth")
+    line = f"[...{code}.querySelectorAll('.code-line')].find(line => line.getClientRects()[0].height > 30)"
+    starts = browser.run(
+        f"(() => {{ const range = document.createRange(); range.selectNodeContents({line});"
+        "return [...range.getClientRects()].map(r => r.left); })()"
+    )
+    assert max(starts) > starts[0], "the rest of the line begins further to the right"
 
 
 def test_keys_step_a_drawing_without_turning_the_page(browser, site):

@@ -38,3 +38,11 @@ def test_layers_example_matches_pytorch():
     reference.load_state_dict(model.state_dict())
     x = torch.randn(3, 5, 64)
     torch.testing.assert_close(model(x), reference(x))
+
+
+def test_relu_example_is_an_operator():
+    relu = runpy.run_path(str(CHECKOUT / "book" / "examples" / "relu_operator.py"))["relu"]
+    torch.library.opcheck(relu, (torch.randn(3, 5, requires_grad=True),))
+    x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(relu(x), torch.relu(x))
+    torch.autograd.gradcheck(relu, x)

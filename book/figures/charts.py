@@ -4,22 +4,25 @@ import html
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from book.figures.figures import two_digits
 
-WIDTH, SIZE = 480, 13  # pixels of a chart, and of its letters: a phone shows it a little smaller
+WIDTH, SIZE, SMALL = 480, 13, 12.4  # pixels of a chart, and of its letters: a phone shows three quarters
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 OURS, OTHERS = 0.75, 0.3
 """Shades of bars: of the workbook's own, and of the others."""
 mpl.rcParams.update({
-    "font.size": SIZE, "axes.titlesize": SIZE, "xtick.labelsize": SIZE - 1, "ytick.labelsize": SIZE - 1,
-    "legend.fontsize": SIZE - 1, "legend.frameon": False, "svg.fonttype": "none", "axes.spines.top": False,
+    "font.size": SIZE, "axes.titlesize": SIZE, "xtick.labelsize": SMALL, "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL, "legend.frameon": False, "svg.fonttype": "none", "axes.spines.top": False,
     "axes.spines.right": False, "grid.color": "k", "grid.alpha": 0.2, "lines.linewidth": 1.6, "figure.dpi": 72,
 })  # fmt: skip
 Point = tuple[float, float]
@@ -47,10 +50,12 @@ class Axis(NamedTuple):
     ticks: Mapping[float, str] | None = None
 
 
-def drawing(height: float, rows: int = 1, width: float = WIDTH) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure of so many pixels and its axes, one below the other."""
+def drawing(
+    height: float, rows: int = 1, width: float = WIDTH, sizes: Sequence[float] | None = None
+) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure of so many pixels and its axes, one below the other, with heights like `sizes`."""
     figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
-    return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+    return figure, list(figure.subplots(rows, 1, squeeze=False, height_ratios=sizes)[:, 0])
 
 
 def svg(figure: Figure, label: str) -> str:
@@ -80,6 +85,15 @@ def svg(figure: Figure, label: str) -> str:
     )
 
 
+def number(side: XAxis | YAxis, value: float, _: int) -> str:
+    """A number at a logarithmic axis: a power of ten where the axis has very small or very large numbers."""
+    low, high = sorted(side.get_view_interval())
+    if low > 1e-3 and high < 1e5:
+        return f"{value:g}"
+    power = round(np.log10(value))
+    return f"{value:g}" if power in (0, 1) else "10" + str(power).translate(RAISED)
+
+
 def set_axis(axes: Axes, which: str, axis: Axis) -> None:
     """Give the axis "x" or "y" its name, scale, ends and ticks."""
     axes.set(**{f"{which}label": axis.name})
@@ -93,9 +107,7 @@ def set_axis(axes: Axes, which: str, axis: Axis) -> None:
         side.set_major_formatter(FuncFormatter(lambda value, _: (axis.ticks or {}).get(value, "")))
         side.set_minor_locator(NullLocator())
     elif axis.log:
-        side.set_major_formatter(
-            FuncFormatter(lambda value, _: f"{value:g}".replace("e-0", "e-").replace("e+", "e"))
-        )
+        side.set_major_formatter(FuncFormatter(partial(number, side)))
         side.set_minor_formatter(FuncFormatter(lambda *_: ""))
 
 
@@ -120,7 +132,7 @@ def plot(
             alpha=each.shade, markerfacecolor="none" if each.hollow else "k", label=each.name or "_",
         )  # fmt: skip
     for (at, up), words in notes:
-        axes.annotate(words, (at, up), (6, 4), textcoords="offset points", fontsize=SIZE - 1)
+        axes.annotate(words, (at, up), (6, 4), textcoords="offset points", fontsize=SMALL)
     set_axis(axes, "x", x)
     set_axis(axes, "y", y)
     axes.grid(True)
@@ -152,7 +164,7 @@ def bars(
         for name, length, words, ours in group:
             axes.barh(y, length, 0.75, color="k", alpha=OURS if ours else OTHERS)
             end = max(length, level or 0)
-            axes.annotate(words, (end, y), (4, 0), textcoords="offset points", va="center", fontsize=SIZE - 1)
+            axes.annotate(words, (end, y), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
             names[y] = name
             y += 1
     axes.set_yticks(list(names), list(names.values()))
@@ -172,18 +184,23 @@ def rows_of_bars(
     label: str, rows: Mapping[str, Vector], chosen: Iterable[int] = (), height: float = 110
 ) -> str:
     """Draw vectors as upright bars with their numbers, one below the other; `chosen` bars are darker."""
-    figure, places = drawing(height * len(rows), len(rows))
     most = max(float(np.abs(values).max()) for values in map(np.asarray, rows.values()))
-    for axes, (name, values) in zip(places, rows.items(), strict=True):
+    ends = [[min(*values, 0), max(*values, 0)] for values in rows.values()]
+    limits = [
+        [end + np.sign(end) * most * 50 / height for end in each] for each in ends
+    ]  # with room for the numbers
+    figure, places = drawing(height * len(rows), len(rows), sizes=[high - low for low, high in limits])
+    figure.set_layout_engine("constrained", h_pad=0.12)
+    for axes, (name, values), limit in zip(places, rows.items(), limits, strict=True):
         axes.set_title(name, loc="left")
         for at, value in enumerate(values):
             axes.bar(at, value, 0.7, color="k", alpha=OURS if at in chosen else 0.35)
             axes.annotate(
                 two_digits(value), (at, value), (0, 3 if value >= 0 else -4), ha="center",
-                textcoords="offset points", va="bottom" if value >= 0 else "top", fontsize=SIZE - 2,
+                textcoords="offset points", va="bottom" if value >= 0 else "top", fontsize=SMALL,
             )  # fmt: skip
         axes.axhline(0, color="k", linewidth=0.8)
-        axes.set_ylim(-1.45 * most * (min(values) < 0), 1.45 * most * (max(values) > 0))
+        axes.set_ylim(*limit)
         axes.set_axis_off()
     return svg(figure, label)
 

@@ -49,7 +49,7 @@ def rms_moves(which: int = 2) -> str:
     x = np.array(player_start()["x"])
     unshifted = lambda rows: rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-5)  # noqa: E731
     rows = {
-        "x / 4": x / 4,
+        "x, drawn at a quarter of its size": x / 4,
         "how fast x̂ changes: LayerNorm": slopes(x_hat, x)[:, which],
         "how fast x̂ changes: RMSNorm": slopes(unshifted, x)[:, which],
     }
@@ -89,7 +89,8 @@ def softmax_row() -> str:
 def wrong_dq() -> str:
     """The gradient of a query by the hunt's first bug and by the mended code, as recorded."""
     found = re.findall(r"^(given|mended) +(.+)$", outputs.load("hunt_dq").text, re.M)
-    rows = {name: np.array([float(element) for element in elements.split()]) for name, elements in found}
+    names = {"given": "row 0 of dq, by the code as it is given", "mended": "row 0 of dq, corrected"}
+    rows = {names[way]: np.array([float(element) for element in elements.split()]) for way, elements in found}
     return rows_of_bars(
         f"A row of a gradient. {said(rows)}. Signs and proportions agree, and the size does not.", rows
     )
@@ -119,15 +120,6 @@ def share_bars(label: str, shares: dict[str, tuple[float, str]]) -> str:
     )
 
 
-def checks_see() -> str:
-    """How many of the wrong backward passes each common check sees, as recorded."""
-    found = re.findall(r"^(.+): sees (\d+) of (\d+)$", outputs.load("hunt_matrix").text, re.M)
-    return share_bars(
-        "Wrong backward passes that a check sees",
-        {name: (int(caught) / int(of), f"{caught} of {of}") for name, caught, of in found},
-    )
-
-
 def times(x: np.ndarray, number: float) -> np.ndarray:
     """A float16 tensor times a number."""
     return (x.astype(np.float32) * np.float32(number)).astype(np.float16)
@@ -154,6 +146,20 @@ def folds() -> str:
     )
 
 
+def relu_ways() -> str:
+    """Bits that puzzle 20's four ReLUs keep for an element in float32; the output is another layer's too."""
+    bits = {"the input": 32, "the output": 32, "a bool": 8, "a bit": 1}
+    return bars(
+        f"Bits kept for each element: {', '.join(f'{name} {size}' for name, size in bits.items())}.",
+        {
+            "": [
+                (name, size, f"{size} bits" if size > 1 else "1 bit", name != "the output")
+                for name, size in bits.items()
+            ]
+        },
+    )
+
+
 def kept_by_way() -> str:
     """Bytes kept for the backward pass by PyTorch's functions, compiled ones and custom ones, as recorded."""
     kept: dict[str, dict[str, float]] = {}
@@ -165,6 +171,7 @@ def kept_by_way() -> str:
     groups = {
         name: [(way, size, f"{size:.2f} MB", way == "custom") for way, size in ways.items()]
         for name, ways in kept.items()
+        if name != "attention"  # a later puzzle's
     }
     told = "; ".join(
         f"{name} {', '.join(f'{way} {size:g}' for way, size in ways.items())}" for name, ways in kept.items()
@@ -336,7 +343,7 @@ def wrong_losses() -> str:
 
 
 FILES = svgs(
-    one_moves_all, rms_moves, gradient_parts, softmax_row, wrong_dq, merging, checks_see, folds, kept_by_way, balance,
+    one_moves_all, rms_moves, gradient_parts, softmax_row, wrong_dq, merging, relu_ways, folds, kept_by_way, balance,
     tape_height, differences, cancellation, saving_less, one_is_wrong, wrong_losses,
 ) | {
     "descent_loss.svg": lambda: descent(1, "loss"),

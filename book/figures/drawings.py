@@ -82,10 +82,12 @@ def through_memory() -> str:
         )
         + f". Fused: one launch, nothing in between. At least {bytes_moved['unfused']:.0f} MB are moved, and {bytes_moved['fused']:.0f}.",
     )
+    top, line = 32, 58
     drawing.text(75, 18, "launches")
     drawing.text(245, 18, "memory")
-    drawing.text(415, 18, "fused")
-    top, line = 32, 58
+    drawing.text(409, 18, "fused")
+    for y, words in ((54, "reads"), (216, "writes")):
+        drawing.text(418, top + y, words, anchor="start")
     for number, step in enumerate(launches):
         drawing.labelled(5, top + line * number, 140, 34, step.name, code=True)
     for number, (start, end, names) in enumerate(between):
@@ -94,7 +96,15 @@ def through_memory() -> str:
         drawing.labelled(185, y, 125, 30, ", ".join(map(sign, names)), shade=0.35)
         drawing.arrow(146, top + 22 + line * start, 184, y + 10)
         drawing.arrow(184, y + 22, 146, top + 8 + 8 * earlier + line * end, faint=True)
-    drawing.labelled(360, top, 112, line * 4 + 34, "one launch,", "one thread", "for a row")
+    fused = ledger.LAUNCHES["forward", "fused"][0]
+    for y, height, words, shade in (
+        (top, 34, (", ".join(map(sign, fused.reads)),), 0.35),
+        (top + 70, 126, ("one launch,", "one thread", "for a row"), 0.06),
+        (top + 232, 34, (", ".join(map(sign, fused.writes)),), 0.35),
+    ):
+        drawing.labelled(342, y, 134, height, *words, shade=shade)
+        if y > top:
+            drawing.arrow(409, y - 34, 409, y - 2)
     y = top + line * 5 + 6
     drawing.text(145, y, f"moves {bytes_moved['unfused']:.0f} MB at least")
     drawing.text(410, y, f"{bytes_moved['fused']:.0f} MB at least")
@@ -415,26 +425,114 @@ def softmax_jacobians() -> str:
 
 def five_products() -> str:
     """The products of attention, forward and backward, to scale; a factor that is read transposed is shaded."""
-    sides = {"S": 54, "T": 78, "d": 32}
+    sides = {"S": 52, "T": 72, "d": 38}
     shapes = {"P": "ST", "dP": "ST", "dS": "ST", "V": "Td", "K": "Td", "dV": "Td", "dK": "Td"}
     products = (
-        (14, 20, "O = P V"), (14, 130, "dV = Pᵀ dO"), (228, 130, "dP = dO Vᵀ"),
-        (14, 240, "dQ = dS K"), (268, 240, "dK = dSᵀ Q"),
+        (10, 8, "O = P V"), (268, 8, "dK = dSᵀ Q"), (10, 100, "dV = Pᵀ dO"), (224, 100, "dP = dO Vᵀ"), (10, 192, "dQ = dS K"),
     )  # fmt: skip
     drawing = Drawing(
-        330, "; ".join(words for *_, words in products) + ": each product with the sides of its matrices."
+        268, "; ".join(words for *_, words in products) + ": each product with the sides of its matrices."
     )
     for x, y, words in products:
         for name in words.split():
             if name == "=":
-                drawing.text(x - 28, y + 30, "=")
+                drawing.text(x - 20, y + 30, "=")
                 continue
             rows, columns = shapes.get(name.removesuffix("ᵀ"), "Sd")[:: -1 if name.endswith("ᵀ") else 1]
-            drawing.text(x + sides[columns] / 2, y - 3, columns, size=11)
-            drawing.text(x - 6, y + sides[rows] / 2 + 4, rows, size=11)
             shade = LEGIBLE if name.endswith("ᵀ") else 0.04
-            drawing.labelled(x, y, sides[columns], sides[rows], name, shade=shade)
+            drawing.labelled(
+                x, y, sides[columns], sides[rows], name, f"{rows} × {columns}", shade=shade, size=12
+            )
             x += sides[columns] + (40 if name == words.split()[0] else 22)
+    return drawing.svg()
+
+
+def delta_twice() -> str:
+    """A row of dP times P, and of dO times O: the two ways to one sum, to scale for sixteen times as many keys as elements of a head."""
+    drawing = Drawing(
+        206,
+        "A row sum over T keys from two matrices of S by T, and the same number over d elements from two matrices of S by d.",
+    )
+    for y, names, columns, width, right in (
+        (26, ("dP", "P"), "T", 176, 204),
+        (120, ("dO", "O"), "d", 11, 94),
+    ):
+        for x, name in zip((4, right), names, strict=True):
+            drawing.box(x, y, width, 60, shade=0.06)
+            drawing.box(x, y + 24, width, 8, shade=0.6, thick=0)
+            drawing.text(x, y - 8, f"{name}: S × {columns}", anchor="start")
+        drawing.text((4 + width + right) / 2, y + 33, "⊙")
+        drawing.arrow(right + width + 4, y + 28, 396, 104)
+    drawing.labelled(398, 87, 80, 34, "D of a row", shade=LEGIBLE)
+    return drawing.svg()
+
+
+def three_paths() -> str:
+    """The ways by which an x of a row reaches the x̂ of the row."""
+    drawing = Drawing(
+        168, "An x reaches its own x̂ directly, and every x̂ through the mean and through the variance."
+    )
+    places = {"x": (6, 64), "mean μ": (200, 4), "variance σ²": (110, 126), "rstd": (270, 126), "x̂": (396, 64)}
+    for name, (x, y) in places.items():
+        drawing.labelled(x, y, 78 if len(name) < 8 else 100, 36, name)
+    drawing.arrow(86, 82, 394, 82)
+    drawing.text(239, 76, "only its own x̂")
+    for x0, y0, x1, y1 in (
+        (70, 62, 198, 22),
+        (280, 22, 410, 62),
+        (60, 102, 108, 140),
+        (212, 144, 268, 144),
+        (350, 144, 420, 102),
+    ):
+        drawing.arrow(x0, y0, x1, y1)
+    drawing.text(370, 34, "every x̂", anchor="start")
+    drawing.text(400, 134, "every x̂", anchor="start")
+    return drawing.svg()
+
+
+def blocks_add() -> str:
+    """Blocks of the fused backward kernel: each stores its own row of dx, all add to the same sums."""
+    drawing = Drawing(
+        214,
+        "Four blocks. Each stores a row of dx of its own; all four add to the same dW, db, dγ and dβ by atomics.",
+    )
+    for number in range(4):
+        y = 30 + 46 * number
+        drawing.labelled(170, y, 140, 36, f"block ({number // 2}, {number % 2})", shade=0.06)
+        drawing.labelled(6, y, 110, 36, f"row {number} of dx", shade=0.2)
+        drawing.arrow(168, y + 18, 118, y + 18)
+        drawing.arrow(312, y + 18, 372, 106)
+    drawing.labelled(374, 60, 102, 92, "dW", "db", "dγ", "dβ", shade=LEGIBLE)
+    drawing.text(240, 18, "one thread for each row")
+    drawing.text(61, 18, "stores")
+    drawing.text(425, 48, "atomic_add")
+    return drawing.svg()
+
+
+def gpt() -> str:
+    """A GPT as a stream with two branches for each block."""
+    drawing = Drawing(
+        196,
+        "The stream goes from the embedding through three blocks to a LayerNorm and the head. In a block two branches leave the stream and "
+        "are added to it again: LayerNorm and attention, then LayerNorm, Linear, GELU and Linear.",
+    )
+    y = 150
+    drawing.box(92, 26, 292, 152, shade=0.05)
+    drawing.text(238, 18, "a block, repeated")
+    drawing.labelled(6, y - 18, 78, 36, "embedding")
+    drawing.labelled(392, y - 26, 84, 52, "LayerNorm,", "head")
+    for x, parts in ((104, ("attention", "LayerNorm")), (246, ("Linear", "GELU", "Linear", "LayerNorm"))):
+        for number, name in enumerate(reversed(parts)):
+            drawing.labelled(x, 110 - 25 * number, 84, 22, name, size=12)
+        last = 110 - 25 * (len(parts) - 1)
+        drawing.arrow(x + 42, y, x + 42, 134)
+        drawing.segment(x + 86, last + 11, x + 116, last + 11)
+        drawing.arrow(x + 116, last + 11, x + 116, y - 9)
+        drawing.box(x + 108, y - 8, 16, 16, radius=8)
+        drawing.text(x + 116, y + 5, "+")
+    for x0, x1 in ((84, 212), (228, 354), (370, 392)):
+        drawing.segment(x0, y, x1, y, thick=3)
+    drawing.text(238, 192, "the residual stream")
     return drawing.svg()
 
 
@@ -522,10 +620,7 @@ def tape() -> str:
     top, bottom = 34, 24 + ROW * len(PARTS)
     drawing.arrow(45, bottom, 45, top)
     drawing.arrow(465, top, 465, bottom)
-    for which in ((first, 5), (6, last)):
-        low, high = (40 + ROW * i for i in which)
-        drawing.segment(14, low - 4, 14, high + 16, thick=2)
-    drawing.text(240, height - 6, "shaded: a block; thick lines: the stream beside its two branches")
+    drawing.text(240, height - 6, "shaded: a block")
     return drawing.svg()
 
 
@@ -609,7 +704,7 @@ def lost_addition() -> str:
 
 FILES = svgs(
     two_halves, through_memory, backward_flow, normalisations, block_orders, glossary, two_stage, two_passes,
-    fast_block, backend_path, softmax_jacobians, five_products, token_rows, callers, lost_addition,
+    fast_block, backend_path, softmax_jacobians, five_products, delta_twice, three_paths, blocks_add, gpt, token_rows, callers, lost_addition,
 ) | {
     "ramp_map.svg": map_picture, "ramp_index.svg": index_picture, "ramp_reduce.svg": reduce_picture,
     "ramp_stages.svg": stages_picture, "tape_of_gpt.svg": tape,

@@ -90,7 +90,8 @@ def ballot(past: int = 5) -> str:
     drawing.segment(left, 188, left + cell * len(x), 188)
     drawing.text(left + 6, 18, "lane 0")
     drawing.text(left + cell * (word - 1) + 6, 18, f"{word - 1}")
-    drawing.text(left + cell * (word - past / 2), 66, "past the end", anchor="end")
+    for y, words in ((160, "past"), (176, "the end")):
+        drawing.text(left + cell * (word - past / 2), y, words)
     drawing.text(left, 216, f"mask = {value:#010x}, one word for {word} elements", anchor="start")
     return drawing.svg()
 

@@ -1,6 +1,7 @@
 """Charts and tables of training steps and of a model's head: the records `gpt2_step`, `step_by_hand`,
 `cross_entropy` and `training_by_hand`."""
 
+import html
 import math
 import re
 from functools import partial
@@ -11,20 +12,40 @@ from book.measure import record
 from book.measure.record import Rows
 
 
-def samples_list() -> str:
-    """List steps of that run with their losses and what the model wrote, a dot for bytes that are not printable.
+def samples() -> dict[str, tuple[float, str]]:
+    """Step of that run -> its loss and what the model wrote, a dot for bytes that are not printable."""
+    return {
+        row["step"]: (
+            float(row["loss"]),
+            re.sub(r"(\\x[0-9a-f]{2}|[^ -~])+", "·", row["wrote"]).replace("`", "'"),
+        )
+        for row in record.rows("training_by_hand")
+        if row["wrote"]
+    }
 
-    It is no table, which would not let code wrap.
-    """
-    lines = []
-    for row in record.rows("training_by_hand"):
-        if row["wrote"]:
-            wrote = re.sub(r"(\\x[0-9a-f]{2}|[^ -~])+", "·", row["wrote"]).replace("`", "'")
-            many = "s" * (row["step"] != "1")
-            lines.append(
-                f"- after {row['step']} step{many}, at a loss of {float(row['loss']):.2f}: `{wrote}`\n"
-            )
-    return "".join(lines)
+
+def samples_list() -> str:
+    """List the samples with their steps and losses. It is no table, which would not let code wrap."""
+    return "".join(
+        f"- after {step} step{'s' * (step != '1')}, at a loss of {loss:.2f}: `{wrote}`\n"
+        for step, (loss, wrote) in samples().items()
+    )
+
+
+def samples_choice() -> str:
+    """Ask which of three samples was written first."""
+    replies = {
+        "300": "No. It has whole short words; here the loss is",
+        "30": "Yes. The model knows how often each letter occurs, and a little about which letter follows which. The loss is",
+        "600": "No. It has syllables, short words and bits of formula notation; this is the last step, and the loss is",
+    }
+    written = samples()
+    answers = "".join(
+        f"<li><code>{html.escape(written[step][1][:96]).replace('$', '&#36;')}</code> <span>{reply} {written[step][0]:.2f}.</span></li>\n"
+        for step, reply in replies.items()
+    )
+    question = "The model wrote one of these samples after 30 of its 600 steps, the others later. Which one?"
+    return f'<div class="choice"><p>{question}</p><ul>\n{answers}</ul></div>\n'
 
 
 def loss_by_hand() -> str:
@@ -38,7 +59,10 @@ def loss_by_hand() -> str:
         Axis("step", log=False),
         Axis("loss", False, (0, 1.15 * max(*curve, nothing))),
         level=nothing,
-        notes=[((len(curve) / 2, nothing), f"untrained: log 256 = {nothing:.3f}")],
+        notes=[
+            ((len(curve) / 2, nothing), f"untrained: log 256 = {nothing:.3f}"),
+            ((16, 4.4), "step 15"),
+        ],
     )
 
 
@@ -118,21 +142,26 @@ def model_table() -> str:
 
 def step_table() -> str:
     """GPT-2's step by hand: the whole beside PyTorch's, then its kinds of kernels with their floors."""
+    names = {"torch.compile": "`torch.compile`", "autograd": "eager PyTorch"}
+    steps = {row["what"]: row for row in record.rows("step_by_hand")}
+    if float(steps["LayerNorm"]["median_us"]) == 0:  # the record counts its kernels among the rest
+        del steps["LayerNorm"]
+        names["PyTorch's sums, additions and copies"] = "LayerNorm, and PyTorch's sums, additions and copies"
     milliseconds = lambda us: f"{float(us) / 1e3:.{2 + (float(us) < 100)}f} ms" if us else ""  # noqa: E731
     rows = [
         [
-            row["what"] if row["what"] != "torch.compile" else "`torch.compile`",
+            names.get(row["what"], row["what"]),
             milliseconds(row["median_us"]),
             milliseconds(row["floor_us"]),
             f"{int(row['peak_bytes']) / 2**30:.2f} GiB" if row["peak_bytes"] else "",
         ]
-        for row in record.rows("step_by_hand")
+        for row in steps.values()
     ]
     return table(["a step, or a kind of kernel of the step by hand", "time", "floor", "peak"], rows, "lrrr")
 
 
 FILES = {
-    "loss_by_hand.svg": loss_by_hand, "samples_by_hand.md": samples_list, "by_hand_beside.svg": by_hand_beside,
+    "loss_by_hand.svg": loss_by_hand, "samples_by_hand.md": samples_list, "samples_choice.html": samples_choice, "by_hand_beside.svg": by_hand_beside,
     "swap_gains.svg": swap_gains, "cross_entropy.svg": cross_entropy_chart,
     "gpt2_compile.md": model_table, "step_by_hand.md": step_table,
 }  # fmt: skip

@@ -34,7 +34,7 @@ CANDIDATES: dict[str, Callable[[State], ManualTrainer | AutogradTrainer]] = {
 KINDS = {
     "products": ("nvjet", "gemm", "splitK"),
     "attention": ("attention_",),
-    "LayerNorm": ("layernorm_linear_",),
+    "LayerNorm": ("layernorm_", "ln_", "column_partials", "finish_sums"),
     "GELU": ("step_gelu",),
     "cross-entropy": ("cross_entropy_",),
     "AdamW and the norm": ("adamw", "square_sums"),

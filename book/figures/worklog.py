@@ -205,30 +205,29 @@ def shuffles() -> str:
 
 
 def dx() -> str:
-    """x and dln read twice; then once, into two grids of registers."""
-    drawing = Lanes(292, "x and dln read twice, then once.")
-    users = ((120, "c1, c2"), (360, "dx"))
-    for x, name in ((120, "a row of x"), (360, "the row of dln")):
-        drawing.labelled(x - 108, 8, 216, 28, name, shade=0.1)
+    """x, dln and gamma read twice; then once, into three grids of registers."""
+    drawing = Lanes(292, "x, dln and gamma read twice, then once.")
+    rows_, users = ((84, "a row of x"), (240, "of dln"), (396, "gamma")), ((160, "c1, c2"), (320, "dx"))
+    for x, name in rows_:
+        drawing.labelled(x - 70, 8, 140, 28, name, shade=0.1)
     for x, name in users:
         drawing.labelled(x - 60, 218, 120, 30, name)
-    with drawing.during(0):
-        for x in (120, 360):
-            for other, _ in users:
-                drawing.arrow(x, 36, other + (12 if x > 200 else -12), 218)
-    with drawing.during(1):
-        for x, name in ((120, "x, kept"), (360, "dln, kept")):
+    for x, name in rows_:
+        with drawing.during(0):
+            for user, _ in users:
+                drawing.arrow(x, 36, user + (x - 240) / 8, 218)
+        with drawing.during(1):
             drawing.arrow(x, 36, x, 60)
-            drawing.fill(x - 104, 62, 6.5, 3.2, np.ndindex(WIDTH // LANES, LANES), 0.45)
-            drawing.grid(x - 104, 62, LANES, KEPT, 6.5, 3.2)
-            drawing.text(x, 180, name, size=14)
-            for other, _ in users:
-                drawing.arrow(x, 188, other + (12 if x > 200 else -12), 218, faint=True)
+            drawing.fill(x - 64, 62, 4, 3.2, np.ndindex(WIDTH // LANES, LANES), 0.45)
+            drawing.grid(x - 64, 62, LANES, KEPT, 4, 3.2)
+            drawing.text(x, 164, f"{name.split()[-1]}, kept", size=14)
+            for user, _ in users:
+                drawing.arrow(x, 172, user + (x - 240) / 8, 218, faint=True)
     drawing.frames(
-        120, 282,
-        ("Before: the sums c1 and c2 read both rows, and dx, which needs the sums, reads them again.",
+        240, 282,
+        ("Before: the sums c1 and c2 read all three, and dx, which needs the sums, reads them again.",
          "2 readings of x, dln and gamma"),
-        ("After: a lane keeps its part of both rows. The sums come by shuffles, and dx from registers.",
+        ("After: a lane keeps its part of all three. The sums come by shuffles, and dx from registers.",
          "1 reading of each"),
     )  # fmt: skip
     return drawing.hero("dx cannot begin before the last element of the row has gone into both sums.")

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 
 from book.figures.bench_results import time_text
-from book.figures.charts import bars
 from book.figures.figures import Drawing
 from book.figures.markdown_table import table
 from book.figures.worklog import FILES as PICTURES
@@ -85,6 +84,17 @@ def times(ratio: float) -> str:
     return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}"
 
 
+SHARED_PEAK, TENSOR_PEAK = 132 * 128 * 1_980, 989e6
+"""What an H200 can do in a microsecond: bytes that its multiprocessors read from shared memory, operations of its tensor cores."""
+SHARED_BYTES = {"tiled": 8, "registers": 2}
+"""Bytes of shared memory that a multiply-add reads in the machine code."""
+PRODUCTS = {
+    "tensor": (1, "forward product"),
+    "layouts": (2, "two backward products"),
+    "epilogue": (2, "products y and dW"),
+}
+"""How many products a step's kernels compute on tensor cores, and which."""
+
 SAME = "no change in time"
 
 
@@ -136,8 +146,24 @@ def step_lines(step: str) -> list[list[str]]:
     if forms[0]["of_memory"]:
         body.append(["share of memory's peak", *(f"{float(form['of_memory']):.0%}" for form in forms)])
     else:
-        body.append(["times PyTorch's bare products", *(times(float(form["of_products"])) for form in forms)])
+        products = PRODUCTS.get(step, (1, "forward product"))[1]
+        body.append([f"times PyTorch's {products}", *(times(float(form["of_products"])) for form in forms)])
+    if step in SHARED_BYTES or step in PRODUCTS:
+        body.append(share_of_peak(step, forms))
+    if number in range(2, 6):  # both passes take as long as before
+        return body
     return [*body, [f"time of both passes after {done}", *map(time_text, passes()[number - 1 : number + 1])]]
+
+
+def share_of_peak(step: str, forms: list[record.Row]) -> list[str]:
+    """The line of a table that compares with the rate of shared memory or of the tensor cores; empty where a form does not use it."""
+    multiply_adds = math.prod(int(forms[0][side]) for side in ("rows", "hidden", "outputs"))
+    if step in SHARED_BYTES:
+        name, least = "shared memory's", SHARED_BYTES[step] * multiply_adds / SHARED_PEAK
+    else:
+        name, least = "the tensor cores'", PRODUCTS[step][0] * 2 * multiply_adds / TENSOR_PEAK
+    shares = [f"{least / float(form['median_us']):.0%}" for form in forms]
+    return [f"share of {name} peak", "" if step in ("tiled", "tensor") else shares[0], shares[1]]
 
 
 def key() -> str:
@@ -164,20 +190,6 @@ def all_steps() -> str:
     return table(["step", "kernel before", "after", "both passes", "times bare"], body, "lrrrr")
 
 
-def row_kernels() -> str:
-    """The row kernels' times, each before and after its step."""
-    groups, spoken = {}, []
-    for number, step in enumerate(STEPS[:6], 1):
-        before, after = (median(form, step) for form in ("first", "solution"))
-        name = f"{number}. {NAMES[step]}"
-        groups[name] = [
-            ("before", before, time_text(before), False),
-            ("after", after, time_text(after), True),
-        ]
-        spoken.append(f"{name} {time_text(before)}, then {time_text(after)}")
-    return bars("The row kernels before and after their steps: " + "; ".join(spoken), groups, "microseconds")
-
-
 LEFT, RIGHT, TOP, BOTTOM = 58, 470, 20, 262
 """The frame of the climb."""
 
@@ -189,10 +201,29 @@ def place(number: float, time: float) -> tuple[float, float]:
     return x, BOTTOM - (BOTTOM - TOP) * math.log(time / low) / math.log(high / low)
 
 
+def draw_kernels(drawing: Drawing) -> None:
+    """Draw below the climb, on an axis of its own, how far each step brings down its own kernels."""
+    height = lambda time: 440 - 30 * math.log10(time / 50)  # noqa: E731
+    drawing.text(LEFT, 330, "this step's own kernels: before ○, after ●", anchor="start", size=14)
+    for power, words in ((100, "100 µs"), (1_000, "1 ms"), (10_000, "10 ms")):
+        drawing.segment(LEFT, height(power), RIGHT, height(power), opacity=0.2)
+        drawing.text(LEFT - 6, height(power) + 5, words, anchor="end")
+    for number, step in enumerate(STEPS, 1):
+        x, (before, after) = (
+            place(number, 1)[0],
+            (height(median(form, step)) for form in ("first", "solution")),
+        )
+        drawing.segment(x, before, x, after, thick=2, opacity=0.6)
+        for y, fill in ((before, "var(--bg)"), (after, "currentColor")):
+            drawing.parts.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="currentColor"/>'
+            )
+
+
 def climb() -> str:
     """Both passes after each step, on a logarithmic axis: a still picture, and the data of the moving one."""
     taken, bare = passes(), median("bare", "all")
-    drawing = Drawing(300, "Time of both passes after each step: " + ", ".join(map(time_text, taken)))
+    drawing = Drawing(450, "Time of both passes after each step: " + ", ".join(map(time_text, taken)))
     for power, words in ((100, "100 µs"), (1_000, "1 ms"), (10_000, "10 ms"), (100_000, "100 ms")):
         y = place(0, power)[1]
         drawing.segment(LEFT, y, RIGHT, y, opacity=0.2)
@@ -210,6 +241,7 @@ def climb() -> str:
         drawing.parts.append(f'<circle class="stop" cx="{x:.1f}" cy="{y:.1f}" r="5" fill="currentColor"/>')
         drawing.text(x, BOTTOM + 18, str(number))
     drawing.text((LEFT + RIGHT) / 2, BOTTOM + 36, "steps done")
+    draw_kernels(drawing)
     stops = [{"title": "as given", "time": time_text(taken[0]), "change": "", "counter": ""}]
     for number, step in enumerate(STEPS, 1):
         name, before, after = counters(step)[0]
@@ -231,5 +263,4 @@ FILES: dict[str, Callable[[], str]] = {
     "worklog_all.md": all_steps,
     "worklog_climb.html": climb,
     "worklog_key.md": key,
-    "worklog_row_kernels.svg": row_kernels,
 }

@@ -24,6 +24,7 @@ from book.figures.unlearning import RISE, rise, share_undone
 from book.figures.worklog import SLAB  # noqa: F401
 from book.figures.worklog_results import (  # noqa: F401
     gradients_gain,
+    launches,
     median,
     of_step,
     passes,

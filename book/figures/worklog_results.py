@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from book.figures.bench_results import time_text
+from book.figures.charts import bars
 from book.figures.figures import Drawing
 from book.figures.markdown_table import table
 from book.figures.worklog import FILES as PICTURES
@@ -201,9 +202,44 @@ def place(number: float, time: float) -> tuple[float, float]:
     return x, BOTTOM - (BOTTOM - TOP) * math.log(time / low) / math.log(high / low)
 
 
+LAUNCHES = {
+    "LayerNorm": ((1,), (1,), (1,)),
+    "y": ((2,), (2,), (2,)),
+    "dln": ((4,), (3,), (6,)),
+    "dW and db": ((3,), (4, 5), (3, 4, 5)),
+    "dx, dγ and dβ": ((5, 6, 7, 8), (6, 7), (7, 8, 9, 10)),
+}
+"""Which launches compute what: after step 12, in PyTorch's layers, and in these layers compiled."""
+
+
+def launches(of: str, *numbers: int) -> float:
+    """The microseconds of some launches, as they take them inside both passes; of all without numbers."""
+    rows = record.Rows("fast_launches").select(of=of)
+    return sum(float(row["median_us"]) for row in rows if not numbers or int(row["launch"]) in numbers)
+
+
+def last_launches() -> str:
+    """Where the time of both passes goes at the end, and in PyTorch's layers."""
+    groups, spoken = {}, []
+    for job, numbers in LAUNCHES.items():
+        times_us = [
+            launches(of, *some) for of, some in zip(("pass 12", "eager", "compile"), numbers, strict=True)
+        ]
+        names = ("this log", "PyTorch", "torch.compile")
+        groups[job] = [
+            (name, us, time_text(us), not place)
+            for place, (name, us) in enumerate(zip(names, times_us, strict=True))
+        ]
+        spoken.append(f"{job} {', '.join(map(time_text, times_us))}")
+    return bars(
+        "Launches of both passes, here, in PyTorch's layers and in the same compiled: " + "; ".join(spoken),
+        groups,
+    )
+
+
 def draw_kernels(drawing: Drawing) -> None:
     """Draw below the climb, on an axis of its own, how far each step brings down its own kernels."""
-    height = lambda time: 440 - 30 * math.log10(time / 50)  # noqa: E731
+    height = lambda time: 440 - 33 * math.log10(time / 50)  # noqa: E731
     drawing.text(LEFT, 330, "this step's own kernels: before ○, after ●", anchor="start", size=14)
     for power, words in ((100, "100 µs"), (1_000, "1 ms"), (10_000, "10 ms")):
         drawing.segment(LEFT, height(power), RIGHT, height(power), opacity=0.2)
@@ -263,4 +299,5 @@ FILES: dict[str, Callable[[], str]] = {
     "worklog_all.md": all_steps,
     "worklog_climb.html": climb,
     "worklog_key.md": key,
+    "worklog_last.svg": last_launches,
 }

@@ -54,7 +54,7 @@ def test_lines_are_mapped_to_moved_code():
 @pytest.fixture
 def make_edited(tmp_path, monkeypatch):
     """Return a function that writes the toy's op package with edits into a folder; the cache is empty."""
-    monkeypatch.setattr(roots, "solutions", lambda: TOY.parent)
+    monkeypatch.setattr(roots, "get_solutions", lambda: TOY.parent)
     monkeypatch.setattr(puzzles, "__path__", [*puzzles.__path__, str(TOY.parents[1] / "puzzles")])
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
     text = (TOY / "op" / "square.mojo").read_text()

@@ -131,7 +131,7 @@ def write_solution(monkeypatch, tmp_path, text):
     path = tmp_path / "problems" / "p25" / "in_torch.py"
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    monkeypatch.setattr(roots, "problems", lambda: tmp_path / "problems")
+    monkeypatch.setattr(roots, "get_problems", lambda: tmp_path / "problems")
     return path
 
 

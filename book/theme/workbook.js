@@ -34,18 +34,16 @@
     }
 
     // A line of code that is too long goes on further to the right than it begins. A span of several lines is opened again in each.
-    function hangLines() {
-        document.querySelectorAll('pre > code:is(.language-mojo, .language-python, .step *)').forEach(function (code) {
-            const open = [];
-            code.innerHTML = code.innerHTML.split('\n').map(function (line) {
-                if (!line) { return ''; }
-                const opened = open.join(''), indent = line.replace(/<[^>]*>/g, '').search(/\S|$/) + 4;
-                (line.match(/<\/?span[^>]*>/g) || []).forEach(function (tag) {
-                    if (tag[1] === '/') { open.pop(); } else { open.push(tag); }
-                });
-                return `<span class="code-line" style="--hang: ${indent}ch">${opened}${line}${'</span>'.repeat(open.length + 1)}`;
-            }).join('\n');
-        });
+    function hangLines(code) {
+        const open = [];
+        code.innerHTML = code.innerHTML.split('\n').map(function (line) {
+            if (!line) { return ''; }
+            const opened = open.join(''), indent = line.replace(/<[^>]*>/g, '').search(/[^\s+-]|$/) + 2;
+            (line.match(/<\/?span[^>]*>/g) || []).forEach(function (tag) {
+                if (tag[1] === '/') { open.pop(); } else { open.push(tag); }
+            });
+            return `<span class="code-line" style="--hang: ${indent}ch">${opened}${line}${'</span>'.repeat(open.length + 1)}`;
+        }).join('\n');
     }
 
     // A row of a step's data lights up together with the formula and the lines of code that use its names.
@@ -184,6 +182,7 @@
                 const code = fold.querySelector('pre code');
                 if (typeof hljs !== 'undefined') { code.innerHTML = hljs.highlight('diff', code.textContent).value; }
                 code.classList.add('hljs');
+                hangLines(code);
             });
         });
         function openTarget() {
@@ -234,7 +233,7 @@
     }
 
     highlightMojo();
-    hangLines();
+    document.querySelectorAll('pre > code:is(.language-mojo, .language-python, .language-diff, .step *)').forEach(hangLines);
     setUpChoices();
     setUpMarks();
     setUpExhibits();

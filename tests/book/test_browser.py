@@ -197,4 +197,6 @@ def test_link_opens_its_row_and_click_shows_the_lines(browser, site):
     assert browser.run(lines.format(second)) == 0
     browser.run(f"document.querySelector('#{second} summary').click()")
     browser.wait_for(lines.format(second) + " > 0")
+    shown = f"document.querySelector('#{second} pre code').innerText"
+    assert len(browser.run(shown).splitlines()) > 2, "the table wraps other code, but not these lines"
     assert browser.errors == []

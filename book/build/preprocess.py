@@ -71,10 +71,8 @@ TOKEN = re.compile(
     """,
     re.X | re.S | re.M,
 )
-INCLUDE = re.compile(r"(?<!\\)\{\{#(?:include|rustdoc_include) +([^}:\s]+)(?::([^}]*))?\}\}")
-FUNCTION = re.compile(r"\{\{#function +([^}:\s]+):(\w+)\}\}")
+INCLUDE = re.compile(r"(?<!\\)\{\{#(include|blank|function) +([^}:\s]+)(?::([^}]*))?\}\}")
 LINTER_NOTE = re.compile(r"\s+# noqa.*$")
-BLANK = re.compile(r"\{\{#blank +([^}:\s]+):(\w+)\}\}")
 COMMAND = re.compile(
     r"\b(?:(?:pixi|uv) run (?:workbook )?|workbook )(p\d\d)\b|\b(?:pixi|uv) run workbook ([a-z][\w-]*)"
 )
@@ -110,16 +108,6 @@ class Setting:
     repository: str = ""  # its address, where book.toml has one
 
 
-def check_blanks(chapter: Chapter, folder: Path) -> None:
-    """Every included blank and function exists."""
-    for include in FUNCTION.finditer(chapter.text):
-        if find_function(folder / include[1], include[2]) is None:
-            chapter.fault(include.start(), f"cannot include function {include[2]} of {include[1]}")
-    for include in BLANK.finditer(chapter.text):
-        if find_blank(folder / include[1], include[2]) is None:
-            chapter.fault(include.start(), f"cannot include blank {include[2]} of {include[1]}")
-
-
 def check_merge(chapter: Chapter) -> None:
     """Nothing on the page is left over from two versions of it."""
     for mark in re.finditer(r"^(?:<{7}|>{7}) .*", chapter.text, re.M):
@@ -150,20 +138,20 @@ def read_source(file: Path) -> str:
 
 
 def check_includes(chapter: Chapter, folder: Path) -> None:
-    """Every included file exists, and an anchor in it is opened and closed once."""
+    """Every included file, blank and function exists, and an anchor is opened and closed once."""
     for include in INCLUDE.finditer(chapter.text):
-        path, anchor = include[1], include[2]
+        kind, path, name = include.groups()
         file = folder / path
-        if not file.is_file():
+        if kind != "include":
+            if find_code(kind, file, name) is None:
+                chapter.fault(include.start(), f"cannot include {kind} {name} of {path}")
+        elif not file.is_file():
             chapter.fault(include.start(), f"cannot include {path}: no such file")
-            continue
-        if not anchor or re.fullmatch(r"[\d:]*", anchor):
-            continue
-        text = read_source(file)
-        for keyword in ("ANCHOR", "ANCHOR_END"):
-            count = len(re.findall(rf"{keyword}:\s*{re.escape(anchor)}\s*$", text, re.M))
-            if count != 1:
-                chapter.fault(include.start(), f"{path} has {count} lines `{keyword}: {anchor}`, not one")
+        elif not re.fullmatch(r"[\d:]*", name or ""):
+            for keyword in ("ANCHOR", "ANCHOR_END"):
+                count = len(re.findall(rf"{keyword}:\s*{re.escape(name)}\s*$", read_source(file), re.M))
+                if count != 1:
+                    chapter.fault(include.start(), f"{path} has {count} lines `{keyword}: {name}`, not one")
 
 
 def paste(code: str, folder: Path) -> str:
@@ -173,29 +161,28 @@ def paste(code: str, folder: Path) -> str:
     not found is left alone: `check_includes` has named it.
     """
 
-    def region(include: re.Match) -> str:
-        file, anchor = folder / include[1], include[2]
-        if not file.is_file() or not re.fullmatch(r"[A-Za-z_][\w-]*", anchor or ""):
-            return include[0]
-        matched = re.search(
-            rf"^[^\n]*ANCHOR:\s*{anchor}\s*\n(.*?)^[^\n]*ANCHOR_END:\s*{anchor}\s*$",
-            read_source(file),
-            re.M | re.S,
-        )
-        if not matched:
-            return include[0]
-        lines = (LINTER_NOTE.sub("", line) for line in matched[1].splitlines() if "ANCHOR" not in line)
-        return filled("\n".join(lines).strip("\n"), file)
+    def found(include: re.Match) -> str:
+        text = find_code(include[1], folder / include[2], include[3] or "")
+        return include[0] if text is None else text
 
-    def body(include: re.Match) -> str:
-        blank = find_blank(folder / include[1], include[2])
-        return textwrap.dedent("\n".join(blank.body)) if blank else include[0]
+    return INCLUDE.sub(found, code)
 
-    def function(include: re.Match) -> str:
-        found = find_function(folder / include[1], include[2])
-        return filled(found, folder / include[1]) if found else include[0]
 
-    return FUNCTION.sub(function, BLANK.sub(body, INCLUDE.sub(region, code)))
+def find_code(kind: str, file: Path, name: str) -> str | None:
+    """What an include stands for: the body of a blank, a function, or the region of an anchor; None where there is no such."""
+    if kind == "blank":
+        blank = find_blank(file, name)
+        return textwrap.dedent("\n".join(blank.body)) if blank else None
+    if kind == "function":
+        code = find_function(file, name)
+    elif file.is_file() and re.fullmatch(r"[A-Za-z_][\w-]*", name):
+        region = rf"^[^\n]*ANCHOR:\s*{name}\s*\n(.*?)^[^\n]*ANCHOR_END:\s*{name}\s*$"
+        matched = re.search(region, read_source(file), re.M | re.S)
+        lines = [LINTER_NOTE.sub("", line) for line in (matched[1] if matched else "").splitlines()]
+        code = "\n".join(line for line in lines if "ANCHOR" not in line).strip("\n") if matched else None
+    else:
+        code = None
+    return None if code is None else filled(code, file)
 
 
 def filled(code: str, file: Path) -> str:
@@ -231,8 +218,7 @@ def solution(chapter: Chapter, place: re.Match, book: Path) -> str:
         path, _, names = source.rpartition(":")
         file = book.parent / "solutions" / path
         for name in names.split(","):
-            blank = find_blank(file, name)
-            code = textwrap.dedent("\n".join(blank.body)) if blank else find_function(file, name)
+            code = find_code("blank", file, name) or find_code("function", file, name)
             if code is None:
                 chapter.fault(place.start(), f"no solution {name} in {path}")
                 continue
@@ -357,8 +343,9 @@ def task_fence(chapter: Chapter, puzzle: str, ladder: str, folder: Path, languag
     """The task of a blank as a fence; nothing where the page itself includes it."""
     code = stubs.stub(puzzle, ladder)
     hole = re.search(r"# BLANK-START .*", code or "")
-    own = [paste(include[0], folder) for pattern in (FUNCTION, INCLUDE)
-           for include in pattern.finditer(chapter.text) if "/problems/" in include[1]]  # fmt: skip
+    own = [
+        paste(include[0], folder) for include in INCLUDE.finditer(chapter.text) if "/problems/" in include[2]
+    ]
     if code is None or hole is None:
         return ""
     shown = chapter.stubs.setdefault(
@@ -478,7 +465,6 @@ def clone_note(repository: str) -> str:
 def transform(chapter: Chapter, folder: Path, setting: Setting, within: tuple[Path, ...] = ()) -> str:
     """The chapter with its faults noted, formulas drawn, commands spelled out, code pasted and empty summaries labelled."""
     check_includes(chapter, folder)
-    check_blanks(chapter, folder)
     check_merge(chapter)
     for position, message in unknown_commands(chapter.text):
         chapter.fault(position, message)

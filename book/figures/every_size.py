@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from book.figures.bench_results import OURS, Row, Size, select, size
-from book.figures.charts import ratio_dots
+from book.figures.charts import Axis, Series, plot
 from book.measure import record
 
 MODELS = {(4096, 768, 3072), (8192, 1024, 4096), (8192, 4096, 4096), (16384, 4096, 12288)}
@@ -34,16 +34,24 @@ def beside(rows: list[Row], column: str) -> Iterator[Beside]:
 
 def drawn_sizes() -> str:
     """The layer's time over the fastest peer's as a CUDA graph, by the number of rows; hollow where rows fill no whole vectors."""
-    points = [
-        (float(one.dims[0]), one.ratio, any(width % 8 for width in one.dims[1:]))
-        for one in beside(record.rows("sizes"), "graph")
-    ]
-    whole, odd = ([ratio for _, ratio, hollow in points if hollow == kind] for kind in (False, True))
-    label = (
-        f"The layer's time over the fastest peer's as a CUDA graph. Where rows fill whole vectors, from {min(whole):.2f} to "
-        f"{max(whole):.2f}; elsewhere from {min(odd):.2f} to {max(odd):.2f}"
+    sizes = list(beside(record.rows("sizes"), "graph"))
+    whole, odd = (
+        [one for one in sizes if any(width % 8 for width in one.dims[1:]) == hollow]
+        for hollow in (False, True)
     )
-    return ratio_dots(label, "time / fastest peer's time", points, "number of rows")
+    spans = [(min(ratios), max(ratios)) for ratios in ([one.ratio for one in some] for some in (whole, odd))]
+    label = (
+        "The layer's time over the fastest peer's as a CUDA graph. Where rows fill whole vectors, from {:.2f} to {:.2f}; elsewhere "
+        "from {:.2f} to {:.2f}"
+    ).format(*spans[0], *spans[1])
+    low, high = min(spans)[0] / 1.06, max(*(top for _, top in spans), 1) * 1.06
+    ticks = {tick: f"{tick:g}" for tick in (0.3, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5) if low < tick < high}
+    dots = [
+        Series("", [(float(one.dims[0]), one.ratio) for one in some], "", "o", some is odd)
+        for some in (whole, odd)
+    ]
+    ratio = Axis("time / fastest peer's time", True, (low, high), ticks)
+    return plot(label, dots, Axis("number of rows"), ratio, level=1)
 
 
 def by_branches(rows: list[Row]) -> Iterator[tuple[Size, Row, Row, Row]]:

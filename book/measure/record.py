@@ -200,7 +200,8 @@ def names(folder: Path = FOLDER) -> list[str]:
 
 def write(record: Record, folder: Path = FOLDER) -> Path:
     """Writes a record. Raises ValueError where a column of numbers with a decimal point has no unit."""
-    columns = [name for name in record.rows[0] if name not in {*FACTS} or not _shared(record, name)]
+    shared = {name for name in FACTS if len({row.get(name) for row in record.rows}) == 1}
+    columns = [name for name in record.rows[0] if name not in shared]
     for column in columns:
         if any(re.fullmatch(r"-?\d+\.\d+(e[+-]?\d+)?", row[column] or "") for row in record.rows):
             try:
@@ -223,11 +224,6 @@ def write(record: Record, folder: Path = FOLDER) -> Path:
         table.writeheader()
         table.writerows(record.rows)
     return path
-
-
-def _shared(record: Record, column: str) -> bool:
-    """Whether a column of facts says the same in every row, so that it stands above the table."""
-    return len({row[column] for row in record.rows}) == 1
 
 
 # ---- Which kernels ------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Source:
         """Return an instruction's source line: in a blank if possible, else in this file, else anywhere."""
         if instr is None or instr.loc is None:
             return None
-        frames = [frame for frame in instr.loc.chain() if Path(frame.file) == self.path and frame.line]
+        frames = [frame for frame in instr.loc.list_frames() if Path(frame.file) == self.path and frame.line]
         for frame in frames:
             for id, blank in self.blanks.items():
                 if blank.line <= frame.line < blank.line + max(len(blank.body), 1):

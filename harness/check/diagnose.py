@@ -412,7 +412,10 @@ def find_cause(findings: Sequence[Finding]) -> tuple[str, str] | None:
     # an atomic, the line of the other.
     added = any(
         race.access_kinds >= {"a load", "a store"}
-        and ("an atomic" in race.access_kinds or race.where.split(":")[:-1] == race.other.split(":")[:-1])
+        and (
+            "an atomic" in race.access_kinds
+            or race.location.split(":")[:-1] == race.other_location.split(":")[:-1]
+        )
         for race in races
     )
     if not added and any("atomic" in race.message and "store" in race.message for race in races):

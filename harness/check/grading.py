@@ -214,7 +214,7 @@ class Grader:
 
     def _is_shared(self, finding: Finding, owner: str, findings: Sequence[Finding]) -> bool:
         """Check whether a finding in a gate's blank appears only in launches of gates that reuse its code."""
-        launches = {other.kernel for other in findings if other.where == finding.where}
+        launches = {other.kernel for other in findings if other.location == finding.location}
         return all(owner in self._get_dependencies(launch) for launch in launches)
 
     def _get_dependencies(self, gate: str) -> Sequence[str]:

@@ -120,7 +120,9 @@ class Picture:
 
     def find_launch(self, finding: Finding) -> int | None:
         for number_, launch in enumerate(self.learner.accesses.launches):
-            if any(other.where == finding.where and other.kind == finding.kind for other in launch.findings):
+            if any(
+                other.location == finding.location and other.kind == finding.kind for other in launch.findings
+            ):
                 return number_
         return None
 
@@ -274,9 +276,9 @@ def find_first_write(run: Accesses, wrong: WrongElements) -> int:
 
 def rank_causes(findings: list[Finding], result: GateResult, symptoms: bool = False) -> list[Finding]:
     """Return the findings that belong to the gate, the likeliest cause first; symptoms only if requested."""
-    reported = {(finding.kind, finding.where) for finding in result.findings}
+    reported = {(finding.kind, finding.location) for finding in result.findings}
     kinds = list(CAUSES)
-    mine = [f for f in findings if (f.kind, f.where) in reported and (symptoms or f.kind not in SYMPTOMS)]
+    mine = [f for f in findings if (f.kind, f.location) in reported and (symptoms or f.kind not in SYMPTOMS)]
     return sorted(mine, key=lambda f: kinds.index(f.kind) if f.kind in kinds else len(kinds))
 
 

@@ -186,7 +186,7 @@ def find_bracketed(text: str, at: int) -> str:
 def use_kernel_names(finding: "Finding", recording: "Recording", source: Path) -> "Finding":
     """Return a finding with the kernel's argument names instead of the launch's tensor names."""
     arguments = recording.list_argument_names(finding.kernel)
-    chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
+    chain = finding.instr.loc.list_frames() if finding.instr and finding.instr.loc else ()
     lines = [frame.line for frame in chain if Path(frame.file) == source]
     if not lines:
         return finding
@@ -199,17 +199,17 @@ def use_kernel_names(finding: "Finding", recording: "Recording", source: Path) -
 def involves_blank(finding: "Finding", source: Path, blank: Blank) -> bool:
     """Check whether a finding, or the other access of a race, is in a blank, directly or through a helper."""
     locations = (instr.loc for instr in (finding.instr, finding.other_instr) if instr)
-    return any(is_in_blank(frame, source, blank) for loc in locations if loc for frame in loc.chain())
+    return any(is_in_blank(frame, source, blank) for loc in locations if loc for frame in loc.list_frames())
 
 
 def format_finding(finding: "Finding", source: Path, blank: Blank | None) -> list[str]:
     """Format a finding with its lines in the blank, even if these only call a helper."""
     lines = finding.text().splitlines()
     for prefix, site, instr in (
-        ("at ", finding.where, finding.instr),
-        ("the other place: ", finding.other, finding.other_instr),
+        ("at ", finding.location, finding.instr),
+        ("the other place: ", finding.other_location, finding.other_instr),
     ):
-        chain = instr.loc.chain() if instr and instr.loc else ()
+        chain = instr.loc.list_frames() if instr and instr.loc else ()
         in_blank = next((frame for frame in chain if blank and is_in_blank(frame, source, blank)), None)
         if in_blank and site and not site.startswith(f"{in_blank.file}:{in_blank.line}:"):
             own_site = f"{in_blank.file}:{in_blank.line}:{in_blank.column}"
@@ -224,7 +224,7 @@ def format_finding(finding: "Finding", source: Path, blank: Blank | None) -> lis
 
 def find_use_in_loop(finding: "Finding", source: Path) -> int | None:
     """Return the only line of a loop that uses a finding's tensor, if the finding is at the loop's head."""
-    chain = finding.instr.loc.chain() if finding.instr and finding.instr.loc else ()
+    chain = finding.instr.loc.list_frames() if finding.instr and finding.instr.loc else ()
     number = next((frame.line for frame in chain if Path(frame.file) == source), 0)
     text = source.read_text("utf-8", "replace").split("\n") if number and source.is_file() else []
     if (
@@ -251,4 +251,4 @@ def is_in_blank(at: "Location", source: Path, blank: Blank) -> bool:
 def has_merged_line(finding: "Finding") -> bool:
     """Check whether the compiler merged the finding's instruction from several lines, marked as line 0."""
     location = finding.instr.loc if finding.instr else None
-    return any(frame.line == 0 for frame in (location.chain() if location else ()))
+    return any(frame.line == 0 for frame in (location.list_frames() if location else ()))

@@ -625,7 +625,7 @@ def make_json(run: Run) -> dict[str, Any]:
                 "cached": device.cached,
                 "compile_seconds": round(device.compile_seconds, 3),
                 "findings": [
-                    {**select_attributes(f, "kind error=is_error where count"), "text": f.text()}
+                    {**select_attributes(f, "kind error=is_error where=location count"), "text": f.text()}
                     for f in device.findings
                 ],
                 "variants": {

@@ -23,7 +23,7 @@ from .machine import VirtualGPU
 
 CHECKS = [field.name for field in dataclasses.fields(Checks) if field.default is True]
 
-MAX_TIMEOUT = 10_000_000
+MAX_TIMEOUT_S = 10_000_000
 """The maximum timeout in seconds that the system's timers accept."""
 
 EPILOG = """\
@@ -39,27 +39,27 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    layout: Any = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser_options: Any = {"epilog": EPILOG, "formatter_class": argparse.RawDescriptionHelpFormatter}
     root = argparse.ArgumentParser(
         prog="workbook vgpu",
         description="The virtual GPU: executes the PTX of Mojo GPU programs on the CPU and checks memory and"
         " races.",
-        **layout,
+        **parser_options,
     )
     commands = root.add_subparsers(dest="command", required=True, metavar="exec|info")
     usage = "%(prog)s [options] -- PROGRAM [ARGUMENT ...]"
-    run = commands.add_parser("exec", help="run a program on the virtual GPU", usage=usage, **layout)
+    run = commands.add_parser("exec", help="run a program on the virtual GPU", usage=usage, **parser_options)
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, after --")
-    about = "block order: natural, reversed or shuffled[:seed] (default natural)"
-    run.add_argument("--blocks", default="natural", metavar="ORDER", help=about)
-    about = f"all, none, or some of {','.join(CHECKS)} (default all)"
-    run.add_argument("--checks", default="all", metavar="LIST", help=about)
+    help_text = "block order: natural, reversed or shuffled[:seed] (default natural)"
+    run.add_argument("--blocks", default="natural", metavar="ORDER", help=help_text)
+    help_text = f"all, none, or some of {','.join(CHECKS)} (default all)"
+    run.add_argument("--checks", default="all", metavar="LIST", help=help_text)
     run.add_argument("--timeout", type=float, metavar="SECONDS", help="stop the program after this time")
-    about = (
+    help_text = (
         "exit code, 1 to 255, if an error was found, also if the program's own is not 0 (default: 1, only if"
     )
-    about += " the program's own is 0)"
-    run.add_argument("--error-exitcode", type=int, default=1, metavar="N", help=about)
+    help_text += " the program's own is 0)"
+    run.add_argument("--error-exitcode", type=int, default=1, metavar="N", help=help_text)
     run.add_argument("--json", metavar="FILE", help="write the findings to FILE (- for standard output)")
     run.add_argument("--verbose", action="store_true", help="one line for each kernel that is loaded or run")
     info = commands.add_parser("info", help="print the device's limits and the path of its driver")
@@ -93,9 +93,9 @@ def execute(options: argparse.Namespace) -> int:
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise UsageError("no program given: workbook vgpu exec -- PROGRAM [ARGUMENT ...]")
-    if options.timeout is not None and not 0 < options.timeout <= MAX_TIMEOUT:
+    if options.timeout is not None and not 0 < options.timeout <= MAX_TIMEOUT_S:
         raise UsageError(
-            f"--timeout {options.timeout:g}: must be more than 0 and at most {MAX_TIMEOUT:,} seconds"
+            f"--timeout {options.timeout:g}: must be more than 0 and at most {MAX_TIMEOUT_S:,} seconds"
         )
     if not 1 <= options.error_exitcode <= 255:
         raise UsageError(f"--error-exitcode {options.error_exitcode}: must be from 1 to 255")
@@ -142,12 +142,12 @@ def summarise(devices: list[Device], arch: str, code: int, error_code: int = 1) 
     summary = "the program ran no kernel" if not launches else format_count(launches, "launch", "launches")
     server.log(f"{arch}: {summary}, {format_count(errors, 'error')}, {format_count(notes, 'note')}")
     failures = {type(error) for device in devices for error in device.errors}
-    wrong = errors > 0 or StepBudgetExceeded in failures
-    if code != 0 and not (wrong and error_code != 1):
+    has_failed = errors > 0 or StepBudgetExceeded in failures
+    if code != 0 and not (has_failed and error_code != 1):
         return code
     if UnsupportedInstruction in failures:
         return 5
-    return error_code if wrong else 0
+    return error_code if has_failed else 0
 
 
 def collect_findings(devices: list[Device]) -> list[Finding]:

@@ -89,7 +89,7 @@ class Launch:
     counters: Counters = field(init=False)
     findings: list[Finding] = field(default_factory=list)
     events: Events | None = None
-    seconds: float = 0.0
+    duration_s: float = 0.0
 
 
 class VirtualGPU:
@@ -168,7 +168,7 @@ class VirtualGPU:
         offset = self.get_offset(address, len(raw), "write")
         self.arena.data[offset : offset + len(raw)] = raw
         self.arena.written[offset : offset + len(raw)] = 1
-        self.arena.update_ready(address, len(raw))
+        self.arena.update_fully_written(address, len(raw))
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
         """Copy device to host, as uint8; unwritten elements are a finding."""
@@ -198,7 +198,7 @@ class VirtualGPU:
                 f"the host reads {name}, but {unit}{name}{format_index(index)} was never written {missing}"
             )
             finding = Finding(
-                "output never written", message, tensor=extent.name, index=index, kernel=extent.writer
+                "output never written", message, tensor=extent.name, index=index, kernel=extent.last_writer
             )
             self.findings.record(finding, ("unwritten", extent.name, extent.start))
 
@@ -218,8 +218,8 @@ class VirtualGPU:
             ].copy()
         for extent in self.arena.extents:
             if extent.start < dst + nbytes and extent.end > dst:
-                extent.ready = False
-        self.arena.update_ready(dst, nbytes)
+                extent.fully_written = False
+        self.arena.update_fully_written(dst, nbytes)
 
     # -- modules --------------------------------------------------------------------------------------------
     def load(self, text: str) -> Module:

@@ -321,7 +321,7 @@ TWO_STORES = "x[0]: a store by thread (0, 0, 0) and a store by thread (1, 0, 0) 
 def make_finding(kind, message="", other="", kernel="k"):
     """Create a finding with the fields that the diagnosis uses."""
     access_kinds = frozenset(verb for verb in ("a load", "a store", "an atomic") if f"{verb} by" in message)
-    return Finding(kind, message, "a.mojo:1:1", kernel, other=other, access_kinds=access_kinds)
+    return Finding(kind, message, "a.mojo:1:1", kernel, other_location=other, access_kinds=access_kinds)
 
 
 STORES = "x: a store by A and a store by B"

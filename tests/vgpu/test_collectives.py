@@ -53,7 +53,7 @@ def test_missing_threads_are_an_error(kernel, h, kinds, call):
     start = find_line(FILE, f"def {kernel}(")
     text = (find_line(FILE, call, nth) for nth in range(10))
     line = next(number for number in text if number > start)
-    assert {f.where.rsplit("/", 1)[-1].rsplit(":", 1)[0] for f in errors} == {f"{FILE}:{line}"}
+    assert {f.location.rsplit("/", 1)[-1].rsplit(":", 1)[0] for f in errors} == {f"{FILE}:{line}"}
 
 
 @pytest.mark.compiles
@@ -68,9 +68,9 @@ def test_error_in_helper_shows_its_caller():
     bench, _ = run_kernel("helper_in_branch", 20)
     assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
     for f in bench.errors():
-        assert f.where.split(":")[-2] == str(find_line(FILE, "return warp.sum(value) / 32"))
+        assert f.location.split(":")[-2] == str(find_line(FILE, "return warp.sum(value) / 32"))
         assert (
-            f"called from {f.where.split(FILE)[0]}{FILE}:{find_line(FILE, 'value = helper_sum(value)')}"
+            f"called from {f.location.split(FILE)[0]}{FILE}:{find_line(FILE, 'value = helper_sum(value)')}"
             in f.text()
         )
         assert f.text().count("called from") == 1, f.text()

@@ -24,7 +24,7 @@ def ptx():
 
 def is_at(finding, text: str) -> bool:
     """Return whether the finding is at the first line of the source that contains `text`."""
-    return finding.where.split(":")[-2] == str(find_line(FILE, text)) and FILE in finding.where
+    return finding.location.split(":")[-2] == str(find_line(FILE, text)) and FILE in finding.location
 
 
 def get_errors(bench: Bench, *kinds: str) -> list:
@@ -46,7 +46,7 @@ def test_out_of_bounds_accesses_are_reported(ptx):
     loads = [f for f in get_errors(bench, "out-of-bounds load", "out-of-bounds load", "out-of-bounds store")]
     assert {f.tensor for f in loads} == {"a", "b", "o"}
     for f in loads:
-        assert is_at(f, "o[unsafe_offset=i] = a[unsafe_offset=i] + b[unsafe_offset=i]"), f.where
+        assert is_at(f, "o[unsafe_offset=i] = a[unsafe_offset=i] + b[unsafe_offset=i]"), f.location
         assert (f.index, f.block, f.thread, f.count) == (1000, (3, 0, 0), (232, 0, 0), 1)
         assert "past the end" in f.text() and "(232, 0, 0)" in f.text()
     np.testing.assert_array_equal(bench.get(o), np.full(1000, 2))
@@ -86,7 +86,7 @@ def test_clearing_in_the_first_block_is_a_race(ptx, order):
     a, o = place_ones(bench, "a", 4000), bench.place("o", np.zeros(1, F4))
     bench.run(ptx["zero_in_first_block"], 16, 256, o, a, I4(4000))
     (f,) = get_errors(bench, "global race")
-    lines = {int(w.split(":")[-2]) for w in (f.where, f.other)}
+    lines = {int(w.split(":")[-2]) for w in (f.location, f.other_location)}
     assert lines == {
         find_line(FILE, "o[unsafe_offset=0] = 0"),
         find_line(FILE, "fetch_add[ordering=Ordering.RELAXED](o, total)"),
@@ -172,7 +172,7 @@ def test_hand_written_ptx_has_expected_findings(body, kind, text):
     )
     assert {f.kind for f in errors} == ({kind} if kind else set()), [f.text() for f in errors]
     if kind:
-        assert text in errors[0].text() and "PTX line" in errors[0].where
+        assert text in errors[0].text() and "PTX line" in errors[0].location
 
 
 def test_matrix_instruction_requires_a_full_warp():
@@ -213,7 +213,7 @@ def test_unrolled_race_without_line_table_is_one_finding():
     """Sixteen stores of the same kind have one cause."""
     stores = "".join(f"st.global.u32 [%d0+{4 * k}], %t0;" for k in range(16))
     (race,) = find_errors(stores, 4, 1)
-    assert race.kind == "global race" and race.count >= 16 and "PTX line" in race.where
+    assert race.kind == "global race" and race.count >= 16 and "PTX line" in race.location
 
 
 def test_findings_without_line_table_suggest_g1(capsys):

@@ -41,7 +41,7 @@ def run_case(case: Case) -> tuple[str, set[str]]:
     addresses = [gpu.allocate(len(data_in), "input"), gpu.allocate(len(before), "output")]
     for address, data in zip(addresses, (data_in, before), strict=True):
         gpu.write(address, data)
-    encoded = bytes(tensor_map.BYTES)
+    encoded = bytes(tensor_map.ENCODED_BYTES)
     if m := case.map:
         encoded = tensor_map.encode_tiled(
             TYPES[m.kind][0], addresses[m.on_output], m.dims, m.strides, m.box, [1] * len(m.dims),

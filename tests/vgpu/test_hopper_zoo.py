@@ -287,7 +287,7 @@ def test_bugs_are_reported(name):
     assert kind in {f.kind for f in errors}, [f.text() for f in errors]
     finding = next(f for f in errors if f.kind == kind)
     assert expected in finding.message, finding.text()
-    assert finding.where.startswith("PTX line")
+    assert finding.location.startswith("PTX line")
     assert kind != "hang" or "mbarrier dynamic shared memory" in finding.message
 
 

@@ -103,7 +103,7 @@ class AsyncOrder:
         """Free the rows that are no longer referenced, and renumber the others."""
         barriers = list(self.batch.mbarriers.values())
         lists = [self.row_of, self.fence_row, np.array([*self.arrivals.values()], np.int64)]
-        lists += [np.array([x for b in barriers for x in (b.arriving, b.arrived)], np.int64)]
+        lists += [np.array([x for b in barriers for x in (b.arriving_row, b.arrived_row)], np.int64)]
         live = np.unique(np.concatenate([np.zeros(1, np.int64), *lists]))
         number = np.zeros(self.used_rows, np.int64)
         number[live] = np.arange(len(live))
@@ -112,7 +112,7 @@ class AsyncOrder:
         self.row_of, self.fence_row = number[self.row_of], number[self.fence_row]
         self.arrivals = {key: int(number[row]) for key, row in self.arrivals.items()}
         for b in barriers:
-            b.arriving, b.arrived = int(number[b.arriving]), int(number[b.arrived])
+            b.arriving_row, b.arrived_row = int(number[b.arriving_row]), int(number[b.arrived_row])
 
     def release(self, threads: np.ndarray, into: int = 0) -> int:
         """Merge row `into` and the rows of these threads of one cluster into a new row; return its number."""
@@ -173,12 +173,12 @@ class AsyncOrder:
         self.advance_time()
 
     def arrive(self, positions, barrier: MBarrier):
-        barrier.arriving = self.release(self.get_threads(positions), barrier.arriving)
+        barrier.arriving_row = self.release(self.get_threads(positions), barrier.arriving_row)
         self.advance_time()
 
     def end_phase(self, barrier: MBarrier):
-        row = np.maximum(self.rows[barrier.arriving], self.rows[barrier.arrived])
-        barrier.arrived, barrier.arriving = self.add_row(row), 0
+        row = np.maximum(self.rows[barrier.arriving_row], self.rows[barrier.arrived_row])
+        barrier.arrived_row, barrier.arriving_row = self.add_row(row), 0
         barrier.copies = {
             k: copies for k, copies in barrier.copies.items() if any(c.recorded_units > 0 for c in copies)
         }
@@ -186,7 +186,7 @@ class AsyncOrder:
     def observe_phase(self, positions, barrier: MBarrier):
         """Record that threads observed the end of the mbarrier's last phase: arrivals and copies."""
         threads = self.get_threads(positions)
-        self.acquire(threads, barrier.arrived)
+        self.acquire(threads, barrier.arrived_row)
         for phase, copies in barrier.copies.items():
             if phase < barrier.phase:
                 for copy in copies:
@@ -513,20 +513,34 @@ class AsyncOrder:
                             " shared memory, which is freed when its block ends")  # fmt: skip
 
     def report_if_any(
-        self, kind: str, instr: Instr, other: Instr | None, threads, units, bad: np.ndarray, message: str
+        self,
+        kind: str,
+        instr: Instr,
+        other_instr: Instr | None,
+        threads,
+        units,
+        bad: np.ndarray,
+        message: str,
     ):
         """Report one finding for the accesses `bad`, if any; `threads` may be one thread for all accesses."""
         if len(bad):
             thread = threads[bad[0]] if len(threads) > 1 else threads[0]
-            self.report(kind, instr, other, int(thread), int(units[bad[0]]), len(bad), message)
+            self.report(kind, instr, other_instr, int(thread), int(units[bad[0]]), len(bad), message)
 
     def format_thread(self, thread: int) -> str:
         return f"thread {self.run.thread_index(thread % self.batch.threads)}"
 
     def report(
-        self, kind: str, instr: Instr, other: Instr | None, thread: int, unit: int, count: int, message: str
+        self,
+        kind: str,
+        instr: Instr,
+        other_instr: Instr | None,
+        thread: int,
+        unit: int,
+        count: int,
+        message: str,
     ):
         """Report one finding at 16-byte unit `unit` of shared memory (-1: no location)."""
         if unit >= 0:
             message = f"{self.batch.format_shared_location(unit * 16 % self.batch.shared_size)} {message}"
-        self.run.report_unordered(self.batch, kind, instr, other, thread, count, message)
+        self.run.report_unordered(self.batch, kind, instr, other_instr, thread, count, message)

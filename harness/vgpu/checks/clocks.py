@@ -325,7 +325,7 @@ class Clocks:
             observes = location.writer is None or self.are_scopes_mutual(
                 location.writer, (access.scope, block)
             )
-            if observes and (access.used or access.instr.op == "ld"):
+            if observes and (access.result_used or access.instr.op == "ld"):
                 self.process_read(access, key, location, block, step, domains)
             if writes_memory:
                 self.process_write(access, location, block, step, domains, observes)

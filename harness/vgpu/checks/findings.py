@@ -50,7 +50,7 @@ class Finding:
 
     kind: str
     marked_message: str
-    where: str = ""
+    location: str = ""
     kernel: str = ""
     tensor: str = ""
     index: int | tuple[int, ...] | None = None
@@ -58,7 +58,7 @@ class Finding:
     thread: tuple[int, int, int] | None = None
     count: int = 1
     is_error: bool = True
-    other: str = ""  # location of the other access of a race
+    other_location: str = ""  # location of the other access of a race
     access_kinds: frozenset[str] = frozenset()  # accesses of a race: "a load", "a store", "an atomic" ...
     instr: Instr | None = None
     other_instr: Instr | None = field(default=None, repr=False)
@@ -78,12 +78,12 @@ class Finding:
 
     def text(self) -> str:
         head = f"{'error' if self.is_error else 'note'}: {self.kind}"
-        if self.where:
-            head += f" at {self.where}"
+        if self.location:
+            head += f" at {self.location}"
         lines = [head, f"  {self.message}"]
         lines += [f"  called from {caller}" for caller in find_callers(self.instr)]
-        if self.other:
-            lines.append(f"  the other place: {self.other}")
+        if self.other_location:
+            lines.append(f"  the other place: {self.other_location}")
         origin = []
         if self.kernel:
             origin.append(f"kernel {self.kernel}")
@@ -105,9 +105,9 @@ class Finding:
             "kind": self.kind,
             "error": self.is_error,
             "message": self.message,
-            "where": self.where,
+            "where": self.location,
             "called_from": find_callers(self.instr),
-            "other": self.other or None,
+            "other": self.other_location or None,
             "kernel": self.kernel,
             "tensor": self.tensor or None,
             "index": list(self.index) if isinstance(self.index, tuple) else self.index,
@@ -161,7 +161,7 @@ def group_by_cause(findings: Iterable[Finding]) -> list[Finding]:
     """
     causes: dict[tuple, Finding] = {}
     for finding in findings:
-        cause = finding.kind, finding.kernel, finding.where, finding.other
+        cause = finding.kind, finding.kernel, finding.location, finding.other_location
         first = causes.get(cause)
         if first:
             finding = replace(

@@ -13,7 +13,7 @@ import hashlib
 
 import numpy as np
 
-from harness.vgpu.ptx.program import PURE, Program, get_reads_and_writes
+from harness.vgpu.ptx.program import PURE_OPCODES, Program, get_reads_and_writes
 
 CLOCK_REGISTERS = ("sp_clock", "sp_globaltimer")
 
@@ -29,7 +29,7 @@ def find_control_registers(program: Program, active_blocks: frozenset[int]) -> s
         instrs = block.instrs if block.term is None else [*block.instrs, block.term]
         for i in instrs:
             reads, writes = get_reads_and_writes(i)
-            if i.op not in PURE:
+            if i.op not in PURE_OPCODES:
                 names |= set(reads)
             for name in writes:
                 sources.setdefault(name, set()).update(reads)
@@ -63,8 +63,8 @@ class StateSamples:
         state: list = [index, active, *(x for i in sorted(pending) for x in (i, *pending[i]))]
         state += [x for i, group, _ in b.waiting for x in (i, group)]
         state += [sorted((k, *v.get_state()) for k, v in b.mbarriers.items()), len(b.copies)]
-        state += [self.slots, *(b.S[slot] for slot in self.slots)]
-        state += [b.clock() if self.reads_clock else 0, b.shared_space.data, *b.arena.contents()]
+        state += [self.slots, *(b.registers[slot] for slot in self.slots)]
+        state += [b.clock() if self.reads_clock else 0, b.shared_space.data, *b.arena.get_contents()]
         if b.run.local_size:
             state.append(b.local_space.data)
         digest = hashlib.blake2b(digest_size=16)

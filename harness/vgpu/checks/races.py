@@ -444,7 +444,7 @@ class AccessLog:
             message = f"{location}: {describe_access(first)} by {conflict} ({format_count(cells, 'place')})"
             run.record(
                 kind, first.instr, message, tensor=name, index=index, block=block, thread=thread,
-                count=cells, other=second.instr, access_kinds=frozenset((describe_access(first), other_access)),
+                count=cells, other_instr=second.instr, access_kinds=frozenset((describe_access(first), other_access)),
             )  # fmt: skip
 
     # -- shared memory --------------------------------------------------------------------------------------

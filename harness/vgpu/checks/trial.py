@@ -62,4 +62,4 @@ def depends_on_unwritten_memory(run) -> bool:
 
 
 def get_finding_keys(run) -> set[tuple]:
-    return {(f.kind, f.where, f.other, f.tensor) for f in run.findings}
+    return {(f.kind, f.location, f.other_location, f.tensor) for f in run.findings}

@@ -36,7 +36,7 @@ class WarpSyncs:
         pairs = np.unique(np.stack([warps, np.broadcast_to(mask, len(warps)).astype(np.int64)]), axis=1)
         batch.warp_epoch[np.unique(warps)] += 1
         for warp, mask_lanes in pairs.T.tolist():
-            mask_lanes |= ALL_LANES & ~int(batch.initial_bits[warp])  # a warp may have fewer lanes than bits
+            mask_lanes |= ALL_LANES & ~int(batch.initial_masks[warp])  # a warp may have fewer lanes than bits
             if mask_lanes != ALL_LANES:
                 self.partial_syncs.setdefault((warp, int(batch.warp_epoch[warp])), []).append(mask_lanes)
             lanes = mask_lanes >> LANES & 1 > 0

@@ -47,7 +47,7 @@ def get_device_attributes(arch: str) -> dict[int, int]:
         raise ValueError(
             f"unknown virtual GPU {arch!r}: choose one of {', '.join(ARCHITECTURES)} (or sm_90a)"
         )
-    processors, threads, opt_in, per_processor = ARCHITECTURES[key]
+    num_sms, threads, max_shared_optin, shared_per_sm = ARCHITECTURES[key]
     major, minor = get_compute_capability(arch)
     return {
         1: 1024,  # threads per block
@@ -64,7 +64,7 @@ def get_device_attributes(arch: str) -> dict[int, int]:
         12: 65536,  # registers per block
         13: 1_000_000,  # clock in kHz: nominal, nothing is timed by it
         15: 1,  # can copy and compute at once
-        16: processors,
+        16: num_sms,
         31: 1,  # concurrent kernels
         36: 1_000_000,  # memory clock in kHz: nominal
         37: 4096,  # memory bus width in bits: nominal
@@ -75,9 +75,9 @@ def get_device_attributes(arch: str) -> dict[int, int]:
         75: major,
         76: minor,
         78: 1,  # stream priorities
-        81: per_processor,
+        81: shared_per_sm,
         82: 65536,  # registers per multiprocessor
-        97: opt_in,
+        97: max_shared_optin,
         106: 32,  # blocks per multiprocessor
         111: 1024,  # shared bytes reserved per block
         115: 1,  # memory pools
@@ -88,8 +88,8 @@ def get_device_attributes(arch: str) -> dict[int, int]:
 class DriverError(VirtualGPUError):
     """Raised for an invalid driver call; `cuda` is the name of the CUDA error."""
 
-    def __init__(self, cuda: str, text: str):
-        super().__init__(text)
+    def __init__(self, cuda: str, message: str):
+        super().__init__(message)
         self.cuda = cuda
 
 
@@ -191,16 +191,16 @@ class Device:
 
     def _encode_tensor_map(self, arguments, data, output_size):
         """Encode a tensor map. Input, in words: 5 dimensions, 4 strides, 5 tile sizes, 5 element strides."""
-        kind, rank, address, interleave, swizzle, promotion, fill = arguments[:7]
+        data_type, rank, address, interleave, swizzle, promotion, fill = arguments[:7]
         words = np.frombuffer(data, "<i8").tolist()
         dims, strides = words[:rank], words[5 : 4 + rank]
-        box, steps = words[9 : 9 + rank], words[14 : 14 + rank]
+        box, element_strides = words[9 : 9 + rank], words[14 : 14 + rank]
         try:
             new_map = tensor_map.encode_tiled(
-                kind, address, dims, strides, box, steps,
+                data_type, address, dims, strides, box, element_strides,
                 interleave=interleave, swizzle=swizzle, promotion=promotion, fill=fill,
             )  # fmt: skip
-        except tensor_map.BadTensorMap as error:
+        except tensor_map.InvalidTensorMap as error:
             raise DriverError("CUDA_ERROR_INVALID_VALUE", f"cuTensorMapEncodeTiled: {error}") from None
         except NotImplementedError as error:
             raise DriverError(
@@ -375,6 +375,6 @@ class Device:
         if self.verbose:
             self.log(
                 f"ran {function.label} grid={grid} block={block}: {launch.counters.instructions} thread"
-                f" instructions in {1e3 * launch.seconds:.1f} ms"
+                f" instructions in {1e3 * launch.duration_s:.1f} ms"
             )
         return (), b""

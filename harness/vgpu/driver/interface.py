@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 # Words of a request: operation, address and length of input, address and length of output, arguments.
-WORDS = 16
+REQUEST_WORDS = 16
 FIRST_ARGUMENT = 5
 
 
@@ -53,7 +53,7 @@ RESULT_CODES = {name: code for name, (code, _) in RESULTS.items()}
 # Opaque handles of the only device, context, stream and memory pool.
 CONTEXT, STREAM, POOL, NVML_DEVICE = 0x1000, 0x2000, 0x4000, 0x8000
 
-CONSTANT_ANSWERS = {
+CONSTANT_OUTPUTS = {
     "libcuda.so.1": {
         "workbook_vgpu_no_op": (),
         "cuDriverGetVersion": ((0, "Int32", 13000),),
@@ -136,7 +136,7 @@ def generate_constants() -> str:
 def generate_entry_points(library: str) -> str:
     """Generate a library's Mojo functions with constant outputs, and libcuda.so.1's unsupported ones."""
     lines = []
-    for name, outputs in CONSTANT_ANSWERS[library].items():
+    for name, outputs in CONSTANT_OUTPUTS[library].items():
         last = max((argument for argument, _, _ in outputs), default=-1)
         arguments = ", ".join(f"a{k}: Int" for k in range(last + 1))
         lines += [f'@export("{name}")', f'def {name}({arguments}) abi("C") -> Int32:']

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from .build import Driver
 from .device import Device
-from .interface import FIRST_ARGUMENT, WORDS
+from .interface import FIRST_ARGUMENT, REQUEST_WORDS
 
-_REQUEST = struct.Struct(f"<{WORDS}q")
+_REQUEST = struct.Struct(f"<{REQUEST_WORDS}q")
 _ANSWER = struct.Struct("<6q")  # result code, four results, output length
 _PR_SET_CHILD_SUBREAPER = 36
 INTERRUPTED, TIMED_OUT = 130, 124
@@ -55,18 +55,18 @@ class Executor:
         self.devices: list[Device] = []
         self._child: subprocess.Popen | None = None
 
-    def run(self, program: list[str], timeout: float | None = None) -> int:
+    def run(self, program: list[str], timeout_s: float | None = None) -> int:
         """Run a program to its end. Return its exit code (128 + n after signal n), 124 after `timeout`
         seconds, or 130 after Ctrl-C. Raises ProgramNotFound."""
-        name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
+        socket_name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
             selectors.DefaultSelector() as selector,
         ):
-            listener.bind("\0" + name)
+            listener.bind("\0" + socket_name)
             listener.listen()
             selector.register(listener, selectors.EVENT_READ)
-            stop_code = self._serve_program(program, name, timeout, selector, listener)
+            stop_code = self._serve_program(program, socket_name, timeout_s, selector, listener)
             for key in list(selector.get_map().values()):
                 if isinstance(key.fileobj, socket.socket) and key.fileobj is not listener:
                     key.fileobj.close()
@@ -76,14 +76,14 @@ class Executor:
         code = self._child.wait()
         return code if code >= 0 else 128 - code
 
-    def _serve_program(self, program, name, timeout, selector, listener) -> int | None:
+    def _serve_program(self, program, socket_name, timeout_s, selector, listener) -> int | None:
         """Start the program and serve its requests. Return None if it ended by itself; otherwise kill it and
         all its descendants, and return the exit code."""
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt the program's orphans, to find and reap them
         try:
-            with _handle_signals(self, timeout):
-                self._start(program, name)
+            with _handle_signals(self, timeout_s):
+                self._start(program, socket_name)
                 self._serve(selector, listener)
             return None
         except _Interrupted as interruption:
@@ -97,12 +97,12 @@ class Executor:
         finally:
             prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
-    def _start(self, program: list[str], name: str) -> None:
+    def _start(self, program: list[str], socket_name: str) -> None:
         paths = [str(self.driver.folder), os.environ.get("LD_LIBRARY_PATH", "")]
         env = {
             **os.environ,
             **self.driver.environment(),
-            "WORKBOOK_VGPU_SOCKET": name,
+            "WORKBOOK_VGPU_SOCKET": socket_name,
             "LD_LIBRARY_PATH": ":".join(path for path in paths if path),
         }
         try:
@@ -137,19 +137,19 @@ class Executor:
 
     def _stop(self, code: int) -> int:
         """Kill the program and its descendants, first with SIGTERM."""
-        for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
-            if number == signal.SIGTERM and code == INTERRUPTED and self._wait_for_end(0.5):
+        for signal_number, timeout_s in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
+            if signal_number == signal.SIGTERM and code == INTERRUPTED and self._wait_for_end(0.5):
                 break  # Ctrl-C in a terminal reaches the program as well
             for pid in find_descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            if self._wait_for_end(patience):
+                    os.kill(pid, signal_number)
+            if self._wait_for_end(timeout_s):
                 break
         return code
 
-    def _wait_for_end(self, seconds: float) -> bool:
+    def _wait_for_end(self, timeout_s: float) -> bool:
         """Wait until no descendant is left, and reap orphans; return False after `seconds`."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self.has_ended()
             with contextlib.suppress(ChildProcessError):
@@ -171,7 +171,7 @@ def find_descendants(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _handle_signals(executor: Executor, timeout: float | None):
+def _handle_signals(executor: Executor, timeout_s: float | None):
     """Raise _Interrupted in the context at the program's end, the time limit, or SIGTERM."""
 
     pending = True  # raise only once: a second interruption must not disturb the cleanup
@@ -182,32 +182,34 @@ def _handle_signals(executor: Executor, timeout: float | None):
             pending = False
             raise _Interrupted(code)
 
-    def on_child(number, frame):
+    def on_child(signal_number, frame):
         if executor.has_ended():
             interrupt(None)
 
     handlers = {
         signal.SIGCHLD: on_child,
-        signal.SIGALRM: lambda number, frame: interrupt(TIMED_OUT),
-        signal.SIGTERM: lambda number, frame: interrupt(128 + signal.SIGTERM),
+        signal.SIGALRM: lambda signal_number, frame: interrupt(TIMED_OUT),
+        signal.SIGTERM: lambda signal_number, frame: interrupt(128 + signal.SIGTERM),
     }
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    if timeout:
-        signal.setitimer(signal.ITIMER_REAL, timeout)
+    previous = {
+        signal_number: signal.signal(signal_number, handler) for signal_number, handler in handlers.items()
+    }
+    if timeout_s:
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for signal_number, handler in previous.items():
+            signal.signal(signal_number, handler)
 
 
 def _serve_request(connection: socket.socket, device: Device) -> bool:
     """Serve one request; return False if the client has closed the connection."""
     try:
-        words = _REQUEST.unpack(_receive(connection, _REQUEST.size))
-        data = _receive(connection, words[2])
-        code, results, output = device.handle(words[0], list(words[FIRST_ARGUMENT:]), data, words[4])
+        request = _REQUEST.unpack(_receive(connection, _REQUEST.size))
+        data = _receive(connection, request[2])
+        code, results, output = device.handle(request[0], list(request[FIRST_ARGUMENT:]), data, request[4])
         connection.sendall(_ANSWER.pack(code, *(*results, 0, 0, 0, 0)[:4], len(output)))
         connection.sendall(output)
     except (EOFError, ConnectionError):

@@ -11,7 +11,7 @@ from harness.vgpu.checks.counters import Counters
 from harness.vgpu.checks.findings import Finding, Findings, format_count
 from harness.vgpu.checks.races import AccessLog, may_synchronise
 from harness.vgpu.checks.trial import SavedTensors, depends_on_unwritten_memory
-from harness.vgpu.engine.interpreter.executor import Batch, Livelock, StepBudget, Trap
+from harness.vgpu.engine.interpreter.executor import Batch, Livelock, StepBudgetReached, Trap
 from harness.vgpu.engine.reports import Reports, shorten_shared_name
 from harness.vgpu.errors import StepBudgetExceeded, UnsupportedInstruction
 from harness.vgpu.memory.arena import Extent, Space, find_extent
@@ -66,9 +66,9 @@ class Run(Reports):
             bytes(block[: len(block) // 64 * 64 + 64]).ljust(-(-len(block) // 64) * 64, b"\0"), np.uint8
         )
         self.param_space = Space(data, np.ones(len(data), np.uint8))
-        self.param_extent = Extent(0, program.param_bytes, "parameters", ready=True)
+        self.param_extent = Extent(0, program.param_bytes, "parameters", fully_written=True)
         self._param_bytes = bytes(data)
-        self.P: list = []
+        self.params: list = []
         self.update_params()
         end, self.shared_extents = 0, []
         for name, (offset, size) in self.kernel.shared_layout.items():
@@ -91,8 +91,8 @@ class Run(Reports):
 
     def update_params(self):
         """Extend P, the values of the kernel parameters that the generated functions read."""
-        for offset, kind in self.code.param_reads[len(self.P) :]:
-            self.P.append(np.frombuffer(self._param_bytes, np.dtype(kind), 1, offset)[0])
+        for offset, kind in self.code.param_reads[len(self.params) :]:
+            self.params.append(np.frombuffer(self._param_bytes, np.dtype(kind), 1, offset)[0])
 
     # -- running --------------------------------------------------------------------------------------------
     def execute(self):
@@ -105,7 +105,7 @@ class Run(Reports):
                     f.is_error = False
                     f.marked_message += "; results are the same with other bytes there"
         finally:
-            self.launch.seconds = time.perf_counter() - start
+            self.launch.duration_s = time.perf_counter() - start
             self.launch.findings = list(self.findings)
             for f in self.findings:
                 self.gpu.findings.record(f, (id(self.launch), id(f)))
@@ -147,7 +147,7 @@ class Run(Reports):
                     self.log.start_batch(batch)
                     batch.execute()
                     self.log.process_logs()  # all threads of the batch have exited
-        except StepBudget as stop:
+        except StepBudgetReached as stop:
             self._raise_hang(stop)
         except Trap as trap:
             text = "the kernel stopped itself (trap): an assertion or an unreachable state"
@@ -161,9 +161,9 @@ class Run(Reports):
                     self.arena.restore(e, snapshot)
             for e in self.arena.extents:
                 if e.written:
-                    e.writer = self.launch.name
-                    if not e.ready:
-                        self.arena.update_ready(e.start, e.end - e.start)
+                    e.last_writer = self.launch.name
+                    if not e.fully_written:
+                        self.arena.update_fully_written(e.start, e.end - e.start)
 
     def iterate_batches(self):
         """Yield arrays of linear block indices, in the device's block order."""
@@ -210,7 +210,7 @@ class Run(Reports):
         if not self.is_rerun:
             self.gpu.print(text)
 
-    def _raise_hang(self, stop: StepBudget):
+    def _raise_hang(self, stop: StepBudgetReached):
         instr = next(iter(stop.block.instrs), stop.block.term)
         budget = format_count(self.step_budget, "step")
         if isinstance(stop, Livelock):

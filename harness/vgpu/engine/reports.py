@@ -57,7 +57,7 @@ class Reports:
         return self.block_index(block), self.thread_index(int(batch.thread_of[position]))
 
     def record(
-        self, kind, instr, message, *, tensor="", index=None, block=None, thread=None, count=1, other=None,
+        self, kind, instr, message, *, tensor="", index=None, block=None, thread=None, count=1, other_instr=None,
         is_note=None, access_kinds=frozenset(),
     ):  # fmt: skip
         """Record a finding about an instruction; `other` is the other instruction of a race, and
@@ -66,15 +66,22 @@ class Reports:
         If `is_note` is None, the finding is a note if all its code is library code.
         """
         library = is_library_algorithm(instr.loc) if instr is not None else False
-        if other is not None:
-            library = library and is_library_algorithm(other.loc)
+        if other_instr is not None:
+            library = library and is_library_algorithm(other_instr.loc)
         if is_note is not None:
             library = is_note
-        where, other_location = format_location(instr), format_location(other) if other is not None else ""
-        causes = (get_cause(instr),) if other is None else tuple(sorted((get_cause(instr), get_cause(other))))
+        location, other_location = (
+            format_location(instr),
+            format_location(other_instr) if other_instr is not None else "",
+        )
+        causes = (
+            (get_cause(instr),)
+            if other_instr is None
+            else tuple(sorted((get_cause(instr), get_cause(other_instr))))
+        )
         finding = Finding(
-            kind, message, where, self.launch.name, tensor, index, block, thread, int(count), not library,
-            other_location, access_kinds, instr, other,
+            kind, message, location, self.launch.name, tensor, index, block, thread, int(count), not library,
+            other_location, access_kinds, instr, other_instr,
         )  # fmt: skip
         if self.shared_extents:
             names = {shorten_shared_name(k): name for k, name in self.kernel.shared_names.items()}
@@ -256,13 +263,13 @@ class Reports:
             term = batch.program.blocks[index].term
             num_waiting = sum(len(x) for _, x in groups)
             if len(barriers) > 1:
-                other = batch.program.blocks[next(i for i, _ in groups if i != index)].term
+                other_instr = batch.program.blocks[next(i for i, _ in groups if i != index)].term
                 message = (
                     f"{format_count(len(positions), 'thread')} of the block wait here and {num_waiting - len(positions)} at"
                     " another barrier: every thread of a block must reach the same barrier"
                 )
             else:
-                other = None
+                other_instr = None
                 message = (
                     f"{len(positions)} of {format_count(int(batch.alive[block]), 'thread')} wait at this barrier, the"
                     " others never reach it: every thread of a block must"
@@ -272,7 +279,7 @@ class Reports:
                 for i in barriers
             )
             self.record_at(
-                batch, positions[0], "barrier divergence", term, message, count=len(positions), other=other,
+                batch, positions[0], "barrier divergence", term, message, count=len(positions), other_instr=other_instr,
                 is_note=False if by_user else None,
             )  # fmt: skip
 
@@ -322,7 +329,7 @@ class Reports:
     def report_absent_shuffle_lane(self, batch, instr, position, lane: int, count: int):
         """Report a shuffle from a lane that is elsewhere, has exited, or does not exist (a partial warp)."""
         warp = int(batch.warp_of[position])
-        missing = not int(batch.initial_bits[warp]) >> lane & 1
+        missing = not int(batch.initial_masks[warp]) >> lane & 1
         by_user = missing or batch.divergence.diverges_in_user_code(instr, warp=warp)
         self.record_at(
             batch, position, "shuffle from an absent thread", instr,
@@ -348,13 +355,13 @@ class Reports:
         message = f"the {subject}, {format_count(value, 'byte')}, is not a multiple of {unit}"
         self.record_at(batch, position, "misaligned bulk copy", instr, message)
 
-    def report_unordered(self, batch, kind: str, instr, other, thread: int, count: int, message: str):
+    def report_unordered(self, batch, kind: str, instr, other_instr, thread: int, count: int, message: str):
         """Report an asynchronous operation that is not ordered with another access; `thread` is numbered in
         the batch."""
         block = self.block_index(int(batch.blocks[thread // batch.threads]))
         self.record(
             kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads), count=count,
-            other=other, is_note=False,
+            other_instr=other_instr, is_note=False,
         )  # fmt: skip
 
     def report_register_hazard(self, batch, instr, product, register: str, role: str, position, count: int):
@@ -363,7 +370,7 @@ class Reports:
             ("accumulator in use", "sums") if role == "accumulator" else ("operand overwritten", "a factor")
         )
         message = f"{register} holds {contents} of a wgmma that wgmma.wait_group has not waited for"
-        self.record_at(batch, position, kind, instr, message, count=count, other=product)
+        self.record_at(batch, position, kind, instr, message, count=count, other_instr=product)
 
     def report_register_budget(self, batch, instr, position, message: str, block: int = 0, thread: int = 0):
         """Report a setmaxnreg that cannot be satisfied; `block` and `thread` are used without a position."""

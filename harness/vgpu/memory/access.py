@@ -8,12 +8,26 @@ from harness.vgpu.ptx.parser import Instr
 
 from .arena import NO_EXTENT, Extent, Space, Views
 
-KIND = {"pred": "p", "b128": "u8"}
+NUMPY_KINDS = {"pred": "p", "b128": "u8"}
 for _bits in (8, 16, 32, 64):
-    KIND |= {f"b{_bits}": f"u{_bits // 8}", f"u{_bits}": f"u{_bits // 8}", f"s{_bits}": f"i{_bits // 8}"}
-KIND |= {"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2", "f16x2": "u4", "bf16x2": "u4", "tf32": "f4"}
-DTYPE = {k: np.dtype(k).type for k in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")}
-DTYPE["p"] = np.bool_
+    NUMPY_KINDS |= {
+        f"b{_bits}": f"u{_bits // 8}",
+        f"u{_bits}": f"u{_bits // 8}",
+        f"s{_bits}": f"i{_bits // 8}",
+    }
+NUMPY_KINDS |= {
+    "f16": "f2",
+    "f32": "f4",
+    "f64": "f8",
+    "bf16": "u2",
+    "f16x2": "u4",
+    "bf16x2": "u4",
+    "tf32": "f4",
+}
+NUMPY_TYPES = {
+    k: np.dtype(k).type for k in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
+}
+NUMPY_TYPES["p"] = np.bool_
 
 #: Start of the shared, local and parameter windows in the generic address space.
 SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW = 1 << 56, 1 << 57, 1 << 58
@@ -27,8 +41,8 @@ class Access:
     """One memory instruction, as the checks and counters see it, with a cache of its last tensor."""
 
     __slots__ = [
-        "_space", "_variants", "_views", "acquires", "count", "instr", "kind", "mask", "mixed", "nbytes",
-        "number", "releases", "scope", "shape", "shift", "shift64", "space", "tensor", "used",
+        "_space", "_variants", "_views", "acquires", "count", "instr", "kind", "mask", "is_mixed", "nbytes",
+        "number", "releases", "scope", "shape", "shift", "shift64", "space", "tensor", "result_used",
         "width", "writes",
     ]  # fmt: skip
 
@@ -40,7 +54,7 @@ class Access:
         self.shift = self.nbytes.bit_length() - 1
         self.shift64 = np.uint64(self.shift)
         self.mask = self.nbytes - 1
-        self.acquires = self.releases = self.mixed = self.used = False
+        self.acquires = self.releases = self.is_mixed = self.result_used = False
         self.scope = DEVICE_SCOPE
         self.writes = kind == "W" or (kind == "A" and instr.op != "ld")
         self._variants: dict[str, Access] = {}
@@ -79,6 +93,10 @@ class Access:
             variant = self._variants[name] = Access(
                 self.number, self.instr, self.kind, name, self.width, self.count
             )
-            variant.acquires, variant.releases, variant.used = self.acquires, self.releases, self.used
+            variant.acquires, variant.releases, variant.result_used = (
+                self.acquires,
+                self.releases,
+                self.result_used,
+            )
             variant.scope = self.scope
         return variant

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ALIGN = 256
-GUARD_MIN, GUARD_MAX = 512, 1 << 16
+ALIGNMENT = 256
+MIN_GUARD_BYTES, MAX_GUARD_BYTES = 512, 1 << 16
 NULL_PAGE = 4096  # addresses below are never valid
 DEFAULT_BASE = 0x7000_0000_0000
 DEFAULT_SIZE = 8 << 30
@@ -37,10 +37,10 @@ class Extent:
     name: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
-    ready: bool = False
+    fully_written: bool = False
     write_violation: str = ""
     written: bool = False
-    writer: str = ""
+    last_writer: str = ""
     allocation: int = 0
 
     def index(self, address: int, width: int) -> int | tuple[int, ...]:
@@ -95,7 +95,7 @@ class Space:
         return views
 
 
-def reserve(nbytes: int) -> np.ndarray:
+def reserve_memory(nbytes: int) -> np.ndarray:
     """Return zeroed bytes whose pages are allocated on first use."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     flags |= getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -111,16 +111,16 @@ class Arena:
 
     def __init__(self, memory=None, base: int = DEFAULT_BASE, size: int = DEFAULT_SIZE):
         if memory is None:
-            memory = reserve(size)
+            memory = reserve_memory(size)
         elif not isinstance(memory, np.ndarray):
             memory = np.frombuffer(memory, np.uint8)
         memory = memory.view(np.uint8).reshape(-1)
         self.base = base
         self.size = len(memory)
-        self.space = Space(memory, reserve(-(-self.size // 4096) * 4096)[: self.size])
+        self.space = Space(memory, reserve_memory(-(-self.size // 4096) * 4096)[: self.size])
         self.data, self.written = self.space.data, self.space.written
         # Out-of-bounds accesses are redirected to a page outside all tensors.
-        self.sink = ALIGN * 16
+        self.sink = ALIGNMENT * 16
         self.first_offset = 2 * NULL_PAGE
         self.written[self.sink : self.sink + 4096] = 1
         self._free: list[tuple[int, int]] = [
@@ -135,8 +135,8 @@ class Arena:
     # -- allocation -----------------------------------------------------------------------------------------
     def allocate(self, nbytes: int, name: str = "") -> int:
         """Allocate and return an address that is a multiple of 256. Raises OutOfSpace."""
-        guard = min(max(nbytes, GUARD_MIN), GUARD_MAX)
-        reserved = -(-(max(nbytes, 1) + guard) // ALIGN) * ALIGN
+        guard = min(max(nbytes, MIN_GUARD_BYTES), MAX_GUARD_BYTES)
+        reserved = -(-(max(nbytes, 1) + guard) // ALIGNMENT) * ALIGNMENT
         for k, (offset, free) in enumerate(self._free):
             if free >= reserved:
                 self._free[k : k + 1] = [(offset + reserved, free - reserved)] if free > reserved else []
@@ -174,19 +174,19 @@ class Arena:
         """Mark [address, address + nbytes) as one exact tensor. The rest of its allocation stays accessible,
         except gaps of less than 256 bytes, which are padding and become guard zones."""
         start, end = address, address + nbytes
-        extents, owner = [], 0
+        extents, allocation_address = [], 0
         for e in self.extents:
             if e.end <= start or e.start >= end or e.start == e.end:
                 if not (e.start == e.end == start):
                     extents.append(e)
                 continue
-            owner = e.allocation
+            allocation_address = e.allocation
             for low, high in ((e.start, min(start, e.end)), (max(end, e.start), e.end)):
-                if high - low >= ALIGN:
+                if high - low >= ALIGNMENT:
                     extents.append(Extent(low, high, e.name, allocation=e.allocation))
         self.extents = extents
-        self._add_extent(Extent(start, end, name, tuple(shape), str(dtype), allocation=owner))
-        self.update_ready(start, nbytes)
+        self._add_extent(Extent(start, end, name, tuple(shape), str(dtype), allocation=allocation_address))
+        self.update_fully_written(start, nbytes)
 
     def _add_extent(self, extent: Extent):
         self.extents.append(extent)
@@ -203,17 +203,17 @@ class Arena:
             return self.extents[k]
         return None
 
-    def contents(self) -> list[np.ndarray]:
+    def get_contents(self) -> list[np.ndarray]:
         return [self.data[e.start - self.base : e.end - self.base] for e in self.extents]
 
     def snapshot(self, e: Extent) -> tuple[np.ndarray, np.ndarray, bool]:
         """Return copies of a tensor's bytes and written mask, and whether it was ready."""
         region = slice(e.start - self.base, e.end - self.base)
-        return self.data[region].copy(), self.written[region].copy(), e.ready
+        return self.data[region].copy(), self.written[region].copy(), e.fully_written
 
     def restore(self, e: Extent, snapshot: tuple[np.ndarray, np.ndarray, bool]) -> None:
         region = slice(e.start - self.base, e.end - self.base)
-        self.data[region], self.written[region], e.ready = snapshot
+        self.data[region], self.written[region], e.fully_written = snapshot
 
     def find_nearest(self, address: int) -> Extent | None:
         """Return the last tensor before an out-of-bounds address, or the first if there is none."""
@@ -246,13 +246,13 @@ class Arena:
             return None
         return address - self.base
 
-    def update_ready(self, address: int, nbytes: int):
+    def update_fully_written(self, address: int, nbytes: int):
         """Recompute `ready` for the tensors in a range after a write by the host or a kernel."""
         k = max(bisect.bisect_right(self._starts, address) - 1, 0)
         while k < len(self.extents) and self.extents[k].start < address + nbytes:
             e = self.extents[k]
-            if not e.ready and e.end > address:
-                e.ready = bool(self.written[e.start - self.base : e.end - self.base].all())
+            if not e.fully_written and e.end > address:
+                e.fully_written = bool(self.written[e.start - self.base : e.end - self.base].all())
             k += 1
 
     def find_unwritten(self, address: int, nbytes: int) -> np.ndarray:

@@ -8,22 +8,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BYTES = 128
+ENCODED_BYTES = 128
 MAGIC = b"vgpuTMap"
 _FORMAT = "<8sQ5Q4Q5H4B"
 
 #: CUtensorMapDataType -> bytes of an element, and the numeric kind with which reductions update it
 #: (warp.update_atomically).
-ELEMENTS = {0: (1, "u1"), 1: (2, "u2"), 2: (4, "u4"), 3: (4, "i4"), 4: (8, "u8"), 5: (8, "i8"), 6: (2, "f2")}
-ELEMENTS |= {7: (4, "f4"), 8: (8, "f8"), 9: (2, "bf16"), 10: (4, "f4"), 11: (4, "f4"), 12: (4, "f4")}
-_EXACT = range(10)  # the other types flush subnormals or round to tf32 when copied
+ELEMENT_TYPES = {
+    0: (1, "u1"),
+    1: (2, "u2"),
+    2: (4, "u4"),
+    3: (4, "i4"),
+    4: (8, "u8"),
+    5: (8, "i8"),
+    6: (2, "f2"),
+}
+ELEMENT_TYPES |= {7: (4, "f4"), 8: (8, "f8"), 9: (2, "bf16"), 10: (4, "f4"), 11: (4, "f4"), 12: (4, "f4")}
+_UNCONVERTED_TYPES = range(10)  # the other types flush subnormals or round to tf32 when copied
 #: The NaN that fills elements outside the tensor, by floating-point type, measured on an H200.
 NAN_FILLS = {6: 0x7FF7, 7: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7, 9: 0x7FF7}
-UNIT = 16  # granularity of the TMA in bytes
+UNIT_BYTES = 16  # granularity of the TMA in bytes
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # CUtensorMapSwizzle -> span of the swizzle in bytes
 
 
-class BadTensorMap(ValueError):
+class InvalidTensorMap(ValueError):
     """Raised for arguments of cuTensorMapEncodeTiled that the driver rejects."""
 
 
@@ -35,7 +43,7 @@ class TensorMap:
     """
 
     address: int
-    kind: int
+    data_type: int
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
@@ -45,7 +53,7 @@ class TensorMap:
     @property
     def width(self) -> int:
         """Bytes of an element."""
-        return ELEMENTS[self.kind][0]
+        return ELEMENT_TYPES[self.data_type][0]
 
     @property
     def nbytes(self) -> int:
@@ -61,15 +69,15 @@ class TensorMap:
     @property
     def fill(self) -> int:
         """The bits of an element outside the tensor."""
-        return NAN_FILLS.get(self.kind, 0) if self.fill_nan else 0
+        return NAN_FILLS.get(self.data_type, 0) if self.fill_nan else 0
 
     def compute_elements(
-        self, corner: tuple[int, ...], stored: bool = False
+        self, corner: tuple[int, ...], is_store: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the element addresses of the tile at these coordinates, [rows, box[0]], and a mask of the
         elements that are copied.
 
-        A load copies the elements inside the tensor, a store (`stored`) whole 16-byte units that begin
+        A load copies the elements inside the tensor, a store (`is_store`) whole 16-byte units that begin
         inside: an H200 writes up to 14 bytes past a row whose length is not a multiple of 16 bytes.
         """
         address = np.zeros((1,) * len(self.box), np.int64) + self.address
@@ -79,8 +87,8 @@ class TensorMap:
             shape = [1] * len(self.box)
             shape[len(self.box) - 1 - d] = count
             address = address + (coordinate * self.strides[d]).reshape(shape)
-            if stored and d == 0:
-                coordinate = coordinate // (UNIT // self.width) * (UNIT // self.width)
+            if is_store and d == 0:
+                coordinate = coordinate // (UNIT_BYTES // self.width) * (UNIT_BYTES // self.width)
             inside = inside & ((coordinate >= 0) & (coordinate < self.dims[d])).reshape(shape)
         return address.reshape(-1, self.box[0]), inside.reshape(-1, self.box[0])
 
@@ -88,21 +96,27 @@ class TensorMap:
         rank = len(self.dims)
         packed = struct.pack(
             _FORMAT, MAGIC, self.address, *_pad(self.dims), *_pad(self.strides[1:], 4), *_pad(self.box),
-            rank, self.kind, self.swizzle, self.fill_nan,
+            rank, self.data_type, self.swizzle, self.fill_nan,
         )  # fmt: skip
-        return packed.ljust(BYTES, b"\0")
+        return packed.ljust(ENCODED_BYTES, b"\0")
 
     @classmethod
     @functools.lru_cache(maxsize=64)
     def decode(cls, data: bytes) -> TensorMap | None:
         """Decode a map from 128 bytes; return None if they are not an encoded map."""
-        if len(data) != BYTES or not data.startswith(MAGIC):
+        if len(data) != ENCODED_BYTES or not data.startswith(MAGIC):
             return None
         _, address, *rest = struct.unpack_from(_FORMAT, data)
-        rank, kind, swizzle, fill_nan = rest[14:]
-        strides = (ELEMENTS[kind][0], *rest[5 : 4 + rank])
+        rank, data_type, swizzle, fill_nan = rest[14:]
+        strides = (ELEMENT_TYPES[data_type][0], *rest[5 : 4 + rank])
         return cls(
-            address, kind, tuple(rest[:rank]), strides, tuple(rest[9 : 9 + rank]), swizzle, bool(fill_nan)
+            address,
+            data_type,
+            tuple(rest[:rank]),
+            strides,
+            tuple(rest[9 : 9 + rank]),
+            swizzle,
+            bool(fill_nan),
         )
 
 
@@ -111,25 +125,25 @@ def _pad(values, count: int = 5) -> list[int]:
 
 
 def encode_tiled(
-    kind: int, address: int, dims, strides, box, steps, *, interleave: int, swizzle: int, promotion: int,
+    data_type: int, address: int, dims, strides, box, element_strides, *, interleave: int, swizzle: int, promotion: int,
     fill: int
 ) -> TensorMap:  # fmt: skip
     """Create the map that cuTensorMapEncodeTiled encodes; `strides` (bytes) omit the innermost dimension.
 
-    Raises BadTensorMap for arguments that the driver's documentation write_violation, NotImplementedError for valid
+    Raises InvalidTensorMap for arguments that the driver's documentation write_violation, NotImplementedError for valid
     ones that are not simulated.
     """
-    width, _ = ELEMENTS.get(kind, (0, ""))
+    width, _ = ELEMENT_TYPES.get(data_type, (0, ""))
     recognized = (
         width and swizzle in SWIZZLES and interleave in (0, 1, 2) and fill in (0, 1) and 0 <= promotion < 4
     )
     if not recognized:
-        raise BadTensorMap("an enumeration has a value that CUDA 12 does not know")
+        raise InvalidTensorMap("an enumeration has a value that CUDA 12 does not know")
     if interleave:
         raise NotImplementedError("tensor maps with interleaved layouts")
-    if kind not in _EXACT:
+    if data_type not in _UNCONVERTED_TYPES:
         raise NotImplementedError("tensor maps that convert elements (FTZ and TFLOAT32)")
-    if any(step != 1 for step in steps):
+    if any(step != 1 for step in element_strides):
         raise NotImplementedError("tensor maps with element strides other than 1")
     inner, span = box[0] * width, SWIZZLES[swizzle]
     checks = [
@@ -142,12 +156,12 @@ def encode_tiled(
         (inner % 16 == 0, f"{inner} bytes of the box along the innermost dimension are not a multiple of 16"),
         (not span or inner <= span, f"{inner} bytes of the box along the innermost dimension, the swizzle"
                                     f" spans {span}"),
-        (not fill or kind in NAN_FILLS, "elements outside of the tensor are NaN, but the type has none"),
+        (not fill or data_type in NAN_FILLS, "elements outside of the tensor are NaN, but the type has none"),
     ]  # fmt: skip
     for valid, message in checks:
         if not valid:
-            raise BadTensorMap(message)
-    return TensorMap(address, kind, tuple(dims), (width, *strides), tuple(box), span, bool(fill))
+            raise InvalidTensorMap(message)
+    return TensorMap(address, data_type, tuple(dims), (width, *strides), tuple(box), span, bool(fill))
 
 
 def swizzle_address(address: np.ndarray, span: int) -> np.ndarray:

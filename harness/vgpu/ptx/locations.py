@@ -7,23 +7,23 @@ from pathlib import Path
 
 from .parser import Instr, Location
 
-_LIBRARY = ("Mojo/", "max/", "oss/", "open-source/", "mojo/")
-_ALGORITHMS = ("/gpu/primitives/", "/algorithm/", "/linalg/", "/nn/", "/format/")
+_LIBRARY_FOLDERS = ("Mojo/", "max/", "oss/", "open-source/", "mojo/")
+_ALGORITHM_FOLDERS = ("/gpu/primitives/", "/algorithm/", "/linalg/", "/nn/", "/format/")
 
 
-def is_in_library(at: Location) -> bool:
+def is_in_library(location: Location) -> bool:
     """Return whether a source location is in the Mojo library, whose files have relative paths."""
-    return at.file.startswith(_LIBRARY)
+    return location.file.startswith(_LIBRARY_FOLDERS)
 
 
-def find_user_location(at: Location | None) -> Location | None:
+def find_user_location(location: Location | None) -> Location | None:
     """Return the innermost location outside the library, else the outermost one.
 
     Skip line 0, which the compiler writes for an instruction merged from several lines.
     """
-    if at is None:
+    if location is None:
         return None
-    frames = at.chain()
+    frames = location.list_frames()
     return next((f for f in frames if f.line and not is_in_library(f)), frames[-1])
 
 
@@ -33,7 +33,7 @@ def find_callers(instr: Instr | None) -> list[str]:
     Omit a kernel's own `def`: the compiler inlines a kernel's body there, but that is not a call.
     """
     loc = find_user_location(instr.loc) if instr is not None else None
-    frames = loc.chain()[1:] if loc else []
+    frames = loc.list_frames()[1:] if loc else []
     read_source_lines.cache_clear()  # the file may have changed since
     return [
         f"{f.file}:{f.line}:{f.column}"
@@ -42,10 +42,12 @@ def find_callers(instr: Instr | None) -> list[str]:
     ]
 
 
-def is_definition(at: Location) -> bool:
+def is_definition(location: Location) -> bool:
     """Return whether a location is the name in a `def`; False if the source cannot be read."""
-    lines = read_source_lines(at.file)
-    return 0 < at.line <= len(lines) and lines[at.line - 1][: at.column - 1].strip() == "def"
+    lines = read_source_lines(location.file)
+    return (
+        0 < location.line <= len(lines) and lines[location.line - 1][: location.column - 1].strip() == "def"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -56,14 +58,14 @@ def read_source_lines(file: str) -> tuple[str, ...]:
         return ()
 
 
-def is_library_algorithm(at: Location | None) -> bool:
+def is_library_algorithm(location: Location | None) -> bool:
     """Return whether code belongs to a library algorithm and not to an accessor inlined into user code."""
-    if at is None:
+    if location is None:
         return False
-    for frame in at.chain():
+    for frame in location.list_frames():
         if not is_in_library(frame):
             return False
-        if any(part in frame.file for part in _ALGORITHMS):
+        if any(part in frame.file for part in _ALGORITHM_FOLDERS):
             return True
     return True
 

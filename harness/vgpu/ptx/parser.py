@@ -31,7 +31,7 @@ class Location:
     column: int
     caller: Location | None = None
 
-    def chain(self) -> list[Location]:
+    def list_frames(self) -> list[Location]:
         """Return this location and its callers, innermost first."""
         frames, location = [], self
         while location is not None and len(frames) < 64:
@@ -259,15 +259,15 @@ class _Parser:
         raise PtxError(f"PTX line {line}: {reason}")
 
     def run(self) -> Module:
-        position, counted, line = 0, 0, 1
+        position, counted_position, line = 0, 0, 1
         while m := _TOKEN.match(self.text, position):
             assert m.lastgroup is not None  # every alternative of the pattern has a name
-            line += self.text.count("\n", counted, m.start(m.lastgroup))
-            position, counted = m.end(), m.start(m.lastgroup)
+            line += self.text.count("\n", counted_position, m.start(m.lastgroup))
+            position, counted_position = m.end(), m.start(m.lastgroup)
             self.parse_token(m.lastgroup, m[m.lastgroup], line)
         if self.function is not None or self.text[position:].strip():
             rest = self.text[position:]
-            line += self.text.count("\n", counted, position + len(rest) - len(rest.lstrip()))
+            line += self.text.count("\n", counted_position, position + len(rest) - len(rest.lstrip()))
             self.raise_error(line, "the text ends inside a statement or function")
         return self.module
 
@@ -316,13 +316,13 @@ class _Parser:
         m = _LOC.match(line)
         if not m or m[2] == "0":
             return
-        here = (int(m[1]), int(m[2]), int(m[3]))
+        position = (int(m[1]), int(m[2]), int(m[3]))
         caller = None
         if m[4]:
             site = (int(m[4]), int(m[5]), int(m[6]))
             caller = self.locations.get(site) or Location(self.files.get(site[0], "?"), site[1], site[2])
-        self.loc = Location(self.files.get(here[0], "?"), here[1], here[2], caller)
-        self.locations[here] = self.loc
+        self.loc = Location(self.files.get(position[0], "?"), position[1], position[2], caller)
+        self.locations[position] = self.loc
 
     def parse_label(self, name: str, line: int):
         """Parse a label; braces delimit its scope, so that inlined assembly may reuse a name."""

@@ -20,7 +20,7 @@ from .special_registers import SPECIAL_REGISTERS
 
 #: Opcodes without memory effects or thread communication: if guarded, they become a select, and all other
 #: guarded instructions a separate block.
-PURE = {
+PURE_OPCODES = {
     "mov", "add", "sub", "mul", "mad", "mul24", "mad24", "fma", "div", "rem", "min", "max", "abs", "neg",
     "not", "and", "or", "xor", "cnot", "shl", "shr", "shf", "setp", "set", "selp", "slct", "cvt", "cvta",
     "rcp", "rsqrt", "sqrt", "sin", "cos", "ex2", "lg2", "tanh", "copysign", "testp", "lop3", "prmt",
@@ -149,22 +149,26 @@ class Program:
     def _split_into_blocks(self, f: Function, number: int, stack: tuple[str, ...]):
         targets = {i.args[0].name for i in f.body if i.op == "bra"}.union(*f.tables.values())
         starts = {position for name, position in f.labels.items() if name in targets}
-        at: dict[int, Block] = {}
-        at[0] = block = self._add_block(number)
+        block_at: dict[int, Block] = {}
+        block_at[0] = block = self._add_block(number)
         self._entry_block[number] = block.index
         fixups: list[tuple[Block, list[str]]] = []
         pending: list[tuple[Instr, str, int]] = []  # st.param instructions of the next call
         last_call: dict[str, int] = {}  # variable for a call's result -> offset
         for position, instr in enumerate(f.body):
-            if position in starts and position != 0 and (block.instrs or block.term or position not in at):
+            if (
+                position in starts
+                and position != 0
+                and (block.instrs or block.term or position not in block_at)
+            ):
                 new = self._add_block(number)
                 if block.kind == "jump" and not block.succs:
                     block.succs = [new.index]
                 block = new
             if position in starts or position == 0:
-                at[position] = block
+                block_at[position] = block
             instr = self._rename_registers(instr, number, f, pending, last_call)
-            if instr.pred is not None and instr.op != "bra" and instr.op not in PURE:
+            if instr.pred is not None and instr.op != "bra" and instr.op not in PURE_OPCODES:
                 body, after = self._add_block(number), self._add_block(number)
                 block.kind, block.term = "branch", Instr("bra", (), (), instr.pred, instr.line, instr.loc)
                 block.succs = [body.index, after.index]
@@ -182,12 +186,12 @@ class Program:
         end = len(f.body)
         for position in f.labels.values():
             if position == end:
-                at[position] = block
+                block_at[position] = block
         for branch, labels in fixups:
             for label in labels:
                 if label not in f.labels:
                     raise LinkError(f"PTX line {branch.end.line}: branch to unknown label {label}")
-                branch.succs.append(at[f.labels[label]].index)
+                branch.succs.append(block_at[f.labels[label]].index)
             if branch.kind == "branch":
                 branch.succs.reverse()  # the taken block first, then the fall-through block
 

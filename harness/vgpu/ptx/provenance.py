@@ -35,7 +35,7 @@ def compute_origins(program: Program) -> dict[str, Origin]:
     return origins
 
 
-def iterate_written_origins(i: Instr, program: Program, known: dict[str, Origin]):
+def iterate_written_origins(i: Instr, program: Program, origins: dict[str, Origin]):
     """Yield (register, origin) for each register that an instruction writes."""
     reads, writes = get_reads_and_writes(i)
     if i.op in ("ld", "ldu") and any(m.startswith("param") for m in i.mods):
@@ -46,7 +46,7 @@ def iterate_written_origins(i: Instr, program: Program, known: dict[str, Origin]
         origin = UNKNOWN
     else:
         for name in reads:
-            origin = join_origins(origin, known.get(name, frozenset()))
+            origin = join_origins(origin, origins.get(name, frozenset()))
     for name in writes:
         yield name, origin
 
@@ -77,9 +77,9 @@ def join_origins(a: Origin, b: Origin) -> Origin:
     return UNKNOWN if a is None or b is None else a | b
 
 
-def get_address_origin(i: Instr, known: dict[str, Origin]) -> Origin:
+def get_address_origin(i: Instr, origins: dict[str, Origin]) -> Origin:
     """Return the origin of a memory instruction's address; UNKNOWN for several addresses (copies)."""
     addresses = [a for a in i.args if isinstance(a, Mem)]
     if len(addresses) != 1 or not isinstance(addresses[0].base, Reg):
         return UNKNOWN
-    return known.get(addresses[0].base.name, frozenset())
+    return origins.get(addresses[0].base.name, frozenset())

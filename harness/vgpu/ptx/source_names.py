@@ -17,34 +17,34 @@ from .program import Program, get_reads_and_writes
 MEMORY_OPCODES = ("ld", "st", "atom", "red", "cp", "ldmatrix", "stmatrix")
 DECLARATION = re.compile(r"\bvar (\w+) = stack_allocation\[[^\]]*\bSHARED\b")
 FUNCTION = re.compile(r"\s*def \w")
-WORD = re.compile(r"\w+")
+IDENTIFIER = re.compile(r"\w+")
 
 
 def find_shared_names(program: Program, variables: Iterable[str]) -> dict[str, str]:
     """Map PTX variables to their source names; omit ambiguous ones."""
     find_shared_names_at.cache_clear()  # the file may have changed since
     read_source_lines.cache_clear()
-    requested = set(variables)
-    variables_of_register = find_address_registers(program.instrs, requested)
-    choices: dict[str, set[str]] = {}
+    variable_names = set(variables)
+    variables_of_register = find_address_registers(program.instrs, variable_names)
+    candidates: dict[str, set[str]] = {}
     for i in program.instrs:
         if i.op not in MEMORY_OPCODES or is_library_algorithm(i.loc):
             continue
         for base in (a.base for a in i.args if isinstance(a, Mem) and a.base is not None):
             accessed = (
-                {base.name} & requested
+                {base.name} & variable_names
                 if isinstance(base, Sym)
                 else variables_of_register.get(base.name, set())
             )
             names = find_names_in_source(i)
             for variable in accessed if names else ():
-                choices[variable] = choices.get(variable, names) & names
-    certain = {variable: min(names) for variable, names in choices.items() if len(names) == 1}
-    for variable, names in choices.items():
-        remaining = names - set(certain.values())
+                candidates[variable] = candidates.get(variable, names) & names
+    resolved = {variable: min(names) for variable, names in candidates.items() if len(names) == 1}
+    for variable, names in candidates.items():
+        remaining = names - set(resolved.values())
         if len(remaining) == 1:
-            certain.setdefault(variable, min(remaining))
-    return certain
+            resolved.setdefault(variable, min(remaining))
+    return resolved
 
 
 def find_address_registers(instrs: list[Instr], variables: set[str]) -> dict[str, set[str]]:
@@ -70,7 +70,7 @@ def find_names_in_source(i: Instr) -> set[str]:
 
     For inlined code, use the innermost line that contains any.
     """
-    for frame in i.loc.chain() if i.loc else ():
+    for frame in i.loc.list_frames() if i.loc else ():
         if frame.line and not is_in_library(frame):
             names = find_shared_names_at(frame.file, frame.line)
             if names:
@@ -85,7 +85,7 @@ def find_shared_names_at(file: str, number: int) -> frozenset[str]:
     if number > len(lines):
         return frozenset()
     above = "\n".join(reversed(list(iterate_lines_above(lines, number))))
-    return frozenset(DECLARATION.findall(above)) & frozenset(WORD.findall(lines[number - 1]))
+    return frozenset(DECLARATION.findall(above)) & frozenset(IDENTIFIER.findall(lines[number - 1]))
 
 
 def iterate_lines_above(lines: tuple[str, ...], number: int) -> Iterator[str]:

@@ -7,7 +7,7 @@ bytes.
 
 from __future__ import annotations
 
-SPECIALS = {
+EXPRESSIONS = {
     "tid_x": "tid % ntid_x", "tid_y": "tid // ntid_x % ntid_y", "tid_z": "tid // (ntid_x * ntid_y)",
     "laneid": "lane", "warpid": "tid >> u4(5)", "nwarpid": "(ntid_x * ntid_y * ntid_z + u4(31)) >> u4(5)",
     "lanemask_eq": "u4(1) << lane", "lanemask_lt": "(u4(1) << lane) - u4(1)",
@@ -24,14 +24,14 @@ SPECIALS = {
     "globaltimer": "u8(0)", "globaltimer_lo": "u4(0)", "globaltimer_hi": "u4(0)", "gridid": "u8(0)",
 }  # fmt: skip
 for _axis in "xyz":
-    SPECIALS |= {
+    EXPRESSIONS |= {
         name: name
         for name in (f"ntid_{_axis}", f"nctaid_{_axis}", f"ctaid_{_axis}", f"cluster_nctaid_{_axis}")
     }
-    SPECIALS |= {
+    EXPRESSIONS |= {
         f"clusterid_{_axis}": f"ctaid_{_axis} // cluster_nctaid_{_axis}",
         f"nclusterid_{_axis}": f"nctaid_{_axis} // cluster_nctaid_{_axis}",
         f"cluster_ctaid_{_axis}": f"ctaid_{_axis} % cluster_nctaid_{_axis}",
     }
-SPECIAL_REGISTERS = {name.removesuffix("_x") for name in SPECIALS if not name.endswith(("_y", "_z"))}
+SPECIAL_REGISTERS = {name.removesuffix("_x") for name in EXPRESSIONS if not name.endswith(("_y", "_z"))}
 """PTX names of the special registers, without `.x`, `.y` and `.z`."""

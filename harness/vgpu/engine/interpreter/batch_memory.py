@@ -17,7 +17,7 @@ from harness.vgpu.engine.opcodes.codegen import Code
 from harness.vgpu.memory.access import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, Access
 from harness.vgpu.memory.arena import Extent, Space, find_extent
 
-SMALL_COUNT = 40  # up to this many threads Python's min and max are faster than NumPy's
+MAX_PYTHON_THREADS = 40  # up to this many threads Python's min and max are faster than NumPy's
 
 
 class BatchMemory:
@@ -90,7 +90,7 @@ class BatchMemory:
             self.common_epoch = int(self.epoch[0]) if (self.epoch == self.epoch[0]).all() else None
 
     # -- memory ---------------------------------------------------------------------------------------------
-    def constant_address(self, address):
+    def expand_constant_address(self, address):
         """Expand a 32-bit address of constant memory to a device address."""
         low = np.uint32(self.arena.base & 0xFFFFFFFF)
         return (address - low).astype(np.uint64) + self.base
@@ -98,12 +98,12 @@ class BatchMemory:
     def resolve(self, access: Access, address, active) -> tuple[Space, Any]:
         """Return the accessed memory and the checked index into it; log the access."""
         if access.space == "global" or access.space == "const":
-            return self.global_space, self.global_index(access, address, active)
+            return self.global_space, self.get_global_index(access, address, active)
         if access.space == "shared":
-            return self.shared_space, self.shared_index(access, address, active)
+            return self.shared_space, self.get_shared_index(access, address, active)
         if access.space == "local" and self.run.checks.counters:
             self.run.counters.count_local(access, self.positions(active), self.warp_of)
-        return self.local_space, self.offset_index(
+        return self.local_space, self.get_offset_index(
             access, address, self.local_base, self.run.local_extents, active
         )
 
@@ -126,12 +126,12 @@ class BatchMemory:
         else:
             self.write(access, *self.resolve(access, address, active), value, active)
 
-    def global_index(self, access: Access, address, active):
+    def get_global_index(self, access: Access, address, active):
         """Return the checked element index (units of the access size) in the arena; log the access."""
         t = access.tensor
         if address.ndim == 0:
             low = high = bits = int(address)
-        elif len(address) <= SMALL_COUNT:
+        elif len(address) <= MAX_PYTHON_THREADS:
             values = address.tolist()
             low, high = min(values), max(values)
             bits = low | high if access.mask == 0 else int(np.bitwise_or.reduce(address))
@@ -139,7 +139,7 @@ class BatchMemory:
             low, high = int(address.min()), int(address.max())
             bits = int(np.bitwise_or.reduce(address))
         if low < t.start or high + access.mask >= t.end or bits & access.mask:
-            return self.global_index_slow(access, address, active)
+            return self.get_global_index_slow(access, address, active)
         if address.ndim == 0:
             index = (low - self.arena.base) >> access.shift
         else:
@@ -152,8 +152,8 @@ class BatchMemory:
         self.log.add(self, access, t, index, active)
         return index
 
-    def global_index_slow(self, access: Access, address, active):
-        """Handle the cases of `global_index` with accesses to several tensors or invalid accesses."""
+    def get_global_index_slow(self, access: Access, address, active):
+        """Handle the cases of `get_global_index` with accesses to several tensors or invalid accesses."""
         positions = self.positions(active)
         addr = np.broadcast_to(address, len(positions))
         number, ends = self.arena.locate(addr)
@@ -179,14 +179,14 @@ class BatchMemory:
             self.log.add(self, access, extents[k], index[part], positions[part])
         if len(tensors) == 1 and good.all():
             access.tensor = extents[int(tensors[0])]
-        access.mixed = len(tensors) != 1 or not good.all()
+        access.is_mixed = len(tensors) != 1 or not good.all()
         return index
 
     def fetch(self, access: Access, space: Space, index, active):
         """Read the elements at an index, and check that they have been written."""
         data, written, full = access.get_views(space)
-        if not access.tensor.ready or access.mixed:
-            access.mixed = False
+        if not access.tensor.fully_written or access.is_mixed:
+            access.is_mixed = False
             if self.checks.uninitialised:
                 state = written[index]
                 if not (state == full).all():
@@ -208,11 +208,11 @@ class BatchMemory:
         else:
             for k, part in enumerate(value):
                 data[index, k] = part if np.ndim(index) or not part.ndim else part[-1]
-        if not access.tensor.ready or access.mixed:
-            access.mixed = False
+        if not access.tensor.fully_written or access.is_mixed:
+            access.is_mixed = False
             written[index] = full
 
-    def offset_index(self, access: Access, address, base, extents: list[Extent], active):
+    def get_offset_index(self, access: Access, address, base, extents: list[Extent], active):
         """Return the checked index into shared or local memory; `base` is the start of each thread's part."""
         t = access.tensor
         low, high = get_range(address)
@@ -234,19 +234,19 @@ class BatchMemory:
         good = inside & aligned
         if not good.all():
             self.run.report_bad_address(self, access, offsets, positions, inside, aligned)
-        access.mixed = True
+        access.is_mixed = True
         return np.where(good, offsets, 0)
 
-    def shared_index(self, access: Access, address, active):
+    def get_shared_index(self, access: Access, address, active):
         if self.run.cluster_size > 1:
-            return self.cluster_index(access, address, active)
-        index = self.offset_index(access, address, self.shared_base, self.run.shared_extents, active)
+            return self.get_cluster_index(access, address, active)
+        index = self.get_offset_index(access, address, self.shared_base, self.run.shared_extents, active)
         self.log.add_shared(self, access, index, active)
         if self.order:
             self.order.access(access, index, active)
         return index
 
-    def remote_index(self, access: Access, address, active) -> tuple[np.ndarray, bool]:
+    def get_remote_index(self, access: Access, address, active) -> tuple[np.ndarray, bool]:
         """Return (checked index, whether all threads access their own block) for shared addresses in a
         cluster, whose top byte is 0 for the own block, or 1 + the rank of a block."""
         positions = self.positions(active)
@@ -255,12 +255,12 @@ class BatchMemory:
         block = np.where(rank == 0, own_block, own_block - own_block % size + np.clip(rank - 1, 0, size - 1))
         base = np.zeros(self.n, np.int64)
         base[positions] = block * self.shared_size
-        index = self.offset_index(access, address & 0xFFFFFF, base, self.run.shared_extents, active)
+        index = self.get_offset_index(access, address & 0xFFFFFF, base, self.run.shared_extents, active)
         return index, bool((block == own_block).all())
 
-    def cluster_index(self, access: Access, address, active):
+    def get_cluster_index(self, access: Access, address, active):
         """Return the checked index of a shared access in a cluster; log the access."""
-        index, is_own = self.remote_index(access, address, active)
+        index, is_own = self.get_remote_index(access, address, active)
         (self.log.add_shared if is_own else self.log.add_remote)(self, access, index, active)
         if self.order:
             self.order.access(access, index, active)

@@ -19,7 +19,7 @@ from harness.vgpu.checks.divergence import Divergence
 from harness.vgpu.checks.livelock import StateSamples
 from harness.vgpu.engine.opcodes.codegen import put
 from harness.vgpu.ptx.parser import WIDTH
-from harness.vgpu.ptx.special_registers import SPECIALS
+from harness.vgpu.ptx.special_registers import EXPRESSIONS
 
 from .wgmma import WarpgroupOps
 
@@ -28,7 +28,7 @@ SPIN_ROUNDS = 256
 SPIN_SAMPLE_STEPS = 8 * SPIN_ROUNDS
 
 
-class StepBudget(Exception):
+class StepBudgetReached(Exception):
     """Raised when a launch runs more basic blocks than its budget; `.block` is the last one."""
 
     def __init__(self, block, threads: int):
@@ -36,7 +36,7 @@ class StepBudget(Exception):
         self.block, self.threads = block, threads
 
 
-class Livelock(StepBudget):
+class Livelock(StepBudgetReached):
     """Raised when threads of `.batch` poll in `.block` and the whole state repeats: none can proceed."""
 
     def __init__(self, block, threads: int, batch: Batch):
@@ -52,9 +52,12 @@ class Trap(Exception):
         self.instr, self.batch, self.positions = instr, batch, positions
 
 
-def create_polling_last_key(blocks, last: dict[int, int]):
+def make_polling_last_key(blocks, last_run: dict[int, int]):
     """Return a sort key: blocks outside polling loops first, then the one that ran least recently."""
-    return lambda i: (blocks[i].in_spin_loop, last.get(i, -1) if blocks[i].in_spin_loop else blocks[i].order)
+    return lambda i: (
+        blocks[i].in_spin_loop,
+        last_run.get(i, -1) if blocks[i].in_spin_loop else blocks[i].order,
+    )
 
 
 def _is_bar_sync_0(value) -> bool:
@@ -62,9 +65,9 @@ def _is_bar_sync_0(value) -> bool:
     return count is None and predicate is None and not isinstance(number, str) and np.ndim(number) == 0
 
 
-def select(value, which):
+def select(value, mask):
     """Select the elements of some threads; return scalars and None unchanged."""
-    return value[which] if np.ndim(value) and not isinstance(value, str) else value
+    return value[mask] if np.ndim(value) and not isinstance(value, str) else value
 
 
 def count_threads_by_barrier(number, count: int):
@@ -89,16 +92,16 @@ class Batch(WarpgroupOps):
 
     def __init__(self, run, blocks: np.ndarray):
         super().__init__(run, blocks)
-        self.S: list[Any] = [None] * len(self.code.slots)  # the registers, arrays or scalars
-        self.P: list[np.generic] = run.P
+        self.registers: list[Any] = [None] * len(self.code.slots)  # the registers, arrays or scalars
+        self.params: list[np.generic] = run.params
         self.waiting: list[tuple] = []  # (basic block, positions, (barrier number, thread count, predicate))
         # Numbered barrier -> number of bar.arrive threads, by thread block.
         self.arrivals: dict[int, np.ndarray] = {}
         # polling basic block -> (phase_changes, threads) at its last failed poll
         self.failed_polls: dict[int, tuple[int, int]] = {}
         self.set_special_registers(run)
-        self.start_warps()
-        self.start_warpgroups()
+        self.init_warps()
+        self.init_warpgroups()
         checked = run.checks.races and self.program.is_asynchronous
         self.order = AsyncOrder(self) if checked and self.threads * run.cluster_size <= MAX_THREADS else None
         self.divergence = Divergence(self)
@@ -119,15 +122,15 @@ class Batch(WarpgroupOps):
         for name, values in sizes.items():
             env |= {f"{name}_{axis}": u4(x) for axis, x in zip("xyz", values, strict=True)}
         for name, slot in self.code.slots.items():
-            if (expression := SPECIALS.get(name.removeprefix("sp_"))) and name.startswith("sp_"):
+            if (expression := EXPRESSIONS.get(name.removeprefix("sp_"))) and name.startswith("sp_"):
                 with np.errstate(over="ignore"):
-                    self.S[slot] = eval(expression, env)
+                    self.registers[slot] = eval(expression, env)
         for name, kind in self.program.regs.items():
             # A register that is read before it is written, on some path, is zero.
             width = {"pred": np.bool_, "b16": np.uint16, "b64": np.uint64}.get(kind)
             if width is None:
                 width = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[min(WIDTH[kind], 8)]
-            self.S[self.code.slots[name]] = width(0)
+            self.registers[self.code.slots[name]] = width(0)
 
     def clock(self) -> int:
         """Return a clock that counts executed basic blocks, not time."""
@@ -135,14 +138,14 @@ class Batch(WarpgroupOps):
 
     # -- scheduling -----------------------------------------------------------------------------------------
     def execute(self):
-        """Run all threads of the batch to their end. Raises StepBudget or Trap."""
+        """Run all threads of the batch to their end. Raises StepBudgetReached or Trap."""
         blocks, code, run = self.program.blocks, self.code, self.run
         order = [b.order for b in blocks]
         pending: dict[int, list] = {0: [None]}
         self.waiting = []
-        rounds = 0  # steps in polling loops since other threads last had priority
-        turn = 0  # remaining steps for which other threads have priority
-        last: dict[int, int] = {}  # polling block -> step when it last ran
+        spin_steps = 0  # steps in polling loops since other threads last had priority
+        priority_steps = 0  # remaining steps for which other threads have priority
+        last_run: dict[int, int] = {}  # polling block -> step when it last ran
         polling_steps, samples = 0, StateSamples(self)  # steps in polling loops
         while True:
             if not pending:
@@ -151,10 +154,10 @@ class Batch(WarpgroupOps):
                     if self.order:
                         self.order.finish()
                     return
-                rounds = 0
-            if rounds > SPIN_ROUNDS:
+                spin_steps = 0
+            if spin_steps > SPIN_ROUNDS:
                 # A loop waits for other threads, which may be pending or at a barrier: let them run.
-                rounds, turn = 0, SPIN_ROUNDS
+                spin_steps, priority_steps = 0, SPIN_ROUNDS
                 self.release(pending)
             runnable = pending
             if self.failed_polls:
@@ -166,16 +169,16 @@ class Batch(WarpgroupOps):
                 index, groups = pending.popitem()
             else:
                 first = order.__getitem__
-                if turn:
-                    turn -= 1
-                    first = create_polling_last_key(blocks, last)
+                if priority_steps:
+                    priority_steps -= 1
+                    first = make_polling_last_key(blocks, last_run)
                 index = min(runnable, key=first)
                 groups = pending.pop(index)
             block = blocks[index]
             if block.in_spin_loop:
-                last[index] = run.steps
+                last_run[index] = run.steps
                 if pending or self.waiting:
-                    rounds += 1
+                    spin_steps += 1
                 polling_steps += 1
             active = groups[0] if len(groups) == 1 else self.merge(groups)
             if (
@@ -191,15 +194,15 @@ class Batch(WarpgroupOps):
                 and len(active) * 8 <= self.n * 7
                 and self.exited_early
             ):
-                active = self.squeeze(active)
+                active = self.compact(active)
             function = code.functions[index] or run.generate_block(index)
             run.steps += 1
             threads = self.n if active is None else len(active)
             run.block_threads[index] = run.block_threads.get(index, 0) + threads
             if run.steps > run.step_budget:
-                raise StepBudget(block, threads)
+                raise StepBudgetReached(block, threads)
             self.poll_failed = False
-            value = function(self, self.S, active)
+            value = function(self, self.registers, active)
             if self.multiply_adds_done is not None:
                 self.multiply_adds_done[slice(None) if active is None else active] += code.costs[
                     index
@@ -243,10 +246,10 @@ class Batch(WarpgroupOps):
         if p.ndim == 0:
             pending.setdefault(taken if p else fall, []).append(active)
             return
-        yes = np.count_nonzero(p)
-        if yes == 0:
+        num_taken = np.count_nonzero(p)
+        if num_taken == 0:
             pending.setdefault(fall, []).append(active)
-        elif yes == len(p):
+        elif num_taken == len(p):
             pending.setdefault(taken, []).append(active)
         else:
             if active is None:
@@ -273,13 +276,13 @@ class Batch(WarpgroupOps):
     def exit(self, active):
         if active is None:
             self.alive[:] = 0
-            self.exited_bits = self.all_bits.copy()
+            self.exited_masks = self.warp_masks.copy()
         else:
             self.alive -= np.bincount(self.block_of[active], minlength=self.count)
-            self.exited_bits |= self.gather_bits(active)
+            self.exited_masks |= self.gather_masks(active)
             self.exited_early = True
 
-    def squeeze(self, active):
+    def compact(self, active):
         """Remove all threads but `L` and renumber these, so that `None` means all of them again."""
         if self.commits is not None:  # asynchronous copies store positions
             return active
@@ -288,11 +291,11 @@ class Batch(WarpgroupOps):
             setattr(self, name, getattr(self, name)[active])
         if self.multiply_adds_done is not None:
             self.multiply_adds_done = self.multiply_adds_done[active]
-        self.squeeze_warps(active)
-        S = self.S
-        for k, value in enumerate(S):
+        self.compact_warps(active)
+        registers = self.registers
+        for k, value in enumerate(registers):
             if value is not None and value.ndim:
-                S[k] = value[active]
+                registers[k] = value[active]
         self.n = len(active)
         return None
 
@@ -313,46 +316,60 @@ class Batch(WarpgroupOps):
             return True
         waiting = [(i, self.positions(positions), v) for i, positions, v in self.waiting]
         complete = self.find_completed_blocks(waiting)
-        going = [is_barrier_complete(complete, v[0], self.block_of[positions]) for _, positions, v in waiting]
-        forced = not any(go.any() for go in going)
+        passing_masks = [
+            is_barrier_complete(complete, v[0], self.block_of[positions]) for _, positions, v in waiting
+        ]
+        forced = not any(passes.any() for passes in passing_masks)
         if forced:
             if pending:
                 return False
             self.run.report_barrier_divergence(self, waiting, deadlock=True)
-            going = [np.ones(len(positions), bool) for _, positions, _ in waiting]
+            passing_masks = [np.ones(len(positions), bool) for _, positions, _ in waiting]
         else:
-            separate = self.find_separate_completions(waiting, going)
+            separate = self.find_separate_completions(waiting, passing_masks)
             if separate.any():
                 self.run.report_barrier_divergence(self, waiting, deadlock=False, only=separate)
         self.waiting = []
         ready = np.zeros(self.count, bool)
         values = self.reduce_barrier(waiting)
         clustered = []
-        for (_, positions, _), go in zip(waiting, going, strict=True):
-            ready[self.block_of[positions[go]]] = True
-        for (index, positions, value), result, go in zip(waiting, values, going, strict=True):
-            stay = positions[~go]
-            moving = positions[go]
-            if len(stay):
+        for (_, positions, _), passes in zip(waiting, passing_masks, strict=True):
+            ready[self.block_of[positions[passes]]] = True
+        for (index, positions, value), result, passes in zip(waiting, values, passing_masks, strict=True):
+            waiting_positions = positions[~passes]
+            passing_positions = positions[passes]
+            if len(waiting_positions):
                 self.waiting.append(
-                    (index, stay, (select(value[0], ~go), select(value[1], ~go), select(value[2], ~go)))
+                    (
+                        index,
+                        waiting_positions,
+                        (select(value[0], ~passes), select(value[1], ~passes), select(value[2], ~passes)),
+                    )
                 )
-            if not len(moving):
+            if not len(passing_positions):
                 continue
-            self.count_barrier(index, np.bincount(self.block_of[moving]) > 0)
+            self.count_barrier(index, np.bincount(self.block_of[passing_positions]) > 0)
             if not forced:
-                self.report_exited(index, ready, None if value[1] is None else moving)
+                self.report_exited(index, ready, None if value[1] is None else passing_positions)
             if result is not None:
                 instr = self.program.blocks[index].term
-                put(self, self.S, self.code.slots[instr.args[0].name], moving, result[go])
+                put(
+                    self,
+                    self.registers,
+                    self.code.slots[instr.args[0].name],
+                    passing_positions,
+                    result[passes],
+                )
             if isinstance(value[0], str):
-                clustered.append(moving)
+                clustered.append(passing_positions)
             target = self.program.blocks[index].succs[0]
-            pending.setdefault(target, []).append(None if len(moving) == self.n else moving)
+            pending.setdefault(target, []).append(
+                None if len(passing_positions) == self.n else passing_positions
+            )
         if clustered and self.log.clocks:
             self.log.clocks.cluster_wait(self, np.concatenate(clustered))
         if self.order and not forced:
-            self.report_barrier_order(waiting, going)
+            self.report_barrier_order(waiting, passing_masks)
         for k, done in complete.items():
             if k in self.arrivals:
                 self.arrivals[k][done] = 0
@@ -363,13 +380,13 @@ class Batch(WarpgroupOps):
         if self.counting:
             self.run.counters.count_issue(self.program.blocks[index].end, int(np.count_nonzero(blocks)))
 
-    def report_barrier_order(self, waiting, going):
+    def report_barrier_order(self, waiting, passing_masks):
         """Report to the ordering check which threads pass which barrier."""
         assert self.order is not None
         passing: dict[int | str, list[np.ndarray]] = {}
-        for (_, positions, (number, _, _)), go in zip(waiting, going, strict=True):
+        for (_, positions, (number, _, _)), passes in zip(waiting, passing_masks, strict=True):
             for k, mask in count_threads_by_barrier(number, len(positions)):
-                passing.setdefault(k, []).append(positions[go & mask])
+                passing.setdefault(k, []).append(positions[passes & mask])
         for k, groups in passing.items():
             self.order.barrier(np.concatenate(groups), k)
 
@@ -383,21 +400,21 @@ class Batch(WarpgroupOps):
             if self.order:
                 self.order.bar_arrive(P[number == k], k)
 
-    def find_separate_completions(self, waiting, going) -> np.ndarray:
+    def find_separate_completions(self, waiting, passing_masks) -> np.ndarray:
         """Return a mask of the thread blocks that pass one barrier at several instructions.
 
         That is allowed for a barrier with an explicit thread count.
         """
         separate = np.zeros(self.count, bool)
-        taken: dict[int | str, np.ndarray] = {}
-        for (_, positions, (number, count, _)), go in zip(waiting, going, strict=True):
+        passed_blocks: dict[int | str, np.ndarray] = {}
+        for (_, positions, (number, count, _)), passes in zip(waiting, passing_masks, strict=True):
             if count is not None and not isinstance(number, str):
                 continue
             for k, mask in count_threads_by_barrier(number, len(positions)):
-                passing = np.bincount(self.block_of[positions[go & mask]], minlength=self.count) > 0
-                before = taken.get(k, np.zeros(self.count, bool))
-                separate |= passing & before
-                taken[k] = before | passing
+                passing = np.bincount(self.block_of[positions[passes & mask]], minlength=self.count) > 0
+                previous = passed_blocks.get(k, np.zeros(self.count, bool))
+                separate |= passing & previous
+                passed_blocks[k] = previous | passing
         return separate
 
     def find_completed_blocks(self, waiting) -> dict[int | str, np.ndarray]:
@@ -433,19 +450,19 @@ class Batch(WarpgroupOps):
                 continue
             mods = self.program.blocks[index].term.mods
             total = np.zeros(self.count, np.int64)
-            counted = np.zeros(self.count, np.int64)
+            total_threads = np.zeros(self.count, np.int64)
             for _, others, (name, _, value) in waiting:
                 if value is not None and np.array_equal(name, number):
                     blocks = self.block_of[others]
                     total += np.bincount(
                         blocks, weights=np.broadcast_to(value, len(others)), minlength=self.count
                     ).astype(np.int64)
-                    counted += np.bincount(blocks, minlength=self.count)
-            t, e = total[self.block_of[positions]], counted[self.block_of[positions]]
+                    total_threads += np.bincount(blocks, minlength=self.count)
+            t, e = total[self.block_of[positions]], total_threads[self.block_of[positions]]
             results.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
         return results
 
-    def report_exited(self, index: int, ready, counted=None):
+    def report_exited(self, index: int, ready, participants=None):
         """Report threads that exited before a barrier; with `counted` (positions), only in these warps."""
         if not self.exited_early:
             return
@@ -454,12 +471,12 @@ class Batch(WarpgroupOps):
             late = late & ready
         if not late.any():
             return
-        alive = self.alive_bits()
-        partial = (alive != 0) & (alive != self.initial_bits)
-        if counted is not None:
-            partial &= np.bincount(self.warp_of[counted], minlength=self.warps) > 0
+        alive = self.get_live_lanes()
+        partial = (alive != 0) & (alive != self.initial_masks)
+        if participants is not None:
+            partial &= np.bincount(self.warp_of[participants], minlength=self.warps) > 0
         split = partial.reshape(self.count, -1).any(axis=1) & late
-        if counted is not None and not split.any():
+        if participants is not None and not split.any():
             return
         block = int(np.flatnonzero(split if split.any() else late)[0])
         self.run.report_early_exit(self, self.program.blocks[index].term, block, bool(split.any()))

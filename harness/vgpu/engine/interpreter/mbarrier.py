@@ -32,10 +32,10 @@ class FailedTest(NamedTuple):
     block: int
 
 
-class BarrierOps(BatchMemory):
+class MBarrierOps(BatchMemory):
     """The mbarrier instructions of a batch."""
 
-    def start_barriers(self):
+    def init_mbarriers(self):
         self.mbarriers: dict[int, MBarrier] = {}  # by location, in units of 8 bytes
         self.blocks_with_ended_phase: set[int] = set()  # not yet reported to the race check
         self.phase_changes = 0  # times that phases have ended; a failed poll is repeated only after the next
@@ -47,7 +47,7 @@ class BarrierOps(BatchMemory):
 
         Report and skip threads whose mbarrier is not initialised.
         """
-        slots, _ = self.remote_index(access, address, active)  # maybe in other blocks of the cluster
+        slots, _ = self.get_remote_index(access, address, active)  # maybe in other blocks of the cluster
         distinct = np.unique(slots)
         for slot in distinct.tolist():
             group = np.flatnonzero(slots == slot) if len(distinct) > 1 else np.arange(len(slots))
@@ -60,7 +60,7 @@ class BarrierOps(BatchMemory):
                 yield slot, barrier, group
 
     def mbarrier_init(self, access: Access, address, count, active):
-        slots, _ = self.remote_index(access, address, active)
+        slots, _ = self.get_remote_index(access, address, active)
         _, written, full = access.get_views(self.shared_space)
         written[slots] = full
         for slot, n in zip(slots.tolist(), np.broadcast_to(count, len(slots)).tolist(), strict=True):
@@ -81,16 +81,16 @@ class BarrierOps(BatchMemory):
             if self.order:
                 self.order.arrive(positions[group], barrier)
             for k in group.tolist():
-                tokens[k] = (barrier.phase & 1) << PHASE_BIT | (barrier.pending & PENDING_MASK)
-                if count[k] > barrier.pending:
+                tokens[k] = (barrier.phase & 1) << PHASE_BIT | (barrier.pending_arrivals & PENDING_MASK)
+                if count[k] > barrier.pending_arrivals:
                     name, missing = self.format_barrier(access, slot), barrier.describe_missing()
                     message = f"phase {barrier.phase} of the mbarrier {name} {missing}"
                     message += ", but more threads arrive here"
                     self.run.record_at(
                         self, positions[k], "too many arrivals", access.instr, message, is_note=None
                     )
-                barrier.bytes += int(expected[k])
-                barrier.pending = max(barrier.pending - int(count[k]), 0)
+                barrier.pending_bytes += int(expected[k])
+                barrier.pending_arrivals = max(barrier.pending_arrivals - int(count[k]), 0)
                 if drop:
                     barrier.count -= int(count[k])
                 self.end_phase_if_complete(access, slot, barrier)
@@ -101,18 +101,18 @@ class BarrierOps(BatchMemory):
         """Execute mbarrier.expect_tx, or complete_tx with negative numbers."""
         nbytes = np.broadcast_to(nbytes, len(self.positions(active)))
         for slot, barrier, group in self.iterate_barriers(access, address, active):
-            barrier.bytes += int(nbytes[group].sum())
+            barrier.pending_bytes += int(nbytes[group].sum())
             self.end_phase_if_complete(access, slot, barrier)
         self.pass_phases()
 
-    def end_phase_if_complete(self, access: Access, place: int, barrier: MBarrier):
+    def end_phase_if_complete(self, access: Access, location: int, barrier: MBarrier):
         """End the phase if it is complete; the caller must call `pass_phases` afterwards."""
-        if not barrier.pending and not barrier.bytes:
-            barrier.pending = barrier.count
+        if not barrier.pending_arrivals and not barrier.pending_bytes:
+            barrier.pending_arrivals = barrier.count
             barrier.phase += 1
             if self.order:
                 self.order.end_phase(barrier)
-            self.blocks_with_ended_phase.add((place << access.shift) // self.shared_size)
+            self.blocks_with_ended_phase.add((location << access.shift) // self.shared_size)
 
     def pass_phases(self):
         """Report the phases that have just ended to the race check."""
@@ -144,8 +144,8 @@ class BarrierOps(BatchMemory):
         self.poll_failed = not done.any()
         return done
 
-    def format_barrier(self, access: Access, place: int) -> str:
-        return self.format_shared_location((place << access.shift) % self.shared_size, access.width)
+    def format_barrier(self, access: Access, location: int) -> str:
+        return self.format_shared_location((location << access.shift) % self.shared_size, access.width)
 
     def describe_failed_tests(self) -> str:
         """Describe the failed tests of the first waiting thread block: mbarriers, locations, missing arrivals

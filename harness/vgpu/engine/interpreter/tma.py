@@ -15,12 +15,12 @@ import numpy as np
 from harness.vgpu.checks.findings import format_count
 from harness.vgpu.memory.access import PARAM_WINDOW, Access
 from harness.vgpu.memory.barrier_state import MBarrier
-from harness.vgpu.memory.tensor_map import BYTES, ELEMENTS, TensorMap, swizzle_address
+from harness.vgpu.memory.tensor_map import ENCODED_BYTES, ELEMENT_TYPES, TensorMap, swizzle_address
 
 from .warp import WarpOps, update_atomically
 
 u8 = np.uint64
-CHUNK = 16  # bytes per access to shared memory
+CHUNK_BYTES = 16  # bytes per access to shared memory
 
 
 class Target(NamedTuple):
@@ -30,21 +30,25 @@ class Target(NamedTuple):
     block: int
     offset: int
     barrier: MBarrier | None
-    place: int
+    location: int
 
 
-class BulkOps(WarpOps):
+class BulkCopyOps(WarpOps):
     """The bulk copies of a batch; each active thread issues one per instruction."""
 
     # -- tensor maps ----------------------------------------------------------------------------------------
     def read_tensor_map(self, instr, address: int, count: int, position: int) -> TensorMap | None:
         """Return the tensor map at a generic address; report a missing map or a wrong rank."""
         if address >= PARAM_WINDOW:
-            at = address - PARAM_WINDOW
-            data = self.run._param_bytes[at : at + BYTES]
+            offset = address - PARAM_WINDOW
+            data = self.run._param_bytes[offset : offset + ENCODED_BYTES]
         else:
-            at = address - self.arena.base
-            data = self.arena.data[at : at + BYTES].tobytes() if 0 <= at <= self.arena.size - BYTES else b""
+            offset = address - self.arena.base
+            data = (
+                self.arena.data[offset : offset + ENCODED_BYTES].tobytes()
+                if 0 <= offset <= self.arena.size - ENCODED_BYTES
+                else b""
+            )
         tensor_map = TensorMap.decode(data)
         if tensor_map is None or len(tensor_map.dims) != count:
             subject = "there is no tensor map"
@@ -65,19 +69,21 @@ class BulkOps(WarpOps):
             tensor_map = self.read_tensor_map(instr, maps[k], len(axes), position)
             if tensor_map is not None:
                 inner, width = axes[0][k], tensor_map.width
-                if inner * width % CHUNK:
+                if inner * width % CHUNK_BYTES:
                     subject = f"innermost coordinate, {inner}, times the {width} bytes of an element"
                     self.run.report_misaligned_copy(self, instr, position, inner * width, subject)
                 yield k, position, tensor_map, tuple(c[k] for c in axes)
 
-    def load_tile(self, load: dict[int, Access], tile: TensorMap, at, position: int) -> np.ndarray:
+    def load_tile(self, load: dict[int, Access], tile: TensorMap, corner, position: int) -> np.ndarray:
         """Return the bytes of a tile, unswizzled: uint8 [rows, bytes of a row]."""
-        address, inside = tile.compute_elements(at)
+        address, inside = tile.compute_elements(corner)
         width = tile.width
         if inside.all():  # in 16-byte chunks: addresses, strides and row lengths are multiples of 16
-            starts = address[:, :: CHUNK // width]
-            if (starts % CHUNK == 0).all():
-                columns = self.load(load[CHUNK], starts.reshape(-1).view(u8), np.full(starts.size, position))
+            starts = address[:, :: CHUNK_BYTES // width]
+            if (starts % CHUNK_BYTES == 0).all():
+                columns = self.load(
+                    load[CHUNK_BYTES], starts.reshape(-1).view(u8), np.full(starts.size, position)
+                )
                 return np.stack(list(columns), axis=1).view(np.uint8).reshape(len(address), -1)
         data = np.full(address.shape, tile.fill, f"u{width}")
         if inside.any():
@@ -90,24 +96,26 @@ class BulkOps(WarpOps):
         self, access: Access, block: int, offset: int, nbytes: int, tile: TensorMap | None, position: int
     ):
         """Return the locations, in 16-byte units, of a byte range or tile in a block's shared memory."""
-        address = offset + CHUNK * np.arange(nbytes // CHUNK)
+        address = offset + CHUNK_BYTES * np.arange(nbytes // CHUNK_BYTES)
         if tile is not None:
-            row = tile.width * tile.box[0] // CHUNK  # units per row
+            row = tile.width * tile.box[0] // CHUNK_BYTES  # units per row
             unit = np.arange(len(address))
-            address = swizzle_address(offset + unit // row * tile.pitch + unit % row * CHUNK, tile.swizzle)
+            address = swizzle_address(
+                offset + unit // row * tile.pitch + unit % row * CHUNK_BYTES, tile.swizzle
+            )
         count = len(address)
         base = np.zeros(self.n, np.int64)
         base[position] = block * self.shared_size
-        if offset % (CHUNK if tile is None else 128):
+        if offset % (CHUNK_BYTES if tile is None else 128):
             self.run.report_misaligned_copy(self, access.instr, position, offset, "address in shared memory")
             address &= ~15
-        return self.offset_index(access, address, base, self.run.shared_extents, np.full(count, position))
+        return self.get_offset_index(access, address, base, self.run.shared_extents, np.full(count, position))
 
     def write_shared(
         self, access: Access, block: int, offset: int, data: np.ndarray, tile: TensorMap | None, position: int
     ):
         """Write a multiple of 16 bytes to shared memory; return the locations in 16-byte units."""
-        chunks = np.ascontiguousarray(data).reshape(-1, CHUNK).view(u8)
+        chunks = np.ascontiguousarray(data).reshape(-1, CHUNK_BYTES).view(u8)
         index = self.compute_chunk_index(access, block, offset, data.size, tile, position)
         cells, written, full = access.get_views(self.shared_space)
         cells[index], written[index] = chunks, full
@@ -126,10 +134,10 @@ class BulkOps(WarpOps):
         return cells[index].view(np.uint8).reshape(-1), index
 
     def find_targets(
-        self, access: Access, position: int, place: int, barrier: int, mask: int | None
+        self, access: Access, position: int, location: int, barrier: int, mask: int | None
     ) -> list[Target]:
         """Return the destinations of a thread's copy: one thread block, or with a multicast mask several."""
-        own_block, size, rank = int(self.block_of[position]), self.run.cluster_size, place >> 24
+        own_block, size, rank = int(self.block_of[position]), self.run.cluster_size, location >> 24
         first = own_block - own_block % size
         ranks = [own_block - first if rank == 0 else rank - 1]
         if mask is not None:
@@ -142,16 +150,16 @@ class BulkOps(WarpOps):
             state = self.mbarriers.get(target_barrier)
             if state is None:
                 self.run.report_uninitialised_mbarrier(self, access, position, 1)
-            targets.append(Target(block, place & 0xFFFFFF, state, target_barrier))
+            targets.append(Target(block, location & 0xFFFFFF, state, target_barrier))
         return targets
 
     def get_destinations(
-        self, access: Access, place, barrier, mask, active
+        self, access: Access, location, barrier, mask, active
     ) -> list[tuple[int, int, int | None]]:
         """Return each thread's (address in shared memory, location of the mbarrier, multicast mask)."""
-        barriers, _ = self.remote_index(access, barrier, active)
+        barriers, _ = self.get_remote_index(access, barrier, active)
         masks = [None] * len(barriers) if mask is None else np.broadcast_to(mask, len(barriers)).tolist()
-        addresses = np.broadcast_to(place, len(barriers)).tolist()
+        addresses = np.broadcast_to(location, len(barriers)).tolist()
         return list(zip(addresses, barriers.tolist(), masks, strict=True))
 
     def write_targets(
@@ -169,8 +177,8 @@ class BulkOps(WarpOps):
             if self.order:
                 self.order.start_copy(store.instr, position, index, t.barrier)
             if t.barrier is not None:
-                t.barrier.bytes -= data.size
-                self.end_phase_if_complete(barrier_access, t.place, t.barrier)
+                t.barrier.pending_bytes -= data.size
+                self.end_phase_if_complete(barrier_access, t.location, t.barrier)
 
     # -- tiles of tensors -----------------------------------------------------------------------------------
     def tensor_load(
@@ -178,7 +186,7 @@ class BulkOps(WarpOps):
         load: dict[int, Access],
         store: Access,
         barrier_access: Access,
-        place,
+        location,
         maps,
         coordinates,
         barrier,
@@ -186,7 +194,7 @@ class BulkOps(WarpOps):
         active,
     ):
         """Execute cp.async.bulk.tensor from global to shared memory."""
-        destinations = self.get_destinations(barrier_access, place, barrier, mask, active)
+        destinations = self.get_destinations(barrier_access, location, barrier, mask, active)
         for k, position, tile, corner in self.iterate_valid_tiles(store.instr, maps, coordinates, active):
             data = self.load_tile(load, tile, corner, position)
             self.write_targets(
@@ -211,10 +219,15 @@ class BulkOps(WarpOps):
             data, index = self.read_shared(load, block, offset, tile.nbytes, tile, position)
             if self.order:
                 self.order.start_bulk_store(load.instr, position, index)
-            address, inside = tile.compute_elements(corner, stored=True)
+            address, inside = tile.compute_elements(corner, is_store=True)
             values = data.view(f"u{tile.width}").reshape(address.shape)[inside]
             self.write_global(
-                store[tile.width], ELEMENTS[tile.kind][1], address[inside].view(u8), values, op, position
+                store[tile.width],
+                ELEMENT_TYPES[tile.data_type][1],
+                address[inside].view(u8),
+                values,
+                op,
+                position,
             )
 
     def write_global(self, store: Access, kind: str, address, values, op: str | None, position: int):
@@ -224,7 +237,7 @@ class BulkOps(WarpOps):
         if op is None:
             self.store(store, address, values, positions)
             return
-        index = self.global_index(store, address, positions)
+        index = self.get_global_index(store, address, positions)
         data, written, full = store.get_views(self.global_space)
         if self.checks.uninitialised and not (written[index] == full).all():
             self.run.report_unwritten(self, store, written[index] != full, index, positions)
@@ -237,7 +250,7 @@ class BulkOps(WarpOps):
         load: Access,
         store: Access,
         barrier_access: Access,
-        place,
+        location,
         source,
         nbytes,
         barrier,
@@ -247,7 +260,7 @@ class BulkOps(WarpOps):
     ):
         """Execute cp.async.bulk into shared memory from global or (`shared`) the block's shared memory."""
         positions = self.positions(active)
-        destinations = self.get_destinations(barrier_access, place, barrier, mask, active)
+        destinations = self.get_destinations(barrier_access, location, barrier, mask, active)
         source, nbytes = (np.broadcast_to(x, len(positions)) for x in (source, nbytes))
         for k, position in enumerate(positions.tolist()):
             size = self.check_bulk_size(store, position, int(nbytes[k]))
@@ -259,7 +272,7 @@ class BulkOps(WarpOps):
                         load.instr, position, index, self.mbarriers.get(destinations[k][1])
                     )
             else:
-                addresses = source[k].astype(u8) + u8(CHUNK) * np.arange(size // CHUNK, dtype=u8)
+                addresses = source[k].astype(u8) + u8(CHUNK_BYTES) * np.arange(size // CHUNK_BYTES, dtype=u8)
                 columns = self.load(load, addresses, np.full(len(addresses), position))
                 data = np.stack(list(columns), axis=1).view(np.uint8).reshape(-1)
             self.write_targets(
@@ -289,9 +302,9 @@ class BulkOps(WarpOps):
 
     def check_bulk_size(self, access: Access, position: int, size: int) -> int:
         """Return a copy's size rounded down to a multiple of 16 bytes; report one that is not."""
-        if size % CHUNK:
+        if size % CHUNK_BYTES:
             self.run.report_misaligned_copy(self, access.instr, position, size, "size")
-        return size // CHUNK * CHUNK
+        return size // CHUNK_BYTES * CHUNK_BYTES
 
     def bulk_commit(self, active):
         if self.order:

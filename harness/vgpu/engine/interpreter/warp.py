@@ -12,7 +12,7 @@ from harness.vgpu.engine.opcodes.fragments import compute_fragment_maps, parse_s
 from harness.vgpu.errors import UnsupportedInstruction
 from harness.vgpu.memory.access import LOCAL_WINDOW, Access
 
-from .mbarrier import BarrierOps
+from .mbarrier import MBarrierOps
 
 u2, u4, u8 = np.uint16, np.uint32, np.uint64
 ALL_LANES = u4(0xFFFFFFFF)
@@ -22,14 +22,14 @@ def broadcast_to_threads(value: np.ndarray, count: int) -> np.ndarray:
     return value if value.ndim else np.full(count, value)
 
 
-class WarpOps(BarrierOps):
+class WarpOps(MBarrierOps):
     """Warp-wide instructions, atomics and asynchronous copies of a batch."""
 
-    def start_warps(self):
+    def init_warps(self):
         self.all_warps_full = self.threads % 32 == 0
         self.warps = self.count * self.warps_per_block
-        self.exited_bits = np.zeros(self.warps, u4)
-        self.initial_bits = self.all_bits = self.gather_bits(np.arange(self.n))
+        self.exited_masks = np.zeros(self.warps, u4)
+        self.initial_masks = self.warp_masks = self.gather_masks(np.arange(self.n))
         # [positions, their groups, access, target, data, multiply-adds at commit]
         self.copies: list[list] = []
         self.commits: np.ndarray | None = None  # groups of asynchronous copies committed, per thread
@@ -38,25 +38,25 @@ class WarpOps(BarrierOps):
         self.multiply_adds_done: np.ndarray | None = None
         if self.counting and any(i.op == "cp" and "async" in i.mods for i in self.program.instrs):
             self.multiply_adds_done = np.zeros(self.n, np.int64)
-        self.start_barriers()
+        self.init_mbarriers()
         # sources of shuffles with constant operands
         self.shuffle_sources: dict[tuple, tuple[np.ndarray, ...]] = {}
 
-    def squeeze_warps(self, active):
-        self.all_bits = self.gather_bits(np.arange(len(active)))
-        self.exited_bits[:] = 0
+    def compact_warps(self, active):
+        self.warp_masks = self.gather_masks(np.arange(len(active)))
+        self.exited_masks[:] = 0
         self.all_warps_full = False
         self.shuffle_sources = {}
 
-    def gather_bits(self, active, value=None) -> np.ndarray:
+    def gather_masks(self, active, value=None) -> np.ndarray:
         """Return each warp's mask of the lanes at positions `L` (where `value` is true)."""
         weight = (np.int64(1) << self.lane_of[active]).astype(np.float64)
         if value is not None:
             weight = weight * value
         return np.bincount(self.warp_of[active], weights=weight, minlength=self.warps).astype(u8).astype(u4)
 
-    def alive_bits(self) -> np.ndarray:
-        return self.all_bits & ~self.exited_bits
+    def get_live_lanes(self) -> np.ndarray:
+        return self.warp_masks & ~self.exited_masks
 
     def check_active_lanes(self, instr, mask, active) -> np.ndarray | None:
         """Return each warp's mask of active lanes (None: all lanes of all warps); report lanes of `mask` that
@@ -71,8 +71,10 @@ class WarpOps(BarrierOps):
         if active is None and self.all_warps_full:
             return None
         positions = self.positions(active)
-        active_lanes = self.gather_bits(positions)
-        missing = self.alive_bits()[self.warp_of[positions]] & mask & ~active_lanes[self.warp_of[positions]]
+        active_lanes = self.gather_masks(positions)
+        missing = (
+            self.get_live_lanes()[self.warp_of[positions]] & mask & ~active_lanes[self.warp_of[positions]]
+        )
         if missing.any():
             self.run.report_warp_divergence(
                 self, instr, positions[np.flatnonzero(missing)[0]], int(np.count_nonzero(missing))
@@ -131,7 +133,7 @@ class WarpOps(BarrierOps):
         return self.warp_of if active is None else self.warp_of[active]
 
     def active_mask(self, active) -> np.ndarray:
-        return self.gather_bits(self.positions(active))[self.get_warps(active)]
+        return self.gather_masks(self.positions(active))[self.get_warps(active)]
 
     def active_masks(self, mask, active) -> np.ndarray:
         """Return each active thread's mask, restricted to active lanes of its warp."""
@@ -140,7 +142,7 @@ class WarpOps(BarrierOps):
     def vote(self, instr, mode: str, p, mask, active):
         self.check_active_lanes(instr, mask, active)
         positions, warp = self.positions(active), self.get_warps(active)
-        yes = self.gather_bits(positions, np.broadcast_to(p, len(positions)))[warp] & mask
+        yes = self.gather_masks(positions, np.broadcast_to(p, len(positions)))[warp] & mask
         return numeric.compute_vote(mode, yes, self.active_masks(mask, active))
 
     def elect(self, instr, mask, active):
@@ -189,8 +191,8 @@ class WarpOps(BarrierOps):
             clocks.deferred_accesses = []
         space, index = self.resolve(access, address, active)
         data, written, full = access.get_views(space)
-        if not access.tensor.ready or access.mixed:
-            access.mixed = False
+        if not access.tensor.fully_written or access.is_mixed:
+            access.is_mixed = False
             state = written[index] == full
             if self.checks.uninitialised and not state.all():
                 self.run.report_unwritten(self, access, ~state, index, active)
@@ -213,9 +215,9 @@ class WarpOps(BarrierOps):
             clocks.resolve_deferred(self.positions(active)[old != values[0]])
         return old
 
-    def fence(self, active, scope: int, acquires: bool, releases: bool, strict: bool):
+    def fence(self, active, scope: int, acquires: bool, releases: bool, is_sequential: bool):
         if self.log.clocks:
-            self.log.clocks.fence(self, active, scope, acquires, releases, strict)
+            self.log.clocks.fence(self, active, scope, acquires, releases, is_sequential)
 
     # -- matrices -------------------------------------------------------------------------------------------
     def count_full_warps(self, instr, active) -> int:
@@ -296,7 +298,9 @@ class WarpOps(BarrierOps):
             commits = self.commits = np.zeros(self.n, np.int64)
         return commits
 
-    def copy_async(self, load: Access, store: Access, target, source, extra, multiply_adds: int, active):
+    def copy_async(
+        self, load: Access, store: Access, target, source, size_or_predicate, multiply_adds: int, active
+    ):
         """Execute cp.async: read the source now, write the data when the thread waits for it.
 
         `extra` is the number of bytes to copy (the rest is zero), or a predicate to ignore the source;
@@ -307,11 +311,13 @@ class WarpOps(BarrierOps):
             broadcast_to_threads(target, len(positions)),
             broadcast_to_threads(source, len(positions)),
         )
-        if extra is None:
+        if size_or_predicate is None:
             loaded = self.load(load, source, active)
             parts = [loaded] if isinstance(loaded, np.ndarray) else loaded
         else:
-            parts = self.load_partial(load, source, broadcast_to_threads(extra, len(positions)), positions)
+            parts = self.load_partial(
+                load, source, broadcast_to_threads(size_or_predicate, len(positions)), positions
+            )
         if self.run.cluster_size == 1:
             # The hardware may write at any time from now on, so the race check also needs a store here.
             clipped = np.clip(target.astype(np.int64), 0, self.shared_size - store.nbytes)
@@ -321,16 +327,20 @@ class WarpOps(BarrierOps):
                 (self.shared_base[positions] + clipped) >> store.shift,
                 active,
             )
-        since = (
+        fmas_at_commit = (
             self.multiply_adds_done[positions] + multiply_adds
             if self.multiply_adds_done is not None
             else positions
         )
-        self.copies.append([positions, self.get_commits()[positions], store, target, parts, since])
+        self.copies.append([positions, self.get_commits()[positions], store, target, parts, fmas_at_commit])
 
-    def load_partial(self, load: Access, source, extra, positions) -> list:
+    def load_partial(self, load: Access, source, size_or_predicate, positions) -> list:
         """Load the bytes that threads `P` copy, padded with zeros; `extra` is as in `copy_async`."""
-        nbytes = np.where(extra, 0, load.nbytes) if extra.dtype == bool else np.minimum(extra, load.nbytes)
+        nbytes = (
+            np.where(size_or_predicate, 0, load.nbytes)
+            if size_or_predicate.dtype == bool
+            else np.minimum(size_or_predicate, load.nbytes)
+        )
         mask = nbytes > 0
         parts = [np.zeros(len(positions), f"u{load.width}") for _ in range(load.count)]
         if mask.any():
@@ -346,9 +356,9 @@ class WarpOps(BarrierOps):
         if self.multiply_adds_done is not None:
             is_active, full = np.zeros(self.n, bool), np.zeros(self.n, bool)
             is_active[positions] = True
-            for copy_positions, group, *_, since in self.copies:
+            for copy_positions, group, *_, fmas_at_commit in self.copies:
                 mask = is_active[copy_positions] & (group == groups[copy_positions])
-                since[mask] = self.multiply_adds_done[copy_positions[mask]] + multiply_adds
+                fmas_at_commit[mask] = self.multiply_adds_done[copy_positions[mask]] + multiply_adds
                 full[copy_positions[mask]] = True
             if full.any():
                 self.run.counters.count_issue(instr, self.count_warps(np.flatnonzero(full)))
@@ -361,21 +371,30 @@ class WarpOps(BarrierOps):
         is_active = np.zeros(self.n, bool)
         is_active[self.positions(active)] = True
         rest = []
-        for positions, group, store, target, parts, since in self.copies:
+        for positions, group, store, target, parts, fmas_at_commit in self.copies:
             done = is_active[positions]
             if allowed >= 0:
                 done = done & (group < self.get_commits()[positions] - allowed)
             if done.any():
                 if self.multiply_adds_done is not None:
-                    counts = done & (since > 0)  # groups committed before any multiply-add do not count
+                    counts = done & (
+                        fmas_at_commit > 0
+                    )  # groups committed before any multiply-add do not count
                     now = self.multiply_adds_done[positions[counts]] + multiply_adds
-                    self.run.counters.record_overlap(instr, now - since[counts])
+                    self.run.counters.record_overlap(instr, now - fmas_at_commit[counts])
                 data = parts[0][done] if store.count == 1 else tuple(p[done] for p in parts)
                 self.store(store, target[done], data, positions[done])
             if not done.all():
                 keep = ~done
                 rest.append(
-                    [positions[keep], group[keep], store, target[keep], [p[keep] for p in parts], since[keep]]
+                    [
+                        positions[keep],
+                        group[keep],
+                        store,
+                        target[keep],
+                        [p[keep] for p in parts],
+                        fmas_at_commit[keep],
+                    ]
                 )
         self.copies = rest
 
@@ -395,7 +414,7 @@ class WarpOps(BarrierOps):
             local = self.local_space.data
             fmt = int(local[base + fmt_at : base + fmt_at + 8].view(u8)[0])
             args = int(local[base + args_at : base + args_at + 8].view(u8)[0])
-            self.run.print(format_c(self.read_string(fmt, p), args, self, p))
+            self.run.print(format_printf(self.read_string(fmt, p), args, self, p))
         if len(rest) > 1:  # the result, a character count, is not modelled: store 0
             for p in self.positions(active).tolist():
                 base = int(self.local_base[p]) + rest[0]
@@ -422,15 +441,15 @@ class WarpOps(BarrierOps):
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\d+))?(hh|h|ll|l|z|j|t)?([diouxXcsfFeEgGp%])")
 
 
-def format_c(fmt: str, arguments: int, batch, p: int) -> str:
+def format_printf(fmt: str, arguments: int, batch, p: int) -> str:
     """Format text like C's printf for thread `p`; `arguments` is the address of the packed arguments."""
-    at = 0
+    offset = 0
 
     def read_argument(nbytes: int, code: str):
-        nonlocal at
-        at = -(-at // nbytes) * nbytes
-        value = struct.unpack(code, batch.read_bytes(arguments + at, nbytes, p))[0]
-        at += nbytes
+        nonlocal offset
+        offset = -(-offset // nbytes) * nbytes
+        value = struct.unpack(code, batch.read_bytes(arguments + offset, nbytes, p))[0]
+        offset += nbytes
         return value
 
     def convert(m):
@@ -456,14 +475,14 @@ def format_c(fmt: str, arguments: int, batch, p: int) -> str:
 
 
 # -- atomic arithmetic --------------------------------------------------------------------------------------
-NOT_NUMPY = ("f16x2", "bf16x2", "bf16")  # kinds of values stored as bits, since NumPy has no such type
+NON_NUMPY_KINDS = ("f16x2", "bf16x2", "bf16")  # kinds of values stored as bits, since NumPy has no such type
 
 
 def _combine(op: str, kind: str, old, values):
     v = values[0]
     if kind == "bf16":
-        x, y = numeric.bf_to_f4(old), numeric.bf_to_f4(v)
-        return numeric.f4_to_bf({"add": np.add, "min": np.fmin, "max": np.fmax}[op](x, y))
+        x, y = numeric.bf16_to_f32(old), numeric.bf16_to_f32(v)
+        return numeric.f32_to_bf16({"add": np.add, "min": np.fmin, "max": np.fmax}[op](x, y))
     if kind in ("f16x2", "bf16x2"):
         half, dtype = ("f2", np.float16) if kind == "f16x2" else ("bf16", u2)
         halves = []
@@ -477,17 +496,17 @@ def _combine(op: str, kind: str, old, values):
         return v
     if op == "cas":
         return np.where(old == v, values[1], old)
-    convert, zero = old.dtype.type(1), old.dtype.type(0)
+    one, zero = old.dtype.type(1), old.dtype.type(0)
     if op == "inc":
-        return np.where(old >= v, zero, old + convert)
-    return np.where((old == zero) | (old > v), v, old - convert)  # dec
+        return np.where(old >= v, zero, old + one)
+    return np.where((old == zero) | (old > v), v, old - one)  # dec
 
 
 def update_atomically(data, index, op: str, kind: str, values, used: bool):
     """Apply one atomic per thread, in thread order; return the old values (unsigned) if `used`."""
-    view = data if kind in NOT_NUMPY else data.view(np.dtype(kind))
+    view = data if kind in NON_NUMPY_KINDS else data.view(np.dtype(kind))
     typed = [v.view(view.dtype) for v in values]
-    if not used and op in numeric.COMBINE and kind not in NOT_NUMPY:
+    if not used and op in numeric.COMBINE and kind not in NON_NUMPY_KINDS:
         if len(index) and (index == index[0]).all():
             # All on one address: `accumulate` also adds in thread order and rounds each addition, but is much
             # faster.
@@ -506,7 +525,7 @@ def update_atomically(data, index, op: str, kind: str, values, used: bool):
     rank = np.arange(len(cells)) - start[group]
     old = np.zeros(len(cells), view.dtype)
     sorted_values = [v[order] for v in typed]
-    if op == "add" and view.dtype.kind in "ui" and kind not in NOT_NUMPY:
+    if op == "add" and view.dtype.kind in "ui" and kind not in NON_NUMPY_KINDS:
         total = np.cumsum(sorted_values[0], dtype=view.dtype)
         before = total - sorted_values[0]
         old = view[cells] + (before - before[start][group])

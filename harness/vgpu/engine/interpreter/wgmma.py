@@ -23,7 +23,7 @@ from harness.vgpu.memory.access import Access
 from harness.vgpu.memory.tensor_map import swizzle_address
 from harness.vgpu.ptx.parser import Instr
 
-from .tma import BulkOps
+from .tma import BulkCopyOps
 
 u4, u8 = np.uint32, np.uint64
 
@@ -65,12 +65,12 @@ def get_initial_registers(function, threads: int) -> int:
     return min(limit, MAX_REGISTERS) // 8 * 8
 
 
-class WarpgroupOps(BulkOps):
+class WarpgroupOps(BulkCopyOps):
     """The warpgroup instructions of a batch."""
 
-    def start_warpgroups(self):
+    def init_warpgroups(self):
         start = get_initial_registers(self.program.entry, self.threads)
-        self.registers = np.full(self.warps, start)  # per thread, by warp
+        self.register_counts = np.full(self.warps, start)  # per thread, by warp
         self.register_pool = start * self.warps_per_block
         self.over_budget: dict[int, tuple[Instr, int]] = {}  # thread block -> (excessive setmaxnreg, thread)
 
@@ -87,27 +87,27 @@ class WarpgroupOps(BulkOps):
             self.run.report_incomplete_warpgroup(self, instr, positions)
         return groups // 4
 
-    def set_registers(self, instr: Instr, number: int, more: bool, active):
+    def set_registers(self, instr: Instr, number: int, increases: bool, active):
         """Execute setmaxnreg: set the registers per thread of the active warps to `number`."""
         self.count_full_warpgroups(instr, active)
         positions = self.positions(active)
         warps = self.warp_of[positions[::32]]
-        before = self.registers[warps]
-        wrong = number % 8 != 0 or not 24 <= number <= 256
-        wrong = (before > number if more else before < number) | wrong
-        if wrong.any():
-            k = int(np.flatnonzero(wrong)[0])
+        previous = self.register_counts[warps]
+        is_invalid = number % 8 != 0 or not 24 <= number <= 256
+        is_invalid = (previous > number if increases else previous < number) | is_invalid
+        if is_invalid.any():
+            k = int(np.flatnonzero(is_invalid)[0])
             self.run.report_register_budget(
                 self, instr, positions[32 * k],
-                f"the warp has {before[k]} registers per thread; the operand of {'.inc' if more else '.dec'},"
-                f" {number}, must be a multiple of 8 from 24 to 256 and not {'smaller' if more else 'greater'}",
+                f"the warp has {previous[k]} registers per thread; the operand of {'.inc' if increases else '.dec'},"
+                f" {number}, must be a multiple of 8 from 24 to 256 and not {'smaller' if increases else 'greater'}",
             )  # fmt: skip
-        self.registers[warps] = number
+        self.register_counts[warps] = number
         for block in np.unique(self.block_of[positions]).tolist():
-            counts = self.registers[block * self.warps_per_block :][: self.warps_per_block]
+            counts = self.register_counts[block * self.warps_per_block :][: self.warps_per_block]
             if counts.sum() <= self.register_pool:
                 self.over_budget.pop(block, None)
-            elif more:
+            elif increases:
                 self.over_budget[block] = (
                     instr,
                     int(self.thread_of[positions[self.block_of[positions] == block][0]]),
@@ -137,7 +137,7 @@ class WarpgroupOps(BulkOps):
             base[position] = self.block_of[position] * self.shared_size
             element_positions = np.full(len(address), position)
             indices.append(
-                self.offset_index(access, address, base, self.run.shared_extents, element_positions)
+                self.get_offset_index(access, address, base, self.run.shared_extents, element_positions)
             )
         index = np.stack(indices)
         cells, written, full = access.get_views(self.shared_space)
@@ -166,16 +166,16 @@ class WarpgroupOps(BulkOps):
         self,
         a_access: Access | None,
         b_access: Access,
-        sums,
+        accumulators,
         kind: str,
         left,
         a: Operand,
         right,
         b: Operand,
-        keep,
+        scale_d,
         active,
     ):
-        """Execute wgmma.mma_async: sums [64, n] = left [64, k] @ right [k, n], plus the old sums if `keep`.
+        """Execute wgmma.mma_async: sums [64, n] = left [64, k] @ right [k, n], plus the old sums if `scale_d`.
 
         `left` is a matrix descriptor, or four registers if A is None. Return the registers of the sums.
         """
@@ -196,20 +196,20 @@ class WarpgroupOps(BulkOps):
             self.order.start_product(
                 b_access.instr, positions.reshape(groups, 128), np.concatenate(indices, axis=1)
             )
-        needed = len(sums) + (4 if a_access is None else 0)
-        if self.program.uses_setmaxnreg and (self.registers[self.warp_of[first]] < needed).any():
+        needed = len(accumulators) + (4 if a_access is None else 0)
+        if self.program.uses_setmaxnreg and (self.register_counts[self.warp_of[first]] < needed).any():
             self.run.report_register_budget(
                 self, b_access.instr, first[0],
                 f"the product needs {needed} registers per thread, but setmaxnreg left its warp"
-                f" {self.registers[self.warp_of[first[0]]]}",
+                f" {self.register_counts[self.warp_of[first[0]]]}",
             )  # fmt: skip
         total = matrix @ right_matrix.transpose(0, 2, 1)  # [warpgroup, row, column]
         # row = 16 * warp + 8 * half + lane // 4, column = 8 * group + 2 * (lane % 4) + (0 or 1)
         parts = total.reshape(groups, 4, 2, 8, -1, 4, 2)
         product = parts.transpose(0, 4, 2, 6, 1, 3, 5).reshape(groups, -1, 128)  # [.., element, thread]
-        old = self.read_accumulators(sums, kind, groups)
+        old = self.read_accumulators(accumulators, kind, groups)
         product = np.where(
-            np.broadcast_to(keep, len(positions)).reshape(groups, 1, 128), product + old, product
+            np.broadcast_to(scale_d, len(positions)).reshape(groups, 1, 128), product + old, product
         )
         return pack_accumulators(product, kind)
 
@@ -268,7 +268,7 @@ class WarpgroupOps(BulkOps):
     def report_over_budget(self):
         """Report blocks whose warps request more registers than the block has, which would deadlock."""
         for block, (instr, thread) in self.over_budget.items():
-            counts = self.registers[block * self.warps_per_block :][: self.warps_per_block]
+            counts = self.register_counts[block * self.warps_per_block :][: self.warps_per_block]
             self.run.report_register_budget(
                 self, instr, None,
                 f"the warps of the block request {32 * int(counts.sum())} registers, but it owns"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.vgpu.errors import UnsupportedInstruction
-from harness.vgpu.memory.access import KIND, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
+from harness.vgpu.memory.access import NUMPY_KINDS, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Pair, Reg, Vec
 
 from .codegen import Writer
@@ -20,15 +20,15 @@ def _define_float(w: Writer, i: Instr, t: str, expr: str, n: int = 1):
     if "ftz" in i.mods and t == "f32":
         expr = f"nm.flush({expr})"
     w.flops += n
-    w.define(i.args[0], KIND[t], expr, computed=True)
+    w.define(i.args[0], NUMPY_KINDS[t], expr, float_result=True)
 
 
 def _use_operand(w: Writer, i: Instr, a, t: str) -> str:
-    e = w.use(a, KIND[t])
+    e = w.use(a, NUMPY_KINDS[t])
     return f"nm.flush({e})" if "ftz" in i.mods and t == "f32" else e
 
 
-def _emit_halves(w: Writer, args, f: Callable[..., str]) -> str:
+def _apply_to_halves(w: Writer, args, f: Callable[..., str]) -> str:
     """Apply `f`, which maps bits to bits, to both halves of 32-bit operands."""
     half = []
     for shift in (0, 16):
@@ -37,35 +37,35 @@ def _emit_halves(w: Writer, args, f: Callable[..., str]) -> str:
     return f"{half[0]} | ({half[1]} << {w.code.bind_constant('u4', 16)})"
 
 
-def _emit_packed(w: Writer, t: str, args, f: Callable[..., str]) -> str:
+def _apply_to_packed(w: Writer, t: str, args, f: Callable[..., str]) -> str:
     """Apply `f` to both halves of f16x2 or bf16x2 operands, as float16 or float32 expressions."""
 
     def on_bits(*bits: str) -> str:
         if t == "f16x2":
             return f"nm.canonicalize_nan({f(*(f'{b}.view(f2)' for b in bits))}).view(u2)"
-        return f"nm.f4_to_bf({f(*(f'nm.bf_to_f4({b})' for b in bits))})"
+        return f"nm.f32_to_bf16({f(*(f'nm.bf16_to_f32({b})' for b in bits))})"
 
-    return _emit_halves(w, args, on_bits)
+    return _apply_to_halves(w, args, on_bits)
 
 
 def _emit_binary(w: Writer, i: Instr, t: str, f: Callable[[str, str], str]):
     """Emit a binary operation for any floating-point or integer type."""
     d, a, b = i.args
-    _refuse_16_bit_modifiers(i, t)
+    _reject_16_bit_modifiers(i, t)
     if t in ("f16x2", "bf16x2"):
         w.flops += 2
-        w.define(d, "u4", _emit_packed(w, t, (a, b), f))
+        w.define(d, "u4", _apply_to_packed(w, t, (a, b), f))
     elif t == "bf16":
         w.flops += 1
-        expr = f(f"nm.bf_to_f4({w.use(a, 'u2')})", f"nm.bf_to_f4({w.use(b, 'u2')})")
-        w.define(d, "u2", f"nm.f4_to_bf({expr})")
+        expr = f(f"nm.bf16_to_f32({w.use(a, 'u2')})", f"nm.bf16_to_f32({w.use(b, 'u2')})")
+        w.define(d, "u2", f"nm.f32_to_bf16({expr})")
     elif t[0] == "f":
         _define_float(w, i, t, f(_use_operand(w, i, a, t), _use_operand(w, i, b, t)))
     else:
-        w.define(d, KIND[t], f(w.use(a, KIND[t]), w.use(b, KIND[t])))
+        w.define(d, NUMPY_KINDS[t], f(w.use(a, NUMPY_KINDS[t]), w.use(b, NUMPY_KINDS[t])))
 
 
-def _refuse_16_bit_modifiers(i: Instr, t: str):
+def _reject_16_bit_modifiers(i: Instr, t: str):
     """Raise UnsupportedInstruction for .ftz and .sat on 16-bit types."""
     if t in ("f16", "bf16", "f16x2", "bf16x2") and ("ftz" in i.mods or "sat" in i.mods):
         raise UnsupportedInstruction(i, f"modifiers .ftz and .sat of {t}")
@@ -90,7 +90,7 @@ def add(w: Writer, i: Instr):
     if t[0] in "su" and "sat" in i.mods:
         if t != "s32":
             raise UnsupportedInstruction(i, "saturation of this type")
-        a, b = (w.use(x, KIND[t]) for x in i.args[1:])
+        a, b = (w.use(x, NUMPY_KINDS[t]) for x in i.args[1:])
         wide = f"{a}.astype(i8) {sign} {b}.astype(i8)"
         w.define(i.args[0], "i4", f"np.clip({wide}, -2147483648, 2147483647).astype(i4)")
         return
@@ -114,7 +114,7 @@ def mul(w: Writer, i: Instr):
 def _emit_integer_product(w: Writer, i: Instr, t: str, a, b) -> tuple[str, str]:
     if "sat" in i.mods:
         raise UnsupportedInstruction(i, "saturation of integers")
-    k = KIND[t]
+    k = NUMPY_KINDS[t]
     x, y = w.use(a, k), w.use(b, k)
     if "wide" in i.mods:
         wide = k[0] + str(int(k[1]) * 2)
@@ -140,7 +140,7 @@ def mad(w: Writer, i: Instr):
 def mul24(w: Writer, i: Instr):
     """.lo: product of the low 24 bits of 32-bit integers"""
     check_modifiers(i, "lo")
-    k = KIND[get_type(i)]
+    k = NUMPY_KINDS[get_type(i)]
     eight = w.code.bind_constant(k, 8)
     x, y = (f"(({w.use(a, k)} << {eight}) >> {eight})" for a in i.args[1:3])
     tail = f" + {w.use(i.args[3], k)}" if i.op == "mad24" else ""
@@ -153,13 +153,13 @@ def fma(w: Writer, i: Instr):
     check_modifiers(i, "rn", "rz", "rm", "rp", "ftz", "sat", "relu")
     _require_round_to_nearest(i)
     t = get_type(i)
-    _refuse_16_bit_modifiers(i, t)
+    _reject_16_bit_modifiers(i, t)
     d, a, b, c = i.args
     count = 2 if t in ("f16x2", "bf16x2") else 1
     w.multiply_adds += count
     if t in ("f32", "f64"):
         operands = ", ".join(_use_operand(w, i, x, t) for x in (a, b, c))
-        _define_float(w, i, t, f"nm.fma_{KIND[t]}({operands})", 2)
+        _define_float(w, i, t, f"nm.fma_{t}({operands})", 2)
         return
     w.flops += 2 * count
 
@@ -167,15 +167,15 @@ def fma(w: Writer, i: Instr):
         return _apply_relu(i, t, _emit_16_bit_fma(t, parts) + ".view(u2)")
 
     if count == 2:
-        w.define(d, "u4", _emit_halves(w, (a, b, c), on_bits))
+        w.define(d, "u4", _apply_to_halves(w, (a, b, c), on_bits))
     else:
         w.define(d, "u2", on_bits(*(w.use(x, "u2") for x in (a, b, c))))
 
 
 def _emit_16_bit_fma(t: str, parts: Sequence[str]) -> str:
     if t[:3] == "f16":
-        return f"nm.canonicalize_nan(nm.fma_f2({', '.join(p + '.view(f2)' for p in parts)}))"
-    return f"nm.fma_bf({', '.join(parts)})"
+        return f"nm.canonicalize_nan(nm.fma_f16({', '.join(p + '.view(f2)' for p in parts)}))"
+    return f"nm.fma_bf16({', '.join(parts)})"
 
 
 def _apply_relu(i: Instr, t: str, bits: str) -> str:
@@ -188,8 +188,10 @@ def div(w: Writer, i: Instr):
     check_modifiers(i, "rn", "rz", "rm", "rp", "full", "approx", "ftz")
     _require_round_to_nearest(i)
     t = get_type(i)
-    form = "nm.idiv({}, {})" if t[0] in "su" else "nm.div_approx({}, {})" if "approx" in i.mods else "{} / {}"
-    _emit_binary(w, i, t, form.format)
+    template = (
+        "nm.idiv({}, {})" if t[0] in "su" else "nm.div_approx({}, {})" if "approx" in i.mods else "{} / {}"
+    )
+    _emit_binary(w, i, t, template.format)
 
 
 @opcode("rem")
@@ -221,16 +223,16 @@ def abs_or_neg(w: Writer, i: Instr):
     t = get_type(i)
     d, a = i.args
     if t[0] == "s":
-        k = KIND[t]
+        k = NUMPY_KINDS[t]
         e = w.use(a, k)
         w.define(d, k, f"np.abs({e})" if i.op == "abs" else f"np.negative({e})")
         return
     w.flops += 1
     if t == "f64":
-        w.define(d, "f8", f"nm.abs_or_neg_f8({w.use(a, 'f8')}, {i.op!r})")
+        w.define(d, "f8", f"nm.abs_or_neg_f64({w.use(a, 'f8')}, {i.op!r})")
     elif t in ("f16x2", "bf16x2"):
-        form = f"nm.abs_or_neg_bits({{}}, {i.op!r}, {INFINITY[t[:-2]]})"
-        w.define(d, "u4", _emit_halves(w, (a,), form.format))
+        template = f"nm.abs_or_neg_bits({{}}, {i.op!r}, {INFINITY[t[:-2]]})"
+        w.define(d, "u4", _apply_to_halves(w, (a,), template.format))
     else:
         k = f"u{WIDTH[t]}"
         bits = f"nm.abs_or_neg_bits({w.use(a, k)}, {i.op!r}, {INFINITY[t]})"
@@ -251,19 +253,23 @@ def unary_float(w: Writer, i: Instr):
     f = "(1.0 / {})" if i.op == "rcp" else f"{names.get(i.op, f'np.{i.op}')}({{}})"
     d, a = i.args
     if t in ("f16x2", "bf16x2"):
-        to = "f2" if t == "f16x2" else "f4"
+        target_type = "f2" if t == "f16x2" else "f4"
         w.flops += 2
-        w.define(d, "u4", _emit_packed(w, t, (a,), lambda x: f.format(f"{x}.astype(f8)") + f".astype({to})"))
+        w.define(
+            d,
+            "u4",
+            _apply_to_packed(w, t, (a,), lambda x: f.format(f"{x}.astype(f8)") + f".astype({target_type})"),
+        )
     elif t == "bf16":
-        x = f"nm.bf_to_f4({w.use(a, 'u2')}).astype(f8)"
+        x = f"nm.bf16_to_f32({w.use(a, 'u2')}).astype(f8)"
         w.flops += 1
-        w.define(d, "u2", f"nm.f8_to_bf({f.format(x)})")
+        w.define(d, "u2", f"nm.f64_to_bf16({f.format(x)})")
     elif t == "f64":
         gross = i.op == "rcp" and "approx" in i.mods
-        _define_float(w, i, t, ("nm.rcp_gross({})" if gross else f).format(w.use(a, "f8")))
+        _define_float(w, i, t, ("nm.rcp_approx_f64({})" if gross else f).format(w.use(a, "f8")))
     else:
         x = w.temp(f"{_use_operand(w, i, a, t)}.astype(f8)")
-        _define_float(w, i, t, f"{f.format(x)}.astype({KIND[t]})")
+        _define_float(w, i, t, f"{f.format(x)}.astype({NUMPY_KINDS[t]})")
 
 
 # -- single expressions --------------------------------------------------------------------------------------
@@ -311,7 +317,7 @@ def _create_expression_emitter(
     def emitter(w: Writer, i: Instr):
         check_modifiers(i, *modifiers)
         t = get_type(i)
-        kinds = {"T": KIND[t], "U": f"u{WIDTH[t]}"}
+        kinds = {"T": NUMPY_KINDS[t], "U": f"u{WIDTH[t]}"}
         arguments = [_Operand(w, a, kinds.get(operands, operands)) for a in i.args]
         text = {m: m in i.mods for m in modifiers}
         w.define(i.args[0], kinds.get(result, result), expression.format(*arguments, **text, **kinds))
@@ -329,7 +335,7 @@ for _name, _row in _EXPRESSIONS.items():
 def shift(w: Writer, i: Instr):
     """16, 32 and 64 bits, amounts clamped to the width, shr of signed types keeps the sign"""
     check_modifiers(i)
-    k = KIND[get_type(i)]
+    k = NUMPY_KINDS[get_type(i)]
     d, a, s = i.args
     e = w.use(a, k)
     if isinstance(s, Imm) and 0 <= s.value < 8 * int(k[1]):
@@ -354,7 +360,7 @@ def dp4a(w: Writer, i: Instr):
     types = [m for m in i.mods if m in ("s32", "u32")]
     check_modifiers(i)
     a, b = (w.use(x, "u4") for x in i.args[1:3])
-    c = w.use(i.args[3], KIND["s32" if "s32" in types else "u32"])
+    c = w.use(i.args[3], NUMPY_KINDS["s32" if "s32" in types else "u32"])
     w.define(i.args[0], "i4", f"nm.dot_bytes({a}, {b}, {c}, {types[0] == 's32'}, {types[-1] == 's32'})")
 
 
@@ -366,11 +372,11 @@ _COMPARE |= {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 def _emit_comparison(w: Writer, i: Instr, t: str, cmp: str, a, b) -> str:
     if t in ("f16x2", "bf16x2"):
         raise UnsupportedInstruction(i, "comparison of packed values")
-    _refuse_16_bit_modifiers(i, t)
+    _reject_16_bit_modifiers(i, t)
     if t == "pred":
         return f"{w.use(a, 'p')} {_COMPARE[cmp]} {w.use(b, 'p')}"
     if t == "bf16":
-        x, y = (f"nm.bf_to_f4({w.use(v, 'u2')})" for v in (a, b))
+        x, y = (f"nm.bf16_to_f32({w.use(v, 'u2')})" for v in (a, b))
     else:
         x, y = _use_operand(w, i, a, t), _use_operand(w, i, b, t)
     if t[0] == "f" or t == "bf16":
@@ -424,7 +430,7 @@ def slct(w: Writer, i: Instr):
     check_modifiers(i, "ftz")
     types = [m for m in i.mods if m in WIDTH]
     k = f"u{WIDTH[types[0]]}"
-    c = w.use(i.args[3], KIND[types[1]])
+    c = w.use(i.args[3], NUMPY_KINDS[types[1]])
     w.define(i.args[0], k, f"where({c} >= 0, {w.use(i.args[1], k)}, {w.use(i.args[2], k)})")
 
 
@@ -432,7 +438,7 @@ def slct(w: Writer, i: Instr):
 def testp(w: Writer, i: Instr):
     """finite, infinite, number, notanumber, normal, subnormal; f32 and f64"""
     test = i.mods[0]
-    k = KIND[get_type(i)]
+    k = NUMPY_KINDS[get_type(i)]
     x = w.use(i.args[1], k)
     tiny = f"np.abs({x}) < np.finfo({k}).tiny"
     tests = {
@@ -474,7 +480,7 @@ def mov(w: Writer, i: Instr):
         k = f"u{w.get_width(d.name)}"
         w.define(d, k, f"{k}(m.clock())")
     else:
-        k = KIND[t] if t == "pred" else f"u{WIDTH[t]}"
+        k = NUMPY_KINDS[t] if t == "pred" else f"u{WIDTH[t]}"
         w.define(d, k, w.use(a, k), fresh=False)
 
 
@@ -521,89 +527,102 @@ def cvt(w: Writer, i: Instr):
     types = [m for m in i.mods if m in WIDTH]
     if len(types) != 2 or ("satfinite" in i.mods and "tf32" not in types):
         raise UnsupportedInstruction(i)
-    to, frm = types
+    target_type, source_type = types
     mode = next((m for m in i.mods if m in _ROUND), None)
-    if to in ("f16x2", "bf16x2"):
-        high, low = (_emit_round_to_16_bits(w, i, to[:-2], w.use(a, "f4"), mode) for a in i.args[1:3])
+    if target_type in ("f16x2", "bf16x2"):
+        high, low = (
+            _emit_round_to_16_bits(w, i, target_type[:-2], w.use(a, "f4"), mode) for a in i.args[1:3]
+        )
         high, low = w.temp(f"{high}.astype(u4)"), w.temp(f"{low}.astype(u4)")
         w.define(i.args[0], "u4", f"({high} << {w.code.bind_constant('u4', 16)}) | {low}")
         return
     d, a = i.args
-    if to == "tf32":
+    if target_type == "tf32":
         options = f"{mode or 'rn'!r}, {'relu' in i.mods}, {'satfinite' in i.mods}"
         w.define(d, "u4", f"nm.to_tf32({w.use(a, 'u4')}, {options})")
         return
-    source_float = frm[0] == "f" or frm == "bf16"
-    target_float = to[0] == "f" or to == "bf16"
-    x = f"nm.bf_to_f4({w.use(a, 'u2')})" if frm == "bf16" else w.use(a, KIND[frm])
-    if "ftz" in i.mods and frm == "f32":
+    source_float = source_type[0] == "f" or source_type == "bf16"
+    target_float = target_type[0] == "f" or target_type == "bf16"
+    x = f"nm.bf16_to_f32({w.use(a, 'u2')})" if source_type == "bf16" else w.use(a, NUMPY_KINDS[source_type])
+    if "ftz" in i.mods and source_type == "f32":
         x = f"nm.flush({x})"
     if source_float and target_float:
-        _emit_float_to_float(w, i, to, frm, x, mode)
+        _emit_float_to_float(w, i, target_type, source_type, x, mode)
     elif source_float:
         x = f"nm.round_int({x}, {mode or 'rzi'!r})"
-        w.define(d, KIND[to], f"nm.to_int({x}, {KIND[to]})")
+        w.define(d, NUMPY_KINDS[target_type], f"nm.to_int({x}, {NUMPY_KINDS[target_type]})")
     elif target_float:
-        if to == "bf16":
+        if target_type == "bf16":
             if mode not in (None, "rn"):
                 raise UnsupportedInstruction(i)
-            w.define(d, "u2", f"nm.int_to_bf({x})")
-        elif mode in (None, "rn") and to != "f16":
-            w.define(d, KIND[to], f"{x}.astype({KIND[to]})")
+            w.define(d, "u2", f"nm.int_to_bf16({x})")
+        elif mode in (None, "rn") and target_type != "f16":
+            w.define(d, NUMPY_KINDS[target_type], f"{x}.astype({NUMPY_KINDS[target_type]})")
         else:
-            w.define(d, KIND[to], f"nm.int_to_float({x}, {KIND[to]}, {mode or 'rn'!r})")
+            w.define(
+                d,
+                NUMPY_KINDS[target_type],
+                f"nm.int_to_float({x}, {NUMPY_KINDS[target_type]}, {mode or 'rn'!r})",
+            )
     else:
-        _emit_int_to_int(w, i, to, frm, x)
+        _emit_int_to_int(w, i, target_type, source_type, x)
 
 
-def _emit_round_to_16_bits(w: Writer, i: Instr, to: str, x: str, mode: str | None) -> str:
-    if to == "f16":
+def _emit_round_to_16_bits(w: Writer, i: Instr, target_type: str, x: str, mode: str | None) -> str:
+    if target_type == "f16":
         out = f"nm.canonicalize_nan(nm.narrow({x}, f2, {mode or 'rn'!r})).view(u2)"
     elif mode not in (None, "rn", "rz"):
         raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
     else:
-        out = f"nm.bf_rz({x})" if mode == "rz" else f"nm.f4_to_bf({x})"
-    return _apply_relu(i, to, out)
+        out = f"nm.f32_to_bf16_rz({x})" if mode == "rz" else f"nm.f32_to_bf16({x})"
+    return _apply_relu(i, target_type, out)
 
 
-def _emit_float_to_float(w: Writer, i: Instr, to: str, frm: str, x: str, mode: str | None):
+def _emit_float_to_float(w: Writer, i: Instr, target_type: str, source_type: str, x: str, mode: str | None):
     d = i.args[0]
     if mode in ("rni", "rzi", "rmi", "rpi"):
         x = f"nm.round_int({x}, {mode!r})"
-    if to == "bf16":
-        if frm == "f64":
+    if target_type == "bf16":
+        if source_type == "f64":
             if mode not in (None, "rn"):
                 raise UnsupportedInstruction(i, f"rounding .{mode} to bf16")
-            w.define(d, "u2", f"nm.convert_f8_to_bf({x})")
+            w.define(d, "u2", f"nm.cvt_f64_to_bf16({x})")
         else:
             w.define(d, "u2", _emit_round_to_16_bits(w, i, "bf16", f"{x}.astype(f4)", mode))
         return
-    k = KIND[to]
-    if "ftz" in i.mods and frm == "f32":
+    k = NUMPY_KINDS[target_type]
+    if "ftz" in i.mods and source_type == "f32":
         x = f"nm.canonicalize_nan({x})"
-    if frm == "f64" and to == "f16":
+    if source_type == "f64" and target_type == "f16":
         x = f"nm.quiet_nan({x})"
-    if WIDTH[to] < WIDTH[frm] and mode in ("rz", "rm", "rp"):
+    if WIDTH[target_type] < WIDTH[source_type] and mode in ("rz", "rm", "rp"):
         x = f"nm.narrow({x}, {k}, {mode!r})"
-    elif to != frm:
+    elif target_type != source_type:
         x = f"{x}.astype({k})"
-    if frm == "f16" and to == "f64":
+    if source_type == "f16" and target_type == "f64":
         x = f"nm.quiet_nan({x})"
     if "sat" in i.mods:
         x = f"nm.saturate({x})"
     if "relu" in i.mods:
-        x = f"nm.relu_bits({x}.view(u{k[1]}), {INFINITY[to]}).view({k})"
-    if "ftz" in i.mods and to == "f32":
+        x = f"nm.relu_bits({x}.view(u{k[1]}), {INFINITY[target_type]}).view({k})"
+    if "ftz" in i.mods and target_type == "f32":
         x = f"nm.flush({x})"
     # NaNs become canonical, except that conversions from or to float64 keep the payload.
-    w.define(d, k, x, fresh=x.endswith(")"), computed="f64" not in (to, frm) and (frm, to) != ("bf16", "f32"))
+    w.define(
+        d,
+        k,
+        x,
+        fresh=x.endswith(")"),
+        float_result="f64" not in (target_type, source_type)
+        and (source_type, target_type) != ("bf16", "f32"),
+    )
 
 
-def _emit_int_to_int(w: Writer, i: Instr, to: str, frm: str, x: str):
-    k = KIND[to]
+def _emit_int_to_int(w: Writer, i: Instr, target_type: str, source_type: str, x: str):
+    k = NUMPY_KINDS[target_type]
     if "sat" in i.mods:
         w.define(i.args[0], k, f"nm.clamp_int({x}, {k})")
-    elif KIND[frm] == k:
+    elif NUMPY_KINDS[source_type] == k:
         w.define(i.args[0], k, x, fresh=False)
     else:
         w.define(i.args[0], k, f"{x}.astype({k})")
@@ -616,4 +635,4 @@ def szext(w: Writer, i: Instr):
     t = get_type(i)
     size = w.use(i.args[2], "u4")
     size = f"({size} & u4(31))" if "wrap" in i.mods else f"np.minimum({size}, u4(32))"
-    w.define(i.args[0], "u4", f"nm.bfe({w.use(i.args[1], KIND[t])}, u4(0), {size})")
+    w.define(i.args[0], "u4", f"nm.bfe({w.use(i.args[1], NUMPY_KINDS[t])}, u4(0), {size})")

@@ -17,7 +17,7 @@ import numpy as np
 from harness.vgpu.checks.counters import BlockCost
 from harness.vgpu.checks.hazards import RegisterHazards
 from harness.vgpu.errors import UnsupportedInstruction
-from harness.vgpu.memory.access import DTYPE, Access
+from harness.vgpu.memory.access import NUMPY_TYPES, Access
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, Reg, Sym
 from harness.vgpu.ptx.program import Block, Program, get_registers
 from harness.vgpu.ptx.provenance import Origin, compute_origins
@@ -38,7 +38,7 @@ class Code:
         self.accesses: list[Access] = []
         self.param_reads: list[tuple[int, str]] = []
         self.namespace: dict[str, object] = {"np": np, "where": np.where, "nm": numeric, "put": put}
-        self.namespace |= DTYPE
+        self.namespace |= NUMPY_TYPES
         self.functions: list = [None] * len(program.blocks)
         self.costs: dict[int, BlockCost] = {}  # block -> work per thread
 
@@ -64,13 +64,13 @@ class Code:
     def bind_constant(self, kind: str, value) -> str:
         name = f"c_{kind}_{value}".replace("-", "m").replace(".", "_").replace("+", "")
         if name not in self.namespace:
-            self.namespace[name] = DTYPE[kind](value)
+            self.namespace[name] = NUMPY_TYPES[kind](value)
         return name
 
     def bind_bits(self, kind: str, bits: int) -> str:
         name = f"x_{kind}_{bits:x}"
         if name not in self.namespace:
-            self.namespace[name] = DTYPE[f"u{kind[1]}"](bits).view(DTYPE[kind])
+            self.namespace[name] = NUMPY_TYPES[f"u{kind[1]}"](bits).view(NUMPY_TYPES[kind])
         return name
 
     def new_access(self, instr: Instr, kind: str, space: str, width: int, count: int = 1) -> Access:
@@ -100,7 +100,7 @@ class Writer:
         self.lines: list[str] = []
         self.views: dict[str, dict[str, str]] = {}
         self.shared_root: dict[str, str] = {}  # variable -> variable whose memory it aliases
-        self.computed: set[str] = set()  # results of float arithmetic, whose NaNs are not yet canonical
+        self.float_results: set[str] = set()  # results of float arithmetic, whose NaNs are not yet canonical
         self.pred: str | None = None
         self.counter = 0
         self.instructions = 0
@@ -186,12 +186,12 @@ class Writer:
 
     def canonical_bits(self, name: str) -> str:
         """Return an expression for a variable's bits, with NaNs of arithmetic made canonical."""
-        return f"nm.canonicalize_nan({name})" if name in self.computed else name
+        return f"nm.canonicalize_nan({name})" if name in self.float_results else name
 
-    def define(self, a, kind: str, expr: str, fresh: bool = True, computed: bool = False):
+    def define(self, a, kind: str, expr: str, fresh: bool = True, float_result: bool = False):
         """Write `expr` of `kind` to register operand `a`.
 
-        `fresh` is False if it may alias another register's memory; `computed` means that it is the result of
+        `fresh` is False if it may alias another register's memory; `float_result` means that it is the result of
         float arithmetic, whose NaNs must be made canonical before the bits are used.
         """
         if isinstance(a, Reg) and a.name == "_":
@@ -202,8 +202,8 @@ class Writer:
         width = self.get_width(a.name)
         size = 0 if kind == "p" else int(kind[1])
         if size != width:
-            if computed:
-                expr, computed = f"nm.canonicalize_nan({expr})", False
+            if float_result:
+                expr, float_result = f"nm.canonicalize_nan({expr})", False
             if kind == "p" or width == 0:
                 raise UnsupportedInstruction(self.instr, f"register {a.name} has another type")
             if kind[0] == "i":
@@ -218,8 +218,8 @@ class Writer:
         self.counter += 1
         name = f"{a.name}_{kind}_{self.counter}"
         self.emit(f"{name} = {expr}")
-        if computed:
-            self.computed.add(name)
+        if float_result:
+            self.float_results.add(name)
         if not fresh:
             self.shared_root[name] = self.shared_root.get(expr, expr)
         self.views[a.name] = {kind: name}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-_MMA = {
+_SUPPORTED_MMA = {
     ("m16n8k16", ("f32", "bf16", "bf16", "f32")),
     ("m16n8k16", ("f32", "f16", "f16", "f32")),
     ("m16n8k16", ("f16", "f16", "f16", "f16")),
@@ -26,7 +26,7 @@ _MMA = {
 
 def is_mma_supported(shape: str, types: list[str]) -> bool:
     """Return whether mma.sync of this shape and these types (d, a, b, c) is simulated."""
-    return (shape, tuple(types)) in _MMA
+    return (shape, tuple(types)) in _SUPPORTED_MMA
 
 
 def parse_shape(shape: str) -> tuple[int, int, int]:

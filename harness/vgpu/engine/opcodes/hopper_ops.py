@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from harness.vgpu.errors import UnsupportedInstruction
-from harness.vgpu.memory.access import KIND, SHARED_WINDOW
+from harness.vgpu.memory.access import NUMPY_KINDS, SHARED_WINDOW
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, TensorMem, Vec
 
 from .codegen import Writer
@@ -55,8 +55,8 @@ def mbarrier(w: Writer, i: Instr):
     a = w.code.new_access(i, "A", "shared", 8)
     dest = None if isinstance(args[0], Mem) else args.pop(0)
     call = f"A{a.number}, {emit_shared_address(w, i, args.pop(0))}"
-    waits = "test_wait" in i.mods or "try_wait" in i.mods
-    count = w.use(args[0], "u4") if args and not waits else "1"
+    is_wait = "test_wait" in i.mods or "try_wait" in i.mods
+    count = w.use(args[0], "u4") if args and not is_wait else "1"
     if "arrive" in i.mods or "arrive_drop" in i.mods:
         drop = "arrive_drop" in i.mods
         arrivals, expected = ("1", count) if "expect_tx" in i.mods else (count, "0")
@@ -65,7 +65,7 @@ def mbarrier(w: Writer, i: Instr):
             w.emit(value)
         else:
             w.define(dest, "u8", value)
-    elif waits:
+    elif is_wait:
         parity = "parity" in i.mods
         token = w.use(args[0], "u4" if parity else "u8")
         w.define(dest, "p", f"m.mbarrier_test({call}, {token}, {parity}, L)")
@@ -94,7 +94,7 @@ def set_registers(w: Writer, i: Instr):
 _BULK = ("async", "bulk", "tile", "1d", "2d", "3d", "4d", "5d", "global", *_SHARED, "bulk_group")
 _BULK += ("mbarrier::complete_tx::bytes", "multicast::cluster", "L2::cache_hint", "tensor", "reduce", "noftz")
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
-_WIDE = 8, 2  # a 16-byte access: bytes per element, number of elements
+_16_BYTES = 8, 2  # a 16-byte access: bytes per element, number of elements
 
 
 def emit_bulk_copy(w: Writer, i: Instr):
@@ -123,7 +123,7 @@ def emit_bulk_load(w: Writer, i: Instr, from_shared: bool):
     size = None if "tensor" in i.mods else rest.pop(0)
     barrier, *rest = rest
     mask = w.use(rest[0], "u4") if "multicast::cluster" in i.mods else "None"
-    write = w.code.new_access(i, "W", "shared", *_WIDE)
+    write = w.code.new_access(i, "W", "shared", *_16_BYTES)
     counter = w.code.new_access(i, "A", "shared", 8)
     address, counted = w.emit_address(target), emit_shared_address(w, i, barrier)
     if isinstance(source, TensorMem):
@@ -132,7 +132,7 @@ def emit_bulk_load(w: Writer, i: Instr, from_shared: bool):
         operands = f"{address}, {box}, {counted}, {mask}"
         w.emit(f"m.tensor_load({reads}, A{write.number}, A{counter.number}, {operands}, L)")
         return
-    read = w.code.new_access(i, "R", "shared" if from_shared else "global", *_WIDE)
+    read = w.code.new_access(i, "R", "shared" if from_shared else "global", *_16_BYTES)
     args = f"{address}, {w.emit_address(source)}, {w.use(size, 'u4')}, {counted}, {mask}, {from_shared}"
     w.emit(f"m.bulk_load(A{read.number}, A{write.number}, A{counter.number}, {args}, L)")
 
@@ -140,7 +140,7 @@ def emit_bulk_load(w: Writer, i: Instr, from_shared: bool):
 def emit_bulk_store(w: Writer, i: Instr, op: str | None):
     """Emit a copy into global memory, which belongs to a bulk group of its thread."""
     target, source, *rest = i.args
-    read = w.code.new_access(i, "R", "shared", *_WIDE)
+    read = w.code.new_access(i, "R", "shared", *_16_BYTES)
     kind = "A" if op else "W"
     if isinstance(target, TensorMem):
         box = f"{w.emit_address(source)}, {w.emit_address(target.map)}, {emit_coordinates(w, target)}"
@@ -149,13 +149,13 @@ def emit_bulk_store(w: Writer, i: Instr, op: str | None):
     t = get_type(i) if op else "u64"
     write = w.code.new_access(i, kind, "global", WIDTH[t])
     operands = f"{w.emit_address(target)}, {w.emit_address(source)}, {w.use(rest[0], 'u4')}"
-    element = t if t == "bf16" else KIND[t]
+    element = t if t == "bf16" else NUMPY_KINDS[t]
     w.emit(f"m.bulk_store(A{read.number}, A{write.number}, {operands}, {op!r}, {element!r}, L)")
 
 
 def create_element_accesses(w: Writer, i: Instr, kind: str) -> str:
     """Create global accesses of 16 bytes and of each element size, which only the tensor map determines."""
-    sizes = {1: (1, 1), 2: (2, 1), 4: (4, 1), 8: (8, 1), 16: _WIDE}
+    sizes = {1: (1, 1), 2: (2, 1), 4: (4, 1), 8: (8, 1), 16: _16_BYTES}
     name = f"E{i.line}_{len(w.code.namespace)}"
     w.code.namespace[name] = {
         size: w.code.new_access(i, kind, "global", *shape) for size, shape in sizes.items()
@@ -190,7 +190,7 @@ def wgmma(w: Writer, i: Instr):
     supported = sums_kind == "f32" or (sums_kind == "f16" and kind == "f16")
     if kind != other or not supported or depth != _DEPTH.get(kind) or not 8 <= n <= 256 or n % 8:
         raise UnsupportedInstruction(i)
-    sums, left, right, keep, *rest = i.args
+    sums, left, right, scale_d, *rest = i.args
     flags = [int(x.value) for x in rest]
     from_registers = isinstance(left, Vec)
     if kind == "tf32":
@@ -201,7 +201,7 @@ def wgmma(w: Writer, i: Instr):
     b = Operand(n, kind, bool(flags[3]), flags[1] < 0)
     names = [f"{letter}{i.line}_{len(w.code.namespace)}" for letter in "PQ"]
     w.code.namespace |= dict(zip(names, (a, b), strict=True))
-    accesses = [w.code.new_access(i, "R", "shared", *_WIDE) for _ in range(2)]
+    accesses = [w.code.new_access(i, "R", "shared", *_16_BYTES) for _ in range(2)]
     first = "None" if from_registers else f"A{accesses[0].number}"
     arguments = f"[{', '.join(w.use(r, 'u4') for r in left.items)}]" if from_registers else w.use(left, "u8")
     old = ", ".join(w.use(r, "u4") for r in sums.items)
@@ -209,7 +209,7 @@ def wgmma(w: Writer, i: Instr):
     w.multiply_adds += 64 * n * depth // 128
     value = w.temp(
         f"m.wgmma({first}, A{accesses[1].number}, [{old}], {sums_kind!r}, {arguments}, {names[0]},"
-        f" {w.use(right, 'u8')}, {names[1]}, {w.use(keep, 'p')}, L)"
+        f" {w.use(right, 'u8')}, {names[1]}, {w.use(scale_d, 'p')}, L)"
     )
     for k, target in enumerate(sums.items):
         w.define(target, "u4", f"{value}[{k}]")

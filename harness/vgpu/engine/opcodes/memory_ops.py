@@ -6,7 +6,7 @@ the thread's local memory. The state space of a generic address follows from its
 from __future__ import annotations
 
 from harness.vgpu.errors import UnsupportedInstruction
-from harness.vgpu.memory.access import BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE, KIND
+from harness.vgpu.memory.access import BLOCK_SCOPE, CLUSTER_SCOPE, DEVICE_SCOPE, NUMPY_KINDS
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Mem, Pair, Reg, Vec
 from harness.vgpu.ptx.program import get_registers
 
@@ -56,19 +56,19 @@ def load(w: Writer, i: Instr):
     size = WIDTH[t]
     d, mem = i.args[:2]
     targets = d.items if isinstance(d, Vec) else (d,)
-    kind = KIND[t] if t[0] == "s" else f"u{size}"
+    kind = NUMPY_KINDS[t] if t[0] == "s" else f"u{size}"
     if space == "param" and not (isinstance(mem.base, Reg)):
         offset = mem.offset + (w.program.params[mem.base.name][0] if mem.base is not None else 0)
         for k, target in enumerate(targets):
             w.code.param_reads.append((offset + k * size, kind))
-            w.define(target, kind, f"m.P[{len(w.code.param_reads) - 1}]")
+            w.define(target, kind, f"m.params[{len(w.code.param_reads) - 1}]")
         return
     strong, acquires, _ = _get_memory_semantics(i)
     a = w.code.new_access(i, "A" if strong else "R", space, size, count)
-    a.acquires, a.used, a.scope = acquires, bool(strong), _get_scope(i)
+    a.acquires, a.result_used, a.scope = acquires, bool(strong), _get_scope(i)
     address = w.emit_address(mem)
     if space == "const" and isinstance(mem.base, Reg) and w.get_width(mem.base.name) == 4:
-        address = f"m.constant_address({address})"
+        address = f"m.expand_constant_address({address})"
     value = w.temp(f"m.load(A{a.number}, {address}, L)")
     for k, target in enumerate(targets):
         if isinstance(target, Reg) and target.name == "_":
@@ -116,11 +116,12 @@ def atomic(w: Writer, i: Instr):
     for k in range(count):
         a = w.code.new_access(i, "A", space, size)
         _, a.acquires, a.releases = _get_memory_semantics(i)
-        a.used, a.scope = used, _get_scope(i)
+        a.result_used, a.scope = used, _get_scope(i)
         w.flops += 1 if t[0] == "f" or t[:2] == "bf" else 0
-        kind = t if t in ("f16x2", "bf16x2", "bf16") else KIND[t]
+        kind = t if t in ("f16x2", "bf16x2", "bf16") else NUMPY_KINDS[t]
         parts = [
-            w.use(v[k], f"u{size}" if kind not in KIND.values() or kind[0] != "i" else kind) for v in items
+            w.use(v[k], f"u{size}" if kind not in NUMPY_KINDS.values() or kind[0] != "i" else kind)
+            for v in items
         ]
         address = w.emit_address(Mem(mem.base, mem.offset + k * size))
         call = f"m.atomic(A{a.number}, {op!r}, {kind!r}, {address}, ({', '.join(parts)},), L, {used})"
@@ -137,8 +138,10 @@ def fence(w: Writer, i: Instr):
         if any(m.startswith("async") for m in i.mods):
             w.emit("m.proxy_fence(L)")
     elif "mbarrier_init" not in i.mods:
-        strict = i.op == "membar" or "sc" in i.mods
-        w.emit(f"m.fence(L, {_get_scope(i)}, {'release' not in i.mods}, {'acquire' not in i.mods}, {strict})")
+        is_sequential = i.op == "membar" or "sc" in i.mods
+        w.emit(
+            f"m.fence(L, {_get_scope(i)}, {'release' not in i.mods}, {'acquire' not in i.mods}, {is_sequential})"
+        )
 
 
 @opcode("bar", "barrier")
@@ -218,7 +221,7 @@ def match(w: Writer, i: Instr):
     check_modifiers(i, "any", "all", "sync")
     d, a, mask = i.args
     mode = "any" if "any" in i.mods else "all"
-    operands = f"{w.use(a, KIND[get_type(i)])}, {w.use(mask, 'u4')}"
+    operands = f"{w.use(a, NUMPY_KINDS[get_type(i)])}, {w.use(mask, 'u4')}"
     _define_with_predicate(w, d, f"m.match({w.bind_instruction(i)}, {mode!r}, {operands}, L)")
 
 
@@ -227,7 +230,7 @@ def redux(w: Writer, i: Instr):
     """.sync add, min, max, and, or, xor on s32, u32, b32"""
     check_modifiers(i, "sync", "add", "min", "max", "and", "or", "xor")
     op = next(m for m in i.mods if m in ("add", "min", "max", "and", "or", "xor"))
-    k = KIND[get_type(i)]
+    k = NUMPY_KINDS[get_type(i)]
     args = f"{w.use(i.args[1], k)}, {w.use(i.args[2], 'u4')}"
     w.define(i.args[0], k, f"m.redux({w.bind_instruction(i)}, {op!r}, {args}, L)")
 

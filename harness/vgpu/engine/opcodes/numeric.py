@@ -171,7 +171,7 @@ def prmt(a, b, selector, mode: str):
 
 
 # -- floats -------------------------------------------------------------------------------------------------
-CANONICAL_F4, CANONICAL_F2 = u4(0x7FFFFFFF).view(f4), u2(0x7FFF).view(f2)
+CANONICAL_NAN_F32, CANONICAL_NAN_F16 = u4(0x7FFFFFFF).view(f4), u2(0x7FFF).view(f2)
 #: The bits of infinity by type.
 INFINITY = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000}
 
@@ -180,12 +180,12 @@ def canonicalize_nan(x):
     """Replace NaNs by the GPU's canonical NaN of the type; float64 NaNs keep their payload."""
     if x.dtype == f4:
         if x.ndim == 0:
-            return x if x == x else CANONICAL_F4
+            return x if x == x else CANONICAL_NAN_F32
         nan = x != x
-        return np.where(nan, CANONICAL_F4, x) if np.count_nonzero(nan) else x
+        return np.where(nan, CANONICAL_NAN_F32, x) if np.count_nonzero(nan) else x
     if x.dtype == f2:
         nan = (x.view(u2) & u2(0x7FFF)) > u2(0x7C00)
-        return np.where(nan, CANONICAL_F2, x) if np.count_nonzero(nan) else x
+        return np.where(nan, CANONICAL_NAN_F16, x) if np.count_nonzero(nan) else x
     return x
 
 
@@ -202,41 +202,41 @@ def abs_or_neg_bits(bits, op: str, infinity: int):
     return np.where(nan, mask, out) if np.count_nonzero(nan) else out
 
 
-def abs_or_neg_f8(x, op: str):
+def abs_or_neg_f64(x, op: str):
     """Compute abs or neg of float64; a NaN becomes quiet and keeps its sign."""
     return np.where(x == x, np.abs(x) if op == "abs" else np.negative(x), quiet_nan(x))
 
 
-def bf_to_f4(a):
+def bf16_to_f32(a):
     return (a.astype(u4) << u4(16)).view(f4)
 
 
-def f4_to_bf(x):
+def f32_to_bf16(x):
     """Convert float32 to bfloat16 bits, rounded to nearest even; NaN becomes 0x7FFF as on a GPU."""
     b = x.view(u4)
     r = (b + (u4(0x7FFF) + ((b >> u4(16)) & u4(1)))) >> u4(16)
     return np.where(x != x, u4(0x7FFF), r).astype(u2)
 
 
-def f8_to_bf(x):
+def f64_to_bf16(x):
     """Convert float64 to bfloat16 bits with one rounding: float32 rounded to odd, then to nearest even."""
-    return f4_to_bf(_narrow_to_odd(x))
+    return f32_to_bf16(_narrow_to_odd(x))
 
 
-def convert_f8_to_bf(x):
+def cvt_f64_to_bf16(x):
     """Convert float64 to bfloat16 bits as `cvt` does: NaN keeps its sign and the top bits of its payload."""
-    return np.where(x == x, f8_to_bf(x), (x.astype(f4).view(u4) >> u4(16)).astype(u2))
+    return np.where(x == x, f64_to_bf16(x), (x.astype(f4).view(u4) >> u4(16)).astype(u2))
 
 
-def int_to_bf(a):
+def int_to_bf16(a):
     """Convert an integer to bfloat16 bits, rounded once: from 2^53 up, a sticky bit replaces the low 11."""
     if a.dtype.itemsize < 8:
-        return f8_to_bf(a.astype(f8))
+        return f64_to_bf16(a.astype(f8))
     size = np.abs(a).view(u8) if a.dtype.kind == "i" else a
     sticky = (size & u8(0x7FF) != 0).astype(u8)
     large = ((size >> u8(11)) | sticky).astype(f8) * 2048.0
     x = np.where(size >> u8(53) != 0, large, size.astype(f8))
-    return f8_to_bf(np.where(a < 0, -x, x))
+    return f64_to_bf16(np.where(a < 0, -x, x))
 
 
 def _narrow_to_odd(x):
@@ -267,18 +267,18 @@ def add_rounded_to_odd(p, c):
 
 
 # The float64 bits beyond float32's precision, and their value half-way between two float32 values.
-_BELOW_F4, _HALFWAY = u8(0x1FFFFFFF), u8(0x10000000)
-_SMALLEST_F4 = f8(2.4e-38)
+_BELOW_F32, _HALFWAY = u8(0x1FFFFFFF), u8(0x10000000)
+_SMALLEST_F32 = f8(2.4e-38)
 
 
-def fma_f4(a, b, c):
+def fma_f32(a, b, c):
     """Return a * b + c in float32, rounded once; the product is exact in float64."""
     p = a.astype(f8) * b
     s = p + c
     # Double rounding can only be wrong if the float64 sum is half-way between two float32 values, or
     # subnormal in float32. A sum of 0 is exact.
-    inexact = (s.view(u8) & _BELOW_F4) == _HALFWAY
-    small = np.abs(s) < _SMALLEST_F4
+    inexact = (s.view(u8) & _BELOW_F32) == _HALFWAY
+    small = np.abs(s) < _SMALLEST_F32
     if np.count_nonzero(small):
         inexact = inexact | (small & (s != 0))
     out = s.astype(f4)
@@ -291,15 +291,17 @@ def fma_f4(a, b, c):
     return out
 
 
-def fma_f2(a, b, c):
+def fma_f16(a, b, c):
     return add_rounded_to_odd(a.astype(f8) * b.astype(f8), c.astype(f8)).astype(f2)
 
 
-def fma_bf(a, b, c):
-    return f8_to_bf(add_rounded_to_odd(bf_to_f4(a).astype(f8) * bf_to_f4(b), bf_to_f4(c).astype(f8)))
+def fma_bf16(a, b, c):
+    return f64_to_bf16(
+        add_rounded_to_odd(bf16_to_f32(a).astype(f8) * bf16_to_f32(b), bf16_to_f32(c).astype(f8))
+    )
 
 
-def fma_f8(a, b, c):
+def fma_f64(a, b, c):
     """Return a * b + c in float64, rounded once (Boldo and Melquiond's algorithm, with round-to-odd)."""
     k = f8(134217729.0)
     p = a * b
@@ -393,7 +395,7 @@ def _round_directed(out, x, over, under, mode: str):
     return np.where(down, np.nextafter(out, -inf), np.where(up, np.nextafter(out, inf), out))
 
 
-def bf_rz(x):
+def f32_to_bf16_rz(x):
     """Convert float32 to bfloat16 bits, rounded toward zero."""
     b = x.view(u4) >> u4(16)
     return np.where(x != x, u4(0x7FFF), b).astype(u2)
@@ -405,7 +407,7 @@ def div_approx(a, b):
     return np.where(large, a * np.copysign(f4(0), b), a / b)
 
 
-def rcp_gross(x):
+def rcp_approx_f64(x):
     """Compute `rcp.approx.ftz.f64`, which uses only upper words and flushes subnormals."""
     tiny, upper = f8(2.2250738585072014e-308), u8(0xFFFFFFFF00000000)
     x = (x.view(u8) & upper).view(f8)
@@ -472,7 +474,7 @@ def decode_elements(bits, kind: str):
         return bits.view(f4).astype(f8)
     if kind == "tf32":  # the low 13 bits are not read
         return (bits & u4(0xFFFFE000)).view(f4).astype(f8)
-    return (bits.view(f2) if kind == "f16" else bf_to_f4(bits)).astype(f8)
+    return (bits.view(f2) if kind == "f16" else bf16_to_f32(bits)).astype(f8)
 
 
 # -- warp-wide operations ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 from harness.check.compare import Evidence, compare
 from harness.check.diagnose import diagnose
 from harness.check.reference import Reference
-from harness.devices.targets import make_cpu
+from harness.devices.targets import make_cpu_target
 from harness.spec.derivation import Mistake
 from harness.spec.puzzle import Case, Puzzle
 from harness.spec.rounding import round_to_dtype
@@ -16,7 +16,10 @@ from harness.spec.rounding import round_to_dtype
 def is_rejected(reference: Reference, quantities: Sequence[str], mistake: Mistake, case: Case) -> bool:
     """Return whether the rounded values of a mistake fail in any quantity of a case."""
     puzzle = reference.puzzle
-    truth, baseline = reference.get_truth(case, make_cpu()), reference.get_baseline(case, make_cpu())
+    truth, baseline = (
+        reference.get_truth(case, make_cpu_target()),
+        reference.get_baseline(case, make_cpu_target()),
+    )
     with np.errstate(all="ignore"):
         derivation = puzzle.derive(reference.get_arrays(case), mistake.changes)
         for quantity in quantities:

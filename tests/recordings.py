@@ -18,12 +18,12 @@ def pytest_collection_modifyitems(items):
 
 def make_order(puzzle: str, cases, variants, package=None, dtype: str = "float32") -> Any:
     """Return the order of a package, by default the solution, for the sizes of some cases."""
-    from harness.devices.recorder import Order
+    from harness.devices.recorder import RecordRequest
     from harness.toolchain import roots
 
     package = package or roots.make_op_package(roots.get_solutions(), puzzle)
     dims = tuple(dict.fromkeys(case.dims for case in cases))
-    return Order(package, puzzle, dims, tuple(variants), small_grid=True, dtype=dtype)
+    return RecordRequest(package, puzzle, dims, tuple(variants), small_grid=True, dtype=dtype)
 
 
 @pytest.fixture(scope="session")

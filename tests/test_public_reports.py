@@ -243,7 +243,7 @@ def test_finding_reports_non_ascii_path(tmp_path):
 def test_recorded_ptx_has_paths_of_the_package():
     """The recorder replaces the path of the temporary copy, here with an umlaut, by the package's."""
     text = r'.file 1 "/a \303\274/copy_0/op/ramp.mojo"' + "\n.file 2 " + r'"/\377 \"b\"/c.mojo"'
-    replaced = recorder._name_paths(text, Path("/a ü"), Path("problems/p19/op"))
+    replaced = recorder._restore_paths(text, Path("/a ü"), Path("problems/p19/op"))
     assert replaced == '.file 1 "problems/p19/op/ramp.mojo"\n.file 2 ' + r'"/\377 \"b\"/c.mojo"'
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from book.measure.shared import write
 from harness.bench.timing import CudaClock, TimingProtocol, WallClock, summarize, time_interleaved
 from harness.check.gradient_checks import count_saved_bytes
-from harness.devices.on_max import Graphs
+from harness.devices.on_max import OpGraphs
 from harness.puzzles.p23.spec import BACKWARD, DELTA, FORWARD
 
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -118,7 +118,7 @@ class FlashKernels(torch.autograd.Function):
         return tuple(gradients)
 
 
-GRAPHS = Graphs("p23", "attention", (FORWARD, DELTA, BACKWARD))
+GRAPHS = OpGraphs("p23", "attention", (FORWARD, DELTA, BACKWARD))
 
 
 def candidates(device: torch.device) -> dict[str, Function]:

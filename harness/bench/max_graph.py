@@ -32,7 +32,9 @@ class MaxCandidate(BuiltCandidate):
         inputs: Mapping[str, torch.Tensor],
         shapes: Mapping[str, tuple[int, ...]],
     ):
-        target = targets.find_gpu() if next(iter(inputs.values())).is_cuda else targets.make_cpu()
+        target = (
+            targets.find_gpu_target() if next(iter(inputs.values())).is_cuda else targets.make_cpu_target()
+        )
         if target is None:
             raise Unavailable("MAX sees no GPU")
         arguments = {name: tensor.detach().cpu().contiguous() for name, tensor in inputs.items()}

@@ -20,7 +20,7 @@ from harness.check.results import (
 )
 from harness.check.source_faults import find_source_faults
 from harness.console import report_progress
-from harness.devices.recorder import Order, Recording, is_cached, record_dtypes
+from harness.devices.recorder import RecordRequest, Recording, is_cached, record_dtypes
 from harness.devices.targets import VIRTUAL
 from harness.errors import CompileFailed
 from harness.learner.blanks import Blank
@@ -136,7 +136,7 @@ class Checker:
         Raises the errors of `record_dtypes`, without waiting for PyTorch.
         """
         orders = [
-            Order(package, self.puzzle.name, dims, tuple(variants), True, dtype)
+            RecordRequest(package, self.puzzle.name, dims, tuple(variants), True, dtype)
             for dtype, cases in requested.items()
             for dims in [tuple(dict.fromkeys(case.dims for case in cases))]
         ]

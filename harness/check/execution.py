@@ -59,7 +59,7 @@ class GraphDevice:
 
     def __init__(self, program: "Program", target: Target):
         self.program, self.target = program, target
-        self.cached, self.seconds = program.cached, program.seconds
+        self.cached, self.seconds = program.cached, program.load_time_s
         self._results: dict[Case, Arrays] = {}
 
     def run_cases(self, variant: str, cases: Sequence[Case], reference: "Reference") -> Outcome:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.console import Parser
-from harness.devices.targets import KINDS, VIRTUAL_LIMIT
+from harness.devices.targets import DEVICE_KINDS, MAX_VIRTUAL_MULTIPLY_ADDS
 from harness.errors import UsageError
 from harness.invocation import format_command
 from harness.learner.exercise import Exercise, validate_gate
@@ -102,7 +102,7 @@ class Options:
             return True
         if self.gate is None or self.dtype == "float64":
             return False
-        small = self.dims is None or self.puzzle.count_multiply_adds(self.dims) <= VIRTUAL_LIMIT
+        small = self.dims is None or self.puzzle.count_multiply_adds(self.dims) <= MAX_VIRTUAL_MULTIPLY_ADDS
         return self.device == "virtual" or (self.device == "auto" and small)
 
     @property
@@ -253,7 +253,7 @@ def add_kernel_flags(root: Parser, modes: Exclusive, roots: Exclusive, puzzle: P
     )
     modes.add_argument("--show", nargs="?", const="", metavar="GATE", help=about)
     roots.add_argument("--ops", type=Path, metavar="DIR", help="run the op package in DIR")
-    kinds = [kind for kind in KINDS if puzzle.cpu_variants or kind != "cpu"]
+    kinds = [kind for kind in DEVICE_KINDS if puzzle.cpu_variants or kind != "cpu"]
     about = f"auto: {'the CPU path, and ' if puzzle.cpu_variants else ''}a GPU where MAX sees one, else the virtual GPU; "
     about += "for a gate by itself the virtual GPU"
     root.add_argument("--device", choices=kinds, default="auto", help=about)

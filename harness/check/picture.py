@@ -17,7 +17,7 @@ from harness.check.execution import MAX_STEPS
 from harness.check.reference import Reference
 from harness.check.results import GateResult
 from harness.console import format_path
-from harness.devices.recorder import Order, record
+from harness.devices.recorder import RecordRequest, record
 from harness.devices.replay import Replay
 from harness.devices.targets import VIRTUAL
 from harness.errors import Unsolved, UsageError
@@ -215,7 +215,7 @@ def make_runner(
     """Return a function that replays a package's launches in a case, correcting wrong saved quantities."""
     puzzle, reference = checker.puzzle, checker.reference
     source = Source((package.path / puzzle.source).resolve(), read_package_blanks(package, puzzle))
-    recording = record(Order(package, puzzle.name, tuple(dims), (gate.variant,), True, checker.dtype))
+    recording = record(RecordRequest(package, puzzle.name, tuple(dims), (gate.variant,), True, checker.dtype))
     own = (*gate.quantities, *gate.provided_quantities)
     saved = [quantity for quantity in puzzle.list_saved_quantities(gate.variant) if quantity not in own]
 

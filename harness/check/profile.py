@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.devices.recorder import Order, RecordedLaunch, RecordedTensor, record
+from harness.devices.recorder import RecordRequest, RecordedLaunch, RecordedTensor, record
 from harness.learner.exercise import Exercise
 from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch
@@ -83,7 +83,7 @@ class CountRequest:
         }
         requested = puzzle.list_compiled_variants(self.variants)
         dims = tuple(dict.fromkeys(case.dims for case in cases.values()))
-        order = Order(self.work.load_package(), puzzle.name, dims, requested, dtype=self.dtype)
+        order = RecordRequest(self.work.load_package(), puzzle.name, dims, requested, dtype=self.dtype)
         recording = record(order)
         player = replay.Replay(recording, puzzle, self.dtype, blocks=self.blocks)
         reference = Reference(puzzle, self.dtype, self.seed)

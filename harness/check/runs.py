@@ -19,8 +19,8 @@ from harness.check.execution import Device, GraphDevice, VirtualDevice
 from harness.check.options import Options
 from harness.check.results import LOW_PRECISION_DTYPE, GateResult, VariantResult
 from harness.console import report_progress
-from harness.devices.recorder import Order, is_recorded, record
-from harness.devices.targets import Skipped, Target, choose
+from harness.devices.recorder import RecordRequest, is_recorded, record
+from harness.devices.targets import SkippedDevice, Target, choose_targets
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Ledger
 from harness.toolchain.packages import OpPackage
@@ -60,7 +60,7 @@ class Run:
     cases: list[Case]
     quantities: list[str]
     devices: list[DeviceResult]
-    skipped: list[Skipped]
+    skipped: list[SkippedDevice]
     blanks: dict[str, Blank]
     ledger: Ledger | None
     unsolved: list[str]
@@ -182,7 +182,7 @@ def start_run(
     cases = puzzle.list_cases(options.dims)
     largest = max(puzzle.count_multiply_adds(case.dims) for case in cases) if options.dims else 0
     on_cpu = {*options.variants} <= {*puzzle.cpu_variants}
-    targets, skipped = choose(options.device, largest, options.dtype, on_cpu)
+    targets, skipped = choose_targets(options.device, largest, options.dtype, on_cpu)
     if any(target.kind != "virtual" for target in targets):
         import_module("harness.devices.graphs")  # MAX must be shut down by the thread that imported it
     ledger = puzzle.make_ledger(cases[0].dims, options.dtype) if puzzle.make_ledger else None
@@ -219,7 +219,7 @@ def create_device(
     started = time.monotonic()
     dims = tuple(dict.fromkeys(case.dims for case in cases))
     # The same order as for gates, so that recordings are shared.
-    order = Order(package, puzzle.name, dims, tuple(sorted(options.variants)), True, options.dtype)
+    order = RecordRequest(package, puzzle.name, dims, tuple(sorted(options.variants)), True, options.dtype)
     cached = is_recorded(order)
     if not cached:
         on_compile(target)

@@ -28,7 +28,13 @@ from harness.check.diagnose import redirect_gates
 from harness.check.python_files import EXITED
 from harness.check.results import Cases, FirstCaseCallback, GateIds, GateResult, select_gates
 from harness.console import report_progress
-from harness.devices.processes import GRACE, PRELOADED, START, find_stack_line, start_server
+from harness.devices.processes import (
+    GRACE_PERIOD_S,
+    PRELOADED_MODULES,
+    START_TIMEOUT_S,
+    find_stack_line,
+    start_server,
+)
 from harness.errors import DamagedFile, WorkbookError
 from harness.learner.exercise import Exercise
 from harness.spec.catalogue import PUZZLES, find_puzzle
@@ -104,7 +110,7 @@ class Worker:
         else:
             context = multiprocessing.get_context("forkserver")
             needs_torch = not isinstance(work.rung, NumpyRung) or "torch" in sys.modules
-            context.set_forkserver_preload(PRELOADED if needs_torch else [])
+            context.set_forkserver_preload(PRELOADED_MODULES if needs_torch else [])
             start_server()
         self.connection, worker_end = context.Pipe()
         folders = [*importlib.import_module(PUZZLES).__path__]
@@ -119,7 +125,7 @@ class Worker:
         self, path: Path, gates: list[str], cases: list[Case] | None, results: dict[str, GateResult]
     ) -> None:
         """Run one check and add each result as it arrives. Raises WorkerDied and the checker's exceptions."""
-        self.gate, seconds = None, START
+        self.gate, seconds = None, START_TIMEOUT_S
         sys.stdout.flush()  # so that the code's own output comes after it
         with suppress(BrokenPipeError):  # `receive` raises the reason
             self.connection.send((path, gates, cases, os.getcwd()))
@@ -152,7 +158,7 @@ class Worker:
             return self.connection.recv()
         except (EOFError, OSError):
             where = find_stack_line(self.stack, path) or path
-            reason = describe_exit(wait_for_exit(self.process, GRACE))
+            reason = describe_exit(wait_for_exit(self.process, GRACE_PERIOD_S))
             raise WorkerDied(f"{where}: {reason}, so it was not checked") from None
 
 
@@ -182,7 +188,7 @@ def describe_exit(code: int | None) -> str:
 def stop_worker(process: BaseProcess, connection: Connection) -> None:
     """Stop a worker; one that waits for a request exits when the connection closes."""
     connection.close()
-    wait_for_exit(process, GRACE / 4)
+    wait_for_exit(process, GRACE_PERIOD_S / 4)
     process.kill()
     process.join()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from harness.check.checker import RungChecker, create_checker
 from harness.check.subprocess_checker import TIME_LIMIT_VARIABLE, SubprocessChecker
 from harness.dev.mutants import Mutant, list_mutants
-from harness.devices.recorder import Order, record_many
+from harness.devices.recorder import RecordRequest, record_many
 from harness.errors import CompileFailed, DamagedFile, UsageError, WorkbookError
 from harness.learner.exercise import Exercise
 from harness.spec.puzzle import Puzzle
@@ -190,7 +190,7 @@ def find_compilable(exercise: Exercise, mutants: Sequence[Mutant]) -> Iterable[M
     cases = exercise.puzzle.list_cases(None)
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
     orders = [
-        Order(
+        RecordRequest(
             mutant.make_wrong_kernel(exercise).build_package(),
             exercise.puzzle.name,
             tuple(dict.fromkeys(case.dims for case in dtype_cases)),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 CALL_DONE = "workbook: the op has run"
 """The line that the worker prints after each call; kernels may print other lines."""
-QUOTED_CHARACTERS = 400
+MAX_QUOTED_CHARACTERS = 400
 """Number of characters quoted from a failed worker's log."""
 
 
@@ -64,53 +64,59 @@ class MojoOp:
             on_max.run(*compile_and_bind(self, tensors, on_max.get_max_device(device)), device, self.name)
             return
         with Worker.lock:
-            worker = Worker.running.get(self.package) or Worker(self.package)
-            for tensor, new in zip(tensors, worker.run(self, tensors), strict=True):
-                if new is not None:
-                    tensor.copy_(new)
+            worker = Worker.workers.get(self.package) or Worker(self.package)
+            for tensor, result in zip(tensors, worker.run(self, tensors), strict=True):
+                if result is not None:
+                    tensor.copy_(result)
 
 
 class Worker:
     """A process under `vgpu exec` that runs a package's ops."""
 
-    running: ClassVar[dict[Path, "Worker"]] = {}
+    workers: ClassVar[dict[Path, "Worker"]] = {}
     lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, package: Path):
         self.folder = tempfile.TemporaryDirectory()
-        self.call, self.json, self.log = (Path(self.folder.name) / name for name in ("call", "json", "log"))
+        self.call_file, self.report_file, self.log_file = (
+            Path(self.folder.name) / name for name in ("call", "json", "log")
+        )
         self.ops: dict[str, str] = {}  # a kernel's label -> the op that launched it
         python = [sys.executable, "-m"]
-        vgpu = [*python, "harness.vgpu.cli", "exec", "--verbose", "--json", str(self.json), "--"]
-        program, pipe = [*python, __name__, str(self.call)], subprocess.PIPE
-        with self.log.open("w") as log:
+        vgpu = [*python, "harness.vgpu.cli", "exec", "--verbose", "--json", str(self.report_file), "--"]
+        program, pipe = [*python, __name__, str(self.call_file)], subprocess.PIPE
+        with self.log_file.open("w") as log:
             self.process = subprocess.Popen([*vgpu, *program], stdin=pipe, stdout=pipe, stderr=log, text=True)
-        self.running[package] = self
+        self.workers[package] = self
 
     def run(self, op: MojoOp, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
         """Run an op; return its tensors, with None for unchanged ones. Raises RuntimeError if it fails."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin and stdout
-        start = self.log.stat().st_size
-        torch.save((str(op.package), op.name, op.parameters, [t.clone() for t in tensors]), self.call)
+        start = self.log_file.stat().st_size
+        torch.save((str(op.package), op.name, op.parameters, [t.clone() for t in tensors]), self.call_file)
         with contextlib.suppress(BrokenPipeError):  # a dead worker is reported below
             print(file=stdin, flush=True)
-        answered = any(line.rstrip() == CALL_DONE for line in stdout)
-        log = self.log.read_bytes()[start:].decode(errors="replace")
+        has_completed = any(line.rstrip() == CALL_DONE for line in stdout)
+        log = self.log_file.read_bytes()[start:].decode(errors="replace")
         self.ops |= dict.fromkeys(re.findall(r"^virtual GPU: ran (.+?) grid=", log, re.MULTILINE), op.name)
-        if not answered:
+        if not has_completed:
             code = self.process.wait()
             raise RuntimeError(
-                f"{op.name}: the process on the virtual GPU exited with {code}: {log[-QUOTED_CHARACTERS:]}"
+                f"{op.name}: the process on the virtual GPU exited with {code}: {log[-MAX_QUOTED_CHARACTERS:]}"
             )
-        answer = torch.load(self.call)
-        if isinstance(answer, str):
-            raise RuntimeError(answer)
-        return answer
+        reply = torch.load(self.call_file)
+        if isinstance(reply, str):
+            raise RuntimeError(reply)
+        return reply
 
     def finish(self) -> list[str]:
         self.process.communicate()
-        report = json.loads(self.json.read_text()) if self.json.exists() else {"failures": [], "findings": []}
+        report = (
+            json.loads(self.report_file.read_text())
+            if self.report_file.exists()
+            else {"failures": [], "findings": []}
+        )
         self.folder.cleanup()
         lines = list(report["failures"])
         for entry in filter(lambda finding: finding["error"], report["findings"]):
@@ -120,8 +126,8 @@ class Worker:
 
 
 def finish_all() -> list[str] | None:
-    workers = list(Worker.running.values())
-    Worker.running.clear()
+    workers = list(Worker.workers.values())
+    Worker.workers.clear()
     return [line for worker in workers for line in worker.finish()] if workers else None
 
 
@@ -136,7 +142,7 @@ def compile_and_bind(op: MojoOp, tensors: Sequence[Tensor], device: Any) -> tupl
 
 
 @functools.cache
-def compile_op(op: MojoOp, kinds: tuple[tuple[str, int], ...], device: Any) -> Any:
+def compile_op(op: MojoOp, argument_types: tuple[tuple[str, int], ...], device: Any) -> Any:
     """Compile an op with symbolic sizes for arguments of (dtype, rank); return a Program or an exception."""
     from max.driver import CPU
     from max.engine import InferenceSession
@@ -146,22 +152,24 @@ def compile_op(op: MojoOp, kinds: tuple[tuple[str, int], ...], device: Any) -> A
     from harness.toolchain.packages import OpPackage
 
     try:
-        package, location = OpPackage(op.package), DeviceRef.from_device(device)
+        package, device_ref = OpPackage(op.package), DeviceRef.from_device(device)
         library = load_kernel_library(package)
         if op.name not in library:
             raise AttributeError(f"{op.package} registers no op {op.name}")
         signature = library._analysis.kernel_torch_info(op.name)
         names, count = list(signature.tensor_arg_names), signature.num_dps_outputs
-        if len(names) != len(kinds):
-            raise TypeError(f"{op.name} takes {len(names)} tensors ({', '.join(names)}), got {len(kinds)}")
+        if len(names) != len(argument_types):
+            raise TypeError(
+                f"{op.name} takes {len(names)} tensors ({', '.join(names)}), got {len(argument_types)}"
+            )
         types = []
-        for name, (dtype, rank) in zip(names, kinds, strict=True):
+        for name, (dtype, rank) in zip(names, argument_types, strict=True):
             axes = [f"{name}{axis}" for axis in range(rank)]
-            types.append(TensorType(DTYPES[dtype], axes, device=location))
-        written = [BufferType(t.dtype, t.shape, t.device) for t in types[:count]]
-        with Graph(op.name, input_types=[*written, *types[count:]], kernel_library=library) as graph:
+            types.append(TensorType(DTYPES[dtype], axes, device=device_ref))
+        buffer_types = [BufferType(t.dtype, t.shape, t.device) for t in types[:count]]
+        with Graph(op.name, input_types=[*buffer_types, *types[count:]], kernel_library=library) as graph:
             inputs = [t.tensor for t in graph.inputs[count:]]
-            results = ops.custom(op.name, location, inputs, types[:count], parameters=dict(op.parameters))
+            results = ops.custom(op.name, device_ref, inputs, types[:count], parameters=dict(op.parameters))
             for graph_input, result in zip(graph.inputs, results, strict=False):
                 graph_input.buffer[...] = result.tensor
             graph.output()
@@ -180,17 +188,17 @@ def serve(file: Path) -> None:
     for _ in sys.stdin:
         package, name, parameters, tensors = torch.load(file)
         try:
-            program, by_name = compile_and_bind(MojoOp(Path(package), name, parameters), tensors, device)
-            buffers = {argument: Buffer.from_dlpack(t).to(device) for argument, t in by_name.items()}
+            program, arguments = compile_and_bind(MojoOp(Path(package), name, parameters), tensors, device)
+            buffers = {argument: Buffer.from_dlpack(t).to(device) for argument, t in arguments.items()}
             program.run(buffers)
-            after = [torch.from_dlpack(buffers[argument].to(CPU())) for argument in by_name]
+            results = [torch.from_dlpack(buffers[argument].to(CPU())) for argument in arguments]
             bits = [
-                [t.flatten().view(torch.uint8) for t in pair] for pair in zip(after, tensors, strict=True)
+                [t.flatten().view(torch.uint8) for t in pair] for pair in zip(results, tensors, strict=True)
             ]
-            answer = [None if torch.equal(*pair) else t for pair, t in zip(bits, after, strict=True)]
+            reply = [None if torch.equal(*pair) else t for pair, t in zip(bits, results, strict=True)]
         except Exception as error:
-            answer = f"{type(error).__name__}: {error}"
-        torch.save(answer, file)
+            reply = f"{type(error).__name__}: {error}"
+        torch.save(reply, file)
         print(CALL_DONE, flush=True)
 
 

@@ -62,7 +62,7 @@ class Program:
     model: Model
     dtype: str
     cached: bool
-    seconds: float = field(default=0.0)
+    load_time_s: float = field(default=0.0)
 
     def run(self, buffers: Mapping[str, Buffer | DLPackArray]) -> None:
         """Execute every call; `buffers` maps each name in `arguments` to a Buffer or a DLPack tensor."""
@@ -115,9 +115,9 @@ def build_graph(
         values = dict(zip(types, graph.inputs, strict=True))
 
         def read_value(call: Call, argument: str):
-            written = values.get(qualify_name(call, argument)) if call.prefix else None
-            if written is not None and isinstance(types[qualify_name(call, argument)], BufferType):
-                return ops.buffer_load(written.buffer)
+            buffer = values.get(qualify_name(call, argument)) if call.prefix else None
+            if buffer is not None and isinstance(types[qualify_name(call, argument)], BufferType):
+                return ops.buffer_load(buffer.buffer)
             return values[argument].tensor
 
         for call in calls:
@@ -174,28 +174,33 @@ def load_graphs(
     EnvironmentProblem if the cache cannot be written.
     """
     started = time.monotonic()
-    host = device.label == "cpu"
-    target = get_host_identity() if host else f"{device.api} {device.architecture_name}"
+    is_cpu = device.label == "cpu"
+    target = get_host_identity() if is_cpu else f"{device.api} {device.architecture_name}"
     dtypes = {name: dtype if isinstance(dtype, str) else dtype[name] for name in graphs}
-    parts = [dtype if isinstance(dtype, str) else repr(sorted(dtypes.items())), repr(sorted(graphs.items()))]
-    key = compute_digest([package.digest, version("max"), target, kind, *parts])
+    key_parts = [
+        dtype if isinstance(dtype, str) else repr(sorted(dtypes.items())),
+        repr(sorted(graphs.items())),
+    ]
+    key = compute_digest([package.digest, version("max"), target, kind, *key_parts])
     path = get_cache_folder("graphs") / f"{key}.mef"
-    session = InferenceSession(devices=[CPU()] if host else [CPU(), device])
+    session = InferenceSession(devices=[CPU()] if is_cpu else [CPU(), device])
     compiled, names_in_unit = read_cached(path), {name: name for name in graphs}
     entries = {
         name: compute_digest([package.digest, version("max"), target, kind, dtypes[name], repr(calls)])
         for name, calls in graphs.items()
     }
-    if compiled is None and host:
-        compiled, names_in_unit = read_unit_with(path.parent, entries)
+    if compiled is None and is_cpu:
+        compiled, names_in_unit = find_cached_unit(path.parent, entries)
     cached = compiled is not None
     if compiled is None:
         names_in_unit = {name: name for name in graphs}
         on_compile()
         module: Module | None = None
-        library, location = load_kernel_library(package), DeviceRef.from_device(device)
+        library, device_ref = load_kernel_library(package), DeviceRef.from_device(device)
         for name, calls in graphs.items():
-            graph, _ = build_graph(f"g{key}_{name}", package, calls, dtypes[name], location, module, library)
+            graph, _ = build_graph(
+                f"g{key}_{name}", package, calls, dtypes[name], device_ref, module, library
+            )
             module = graph.module
         assert module is not None  # there is at least one graph
         compiled = compile_graph(session, module, package)
@@ -205,11 +210,11 @@ def load_graphs(
         cache_file(path, lambda staged: export_graph(compiled, staged), "the compiled graph")
         if len(graphs) > 1:
             for name, entry in entries.items():
-                record_unit(path.parent / f"{entry}.unit", f"{path.name} {name}")
-    seconds = time.monotonic() - started
+                write_unit_name(path.parent / f"{entry}.unit", f"{path.name} {name}")
+    load_time_s = time.monotonic() - started
     arguments = {name: get_argument_types(graphs[name], dtypes[name], DeviceRef.CPU()) for name in graphs}
     return {
-        name: Program(list(arguments[name]), models[names_in_unit[name]], dtypes[name], cached, seconds)
+        name: Program(list(arguments[name]), models[names_in_unit[name]], dtypes[name], cached, load_time_s)
         for name in graphs
     }
 
@@ -234,7 +239,7 @@ def read_cached(path: Path) -> CompiledModel | None:
         return None
 
 
-def read_unit_with(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel | None, dict[str, str]]:
+def find_cached_unit(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledModel | None, dict[str, str]]:
     """Return the cached unit that contains all these graphs (None if none does), and their names in it.
 
     Args:
@@ -248,10 +253,12 @@ def read_unit_with(folder: Path, entries: Mapping[str, str]) -> tuple[CompiledMo
     units = {unit for unit, _ in entries_in_unit.values()}
     if len(units) > 1:
         return None, {}
-    return read_cached(folder / units.pop()), {name: there for name, (_, there) in entries_in_unit.items()}
+    return read_cached(folder / units.pop()), {
+        name: name_in_unit for name, (_, name_in_unit) in entries_in_unit.items()
+    }
 
 
-def record_unit(file: Path, text: str) -> None:
+def write_unit_name(file: Path, text: str) -> None:
     """Record which unit contains a graph, replacing an earlier record."""
     discard(file)
     cache_text(file, lambda: text, "the compiled graph")
@@ -265,7 +272,7 @@ def export_graph(compiled: CompiledModel, path: Path) -> None:
 
 
 # MAX's message if another process has just moved an entry of Mojo's cache; it names no file.
-CACHE_MOVED = "could not lower LIT to KGEN: No such file or directory"
+CACHE_RACE_ERROR = "could not lower LIT to KGEN: No such file or directory"
 
 
 def compile_graph(session: InferenceSession, module: Module, package: OpPackage) -> CompiledModel:
@@ -274,7 +281,7 @@ def compile_graph(session: InferenceSession, module: Module, package: OpPackage)
     Raises CompileFailed with the Mojo compiler's message, or else MAX's.
     """
     compiled, failure, text = compile_once(session, module, package)
-    if not compiled and CACHE_MOVED in text:
+    if not compiled and CACHE_RACE_ERROR in text:
         compiled, failure, text = compile_once(session, module, package)
     if compiled:
         return compiled
@@ -282,8 +289,8 @@ def compile_graph(session: InferenceSession, module: Module, package: OpPackage)
     located = [
         line for line in lines if re.search(r"\.mojo:\d+:\d+: (error: |note: constraint failed)", line)
     ]
-    if not located and (full := find_disk_full_error(text)):
-        raise full from failure
+    if not located and (disk_full_error := find_disk_full_error(text)):
+        raise disk_full_error from failure
     reason = (located or [line for line in lines if "error:" in line] or [str(failure)])[0]
     raise CompileFailed(f"{package.path} does not compile\n{reason}", text.strip()) from failure
 
@@ -304,43 +311,43 @@ def compile_once(
     return None, failure, f"{captured.text}\n{(failure.__cause__ or failure) if failure else ''}"
 
 
-class Captured:
+class CapturedOutput:
     """Text written to standard error while `capture_stderr` was active."""
 
     text: str = ""
 
 
 @contextmanager
-def capture_stderr() -> Iterator[Captured]:
+def capture_stderr() -> Iterator[CapturedOutput]:
     """Capture the standard error of the process, including the compiler's native code.
 
     Compilations in several threads share one capture: the first opens it, the last closes it, and each gets
     the output of all.
     """
-    captured = Captured()
+    captured = CapturedOutput()
     with _capture_lock:
         if not _capture_users:
             sys.stderr.flush()
-            _capture_saved.append((os.dup(2), tempfile.TemporaryFile()))  # noqa: SIM115 (closed by the last user)
-            os.dup2(_capture_saved[0][1].fileno(), 2)
+            _saved_stderr.append((os.dup(2), tempfile.TemporaryFile()))  # noqa: SIM115 (closed by the last user)
+            os.dup2(_saved_stderr[0][1].fileno(), 2)
         _capture_users.append(captured)
     try:
         yield captured
     finally:
         with _capture_lock:
-            original, file = _capture_saved[0]
+            original, file = _saved_stderr[0]
             captured.text = os.pread(file.fileno(), 1 << 24, 0).decode(errors="replace")
             _capture_users.remove(captured)
             if not _capture_users:
                 os.dup2(original, 2)
                 os.close(original)
                 file.close()
-                _capture_saved.clear()
+                _saved_stderr.clear()
 
 
 _capture_lock = threading.Lock()
-_capture_users: list[Captured] = []
-_capture_saved: list[tuple[int, IO[bytes]]] = []
+_capture_users: list[CapturedOutput] = []
+_saved_stderr: list[tuple[int, IO[bytes]]] = []
 
 
 def get_host_identity() -> str:

@@ -25,22 +25,22 @@ from harness.toolchain.mojo_items import Item, Items, split_arguments
 from harness.toolchain.packages import OpPackage, get_mojo_version, make_compile_error, run_mojo
 from harness.vgpu.ptx.parser import decode_file_names
 
-CONTENTS = "the recorded launches"
-MARK = "//@ "
+CACHE_CONTENTS = "the recorded launches"
+LINE_PREFIX = "//@ "
 LAUNCH_CALL = re.compile(
     r"^(?P<indent>[ \t]*)(?P<call>[\w.]+\.launch\[(?P<function>\w+)"
     r"(?:\[(?P<parameters>(?:[^\[\]=]|\[[^\[\]=]*\])*)\])?\]\()",
     re.MULTILINE,
 )
-LAUNCHED = re.compile(r"\.launch\[\s*(\w+)")
-DTYPE = re.compile(r"b?float\d+\w*|u?int\d+|bool")
-NUMBER = re.compile(r"-?\d+|True|False")
-PACKAGE = "{package}"
+LAUNCHED_FUNCTION = re.compile(r"\.launch\[\s*(\w+)")
+DTYPE_PATTERN = re.compile(r"b?float\d+\w*|u?int\d+|bool")
+NUMBER_PATTERN = re.compile(r"-?\d+|True|False")
+PACKAGE_PLACEHOLDER = "{package}"
 """Placeholder for the op package's folder in cached PTX."""
 
 
 @dataclass(frozen=True)
-class Instance:
+class KernelInstance:
     """A kernel: its function, and the values of its compile-time parameters as Mojo text."""
 
     function: str
@@ -48,13 +48,15 @@ class Instance:
 
     @property
     def source_text(self) -> str:
-        values = (f"DType.{value}" if DTYPE.fullmatch(value) else value for value in self.parameters)
+        values = (f"DType.{value}" if DTYPE_PATTERN.fullmatch(value) else value for value in self.parameters)
         return f"{self.function}[{', '.join(values)}]" if self.parameters else self.function
 
     @property
-    def is_spellable(self) -> bool:
+    def has_source_text(self) -> bool:
         """True if every parameter is a dtype, integer or boolean, which can be written as source text."""
-        return all(DTYPE.fullmatch(value) or NUMBER.fullmatch(value) for value in self.parameters)
+        return all(
+            DTYPE_PATTERN.fullmatch(value) or NUMBER_PATTERN.fullmatch(value) for value in self.parameters
+        )
 
 
 def mark_launches(text: str) -> str:
@@ -62,7 +64,9 @@ def mark_launches(text: str) -> str:
 
     def mark(match: re.Match) -> str:
         values = "".join(f", {part}" for part in split_arguments(match["parameters"] or ""))
-        return f'{match["indent"]}print("{MARK}instance", "{match["function"]}"{values}); {match["call"]}'
+        return (
+            f'{match["indent"]}print("{LINE_PREFIX}instance", "{match["function"]}"{values}); {match["call"]}'
+        )
 
     return LAUNCH_CALL.sub(mark, text)
 
@@ -73,7 +77,7 @@ def parse_items(texts: tuple[tuple[str, str], ...]) -> Items:
 
 
 @dataclass
-class Kernels:
+class KernelCache:
     """The kernels of one package for given compiler flags, loaded from the cache or compiled."""
 
     package: OpPackage
@@ -89,25 +93,28 @@ class Kernels:
 
     def compute_host_digest(self, program: Sequence[str]) -> str:
         """Return a digest of all host code that determines the launches recorded by `program`."""
-        launched = {name for source in self.items.sources.values() for item in source.items
-                    for name in LAUNCHED.findall(item.text)}  # fmt: skip
-        needed = self.items.find_dependencies(find_words(program), exclude=launched)
-        return compute_digest([get_mojo_version(), *program, *self.flags, *self.describe(needed)])
+        launched_functions = {name for source in self.items.sources.values() for item in source.items
+                    for name in LAUNCHED_FUNCTION.findall(item.text)}  # fmt: skip
+        needed = self.items.find_dependencies(find_identifiers(program), exclude=launched_functions)
+        return compute_digest([get_mojo_version(), *program, *self.flags, *self.list_source_texts(needed)])
 
     def extract_launch_code(self, program: Iterable[str]) -> dict[str, str]:
         """Return file -> the part of its text that the launches recorded by `program` need."""
-        return self.items.extract_items(self.items.find_dependencies(find_words(program)))
+        return self.items.extract_items(self.items.find_dependencies(find_identifiers(program)))
 
-    def cache_plan(self, file: Path, lines: Iterable[str], kernels: dict[str, Instance]) -> None:
+    def cache_plan(self, file: Path, lines: Iterable[str], kernels: dict[str, KernelInstance]) -> None:
         """Cache the recorded lines of a variant's case, and the kernel of each symbol in them."""
-        used = sorted({line.split(" ")[3] for line in lines if line.startswith(f"{MARK}launch ")})
-        if not kernels.keys() >= {*used}:
+        symbols = sorted({line.split(" ")[3] for line in lines if line.startswith(f"{LINE_PREFIX}launch ")})
+        if not kernels.keys() >= {*symbols}:
             return
-        heads = [" ".join([f"{MARK}kernel", s, kernels[s].function, *kernels[s].parameters]) for s in used]
-        text = "\n".join([*heads, *lines, ""])
-        cache_text(file, lambda: text, CONTENTS)
+        header_lines = [
+            " ".join([f"{LINE_PREFIX}kernel", s, kernels[s].function, *kernels[s].parameters])
+            for s in symbols
+        ]
+        text = "\n".join([*header_lines, *lines, ""])
+        cache_text(file, lambda: text, CACHE_CONTENTS)
 
-    def describe(self, items: Iterable[Item]) -> list[str]:
+    def list_source_texts(self, items: Iterable[Item]) -> list[str]:
         """Return the texts of items and of the imports they use, for a digest."""
         items = list(items)
         imports = self.items.find_imports(items)
@@ -116,15 +123,15 @@ class Kernels:
 
     # ---- PTX -----------------------------------------------------------------------------------------------
 
-    def get_cache_file(self, kernel: Instance) -> Path | None:
+    def get_cache_file(self, kernel: KernelInstance) -> Path | None:
         """Return the cache file of a kernel's PTX; None if its function is missing or ambiguous."""
         if len(self.items.by_name.get(kernel.function, ())) != 1:
             return None
-        needed = self.describe(self.items.find_dependencies([kernel.function]))
+        needed = self.list_source_texts(self.items.find_dependencies([kernel.function]))
         parts = [get_mojo_version(), *self.flags, kernel.source_text, *needed]
         return get_cache_folder("kernels") / f"{compute_digest(parts)}.txt"
 
-    def cache_ptx(self, kernel: Instance, symbol: str, ptx: str, folder: Path) -> None:
+    def cache_ptx(self, kernel: KernelInstance, symbol: str, ptx: str, folder: Path) -> None:
         """Cache the PTX of a kernel; `folder` is the folder that its package was compiled in."""
         file = self.get_cache_file(kernel)
         if file is None:
@@ -132,10 +139,10 @@ class Kernels:
         needed = self.items.find_dependencies([kernel.function])
         locations = [(item.file, item.line, len(item.lines)) for item in needed]
         head = json.dumps({"symbol": symbol, "items": locations})
-        text = ptx.replace(f'"{folder}/', f'"{PACKAGE}/')
-        cache_text(file, lambda: f"{head}\n{text}", CONTENTS)
+        text = ptx.replace(f'"{folder}/', f'"{PACKAGE_PLACEHOLDER}/')
+        cache_text(file, lambda: f"{head}\n{text}", CACHE_CONTENTS)
 
-    def read_ptx(self, kernel: Instance, symbol: str) -> str | None:
+    def read_ptx(self, kernel: KernelInstance, symbol: str) -> str | None:
         """Return a kernel's cached PTX with the package's current line numbers; None if it is not cached."""
         file = self.get_cache_file(kernel)
         entry = read_cached_text(file) if file else None
@@ -144,17 +151,17 @@ class Kernels:
         head, _, text = entry.partition("\n")
         entry_head = json.loads(head)
         text = text.replace(entry_head["symbol"], symbol)
-        now = self.items.find_dependencies([kernel.function])
-        moved = {
-            (old[0], number): number - old[1] + item.line
-            for old, item in zip(entry_head["items"], now, strict=True)
-            if old[1] != item.line
-            for number in range(old[1], old[1] + old[2])
+        current_items = self.items.find_dependencies([kernel.function])
+        new_lines = {
+            (old_item[0], number): number - old_item[1] + item.line
+            for old_item, item in zip(entry_head["items"], current_items, strict=True)
+            if old_item[1] != item.line
+            for number in range(old_item[1], old_item[1] + old_item[2])
         }
-        text = update_line_table(text, moved) if moved else text
-        return text.replace(f'"{PACKAGE}/', f'"{self.package.path.resolve()}/')
+        text = update_line_table(text, new_lines) if new_lines else text
+        return text.replace(f'"{PACKAGE_PLACEHOLDER}/', f'"{self.package.path.resolve()}/')
 
-    def compile(self, kernels: Sequence[Instance]) -> bool:
+    def compile(self, kernels: Sequence[KernelInstance]) -> bool:
         """Compile kernels and cache their PTX; return False if the package must be compiled as a whole.
 
         Raises CompileFailed with the compiler's diagnostics if one of them does not compile.
@@ -163,18 +170,18 @@ class Kernels:
             return False
         output = compile_together([(self, kernels)])
         if output:
-            self.raise_own_error(kernels, output)
+            self.raise_package_error(kernels, output)
         return not output
 
-    def raise_own_error(self, kernels: Sequence[Instance], output: str) -> None:
+    def raise_package_error(self, kernels: Sequence[KernelInstance], output: str) -> None:
         """Raise CompileFailed if this package caused the compiler's errors."""
-        if self._is_own_error(parse_diagnostics(output), self.find_needed(kernels)):
+        if self._is_package_error(parse_diagnostics(output), self.find_needed(kernels)):
             raise make_compile_error(self.package.path, output)
 
-    def find_needed(self, kernels: Iterable[Instance]) -> list[Item]:
+    def find_needed(self, kernels: Iterable[KernelInstance]) -> list[Item]:
         return self.items.find_dependencies({kernel.function for kernel in kernels})
 
-    def write_package(self, folder: Path, kernels: Sequence[Instance]) -> None:
+    def write_package(self, folder: Path, kernels: Sequence[KernelInstance]) -> None:
         """Write a package `op` to a new folder, with only the items that the kernels need."""
         for file, text in self.items.extract_items(self.find_needed(kernels)).items():
             path = folder / "op" / file
@@ -185,7 +192,7 @@ class Kernels:
                 if parent == folder:
                     break
 
-    def _is_own_error(self, diagnostics: Sequence[Diagnostic], needed: Sequence[Item]) -> bool:
+    def _is_package_error(self, diagnostics: Sequence[Diagnostic], needed: Sequence[Item]) -> bool:
         """Return whether the whole package would fail in the same way: the first error is in one of its lines
         and quotes no name that was left out."""
         first = next((diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"), None)
@@ -193,59 +200,61 @@ class Kernels:
             return False
         statements = (i for source in self.items.sources.values() for i in source.imports)
         imported = {local_name for i in statements if i.module.startswith(".") for _, local_name in i.names}
-        left_out = ({*self.items.by_name} | imported) - {item.name for item in needed}
-        return not left_out & set(re.findall(r"'(\w+)'", first.message))
+        omitted_names = ({*self.items.by_name} | imported) - {item.name for item in needed}
+        return not omitted_names & set(re.findall(r"'(\w+)'", first.message))
 
 
-def compile_together(expected: Sequence[tuple[Kernels, Sequence[Instance]]]) -> str:
+def compile_together(requests: Sequence[tuple[KernelCache, Sequence[KernelInstance]]]) -> str:
     """Compile the kernels of packages with the same flags as one program, and cache their PTX.
 
     Returns "" or the compiler's error output, with the packages' own paths.
     """
-    with create_staging_folder(get_cache_folder("kernels"), CONTENTS) as folder:
+    with create_staging_folder(get_cache_folder("kernels"), CACHE_CONTENTS) as folder:
         folder = folder.resolve()
-        copies = [folder / f"copy_{number}" for number in range(len(expected))]
-        flat = [
+        copies = [folder / f"copy_{number}" for number in range(len(requests))]
+        instances = [
             (copy, package, kernel)
-            for copy, (package, kernels) in zip(copies, expected, strict=True)
+            for copy, (package, kernels) in zip(copies, requests, strict=True)
             for kernel in kernels
         ]
-        for copy, (package, kernels) in zip(copies, expected, strict=True):
+        for copy, (package, kernels) in zip(copies, requests, strict=True):
             package.write_package(copy, kernels)
         main = folder / "main.mojo"
-        main.write_text(_generate_program(flat), encoding="utf-8")
+        main.write_text(_generate_program(instances), encoding="utf-8")
         result = run_mojo(
             "run", "-g1", "--diagnostic-format", "json", "--target-accelerator", "sm_90a",
-            *expected[0][0].flags, str(main),
+            *requests[0][0].flags, str(main),
         )  # fmt: skip
         if result.returncode != 0:
             output = result.stdout + result.stderr
-            for copy, (package, _) in zip(copies, expected, strict=True):
+            for copy, (package, _) in zip(copies, requests, strict=True):
                 output = output.replace(f"{copy}/op/", f"{package.package.path.resolve()}/")
             return output
         texts = re.split(
-            rf"^{MARK}ptx (\S+)\n", strip_copy_prefixes(decode_file_names(result.stdout)), flags=re.MULTILINE
+            rf"^{LINE_PREFIX}ptx (\S+)\n",
+            strip_copy_prefixes(decode_file_names(result.stdout)),
+            flags=re.MULTILINE,
         )[1:]
-        for (copy, package, kernel), symbol, ptx in zip(flat, texts[::2], texts[1::2], strict=True):
+        for (copy, package, kernel), symbol, ptx in zip(instances, texts[::2], texts[1::2], strict=True):
             package.cache_ptx(kernel, symbol, ptx.rstrip("\n"), copy / "op")
     return ""
 
 
-def find_words(texts: Iterable[str]) -> set[str]:
+def find_identifiers(texts: Iterable[str]) -> set[str]:
     return {word for text in texts for word in re.findall(r"\w+", text)}
 
 
-def _generate_program(flat: Sequence[tuple[Path, Kernels, Instance]]) -> str:
+def _generate_program(instances: Sequence[tuple[Path, KernelCache, KernelInstance]]) -> str:
     """Return a program that prints the kernels' PTX and imports each from its package's copy."""
     imports, calls = [], []
-    for number, (copy, package, kernel) in enumerate(flat):
+    for number, (copy, package, kernel) in enumerate(instances):
         module = package.items.by_name[kernel.function][0].file.removesuffix(".mojo").replace("/", ".")
         name = f"{copy.name}_{kernel.function}"
         imports.append(f"from {copy.name}.op.{module} import {kernel.function} as {name}")
-        spelled = name + kernel.source_text.removeprefix(kernel.function)
+        expression = name + kernel.source_text.removeprefix(kernel.function)
         calls += [
-            f'    var k{number} = compile_info[{spelled}, emission_kind="asm", target=TARGET]()',
-            f'    print("{MARK}ptx", k{number}.function_name)',
+            f'    var k{number} = compile_info[{expression}, emission_kind="asm", target=TARGET]()',
+            f'    print("{LINE_PREFIX}ptx", k{number}.function_name)',
             f"    print(k{number}.asm)",
         ]
     head = ["from std.compile import compile_info", "from max.gpu.host.compile import get_gpu_target"]
@@ -258,16 +267,16 @@ def strip_copy_prefixes(text: str) -> str:
     return re.sub(r"\bcopy_\d+_op_", "op_", text)
 
 
-def update_line_table(ptx: str, moved: dict[tuple[str, int], int]) -> str:
+def update_line_table(ptx: str, new_lines: dict[tuple[str, int], int]) -> str:
     """Return PTX with its line table updated for moved code; `moved` is (file, old line) -> new line."""
     files = {
-        number: path.removeprefix(f"{PACKAGE}/")
+        number: path.removeprefix(f"{PACKAGE_PLACEHOLDER}/")
         for number, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', ptx, re.MULTILINE)
     }
 
-    def place(match: re.Match) -> str:
-        line = moved.get((files.get(match[2], ""), int(match[3])))
+    def update_line(match: re.Match) -> str:
+        line = new_lines.get((files.get(match[2], ""), int(match[3])))
         return f"{match[1]}{match[2]} {line if line else match[3]}"
 
-    text = re.sub(r"(\.loc\s+)(\d+) (\d+)", place, ptx)
-    return re.sub(r"(inlined_at )(\d+) (\d+)", place, text)
+    text = re.sub(r"(\.loc\s+)(\d+) (\d+)", update_line, ptx)
+    return re.sub(r"(inlined_at )(\d+) (\d+)", update_line, text)

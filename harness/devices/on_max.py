@@ -14,21 +14,21 @@ from harness.toolchain.packages import OpPackage
 from harness.toolchain.roots import get_solutions, make_op_package
 
 Tensor = torch.Tensor
-compiling = threading.Lock()
-functions_run: set[str] = set()
+compile_lock = threading.Lock()
+executed_functions: set[str] = set()
 """Names of the functions that have run through MAX in this process."""
-forked_from: list[int] = []
+parent_pids: list[int] = []
 """The parent's process ID, in a child that was forked after MAX had started."""
 
 
-class Graphs:
+class OpGraphs:
     """The training ops of a puzzle's solution, one graph each; never a learner's kernels.
 
     `instead` names an alternative in the error for a caller that captures a CUDA graph.
     """
 
-    def __init__(self, puzzle: str, function: str, ops: Iterable[OpSpec], instead: str = ""):
-        self.puzzle, self.function, self.ops, self.instead = puzzle, function, tuple(ops), instead
+    def __init__(self, puzzle: str, function: str, ops: Iterable[OpSpec], alternative: str = ""):
+        self.puzzle, self.function, self.ops, self.instead = puzzle, function, tuple(ops), alternative
         self.loaded: dict[tuple, dict[str, Program]] = {}
 
     @property
@@ -43,22 +43,22 @@ class Graphs:
         check_not_forked(self.function)
         key = (*parameters.values(), dtype, device)
         if key not in self.loaded:
-            with compiling:
+            with compile_lock:
                 if key not in self.loaded:
-                    calls, on = self.make_calls(**parameters), get_max_device(device)
-                    self.loaded[key] = load_graphs(self.package, calls, DTYPES[dtype], on)
+                    calls, max_device = self.make_calls(**parameters), get_max_device(device)
+                    self.loaded[key] = load_graphs(self.package, calls, DTYPES[dtype], max_device)
         return self.loaded[key]
 
     def run(self, op: OpSpec, tensors: Iterable[Tensor], *scalars: float, **parameters: str) -> None:
         """Run an op on tensors and scalars in the order of its spec."""
         arguments = dict(zip((*op.writes, *op.reads), tensors, strict=True))
-        like = arguments[next(iter(op.reads))]
+        first_input = arguments[next(iter(op.reads))]
         for (name, scalar), value in zip(op.scalars.items(), scalars, strict=True):
             arguments[name] = torch.tensor(value, dtype=getattr(torch, scalar.dtype))
         # MAX writes only to contiguous tensors; for other tensors, copy the result back.
         written = {name: arguments[name].contiguous() for name in op.writes}
-        program = self.get_programs(like.dtype, like.device, **parameters)[op.name]
-        run(program, arguments | written, like.device, self.function, self.instead)
+        program = self.get_programs(first_input.dtype, first_input.device, **parameters)[op.name]
+        run(program, arguments | written, first_input.device, self.function, self.instead)
         for name, tensor in written.items():
             if tensor is not arguments[name]:
                 arguments[name].copy_(tensor)
@@ -66,8 +66,8 @@ class Graphs:
 
 def _record_fork() -> None:
     """Record in a forked child that MAX's threads do not exist, so that calls fail instead of hanging."""
-    if functions_run and not forked_from:
-        forked_from.append(os.getppid())
+    if executed_functions and not parent_pids:
+        parent_pids.append(os.getppid())
 
 
 if hasattr(os, "register_at_fork"):
@@ -76,9 +76,9 @@ if hasattr(os, "register_at_fork"):
 
 def check_not_forked(function: str) -> None:
     """Raise RuntimeError in a child that was forked after its parent had called a function through MAX."""
-    if forked_from:
+    if parent_pids:
         raise RuntimeError(
-            f"{function} was called in process {forked_from[0]} before this one was forked from it, and MAX's "
+            f"{function} was called in process {parent_pids[0]} before this one was forked from it, and MAX's "
             'threads do not survive a fork; start workers by spawn, DataLoader(..., multiprocessing_context="spawn"), or '
             "call the layer in the parent only after they have started"
         )
@@ -96,17 +96,17 @@ def get_max_device(device: torch.device) -> Device:
 
 
 def run(
-    program: Program, arguments: dict[str, Tensor], device: torch.device, function: str, instead: str = ""
+    program: Program, arguments: dict[str, Tensor], device: torch.device, function: str, alternative: str = ""
 ) -> None:
     """Run a program on tensors, ordered with PyTorch's current stream; error messages name `function`."""
     check_not_forked(function)
-    functions_run.add(function)
+    executed_functions.add(function)
     # MAX accepts neither strides nor tensors that require a gradient.
     tensors = {name: tensor.detach().contiguous() for name, tensor in arguments.items()}
     if device.type == "cpu":
         execute(program, tensors)
         return
-    check_not_capturing(function, instead)
+    check_not_capturing(function, alternative)
     with torch.cuda.device(device):
         run_in_stream_order(program, tensors, device)
 
@@ -137,10 +137,10 @@ def execute(program: Program, tensors: dict[str, Tensor]) -> None:
     program.run({name: Buffer.from_dlpack(tensor) for name, tensor in tensors.items()})
 
 
-def check_not_capturing(function: str, instead: str = "") -> None:
+def check_not_capturing(function: str, alternative: str = "") -> None:
     """Raise RuntimeError while PyTorch captures a CUDA graph, which MAX's stream cannot join."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{function} cannot be captured in a CUDA graph here, because MAX launches on a stream of its own; call it "
-            f'outside the capture, or compile without mode="reduce-overhead"{instead}'
+            f'outside the capture, or compile without mode="reduce-overhead"{alternative}'
         )

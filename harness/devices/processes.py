@@ -22,15 +22,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-START = 300.0
+START_TIMEOUT_S = 300.0
 """Seconds that a process may take to start; importing torch is slow on a busy machine."""
 # Computing a gradient imports the second module, which takes longer than most cases.
-PRELOADED = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
-GRACE = 1.0
+PRELOADED_MODULES = ["torch.distributed", "torch.fx.experimental.symbolic_shapes"]
+GRACE_PERIOD_S = 1.0
 """Seconds that a process has to report an error or its position, or to exit."""
 
 
-class RankFailed(Exception):
+class RankError(Exception):
     """Raised if a rank fails, hangs or dies; the message names the rank and, if known, the source line."""
 
 
@@ -38,38 +38,38 @@ def run_ranks(
     function: Callable[..., Any],
     arguments: Sequence[tuple[Any, ...]],
     *,
-    describe: Callable[[Exception], str] = repr,
-    source: Path | None = None,
-    seconds: float = 60.0,
+    format_error: Callable[[Exception], str] = repr,
+    source_file: Path | None = None,
+    timeout_s: float = 60.0,
 ) -> list[Any]:
     """Call `function(*arguments[rank])` in one process for each element of `arguments`; return the results.
 
     Args:
         function: Picklable, as are its arguments and result. The default process group is initialized.
         arguments: One tuple for each rank.
-        describe: Formats an exception in the process that raised it; picklable.
-        source: The file whose line is reported for a hanging rank.
-        seconds: Time limit of the ranks, once all have started.
+        format_error: Formats an exception in the process that raised it; picklable.
+        source_file: The file whose line is reported for a hanging rank.
+        timeout_s: Time limit of the ranks, once all have started.
 
-    Raises RankFailed.
+    Raises RankError.
     """
     context = multiprocessing.get_context("forkserver")
     # Otherwise each rank would import the function's module separately.
-    context.set_forkserver_preload([*PRELOADED, function.__module__])
+    context.set_forkserver_preload([*PRELOADED_MODULES, function.__module__])
     start_server()
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[tuple[BaseProcess, Connection]] = []
         try:
             for rank, rank_arguments in enumerate(arguments):
-                ours, rank_end = context.Pipe()
-                start = (rank_end, Path(folder), rank, len(arguments), seconds)
-                call = (*start, function, rank_arguments, describe)
+                parent_end, rank_end = context.Pipe()
+                start = (rank_end, Path(folder), rank, len(arguments), timeout_s)
+                call = (*start, function, rank_arguments, format_error)
                 process = context.Process(target=run_rank, args=call, daemon=True)
                 process.start()
                 rank_end.close()
-                ranks.append((process, ours))
-            collect_answers(ranks, START, folder, source)
-            return collect_answers(ranks, seconds, folder, source)
+                ranks.append((process, parent_end))
+            collect_results(ranks, START_TIMEOUT_S, folder, source_file)
+            return collect_results(ranks, timeout_s, folder, source_file)
         finally:
             for process, connection in ranks:
                 process.kill()
@@ -91,23 +91,23 @@ def start_server() -> None:
 
 
 def run_rank(
-    answer: Connection,
+    connection: Connection,
     folder: Path,
     rank: int,
     size: int,
-    seconds: float,
+    timeout_s: float,
     function: Callable[..., Any],
     arguments: tuple,
-    describe: Callable[[Exception], str],
+    format_error: Callable[[Exception], str],
 ) -> None:
     """Join the process group, report that, call the function, and send its result."""
     # Without the watcher, this process would wait for the other ranks forever if the parent were killed.
-    watcher = threading.Thread(target=end_with_parent, args=(answer,), daemon=True)
+    watcher = threading.Thread(target=end_with_parent, args=(connection,), daemon=True)
     watcher.start()
     import torch
     from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage] (it is documented)
 
-    for module in PRELOADED:
+    for module in PRELOADED_MODULES:
         importlib.import_module(module)
 
     if not folder.is_dir():
@@ -118,69 +118,71 @@ def run_rank(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         store = FileStore(str(folder / "store"), size)
         # Let the run time out before the process group, whose error does not name a rank.
-        limit = datetime.timedelta(seconds=START + 2 * seconds)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-        answer.send((True, None))
+        timeout = datetime.timedelta(seconds=START_TIMEOUT_S + 2 * timeout_s)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        connection.send((True, None))
         try:
-            answer.send((True, function(*arguments)))
+            connection.send((True, function(*arguments)))
         except Exception as error:
-            answer.send((False, describe(error)))
+            connection.send((False, format_error(error)))
         # If this rank exited, the other ranks' connections would break, and they would fail instead of hang.
         watcher.join()
 
 
-def end_with_parent(answer: Connection) -> None:
+def end_with_parent(connection: Connection) -> None:
     """End this process when the parent's end of its pipe closes, for example because the parent ended."""
     with contextlib.suppress(EOFError, OSError):
-        answer.recv()
+        connection.recv()
     os._exit(1)
 
 
-def collect_answers(
-    ranks: Sequence[tuple[BaseProcess, Connection]], seconds: float, folder: str, source: Path | None
+def collect_results(
+    ranks: Sequence[tuple[BaseProcess, Connection]], timeout_s: float, folder: str, source_file: Path | None
 ) -> list[Any]:
-    """Return one answer from each rank, in order. Raises RankFailed if a rank fails or times out."""
+    """Return one answer from each rank, in order. Raises RankError if a rank fails or times out."""
     results: dict[int, Any] = {}
-    failed: dict[int, str] = {}
-    deadline = time.monotonic() + seconds
-    waiting = {connection: rank for rank, (_, connection) in enumerate(ranks)}
-    while waiting and (remaining := deadline - time.monotonic()) > 0:
-        ready = wait(list(waiting), remaining)
-        for connection in [connection for connection in waiting if connection in ready]:
-            rank = waiting.pop(connection)
+    errors: dict[int, str] = {}
+    deadline = time.monotonic() + timeout_s
+    pending = {connection: rank for rank, (_, connection) in enumerate(ranks)}
+    while pending and (remaining := deadline - time.monotonic()) > 0:
+        ready = wait(list(pending), remaining)
+        for connection in [connection for connection in pending if connection in ready]:
+            rank = pending.pop(connection)
             try:
-                ok, value = connection.recv()
+                succeeded, value = connection.recv()
             except EOFError:
                 process = ranks[rank][0]
                 process.join()
-                ok, value = False, f"ended without an answer (exit code {process.exitcode})"
-            (results if ok else failed)[rank] = value
-            deadline = deadline if ok else min(deadline, time.monotonic() + GRACE)
+                succeeded, value = False, f"ended without an answer (exit code {process.exitcode})"
+            (results if succeeded else errors)[rank] = value
+            deadline = deadline if succeeded else min(deadline, time.monotonic() + GRACE_PERIOD_S)
     size = len(ranks)
-    if failed:
-        raise RankFailed("; ".join(f"rank {rank} of {size}: {failed[rank]}" for rank in sorted(failed)))
-    if waiting:
-        lines = {r: format_hang_location(ranks[r][0], r, folder, source) for r in sorted(waiting.values())}
+    if errors:
+        raise RankError("; ".join(f"rank {rank} of {size}: {errors[rank]}" for rank in sorted(errors)))
+    if pending:
+        lines = {
+            r: format_hang_location(ranks[r][0], r, folder, source_file) for r in sorted(pending.values())
+        }
         messages = [f"rank {rank} of {size} hangs{line}" for rank, line in lines.items()]
-        raise RankFailed(f"{'; '.join(messages)} (timed out after {seconds:g} s)")
+        raise RankError(f"{'; '.join(messages)} (timed out after {timeout_s:g} s)")
     return [results[rank] for rank in range(size)]
 
 
-def format_hang_location(process: BaseProcess, rank: int, folder: str, source: Path | None) -> str:
+def format_hang_location(process: BaseProcess, rank: int, folder: str, source_file: Path | None) -> str:
     """Return " at FILE:LINE" with the source line of a hanging rank, or "" if it is unknown."""
-    if process.pid is None or source is None:
+    if process.pid is None or source_file is None:
         return ""
     os.kill(process.pid, signal.SIGUSR1)
-    line = find_stack_line(Path(folder) / f"stack {rank}", source)
+    line = find_stack_line(Path(folder) / f"stack {rank}", source_file)
     return line and f" at {line}"
 
 
-def find_stack_line(stack: Path, source: Path) -> str:
+def find_stack_line(stack: Path, source_file: Path) -> str:
     """Return the first line of `source` in a process's stack dump as "FILE:LINE", or ""."""
-    until = time.monotonic() + GRACE
-    while time.monotonic() < until:
+    deadline = time.monotonic() + GRACE_PERIOD_S
+    while time.monotonic() < deadline:
         for file, line in re.findall(r'File "(.*)", line (\d+)', stack.read_text()):
-            if Path(file) == source:
-                return f"{source}:{line}"
+            if Path(file) == source_file:
+                return f"{source_file}:{line}"
         time.sleep(0.05)
     return ""

@@ -105,11 +105,11 @@ def declare_tensor(name: str, argument: Argument) -> str:
 
 def declare_sizes(puzzle: Puzzle, rung: MojoRung, text: str) -> Iterator[str]:
     """Yield the declarations of the sizes that `text` uses, directly or through other sizes."""
-    known = {name: f"dims[{i}]" for i, name in enumerate(puzzle.dim_names)} | dict(rung.sizes)
-    used = find_identifiers(text)
-    for name in reversed(known):
-        used |= find_identifiers(known[name]) if name in used else set()
-    yield from (f"    var {name} = {value}" for name, value in known.items() if name in used)
+    definitions = {name: f"dims[{i}]" for i, name in enumerate(puzzle.dim_names)} | dict(rung.sizes)
+    used_names = find_identifiers(text)
+    for name in reversed(definitions):
+        used_names |= find_identifiers(definitions[name]) if name in used_names else set()
+    yield from (f"    var {name} = {value}" for name, value in definitions.items() if name in used_names)
 
 
 def expand_launch(call: Call, written: Mapping[str, Argument]) -> str:

@@ -10,13 +10,13 @@ from harness.vgpu.driver import has_gpu
 if TYPE_CHECKING:  # importing MAX is slow, and listing puzzles does not need it
     from max.driver import Device
 
-KINDS = ("auto", "cpu", "gpu", "virtual", "all")
-LABELS = {"cpu": "CPU", "gpu": "GPU", "virtual": "Virtual GPU"}
+DEVICE_KINDS = ("auto", "cpu", "gpu", "virtual", "all")
+DEVICE_LABELS = {"cpu": "CPU", "gpu": "GPU", "virtual": "Virtual GPU"}
 
 # Above this many multiply-adds in the forward matmul, the CPU path's loops take minutes.
-CPU_LIMIT = 2**28
+MAX_CPU_MULTIPLY_ADDS = 2**28
 # Above this many, the virtual GPU takes minutes.
-VIRTUAL_LIMIT = 2**22
+MAX_VIRTUAL_MULTIPLY_ADDS = 2**22
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Target:
 
     kind: str
     max_device: "Device | None"
-    detail: str
+    device_name: str
 
     @property
     def device(self) -> "Device":
@@ -38,7 +38,7 @@ class Target:
     @property
     def label(self) -> str:
         """The device's name in reports: "CPU", "GPU" or "Virtual GPU", never "GPU" for the simulator."""
-        return LABELS[self.kind]
+        return DEVICE_LABELS[self.kind]
 
 
 CPU = Target("cpu", None, "")
@@ -48,20 +48,20 @@ VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedDevice:
     """A device that the run skips, with a short reason."""
 
     kind: str
     reason: str
 
 
-def make_cpu() -> Target:
+def make_cpu_target() -> Target:
     from max.driver import CPU
 
     return Target("cpu", CPU(), platform.processor() or platform.machine())
 
 
-def find_gpu() -> Target | None:
+def find_gpu_target() -> Target | None:
     """Return the first accelerator visible to MAX, or None."""
     from max.driver import Accelerator, accelerator_count
 
@@ -76,42 +76,46 @@ def may_have_gpu() -> bool:
     return platform.system() != "Linux" or has_gpu()
 
 
-def choose(expected: str, multiply_adds: int, dtype: str, on_cpu: bool) -> tuple[list[Target], list[Skipped]]:
+def choose_targets(
+    kind: str, multiply_adds: int, dtype: str, has_cpu_path: bool
+) -> tuple[list[Target], list[SkippedDevice]]:
     """Return the targets of a run and the skipped devices.
 
     Args:
-        expected: A member of KINDS. "auto": the CPU path, if any, and one GPU, real if possible; "all":
+        kind: A member of DEVICE_KINDS. "auto": the CPU path, if any, and one GPU, real if possible; "all":
             every device.
         multiply_adds: Number in the largest case; above a limit, slow devices run only on request.
         dtype: float64 runs on the CPU path only.
-        on_cpu: Whether the ops have a CPU path.
+        has_cpu_path: Whether the ops have a CPU path.
 
     Raises EnvironmentProblem if a GPU requested by name is missing, UsageError for float64 on one, and for a
     missing CPU path.
     """
     targets: list[Target] = []
-    skipped: list[Skipped] = []
-    if not on_cpu and (expected == "cpu" or dtype == "float64"):
-        flag = "--device cpu" if expected == "cpu" else "--dtype float64"
+    skipped: list[SkippedDevice] = []
+    if not has_cpu_path and (kind == "cpu" or dtype == "float64"):
+        flag = "--device cpu" if kind == "cpu" else "--dtype float64"
         raise UsageError(f"{flag} is for a CPU path, which these kernels do not have")
-    if on_cpu and expected in ("auto", "cpu", "all"):
-        if multiply_adds > CPU_LIMIT and expected == "auto":
-            skipped.append(Skipped("cpu", "more than 2^28 multiply-adds; --device cpu runs it"))
+    if has_cpu_path and kind in ("auto", "cpu", "all"):
+        if multiply_adds > MAX_CPU_MULTIPLY_ADDS and kind == "auto":
+            skipped.append(SkippedDevice("cpu", "more than 2^28 multiply-adds; --device cpu runs it"))
         else:
-            targets.append(make_cpu())
-    if expected == "cpu":
+            targets.append(make_cpu_target())
+    if kind == "cpu":
         return targets, skipped
     if dtype == "float64":
-        if expected in ("gpu", "virtual"):
-            raise UsageError(f"--dtype float64 is for the CPU path; --device {expected} does not run it")
-        return targets, [*skipped, Skipped("gpu", "float64 is for the CPU path")]
-    device = find_gpu() if expected != "virtual" and may_have_gpu() else None
+        if kind in ("gpu", "virtual"):
+            raise UsageError(f"--dtype float64 is for the CPU path; --device {kind} does not run it")
+        return targets, [*skipped, SkippedDevice("gpu", "float64 is for the CPU path")]
+    device = find_gpu_target() if kind != "virtual" and may_have_gpu() else None
     if device:
         targets.append(device)
-    elif expected == "gpu":
+    elif kind == "gpu":
         raise EnvironmentProblem("--device gpu: MAX sees no GPU on this machine")
-    elif multiply_adds > VIRTUAL_LIMIT and expected != "virtual":
-        skipped.append(Skipped("gpu", "no GPU, and too large for the virtual one; --device virtual runs it"))
+    elif multiply_adds > MAX_VIRTUAL_MULTIPLY_ADDS and kind != "virtual":
+        skipped.append(
+            SkippedDevice("gpu", "no GPU, and too large for the virtual one; --device virtual runs it")
+        )
     else:
         targets.append(VIRTUAL)
     return targets, skipped

@@ -141,10 +141,10 @@ def check_gpu() -> Iterator[Finding]:
         description = "none: no NVIDIA or AMD driver on this machine; kernels run on the virtual GPU"
         yield Finding("GPU", "note", description)
         return
-    device = targets.find_gpu()
+    device = targets.find_gpu_target()
     unusable = "a driver is there, but MAX sees no GPU it can use; kernels run on the virtual GPU"
     remedy = "`nvidia-smi` or `rocm-smi` should list it; Apple GPUs need Xcode"
-    yield make_finding("GPU", device is not None, device.detail if device else unusable, remedy, "note")
+    yield make_finding("GPU", device is not None, device.device_name if device else unusable, remedy, "note")
     import torch
 
     cuda = torch.cuda.is_available()

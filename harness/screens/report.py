@@ -15,7 +15,7 @@ from harness.check.limits import format_amount
 from harness.check.options import Options
 from harness.check.results import LOW_PRECISION_DTYPE, Comparison, GateResult, VariantResult
 from harness.console import escape_controls, format_path, make_relative
-from harness.devices.targets import LABELS, Skipped
+from harness.devices.targets import DEVICE_LABELS, SkippedDevice
 from harness.learner import layout
 from harness.learner.blanks import Blank
 from harness.spec.puzzle import Case, Puzzle
@@ -224,11 +224,13 @@ def format_sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
     """Yield the sections of some variants, device by device; a skipped device appears once, with a reason."""
     separate = run.options.puzzle.has_separate_variants
     for device in sort_devices(run):
-        skipped = isinstance(device, Skipped)
+        skipped = isinstance(device, SkippedDevice)
         if skipped and get_main_variant(run) not in names and not separate:
             continue
         yield ""
-        heading = f"Testing {LABELS[device.kind]} {get_pass_name(run)} Pass{format_suffix(run, names)}:"
+        heading = (
+            f"Testing {DEVICE_LABELS[device.kind]} {get_pass_name(run)} Pass{format_suffix(run, names)}:"
+        )
         yield Text(heading, style="bold")
         if skipped:
             yield f"   ⏭ SKIPPED ({device.reason})"
@@ -252,7 +254,7 @@ def format_section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iter
     yield f"   Computing Mojo {pass_name.lower()} implementation ({label})..."
     run.compute_kernels(device, names)
     if names[0] == run.options.variants[0]:
-        yield f"   on {label}: {device.target.detail}, {describe_build(device)}"
+        yield f"   on {label}: {device.target.device_name}, {describe_build(device)}"
     if separate:
         yield from format_separate_variants(run, device)
         return
@@ -458,8 +460,8 @@ def format_summary(run: Run) -> Iterator[Line]:
     yield Text(f"{get_pass_name(run)} Pass Test Summary:", style="bold")
     for names in group_variants(run):
         for device in sort_devices(run):
-            label = f"   - {LABELS[device.kind]} {get_pass_name(run)}{format_suffix(run, names)}: "
-            if not isinstance(device, Skipped):
+            label = f"   - {DEVICE_LABELS[device.kind]} {get_pass_name(run)}{format_suffix(run, names)}: "
+            if not isinstance(device, SkippedDevice):
                 yield f"{label} {describe_state(run, device, names)}"
             elif run.options.variants[0] in names:
                 yield f"{label} ⏭ SKIPPED ({device.reason})"
@@ -481,9 +483,9 @@ def describe_state(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
     return next(label for state, label in STATES.items() if state in states)
 
 
-def sort_devices(run: Run) -> list[DeviceResult | Skipped]:
+def sort_devices(run: Run) -> list[DeviceResult | SkippedDevice]:
     """Return the devices of a run, including skipped ones, in the order of reports."""
-    return sorted([*run.devices, *run.skipped], key=lambda device: [*LABELS].index(device.kind))
+    return sorted([*run.devices, *run.skipped], key=lambda device: [*DEVICE_LABELS].index(device.kind))
 
 
 def get_main_variant(run: Run) -> str:
@@ -621,7 +623,7 @@ def make_json(run: Run) -> dict[str, Any]:
         "devices": [
             {
                 "device": device.kind,
-                "detail": device.target.detail,
+                "detail": device.target.device_name,
                 "cached": device.cached,
                 "compile_seconds": round(device.compile_seconds, 3),
                 "findings": [

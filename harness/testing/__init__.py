@@ -82,7 +82,7 @@ def check_backward(
     problem = make_problem(function, reference, inputs, dtypes, device, saved, subgradients=subgradients)
     accepted = [dtype for dtype in dtypes if is_accepted(problem, dtype)] or dtypes[:1]
     problem = replace(problem, dtypes=tuple(accepted))
-    device_name = "the virtual GPU (sm_90a)" if Worker.running else device
+    device_name = "the virtual GPU (sm_90a)" if Worker.workers else device
     where = f"{get_dtype_name(problem.dtypes[0])} on {device_name}"
     tries: list[Tried] = []
     mistake: str | None = None

@@ -22,7 +22,7 @@ from harness.check.compare import (
 )
 from harness.check.reference import Reference
 from harness.devices import poison
-from harness.devices.targets import make_cpu
+from harness.devices.targets import make_cpu_target
 from harness.spec.puzzle import Case
 from harness.spec.rounding import as_array, as_tensor, convert_to_stored, get_dtype_name, to_float64
 
@@ -142,8 +142,8 @@ def test_dx_of_one_column_passes_with_and_without_fma(puzzle, seeds):
         values = compute_float32(reference.get_arrays(SINGLE_COLUMN))
         unrounded = values["dln"].astype(np.float64) * values["gamma"]
         contracted = values["rstd"] * (unrounded - values["g"]).astype(float32)
-        truth = reference.get_truth(SINGLE_COLUMN, make_cpu())["grad_input"]
-        baseline = reference.get_baseline(SINGLE_COLUMN, make_cpu())["grad_input"]
+        truth = reference.get_truth(SINGLE_COLUMN, make_cpu_target())["grad_input"]
+        baseline = reference.get_baseline(SINGLE_COLUMN, make_cpu_target())["grad_input"]
         terms = reference.get_terms(SINGLE_COLUMN)["grad_input"]
         assert np.abs(truth).max() < 1e-10 and terms == pytest.approx(
             2 * np.abs(values["rstd"] * values["g"]).max(), rel=1e-5
@@ -164,7 +164,7 @@ def test_puzzle_has_no_cancelling_case(puzzle):
     """Otherwise the limit would be relative to the terms and too large."""
     reference = Reference(puzzle, "float32", 0)
     for case in puzzle.list_cases(None):
-        truth = reference.get_truth(case, make_cpu())["grad_input"]
+        truth = reference.get_truth(case, make_cpu_target())["grad_input"]
         if np.isfinite(truth).all():
             assert np.abs(truth).max() > 1e-3 * reference.get_terms(case)["grad_input"], case.name
         else:
@@ -343,7 +343,10 @@ def test_correct_formulas_in_float32_pass(puzzle, seeds):
         for case in puzzle.list_cases(None):
             with np.errstate(all="ignore"):
                 got = compute_float32(reference.get_arrays(case))
-            truth, baseline = reference.get_truth(case, make_cpu()), reference.get_baseline(case, make_cpu())
+            truth, baseline = (
+                reference.get_truth(case, make_cpu_target()),
+                reference.get_baseline(case, make_cpu_target()),
+            )
             for name in QUANTITIES:
                 assert compare(got[name].astype(np.float64), truth[name], baseline[name], "float32").ok, (
                     case,

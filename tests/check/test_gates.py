@@ -164,7 +164,7 @@ def test_finding_uses_the_kernels_tensor_names(tmp_path):
     source.write_text(
         "def add[\n    dtype: DType\n](\n    grad: MutPtr[dtype],  # [n]\n    n: Int32,\n):\n    f()\n"
     )
-    memory = RecordedTensor("sums_grad", 0x1000, 64, scratch=True)
+    memory = RecordedTensor("sums_grad", 0x1000, 64, is_workspace=True)
     launch = RecordedLaunch(
         "adding", "op_add", (1, 1, 1), (1, 1, 1), (encode_pointer(0x1000), (16).to_bytes(4, "little"))
     )

@@ -24,7 +24,7 @@ CASES = [Case(name, "", (1,), "plain") for name in ("chapter", "wide")]
 REFERENCE = make_stub(
     Reference, dtype="float32", puzzle=make_stub(Puzzle, rungs=(), count_multiply_adds=lambda dims: 1)
 )
-PROGRAM = make_stub(Program, cached=True, seconds=0.0)
+PROGRAM = make_stub(Program, cached=True, load_time_s=0.0)
 
 
 def test_graph_reports_each_case_once(monkeypatch):

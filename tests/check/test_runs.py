@@ -13,7 +13,7 @@ from harness.check.options import Options
 from harness.check.reference import Reference
 from harness.check.results import Comparison, GateResult, VariantResult
 from harness.check.runs import DeviceResult, Run
-from harness.devices.targets import VIRTUAL, Skipped, Target
+from harness.devices.targets import VIRTUAL, SkippedDevice, Target
 from harness.errors import DamagedFile
 from harness.learner.blanks import Blank
 from harness.learner.exercise import read_package_blanks
@@ -206,7 +206,7 @@ def test_cpu_run_checks_every_quantity(puzzle, cpu_graphs):
 
 def test_skipped_device_is_not_a_result():
     run = make_run("cpu")
-    run.skipped.append(Skipped("gpu", "no GPU"))
+    run.skipped.append(SkippedDevice("gpu", "no GPU"))
     assert run.compute_exit_code() == 6 and run.list_errors() == []
 
 

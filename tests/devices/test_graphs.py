@@ -16,7 +16,7 @@ from typed import make_stub
 from harness.check.reference import Reference
 from harness.devices import graphs
 from harness.devices.graphs import get_argument_types
-from harness.devices.targets import make_cpu
+from harness.devices.targets import make_cpu_target
 from harness.errors import CompileFailed
 from harness.puzzles.p22 import spec as p22
 from harness.spec.ops import ACCUM_DTYPE, Argument, Call, OpSpec, Scalar
@@ -89,7 +89,7 @@ def test_argument_names_do_not_depend_on_the_cache_key(puzzle, solution, program
         Reference(puzzle, "float32", 0).get_inputs(puzzle.list_cases(None)[0]),
     )
     actual, expected = (
-        graphs.execute(puzzle, graph, make_cpu(), inputs, case.dims) for graph in (reloaded, first)
+        graphs.execute(puzzle, graph, make_cpu_target(), inputs, case.dims) for graph in (reloaded, first)
     )
     assert all(np.array_equal(actual[name], expected[name]) for name in expected)
 
@@ -137,7 +137,7 @@ def test_graph_compiled_with_others_can_be_loaded_separately(puzzle, solution, c
     single = graphs.load(solution, calls, "float64", CPU(), on_compile=lambda: compiles.append(1))
     assert single.cached and not compiles
     actual, expected = (
-        graphs.execute(puzzle, program, make_cpu(), inputs, case.dims)
+        graphs.execute(puzzle, program, make_cpu_target(), inputs, case.dims)
         for program in (single, cpu_programs["float64"])
     )
     assert actual.keys() == expected.keys()

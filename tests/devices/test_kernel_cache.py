@@ -12,7 +12,7 @@ from kernel_texts import normalize_ptx
 
 from harness import puzzles
 from harness.devices import kernel_cache, recorder
-from harness.devices.kernel_cache import Instance, Kernels, mark_launches, update_line_table
+from harness.devices.kernel_cache import KernelInstance, KernelCache, mark_launches, update_line_table
 from harness.devices.recorder import record
 from harness.errors import CompileFailed
 from harness.toolchain import roots
@@ -40,9 +40,12 @@ def test_launch_code_is_marked_without_changing_lines():
 
 
 def test_instance_is_formatted_as_mojo_code():
-    assert Instance("k", ("float32", "16", "True")).source_text == "k[DType.float32, 16, True]"
-    assert Instance("k").source_text == "k"
-    assert Instance("k", ("bfloat16", "-1")).is_spellable and not Instance("k", ("some text",)).is_spellable
+    assert KernelInstance("k", ("float32", "16", "True")).source_text == "k[DType.float32, 16, True]"
+    assert KernelInstance("k").source_text == "k"
+    assert (
+        KernelInstance("k", ("bfloat16", "-1")).has_source_text
+        and not KernelInstance("k", ("some text",)).has_source_text
+    )
 
 
 def test_lines_are_mapped_to_moved_code():
@@ -92,7 +95,7 @@ def compilations(monkeypatch) -> list[str]:
         return " ".join(kernel.function for kernel in kernels)
 
     log_calls(recorder, "_run_launcher", lambda *_, plan=False, **__: "plan" if plan else "whole")
-    log_calls(Kernels, "compile", lambda self, kernels: join_names(kernels))
+    log_calls(KernelCache, "compile", lambda self, kernels: join_names(kernels))
     log_calls(recorder, "compile_together", lambda requested: " + ".join(join_names(k) for _, k in requested))
     return log
 
@@ -103,7 +106,7 @@ def get_line_table(ptx: str) -> list[str]:
 
 def record_toy(package: OpPackage):
     """Record the toy as the gates' checker does."""
-    return record(recorder.Order(package, "p90", DIMS, ("plain",)))
+    return record(recorder.RecordRequest(package, "p90", DIMS, ("plain",)))
 
 
 CHANGED = ("2 * x[from_row", "7 * x[from_row")
@@ -152,9 +155,10 @@ def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations
     }
     sizes = {"slope": DIMS[1:]}
     orders = {
-        name: recorder.Order(p, "p90", sizes.get(name, DIMS), ("plain",)) for name, p in packages.items()
+        name: recorder.RecordRequest(p, "p90", sizes.get(name, DIMS), ("plain",))
+        for name, p in packages.items()
     }
-    orders["another variant"] = recorder.Order(packages["slope"], "p90", DIMS, ("again",))
+    orders["another variant"] = recorder.RecordRequest(packages["slope"], "p90", DIMS, ("again",))
     recordings = dict(zip(orders, recorder.record_many([*orders.values()]), strict=True))
     every = "square_backward_kernel square_kernel + square_backward_kernel + square_kernel"
     assert compilations == ["plan", every], (
@@ -178,11 +182,11 @@ def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations
 @pytest.mark.compiles
 def test_with_cached_plans_only_new_kernels_compile_and_errors_are_attributed(make_edited, compilations):
     record_toy(make_edited())
-    recorder.record_dtypes([recorder.Order(make_edited(), "p90", DIMS[:1], ("plain",))])
+    recorder.record_dtypes([recorder.RecordRequest(make_edited(), "p90", DIMS[:1], ("plain",))])
     assert compilations == ["whole"]
     broken = make_edited((CHANGED[0], "no_such_name * x[from_row"), place="broken")
     orders = [
-        recorder.Order(each, "p90", DIMS, ("plain",))
+        recorder.RecordRequest(each, "p90", DIMS, ("plain",))
         for each in (make_edited(CHANGED, place="slope"), broken)
     ]
     with pytest.raises(CompileFailed, match=f"^{broken.path} does not compile") as caught:
@@ -195,14 +199,16 @@ def test_with_cached_plans_only_new_kernels_compile_and_errors_are_attributed(ma
 @pytest.mark.compiles
 def test_broken_package_without_a_plan_is_reported(make_edited):
     broken = make_edited((CHANGED[0], "no_such_name * x[from_row"), place="broken")
-    orders = [recorder.Order(package, "p90", DIMS) for package in (make_edited(place="unchanged"), broken)]
+    orders = [
+        recorder.RecordRequest(package, "p90", DIMS) for package in (make_edited(place="unchanged"), broken)
+    ]
     with pytest.raises(CompileFailed, match=f"^{broken.path} does not compile") as caught:
         recorder.record_many(orders)
     assert f"{broken.path}/square.mojo:" in caught.value.details
 
 
-def record_order(order: recorder.Order):
-    return record(recorder.Order(order.package, "p90", order.dims, order.variants))
+def record_order(order: recorder.RecordRequest):
+    return record(recorder.RecordRequest(order.package, "p90", order.dims, order.variants))
 
 
 def assert_same(parts, reference, name: str, variant: str) -> None:
@@ -226,7 +232,7 @@ def test_kernel_with_unknown_parameters_is_not_compiled_separately(make_edited, 
     helper = ("def launch_square[", "def same[d: DType]() -> DType:\n    return d\n\n\ndef launch_square[")
     package = make_edited(helper, (kernel, "launcher.launch[square_kernel[same[d=dtype]()]]("))
     assert len(record_toy(package).ptx) == 2 and compilations == ["whole"]
-    assert recorder._assemble_from_cache(recorder.Order(package, "p90", DIMS, ("plain",))) is None
+    assert recorder._assemble_from_cache(recorder.RecordRequest(package, "p90", DIMS, ("plain",))) is None
 
 
 def test_launch_code_that_fails_with_marks_is_recorded_without_them(make_edited, monkeypatch):
@@ -246,5 +252,5 @@ def test_launch_code_that_fails_with_marks_is_recorded_without_them(make_edited,
         )
 
     monkeypatch.setattr(recorder, "run_mojo", run_mojo)
-    assert recorder._run_launcher([recorder.Order(make_edited(), "p90", DIMS, ("plain",))]) == [""]
+    assert recorder._run_launcher([recorder.RecordRequest(make_edited(), "p90", DIMS, ("plain",))]) == [""]
     assert ["//@ instance" in program for program in programs] == [True, False]

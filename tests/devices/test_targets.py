@@ -3,7 +3,7 @@
 import pytest
 
 from harness.devices import targets
-from harness.devices.targets import CPU_LIMIT, VIRTUAL_LIMIT, Target, choose
+from harness.devices.targets import MAX_CPU_MULTIPLY_ADDS, MAX_VIRTUAL_MULTIPLY_ADDS, Target, choose_targets
 from harness.errors import EnvironmentProblem, UsageError
 
 GPU = Target("gpu", None, "a GPU")
@@ -15,12 +15,12 @@ def set_gpu(monkeypatch):
 
     def set_available(available: bool) -> None:
         monkeypatch.setattr(targets, "may_have_gpu", lambda: True)
-        monkeypatch.setattr(targets, "find_gpu", lambda: GPU if available else None)
+        monkeypatch.setattr(targets, "find_gpu_target", lambda: GPU if available else None)
 
     return set_available
 
 
-LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
+LARGE, LARGE_CPU = MAX_VIRTUAL_MULTIPLY_ADDS + 1, MAX_CPU_MULTIPLY_ADDS + 1
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
         (True, "auto", 100, "float32", True, "cpu gpu", {}),
         (True, "cpu", 100, "float32", True, "cpu", {}),
         (True, "gpu", 100, "float32", True, "gpu", {}),
-        (True, "auto", CPU_LIMIT, "float32", True, "cpu gpu", {}),
+        (True, "auto", MAX_CPU_MULTIPLY_ADDS, "float32", True, "cpu gpu", {}),
         (
             True,
             "auto",
@@ -52,7 +52,7 @@ LARGE, LARGE_CPU = VIRTUAL_LIMIT + 1, CPU_LIMIT + 1
 def test_requested_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype, on_cpu, selected, skipped):
     """The virtual GPU replaces a missing GPU."""
     set_gpu(has_gpu)
-    targets_chosen, targets_skipped = choose(requested, work, dtype, on_cpu)
+    targets_chosen, targets_skipped = choose_targets(requested, work, dtype, on_cpu)
     assert [target.kind for target in targets_chosen] == selected.split()
     assert [target.kind for target in targets_skipped] == [*skipped]
     assert all(skipped[target.kind] in target.reason for target in targets_skipped)
@@ -71,11 +71,11 @@ def test_requested_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype,
 def test_unavailable_device_is_rejected(set_gpu, has_gpu, requested, dtype, on_cpu, error, message):
     set_gpu(has_gpu)
     with pytest.raises(error, match=message):
-        choose(requested, 100, dtype, on_cpu)
+        choose_targets(requested, 100, dtype, on_cpu)
 
 
 def test_no_gpu_query_if_no_gpu_can_exist(monkeypatch):
     """After MAX has queried the driver, the virtual GPU's driver can no longer be enabled."""
     monkeypatch.setattr(targets, "may_have_gpu", lambda: False)
-    monkeypatch.setattr(targets, "find_gpu", lambda: pytest.fail("queried the GPU"))
-    assert [target.kind for target in choose("auto", 100, "float32", True)[0]] == ["cpu", "virtual"]
+    monkeypatch.setattr(targets, "find_gpu_target", lambda: pytest.fail("queried the GPU"))
+    assert [target.kind for target in choose_targets("auto", 100, "float32", True)[0]] == ["cpu", "virtual"]

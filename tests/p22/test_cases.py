@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from harness.check.compare import compare
 from harness.check.gradient_checks import count_saved_bytes
 from harness.check.reference import Reference, add_strides
-from harness.devices.targets import make_cpu
+from harness.devices.targets import make_cpu_target
 from harness.puzzles.p22 import spec as p22
 from harness.spec.cases import is_nonfinite
 
@@ -155,7 +155,10 @@ def test_16_bit_rounding_inside_row_sums_fails(dtype, seed):
     """Rounding each term, or each row's sum, exceeds the limit."""
     case = next(case for case in CASES if case.values == "cancelling")
     reference = Reference(p22.PUZZLE, dtype, seed)
-    truth, baseline = reference.get_truth(case, make_cpu()), reference.get_baseline(case, make_cpu())
+    truth, baseline = (
+        reference.get_truth(case, make_cpu_target()),
+        reference.get_baseline(case, make_cpu_target()),
+    )
     arrays = reference.get_arrays(case)
     x, dy = arrays["input"], arrays["grad_output"]
     x_hat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)

@@ -20,7 +20,7 @@ from harness.check.compare import EPSILON, compute_relative_error
 from harness.check.execution import select_variant_outputs
 from harness.check.reference import Reference
 from harness.devices import graphs
-from harness.devices.targets import make_cpu
+from harness.devices.targets import make_cpu_target
 from harness.puzzles.p22 import spec as p22
 from harness.spec import ops, rounding
 from harness.spec.puzzle import Case
@@ -40,12 +40,12 @@ def check_values(puzzle, program):
 
     def run(case: Case, dtype: str, seed: int = 0):
         reference = Reference(puzzle, dtype, seed)
-        outputs = graphs.execute(puzzle, program(dtype), make_cpu(), reference.get_inputs(case))
+        outputs = graphs.execute(puzzle, program(dtype), make_cpu_target(), reference.get_inputs(case))
         results = {}
         for variant in puzzle.default_variants:
             quantities = [name.split(".")[1] for name in outputs if name.startswith(f"{variant}.")]
             of_variant = reference.compare_all(
-                case, make_cpu(), variant, select_variant_outputs(outputs, variant), quantities
+                case, make_cpu_target(), variant, select_variant_outputs(outputs, variant), quantities
             )
             results |= {f"{variant}.{quantity}": result for quantity, result in of_variant.items()}
         return outputs, results
@@ -140,7 +140,7 @@ def test_statistics_are_bit_equal_in_both_variants(check_values, dtype):
 @pytest.mark.parametrize("dims", [(0, 3, 5, 4), (2, 0, 5, 4)], ids=str)
 def test_zero_rows_give_zero_parameter_gradients(puzzle, program, dims):
     inputs = Reference(puzzle, "float32", 0).get_inputs(Case("empty", "", dims, "plain"))
-    outputs = graphs.execute(puzzle, program("float32"), make_cpu(), inputs)
+    outputs = graphs.execute(puzzle, program("float32"), make_cpu_target(), inputs)
     for variant in ("fused", "unfused"):
         assert outputs[f"{variant}.output"].shape == (*dims[:2], 4)
         for name in ("grad_ln_weight", "grad_ln_bias", "grad_weight", "grad_bias"):
@@ -211,7 +211,7 @@ def test_too_many_columns_are_refused(puzzle, program):
     case = Case("too wide", "", (1, 1, too_many, 1), "plain")
     inputs = Reference(puzzle, "float32", 0).get_inputs(case)
     with pytest.raises(ValueError, match=f"must be at most {too_many - 1}, got {too_many} and 1"):
-        graphs.execute(puzzle, program("float32"), make_cpu(), inputs)
+        graphs.execute(puzzle, program("float32"), make_cpu_target(), inputs)
 
 
 # ---- Compiles for other GPUs --------------------------------------------------------------------------------

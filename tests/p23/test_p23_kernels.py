@@ -180,5 +180,6 @@ def test_scores_are_not_stored(puzzle, recordings):
         "flash_key_value": ["grad_key", "grad_value"],
     }
     assert not any(
-        isinstance(event, RecordedTensor) and event.scratch for event in recording.cases["fused", case.dims]
+        isinstance(event, RecordedTensor) and event.is_workspace
+        for event in recording.cases["fused", case.dims]
     )

@@ -12,8 +12,8 @@ from harness.check import zoo
 from harness.check.checker import Checker
 from harness.check.diagnose import diagnose
 from harness.check.reference import Reference
-from harness.devices.recorder import Order, record_many
-from harness.devices.targets import make_cpu
+from harness.devices.recorder import RecordRequest, record_many
+from harness.devices.targets import make_cpu_target
 from harness.puzzles.p27 import derivation, kernels
 from harness.puzzles.p27.spec import PUZZLE, cases
 from harness.toolchain import roots
@@ -27,12 +27,12 @@ def test_mean_of_rounded_losses_passes():
     differently, and losses much smaller than their logits have few correct digits."""
     (case,) = (case for case in cases() if case.name == "sums that cancel")
     reference = Reference(PUZZLE, "float32", 0)
-    truth = reference.get_truth(case, make_cpu())
+    truth = reference.get_truth(case, make_cpu_target())
     exact = {name: truth[name].astype(np.float32) for name in ("row_loss", "row_lse", "places", "mean_loss")}
     perturbed = {name: exact[name] * np.float32(1 + 1.3e-6) for name in ("row_loss", "mean_loss")}
     for losses, is_correct in ((perturbed["row_loss"], True), (exact["row_loss"], False)):
         outputs = exact | {"row_loss": losses, "mean_loss": perturbed["mean_loss"]}
-        results = reference.compare_all(case, make_cpu(), "loss", outputs, ["row_loss", "mean_loss"])
+        results = reference.compare_all(case, make_cpu_target(), "loss", outputs, ["row_loss", "mean_loss"])
         assert results["row_loss"].ok and results["mean_loss"].ok == is_correct
 
 
@@ -46,7 +46,7 @@ def test_loss_from_a_rounded_lse_fails_for_all_seeds(seeds):
 def check_rounded_lse(reference):
     """Check the loss of both formulas: only the one that subtracts the maximum first is accurate."""
     (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
-    v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu())
+    v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu_target())
     valid, target = v.valid[..., 0], v.row_target.astype(np.float32)
     largest = v.row_max[..., 0].astype(np.float32)
     logarithm = np.log(np.exp((v.logits - v.row_max).astype(np.float32)).sum(-1))
@@ -54,10 +54,10 @@ def check_rounded_lse(reference):
     for loss, is_correct in losses:
         got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
         got["row_loss"] = (valid * loss).astype(np.float32)
-        result = reference.compare_all(case, make_cpu(), "loss", got, ["row_loss"])["row_loss"]
+        result = reference.compare_all(case, make_cpu_target(), "loss", got, ["row_loss"])["row_loss"]
         assert result.ok == is_correct, reference.seed
         if not is_correct:
-            evidence = reference.make_evidence(case, make_cpu(), "row_loss", got["row_loss"], result)
+            evidence = reference.make_evidence(case, make_cpu_target(), "row_loss", got["row_loss"], result)
             diagnosis = diagnose(PUZZLE, "row_loss", [evidence], gate="row_loss")
             assert diagnosis.mistake == "lse-cancels" and "lse - z[target] cancels" in diagnosis.sentence
 
@@ -66,13 +66,16 @@ def test_running_maximum_starting_at_zero_fails():
     """It is correct for rows with a positive logit, but underflows if all logits are far below 0."""
     (case,) = (case for case in PUZZLE.gate_cases if case.name == "far from 0")
     reference = Reference(PUZZLE, "float32", 0)
-    v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu())
+    v, truth = kernels.derive(reference.get_arrays(case)), reference.get_truth(case, make_cpu_target())
     for largest, is_correct in ((v.row_max, True), (np.maximum(v.row_max, 0), False)):
         with np.errstate(divide="ignore", invalid="ignore"):
             loss = np.log(np.exp(v.logits - largest).sum(-1)) - (v.row_target - largest[..., 0])
         got = {name: truth[name].astype(np.float32) for name in ("row_lse", "places")}
         got["row_loss"] = np.where(v.valid[..., 0] > 0, loss, 0).astype(np.float32)
-        assert reference.compare_all(case, make_cpu(), "loss", got, ["row_loss"])["row_loss"].ok == is_correct
+        assert (
+            reference.compare_all(case, make_cpu_target(), "loss", got, ["row_loss"])["row_loss"].ok
+            == is_correct
+        )
 
 
 def test_both_forms_of_gelu_pass_for_all_seeds():
@@ -92,7 +95,7 @@ def test_both_forms_of_gelu_pass_for_all_seeds():
             {"gelu": x * (1 + t) / 2, "grad_gelu": dx * ((1 + t) / 2 + x / 2 * (1 - t * t) * slope)},
         )
         for got in forms:
-            results = reference.compare_all(case, make_cpu(), "gelu", got, [*got])
+            results = reference.compare_all(case, make_cpu_target(), "gelu", got, [*got])
             assert all(result.ok for result in results.values()), (case.name, results)
 
 
@@ -139,7 +142,7 @@ def test_learner_mistakes_are_rejected_and_named(tmp_path):
         (package / PUZZLE.source).write_text(text)
         (variant,) = {known.variant for known in kernels.GATES if known.id == gate}
         dims = tuple(dict.fromkeys(case.dims for case in list_small_cases(variant)))
-        orders.append(Order(OpPackage(package), "p27", dims, (variant,), small_grid=True))
+        orders.append(RecordRequest(OpPackage(package), "p27", dims, (variant,), small_grid=True))
     record_many(orders)
     checker, others = Checker(PUZZLE), []
     for order, (gate, name, edits) in zip(orders, entries, strict=True):

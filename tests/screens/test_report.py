@@ -15,7 +15,7 @@ from harness.check.limits import MeasuredCost
 from harness.check.options import Options
 from harness.check.results import Comparison, Diagnosis, GateResult, VariantResult
 from harness.check.runs import DeviceResult, Run
-from harness.devices.targets import Skipped, Target
+from harness.devices.targets import SkippedDevice, Target
 from harness.learner.blanks import Blank
 from harness.puzzles.p22 import spec as p22
 from harness.screens import report
@@ -108,7 +108,7 @@ def test_virtual_gpu_is_never_called_gpu(make_run):
 
 
 def test_gpu_kernels_that_did_not_run_are_reported(make_run):
-    lines = print_report(make_run("cpu", skipped=[Skipped("gpu", "no GPU")]))
+    lines = print_report(make_run("cpu", skipped=[SkippedDevice("gpu", "no GPU")]))
     at = lines.index("Testing GPU Backward Pass:")
     assert lines[at + 1] == "   ⏭ SKIPPED (no GPU)"
     assert "   - GPU Backward:  ⏭ SKIPPED (no GPU)" in lines
@@ -287,7 +287,7 @@ def test_suggested_command_repeats_the_run(make_run, options, bad, expected):
 
 def test_json_has_results_under_printed_names(make_run):
     bad = {"grad_weight": WRONG}
-    run = make_run("cpu", "gpu", bad=bad, skipped=[Skipped("virtual", "why not")])
+    run = make_run("cpu", "gpu", bad=bad, skipped=[SkippedDevice("virtual", "why not")])
     data = json.loads(json.dumps(report.make_json(run)))
     assert data["exit_code"] == 1 and data["skipped"] == {"virtual": "why not"}
     (cpu, gpu) = data["devices"]

@@ -11,7 +11,7 @@ from harness.check.checker import load_checker
 from harness.check.reference import Reference
 from harness.check.results import GateResult
 from harness.console import escape_controls
-from harness.devices.targets import make_cpu
+from harness.devices.targets import make_cpu_target
 from harness.errors import DamagedFile
 from harness.learner import blanks
 from harness.learner.exercise import Exercise
@@ -136,8 +136,8 @@ def test_cases_are_distinguished_by_size():
         shape = reference.get_inputs(sized_case)["input"].shape
         assert tuple(shape) == sized_case.dims[:3]
         for values in (
-            reference.get_truth(sized_case, make_cpu()),
-            reference.get_baseline(sized_case, make_cpu()),
+            reference.get_truth(sized_case, make_cpu_target()),
+            reference.get_baseline(sized_case, make_cpu_target()),
         ):
             assert values["grad_input"].shape == tuple(shape)
     for rung in ("numpy", "derive"):

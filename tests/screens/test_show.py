@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.check.picture import Picture, take_picture
-from harness.devices.recorder import Order, record_many
+from harness.devices.recorder import RecordRequest, record_many
 from harness.errors import UsageError
 from harness.learner import blanks
 from harness.learner.exercise import Exercise
@@ -57,7 +57,7 @@ def kernels_in_cache(folder) -> None:
         Exercise(puzzle, puzzle.find_rung("mojo")).package,
         roots.make_op_package(roots.get_solutions(), "p90"),
     )
-    record_many([Order(package, "p90", dims, ("plain",), small_grid=True) for package in packages])
+    record_many([RecordRequest(package, "p90", dims, ("plain",), small_grid=True) for package in packages])
 
 
 @pytest.fixture(scope="module")

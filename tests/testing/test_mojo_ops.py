@@ -87,7 +87,7 @@ def test_correct_ops_pass(package):
     report = report_on(package, "right", leave_out=LONG)
     report.raise_if_wrong()
     assert "races and memory" in [tried.name for tried in report.of("right")]
-    assert "float32 on the virtual GPU (sm_90a)" in str(report) and not Worker.running
+    assert "float32 on the virtual GPU (sm_90a)" in str(report) and not Worker.workers
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_invalid_call_is_explained(package):
         ops.right(x)
     with pytest.raises(RuntimeError, match=r"AttributeError: .* registers no op nothing"):
         ops.nothing(x)
-    worker = Worker.running[ops.package]
+    worker = Worker.workers[ops.package]
     worker.call.write_bytes(b"")
     print(file=worker.process.stdin, flush=True)
     worker.process.wait()

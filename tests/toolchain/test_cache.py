@@ -183,7 +183,7 @@ def test_broken_recording_is_rebuilt(monkeypatch, tmp_path, solution):
     monkeypatch.setattr(recorder, "run_mojo", make_fake_mojo(builds, text))
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
     for times in (1, 2):
-        recording = recorder.record(recorder.Order(solution, "p22", ((2, 3, 5, 7),)))
+        recording = recorder.record(recorder.RecordRequest(solution, "p22", ((2, 3, 5, 7),)))
         assert recording.list_launches()[0].arguments[-1] == b"\x07\0\0\0" and len(builds) == times
         (file,) = (tmp_path / "recordings").glob("*.txt")
         file.write_bytes(file.read_bytes().removesuffix(cache.END_MARKER.encode())[:-3])

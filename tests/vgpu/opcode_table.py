@@ -1,6 +1,6 @@
 """Write OPCODES.md: the virtual GPU's instructions, their variants and the tests that cover them.
 
-The variants are the emitters' docstrings. Tests are found by `@covers(...)` or by the instructions in their `CASES`.
+The variants are those that the emitters register. Tests are found by `@covers(...)` or by the instructions in their `CASES`.
 Run `python tests/vgpu/opcode_table.py`; a test checks that the file is current."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from harness.vgpu.engine.opcodes import (  # noqa: F401  (registers the emitters
     hopper_ops,
     memory_ops,
 )
-from harness.vgpu.engine.opcodes.emitters import OPCODES
+from harness.vgpu.engine.opcodes.emitters import FORMS, OPCODES
 from harness.vgpu.ptx.special_registers import SPECIAL_REGISTERS
 
 FILE = Path(vgpu.__file__).parent / "OPCODES.md"
@@ -59,7 +59,7 @@ def make_table() -> str:
     rows = []
     for name in sorted(OPCODES):
         if name != "builtin":  # the call of vprintf
-            variants = " ".join((OPCODES[name].__doc__ or "").split()).replace("|", "\\|")
+            variants = FORMS[name].replace("|", "\\|")
             rows.append(f"| `{name}` | {variants} | {tests.get(name, '')} |")
     specials = ", ".join(f"`%{r}`" for r in sorted(SPECIAL_REGISTERS))
     return HEAD + "\n".join(rows) + f"\n\nSpecial registers: {specials}. The clocks count work, not time.\n"

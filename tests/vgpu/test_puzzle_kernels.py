@@ -93,7 +93,7 @@ def test_workspace_matches_the_ledger(recordings):
     """The workspaces allocated in the default case add up to the ledger's total."""
     for variant in PUZZLE.default_variants:
         events = recordings["float32"].cases[variant, DEFAULT]
-        workspace = sum(event.nbytes for event in events if getattr(event, "scratch", False))
+        workspace = sum(event.nbytes for event in events if getattr(event, "is_workspace", False))
         assert workspace == sum(unwrap(PUZZLE.make_ledger)(DEFAULT, "float32").temporaries[variant].values())
 
 

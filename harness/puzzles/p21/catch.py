@@ -14,7 +14,7 @@ import torch
 from harness.check import zoo
 from harness.check.python_files import PythonChecker, describe_exception, load_module
 from harness.check.results import GateResult
-from harness.devices.processes import START, RankFailed, run_ranks
+from harness.devices.processes import START_TIMEOUT_S, RankError, run_ranks
 from harness.puzzles.p21.correct_ops import Op, list_correct_ops, make_op
 from harness.puzzles.p21.hunt import DECISIVE, find_function, list_decisive_checks
 from harness.puzzles.p21.subjects import REFERENCES
@@ -129,16 +129,16 @@ class CatchChecker(PythonChecker):
     seconds = SECONDS
 
     def get_time_limit(self, cases: list[Case]) -> float:
-        return START + 2 * TOTAL_SECONDS
+        return START_TIMEOUT_S + 2 * TOTAL_SECONDS
 
     def _check_gate(self, gate: Gate, module: dict, path: Path, cases: list[Case]) -> GateResult:
         arguments = [(path, self.puzzle.name, self.seconds)]
         describe = functools.partial(describe_exception, path=path)
         try:
             (reports,) = run_ranks(
-                run_on_all_ops, arguments, describe=describe, source=path, seconds=TOTAL_SECONDS
+                run_on_all_ops, arguments, format_error=describe, source_file=path, timeout_s=TOTAL_SECONDS
             )
-        except RankFailed as error:
+        except RankError as error:
             message = str(error).replace("rank 0 of 1: ", "").replace("rank 0 of 1", "check")
             return self.make_wrong_result(gate, [message], "no-verdict")
         return self.make_result(gate, reports)

@@ -16,7 +16,7 @@ from harness.check.diagnose import Evidence, format_pointer
 from harness.check.python_files import CaseChecker, add_diagnoses, describe_exception
 from harness.check.reference import Reference
 from harness.check.results import GateResult
-from harness.devices.processes import START, RankFailed, run_ranks
+from harness.devices.processes import START_TIMEOUT_S, RankError, run_ranks
 from harness.puzzles.p25 import layout
 from harness.puzzles.p25.ranks import (
     PATIENCE,
@@ -279,7 +279,7 @@ class RanksChecker(RingChecker):
     waits = ("steps", "exchange", "home")
 
     def get_time_limit(self, cases: list[Case]) -> float:
-        return START + 2 * TIME_LIMIT
+        return START_TIMEOUT_S + 2 * TIME_LIMIT
 
     def tensor(self, values: object):
         import torch
@@ -297,8 +297,10 @@ class RanksChecker(RingChecker):
         arguments = [(path, solution, gate.id, rank_parts, self.patience) for rank_parts in parts]
         describe = functools.partial(describe_exception, path=path)
         try:
-            answers = run_ranks(run_cases, arguments, describe=describe, source=path, seconds=TIME_LIMIT)
-        except RankFailed as error:
+            answers = run_ranks(
+                run_cases, arguments, format_error=describe, source_file=path, timeout_s=TIME_LIMIT
+            )
+        except RankError as error:
             raise CaseFailed(str(error)) from error
         for case_index in range(len(answers[0])):
             case = cases[case_index]

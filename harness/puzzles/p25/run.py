@@ -17,7 +17,7 @@ from rich.console import Console
 from harness.check.python_files import describe_exception, load_module
 from harness.check.reference import Reference
 from harness.console import Parser, format_path, print_lines
-from harness.devices.processes import RankFailed, run_ranks
+from harness.devices.processes import RankError, run_ranks
 from harness.devices.targets import CPU
 from harness.errors import EnvironmentProblem, Unsolved, UsageError, WorkbookError
 from harness.learner.exercise import Exercise
@@ -231,8 +231,10 @@ def run_ring(
         jobs.append((path, rank_arrays, arguments, flags.seconds, rank_fault))
     describe: Callable[[Exception], str] = functools.partial(describe_error, path=path)
     try:
-        return run_ranks(run_rank, jobs, describe=describe, source=path, seconds=flags.seconds + 60)
-    except RankFailed as error:
+        return run_ranks(
+            run_rank, jobs, format_error=describe, source_file=path, timeout_s=flags.seconds + 60
+        )
+    except RankError as error:
         lines = [re.sub(r"^(rank \d+ of \d+): (?=\1,)", "", line) for line in str(error).split("; ")]
         messages = {line.partition(": ")[2] for line in lines}
         same_message = len(messages) == 1 and len(lines) > 1

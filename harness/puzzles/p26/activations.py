@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from harness.devices.on_max import Graphs
+from harness.devices.on_max import OpGraphs
 from harness.nn.arguments import DTYPES
 from harness.spec.ops import Argument, OpSpec
 
@@ -18,7 +18,7 @@ BACKWARD = OpSpec(
     "silu_train_backward", writes={"grad_input": VECTOR}, reads={"grad_output": VECTOR, "input": VECTOR}
 )
 NAME = "mojo_workbook::silu"
-GRAPHS = Graphs("p26", NAME, (FORWARD, BACKWARD))
+GRAPHS = OpGraphs("p26", NAME, (FORWARD, BACKWARD))
 MAX_ELEMENTS = 2**31 - 1
 """Maximum number of elements of a tensor, which the kernels count in an Int32."""
 

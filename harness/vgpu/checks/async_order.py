@@ -62,18 +62,18 @@ class AsyncOrder:
 
     def __init__(self, batch):
         self.batch, self.run = batch, batch.run
-        self.width = batch.threads * self.run.cluster_size
-        threads = batch.count * batch.threads
+        self.width = batch.threads_per_block * self.run.cluster_size
+        threads = batch.num_blocks * batch.threads_per_block
         self.rows = np.zeros((INITIAL_ROWS, self.width), np.int32)
         self.used_rows = 1  # row 0: nothing observed
         self.sweep_limit = INITIAL_ROWS // 2  # rows that may be used before the next sweep
-        self.row_of = np.zeros(threads, np.int64)
-        self.fence_row = np.zeros(threads, np.int64)  # the row of a thread at its last proxy fence
+        self.thread_rows = np.zeros(threads, np.int64)
+        self.fence_rows = np.zeros(threads, np.int64)  # the row of a thread at its last proxy fence
         self.now = 1
         self.arrivals: dict[tuple[int, int], int] = {}  # (thread block, barrier) -> row of its bar.arrive
-        units = batch.count * batch.shared_size // 16 + 1
-        self.per_block = batch.shared_size // 16
-        self.writer = np.zeros(units, np.int32)  # the last copy that wrote a unit, 0 for none
+        units = batch.num_blocks * batch.shared_size // 16 + 1
+        self.units_per_block = batch.shared_size // 16
+        self.last_copy = np.zeros(units, np.int32)  # the last copy that wrote a unit, 0 for none
         self.readers = np.zeros(units, np.uint64)  # operations that have read it since, one bit per slot
         # thread and time of the last store, and time of its proxy fence
         self.store_thread = np.full(4 * units, -1, np.int32)
@@ -90,7 +90,7 @@ class AsyncOrder:
 
     # -- rows -----------------------------------------------------------------------------------------------
     def get_threads(self, positions) -> np.ndarray:
-        return self.batch.block_of[positions] * self.batch.threads + self.batch.thread_of[positions]
+        return self.batch.block_of[positions] * self.batch.threads_per_block + self.batch.thread_of[positions]
 
     def add_row(self, row: np.ndarray) -> int:
         if self.used_rows == len(self.rows):
@@ -102,39 +102,39 @@ class AsyncOrder:
     def free_unused_rows(self):
         """Free the rows that are no longer referenced, and renumber the others."""
         barriers = list(self.batch.mbarriers.values())
-        lists = [self.row_of, self.fence_row, np.array([*self.arrivals.values()], np.int64)]
+        lists = [self.thread_rows, self.fence_rows, np.array([*self.arrivals.values()], np.int64)]
         lists += [np.array([x for b in barriers for x in (b.arriving_row, b.arrived_row)], np.int64)]
         live = np.unique(np.concatenate([np.zeros(1, np.int64), *lists]))
         number = np.zeros(self.used_rows, np.int64)
         number[live] = np.arange(len(live))
         self.rows[: len(live)] = self.rows[live]
         self.used_rows = len(live)
-        self.row_of, self.fence_row = number[self.row_of], number[self.fence_row]
+        self.thread_rows, self.fence_rows = number[self.thread_rows], number[self.fence_rows]
         self.arrivals = {key: int(number[row]) for key, row in self.arrivals.items()}
         for b in barriers:
             b.arriving_row, b.arrived_row = int(number[b.arriving_row]), int(number[b.arrived_row])
 
     def release(self, threads: np.ndarray, into: int = 0) -> int:
         """Merge row `into` and the rows of these threads of one cluster into a new row; return its number."""
-        row = self.rows[get_distinct(np.append(self.row_of[threads], into))].max(axis=0)
+        row = self.rows[get_distinct(np.append(self.thread_rows[threads], into))].max(axis=0)
         row[threads % self.width] = self.now
         return self.add_row(row)
 
     def acquire(self, threads: np.ndarray, row: int):
         """Merge row `row` into the rows of these threads."""
-        rows = self.row_of[threads]
+        rows = self.thread_rows[threads]
         for old in get_distinct(rows):
             if (self.rows[old] < self.rows[row]).any():
                 merged = self.add_row(np.maximum(self.rows[old], self.rows[row]))
-                self.row_of[threads[rows == old]] = merged
+                self.thread_rows[threads[rows == old]] = merged
 
     def advance(self, threads: np.ndarray, time: int):
         """Order each of these threads' accesses up to `time` before all later accesses of all of them."""
-        rows = self.row_of[threads]
+        rows = self.thread_rows[threads]
         for old in get_distinct(rows):
             row = self.rows[old].copy()
             row[threads % self.width] = np.maximum(row[threads % self.width], time)
-            self.row_of[threads[rows == old]] = self.add_row(row)
+            self.thread_rows[threads[rows == old]] = self.add_row(row)
 
     def advance_time(self):
         """Advance the time past all releases so far; free rows if needed (all rows in use must be stored)."""
@@ -147,17 +147,17 @@ class AsyncOrder:
     def barrier(self, positions, number: int | str):
         """Order the threads at these positions by a barrier, separately in each block (or cluster)."""
         threads = self.get_threads(positions)
-        size = self.width if isinstance(number, str) else self.batch.threads
+        size = self.width if isinstance(number, str) else self.batch.threads_per_block
         for group in get_distinct(threads // size):
             members = threads[threads // size == group]
             before = 0 if isinstance(number, str) else self.arrivals.pop((group, number), 0)
-            self.row_of[members] = self.release(members, before)
+            self.thread_rows[members] = self.release(members, before)
         self.advance_time()
 
     def bar_arrive(self, positions, number: int):
         threads = self.get_threads(positions)
-        for block in get_distinct(threads // self.batch.threads):
-            members = threads[threads // self.batch.threads == block]
+        for block in get_distinct(threads // self.batch.threads_per_block):
+            members = threads[threads // self.batch.threads_per_block == block]
             self.arrivals[block, number] = self.release(members, self.arrivals.get((block, number), 0))
         self.advance_time()
 
@@ -169,7 +169,7 @@ class AsyncOrder:
         )
         for group in get_distinct(groups):
             members = threads[groups == group]
-            self.row_of[members] = self.release(members)
+            self.thread_rows[members] = self.release(members)
         self.advance_time()
 
     def arrive(self, positions, barrier: MBarrier):
@@ -199,7 +199,7 @@ class AsyncOrder:
     def happens_before(self, operation: Operation, threads: np.ndarray) -> np.ndarray:
         """Return a mask of the threads whose next access an operation happened before."""
         ordered = operation.done[threads % self.width] != NEVER
-        rows = self.row_of[threads]
+        rows = self.thread_rows[threads]
         for row in get_distinct(rows[~ordered]):
             if (self.rows[row] >= operation.done).any():
                 ordered |= rows == row
@@ -208,8 +208,8 @@ class AsyncOrder:
     def proxy_fence(self, positions):
         """Execute fence.proxy.async: stores ordered before it become visible to the async proxy."""
         threads = self.get_threads(positions)
-        self.fence_row[threads] = self.row_of[threads]
-        selected = np.zeros(len(self.row_of), bool)
+        self.fence_rows[threads] = self.thread_rows[threads]
+        selected = np.zeros(len(self.thread_rows), bool)
         selected[threads] = True
         remaining = []
         for cells, owners in self.unfenced:
@@ -234,20 +234,20 @@ class AsyncOrder:
             self.check_readers(access.instr, threads, units)
             self.record_stores(threads, start, max(access.nbytes // STORE_UNIT, 1))
         else:
-            copied = self.writer[units] != 0
+            copied = self.last_copy[units] != 0
             if copied.any():
                 self.record_loads(threads[copied], units[copied])
 
     def record_loads(self, threads, units):
         times = np.full(len(units), self.now, np.int32)
-        blocks = units // self.per_block
+        blocks = units // self.units_per_block
         for block in get_distinct(blocks):
             mask = blocks == block
             lists = self.loads.setdefault(block, [])
             lists.append((units[mask], threads[mask], times[mask]))
             if len(lists) > MAX_LISTS:
                 merged = [np.concatenate(x)[::-1] for x in zip(*lists, strict=True)]
-                _, last = np.unique(merged[0] * len(self.row_of) + merged[1], return_index=True)
+                _, last = np.unique(merged[0] * len(self.thread_rows) + merged[1], return_index=True)
                 self.loads[block] = [(merged[0][last], merged[1][last], merged[2][last])]
 
     def record_stores(self, threads, start, count: int):
@@ -261,7 +261,7 @@ class AsyncOrder:
             cells = cells[self.store_fenced[cells] == NEVER]
             self.unfenced = [(cells, self.store_thread[cells])]
         units = np.unique(start >> 4)
-        self.drop_records(units[(self.writer[units] != 0) | (self.readers[units] != 0)])
+        self.drop_records(units[(self.last_copy[units] != 0) | (self.readers[units] != 0)])
 
     def check_copies(self, instr: Instr, threads, units, writes: bool):
         verb = "is written here" if writes else "is read here"
@@ -278,7 +278,7 @@ class AsyncOrder:
                        f"is stored to while a {reader.kind} may still read it")  # fmt: skip
 
     def find_writers(self, units) -> Iterator[tuple[Operation, np.ndarray]]:
-        last = self.writer[units]
+        last = self.last_copy[units]
         for number in get_distinct(last[last != 0]):
             yield self.copies[number], last == number
 
@@ -287,8 +287,8 @@ class AsyncOrder:
         bits = self.readers[units]
         if not bits.any():
             return
-        for block in get_distinct(units[bits != 0] // self.per_block):
-            selected = units // self.per_block == block
+        for block in get_distinct(units[bits != 0] // self.units_per_block):
+            selected = units // self.units_per_block == block
             for slot in iterate_set_bits(int(np.bitwise_or.reduce(bits[selected]))):
                 yield self.slots[block][slot], selected & (bits >> np.uint64(slot) & np.uint64(1) != 0)
 
@@ -296,7 +296,7 @@ class AsyncOrder:
     def start_copy(self, instr: Instr, position: int, units: np.ndarray, barrier: MBarrier | None):
         """Begin a copy into shared memory whose completion an mbarrier signals."""
         thread = self.get_threads(np.array([position]))
-        block = int(units[0]) // self.per_block
+        block = int(units[0]) // self.units_per_block
         for reader, mask in self.find_readers(units):
             if not self.happens_before(reader, thread).all():
                 message = f"is copied to while a {reader.kind} may still read it"
@@ -313,7 +313,7 @@ class AsyncOrder:
         self.drop_records(units)
         self.store_thread[(units[:, None] * 4 + np.arange(4)).reshape(-1)] = -1
         copy = self.get_copy(instr, int(thread[0]), barrier)
-        self.writer[units] = copy.slot
+        self.last_copy[units] = copy.slot
         copy.recorded_units += len(units)
 
     def get_copy(self, instr: Instr, thread: int, barrier: MBarrier | None) -> Operation:
@@ -334,12 +334,12 @@ class AsyncOrder:
         lists = self.loads.get(block)
         if not lists:
             return
-        selected = np.zeros(self.per_block, bool)
-        selected[units - block * self.per_block] = True
-        row = self.rows[self.row_of[thread[0]]]
+        selected = np.zeros(self.units_per_block, bool)
+        selected[units - block * self.units_per_block] = True
+        row = self.rows[self.thread_rows[thread[0]]]
         remaining = []
         for where, owners, times in lists:
-            mask = selected[where - block * self.per_block]
+            mask = selected[where - block * self.units_per_block]
             late = mask & (row[owners % self.width] < times) & (owners != thread[0])
             if late.any():
                 k = int(np.flatnonzero(late)[0])
@@ -357,12 +357,12 @@ class AsyncOrder:
         if not len(cells):
             return
         owners, time, fenced = self.store_thread[cells], self.store_time[cells], self.store_fenced[cells]
-        rows = self.row_of[threads]
+        rows = self.thread_rows[threads]
         for number in get_distinct(rows):
             members = threads[rows == number]
             row = self.rows[number][owners % self.width]
             is_own = owners == members[0] if len(members) == 1 else np.zeros(len(owners), bool)
-            through = self.rows[self.fence_row[members[0]]][owners % self.width] >= time
+            through = self.rows[self.fence_rows[members[0]]][owners % self.width] >= time
             unordered = ~is_own & (row < time)
             unfenced = ~unordered & ~through & np.where(is_own, fenced == NEVER, row < fenced)
             for bad, kind, message in (
@@ -383,15 +383,15 @@ class AsyncOrder:
             copy.recorded_units -= int(np.count_nonzero(mask))
             if copy.recorded_units <= 0:
                 del self.copies[copy.slot]
-        self.writer[units] = 0
+        self.last_copy[units] = 0
         for reader, mask in self.find_readers(units):
             reader.recorded_units -= int(np.count_nonzero(mask))
             if reader.recorded_units <= 0:
-                del self.slots[int(units[mask][0]) // self.per_block][reader.slot]
+                del self.slots[int(units[mask][0]) // self.units_per_block][reader.slot]
         self.readers[units] = 0
 
     def record_reads(self, operation: Operation, units):
-        block = int(units[0]) // self.per_block
+        block = int(units[0]) // self.units_per_block
         slots = self.slots.setdefault(block, {})
         if slots.get(operation.slot) is not operation:
             free = next((s for s in range(MAX_READERS) if s not in slots), None)
@@ -399,13 +399,13 @@ class AsyncOrder:
                 free = next((s for s, x in slots.items() if (x.done != NEVER).any()), next(iter(slots)))
                 del slots[free]
                 mask = ~np.uint64(1 << free)
-                self.readers[block * self.per_block : (block + 1) * self.per_block] &= mask
+                self.readers[block * self.units_per_block : (block + 1) * self.units_per_block] &= mask
             operation.slot = free
             slots[free] = operation
         bit = np.uint64(1 << operation.slot)
-        selected = np.zeros(self.per_block, bool)  # np.unique is slow
-        selected[units - block * self.per_block] = True
-        units = np.flatnonzero(selected) + block * self.per_block
+        selected = np.zeros(self.units_per_block, bool)  # np.unique is slow
+        selected[units - block * self.units_per_block] = True
+        units = np.flatnonzero(selected) + block * self.units_per_block
         new = self.readers[units] & bit == 0
         self.readers[units[new]] |= bit
         operation.recorded_units += int(new.sum())
@@ -431,10 +431,10 @@ class AsyncOrder:
     def bulk_wait(self, positions, allowed: int):
         """Record that all but each thread's newest `allowed` groups have finished reading."""
         for thread in self.get_threads(positions).tolist():
-            for store in self.take_ended(thread, allowed):
+            for store in self.pop_completed_groups(thread, allowed):
                 self.observe_completion(store, np.array([thread]))
 
-    def take_ended(self, key: int, allowed: int) -> list[Operation]:
+    def pop_completed_groups(self, key: int, allowed: int) -> list[Operation]:
         """Remove and return the operations of all but the newest `allowed` groups."""
         groups = self.committed.get(key, [])
         excess = max(len(groups) - allowed, 0)
@@ -484,7 +484,7 @@ class AsyncOrder:
         A product is issued by all four warps, so waiting for it also orders their earlier accesses.
         """
         for threads in self.get_threads(positions).reshape(-1, 128):
-            ended = self.take_ended(self.get_warpgroup_key(threads), allowed)
+            ended = self.pop_completed_groups(self.get_warpgroup_key(threads), allowed)
             for product in ended:
                 self.observe_completion(product, threads)
             if ended:
@@ -492,7 +492,11 @@ class AsyncOrder:
 
     def find_unfinished(self, positions, instr: Instr) -> np.ndarray:
         threads = self.get_threads(positions)
-        first = threads - threads % self.batch.threads + threads % self.batch.threads // 128 * 128
+        first = (
+            threads
+            - threads % self.batch.threads_per_block
+            + threads % self.batch.threads_per_block // 128 * 128
+        )
         out = np.zeros(len(threads), bool)
         for k in get_distinct(first):
             if any(id(instr) in product.instrs for product in self.list_unfinished(-1 - k)):
@@ -528,7 +532,7 @@ class AsyncOrder:
             self.report(kind, instr, other_instr, int(thread), int(units[bad[0]]), len(bad), message)
 
     def format_thread(self, thread: int) -> str:
-        return f"thread {self.run.thread_index(thread % self.batch.threads)}"
+        return f"thread {self.run.thread_index(thread % self.batch.threads_per_block)}"
 
     def report(
         self,

@@ -120,7 +120,7 @@ class CounterSource(Protocol):
 
     checks: Checks
     grid: tuple[int, int, int]
-    threads: int
+    threads_per_block: int
     block_threads: dict[int, int]  # basic block -> threads that ran it
     atomics_by_address: dict[int, int]  # address -> atomics on it
 
@@ -231,7 +231,7 @@ class Counters:
             self.instructions += threads * cost.instructions
             self.flops += threads * cost.flops
             self.multiply_adds += threads * cost.multiply_adds
-        self.threads = self.run.grid[0] * self.run.grid[1] * self.run.grid[2] * self.run.threads
+        self.threads = self.run.grid[0] * self.run.grid[1] * self.run.grid[2] * self.run.threads_per_block
         self.atomics_per_address = max(self.run.atomics_by_address.values(), default=0)
 
     def count_local(self, access, positions: np.ndarray, warp_of: np.ndarray):

@@ -27,7 +27,7 @@ class Divergence:
         """Record that positions `parts` diverge at block `branch`; return the number of warps it splits."""
         batch = self.batch
         split_warps = _find_split_groups(parts, batch.warp_of, batch.warps)
-        split_blocks = _find_split_groups(parts, batch.block_of, batch.count)
+        split_blocks = _find_split_groups(parts, batch.block_of, batch.num_blocks)
         for table, split in ((self.warps, split_warps), (self.blocks, split_blocks)):
             table[branch] = table.get(branch, False) | split
         return int(np.count_nonzero(split_warps))

@@ -134,7 +134,7 @@ class EventRecorder:
         for entry in self.pending:
             value = np.asarray(value)
             count = entry.access.count
-            shape = (batch.n, count) if count > 1 else (batch.n,)
+            shape = (batch.num_threads, count) if count > 1 else (batch.num_threads,)
             all_bits = np.zeros(shape, np.uint64)
             all_bits[batch.positions(active)] = value.view(f"u{value.dtype.itemsize}")
             entry.bits = all_bits[entry.positions]

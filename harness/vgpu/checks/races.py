@@ -154,7 +154,7 @@ def split_into_chunks(entries):
 class BatchLayout(Protocol):
     """The part of a batch (engine/interpreter/executor.py) that the log reads."""
 
-    count: int  # thread blocks
+    num_blocks: int
     shared_size: int  # bytes of shared memory per block
     warps_per_block: int
 
@@ -225,9 +225,11 @@ class AccessLog:
         if access.writes or access.kind == "A":
             self.has_store = True
             self.written_tensors.add(tensor)
-        self.size += batch.n if active is None else len(active)
+        self.size += batch.num_threads if active is None else len(active)
         if self.clocks and access.kind == "A":
-            addresses = np.broadcast_to(index, batch.n if active is None else len(active)) << access.shift
+            addresses = (
+                np.broadcast_to(index, batch.num_threads if active is None else len(active)) << access.shift
+            )
             self.clocks.process_access(batch, access, addresses, active)
         if self.size > MAX_LOGGED_ACCESSES:
             self.process_global_log(all_tensors=True)
@@ -247,7 +249,7 @@ class AccessLog:
             self.ordered_log.add_shared(batch, access, index, active)
         self.shared.append((access, index, thread_ids, active, epoch, warp_epochs, self.segment))
         self.shared_store = self.shared_store or access.kind != "R"
-        self.shared_size += batch.n if active is None else len(active)
+        self.shared_size += batch.num_threads if active is None else len(active)
         if self.shared_size > MAX_LOGGED_ACCESSES:
             self.process_shared_log(keep_reads=True)
 
@@ -459,7 +461,7 @@ class AccessLog:
         if not self.checks_races or not (store or keep_reads or self.shared_marks is not None):
             return
         if self.shared_marks is None:
-            self.shared_marks = Marks(batch.count * batch.shared_size // self.shared_granule + 1)
+            self.shared_marks = Marks(batch.num_blocks * batch.shared_size // self.shared_granule + 1)
         segments: list[list] = []
         for e in entries:
             if not segments or segments[-1][0][6] != e[6]:

@@ -34,7 +34,7 @@ class Run(Reports):
         self.output: list[str] = []
         self.arena, self.checks, self.code = gpu.arena, gpu.checks, kernel.code
         self.grid, self.block, self.cluster = launch.grid, launch.block, cluster
-        self.threads = self.block[0] * self.block[1] * self.block[2]
+        self.threads_per_block = self.block[0] * self.block[1] * self.block[2]
         self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.dynamic_shared = dynamic_shared
         self.findings = Findings()
@@ -169,11 +169,11 @@ class Run(Reports):
         """Yield arrays of linear block indices, in the device's block order."""
         gx, gy, gz = self.grid
         total = gx * gy * gz
-        size = max(self.gpu.max_batch_threads // self.threads, 1)
+        size = max(self.gpu.max_batch_threads // self.threads_per_block, 1)
         if self.shared_size:
             size = min(size, max(SHARED_BUDGET_BYTES // self.shared_size, 1))
         if self.local_size:
-            size = min(size, max(LOCAL_BUDGET_BYTES // (self.local_size * self.threads), 1))
+            size = min(size, max(LOCAL_BUDGET_BYTES // (self.local_size * self.threads_per_block), 1))
         order, _, seed = self.gpu.blocks.partition(":")
         blocks_wait = may_synchronise(self.code.program) and any(
             b.in_spin_loop for b in self.code.program.blocks

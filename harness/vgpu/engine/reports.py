@@ -213,7 +213,7 @@ class Reports:
         kind, is_note = "uninitialised read", False if access.space == "global" else None
         if access.space == "shared":
             number = int(batch.block_of[positions[first]])
-            exited = batch.threads - int(batch.alive[number])
+            exited = batch.threads_per_block - int(batch.live_threads[number])
             if batch.is_being_copied(number, offset):
                 kind = "unfinished copy"
                 message = f"{subject}, and the asynchronous copy to it has not been waited for"
@@ -221,7 +221,7 @@ class Reports:
                 is_note = False
                 if exited:
                     kind = "early return"
-                    message += f": {exited} of {format_count(batch.threads, 'thread')} of the block had already returned"
+                    message += f": {exited} of {format_count(batch.threads_per_block, 'thread')} of the block had already returned"
         finding = self.record_at(
             batch, positions[first], kind, access.instr, message,
             tensor=tensor, index=element, count=len(indices), is_note=is_note,
@@ -253,7 +253,7 @@ class Reports:
 
     def report_barrier_divergence(self, batch, waiting, deadlock: bool, only=None):
         """Report threads of one thread block that wait at different barriers, or never arrive."""
-        for block in np.flatnonzero(batch.alive > 0 if only is None else only):
+        for block in np.flatnonzero(batch.live_threads > 0 if only is None else only):
             groups = [(i, positions[batch.block_of[positions] == block]) for i, positions, _ in waiting]
             groups = [(i, positions) for i, positions in groups if len(positions)]
             barriers = {i for i, _ in groups}
@@ -271,7 +271,7 @@ class Reports:
             else:
                 other_instr = None
                 message = (
-                    f"{len(positions)} of {format_count(int(batch.alive[block]), 'thread')} wait at this barrier, the"
+                    f"{len(positions)} of {format_count(int(batch.live_threads[block]), 'thread')} wait at this barrier, the"
                     " others never reach it: every thread of a block must"
                 )
             by_user = any(
@@ -289,7 +289,10 @@ class Reports:
 
         Whole warps may exit before a barrier in user code, but not before one of a library collective.
         """
-        exited, all_of = int(batch.threads - batch.alive[block]), format_count(batch.threads, "thread")
+        exited, all_of = (
+            int(batch.threads_per_block - batch.live_threads[block]),
+            format_count(batch.threads_per_block, "thread"),
+        )
         by_user = batch.divergence.diverges_in_user_code(term, block=block)
         kind, is_note = "barrier divergence", False
         if same_warp:
@@ -358,9 +361,9 @@ class Reports:
     def report_unordered(self, batch, kind: str, instr, other_instr, thread: int, count: int, message: str):
         """Report an asynchronous operation that is not ordered with another access; `thread` is numbered in
         the batch."""
-        block = self.block_index(int(batch.blocks[thread // batch.threads]))
+        block = self.block_index(int(batch.blocks[thread // batch.threads_per_block]))
         self.record(
-            kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads), count=count,
+            kind, instr, message, block=block, thread=self.thread_index(thread % batch.threads_per_block), count=count,
             other_instr=other_instr, is_note=False,
         )  # fmt: skip
 

@@ -28,21 +28,21 @@ class BatchMemory:
         self.arena, self.checks, self.log = run.arena, run.checks, run.log
         self.code: Code = run.code
         self.program = self.code.program
-        threads, count = run.threads, len(blocks)
-        self.n = count * threads
-        self.threads, self.count = threads, count
+        threads, count = run.threads_per_block, len(blocks)
+        self.num_threads = count * threads
+        self.threads_per_block, self.num_blocks = threads, count
         self.warps_per_block = -(-threads // 32)
         self.block_of = np.repeat(np.arange(count), threads)
         self.thread_of = np.tile(np.arange(threads), count)
         self.warp_of = self.block_of * self.warps_per_block + (self.thread_of >> 5)
         self.lane_of = self.thread_of & 31
-        self.alive = np.full(count, threads)
+        self.live_threads = np.full(count, threads)
         self.exited_early = False
         self.epoch = np.zeros(count, np.int64)  # barriers passed, per thread block
         self.common_epoch: int | None = 0  # the epoch of all blocks; None if they differ
         self.warp_epoch = np.zeros(count * self.warps_per_block, np.int64)
         self.warp_synced = False
-        self.order: AsyncOrder | None = None  # set if the kernel has asynchronous copies or products
+        self.async_order: AsyncOrder | None = None  # set if the kernel has asynchronous copies or products
         self.allocate_spaces(run)
 
     def allocate_spaces(self, run):
@@ -50,26 +50,26 @@ class BatchMemory:
         self.base = np.uint64(self.arena.base)
         size = run.shared_size
         if size:
-            data = run.create_unwritten_bytes(self.count * size)
-            written = np.zeros(self.count * size, np.uint8)
+            data = run.create_unwritten_bytes(self.num_blocks * size)
+            written = np.zeros(self.num_blocks * size, np.uint8)
             self.shared_space = Space(data, written)
-            written.reshape(self.count, size)[:, :64] = 1  # target of redirected accesses
+            written.reshape(self.num_blocks, size)[:, :64] = 1  # target of redirected accesses
         else:
             self.shared_space = Space(np.zeros(64, np.uint8), np.ones(64, np.uint8))
         self.shared_size = size
         self.shared_base = self.block_of * size
         local = run.local_size
         if local:
-            written = np.zeros(self.n * local, np.uint8)
-            written.reshape(self.n, local)[:, :16] = 1  # target of redirected accesses
-            self.local_space = Space(np.zeros(self.n * local, np.uint8), written)
+            written = np.zeros(self.num_threads * local, np.uint8)
+            written.reshape(self.num_threads, local)[:, :16] = 1  # target of redirected accesses
+            self.local_space = Space(np.zeros(self.num_threads * local, np.uint8), written)
         else:
             self.local_space = Space(np.zeros(64, np.uint8), np.ones(64, np.uint8))
-        self.local_base = np.arange(self.n) * local
+        self.local_base = np.arange(self.num_threads) * local
         self.param_space = run.param_space
 
     def positions(self, active):
-        return np.arange(self.n) if active is None else active
+        return np.arange(self.num_threads) if active is None else active
 
     def epochs(self, active):
         """Return the number of barriers that each thread's block has passed; a scalar if all are equal."""
@@ -80,7 +80,7 @@ class BatchMemory:
     def pass_barrier(self, ready):
         """Move the thread blocks `ready` (None: all that have not exited) past a barrier to a new epoch."""
         self.run.log.barrier(self, ready)
-        self.run.counters.barriers += int(np.count_nonzero(self.alive if ready is None else ready))
+        self.run.counters.barriers += int(np.count_nonzero(self.live_threads if ready is None else ready))
         if ready is None:
             self.epoch += 1
             if self.common_epoch is not None:
@@ -242,8 +242,8 @@ class BatchMemory:
             return self.get_cluster_index(access, address, active)
         index = self.get_offset_index(access, address, self.shared_base, self.run.shared_extents, active)
         self.log.add_shared(self, access, index, active)
-        if self.order:
-            self.order.access(access, index, active)
+        if self.async_order:
+            self.async_order.access(access, index, active)
         return index
 
     def get_remote_index(self, access: Access, address, active) -> tuple[np.ndarray, bool]:
@@ -253,7 +253,7 @@ class BatchMemory:
         address = np.broadcast_to(address, len(positions)).astype(np.int64)
         rank, own_block, size = address >> 24, self.block_of[positions], self.run.cluster_size
         block = np.where(rank == 0, own_block, own_block - own_block % size + np.clip(rank - 1, 0, size - 1))
-        base = np.zeros(self.n, np.int64)
+        base = np.zeros(self.num_threads, np.int64)
         base[positions] = block * self.shared_size
         index = self.get_offset_index(access, address & 0xFFFFFF, base, self.run.shared_extents, active)
         return index, bool((block == own_block).all())
@@ -262,8 +262,8 @@ class BatchMemory:
         """Return the checked index of a shared access in a cluster; log the access."""
         index, is_own = self.get_remote_index(access, address, active)
         (self.log.add_shared if is_own else self.log.add_remote)(self, access, index, active)
-        if self.order:
-            self.order.access(access, index, active)
+        if self.async_order:
+            self.async_order.access(access, index, active)
         return index
 
     def format_shared_location(self, offset: int, width: int = 4) -> str:

@@ -103,14 +103,16 @@ class Batch(WarpgroupOps):
         self.init_warps()
         self.init_warpgroups()
         checked = run.checks.races and self.program.is_asynchronous
-        self.order = AsyncOrder(self) if checked and self.threads * run.cluster_size <= MAX_THREADS else None
+        self.async_order = (
+            AsyncOrder(self) if checked and self.threads_per_block * run.cluster_size <= MAX_THREADS else None
+        )
         self.divergence = Divergence(self)
 
     # -- set-up ---------------------------------------------------------------------------------------------
     def set_special_registers(self, run):
         """Initialise the register slots, and those of the special registers that the kernel reads."""
         u4 = np.uint32
-        block = self.blocks[self.block_of] if self.count > 1 else self.blocks[0]
+        block = self.blocks[self.block_of] if self.num_blocks > 1 else self.blocks[0]
         env = {"u4": u4, "u8": np.uint64, "tid": self.thread_of.astype(u4), "lane": self.lane_of.astype(u4)}
         env |= {"dynamic_smem_size": u4(run.dynamic_shared), "total_smem_size": u4(run.shared_size)}
         sizes = {
@@ -151,8 +153,8 @@ class Batch(WarpgroupOps):
             if not pending:
                 if not self.release(pending):
                     self.report_over_budget()
-                    if self.order:
-                        self.order.finish()
+                    if self.async_order:
+                        self.async_order.finish()
                     return
                 spin_steps = 0
             if spin_steps > SPIN_ROUNDS:
@@ -186,18 +188,18 @@ class Batch(WarpgroupOps):
                 and polling_steps % SPIN_SAMPLE_STEPS == 0
                 and samples.is_repeated(index, active, pending)
             ):
-                raise Livelock(block, self.n if active is None else len(active), self)
+                raise Livelock(block, self.num_threads if active is None else len(active), self)
             if (
                 active is not None
                 and not pending
                 and not self.waiting
-                and len(active) * 8 <= self.n * 7
+                and len(active) * 8 <= self.num_threads * 7
                 and self.exited_early
             ):
                 active = self.compact(active)
             function = code.functions[index] or run.generate_block(index)
             run.steps += 1
-            threads = self.n if active is None else len(active)
+            threads = self.num_threads if active is None else len(active)
             run.block_threads[index] = run.block_threads.get(index, 0) + threads
             if run.steps > run.step_budget:
                 raise StepBudgetReached(block, threads)
@@ -231,7 +233,7 @@ class Batch(WarpgroupOps):
 
     def has_failed_poll(self, index: int, groups) -> bool:
         """Return whether these threads already polled an mbarrier here since a phase last ended."""
-        threads = sum(self.n if g is None else len(g) for g in groups)
+        threads = sum(self.num_threads if g is None else len(g) for g in groups)
         return self.failed_polls.get(index) == (self.phase_changes, threads)
 
     def merge(self, groups):
@@ -239,7 +241,7 @@ class Batch(WarpgroupOps):
         if any(g is None for g in groups):
             return None
         active = np.sort(np.concatenate(groups))
-        return None if len(active) == self.n else active
+        return None if len(active) == self.num_threads else active
 
     def branch(self, block, p, active, pending):
         taken, fall = block.succs
@@ -271,14 +273,14 @@ class Batch(WarpgroupOps):
         self.divergence.add(block.index, list(parts.values()))
         for v, group in parts.items():
             target = table[v] if table else v
-            pending.setdefault(target, []).append(None if len(group) == self.n else group)
+            pending.setdefault(target, []).append(None if len(group) == self.num_threads else group)
 
     def exit(self, active):
         if active is None:
-            self.alive[:] = 0
+            self.live_threads[:] = 0
             self.exited_masks = self.warp_masks.copy()
         else:
-            self.alive -= np.bincount(self.block_of[active], minlength=self.count)
+            self.live_threads -= np.bincount(self.block_of[active], minlength=self.num_blocks)
             self.exited_masks |= self.gather_masks(active)
             self.exited_early = True
 
@@ -296,7 +298,7 @@ class Batch(WarpgroupOps):
         for k, value in enumerate(registers):
             if value is not None and value.ndim:
                 registers[k] = value[active]
-        self.n = len(active)
+        self.num_threads = len(active)
         return None
 
     # -- barriers -------------------------------------------------------------------------------------------
@@ -307,9 +309,9 @@ class Batch(WarpgroupOps):
         first = self.waiting[0]
         if len(self.waiting) == 1 and first[1] is None and not pending and _is_bar_sync_0(first[2]):
             self.waiting = []
-            if self.order:
-                self.order.barrier(np.arange(self.n), 0)
-            self.count_barrier(first[0], np.greater(self.alive, 0))
+            if self.async_order:
+                self.async_order.barrier(np.arange(self.num_threads), 0)
+            self.count_barrier(first[0], np.greater(self.live_threads, 0))
             self.pass_barrier(None)
             self.report_exited(first[0], None)
             pending[self.program.blocks[first[0]].succs[0]] = [None]
@@ -330,7 +332,7 @@ class Batch(WarpgroupOps):
             if separate.any():
                 self.run.report_barrier_divergence(self, waiting, deadlock=False, only=separate)
         self.waiting = []
-        ready = np.zeros(self.count, bool)
+        ready = np.zeros(self.num_blocks, bool)
         values = self.reduce_barrier(waiting)
         clustered = []
         for (_, positions, _), passes in zip(waiting, passing_masks, strict=True):
@@ -364,11 +366,11 @@ class Batch(WarpgroupOps):
                 clustered.append(passing_positions)
             target = self.program.blocks[index].succs[0]
             pending.setdefault(target, []).append(
-                None if len(passing_positions) == self.n else passing_positions
+                None if len(passing_positions) == self.num_threads else passing_positions
             )
         if clustered and self.log.clocks:
             self.log.clocks.cluster_wait(self, np.concatenate(clustered))
-        if self.order and not forced:
+        if self.async_order and not forced:
             self.report_barrier_order(waiting, passing_masks)
         for k, done in complete.items():
             if k in self.arrivals:
@@ -382,37 +384,37 @@ class Batch(WarpgroupOps):
 
     def report_barrier_order(self, waiting, passing_masks):
         """Report to the ordering check which threads pass which barrier."""
-        assert self.order is not None
+        assert self.async_order is not None
         passing: dict[int | str, list[np.ndarray]] = {}
         for (_, positions, (number, _, _)), passes in zip(waiting, passing_masks, strict=True):
             for k, mask in count_threads_by_barrier(number, len(positions)):
                 passing.setdefault(k, []).append(positions[passes & mask])
         for k, groups in passing.items():
-            self.order.barrier(np.concatenate(groups), k)
+            self.async_order.barrier(np.concatenate(groups), k)
 
     def bar_arrive(self, number, count, active):
         """Execute bar.arrive: arrive at a numbered barrier without waiting."""
         P = self.positions(active)
         number = np.broadcast_to(number, len(P))
         for k in np.unique(number).tolist():
-            arrived = np.bincount(self.block_of[P[number == k]], minlength=self.count)
+            arrived = np.bincount(self.block_of[P[number == k]], minlength=self.num_blocks)
             self.arrivals[k] = self.arrivals.get(k, 0) + arrived
-            if self.order:
-                self.order.bar_arrive(P[number == k], k)
+            if self.async_order:
+                self.async_order.bar_arrive(P[number == k], k)
 
     def find_separate_completions(self, waiting, passing_masks) -> np.ndarray:
         """Return a mask of the thread blocks that pass one barrier at several instructions.
 
         That is allowed for a barrier with an explicit thread count.
         """
-        separate = np.zeros(self.count, bool)
+        separate = np.zeros(self.num_blocks, bool)
         passed_blocks: dict[int | str, np.ndarray] = {}
         for (_, positions, (number, count, _)), passes in zip(waiting, passing_masks, strict=True):
             if count is not None and not isinstance(number, str):
                 continue
             for k, mask in count_threads_by_barrier(number, len(positions)):
-                passing = np.bincount(self.block_of[positions[passes & mask]], minlength=self.count) > 0
-                previous = passed_blocks.get(k, np.zeros(self.count, bool))
+                passing = np.bincount(self.block_of[positions[passes & mask]], minlength=self.num_blocks) > 0
+                previous = passed_blocks.get(k, np.zeros(self.num_blocks, bool))
                 separate |= passing & previous
                 passed_blocks[k] = previous | passing
         return separate
@@ -424,20 +426,22 @@ class Batch(WarpgroupOps):
         requested: dict[int | str, np.ndarray] = {}
         for _, positions, (number, count, _) in waiting:
             for k, mask in count_threads_by_barrier(number, len(positions)):
-                blocks = np.bincount(self.block_of[positions[mask]], minlength=self.count)
+                blocks = np.bincount(self.block_of[positions[mask]], minlength=self.num_blocks)
                 counts[k] = counts.get(k, 0) + blocks
                 if count is not None:
                     requested[k] = np.where(blocks > 0, int(np.max(count)), requested.get(k, 0))
         for k, waiting_count in counts.items():
             if isinstance(k, str):
                 size = self.run.cluster_size
-                full = (waiting_count == self.alive).reshape(-1, size).all(axis=1)
+                full = (waiting_count == self.live_threads).reshape(-1, size).all(axis=1)
                 complete[k] = np.repeat(full, size) & (waiting_count > 0)
                 continue
             arrived = self.arrivals.get(k, 0)
-            need = self.alive
+            need = self.live_threads
             if k in requested:
-                need = np.where(requested[k] > 0, np.minimum(requested[k], self.alive + arrived), self.alive)
+                need = np.where(
+                    requested[k] > 0, np.minimum(requested[k], self.live_threads + arrived), self.live_threads
+                )
             complete[k] = (waiting_count > 0) & (waiting_count + arrived >= need)
         return complete
 
@@ -449,15 +453,15 @@ class Batch(WarpgroupOps):
                 results.append(None)
                 continue
             mods = self.program.blocks[index].term.mods
-            total = np.zeros(self.count, np.int64)
-            total_threads = np.zeros(self.count, np.int64)
+            total = np.zeros(self.num_blocks, np.int64)
+            total_threads = np.zeros(self.num_blocks, np.int64)
             for _, others, (name, _, value) in waiting:
                 if value is not None and np.array_equal(name, number):
                     blocks = self.block_of[others]
                     total += np.bincount(
-                        blocks, weights=np.broadcast_to(value, len(others)), minlength=self.count
+                        blocks, weights=np.broadcast_to(value, len(others)), minlength=self.num_blocks
                     ).astype(np.int64)
-                    total_threads += np.bincount(blocks, minlength=self.count)
+                    total_threads += np.bincount(blocks, minlength=self.num_blocks)
             t, e = total[self.block_of[positions]], total_threads[self.block_of[positions]]
             results.append(t.astype(np.uint32) if "popc" in mods else (t == e) if "and" in mods else t > 0)
         return results
@@ -466,7 +470,7 @@ class Batch(WarpgroupOps):
         """Report threads that exited before a barrier; with `counted` (positions), only in these warps."""
         if not self.exited_early:
             return
-        late = (self.alive < self.threads) & (self.alive > 0)
+        late = (self.live_threads < self.threads_per_block) & (self.live_threads > 0)
         if ready is not None:
             late = late & ready
         if not late.any():
@@ -475,7 +479,7 @@ class Batch(WarpgroupOps):
         partial = (alive != 0) & (alive != self.initial_masks)
         if participants is not None:
             partial &= np.bincount(self.warp_of[participants], minlength=self.warps) > 0
-        split = partial.reshape(self.count, -1).any(axis=1) & late
+        split = partial.reshape(self.num_blocks, -1).any(axis=1) & late
         if participants is not None and not split.any():
             return
         block = int(np.flatnonzero(split if split.any() else late)[0])

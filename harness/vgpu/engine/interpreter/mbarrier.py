@@ -78,8 +78,8 @@ class MBarrierOps(BatchMemory):
         count, expected = np.broadcast_to(count, len(positions)), np.broadcast_to(expected, len(positions))
         tokens = np.zeros(len(positions), np.uint64)
         for slot, barrier, group in self.iterate_barriers(access, address, active):
-            if self.order:
-                self.order.arrive(positions[group], barrier)
+            if self.async_order:
+                self.async_order.arrive(positions[group], barrier)
             for k in group.tolist():
                 tokens[k] = (barrier.phase & 1) << PHASE_BIT | (barrier.pending_arrivals & PENDING_MASK)
                 if count[k] > barrier.pending_arrivals:
@@ -110,14 +110,14 @@ class MBarrierOps(BatchMemory):
         if not barrier.pending_arrivals and not barrier.pending_bytes:
             barrier.pending_arrivals = barrier.count
             barrier.phase += 1
-            if self.order:
-                self.order.end_phase(barrier)
+            if self.async_order:
+                self.async_order.end_phase(barrier)
             self.blocks_with_ended_phase.add((location << access.shift) // self.shared_size)
 
     def pass_phases(self):
         """Report the phases that have just ended to the race check."""
         if self.blocks_with_ended_phase:
-            ready = np.zeros(self.count, bool)
+            ready = np.zeros(self.num_blocks, bool)
             ready[list(self.blocks_with_ended_phase)] = True
             self.blocks_with_ended_phase.clear()
             self.phase_changes += 1
@@ -135,8 +135,8 @@ class MBarrierOps(BatchMemory):
         done = np.ones(len(token), bool)
         for slot, barrier, group in self.iterate_barriers(access, address, active):
             done[group] = bit[group] != barrier.phase & 1
-            if self.order and done[group].any():
-                self.order.observe_phase(positions[group[done[group]]], barrier)
+            if self.async_order and done[group].any():
+                self.async_order.observe_phase(positions[group[done[group]]], barrier)
             if not done[group].all():
                 failed = group[~done[group]]
                 block = int(self.blocks[self.block_of[positions[failed[0]]]])

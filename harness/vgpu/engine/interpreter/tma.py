@@ -104,7 +104,7 @@ class BulkCopyOps(WarpOps):
                 offset + unit // row * tile.pitch + unit % row * CHUNK_BYTES, tile.swizzle
             )
         count = len(address)
-        base = np.zeros(self.n, np.int64)
+        base = np.zeros(self.num_threads, np.int64)
         base[position] = block * self.shared_size
         if offset % (CHUNK_BYTES if tile is None else 128):
             self.run.report_misaligned_copy(self, access.instr, position, offset, "address in shared memory")
@@ -174,8 +174,8 @@ class BulkCopyOps(WarpOps):
         """Write one copy's bytes to its targets, and signal their mbarriers."""
         for t in targets:
             index = self.write_shared(store, t.block, t.offset, data, tile, position)
-            if self.order:
-                self.order.start_copy(store.instr, position, index, t.barrier)
+            if self.async_order:
+                self.async_order.start_copy(store.instr, position, index, t.barrier)
             if t.barrier is not None:
                 t.barrier.pending_bytes -= data.size
                 self.end_phase_if_complete(barrier_access, t.location, t.barrier)
@@ -217,8 +217,8 @@ class BulkCopyOps(WarpOps):
             offset = sources[k]
             block = int(self.block_of[position])
             data, index = self.read_shared(load, block, offset, tile.nbytes, tile, position)
-            if self.order:
-                self.order.start_bulk_store(load.instr, position, index)
+            if self.async_order:
+                self.async_order.start_bulk_store(load.instr, position, index)
             address, inside = tile.compute_elements(corner, is_store=True)
             values = data.view(f"u{tile.width}").reshape(address.shape)[inside]
             self.write_global(
@@ -267,8 +267,8 @@ class BulkCopyOps(WarpOps):
             if shared:
                 block = int(self.block_of[position])
                 data, index = self.read_shared(load, block, int(source[k]), size, None, position)
-                if self.order:
-                    self.order.start_bulk_store(
+                if self.async_order:
+                    self.async_order.start_bulk_store(
                         load.instr, position, index, self.mbarriers.get(destinations[k][1])
                     )
             else:
@@ -295,8 +295,8 @@ class BulkCopyOps(WarpOps):
             size = self.check_bulk_size(store, position, int(nbytes[k]))
             block = int(self.block_of[position])
             data, index = self.read_shared(load, block, int(source[k]), size, None, position)
-            if self.order:
-                self.order.start_bulk_store(load.instr, position, index)
+            if self.async_order:
+                self.async_order.start_bulk_store(load.instr, position, index)
             addresses = target[k].astype(u8) + u8(store.width) * np.arange(size // store.width, dtype=u8)
             self.write_global(store, kind, addresses, data.view(f"u{store.width}"), op, position)
 
@@ -307,10 +307,10 @@ class BulkCopyOps(WarpOps):
         return size // CHUNK_BYTES * CHUNK_BYTES
 
     def bulk_commit(self, active):
-        if self.order:
-            self.order.bulk_commit(self.positions(active))
+        if self.async_order:
+            self.async_order.bulk_commit(self.positions(active))
 
     def bulk_wait(self, allowed: int, active):
         """Execute cp.async.bulk.wait_group (or .read): wait for all but the newest `allowed` groups."""
-        if self.order:
-            self.order.bulk_wait(self.positions(active), allowed)
+        if self.async_order:
+            self.async_order.bulk_wait(self.positions(active), allowed)

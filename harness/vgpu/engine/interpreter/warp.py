@@ -26,10 +26,10 @@ class WarpOps(MBarrierOps):
     """Warp-wide instructions, atomics and asynchronous copies of a batch."""
 
     def init_warps(self):
-        self.all_warps_full = self.threads % 32 == 0
-        self.warps = self.count * self.warps_per_block
+        self.all_warps_full = self.threads_per_block % 32 == 0
+        self.warps = self.num_blocks * self.warps_per_block
         self.exited_masks = np.zeros(self.warps, u4)
-        self.initial_masks = self.warp_masks = self.gather_masks(np.arange(self.n))
+        self.initial_masks = self.warp_masks = self.gather_masks(np.arange(self.num_threads))
         # [positions, their groups, access, target, data, multiply-adds at commit]
         self.copies: list[list] = []
         self.commits: np.ndarray | None = None  # groups of asynchronous copies committed, per thread
@@ -37,7 +37,7 @@ class WarpOps(MBarrierOps):
         # multiply-adds per thread, if their overlap with copies is counted
         self.multiply_adds_done: np.ndarray | None = None
         if self.counting and any(i.op == "cp" and "async" in i.mods for i in self.program.instrs):
-            self.multiply_adds_done = np.zeros(self.n, np.int64)
+            self.multiply_adds_done = np.zeros(self.num_threads, np.int64)
         self.init_mbarriers()
         # sources of shuffles with constant operands
         self.shuffle_sources: dict[tuple, tuple[np.ndarray, ...]] = {}
@@ -84,12 +84,12 @@ class WarpOps(MBarrierOps):
     def warp_sync(self, instr, mask, active):
         self.check_active_lanes(instr, mask, active)
         self.log.warp_sync(self, mask, active)
-        if self.order:
-            self.order.warp_sync(self.positions(active), mask)
+        if self.async_order:
+            self.async_order.warp_sync(self.positions(active), mask)
 
     def proxy_fence(self, active):
-        if self.order:
-            self.order.proxy_fence(self.positions(active))
+        if self.async_order:
+            self.async_order.proxy_fence(self.positions(active))
 
     def scatter_to_lanes(self, value, active) -> np.ndarray:
         """Scatter the values of the active lanes into an array [warp * 32 + lane], 0 elsewhere."""
@@ -103,7 +103,7 @@ class WarpOps(MBarrierOps):
         if self.counting:
             self.run.counters.count_issue(instr, self.count_warps(active))
         if a.ndim == 0:
-            a = np.full(self.n if active is None else len(active), a)
+            a = np.full(self.num_threads if active is None else len(active), a)
         key = (mode, int(b), int(c)) if active is None and b.ndim == 0 and c.ndim == 0 else None
         source = self.shuffle_sources.get(key) if key else None
         if source is None:
@@ -184,7 +184,7 @@ class WarpOps(MBarrierOps):
                 message = "an atomic on local memory, or on several state spaces at once"
                 raise UnsupportedInstruction(access.instr, message)
             access, address = access.with_space(name), address - u8(window)
-        count = self.n if active is None else len(active)
+        count = self.num_threads if active is None else len(active)
         address = broadcast_to_threads(address, count)
         clocks = self.log.clocks if op == "cas" and used else None
         if clocks:
@@ -264,7 +264,7 @@ class WarpOps(MBarrierOps):
         warps = self.count_full_warps(access.instr, active)
         positions = self.positions(active).reshape(warps, 32)[:, : 8 * number].reshape(-1)
         address = np.broadcast_to(address, warps * 32).reshape(warps, 32)[:, : 8 * number].reshape(-1)
-        low, high = self.load(access, address, None if len(positions) == self.n else positions)
+        low, high = self.load(access, address, None if len(positions) == self.num_threads else positions)
         cells = np.stack([low, high], axis=1).view(u2).reshape(warps, number, 8, 8)
         if transpose:
             cells = cells.transpose(0, 1, 3, 2)
@@ -281,7 +281,7 @@ class WarpOps(MBarrierOps):
             cells = cells.transpose(0, 1, 3, 2)
         rows = np.ascontiguousarray(cells).reshape(-1, 8).view(u8)
         parts = tuple(np.ascontiguousarray(rows[:, k]) for k in range(2))
-        self.store(access, address, parts, None if len(positions) == self.n else positions)
+        self.store(access, address, parts, None if len(positions) == self.num_threads else positions)
 
     # -- asynchronous copies --------------------------------------------------------------------------------
     def is_being_copied(self, block: int, offset: int) -> bool:
@@ -295,7 +295,7 @@ class WarpOps(MBarrierOps):
     def get_commits(self) -> np.ndarray:
         commits = self.commits
         if commits is None:
-            commits = self.commits = np.zeros(self.n, np.int64)
+            commits = self.commits = np.zeros(self.num_threads, np.int64)
         return commits
 
     def copy_async(
@@ -354,7 +354,7 @@ class WarpOps(MBarrierOps):
     def copy_commit(self, instr, multiply_adds: int, active):
         positions, groups = self.positions(active), self.get_commits()
         if self.multiply_adds_done is not None:
-            is_active, full = np.zeros(self.n, bool), np.zeros(self.n, bool)
+            is_active, full = np.zeros(self.num_threads, bool), np.zeros(self.num_threads, bool)
             is_active[positions] = True
             for copy_positions, group, *_, fmas_at_commit in self.copies:
                 mask = is_active[copy_positions] & (group == groups[copy_positions])
@@ -368,7 +368,7 @@ class WarpOps(MBarrierOps):
         """Complete the copies of all but the newest `allowed` groups (-1: all copies, committed or not)."""
         if not self.copies:
             return
-        is_active = np.zeros(self.n, bool)
+        is_active = np.zeros(self.num_threads, bool)
         is_active[self.positions(active)] = True
         rest = []
         for positions, group, store, target, parts, fmas_at_commit in self.copies:
@@ -377,9 +377,8 @@ class WarpOps(MBarrierOps):
                 done = done & (group < self.get_commits()[positions] - allowed)
             if done.any():
                 if self.multiply_adds_done is not None:
-                    counts = done & (
-                        fmas_at_commit > 0
-                    )  # groups committed before any multiply-add do not count
+                    # groups committed before any multiply-add do not count
+                    counts = done & (fmas_at_commit > 0)
                     now = self.multiply_adds_done[positions[counts]] + multiply_adds
                     self.run.counters.record_overlap(instr, now - fmas_at_commit[counts])
                 data = parts[0][done] if store.count == 1 else tuple(p[done] for p in parts)

@@ -69,7 +69,7 @@ class WarpgroupOps(BulkCopyOps):
     """The warpgroup instructions of a batch."""
 
     def init_warpgroups(self):
-        start = get_initial_registers(self.program.entry, self.threads)
+        start = get_initial_registers(self.program.entry, self.threads_per_block)
         self.register_counts = np.full(self.warps, start)  # per thread, by warp
         self.register_pool = start * self.warps_per_block
         self.over_budget: dict[int, tuple[Instr, int]] = {}  # thread block -> (excessive setmaxnreg, thread)
@@ -133,7 +133,7 @@ class WarpgroupOps(BulkCopyOps):
             if descriptor >> 49 & 7:
                 raise UnsupportedInstruction(access.instr, "a matrix descriptor with a base offset")
             address = compute_unit_offsets(descriptor, operand).reshape(-1)
-            base = np.zeros(self.n, np.int64)
+            base = np.zeros(self.num_threads, np.int64)
             base[position] = self.block_of[position] * self.shared_size
             element_positions = np.full(len(address), position)
             indices.append(
@@ -192,8 +192,8 @@ class WarpgroupOps(BulkCopyOps):
             indices.append(index)
         right_matrix, index = self.read_shared_operand(b_access, right, b, first, active)
         indices.append(index)
-        if self.order:
-            self.order.start_product(
+        if self.async_order:
+            self.async_order.start_product(
                 b_access.instr, positions.reshape(groups, 128), np.concatenate(indices, axis=1)
             )
         needed = len(accumulators) + (4 if a_access is None else 0)
@@ -231,11 +231,11 @@ class WarpgroupOps(BulkCopyOps):
 
         `guard` is a mask of the threads that execute the instruction.
         """
-        if self.order is None:
+        if self.async_order is None:
             return
         positions = self.positions(active)
         for product in products:
-            bad = self.order.find_unfinished(positions, product) & guard
+            bad = self.async_order.find_unfinished(positions, product) & guard
             if bad.any():
                 k = int(np.flatnonzero(bad)[0])
                 self.run.report_register_hazard(
@@ -254,14 +254,14 @@ class WarpgroupOps(BulkCopyOps):
 
     def wgmma_commit(self, instr: Instr, active):
         self.count_full_warpgroups(instr, active)
-        if self.order:
-            self.order.wgmma_commit(self.positions(active))
+        if self.async_order:
+            self.async_order.wgmma_commit(self.positions(active))
 
     def wgmma_wait(self, instr: Instr, allowed: int, active):
         """Execute wgmma.wait_group: wait for all but the newest `allowed` groups."""
         self.count_full_warpgroups(instr, active)
-        if self.order:
-            self.order.wgmma_wait(self.positions(active), allowed)
+        if self.async_order:
+            self.async_order.wgmma_wait(self.positions(active), allowed)
 
     # -- registers ------------------------------------------------------------------------------------------
 

@@ -78,9 +78,10 @@ def _require_round_to_nearest(i: Instr):
 
 
 # -- arithmetic ---------------------------------------------------------------------------------------------
-@opcode("add", "sub")
+@opcode(
+    "add sub", forms="integers (wrapping, .sat for s32), f16, bf16, f16x2, bf16x2, f32, f64, .rn, .ftz, .sat"
+)
 def add(w: Writer, i: Instr):
-    """integers (wrapping, .sat for s32), f16, bf16, f16x2, bf16x2, f32, f64, .rn, .ftz, .sat"""
     check_modifiers(i, "rn", "rz", "rm", "rp", "ftz", "sat", "cc")
     if "cc" in i.mods:
         raise UnsupportedInstruction(i, "the carry flag")
@@ -99,9 +100,8 @@ def add(w: Writer, i: Instr):
     _emit_binary(w, i, t, lambda a, b: f"{a} {sign} {b}")
 
 
-@opcode("mul")
+@opcode("mul", forms=".lo, .hi, .wide for integers; f16, bf16, f16x2, bf16x2, f32, f64, .rn, .ftz, .sat")
 def mul(w: Writer, i: Instr):
-    """.lo, .hi, .wide for integers; f16, bf16, f16x2, bf16x2, f32, f64, .rn, .ftz, .sat"""
     check_modifiers(i, "lo", "hi", "wide", "rn", "rz", "rm", "rp", "ftz", "sat")
     _require_round_to_nearest(i)
     t = get_type(i)
@@ -124,9 +124,8 @@ def _emit_integer_product(w: Writer, i: Instr, t: str, a, b) -> tuple[str, str]:
     return k, f"{x} * {y}"
 
 
-@opcode("mad")
+@opcode("mad", forms=".lo, .hi, .wide for integers; f32 and f64 as fma")
 def mad(w: Writer, i: Instr):
-    """.lo, .hi, .wide for integers; f32 and f64 as fma"""
     check_modifiers(i, "lo", "hi", "wide", "rn", "rz", "rm", "rp", "ftz", "sat")
     t = get_type(i)
     if t[0] == "f":
@@ -136,9 +135,8 @@ def mad(w: Writer, i: Instr):
     w.define(i.args[0], kind, f"{product} + {w.use(i.args[3], kind)}")
 
 
-@opcode("mul24", "mad24")
+@opcode("mul24 mad24", forms=".lo: product of the low 24 bits of 32-bit integers")
 def mul24(w: Writer, i: Instr):
-    """.lo: product of the low 24 bits of 32-bit integers"""
     check_modifiers(i, "lo")
     k = NUMPY_KINDS[get_type(i)]
     eight = w.code.bind_constant(k, 8)
@@ -147,9 +145,8 @@ def mul24(w: Writer, i: Instr):
     w.define(i.args[0], k, f"{x} * {y}{tail}")
 
 
-@opcode("fma")
+@opcode("fma", forms="f16, bf16, f16x2, bf16x2, f32, f64 rounded once to nearest; .ftz, .sat, .relu")
 def fma(w: Writer, i: Instr):
-    """f16, bf16, f16x2, bf16x2, f32, f64 rounded once to nearest; .ftz, .sat, .relu"""
     check_modifiers(i, "rn", "rz", "rm", "rp", "ftz", "sat", "relu")
     _require_round_to_nearest(i)
     t = get_type(i)
@@ -182,9 +179,8 @@ def _apply_relu(i: Instr, t: str, bits: str) -> str:
     return f"nm.relu_bits({bits}, {INFINITY[t.removesuffix('x2')]})" if "relu" in i.mods else bits
 
 
-@opcode("div")
+@opcode("div", forms="integers (toward zero); f32 and f64 .rn, .full, .approx, .ftz")
 def div(w: Writer, i: Instr):
-    """integers (toward zero); f32 and f64 .rn, .full, .approx, .ftz"""
     check_modifiers(i, "rn", "rz", "rm", "rp", "full", "approx", "ftz")
     _require_round_to_nearest(i)
     t = get_type(i)
@@ -194,16 +190,14 @@ def div(w: Writer, i: Instr):
     _emit_binary(w, i, t, template.format)
 
 
-@opcode("rem")
+@opcode("rem", forms="integers, sign of the dividend")
 def rem(w: Writer, i: Instr):
-    """integers, sign of the dividend"""
     check_modifiers(i)
     _emit_binary(w, i, get_type(i), lambda a, b: f"nm.irem({a}, {b})")
 
 
-@opcode("min", "max")
+@opcode("min max", forms="integers; f16, bf16, x2, f32, f64, .ftz, .NaN; -0 below +0")
 def min_or_max(w: Writer, i: Instr):
-    """integers; f16, bf16, x2, f32, f64, .ftz, .NaN; -0 below +0"""
     check_modifiers(i, "ftz", "NaN", "relu")
     if "relu" in i.mods:
         raise UnsupportedInstruction(i, "modifier .relu")
@@ -216,9 +210,8 @@ def min_or_max(w: Writer, i: Instr):
         _emit_binary(w, i, t, lambda a, b: f"nm.f{i.op}({a}, {b})")
 
 
-@opcode("abs", "neg")
+@opcode("abs neg", forms="signed integers; f16, bf16, x2, f32, f64, .ftz")
 def abs_or_neg(w: Writer, i: Instr):
-    """signed integers; f16, bf16, x2, f32, f64, .ftz"""
     check_modifiers(i, "ftz")
     t = get_type(i)
     d, a = i.args
@@ -242,10 +235,12 @@ def abs_or_neg(w: Writer, i: Instr):
             w.define(d, k, bits)
 
 
-@opcode("rcp", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")
+@opcode(
+    "rcp sqrt rsqrt sin cos ex2 lg2 tanh",
+    forms=".rn, .approx, .ftz for f32 and f64 (ex2 and tanh also f16, bf16 and x2); approximations are "
+    "computed accurately",
+)
 def unary_float(w: Writer, i: Instr):
-    """.rn, .approx, .ftz for f32 and f64 (ex2 and tanh also f16, bf16 and x2); approximations are computed
-    accurately"""
     check_modifiers(i, "rn", "rz", "rm", "rp", "approx", "ftz", "full")
     _require_round_to_nearest(i)
     t = get_type(i)
@@ -285,7 +280,7 @@ class _Operand:
 
 _LOGIC = "pred, b16, b32, b64"
 _COUNT = "32 and 64 bits; bfind also .shiftamt and signed"
-#: Opcode -> modifiers, kind of the operands, kind of the result, expression, row of OPCODES.md. T is the kind
+#: Opcode -> modifiers, kind of the operands, kind of the result, expression, forms in OPCODES.md. T is the kind
 #: of the instruction's type, U the unsigned kind of the same size.
 _EXPRESSIONS = {
     "copysign": ((), "T", "T", "np.copysign({2}, {1})", "f32, f64: sign of the first operand, magnitude of the second"),
@@ -309,9 +304,7 @@ _EXPRESSIONS = {
 }  # fmt: skip
 
 
-def _create_expression_emitter(
-    modifiers: tuple[str, ...], operands: str, result: str, expression: str, row: str
-):
+def _create_expression_emitter(modifiers: tuple[str, ...], operands: str, result: str, expression: str):
     """Create the emitter of an instruction that is a single expression."""
 
     def emitter(w: Writer, i: Instr):
@@ -322,18 +315,19 @@ def _create_expression_emitter(
         text = {m: m in i.mods for m in modifiers}
         w.define(i.args[0], kinds.get(result, result), expression.format(*arguments, **text, **kinds))
 
-    emitter.__doc__ = row
     return emitter
 
 
 for _name, _row in _EXPRESSIONS.items():
-    opcode(_name)(_create_expression_emitter(*_row))
+    *_template, _forms = _row
+    opcode(_name, forms=_forms)(_create_expression_emitter(*_template))
 
 
 # -- logic and bits -----------------------------------------------------------------------------------------
-@opcode("shl", "shr")
+@opcode(
+    "shl shr", forms="16, 32 and 64 bits, amounts clamped to the width, shr of signed types keeps the sign"
+)
 def shift(w: Writer, i: Instr):
-    """16, 32 and 64 bits, amounts clamped to the width, shr of signed types keeps the sign"""
     check_modifiers(i)
     k = NUMPY_KINDS[get_type(i)]
     d, a, s = i.args
@@ -344,9 +338,8 @@ def shift(w: Writer, i: Instr):
         w.define(d, k, f"nm.{i.op}({e}, {w.use(s, 'u4')})")
 
 
-@opcode("prmt")
+@opcode("prmt", forms="b32: the default mode and f4e, b4e, rc8, ecl, ecr, rc16")
 def prmt(w: Writer, i: Instr):
-    """b32: the default mode and f4e, b4e, rc8, ecl, ecr, rc16"""
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     check_modifiers(i, *modes)
     mode = next((m for m in i.mods if m in modes), "")
@@ -354,9 +347,8 @@ def prmt(w: Writer, i: Instr):
     w.define(i.args[0], "u4", f"nm.prmt({a}, {b}, {c}, {mode!r})")
 
 
-@opcode("dp4a")
+@opcode("dp4a", forms="four-byte dot product, signed and unsigned")
 def dp4a(w: Writer, i: Instr):
-    """four-byte dot product, signed and unsigned"""
     types = [m for m in i.mods if m in ("s32", "u32")]
     check_modifiers(i)
     a, b = (w.use(x, "u4") for x in i.args[1:3])
@@ -398,10 +390,12 @@ def _emit_comparison(w: Writer, i: Instr, t: str, cmp: str, a, b) -> str:
     return f"{x} {_COMPARE[cmp]} {y}"
 
 
-@opcode("setp", "set")
+@opcode(
+    "setp set",
+    forms="all comparisons (ordered, unordered, num, nan) of integers, f16, bf16, f32, f64; combined with "
+    ".and .or .xor",
+)
 def setp(w: Writer, i: Instr):
-    """all comparisons (ordered, unordered, num, nan) of integers, f16, bf16, f32, f64; combined with .and .or
-    .xor"""
     cmp = i.mods[0]
     combine = next((m for m in i.mods[1:] if m in ("and", "or", "xor")), None)
     check_modifiers(i, cmp, "and", "or", "xor", "ftz")
@@ -424,9 +418,8 @@ def setp(w: Writer, i: Instr):
         w.define(d, "p", result)
 
 
-@opcode("slct")
+@opcode("slct", forms="a where c >= 0, else b; c is s32 or f32")
 def slct(w: Writer, i: Instr):
-    """a where c >= 0, else b; c is s32 or f32"""
     check_modifiers(i, "ftz")
     types = [m for m in i.mods if m in WIDTH]
     k = f"u{WIDTH[types[0]]}"
@@ -434,9 +427,8 @@ def slct(w: Writer, i: Instr):
     w.define(i.args[0], k, f"where({c} >= 0, {w.use(i.args[1], k)}, {w.use(i.args[2], k)})")
 
 
-@opcode("testp")
+@opcode("testp", forms="finite, infinite, number, notanumber, normal, subnormal; f32 and f64")
 def testp(w: Writer, i: Instr):
-    """finite, infinite, number, notanumber, normal, subnormal; f32 and f64"""
     test = i.mods[0]
     k = NUMPY_KINDS[get_type(i)]
     x = w.use(i.args[1], k)
@@ -455,9 +447,8 @@ def testp(w: Writer, i: Instr):
 
 
 # -- moves and conversions ----------------------------------------------------------------------------------
-@opcode("mov")
+@opcode("mov", forms="all types; addresses of variables; packing and unpacking of 2, 4 and 8 parts")
 def mov(w: Writer, i: Instr):
-    """all types; addresses of variables; packing and unpacking of 2, 4 and 8 parts"""
     check_modifiers(i)
     t = get_type(i)
     d, a = i.args
@@ -484,9 +475,12 @@ def mov(w: Writer, i: Instr):
         w.define(d, k, w.use(a, k), fresh=False)
 
 
-@opcode("cvta")
+@opcode(
+    "cvta",
+    forms=".to from generic addresses, and without .to to generic ones: global, shared, local, param and "
+    "const",
+)
 def cvta(w: Writer, i: Instr):
-    """.to from generic addresses, and without .to to generic ones: global, shared, local, param and const"""
     window = 0
     for m in i.mods:
         if m.startswith("shared"):
@@ -504,9 +498,8 @@ def cvta(w: Writer, i: Instr):
         w.define(i.args[0], "u8", e, fresh=False)
 
 
-@opcode("isspacep")
+@opcode("isspacep", forms="global, shared, local, const, param")
 def isspacep(w: Writer, i: Instr):
-    """global, shared, local, const, param"""
     space = i.mods[0].split("::")[0]
     e = w.use(i.args[1], "u8")
     if space in ("global", "const"):
@@ -519,10 +512,12 @@ def isspacep(w: Writer, i: Instr):
 _ROUND = ("rn", "rz", "rm", "rp", "rna", "rni", "rzi", "rmi", "rpi")
 
 
-@opcode("cvt")
+@opcode(
+    "cvt",
+    forms="between all integer widths, f16, bf16, f32, f64, tf32 and packed f16x2 / bf16x2; all roundings, "
+    ".sat, .ftz, .relu",
+)
 def cvt(w: Writer, i: Instr):
-    """between all integer widths, f16, bf16, f32, f64, tf32 and packed f16x2 / bf16x2; all roundings, .sat,
-    .ftz, .relu"""
     check_modifiers(i, *_ROUND, "sat", "ftz", "relu", "satfinite")
     types = [m for m in i.mods if m in WIDTH]
     if len(types) != 2 or ("satfinite" in i.mods and "tf32" not in types):
@@ -628,9 +623,8 @@ def _emit_int_to_int(w: Writer, i: Instr, target_type: str, source_type: str, x:
         w.define(i.args[0], k, f"{x}.astype({k})")
 
 
-@opcode("szext")
+@opcode("szext", forms="sign or zero extension of the low bits, .wrap and .clamp")
 def szext(w: Writer, i: Instr):
-    """sign or zero extension of the low bits, .wrap and .clamp"""
     check_modifiers(i, "wrap", "clamp")
     t = get_type(i)
     size = w.use(i.args[2], "u4")

@@ -84,9 +84,9 @@ def put(batch, registers, slot, active, value):
     """Write the values of the threads `L` to a register slot, which also holds those of other threads."""
     old = registers[slot]
     if old is None:
-        old = registers[slot] = np.zeros(batch.n, value.dtype)
+        old = registers[slot] = np.zeros(batch.num_threads, value.dtype)
     elif old.ndim == 0:
-        old = registers[slot] = np.full(batch.n, old)
+        old = registers[slot] = np.full(batch.num_threads, old)
     if old.dtype != value.dtype:
         value = value.view(old.dtype)
     old[active] = value

@@ -1,6 +1,6 @@
 """The registry of instruction emitters: base opcode -> function that writes its NumPy code.
 
-An emitter registers itself with `@opcode(...)`; its docstring becomes its row in OPCODES.md.
+An emitter registers itself with `@opcode(...)`, which also lists the supported forms for OPCODES.md.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ STATE_SPACES = (
 )  # fmt: skip
 
 OPCODES: dict[str, Emitter] = {}
+FORMS: dict[str, str] = {}
+"""Opcode -> the supported forms of the instruction, as listed in OPCODES.md."""
 
 
-def opcode(*names: str):
-    """Register an emitter for these base opcodes."""
+def opcode(names: str, forms: str):
+    """Register an emitter for opcodes, separated by spaces, and the forms that it supports."""
 
     def register(f):
-        for name in names:
-            OPCODES[name] = f
+        for name in names.split():
+            OPCODES[name], FORMS[name] = f, forms
         return f
 
     return register

@@ -40,10 +40,12 @@ def emit_shared_address(w: Writer, i: Instr, mem: Mem) -> str:
     return f"({address} - {w.code.bind_constant('u8', SHARED_WINDOW)})"
 
 
-@opcode("mbarrier")
+@opcode(
+    "mbarrier",
+    forms="init, inval, arrive and arrive_drop (with count, .noComplete, .expect_tx, in other blocks of the "
+    "cluster), test_wait and try_wait by state or .parity, expect_tx, complete_tx, pending_count",
+)
 def mbarrier(w: Writer, i: Instr):
-    """init, inval, arrive and arrive_drop (with count, .noComplete, .expect_tx, in other blocks of the
-    cluster), test_wait and try_wait by state or .parity, expect_tx, complete_tx, pending_count"""
     check_modifiers(i, *_SHARED, *_SCOPES, "init", "inval", "arrive", "arrive_drop", "noComplete", "expect_tx",
           "complete_tx", "test_wait", "try_wait", "parity", "pending_count")  # fmt: skip
     args = list(i.args)
@@ -80,9 +82,11 @@ def mbarrier(w: Writer, i: Instr):
         raise UnsupportedInstruction(i)
 
 
-@opcode("setmaxnreg")
+@opcode(
+    "setmaxnreg",
+    forms=".inc and .dec: the sum over the warps of a block is checked against what the block was given",
+)
 def set_registers(w: Writer, i: Instr):
-    """.inc and .dec: the sum over the warps of a block is checked against what the block was given"""
     check_modifiers(i, "inc", "dec", "sync", "aligned")
     number = i.args[0]
     if not isinstance(number, Imm):
@@ -171,11 +175,13 @@ def emit_coordinates(w: Writer, box: TensorMem) -> str:
 _DEPTH = {"bf16": 16, "f16": 16, "tf32": 8}
 
 
-@opcode("wgmma")
+@opcode(
+    "wgmma",
+    forms=".mma_async m64nNk16 of bf16 and f16, m64nNk8 of tf32, N = 8 to 256, sums in f32 (f16 in f16 "
+    "too); the first factor from registers too, every swizzle, transposed 16-bit factors, scale-d, "
+    "signs; fence, commit_group, wait_group",
+)
 def wgmma(w: Writer, i: Instr):
-    """.mma_async m64nNk16 of bf16 and f16, m64nNk8 of tf32, N = 8 to 256, sums in f32 (f16 in f16 too); the
-    first factor from registers too, every swizzle, transposed 16-bit factors, scale-d, signs; fence,
-    commit_group, wait_group"""
     if "mma_async" not in i.mods:
         check_modifiers(i, "fence", "commit_group", "wait_group", "sync", "aligned")
         if "commit_group" in i.mods:

@@ -47,10 +47,12 @@ def _get_scope(i: Instr) -> int:
     return BLOCK_SCOPE if "cta" in i.mods else CLUSTER_SCOPE if "cluster" in i.mods else DEVICE_SCOPE
 
 
-@opcode("ld", "ldu")
+@opcode(
+    "ld ldu",
+    forms="global (.nc), shared, local, param, const and generic; b8 to b64, .v2 .v4; .relaxed .acquire "
+    ".volatile",
+)
 def load(w: Writer, i: Instr):
-    """global (.nc), shared, local, param, const and generic; b8 to b64, .v2 .v4; .relaxed .acquire
-    .volatile"""
     check_modifiers(i, *_HINTS, *_SPACE_WORDS)
     space, t, count = get_space(i), get_type(i), _get_vector_size(i)
     size = WIDTH[t]
@@ -77,9 +79,8 @@ def load(w: Writer, i: Instr):
         w.define(target, kind, f"{part}.view({kind})" if kind[0] == "i" else part)
 
 
-@opcode("st")
+@opcode("st", forms="global, shared, local and generic; b8 to b64, .v2 .v4; .relaxed .release .volatile")
 def store(w: Writer, i: Instr):
-    """global, shared, local and generic; b8 to b64, .v2 .v4; .relaxed .release .volatile"""
     check_modifiers(i, *_HINTS, *_SPACE_WORDS)
     space, t, count = get_space(i), get_type(i), _get_vector_size(i)
     size = WIDTH[t]
@@ -95,10 +96,12 @@ def store(w: Writer, i: Instr):
     w.emit(f"m.store(A{a.number}, {w.emit_address(mem)}, {value}, L)")
 
 
-@opcode("atom", "red")
+@opcode(
+    "atom red",
+    forms="add min max and or xor exch cas inc dec on b32, b64, f32, f64, f16, bf16, x2; global, shared, "
+    "generic; .v2 .v4 f32",
+)
 def atomic(w: Writer, i: Instr):
-    """add min max and or xor exch cas inc dec on b32, b64, f32, f64, f16, bf16, x2; global, shared, generic;
-    .v2 .v4 f32"""
     ops = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
     check_modifiers(i, *_HINTS, *_SPACE_WORDS, *ops)
     op = next(m for m in i.mods if m in ops)
@@ -131,9 +134,12 @@ def atomic(w: Writer, i: Instr):
             w.emit(call)
 
 
-@opcode("fence", "membar")
+@opcode(
+    "fence membar",
+    forms="all scopes; orders accesses of threads in its scope for the race check, unless it is a proxy "
+    "fence; proxy.async: bulk copies and wgmma see stores after it",
+)
 def fence(w: Writer, i: Instr):
-    """all scopes; orders accesses of threads in its scope for the race check, unless it is a proxy fence; proxy.async: bulk copies and wgmma see stores after it"""
     if any("proxy" in m for m in i.mods):
         if any(m.startswith("async") for m in i.mods):
             w.emit("m.proxy_fence(L)")
@@ -144,9 +150,11 @@ def fence(w: Writer, i: Instr):
         )
 
 
-@opcode("bar", "barrier")
+@opcode(
+    "bar barrier",
+    forms="bar.sync, bar.red, bar.arrive of named barriers; bar.warp.sync; barrier.cluster.arrive and .wait",
+)
 def barrier(w: Writer, i: Instr):
-    """bar.sync, bar.red, bar.arrive of named barriers; bar.warp.sync; barrier.cluster.arrive and .wait"""
     if "warp" in i.mods:
         w.emit(f"m.warp_sync({w.bind_instruction(i)}, {w.use(i.args[0], 'u4')}, L)")
     elif "cluster" in i.mods:
@@ -157,31 +165,31 @@ def barrier(w: Writer, i: Instr):
         raise UnsupportedInstruction(i)
 
 
-@opcode("builtin")
+@opcode("builtin", forms="vprintf: print from a kernel")
 def builtin(w: Writer, i: Instr):
-    """vprintf: print from a kernel"""
     if i.mods[0] != "vprintf":
         raise UnsupportedInstruction(i, f"call of {i.mods[0]}")
     w.emit(f"m.vprintf({', '.join(str(s.offset) for s in i.args)}, L)")
 
 
-@opcode("call")
+@opcode("call", forms="direct calls of device functions (not recursive), and vprintf")
 def call(w: Writer, i: Instr):
-    """direct calls of device functions (not recursive), and vprintf"""
+    """Emit nothing: the code generator handles terminators."""
 
 
-@opcode("bra", "brx", "ret", "exit", "trap")
+@opcode(
+    "bra brx ret exit trap", forms="branches, branch tables, returns; trap ends the launch with a finding"
+)
 def control_flow(w: Writer, i: Instr):
-    """branches, branch tables, returns; trap ends the launch with a finding"""
+    """Emit nothing: the code generator handles terminators."""
 
 
 # -- warps --------------------------------------------------------------------------------------------------
 _ALL_LANES = Imm(0xFFFFFFFF)
 
 
-@opcode("shfl")
+@opcode("shfl", forms=".sync up, down, bfly, idx on b32, with the in-range predicate")
 def shuffle(w: Writer, i: Instr):
-    """.sync up, down, bfly, idx on b32, with the in-range predicate"""
     check_modifiers(i, "sync", "up", "down", "bfly", "idx")
     mode = next(m for m in i.mods if m in ("up", "down", "bfly", "idx"))
     d, a, b, c, *mask = i.args
@@ -199,9 +207,8 @@ def _define_with_predicate(w: Writer, d: Reg | Pair, call: str):
         w.define(d, "u4", f"{result}[0]")
 
 
-@opcode("vote")
+@opcode("vote", forms=".sync all, any, uni, ballot")
 def vote(w: Writer, i: Instr):
-    """.sync all, any, uni, ballot"""
     check_modifiers(i, "sync", "all", "any", "uni", "ballot")
     mode = next(m for m in i.mods if m in ("all", "any", "uni", "ballot"))
     d, a, *mask = i.args
@@ -209,15 +216,13 @@ def vote(w: Writer, i: Instr):
     w.define(d, "u4" if mode == "ballot" else "p", f"m.vote({w.bind_instruction(i)}, {mode!r}, {args}, L)")
 
 
-@opcode("activemask")
+@opcode("activemask", forms="the active threads of the warp")
 def activemask(w: Writer, i: Instr):
-    """the active threads of the warp"""
     w.define(i.args[0], "u4", "m.active_mask(L)")
 
 
-@opcode("match")
+@opcode("match", forms=".any.sync and .all.sync on b32 and b64")
 def match(w: Writer, i: Instr):
-    """.any.sync and .all.sync on b32 and b64"""
     check_modifiers(i, "any", "all", "sync")
     d, a, mask = i.args
     mode = "any" if "any" in i.mods else "all"
@@ -225,9 +230,8 @@ def match(w: Writer, i: Instr):
     _define_with_predicate(w, d, f"m.match({w.bind_instruction(i)}, {mode!r}, {operands}, L)")
 
 
-@opcode("redux")
+@opcode("redux", forms=".sync add, min, max, and, or, xor on s32, u32, b32")
 def redux(w: Writer, i: Instr):
-    """.sync add, min, max, and, or, xor on s32, u32, b32"""
     check_modifiers(i, "sync", "add", "min", "max", "and", "or", "xor")
     op = next(m for m in i.mods if m in ("add", "min", "max", "and", "or", "xor"))
     k = NUMPY_KINDS[get_type(i)]
@@ -235,21 +239,22 @@ def redux(w: Writer, i: Instr):
     w.define(i.args[0], k, f"m.redux({w.bind_instruction(i)}, {op!r}, {args}, L)")
 
 
-@opcode("elect")
+@opcode("elect", forms=".sync: the lowest active thread of the mask")
 def elect(w: Writer, i: Instr):
-    """.sync: the lowest active thread of the mask"""
     check_modifiers(i, "sync")
     call = f"m.elect({w.bind_instruction(i)}, {w.use(i.args[1], 'u4')}, L)"
     _define_with_predicate(w, i.args[0], call)
 
 
 # -- asynchronous copies and barriers in memory -------------------------------------------------------------
-@opcode("cp")
+@opcode(
+    "cp",
+    forms=".async ca and cg of 4, 8, 16 bytes with zero fill; commit_group, wait_group, wait_all, "
+    "mbarrier.arrive; data lands at the wait. .async.bulk between global and shared memory, "
+    ".async.bulk.tensor of 1 to 5 dimensions in tile mode (swizzles, fill, multicast), cp.reduce of "
+    "both into global memory; prefetch has no effect",
+)
 def async_copy(w: Writer, i: Instr):
-    """.async ca and cg of 4, 8, 16 bytes with zero fill; commit_group, wait_group, wait_all, mbarrier.arrive;
-    data lands at the wait. .async.bulk between global and shared memory, .async.bulk.tensor of 1 to 5
-    dimensions in tile mode (swizzles, fill, multicast), cp.reduce of both into global memory; prefetch has no
-    effect"""
     if "bulk" in i.mods or "reduce" in i.mods or "tensor" in i.mods:
         emit_bulk_copy(w, i)
     elif "commit_group" in i.mods:
@@ -276,10 +281,12 @@ def async_copy(w: Writer, i: Instr):
 
 
 # -- tensor cores -------------------------------------------------------------------------------------------
-@opcode("mma")
+@opcode(
+    "mma",
+    forms=".sync row.col: m16n8k16 and m16n8k8 (bf16, f16 with f32 or f16 sums), m16n8k8 and m16n8k4 "
+    "(tf32), m8n8k4 f64",
+)
 def mma(w: Writer, i: Instr):
-    """.sync row.col: m16n8k16 and m16n8k8 (bf16, f16 with f32 or f16 sums), m16n8k8 and m16n8k4 (tf32),
-    m8n8k4 f64"""
     check_modifiers(i, "sync", "aligned", "row", "col", "m16n8k16", "m16n8k8", "m16n8k4", "m8n8k4")
     shape = next(m for m in i.mods if m.startswith("m"))
     types = [m for m in i.mods if m in WIDTH]
@@ -296,9 +303,8 @@ def mma(w: Writer, i: Instr):
         w.define(target, size, f"{value}[{k}]")
 
 
-@opcode("ldmatrix")
+@opcode("ldmatrix", forms=".sync m8n8 .x1 .x2 .x4, .trans, shared, b16")
 def ldmatrix(w: Writer, i: Instr):
-    """.sync m8n8 .x1 .x2 .x4, .trans, shared, b16"""
     check_modifiers(i, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta")
     d, mem = i.args
     targets = d.items if isinstance(d, Vec) else (d,)
@@ -308,9 +314,8 @@ def ldmatrix(w: Writer, i: Instr):
         w.define(target, "u4", f"{value}[{k}]")
 
 
-@opcode("stmatrix")
+@opcode("stmatrix", forms=".sync m8n8 .x1 .x2 .x4, .trans, shared, b16")
 def stmatrix(w: Writer, i: Instr):
-    """.sync m8n8 .x1 .x2 .x4, .trans, shared, b16"""
     check_modifiers(i, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared", "shared::cta")
     mem, source = i.args
     values = source.items if isinstance(source, Vec) else (source,)
@@ -320,9 +325,10 @@ def stmatrix(w: Writer, i: Instr):
 
 
 # -- clusters and hints -------------------------------------------------------------------------------------
-@opcode("mapa")
+@opcode(
+    "mapa", forms="the address of a shared variable in another block of the cluster (shared::cluster window)"
+)
 def mapa(w: Writer, i: Instr):
-    """the address of a shared variable in another block of the cluster (shared::cluster window)"""
     check_modifiers(i, "shared::cluster")
     k = f"u{WIDTH[get_type(i)]}"
     d, a, rank = i.args
@@ -332,12 +338,13 @@ def mapa(w: Writer, i: Instr):
     w.define(d, k, f"({address} & {w.code.bind_constant(k, mask)}) | {rank_byte}")
 
 
-@opcode("nanosleep", "prefetch", "prefetchu", "griddepcontrol", "pmevent", "discard", "applypriority")
+@opcode(
+    "nanosleep prefetch prefetchu griddepcontrol pmevent discard applypriority", forms="no effect on results"
+)
 def ignore_hint(w: Writer, i: Instr):
-    """no effect on results"""
+    """Emit nothing."""
 
 
-@opcode("tcgen05", "wmma", "st_async", "tensormap", "multimem")
+@opcode("tcgen05 wmma st_async tensormap multimem", forms="not simulated: raises an error")
 def raise_unsupported(w: Writer, i: Instr):
-    """not simulated: raises an error"""
     raise UnsupportedInstruction(i, "tensor memory, multimem and changes of tensor maps are not simulated")

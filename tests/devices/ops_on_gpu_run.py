@@ -28,8 +28,8 @@ def make_type(name: str, array: np.ndarray) -> TensorType:
 
 
 types = {name: make_type(name, array) for name, array in arrays.items()}
-normalised = BufferType(DType.float32, ["rows", "columns"], device=gpu)
-with Graph("public", input_types=[*types.values(), normalised], kernel_library=library) as graph:
+normalized = BufferType(DType.float32, ["rows", "columns"], device=gpu)
+with Graph("public", input_types=[*types.values(), normalized], kernel_library=library) as graph:
     *tensors, output = graph.inputs
     v = dict(zip(types, (tensor.tensor for tensor in tensors), strict=True))
 
@@ -60,12 +60,14 @@ with Graph("public", input_types=[*types.values(), normalised], kernel_library=l
 model = InferenceSession(devices=[CPU(), device]).load(graph)
 
 
-def run(**others: np.ndarray) -> dict[str, np.ndarray]:
+def run(**replacements: np.ndarray) -> dict[str, np.ndarray]:
     """Run the ops on the arrays after replacing `others`; return the results."""
-    buffers = {name: Buffer.from_numpy(array).to(device) for name, array in {**arrays, **others}.items()}
+    buffers = {
+        name: Buffer.from_numpy(array).to(device) for name, array in {**arrays, **replacements}.items()
+    }
     rows = Buffer.from_numpy(np.full_like(arrays["matrix"], np.nan)).to(device)
     results = dict(zip(names, model.execute(*buffers.values(), rows), strict=True))
-    return {name: output.to(CPU()).to_numpy() for name, output in {**results, "normalised": rows}.items()}
+    return {name: output.to(CPU()).to_numpy() for name, output in {**results, "normalized": rows}.items()}
 
 
 np.savez(file, allow_pickle=False, **run())

@@ -62,8 +62,8 @@ def make_edited(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
     text = (TOY / "op" / "square.mojo").read_text()
 
-    def make(*edits: tuple[str, str], place: str = "op") -> OpPackage:
-        folder = tmp_path / place
+    def make(*edits: tuple[str, str], folder_name: str = "op") -> OpPackage:
+        folder = tmp_path / folder_name
         if not folder.exists():
             shutil.copytree(TOY / "op", folder)
             (folder / "shared").symlink_to(roots.CHECKOUT / "solutions" / "shared")
@@ -96,7 +96,11 @@ def compilations(monkeypatch) -> list[str]:
 
     log_calls(recorder, "_run_launcher", lambda *_, plan=False, **__: "plan" if plan else "whole")
     log_calls(KernelCache, "compile", lambda self, kernels: join_names(kernels))
-    log_calls(recorder, "compile_together", lambda requested: " + ".join(join_names(k) for _, k in requested))
+    log_calls(
+        recorder,
+        "compile_together",
+        lambda kernels_by_package: " + ".join(join_names(k) for _, k in kernels_by_package),
+    )
     return log
 
 
@@ -109,8 +113,8 @@ def record_toy(package: OpPackage):
     return record(recorder.RecordRequest(package, "p90", DIMS, ("plain",)))
 
 
-CHANGED = ("2 * x[from_row", "7 * x[from_row")
-MOVED = ("def square_kernel[", "def more():\n    pass\n\n\ndef square_kernel[")
+SLOPE_EDIT = ("2 * x[from_row", "7 * x[from_row")
+MOVE_EDIT = ("def square_kernel[", "def more():\n    pass\n\n\ndef square_kernel[")
 
 
 @pytest.mark.slow
@@ -118,19 +122,19 @@ MOVED = ("def square_kernel[", "def more():\n    pass\n\n\ndef square_kernel[")
 def test_only_changed_kernel_is_compiled_and_equals_the_whole(make_edited, compilations, monkeypatch):
     first = record_toy(make_edited())
     assert compilations == ["whole"] and len(first.ptx) == 2
-    parts = record_toy(make_edited(MOVED, CHANGED))
+    parts = record_toy(make_edited(MOVE_EDIT, SLOPE_EDIT))
     assert compilations == ["whole", "square_backward_kernel"]
     with pytest.raises(CompileFailed, match="unknown declaration 'no_such_name'") as caught:
-        record_toy(make_edited((CHANGED[0], "no_such_name * x[from_row")))
+        record_toy(make_edited((SLOPE_EDIT[0], "no_such_name * x[from_row")))
     assert compilations[2:] == ["square_backward_kernel"], "the whole package is not compiled"
     assert f"{make_edited().path}/square.mojo:" in str(caught.value)
-    record_toy(make_edited((CHANGED[0], "  " + CHANGED[0])))
-    assert record_toy(make_edited(MOVED, CHANGED)) == parts and len(compilations) == 4, (
+    record_toy(make_edited((SLOPE_EDIT[0], "  " + SLOPE_EDIT[0])))
+    assert record_toy(make_edited(MOVE_EDIT, SLOPE_EDIT)) == parts and len(compilations) == 4, (
         "compiled kernels are cached"
     )
     monkeypatch.setattr(kernel_cache.Items, "extract_items", lambda self, items: {"square.mojo": ""})
     shutil.rmtree(kernel_cache.get_cache_folder("kernels"))
-    reference = record_toy(make_edited(MOVED, CHANGED))
+    reference = record_toy(make_edited(MOVE_EDIT, SLOPE_EDIT))
     assert compilations[4:] == ["square_backward_kernel square_kernel", "whole"], (
         "if the items are wrong, the whole package is compiled"
     )
@@ -148,20 +152,25 @@ def test_only_changed_kernel_is_compiled_and_equals_the_whole(make_edited, compi
 def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations):
     """One program plans all host code, and another compiles all kernels; recordings match whole packages."""
     forward = ("scale.cast[accum]() * value * value", "scale.cast[accum]() * value")
-    edits = {"unchanged": (), "moved": (MOVED,), "slope": (MOVED, CHANGED), "both": (CHANGED, forward)}
+    edits = {
+        "unchanged": (),
+        "moved": (MOVE_EDIT,),
+        "slope": (MOVE_EDIT, SLOPE_EDIT),
+        "both": (SLOPE_EDIT, forward),
+    }
     host = {"host": (("grid_dim=Int(rows),\n        block_dim=THREADS,\n    )\n\n\ndef", "grid_dim=Int(rows),\n        block_dim=32,\n    )\n\n\ndef"),)}  # fmt: skip
     packages = {
-        name: make_edited(*package_edits, place=name) for name, package_edits in (edits | host).items()
+        name: make_edited(*package_edits, folder_name=name) for name, package_edits in (edits | host).items()
     }
     sizes = {"slope": DIMS[1:]}
-    orders = {
+    requests = {
         name: recorder.RecordRequest(p, "p90", sizes.get(name, DIMS), ("plain",))
         for name, p in packages.items()
     }
-    orders["another variant"] = recorder.RecordRequest(packages["slope"], "p90", DIMS, ("again",))
-    recordings = dict(zip(orders, recorder.record_many([*orders.values()]), strict=True))
-    every = "square_backward_kernel square_kernel + square_backward_kernel + square_kernel"
-    assert compilations == ["plan", every], (
+    requests["another variant"] = recorder.RecordRequest(packages["slope"], "p90", DIMS, ("again",))
+    recordings = dict(zip(requests, recorder.record_many([*requests.values()]), strict=True))
+    all_kernels = "square_backward_kernel square_kernel + square_backward_kernel + square_kernel"
+    assert compilations == ["plan", all_kernels], (
         "`both` shares the backward kernel of `slope`; `moved` and `host` have no new kernel"
     )
     geometry = {
@@ -170,27 +179,27 @@ def test_common_code_of_many_packages_is_compiled_once(make_edited, compilations
     }
     assert geometry["host"] == {"square": (32, 1, 1), "square_backward": (64, 1, 1)}
     assert all(geometry[name]["square"] == (64, 1, 1) for name in edits)
-    for name, order in orders.items():
-        assert record_order(order) == recordings[name] and len(compilations) == 2, "read from the cache"
-    both = tuple(dict.fromkeys(variant for order in orders.values() for variant in order.variants))
-    reference = recorder._run_launcher([replace(order, variants=both) for order in orders.values()])
-    for name, text in zip(orders, reference, strict=True):
-        assert_same(recordings[name], recorder.parse(text), name, *orders[name].variants)
+    for name, request in requests.items():
+        assert record_request(request) == recordings[name] and len(compilations) == 2, "read from the cache"
+    both = tuple(dict.fromkeys(variant for request in requests.values() for variant in request.variants))
+    reference = recorder._run_launcher([replace(request, variants=both) for request in requests.values()])
+    for name, text in zip(requests, reference, strict=True):
+        assert_same(recordings[name], recorder.parse(text), name, *requests[name].variants)
 
 
 @pytest.mark.slow
 @pytest.mark.compiles
-def test_with_cached_plans_only_new_kernels_compile_and_errors_are_attributed(make_edited, compilations):
+def test_cached_plans_compile_only_new_kernels(make_edited, compilations):
     record_toy(make_edited())
     recorder.record_dtypes([recorder.RecordRequest(make_edited(), "p90", DIMS[:1], ("plain",))])
     assert compilations == ["whole"]
-    broken = make_edited((CHANGED[0], "no_such_name * x[from_row"), place="broken")
-    orders = [
+    broken = make_edited((SLOPE_EDIT[0], "no_such_name * x[from_row"), folder_name="broken")
+    requests = [
         recorder.RecordRequest(each, "p90", DIMS, ("plain",))
-        for each in (make_edited(CHANGED, place="slope"), broken)
+        for each in (make_edited(SLOPE_EDIT, folder_name="slope"), broken)
     ]
     with pytest.raises(CompileFailed, match=f"^{broken.path} does not compile") as caught:
-        recorder.record_many(orders)
+        recorder.record_many(requests)
     assert f"{broken.path}/square.mojo:" in caught.value.details
     assert compilations[1:] == ["square_backward_kernel + square_backward_kernel"]
 
@@ -198,17 +207,18 @@ def test_with_cached_plans_only_new_kernels_compile_and_errors_are_attributed(ma
 @pytest.mark.slow
 @pytest.mark.compiles
 def test_broken_package_without_a_plan_is_reported(make_edited):
-    broken = make_edited((CHANGED[0], "no_such_name * x[from_row"), place="broken")
-    orders = [
-        recorder.RecordRequest(package, "p90", DIMS) for package in (make_edited(place="unchanged"), broken)
+    broken = make_edited((SLOPE_EDIT[0], "no_such_name * x[from_row"), folder_name="broken")
+    requests = [
+        recorder.RecordRequest(package, "p90", DIMS)
+        for package in (make_edited(folder_name="unchanged"), broken)
     ]
     with pytest.raises(CompileFailed, match=f"^{broken.path} does not compile") as caught:
-        recorder.record_many(orders)
+        recorder.record_many(requests)
     assert f"{broken.path}/square.mojo:" in caught.value.details
 
 
-def record_order(order: recorder.RecordRequest):
-    return record(recorder.RecordRequest(order.package, "p90", order.dims, order.variants))
+def record_request(request: recorder.RecordRequest):
+    return record(recorder.RecordRequest(request.package, "p90", request.dims, request.variants))
 
 
 def assert_same(parts, reference, name: str, variant: str) -> None:

@@ -22,7 +22,7 @@ OPS = {
     "p19": {"ramp_map": "mapped vector", "ramp_index": "shifted matrix offset",
         "ramp_cast": "products half_matrix half_vector", "ramp_reduce": "row_sums matrix",
         "ramp_tile": "mirrored vector", "ramp_atomic": "column_sums matrix",
-        "ramp_stages": "staged_sums matrix", "ramp_rmsnorm": "normalised matrix weight"},
+        "ramp_stages": "staged_sums matrix", "ramp_rmsnorm": "normalized matrix weight"},
     "p20": {"relu_mask": "output mask input", "relu_mask_backward": "grad_input grad_output mask",
         "softmax": "output input", "softmax_backward": "grad_input grad_output output"},
     "p23": {"attention": "output query key value",
@@ -39,7 +39,9 @@ def test_ops_have_names_and_arguments_in_max_bindings():
     kernels = KernelLibrary()
     kernels.load_paths([make_op_package(get_solutions(), puzzle).compile() for puzzle in OPS])
     library = CustomOpLibrary(kernels)
-    for name, arguments in {name: each for ops in OPS.values() for name, each in ops.items()}.items():
+    for name, arguments in {
+        name: op_arguments for ops in OPS.values() for name, op_arguments in ops.items()
+    }.items():
         assert " ".join(getattr(library, name).torch_signature.parameters) == arguments
 
 
@@ -77,8 +79,8 @@ def op_results(tmp_path_factory) -> tuple[dict[str, torch.Tensor], list[str]]:
     return outputs, json.loads(completed.stdout.splitlines()[-1])
 
 
-def assert_close(got, exact):
-    assert (got - exact).abs().max() <= 2e-6 * exact.abs().max()
+def assert_close(got, expected):
+    assert (got - expected).abs().max() <= 2e-6 * expected.abs().max()
 
 
 def test_relu_forward_and_backward(op_results):
@@ -91,18 +93,18 @@ def test_relu_forward_and_backward(op_results):
 
 def test_softmax_forward_and_backward(op_results):
     leaf = make_inputs()["x"].double().requires_grad_()
-    exact = leaf.softmax(-1)
-    assert_close(op_results[0]["softmax"], exact.detach())
+    expected = leaf.softmax(-1)
+    assert_close(op_results[0]["softmax"], expected.detach())
     assert_close(
-        op_results[0]["grad_softmax"], torch.autograd.grad(exact, leaf, make_inputs()["dy"].double())[0]
+        op_results[0]["grad_softmax"], torch.autograd.grad(expected, leaf, make_inputs()["dy"].double())[0]
     )
 
 
 def test_attention_forward_and_backward(op_results):
     query, key, value = (make_inputs()[name].double().requires_grad_() for name in ("query", "key", "value"))
-    exact = F.scaled_dot_product_attention(query, key, value)
-    assert_close(op_results[0]["attention"], exact.detach())
-    gradients = torch.autograd.grad(exact, (query, key, value), make_inputs()["grad_output"].double())
+    expected = F.scaled_dot_product_attention(query, key, value)
+    assert_close(op_results[0]["attention"], expected.detach())
+    gradients = torch.autograd.grad(expected, (query, key, value), make_inputs()["grad_output"].double())
     for name, gradient in zip(("grad_query", "grad_key", "grad_value"), gradients, strict=True):
         assert_close(op_results[0][name], gradient)
 
@@ -115,7 +117,7 @@ def test_hilbert_gather_and_scatter(op_results):
 
 def test_rmsnorm_is_written_in_place(op_results):
     assert_close(
-        op_results[0]["normalised"], F.rms_norm(make_inputs()["matrix"], (7,), make_inputs()["weight"], 1e-5)
+        op_results[0]["normalized"], F.rms_norm(make_inputs()["matrix"], (7,), make_inputs()["weight"], 1e-5)
     )
 
 

@@ -1,4 +1,4 @@
-"""Device selection: requested devices, available devices, reasons for skipped devices."""
+"""Device selection: requested, available devices, reasons for skipped devices."""
 
 import pytest
 
@@ -24,7 +24,7 @@ LARGE, LARGE_CPU = MAX_VIRTUAL_MULTIPLY_ADDS + 1, MAX_CPU_MULTIPLY_ADDS + 1
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "requested", "work", "dtype", "on_cpu", "selected", "skipped"),
+    ("has_gpu", "device", "multiply_adds", "dtype", "has_cpu_path", "selected", "skipped"),
     [
         (False, "auto", 100, "float32", True, "cpu virtual", {}),
         (False, "all", 100, "float32", True, "cpu virtual", {}),
@@ -49,17 +49,19 @@ LARGE, LARGE_CPU = MAX_VIRTUAL_MULTIPLY_ADDS + 1, MAX_CPU_MULTIPLY_ADDS + 1
         (True, "auto", 100, "float64", True, "cpu", {"gpu": "float64 is for the CPU path"}),
     ],
 )
-def test_requested_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype, on_cpu, selected, skipped):
+def test_requested_and_skipped_devices(
+    set_gpu, has_gpu, device, multiply_adds, dtype, has_cpu_path, selected, skipped
+):
     """The virtual GPU replaces a missing GPU."""
     set_gpu(has_gpu)
-    targets_chosen, targets_skipped = choose_targets(requested, work, dtype, on_cpu)
+    targets_chosen, targets_skipped = choose_targets(device, multiply_adds, dtype, has_cpu_path)
     assert [target.kind for target in targets_chosen] == selected.split()
     assert [target.kind for target in targets_skipped] == [*skipped]
     assert all(skipped[target.kind] in target.reason for target in targets_skipped)
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "requested", "dtype", "on_cpu", "error", "message"),
+    ("has_gpu", "device", "dtype", "has_cpu_path", "error", "message"),
     [
         (False, "gpu", "float32", True, EnvironmentProblem, "--device gpu: MAX sees no GPU on this machine"),
         (True, "gpu", "float64", True, UsageError, "--device gpu does not run it"),
@@ -68,10 +70,10 @@ def test_requested_and_skipped_devices(set_gpu, has_gpu, requested, work, dtype,
         (False, "auto", "float64", False, UsageError, "--dtype float64 is for a CPU path"),
     ],
 )
-def test_unavailable_device_is_rejected(set_gpu, has_gpu, requested, dtype, on_cpu, error, message):
+def test_unavailable_device_is_rejected(set_gpu, has_gpu, device, dtype, has_cpu_path, error, message):
     set_gpu(has_gpu)
     with pytest.raises(error, match=message):
-        choose_targets(requested, 100, dtype, on_cpu)
+        choose_targets(device, 100, dtype, has_cpu_path)
 
 
 def test_no_gpu_query_if_no_gpu_can_exist(monkeypatch):

@@ -172,35 +172,41 @@ def make_nary(instruction: str, kind: str, count: int, approximate: bool = False
 
 def make_conversions() -> list[Case]:
     out = []
-    for frm in FLOATS:
-        for to in INTEGERS:
-            if frm == "bf16" and BYTES[to] == 1:  # missing in PTX
+    for source_type in FLOATS:
+        for target_type in INTEGERS:
+            if source_type == "bf16" and BYTES[target_type] == 1:  # missing in PTX
                 continue
             for mode in ("rni", "rzi", "rmi", "rpi"):
-                out.append(make_unary(f"cvt.{mode}.{to}.{frm}", frm, to))
-            if frm == "f32":
-                out.append(make_unary(f"cvt.rzi.ftz.{to}.f32", frm, to))
-                out.append(make_unary(f"cvt.rni.sat.{to}.f32", frm, to))
-    for frm in INTEGERS:
-        for to in FLOATS:
+                out.append(make_unary(f"cvt.{mode}.{target_type}.{source_type}", source_type, target_type))
+            if source_type == "f32":
+                out.append(make_unary(f"cvt.rzi.ftz.{target_type}.f32", source_type, target_type))
+                out.append(make_unary(f"cvt.rni.sat.{target_type}.f32", source_type, target_type))
+    for source_type in INTEGERS:
+        for target_type in FLOATS:
             for mode in (
-                ("rn", "rz", "rm", "rp") if to in ("f32", "f64") or frm[1:] in ("32", "64") else ("rn",)
+                ("rn", "rz", "rm", "rp")
+                if target_type in ("f32", "f64") or source_type[1:] in ("32", "64")
+                else ("rn",)
             ):
-                if to != "bf16" or (mode == "rn" and BYTES[frm] > 1):
-                    out.append(make_unary(f"cvt.{mode}.{to}.{frm}", frm, to))
-        for to in INTEGERS:
-            narrower = BYTES[to] < BYTES[frm] or (BYTES[to] == BYTES[frm] and to != frm)
-            if narrower or (frm[0] == "s" and to[0] == "u"):
-                out.append(make_unary(f"cvt.sat.{to}.{frm}", frm, to))
+                if target_type != "bf16" or (mode == "rn" and BYTES[source_type] > 1):
+                    out.append(
+                        make_unary(f"cvt.{mode}.{target_type}.{source_type}", source_type, target_type)
+                    )
+        for target_type in INTEGERS:
+            narrower = BYTES[target_type] < BYTES[source_type] or (
+                BYTES[target_type] == BYTES[source_type] and target_type != source_type
+            )
+            if narrower or (source_type[0] == "s" and target_type[0] == "u"):
+                out.append(make_unary(f"cvt.sat.{target_type}.{source_type}", source_type, target_type))
     for kind in ("f16", "f32", "f64"):
         for mode in ("rni", "rzi", "rmi", "rpi"):
             out.append(make_unary(f"cvt.{mode}.{kind}.{kind}", kind, kind))
-    for frm, to in (("f32", "f16"), ("f64", "f16"), ("f64", "f32")):
+    for source_type, target_type in (("f32", "f16"), ("f64", "f16"), ("f64", "f32")):
         for mode in ("rn", "rz", "rm", "rp"):
-            out.append(make_unary(f"cvt.{mode}.{to}.{frm}", frm, to))
-    out += [make_unary(f"cvt.{to}.{frm}", frm, to) for frm, to in (
+            out.append(make_unary(f"cvt.{mode}.{target_type}.{source_type}", source_type, target_type))
+    out += [make_unary(f"cvt.{target_type}.{source_type}", source_type, target_type) for source_type, target_type in (
         ("f16", "f32"), ("f16", "f64"), ("bf16", "f32"), ("bf16", "f64"), ("f32", "f64"))]  # fmt: skip
-    out += [make_unary(f"cvt.{mods}.{to}.{frm}", frm, to) for mods, frm, to in (
+    out += [make_unary(f"cvt.{mods}.{target_type}.{source_type}", source_type, target_type) for mods, source_type, target_type in (
         ("ftz", "f32", "f64"), ("rn.ftz", "f64", "f32"), ("rn.sat", "f64", "f32"), ("sat", "f32", "f32"),
         ("ftz", "f32", "f32"), ("ftz.sat", "f32", "f32"), ("sat", "f64", "f64"), ("sat", "f16", "f16"),
         ("rn.ftz", "f32", "f16"), ("rn.sat", "f32", "f16"), ("rn.sat", "f64", "f16"), ("ftz.sat", "f16", "f32"),
@@ -209,10 +215,10 @@ def make_conversions() -> list[Case]:
         ("rn.relu", "f32", "bf16"), ("rz.relu", "f32", "bf16"), ("rn", "f64", "bf16"), ("rn", "f16", "bf16"),
         ("rn", "bf16", "f16"), ("rna", "f32", "tf32"), ("rn", "f32", "tf32"), ("rz", "f32", "tf32"),
         ("rn.relu", "f32", "tf32"), ("rna.satfinite", "f32", "tf32"))]  # fmt: skip
-    for to in ("f16x2", "bf16x2"):
+    for target_type in ("f16x2", "bf16x2"):
         for mods in ("rn", "rz", "rn.relu", "rz.relu"):
-            name = f"cvt.{mods}.{to}.f32"
-            out.append(Case(name, f"{name} %y0, %x0, %x1;", ("f32", "f32"), to))
+            name = f"cvt.{mods}.{target_type}.f32"
+            out.append(Case(name, f"{name} %y0, %x0, %x1;", ("f32", "f32"), target_type))
     return out
 
 
@@ -310,7 +316,7 @@ class Device(Cuda):
         `make_first` receives the addresses of the arrays and returns the bytes of a parameter before them.
         """
         function = self.get_function(ptx.encode(), b"k")
-        buffers = [self.upload(ctypes.create_string_buffer(each, len(each))) for each in data]
+        buffers = [self.upload(ctypes.create_string_buffer(array, len(array))) for array in data]
         parameters: list = [*buffers]
         if make_first:
             first = make_first(self, buffers)
@@ -318,8 +324,8 @@ class Device(Cuda):
         pointers = (ctypes.c_void_p * len(parameters))(*(ctypes.addressof(p) for p in parameters))
         self("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, None, pointers, None)
         out = bytes(self.download(buffers[output], ctypes.c_uint8, len(data[output])))
-        for place in buffers:
-            self("cuMemFree_v2", place)
+        for buffer in buffers:
+            self("cuMemFree_v2", buffer)
         return out
 
 
@@ -339,7 +345,7 @@ def measure(description: str | None, cases, digest: int, run) -> None:
     if out.exists():  # a GPU error ends the process; the next one continues
         report = json.loads(out.read_text())
     results, errors = report["results"], report["errors"]
-    device, lost = Device(), False
+    device, is_context_lost = Device(), False
     for case in cases:
         if case.name in {**results, **errors}:
             continue
@@ -347,13 +353,13 @@ def measure(description: str | None, cases, digest: int, run) -> None:
             results[case.name] = run(device, case)
         except DriverError as error:
             errors[case.name] = str(error)
-            lost = error.code in (700, 715, 716, 717, 718, 719)  # the context is lost
-            if lost:
+            is_context_lost = error.code in (700, 715, 716, 717, 718, 719)  # the context is lost
+            if is_context_lost:
                 break
     report["device"] = device.name
     out.write_text(json.dumps(report, indent=0) + "\n")
     print(f"{device.name}: {len(results)} kernels, {len(errors)} refused; wrote {out}", flush=True)
-    if lost:
+    if is_context_lost:
         os.execv(sys.executable, [sys.executable, *sys.argv])
 
 

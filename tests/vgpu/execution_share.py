@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
     launch_seconds, launches, longest, instructions = 0.0, 0, 0.0, 0
     launch = VirtualGPU.launch
 
-    def launch_timed(self, *args, **kwargs):
+    def timed_launch(self, *args, **kwargs):
         nonlocal launch_seconds, launches, longest, instructions
         start = time.process_time()
         try:
@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
             seconds = time.process_time() - start
             launch_seconds, launches, longest = launch_seconds + seconds, launches + 1, max(longest, seconds)
 
-    VirtualGPU.launch = launch_timed
+    VirtualGPU.launch = timed_launch
     try:
         return main(arguments)
     finally:

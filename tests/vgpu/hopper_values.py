@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from edge_values import Device, measure
 
 THREADS = 128
-WORDS = 12288  # 32-bit words of input; matrix kernels copy them to shared memory
+INPUT_WORDS = 12288  # 32-bit words of input; matrix kernels copy them to shared memory
 #: CUtensorMapDataType by name, and the bytes of an element.
 TYPES = {"u8": (0, 1), "u16": (1, 2), "u32": (2, 4), "s32": (3, 4), "u64": (4, 8), "f16": (6, 2)}
 TYPES |= {"f32": (7, 4), "f64": (8, 8), "bf16": (9, 2)}
@@ -37,15 +37,15 @@ def make_small_numbers(count: int) -> list[int]:
 
 
 def make_data(kind: str) -> bytes:
-    """Return the input array: WORDS words of small numbers in a dtype."""
+    """Return the input array: INPUT_WORDS words of small numbers in a dtype."""
     if kind in ("f16", "bf16"):
-        return b"".join(FORMATS[kind](v).to_bytes(2, "little") for v in make_small_numbers(2 * WORDS))
+        return b"".join(FORMATS[kind](v).to_bytes(2, "little") for v in make_small_numbers(2 * INPUT_WORDS))
     if kind in ("tf32", "f32"):
-        return b"".join(FORMATS["tf32"](v).to_bytes(4, "little") for v in make_small_numbers(WORDS))
+        return b"".join(FORMATS["tf32"](v).to_bytes(4, "little") for v in make_small_numbers(INPUT_WORDS))
     if kind == "f64":
-        return b"".join(struct.pack("<d", v) for v in make_small_numbers(WORDS // 2))
+        return b"".join(struct.pack("<d", v) for v in make_small_numbers(INPUT_WORDS // 2))
     return b"".join(((v * 0x01234567 + 5 * k) & 0xFFFFFFFF).to_bytes(4, "little")
-                    for k, v in enumerate(make_small_numbers(WORDS)))  # fmt: skip
+                    for k, v in enumerate(make_small_numbers(INPUT_WORDS)))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Case:
     kind: str
     words: int
     map: Map | None = None
-    shared: int = 4 * WORDS
+    shared: int = 4 * INPUT_WORDS
     blocks: int = 1
     registers: dict[str, int] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class Case:
         types = {"%r": "b32", "%q": "b32", "%d": "b64", "%p": "pred"}
         lines = [f".reg .{types[n]} {n}<{count}>;" for n, count in regs.items()]
         lines += [".reg .b32 %t, %s, %bar;", f".shared .align 1024 .b8 s[{self.shared}];"]
-        if self.shared < 4 * WORDS:
+        if self.shared < 4 * INPUT_WORDS:
             lines += [".shared .align 8 .b8 bar[32];", "mov.b32 %bar, bar;"]
         lines += ["mov.u32 %t, %tid.x;", "mov.b32 %s, s;", "mov.b64 %d0, map;", "cvta.param.u64 %d0, %d0;",
                   "ld.param.u64 %d1, [in];", "ld.param.u64 %d2, [out];", "setp.eq.u32 %p0, %t, 0;"]  # fmt: skip
@@ -145,7 +145,7 @@ def make_product(
     """Return a case with one wgmma.mma_async; `accumulate` adds it to the input."""
     depth = 8 if kind == "tf32" else 16
     count = n // 2 if sums == "f32" else n // 4
-    lines = [fill_shared(WORDS)]
+    lines = [fill_shared(INPUT_WORDS)]
     lines += [make_descriptor(0, *choose_strides(across[0], a_mode), a_mode), "mov.b64 %d6, %d5;"]
     lines += [make_descriptor(B_START, *choose_strides(across[1], b_mode), b_mode), "mov.b64 %d7, %d5;"]
     first = "%d6"
@@ -199,47 +199,45 @@ def make_products() -> list[Case]:
 # -- tensor maps --------------------------------------------------------------------------------------------
 WAIT = """W{n}: mbarrier.try_wait.parity.shared.b64 %p2, [%bar], {parity}; @!%p2 bra W{n};"""
 READY = "@%p0 mbarrier.init.shared.b64 [%bar], 1; fence.mbarrier_init.release.cluster;"
-AREA = 4096  # words of shared memory that these cases read
+SHARED_WORDS = 4096  # words of shared memory that these cases read
 
 
-def make_box_load(name: str, map: Map, at: tuple[int, ...], blocks: int = 1) -> Case:
+def make_box_load(name: str, map: Map, corner: tuple[int, ...], blocks: int = 1) -> Case:
     """Return a case that loads a TMA tile into filled shared memory; in a cluster the first block multicasts it."""
     nbytes = TYPES[map.kind][1]
     for n in map.box:
         nbytes *= n
-    where = ", ".join(f"%r{10 + k}" for k in range(len(at)))
+    coordinates = ", ".join(f"%r{10 + k}" for k in range(len(corner)))
     multicast, mask = (".multicast::cluster", ", %h0") if blocks > 1 else ("", "")
-    lines = [fill_shared(AREA, "0xA5A5A5A5"), READY]
+    lines = [fill_shared(SHARED_WORDS, "0xA5A5A5A5"), READY]
     lines += ["barrier.cluster.arrive; barrier.cluster.wait;" if blocks > 1 else "bar.sync 0;"]
     lines += [f"@%p0 mbarrier.arrive.expect_tx.shared.b64 %d4, [%bar], {nbytes};"]
     if blocks > 1:
         lines += ["mov.u32 %r9, %ctaid.x; setp.eq.u32 %p3, %r9, 0; and.pred %p0, %p0, %p3;"]
         lines += [f"{{ .reg .b16 %h<2>; mov.b16 %h0, {(1 << blocks) - 1};"]
-    lines += [f"mov.b32 %r{10 + k}, {v};" for k, v in enumerate(at)]
+    lines += [f"mov.b32 %r{10 + k}, {v};" for k, v in enumerate(corner)]
     lines.append(
-        f"@%p0 cp.async.bulk.tensor.{len(at)}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast}"
-        f" [%s], [%d0, {{{where}}}], [%bar]{mask};" + (" }" if blocks > 1 else "")
+        f"@%p0 cp.async.bulk.tensor.{len(corner)}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast}"
+        f" [%s], [%d0, {{{coordinates}}}], [%bar]{mask};" + (" }" if blocks > 1 else "")
     )
-    lines += [WAIT.format(n=0, parity=0), dump_shared(AREA)]
+    lines += [WAIT.format(n=0, parity=0), dump_shared(SHARED_WORDS)]
     if blocks > 1:
         lines.append("barrier.cluster.arrive; barrier.cluster.wait;")
     kind = {"u8": "u32", "u16": "u32", "s32": "u32", "u64": "u32"}.get(map.kind, map.kind)
-    return Case(name, "\n".join(lines), kind, AREA * blocks, map, 4 * AREA, blocks)
+    return Case(name, "\n".join(lines), kind, SHARED_WORDS * blocks, map, 4 * SHARED_WORDS, blocks)
 
 
-def make_box_store(name: str, map: Map, at: tuple[int, ...], op: str = "") -> Case:
+def make_box_store(name: str, map: Map, corner: tuple[int, ...], op: str = "") -> Case:
     """Return a case that stores or reduces a tile of shared memory to a tensor with the same numbers."""
-    where = ", ".join(f"%r{10 + k}" for k in range(len(at)))
-    lines = [fill_shared(AREA)] + [f"mov.b32 %r{10 + k}, {v};" for k, v in enumerate(at)]
-    opcode = (
-        f"cp{'.reduce' if op else ''}.async.bulk.tensor.{len(at)}d.global.shared::cta{'.' + op if op else ''}"
-    )
+    coordinates = ", ".join(f"%r{10 + k}" for k in range(len(corner)))
+    lines = [fill_shared(SHARED_WORDS)] + [f"mov.b32 %r{10 + k}, {v};" for k, v in enumerate(corner)]
+    opcode = f"cp{'.reduce' if op else ''}.async.bulk.tensor.{len(corner)}d.global.shared::cta{'.' + op if op else ''}"
     lines += [
-        f"@%p0 {opcode}.tile.bulk_group [%d0, {{{where}}}], [%s];",
+        f"@%p0 {opcode}.tile.bulk_group [%d0, {{{coordinates}}}], [%s];",
         "cp.async.bulk.commit_group;", "cp.async.bulk.wait_group 0;",
     ]  # fmt: skip
     kind = {"u8": "u32", "u16": "u32", "s32": "u32", "u64": "u32"}.get(map.kind, map.kind)
-    return Case(name, "\n".join(lines), kind, WORDS, map, 4 * AREA)
+    return Case(name, "\n".join(lines), kind, INPUT_WORDS, map, 4 * SHARED_WORDS)
 
 
 def make_boxes() -> list[Case]:
@@ -248,8 +246,8 @@ def make_boxes() -> list[Case]:
     for swizzle, width in ((0, 64), (1, 16), (2, 32), (3, 64), (3, 32), (2, 16), (3, 8)):
         map_ = Map("bf16", (100, 40), (224,), (width, 16), swizzle)
         out.append(make_box_load(f"load swizzle {swizzle}, {2 * width} bytes a row", map_, (24, 3)))
-    for at in ((-8, -3), (80, 30), (-200, 0), (8, 39)):
-        out.append(make_box_load(f"load at {at}", Map("f16", *square, 3), at))
+    for corner in ((-8, -3), (80, 30), (-200, 0), (8, 39)):
+        out.append(make_box_load(f"load at {corner}", Map("f16", *square, 3), corner))
     for kind in ("f16", "bf16", "f32", "f64"):
         size = TYPES[kind][1]
         map_ = Map(kind, (20, 10), (32 * size,), (16, 8), 0, 1)
@@ -288,7 +286,7 @@ def make_boxes() -> list[Case]:
 
 # -- bulk copies, barriers, matrix moves ---------------------------------------------------------------------
 def make_bulk_copies() -> list[Case]:
-    lines = [fill_shared(AREA, "0xA5A5A5A5"), READY, "bar.sync 0;"]
+    lines = [fill_shared(SHARED_WORDS, "0xA5A5A5A5"), READY, "bar.sync 0;"]
     lines += ["@!%p0 bra W0; mbarrier.arrive.expect_tx.shared.b64 %d4, [%bar], 144; add.u32 %r5, %s, 48;"]
     lines += ["add.u64 %d5, %d1, 32; mov.u32 %r6, 96;"]
     lines += ["cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%d5], %r6, [%bar];"]
@@ -296,20 +294,22 @@ def make_bulk_copies() -> list[Case]:
     lines += [
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r5], [%r6], 48, [%bar];"
     ]
-    lines += [WAIT.format(n=0, parity=0), dump_shared(AREA)]
-    out = [Case("bulk copies into shared memory", "\n".join(lines), "u32", AREA, None, 4 * AREA)]
+    lines += [WAIT.format(n=0, parity=0), dump_shared(SHARED_WORDS)]
+    out = [
+        Case("bulk copies into shared memory", "\n".join(lines), "u32", SHARED_WORDS, None, 4 * SHARED_WORDS)
+    ]
     reductions = [("", ""), ("add", "u32"), ("min", "s32"), ("add", "u64"), ("max", "u64"), ("xor", "b32"),
                   ("inc", "u32"), ("add", "f32"), ("add", "f64"), ("add.noftz", "f16"), ("min", "bf16")]  # fmt: skip
     for op, kind in reductions:
         opcode = f"cp{'.reduce' if op else ''}.async.bulk.global.shared::cta.bulk_group{f'.{op}.{kind}' if op else ''}"
-        lines = [fill_shared(AREA), "add.u64 %d5, %d2, 64; add.u32 %r5, %s, 128;"]
+        lines = [fill_shared(SHARED_WORDS), "add.u64 %d5, %d2, 64; add.u32 %r5, %s, 128;"]
         lines += [
             f"@%p0 {opcode} [%d5], [%r5], 208;",
             "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
         ]
         data_in = kind if kind in TYPES and kind[0] in "fb" and kind != "b32" else "u32"
         map_ = Map(data_in if data_in in TYPES else "u32", (64,), (), (16,), on_output=True)
-        out.append(Case(f"bulk {op} {kind}".strip(), "\n".join(lines), data_in, 1024, map_, 4 * AREA))
+        out.append(Case(f"bulk {op} {kind}".strip(), "\n".join(lines), data_in, 1024, map_, 4 * SHARED_WORDS))
     return out
 
 
@@ -328,7 +328,7 @@ def make_barriers() -> list[Case]:
         "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%bar], 32;", "test 0",
         "mbarrier.arrive.shared.b64 %d10, [%bar], 2;", "pending %d10", "test 0", "state %d10",
     ]  # fmt: skip
-    lines, place = ["@!%p0 bra END;"], 0
+    lines, num_results = ["@!%p0 bra END;"], 0
     for step in steps:
         word, _, rest = step.partition(" ")
         if word == "test":
@@ -342,27 +342,29 @@ def make_barriers() -> list[Case]:
         else:
             lines.append(step)
             continue
-        lines.append(f"st.global.b32 [%d2+{4 * place}], %r1;")
-        place += 1
+        lines.append(f"st.global.b32 [%d2+{4 * num_results}], %r1;")
+        num_results += 1
     lines.append("END:")
-    return [Case("mbarrier", "\n".join(lines), "u32", place, None, 1024)]
+    return [Case("mbarrier", "\n".join(lines), "u32", num_results, None, 1024)]
 
 
 def make_matrix_moves() -> list[Case]:
     out = []
     for number, trans in itertools.product((1, 2, 4), ("", ".trans")):
-        some = "{" + ", ".join(f"%r{20 + k}" for k in range(number)) + "}"
+        registers = "{" + ", ".join(f"%r{20 + k}" for k in range(number)) + "}"
         head = [
-            fill_shared(AREA),
+            fill_shared(SHARED_WORDS),
             "and.b32 %r5, %t, 31; mad.lo.u32 %r5, %r5, 48, %s; add.u32 %r6, %r5, 4096;",
         ]
-        head += [f"ldmatrix.sync.aligned.m8n8.x{number}{trans}.shared.b16 {some}, [%r5];"]
+        head += [f"ldmatrix.sync.aligned.m8n8.x{number}{trans}.shared.b16 {registers}, [%r5];"]
         head += [f"mov.b32 %r{20 + k}, %r{20 + k};" for k in range(number)]
-        store = f"setp.lt.u32 %p1, %t, 32; @!%p1 bra SKIP; stmatrix.sync.aligned.m8n8.x{number}.shared.b16 [%r6], {some};"
-        back = f"setp.lt.u32 %p1, %t, 32; @!%p1 bra SKIP; stmatrix.sync.aligned.m8n8.x{number}.trans.shared.b16 [%r6], {some};"
+        store = f"setp.lt.u32 %p1, %t, 32; @!%p1 bra SKIP; stmatrix.sync.aligned.m8n8.x{number}.shared.b16 [%r6], {registers};"
+        back = f"setp.lt.u32 %p1, %t, 32; @!%p1 bra SKIP; stmatrix.sync.aligned.m8n8.x{number}.trans.shared.b16 [%r6], {registers};"
         for name, text in (("stmatrix", store), ("stmatrix.trans", back)):
-            body = "\n".join([*head, text, "SKIP: bar.sync 0;", dump_shared(AREA)])
-            out.append(Case(f"ldmatrix.x{number}{trans}, {name}", body, "u32", AREA, None, 4 * AREA))
+            body = "\n".join([*head, text, "SKIP: bar.sync 0;", dump_shared(SHARED_WORDS)])
+            out.append(
+                Case(f"ldmatrix.x{number}{trans}, {name}", body, "u32", SHARED_WORDS, None, 4 * SHARED_WORDS)
+            )
     return out
 
 
@@ -386,14 +388,14 @@ def encode_map(device: Device, case: Case, buffers) -> bytes:
         return bytes(128)
     m, rank = case.map, len(case.map.dims)
     raw = ctypes.create_string_buffer(128 + 64)
-    at = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
+    corner = ctypes.addressof(raw) + -ctypes.addressof(raw) % 64
     device(
-        "cuTensorMapEncodeTiled", ctypes.c_void_p(at), TYPES[m.kind][0], ctypes.c_uint32(rank),
+        "cuTensorMapEncodeTiled", ctypes.c_void_p(corner), TYPES[m.kind][0], ctypes.c_uint32(rank),
         ctypes.c_void_p(buffers[1 if m.on_output else 0].value), (ctypes.c_uint64 * rank)(*m.dims),
         (ctypes.c_uint64 * max(rank - 1, 1))(*m.strides), (ctypes.c_uint32 * rank)(*m.box),
         (ctypes.c_uint32 * rank)(*[1] * rank), 0, m.swizzle, 0, m.fill,
     )  # fmt: skip
-    return ctypes.string_at(at, 128)
+    return ctypes.string_at(corner, 128)
 
 
 def run(device: Device, case: Case) -> str:

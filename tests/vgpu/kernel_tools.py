@@ -41,7 +41,7 @@ def compile_kernels() -> dict[str, str]:
     calls = [f'    show[{name}]("{name}")' for names in names_by_file.values() for name in names]
     program = "\n".join([*imports, PRINT_PTX, *calls, ""])
 
-    def make(staged: Path) -> None:
+    def write_ptx(staged: Path) -> None:
         mojo = shutil.which("mojo") or str(Path(sys.executable).parent / "mojo")
         main = staged.with_suffix(".mojo")
         main.write_text(program)
@@ -52,9 +52,9 @@ def compile_kernels() -> dict[str, str]:
         staged.write_text(completed.stdout)
 
     name = f"kernels-{compute_digest([get_mojo_version(), str(KERNELS), program, *texts.values()])}.txt"
-    text = cache_file(get_cache_folder("tests") / name, make, "PTX of the tests' kernels").read_text()
-    parts = (part.partition("\n") for part in text.split("//==")[1:])
-    return {name.strip(): ptx for name, _, ptx in parts}
+    text = cache_file(get_cache_folder("tests") / name, write_ptx, "PTX of the tests' kernels").read_text()
+    sections = (part.partition("\n") for part in text.split("//==")[1:])
+    return {name.strip(): ptx for name, _, ptx in sections}
 
 
 def find_line(file: str, text: str, nth: int = 0) -> int:
@@ -70,27 +70,27 @@ class Bench:
         self.gpu = VirtualGPU(**options)
         self.gpu.echo = False
         self.arrays: dict[int, tuple[int, np.ndarray]] = {}
-        self.keep: list = []
+        self.references: list = []
 
     def empty(self, name: str, shape, dtype: DTypeLike = np.float32) -> np.ndarray:
         """Allocate an uninitialized array on the device."""
-        return self.place(name, np.empty(shape, dtype), write=False)
+        return self.upload(name, np.empty(shape, dtype), write=False)
 
-    def place(self, name: str, array: np.ndarray, write: bool = True) -> np.ndarray:
-        """Copy an array to the device; the returned array is its handle for `run` and `get`."""
+    def upload(self, name: str, array: np.ndarray, write: bool = True) -> np.ndarray:
+        """Copy an array to the device; the returned array is its handle for `run` and `download`."""
         array = np.ascontiguousarray(array)
         address = self.gpu.allocate(array.nbytes, name)
         self.gpu.name(address, array.nbytes, name, array.shape, str(array.dtype))
         if write:
             self.gpu.write(address, array)
         self.arrays[id(array)] = (address, array)
-        self.keep.append(array)
+        self.references.append(array)
         return array
 
     def address(self, array) -> int:
         return self.arrays[id(array)][0]
 
-    def get(self, array) -> np.ndarray:
+    def download(self, array) -> np.ndarray:
         """Copy the array from the device."""
         address, template = self.arrays[id(array)]
         return self.gpu.read(address, template.nbytes).view(template.dtype).reshape(template.shape)

@@ -33,8 +33,8 @@ def make_kernel(
     widths = [*widths_out, *widths_in]
     params = ",\n".join(f".param .u64 q{k}" for k in range(len(widths)))
     lines = [REGISTERS]
-    for name, some in (("x", widths_in), ("y", widths_out)):
-        lines += [f".reg .b{max(8 * w, 16)} %{name}{k};" for k, w in enumerate(some)]
+    for name, type_widths in (("x", widths_in), ("y", widths_out)):
+        lines += [f".reg .b{max(8 * w, 16)} %{name}{k};" for k, w in enumerate(type_widths)]
     lines += [declare, THREAD]
     for k, width in enumerate(widths):
         lines += [f"ld.param.u64 %a{k}, [q{k}];", f"mad.wide.u32 %a{k}, %i, {width}, %a{k};"]
@@ -56,12 +56,12 @@ def run_ptx(
     text = make_kernel(body, *widths, declare=declare, module=module)
     bench = bench or Bench()
     out = [bench.empty(f"out{k}", n, np.dtype(kind)) for k, kind in enumerate(outputs)]
-    arguments = [bench.place(f"in{k}", x) for k, x in enumerate(inputs)]
+    arguments = [bench.upload(f"in{k}", x) for k, x in enumerate(inputs)]
     block = min(block, n)
     assert n % block == 0
     bench.run(text, n // block, block, *out, *arguments, **options)
     assert not bench.errors(), "\n".join(f.text() for f in bench.errors())
-    return [bench.get(o) for o in out]
+    return [bench.download(o) for o in out]
 
 
 def find_errors(
@@ -71,5 +71,5 @@ def find_errors(
     """Return the errors of a kernel on `cells` 32-bit words of one value at %d0; %a0 is the thread's word."""
     bench = bench or Bench()
     text = make_kernel("ld.param.u64 %d0, [q0];" + body, declare=declare, module=module, store=False)
-    bench.run(text, grid, block, bench.place("cells", np.full(cells, value, np.uint32)), **options)
+    bench.run(text, grid, block, bench.upload("cells", np.full(cells, value, np.uint32)), **options)
     return bench.errors()

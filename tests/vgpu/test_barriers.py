@@ -82,7 +82,7 @@ def test_arrival_at_another_block_of_the_cluster():
     bench = Bench()
     o = bench.empty("o", 2, U4)
     bench.run(text, 2, 1, o, cluster=(2, 1, 1))
-    np.testing.assert_array_equal(bench.get(o), [5, 0])
+    np.testing.assert_array_equal(bench.download(o), [5, 0])
     assert not bench.errors()
 
 

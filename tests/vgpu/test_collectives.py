@@ -15,7 +15,7 @@ from harness.vgpu import VirtualGPU
 from harness.vgpu.checks.divergence import compute_post_dominators, find_controlling_branches
 
 FILE = "collectives.mojo"
-BARRIER, WARP, ABSENT, RETURN = (
+BARRIER, WARP, MISSING_LANES, RETURN = (
     "barrier divergence", "warp divergence", "shuffle from an absent thread", "early return")  # fmt: skip
 NAN = np.float32(np.nan)
 
@@ -23,10 +23,10 @@ NAN = np.float32(np.nan)
 def run_kernel(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[Bench, np.ndarray]:
     """Run a kernel on ones; return the bench and the output, which is NaN before the launch."""
     bench = Bench()
-    a = bench.place("a", np.ones(1024, np.float32))
-    o = bench.place("o", np.full(1024, NAN))
+    a = bench.upload("a", np.ones(1024, np.float32))
+    o = bench.upload("o", np.full(1024, NAN))
     bench.run(compile_kernels()[kernel], grid, threads, o, a, *(np.int32(x) for x in args))
-    return bench, bench.get(o)
+    return bench, bench.download(o)
 
 
 @pytest.mark.compiles
@@ -34,15 +34,15 @@ def run_kernel(kernel: str, *args, threads: int = 128, grid: int = 1) -> tuple[B
     ("kernel", "h", "kinds", "call"),
     [
         ("return_before_block_sum", 96, {BARRIER, RETURN}, "block.sum[block_size=BLOCK]"),
-        ("return_before_block_sum", 100, {BARRIER, WARP, ABSENT}, "block.sum[block_size=BLOCK]"),
+        ("return_before_block_sum", 100, {BARRIER, WARP, MISSING_LANES}, "block.sum[block_size=BLOCK]"),
         ("return_before_block_broadcast", 32, {BARRIER, RETURN}, "block.broadcast[block_size=BLOCK]"),
         ("return_before_block_broadcast", 10, {BARRIER, RETURN}, "block.broadcast[block_size=BLOCK]"),
         ("block_sum_in_branch", 64, {BARRIER, RETURN}, "block.sum[block_size=BLOCK]"),
-        ("block_sum_in_branch", 70, {BARRIER, RETURN, WARP, ABSENT}, "block.sum[block_size=BLOCK]"),
-        ("block_sum_in_uneven_loop", 200, {BARRIER, WARP, ABSENT}, "block.sum[block_size=BLOCK]"),
-        ("warp_sum_in_branch", 20, {WARP, ABSENT}, "warp.sum("),
-        ("warp_sum_in_branch", 40, {WARP, ABSENT}, "warp.sum("),
-        ("warp_sum_after_return", 40, {WARP, ABSENT}, "warp.sum("),
+        ("block_sum_in_branch", 70, {BARRIER, RETURN, WARP, MISSING_LANES}, "block.sum[block_size=BLOCK]"),
+        ("block_sum_in_uneven_loop", 200, {BARRIER, WARP, MISSING_LANES}, "block.sum[block_size=BLOCK]"),
+        ("warp_sum_in_branch", 20, {WARP, MISSING_LANES}, "warp.sum("),
+        ("warp_sum_in_branch", 40, {WARP, MISSING_LANES}, "warp.sum("),
+        ("warp_sum_after_return", 40, {WARP, MISSING_LANES}, "warp.sum("),
     ],
 )
 def test_missing_threads_are_an_error(kernel, h, kinds, call):
@@ -59,14 +59,14 @@ def test_missing_threads_are_an_error(kernel, h, kinds, call):
 @pytest.mark.compiles
 def test_full_mask_shuffle_in_half_a_warp_is_an_error():
     bench, _ = run_kernel("shuffle_in_half_a_warp")
-    assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
+    assert {f.kind for f in bench.errors()} == {WARP, MISSING_LANES}
 
 
 @pytest.mark.compiles
 def test_error_in_helper_shows_its_caller():
     """The location is the helper's line; the message also contains the caller's line."""
     bench, _ = run_kernel("helper_in_branch", 20)
-    assert {f.kind for f in bench.errors()} == {WARP, ABSENT}
+    assert {f.kind for f in bench.errors()} == {WARP, MISSING_LANES}
     for f in bench.errors():
         assert f.location.split(":")[-2] == str(find_line(FILE, "return warp.sum(value) / 32"))
         assert (
@@ -80,7 +80,7 @@ def test_error_in_helper_shows_its_caller():
 def test_block_smaller_than_a_warp_is_an_error():
     """Lanes that the block does not have are an error."""
     bench, _ = run_kernel("warp_sum_after_return", 128, threads=20)
-    assert {f.kind for f in bench.errors()} == {ABSENT}
+    assert {f.kind for f in bench.errors()} == {MISSING_LANES}
 
 
 @pytest.mark.compiles
@@ -91,7 +91,7 @@ def test_block_smaller_than_a_warp_is_an_error():
         ("block_sum_in_branch", 128, 1, np.full(128, 128)),
         ("block_sum_in_uneven_loop", 256, 1, np.full(128, 256)),
         ("warp_sum_in_branch", 64, 1, np.repeat([32, 1], 64)),
-        ("one_warp_sums", 32, 1, np.repeat([32, 1, np.nan], [32, 64, 32])),
+        ("partial_block_warp_sum", 32, 1, np.repeat([32, 1, np.nan], [32, 64, 32])),
         ("rows_by_warps", 7, 1, np.append(np.tile(np.arange(33, 65), 7), NAN)),
         ("sum_then_return", 50, 1, np.append(np.full(50, 50), NAN)),
     ],

@@ -19,7 +19,7 @@ def launch_body(body: str, threads: int, *, blocks: int = 1, checks: Checks | No
     body = f"mov.u64 %d0, %a0; mov.u64 %d1, %a1;\n{body}"
     file = '.file 1 "/reader/kernel.mojo"\n'
     text = make_kernel(body, (), (4, 4), declare=ARRAYS, module=file, store=False)
-    arrays = [bench.place(name, np.ones(1024, np.uint32)) for name in ("first", "second")]
+    arrays = [bench.upload(name, np.ones(1024, np.uint32)) for name in ("first", "second")]
     launch = bench.run(text, blocks, threads, *arrays)
     assert not bench.errors(), "\n".join(f.text() for f in bench.errors())
     return launch

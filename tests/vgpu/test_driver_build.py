@@ -17,9 +17,9 @@ from harness.toolchain import linker
 from harness.vgpu.driver import build
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = "from harness.vgpu.driver import build; print(build.build().folder)"
+BUILD_SCRIPT = "from harness.vgpu.driver import build; print(build.build().folder)"
 # Load the library, look up the names given as arguments, and initialize the driver without an executor.
-USE = """
+LOAD_LIBRARY_SCRIPT = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
 missing = [name for name in sys.argv[2:] if not hasattr(library, name)]
@@ -65,7 +65,9 @@ def builds(tmp_path_factory) -> list[Path]:
     root = tmp_path_factory.mktemp("driver")
     env = {**os.environ, "PATH": make_path(root / "bin", "sh", "cp"), "WORKBOOK_CACHE": str(root / "cache")}
     processes = [
-        subprocess.Popen([sys.executable, "-c", BUILD], env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", BUILD_SCRIPT], env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
         for _ in range(2)
     ]
     folders = [Path(process.communicate(timeout=120)[0].strip()) for process in processes]
@@ -80,9 +82,11 @@ def test_libraries_build_without_a_c_compiler(builds):
     no_device, driver_not_loaded = 100, 9
     names = ["cuInit", *list_driver_names_in_max()]
     assert len(names) > 80
-    result = run_python(USE, str(folder / "libcuda.so.1"), *names)
+    result = run_python(LOAD_LIBRARY_SCRIPT, str(folder / "libcuda.so.1"), *names)
     assert json.loads(result.stdout) == {"missing": [], "code": no_device}, result.stderr
-    result = run_python(USE, str(folder / "libnvidia-ml.so.1"), "nvmlInit_v2", "nvmlDeviceGetCount_v2")
+    result = run_python(
+        LOAD_LIBRARY_SCRIPT, str(folder / "libnvidia-ml.so.1"), "nvmlInit_v2", "nvmlDeviceGetCount_v2"
+    )
     assert json.loads(result.stdout) == {"missing": [], "code": driver_not_loaded}, result.stderr
 
 

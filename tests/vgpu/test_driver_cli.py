@@ -59,7 +59,7 @@ class DeviceStub:
         return self
 
 
-FAULT = Finding("out-of-bounds load", "load past the end of x")
+ERROR = Finding("out-of-bounds load", "load past the end of x")
 NOTE = Finding("uninitialised read", "in the library", is_error=False)
 
 
@@ -68,8 +68,8 @@ NOTE = Finding("uninitialised read", "in the library", is_error=False)
     [
         (0, DeviceStub(), 0),
         (0, DeviceStub([NOTE]), 0),
-        (0, DeviceStub([NOTE, FAULT]), 1),
-        (3, DeviceStub([FAULT]), 3),
+        (0, DeviceStub([NOTE, ERROR]), 1),
+        (3, DeviceStub([ERROR]), 3),
         (0, DeviceStub(errors=[StepBudgetExceeded("it loops")]), 1),
         (0, DeviceStub(errors=[LaunchError("too many threads")]), 0),  # the program can handle it
     ],
@@ -85,8 +85,8 @@ def test_exit_code_reports_errors(program, outcome, code, capsys):
     [
         (0, DeviceStub(), 0),
         (3, DeviceStub([NOTE]), 3),
-        (0, DeviceStub([FAULT]), 99),
-        (3, DeviceStub([FAULT]), 99),
+        (0, DeviceStub([ERROR]), 99),
+        (3, DeviceStub([ERROR]), 99),
     ],
 )
 def test_error_exitcode_overrides_the_programs(program, outcome, code):

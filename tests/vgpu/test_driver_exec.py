@@ -76,7 +76,7 @@ PROGRAMS = {
     "histogram": np.bincount(np.arange(3000) ** 2 % 1009 % 20, minlength=20),
     "async_copy": ((np.arange(512) * 37 % 101) / 8).reshape(4, 128)[:, ::-1].ravel(),
     "tensor_core": compute_products(16, 8),
-    "shared_on_request": np.arange(32) * 2,
+    "opt_in_shared_memory": np.arange(32) * 2,
 }
 
 
@@ -105,9 +105,9 @@ def test_python_program_can_use_max():
 
 COURSE = re.findall(
     r"\w+",
-    "host_fills maps sub_buffers copies pinned_in_a_kernel wrapped_host_memory device_facts streams events two_dimensions"
-    " three_dimensions dynamic_shared constant_memory arguments closures last_block spin_lock atomics clusters mbarriers"
-    " print_and_assert",
+    "host_fills maps sub_buffers copies kernel_accesses_pinned_memory wrapped_host_memory device_facts streams"
+    " events two_dimensions three_dimensions dynamic_shared constant_memory arguments closures last_block"
+    " spin_lock atomics clusters mbarriers print_and_assert",
 )
 
 

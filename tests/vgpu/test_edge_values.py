@@ -95,13 +95,13 @@ def test_measured_table_is_complete():
 @covers("copysign", "div", "fma", "rcp", "sqrt")
 @pytest.mark.parametrize("group", sorted({case.name.split(".")[0] for case in CASES if not case.approximate}))
 def test_exact_instructions_match_the_gpu(group):
-    wrong = {}
+    mismatches_by_case = {}
     for case in CASES:
         if case.name.split(".")[0] == group and not case.approximate:
-            different = find_differences(case, run_case(case), get_measured(case))
-            if different:
-                wrong[case.name] = different[:3]
-    assert not wrong
+            mismatches = find_differences(case, run_case(case), get_measured(case))
+            if mismatches:
+                mismatches_by_case[case.name] = mismatches[:3]
+    assert not mismatches_by_case
 
 
 @covers("cos", "ex2", "lg2", "rsqrt", "sin", "tanh")
@@ -110,7 +110,7 @@ def test_approximate_instructions_are_within_the_manuals_limits(case):
     """Errors are within the manual's limits and NaNs equal; sin and cos in [-pi, pi]; subnormal results may be 0."""
     got, expected = run_case(case), get_measured(case)
     kind = case.result_type.removesuffix("x2")
-    limit = APPROXIMATE.get(case.name, APPROXIMATE.get(case.name.split(".")[0], 0)) + ULP[kind]
+    tolerance = APPROXIMATE.get(case.name, APPROXIMATE.get(case.name.split(".")[0], 0)) + ULP[kind]
     g, w = to_float64(got, case.result_type), to_float64(expected, case.result_type)
     np.testing.assert_array_equal(np.isnan(g), np.isnan(w))
     if case.result_type == kind:
@@ -124,7 +124,7 @@ def test_approximate_instructions_are_within_the_manuals_limits(case):
     if case.name[:3] in ("sin", "cos"):
         operand = to_float64(np.array([row[0] for row in case.operands()], np.uint32), "f32")
         mask &= np.abs(operand) <= np.pi
-    assert (np.abs(g[mask] - w[mask]) <= (limit * scale)[mask] + tiny).all()
+    assert (np.abs(g[mask] - w[mask]) <= (tolerance * scale)[mask] + tiny).all()
 
 
 def test_poison_does_not_survive_arithmetic():

@@ -22,8 +22,8 @@ def record_events(
     bench.gpu.max_events = limit
     n = threads or len(inputs[0])
     text = make_kernel(body, [x.itemsize for x in inputs], declare=declare, store=store)
-    out_array = bench.empty("out", n) if out is None else bench.place("out", out)
-    arguments = [bench.place(f"in{k}", x) for k, x in enumerate(inputs)]
+    out_array = bench.empty("out", n) if out is None else bench.upload("out", out)
+    arguments = [bench.upload(f"in{k}", x) for k, x in enumerate(inputs)]
     events = bench.run(text, n // block, block, out_array, *arguments).events
     return events, bench
 
@@ -72,7 +72,7 @@ def test_atomic_is_recorded_with_its_operand():
     step = unwrap(events).steps[1]
     assert (step.kind, step.tensor) == ("A", "out") and get_column(events, 1, "element") == [0] * 8
     np.testing.assert_array_equal(get_column(events, 1, "value"), np.arange(8))
-    assert bench.get(bench.keep[0])[0] == 28
+    assert bench.download(bench.references[0])[0] == 28
 
 
 def test_vector_load_is_one_access_per_element():

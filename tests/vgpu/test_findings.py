@@ -34,14 +34,14 @@ def get_errors(bench: Bench, *kinds: str) -> list:
     return errors
 
 
-def place_ones(bench, name, n=1000):
-    return bench.place(name, np.ones(n, F4))
+def upload_ones(bench, name, n=1000):
+    return bench.upload(name, np.ones(n, F4))
 
 
 @pytest.mark.compiles
 def test_out_of_bounds_accesses_are_reported(ptx):
     bench = Bench()
-    a, b, o = place_ones(bench, "a"), place_ones(bench, "b"), bench.empty("o", 1000)
+    a, b, o = upload_ones(bench, "a"), upload_ones(bench, "b"), bench.empty("o", 1000)
     bench.run(ptx["vector_add_past_end"], 4, 256, o, a, b, I4(1000))
     loads = [f for f in get_errors(bench, "out-of-bounds load", "out-of-bounds load", "out-of-bounds store")]
     assert {f.tensor for f in loads} == {"a", "b", "o"}
@@ -49,7 +49,7 @@ def test_out_of_bounds_accesses_are_reported(ptx):
         assert is_at(f, "o[unsafe_offset=i] = a[unsafe_offset=i] + b[unsafe_offset=i]"), f.location
         assert (f.index, f.block, f.thread, f.count) == (1000, (3, 0, 0), (232, 0, 0), 1)
         assert "past the end" in f.text() and "(232, 0, 0)" in f.text()
-    np.testing.assert_array_equal(bench.get(o), np.full(1000, 2))
+    np.testing.assert_array_equal(bench.download(o), np.full(1000, 2))
 
 
 @pytest.mark.compiles
@@ -71,7 +71,7 @@ def test_overrun_between_packed_tensors_is_reported(ptx):
 @pytest.mark.compiles
 def test_read_of_unwritten_shared_memory_is_reported(ptx):
     bench = Bench()
-    a, o = place_ones(bench, "a", 64), bench.empty("o", 64)
+    a, o = upload_ones(bench, "a", 64), bench.empty("o", 64)
     bench.run(ptx["shared_unwritten"], 1, 64, o, a)
     (f,) = get_errors(bench, "uninitialised read")
     assert f.tensor == "s" and f.thread == (32, 0, 0) and f.count == 32
@@ -83,7 +83,7 @@ def test_read_of_unwritten_shared_memory_is_reported(ptx):
 def test_clearing_in_the_first_block_is_a_race(ptx, order):
     """The race is reported in every block order, even if the result is correct."""
     bench = Bench(blocks=order)
-    a, o = place_ones(bench, "a", 4000), bench.place("o", np.zeros(1, F4))
+    a, o = upload_ones(bench, "a", 4000), bench.upload("o", np.zeros(1, F4))
     bench.run(ptx["zero_in_first_block"], 16, 256, o, a, I4(4000))
     (f,) = get_errors(bench, "global race")
     lines = {int(w.split(":")[-2]) for w in (f.location, f.other_location)}
@@ -91,14 +91,14 @@ def test_clearing_in_the_first_block_is_a_race(ptx, order):
         find_line(FILE, "o[unsafe_offset=0] = 0"),
         find_line(FILE, "fetch_add[ordering=Ordering.RELAXED](o, total)"),
     }
-    assert (bench.get(o)[0] == 4000) == (order == "natural")
+    assert (bench.download(o)[0] == 4000) == (order == "natural")
 
 
 @pytest.mark.compiles
 def test_whole_warps_exit_before_a_barrier(ptx):
     """Hardware counts exited warps as arrived, so this is only a note."""
     bench = Bench()
-    a, o = place_ones(bench, "a", 64), bench.empty("o", 64)
+    a, o = upload_ones(bench, "a", 64), bench.empty("o", 64)
     bench.run(ptx["barrier_in_branch"], 1, 64, o, a)
     assert [(f.kind, f.is_error) for f in bench.gpu.findings] == [("threads exited before a barrier", False)]
     assert "counts them as arrived" in bench.gpu.findings[0].text()
@@ -110,7 +110,7 @@ def test_step_budget_error_has_location(ptx):
 
     bench = Bench()
     bench.gpu.steps = 2000
-    flag = bench.place("flag", np.zeros(1, I4))
+    flag = bench.upload("flag", np.zeros(1, I4))
     with pytest.raises(StepBudgetExceeded, match=f"basics.mojo:{find_line(FILE, '.load(flag) == 0')}"):
         bench.run(ptx["spin_forever"], 1, 32, flag)
     assert [f.kind for f in bench.errors()] == ["hang"]
@@ -120,7 +120,7 @@ def test_step_budget_error_has_location(ptx):
 def test_reads_of_freed_or_unwritten_memory_are_reported():
     """Freed memory cannot be read, and reads of memory that was never written are reported."""
     bench = Bench()
-    a, b, o = place_ones(bench, "a", 64), bench.empty("b", 64), bench.empty("o", 64)
+    a, b, o = upload_ones(bench, "a", 64), bench.empty("b", 64), bench.empty("o", 64)
     copy = make_kernel("mov.b32 %y0, %x0;", [4])
     bench.run(copy, 1, 64, o, b)
     (f,) = get_errors(bench, "uninitialised read")
@@ -245,8 +245,8 @@ BLOCK_INDEX = "mov.u32 %r1, %ctaid.x; "  # a register that is not a pointer
 )  # fmt: skip
 def test_access_beyond_its_tensor_is_reported(address, kind):
     bench = Bench()
-    first, second = bench.place("first", np.zeros(64, I4)), bench.place("second", np.zeros(1 << 20, I4))
-    table = bench.place("table", np.array([bench.address(second)], np.uint64))
+    first, second = bench.upload("first", np.zeros(64, I4)), bench.upload("second", np.zeros(1 << 20, I4))
+    table = bench.upload("table", np.array([bench.address(second)], np.uint64))
     far = bench.address(second) - bench.address(first)
     body = "ld.param.u64 %d0, [q0];" + BLOCK_INDEX + address.format(far=far) + "st.global.u32 [%d1], 1;"
     bench.run(make_kernel(body, (), (4, 4, 8), store=False), 1, 1, first, second, table)
@@ -259,7 +259,7 @@ def test_access_beyond_its_tensor_is_reported(address, kind):
 
 def test_access_before_its_tensor_is_reported():
     bench = Bench()
-    first, second = bench.place("first", np.zeros(1 << 20, I4)), bench.place("second", np.zeros(64, I4))
+    first, second = bench.upload("first", np.zeros(1 << 20, I4)), bench.upload("second", np.zeros(64, I4))
     distance = bench.address(second) - bench.address(first)
     body = f"ld.param.u64 %d0, [q1]; sub.s64 %d1, %d0, {distance}; ld.global.u32 %r1, [%d1];"
     bench.run(make_kernel(body, (), (4, 4), store=False), 1, 1, first, second)

@@ -60,14 +60,14 @@ def test_output_matches_the_gpu(group):
     measured = {
         case.name: load_table()["results"].get(case.name) for case in CASES if case.name.split()[0] == group
     }
-    different = []
+    mismatched_cases = []
     for case in CASES:
         if measured.get(case.name) is not None:
             got, findings = run_case(case)
             assert not findings, case.name
             if got != measured[case.name]:
-                different.append(case.name)
-    assert not different
+                mismatched_cases.append(case.name)
+    assert not mismatched_cases
 
 
 def test_gpu_failures_are_findings():

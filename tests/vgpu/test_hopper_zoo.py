@@ -130,7 +130,7 @@ def run_edited(edits=(), **options):
     random = np.random.default_rng(3)
     bits = [(random.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
             for shape in ((M, K), (N, K))]  # fmt: skip
-    a, b = (bench.place(name, x) for name, x in zip("ab", bits, strict=True))
+    a, b = (bench.upload(name, x) for name, x in zip("ab", bits, strict=True))
     c = bench.empty("c", (M, N))
 
     def encode_tiled(array, kind, width, box, swizzle):
@@ -165,7 +165,7 @@ LANE_0_WAITS = ("{ .reg .pred %p8; and.b32 %r30, %t, 31; setp.ne.u32 %p8, %r30, 
 HALVES = "and.b32 %r30, %t, 16; mov.b32 %r31, 0xFFFF; shl.b32 %r31, %r31, %r30; bar.warp.sync %r31;"
 STORE = "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%d2, {%col, %row}], [%r11];"
 
-CORRECT = {
+CORRECT_VARIANTS = {
     "unchanged": [],
     "proxy fence by the storing thread after the barrier": [
         (FENCE, ""), ("@!%p4 bra END; add.u32 %r11", f"{FENCE} @!%p4 bra END; add.u32 %r11")],
@@ -184,7 +184,7 @@ CORRECT = {
 }  # fmt: skip
 
 # name: (edits, kind of finding, part of its message)
-WRONG = {
+BUGS = {
     "missing proxy fence before the store": ([(FENCE, "")], "missing proxy fence", "dynamic shared memory"),
     "proxy fence too early": (
         [(FENCE, ""), (WAIT_0, f"{WAIT_0} {FENCE}")], "missing proxy fence", "is read here by the async proxy"),
@@ -273,16 +273,16 @@ WRONG = {
 
 
 @pytest.mark.parametrize("blocks", ["natural", "reversed", "shuffled:4"])
-@pytest.mark.parametrize("name", CORRECT)
+@pytest.mark.parametrize("name", CORRECT_VARIANTS)
 def test_correct_kernels_have_no_finding(name, blocks):
-    errors, error = run_edited(CORRECT[name], blocks=blocks)
+    errors, error = run_edited(CORRECT_VARIANTS[name], blocks=blocks)
     assert not errors, errors[0].text()
     assert "other output" in name or error < 1e-6
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", BUGS)
 def test_bugs_are_reported(name):
-    edits, kind, expected = WRONG[name]
+    edits, kind, expected = BUGS[name]
     errors, _ = run_edited(edits)
     assert kind in {f.kind for f in errors}, [f.text() for f in errors]
     finding = next(f for f in errors if f.kind == kind)
@@ -293,7 +293,7 @@ def test_bugs_are_reported(name):
 
 def test_bulk_copy_size_must_be_a_multiple_of_16_bytes():
     bench = Bench()
-    x, y = bench.place("x", np.arange(256, dtype=np.uint32)), bench.empty("y", 512, np.uint32)
+    x, y = bench.upload("x", np.arange(256, dtype=np.uint32)), bench.empty("y", 512, np.uint32)
     with contextlib.suppress(StepBudgetExceeded):
         bench.run(PAIR.replace("[%d2], 256,", "[%d2], 248,"), 2, 64, x, y, cluster=(2, 1, 1))
     finding = next(f for f in bench.errors() if f.kind == "misaligned bulk copy")
@@ -360,11 +360,11 @@ def test_multicast_pipeline_in_a_cluster(old, new, kind):
     """One block multicasts tiles to both blocks after both have released the previous tile."""
     bench = Bench()
     bench.gpu.steps = 20_000
-    x = bench.place("x", np.arange(256, dtype=np.uint32))
+    x = bench.upload("x", np.arange(256, dtype=np.uint32))
     y = bench.empty("y", 512, np.uint32)
     with contextlib.suppress(StepBudgetExceeded):
         bench.run(PAIR.replace(old, new, 1) if old else PAIR, 2, 64, x, y, cluster=(2, 1, 1))
     kinds = {f.kind for f in bench.errors()}
     assert kinds == set() if kind is None else kind in kinds, [f.text() for f in bench.errors()]
     if kind is None:
-        np.testing.assert_array_equal(bench.get(y), [*range(256), *range(256)])
+        np.testing.assert_array_equal(bench.download(y), [*range(256), *range(256)])

@@ -164,16 +164,16 @@ def test_three_dimensional_indices(gpu):
     bench = Bench()
     o = bench.empty("o", (2 * 3 * 5, 24), np.uint32)
     bench.run(make_kernel(body), (2, 3, 5), (4, 3, 2), o)
-    np.testing.assert_array_equal(bench.get(o).ravel(), 2 * np.arange(720))
+    np.testing.assert_array_equal(bench.download(o).ravel(), 2 * np.arange(720))
 
 
 def test_grid_with_many_batches():
     bench = Bench()
     bench.gpu.max_batch_threads = 256
     x = np.arange(5000, dtype=np.uint32)
-    o, a = bench.empty("o", 5000, np.uint32), bench.place("a", x)
+    o, a = bench.empty("o", 5000, np.uint32), bench.upload("a", x)
     bench.run(COPY, 50, 100, o, a)
-    np.testing.assert_array_equal(bench.get(o), x)
+    np.testing.assert_array_equal(bench.download(o), x)
     assert not bench.errors()
 
 
@@ -194,9 +194,9 @@ def test_findings_of_launch_and_device(gpu):
 def test_checks_can_be_disabled():
     bench = Bench(checks=Checks(uninitialised=False, races=False, counters=False))
     o, a = bench.empty("o", 4, np.uint32), bench.empty("a", 4, np.uint32)
-    same_place = COPY.replace("mad.wide.u32 %a0, %i, 4, %a0;", "")
-    launch = bench.run(same_place, 2, 2, o, a)
-    bench.get(o)
+    same_address = COPY.replace("mad.wide.u32 %a0, %i, 4, %a0;", "")
+    launch = bench.run(same_address, 2, 2, o, a)
+    bench.download(o)
     assert not bench.gpu.findings and launch.counters.global_load.requests == 0
     bench.run(COPY, 1, 5, o, a)
     assert {f.kind for f in bench.gpu.findings} == {"out-of-bounds load", "out-of-bounds store"}

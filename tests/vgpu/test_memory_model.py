@@ -36,7 +36,7 @@ class Idiom(NamedTuple):
     """PTX of each block, and edits (old -> new) that cause a race."""
 
     parts: tuple[str, ...]
-    misses: tuple[tuple[str, str], ...]
+    near_misses: tuple[tuple[str, str], ...]
     threads: int = 1
     cluster: int = 1
 
@@ -248,7 +248,7 @@ def test_idiom_has_no_race(name, blocks):
     [
         pytest.param(name, edit, id=f"{name}: {number}")
         for name, idiom in IDIOMS.items()
-        for number, edit in enumerate(idiom.misses)
+        for number, edit in enumerate(idiom.near_misses)
     ],
 )
 def test_near_miss_is_a_race(name, edit):

@@ -26,8 +26,8 @@ VIRTUAL = Target("virtual", None, "virtual GPU (sm_90a)")
 def list_orders(folder, tests):
     cases = [Case("", "", dims, "hard") for dims in (DEFAULT, WIDE, TALL)]
     return {
-        dtype: make_order("p22", some, PUZZLE.default_variants, dtype=dtype)
-        for dtype, some in {"float32": cases, "bfloat16": cases[:1]}.items()
+        dtype: make_order("p22", cases_of_dtype, PUZZLE.default_variants, dtype=dtype)
+        for dtype, cases_of_dtype in {"float32": cases, "bfloat16": cases[:1]}.items()
     }
 
 
@@ -52,21 +52,21 @@ def recordings(recorded):
 def test_values_are_correct_in_every_block_order(recordings, dtype, dims, order, variant):
     case = Case("recorded", "", dims, "hard")
     reference = Reference(PUZZLE, dtype, seed=0)
-    player = Replay(recordings[dtype], PUZZLE, dtype, blocks=order)
-    outputs = player.run(variant, case, reference.get_inputs(case))
+    replay = Replay(recordings[dtype], PUZZLE, dtype, blocks=order)
+    outputs = replay.run(variant, case, reference.get_inputs(case))
     results = reference.compare_all(case, VIRTUAL, variant, outputs, list(outputs))
     assert {name for name, result in results.items() if not result.ok} == set()
     assert {*PUZZLE.forward, *PUZZLE.backward} <= set(results)
-    assert not player.gpu.findings, player.gpu.findings[0].text()
+    assert not replay.gpu.findings, replay.gpu.findings[0].text()
 
 
 def count_default_case(recording, variant: str) -> dict[str, Counters]:
     """Return launch name -> counters of the default case, for the first launch of each name."""
     case = PUZZLE.list_cases(None)[0]
-    player = Replay(recording, PUZZLE, "float32")
-    player.run(variant, case, Reference(PUZZLE, "float32", 0).get_inputs(case))
+    replay = Replay(recording, PUZZLE, "float32")
+    replay.run(variant, case, Reference(PUZZLE, "float32", 0).get_inputs(case))
     counters = {}
-    for launch in player.gpu.launches:
+    for launch in replay.gpu.launches:
         counters.setdefault(launch.name, launch.counters)
     return counters
 
@@ -106,8 +106,8 @@ def test_missing_zeroing_launch_is_reported(recordings):
         if not (isinstance(event, RecordedLaunch) and event.name == "clear_gradients")
     ]
     case = PUZZLE.list_cases(None)[0]
-    player = Replay(replace(recording, cases={("fused", DEFAULT): events}), PUZZLE, "float32")
-    player.run("fused", case, Reference(PUZZLE, "float32", 0).get_inputs(case))
-    errors = [finding for finding in player.gpu.findings if finding.is_error]
+    replay = Replay(replace(recording, cases={("fused", DEFAULT): events}), PUZZLE, "float32")
+    replay.run("fused", case, Reference(PUZZLE, "float32", 0).get_inputs(case))
+    errors = [finding for finding in replay.gpu.findings if finding.is_error]
     assert {finding.kind for finding in errors} == {"uninitialised read"}
     assert {f.tensor for f in errors} == {"sums_ln_weight", "sums_ln_bias", "sums_weight", "sums_bias"}

@@ -193,7 +193,7 @@ def test_sectors_and_bank_conflicts_are_counted():
     mov.u32 %r2, s; mad.lo.u32 %r3, %t2, 128, %r2; st.shared.u32 [%r3], %r1; mad.lo.u32 %r3, %t2, 8, %r2; bar.sync 0;
     st.shared.u64 [%r3], %d0; red.shared.add.u32 [s], 1; red.global.add.u32 [%d0], 1;"""
     text = make_kernel(body, declare=".shared .align 8 .b8 s[4096];", store=False)
-    c = bench.run(text, 2, 32, bench.place("c", np.zeros(1024, U4))).counters
+    c = bench.run(text, 2, 32, bench.upload("c", np.zeros(1024, U4))).counters
     assert (c.global_load.requests, c.global_load.sectors, c.global_load.bytes) == (2, 64, 256)
     store = c.shared_store
     assert (store.requests, store.cycles, store.ideal_cycles) == (4, 2 * 32 + 2 * 2, 2 + 4)

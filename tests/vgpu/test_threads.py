@@ -145,9 +145,9 @@ def test_reductions_without_result(kind, dtype):
     body = f"ld.param.u64 %d1, [q0]; red.relaxed.gpu.global.add{noftz}.{kind} [%d1], %x0;"
     text = make_kernel(body, [operand.itemsize], [operand.itemsize], store=False)
     bench = Bench()
-    o, a = bench.place("o", np.zeros(n, operand.dtype)), bench.place("a", operand)
+    o, a = bench.upload("o", np.zeros(n, operand.dtype)), bench.upload("a", operand)
     bench.run(text, 1, n, o, a)
-    total = bench.get(o)[:1]
+    total = bench.download(o)[:1]
     if kind == "f16x2":
         np.testing.assert_array_equal(total.view(np.float16), [x.sum(), (x + 1).sum()])
     elif kind == "bf16x2":
@@ -166,16 +166,16 @@ def test_shuffle(mode, width):
     b, c = 3, (32 - width) << 8 | (0 if mode == "up" else 31)
     body = f"shfl.sync.{mode}.b32 %y0|%p1, %x0, {b}, {c}, -1; selp.u32 %y1, 1, 0, %p1;"
     got, inside = run_ptx(body, [x], ["u4", "u4"], block=96)
-    expected, ok = [], []
+    expected, in_range_flags = [], []
     for t in range(96):
         lane, base = t % 32, t - t % 32
         low = lane - lane % width
         j = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": low + b % width}[mode]
-        fine = j >= low if mode == "up" else j < low + width
-        expected.append(x[base + (j if fine else lane)])
-        ok.append(int(fine))
+        in_range = j >= low if mode == "up" else j < low + width
+        expected.append(x[base + (j if in_range else lane)])
+        in_range_flags.append(int(in_range))
     np.testing.assert_array_equal(got, expected)
-    np.testing.assert_array_equal(inside, ok)
+    np.testing.assert_array_equal(inside, in_range_flags)
 
 
 def test_lanes_reconverge_in_a_loop_with_a_dead_block():
@@ -224,11 +224,11 @@ def test_match_and_redux():
     body = """match.any.sync.b32 %y0, %x0, -1;  match.all.sync.b32 %r1|%p1, %x0, -1;  selp.u32 %y1, 1, 0, %p1;
     redux.sync.add.u32 %y2, %x0, -1;  redux.sync.max.s32 %y3, %x0, -1;  redux.sync.xor.b32 %r2, %x0, -1;
     shl.b32 %r2, %r2, 16;  add.u32 %y3, %y3, %r2;"""
-    same, whole, total, rest = run_ptx(body, [x], ["u4"] * 4)
+    same, all_equal, total, rest = run_ptx(body, [x], ["u4"] * 4)
     for t in range(64):
         warp = x[t - t % 32 :][:32]
         assert same[t] == sum(1 << k for k in range(32) if warp[k] == x[t])
-        assert whole[t] == (len(set(warp.tolist())) == 1)
+        assert all_equal[t] == (len(set(warp.tolist())) == 1)
         assert total[t] == warp.sum() and rest[t] == warp.max() + (int(np.bitwise_xor.reduce(warp)) << 16)
 
 
@@ -421,7 +421,7 @@ def test_unsupported_instruction_is_named(instr):
     bench = Bench()
     text = make_kernel(f"mov.u32 %y0, 0; {instr};")
     with pytest.raises(UnsupportedInstruction, match=instr.split()[0].split(".")[0]) as caught:
-        bench.run(text, 1, 32, bench.place("o", np.zeros(32, U4)))
+        bench.run(text, 1, 32, bench.upload("o", np.zeros(32, U4)))
     assert "PTX line" in str(caught.value)
     assert caught.value.instr.line == text[: text.index(instr)].count("\n") + 1
 

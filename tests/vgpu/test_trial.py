@@ -18,18 +18,18 @@ READ_HALF = (
 )
 
 
-def run_half(body: str, *, line: bool = False, max_events: int = 0):
+def run_with_unwritten_reads(body: str, *, line: bool = False, max_events: int = 0):
     """Run 32 threads on out = [0, 1, 2, ...]; return the only finding, the final `out`, and the launch."""
     text = make_kernel("ld.param.u64 %d0, [q0];" + body, declare=SHARED, store=False)
     if line:
         text = text.replace("ld.param", ".loc 1 7 1\nld.param", 1) + '.file 1 "/home/me/k.mojo"\n'
     bench = Bench()
     bench.gpu.max_events = max_events
-    out = bench.place("out", np.arange(32, dtype=np.uint32))
+    out = bench.upload("out", np.arange(32, dtype=np.uint32))
     launch = bench.run(text, 1, 32, out)
     (finding,) = bench.gpu.findings
     assert finding.kind == "uninitialised read" and finding.count == 16
-    return finding, bench.get(out), launch
+    return finding, bench.download(out), launch
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def run_half(body: str, *, line: bool = False, max_events: int = 0):
     ],
 )
 def test_dependent_result_is_an_error(use, error):
-    finding, _, _ = run_half(READ_HALF + use)
+    finding, _, _ = run_with_unwritten_reads(READ_HALF + use)
     assert finding.is_error == error
     assert ("results are the same" in finding.message) != error
 
@@ -59,22 +59,22 @@ def test_dependent_result_is_an_error(use, error):
 def test_second_run_has_no_side_effects():
     """Memory, counters and events match a single launch."""
     body = READ_HALF + "setp.ge.u32 %p2, %t2, 16;  selp.u32 %r3, 5, %r2, %p2;  red.global.add.u32 [%a0], %r3;"
-    finding, out, launch = run_half(body, max_events=1000)
+    finding, out, launch = run_with_unwritten_reads(body, max_events=1000)
     np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32) + 5])
     assert not finding.is_error
     assert (launch.counters.atomics, launch.counters.threads) == (32, 32)
     assert sum(step.last - step.first for step in unwrap(launch.events).steps if step.kind == "A") == 32
-    _, out, _ = run_half(READ_HALF + "red.global.add.u32 [%a0], %r2;")
+    _, out, _ = run_with_unwritten_reads(READ_HALF + "red.global.add.u32 [%a0], %r2;")
     np.testing.assert_array_equal(out, np.r_[2 * np.arange(16), np.arange(16, 32)])  # unwritten words are 0
 
 
 def test_memory_too_large_to_save_is_an_error(monkeypatch):
     monkeypatch.setattr(trial, "MAX_SAVED_BYTES", 64)
-    assert run_half(READ_HALF + "st.global.u32 [%a0], 5;")[0].is_error
+    assert run_with_unwritten_reads(READ_HALF + "st.global.u32 [%a0], 5;")[0].is_error
 
 
 def test_no_second_run_with_a_line_table():
-    assert run_half(READ_HALF, line=True)[0].is_error
+    assert run_with_unwritten_reads(READ_HALF, line=True)[0].is_error
 
 
 @pytest.mark.compiles
@@ -86,8 +86,8 @@ def test_prefix_sum_of_the_library_is_not_an_error():
     )
     for text in (ptx, without_lines):
         bench = Bench()
-        a, o = bench.place("a", np.arange(128, dtype=np.int32)), bench.empty("o", 128, np.int32)
+        a, o = bench.upload("a", np.arange(128, dtype=np.int32)), bench.empty("o", 128, np.int32)
         bench.run(text, 1, 128, o, a)
-        np.testing.assert_array_equal(bench.get(o), np.cumsum(np.arange(128)))
+        np.testing.assert_array_equal(bench.download(o), np.cumsum(np.arange(128)))
         assert {f.kind for f in bench.gpu.findings} == {"uninitialised read"} and not bench.errors()
         assert text != ptx or all("belongs to the Mojo library" in f.text() for f in bench.gpu.findings)

@@ -18,7 +18,7 @@ LAYERS = (
     "driver", "cli",
 )  # fmt: skip
 """Layers from lowest to highest; a top-level file is a separate layer."""
-OUTSIDE = ("harness.errors", "harness.toolchain.")
+ALLOWED_IMPORTS = ("harness.errors", "harness.toolchain.")
 """Modules of the harness that the virtual GPU may import."""
 
 
@@ -49,7 +49,9 @@ def find_forbidden_imports(text: str, module: str) -> list[str]:
 
     def is_allowed(name: str) -> bool:
         inside = name.removeprefix("harness.vgpu.")
-        return name.startswith(OUTSIDE) if inside == name else find_layer(inside) <= find_layer(module)
+        return (
+            name.startswith(ALLOWED_IMPORTS) if inside == name else find_layer(inside) <= find_layer(module)
+        )
 
     return [name for name in list_imports(ast.parse(text), package) if not is_allowed(name)]
 

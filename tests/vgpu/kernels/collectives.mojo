@@ -98,7 +98,7 @@ def block_collectives(o: Out, a: In, h: Int32):
     o[unsafe_offset=4 * BLOCK + t] = total
 
 
-def one_warp_sums(o: Out, a: In, h: Int32):
+def partial_block_warp_sum(o: Out, a: In, h: Int32):
     """Only the first warps use a warp collective; the others have returned or take another branch."""
     var t = thread_idx.x
     if t >= 96:

@@ -91,7 +91,7 @@ def too_many_blocks() raises:
     launch_fill(65536, 1)
 
 
-def shared_on_request() raises:
+def opt_in_shared_memory() raises:
     """Uses more than 48 KiB of dynamic shared memory, with the function attribute. Prints 32 numbers."""
     with DeviceContext() as ctx:
         var y = ctx.enqueue_create_buffer[DType.float32](32)

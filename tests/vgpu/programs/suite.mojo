@@ -27,8 +27,8 @@ def main() raises:
         faults.too_many_threads()
     elif name == "too_many_blocks":
         faults.too_many_blocks()
-    elif name == "shared_on_request":
-        faults.shared_on_request()
+    elif name == "opt_in_shared_memory":
+        faults.opt_in_shared_memory()
     elif name == "too_much_shared":
         faults.too_much_shared()
     elif name == "out_of_memory":

@@ -109,7 +109,7 @@ def copies() raises:
     print("copies")
 
 
-def pinned_in_a_kernel() raises:
+def kernel_accesses_pinned_memory() raises:
     """With unified addressing a kernel reads and writes a pinned host buffer at its host address."""
     with DeviceContext() as ctx:
         var host = ctx.enqueue_create_host_buffer[DType.float32](N)
@@ -121,7 +121,7 @@ def pinned_in_a_kernel() raises:
         ctx.synchronize()
         for i in range(N):
             assert_equal(host[i], Float32(4 * i if 50 <= i < 60 else 2 * i))
-    print("pinned_in_a_kernel")
+    print("kernel_accesses_pinned_memory")
 
 
 def wrapped_host_memory() raises:
@@ -156,6 +156,6 @@ def main() raises:
     maps()
     sub_buffers()
     copies()
-    pinned_in_a_kernel()
+    kernel_accesses_pinned_memory()
     wrapped_host_memory()
     device_facts()

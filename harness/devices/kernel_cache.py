@@ -268,7 +268,7 @@ def strip_copy_prefixes(text: str) -> str:
 
 
 def update_line_table(ptx: str, new_lines: dict[tuple[str, int], int]) -> str:
-    """Return PTX with its line table updated for moved code; `moved` is (file, old line) -> new line."""
+    """Return PTX with its line table updated for moved code; `new_lines` is (file, old line) -> new line."""
     files = {
         number: path.removeprefix(f"{PACKAGE_PLACEHOLDER}/")
         for number, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', ptx, re.MULTILINE)

@@ -178,7 +178,7 @@ def format_hang_location(process: BaseProcess, rank: int, folder: str, source_fi
 
 
 def find_stack_line(stack: Path, source_file: Path) -> str:
-    """Return the first line of `source` in a process's stack dump as "FILE:LINE", or ""."""
+    """Return the first line of `source_file` in a process's stack dump as "FILE:LINE", or ""."""
     deadline = time.monotonic() + GRACE_PERIOD_S
     while time.monotonic() < deadline:
         for file, line in re.findall(r'File "(.*)", line (\d+)', stack.read_text()):

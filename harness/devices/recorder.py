@@ -397,7 +397,7 @@ def _restore_paths(text: str, folder: Path, package: Path) -> str:
 def _write_program(folder: Path, requests: list[RecordRequest], marks: bool, reduced: bool) -> Path:
     """Write a program that records several packages in sequence.
 
-    Each package (with `cut`, only the code that its launches need) is copied to a new package, together with
+    Each package (with `reduced`, only the code that its launches need) is copied to a new package, together with
     its recording program and launcher, whose imports of `op` and `recorder` become relative.
     """
     imports, calls = [], []
@@ -426,7 +426,7 @@ def _write_program(folder: Path, requests: list[RecordRequest], marks: bool, red
 
 
 def _read_texts(request: RecordRequest, reduced: bool) -> dict[str, str]:
-    """Return file -> text of an request's package, with `cut` only the code that its launches need."""
+    """Return file -> text of an request's package, with `reduced` only the code that its launches need."""
     if reduced:
         return _get_kernels(request).extract_launch_code(_generate_programs(request.puzzle).values())
     files = ((str(file.relative_to(request.package.path)), file) for file in request.package.files)

@@ -12,7 +12,7 @@ class VirtualGPUError(Exception):
 
 
 class LaunchError(VirtualGPUError):
-    """Raised for a launch that any GPU would reject, before anything runs."""
+    """Raised for a launch that any GPU would reject, before it executes."""
 
     def __init__(self, message: str, cuda: str = "CUDA_ERROR_INVALID_VALUE"):
         super().__init__(f"{message} [{cuda}]")
@@ -58,6 +58,6 @@ class UnsupportedInstruction(VirtualGPUError):
 
 
 class StepBudgetExceeded(VirtualGPUError):
-    """Raised for a launch that did not end within its step budget; the message names the loop."""
+    """Raised for a launch that exceeds its step budget; the message contains the location of the loop."""
 
     cuda = "CUDA_ERROR_LAUNCH_TIMEOUT"

@@ -7,7 +7,7 @@
 >>> launch = gpu.launch(kernel, grid=(4, 1, 1), block=(256, 1, 1), args=[x.to_bytes(8, "little")])
 >>> launch.findings, launch.counters
 
-Reports call it "virtual GPU (sm_90a)", never a GPU. It counts work but measures no time.
+Reports call the device "virtual GPU (sm_90a)", never "GPU". It counts work but does not measure time.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class VirtualGPU:
     """One simulated device.
 
     memory: the whole device memory (uint8), or None to reserve it. base: device address of its first byte.
-    blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; in any order but
-    natural the grid runs in several batches, so that results that depend on the order differ.
+    blocks: order of the thread blocks, "natural", "reversed", "shuffled" or "shuffled:SEED"; orders other than
+    natural run the grid in several batches, to expose results that depend on the order.
 
-    Attributes to set: `max_events` (maximum number of accesses to record per launch), `steps` (budget of
+    Settable attributes: `max_events` (maximum number of accesses to record per launch), `steps` (budget of
     basic-block executions per launch), `max_batch_threads` (maximum number of threads per batch), `echo` (print
     the output of kernels)."""
 
@@ -151,8 +151,8 @@ class VirtualGPU:
             tensor.write_violation = kind
 
     def get_offset(self, address: int, nbytes: int, action: str) -> int:
-        """Return the offset of a range in device memory. Raises InvalidAddress with the action if the
-        range is not inside one allocation."""
+        """Return the offset of a range in device memory. Raises InvalidAddress if the range is not
+        inside one allocation; `action` is for its message."""
         offset = self.arena.get_offset(address, nbytes)
         if offset is None:
             raise InvalidAddress(
@@ -171,7 +171,7 @@ class VirtualGPU:
         self.arena.update_fully_written(address, len(raw))
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
-        """Copy device to host, as uint8; unwritten elements are a finding."""
+        """Copy device to host, as uint8; report unwritten elements."""
         offset = self.get_offset(address, nbytes, "read")
         self.check_written(address, nbytes)
         return self.arena.data[offset : offset + nbytes].copy()
@@ -281,10 +281,10 @@ class VirtualGPU:
 
     # -- launches -------------------------------------------------------------------------------------------
     def launch(self, kernel: Kernel, grid, block, args, shared_bytes=0, cluster=(1, 1, 1), name="") -> Launch:
-        """Run a kernel to its end and return its Launch, which is also appended to `launches`.
+        """Run a kernel to completion and return its Launch, which is also appended to `launches`.
 
-        args: the bytes of each parameter. Raises LaunchError before anything runs, or UnsupportedInstruction
-        or StepBudgetExceeded. Errors in the kernel are findings, not exceptions.
+        args: the bytes of each parameter. Raises LaunchError for an invalid launch, UnsupportedInstruction or
+        StepBudgetExceeded. Errors in the kernel are reported as findings, not raised.
         """
         grid, block, cluster = (_parse_dimensions(sizes) for sizes in (grid, block, cluster))
         self._check_launch(kernel, grid, block, args, shared_bytes, cluster)

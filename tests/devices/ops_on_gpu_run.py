@@ -61,7 +61,7 @@ model = InferenceSession(devices=[CPU(), device]).load(graph)
 
 
 def run(**replacements: np.ndarray) -> dict[str, np.ndarray]:
-    """Run the ops on the arrays after replacing `others`; return the results."""
+    """Run the ops on the arrays after replacing some (`replacements`); return the results."""
     buffers = {
         name: Buffer.from_numpy(array).to(device) for name, array in {**arrays, **replacements}.items()
     }

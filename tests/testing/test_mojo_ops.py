@@ -129,7 +129,7 @@ def test_invalid_call_is_explained(package):
     with pytest.raises(RuntimeError, match=r"AttributeError: .* registers no op nothing"):
         ops.nothing(x)
     worker = Worker.workers[ops.package]
-    worker.call.write_bytes(b"")
+    worker.call_file.write_bytes(b"")
     print(file=worker.process.stdin, flush=True)
     worker.process.wait()
     with pytest.raises(RuntimeError, match="right: the process on the virtual GPU exited with 1: "):

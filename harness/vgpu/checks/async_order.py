@@ -129,7 +129,7 @@ class AsyncOrder:
                 self.thread_rows[threads[rows == old]] = merged
 
     def advance(self, threads: np.ndarray, time: int):
-        """Order each of these threads' accesses up to `time` before all later accesses of all of them."""
+        """Order the accesses of these threads up to `time` before all their later accesses."""
         rows = self.thread_rows[threads]
         for old in get_distinct(rows):
             row = self.rows[old].copy()
@@ -137,7 +137,9 @@ class AsyncOrder:
             self.thread_rows[threads[rows == old]] = self.add_row(row)
 
     def advance_time(self):
-        """Advance the time past all releases so far; free rows if needed (all rows in use must be stored)."""
+        """Advance the time past all releases so far, and free unused rows if there are many.
+
+        All rows in use must be referenced by threads or barriers."""
         self.now += 1
         if self.used_rows > self.sweep_limit:
             self.free_unused_rows()
@@ -376,7 +378,7 @@ class AsyncOrder:
                                 message.format(self.format_thread(int(owners[k]))))  # fmt: skip
 
     def drop_records(self, units):
-        """Drop the recorded accesses to overwritten locations."""
+        """Drop the records of accesses to overwritten locations."""
         if not len(units):
             return
         for copy, mask in self.find_writers(units):

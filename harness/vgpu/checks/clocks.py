@@ -34,7 +34,7 @@ Warps = frozenset[int]
 class Prefix(NamedTuple):
     """A prefix of a block's history: its first `count` segments.
 
-    In `epoch`, its last barrier epoch, it covers only the warps in `warps`, each up to its own count.
+    In `epoch`, its last barrier epoch, it contains only the warps in `warps`, each up to a separate count.
     """
 
     count: int
@@ -100,7 +100,7 @@ def merge_clocks(clocks: Iterable[Clock]) -> Clock:
 
 
 class SequentialFences:
-    """A block's clocks at its fence.sc: by warp in the last epoch with one, merged for all earlier epochs."""
+    """A block's clocks at its fence.sc instructions: by warp in the latest epoch, merged for earlier epochs."""
 
     def __init__(self):
         self.epoch = -1
@@ -161,7 +161,7 @@ class Clocks:
 
     # -- releases and acquires ------------------------------------------------------------------------------
     def release(self, block: int, epoch: int, warps: Warps) -> Clock:
-        """Start a new segment; return the clock that these warps publish: their own and all they acquired."""
+        """Start a new segment; return the clock that these warps publish, which includes all they acquired."""
         clock = self.compute_clock(block, epoch, warps)
         self.start_segment(block, self.rows[self.get_segment(block)])  # later accesses are not covered
         return clock
@@ -219,7 +219,7 @@ class Clocks:
 
     # -- events ---------------------------------------------------------------------------------------------
     def group_warps(self, batch, active):
-        """Yield (block, its barrier epoch, its warps) for the threads at positions `L`."""
+        """Yield (block, its barrier epoch, its warps) for the active threads."""
         positions = batch.positions(active)
         blocks = batch.block_of[positions]
         pairs = np.unique(blocks * 32 + (batch.thread_of[positions] >> 5))
@@ -230,7 +230,7 @@ class Clocks:
             yield int(batch.blocks[number]), int(batch.epoch[number]) & EPOCH_MASK, frozenset(warps)
 
     def fence(self, batch, active, scope: int, acquires: bool, releases: bool, sequential: bool) -> None:
-        """Execute a fence, which covers its warp's accesses, and other warps' before the last barrier."""
+        """Execute a fence for earlier accesses of its warp, and those of other warps before the last barrier."""
         for block, epoch, warps in self.group_warps(batch, active):
             for w in warps:
                 pending = self.unacquired_clocks.get((block, w))
@@ -294,7 +294,7 @@ class Clocks:
         return min(a[0], b[0]) >= required_scope
 
     def resolve_deferred(self, failed: np.ndarray) -> None:
-        """Process the deferred compare-and-swaps; those of the `failed` threads do not write."""
+        """Process the deferred compare-and-swaps; `failed` are the threads whose swap did not write."""
         deferred_accesses, self.deferred_accesses = self.deferred_accesses or [], None
         for logged_access in deferred_accesses:
             self.process_access(*logged_access, failed=frozenset(failed.tolist()))

@@ -22,8 +22,8 @@ from .findings import Checks
 
 @dataclass(slots=True)
 class Traffic:
-    """Requests and bytes of one kind of access, with `sectors` for global memory, and `cycles` and their
-    minimum `ideal_cycles` for shared memory."""
+    """Requests and bytes of one kind of access; also `sectors` in global memory, and in shared memory `cycles`
+    and `ideal_cycles`, those without bank conflicts."""
 
     requests: int = 0
     bytes: int = 0
@@ -90,7 +90,7 @@ class TensorTraffic:
 class Overlap:
     """Multiply-adds that overlap an asynchronous copy, between its group's commit and the wait.
 
-    `minimum` is the minimum over the groups committed after the first multiply-add; None without any.
+    `minimum` is taken over the groups committed after the first multiply-add; None if there are none.
     """
 
     instr: Instr

@@ -1,6 +1,6 @@
-"""Findings: the problems of a launch, one per cause, with Mojo line, tensor, index, block and thread.
+"""Findings: problems in a launch, one per cause, with Mojo line, tensor, index, block and thread.
 
-A problem inside a library algorithm (block and warp primitives, for example) is a note, not an error.
+A problem inside a library algorithm, such as a block or warp primitive, is a note, not an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Checks:
 class Finding:
     """One problem: its first occurrence, and the number of occurrences.
 
-    `kind` is one of KINDS. Tensor names in `words` are marked by `mark_name`; `message` is the same text
+    `kind` is one of KINDS. Tensor names in `marked_message` are marked by `mark_name`; `message` is the same text
     without marks. `index` is an element's index in the tensor (a tuple if its shape is known). `block` and
     `thread` are (x, y, z).
     """
@@ -123,7 +123,7 @@ def mark_name(tensor: str) -> str:
 
 
 def format_count(count: int, singular: str, plural: str = "") -> str:
-    """Format a count: "1 error", "2 errors"; with an irregular plural `many`, "2 launches"."""
+    """Format a count: "1 error", "2 errors"; with an irregular plural `plural`, "2 launches"."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
 
 
@@ -136,7 +136,7 @@ def format_triple(t: tuple[int, int, int]) -> str:
 
 
 class Findings(list):
-    """The findings of a device or launch; repetitions at the same instruction and tensor add to a count."""
+    """The findings of a device or launch; repetitions at one instruction and tensor only increment a count."""
 
     def __init__(self):
         super().__init__()

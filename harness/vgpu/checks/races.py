@@ -1,4 +1,4 @@
-"""Race check: log every access and search for conflicts in bulk, independent of the actual schedule.
+"""Race check: log every access and search the log for conflicts, independent of the actual schedule.
 
 Two accesses to the same bytes by different threads conflict if one of them is a non-atomic store, or one is
 atomic and the other is not. An atomic of block scope (`.cta`) is atomic only within its own block, and

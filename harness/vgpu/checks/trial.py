@@ -1,6 +1,6 @@
-"""Detect whether results depend on unwritten shared memory: rerun the launch with other bytes there.
+"""Detect whether results depend on unwritten shared memory, by rerunning the launch with other contents.
 
-Needed only without a line table, which distinguishes the library's reads from the user's.
+This is needed only without a line table, which distinguishes reads by the library from reads by user code.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class WarpSyncs:
 
     Attributes:
         connected: [32, 32], whether syncs of the launch connect one lane to another.
-        partial: (warp, count) -> the masks of a sync of the current batch that excludes lanes.
+        partial_syncs: (warp, count) -> the masks of a sync in the current batch that excludes lanes.
     """
 
     def __init__(self):
@@ -27,7 +27,7 @@ class WarpSyncs:
         self.partial_syncs: dict[tuple[int, int], list[int]] = {}
 
     def add(self, batch, mask: np.ndarray, active) -> None:
-        """Record a `bar.warp.sync` by the threads `L`, with one mask or one mask per lane."""
+        """Record a `bar.warp.sync` by the active threads, with one mask or one mask per lane."""
         if mask.ndim == 0 and mask == ALL_LANES:
             self.connected[:] = True
             batch.warp_epoch[slice(None) if active is None else np.unique(batch.warp_of[active])] += 1

@@ -95,7 +95,7 @@ class DriverError(VirtualGPUError):
 
 @dataclass
 class Function:
-    """A kernel that the program has looked up."""
+    """A kernel that the program has looked up by name."""
 
     kernel: Kernel
     label: str

@@ -35,8 +35,7 @@ class ProgramNotFound(Exception):
 
 
 class _Interrupted(BaseException):
-    """Raised by a signal handler, even during a launch. `code` is the exit code, None if the program ended by
-    itself."""
+    """Raised by a signal handler, even during a launch. `code` is the exit code, or None after a normal exit."""
 
     def __init__(self, code: int | None):
         super().__init__(code)
@@ -56,8 +55,8 @@ class Executor:
         self._child: subprocess.Popen | None = None
 
     def run(self, program: list[str], timeout_s: float | None = None) -> int:
-        """Run a program to its end. Return its exit code (128 + n after signal n), 124 after `timeout`
-        seconds, or 130 after Ctrl-C. Raises ProgramNotFound."""
+        """Run a program to completion. Return its exit code (128 + n after signal n), 124 after
+        `timeout_s`, or 130 after Ctrl-C. Raises ProgramNotFound."""
         socket_name = f"workbook-vgpu-{os.getpid()}-{secrets.token_hex(8)}"
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -72,12 +71,12 @@ class Executor:
                     key.fileobj.close()
         if stop_code is not None:
             return stop_code
-        assert self._child is not None  # started, and ended by itself
+        assert self._child is not None  # started, and exited normally
         code = self._child.wait()
         return code if code >= 0 else 128 - code
 
     def _serve_program(self, program, socket_name, timeout_s, selector, listener) -> int | None:
-        """Start the program and serve its requests. Return None if it ended by itself; otherwise kill it and
+        """Start the program and serve its requests. Return None if it exited normally; otherwise kill it and
         all its descendants, and return the exit code."""
         prctl = ctypes.CDLL(None).prctl
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt the program's orphans, to find and reap them
@@ -148,7 +147,7 @@ class Executor:
         return code
 
     def _wait_for_end(self, timeout_s: float) -> bool:
-        """Wait until no descendant is left, and reap orphans; return False after `seconds`."""
+        """Wait until no descendant is left, and reap orphans; return False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self.has_ended()

@@ -90,7 +90,7 @@ class Run(Reports):
         return function
 
     def update_params(self):
-        """Extend P, the values of the kernel parameters that the generated functions read."""
+        """Extend `params`, the values of the kernel parameters that the generated functions read."""
         for offset, kind in self.code.param_reads[len(self.params) :]:
             self.params.append(np.frombuffer(self._param_bytes, np.dtype(kind), 1, offset)[0])
 

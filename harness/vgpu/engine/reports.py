@@ -60,7 +60,7 @@ class Reports:
         self, kind, instr, message, *, tensor="", index=None, block=None, thread=None, count=1, other_instr=None,
         is_note=None, access_kinds=frozenset(),
     ):  # fmt: skip
-        """Record a finding about an instruction; `other` is the other instruction of a race, and
+        """Record a finding about an instruction; `other_instr` is the other instruction of a race, and
         `access_kinds` are the kinds of both accesses.
 
         If `is_note` is None, the finding is a note if all its code is library code.

@@ -26,10 +26,12 @@ ITEMSIZE |= {"bfloat16": 2, "int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "boo
 class Extent:
     """A range of addresses that may be accessed: a tensor, a module variable, or a shared variable.
 
-    `ready` means that every byte has been written, so that reads need no check. `write_violation` is the kind of
-    finding that a forbidden write causes: any write to constants and inputs, an atomic to results that must
-    be summed in a fixed order; "" allows all writes. `written` and `writer`: whether the current launch wrote
-    it, and the last kernel that did.
+    Attributes:
+        fully_written: Whether every byte has been written, so that reads need no check.
+        write_violation: Kind of the finding that a forbidden write causes: any write to a constant or an input,
+            or an atomic on a result that must be summed in a fixed order; "" if all writes are allowed.
+        written: Whether the current launch has written to it.
+        last_writer: Name of the last kernel that wrote to it.
     """
 
     start: int
@@ -247,7 +249,7 @@ class Arena:
         return address - self.base
 
     def update_fully_written(self, address: int, nbytes: int):
-        """Recompute `ready` for the tensors in a range after a write by the host or a kernel."""
+        """Recompute `fully_written` for the tensors in a range after a write by the host or a kernel."""
         k = max(bisect.bisect_right(self._starts, address) - 1, 0)
         while k < len(self.extents) and self.extents[k].start < address + nbytes:
             e = self.extents[k]

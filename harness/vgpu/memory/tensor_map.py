@@ -77,8 +77,7 @@ class TensorMap:
         """Return the element addresses of the tile at these coordinates, [rows, box[0]], and a mask of the
         elements that are copied.
 
-        A load copies the elements inside the tensor, a store (`is_store`) whole 16-byte units that begin
-        inside: an H200 writes up to 14 bytes past a row whose length is not a multiple of 16 bytes.
+        A load copies only elements inside the tensor, a store every 16-byte unit that begins inside it: an H200 writes up to 14 bytes past a row whose length is not a multiple of 16 bytes.
         """
         address = np.zeros((1,) * len(self.box), np.int64) + self.address
         inside = np.ones((1,) * len(self.box), bool)

@@ -19,7 +19,7 @@ WIDTH |= {"b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16}
 
 
 class PtxError(ValueError):
-    """Raised for text that is not valid PTX or not supported; the message names the line."""
+    """Raised for invalid or unsupported PTX; the message contains the line number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The threads of a batch and their memory: check, log and execute every load and store.
 
-A batch (executor.py) consists of some thread blocks of one launch. Its threads have positions 0..n-1; `L` is
+A batch (executor.py) consists of some thread blocks of one launch. Its threads have positions 0..n-1; `active` is
 an array of positions, or None for all threads. Addresses are arrays with one element per thread, or a scalar
 for all. An invalid access is reported and redirected to a page outside all tensors.
 """

@@ -1,11 +1,11 @@
-"""Run the generated block functions over a batch of thread blocks, in lockstep with divergence and barriers.
+"""Run the generated functions over a batch of thread blocks in lockstep, with divergence and barriers.
 
 `pending` maps a basic block to the threads that are ready to run it. The scheduler runs the first pending
 block in program order (see program.py), so threads that took different paths reconverge where the paths join.
 `bar.sync` blocks threads until all threads of their thread block that have not exited have arrived.
 
-Exited threads are removed from the arrays, so that a kernel with a guard `if i < n` still runs on all of
-them.
+Exited threads are removed from the arrays, so that after a guard `if i < n` the kernel runs on whole arrays
+again.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Batch(WarpgroupOps):
 
     # -- scheduling -----------------------------------------------------------------------------------------
     def execute(self):
-        """Run all threads of the batch to their end. Raises StepBudgetReached or Trap."""
+        """Run all threads of the batch to completion. Raises StepBudgetReached or Trap."""
         blocks, code, run = self.program.blocks, self.code, self.run
         order = [b.order for b in blocks]
         pending: dict[int, list] = {0: [None]}
@@ -285,7 +285,7 @@ class Batch(WarpgroupOps):
             self.exited_early = True
 
     def compact(self, active):
-        """Remove all threads but `L` and renumber these, so that `None` means all of them again."""
+        """Remove all inactive threads and renumber the others, so that None means all of them again."""
         if self.commits is not None:  # asynchronous copies store positions
             return active
         keep = ("block_of", "thread_of", "warp_of", "lane_of", "shared_base", "local_base")
@@ -467,7 +467,7 @@ class Batch(WarpgroupOps):
         return results
 
     def report_exited(self, index: int, ready, participants=None):
-        """Report threads that exited before a barrier; with `counted` (positions), only in these warps."""
+        """Report threads that exited before a barrier; with `participants`, only in their warps."""
         if not self.exited_early:
             return
         late = (self.live_threads < self.threads_per_block) & (self.live_threads > 0)

@@ -106,7 +106,7 @@ class MBarrierOps(BatchMemory):
         self.pass_phases()
 
     def end_phase_if_complete(self, access: Access, location: int, barrier: MBarrier):
-        """End the phase if it is complete; the caller must call `pass_phases` afterwards."""
+        """End the phase if it is complete. The caller must call `pass_phases` afterwards."""
         if not barrier.pending_arrivals and not barrier.pending_bytes:
             barrier.pending_arrivals = barrier.count
             barrier.phase += 1
@@ -127,7 +127,7 @@ class MBarrierOps(BatchMemory):
     def mbarrier_test(self, access: Access, address, token, parity: bool, active):
         """Return a mask of the threads whose phase, given by token or parity, is complete.
 
-        Like the hardware, test only one bit of the token, even if no arrival has returned it.
+        Like the hardware, test only one bit of the token, even if the token is not from an arrival.
         """
         positions = self.positions(active)
         token = np.broadcast_to(token, len(positions))

@@ -49,7 +49,7 @@ class WarpOps(MBarrierOps):
         self.shuffle_sources = {}
 
     def gather_masks(self, active, value=None) -> np.ndarray:
-        """Return each warp's mask of the lanes at positions `L` (where `value` is true)."""
+        """Return each warp's mask of the active lanes (with `value`, of those where it is true)."""
         weight = (np.int64(1) << self.lane_of[active]).astype(np.float64)
         if value is not None:
             weight = weight * value
@@ -303,8 +303,8 @@ class WarpOps(MBarrierOps):
     ):
         """Execute cp.async: read the source now, write the data when the thread waits for it.
 
-        `extra` is the number of bytes to copy (the rest is zero), or a predicate to ignore the source;
-        `multiply_adds` counts those before this instruction in its basic block.
+        `size_or_predicate` is the number of bytes to copy (the rest is zero-filled), or a predicate to ignore the
+        source; `multiply_adds` counts those before this instruction in its basic block.
         """
         positions = self.positions(active)
         target, source = (
@@ -335,7 +335,7 @@ class WarpOps(MBarrierOps):
         self.copies.append([positions, self.get_commits()[positions], store, target, parts, fmas_at_commit])
 
     def load_partial(self, load: Access, source, size_or_predicate, positions) -> list:
-        """Load the bytes that threads `P` copy, padded with zeros; `extra` is as in `copy_async`."""
+        """Load the bytes that these threads copy, padded with zeros (see `copy_async`)."""
         nbytes = (
             np.where(size_or_predicate, 0, load.nbytes)
             if size_or_predicate.dtype == bool

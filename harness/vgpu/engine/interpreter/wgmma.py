@@ -120,7 +120,7 @@ class WarpgroupOps(BulkCopyOps):
         """Read an operand from shared memory.
 
         Return (operand [warpgroup, rows, k] in float64, its locations in 16-byte units [warpgroup, units]).
-        `first` are the positions of each warpgroup's first thread.
+        `first` contains the position of each warpgroup's first thread.
         """
         positions = self.positions(active)
         values = np.broadcast_to(descriptors, len(positions)).reshape(-1, 128)

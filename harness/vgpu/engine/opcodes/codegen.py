@@ -81,7 +81,7 @@ class Code:
 
 
 def put(batch, registers, slot, active, value):
-    """Write the values of the threads `L` to a register slot, which also holds those of other threads."""
+    """Write values of the active threads to a register slot, which also has the values of other threads."""
     old = registers[slot]
     if old is None:
         old = registers[slot] = np.zeros(batch.num_threads, value.dtype)

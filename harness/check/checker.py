@@ -20,7 +20,7 @@ from harness.check.results import (
 )
 from harness.check.source_faults import find_source_faults
 from harness.console import report_progress
-from harness.devices.recorder import RecordRequest, Recording, is_cached, record_dtypes
+from harness.devices.recorder import Recording, RecordRequest, is_cached, record_dtypes
 from harness.devices.targets import VIRTUAL
 from harness.errors import CompileFailed
 from harness.learner.blanks import Blank

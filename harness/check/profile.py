@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.devices.recorder import RecordRequest, RecordedLaunch, RecordedTensor, record
+from harness.devices.recorder import RecordedLaunch, RecordedTensor, RecordRequest, record
 from harness.learner.exercise import Exercise
 from harness.spec.puzzle import Dims
 from harness.vgpu import Counters, Launch

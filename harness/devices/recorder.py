@@ -17,8 +17,8 @@ from pathlib import Path
 from harness.devices.kernel_cache import (
     CACHE_CONTENTS,
     LINE_PREFIX,
-    KernelInstance,
     KernelCache,
+    KernelInstance,
     compile_together,
     mark_launches,
     strip_copy_prefixes,

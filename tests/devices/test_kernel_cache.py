@@ -12,7 +12,7 @@ from kernel_texts import normalize_ptx
 
 from harness import puzzles
 from harness.devices import kernel_cache, recorder
-from harness.devices.kernel_cache import KernelInstance, KernelCache, mark_launches, update_line_table
+from harness.devices.kernel_cache import KernelCache, KernelInstance, mark_launches, update_line_table
 from harness.devices.recorder import record
 from harness.errors import CompileFailed
 from harness.toolchain import roots

@@ -41,9 +41,27 @@ class Access:
     """One memory instruction, as the checks and counters see it, with a cache of its last tensor."""
 
     __slots__ = [
-        "_space", "_variants", "_views", "acquires", "count", "instr", "kind", "mask", "is_mixed", "nbytes",
-        "number", "releases", "scope", "shape", "shift", "shift64", "space", "tensor", "result_used",
-        "width", "writes",
+        "_space",
+        "_variants",
+        "_views",
+        "acquires",
+        "count",
+        "instr",
+        "is_mixed",
+        "kind",
+        "mask",
+        "nbytes",
+        "number",
+        "releases",
+        "result_used",
+        "scope",
+        "shape",
+        "shift",
+        "shift64",
+        "space",
+        "tensor",
+        "width",
+        "writes",
     ]  # fmt: skip
 
     def __init__(self, number: int, instr: Instr, kind: str, space: str, width: int, count: int):

@@ -15,7 +15,7 @@ import numpy as np
 from harness.vgpu.checks.findings import format_count
 from harness.vgpu.memory.access import PARAM_WINDOW, Access
 from harness.vgpu.memory.barrier_state import MBarrier
-from harness.vgpu.memory.tensor_map import ENCODED_BYTES, ELEMENT_TYPES, TensorMap, swizzle_address
+from harness.vgpu.memory.tensor_map import ELEMENT_TYPES, ENCODED_BYTES, TensorMap, swizzle_address
 
 from .warp import WarpOps, update_atomically
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.vgpu.errors import UnsupportedInstruction
-from harness.vgpu.memory.access import NUMPY_KINDS, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
+from harness.vgpu.memory.access import LOCAL_WINDOW, NUMPY_KINDS, PARAM_WINDOW, SHARED_WINDOW
 from harness.vgpu.ptx.parser import WIDTH, Imm, Instr, Pair, Reg, Vec
 
 from .codegen import Writer

@@ -1,1 +1,1 @@
-"""Benchmarking: clocks and protocols, runs, their tables, and a description of the machine."""
+"""Benchmarks: clocks, timing protocols, runs, tables, and a description of the machine."""

@@ -1,7 +1,7 @@
-"""Declare what `pNN --bench` measures for a puzzle: named sizes, problems, and the candidates.
+"""Define what `pNN --bench` measures for a puzzle: sizes, problems and candidates.
 
-The module that the spec names as `bench` defines BENCHMARK. A candidate is built for one problem and provides
-calls: inference, forward pass, backward pass, or both.
+The module in the spec's attribute `bench` defines BENCHMARK. A candidate is built for one problem; it then
+prepares calls of inference, the forward pass, the backward pass, or both passes.
 """
 
 import importlib
@@ -21,19 +21,19 @@ Call = Callable[[], tuple[Tensor, ...]]
 PASSES = ("inference", "forward", "backward", "both")
 COLUMNS = ("graph", "loop", "cold", "host", "memory", "waited")
 OPTIONAL_COLUMNS = ("cold", "waited")
-"""Columns that are measured only on request."""
+"""Columns that are measured only if requested."""
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32")} | {"tf32": torch.float32}
 
 
 class Unavailable(Exception):
-    """A candidate is unavailable on this machine or at this size; the message gives the reason."""
+    """Raised if a candidate is unavailable on this machine or at this size; the message is the reason."""
 
 
 # ---- Problems ----------------------------------------------------------------------------------------------
 
 
 class Sizes(Protocol):
-    """The sizes of one problem: a dataclass of positive integers, whose fields are columns of the CSV."""
+    """Sizes of one problem: a dataclass of positive integers, whose fields are columns of the CSV."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -48,7 +48,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class Problem:
-    """A function and tensors of one size: `function` takes `leaves`, `grad_output` has its output's shape."""
+    """A function of `leaves` at one size, and a gradient of its output."""
 
     sizes: Any
     function: Callable[..., Tensor]
@@ -75,14 +75,14 @@ def run_both_passes(
 
 
 class BuiltCandidate:
-    """A candidate built for one problem. `note` is added to its rows."""
+    """A candidate built for one problem. `note` is written to its rows."""
 
     note = ""
 
     def prepare(self, direction: str) -> Call:
         """Return a callable that runs one pass and returns the quantities of `list_quantities`.
 
-        For "inference" the caller disables gradients: a switch inside the call would be timed too.
+        For "inference" the caller disables gradients, since switching inside the call would be timed too.
         """
         raise NotImplementedError
 
@@ -93,9 +93,9 @@ class BuiltCandidate:
 
 
 class AutogradCandidate(BuiltCandidate):
-    """Calls of a function of the problem's leaves that autograd can differentiate.
+    """A function of the problem's leaves, differentiated by autograd.
 
-    `again` computes the same, but allows many backward passes after one forward pass.
+    `repeatable` computes the same and allows several backward passes after one forward pass.
     """
 
     def __init__(self, function, leaves, grad_output, repeatable=None, note=""):
@@ -103,7 +103,6 @@ class AutogradCandidate(BuiltCandidate):
         self.repeatable_function, self.note = repeatable or function, note
 
     def prepare(self, direction: str) -> Call:
-        """Return a callable that runs one pass, as described in `BuiltCandidate`."""
         if direction in ("inference", "forward"):
             return lambda: (self.function(*self.leaves),)
         if direction == "both":
@@ -113,7 +112,7 @@ class AutogradCandidate(BuiltCandidate):
 
 
 def make_eager(problem: Problem) -> AutogradCandidate:
-    """Return the problem's function in eager PyTorch; its errors determine every candidate's tolerance."""
+    """Return the problem's function in eager PyTorch, whose errors determine all candidates' tolerances."""
     return AutogradCandidate(problem.function, problem.leaves, problem.grad_output)
 
 
@@ -121,9 +120,9 @@ def make_eager(problem: Problem) -> AutogradCandidate:
 class Candidate:
     """An implementation to time.
 
-    `role` is "ours", "peer" or "floor"; the floor does less than the problem requires and is not checked.
-    `build` takes a problem and returns its calls; it raises Unavailable, or ImportError if the package
-    (`distribution`) is missing.
+    `role` is "ours", "peer" or "floor". The floor is a lower bound of the time: it does only a part of the
+    work and is not checked. `build` raises Unavailable, or ImportError if the package (`distribution`) is
+    missing.
     """
 
     name: str
@@ -133,7 +132,7 @@ class Candidate:
     columns: tuple[str, ...] = COLUMNS
 
     def get_version(self) -> str:
-        """Return the package and its version, as in "liger_kernel 0.6.4", or "" if it is not installed."""
+        """Return the package and its version, such as "liger_kernel 0.6.4", or "" if it is not installed."""
         version = self.distribution and get_version(self.distribution)
         return f"{self.distribution} {version}" if version else ""
 
@@ -143,17 +142,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Declaration of what `pNN --bench` measures.
+    """Definition of what `pNN --bench` measures.
 
     Attributes:
-        about: One line for --help.
+        description: One line for --help.
         sizes: The dataclass of a problem's sizes.
-        named: Name in --sizes -> list of sizes.
+        named_sizes: Name in --sizes -> list of sizes.
         cpu_sizes, gpu_sizes: Default values of --sizes.
         host_sizes: Sizes so small that a call is CPU-bound.
-        quantities: Names of the results of both passes: the output, then the gradient of every leaf.
+        quantities: Names of the output and of the gradients of all leaves.
         candidates: The candidates; at most one is the floor.
-        make_problem: Sizes, dtype, device -> a problem with values for which no gradient term vanishes.
+        make_problem: Create a problem of some sizes on a device; no term of its gradients may vanish.
     """
 
     description: str
@@ -172,7 +171,7 @@ class Benchmark:
 
     @property
     def floor(self) -> str:
-        """The floor's name, or ""."""
+        """Name of the floor, or ""."""
         return next((candidate.name for candidate in self.candidates if candidate.role == "floor"), "")
 
     def list_quantities(self, direction: str) -> tuple[str, ...]:

@@ -1,16 +1,15 @@
-"""`pNN --bench`: time the workbook's kernels and the alternatives.
+"""Implement `pNN --bench`: time the workbook's kernels and the alternatives.
 
-Every candidate is checked against float64 before it is timed; a wrong one is not timed. All candidates of a
-size take turns in one process, ratios compare times of one round, and the floor (bare GEMMs) and the
+Each candidate is checked against float64 first; wrong ones are not timed. All candidates of a size are timed
+in turns in one process, and ratios compare times of the same round. The floor (only the GEMMs) and the
 ceilings (a large GEMM, a large copy) are measured in the same run. Columns:
 
-- `graph`: a CUDA graph of one call, replayed in short bursts after a pause: kernel time.
+- `graph`: kernel time, from a CUDA graph of one call, replayed in short bursts after a pause.
 - `loop`: back-to-back eager calls, timed by CUDA events; on a CPU by the wall clock.
 - `cold`: as `loop`, with the L2 cache flushed before every call.
 - `host`: CPU time of a call, at sizes where a call is CPU-bound.
 - `memory`: bytes that autograd saves, and the peak of forward and backward.
-- `waited`: calls with a synchronization after each, which exposes launch overhead at small sizes; the only
-column of MAX's graphs.
+- `waited`: synchronized calls, which show the launch overhead at small sizes; the only column for MAX graphs.
 """
 
 import csv
@@ -54,7 +53,7 @@ def make_parser(puzzle: str, benchmark: Benchmark) -> Parser:
 
 
 def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
-    """Return the columns that this device can measure. Raises UsageError for an unknown or an empty set."""
+    """Return the requested columns that this device supports. Raises UsageError."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in COLUMNS:
@@ -67,7 +66,7 @@ def parse_columns(text: str, on_gpu: bool) -> tuple[str, ...]:
 
 
 def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
-    """Parse sizes from "M,H,O;name;...". Raises UsageError for a part that is neither sizes nor a name."""
+    """Parse sizes such as "M,H,O;name;...". Raises UsageError for a part that is neither sizes nor a name."""
     names = benchmark.size_names
     sizes = []
     for part in (part.strip() for part in text.split(";")):
@@ -87,7 +86,7 @@ def parse_sizes(benchmark: Benchmark, text: str) -> list[Sizes]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run `pNN --bench ...` and return its exit code: 1 if a candidate is wrong or one of ours fails."""
+    """Run `pNN --bench ...` and return its exit code: 1 if a candidate is wrong or the workbook's fails."""
     args = [argument for argument in arguments if argument != "--bench"]
     name = next((argument for argument in args if argument in list_puzzle_names()), args[0] if args else "")
     puzzle = find_puzzle(name)
@@ -107,7 +106,7 @@ def main(arguments: list[str]) -> int:
         device=device,
         console=make_console(sys.stdout),
     )
-    # PyTorch's backward thread emits this warning when it starts.
+    # PyTorch's backward thread emits this harmless warning when it starts.
     harmless = "Attempting to run cuBLAS, but there was no current CUDA context"
     warnings.filterwarnings("ignore", message=harmless)
     torch.set_float32_matmul_precision("high" if bench.dtype == "tf32" else "highest")

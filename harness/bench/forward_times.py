@@ -1,4 +1,4 @@
-"""Time synchronized forward calls through MAX; report a line per device and variant in a forward check."""
+"""Time synchronized forward calls through MAX, for the report of a forward check."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ MAX_CALLS = 50
 
 
 def describe_times(run: Run) -> list[str]:
-    """Return a line for each device's time, and one for the ratio of CPU to GPU, or why there is none."""
+    """Return lines with each device's time and with the ratio of CPU to GPU time."""
     lines = []
     for variant in run.options.variants:
         times = {
@@ -31,7 +31,7 @@ def describe_times(run: Run) -> list[str]:
 
 
 def time_forward(run: Run, target: Target, variant: str) -> tuple[float, float]:
-    """Return a forward call's median microseconds at the run's sizes and, as overhead, with every size 1."""
+    """Return a forward call's median microseconds at the run's sizes, and with all sizes 1 (overhead)."""
     options = run.options
     call = options.puzzle.variants[variant][0]
     program = graphs.load(run.package, (call,), options.dtype, target.device)
@@ -50,10 +50,10 @@ def time_program(run: Run, program: graphs.Program, case: Case, target: Target) 
 
 
 def format_cpu_gpu_ratio(times: dict[str, tuple[float, float]]) -> str:
-    """Return the ratio of CPU to GPU time, or why there is none.
+    """Format the ratio of CPU to GPU time, or the reason why there is none.
 
-    `times` maps a device's kind to its times at the run's sizes and with every size 1. A GPU time below twice
-    the latter mainly measures launches.
+    `times` maps a device's kind to the results of `time_forward`. A GPU time below twice the overhead is
+    mainly launch latency.
     """
     if "gpu" not in times:
         return "no GPU: ratio not measured"

@@ -1,6 +1,6 @@
 """Benchmark a variant of a puzzle by calling its MAX graphs directly.
 
-CUDA graphs and PyTorch's events do not cover MAX's stream, so only the column `waited` is measured.
+Only the column `waited` is measured, since CUDA graphs and PyTorch's events do not cover MAX's stream.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,11 @@ DIRECTIONS = ("forward", "backward")
 
 
 class MaxCandidate(BuiltCandidate):
-    """Calls of a variant's forward and backward graph, on preallocated buffers.
+    """A variant's forward and backward graphs, with preallocated buffers.
 
-    All `variants` are compiled as one unit: compile time is mostly per unit, not per graph. `shapes` maps
-    each result to its shape. Raises Unavailable if PyTorch has a GPU and MAX sees none.
+    All `variants` are compiled together, because compile time depends little on the number of graphs.
+    `shapes` maps each result to its shape. Raises Unavailable if PyTorch uses a GPU that MAX does not
+    support.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class MaxCandidate(BuiltCandidate):
         self.device.synchronize()
 
     def prepare(self, direction: str) -> TimedCall:
-        """Return a callable that starts one pass, without waiting, and returns the graphs' own buffers."""
+        """Return a callable that starts one pass without synchronization and returns the graphs' buffers."""
         directions = {"backward": ("backward",), "both": DIRECTIONS}.get(direction, ("forward",))
         results = tuple(result for graph in directions for result in self.results[graph])
         if direction == "backward":
@@ -77,7 +78,7 @@ class MaxCandidate(BuiltCandidate):
 
 
 def list_calls(puzzle: Puzzle, variants: tuple[str, ...]) -> dict[str, tuple[Call, ...]]:
-    """Return each graph's calls by its name: a variant and a pass, as in "fused forward"."""
+    """Map each graph's name, such as "fused forward", to its calls."""
     return {
         f"{variant} {direction}": (puzzle.variants[variant][number],)
         for variant in variants

@@ -1,4 +1,4 @@
-"""Compare a candidate's results with float64, and measure its memory."""
+"""Compute a candidate's errors against float64, and measure its memory."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Errors = dict[str, tuple[float, float]]
 
 
 def compute_errors(results: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> Errors:
-    """Return each quantity's relative Frobenius error, and its largest error over its largest value."""
+    """Return each quantity's relative Frobenius error, and maximum error relative to the maximum value."""
     by_quantity = {}
     for name, result in results.items():
         difference = result.double() - truth[name]
@@ -47,7 +47,7 @@ def describe_large_errors(errors: Errors, baseline: Errors, dtype: torch.dtype) 
 
 
 def measure_saved_bytes(forward: Call, parameters: tuple[Tensor, ...]) -> int:
-    """Return the bytes that autograd saves for backward, except the storages of parameters and output."""
+    """Return the bytes that autograd saves for the backward pass, except parameters and the output."""
     (output, *_), saved = record_saved_tensors(forward)
     excluded = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, output)}
     storages = (tensor.untyped_storage() for tensor in saved)

@@ -1,4 +1,4 @@
-"""Run a benchmark: check the candidates, time them in turns, print the rows and pass them to `on_row`."""
+"""Run a benchmark: check and time the candidates, print the rows, and pass them to `on_row`."""
 
 import functools
 import gc
@@ -29,11 +29,11 @@ from harness.bench.benchmark import (
 from harness.bench.machine import describe_machine
 
 ROUNDS = 7
-"""Turns per candidate."""
+"""Number of measurements per candidate."""
 LAUNCH_BOUND_US = 20.0
-"""Times below this many microseconds are launch-bound, and therefore inconclusive."""
+"""Shorter times are bound by launch latency, and therefore inconclusive."""
 CEILING_GEMMS, CEILING_BYTES = ((8192, 8192, 8192), (16384, 4096, 12288)), 2**30
-"""A run's ceilings: the faster GEMM, [rows, inner] by [inner, columns], and a copy of CEILING_BYTES."""
+"""Sizes (rows, inner, columns) of large GEMMs and of a copy, which measure the GPU's maximum rates."""
 MACHINE_COLUMNS = ("device", "driver", "torch", "triton", "max", "date", "protocol")
 RESULT_COLUMNS = (
     *("dtype", "pass", "candidate", "role", "column"),
@@ -47,12 +47,12 @@ Row = dict[str, str | int | float]
 
 
 class WrongGraphResult(Exception):
-    """A CUDA graph whose results differ from those of the captured call."""
+    """Raised if the results of a CUDA graph differ from those of the captured call."""
 
 
 @dataclass
 class CheckedCandidate:
-    """A candidate whose results are correct at one size, with its calls and its errors by quantity."""
+    """A candidate that is correct at one size, as built for this size, and its errors by quantity."""
 
     candidate: Candidate
     built: BuiltCandidate
@@ -65,7 +65,7 @@ class CheckedCandidate:
 
 @dataclass
 class BenchmarkRun:
-    """One run: its settings, the results so far, and the console."""
+    """A run of a benchmark: settings and results."""
 
     benchmark: Benchmark
     sizes: list[Sizes]
@@ -89,7 +89,7 @@ class BenchmarkRun:
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def run(self) -> None:
-        """Measure the requested columns at every size."""
+        """Measure the requested columns at all sizes."""
         timed_columns = [column for column in self.columns if column != "host"]
         if self.is_cuda and self.sizes and {"graph", "loop", "cold"} & set(timed_columns):
             self.measure_ceilings()
@@ -131,10 +131,7 @@ class BenchmarkRun:
     def prepare(
         self, candidate: Candidate, problem: Problem, truth, eager_errors: metrics.Errors
     ) -> CheckedCandidate | None:
-        """Build and check one candidate; return None and report why if it is missing, fails, or is wrong.
-
-        `own` holds the errors of eager PyTorch.
-        """
+        """Build and check one candidate; report and return None if it is missing, fails, or is wrong."""
         try:
             calls = candidate.build(problem)
             if candidate.role == "floor":
@@ -162,7 +159,7 @@ class BenchmarkRun:
     # ---- Columns
 
     def measure(self, problem: Problem, checked: list[CheckedCandidate], direction: str, column: str) -> None:
-        """Measure one pass in one column; the candidates take turns."""
+        """Measure one pass in one column, for all candidates in turns."""
         with torch.set_grad_enabled(direction != "inference"):
             calls = self.make_calls(problem, checked, direction, column)
             protocol = self.choose_protocol(column)
@@ -176,7 +173,7 @@ class BenchmarkRun:
     def make_calls(
         self, problem: Problem, checked: list[CheckedCandidate], direction: str, column: str
     ) -> dict:
-        """Return the calls to time by candidate; report each that fails or cannot be captured."""
+        """Return the calls to time by candidate; report those that fail or cannot be captured."""
         calls = {}
         for entry in (entry for entry in checked if column in entry.candidate.columns):
             prepare = functools.partial(entry.built.prepare, direction)
@@ -200,7 +197,7 @@ class BenchmarkRun:
     def check_graph(
         self, graph: timing.Graph, entry: CheckedCandidate, problem: Problem, direction: str
     ) -> None:
-        """Raise WrongGraphResult if a replay's results differ from an eager call's: a launch was not captured."""
+        """Raise WrongGraphResult if a replay's results differ from eager ones: a launch was not captured."""
         expected = [tensor.clone() for tensor in entry.built.prepare(direction)()]
         for tensor in graph.outputs:
             tensor.detach().fill_(float("nan"))
@@ -267,7 +264,7 @@ class BenchmarkRun:
         }
 
     def measure_ceilings(self) -> None:
-        """Measure this GPU's ceilings, the faster of some large GEMMs and a large copy; add a row each."""
+        """Measure the rates of large GEMMs and of a large copy on this GPU; add a row for each ceiling."""
         dtype, device = DTYPES[self.dtype], self.device
         calls: dict[tuple[int, int, int] | str, Call] = {}
         for rows, inner, columns in CEILING_GEMMS:
@@ -293,7 +290,7 @@ class BenchmarkRun:
             self.print_text(f"{name} of this run: {rate:,.0f} {'TFLOP/s' if unit == 'tflops' else 'GB/s'}")
 
     def measure_memory(self, problem: Problem, checked: list[CheckedCandidate]) -> None:
-        """Add a row for each candidate: bytes saved for backward, and the peak of both passes."""
+        """Add a row for each candidate: bytes saved for the backward pass, and peak memory of both passes."""
         rows = []
         for entry in checked:
             if not isinstance(entry.built, AutogradCandidate):
@@ -329,7 +326,7 @@ class BenchmarkRun:
         direction: str = "",
         error: float | None = None,
     ) -> None:
-        """Add a row and print a line about a candidate that is not measured, with the reason."""
+        """Add a row and print a line with the reason why a candidate is not measured."""
         row = self.start_row(sizes, candidate, direction, column) | {"note": reason}
         if error is not None:
             row["error"] = f"{error:.2e}"
@@ -358,7 +355,7 @@ class BenchmarkRun:
 
 
 def make_synchronized_call(call: Call, calls: BuiltCandidate) -> Call:
-    """Return a callable that makes the call and waits until it is done."""
+    """Return a callable that runs the call and waits until it has finished."""
 
     def wait() -> tuple[torch.Tensor, ...]:
         results = call()
@@ -373,7 +370,7 @@ def format_times(times: list[float]) -> Row:
 
 
 def compute_ratios(name: str, times: dict[str, list[float]], floor: str, fastest_peer: str) -> Row:
-    """Return a candidate's median ratios over the rounds; omit those with launch-bound times."""
+    """Return a candidate's median ratios over the rounds; omit ratios of launch-bound times."""
 
     def is_conclusive(entry: str) -> bool:
         return entry in times and statistics.median(times[entry]) >= LAUNCH_BOUND_US

@@ -1,7 +1,7 @@
-"""Measure times: clocks, rounds in which candidates take turns, and statistics.
+"""Measure times: clocks, interleaved rounds, and statistics.
 
-`time_interleaved` runs every candidate once per round, in a new order; ratios compare times of the same round,
-which drifting clocks, temperature and other users affect equally.
+`time_interleaved` runs all candidates once per round, in random order. Ratios compare times of the same
+round, which clock frequency, temperature and other users affect equally.
 """
 
 import gc
@@ -19,18 +19,18 @@ Call = Callable[[], object]
 Key = TypeVar("Key", bound=Hashable)
 
 SLOW_CALL_US = 100_000.0
-"""A candidate whose call takes this many microseconds or more gets only SLOW_ROUNDS rounds."""
+"""A candidate whose calls take at least this long is measured in only SLOW_ROUNDS rounds."""
 SLOW_ROUNDS = 5
 MAX_REPEATS = 5_000
 FLUSH_BYTES = 2**28
-"""Bytes written between two calls to flush a GPU's L2 cache; several times its size."""
+"""Bytes written to flush a GPU's L2 cache; several times its size."""
 
 
 # ---- Clocks ------------------------------------------------------------------------------------------------
 
 
 class WallClock:
-    """A clock for synchronous calls, as on a CPU."""
+    """Times synchronous calls, as on a CPU."""
 
     def synchronize(self) -> None:
         """Do nothing: a call is done when it returns."""
@@ -44,7 +44,7 @@ class WallClock:
 
 
 class CudaClock:
-    """A clock for work on PyTorch's current stream, using CUDA events."""
+    """Times work on PyTorch's current stream with CUDA events."""
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
@@ -61,7 +61,7 @@ class CudaClock:
 
 
 class ColdClock(CudaClock):
-    """A CudaClock that flushes the L2 cache before every call."""
+    """Times calls with CUDA events, and flushes the L2 cache before each call."""
 
     def __init__(self, device):
         self.scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
@@ -79,13 +79,13 @@ class ColdClock(CudaClock):
 
 
 class LaunchClock:
-    """A clock for the time until a call returns, without waiting for the work that it starts."""
+    """Times calls until they return, without the work that they start on the device."""
 
     def __init__(self, device: WallClock | CudaClock):
         self.synchronize = device.synchronize
 
     def measure(self, call: Call, repeats: int) -> float:
-        """Return the mean microseconds until a call returns, over `repeats` calls; the device starts idle."""
+        """Return the mean microseconds until a call returns, over `repeats` calls on an idle device."""
         self.synchronize()
         return WallClock().measure(call, repeats)
 
@@ -94,10 +94,10 @@ class LaunchClock:
 
 
 class Graph:
-    """One call captured as a CUDA graph; calling the object replays it. `outputs` are those of the call.
+    """A call captured as a CUDA graph, with its `outputs`; calling the object replays the graph.
 
-    `prepare` runs on the capture's stream: autograd runs a backward pass on the stream of the forward pass.
-    Raises the exception of a call that cannot be captured.
+    `prepare` runs on the stream of the capture, because autograd runs a backward pass on the stream of its
+    forward pass. Raises the exception of a call that cannot be captured.
     """
 
     NUM_WARMUPS = 3
@@ -124,13 +124,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class TimingProtocol:
-    """The rounds, bursts and pauses of a column.
+    """Parameters of the measurements in a column.
 
     Attributes:
-        rounds: Turns per candidate.
-        burst: Microseconds of work per turn: as many calls as fit, at least one.
-        idle: Shortest and longest pause before a turn, in seconds; a GPU at its power limit lowers its clock
-            within milliseconds of full work, and a pause brings it back.
+        rounds: Number of measurements per candidate.
+        burst_us: Duration of a measurement; the call is repeated as often as fits, at least once.
+        pause_s: Minimum and maximum pause before a measurement. At its power limit a GPU lowers its clock
+            frequency within milliseconds; it recovers during the pause.
     """
 
     rounds: int
@@ -144,7 +144,7 @@ class TimingProtocol:
 
 
 def estimate_repeats(clock, call: Call, burst_us: float) -> int:
-    """Return how many calls fill a burst, estimated from one call after a warm-up."""
+    """Estimate the number of calls in a burst from one call after a warm-up."""
     clock.measure(call, 1)
     clock.synchronize()
     return max(1, min(MAX_REPEATS, round(burst_us / max(clock.measure(call, 1), 1e-3))))
@@ -158,10 +158,7 @@ def time_interleaved(
     seed: int = 0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[Key, list[float]]:
-    """Return each candidate's microseconds per call, one entry per round.
-
-    A candidate that takes SLOW_CALL_US or more has only SLOW_ROUNDS entries.
-    """
+    """Return each candidate's microseconds per call in every round; slow candidates have SLOW_ROUNDS."""
     rng = random.Random(seed)
     repeats = {name: estimate_repeats(clock, call, protocol.burst_us) for name, call in calls.items()}
     samples: dict[Key, list[float]] = {name: [] for name in calls}
@@ -179,7 +176,7 @@ def time_interleaved(
 
 @contextmanager
 def disable_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collector, so that it does not run during one candidate's turn."""
+    """Disable Python's garbage collector, which could run during a measurement."""
     gc.collect()
     gc.disable()
     try:
@@ -189,7 +186,7 @@ def disable_garbage_collection() -> Iterator[None]:
 
 
 def time_synchronized_calls(call: Call, wait: Call, timeout_s: float, max_calls: int = 200) -> list[float]:
-    """Return the microseconds of 3 to `max_calls` synchronized calls within `seconds`, after two warm-ups."""
+    """Time synchronized calls after two warm-ups: at least 3, at most `max_calls`, until the timeout."""
     samples: list[float] = []
     started = time.perf_counter()
     while len(samples) < 5 or (time.perf_counter() - started < timeout_s and len(samples) < max_calls + 2):
@@ -205,7 +202,7 @@ def time_synchronized_calls(call: Call, wait: Call, timeout_s: float, max_calls:
 
 @dataclass(frozen=True)
 class Summary:
-    """The median and the 20th and 80th percentiles of times, in microseconds."""
+    """Median, 20th and 80th percentiles of times, in microseconds."""
 
     median: float
     p20: float
@@ -220,5 +217,5 @@ def summarize(times: list[float]) -> Summary:
 
 
 def compute_ratio(times: list[float], base_times: list[float]) -> float:
-    """Return the median ratio over the rounds in both lists."""
+    """Return the median ratio over the rounds that both lists have."""
     return statistics.median(time / base_time for time, base_time in zip(times, base_times, strict=False))

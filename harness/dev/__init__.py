@@ -1,1 +1,1 @@
-"""Tools for developers of puzzles: skeletons, checks of files, mutants, formatting."""
+"""Tools for developers of puzzles: skeletons, file checks, mutants, formatting."""

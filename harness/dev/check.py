@@ -1,4 +1,4 @@
-"""Report missing and unexpected parts of a puzzle: `workbook dev check`. Nothing is compiled or run."""
+"""Implement `workbook dev check`: report missing and unexpected files of a puzzle, without compiling it."""
 
 import re
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ MIN_HINTS = 3
 ALLOWED_FILE = re.compile(
     r"[\w-]+\.(mojo|py)|(hints|survivors)\.toml|op(/.*)?/[\w-]+\.mojo|wrong/[\w-]+\.toml"
 )
-"""Files allowed in a puzzle's folder of solutions."""
+"""Pattern of the files in a puzzle's folder of solutions."""
 
 
 def find_errors(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Yield a line for each fault in a puzzle's files, with paths relative to the checkout."""
+    """Yield a line for each error in a puzzle's files, with paths relative to the checkout."""
     solution = checkout / "solutions" / puzzle.name
     for path in list_required_files(checkout, puzzle):
         if not path.exists():
@@ -43,7 +43,7 @@ def find_errors(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def list_required_files(checkout: Path, puzzle: Puzzle) -> Iterator[Path]:
-    """Yield the files that every puzzle must have, and the files of its rungs."""
+    """Yield the files that a puzzle and its rungs require."""
     for name in ("__init__.py", "spec.py"):
         yield checkout / "harness" / "puzzles" / puzzle.name / name
     solution = checkout / "solutions" / puzzle.name
@@ -71,7 +71,7 @@ def check_rung(checkout: Path, puzzle: Puzzle, rung: Rung) -> Iterator[str]:
 
 
 def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report known-bad solutions that are missing, cannot be created, or refer to an unknown gate."""
+    """Report wrong solutions that are missing, cannot be created, or refer to an unknown gate."""
     solution = checkout / "solutions" / puzzle.name
     files = sorted((solution / "wrong").glob("*.toml"))
     if not files:
@@ -94,7 +94,7 @@ def check_zoo(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def check_hints(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report ladders that are missing, too short, or for an unknown gate."""
+    """Report hint ladders that are missing, too short, or for an unknown gate."""
     location = f"solutions/{puzzle.name}/hints.toml"
     if not (checkout / location).is_file():
         return
@@ -128,7 +128,7 @@ def check_problem(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def check_recording(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report a spec from which no recording program can be generated."""
+    """Report an error if no recording program can be generated from the spec."""
     package = checkout / "solutions" / puzzle.name / "op"
     if puzzle.mojo_rung and package.is_dir():
         try:
@@ -138,7 +138,7 @@ def check_recording(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def check_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
-    """Report pages that are missing, or that the summary does not list."""
+    """Report pages that are missing, or are not in the book's summary."""
     name = f"puzzle_{puzzle.name[1:]}"
     book = checkout / "book" / "src"
     summary = (book / "SUMMARY.md").read_text(encoding="utf-8")
@@ -151,7 +151,7 @@ def check_chapter(checkout: Path, puzzle: Puzzle) -> Iterator[str]:
 
 
 def find_unknown_folders(checkout: Path, names: list[str]) -> Iterator[str]:
-    """Yield a line for each folder named like a puzzle that does not exist."""
+    """Yield a line for each folder of a puzzle that does not exist."""
     for parent in ("solutions", "problems", "tests"):
         for path in sorted((checkout / parent).glob("p[0-9][0-9]")):
             if path.name not in names:

@@ -1,4 +1,4 @@
-"""`workbook dev`: new, check, generate, format. It needs a checkout of the workbook."""
+"""Implement `workbook dev`: new, check, generate, format. It requires a checkout of the workbook."""
 
 import argparse
 from pathlib import Path
@@ -65,7 +65,7 @@ def print_errors(checkout: Path, flags: argparse.Namespace) -> int:
 
 
 def print_survivors(names: list[str], flags: argparse.Namespace) -> int:
-    """Print mutants that pass without an explanation, and outdated explanations; return 1 if any."""
+    """Print unexplained mutants that pass, and outdated explanations; return 1 if there are any."""
     unexplained = 0
     for puzzle in map(find_puzzle, names):
         for line in mutation.find_outdated(puzzle):

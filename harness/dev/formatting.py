@@ -1,4 +1,4 @@
-"""Format a checkout, or check its format: `mojo format`, which has no check mode, and ruff over the tree."""
+"""Format a checkout, or check its format, with ruff and `mojo format`, which has no check mode."""
 
 import difflib
 import shutil

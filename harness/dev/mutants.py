@@ -1,6 +1,6 @@
-"""Generate mutants of a solution, each with one small mistake in a blank, of the kind that people make.
+"""Generate mutants of a solution, each with one small, typical mistake in a blank.
 
-Python is edited through its syntax tree; Mojo, for which there is no parser here, by regular expressions.
+Python code is edited through its syntax tree, Mojo code by regular expressions, for lack of a parser.
 """
 
 import ast
@@ -16,7 +16,7 @@ from harness.learner.exercise import Exercise
 from harness.spec.rungs import MojoRung
 
 Edit = tuple[int, int, str]
-"""(start, end, new): the characters from `start` to `end` are replaced by `new`."""
+"""(start, end, new): replace the characters from `start` to `end` by `new`."""
 OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "%", "%": "//", "**": "*", "@": "*"}
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 WORD_OPERATORS = {"is not": "is", "is": "is not", "not in": "in", "in": "not in"}
@@ -31,9 +31,9 @@ SYMMETRIC_FUNCTIONS = (
     "swapaxes",
     "promote_types",
 )
-"""Functions that are symmetric in their arguments."""
+"""Functions for which the order of arguments does not matter."""
 CHECKING_KEYWORDS = ("strict",)
-"""Keyword arguments that only turn a mistake elsewhere into an exception."""
+"""Keyword arguments that only enable a check."""
 MOJO_NAME_SWAPS = {"max": "min", "min": "max", "rsqrt": "sqrt", "exp": "log", "x": "y", "y": "x"}
 ARITHMETIC = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@",
@@ -47,7 +47,7 @@ SIMPLE_STATEMENTS = (ast.Assign, ast.AugAssign, ast.Expr)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mutant: its gate and line, the changed lines stripped (`was`, `now`), and the changed file."""
+    """A mutant: its gate and line, the changed lines before and after (stripped), and the file's new text."""
 
     gate: str
     line: int
@@ -63,7 +63,7 @@ class Mutant:
 
 
 def list_mutants(exercise: Exercise) -> list[Mutant]:
-    """Return every mutant of a rung's blanks, in file order."""
+    """Return all mutants of a rung's blanks, in file order."""
     text = blanks.read_source(exercise.solution)
     edits = list_python_edits if exercise.rung.language == "Python" else list_mojo_edits
     by_text: dict[str, Mutant] = {}
@@ -102,7 +102,7 @@ def is_python(text: str) -> bool:
 
 
 def list_python_edits(text: str, blank: Blank) -> Iterator[Edit]:
-    """Yield the edits of a blank, from its file's syntax tree."""
+    """Yield the edits of a blank, using its file's syntax tree."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -229,8 +229,10 @@ def list_order_edits(
 
 
 def does_order_matter(first_statement: ast.stmt, second_statement: ast.stmt) -> bool:
-    """Check whether two statements' order may matter: one writes a name that the other uses, or is a bare
-    call. Incrementing a counter only matters to a call that uses the counter.
+    """Check whether the order of two statements may matter.
+
+    It does if one assigns a name that the other uses, or is an expression statement. A call does not depend
+    on a counter that it does not use.
     """
     if is_constant_statement(first_statement):
         return False
@@ -245,7 +247,7 @@ def does_order_matter(first_statement: ast.stmt, second_statement: ast.stmt) -> 
 
 
 def find_names(node: ast.stmt) -> tuple[set[str], set[str]]:
-    """Return the names that an assignment writes, wholly or in part, and all names in it."""
+    """Return the names that a statement assigns (or an element of them), and all names in it."""
     targets = [node.target] if isinstance(node, ast.AugAssign) else getattr(node, "targets", [])
     written = set()
     for target in targets:
@@ -289,7 +291,7 @@ def list_mojo_edits(text: str, blank: Blank) -> Iterator[Edit]:
 
 
 def does_line_order_matter(first_statement: str, second_statement: str) -> bool:
-    """Check whether two lines' order may matter: one writes a name that the other uses, or is a bare call."""
+    """Check whether two lines' order may matter: one assigns a name that the other uses, or is a call."""
     if count_indent(first_statement) != count_indent(second_statement):
         return False
     sides = [

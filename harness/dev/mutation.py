@@ -1,6 +1,6 @@
-"""`workbook dev check pNN --mutants`: check every mutant of a solution as a learner's file, list survivors.
+"""Implement `workbook dev check pNN --mutants`: check all mutants of a solution, and list those that pass.
 
-A mutant that passes because it computes the same values has an entry in `solutions/pNN/survivors.toml`:
+A mutant that passes because it is equivalent needs an entry in `solutions/pNN/survivors.toml`:
 
     [["fold.exact"]]          # rung and gate
     was = "if a < b:"
@@ -28,18 +28,18 @@ from harness.toolchain import roots
 from harness.vgpu.checks.findings import format_count
 
 BATCH_SIZE = 12
-"""Number of kernel mutants recorded per compiler run."""
+"""Number of kernel mutants per compiler run."""
 NUM_FIRST_CASES = 3
-"""Number of cases on which a kernel's mutant is checked first, since most mutants fail them already."""
+"""Number of cases in which a kernel's mutant is checked first; most mutants fail in these."""
 EXTRA_TIMEOUT_S = 10.0
-"""Seconds allowed for a mutant's gate in addition to the time of the whole solution."""
+"""Time limit of a mutant's gate, in addition to the time for the whole solution."""
 Key = tuple[str, str, str, str]
 
 
 @dataclass
 class MutationSummary:
-    """Numbers of mutants that were rejected, passed with an explanation, or could not be checked (for example
-    because they do not compile), and the mutants that passed without an explanation."""
+    """Results of mutants: numbers of those rejected, explained in survivors.toml, or unchecked (for example
+    because they do not compile), and the unexplained survivors."""
 
     rejected: int = 0
     explained: int = 0
@@ -59,13 +59,13 @@ class MutationSummary:
 
 
 def list_exercises(puzzle: Puzzle, rungs: Sequence[str] | None = None) -> list[Exercise]:
-    """Return the solution of each rung, or only of the named rungs. Raises UsageError for an unknown name."""
+    """Return the solutions of all rungs, or of the named ones. Raises UsageError for an unknown name."""
     selected = [puzzle.find_rung(id) for id in rungs] if rungs else puzzle.rungs
     return [Exercise(puzzle, rung, roots.get_solutions()) for rung in selected]
 
 
 def run(exercise: Exercise, *, seed: int = 0, max_mutants: int | None = None) -> MutationSummary:
-    """Check a rung's mutants, all or a random sample of `most`, and report progress on standard error.
+    """Check a rung's mutants, or a random sample of `max_mutants`, and print progress to standard error.
 
     Raises UsageError if the solution itself does not pass, DamagedFile if survivors.toml cannot be read.
     """
@@ -93,7 +93,7 @@ def sample_mutants(exercise: Exercise, *, seed: int, max_mutants: int | None) ->
 
 
 def print_progress(message: str, is_last: bool) -> None:
-    """Print progress on one line of a terminal; elsewhere print only the last message."""
+    """Update one line of a terminal; elsewhere, print only the last message."""
     terminal = sys.stderr.isatty()
     if terminal or is_last:
         print(
@@ -109,7 +109,7 @@ def make_key(exercise: Exercise, mutant: Mutant) -> Key:
 
 
 def load_explanations(puzzle: str) -> dict[Key, str]:
-    """Return mutant -> why it passes, from survivors.toml. Raises DamagedFile if an entry is incomplete."""
+    """Load the reasons why mutants pass from survivors.toml. Raises DamagedFile if an entry is incomplete."""
     path = roots.get_solutions() / puzzle / "survivors.toml"
     if not path.is_file():
         return {}
@@ -128,7 +128,7 @@ def load_explanations(puzzle: str) -> dict[Key, str]:
 
 
 def find_outdated(puzzle: Puzzle) -> list[str]:
-    """Return a line for each explanation of a mutant that no longer exists. Raises DamagedFile."""
+    """Return a line for each entry about a mutant that no longer exists. Raises DamagedFile."""
     explanations = load_explanations(puzzle.name)
     exercises = list_exercises(puzzle) if explanations else []
     existing = {make_key(exercise, mutant) for exercise in exercises for mutant in list_mutants(exercise)}
@@ -143,7 +143,7 @@ def find_outdated(puzzle: Puzzle) -> list[str]:
 
 
 def check_mutants(exercise: Exercise, unexplained: Sequence[Mutant]) -> Iterator[tuple[Mutant, bool | None]]:
-    """Check each mutant, its own gate first, then all; yield whether it passes, None if it cannot be checked.
+    """Yield whether each mutant passes its own gate, checked first, and all others; None if it is unchecked.
 
     Raises UsageError if the solution itself does not pass.
     """
@@ -186,7 +186,7 @@ def check_file(checker: RungChecker, exercise: Exercise, path: Path, gate: str |
 
 
 def find_compilable(exercise: Exercise, mutants: Sequence[Mutant]) -> Iterable[Mutant]:
-    """Return the mutants that compile, and cache their recordings."""
+    """Record mutants' launches, which caches them, and return the mutants that compile."""
     cases = exercise.puzzle.list_cases(None)
     sizes = {"float32": cases, "bfloat16": [case for case in cases if case.in_16_bits]}
     orders = [

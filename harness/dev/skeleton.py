@@ -1,4 +1,4 @@
-"""Write the skeleton of a new puzzle: the files of `template/`, with NN replaced by its number."""
+"""Write the skeleton of a new puzzle: the files of `template/`, with NN replaced by the puzzle's number."""
 
 import re
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from harness.learner import blanks, layout
 TEMPLATE = Path(__file__).parent / "template"
 FOLDERS = ("harness/puzzles/pNN", "solutions/pNN", "problems/pNN", "tests/pNN", "book/src/puzzle_NN")
 REFERENCE_HEADING = "# Reference"
-"""The heading in the book's summary before which a new chapter is listed."""
+"""New chapters are listed before this heading of the book's summary."""
 
 
 def write(checkout: Path, name: str) -> Iterator[Path]:
-    """Write all files of a new puzzle and add its chapter to the summary; yield the paths.
+    """Write all files of a new puzzle, and add its chapter and task; yield the changed paths.
 
     Raises UsageError for an invalid name, or if a file exists.
     """
@@ -46,17 +46,17 @@ def fill_in_number(text: str, name: str) -> str:
 
 
 def add_to_summary(summary: Path, name: str) -> Path:
-    """List the chapter at the end of the last part before the reference."""
+    """Insert the chapter before the heading of the reference."""
     text = summary.read_text(encoding="utf-8")
     number = name.removeprefix("p")
-    line = f"- [Puzzle {number}: a stand-in](puzzle_{number}/puzzle_{number}.md)\n"
+    line = f"- [Puzzle {number}: a placeholder](puzzle_{number}/puzzle_{number}.md)\n"
     before, heading, after = text.rpartition(f"\n{REFERENCE_HEADING}\n")
     summary.write_text(f"{before}{line}{heading}{after}" if heading else text + line, encoding="utf-8")
     return summary
 
 
 def add_to_tasks(pixi: Path, name: str) -> Path:
-    """Add the puzzle's task after the last puzzle's."""
+    """Insert the puzzle's task after the last puzzle's task."""
     lines = pixi.read_text(encoding="utf-8").splitlines()
     last = max(i for i, line in enumerate(lines) if re.match(r"(p\d\d|\[tasks\])", line))
     lines.insert(last + 1, f'{name} = "workbook {name}"')

@@ -97,7 +97,7 @@ class Exercise:
         return {id: progress.get_state(self.get_progress_key(id), blanks[id]) for id in ids}
 
     def find_next_gate(self, progress: Progress, previous: str | None = None) -> Gate | None:
-        """Return the first gate that has not passed, starting after `previous` and wrapping around, or None."""
+        """Return the next gate after `previous`, wrapping around, that has not passed, or None."""
         states = self.get_states(progress)
         order = [gate.id for gate in self.gates]
         start = order.index(previous) + 1 if previous else 0

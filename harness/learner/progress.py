@@ -34,7 +34,7 @@ class Progress:
 
     @classmethod
     def load(cls, folder: Path | None = None) -> "Progress":
-        """Return the progress in a folder, by default the checkout; empty if the file is missing or invalid."""
+        """Load the progress in a folder (default: the checkout); empty if the file is missing or invalid."""
         progress = cls((folder or roots.CHECKOUT) / FILE_NAME)
         progress.refresh()
         return progress

@@ -34,7 +34,7 @@ def make_restored_text(path: Path, solution: Path, blank: str | None = None) -> 
 
 
 def back_up(path: Path) -> Path | None:
-    """Copy a file, or move a folder, to a new name next to it; return the new path, or None if it is missing."""
+    """Copy a file, or move a folder, to a new name next to it; return the new path, None if it is missing."""
     if not path.exists():
         return None
     timestamp = time.strftime("%Y-%m-%d-%H%M%S")
@@ -62,7 +62,7 @@ def list_missing_files(solutions: Path, problems: Path) -> list[Path]:
 
 
 def restore_file(path: Path, content: str | Path) -> Path | None:
-    """Write a file's text, or a link to `content`, and return the backup; if that fails, nothing is written."""
+    """Back up a file, then write a text or a link in its place; return the backup's path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     backup = back_up(path)
     if isinstance(content, Path):

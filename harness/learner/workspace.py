@@ -77,7 +77,8 @@ def create(folder: Path, *, book: bool) -> int:
 
 
 def update(folder: Path, *, book: bool) -> list[UpdatedFile]:
-    """Update a learner's folder from this package and return the changed problem files; edits in blanks remain.
+    """Update a learner's folder from this package and return the changed problem files; edits in blanks
+    remain.
 
     Raises DamagedFile, before anything is written, if the blanks of a file cannot be parsed.
     """
@@ -116,7 +117,7 @@ def read_skeleton(solution: Path) -> str:
 
 
 def update_file(folder: Path, relative: Path, current: str, text: str, old_skeleton: str) -> UpdatedFile:
-    """Write one problem file; back up the old one if edits outside blanks, or of a removed blank, are lost."""
+    """Write one problem file; back up the old one if edits outside blanks, or a removed blank, are lost."""
     path = folder / "problems" / relative
     attempted = [id for id, blank in blanks.find_blanks(current).items() if blank.size]
     lost_blanks = set(attempted) - {*blanks.find_blanks(text)}

@@ -1,4 +1,4 @@
-"""Run the commands that check a puzzle: print results, write JSON, and record which gates have passed."""
+"""Run the commands that check a puzzle: print results, write JSON, and save which gates have passed."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -29,7 +29,7 @@ COMPILING_PTX_MESSAGE = "Compiling the Mojo kernels for the {} (seconds, on a bu
 
 
 def check(console: Console, options: Options) -> int:
-    """Check each selected file, kernels by gate or in a whole run, and return the exit code."""
+    """Check each selected file, gate by gate or in a full run of the kernels; return the exit code."""
     files, codes, data = options.per_file, list[int](), dict[str, dict[str, object]]()
     for file in files:
         rung = file.work.rung
@@ -54,10 +54,7 @@ def check(console: Console, options: Options) -> int:
 
 @dataclass(frozen=True)
 class GateCheck:
-    """A check of one gate of a file (default: all gates) in some cases (default: the puzzle's).
-
-    `settings` are the checker's keyword arguments, from `Options.checker_options`.
-    """
+    """A check of one gate of a file (default: all gates) in some cases (default: the puzzle's)."""
 
     exercise: Exercise
     gate: str | None = None
@@ -66,7 +63,7 @@ class GateCheck:
     verbose: bool = False
 
     def run(self, console: Console) -> tuple[int, dict[str, object]]:
-        """Print each gate's result and save passes as progress; return the exit code and the JSON data."""
+        """Print each gate's result and save the passed gates; return the exit code and the JSON data."""
         exercise, puzzle, rung = self.exercise, self.exercise.puzzle, self.exercise.rung
         gates = [self.gate] if self.gate else None
         dtype, seed = self.checker_options.get("dtype", "float32"), self.checker_options.get("seed", 0)
@@ -131,7 +128,7 @@ class GateCheck:
 
 
 def check_kernels(console: Console, options: Options) -> tuple[int, dict[str, object]]:
-    """Run the kernels on every requested device and print the report; return the exit code and the JSON data."""
+    """Run the kernels on every requested device; print the report, return the exit code and the JSON data."""
     from harness.check import runs
 
     with show_progress(console) as bars:
@@ -152,7 +149,7 @@ def check_kernels(console: Console, options: Options) -> tuple[int, dict[str, ob
 
 
 def print_counters(console: Console, request: "CountRequest", by_line: bool = False) -> int:
-    """Print the counters of a case's kernels; with `by_line` also by tensor and line."""
+    """Print the counters of a case's kernels, with `by_line` also for each tensor and line."""
     from harness.check.profile import format_detail, format_table
 
     console.print("Recording the launches (a few seconds where they are not cached) ...")
@@ -165,7 +162,7 @@ def print_counters(console: Console, request: "CountRequest", by_line: bool = Fa
 def make_compile_callbacks(
     console: Console, bars: Bars
 ) -> tuple[Callable[[Target], None], Callable[[Target], None]]:
-    """Return callbacks that show and remove a progress line while kernels compile; piped output keeps it."""
+    """Return callbacks that show a line while kernels compile and, on a terminal, remove it afterwards."""
     tasks = {}
 
     def on_compile(target: Target) -> None:

@@ -1,4 +1,4 @@
-"""Print one line for each requirement of the workbook on this machine, with a remedy if it is not met."""
+"""Check this machine against the workbook's requirements; print a line for each, with a remedy on failure."""
 
 import operator
 import os
@@ -26,13 +26,13 @@ INSTALL = "run `uv sync` or `pixi install`, and start through `uv run workbook .
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?P<versions>.*)")
 COMPARISONS = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
 TEXT_COLUMN = 19
-"""The column where a finding's text starts, also in continuation lines."""
+"""Column of a finding's text and of its continuation lines."""
 MARKS = {"good": "✅", "note": "·", "broken": "❌"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: the part, its state ("good", "note" or "broken"), a description, the remedy."""
+    """A line of the report: the part, its state ("good", "note" or "broken"), a description and a remedy."""
 
     part: str
     state: str
@@ -48,7 +48,7 @@ def make_finding(
 
 
 def print_findings(console: Console) -> int:
-    """Print a line for each part; return 5 if one is broken, else 0."""
+    """Print a line for each part; return the exit code, 5 if one is broken."""
     broken = False
     with show_progress(console):
         for finding in collect_findings():
@@ -67,7 +67,7 @@ def print_finding(console: Console, finding: Finding) -> None:
 
 
 def collect_findings() -> Iterator[Finding]:
-    """Yield the findings on each part; a part whose check raises an exception is broken."""
+    """Yield the findings of all checks; an exception counts as "broken"."""
     for part, check in PARTS.items():
         report_progress(part)
         try:
@@ -79,7 +79,7 @@ def collect_findings() -> Iterator[Finding]:
 
 
 def read_required_versions() -> dict[str, str]:
-    """Map each distribution to its tested versions, e.g. ">=2,<3", from pyproject.toml or the metadata."""
+    """Map each distribution to its required versions, e.g. ">=2,<3", from pyproject.toml or the metadata."""
     project = roots.PACKAGE_ROOT.parent / "pyproject.toml"
     if project.is_file():
         lines = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"]
@@ -97,7 +97,7 @@ def parse_version(version: str) -> tuple[int, ...]:
 
 
 def is_satisfied(version: str, versions: str) -> bool:
-    """Check whether a version satisfies a requirement; missing numbers count as zeros."""
+    """Check whether a version satisfies a requirement; missing parts count as zeros."""
 
     def pad(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return (*numbers, 0, 0, 0, 0)[:4]
@@ -153,7 +153,7 @@ def check_gpu() -> Iterator[Finding]:
 
 
 def check_layers() -> Iterator[Finding]:
-    """Yield whether the layers' GPU libraries are built for this machine's GPUs and PyTorch."""
+    """Check whether the layers' libraries are built for this machine's GPUs and PyTorch."""
     import torch
 
     from harness.nn import host
@@ -180,7 +180,7 @@ def check_layers() -> Iterator[Finding]:
 
 
 def check_virtual_gpu() -> Iterator[Finding]:
-    """Yield the state of the virtual GPU: replay works everywhere, its driver for MAX only on Linux."""
+    """Check the virtual GPU: replay works on every system, the driver for MAX only on Linux."""
     from harness.vgpu import VirtualGPU
 
     VirtualGPU()
@@ -208,7 +208,7 @@ def describe_size(folder: Path) -> str:
 
 
 def check_c_compiler() -> Iterator[Finding]:
-    """Yield the C compiler, which only torch.compile on the CPU and `mojo build` need."""
+    """Look for a C compiler, which only torch.compile on the CPU and `mojo build` need."""
     compiler = next((path for name in ("cc", "clang", "gcc") if (path := shutil.which(name))), None)
     cpp = next((path for name in ("c++", "clang++", "g++") if (path := shutil.which(name))), None)
     if compiler:
@@ -219,7 +219,7 @@ def check_c_compiler() -> Iterator[Finding]:
 
 
 def check_workbook() -> Iterator[Finding]:
-    """Yield the learner's folder, a note if another version wrote it, and the book."""
+    """Look for the learner's folder, check its version, and look for the book."""
     folder = roots.CHECKOUT
     if not ((folder / "problems").is_dir() and (folder / "solutions").is_dir()):
         description = "not in this folder: the solutions inside the package are used"

@@ -1,4 +1,4 @@
-"""Format a learner's work: the list of gates, the next hint, and blanks next to the solution's."""
+"""Format a learner's exercises: the list of gates, the next hint, and blanks next to the solution's."""
 
 import difflib
 import re
@@ -29,11 +29,11 @@ STATES = {
 SIDE_BY_SIDE_COLUMNS = 150
 """Minimum terminal width, in columns, for showing both versions of a blank side by side."""
 DAMAGED_STYLE = "red"
-"""The style of the line about a file that cannot be read."""
+"""Style of the line about a file that cannot be read."""
 
 
 def format_gates(exercise: Exercise, progress: Progress, *, summary_only: bool = False) -> Iterable[Text]:
-    """Yield a file's progress bar and, unless it is `folded`, a line for each gate."""
+    """Yield a file's progress bar and, unless `summary_only`, a line for each gate."""
     title = f"{exercise.rung.label} ({exercise.rung.note})" if exercise.rung.note else exercise.rung.label
     try:
         states = exercise.get_states(progress)
@@ -50,7 +50,7 @@ def format_gates(exercise: Exercise, progress: Progress, *, summary_only: bool =
 
 
 def format_puzzle(puzzle: Puzzle, progress: Progress) -> Iterator[Text]:
-    """Yield a puzzle's line, with the number of passed gates of required files, then its damaged files."""
+    """Yield the puzzle's line, with the number of passed gates of required files, then its damaged files."""
     required = [exercise for exercise in list_exercises(puzzle) if not exercise.rung.optional]
     states = [state for exercise in required for state in list_gate_states(exercise, progress)]
     bar = format_progress_bar(states.count("passed"), len(states), 10)
@@ -74,10 +74,10 @@ def list_exercises(puzzle: Puzzle) -> list[Exercise]:
 
 
 def find_current_exercise(files: Sequence[Exercise], progress: Progress) -> Exercise | None:
-    """Return the file that the learner is working on; None if everything is solved.
+    """Return the exercise to continue with, or None if everything is solved.
 
-    It is the attempted, unsolved file that was saved last, else the first unsolved one after all attempted
-    files, else an earlier one that is not optional.
+    In order of preference: the attempted, unsolved exercise that was saved last; the first unsolved one after
+    all attempted ones; an earlier unsolved one that is not optional.
     """
     attempted = [exercise for exercise in files if is_started(exercise, progress)]
     unsolved = [exercise for exercise in attempted if not is_solved(exercise, progress)]
@@ -97,7 +97,7 @@ def format_watch_command(exercise: Exercise, progress: Progress) -> str:
 
 
 def is_started(exercise: Exercise, progress: Progress) -> bool:
-    """Check whether any blank of a file is filled in; a damaged or missing file counts as begun."""
+    """Check whether any blank of a file is filled in; a damaged or missing file counts as started."""
     return {*list_gate_states(exercise, progress)} != {"unsolved"}
 
 
@@ -118,10 +118,7 @@ def list_gate_states(exercise: Exercise, progress: Progress) -> list[str]:
 
 
 def describe_next_step(exercise: Exercise, progress: Progress) -> str:
-    """Return the line about the next step once every gate of a file has passed, else "".
-
-    It names only files that are not solved.
-    """
+    """Return the line about the next step if every gate of a file has passed, else ""."""
     if any(state != "passed" for state in exercise.get_states(progress).values()):
         return ""
     done = f"{exercise.puzzle.name}, {exercise.rung.label}: {len(exercise.gates)} of {len(exercise.gates)}, solved."
@@ -138,7 +135,7 @@ def describe_next_step(exercise: Exercise, progress: Progress) -> str:
 
 
 def find_next_exercise(exercise: Exercise, progress: Progress) -> Exercise | None:
-    """Return the next unsolved file after this one, else an earlier one that is not optional."""
+    """Return the next unsolved exercise after this one, else an earlier one that is not optional."""
     order = list(list_all_exercises())
     current = [(step.puzzle.name, step.rung.id) for step in order].index(
         (exercise.puzzle.name, exercise.rung.id)
@@ -162,7 +159,7 @@ def format_progress_bar(done: int, total: int, width: int = 20) -> str:
 
 
 def format_hint(hint: Hint, number: int, total: int, width: int = 0) -> Iterator[Text]:
-    """Yield a hint: its name and position in the ladder, paragraph, and code; wrapped to `width` unless 0."""
+    """Yield a hint's name and position in the ladder, its paragraph wrapped to `width` unless 0, and code."""
     yield Text(f"Hint {hint.id} ({number} of {total})", style="bold")
     yield from (Text(line) for line in (wrap_paragraph(hint.text, width) if width else [hint.text]))
     for line in hint.code.splitlines():
@@ -170,13 +167,13 @@ def format_hint(hint: Hint, number: int, total: int, width: int = 0) -> Iterator
 
 
 def describe_unsaved(progress: Progress) -> list[Text]:
-    """Return a line with the reason why progress could not be saved, or [] if it was saved."""
+    """Return a line about progress that could not be saved, or []."""
     message = f"not saved: {format_path(progress.path)} cannot be written ({progress.save_error})"
     return [Text(message, style="yellow")] if progress.save_error else []
 
 
 def wrap_paragraph(text: str, width: int) -> list[str]:
-    """Wrap a paragraph into lines, without breaks inside `code`."""
+    """Wrap a paragraph into lines, without line breaks inside `code`."""
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\xa0"), text)
     lines = textwrap.wrap(whole, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace("\xa0", " ") for line in lines]
@@ -209,8 +206,8 @@ def show_difference(
     console: Console, exercise: Exercise, progress: Progress, gates: list[str], *, spoil: bool = False
 ) -> bool:
     """Print the blanks of some gates next to the solution's; return whether any was printed."""
-    states, yours = exercise.get_states(progress), exercise.read_blanks()
-    ours = blanks.find_blanks(blanks.read_source(exercise.solution), str(exercise.solution))
+    states, learner_blanks = exercise.get_states(progress), exercise.read_blanks()
+    solution_blanks = blanks.find_blanks(blanks.read_source(exercise.solution), str(exercise.solution))
     printed = False
     for gate in gates:
         if states[gate] != "passed" and not spoil:
@@ -218,19 +215,20 @@ def show_difference(
             console.print(Text(f"{gate}: {label}; --spoil shows the solution all the same", style="dim"))
             continue
         width = console.width if console.is_terminal else 0
-        console.print(format_blanks(yours[gate], ours[gate], width), soft_wrap=not width)
+        pair = format_blanks(learner_blanks[gate], solution_blanks[gate], width)
+        console.print(pair, soft_wrap=not width)
         printed = True
     return printed
 
 
-def format_blanks(yours: Blank, ours: Blank, width: int) -> Group:
-    """Return both versions of a blank; lines in only one of them are marked."""
-    learner_lines, solution_lines = list_body_lines(yours), list_body_lines(ours)
+def format_blanks(learner_blank: Blank, solution_blank: Blank, width: int) -> Group:
+    """Return both versions of a blank; lines that occur in only one are marked."""
+    learner_lines, solution_lines = list_body_lines(learner_blank), list_body_lines(solution_blank)
     left, right = (
         mark_lines(learner_lines, solution_lines, "red"),
         mark_lines(solution_lines, learner_lines, "green"),
     )
-    heading = Text(f"{ours.id}: {ours.task}", style="bold")
+    heading = Text(f"{solution_blank.id}: {solution_blank.task}", style="bold")
     if learner_lines == solution_lines:
         return Group(heading, Text("  the same as the solution", style="green"))
     if width >= SIDE_BY_SIDE_COLUMNS:
@@ -255,7 +253,7 @@ def list_body_lines(blank: Blank) -> list[str]:
 
 
 def mark_lines(lines: list[str], other_lines: list[str], style: str) -> list[Text]:
-    """Return lines for the terminal; lines missing from the other side are marked."""
+    """Return lines for the terminal; lines that are not in `other_lines` are marked."""
     common = set(find_common_lines(lines, other_lines))
     return [
         Text(f"{'  ' if number in common else '> '}{line}", style="" if number in common else style)
@@ -264,6 +262,6 @@ def mark_lines(lines: list[str], other_lines: list[str], style: str) -> list[Tex
 
 
 def find_common_lines(lines: list[str], other_lines: list[str]) -> Iterator[int]:
-    """Yield the indices of the lines common to both sides, in the same order."""
+    """Yield the indices of the lines that occur in both sequences, in the same order."""
     for block in difflib.SequenceMatcher(None, lines, other_lines, autojunk=False).get_matching_blocks():
         yield from range(block.a, block.a + block.size)

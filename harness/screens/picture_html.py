@@ -1,4 +1,4 @@
-"""Insert a picture's data into its page, without PyTorch or MAX, which the book's build lacks."""
+"""Insert a picture's data into its HTML page. The book's build imports this without PyTorch and MAX."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""Write a picture as one HTML file that steps through the run; `--json` writes the same `data`."""
+"""Render a picture as one HTML file that steps through the run; `--json` writes the same data."""
 
 import math
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ from harness.screens.picture_html import fill_template
 MAX_ACCESSES = 40_000
 """Maximum number of a launch's accesses in a page."""
 COLUMNS = 32
-"""Cells per row of a long vector."""
+"""Number of cells per row of a long vector."""
 CONTEXT_LINES = 3
-"""Lines of source shown before and after each one that accesses memory."""
+"""Number of source lines shown before and after each line that accesses memory."""
 
 
 def render_page(picture: Picture) -> str:
@@ -24,7 +24,7 @@ def render_page(picture: Picture) -> str:
 
 
 def find_source_line(sentence: story.Sentence) -> list[str] | None:
-    """Return ["kernel.mojo:12", the line] for a sentence about a source line, else None."""
+    """Return ["kernel.mojo:12", text of the line] for a sentence about a source line, else None."""
     code = story.read_line(sentence.line)
     if not code or sentence.line is None or sentence.kind not in ("fault", "finding", "instead"):
         return None
@@ -63,7 +63,7 @@ def classify_cells(picture: Picture, thread: Thread, blank: str = "") -> dict[st
 
 
 def list_access_kinds(run: Accesses, thread: Thread, blank: str) -> dict[tuple[str, int, bool], str]:
-    """Return (tensor, element, whether it is written) -> the kind of a thread's access."""
+    """Map (tensor, element, whether it is written) to the kind of a thread's access."""
     mask = run.select_thread(thread)
     if blank and blank in run.regions:
         mask &= run.region == run.regions.index(blank)
@@ -76,7 +76,7 @@ def list_access_kinds(run: Accesses, thread: Thread, blank: str) -> dict[tuple[s
 
 
 def compute_grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns to draw; columns are the last axis, and long vectors wrap."""
+    """Return the numbers of rows and columns to draw; columns are the last axis, long vectors wrap."""
     shape = tuple(shape)
     if len(shape) > 1 and shape[-1]:
         return math.prod(shape[:-1]), shape[-1]
@@ -88,12 +88,13 @@ def compute_grid_shape(shape: Iterable[int], size: int) -> tuple[int, int]:
 
 
 def make_data(picture: Picture) -> dict:
-    """Return the picture as plain data.
+    """Return the picture as JSON data.
 
-    `runs` are the learner's and the solution's. A run has launches; a launch has `steps`, each [kind, tensor,
-    line, first access, number of accesses, bank conflicts, sectors, fewest sectors, whether it is in the
-    followed `blank`], and columns of accesses: block `b`, thread `t`, element `e`, value `v`. A kind is R, W,
-    A (atomic) or B (barrier). Steps refer to `tensors` and `lines` by index.
+    `runs` are the learner's and the solution's; each is a list of launches. A launch has `steps`, each [kind,
+    tensor, line, first access, number of accesses, bank conflicts, sectors, minimum number of sectors,
+    whether it is in the followed `blank`], and its accesses as columns: block `b`, thread `t`, element `e`,
+    value `v`. A kind is R, W, A (atomic) or B (barrier). Tensors and lines are indices into `tensors` and
+    `lines`.
     """
     followed, case = picture.thread, picture.case
     names = list(dict.fromkeys([*picture.learner.accesses.tensors, *picture.solution.accesses.tensors]))
@@ -137,7 +138,7 @@ def locate_step(run: Accesses, step: int | None) -> list[int] | None:
 
 
 def make_tensor_data(picture: Picture, name: str) -> dict:
-    """Return the data of one tensor, with the rows and columns to draw and its wrong elements."""
+    """Return the data of one tensor: its shape, the grid to draw, and its wrong elements."""
     candidates = (run.accesses.tensors.get(name) for run in (picture.learner, picture.solution))
     tensor = next(t for t in candidates if t is not None)
     shape = list(picture.shapes.get(name) or [tensor.size])
@@ -157,7 +158,7 @@ def make_tensor_data(picture: Picture, name: str) -> dict:
 
 
 def make_cell_data(picture: Picture, followed: Thread, names: list[str]) -> dict:
-    """Return tensor -> [elements that only the learner's thread accesses, that only the solution's does]."""
+    """Map each tensor to [elements that only the learner's thread accesses, only the solution's thread]."""
     if picture.is_correct:
         return {}
     cells = classify_cells(picture, followed, find_error_blank(picture))
@@ -206,7 +207,7 @@ def make_launch_data(
 
 
 def select_accesses(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
-    """Return the mask of a launch's accesses that the page shows, and a note about the omitted ones."""
+    """Return the mask of the accesses that the page shows, and a note if some are omitted."""
     events = launch.events
     total = len(events.block) + events.dropped
     mask = np.ones(len(events.block), bool)
@@ -221,7 +222,7 @@ def select_accesses(launch: LaunchTrace, block: int) -> tuple[np.ndarray, str]:
 
 
 def read_source_lines(lines: dict[Line, int]) -> dict[str, dict[int, str]]:
-    """Return file -> line number -> text for the lines that access memory and the lines around them."""
+    """Map file -> line number -> text, for the lines that access memory and the lines around them."""
     by_file: dict[str, dict[int, str]] = {}
     for line in lines:
         try:

@@ -1,4 +1,4 @@
-"""Format the results of checks as text or JSON. Each part of a run is computed after its heading."""
+"""Format the results of checks as text or JSON; each part of a run is computed after its heading."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:  # not needed to list gates
 
 MARKS = {"correct": "✅", "wrong": "❌", "unsolved": "⏳"}
 MAX_LISTED_CASES = 4
-"""Maximum number of a gate's wrong cases to list by name."""
+"""Maximum number of a gate's wrong cases listed by name."""
 SEPARATOR = "=" * 60
 THIN_SEPARATOR = "-" * 57
 STATES = {"wrong": "❌ INCORRECT", "unsolved": "⏳ UNSOLVED", "correct": "✅ CORRECT"}
-"""Label of each state, worst first; a group has the worst state of its members."""
+"""State -> label, worst first; a group has the worst state of its members."""
 OVERALL = {
     0: "✅ ALL CORRECT",
     1: "❌ INCORRECT",
@@ -47,7 +47,7 @@ NOT_RUN = "⏭ GPU NOT RUN"
 def format_gate(
     result: GateResult, puzzle: Puzzle, source: Path, blanks: Mapping[str, Blank]
 ) -> Iterator[Text]:
-    """Yield the lines of one gate: the result, then the errors, then the command for the hint."""
+    """Yield the lines of one gate: the result, the errors, and the command for the hint."""
     gate = result.gate
     label = f"{MARKS[result.state]} {gate.id:<{compute_name_width(puzzle)}}"
     if result.state == "unsolved":
@@ -71,7 +71,7 @@ def format_gate(
 
 
 def describe_wrong_cases(result: GateResult) -> str:
-    """Describe in how many and which cases a gate is wrong; return "" if in none."""
+    """Describe the wrong cases of a gate, such as " in 2 of 9 cases (wide, zeros)"; return "" if none."""
     cases = len(result.comparisons)
     failing = [c.case.name for c in result.comparisons if not all(v.ok for v in c.results.values())]
     if failing and len(failing) == cases:
@@ -109,7 +109,7 @@ def format_cases(result: GateResult) -> Iterator[Text]:
 
 
 def format_first_results(results: Iterable[GateResult]) -> Iterator[Text]:
-    """Yield the results of the first case while the others run; mistakes are diagnosed after all cases."""
+    """Yield the results of the first case, to print while others run; mistakes are diagnosed afterwards."""
     for result in results:
         if result.state == "unsolved":
             continue
@@ -152,7 +152,7 @@ def format_repeats(repeats: Mapping[str, Repeats], puzzle: Puzzle) -> list[str]:
 
 
 def describe_repeats(repeats: Repeats) -> str:
-    """Describe the repeated runs of one quantity, and whether the result is acceptable."""
+    """Describe the variation of one quantity over repeated runs, and whether it is acceptable."""
     outcome = "bit-equal" if repeats.bit_equal else f"spread of {repeats.spread_ulps:.1f} ulp"
     wrong = f", ❌ wrong in {repeats.wrong_runs}" if repeats.wrong_runs else ""
     return f"{outcome} in {repeats.runs} runs ({describe_expected_spread(repeats)}){wrong}"
@@ -178,13 +178,12 @@ Line = str | Text
 
 
 def write_report(console: Console, run: Run, *, verbose: bool = False) -> None:
-    """Write a run to a console as it proceeds; piped output is the same text, plain and unwrapped."""
+    """Print a run's report as it proceeds; piped output is the same text, plain and unwrapped."""
     for line in format_report(run, verbose):
         console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
 
 
 def format_report(run: Run, verbose: bool = False) -> Iterator[Line]:
-    """Yield the whole report."""
     yield from format_header(run)
     for names in group_variants(run):
         yield from format_sections(run, names)
@@ -221,7 +220,7 @@ def group_variants(run: Run) -> list[tuple[str, ...]]:
 
 
 def format_sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
-    """Yield the sections of some variants, device by device; a skipped device appears once, with a reason."""
+    """Yield the sections of some variants, by device; a skipped device is listed once, with the reason."""
     separate = run.options.puzzle.has_separate_variants
     for device in sort_devices(run):
         skipped = isinstance(device, SkippedDevice)
@@ -239,7 +238,7 @@ def format_sections(run: Run, names: Sequence[str]) -> Iterator[Line]:
 
 
 def format_section(run: Run, device: DeviceResult, names: Sequence[str]) -> Iterator[Line]:
-    """Yield a section: compute some variants on one device, and report each quantity."""
+    """Compute some variants on one device, and yield the lines of each quantity."""
     label, pass_name, separate = (
         device.target.label,
         get_pass_name(run),
@@ -270,7 +269,7 @@ def describe_build(device: DeviceResult) -> str:
 
 
 def format_separate_variants(run: Run, device: DeviceResult) -> Iterator[Line]:
-    """Yield one device's results for a puzzle whose variants are separate, a line for each quantity."""
+    """Yield one device's results for a puzzle with separate variants, one line per quantity."""
     yield "   largest difference from PyTorch in the chapter's case, and the verdict on all cases:"
     for name, variant in device.variants.items():
         written = run.options.puzzle.list_outputs(name)
@@ -282,7 +281,7 @@ def format_separate_variants(run: Run, device: DeviceResult) -> Iterator[Line]:
 
 
 def format_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """Yield one variant's results on one device: the published lines, with details in between."""
+    """Yield one variant's results on one device: the lines of the published report, and details."""
     puzzle = run.options.puzzle
     written = puzzle.list_outputs(variant.variant)
     forward = [q for q in puzzle.forward if q in run.quantities]
@@ -304,7 +303,7 @@ def format_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
 
 
 def format_difference(variant: VariantResult, quantity: str, with_mark: bool = True) -> str:
-    """Return the published figure of a quantity: its largest difference from PyTorch in the default case."""
+    """Return a quantity's largest difference from PyTorch in the default case."""
     if quantity in variant.unsolved:
         return f"⏳ UNSOLVED (blank {', '.join(variant.unsolved[quantity])})"
     default_results = variant.comparisons[0].results if variant.comparisons else {}
@@ -315,7 +314,7 @@ def format_difference(variant: VariantResult, quantity: str, with_mark: bool = T
 
 
 def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
-    """Yield each wrong quantity's worst case and error, and its cause unless a gate reports that later."""
+    """Yield each wrong quantity's worst case and error, and its diagnosis unless a gate reports it later."""
     puzzle = run.options.puzzle
     gates = [result for result in variant.gates if result.state == "wrong"]
     reported = {
@@ -338,7 +337,7 @@ def format_wrong_quantities(run: Run, variant: VariantResult) -> Iterator[Line]:
 
 
 def check_further_cases(run: Run) -> Iterator[Line]:
-    """Yield a heading, then check the correct gates in further cases and yield the result."""
+    """Check the correct gates in further cases; yield a heading before that and the result after it."""
     if remaining := run.list_remaining_gates():
         yield ""
         yield f"Checking {format_count(len(remaining), 'gate')} in further cases and in {LOW_PRECISION_DTYPE} (Virtual GPU)..."
@@ -359,7 +358,7 @@ def format_wrong_gates(run: Run) -> Iterator[Line]:
 
 
 def format_error_table(run: Run, *variants: VariantResult) -> Iterator[Line]:
-    """Yield a table of each quantity's worst case in some variants: its error, PyTorch's, and the limit."""
+    """Yield a table of each quantity's error, PyTorch's error, and the limit, in the worst case."""
     cases = [comparison.case.name for comparison in variants[0].comparisons]
     yield Text(f"   {format_count(len(cases), 'case')}: {', '.join(cases)}", style="dim")
     row = "   {:20} {:>8} {:>10} {:>7} {:>8}  {}".format
@@ -382,7 +381,7 @@ def format_variant_repeats(run: Run, variant: VariantResult) -> Iterator[Line]:
 
 
 def format_findings(run: Run, verbose: bool) -> Iterator[Line]:
-    """Yield the number of findings of the virtual GPU, and those that no gate has reported."""
+    """Yield the number of findings of the virtual GPU, and the findings that no gate reports."""
     for device in run.devices:
         if device.kind != "virtual":
             continue
@@ -400,7 +399,7 @@ def format_findings(run: Run, verbose: bool) -> Iterator[Line]:
 
 
 def format_unsolved(run: Run) -> Iterator[Line]:
-    """Yield the location and task of each untouched blank."""
+    """Yield the location and task of each unsolved blank."""
     if run.unsolved:
         count = f"{len(run.unsolved)} of {len(run.options.puzzle.kernel_gates)}"
         yield ""
@@ -411,7 +410,7 @@ def format_unsolved(run: Run) -> Iterator[Line]:
 
 
 def format_memory(run: Run) -> Iterator[Line]:
-    """Yield the bytes of tensors saved for the backward pass and of temporaries, computed from the shapes."""
+    """Yield the bytes saved for the backward pass and the bytes of temporaries, computed from the shapes."""
     ledger = run.ledger
     variants = [name for name in run.options.variants if ledger and name in ledger.temporaries]
     if not run.options.backward or ledger is None or not variants:
@@ -428,7 +427,7 @@ def format_memory(run: Run) -> Iterator[Line]:
 
 
 def format_costs(run: Run) -> Iterator[Line]:
-    """Yield the kernel costs of every gate with limits, next to those of the blank's initial code."""
+    """Yield the kernel costs of each gate with limits, and the costs of the initially provided code."""
     gates_with_limits = [gate for gate in run.options.puzzle.kernel_gates if gate.limits]
     variants = [variant for device in run.devices for variant in device.variants.values()]
     gates = [result for variant in variants for result in variant.gates]
@@ -455,7 +454,7 @@ def format_costs(run: Run) -> Iterator[Line]:
 
 
 def format_summary(run: Run) -> Iterator[Line]:
-    """Yield the final results: a line for each device and variant, and one overall."""
+    """Yield a line for each device and variant, and the overall result."""
     yield ""
     yield Text(f"{get_pass_name(run)} Pass Test Summary:", style="bold")
     for names in group_variants(run):
@@ -484,7 +483,7 @@ def describe_state(run: Run, device: DeviceResult, names: Iterable[str]) -> str:
 
 
 def sort_devices(run: Run) -> list[DeviceResult | SkippedDevice]:
-    """Return the devices of a run, including skipped ones, in the order of reports."""
+    """Return the devices of a run, including skipped ones, in the order of LABELS."""
     return sorted([*run.devices, *run.skipped], key=lambda device: [*DEVICE_LABELS].index(device.kind))
 
 
@@ -493,7 +492,7 @@ def get_main_variant(run: Run) -> str:
 
 
 def format_suffix(run: Run, names: Sequence[str]) -> str:
-    """Return a variant's name in parentheses, for headings; "" if they are about the whole puzzle."""
+    """Return the variant's name in parentheses, or "" for a heading that covers the whole puzzle."""
     puzzle, name = run.options.puzzle, names[0]
     has_all_outputs = {*puzzle.forward, *puzzle.backward} <= puzzle.list_outputs(name)
     covers_puzzle = puzzle.has_separate_variants or (name == get_main_variant(run) and has_all_outputs)
@@ -501,7 +500,7 @@ def format_suffix(run: Run, names: Sequence[str]) -> str:
 
 
 def explain_failure(result: TensorResult) -> str:
-    """Describe in one line why a comparison failed."""
+    """Describe a failed comparison in one line."""
     index = list(result.worst)
     if result.unwritten:
         return f"{result.unwritten} elements were never written, the first wrong one at {index}"
@@ -550,13 +549,13 @@ TENSOR_RESULT = "ok error pytorch_error=baseline limit difference nonfinite unwr
 
 
 def select_attributes(value: object, names: str) -> dict[str, object]:
-    """Return attributes of a value as plain data; "lines=diagnosis" renames one."""
+    """Return attributes of a value by name; "lines=diagnosis" stores the attribute `diagnosis` as "lines"."""
     pairs = (name.partition("=") for name in names.split())
     return {key: getattr(value, attribute or key) for key, _, attribute in pairs}
 
 
 def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **metadata: object) -> dict[str, object]:
-    """Return the results of some gates as plain data; `about` adds further keys."""
+    """Return the results of some gates as JSON data, with the keys of `metadata`."""
     gates: dict[str, object] = {}
     for result in results:
         quantities = {*result.repeats, *(name for c in result.comparisons for name in c.results)}
@@ -571,7 +570,6 @@ def make_gates_json(results: Iterable[GateResult], puzzle: Puzzle, **metadata: o
 
 
 def make_costs_json(result: GateResult) -> dict[str, object]:
-    """Return a gate's measured costs as plain data; empty without limits."""
     costs = [
         select_attributes(c, "value ok line dtype")
         | select_attributes(c.limit, "id counter=label most=maximum")
@@ -581,7 +579,7 @@ def make_costs_json(result: GateResult) -> dict[str, object]:
 
 
 def make_repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) -> dict[str, object]:
-    """Return the results of repeated runs by printed name, as plain data."""
+    """Return the results of repeated runs by printed name, as JSON data."""
     attributes = "runs bit_equal spread_ulps wrong_runs"
     return {
         names[name]: {**select_attributes(outcome, attributes), "must_be_equal": not outcome.atomic}
@@ -590,7 +588,7 @@ def make_repeats_json(repeats: Mapping[str, Repeats], names: Mapping[str, str]) 
 
 
 def make_cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str]) -> dict[str, object]:
-    """Return case -> printed name -> result, as plain data, for the quantities with a printed name."""
+    """Return case -> printed name -> result as JSON data, for the quantities in `names`."""
     return {
         c.case.name: {
             names[q]: select_attributes(result, TENSOR_RESULT)
@@ -602,7 +600,7 @@ def make_cases_json(comparisons: Sequence[Comparison], names: Mapping[str, str])
 
 
 def make_json(run: Run) -> dict[str, Any]:
-    """Return the run as plain data, gradients under their printed names."""
+    """Return the run as JSON data; quantities have their printed names."""
     return {
         "puzzle": run.options.puzzle.name,
         "ops": str(run.package.path),
@@ -640,7 +638,6 @@ def make_json(run: Run) -> dict[str, Any]:
 
 
 def make_variant_json(variant: VariantResult, run: Run) -> dict[str, object]:
-    """Return one variant on one device as plain data."""
     names = {quantity: run.options.puzzle.get_printed_name(quantity) for quantity in run.quantities}
     return {
         "state": variant.get_state(run.quantities),

@@ -1,4 +1,4 @@
-"""Implement `pNN --show`: trace a gate's run, print its story, and write the page that steps through it."""
+"""Implement `pNN --show`: trace a gate's run, describe it, and write an HTML page of its steps."""
 
 import json
 from collections.abc import Iterator
@@ -30,12 +30,12 @@ STYLES = {
     "instead": ("yellow", " "),
     "right": ("green", "✓"),
 }
-"""Style and sign of each kind of sentence."""
+"""Kind of sentence -> style and sign."""
 RECORDING_MESSAGE = "Recording every access of your kernels and of the solution's (a few seconds where they are not cached) ..."
 
 
 def show(console: Console, options: Options) -> int:
-    """Trace a gate's run, print its story and write its page; return 0 if the gate is correct, else 1."""
+    """Trace a gate's run, print its description and write its page; return 0 if it is correct, else 1."""
     exercise, gate = options.work, options.show or options.gate
     if options.html:
         check_target("--html", options.html)
@@ -69,7 +69,7 @@ def show_in_watch(
 
 
 def format_picture(picture: Picture, page_path: Path | None = None) -> Iterator[Text]:
-    """Yield the story: each sentence after its sign, then its source line unless that was just shown."""
+    """Yield the sentences of the description, each with its source line unless that was just printed."""
     puzzle, case = picture.puzzle, picture.case
     location = f"in '{case.name}' ({puzzle.format_dims(case.dims)}), on the virtual GPU"
     yield Text(f"{puzzle.name} · {picture.gate.id}: {picture.gate.description}   {location}", style="bold")
@@ -95,7 +95,7 @@ def write_page(picture: Picture, html: Path | None = None) -> Path:
 
 
 def find_kernel_gate(puzzle: Puzzle, id: str) -> Gate:
-    """Return a gate with a kernel. Raises UsageError for a gate of another rung, or an unknown one."""
+    """Return a gate of the kernels. Raises UsageError for an unknown gate or one of another rung."""
     gates = {gate.id: gate for gate in puzzle.kernel_gates}
     if id in gates:
         return gates[id]

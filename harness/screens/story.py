@@ -1,4 +1,4 @@
-"""Describe a picture in words: the wrong element, the path to its cause, the cause, findings and costs."""
+"""Describe a picture in sentences: the wrong element, how the error reached it, its cause, and findings."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of the story; its kind is a key of `STYLES` in show.py, its step is in the learner's run."""
+    """A sentence; `kind` is a key of `STYLES` in show.py, `step` a step of the learner's run."""
 
     kind: str
     text: str
@@ -59,7 +59,7 @@ def describe_wrong(picture: Picture, wrong: WrongElements) -> str:
 
 
 def describe_finding(picture: Picture, finding: Finding) -> Iterator[Sentence]:
-    """Yield the finding that is the cause, with the step at which it occurs."""
+    """Yield a finding that caused the error, with its step."""
     source = picture.learner.accesses.source
     text = f"{finding.kind}: {finding.message}"
     yield Sentence("finding", text, find_step(picture, finding), source.find_line(finding.instr))
@@ -68,7 +68,7 @@ def describe_finding(picture: Picture, finding: Finding) -> Iterator[Sentence]:
 
 
 def find_step(picture: Picture, finding: Finding) -> int | None:
-    """Return the first step of a finding's instruction on its element."""
+    """Return the first step at which a finding's instruction accesses its element."""
     run = picture.learner.accesses
     launch = picture.find_launch(finding)
     if launch is None:
@@ -147,13 +147,13 @@ def describe_difference(picture: Picture, error: Fault) -> Iterator[Sentence]:
 
 
 def format_thread(picture: Picture, thread: Thread) -> str:
-    """Return `minimal_kernel, block (0, 1), thread 3`; a single block or thread is omitted."""
+    """Return a name such as `minimal_kernel, block (0, 1), thread 3`."""
     launch = picture.learner.accesses.launches[thread.launch]
     return ", ".join([launch.name, *describe_thread(launch, thread.block, thread.thread)])
 
 
 def describe_thread(launch, block: int, thread: int) -> list[str]:
-    """Return ["block (0, 1)", "thread 3"]; a single block or thread is omitted."""
+    """Return ["block (0, 1)", "thread 3"]; the index is omitted if there is only one block or thread."""
     parts = []
     for label, number, sizes in (("block", block, launch.grid), ("thread", thread, launch.block)):
         if math.prod(sizes) > 1:

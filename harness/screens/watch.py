@@ -1,7 +1,8 @@
-"""Implement `watch`: check the current gate each time one of its files is saved, in one warm process.
+"""Implement `watch`: check the current gate each time one of its files is saved.
 
-`Watch` is the loop and its keys, `Terminal` owns the keyboard and the screen, `FileWatcher` detects saves by
-content, which works with every editor and network folder. Each check runs in a thread.
+`Watch` runs the loop and handles keys, `Terminal` reads the keyboard and draws the screen, `FileWatcher`
+detects saves by comparing contents, which works with every editor and network folder. Each check runs in a
+thread.
 """
 
 import os
@@ -41,15 +42,15 @@ from harness.spec.rungs import get_rung_name
 from harness.toolchain.cache import compute_digest
 
 POLL_INTERVAL_S = 0.05
-"""Seconds between polls of the files and the keyboard."""
+"""Interval between polls of the files and the keyboard."""
 DEBOUNCE_S = 0.2
-"""Seconds that a file must stay unchanged before it is checked, since editors write in several steps."""
+"""Time that files must be unchanged before a check, because editors may write a file in several steps."""
 END_OF_INPUT = "\x04"
 KEYS = "n next · t stay · r run · h hint · s show · d diff · l list · q quit"
 
 
 class FileWatcher:
-    """A detector of changes to the watched files."""
+    """Detects changes of an exercise's files."""
 
     def __init__(self, exercise: Exercise):
         self.exercise = exercise
@@ -58,7 +59,7 @@ class FileWatcher:
         self.last_stable_digest = self.last_digest
 
     def hash_files(self) -> str:
-        """Return a hash of the names and contents; a file that cannot be read counts as empty."""
+        """Return a hash of all names and contents; a file that cannot be read counts as empty."""
         parts: list[str | bytes] = []
         for path in self.exercise.files:
             parts.append(path.name)
@@ -81,8 +82,7 @@ class FileWatcher:
 
 
 class Terminal:
-    """The keyboard, read one key at a time without Enter, and the screen. Without a terminal, lines are
-    printed and no keys are read."""
+    """Reads single keys and draws the screen; without a terminal, only prints lines."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -102,7 +102,7 @@ class Terminal:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self.saved_attributes)
 
     def read_key(self, timeout_s: float) -> str:
-        """Return the key pressed within some seconds, or ""; "q" if the keyboard is closed."""
+        """Return the key pressed before the timeout, "" if none, or "q" if the keyboard is closed."""
         if self.keyboard is None:
             time.sleep(timeout_s)
             return ""
@@ -115,7 +115,7 @@ class Terminal:
         return "q" if key in ("", END_OF_INPUT) else key
 
     def show(self, lines: Iterable[RenderableType], footer: str, page: int = 0) -> None:
-        """Show a new screen: the first line, one page of the others, and the footer."""
+        """Show the first line, one page of the other lines, and the footer."""
         if not self.console.is_terminal:
             for line in lines:
                 self.console.print(line, soft_wrap=True)
@@ -141,7 +141,7 @@ class Terminal:
         return rows
 
     def overwrite_row(self, text: str, row: int) -> None:
-        """Overwrite one row of the screen, counted from 1, and leave the cursor where it is."""
+        """Overwrite one row of the screen, counted from 1, without moving the cursor."""
         if self.console.is_terminal:
             with self.console.capture() as captured:
                 # print joins its arguments and drops a Text's own no_wrap.
@@ -152,10 +152,10 @@ class Terminal:
 
 @dataclass
 class Check:
-    """One check, running or done: the gate, its blanks at the start, the results, and the time.
+    """A running or finished check: the gate, its blanks at the start, the results, and the times.
 
-    `first_results` arrive at `first_results_at`, if the checker reports them; `step` is its
-    current step.
+    `first_results` are the results of the first case, if the checker reports them; `step` is its current
+    step.
     """
 
     gate: str
@@ -174,25 +174,25 @@ class Check:
         return bool(self.results) and all(result.state == "correct" for result in self.results)
 
     def report_step(self, step: str) -> None:
-        """Receive the checker's current step, in the check's thread."""
+        """Store the checker's current step; called from the check's thread."""
         self.step = step
 
     @property
     def status(self) -> str:
-        """The elapsed time, then the current step, since a narrow screen cuts off the end."""
+        """Elapsed time, then current step, because a narrow screen cuts off the end."""
         seconds = int(time.monotonic() - self.started_at)
         elapsed = f", {seconds} s: {self.step or 'starting'}" if seconds else " ..."
         return f"checking {self.gate}{elapsed}"
 
     def find_unread_hint(self, progress: Progress, key: str) -> int | None:
-        """Return the number of the hint that the diagnosis names, unless it has been read."""
+        """Return the number of the hint that the diagnosis suggests, unless it has been read."""
         suggested = next((result.hint for result in self.results if result.hint), None)
         number = int(suggested.rpartition("-")[2]) if suggested else 0
         return number if number > progress.hints.get(key, 0) else None
 
 
 class Watch:
-    """The loop: one current gate, at most one check at a time."""
+    """The watch loop, with one current gate and at most one check at a time."""
 
     def __init__(self, exercise: Exercise, gate: str | None = None, console: Console | None = None):
         self.exercise = exercise
@@ -211,7 +211,7 @@ class Watch:
         self.needs_rerun = False
 
     def run(self) -> int:
-        """Watch until q is pressed, and return 0; Ctrl-C also ends the loop."""
+        """Watch until q is pressed, and return the exit code."""
         self.choose_first_gate()
         self.follow_edits()
         self.files = FileWatcher(self.exercise)
@@ -244,7 +244,7 @@ class Watch:
                     ACTIONS[key](self)
 
     def choose_first_gate(self) -> None:
-        """Choose the first gate; if the file is damaged, the next check reports that."""
+        """Select the first gate that has not passed; if the file is damaged, the next check reports it."""
         if not self.gate:
             try:
                 next_gate = self.exercise.find_next_gate(self.progress)
@@ -253,7 +253,7 @@ class Watch:
             self.gate = (next_gate or self.exercise.gates[0]).id
 
     def follow_edits(self) -> None:
-        """Switch to the blank edited last; if the file is damaged, the next check reports that."""
+        """Switch to the gate whose blank was edited; if the file is damaged, the next check reports it."""
         try:
             hashes = {id: hash_blank(blank) for id, blank in self.exercise.read_blanks().items()}
         except DamagedFile:
@@ -268,7 +268,7 @@ class Watch:
     # ---- Checking --------------------------------------------------------------------------------------------
 
     def start_check(self, passed: Sequence[Text] = ()) -> None:
-        """Start a check of the current gate, shown below `passed`; if one is running, start when it ends."""
+        """Start a check of the current gate, or request one if a check is running; show `passed` above it."""
         if self.check and not self.check.done.is_set():
             self.needs_rerun = True
             return
@@ -281,7 +281,7 @@ class Watch:
         self.draw()
 
     def run_check(self, check: Check) -> None:
-        """Run a check, in its thread; exceptions become its error."""
+        """Run a check in its own thread; store exceptions as its error."""
         try:
             self.checker = self.checker or create_checker(self.exercise)
             check.blanks = self.exercise.read_blanks()
@@ -301,7 +301,7 @@ class Watch:
         check.done.set()
 
     def receive_first_results(self, check: Check, results: list) -> None:
-        """Receive the results of the first case, in the check's thread, for the loop to show."""
+        """Store the results of the first case for the loop to show; called from the check's thread."""
         check.first_results, check.first_results_at = results, time.monotonic()
 
     def finish_check(self) -> None:
@@ -321,7 +321,7 @@ class Watch:
             self.draw()
 
     def find_next_gate(self) -> Gate | None:
-        """Return the next gate that has not passed, preferably one edited in the same save, or None."""
+        """Return the next gate that has not passed, first among those edited in the last save, or None."""
         try:
             states = self.exercise.get_states(self.progress)
             in_progress = [
@@ -376,7 +376,7 @@ class Watch:
         self.start_check()
 
     def toggle_staying(self) -> None:
-        """Toggle between staying at a gate that passes, until n is pressed, and going on automatically."""
+        """Toggle whether to stay at a gate that has passed, until n is pressed."""
         self.stays_after_pass = not self.stays_after_pass
         stays, continues = "stays at a gate that passes, until n", "continues automatically after a pass"
         self.show_notes([Text(stays if self.stays_after_pass else continues, style="dim")])
@@ -386,14 +386,14 @@ class Watch:
         self.draw()
 
     def show_hint(self) -> None:
-        """Show the hint that the diagnosis names or, if that has been read, the next one of the ladder."""
+        """Show the hint that the diagnosis suggests or, if it has been read, the next one of the ladder."""
         key = self.exercise.get_progress_key(self.gate)
         suggested = None if self.is_running() else self.current.find_unread_hint(self.progress, key)
         width = self.console.width if self.console.is_terminal else 0
         self.show_lines(lambda: read_next_hint(self.exercise, self.gate, self.progress, suggested, width))
 
     def show_diff(self) -> None:
-        """Show the gate's blank next to the solution's or, right after a pass, the passed gate's."""
+        """Show the blank of the current gate (right after a pass, the passed one) next to the solution's."""
         gate = self.previous_gate if self.passed_lines and not self.current.is_correct else self.gate
 
         def draw_lines() -> list[RenderableType]:
@@ -404,7 +404,7 @@ class Watch:
         self.show_lines(draw_lines)
 
     def show_picture(self) -> None:
-        """Draw a picture of the current gate's run, and write the page that steps through it."""
+        """Describe the current gate's run, and write the page that steps through it."""
         if self.is_running():
             return
         from harness.screens.show import show_in_watch
@@ -427,7 +427,7 @@ class Watch:
             self.show_notes([Text(make_relative(str(error)), style="red")])
 
     def show_notes(self, lines: Sequence[RenderableType]) -> None:
-        """Show lines below the first line of the result until the next check or key."""
+        """Show lines below the first line of the result, until the next check or key press."""
         self.notes, self.page = list(lines), 0
         self.draw()
 
@@ -443,7 +443,7 @@ class Watch:
 
     @property
     def status_row(self) -> int:
-        """The row of the status line, below the result of a gate that has just passed."""
+        """Row of the status line, below the result of a gate that has just passed."""
         num_rows = len(self.terminal.render_rows([self.format_heading(), *self.passed_lines]))
         return num_rows + 1 if num_rows < self.console.height - 1 else 2
 

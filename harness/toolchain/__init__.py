@@ -1,1 +1,1 @@
-"""Build Mojo and C++ code: the compiler and its messages, op packages, shared libraries, the cache."""
+"""Build Mojo and C++ code: compilers and their messages, op packages, shared libraries, the cache."""

@@ -1,4 +1,4 @@
-"""Map GPUs to the Mojo names of the architectures that kernels are built for."""
+"""Map GPUs to the architectures for which kernels are built, by their Mojo names."""
 
 import functools
 import re
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
-"""The oldest compute capability with the tensor core instructions and asynchronous copies used here."""
+"""Minimum compute capability, because of tensor core instructions and asynchronous copies."""
 
 NVIDIA_ONLY_MESSAGE = "the kernels are for GPUs of NVIDIA"
 
@@ -20,7 +20,7 @@ ACCELERATOR = re.compile(r"^  (\w+)\s+- (?:\(alias\) -> (\w+))?", re.MULTILINE)
 
 
 class UnsupportedGPU(EnvironmentProblem):
-    """Raised for a GPU without kernels; the message gives the reason."""
+    """Raised for a GPU without kernels; the message is the reason."""
 
 
 def get_nvidia_architecture(capability: tuple[int, int]) -> str:
@@ -36,7 +36,7 @@ def get_nvidia_architecture(capability: tuple[int, int]) -> str:
 
 
 def normalize_architecture(name: str) -> str:
-    """Resolve aliases, and "sm_90" to "sm_90a": return the architecture whose kernels a GPU uses.
+    """Return the architecture whose kernels a GPU uses: resolve aliases, and "sm_90" to "sm_90a".
 
     Raises UsageError for a name that is unknown to Mojo or has no kernels.
     """

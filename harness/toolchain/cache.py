@@ -1,6 +1,6 @@
-"""The disk cache of compiled packages and graphs, recordings, the virtual GPU's driver and extensions.
+"""Manage the disk cache of compiled packages and graphs, recordings, extensions and the virtual GPU's driver.
 
-Entries are built under a temporary name and renamed; unusable entries are discarded and rebuilt.
+Entries are built under a temporary name and then renamed; unusable entries are deleted and rebuilt.
 """
 
 import hashlib
@@ -19,16 +19,15 @@ CACHE_VARIABLE = "WORKBOOK_CACHE"
 REMEDY = f"set {CACHE_VARIABLE} to a folder you can write"
 STAGING_PREFIX = ".making-"
 STALE_AFTER_S = 24 * 3600
-"""Seconds after which an interrupted process's leftovers are removed."""
+"""Age at which files left by an interrupted process are deleted."""
 END_MARKER = "//@ end\n"
-"""The last line of every cached text; without it, the text is truncated."""
+"""Last line of every cached text; a text without it is truncated."""
 
 
 def get_cache_folder(*parts: str) -> Path:
     """Return a folder of the cache, created if missing. Raises EnvironmentProblem if it is not writable.
 
-    The cache is `~/.cache/mojo-gpu-workbook`, or the folder of the environment variable WORKBOOK_CACHE.
-    All files in it can be deleted at any time.
+    The cache is `~/.cache/mojo-gpu-workbook`, or the folder in the environment variable WORKBOOK_CACHE.
     """
     configured = os.environ.get(CACHE_VARIABLE)
     try:
@@ -65,9 +64,9 @@ def compute_digest(parts: Iterable[str | bytes]) -> str:
 def cache_file(target: Path, make: Callable[[Path], Any], description: str, remedy: str = REMEDY) -> Path:
     """Return the path of a cache entry, built if missing.
 
-    `make` writes the entry to its argument, a path of the same name in an empty folder. If several processes
-    or threads need it, one builds it and the others wait. Raises EnvironmentProblem, with `remedy`, if the
-    entry cannot be written, and the exceptions of `make`; an incomplete entry is removed.
+    `make` writes the entry to its argument, a path with the same name in an empty folder. If several
+    processes or threads need an entry, one builds it and the others wait. Raises EnvironmentProblem, with
+    `remedy`, if it cannot be written, and the exceptions of `make`; incomplete entries are deleted.
     """
     if not target.exists():
         from filelock import FileLock
@@ -82,7 +81,7 @@ def cache_file(target: Path, make: Callable[[Path], Any], description: str, reme
 
 
 def discard(target: Path) -> None:
-    """Remove an unusable entry, so that it is rebuilt."""
+    """Delete an unusable entry; the next use rebuilds it."""
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target, ignore_errors=True)
     else:
@@ -115,7 +114,7 @@ def read_cached_text(target: Path) -> str | None:
 
 @contextmanager
 def create_staging_folder(folder: Path, description: str, remedy: str = REMEDY) -> Generator[Path]:
-    """Yield an empty temporary folder inside a cache folder, for building an entry.
+    """Yield an empty temporary folder inside a cache folder, in which to build an entry.
 
     Raises EnvironmentProblem if a file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Write files outside the cache atomically, and report errors in one line."""
+"""Write files atomically, and convert write errors to one-line errors."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.errors import EnvironmentProblem, UsageError, WorkbookError
 
 DISK_FULL = re.compile(r".*(?:No space left on device|Disk quota exceeded|available space).*")
-"""Messages of the C library, LLVM, Mojo and MAX about a full disk."""
+"""Messages of the C library, LLVM, Mojo and MAX for a full disk."""
 
 
 def check_target(flag: str, target: str | Path) -> None:
@@ -38,10 +38,10 @@ def write_target(flag: str, target: str | Path, text: str) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a UTF-8 file atomically: if that fails, the old content remains. Raises OSError.
+    """Write a UTF-8 file atomically: on failure the old content remains. Raises OSError.
 
-    Links are followed, and permissions preserved. A device, a pipe or a file in a read-only folder is written
-    in place, not atomically.
+    Follow links, and preserve permissions. A device, a pipe or a file in a read-only folder is written in
+    place.
     """
     real_path = Path(os.path.realpath(path))
     if real_path.exists() and not (real_path.is_file() and os.access(real_path.parent, os.W_OK)):
@@ -51,7 +51,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def replace_file(real_path: Path, text: str) -> None:
-    """Replace a link or file by a UTF-8 file; a file's permissions are preserved. Raises OSError."""
+    """Replace a link or file by a UTF-8 file; preserve a file's permissions. Raises OSError."""
     temporary = real_path.with_name(f"{real_path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -67,7 +67,7 @@ def replace_file(real_path: Path, text: str) -> None:
 
 
 def make_write_error(description: str, error: OSError) -> WorkbookError:
-    """Return the error for an unwritable file: EnvironmentProblem on a full disk, else UsageError."""
+    """Return the error for a failed write: EnvironmentProblem on a full disk, else UsageError."""
     error_type = EnvironmentProblem if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
     return error_type(f"{description}: {error.strerror or error}")
 

@@ -1,7 +1,7 @@
 """Build shared libraries on first use: Mojo for a GPU's architecture, C++ for a version of PyTorch.
 
-A library is one file, named by a hash of all its inputs. It is searched for in the wheel, in the
-folder of the environment variable WORKBOOK_EXTENSIONS, and in the workbook's cache.
+A library is one file, whose name contains a hash of all its inputs. It is searched for in the wheel, in the
+folder in the environment variable WORKBOOK_EXTENSIONS, and in the workbook's cache.
 """
 
 import ctypes
@@ -31,8 +31,8 @@ from harness.toolchain.packages import get_mojo_version, make_compile_error
 VARIABLE = "WORKBOOK_EXTENSIONS"
 REMEDY = f"set {VARIABLE} to a folder you can write"
 BUNDLED_LIBRARIES = Path(__file__).resolve().parents[1] / "_libraries"
-"""The libraries of a wheel that was built with them."""
-# Mojo's runtime libraries, on which built libraries depend, in loading order.
+"""Folder of the libraries in a wheel that contains them."""
+# Mojo's runtime libraries, on which built libraries depend, in the order of loading.
 RUNTIME = (
     "libMSupportGlobals.so",
     "libAsyncRTRuntimeGlobals.so",
@@ -41,7 +41,7 @@ RUNTIME = (
 )
 # Host code only launches kernels, so it is built to run on any CPU of the machine's architecture.
 HOST_CPU = {"x86_64": "x86-64-v2", "aarch64": "generic"}
-# Run `mojo` through this Python, because its script may not be on the PATH.
+# Run `mojo` through this Python interpreter, because its script may not be on the PATH.
 MOJO_COMMAND = (
     "-c",
     "import sys; from mojo.run import subprocess_run_mojo; sys.exit(subprocess_run_mojo(sys.argv[1:]).returncode)",
@@ -56,7 +56,7 @@ MAX_CONCURRENT_BUILDS = 8
 
 @dataclass(frozen=True)
 class BuildResult:
-    """A library's path, and the duration of its build in seconds, 0 if it already existed."""
+    """A library's path, and the duration of its build, 0 if it already existed."""
 
     path: Path
     duration_s: float
@@ -67,12 +67,12 @@ class Library:
     """A shared library, built or not.
 
     Attributes:
-        name: A readable name, which the file's name begins with.
+        name: The first part of the file's name.
         digest: Hash of all its inputs.
-        make: Writes the library to a path in an empty folder.
-        compiler_digest: Digest of the C++ compiler; None without a compiler, so that a library from any compiler is
-            used; "" for Mojo.
-        bundled_as: Its name in a wheel, if that is more general.
+        make: Function that writes the library to a path in an empty folder.
+        compiler_digest: Digest of the C++ compiler, "" for Mojo. None if there is no compiler; then a library
+            from any compiler is used.
+        bundled_as: Name in a wheel, for a library that several releases of PyTorch can use.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Library:
     compiler_digest: str | None = ""
     bundled_as: str = ""
     estimated_s: float = 60
-    """Estimated build time in seconds, until a build has been timed on this machine."""
+    """Estimated build time, used until a build has been timed on this machine."""
 
     @property
     def file_name(self) -> str:
@@ -89,7 +89,7 @@ class Library:
 
     @property
     def bundled_name(self) -> str:
-        """The file's name in a wheel and in an output folder."""
+        """File name in a wheel and in an output folder."""
         return f"{self.bundled_as or self.name}_{self.digest}.so"
 
     def find(self, output: Path | None = None) -> Path | None:
@@ -106,10 +106,9 @@ class Library:
     def build(self, output: Path | None = None, progress: "Progress | None" = None) -> BuildResult:
         """Return the library in `output` or, without it, in the searched folders; build it if missing.
 
-        If several processes or threads need it, one builds it and the others wait.
-
-        Raises CompileFailed if the source does not compile, and EnvironmentProblem if the folder cannot be
-        written or a compiler is missing.
+        If several processes or threads need it, one builds it and the others wait. Raises CompileFailed if
+        the source does not compile, EnvironmentProblem if the folder is not writable or a compiler is
+        missing.
         """
         remedy = "name another --output" if output else REMEDY
         output_folder = create_folder(output, remedy) if output else None
@@ -141,7 +140,7 @@ class Library:
             (get_cache_folder("seconds") / self.name).write_text(f"{seconds:.1f}")
 
     def load(self) -> tuple[Path, ctypes.CDLL]:
-        """Return the path and the loaded library, built if missing, and rebuilt once if the file is damaged.
+        """Return the path and the loaded library; build it if missing, and once again if the file is damaged.
 
         Raises the exceptions of `build`, and EnvironmentProblem if the system cannot load the library.
         """
@@ -157,7 +156,7 @@ class Library:
 
 
 class Progress:
-    """Print the libraries being built and their times: one updated line on a terminal, else a line each."""
+    """Prints the libraries being built and their times: one updated line on a terminal, else a line each."""
 
     def __init__(self, stream: TextIO | None = None):
         self.stream = stream or sys.stderr
@@ -208,7 +207,7 @@ class Progress:
 def build_all(
     libraries: Sequence[Library], output: Path | None = None, progress: Progress | None = None
 ) -> Generator[tuple[Library, BuildResult]]:
-    """Build libraries concurrently and yield each in order. Raises the exceptions of `Library.build`."""
+    """Build libraries concurrently and yield them in order. Raises the exceptions of `Library.build`."""
     display = progress or Progress()
     workers = max(1, min(MAX_CONCURRENT_BUILDS, len(os.sched_getaffinity(0)) // 2, len(libraries)))
     with ThreadPoolExecutor(workers) as pool:
@@ -244,8 +243,7 @@ def make_mojo_library(
 ) -> Library:
     """Return the library compiled from the first Mojo file for an architecture such as "sm_90a".
 
-    The other files are imported from `include`; `estimate` is in seconds; `defines` are values for
-    `get_defined_string`.
+    The other files are imported from `include`; `defines` are values for `get_defined_string`.
     """
     options = [f"{key}={value}" for key, value in sorted(defines.items())]
     host = [sys.platform, platform.machine(), HOST_CPU.get(platform.machine(), "")]
@@ -293,10 +291,9 @@ def get_last_line(text: str) -> str:
 
 @functools.cache
 def load_runtime() -> None:
-    """Load Mojo's runtime libraries, before a built library is loaded.
+    """Load Mojo's runtime libraries, which must precede a built library.
 
-    A built library refers to them by paths of the machine that built it, but already loaded libraries are
-    found by name.
+    A built library refers to them by paths of the machine that built it; loaded libraries are found by name.
     """
     package = importlib.util.find_spec("max")
     if package is None or not package.submodule_search_locations:
@@ -321,8 +318,8 @@ def make_torch_library(
 ) -> Library:
     """Return the library compiled from the first C++ file for one version of PyTorch; the others are headers.
 
-    PyTorch must be loaded before it. `home` is PyTorch's folder, None for the installed one. A library in a
-    wheel works with all releases of a minor version.
+    PyTorch must be loaded first. `torch_home` is PyTorch's folder, None for the installed one. A library in a
+    wheel works with all patch releases of a minor version.
     """
     torch_home = torch_home or find_torch_home()
     version = read_torch_version(torch_home)
@@ -349,7 +346,7 @@ def find_torch_home() -> Path:
 
 
 def read_torch_version(home: Path) -> str:
-    """Return PyTorch's version without the build suffix. Raises UsageError if `home` is not PyTorch."""
+    """Return PyTorch's version without the build suffix. Raises UsageError for any other folder."""
     try:
         text = (home / "version.py").read_text(encoding="utf-8")
     except OSError:
@@ -368,7 +365,7 @@ def find_compiler() -> str | None:
 def compile_cpp(compiler: str, home: Path, source: Path, target: Path, defines: Sequence[str]) -> None:
     includes = [home / "include", home / "include" / "torch" / "csrc" / "api" / "include"]
     options = [*CPP_FLAGS, *(f"-D{define}" for define in defines), *(f"-I{folder}" for folder in includes)]
-    # Libraries must come after the objects that use them.
+    # Libraries must follow the objects that use them.
     libraries = [f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
     result = run([compiler, *options, str(source), "-o", str(target), *libraries])
     if result.returncode != 0:

@@ -1,4 +1,4 @@
-"""Link shared libraries without a C compiler: a stand-in `cc` calls `lld` for `mojo build`."""
+"""Link shared libraries without a C compiler: a substitute `cc` calls `lld` for `mojo build`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 def make_environment(folder: Path) -> dict[str, str]:
     """Return an environment in which `mojo build --emit shared-lib` can link.
 
-    Without a C compiler on the PATH, the stand-in is written to `folder`, which is put first on the PATH.
+    Without a C compiler on the PATH, write the substitute to `folder` and prepend it to the PATH.
     """
     env = dict(os.environ)
     if any(shutil.which(name, path=env.get("PATH", "")) for name in ("cc", "gcc", "clang")):
         return env
-    stand_in = folder / "cc"
-    stand_in.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "$@"\n')
-    stand_in.chmod(0o755)
+    substitute = folder / "cc"
+    substitute.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "$@"\n')
+    substitute.chmod(0o755)
     env["PATH"] = f"{folder}{os.pathsep}{env.get('PATH', '')}"
     return env
 
 
 def find_lld() -> Path:
-    """Return the path of the lld next to this Python, or next to the mojo on the PATH."""
+    """Return the path of the lld next to this Python interpreter, or next to the mojo on the PATH."""
     mojo = shutil.which("mojo")
     for folder in [Path(sys.executable).parent] + ([Path(mojo).parent] if mojo else []):
         if (folder / "lld").exists():
@@ -38,7 +38,7 @@ def find_libc(maps: str) -> Path:
     for line in maps.splitlines():
         if line.endswith("/libc.so.6"):
             return Path(line.split(maxsplit=5)[5])
-    raise FileNotFoundError("libc.so.6 not found: the stand-in linker knows Linux with glibc only")
+    raise FileNotFoundError("libc.so.6 not found: the linker without a C compiler supports only Linux with glibc")
 
 
 def translate_arguments(arguments: list[str], libc: Path) -> list[str]:
@@ -59,12 +59,12 @@ def translate_arguments(arguments: list[str], libc: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Link like `cc`; return the exit code of lld."""
+    """Link like `cc`; return lld's exit code."""
     maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
     try:
         command = [str(find_lld()), *translate_arguments(arguments, find_libc(maps))]
     except (FileNotFoundError, ValueError) as error:
-        print(f"cc stand-in: {error}", file=sys.stderr)
+        print(f"cc without a C compiler: {error}", file=sys.stderr)
         return 1
     return subprocess.call(command)
 

@@ -1,8 +1,8 @@
 """Parse the top-level items of Mojo files and find their dependencies, without the compiler.
 
-An item is assumed to depend on every item whose name it contains, which may be too many but never too few.
-So the digest of a kernel's items determines whether it must be recompiled, and a package of only these items
-compiles to the same kernel.
+An item is assumed to depend on every item whose name it contains. This may include too many items, but misses
+none, so a kernel must be recompiled only if the digest of its dependencies changes, and a package of only
+these items compiles to the same kernel.
 """
 
 import re
@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 ITEM_START = re.compile(r"(?:@|def |struct |trait |comptime |from |import )")
-"""Start of an item, in the first column; a bracket still open there is the learner's mistake."""
+"""Start of an item, in the first column; a bracket that is still open there was not closed by mistake."""
 ITEM_NAME = re.compile(r"^(?:def|struct|trait|comptime)\s+(\w+)", re.MULTILINE)
 """An item's name, after decorators that may span several lines."""
 IMPORT = re.compile(r"from\s+(?P<module>[\w.]+)\s+import\s+(?P<names>.*)|import\s+(?P<whole>\w+)", re.DOTALL)
@@ -25,7 +25,7 @@ NOT_CODE = re.compile(
 
 @dataclass(frozen=True)
 class Item:
-    """A top-level item: its name or "", its lines, and the line number of the first."""
+    """A top-level item: its file, name or "", lines, and the number of its first line."""
 
     file: str
     name: str
@@ -43,7 +43,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Import:
-    """A top-level import: the module with its leading dots, and its names as (name, local name)."""
+    """A top-level import: the module with its leading dots, and pairs (name, local name)."""
 
     file: str
     module: str
@@ -52,7 +52,7 @@ class Import:
     num_lines: int
 
     def restrict_to(self, names: Iterable[str]) -> str:
-        """Return an import of only the names in `expected`, or "" without any."""
+        """Return an import statement of only these local names, or "" if there are none."""
         used = [(name, local_name) for name, local_name in self.names if local_name in names]
         if not used:
             return ""
@@ -72,7 +72,7 @@ class Source:
 
 @lru_cache(maxsize=256)
 def parse_source(file: str, text: str) -> Source:
-    """Parse a file into items; cached, because similar packages share most files."""
+    """Parse a file into items and imports. Results are cached, because packages share most files."""
     lines = text.split("\n")
     starts = [*find_statements(lines), len(lines)]
     source = Source(lines=len(lines))
@@ -89,7 +89,7 @@ def parse_source(file: str, text: str) -> Source:
 
 
 def find_statements(lines: list[str]) -> Iterator[int]:
-    """Yield the index of each top-level statement's first line, including its decorators."""
+    """Yield the index of the first line of each top-level statement, including decorators."""
     depth, closing_quotes, is_decorated = 0, "", False
     for number, line in enumerate(lines):
         is_code = not closing_quotes
@@ -145,7 +145,7 @@ class Items:
                         self.import_aliases.setdefault(local_name, set()).add(name)
 
     def find_dependencies(self, names: Iterable[str], exclude: Iterable[str] = ()) -> list[Item]:
-        """Return the items with these names and their dependencies, except the names in `but`."""
+        """Return the items with these names and their dependencies, except those named in `exclude`."""
         worklist, visited = list(names), set(exclude)
         items: list[Item] = []
         while worklist:
@@ -176,7 +176,7 @@ class Items:
         return None
 
     def extract_items(self, items: Iterable[Item]) -> dict[str, str]:
-        """Return file -> text with only these items and the imports they use, at unchanged line numbers.
+        """Map each file to a text with only these items and the imports they use, at unchanged line numbers.
 
         Imports from other files of the package are restricted to the names of these items.
         """

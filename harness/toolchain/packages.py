@@ -66,7 +66,7 @@ class OpPackage:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder like `os.walk`, in a fixed order, following links, and visiting each folder only once.
+    """Walk a folder like `os.walk`, in a fixed order; follow links, but visit each folder only once.
 
     Skip hidden names, because editors create broken hidden links as lock files.
     """
@@ -81,13 +81,13 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def list_mojo_files(folder: Path) -> list[Path]:
-    """Return the Mojo files in a folder and its links, in a fixed order."""
+    """Return the Mojo files in a folder and in linked folders, in a fixed order."""
     paths = (Path(parent) / name for parent, _, names in walk(folder) for name in names)
     return sorted(path for path in paths if path.suffix == ".mojo" and path.is_file())
 
 
 def get_mojo_version() -> str:
-    """Return the Mojo compiler's version from its folder's name, because importlib.metadata takes 20 ms."""
+    """Return the Mojo compiler's version from a folder's name, because importlib.metadata takes 20 ms."""
     mojo = find_spec("mojo")
     for location in (mojo.submodule_search_locations or ()) if mojo else ():
         for name in ("mojo", "mojo_compiler"):
@@ -96,8 +96,8 @@ def get_mojo_version() -> str:
     raise EnvironmentProblem("Mojo is not installed: run `uv sync`, or start through `uv run` or `pixi run`")
 
 
-# The compiler's message if another process has just moved an entry of its cache; it names no file. With two
-# concurrent compiles, one in tens of thousands fails like this.
+# The compiler's message if another process has just moved an entry of its cache. With two concurrent compiles,
+# this happens once in tens of thousands.
 CACHE_MOVED = re.compile(r'(.*mojo: error: |{"kind":"error","message":")No such file or directory("})?\s*')
 
 
@@ -120,7 +120,7 @@ def run_mojo(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str
 
 
 def make_compile_error(path: Path, output: str) -> WorkbookError:
-    """Return the error for a package that does not compile, with an explanation of the first message."""
+    """Return the error for a package that does not compile, with an explanation of the first diagnostic."""
     diagnostics = parse_diagnostics(output)
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
     if not errors and (disk_full := find_disk_full_error(output)):

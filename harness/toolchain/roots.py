@@ -11,15 +11,15 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 MARKER_FILE = ".workbook.json"
 """The marker file of a folder created by `init`."""
 FOLDER_VARIABLE = "WORKBOOK_FOLDER"
-"""Environment variable that passes the working folder to child processes."""
+"""Environment variable with the working folder, for child processes."""
 CHECKOUT = Path(os.environ.get(FOLDER_VARIABLE) or PACKAGE_ROOT.parent)
-"""The folder with problems/ and solutions/: this file's checkout, or the folder that `enter` found."""
+"""The folder with problems/ and solutions/: this file's checkout, or the folder set by `enter_workbook`."""
 BUNDLED_SOLUTIONS = PACKAGE_ROOT / "_solutions"
 BUNDLED_BOOK = PACKAGE_ROOT / "_book"
 
 
 def enter_workbook(folder: Path) -> None:
-    """Make the nearest folder created by `init`, `folder` or a parent of it, the working folder."""
+    """Set the working folder to the nearest folder created by `init`, among `folder` and its parents."""
     global CHECKOUT
     for parent in (folder, *folder.parents):
         if (parent / MARKER_FILE).is_file():
@@ -29,19 +29,19 @@ def enter_workbook(folder: Path) -> None:
 
 
 def get_program_solutions() -> Path:
-    """Return the solutions of this program's checkout, else those of the wheel."""
+    """Return the solutions in this program's checkout, else those in the wheel."""
     folder = PACKAGE_ROOT.parent / "solutions"
     return folder if folder.is_dir() else BUNDLED_SOLUTIONS
 
 
 def get_solutions() -> Path:
-    """Return the solutions next to the learner's files, else those of the wheel."""
+    """Return the solutions next to the learner's files, else those in the wheel."""
     folder = CHECKOUT / "solutions"
     return folder if folder.is_dir() else BUNDLED_SOLUTIONS
 
 
 def get_problems() -> Path:
-    """Return the learner's folder, which `reset` may have to create. Raises UsageError outside a workbook."""
+    """Return the problems' folder, which may be missing. Raises UsageError outside a workbook."""
     folder = CHECKOUT / "problems"
     if not (folder.is_dir() or (CHECKOUT / "solutions").is_dir()):
         raise UsageError(
@@ -52,7 +52,7 @@ def get_problems() -> Path:
 
 
 def get_book() -> Path:
-    """Return the book's folder next to the learner's files, else that of the wheel."""
+    """Return the book's folder next to the learner's files, else the one in the wheel."""
     folder = CHECKOUT / "book"
     return folder if (folder / "src").is_dir() else BUNDLED_BOOK
 

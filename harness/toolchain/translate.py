@@ -1,6 +1,6 @@
-"""Explain a message of the Mojo compiler to a learner in one sentence, with a pointer.
+"""Explain diagnostics of the Mojo compiler to a learner, each in a sentence.
 
-The rules match the wording of Mojo 1.2; other messages are printed without an explanation.
+The rules match the wording of Mojo 1.2; other diagnostics are printed without an explanation.
 """
 
 import re
@@ -20,7 +20,7 @@ INTEGER = re.compile(r"(U?Int\d*|Scalar\[\.u?int\d+\])")
 FLOAT = re.compile(r"(B?Float\d+|Scalar\[.*\]|SIMD\[.*, 1\]|.*ElementType)")
 
 # Explanations as (pattern, sentence); the first pattern that matches the message or the line of code is used.
-# {0}, {1}, ... are the groups of the pattern. " See " introduces a pointer.
+# {0}, {1}, ... are the groups of the pattern.
 NAME_EXPLANATIONS = {
     "alias": "`alias` was removed: a compile-time constant is written `comptime N = 8`.",
     "let": "`let` was removed: a local name is declared by `var`.",
@@ -101,7 +101,7 @@ MESSAGE_RULES: tuple[tuple[str, str], ...] = (
      'No struct carries `@extensibility.register("{0}")`: the line was removed or renamed. '
      "See `git diff`, or put the file back with `workbook reset pNN`."),
 )  # fmt: skip
-# Mistakes for which the compiler reports only consequences; the pattern matches the line of code.
+# Mistakes for which the compiler reports only consequential errors; the pattern matches the line of code.
 CODE_RULES: tuple[tuple[str, str], ...] = (
     (r"^\s*alias\s", NAME_EXPLANATIONS["alias"]),
     (r"^\s*let\s", NAME_EXPLANATIONS["let"]),
@@ -146,7 +146,7 @@ SIZES_SENTENCE = "A kernel's sizes arrive as Int32"
 
 
 def describe_sizes(file: str, line: int) -> str:
-    """Return a sentence on Int32 that names the sizes of the kernel at a line, if it has any."""
+    """Return a sentence about the Int32 sizes of the kernel at a line, with their names if it has any."""
     try:
         item = Items({file: Path(file).read_text(encoding="utf-8")}).find_enclosing(file, line)
     except (OSError, UnicodeDecodeError):
@@ -160,7 +160,7 @@ def describe_sizes(file: str, line: int) -> str:
 
 
 def find_explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None:
-    """Find the sentence in the tables; `texts` are the error's message and its notes."""
+    """Look up the explanation; `texts` are the error's message and its notes."""
     unknown_name = re.match(r"use of unknown declaration '(\w+)'", diagnostic.message)
     if unknown_name and unknown_name[1] in NAME_EXPLANATIONS:
         return NAME_EXPLANATIONS[unknown_name[1]]
@@ -173,7 +173,7 @@ def find_explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None
             return sentence.format(*match.groups())
     if not is_vague(diagnostic.message):
         return explain_conversion(diagnostic.message) or explain_message(diagnostic.message)
-    # The reason is in a note; an immutable left side takes precedence over mismatched types.
+    # The cause is in a note; an immutable left side takes precedence over mismatched types.
     for rule in (explain_message, explain_conversion):
         for text in texts:
             if sentence := rule(text):
@@ -182,7 +182,7 @@ def find_explanation(texts: Sequence[str], diagnostic: Diagnostic) -> str | None
 
 
 def is_vague(message: str) -> bool:
-    """Return whether a message only states that a call failed, with the reason in a note."""
+    """Return whether a message only states that a call failed; the cause is in a note."""
     return message.startswith(("function instantiation failed", "no matching", "call expansion failed"))
 
 
@@ -194,9 +194,9 @@ def explain_message(text: str) -> str | None:
 
 
 def fill_in_commands(sentence: str, file: str) -> str:
-    """Replace the workbook's commands in a sentence by the command lines that the user must type.
+    """Replace the workbook's commands in a sentence with the command lines that the user must type.
 
-    `reset` gets the puzzle of the error's file; for other files it stays `reset pNN`.
+    `reset pNN` is completed with the puzzle of a file in problems/.
     """
     puzzle = next((name for folder, name in pairwise(Path(file).parts) if folder == "problems"), "pNN")
     command = re.compile(r"\bworkbook ((?:doctor|reset pNN)\b)")
@@ -229,7 +229,7 @@ def explain_float_from_integer(got: str, expected: str) -> str | None:
 
 
 def explain_integer_from_float(got: str, expected: str) -> str | None:
-    """Explain a float where an Int is expected, as in a sum that starts with 0."""
+    """Explain a float where an Int is expected, such as a sum that starts with 0."""
     if FLOAT.fullmatch(got) and INTEGER.fullmatch(expected):
         return (
             f"This is a float where `{expected}` is expected. If this is a sum: `var total = 0` is an Int and stays one, and a sum of "
@@ -274,10 +274,7 @@ def format_type(name: str) -> str:
 
 
 def describe_failure(diagnostics: Sequence[Diagnostic], output: str, path: Path) -> str:
-    """Describe a failed compilation in a few lines: the first error, its reason, and an explanation.
-
-    `path` is the compiled package; other files in messages were generated.
-    """
+    """Describe a failed compilation of the package `path`: the first error, its cause, and an explanation."""
     errors = [diagnostic for diagnostic in diagnostics if diagnostic.kind == "error"]
     if not errors:
         return output.strip()
@@ -287,8 +284,8 @@ def describe_failure(diagnostics: Sequence[Diagnostic], output: str, path: Path)
     constraints = re.findall(r"note: (constraint failed: .*)", output)
     lines = [str(first), *format_code(first)]
     if is_vague(first.message):
-        # The innermost note in the package shows the learner's line; notes of the standard library have no
-        # location. The last constraint in the chain is the reason.
+        # The innermost note in the package has the learner's line; notes of the standard library have no
+        # location. The last constraint in the chain is the cause.
         inner_notes = [
             note for note in following if note.kind == "note" and Path(note.file).is_relative_to(path)
         ][-1:]
@@ -309,7 +306,7 @@ def describe_failure(diagnostics: Sequence[Diagnostic], output: str, path: Path)
 
 
 def format_code(diagnostic: Diagnostic) -> list[str]:
-    """Return a message's line of code and a caret below its column, or [] if unknown."""
+    """Return a diagnostic's line of code and a caret below its column, or [] if unknown."""
     code = diagnostic.text.rstrip()
     if not code.strip():
         return []

@@ -169,7 +169,7 @@ def test_new_puzzle_has_all_files(checkout_with_new_puzzle):
     result = run_command(checkout_with_new_puzzle, "dev", "check", "all")
     assert result.returncode == 0, result.stdout
     assert (
-        "- [Puzzle 77: a stand-in](puzzle_77/puzzle_77.md)"
+        "- [Puzzle 77: a placeholder](puzzle_77/puzzle_77.md)"
         in (checkout_with_new_puzzle / "book/src/SUMMARY.md").read_text()
     )
 
@@ -178,7 +178,7 @@ def test_new_puzzle_has_all_files(checkout_with_new_puzzle):
 @pytest.mark.compiles
 def test_new_puzzle_is_listed_with_hints_and_unsolved(checkout_with_new_puzzle):
     listed = run_command(checkout_with_new_puzzle, "list", "p77").stdout
-    assert "p77  A stand-in: square, forward and backward" in listed and "· dsquare" in listed
+    assert "p77  A placeholder: square, forward and backward" in listed and "· dsquare" in listed
     assert "dx = 2 * x * dy" in run_command(checkout_with_new_puzzle, "hint", "p77", "dsquare-2").stdout
     verified = run_command(checkout_with_new_puzzle, "verify", "p77")
     assert verified.returncode == 3, verified.stdout + verified.stderr

@@ -1,4 +1,4 @@
-"""Puzzle NN: ops, gates, cases and reference. So far a stand-in: y = x * x elementwise, and its gradient."""
+"""Puzzle NN: ops, gates, cases and reference. A placeholder: y = x * x elementwise, and its gradient."""
 
 import numpy as np
 
@@ -54,7 +54,7 @@ derive = make_derive(STEPS)
 
 PUZZLE = Puzzle(
     name="pNN",
-    title="A stand-in: square, forward and backward",
+    title="A placeholder: square, forward and backward",
     subject="Square",
     variants={
         "plain": (

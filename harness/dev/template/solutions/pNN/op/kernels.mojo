@@ -1,4 +1,4 @@
-"""Puzzle NN: kernels, launches and ops. So far a stand-in, y = x * x on [rows, columns], one block for each row."""
+"""Puzzle NN: kernels, launches and ops. So far a placeholder, y = x * x on [rows, columns], one block for each row."""
 
 from extensibility import InputTensor
 from extensibility import _MutableInputTensor as MutableInputTensor
